@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from frontend.event_loop import run
     from frontend.input_processor import TextPrompt, TokensPrompt
     from frontend.llm import LLM
+    from frontend.logprobs import Logprob
     from frontend.outputs import (
         BeamSearchOutput,
         BeamSearchSequence,
         CompletionOutput,
-        Logprob,
         RequestMetrics,
         RequestOutput,
     )

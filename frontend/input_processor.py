@@ -124,8 +124,13 @@ class InputProcessor:
             self._limits.check_sequences(num_sequences, beam_search, count_name)
             self._limits.check_prompt(token_ids, name)
             seed = self._seeds.getrandbits(64) if params.seed is None else params.seed
-            wire_params = params.to_wire(len(token_ids), self.model.max_model_len, seed=seed)
-            self._limits.check_sampling(wire_params)
+            wire_params = params.to_wire(
+                len(token_ids),
+                self.model.max_model_len,
+                seed=seed,
+                vocab_size=self.model.vocab_size,
+            )
+            self._limits.check_sampling(wire_params, len(token_ids))
         request = EngineRequest(
             request_id=request_id,
             prompt_token_ids=token_ids,

@@ -32,6 +32,8 @@ class WaitReason(enum.StrEnum):
     """The engine is paused or asleep."""
     """It, or the running request, may have killed the engine, or a step failed and its requests run
     in groups: others wait."""
+    PROMPT_LOGPROBS = "prompt logprobs"
+    """Running requests report as many log-probabilities of prompts as one step may."""
     DISK = "disk"
     """Blocks of its prompt are being read from disk."""
     DECODES = "decodes"
@@ -52,6 +54,8 @@ class LookupEnd(enum.StrEnum):
     """The same tokens are cached under another salt or adapter."""
     OFF = "off"
     """Prefix caching is off."""
+    PROMPT_LOGPROBS = "prompt logprobs"
+    """The request reports its whole prompt, which is computed for it."""
 
 
 class PreemptionCause(enum.StrEnum):

@@ -1,11 +1,15 @@
 """What the engine sends: WELCOME, outputs, results of calls, refusals, heartbeats."""
 
 import enum
+from collections.abc import Sequence
 
 from protocol.base import Message
 from protocol.calls import AdapterInfo, AnyResult
 from protocol.errors import ErrorCode
 from protocol.requests import TensorRef
+
+_ENTRY_BYTES = 4
+"""Of a token id or a log-probability in columns."""
 
 
 class FinishReason(enum.StrEnum):
@@ -22,19 +26,46 @@ class FinishReason(enum.StrEnum):
 
 
 class Logprobs(Message, frozen=True):
-    """Log-probabilities of a run of sampled tokens, as columns.
+    """Log-probabilities of a run of tokens, sampled or of a prompt, as columns.
 
-    Each of the `num_positions` positions has `width` entries: first the sampled token, then the
-    likeliest tokens in falling order. `token_ids` is int32 and `logprobs` float32, both
-    little-endian, row-major [num_positions, width]. `ranks[i]` is the sampled token's rank in the
-    vocabulary, 1 for the likeliest. Natural logarithm of the softmax of the model's raw logits,
-    before penalties, bias, temperature and truncation."""
+    Each of the `num_positions` positions has `width` entries: first the token itself, then the
+    likeliest tokens in falling order, or those that the request named. `token_ids` is int32 and
+    `logprobs` float32, both little-endian, row-major [num_positions, width]. `ranks[i]` is the
+    token's rank in the vocabulary, 1 for the likeliest. Natural logarithm of the softmax of the
+    model's raw logits, before penalties, bias, temperature and truncation."""
 
     num_positions: int
     width: int
     token_ids: bytes
     logprobs: bytes
     ranks: list[int]
+
+    def part(self, start: int, stop: int) -> "Logprobs":
+        """Positions [start, stop)."""
+        if start <= 0 and stop >= self.num_positions:
+            return self
+        row = slice(start * self.width * _ENTRY_BYTES, stop * self.width * _ENTRY_BYTES)
+        ranks = self.ranks[start:stop]
+        return Logprobs(
+            num_positions=len(ranks),
+            width=self.width,
+            token_ids=self.token_ids[row],
+            logprobs=self.logprobs[row],
+            ranks=ranks,
+        )
+
+    @staticmethod
+    def joined(parts: Sequence["Logprobs"]) -> "Logprobs | None":
+        """Parts of equal width, one behind the other."""
+        if len(parts) <= 1:
+            return parts[0] if parts else None
+        return Logprobs(
+            num_positions=sum(part.num_positions for part in parts),
+            width=parts[0].width,
+            token_ids=b"".join([part.token_ids for part in parts]),
+            logprobs=b"".join([part.logprobs for part in parts]),
+            ranks=[rank for part in parts for rank in part.ranks],
+        )
 
 
 class RequestTimings(Message, frozen=True):
@@ -64,6 +95,9 @@ class EngineCoreOutput(Message, frozen=True):
     timings: RequestTimings | None = None
     cumulative_logprob: float | None = None
     """Of a beam: the sum of its tokens' log-probabilities; sent with its terminal output."""
+    prompt_logprobs: Logprobs | None = None
+    """Of the next prompt tokens: together of all but the first, each once, before the first token
+    that is sampled."""
 
     @property
     def finished(self) -> bool:

@@ -71,7 +71,7 @@ class ForcedPreemption:
         if not outranked:
             return []
         head = pool.waiting.peek_request()
-        hit = self._kv_cache.find_cached_prefix(head.unfinished[0])
+        hit = self._waiting.find_cached_prefix(head)
         if self._has_place(head, hit, []):
             return []
         if not self._has_place(head, hit, outranked):

@@ -4,6 +4,7 @@ so a step in which nothing is new costs no Python work a sequence, on either sid
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from collections.abc import Sequence as AnySequence
 from typing import Any
 
@@ -184,6 +185,9 @@ class ModelRunnerOutput:
     sequence as many tokens as were scheduled."""
     logprobs: dict[str, Logprobs] | None = None
     """Of the sequences that asked, one position a sampled token."""
+    prompt_logprobs: Mapping[str, tuple[int, Logprobs]] = dataclasses.field(default_factory=dict)
+    """Of sequences that asked and computed more of their prompts: the position of the first token,
+    from 1 on, and columns of this and the next ones."""
     draft_token_ids: DraftTokenIds | None = None
     failures: dict[str, str] = dataclasses.field(default_factory=dict)
     """Sequences without a valid result, and why; their requests end with an error, no others."""

@@ -162,6 +162,8 @@ class Request:
         """Prompt tokens found in the cache at the first admission; None before it."""
         self.cache_lookup: CacheLookup | None = None
         self.preemptions: list[Preemption] = []
+        self.num_prompt_logprobs = 0
+        """Tokens of the prompt whose log-probabilities were sent; the first has none."""
         self.first_output_sent = False
         self.runs_alone = False
         """Whether no other request may run beside it."""
@@ -215,6 +217,14 @@ class Request:
     @property
     def is_finished(self) -> bool:
         return self._status.is_finished
+
+    @property
+    def lacks_prompt_logprobs(self) -> bool:
+        """Whether more of its prompt is to be reported: then no cached prefix is used."""
+        return (
+            self.sampling_params.prompt_logprobs is not None
+            and self.num_prompt_logprobs < self.num_prompt_tokens - 1
+        )
 
     @property
     def unfinished(self) -> list["Sequence"]:

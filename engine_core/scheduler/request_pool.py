@@ -191,7 +191,7 @@ class RequestPool:
         batch.fast_path[row] = False
         batch.may_schedule_async[row] = request.num_sequences == 1 and request.beam_search is None
         params = request.sampling_params
-        batch.may_run_ahead[row] = params.logprobs is None and not params.has_stop_strings
+        batch.may_run_ahead[row] = not params.reports_logprobs and not params.has_stop_strings
         self.stop_tokens.add(stop_token_ids(request))
 
     def leave_row(self, sequence: Sequence) -> int:

@@ -12,7 +12,8 @@ from engine_core.scheduler.fault_isolation import PROBE_CLIENT
 from engine_core.scheduler.plan import PlanBuilder
 from engine_core.scheduler.request import Request, RequestStatus, Sequence
 from engine_core.scheduler.request_pool import RequestPool
-from protocol.explanations import CacheLookup, WaitReason
+from protocol.explanations import CacheLookup, LookupEnd, WaitReason
+from protocol.sampling import MAX_PROMPT_LOGPROBS
 
 _MAX_SKIPPED = 64
 """Most requests skipped in one step, so that a step's cost does not grow with the queue."""
@@ -153,9 +154,26 @@ class WaitingScheduler:
             return WaitReason.PAUSED, "the engine pauses when those that have started have ended"
         if (why_wait := self.adapters.why_wait(request)) is not None:
             return why_wait
+        if request.lacks_prompt_logprobs and (why_not := self._why_no_report(request)) is not None:
+            return WaitReason.PROMPT_LOGPROBS, why_not
         if (why_not := self.partial.why_skip(request)) is not None:
             return WaitReason.PARTIAL_PREFILLS, why_not
         return None
+
+    def _why_no_report(self, request: Request) -> str | None:
+        """So that what one step reports of prompts is bounded, whatever a request may ask."""
+
+        def number(each: Request) -> int:
+            return each.sampling_params.num_prompt_logprobs(each.num_prompt_tokens)
+
+        others = (each for each in self._pool.running.values() if each.lacks_prompt_logprobs)
+        num_others, num_own = sum(map(number, others)), number(request)
+        if not num_others or num_others + num_own <= MAX_PROMPT_LOGPROBS:
+            return None
+        return (
+            f"running requests report {num_others} log-probabilities of their prompts, it "
+            f"{num_own}; together at most {MAX_PROMPT_LOGPROBS}"
+        )
 
     def _try_admit(self, request: Request, plan: PlanBuilder, whole_prompts: bool) -> bool:
         """Whether the next one may be tried: this one was admitted, or can never run."""
@@ -166,7 +184,7 @@ class WaitingScheduler:
         if request.status is RequestStatus.SWAPPED:
             return self._try_swap_in(request, plan)
         first = request.unfinished[0]
-        hit = self._kv_cache.find_cached_prefix(first)
+        hit = self.find_cached_prefix(request)
         num_left = first.num_tokens - hit.num_tokens
         num_tokens = min(num_left, self._max_chunk, plan.budget)
         is_cut = num_tokens < min(num_left, self._max_chunk)
@@ -182,6 +200,12 @@ class WaitingScheduler:
                 return self._stop_at(request, WaitReason.DISK, why)
             self._start(request, first, hit, num_tokens, plan)
         return status is not AllocStatus.LATER
+
+    def find_cached_prefix(self, request: Request) -> CacheHit:
+        """What of its first sequence is cached, and need not be computed."""
+        if request.lacks_prompt_logprobs:
+            return CacheHit(0, tuple([] for _ in self._kv_cache.groups))
+        return self._kv_cache.find_cached_prefix(request.unfinished[0])
 
     def ask_cache(self, request: Request, hit: CacheHit, head_room: int) -> AllocStatus:
         """Whether there are blocks for it beside `head_room` others."""
@@ -272,7 +296,11 @@ class WaitingScheduler:
             num_tokens=num_cached,
             num_host_tokens=hit.num_host_tokens,
             num_disk_tokens=hit.num_disk_tokens,
-            ended=self._kv_cache.explain_lookup(first, hit),
+            ended=(
+                LookupEnd.PROMPT_LOGPROBS
+                if request.lacks_prompt_logprobs
+                else self._kv_cache.explain_lookup(first, hit)
+            ),
         )
         ended = request.cache_lookup.ended.value
         counters.num_lookups_by_end[ended] += 1

@@ -50,7 +50,7 @@ class RequestValidator(ModelLimits):
             self.check_sequences(request.num_sequences, request.beam_search)
             self.check_prompt(request.prompt_token_ids)
             self.check_token_ids("output_token_ids", request.output_token_ids)
-            self.check_sampling(request.sampling_params)
+            self.check_sampling(request.sampling_params, len(request.prompt_token_ids))
         except PromptTooLong as error:
             _refuse(str(error), ErrorCode.PROMPT_TOO_LONG)
         except InvalidParameter as error:
@@ -89,6 +89,8 @@ class RequestValidator(ModelLimits):
         unsupported = {
             "output_token_ids (send the prompt again)": bool(request.output_token_ids),
             "logprobs": params.logprobs is not None,
+            "prompt_logprobs": params.prompt_logprobs is not None,
+            "logprob_token_ids": bool(params.logprob_token_ids),
             "min_tokens": params.min_tokens != 0,
             "repetition_penalty": params.repetition_penalty != 1.0,
             "presence_penalty": params.presence_penalty != 0.0,

@@ -1,6 +1,8 @@
 """Runs plans on a CPU: only code common to every model. A step in which no sequence is new, resumed
 or given a block does no Python work a sequence."""
 
+import dataclasses
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -13,9 +15,11 @@ from engine_core.model_runner.cpu.sampler import CPUSampler
 from engine_core.model_runner.decode_steps import run_decode_steps
 from engine_core.model_runner.drafts import VerifiedRows, num_drafts_of
 from engine_core.model_runner.output import runner_output
+from engine_core.model_runner.prompt_logprobs import PromptColumns, PromptReports
 from engine_core.model_runner.rows import RunnerRows
 from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
 from kernels.interface.operations import SamplingOperations
+from protocol.outputs import Logprobs
 
 
 class CPUModelRunner:
@@ -37,6 +41,7 @@ class CPUModelRunner:
         self._sampler = CPUSampler(
             config.ops, max_num_rows=config.max_num_seqs, vocab_size=config.vocab_size
         )
+        self._prompts = PromptReports(config.max_num_seqs)
         self._in_flight: SchedulerOutput | None = None
 
     def submit(self, plan: SchedulerOutput) -> None:
@@ -87,7 +92,9 @@ class CPUModelRunner:
         hidden_TE = self._model.forward(
             torch.from_numpy(inputs.token_ids_T), torch.from_numpy(inputs.positions_T), context
         )
-        return self._sample(plan, inputs, hidden_TE)
+        reports = self._report_prompts(plan, inputs, hidden_TE)
+        output = self._sample(plan, inputs, hidden_TE)
+        return dataclasses.replace(output, prompt_logprobs=reports) if reports else output
 
     def _update_rows(self, plan: SchedulerOutput) -> None:
         for row in self.rows.free(plan):
@@ -97,8 +104,30 @@ class CPUModelRunner:
             self.batch.write_row(placed.row, placed.token_ids, placed.block_ids)
             self._adapters.write_row(placed.row, placed.adapter)
             self._sampler.write_row(placed.row, placed.sampling, placed.token_ids)
+            self._prompts.write_row(placed.row, placed.sampling)
         for update in plan.block_updates:
             self.batch.write_blocks(update.row, update.start, update.block_ids)
+
+    def _report_prompts(
+        self, plan: SchedulerOutput, inputs: StepInputs, hidden_TE: torch.Tensor
+    ) -> dict[str, tuple[int, Logprobs]]:
+        counts_R = np.diff(inputs.query_start_R1)
+        reports = {}
+        for part in self._prompts.ranges(inputs.rows_R, inputs.seq_lens_R - counts_R, counts_R):
+            columns = PromptColumns.allocate(
+                part, lambda shape, dtype: torch.empty(shape, dtype=dtype)
+            )
+            tokens = self.batch.token_ids[part.row, part.first : part.first + part.count]
+            columns.fill(
+                hidden_TE,
+                torch.from_numpy(tokens),
+                part,
+                self._model.compute_logits,
+                self.config.vocab_size,
+            )
+            name = plan.batch.req_ids[inputs.batch_index_R[part.index]]
+            reports[name] = part.first, columns.on_the_wire()
+        return reports
 
     def _write_drafts(self, plan: SchedulerOutput) -> npt.NDArray[np.int64]:
         """Returns how many drafts each sequence has."""

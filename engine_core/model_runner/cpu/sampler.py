@@ -84,6 +84,8 @@ class CPUSampler:
         """Greedy, without rules or log-probabilities: only the best logit is needed."""
         self._is_truncated: npt.NDArray[np.bool_] = np.zeros(max_num_rows, np.bool_)
         self._num_logprobs: npt.NDArray[np.int64] = np.full(max_num_rows, -1, np.int64)
+        self._logprob_ids: dict[int, tuple[int, ...]] = {}
+        """Of rows that name the tokens to report."""
         self._rules: dict[int, LogitRules] = {}
         """Only rows that have any; `_has_rules` says the same as a column."""
         self._has_rules: npt.NDArray[np.bool_] = np.zeros(max_num_rows, np.bool_)
@@ -101,6 +103,9 @@ class CPUSampler:
         self._is_greedy[row] = params.is_greedy
         self._is_truncated[row] = sampling.is_truncated
         self._num_logprobs[row] = sampling.num_logprobs
+        self._logprob_ids.pop(row, None)
+        if sampling.logprob_ids:
+            self._logprob_ids[row] = sampling.logprob_ids
         rules = self._rules_of(sampling, token_ids)
         self._has_rules[row] = rules is not None
         self._is_plain[row] = params.is_greedy and sampling.num_logprobs < 0 and rules is None
@@ -188,9 +193,13 @@ class CPUSampler:
         chosen = self._choose(logits_RV, rows, positions, best_ids_R.numpy())
         logprobs: dict[int, Logprobs] = {}
         if raw_WV is not None:
-            reported = report_logprobs(
-                raw_WV, chosen[requested], self._num_logprobs[rows[requested]]
-            )
+            asking = rows[requested]
+            named = {
+                at: self._logprob_ids[row]
+                for at, row in enumerate(asking.tolist() if self._logprob_ids else ())
+                if row in self._logprob_ids
+            }
+            reported = report_logprobs(raw_WV, chosen[requested], self._num_logprobs[asking], named)
             logprobs = {
                 index: columns
                 for index, columns in zip(requested.tolist(), reported, strict=True)

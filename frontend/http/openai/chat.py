@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import msgspec
 from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
@@ -19,7 +20,13 @@ from frontend.http.api_errors import ApiError, not_supported
 from frontend.http.event_stream import TextEvents, json_response, streamed, whole
 from frontend.http.exchange import Exchange, exchange_of
 from frontend.http.openai.conversation import template_messages, template_tools, template_variables
-from frontend.http.openai.generation import Answer, finish_reason, token_logprobs
+from frontend.http.openai.generation import (
+    Answer,
+    check_size,
+    finish_reason,
+    prompt_logprobs,
+    token_logprobs,
+)
 from frontend.http.openai.parameters import sampling_params
 from frontend.http.openai.requests import ChatCompletionRequest
 from frontend.http.openai.responses import (
@@ -70,9 +77,11 @@ async def chat_completions(request: Request, asked: ChatCompletionRequest) -> Re
     output = await whole(request, outputs)
     answer.count(0, output)
     choices = [_choice(part, parts.parser(output.prompt), asked, llm) for part in output.outputs]
-    return json_response(
-        answer.body(ChatCompletion, choices, answer.usage(), **_prompt(asked, output))
-    )
+    body = answer.body(ChatCompletion, choices, answer.usage(), **_prompt(asked, output))
+    if (found := output.prompt_logprobs) is not None:
+        check_size(found.num_entries)
+        body = msgspec.structs.replace(body, prompt_logprobs=prompt_logprobs(found))
+    return json_response(body)
 
 
 def check_chat(asked: ChatCompletionRequest) -> None:

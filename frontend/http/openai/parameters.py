@@ -26,6 +26,8 @@ _SAME_NAMES = (
     "include_stop_str_in_output",
     "skip_special_tokens",
     "truncate_prompt_tokens",
+    "prompt_logprobs",
+    "logprob_token_ids",
 )
 
 
@@ -59,5 +61,12 @@ def _refuse_unsupported(request: GenerationRequest) -> None:
         )
     if request.best_of not in (None, request.n or 1):
         raise not_supported("best_of", request.best_of, "use n")
+    if request.stream and request.prompt_logprobs:
+        raise ApiError(
+            400,
+            f"prompt_logprobs is {request.prompt_logprobs}, and a stream has none; set "
+            "stream=false",
+            param="prompt_logprobs",
+        )
     if request.stream_options is not None and not request.stream:
         raise ApiError(400, "stream_options needs stream=true", param="stream_options")

@@ -67,6 +67,8 @@ class GenerationRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
     service_tier: Literal["auto", "default"] | None = None
     best_of: int | None = None
     """As many as `n`."""
+    prompt_logprobs: Annotated[int, Meta(ge=-1)] | None = None
+    logprob_token_ids: list[int] | None = None
     bad_words: Annotated[list[str], Meta(max_length=0)] | None = None
     use_beam_search: Literal[False] | None = None
     length_penalty: Annotated[float, Meta(ge=1, le=1)] | None = None
@@ -79,6 +81,8 @@ class CompletionRequest(GenerationRequest, forbid_unknown_fields=True, kw_only=T
 
     prompt: str | list[str | int | list[int]]
     """A text, token ids, or a list of prompts."""
+    max_tokens: Annotated[int, Meta(ge=0)] | None = None
+    """0: with `echo`, the prompt alone."""
     echo: bool | None = None
     logprobs: Annotated[int, Meta(ge=0)] | None = None
     suffix: Literal[""] | None = None
