@@ -31,6 +31,7 @@ from engine_core.server.limited_log import LimitedLog
 from engine_core.server.outbox import Outbox
 from engine_core.server.validation import RequestValidator
 from engine_core.steps import Steps
+from engine_core.structured_output.manager import StructuredOutputs
 from engine_core.suspects import Suspects
 from kernels.compile_counter import CompileCounter
 from protocol.calls import (
@@ -83,6 +84,7 @@ class EngineCore:
         on_adapters: called with those that there are, when that changes.
         observers: follow the loop, beside the two for the requests' and the steps' times.
         isolates_tenants: a tenant finds no prefixes of another in the cache.
+        structured_outputs: also the scheduler's; None: the model has no tokenizer.
         clock: seconds; the same one that inbox, outbox, executor and lifecycle go by.
     """
 
@@ -104,6 +106,7 @@ class EngineCore:
         adapters: Adapters | None = None,
         on_adapters: Callable[[tuple[AdapterInfo, ...]], None] = lambda adapters: None,
         isolates_tenants: bool = False,
+        structured_outputs: StructuredOutputs | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._inbox = inbox
@@ -116,6 +119,7 @@ class EngineCore:
         self._eos_token_ids = eos_token_ids
         self._compilations = compilations or CompileCounter()
         self._isolates_tenants = isolates_tenants
+        self._structured_outputs = structured_outputs
         self._clock = clock
         self._client_log = LimitedLog(logger, logging.INFO, clock)
         self._started_s = clock()
@@ -123,6 +127,8 @@ class EngineCore:
         self._request_times = RequestTimes()
         self.progress = Progress(self._may_progress, self._started_s)
         self._observers = [self._request_times, self._step_times, self.progress, *observers]
+        if structured_outputs is not None:
+            self._observers.append(structured_outputs)
         self._steps = Steps(scheduler, executor, outbox, self._observers, clock)
         self._live_view = LiveView(
             scheduler,
@@ -245,6 +251,7 @@ class EngineCore:
             )
             if self._suspects is not None:
                 request.runs_alone = _runs_alone(message, self._suspects)
+            self._admit_grammar(request)
             self._scheduler.add_request(request)
         except QueueFull as error:
             self._reject(client, message, ErrorCode.QUEUE_FULL, str(error))
@@ -258,6 +265,17 @@ class EngineCore:
             client.request_ids.add(message.request_id)
             for observer in self._observers:
                 observer.on_arrival(message, client.index, now_s)
+
+    def _admit_grammar(self, request: Request) -> None:
+        """Raises RequestRefused: its structured output cannot be had."""
+        if self._structured_outputs is not None:
+            self._structured_outputs.admit(request)
+        elif request.sampling_params.structured_output is not None:
+            raise RequestRefused(
+                ErrorCode.NOT_SUPPORTED,
+                "structured_outputs need the model's tokenizer and a CPU, and this engine has not "
+                "both; omit them, or start it with --tokenizer",
+            )
 
     def _reject(self, client: Client, message: EngineRequest, code: ErrorCode, why: str) -> None:
         name = f"{message.request_id!r:.100} of {client!s:.100}"

@@ -36,6 +36,8 @@ class WaitReason(enum.StrEnum):
     """Running requests report as many log-probabilities of prompts as one step may."""
     DISK = "disk"
     """Blocks of its prompt are being read from disk."""
+    GRAMMAR = "grammar"
+    """Its structured output is being compiled."""
     DECODES = "decodes"
     """Batching prefill-first: this step decodes only, or the prefill delay has not passed."""
 

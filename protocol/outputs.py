@@ -23,6 +23,8 @@ class FinishReason(enum.StrEnum):
     """A fault in the engine; `detail` says which."""
     TIMEOUT = "timeout"
     """It was not done within its `timeout_s`."""
+    REFUSED = "refused"
+    """It asks for what cannot be done, found after it was accepted; `detail` says what."""
 
 
 class Logprobs(Message, frozen=True):

@@ -5,6 +5,7 @@ import enum
 from array import array
 from collections.abc import Sequence as AnySequence
 from math import nan
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -17,6 +18,14 @@ from protocol.requests import EngineRequest
 from protocol.sampling import BeamSearchParams, SamplingParams, sequence_seed
 
 _MAX_TOKEN_ID = 2**31 - 1
+
+
+class Grammar(Protocol):
+    """What a request's output must follow; see `constraints.py`."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the request may start."""
 
 
 class RequestStatus(enum.IntEnum):
@@ -43,6 +52,8 @@ class RequestStatus(enum.IntEnum):
     """Can never fit."""
     FINISHED_ERROR = 8
     FINISHED_TIMEOUT = 9
+    FINISHED_REFUSED = 10
+    """Its grammar cannot be compiled."""
 
     @property
     def is_finished(self) -> bool:
@@ -61,6 +72,7 @@ _FINISH_REASONS = {
     RequestStatus.FINISHED_IGNORED: FinishReason.LENGTH,
     RequestStatus.FINISHED_ERROR: FinishReason.ERROR,
     RequestStatus.FINISHED_TIMEOUT: FinishReason.TIMEOUT,
+    RequestStatus.FINISHED_REFUSED: FinishReason.REFUSED,
 }
 
 
@@ -169,6 +181,8 @@ class Request:
         """Whether no other request may run beside it."""
         self.num_passed = 0
         """Requests with adapters that started before it, while it waited for an adapter slot."""
+        self.grammar: Grammar | None = None
+        """What its output must follow; of all its sequences."""
         self.tenant_number = 0
         self.first_step_id = 0
         """The first step that was planned while it waited."""

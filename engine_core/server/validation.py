@@ -97,6 +97,7 @@ class RequestValidator(ModelLimits):
             "frequency_penalty": params.frequency_penalty != 0.0,
             "logit_bias": bool(params.logit_bias),
             "allowed_token_ids": params.allowed_token_ids is not None,
+            "structured_outputs": params.structured_output is not None,
             "top_k": params.top_k != 0,
             "top_p": params.top_p != 1.0,
             "min_p": params.min_p != 0.0,

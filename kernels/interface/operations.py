@@ -446,6 +446,11 @@ class SamplingOperations(Protocol):
     ) -> None:
         """In place on one row of logits, see `kernels.torch.sampling.apply_penalties`."""
 
+    def mask_rows(
+        self, logits_RV: torch.Tensor, index_M: torch.Tensor, bits_MW: torch.Tensor
+    ) -> None:
+        """In place, see `kernels.torch.sampling.mask_rows`."""
+
 
 @dataclass(frozen=True, slots=True)
 class ForwardContext:

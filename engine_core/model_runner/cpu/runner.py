@@ -14,6 +14,7 @@ from engine_core.model_runner.cpu.input_batch import CPUInputBatch, StepInputs, 
 from engine_core.model_runner.cpu.sampler import CPUSampler
 from engine_core.model_runner.decode_steps import run_decode_steps
 from engine_core.model_runner.drafts import VerifiedRows, num_drafts_of
+from engine_core.model_runner.logit_masks import logit_masks
 from engine_core.model_runner.output import runner_output
 from engine_core.model_runner.prompt_logprobs import PromptColumns, PromptReports
 from engine_core.model_runner.rows import RunnerRows
@@ -158,7 +159,11 @@ class CPUModelRunner:
                 last_R = verified.of_sequences(first_R) + verified.offset_N
             hidden_TE = hidden_TE[torch.from_numpy(last_R)]
         logits = self._model.compute_logits(hidden_TE)
-        result = self._sampler.sample(logits, rows, positions, drafts_before)
+        masks = None
+        if plan.token_masks is not None:
+            first_S = np.arange(len(place_S)) if verified is None else verified.start_S
+            masks = logit_masks(plan.token_masks, place_S, first_S)
+        result = self._sampler.sample(logits, rows, positions, drafts_before, masks)
         chosen, taken = result.token_ids, None
         if verified is not None:
             taken = verified.taken(chosen, result.failures)
