@@ -84,8 +84,6 @@ REFUSED = [
     {"best_of": 2},
     {"use_beam_search": True},
     {"logits_processors": [print]},
-    {"structured_outputs": {"json": {}}},
-    {"guided_decoding": {"json": {}}},
     {"extra_args": {"a": 1}},
     {"spaces_between_special_tokens": False, "skip_special_tokens": False},
 ]
@@ -114,6 +112,7 @@ def test_every_parameter_reaches_the_engine_or_is_the_clients_or_is_refused():
         "n", "stop", "detokenize", "skip_special_tokens", "include_stop_str_in_output",
         "truncate_prompt_tokens", "output_kind",
     }  # fmt: skip
+    of_the_client |= {"structured_outputs", "guided_decoding"}  # test_structured_outputs.py
     refused = {next(iter(options)) for options in REFUSED}
     assert {each.name for each in dataclasses.fields(SamplingParams)} == (
         sent.keys() | of_the_client | refused
