@@ -3,10 +3,12 @@
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from typing import assert_never
 
 import msgspec
 
+from engine_core.adapters.host import Adapters, adapters_of, answer_unload, answer_with
 from engine_core.control import EngineControl, ModelHost
 from engine_core.errors import RequestRefused
 from engine_core.executor import InProcessExecutor
@@ -33,6 +35,7 @@ from engine_core.structured_output.manager import StructuredOutputs
 from engine_core.suspects import Suspects
 from kernels.compile_counter import CompileCounter
 from protocol.calls import (
+    AdapterInfo,
     AnyResult,
     Drain,
     Draining,
@@ -41,6 +44,7 @@ from protocol.calls import (
     GetRequests,
     GetStatistics,
     ListRequests,
+    LoadAdapter,
     PauseGeneration,
     Ping,
     Pong,
@@ -49,12 +53,14 @@ from protocol.calls import (
     ResetPrefixCache,
     ResumeGeneration,
     Sleep,
+    UnloadAdapter,
     UpdateWeights,
     WakeUp,
     WatchScheduler,
 )
 from protocol.errors import ErrorCode
 from protocol.outputs import (
+    AdaptersUpdated,
     CallFailed,
     CallResult,
     EngineCoreOutput,
@@ -74,6 +80,8 @@ class EngineCore:
     Args:
         model_host: None: this engine cannot sleep and has one set of weights.
         on_weights: called with the version and fingerprint of new weights.
+        adapters: one of the observers; None: requests may have none.
+        on_adapters: called with those that there are, when that changes.
         observers: follow the loop, beside the two for the requests' and the steps' times.
         isolates_tenants: a tenant finds no prefixes of another in the cache.
         structured_outputs: also the scheduler's; None: the model has no tokenizer.
@@ -95,6 +103,8 @@ class EngineCore:
         compilations: CompileCounter | None = None,
         model_host: ModelHost | None = None,
         on_weights: Callable[[int, str], None] = lambda version, fingerprint: None,
+        adapters: Adapters | None = None,
+        on_adapters: Callable[[tuple[AdapterInfo, ...]], None] = lambda adapters: None,
         isolates_tenants: bool = False,
         structured_outputs: StructuredOutputs | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -129,6 +139,10 @@ class EngineCore:
         )
         self._suspects: Suspects | None = None
         self._on_weights = on_weights
+        self._adapters = adapters
+        self._on_adapters = on_adapters
+        if adapters is not None:
+            adapters.announce, adapters.note = self._announce_adapters, self._note_control
         self._control = EngineControl(
             scheduler,
             model_host,
@@ -181,6 +195,8 @@ class EngineCore:
     def _may_progress(self) -> bool:
         """Whether there is work that does not wait for the end of a pause."""
         scheduler = self._scheduler
+        if self._adapters is not None and self._adapters.is_busy:
+            return True
         return bool(scheduler.in_flight or self._pauses) or scheduler.may_progress()
 
     def _apply(self, incoming: Iterable[Incoming]) -> None:
@@ -193,6 +209,9 @@ class EngineCore:
                     self._abort_samples(client, message.samples)
                 case Call(call=WatchScheduler(after_step_id)):
                     self._live_view.watch(client, message, after_step_id)
+                case Call(call=LoadAdapter() as load) if client.rights.is_admin:
+                    answer_later = partial(self._outbox.post, client)
+                    answer_with(message.call_id, answer_later, self._adapters, load)
                 case Call():
                     answer = permitted_answer(client, message, self.answer_call)
                     is_pause = isinstance(message.call, PauseGeneration)
@@ -220,6 +239,9 @@ class EngineCore:
                     ErrorCode.DRAINING, "the engine is draining; send the request to another"
                 )
             self._validator.check(message)
+            if message.adapter is not None:
+                fingerprint = adapters_of(self._adapters).resolve(message)
+                message = msgspec.structs.replace(message, adapter=fingerprint)
             message = owned_request(client, message, isolates=self._isolates_tenants)
             request = Request.from_engine_core_request(
                 message,
@@ -346,8 +368,10 @@ class EngineCore:
                 PauseGeneration() | ResumeGeneration() | Sleep() | WakeUp() | UpdateWeights()
             ) as change:
                 return self._control.answer(call.call_id, change)
-            case WatchScheduler():
-                raise AssertionError("the live view answers it")
+            case UnloadAdapter(name):
+                return answer_unload(call.call_id, self._adapters, name)
+            case WatchScheduler() | LoadAdapter():
+                raise AssertionError("live view and adapters answer it")
             case _:
                 assert_never(call.call)
         return CallResult(call_id=call.call_id, result=result)
@@ -358,6 +382,12 @@ class EngineCore:
             self._outbox.post(
                 client, WeightsUpdated(weights_version=version, fingerprint=fingerprint)
             )
+
+    def _announce_adapters(self) -> None:
+        infos = adapters_of(self._adapters).infos
+        self._on_adapters(infos)
+        for client in self._clients:
+            self._outbox.post(client, AdaptersUpdated(adapters=infos))
 
     def _note_control(self, what: ControlMethod, arguments: tuple[str | int, ...]) -> None:
         for observer in self._observers:

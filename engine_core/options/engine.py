@@ -8,8 +8,10 @@ from typing import Annotated, Literal
 from cyclopts import Parameter, validators
 
 from engine_core.logs import LogFormat
+from engine_core.options.adapters import AdapterOptions
 from engine_core.options.scheduling import SchedulingOptions
 from engine_core.options.security import SecurityOptions
+from engine_core.options.speculation import SpeculationOptions
 from engine_core.options.values import (
     CACHE,
     COMMON,
@@ -63,6 +65,8 @@ class EngineOptions:
     max_model_len: Annotated[int | None, MODEL, COMMON, POSITIVE] = None
     """Most tokens of a request, prompt and output; default: the model's own."""
 
+    adapters: AdapterOptions = dataclasses.field(default_factory=AdapterOptions)
+
     block_size: Annotated[int, CACHE, POSITIVE] = 16
     """Tokens a KV block."""
     num_blocks: Annotated[int | None, CACHE, POSITIVE] = None
@@ -92,6 +96,7 @@ class EngineOptions:
     memory, CPU only."""
 
     scheduling: SchedulingOptions = dataclasses.field(default_factory=SchedulingOptions)
+    speculation: SpeculationOptions = dataclasses.field(default_factory=SpeculationOptions)
 
     bind: Annotated[str | None, COMMON] = None
     """ipc://PATH or tcp://HOST:PORT (port 0: any); default: a private Unix socket."""

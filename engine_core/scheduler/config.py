@@ -18,6 +18,8 @@ _MINIMUM = {
     "max_long_partial_prefills": 1,
     "long_prefill_token_threshold": 0,
     "num_lookahead_slots": 0,
+    "num_speculative_tokens": 0,
+    "max_num_drafts": 0,
     "num_decode_steps": 1,
     "max_queued_requests": 1,
     "max_queued_tokens": 1,
@@ -80,10 +82,16 @@ class SchedulerConfig:
     """Likewise, prompt and output tokens of the waiting requests."""
     num_lookahead_slots: int = 0
     """Slots allocated behind each sequence's tokens."""
+    num_speculative_tokens: int = 0
+    """Most drafts of a sequence in a step, of those that a proposer makes; 0: there is none."""
+    max_num_drafts: int = 256
+    """Most drafts of a step: each has a row of logits."""
     num_decode_steps: int = 1
     """Most decode steps of a plan, as far as lookahead slots last."""
     max_num_adapters: int | None = None
     """Most adapters in use at once."""
+    loads_adapters: bool = False
+    """A request waits until its adapter's weights are loaded, and `on_adapter_loaded` says so."""
     max_steps_in_flight: int = 1
     """Most steps planned and not updated; as many as the executor runs."""
 

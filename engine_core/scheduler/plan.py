@@ -53,7 +53,7 @@ class NewRequestData:
     num_computed_tokens: int
     """In the cache already, before this step's tokens."""
     lora_request: str | None
-    """The adapter's name."""
+    """The fingerprint of its adapter."""
     row: int = 0
 
 

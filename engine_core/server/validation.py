@@ -23,7 +23,7 @@ class RequestValidator(ModelLimits):
         """Raises RequestRefused: the request cannot be served by this engine."""
         try:
             check_name("request_id", request.request_id)
-            for name in ("tenant", "cache_salt"):
+            for name in ("tenant", "cache_salt", "adapter"):
                 if (value := getattr(request, name)) is not None:
                     check_name(name, value)
         except InvalidParameter as error:
@@ -34,7 +34,6 @@ class RequestValidator(ModelLimits):
                 "sequence; let it not end with # and a number"
             )
         unsupported = {
-            "adapter": request.adapter is not None,
             "prompt_embeds": request.prompt_embeds is not None,
             "multimodal_inputs": bool(request.multimodal_inputs),
         }

@@ -27,6 +27,7 @@ from engine_core.server.inbox import Handshake, Inbox
 from engine_core.server.outbox import Outbox
 from engine_core.server.transport import ZmqTransport
 from engine_core.server.validation import RequestValidator
+from engine_core.startup.adapters import open_adapters
 from engine_core.startup.before_torch import OpenModel
 from engine_core.startup.device import choose_device
 from engine_core.startup.model import load_any_model
@@ -168,9 +169,21 @@ def _assemble(
         observers.append(RequestLog())
     if config.trace is not None:
         observers.append(_trace_writer(config.trace, config, replayed))
+    scheduler = Scheduler(
+        config.scheduler,
+        kv_cache,
+        proposer=runner_spec.options.speculation.make_proposer(),
+        constraints=structured_outputs,
+    )
+    pool = runner_spec.config.adapters
+    adapters = open_adapters(runner_spec.options.adapters, pool, scheduler, config.model)
+    if adapters is not None:
+        observers.append(adapters)
     clients = ClientRegistry()
     outbox = Outbox(transport, clients, heartbeat_s=HEARTBEAT_S)
     handshake = _handshake(opened, config, vocab_size, runner_spec.loaded.ops)
+    if adapters is not None:
+        handshake.use_adapters(adapters.infos)
     return EngineCore(
         inbox=Inbox(
             transport,
@@ -183,7 +196,7 @@ def _assemble(
         ),
         outbox=outbox,
         clients=clients,
-        scheduler=Scheduler(config.scheduler, kv_cache, constraints=structured_outputs),
+        scheduler=scheduler,
         executor=executor,
         lifecycle=lifecycle,
         validator=RequestValidator(
@@ -198,6 +211,8 @@ def _assemble(
         compilations=compilations,
         model_host=ServedModel(runner_spec, config, opened.files, executor, runner, store),
         on_weights=handshake.use_weights,
+        adapters=adapters,
+        on_adapters=handshake.use_adapters,
         isolates_tenants=config.isolate_tenants,
         structured_outputs=structured_outputs,
     )

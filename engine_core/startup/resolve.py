@@ -12,6 +12,7 @@ from engine_core.model_runner.cpu.runner import CPUModelRunner
 from engine_core.model_runner.gpu import GPUModelRunner
 from engine_core.options.engine import EngineOptions
 from engine_core.server.transport import MOST_TOKENS
+from engine_core.startup.adapters import make_adapter_pool
 from engine_core.startup.device import choose_cache_dtype, defaults_of, dtype_name
 from engine_core.startup.memory import (
     CudaMeter,
@@ -27,6 +28,9 @@ from engine_core.startup.model import LoadedModel
 from engine_core.startup.runner_spec import RunnerSpec
 
 logger = logging.getLogger(__name__)
+
+_MOST_DRAFTS = 256
+"""Of a step."""
 
 
 def plan_runner(options: EngineOptions, files: ModelFiles, loaded: LoadedModel) -> RunnerSpec:
@@ -59,13 +63,22 @@ def plan_runner(options: EngineOptions, files: ModelFiles, loaded: LoadedModel) 
             f"--kv-cache-dtype {options.kv_cache_dtype} needs our own model code, and "
             f"{loaded.architecture} runs through transformers'; leave it at auto"
         )
+    num_drafts = options.speculation.max_drafts
+    max_num_seqs = options.scheduling.max_num_seqs or defaults.max_num_seqs
     scheduler = options.scheduling.resolve(
+        num_speculative_tokens=num_drafts,
+        max_num_drafts=min(_MOST_DRAFTS, num_drafts * max_num_seqs),
         max_num_batched_tokens=defaults.max_num_batched_tokens,
         max_num_seqs=defaults.max_num_seqs,
         max_model_len=max_model_len,
         num_lookahead_slots=(options.scheduling.num_decode_steps or 1) - 1,
         max_steps_in_flight=(GPUModelRunner if on_gpu else CPUModelRunner).max_steps_in_flight,
     )
+    adapters = make_adapter_pool(options.adapters, loaded, scheduler.max_num_batched_tokens)
+    if adapters is not None:
+        scheduler = dataclasses.replace(
+            scheduler, max_num_adapters=adapters.num_slots, loads_adapters=True
+        )
     return RunnerSpec(
         loaded=loaded,
         options=options,
@@ -77,9 +90,11 @@ def plan_runner(options: EngineOptions, files: ModelFiles, loaded: LoadedModel) 
             max_num_seqs=scheduler.max_num_seqs,
             max_model_len=scheduler.max_model_len,
             max_num_batched_tokens=scheduler.max_num_batched_tokens,
+            max_num_drafts=scheduler.max_num_drafts,
             dtype=loaded.dtype,
             kv_dtype=cache_dtype,
             eos_token_ids=files.eos_token_ids,
+            adapters=adapters,
         ),
         scheduler=scheduler,
         on_device=on_gpu,
@@ -94,7 +109,7 @@ def resolve_config(runner: RunnerSpec, files: ModelFiles, *, address: str) -> En
         CacheTooSmall: memory does not hold a useful cache.
     """
     options, loaded, scheduler = runner.options, runner.loaded, runner.scheduler
-    block_bytes = runner.config.block_bytes
+    block_bytes, adapters = runner.config.block_bytes, runner.config.adapters
     request_blocks = RequestBlocks(
         runner.config.layout.group_specs,
         scheduler.max_chunk,
@@ -128,11 +143,15 @@ def resolve_config(runner: RunnerSpec, files: ModelFiles, *, address: str) -> En
         host_cache_bytes=num_host_blocks * block_bytes,
         enable_prefix_caching=options.enable_prefix_caching,
         watermark=options.watermark,
+        max_loras=0 if adapters is None else adapters.num_slots,
+        max_lora_rank=0 if adapters is None else adapters.max_rank,
+        adapter_bytes=0 if adapters is None else adapters.num_bytes,
         max_logprobs=options.max_logprobs,
         address=address,
         max_clients=options.max_clients,
         isolate_tenants=options.security.isolate_tenants,
         drain_timeout_s=options.drain_timeout,
+        speculative=options.speculation.speculative,
         trace=None if options.trace is None else str(options.trace.absolute()),
         scheduler=dataclasses.replace(
             scheduler,
@@ -154,8 +173,10 @@ def _choose_num_blocks(runner: RunnerSpec, request_blocks: RequestBlocks) -> int
     if device.type == "cpu":
         memory = HostMemory()
         step_bytes = runner.loaded.step_bytes(
-            scheduler.max_num_batched_tokens, scheduler.max_num_seqs
+            scheduler.max_num_batched_tokens, runner.config.max_num_logits
         )
+        if runner.config.adapters is not None:
+            step_bytes += runner.config.adapters.num_bytes  # taken as adapters come
     else:
         meter = CudaMeter(device)
         memory = read_device_memory(meter)

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from kernels.interface.lora import LoRARows, LoRAStack
 from kernels.interface.operations import (
     AttentionMetadata,
     AttentionParams,
@@ -17,7 +18,7 @@ from kernels.interface.operations import (
     SamplingLimits,
 )
 from kernels.interface.weights import LinearWeight, WeightPacking
-from kernels.torch import elementwise, kv_cache, sampling
+from kernels.torch import elementwise, kv_cache, lora, sampling
 from kernels.torch.attention import PagedAttention
 from kernels.torch.attention_planner import TileGroup, TilePlanner, TorchAttentionPlanner
 from kernels.torch.linear import (
@@ -71,6 +72,15 @@ class TorchOperations:
 
     def weight_packing(self, dtype: torch.dtype) -> WeightPacking | None:
         return None
+
+    def lora_rows(
+        self, num_slots: int, *, max_rank: int, max_num_tokens: int, dtype: torch.dtype
+    ) -> LoRARows:
+        return lora.TorchLoRARows()
+
+    def add_lora(self, out_TN: torch.Tensor, x_TE: torch.Tensor, stack: LoRAStack) -> torch.Tensor:
+        assert isinstance(stack, lora.TorchLoRAStack), "made by another backend"
+        return lora.add_lora(out_TN, x_TE, stack)
 
     def embedding(
         self, token_ids_T: torch.Tensor, weight_VE: torch.Tensor | LinearWeight

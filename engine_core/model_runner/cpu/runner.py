@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine_core.model_runner.adapter_rows import AdapterRows
 from engine_core.model_runner.cache import BlockStorage, PagedKVCache
 from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.cpu.input_batch import CPUInputBatch, StepInputs, gather_step_inputs
@@ -36,6 +37,7 @@ class CPUModelRunner:
         self.storage = self._cache.storage
         self.rows = RunnerRows(config)
         self.batch = CPUInputBatch(config)
+        self._adapters = AdapterRows(config.adapters, num_rows=config.max_num_seqs)
         assert isinstance(config.ops, SamplingOperations), f"{config.ops.name} samples on its own"
         self._sampler = CPUSampler(
             config.ops, max_num_rows=config.max_num_seqs, vocab_size=config.vocab_size
@@ -78,7 +80,9 @@ class CPUModelRunner:
             num_scheduled=plan.batch.num_scheduled_tokens,
             num_drafts=self._write_drafts(plan) if plan.scheduled_spec_decode_tokens else None,
             decodes_first=self._ops.needs_decodes_first,
+            order=self._adapters.order(plan.batch.rows),
         )
+        self._adapters.begin_step(inputs.rows_R, np.diff(inputs.query_start_R1))
         context = self._cache.forward_context(
             query_start_loc_R1=torch.from_numpy(inputs.query_start_R1),
             seq_lens_R=torch.from_numpy(inputs.seq_lens_R),
@@ -96,8 +100,10 @@ class CPUModelRunner:
     def _update_rows(self, plan: SchedulerOutput) -> None:
         for row in self.rows.free(plan):
             self._sampler.free_row(row)
+            self._adapters.free_row(row)
         for placed in self.rows.place(plan):
             self.batch.write_row(placed.row, placed.token_ids, placed.block_ids)
+            self._adapters.write_row(placed.row, placed.adapter)
             self._sampler.write_row(placed.row, placed.sampling, placed.token_ids)
             self._prompts.write_row(placed.row, placed.sampling)
         for update in plan.block_updates:
