@@ -54,5 +54,9 @@ class Constraints(Protocol):
         """Requests that need wait for their grammars no longer, since the last call: None, or why
         these cannot be used."""
 
+    def forced_tokens(self, sequence: Sequence, most: int) -> list[int]:
+        """Of a sequence that had a mask and is in no step in flight: its next tokens while only one
+        is possible, up to `most`."""
+
     def begin_masks(self, constrained: AnySequence[ConstrainedSequence]) -> TokenMasks:
         """Start to make the masks of a step. The sequences have their tokens as they are now."""

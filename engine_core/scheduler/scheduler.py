@@ -202,6 +202,22 @@ class Scheduler(SchedulerInterface):
         ]
         return self._constraints.begin_masks(constrained) if constrained else None
 
+    def _draft_forced(self, step: InFlightStep) -> None:
+        """Tokens that a grammar forces need no step each: they are drafts that are always right."""
+        batch, rows = self._pool.batch, step.batch.rows
+        if self._constraints is None or not self._config.max_num_drafts:
+            return
+        for row in rows[batch.is_constrained[rows]].tolist():
+            sequence = self._pool.sequences[row]
+            if sequence is None or step.batch.position_of(sequence) is None:
+                continue
+            most = sequence.max_drafts(self._config.max_model_len)
+            is_last = sequence.num_tokens - sequence.num_computed_tokens == 1
+            if most < 1 or not is_last or batch.is_in_flight(row):
+                continue
+            if forced := self._constraints.forced_tokens(sequence, most):
+                sequence.spec_token_ids = forced
+
     def update_from_output(
         self,
         scheduler_output: SchedulerOutput,
@@ -227,6 +243,7 @@ class Scheduler(SchedulerInterface):
         if self._speculator is not None:
             self._speculator.observe_time(step, duration_s)
             self._speculator.propose()
+        self._draft_forced(step)
         outputs = self._pool.outputs.drain(scheduler_output.step_id)
         outputs.pop(PROBE_CLIENT, None)
         return outputs
