@@ -11,7 +11,7 @@ import numpy.typing as npt
 from engine_core.scheduler.request import Request, Sequence
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)  # one a sequence and step: frozen takes a microsecond more
 class ConstrainedSequence:
     """A sequence of the plan whose next tokens follow a grammar: the one behind its tokens, and one
     behind each of its drafts. `place`: in the batch."""
@@ -54,9 +54,9 @@ class Constraints(Protocol):
         """Requests that need wait for their grammars no longer, since the last call: None, or why
         these cannot be used."""
 
-    def forced_tokens(self, sequence: Sequence, most: int) -> list[int]:
-        """Of a sequence that had a mask and is in no step in flight: its next tokens while only one
-        is possible, up to `most`."""
+    def forced_tokens(self, sequence: Sequence) -> list[int]:
+        """Of a sequence that had a mask and is in no step in flight: its next tokens, as long as
+        only one is possible."""
 
     def begin_masks(self, constrained: AnySequence[ConstrainedSequence]) -> TokenMasks:
         """Start to make the masks of a step. The sequences have their tokens as they are now."""

@@ -207,16 +207,14 @@ class Scheduler(SchedulerInterface):
         batch, rows = self._pool.batch, step.batch.rows
         if self._constraints is None or not self._config.max_num_drafts:
             return
-        for row in rows[batch.is_constrained[rows]].tolist():
-            sequence = self._pool.sequences[row]
-            if sequence is None or step.batch.position_of(sequence) is None:
-                continue
-            most = sequence.max_drafts(self._config.max_model_len)
-            is_last = sequence.num_tokens - sequence.num_computed_tokens == 1
-            if most < 1 or not is_last or batch.is_in_flight(row):
-                continue
-            if forced := self._constraints.forced_tokens(sequence, most):
-                sequence.spec_token_ids = forced
+        may_draft = batch.is_constrained[rows] & step.batch.unchanged()
+        may_draft &= batch.num_tokens[rows] - batch.num_computed_tokens[rows] == 1
+        may_draft &= ~batch.is_blocked[rows]
+        for row in rows[may_draft].tolist():
+            sequence = self._pool.sequence_in(row)
+            if forced := self._constraints.forced_tokens(sequence):
+                most = sequence.max_drafts(self._config.max_model_len)
+                sequence.spec_token_ids = forced[: max(0, most)]
 
     def update_from_output(
         self,

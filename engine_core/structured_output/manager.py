@@ -116,8 +116,8 @@ class StructuredOutputs(StepObserver):
         compiled, self._compiled = self._compiled, []
         return compiled
 
-    def forced_tokens(self, sequence: Sequence, most: int) -> list[int]:
-        return self._masks.forced_tokens(sequence, most)
+    def forced_tokens(self, sequence: Sequence) -> list[int]:
+        return self._masks.forced_tokens(sequence)
 
     def begin_masks(self, constrained: AnySequence[ConstrainedSequence]) -> StepMasks:
         found = []

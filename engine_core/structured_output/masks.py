@@ -6,7 +6,6 @@ import dataclasses
 import os
 import queue
 import threading
-from array import array
 from collections.abc import Iterable
 from collections.abc import Sequence as AnySequence
 from typing import TYPE_CHECKING
@@ -35,13 +34,12 @@ class _SequenceMatcher:
 
     def take_new_tokens(self, sequence: Sequence) -> list[int]:
         """What the matcher has not seen."""
-        start = sequence.num_prompt_tokens + self.num_tokens
-        tokens = array("i", sequence.token_bytes(start, sequence.num_tokens)).tolist()
+        tokens = sequence.output_from(self.num_tokens)
         self.num_tokens += len(tokens)
         return tokens
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)
 class _Row:
     first: int
     """Of its rows of the mask."""
@@ -145,7 +143,7 @@ class MaskFiller:
         self._jobs.put(masks)
         return masks
 
-    def forced_tokens(self, sequence: Sequence, most: int) -> list[int]:
+    def forced_tokens(self, sequence: Sequence) -> list[int]:
         """See `Constraints.forced_tokens`: llguidance allows one token alone wherever the next
         bytes are certain, the one that the tokenizer would write there."""
         state = self._states.get(sequence.sequence_id)
@@ -154,7 +152,7 @@ class MaskFiller:
         if not state.masks.is_done:
             return []
         state.matcher.consume_tokens(state.take_new_tokens(sequence))
-        return state.matcher.compute_ff_tokens()[:most]
+        return state.matcher.compute_ff_tokens()
 
     def drop(self, sequence_ids: Iterable[str]) -> None:
         """These have ended."""

@@ -43,9 +43,9 @@ class MadeUpGrammar:
             return np.arange(self._vocab_size) == draw.integers(20, self._vocab_size)
         return draw.random(self._vocab_size) < 0.33
 
-    def forced_tokens(self, sequence, most):
+    def forced_tokens(self, sequence):
         forced = []
-        while self._drafts_forced and len(forced) < most:
+        while self._drafts_forced and len(forced) < 9:
             possible = np.flatnonzero(self.allows([*sequence.all_token_ids, *forced]))
             if len(possible) > 1:
                 break

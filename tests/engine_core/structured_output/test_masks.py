@@ -106,12 +106,11 @@ def test_forced_tokens_are_each_the_only_one_that_is_allowed(filler):
     one = sequence("one")
     matcher = grammar('\\{"name": "(Ann|Bob)", "at": [0-9]\\}')
     masks_of(filler, matcher, (one, ""))
-    forced = filler.forced_tokens(one, 99)
+    forced = filler.forced_tokens(one)
     assert tokenizer().decode(forced).startswith('{"name')
     along, _ = masks_of(filler, matcher, (one, tokenizer().decode(forced)))
     assert [len(texts) for texts in along[:-1]] == [1] * len(forced)
     for token_id in ids('{"name": "A'):
         one.append_output_token(token_id)
-    assert tokenizer().decode(filler.forced_tokens(one, 3)) == 'nn"'
-    assert filler.forced_tokens(one, 1) == ids("n")
-    assert filler.forced_tokens(sequence("unknown"), 9) == []
+    assert tokenizer().decode(filler.forced_tokens(one)).startswith('nn", "at": ')
+    assert filler.forced_tokens(sequence("unknown")) == []
