@@ -128,6 +128,9 @@ class SchedulerOutput:
     """Of each sequence of the batch, before this step; output placeholders count."""
     num_lookahead_slots: int = 0
     """Slots that each sequence has behind this step's tokens."""
+    num_drafts_wanted: Int64Array | None = None
+    """Of each sequence, drafts that the runner is to make behind what it samples, if it can; None
+    for none."""
     num_decode_steps: int = 1
     """If above 1, every sequence computes its last token, samples the next one, computes that one,
     and so on; the most that any of them does."""

@@ -1,12 +1,15 @@
 """Runs plans on a CPU: only code common to every model. A step in which no sequence is new, resumed
 or given a block does no Python work a sequence."""
 
+import dataclasses
+
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from engine_core.model_runner.cache import BlockStorage, PagedKVCache
 from engine_core.model_runner.config import RunnerConfig
+from engine_core.model_runner.cpu.draft_model import DraftModel
 from engine_core.model_runner.cpu.input_batch import CPUInputBatch, StepInputs, gather_step_inputs
 from engine_core.model_runner.cpu.sampler import CPUSampler
 from engine_core.model_runner.decode_steps import run_decode_steps
@@ -35,6 +38,11 @@ class CPUModelRunner:
         self._sampler = CPUSampler(
             config.ops, max_num_rows=config.max_num_seqs, vocab_size=config.vocab_size
         )
+        self._draft: DraftModel | None = None
+        if config.draft is not None:
+            self._draft = DraftModel(
+                config, config.draft, self.storage, batch=self.batch, sampler=self._sampler
+            )
         self._in_flight: SchedulerOutput | None = None
 
     def submit(self, plan: SchedulerOutput) -> None:
@@ -73,6 +81,8 @@ class CPUModelRunner:
             num_drafts=self._write_drafts(plan) if plan.scheduled_spec_decode_tokens else None,
             decodes_first=self._ops.needs_decodes_first,
         )
+        if self._draft is not None:
+            self._draft.begin(plan, inputs)
         context = self._cache.forward_context(
             query_start_loc_R1=torch.from_numpy(inputs.query_start_R1),
             seq_lens_R=torch.from_numpy(inputs.seq_lens_R),
@@ -83,7 +93,13 @@ class CPUModelRunner:
         hidden_TE = self._model.forward(
             torch.from_numpy(inputs.token_ids_T), torch.from_numpy(inputs.positions_T), context
         )
-        return self._sample(plan, inputs, hidden_TE)
+        if self._draft is None:
+            return self._sample(plan, inputs, hidden_TE)
+        num_tokens = self.batch.num_tokens[plan.batch.rows]
+        output = self._sample(plan, inputs, hidden_TE)
+        is_sampled = self.batch.num_tokens[plan.batch.rows] > num_tokens
+        drafts = self._draft.propose(plan, is_sampled)
+        return dataclasses.replace(output, draft_token_ids=drafts)
 
     def _update_rows(self, plan: SchedulerOutput) -> None:
         for row in self.rows.free(plan):
@@ -91,6 +107,8 @@ class CPUModelRunner:
         for placed in self.rows.place(plan):
             self.batch.write_row(placed.row, placed.token_ids, placed.block_ids)
             self._sampler.write_row(placed.row, placed.sampling, placed.token_ids)
+            if self._draft is not None:
+                self._draft.place(placed)
         for update in plan.block_updates:
             self.batch.write_blocks(update.row, update.start, update.block_ids)
 
