@@ -80,6 +80,7 @@ def plan_runner(options: EngineOptions, files: ModelFiles, loaded: LoadedModel) 
             dtype=loaded.dtype,
             kv_dtype=cache_dtype,
             eos_token_ids=files.eos_token_ids,
+            draft=loaded.draft_config,
         ),
         scheduler=scheduler,
         on_device=on_gpu,
