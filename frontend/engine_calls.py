@@ -57,10 +57,10 @@ class EngineCalls(abc.ABC):
         call = calls.WatchScheduler(after_step_id=after_step_id)
         return await self._call(call, calls.SchedulerSnapshot)
 
-    async def request_infos(self) -> calls.RequestInfos:
-        """What `request_info` says, of all unfinished requests of all clients; over TCP without an
-        admin's key of those of this key's tenant."""
-        return await self._call(calls.GetRequests(), calls.RequestInfos)
+    async def request_infos(self, tenant: str | None = None) -> calls.RequestInfos:
+        """What `request_info` says, of all unfinished requests of all clients, or of a tenant and
+        its users; over TCP without an admin's key of those of this key's tenant."""
+        return await self._call(calls.GetRequests(tenant=tenant), calls.RequestInfos)
 
     async def reset_prefix_cache(self) -> int:
         """Evict all cached blocks that no request uses. Returns how many."""

@@ -11,14 +11,19 @@ import typing
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+from cyclopts import Parameter
 
 from frontend.async_llm import AsyncLLM
 from frontend.chat_template import template_process
 from frontend.cli.connected import connected
 from frontend.cli.options import (
+    DAEMON,
     EXIT_FAULT,
+    SAMPLING,
+    SCHEDULING,
     DaemonOptions,
     SamplingOptions,
     SchedulingOptions,
@@ -44,17 +49,19 @@ _CONTROL = dict.fromkeys({*range(32), *range(127, 160)} - {ord("\n"), ord("\t")}
 """A model's answer commands no terminal."""
 
 
-def run_chat(
-    daemon: DaemonOptions,
-    system: str | None,
-    chat_template: Path | None,
-    sampling: SamplingOptions,
-    scheduling: SchedulingOptions,
+def chat(
     *,
-    renders_markdown: bool,
+    system: Annotated[str | None, Parameter(help="The system message.")] = None,
+    chat_template: Annotated[
+        Path | None,
+        Parameter(help="A file with a Jinja2 template to use in place of the model's."),
+    ] = None,
+    markdown: Annotated[bool, Parameter(help="Render answers as Markdown, at a terminal.")] = True,
+    sampling: SamplingOptions = SAMPLING,
+    scheduling: SchedulingOptions = SCHEDULING,
+    daemon: DaemonOptions = DAEMON,
 ) -> int:
-    """Returns the exit code.
-
+    """
     Raises:
         UsageError: sampling options outside their limits, or no chat template.
         EngineClientError: no engine answers.
@@ -68,14 +75,14 @@ def run_chat(
         try:
             params = sampling.to_params(llm.model, RequestOutputKind.DELTA)
             template = read_template(chat_template, llm.model)
-            chat = _Chat(loop, llm, system, template, params, scheduling, is_terminal)
+            conversation = _Chat(loop, llm, system, template, params, scheduling, is_terminal)
             if is_terminal:
                 from frontend.cli.chat_terminal import markdown_answer, open_prompt
 
-                chat.prompt = open_prompt()
-                if renders_markdown:
-                    chat.show_answer = markdown_answer
-            return chat.read_and_answer()
+                conversation.prompt = open_prompt()
+                if markdown:
+                    conversation.show_answer = markdown_answer
+            return conversation.read_and_answer()
         finally:
             loop.run_and_wait(connection.__aexit__(None, None, None))
     finally:

@@ -4,38 +4,69 @@ import contextlib
 import dataclasses
 import json
 import sys
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from cyclopts import Parameter
 
 from frontend.cli.connected import connected
 from frontend.cli.options import (
+    COMPLETION,
+    DAEMON,
     EXIT_FAULT,
+    SAMPLING,
+    SCHEDULING,
     CompletionOptions,
     DaemonOptions,
     SamplingOptions,
     SchedulingOptions,
+    UsageError,
     print_fault,
     read_template,
 )
 from frontend.errors import EngineClientError
+from frontend.event_loop import run
 from frontend.outputs import CompletionOutput, Logprob, RequestOutput
 from frontend.sampling_params import RequestOutputKind
 
 
-async def run_complete(
+def complete(
+    prompt: Annotated[
+        str | None, Parameter(help="The text to go on from; default: standard input.")
+    ] = None,
+    /,
+    *,
+    options: CompletionOptions = COMPLETION,
+    sampling: SamplingOptions = SAMPLING,
+    scheduling: SchedulingOptions = SCHEDULING,
+    daemon: DaemonOptions = DAEMON,
+) -> int:
+    """Returns the exit code: 1 if the engine could not finish a completion.
+
+    Raises:
+        UsageError: options outside their limits, or that contradict each other.
+        EngineClientError: no engine, or a prompt that cannot be served.
+    """
+    if options.logprobs is not None and not options.json:
+        raise UsageError("--logprobs is shown in JSON only; add --json")
+    if options.system is not None and not options.chat:
+        raise UsageError("--system is a message of a conversation; add --chat")
+    if options.chat_template is not None and not options.chat:
+        raise UsageError("--chat-template is for a conversation; add --chat")
+    if prompt is None:
+        if sys.stdin.isatty():
+            raise UsageError("there is no PROMPT; give a text, or pipe one in")
+        prompt = sys.stdin.read()
+    return run(_complete(daemon, prompt, options, sampling, scheduling))
+
+
+async def _complete(
     daemon: DaemonOptions,
     prompt: str,
     options: CompletionOptions,
     sampling: SamplingOptions,
     scheduling: SchedulingOptions,
 ) -> int:
-    """Returns the exit code: 1 if the engine could not finish a completion.
-
-    Raises:
-        UsageError: sampling options outside their limits.
-        EngineClientError: no engine, or a prompt that cannot be served.
-    """
     kind = RequestOutputKind.DELTA if options.streams else RequestOutputKind.FINAL_ONLY
     policy = dataclasses.asdict(scheduling)
     async with connected(daemon, "complete") as llm:

@@ -1,58 +1,88 @@
 """`engine-client http` and `engine-client serve`."""
 
+import dataclasses
 import functools
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from frontend.async_llm import AsyncLLM
-from frontend.cli.options import EXIT_ADDRESS, DaemonOptions, UsageError, print_fault
+from frontend.cli.options import DAEMON, EXIT_ADDRESS, DaemonOptions, UsageError, print_fault
 from frontend.daemon import ChildDaemon
 from frontend.errors import InvalidInput
+from frontend.http import server
 from frontend.http.listeners import AddressUnavailable
 from frontend.http.on_demand.model import DaemonPool, OnDemandModel
 from frontend.http.on_demand.options import OnDemandOptions
 from frontend.http.served_models import ServedModel, ServedModels
-from frontend.http.server import Backend, serve
+from frontend.http.server import Backend
 from frontend.http.settings import ServerSettings
 from protocol.addresses import check_address
 from protocol.errors import InvalidParameter
 from protocol.outputs import ModelInfo
 
+_Names = Annotated[
+    list[str] | None,
+    Parameter(help="The model's name, instead of its own; may be repeated.", negative=""),
+]
+_ON_DEMAND = OnDemandOptions()
+_SERVER = ServerSettings()
 
-def run_http(
-    daemon: DaemonOptions,
-    settings: ServerSettings,
-    models: Sequence[str],
-    served_names: Sequence[str],
-    started: OnDemandOptions,
+
+def http(
+    *engine_options: Annotated[
+        str,
+        Parameter(
+            help="Other options are those of daemons that are started (`engine-core --help-all`).",
+            allow_leading_hyphen=True,
+        ),
+    ],
+    model: Annotated[
+        list[str] | None,
+        Parameter(
+            help="NAME=ADDRESS of an engine, NAME=ADDRESS,ADDRESS of several that serve one model, "
+            "or a NAME as for `engine-core --model`, whose daemon is started when it is first "
+            "asked for and stopped when it is idle; may be repeated. Default: the engine at "
+            "--address, under its own name.",
+            negative="",
+        ),
+    ] = None,
+    served_model_name: _Names = None,
+    started: OnDemandOptions = _ON_DEMAND,
+    settings: ServerSettings = _SERVER,
+    daemon: DaemonOptions = DAEMON,
 ) -> int:
     """
     Args:
-        models: NAME=ADDRESS,ADDRESS... each; a NAME that is repeated has more addresses. Several
-            names of the same addresses are names of one model. A NAME alone is started.
-        served_names: of the model at the daemon's address, instead of its own.
+        model: a NAME that is repeated has more addresses. Several names of the same addresses are
+            names of one model.
 
     Raises:
         UsageError: one of them is not that, or the settings contradict each other.
     """
+    models = model or []
+    started = dataclasses.replace(started, engine_options=engine_options)
     try:
         started.check()
     except InvalidInput as error:
         raise UsageError(str(error)) from None
-    if models and served_names:
+    if models and served_model_name:
         raise UsageError("--served-model-name is for --address; --model has the name already")
     names = _names_by_addresses([each for each in models if "=" in each])
     pool = DaemonPool(started)
-    for model in models:
-        if "=" not in model:
-            OnDemandModel(model, pool)
+    for each in models:
+        if "=" not in each:
+            OnDemandModel(each, pool)
     if started.engine_options and not pool.models:
         raise UsageError(
             f"unknown option {started.engine_options[0]!r}; options of daemons need a --model NAME "
             "without an address"
         )
     if not models:
-        names[()] = list(served_names)
+        names[()] = list(served_model_name or [])
     served = ServedModels(
         [
             *(
@@ -73,7 +103,7 @@ def run_http(
 
 
 def _names_by_addresses(models: Sequence[str]) -> dict[tuple[str, ...], list[str]]:
-    """Raises UsageError: see `run_http`."""
+    """Raises UsageError: see `http`."""
     addresses: dict[str, list[str]] = {}
     for model in models:
         name, _, given = model.partition("=")
@@ -101,12 +131,24 @@ def _names_by_addresses(models: Sequence[str]) -> dict[tuple[str, ...], list[str
     return names
 
 
-def run_serve(
-    model: str,
-    engine_options: Sequence[str],
-    settings: ServerSettings,
-    served_names: Sequence[str],
-    startup_timeout_s: float,
+def serve(
+    model: Annotated[
+        str, Parameter(help="A folder, file or known name, as for `engine-core --model`.")
+    ],
+    /,
+    *engine_options: Annotated[
+        str,
+        Parameter(
+            help="Other options are the daemon's (`engine-core --help-all`). It is started again "
+            "when it dies, but for --no-supervise.",
+            allow_leading_hyphen=True,
+        ),
+    ],
+    served_model_name: _Names = None,
+    startup_timeout: Annotated[
+        float, Parameter(help="Seconds for the daemon to get ready, downloads included.")
+    ] = 3600.0,
+    settings: ServerSettings = _SERVER,
 ) -> int:
     """A daemon and a server before it: if one of them ends, so does the other.
 
@@ -120,21 +162,23 @@ def run_serve(
     async def start() -> Backend:
         child = ChildDaemon(arguments, shows_log=True)
         llm = await AsyncLLM.launched(
-            child, client_name="engine-client serve", startup_timeout_s=startup_timeout_s
+            child, client_name="engine-client serve", startup_timeout_s=startup_timeout
         )
-        served = ServedModel(lambda: llm, served_names)
+        # a known name is what its user will ask for; of a path the model's own name is
+        names = served_model_name or [llm.model.name if Path(model).exists() else model]
+        served = ServedModel(lambda: llm, names)
         await served.ready()
         has_key = settings.api_key or settings.api_key_file
         return Backend(
             ServedModels([served]),
             lost=child.wait,
-            text=lambda url: _first_steps(url, llm.model, has_key=bool(has_key)),
+            text=lambda url: _first_steps(names[0], url, llm.model, has_key=bool(has_key)),
         )
 
     return _serve(settings, start)
 
 
-def _first_steps(url: str, model: ModelInfo, *, has_key: bool) -> str:
+def _first_steps(name: str, url: str, model: ModelInfo, *, has_key: bool) -> str:
     has_template = model.tokenizer is not None and model.tokenizer.chat_template is not None
     path, body = (
         ("chat/completions", '{"messages": [{"role": "user", "content": "Hello"}]}')
@@ -146,7 +190,7 @@ def _first_steps(url: str, model: ModelInfo, *, has_key: bool) -> str:
         where = f"--unix-socket {url.removeprefix('unix://')} http://localhost/v1/{path}"
     key = " -H 'authorization: Bearer KEY'" if has_key else ""
     return (
-        f"\nServing {model.name} at {url}/v1\n\n"
+        f"\nServing {name} at {url}/v1\n\n"
         f"curl {where} -H 'content-type: application/json'{key} -d '{body}'\n\n"
         "Ctrl-C stops server and daemon."
     )
@@ -154,7 +198,7 @@ def _first_steps(url: str, model: ModelInfo, *, has_key: bool) -> str:
 
 def _serve(settings: ServerSettings, start: Callable[[], Awaitable[Backend]]) -> int:
     try:
-        return serve(settings, start)
+        return server.serve(settings, start)
     except InvalidInput as error:
         raise UsageError(str(error)) from None
     except AddressUnavailable as error:

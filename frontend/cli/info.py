@@ -1,37 +1,57 @@
-"""`engine-client info`: the daemon's model and statistics, or one request's state; and what it does
-after a call that changes it."""
+"""`engine-client info`: the daemon's model and statistics, or one request's state."""
 
 import datetime
-import json
+import json as json_module
 import sys
-from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from cyclopts import Parameter
 
 from frontend.async_llm import AsyncLLM
 from frontend.cli.connected import connected
-from frontend.cli.options import DaemonOptions
-from protocol.calls import EngineStatistics, EngineStatus
+from frontend.cli.options import DAEMON, DaemonOptions, UsageError
+from frontend.event_loop import run
+from protocol.calls import EngineStatistics
 from protocol.explanations import RequestInfo
 from protocol.outputs import ModelInfo
 
 
-async def run_info(
-    daemon: DaemonOptions, *, request_id: str | None, lists_requests: bool, prints_json: bool
+def info(
+    *,
+    request: Annotated[
+        str | None,
+        Parameter(
+            help="Show instead this request's state and its reasons: an id that --requests lists, "
+            "or of one of the last that finished."
+        ),
+    ] = None,
+    requests: Annotated[
+        bool, Parameter(help="Show instead the ids of all unfinished requests.", negative="")
+    ] = False,
+    json: Annotated[
+        bool, Parameter(help="Print one JSON document; with every counter.", negative="")
+    ] = False,
+    daemon: DaemonOptions = DAEMON,
 ) -> int:
-    """Show the daemon, or one request, or the ids of all unfinished ones. Returns the exit code.
-
+    """
     Raises:
+        UsageError: options that contradict each other.
         EngineClientError: no engine answers, or it does not know the request.
     """
+    if request is not None and requests:
+        raise UsageError("--request shows one and --requests lists all; give one of them")
+    sys.stdout.writelines(f"{line}\n" for line in run(_lines(daemon, request, requests, json)))
+    return 0
+
+
+async def _lines(
+    daemon: DaemonOptions, request_id: str | None, lists_requests: bool, prints_json: bool
+) -> list[str]:
     async with connected(daemon, "info") as llm:
         if lists_requests:
             request_ids = await llm.request_ids()
-            if prints_json:
-                request_ids = [json.dumps(request_ids, ensure_ascii=False)]
-            sys.stdout.writelines(f"{line}\n" for line in request_ids)
-            return 0
+            return [_as_json(request_ids)] if prints_json else request_ids
         if request_id is not None:
             info = await llm.request_info(request_id)
             document = request_document(info, by_name=prints_json)
@@ -39,29 +59,11 @@ async def run_info(
             document = await _daemon_document(llm)
         else:
             document = daemon_table(llm.address, llm.model, await llm.statistics())
-    text = json.dumps(document, ensure_ascii=False) if prints_json else _as_lines(document)
-    sys.stdout.write(text + "\n")
-    return 0
+    return [_as_json(document) if prints_json else _as_lines(document)]
 
 
-async def run_control(
-    daemon: DaemonOptions,
-    command: str,
-    change: Callable[[AsyncLLM], Awaitable[EngineStatus]],
-    *,
-    prints_json: bool,
-) -> int:
-    """Make the call and show what the engine does now. Returns the exit code.
-
-    Raises:
-        EngineClientError: no engine answers, or it refuses.
-    """
-    async with connected(daemon, command) as llm:
-        status = await change(llm)
-    text = f"{status.state}, weights version {status.weights_version}"
-    text += f", {status.num_requests} unfinished requests"
-    sys.stdout.write((json.dumps(msgspec.structs.asdict(status)) if prints_json else text) + "\n")
-    return 0
+def _as_json(document: Any) -> str:
+    return json_module.dumps(document, ensure_ascii=False)
 
 
 def daemon_table(address: str, model: ModelInfo, now: EngineStatistics) -> dict[str, str]:

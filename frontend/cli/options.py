@@ -26,6 +26,9 @@ EXIT_ADDRESS = 3
 EXIT_INTERRUPTED = 130
 
 
+Json = Annotated[bool, Parameter(help="Print one JSON document.", negative="")]
+
+
 class UsageError(ValueError):
     """Options that contradict each other, or values outside their limits."""
 
@@ -188,3 +191,9 @@ class SamplingOptions:
             return dataclasses.replace(recommended, **typed)
         except InvalidInput as error:
             raise UsageError(str(error)) from None
+
+
+COMPLETION = CompletionOptions()
+DAEMON = DaemonOptions()
+SAMPLING = SamplingOptions()
+SCHEDULING = SchedulingOptions()

@@ -2,19 +2,21 @@
 
 import asyncio
 import contextlib
-import json
+import json as json_module
 import sys
 import time
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from cyclopts import Parameter
 
+from frontend.cli.options import Json
 from frontend.connection import ConnectionOptions
 from frontend.engine_calls import Engine
 from frontend.errors import EngineClientError
-from frontend.event_loop import Clock
+from frontend.event_loop import Clock, run
 from frontend.session import EngineSession
 from frontend.transport import ZmqTransport
 from protocol.keys import read_client_key
@@ -25,15 +27,23 @@ _ANSWER_S = 2.0
 """A daemon answers between two steps."""
 
 
-async def run_ps(keys: Path | None, *, prints_json: bool) -> int:
-    """Print a row or an object for each, oldest first. Returns the exit code.
+def ps(
+    *,
+    keys: Annotated[Path | None, Parameter(help="Your key's file, for daemons on TCP.")] = None,
+    json: Json = False,
+) -> int:
+    """Print a row or an object for each, oldest first.
     Raises InvalidParameter: the key's file cannot be used."""
-    found = await asyncio.gather(*(_described(each, keys) for each in running_daemons()))
-    if prints_json:
-        sys.stdout.write(json.dumps(found) + "\n")
+    found = run(_all_described(keys))
+    if json:
+        sys.stdout.write(json_module.dumps(found) + "\n")
     else:
         sys.stdout.writelines(f"{line}\n" for line in _table([_row(each) for each in found]))
     return 0
+
+
+async def _all_described(keys: Path | None) -> list[dict[str, Any]]:
+    return await asyncio.gather(*(_described(each, keys) for each in running_daemons()))
 
 
 async def _described(daemon: RunningDaemon, keys: Path | None) -> dict[str, Any]:

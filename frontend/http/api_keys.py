@@ -4,7 +4,6 @@ import hashlib
 import hmac
 import stat
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -18,46 +17,31 @@ _Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._@-]{1,64}$")]
 """A tenant: a slash would divide its share."""
 
 
-@dataclass(frozen=True, slots=True)
-class ApiKey:
-    """
-    Args:
-        digest: SHA-256 of the key.
-        is_admin: whether it may see the requests of others.
-        min_priority: the most urgent priority that its requests may have.
-    """
+class ApiKey(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """As a file has it: `key`, which is not kept, or its SHA-256."""
 
-    name: str
-    digest: bytes = field(repr=False)
-    is_admin: bool = False
-    max_concurrent_requests: int | None = None
-    requests_per_minute: int | None = None
-    min_priority: int | None = None
-
-
-class _KeyEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     name: _Name
     key: Annotated[str, Meta(min_length=1)] | None = None
     sha256: Annotated[str, Meta(pattern="^[0-9a-fA-F]{64}$")] | None = None
-    admin: bool = False
+    is_admin: bool = msgspec.field(default=False, name="admin")
+    """Whether it may see the requests of others."""
     max_concurrent_requests: _Count | None = None
     requests_per_minute: _Count | None = None
     min_priority: int | None = None
+    """The most urgent one that its requests may have."""
 
-    def api_key(self) -> ApiKey:
-        digest = bytes.fromhex(self.sha256) if self.sha256 else _digest(self.key or "")
-        return ApiKey(
-            self.name,
-            digest,
-            self.admin,
-            self.max_concurrent_requests,
-            self.requests_per_minute,
-            self.min_priority,
-        )
+    @property
+    def digest(self) -> bytes:
+        return bytes.fromhex(self.sha256 or "")
+
+    def hashed(self) -> "ApiKey":
+        """Without the key itself."""
+        sha256 = self.sha256 if self.key is None else _digest(self.key).hex()
+        return msgspec.structs.replace(self, key=None, sha256=sha256)
 
 
 class _KeyFile(msgspec.Struct, forbid_unknown_fields=True):
-    keys: Annotated[list[_KeyEntry], Meta(min_length=1)]
+    keys: Annotated[list[ApiKey], Meta(min_length=1)]
 
 
 class ApiKeys:
@@ -92,10 +76,9 @@ def command_line_keys(keys: Sequence[str]) -> list[ApiKey]:
     """
     if not all(keys):
         raise InvalidInput("--api-key is empty; give a key, or omit it")
-    return [
-        ApiKey("api-key" if number == 1 else f"api-key-{number}", _digest(key), is_admin=True)
-        for number, key in enumerate(keys, 1)
-    ]
+    names = ["api-key", *(f"api-key-{number}" for number in range(2, len(keys) + 1))]
+    pairs = zip(names, keys, strict=False)
+    return [ApiKey(name=name, key=key, is_admin=True).hashed() for name, key in pairs]
 
 
 def read_key_file(path: Path) -> list[ApiKey]:
@@ -126,7 +109,7 @@ def read_key_file(path: Path) -> list[ApiKey]:
                 f"--api-key-file: {path} holds keys, and others may read it (mode {mode:o}); "
                 f"chmod 600 {path}, or put hashes (sha256) there"
             )
-    return [entry.api_key() for entry in entries]
+    return [entry.hashed() for entry in entries]
 
 
 def _digest(key: str) -> bytes:

@@ -19,7 +19,7 @@ from frontend.http import health, llama_cpp
 from frontend.http.anthropic import messages as anthropic
 from frontend.http.api_errors import ApiError, api_error, error_response
 from frontend.http.api_keys import ApiKeys
-from frontend.http.door import Door, DoorRules
+from frontend.http.door import Door
 from frontend.http.live_requests import list_requests
 from frontend.http.metrics.exposition import Metrics, get_metrics
 from frontend.http.ollama import generation as ollama
@@ -70,20 +70,14 @@ def make_app(
     """
     endpoint = settings.otlp_traces_endpoint
     traces = None if endpoint is None else Traces(endpoint)
-    rules = DoorRules(
+    door = Middleware(
+        Door,
+        settings=settings,
         keys=keys,
         open_paths=frozenset({"/", *(each.path for each in OPERATIONS if not each.needs_key)}),
-        open_folder="/page/",
-        origins=settings.cors_origin,
-        checks_host=settings.uds is None
-        and settings.forwarded_allow_ips is None
-        and settings.is_local,
-        max_body_size=settings.max_body_size,
-        max_concurrent_requests=settings.max_concurrent_requests,
-        access_log=settings.access_log,
         tracer=None if traces is None else traces.begin,
     )
-    middleware = [Middleware(Door, rules=rules, refusal=error_response)]
+    middleware = [door]
     if settings.cors_origin:
         cors = Middleware(
             CORSMiddleware,

@@ -9,17 +9,15 @@ import re
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Literal
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
-from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from frontend.http.api_errors import ApiError
+from frontend.http.api_errors import ApiError, error_response
 from frontend.http.api_keys import ApiKeys
 from frontend.http.exchange import Exchange, current_exchange
+from frontend.http.settings import ServerSettings
 from frontend.request_state import RequestState, current_tracer
 
 access_logger = logging.getLogger("frontend.http.access")
@@ -29,47 +27,34 @@ _LOCAL_NAME = re.compile(r"localhost|.+\.(localhost|local|internal)")
 _MAX_LOGGED_PATH = 200
 
 
-@dataclass(frozen=True, kw_only=True)
-class DoorRules:
-    """
-    Args:
-        keys: None: everybody is answered.
-        open_paths, open_folder: answered without a key.
-        origins: web origins whose pages may use a server without keys; "*" is all.
-        checks_host: whether names other than this machine's are refused: behind one of them a
-            hostile page would be of the same origin (DNS rebinding).
-        max_body_size: in bytes.
-    """
-
-    keys: ApiKeys | None = None
-    open_paths: frozenset[str] = frozenset()
-    open_folder: str | None = None
-    origins: tuple[str, ...] = ()
-    checks_host: bool = False
-    max_body_size: int = 16 * 1024**2
-    max_concurrent_requests: int = 4096
-    access_log: Literal["off", "text", "json"] = "off"
-    tracer: Callable[[RequestState], Callable[[], None]] | None = None
-
-    def is_open(self, path: str) -> bool:
-        folder = self.open_folder
-        return path in self.open_paths or (folder is not None and path.startswith(folder))
-
-
 class Door:
-    """ASGI middleware.
+    """ASGI middleware. Without keys everybody is answered.
 
     Args:
-        refusal: the answer that says an error, in the form of the API asked.
+        open_paths: answered without a key, as the page's files are.
+        tracer: of `current_tracer`, for each request.
     """
 
     def __init__(
-        self, app: ASGIApp, *, rules: DoorRules, refusal: Callable[[ApiError, str], Response]
+        self,
+        app: ASGIApp,
+        *,
+        settings: ServerSettings,
+        keys: ApiKeys | None,
+        open_paths: frozenset[str],
+        tracer: Callable[[RequestState], Callable[[], None]] | None,
     ) -> None:
         self._app = app
-        self._rules = rules
-        self._refusal = refusal
-        self._in_use = _InUse(rules.max_concurrent_requests, None)
+        self._settings = settings
+        self._keys = keys
+        self._open_paths = open_paths
+        self._tracer = tracer
+        # behind another name than this machine's a hostile page would be of the same origin (DNS
+        # rebinding)
+        self._checks_host = (
+            settings.uds is None and settings.forwarded_allow_ips is None and settings.is_local
+        )
+        self._in_use = _InUse(settings.max_concurrent_requests, None)
         self._in_use_by_key: dict[str, _InUse] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -79,14 +64,14 @@ class Door:
         exchange = Exchange(path=scope["path"], headers=Headers(scope=scope))
         scope["exchange"] = exchange
         context = current_exchange.set(exchange)
-        tracing = current_tracer.set(self._rules.tracer)
+        tracing = current_tracer.set(self._tracer)
         send = _with_request_id(send, exchange)
         try:
             with contextlib.ExitStack() as in_use:
                 try:
                     self._admit(scope, exchange, in_use)
                 except ApiError as error:
-                    await self._refusal(error, scope["path"])(scope, receive, send)
+                    await error_response(error, scope["path"])(scope, receive, send)
                 else:
                     await self._app(scope, self._limited(receive), send)
         finally:
@@ -94,18 +79,18 @@ class Door:
             current_tracer.reset(tracing)
             for call in exchange.at_end:
                 call()
-            if self._rules.access_log != "off":
-                _log(scope, exchange, is_json=self._rules.access_log == "json")
+            if self._settings.access_log != "off":
+                _log(scope, exchange, is_json=self._settings.access_log == "json")
 
     def _admit(self, scope: Scope, exchange: Exchange, in_use: contextlib.ExitStack) -> None:
         """Raises ApiError."""
         headers = exchange.headers
-        is_open = self._rules.is_open(scope["path"])
+        is_open = scope["path"] in self._open_paths or scope["path"].startswith("/page/")
         exchange.caller = scope["client"][0] if scope.get("client") else "local"
-        if self._rules.keys is None:
+        if self._keys is None:
             self._check_page(scope, headers)
         elif not is_open:
-            exchange.key = self._rules.keys.find(_given_key(headers))
+            exchange.key = self._keys.find(_given_key(headers))
             if exchange.key is None:
                 raise ApiError(
                     401,
@@ -136,7 +121,7 @@ class Door:
     def _check_page(self, scope: Scope, headers: Mapping[str, str]) -> None:
         """Without keys, any web page that the user opens could use the server."""
         host = _host_name(f"//{headers.get('host', '')}")
-        if self._rules.checks_host and host and not _is_this_machine(host):
+        if self._checks_host and host and not _is_this_machine(host):
             raise ApiError(
                 403,
                 f"the request is for host {host!r}, and this server answers only those for "
@@ -144,7 +129,7 @@ class Door:
             )
         origin = headers.get("origin")
         is_page = origin is not None and (origin == "null" or origin.startswith("http"))
-        if not is_page or {"*", origin} & set(self._rules.origins):
+        if not is_page or {"*", origin} & set(self._settings.cors_origin):
             return
         assert origin is not None
         if _host_name(origin) != host and not _is_this_machine(_host_name(origin)):
@@ -153,7 +138,7 @@ class Door:
             )
 
     def _check_size(self, num_bytes: int) -> None:
-        limit = self._rules.max_body_size
+        limit = self._settings.max_body_size
         if num_bytes > limit:
             raise ApiError(
                 413,

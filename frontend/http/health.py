@@ -1,6 +1,5 @@
 """GET /health, /ready, /version: do the engines make progress, and can they serve now?"""
 
-import asyncio
 from collections.abc import Callable, Iterable
 from importlib.metadata import version
 
@@ -9,10 +8,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from frontend.engine_calls import Engine
-from frontend.errors import EngineClientError
+from frontend.http.ask_engines import Resting, Silent, Unanswered, ask_engines
 from frontend.http.event_stream import json_response
 from frontend.http.operations import operation
-from frontend.http.served_models import ServedModel, ServedModels
+from frontend.http.served_models import ServedModel
 from frontend.http.settings import ServerSettings
 from protocol.calls import EngineState
 
@@ -35,10 +34,6 @@ class Version(msgspec.Struct, frozen=True):
     version: str
 
 
-class _Resting(str):
-    """The state of an engine that is started by a request."""
-
-
 @operation("GET", "/health", gives=Health, needs_key=False)
 async def health(request: Request) -> Response:
     """200: every engine is idle, paused or makes progress. 503 names those that do not."""
@@ -53,66 +48,39 @@ async def ready(request: Request) -> Response:
 
 
 async def _answer(request: Request, good: tuple[str, ...], each_model: _Rule) -> Response:
-    models: ServedModels = request.app.state.models
     settings: ServerSettings = request.app.state.settings
-    found = await asyncio.gather(
-        *(_states(model, n, settings.health_timeout) for n, model in enumerate(models))
-    )
+    found = await ask_engines(request, _state)
+    states = [
+        {name: _state_of(each, settings.health_timeout) for name, each in of_model.items()}
+        for of_model in found
+    ]
     is_good = all(
-        each_model(state in good or isinstance(state, _Resting) for state in states.values())
-        for states in found
+        each_model(state in good or isinstance(state, Resting) for state in of_model.values())
+        for of_model in states
     )
-    engines = {name: str(state) for states in found for name, state in states.items()}
+    engines = {name: str(state) for of_model in states for name, state in of_model.items()}
     return json_response(Health(_OK if is_good else "error", engines), 200 if is_good else 503)
 
 
-def engine_name(model: ServedModel, number: int, engine: Engine | None = None) -> str:
-    """Of the model with this number. Of several engines each has its address, too."""
-    name = ", ".join(model.names) or f"engine {number}"
-    return name if engine is None else f"{name} at {engine.address}"
-
-
-async def engines_of(model: ServedModel, number: int) -> dict[str, Engine]:
-    """By name."""
-    engines = await model.engines()
-    if len(engines) == 1:
-        return {engine_name(model, number): engines[0]}
-    return {engine_name(model, number, each): each for each in engines}
-
-
-async def _states(model: ServedModel, number: int, timeout_s: float) -> dict[str, str]:
-    if model.resting is not None:
-        return {engine_name(model, number): _Resting(model.resting)}
-    try:
-        async with asyncio.timeout(timeout_s):
-            engines = await engines_of(model, number)
-    except TimeoutError:
-        return {engine_name(model, number): f"away: nothing answers within {timeout_s:g} s"}
-    except EngineClientError as error:
-        return {engine_name(model, number): f"away: {error}"}
-    states = await asyncio.gather(*(_state(each, timeout_s) for each in engines.values()))
-    return dict(zip(engines, states, strict=True))
-
-
-async def _state(engine: Engine, timeout_s: float) -> str:
-    is_connected = False
-    try:
-        async with asyncio.timeout(timeout_s):
-            await engine.session.ready(waits=False)
-            is_connected = True
-            state = (await engine.ping()).state
-    except TimeoutError:
-        if not is_connected:
-            return f"away: nothing answers within {timeout_s:g} s"
-        return (
-            f"stuck: no step has ended within {timeout_s:g} s; see the daemon's log, or raise "
-            "--health-timeout if its steps take longer"
-        )
-    except EngineClientError as error:
-        return f"away: {error}"
+async def _state(_model: ServedModel, engine: Engine) -> str:
+    state = (await engine.ping()).state
     if state is EngineState.RUNNING:
         return _DRAINING if engine.session.is_draining else _OK
     return state.value
+
+
+def _state_of(answer: str | Unanswered, timeout_s: float) -> str:
+    match answer:
+        case str():
+            return answer
+        case Silent(is_connected=True):
+            return (
+                f"stuck: no step has ended within {timeout_s:g} s; see the daemon's log, or raise "
+                "--health-timeout if its steps take longer"
+            )
+        case TimeoutError():
+            return f"away: nothing answers within {timeout_s:g} s"
+    return f"away: {answer}"
 
 
 @operation("GET", "/version", gives=Version, needs_key=False)

@@ -15,9 +15,9 @@ from starlette.responses import Response
 
 from frontend.errors import EngineClientError, EngineUnavailable
 from frontend.http.api_errors import ApiError
+from frontend.http.ask_engines import engine_name
 from frontend.http.event_stream import EventStream, ending_with_errors, event
 from frontend.http.exchange import Exchange, exchange_of
-from frontend.http.health import engine_name
 from frontend.http.operations import operation
 from frontend.http.served_models import ServedModel, ServedModels
 from frontend.http.settings import ServerSettings
@@ -172,10 +172,8 @@ def _names(models: Sequence[ServedModel]) -> dict[str, str]:
     names = {}
     for number, model in enumerate(models):
         engines = model.known_engines
-        names[f"{number}.0"] = engine_name(model, number)
-        if len(engines) > 1:
-            for index, engine in enumerate(engines):
-                names[f"{number}.{index}"] = engine_name(model, number, engine)
+        for index, engine in enumerate(engines or (None,)):
+            names[f"{number}.{index}"] = engine_name(model, number, engine, of=len(engines))
     return names
 
 

@@ -98,7 +98,10 @@ def test_an_engine_that_dies_is_started_again_and_the_stream_goes_on(smollm2):
 
 
 def test_without_supervision_the_death_of_the_engine_ends_the_server(smollm2):
-    with serving(smollm2, "--no-supervise") as (process, _):
+    with serving("smollm2-135m-instruct", "--no-supervise") as (process, url):
+        assert smollm2.exists()
+        found = httpx.get(f"{url}/v1/models").json()["data"]
+        assert [each["id"] for each in found] == ["smollm2-135m-instruct"]
         (engine,) = children_of(process.pid)
         os.kill(engine, signal.SIGKILL)
         assert process.wait(20) == 1

@@ -1,0 +1,97 @@
+"""`engine-client pause`, `resume`, `sleep`, `wake-up`, `update-weights`: calls that change what the
+engine does, and what it does then."""
+
+import json as json_module
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from cyclopts import Parameter
+
+from frontend.async_llm import AsyncLLM
+from frontend.cli.connected import connected
+from frontend.cli.options import DAEMON, DaemonOptions, Json
+from frontend.event_loop import run
+from protocol.calls import EngineStatus
+
+
+def pause(
+    *,
+    mode: Annotated[
+        Literal["keep", "wait", "abort"],
+        Parameter(
+            help="Unfinished requests go on afterwards (keep), those that have started end first "
+            "(wait), or all are aborted."
+        ),
+    ] = "keep",
+    json: Json = False,
+    daemon: DaemonOptions = DAEMON,
+) -> int:
+    return _control(daemon, "pause", lambda llm: llm.pause_generation(mode=mode), prints_json=json)
+
+
+def resume(*, json: Json = False, daemon: DaemonOptions = DAEMON) -> int:
+    return _control(daemon, "resume", lambda llm: llm.resume_generation(), prints_json=json)
+
+
+def sleep(
+    *,
+    level: Annotated[
+        int, Parameter(help="1: the memory of the KV cache is freed; 2: that of the weights, too.")
+    ] = 1,
+    json: Json = False,
+    daemon: DaemonOptions = DAEMON,
+) -> int:
+    return _control(daemon, "sleep", lambda llm: llm.sleep(level), prints_json=json)
+
+
+def wake_up(*, json: Json = False, daemon: DaemonOptions = DAEMON) -> int:
+    return _control(daemon, "wake-up", lambda llm: llm.wake_up(), prints_json=json)
+
+
+def update_weights(
+    model: Annotated[
+        str, Parameter(help="A folder, file or known name, as for `engine-core --model`.")
+    ],
+    /,
+    *,
+    weights_version: Annotated[int | None, Parameter(help="Default: the next number.")] = None,
+    json: Json = False,
+    daemon: DaemonOptions = DAEMON,
+) -> int:
+    path = Path(model)
+    model = str(path.absolute()) if path.exists() else model
+    return _control(
+        daemon,
+        "update-weights",
+        lambda llm: llm.update_weights(model, weights_version),
+        prints_json=json,
+    )
+
+
+def _control(
+    daemon: DaemonOptions,
+    command: str,
+    change: Callable[[AsyncLLM], Awaitable[EngineStatus]],
+    *,
+    prints_json: bool,
+) -> int:
+    """Make the call and show what the engine does now. Returns the exit code.
+
+    Raises:
+        EngineClientError: no engine answers, or it refuses.
+    """
+
+    async def call() -> EngineStatus:
+        async with connected(daemon, command) as llm:
+            return await change(llm)
+
+    status = run(call())
+    text = f"{status.state}, weights version {status.weights_version}"
+    text += f", {status.num_requests} unfinished requests"
+    if prints_json:
+        text = json_module.dumps(msgspec.structs.asdict(status))
+    sys.stdout.write(text + "\n")
+    return 0
