@@ -10,6 +10,7 @@ from cyclopts import Parameter, validators
 from engine_core.logs import LogFormat
 from engine_core.options.scheduling import SchedulingOptions
 from engine_core.options.security import SecurityOptions
+from engine_core.options.speculation import SpeculationOptions
 from engine_core.options.values import (
     AT_LEAST_ONE,
     AT_LEAST_ZERO,
@@ -183,6 +184,7 @@ class EngineOptions:
     ] = "auto"
 
     scheduling: SchedulingOptions = dataclasses.field(default_factory=SchedulingOptions)
+    speculation: SpeculationOptions = dataclasses.field(default_factory=SpeculationOptions)
 
     bind: Annotated[
         str | None,

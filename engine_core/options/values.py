@@ -13,6 +13,7 @@ MODEL = Group.create_ordered("Model")
 CACHE = Group.create_ordered("KV cache")
 SCHEDULING = Group.create_ordered("Scheduling")
 ADVANCED_SCHEDULING = Group.create_ordered("Advanced scheduling")
+SPECULATION = Group.create_ordered("Speculative decoding")
 SERVING = Group.create_ordered("Serving")
 
 _BYTES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}

@@ -161,6 +161,10 @@ class Request:
         """Prompt tokens found in the cache at the first admission; None before it."""
         self.cache_lookup: CacheLookup | None = None
         self.preemptions: list[Preemption] = []
+        self.num_draft_tokens = 0
+        """Verified."""
+        self.num_accepted_tokens = 0
+        """Drafts that are in the output."""
         self.first_output_sent = False
         self.runs_alone = False
         """Whether no other request may run beside it."""
@@ -232,6 +236,11 @@ class Request:
         if self.beam_search is None and len(self.sequences) < self.num_sequences:
             return True
         return any(sequence.row is None for sequence in self.unfinished)
+
+    @property
+    def scope(self) -> tuple[str | None, str | None]:
+        """Requests of different scopes know nothing of each other's tokens."""
+        return self.cache_salt, self.adapter
 
     # ------------------------------------------------------------------ its first sequence
 
@@ -426,6 +435,14 @@ class Sequence:
         if self._batch is not None and self.row is not None:
             rows = self._batch.rows_with_drafts
             (rows.add if drafts else rows.discard)(self.row)
+
+    def max_drafts(self, max_model_len: int) -> int:
+        """As many as may all be accepted: one sampled token follows them in any case."""
+        max_tokens = self.request.sampling_params.max_tokens
+        num_tokens = self.num_tokens
+        return min(
+            self.num_prompt_tokens + max_tokens - num_tokens - 1, max_model_len - num_tokens - 1
+        )
 
     # ------------------------------------------------------------------ rows
 

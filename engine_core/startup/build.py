@@ -172,7 +172,11 @@ def _assemble(
         ),
         outbox=outbox,
         clients=clients,
-        scheduler=Scheduler(config.scheduler, kv_cache),
+        scheduler=Scheduler(
+            config.scheduler,
+            kv_cache,
+            proposer=runner_spec.options.speculation.make_proposer(),
+        ),
         executor=executor,
         lifecycle=lifecycle,
         validator=RequestValidator(
