@@ -354,6 +354,7 @@ class PlanBuilder:
         copies: CacheCopies,
         finished_req_ids: list[str],
         num_lookahead_slots: int,
+        num_drafts_wanted: Int64Array | None = None,
     ) -> SchedulerOutput:
         """The finished plan. Its tokens count as computed from here on."""
         state, (rows, counts) = self._batch, self.scheduled_rows
@@ -385,6 +386,7 @@ class PlanBuilder:
             preempted_req_ids=self.preempted_req_ids,
             num_output_tokens=state.lengths(rows) - state.num_prompt_tokens[rows],
             num_lookahead_slots=num_lookahead_slots,
+            num_drafts_wanted=num_drafts_wanted,
             num_decode_steps=num_decode_steps,
             token_budget=self._token_budget,
         )

@@ -127,11 +127,10 @@ def _check_tokenizers(files: ModelFiles, draft_files: ModelFiles) -> None:
 def _vocabulary(tokenizer_json: bytes) -> dict[str, int]:
     """Numbers of the tokens; of a unigram model their places are."""
     document = json.loads(tokenizer_json)
-    known = document["model"].get("vocab", {})
+    known: Any = document["model"].get("vocab", {})
     if isinstance(known, list):
         known = {text: number for number, (text, *_) in enumerate(known)}
-    added = {each["content"]: each["id"] for each in document.get("added_tokens", ())}
-    return known | added
+    return dict(known) | {each["content"]: each["id"] for each in document.get("added_tokens", ())}
 
 
 class FirstLayers:

@@ -204,9 +204,7 @@ def _maker_of(spec: RunnerSpec) -> Callable[[LoadedModel], RunnerSpec]:
     del kept["loaded"], kept["config"], sizes["model"], sizes["ops"], sizes["draft"]
     return lambda loaded: RunnerSpec(
         loaded=loaded,
-        config=RunnerConfig(
-            model=loaded.model, ops=loaded.ops, draft=loaded.draft_config, **sizes
-        ),
+        config=RunnerConfig(model=loaded.model, ops=loaded.ops, draft=loaded.draft_config, **sizes),
         **kept,
     )
 

@@ -5,7 +5,7 @@ import numpy as np
 from engine_core.scheduler.batch_state import BoolArray, Int64Array
 from engine_core.scheduler.config import SchedulerConfig
 from engine_core.scheduler.in_flight import InFlightStep
-from engine_core.scheduler.plan import ModelRunnerOutput
+from engine_core.scheduler.plan import ModelRunnerOutput, PlanBuilder
 from engine_core.scheduler.request import Request
 from engine_core.scheduler.request_pool import RequestPool
 from engine_core.scheduler.speculation.base import Proposer
@@ -97,12 +97,19 @@ class Speculator:
                 found = _FOUND_DECAY * self._found[row]
                 self._found[row] = found + (1 - _FOUND_DECAY) * bool(drafts)
 
-    def num_wanted(self, rows: Int64Array) -> Int64Array:
-        """Drafts that the runner is to make for each sequence of a plan behind what it samples."""
+    def num_wanted(self, plan: PlanBuilder) -> Int64Array | None:
+        """Drafts that the runner is to make for each sequence of a plan behind what it samples;
+        None if a proposer makes them."""
+        rows, _ = plan.scheduled_rows
+        if self._proposer is not None or not len(rows):
+            return None
         lengths = np.zeros(len(rows), np.int64)
         is_decode = np.isin(rows, self._decodes(rows))
         if is_decode.any():
             lengths[is_decode] = self._choose(rows[is_decode])
+        for place in np.flatnonzero(lengths).tolist():
+            if self._pool.sequence_in(int(rows[place])).request.beam_search is not None:
+                lengths[place] = 0
         return lengths
 
     def learn(self, request: Request) -> None:
