@@ -36,12 +36,21 @@ class DraftLengths:
         batch: rows of the sequences.
         most: drafts of a sequence in a step.
         slo_tpot_s: no step gets drafts with which it would take longer; None: no limit.
+        num_plain_steps: that are timed before any gets drafts, at each number of sequences.
     """
 
-    def __init__(self, batch: BatchState, *, most: int, slo_tpot_s: float | None) -> None:
+    def __init__(
+        self,
+        batch: BatchState,
+        *,
+        most: int,
+        slo_tpot_s: float | None,
+        num_plain_steps: int = 0,
+    ) -> None:
         self._batch = batch
         self._most = most
         self._slo_tpot_s = slo_tpot_s
+        self._num_plain_steps = num_plain_steps
         num_rows = batch.max_num_rows
         self._generation: Int64Array = np.full(num_rows, -1, np.int64)
         self._accepted: Float64Array = np.zeros(num_rows)
@@ -86,6 +95,9 @@ class DraftLengths:
         """
         self._claim(rows)
         cost = self._costs.get(num_sequences.bit_length())
+        num_plain = 0 if cost is None else cost.num_observed - cost.num_observed_with_chunks
+        if num_plain < self._num_plain_steps:
+            return np.zeros(len(rows), np.int64)
         most = self._most
         plain = StepLoad(num_sequences, num_sequences, num_context, num_context)
         if cost is None or cost.num_observed_with_chunks < 2 or cost.num_observed < 4:

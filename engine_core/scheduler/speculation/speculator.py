@@ -13,6 +13,8 @@ from engine_core.scheduler.speculation.draft_lengths import DraftLengths
 from engine_core.scheduler.token_budget.base import Float64Array, StepLoad
 
 _SLO_MARGIN = 0.05
+_PLAIN_STEPS = 4
+"""Without drafts that the runner makes, at each number of sequences: to know what these cost."""
 _FOUND_DECAY = 0.8
 _TRY_AFTER = 16
 """Tokens between two attempts of a sequence for which the proposer mostly knows nothing, where an
@@ -39,6 +41,7 @@ class Speculator:
             batch,
             most=config.num_speculative_tokens,
             slo_tpot_s=None if tpot_ms is None else (1 - _SLO_MARGIN) * tpot_ms / 1000,
+            num_plain_steps=_PLAIN_STEPS if proposer is None else 0,
         )
         self._is_async = config.max_steps_in_flight > 1
         self._generation: Int64Array = np.full(batch.max_num_rows, -1, np.int64)
@@ -62,12 +65,15 @@ class Speculator:
                 self._lengths.observe_drafts(sequence.row, len(drafts[name]), num_accepted)
 
     def observe_time(self, step: InFlightStep, duration_s: float) -> None:
-        """Of a step that is over, if it computed nothing but last tokens and drafts."""
+        """Of a step that is over, if it computed nothing but last tokens and drafts. Drafts that the
+        runner makes cost one step something when they are made and one when they are verified."""
         plan = step.plan
         num_drafts = sum(map(len, plan.scheduled_spec_decode_tokens.values()))
         num_sequences = len(plan.batch.req_ids)
-        num_tokens = num_sequences + num_drafts
-        if num_sequences and plan.total_num_scheduled_tokens == num_tokens:
+        if num_sequences and plan.total_num_scheduled_tokens == num_sequences + num_drafts:
+            if plan.num_drafts_wanted is not None:
+                num_drafts = (num_drafts + int(plan.num_drafts_wanted.sum()) + 1) // 2
+            num_tokens = num_sequences + num_drafts
             num_context = int(plan.batch.num_computed_tokens.sum()) + num_sequences
             load = StepLoad(num_tokens, num_sequences, num_context, num_context)
             self._lengths.observe_step(load, duration_s)
