@@ -33,7 +33,7 @@ class SpeculationOptions:
     num_speculative_tokens: Annotated[
         int | None,
         option(
-            "Most guessed tokens of a sequence in a step (default 8); how many it gets is measured.",
+            "Most guessed tokens of a sequence in a step (default 8), fewer as measured.",
             SPECULATION,
             validator=AT_LEAST_ONE,
         ),

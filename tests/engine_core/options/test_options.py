@@ -17,6 +17,7 @@ from engine_core.options.checks import check_device, check_options
 from engine_core.options.engine import EngineOptions
 from engine_core.options.scheduling import SchedulingOptions
 from engine_core.options.security import SecurityOptions
+from engine_core.options.speculation import SpeculationOptions
 from engine_core.options.values import parse_bytes
 from engine_core.scheduler import SchedulerConfig
 
@@ -222,9 +223,9 @@ def test_nothing_given_is_fair_between_clients_without_limits():
 
 
 def test_every_option_has_a_help_text_and_a_group():
-    kinds = (EngineOptions, SchedulingOptions, SecurityOptions)
+    kinds = (EngineOptions, SchedulingOptions, SpeculationOptions, SecurityOptions)
     for field in itertools.chain.from_iterable(map(dataclasses.fields, kinds)):
-        if field.name in ("scheduling", "security"):
+        if field.name in ("scheduling", "speculation", "security"):
             continue
         [parameter] = field.type.__metadata__
         assert parameter.help, field.name
@@ -241,12 +242,12 @@ def test_help_shows_the_dozen_common_options_and_help_all_every_one(capsys):
     common, everything = shown(capsys, "--help"), shown(capsys, "--help-all")
     names = [
         f"--{field.name.replace('_', '-')}"
-        for options in (EngineOptions, SchedulingOptions, SecurityOptions)
+        for options in (EngineOptions, SchedulingOptions, SpeculationOptions, SecurityOptions)
         for field in dataclasses.fields(options)
         if field.name
-        not in ("scheduling", "security", "long_prefill_token_threshold")  # broken over a line
+        not in ("scheduling", "speculation", "security", "long_prefill_token_threshold")
     ]
-    assert len([name for name in names if f" {name} " in common]) == 12
+    assert len([name for name in names if f" {name} " in common]) == 13
     assert not [name for name in names if name not in everything]
     assert "--help-all" in common
     assert "Advanced scheduling" in everything
