@@ -8,8 +8,16 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from frontend import LLM, RequestOutput, SamplingParams
-from scripts.benchmarks import DEFAULT_MODEL, Json, Model, Repeat, Rows, cpu_seconds, report
-from scripts.benchmarks import running_daemon
+from scripts.benchmarks import (
+    DEFAULT_MODEL,
+    Json,
+    Model,
+    Repeat,
+    Rows,
+    cpu_seconds,
+    report,
+    running_daemon,
+)
 from scripts.benchmarks.speculation_prompts import chat_prompts, copy_prompts
 from scripts.load.report import log
 

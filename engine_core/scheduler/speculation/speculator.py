@@ -65,8 +65,8 @@ class Speculator:
                 self._lengths.observe_drafts(sequence.row, len(drafts[name]), num_accepted)
 
     def observe_time(self, step: InFlightStep, duration_s: float) -> None:
-        """Of a step that is over, if it computed nothing but last tokens and drafts. Drafts that the
-        runner makes cost one step something when they are made and one when they are verified."""
+        """Of a step that is over, if it computed nothing but last tokens and drafts. Those that the
+        runner makes take time in the step that makes them and in the one that verifies them."""
         plan = step.plan
         num_drafts = sum(map(len, plan.scheduled_spec_decode_tokens.values()))
         num_sequences = len(plan.batch.req_ids)
