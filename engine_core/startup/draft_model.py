@@ -35,7 +35,7 @@ def load_with_draft(options: EngineOptions, files: ModelFiles, device: torch.dev
     if num_layers is not None and options.speculation.draft_quantization is None:
         return _with_first_layers(loaded, files, num_layers)
     if num_layers is None:
-        draft_files = open_model_files(name, report=logger.info)
+        draft_files = open_model_files(name, option="--draft-model", report=logger.info)
         _check_tokenizers(files, draft_files)
     else:
         draft_files = FirstLayers(files, num_layers)
@@ -43,6 +43,8 @@ def load_with_draft(options: EngineOptions, files: ModelFiles, device: torch.dev
         dataclasses.replace(
             options,
             model=name,
+            # float32 is what a CPU computes in; given by name it would undo the file's own blocks
+            dtype="auto" if loaded.dtype is torch.float32 else options.dtype,
             quantization=options.speculation.draft_quantization or "auto",
             load_format="auto",
             model_config=None,
