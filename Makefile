@@ -48,7 +48,7 @@ install: $(VENV)/.installed  ## the engine and its client
 install-dev: $(VENV)/.installed-dev  ## and what tests need
 
 model: install  ## fetch the demo's model
-	@$(BIN)/python scripts/fetch_model.py $(MODEL)
+	@$(BIN)/engine-core pull $(MODEL)
 
 demo: install  ## a daemon, three questions at once from another process, statistics
 	@$(BIN)/python scripts/demo.py --model $(MODEL)
@@ -70,7 +70,7 @@ unit: install-dev
 check: lint types imports unit  ## quick: lint, types, import arrows, unit tests
 
 test: install-dev lint types imports  ## everything, with real models
-	@$(BIN)/python scripts/fetch_model.py $(MODEL)
+	@$(BIN)/engine-core pull $(MODEL)
 	$(PYTEST_PARALLEL) --durations=10 -m 'not packages'
 
 test-all: test  ## and what needs Debian packages; a test without its package says which

@@ -6,33 +6,16 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from engine_core.options.values import SERVING, option
+from engine_core.options.values import FLAG, SERVING
 
 
-@Parameter(name="*")
+@Parameter(name="*", group=SERVING.group)
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class SecurityOptions:
-    keys: Annotated[
-        Path | None,
-        option(
-            "The folder with the keys of clients that may connect over TCP (`engine-core keys`).",
-            SERVING,
-        ),
-    ] = None
-    insecure: Annotated[
-        bool,
-        option(
-            "Listen on a TCP address beyond this machine without keys and encryption.",
-            SERVING,
-            negative="",
-        ),
-    ] = False
-    isolate_tenants: Annotated[
-        bool,
-        option(
-            "Tenants share no cached prefixes, so none can tell from times what others sent; "
-            "without a key or a tenant each client is one of its own.",
-            SERVING,
-            negative="",
-        ),
-    ] = False
+    keys: Path | None = None
+    """The folder with the keys of clients that may connect over TCP (`engine-core keys`)."""
+    insecure: Annotated[bool, FLAG] = False
+    """Listen on a TCP address beyond this machine without keys and encryption."""
+    isolate_tenants: Annotated[bool, FLAG] = False
+    """Tenants share no cached prefixes, so none can tell from times what others sent; without a
+    key or a tenant each client is one of its own."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from engine_core.errors import ConfigurationError
-from engine_core.options.values import AT_LEAST_ONE, SPECULATION, option
+from engine_core.options.values import COMMON, POSITIVE, SPECULATION
 
 if TYPE_CHECKING:
     from engine_core.scheduler.speculation.base import Proposer
@@ -17,47 +17,23 @@ _NUM_TOKENS = 8
 _LOOKUP_MIN, _LOOKUP_MAX = 3, 5
 
 
-@Parameter(name="*")
+@Parameter(name="*", group=SPECULATION.group)
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class SpeculationOptions:
-    speculative: Annotated[
-        SpeculativeName | None,
-        option(
-            "Verify several guessed tokens in one step, which changes none. ngram: what followed "
-            "the last tokens before; suffix: or in earlier outputs too; draft: what --draft-model "
-            "says.",
-            SPECULATION,
-            is_common=True,
-        ),
-    ] = None
-    num_speculative_tokens: Annotated[
-        int | None,
-        option(
-            "Most guessed tokens of a sequence in a step (default 8), fewer as measured.",
-            SPECULATION,
-            validator=AT_LEAST_ONE,
-        ),
-    ] = None
-    draft_model: Annotated[
-        str | None,
-        option(
-            "draft: a model of the same vocabulary, named as --model is, or first-layers:N, the "
-            "first N layers of the model itself.",
-            SPECULATION,
-        ),
-    ] = None
-    draft_quantization: Annotated[
-        QuantizationName | None,
-        option("draft: as --quantization, of the draft model.", SPECULATION),
-    ] = None
-    prompt_lookup_min: Annotated[
-        int | None,
-        option("ngram: least tokens that must match (default 3).", SPECULATION),
-    ] = None
-    prompt_lookup_max: Annotated[
-        int | None,
-        option("ngram: most tokens that are compared (default 5).", SPECULATION),
-    ] = None
+    speculative: Annotated[SpeculativeName | None, COMMON] = None
+    """Verify several guessed tokens in one step, which changes none. ngram: what followed the
+    last tokens before; suffix: or in earlier outputs too; draft: what --draft-model says."""
+    num_speculative_tokens: Annotated[int | None, POSITIVE] = None
+    """Most guessed tokens of a sequence in a step (default 8), fewer as measured."""
+    draft_model: str | None = None
+    """draft: a model of the same vocabulary, named as --model is, or first-layers:N, the first N
+    layers of the model itself."""
+    draft_quantization: QuantizationName | None = None
+    """draft: as --quantization, of the draft model."""
+    prompt_lookup_min: Annotated[int | None, POSITIVE] = None
+    """ngram: least tokens that must match (default 3)."""
+    prompt_lookup_max: Annotated[int | None, POSITIVE] = None
+    """ngram: most tokens that are compared (default 5)."""
 
     @property
     def max_drafts(self) -> int:

@@ -1,4 +1,5 @@
-"""How an option is declared: its group in `--help`, and sizes as they are typed."""
+"""What is said of an option beside its type and its help, the text below it: the group in `--help`,
+limits, sizes as they are typed. `--help` shows the common ones, `--help-all` every one."""
 
 import re
 from collections.abc import Sequence
@@ -6,30 +7,18 @@ from typing import Any
 
 from cyclopts import Group, Parameter, Token, validators
 
-AT_LEAST_ONE = validators.Number(gte=1)
-AT_LEAST_ZERO = validators.Number(gte=0)
-
-MODEL = Group.create_ordered("Model")
-CACHE = Group.create_ordered("KV cache")
-SCHEDULING = Group.create_ordered("Scheduling")
-ADVANCED_SCHEDULING = Group.create_ordered("Advanced scheduling")
-SPECULATION = Group.create_ordered("Speculative decoding")
-SERVING = Group.create_ordered("Serving")
+MODEL = Parameter(group=Group.create_ordered("Model"))
+CACHE = Parameter(group=Group.create_ordered("KV cache"))
+SCHEDULING = Parameter(group=Group.create_ordered("Scheduling"))
+ADVANCED_SCHEDULING = Parameter(group=Group.create_ordered("Advanced scheduling"))
+SPECULATION = Parameter(group=Group.create_ordered("Speculative decoding"))
+SERVING = Parameter(group=Group.create_ordered("Serving"))
+COMMON = Parameter(show=True)
+FLAG = Parameter(negative="")
+"""Without a --no- form."""
 
 _BYTES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BYTES |= {f"{prefix}i": 1024**power for power, prefix in enumerate("kmgt", start=1)}
-
-
-def option(help_text: str, group: Group, *, is_common: bool = False, **more: Any) -> Parameter:
-    """One `--option` of the daemon. `--help` shows the common ones, `--help-all` every one."""
-    if is_common:
-        more["show"] = True
-    return Parameter(help=help_text, group=group, **more)
-
-
-def size_option(help_text: str, group: Group, **more: Any) -> Parameter:
-    """One that is typed as a size, such as 2GiB, and read as bytes."""
-    return option(help_text, group, converter=_size, n_tokens=1, **more)
 
 
 def parse_bytes(text: str) -> int:
@@ -42,3 +31,22 @@ def parse_bytes(text: str) -> int:
 
 def _size(_type: Any, tokens: Sequence[Token]) -> int:
     return parse_bytes(tokens[0].value)
+
+
+def at_least(least: float, **more: float) -> Parameter:
+    return Parameter(validator=validators.Number(gte=least, **more))
+
+
+SIZE = Parameter(converter=_size, n_tokens=1)
+"""Typed as a size, such as 2GiB, and read as bytes."""
+POSITIVE, NOT_NEGATIVE = at_least(1), at_least(0)
+
+
+AT_LEAST_ONE = validators.Number(gte=1)
+
+
+def option(help_text: str, group: Group, *, is_common: bool = False, **more: Any) -> Parameter:
+    """One whose help stands beside its type."""
+    if is_common:
+        more["show"] = True
+    return Parameter(help=help_text, group=group, **more)

@@ -38,9 +38,8 @@ def longest_match(tokens: Int32Array, *, smallest: int, largest: int) -> tuple[i
     ends = np.flatnonzero(tokens[:last] == tokens[last])
     length = 1
     while len(ends) and length < largest:
-        if ends[0] < length:
-            ends = ends[np.searchsorted(ends, length) :]
-        longer = ends[tokens[ends - length] == tokens[last - length]]
+        inside = ends[ends >= length] if ends[0] < length else ends
+        longer = inside[tokens[inside - length] == tokens[last - length]]
         if not len(longer):
             break
         ends, length = longer, length + 1

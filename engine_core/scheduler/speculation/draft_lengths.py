@@ -14,11 +14,11 @@ from engine_core.scheduler.batch_state import BatchState, Int64Array
 from engine_core.scheduler.token_budget.base import Float64Array, StepLoad
 from engine_core.scheduler.token_budget.cost_model import CostModel
 
-_DECAY = 0.9
+_DECAY = 0.95
 """Of what a sequence's drafts before said, with each step that verifies some of them."""
 _COMMON_DECAY = 0.995
 """Of what all sequences' did."""
-_PRIOR_WEIGHT = 2.0
+_PRIOR_WEIGHT = 1.0
 """Drafts that a new sequence is believed to have had, at the common rate."""
 _FIRST_PRICE = 0.3
 _FIRST_DRAFTS = 2

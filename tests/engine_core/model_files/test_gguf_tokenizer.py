@@ -287,7 +287,7 @@ def test_smollm2_encodes_real_text(text: str, ids: list[int]) -> None:
     assert model is not None
     path = models_folder() / model.file_name
     if not path.is_file():
-        pytest.skip("the model is not in the cache; scripts/fetch_model.py smollm2 fetches it")
+        pytest.skip("the model is not in the cache; `engine-core pull smollm2` fetches it")
     tokenizer = backend(path)
     assert tokenizer.encode(text).ids == ids
     assert tokenizer.decode(ids, skip_special_tokens=False) == text

@@ -101,17 +101,13 @@ def test_a_full_disk_is_not_the_hubs_fault(monkeypatch) -> None:
         download.download_from_hub("org/name", report=print)
 
 
-def test_the_script_refuses_unknown_names_and_wrong_usage() -> None:
-    script = Path(__file__).parents[3] / "scripts" / "fetch_model.py"
-
+def test_pull_refuses_unknown_names_and_wrong_usage() -> None:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, str(script), *arguments]
-        return subprocess.run(
-            command, capture_output=True, text=True, check=False, cwd=script.parents[1]
-        )
+        command = [sys.executable, "-m", "engine_core.cli", "pull", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
 
     unknown = run("smolm2")
-    assert unknown.returncode == 1
+    assert unknown.returncode == 3
     assert "did you mean smollm2?" in unknown.stderr
     assert unknown.stdout == ""
     assert run().returncode == 2

@@ -12,6 +12,8 @@ from http_server import serving, serving_models
 from frontend.async_llm import AsyncLLM
 from frontend.http.served_models import ServedModel, ServedModels
 from protocol import calls
+from protocol.errors import ErrorCode
+from protocol.outputs import CallFailed
 
 
 @contextlib.contextmanager
@@ -102,6 +104,28 @@ def test_a_key_that_is_no_admins_sees_its_own_requests_only(start_engine, tmp_pa
         assert tenants("ann") == ["ann"]
         assert tenants("bob") == ["bob", "bob"]
         assert tenants("root") == ["ann", "bob", "bob"]
+
+
+def test_an_engine_that_explains_a_clients_own_requests_only_is_asked_for_each(start_engine):
+    engine = start_engine(step_s=0.02)
+    answer = engine._answer
+
+    def refuse(call):
+        if isinstance(call.call, calls.GetRequests):
+            code = ErrorCode.PERMISSION_DENIED
+            return CallFailed(call_id=call.call_id, code=code, message="over TCP without keys")
+        return answer(call)
+
+    engine._answer = refuse
+    with (
+        serving(engine.address) as url,
+        serving(engine.address) as other,
+        asking(url, count=2),
+        asking(other),
+    ):
+        listed = httpx.get(f"{url}/v1/requests").json()
+    assert (len(listed["data"]), listed["num_unfinished"]) == (2, 2)
+    assert listed["unavailable"] == {}
 
 
 def test_requests_of_other_clients_of_the_engine_are_listed_too(start_engine):
