@@ -25,6 +25,8 @@ _FIRST_DRAFTS = 2
 """Until a step with drafts was timed at this number of sequences."""
 _LEAST_PRICE = 0.03
 """A draft costs the host something too."""
+_MEASURE_AFTER = 128
+"""Steps between two drafts while all are dearer than what they could bring."""
 _PROBE_AFTER = 32
 _PROBE_AT_MOST = 1024
 """Tokens between two drafts of a sequence for which none are worth their price."""
@@ -60,6 +62,8 @@ class DraftLengths:
         self._probe_after: Int64Array = np.zeros(num_rows, np.int64)
         self._common = [2.0, 2.0]
         """Accepted and rejected."""
+        self._num_too_dear = 0
+        """Steps without drafts for their price."""
         self._costs: dict[int, CostModel] = {}
         """By number of sequences, to the next power of two."""
 
@@ -111,7 +115,7 @@ class DraftLengths:
                 left_s = self._slo_tpot_s - plain_s
                 most = min(most, int(left_s / max(draft_s, 1e-9) / len(rows))) if left_s > 0 else 0
         if most < 1 or price >= 1:
-            return np.zeros(len(rows), np.int64)
+            return self._measure_again(rows, most)
         accepted, rejected = self._accepted[rows], self._rejected[rows]
         common = self._common[0] / (self._common[0] + self._common[1])
         rate = (accepted + _PRIOR_WEIGHT * common) / (accepted + rejected + _PRIOR_WEIGHT)
@@ -123,6 +127,14 @@ class DraftLengths:
             lengths = self._lengths(rate, price * gain / spent, most)
         is_probe = (lengths == 0) & (self._batch.num_tokens[rows] >= self._next_probe[rows])
         lengths[is_probe] = 1
+        return lengths
+
+    def _measure_again(self, rows: Int64Array, most: int) -> Int64Array:
+        """Drafts are too dear, as far as was measured: of the newest sequence one, now and then."""
+        lengths = np.zeros(len(rows), np.int64)
+        self._num_too_dear += 1
+        if most and self._num_too_dear % _MEASURE_AFTER == 0:
+            lengths[-1] = 1
         return lengths
 
     @staticmethod
