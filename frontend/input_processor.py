@@ -81,6 +81,7 @@ class InputProcessor:
         tenant: str | None = None,
         cache_salt: str | None = None,
         timeout_s: float | None = None,
+        adapter: str | None = None,
         output_kind: RequestOutputKind | None = None,
         name: str = "prompt",
         on_finished: Callable[[], None] | None = None,
@@ -88,6 +89,7 @@ class InputProcessor:
         """
         Args:
             cache_salt: for a prompt that has none of its own.
+            adapter: the name of one that the engine knows.
             output_kind: default: that of `params`.
             name: what to call the prompt in an error.
 
@@ -122,8 +124,13 @@ class InputProcessor:
             self._limits.check_sequences(num_sequences, beam_search, count_name)
             self._limits.check_prompt(token_ids, name)
             seed = self._seeds.getrandbits(64) if params.seed is None else params.seed
-            wire_params = params.to_wire(len(token_ids), self.model.max_model_len, seed=seed)
-            self._limits.check_sampling(wire_params)
+            wire_params = params.to_wire(
+                len(token_ids),
+                self.model.max_model_len,
+                seed=seed,
+                vocab_size=self.model.vocab_size,
+            )
+            self._limits.check_sampling(wire_params, len(token_ids))
         request = EngineRequest(
             request_id=request_id,
             prompt_token_ids=token_ids,
@@ -134,6 +141,7 @@ class InputProcessor:
             tenant=tenant,
             cache_salt=_one_salt(own_salt, cache_salt, name),
             timeout_s=timeout_s,
+            adapter=adapter,
         )
         return RequestState(
             request,

@@ -5,21 +5,13 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from frontend.logprobs import Logprob, PromptLogprobs
 from protocol.outputs import RequestTimings
 
 if TYPE_CHECKING:
     from frontend.tokenizer import Tokenizer
 
-FinishReasonName = Literal["stop", "length", "abort", "error", "timeout"]
-
-
-@dataclass(slots=True)
-class Logprob:
-    """One token's log-probability. Rank 1 is the likeliest token of the vocabulary."""
-
-    logprob: float
-    rank: int | None = None
-    decoded_token: str | None = None
+FinishReasonName = Literal["stop", "length", "abort", "error", "timeout", "refused"]
 
 
 class CompletionOutput(msgspec.Struct):
@@ -76,8 +68,9 @@ class RequestOutput(msgspec.Struct):
     weights_versions: list[int] = []
     """Of the weights that made the tokens so far, in order: more than one if they were updated
     meanwhile. Of beams only the last."""
-    prompt_logprobs: None = None
-    """Always None: asking for them is refused."""
+    prompt_logprobs: PromptLogprobs | None = None
+    """If asked for, once the prompt is computed: one entry a token, None for the first. In a stream
+    of deltas in one output only."""
 
 
 @dataclass(slots=True)

@@ -11,11 +11,12 @@ from typing import Protocol
 import msgspec
 
 from frontend.event_loop import Clock
+from frontend.logprobs import PromptLogprobs
 from frontend.outputs import FinishReasonName, RequestMetrics, RequestOutput
 from frontend.sampling_params import RequestOutputKind, SamplingParams
 from frontend.sequence_state import SequenceState
 from frontend.tokenizer import Tokenizer
-from protocol.outputs import EngineCoreOutput
+from protocol.outputs import EngineCoreOutput, Logprobs
 from protocol.requests import EngineRequest
 from protocol.sampling import sequence_seed
 
@@ -75,17 +76,24 @@ class RequestState:
         self._request = request
         self._prompt_text = prompt_text
         self._prompt_token_ids = request.prompt_token_ids
+        self._tokenizer = tokenizer
         self._kind = output_kind
         self._is_final_only = output_kind is RequestOutputKind.FINAL_ONLY
         self._last_token_s: float | None = None
         self._clock = clock
         self._submitted_s = clock.now()
+        self.adapter_fingerprint: str | None = None
+        """Of its adapter, when it was sent."""
         self.num_reports = 0
         """Errors of the engine since its last token."""
         self.weights_version: int | None = None
         """Of the last token."""
         self._weights_versions: list[int] = []
         self._num_cached_tokens: int | None = None
+        self._prompt_columns: list[Logprobs] = []
+        self._prompt_logprobs: PromptLogprobs | None = None
+        self._prompt_taken = False
+        """Whether an output had them."""
         self._error: Exception | None = None
         self._final_taken = False
         self._has_output = False
@@ -132,6 +140,10 @@ class RequestState:
         if start > 0:
             assert params.seed is not None
             params = msgspec.structs.replace(params, seed=sequence_seed(params.seed, start))
+        if params.prompt_logprobs is not None:
+            if self._prompt_logprobs is not None:
+                params = msgspec.structs.replace(params, prompt_logprobs=None)
+            self._prompt_columns.clear()
         timeout_s = self._request.timeout_s
         if timeout_s is not None:
             timeout_s = max(_MIN_TIMEOUT_S, timeout_s - (self._clock.now() - self._submitted_s))
@@ -143,6 +155,7 @@ class RequestState:
             output_token_ids=self.sequences[start].token_ids if stop - start == 1 else [],
             num_sequences=stop - start,
             is_resumed=self.metrics.engine_request_id is not None,
+            adapter_fingerprint=self.adapter_fingerprint if self.has_started else None,
         )
 
     def note_weights(self, version: int) -> None:
@@ -156,6 +169,8 @@ class RequestState:
         Returns:
             True if a stop string ended the sequence while the engine continues it.
         """
+        if output.prompt_logprobs is not None:
+            self._prompt_columns.append(output.prompt_logprobs)
         if output.new_token_ids:
             before_s = self._note_token(index, now_s)
             if self.observer is not None and not math.isnan(before_s):
@@ -257,6 +272,10 @@ class RequestState:
                 if not delta or sequence.has_new_output
             ]
         self._final_taken = finished
+        prompt_logprobs = self._prompt_logprobs
+        if prompt_logprobs is not None and delta:
+            prompt_logprobs = None if self._prompt_taken else prompt_logprobs
+            self._prompt_taken = True
         return RequestOutput(  # one a token: names cost half a microsecond
             self.request_id,
             self._prompt_text,
@@ -266,6 +285,7 @@ class RequestState:
             self.metrics,
             self._num_cached_tokens,
             self._weights_versions,
+            prompt_logprobs,
         )
 
     def _note_token(self, index: int, now_s: float) -> float:
@@ -279,6 +299,9 @@ class RequestState:
         return before_s
 
     def _note_first_token(self, now_s: float) -> None:
+        if self._request.sampling_params.prompt_logprobs is not None:
+            columns = Logprobs.joined(self._prompt_columns)
+            self._prompt_logprobs = PromptLogprobs(columns, self._tokenizer)
         ttft_s = self.metrics.first_token_s = now_s - self._submitted_s
         if self.observer is not None:
             self.observer.on_first_token(ttft_s)

@@ -12,6 +12,7 @@ from typing import Any, Literal, Self
 import protocol.errors
 import protocol.sampling
 from frontend.errors import InvalidInput, PromptTooLong
+from frontend.structured_outputs import StructuredOutputsParams, to_wire
 from protocol.errors import InvalidParameter
 from protocol.requests import check_name, check_timeout
 from protocol.sampling import check_whole
@@ -65,6 +66,7 @@ class SamplingParams:
     min_tokens: int = 0
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
@@ -72,8 +74,8 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     truncate_prompt_tokens: int | None = None
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
-    structured_outputs: Any | None = None
-    guided_decoding: Any | None = None
+    structured_outputs: StructuredOutputsParams | dict[str, Any] | None = None
+    guided_decoding: StructuredOutputsParams | dict[str, Any] | None = None
     logit_bias: dict[int, float] | dict[str, float] | None = None
     allowed_token_ids: list[int] | None = None
     extra_args: dict[str, Any] | None = None
@@ -86,8 +88,9 @@ class SamplingParams:
         self.stop_token_ids = list(self.stop_token_ids or ())
         if self.seed == -1:
             self.seed = None
-        if self.logprobs is True:  # vLLM's reading of OpenAI's flag
-            self.logprobs = 1
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is True:  # vLLM's reading of OpenAI's flag
+                setattr(self, name, 1)
         self.check()
 
     @classmethod
@@ -139,12 +142,12 @@ class SamplingParams:
             )
 
     def to_wire(
-        self, prompt_len: int, max_model_len: int, *, seed: int | None = None
+        self, prompt_len: int, max_model_len: int, *, seed: int | None = None, vocab_size: int = 1
     ) -> protocol.sampling.SamplingParams:
         """In engine terms, for a prompt of `prompt_len` tokens.
 
-        `max_tokens` becomes what the model's length leaves, where it is None or more than that.
-        `seed` overrides the seed.
+        `max_tokens` becomes what the model's length leaves, where it is None or more than that, and
+        -1 `prompt_logprobs` its vocabulary. `seed` overrides the seed.
         Raises InvalidInput: see the class; attributes may have been assigned since it was built."""
         self.check()
         room = max_model_len - prompt_len
@@ -152,10 +155,11 @@ class SamplingParams:
             max_tokens=room if self.max_tokens is None else min(self.max_tokens, room),
             min_tokens=min(self.min_tokens, room),
             seed=self.seed if seed is None else seed,
+            vocab_size=vocab_size,
         )
 
     def _engine_params(
-        self, *, max_tokens: int, min_tokens: int, seed: int | None = None
+        self, *, max_tokens: int, min_tokens: int, seed: int | None = None, vocab_size: int = 1
     ) -> protocol.sampling.SamplingParams:
         with as_invalid_input():
             return protocol.sampling.SamplingParams(
@@ -164,20 +168,20 @@ class SamplingParams:
                 min_tokens=min_tokens,
                 top_k=0 if self.top_k == -1 else self.top_k,
                 seed=self.seed if seed is None else seed,
+                prompt_logprobs=vocab_size if self.prompt_logprobs == -1 else self.prompt_logprobs,
+                logprob_token_ids=tuple(self.logprob_token_ids or ()),
                 stop_token_ids=tuple(self.stop_token_ids or ()),
                 has_stop_strings=bool(self.stop_strings),
                 logit_bias=_with_whole_keys(self.logit_bias),
                 allowed_token_ids=(
                     None if self.allowed_token_ids is None else tuple(self.allowed_token_ids)
                 ),
+                structured_output=to_wire(self.structured_outputs, self.guided_decoding),
             )
 
     def _refuse_unsupported(self) -> None:
         unsupported = {
-            "prompt_logprobs": self.prompt_logprobs is not None,
             "logits_processors (use logit_bias or allowed_token_ids)": bool(self.logits_processors),
-            "structured_outputs": self.structured_outputs is not None,
-            "guided_decoding": self.guided_decoding is not None,
             "extra_args": bool(self.extra_args),
             "bad_words (use logit_bias)": bool(self.bad_words),
             "best_of (use n)": self.best_of not in (None, self.n),
@@ -232,20 +236,6 @@ class BeamSearchParams:
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-
-
-class StructuredOutputsParams:
-    """vLLM's; there so that a script can import it. Raises InvalidInput: always."""
-
-    def __init__(self, *_values: object, **_named_values: object) -> None:
-        raise InvalidInput(
-            f"this engine does not support {type(self).__name__}; use logit_bias or "
-            "allowed_token_ids, or check the answer and ask again"
-        )
-
-
-class GuidedDecodingParams(StructuredOutputsParams):
-    """vLLM's older name."""
 
 
 def _with_whole_keys(logit_bias: Mapping[Any, float] | None) -> dict[int, float]:

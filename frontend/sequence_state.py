@@ -1,12 +1,11 @@
 """One sequence of a request: from engine outputs to text, stop strings and logprobs."""
 
 import math
-import struct
 from collections.abc import Sequence
-from itertools import chain
 
 from frontend.detokenizer import IncrementalDetokenizer, StopStringMatcher
-from frontend.outputs import CompletionOutput, FinishReasonName, Logprob
+from frontend.logprobs import Logprob, logprobs_of
+from frontend.outputs import CompletionOutput, FinishReasonName
 from frontend.sampling_params import SamplingParams
 from frontend.tokenizer import Tokenizer
 from protocol.outputs import EngineCoreOutput, FinishReason, Logprobs
@@ -42,8 +41,11 @@ class SequenceState:
         self.may_stop_at_text = bool(params.stop_strings)
         if stop := params.stop_strings:
             self._matcher = StopStringMatcher(stop, include_in_output=self._shows_stop_token)
-        self._logprobs: list[dict[int, Logprob]] | None = None if params.logprobs is None else []
-        self._cumulative_logprob = None if params.logprobs is None else 0.0
+        self._has_ranks = not params.logprob_token_ids
+        """Of the reported tokens beside the sampled one."""
+        is_reported = params.logprobs is not None or not self._has_ranks
+        self._logprobs: list[dict[int, Logprob]] | None = [] if is_reported else None
+        self._cumulative_logprob = 0.0 if is_reported else None
         self._num_decoded_tokens = 0
         """Text is made of the tokens behind these when it is taken, unless it may end with them."""
         # the whole text is _taken_text + the parts, which no output has had yet
@@ -198,28 +200,7 @@ class SequenceState:
 
     def _append_logprobs(self, columns: Logprobs, num_kept: int) -> None:
         assert self._logprobs is not None
-        for entry in logprobs_of(columns, self._tokenizer)[:num_kept]:
+        for entry in logprobs_of(columns, self._tokenizer, has_ranks=self._has_ranks)[:num_kept]:
             self._logprobs.append(entry)
             sampled = next(iter(entry.values()))
             self._cumulative_logprob = (self._cumulative_logprob or 0.0) + sampled.logprob
-
-
-def logprobs_of(columns: Logprobs, tokenizer: Tokenizer | None) -> list[dict[int, Logprob]]:
-    """One dictionary a position from the wire's columns: the sampled token first, then the
-    likeliest in falling order."""
-    size = columns.num_positions * columns.width
-    token_ids = struct.unpack(f"<{size}i", columns.token_ids)
-    values = struct.unpack(f"<{size}f", columns.logprobs)
-    entries: list[dict[int, Logprob]] = []
-    for position in range(columns.num_positions):
-        start, stop = position * columns.width, (position + 1) * columns.width
-        ranks = chain((columns.ranks[position],), range(1, columns.width))
-        entry: dict[int, Logprob] = {}
-        for token_id, value, rank in zip(
-            token_ids[start:stop], values[start:stop], ranks, strict=True
-        ):
-            if token_id not in entry:  # the sampled token may be among the likeliest as well
-                text = None if tokenizer is None else tokenizer.pieces.text(token_id)
-                entry[token_id] = Logprob(value, rank, text)
-        entries.append(entry)
-    return entries

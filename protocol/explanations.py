@@ -24,14 +24,20 @@ class WaitReason(enum.StrEnum):
     """The limit of partial prefills, or of long ones, is reached."""
     ADAPTERS = "adapters"
     """The limit of adapters in use is reached."""
+    ADAPTER_LOADING = "adapter loading"
+    """The weights of its adapter are being loaded."""
     ALONE = "alone"
     """It, or the running request, may have killed the engine, and runs without others."""
     PAUSED = "paused"
     """The engine is paused or asleep."""
     """It, or the running request, may have killed the engine, or a step failed and its requests run
     in groups: others wait."""
+    PROMPT_LOGPROBS = "prompt logprobs"
+    """Running requests report as many log-probabilities of prompts as one step may."""
     DISK = "disk"
     """Blocks of its prompt are being read from disk."""
+    GRAMMAR = "grammar"
+    """Its structured output is being compiled."""
     DECODES = "decodes"
     """Batching prefill-first: this step decodes only, or the prefill delay has not passed."""
 
@@ -50,6 +56,8 @@ class LookupEnd(enum.StrEnum):
     """The same tokens are cached under another salt or adapter."""
     OFF = "off"
     """Prefix caching is off."""
+    PROMPT_LOGPROBS = "prompt logprobs"
+    """The request reports its whole prompt, which is computed for it."""
 
 
 class PreemptionCause(enum.StrEnum):

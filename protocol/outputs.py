@@ -1,11 +1,15 @@
 """What the engine sends: WELCOME, outputs, results of calls, refusals, heartbeats."""
 
 import enum
+from collections.abc import Sequence
 
 from protocol.base import Message
-from protocol.calls import AnyResult
+from protocol.calls import AdapterInfo, AnyResult
 from protocol.errors import ErrorCode
 from protocol.requests import TensorRef
+
+_ENTRY_BYTES = 4
+"""Of a token id or a log-probability in columns."""
 
 
 class FinishReason(enum.StrEnum):
@@ -19,22 +23,51 @@ class FinishReason(enum.StrEnum):
     """A fault in the engine; `detail` says which."""
     TIMEOUT = "timeout"
     """It was not done within its `timeout_s`."""
+    REFUSED = "refused"
+    """It asks for what cannot be done, found after it was accepted; `detail` says what."""
 
 
 class Logprobs(Message, frozen=True):
-    """Log-probabilities of a run of sampled tokens, as columns.
+    """Log-probabilities of a run of tokens, sampled or of a prompt, as columns.
 
-    Each of the `num_positions` positions has `width` entries: first the sampled token, then the
-    likeliest tokens in falling order. `token_ids` is int32 and `logprobs` float32, both
-    little-endian, row-major [num_positions, width]. `ranks[i]` is the sampled token's rank in the
-    vocabulary, 1 for the likeliest. Natural logarithm of the softmax of the model's raw logits,
-    before penalties, bias, temperature and truncation."""
+    Each of the `num_positions` positions has `width` entries: first the token itself, then the
+    likeliest tokens in falling order, or those that the request named. `token_ids` is int32 and
+    `logprobs` float32, both little-endian, row-major [num_positions, width]. `ranks[i]` is the
+    token's rank in the vocabulary, 1 for the likeliest. Natural logarithm of the softmax of the
+    model's raw logits, before penalties, bias, temperature and truncation."""
 
     num_positions: int
     width: int
     token_ids: bytes
     logprobs: bytes
     ranks: list[int]
+
+    def part(self, start: int, stop: int) -> "Logprobs":
+        """Positions [start, stop)."""
+        if start <= 0 and stop >= self.num_positions:
+            return self
+        row = slice(start * self.width * _ENTRY_BYTES, stop * self.width * _ENTRY_BYTES)
+        ranks = self.ranks[start:stop]
+        return Logprobs(
+            num_positions=len(ranks),
+            width=self.width,
+            token_ids=self.token_ids[row],
+            logprobs=self.logprobs[row],
+            ranks=ranks,
+        )
+
+    @staticmethod
+    def joined(parts: Sequence["Logprobs"]) -> "Logprobs | None":
+        """Parts of equal width, one behind the other."""
+        if len(parts) <= 1:
+            return parts[0] if parts else None
+        return Logprobs(
+            num_positions=sum(part.num_positions for part in parts),
+            width=parts[0].width,
+            token_ids=b"".join([part.token_ids for part in parts]),
+            logprobs=b"".join([part.logprobs for part in parts]),
+            ranks=[rank for part in parts for rank in part.ranks],
+        )
 
 
 class RequestTimings(Message, frozen=True):
@@ -64,6 +97,9 @@ class EngineCoreOutput(Message, frozen=True):
     timings: RequestTimings | None = None
     cumulative_logprob: float | None = None
     """Of a beam: the sum of its tokens' log-probabilities; sent with its terminal output."""
+    prompt_logprobs: Logprobs | None = None
+    """Of the next prompt tokens: together of all but the first, each once, before the first token
+    that is sampled."""
 
     @property
     def finished(self) -> bool:
@@ -135,6 +171,9 @@ class ModelInfo(Message, frozen=True):
     formats: str = ""
     """Of weights and KV cache, and whose model code: "Q8_0, KV cache bfloat16, native"."""
 
+    adapters: tuple[AdapterInfo, ...] = ()
+    """At the time of the greeting; AdaptersUpdated says what becomes of them."""
+
     @property
     def arithmetic(self) -> tuple[str, ...]:
         """Another engine may go on with a request, to the token, if this is the same. Some
@@ -194,6 +233,12 @@ class WeightsUpdated(Message, frozen=True, tag=8):
     fingerprint: str
 
 
+class AdaptersUpdated(Message, frozen=True, tag=9):
+    """Requests may name these adapters from now on; to every client."""
+
+    adapters: tuple[AdapterInfo, ...]
+
+
 EngineMessage = (
     Welcome
     | EngineCoreOutputs
@@ -203,4 +248,5 @@ EngineMessage = (
     | ErrorMessage
     | Heartbeat
     | WeightsUpdated
+    | AdaptersUpdated
 )

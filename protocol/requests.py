@@ -8,7 +8,7 @@ from typing import cast
 from protocol.base import Message
 from protocol.calls import AnyCall
 from protocol.errors import InvalidParameter, PromptTooLong
-from protocol.sampling import BeamSearchParams, SamplingParams
+from protocol.sampling import MAX_PROMPT_LOGPROBS, BeamSearchParams, SamplingParams
 
 _MAX_NAME_CHARS = 256
 
@@ -66,6 +66,7 @@ class EngineRequest(Message, frozen=True, tag=2):
     the tenant's share among its users."""
     cache_salt: str | None = None
     adapter: str | None = None
+    """The name of one of the engine's adapters."""
     prompt_embeds: TensorRef | None = None
     multimodal_inputs: tuple[MultiModalInput, ...] = ()
     timeout_s: float | None = None
@@ -73,6 +74,8 @@ class EngineRequest(Message, frozen=True, tag=2):
     before an interruption counts: a resumed request has what is left."""
     is_resumed: bool = False
     """Sent again after the engine was lost: a full queue takes it."""
+    adapter_fingerprint: str | None = None
+    """That the adapter must have: of a request that is sent again."""
 
 
 class Abort(Message, frozen=True, tag=3):
@@ -135,8 +138,8 @@ class ModelLimits:
             raise PromptTooLong(len(token_ids), self.max_model_len, name)
         self.check_token_ids(name, token_ids)
 
-    def check_sampling(self, params: SamplingParams) -> None:
-        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+    def check_sampling(self, params: SamplingParams, num_prompt_tokens: int) -> None:
+        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias", "logprob_token_ids"):
             token_ids = getattr(params, name) or ()
             if len(token_ids) > self.vocab_size:
                 raise InvalidParameter(
@@ -145,11 +148,19 @@ class ModelLimits:
                 )
             self.check_token_ids(name, token_ids)
         limit = self.vocab_size if self.max_logprobs < 0 else self.max_logprobs
-        wanted = params.logprobs or 0
-        if wanted > limit or (wanted < 0 <= self.max_logprobs):
+        for name in ("logprobs", "prompt_logprobs"):
+            wanted = getattr(params, name) or 0
+            if wanted > limit or (wanted < 0 <= self.max_logprobs):
+                raise InvalidParameter(
+                    f"{name} is {wanted}, the limit is {limit}; ask for fewer or start the engine "
+                    "with a larger --max-logprobs"
+                )
+        number = params.num_prompt_logprobs(num_prompt_tokens)
+        if number > MAX_PROMPT_LOGPROBS:
             raise InvalidParameter(
-                f"logprobs is {wanted}, the limit is {limit}; ask for fewer or start the engine "
-                "with a larger --max-logprobs"
+                f"prompt_logprobs is {params.prompt_logprobs}, which is {number} numbers for a "
+                f"prompt of {num_prompt_tokens} tokens, the limit is {MAX_PROMPT_LOGPROBS}; ask "
+                "for fewer, or shorten the prompt"
             )
 
     def check_token_ids(self, name: str, token_ids: Collection[int]) -> None:

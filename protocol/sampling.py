@@ -7,9 +7,13 @@ import msgspec
 
 from protocol.base import Message
 from protocol.errors import InvalidParameter
+from protocol.structured_output import StructuredOutput
 
 MAX_SEED = 2**64 - 1
 MAX_BEAM_WIDTH = 64
+MAX_PROMPT_LOGPROBS = 2**23
+"""Log-probabilities of one prompt: positions times those of a position. 64 MiB on the wire."""
+MAX_LOGPROB_TOKEN_IDS = 128
 GREEDY_TEMPERATURE = 1e-5
 """Temperatures below this mean greedy: dividing by them would overflow."""
 
@@ -47,8 +51,15 @@ class SamplingParams(Message, frozen=True):
     logprobs: int | None = None
     """How many of the likeliest tokens to report a position; 0 reports only the sampled one,
     -1 the whole vocabulary, None nothing."""
+    prompt_logprobs: int | None = None
+    """Likewise, from 0, of each token of the prompt but the first. The whole prompt is computed for
+    it, whatever of it is cached."""
+    logprob_token_ids: tuple[int, ...] = ()
+    """Report the log-probabilities of these tokens, not of the likeliest."""
     has_stop_strings: bool = False
     """The client may end it at any token: no step computes several of them."""
+    structured_output: StructuredOutput | None = None
+    """If given, tokens that lead out of it are impossible, and it ends the text."""
 
     def __post_init__(self) -> None:
         """Every limit that does not depend on the model."""
@@ -69,6 +80,9 @@ class SamplingParams(Message, frozen=True):
             check_whole("seed", self.seed, minimum=0, maximum=MAX_SEED)
         if self.logprobs is not None:
             check_whole("logprobs", self.logprobs, minimum=-1)
+        if self.prompt_logprobs is not None:
+            check_whole("prompt_logprobs", self.prompt_logprobs, minimum=0)
+        self._check_logprob_token_ids()
         for token_id, bias in self.logit_bias.items():
             check_whole("a token id in logit_bias", token_id, minimum=0)
             _number(f"logit_bias of token {token_id}", bias, minimum=-100.0, maximum=100.0)
@@ -84,9 +98,42 @@ class SamplingParams(Message, frozen=True):
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidParameter("allowed_token_ids is empty: no token could be sampled; omit it")
 
+        if self.structured_output is not None and self.ignore_eos:
+            raise InvalidParameter(
+                "ignore_eos with structured_outputs: the answer ends where its grammar does; omit "
+                "one of them"
+            )
+
+    def _check_logprob_token_ids(self) -> None:
+        for token_id in self.logprob_token_ids:
+            check_whole("a token id in logprob_token_ids", token_id, minimum=0)
+        number = len(self.logprob_token_ids)
+        if number > MAX_LOGPROB_TOKEN_IDS:
+            raise InvalidParameter(
+                f"logprob_token_ids has {number} entries, the limit is {MAX_LOGPROB_TOKEN_IDS}; "
+                "name fewer, or use logprobs=-1"
+            )
+        if number and self.logprobs not in (None, number):
+            raise InvalidParameter(
+                f"logprobs is {self.logprobs}, and logprob_token_ids has {number} entries; omit "
+                "logprobs or make them equal"
+            )
+
+    def num_prompt_logprobs(self, num_prompt_tokens: int) -> int:
+        """All that are reported of a prompt: of each token but the first its own, and those of the
+        likeliest tokens."""
+        if self.prompt_logprobs is None:
+            return 0
+        return (num_prompt_tokens - 1) * (1 + self.prompt_logprobs)
+
     @property
     def is_greedy(self) -> bool:
         return self.temperature < GREEDY_TEMPERATURE
+
+    @property
+    def reports_logprobs(self) -> bool:
+        """Of sampled tokens."""
+        return self.logprobs is not None or bool(self.logprob_token_ids)
 
     @property
     def has_penalties(self) -> bool:

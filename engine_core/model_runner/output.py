@@ -12,8 +12,8 @@ from protocol.outputs import Logprobs
 
 NOT_FINITE = "the model's logits are not finite numbers"
 NO_TOKEN_LEFT = (
-    "no token is possible: allowed_token_ids holds only tokens that min_tokens forbids; change one "
-    "of them"
+    "no token is possible: structured_outputs, allowed_token_ids and min_tokens together leave "
+    "none; change one of them"
 )
 
 INFINITE = (
@@ -77,8 +77,9 @@ def _verified_output(
             continue
         sampled[place] = tokens[start : start + count]
         if start in reports:
-            positions = [reports[at] for at in range(start, start + count)]
-            logprobs[request_ids[place]] = _joined(positions)
+            positions = Logprobs.joined([reports[at] for at in range(start, start + count)])
+            assert positions is not None
+            logprobs[request_ids[place]] = positions
     return ModelRunnerOutput(
         req_ids=request_ids,
         sampled_token_ids=sampled,
@@ -87,23 +88,11 @@ def _verified_output(
     )
 
 
-def _joined(reports: list[Logprobs]) -> Logprobs:
-    """Positions that follow one another, of one width."""
-    if len(reports) == 1:
-        return reports[0]
-    return Logprobs(
-        num_positions=len(reports),
-        width=reports[0].width,
-        token_ids=b"".join(report.token_ids for report in reports),
-        logprobs=b"".join(report.logprobs for report in reports),
-        ranks=[rank for report in reports for rank in report.ranks],
-    )
-
-
 def report_logprobs(
     logprobs_WV: torch.Tensor,
     chosen_W: npt.NDArray[np.int64],
     num_logprobs_W: npt.NDArray[np.int64],
+    named: Mapping[int, tuple[int, ...]],
 ) -> list[Logprobs]:
     """The sampled token, then the likeliest, a row each: one `topk` for each number asked for.
 
@@ -111,6 +100,7 @@ def report_logprobs(
         logprobs_WV: of the raw logits.
         chosen_W: the sampled tokens.
         num_logprobs_W: how many of the likeliest tokens each row reports, at most V.
+        named: by row, tokens that it reports in their place, as many.
     """
     chosen_W1 = torch.from_numpy(chosen_W)[:, None]
     own_W1 = logprobs_WV.gather(1, chosen_W1)
@@ -119,9 +109,13 @@ def report_logprobs(
     for number in sorted(set(num_logprobs_W.tolist())):  # np.unique imports numpy.ma
         indices = np.flatnonzero(num_logprobs_W == number)
         alike = torch.from_numpy(indices)
-        values_NK, ids_NK = logprobs_WV[alike].topk(number, dim=1)
-        ids = torch.cat([chosen_W1[alike], ids_NK], dim=1).numpy().astype("<i4")
-        values = torch.cat([own_W1[alike], values_NK], dim=1).numpy().astype("<f4")
+        likeliest_NK = logprobs_WV[alike].topk(number, dim=1).indices
+        ids_NL = torch.cat([chosen_W1[alike], likeliest_NK], dim=1)
+        for place, index in enumerate(indices.tolist()):
+            if index in named:
+                ids_NL[place, 1:] = torch.tensor(named[index])
+        values = logprobs_WV[alike].gather(1, ids_NL).numpy().astype("<f4")
+        ids = ids_NL.numpy().astype("<i4")
         for index, row_ids, row_values in zip(indices.tolist(), ids, values, strict=True):
             reports[index] = Logprobs(
                 num_positions=1,

@@ -17,6 +17,7 @@ class ResolvedSampling:
         top_k: 0 for no limit.
         is_truncated: top_k, top_p or min_p leave something out.
         num_logprobs: -1 for none; at most the vocabulary.
+        logprob_ids: tokens that are reported in place of the likeliest.
         min_tokens_ids: tokens that are impossible until min_tokens are there, rising.
         min_length: tokens of the sequence from which they are possible; 0 if there are none.
     """
@@ -26,6 +27,7 @@ class ResolvedSampling:
     top_k: int
     is_truncated: bool
     num_logprobs: int
+    logprob_ids: tuple[int, ...]
     min_tokens_ids: tuple[int, ...]
     min_length: int
 
@@ -41,12 +43,15 @@ def resolve_sampling(
     num_logprobs = -1 if params.logprobs is None else params.logprobs
     if params.logprobs is not None and not 0 <= params.logprobs <= vocab_size:
         num_logprobs = vocab_size
+    if params.logprob_token_ids:
+        num_logprobs = len(params.logprob_token_ids)
     return ResolvedSampling(
         params=params,
         num_prompt_tokens=num_prompt_tokens,
         top_k=top_k,
         is_truncated=top_k > 0 or params.top_p < 1 or params.min_p > 0,
         num_logprobs=num_logprobs,
+        logprob_ids=params.logprob_token_ids,
         min_tokens_ids=tuple(sorted(min_tokens_ids)),
         min_length=num_prompt_tokens + params.min_tokens if min_tokens_ids else 0,
     )

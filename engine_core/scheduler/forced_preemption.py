@@ -71,7 +71,7 @@ class ForcedPreemption:
         if not outranked:
             return []
         head = pool.waiting.peek_request()
-        hit = self._kv_cache.find_cached_prefix(head.unfinished[0])
+        hit = self._waiting.find_cached_prefix(head)
         if self._has_place(head, hit, []):
             return []
         if not self._has_place(head, hit, outranked):
@@ -92,7 +92,7 @@ class ForcedPreemption:
         gone = set(victims)
         others = [other for other in self._pool.running.values() if other not in gone]
         num_seqs = sum(other.num_running_sequences for other in (request, *others))
-        if num_seqs > self._max_num_seqs or self._waiting.lacks_adapter(request, others):
+        if num_seqs > self._max_num_seqs or self._waiting.adapters.lacks(request, others):
             return False
         num_slots = self._num_lookahead_slots + bool(victims)
         head_room = self._blocks_soon(self._rows_without(victims), num_slots)

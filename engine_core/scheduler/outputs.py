@@ -1,6 +1,5 @@
 """Outputs for clients, collected until the next update hands them out, grouped by client."""
 
-import msgspec
 import numpy as np
 
 from engine_core.scheduler.batch_state import BatchState, IdsOfRows, Int32Array, Int64Array
@@ -8,7 +7,6 @@ from engine_core.scheduler.beam_search import BeamHypothesis
 from engine_core.scheduler.request import Request, Sequence
 from protocol.outputs import DecodedTokens, EngineCoreOutput, EngineCoreOutputs, Logprobs
 
-_ENTRY_BYTES = 4
 _WIRE_TOKEN = np.dtype("<i4")
 
 
@@ -73,6 +71,16 @@ class OutputCollector:
         )
         self._append(request, output, is_over)
 
+    def add_prompt_logprobs(self, request: Request, columns: Logprobs) -> None:
+        """Of the prompt's next tokens."""
+        output = EngineCoreOutput(
+            request_id=request.request_id,
+            new_token_ids=[],
+            num_cached_tokens=None if request.first_output_sent else request.num_cached_tokens,
+            prompt_logprobs=columns,
+        )
+        self._append(request, output, is_over=False)
+
     def _append(self, request: Request, output: EngineCoreOutput, is_over: bool) -> None:
         self._outputs.setdefault(request.client_index, []).append(output)
         request.first_output_sent = True
@@ -123,17 +131,3 @@ class OutputCollector:
             del self._request_ids[client]
         self._outputs, self._decoded, self._over = {}, {}, {}
         return per_client
-
-
-def trim_logprobs(logprobs: Logprobs, num_positions: int) -> Logprobs:
-    """The first `num_positions` positions."""
-    if logprobs.num_positions <= num_positions:
-        return logprobs
-    num_bytes = num_positions * logprobs.width * _ENTRY_BYTES
-    return msgspec.structs.replace(
-        logprobs,
-        num_positions=num_positions,
-        token_ids=logprobs.token_ids[:num_bytes],
-        logprobs=logprobs.logprobs[:num_bytes],
-        ranks=logprobs.ranks[:num_positions],
-    )

@@ -4,6 +4,7 @@ so a step in which nothing is new costs no Python work a sequence, on either sid
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from collections.abc import Sequence as AnySequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 
 from engine_core.kv_cache import BlockIds, CacheCopies, TableUpdate
 from engine_core.scheduler.batch_state import BatchState, IdsOfRows, Int32Array, Int64Array
+from engine_core.scheduler.constraints import TokenMasks
 from engine_core.scheduler.request import Request, Sequence
 from protocol.outputs import Logprobs
 from protocol.requests import MultiModalInput
@@ -51,7 +53,7 @@ class NewRequestData:
     num_computed_tokens: int
     """In the cache already, before this step's tokens."""
     lora_request: str | None
-    """The adapter's name."""
+    """The fingerprint of its adapter."""
     row: int = 0
 
 
@@ -136,6 +138,8 @@ class SchedulerOutput:
     and so on; the most that any of them does."""
     token_budget: int = 0
     """That it was planned with; for those who watch."""
+    token_masks: TokenMasks | None = None
+    """Of sequences that follow a grammar and are to get a token."""
 
     @functools.cached_property
     def num_scheduled_tokens(self) -> dict[str, int]:
@@ -187,6 +191,9 @@ class ModelRunnerOutput:
     sequence as many tokens as were scheduled."""
     logprobs: dict[str, Logprobs] | None = None
     """Of the sequences that asked, one position a sampled token."""
+    prompt_logprobs: Mapping[str, tuple[int, Logprobs]] = dataclasses.field(default_factory=dict)
+    """Of sequences that asked and computed more of their prompts: the position of the first token,
+    from 1 on, and columns of this and the next ones."""
     draft_token_ids: DraftTokenIds | None = None
     failures: dict[str, str] = dataclasses.field(default_factory=dict)
     """Sequences without a valid result, and why; their requests end with an error, no others."""

@@ -5,7 +5,6 @@ import numpy as np
 from engine_core.scheduler.batch_state import Int32Array, Int64Array
 from engine_core.scheduler.forking import SequenceForks
 from engine_core.scheduler.in_flight import InFlightStep
-from engine_core.scheduler.outputs import trim_logprobs
 from engine_core.scheduler.plan import ModelRunnerOutput
 from engine_core.scheduler.request import Request, RequestStatus, Sequence
 from engine_core.scheduler.request_pool import RequestPool
@@ -25,6 +24,8 @@ class OutputProcessor:
 
     def process(self, step: InFlightStep, output: ModelRunnerOutput, now: float) -> Int64Array:
         """Returns the rows that got their next token as columns."""
+        for name, (start, columns) in output.prompt_logprobs.items():
+            self._process_prompt(step, name, start, columns)
         beams: dict[str, dict[str, Logprobs | None]] = {}
         logprobs = output.logprobs or {}
         rows = _NO_ROWS
@@ -109,6 +110,19 @@ class OutputProcessor:
 
     # ------------------------------------------------------------------ one by one
 
+    def _process_prompt(self, step: InFlightStep, name: str, start: int, columns: Logprobs) -> None:
+        """Emit what of a prompt's log-probabilities was not emitted before: a preempted request
+        computes some again. One that was preempted in flight gets them too: swapped, it goes on
+        behind them."""
+        request = self._pool.by_id.get(name)
+        if request is None or step.plan.step_id < request.first_step_id:
+            return  # it ended while in flight, and another may have its id
+        num_known = request.num_prompt_logprobs + 1 - start
+        if 0 <= num_known < columns.num_positions:
+            new = columns.part(num_known, columns.num_positions)
+            request.num_prompt_logprobs += new.num_positions
+            self._pool.outputs.add_prompt_logprobs(request, new)
+
     def _process_sequence(
         self,
         sequence: Sequence,
@@ -141,9 +155,9 @@ class OutputProcessor:
         if np.isnan(batch.first_token_s[row]):
             batch.first_token_s[row] = now
         if logprobs is not None:
-            logprobs = trim_logprobs(logprobs, len(kept))
+            logprobs = logprobs.part(0, len(kept))
         self._pool.emit_output(sequence, kept, logprobs)
-        batch.fast_path[row] = request.sampling_params.logprobs is None
+        batch.fast_path[row] = not request.sampling_params.reports_logprobs
 
     def _count_drafts(self, request: Request, num_drafts: int, num_accepted: int) -> None:
         counters = self._pool.counters

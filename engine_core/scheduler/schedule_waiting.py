@@ -1,11 +1,10 @@
 """May this request start? The head of the waiting queue is admitted while everything that it needs
 lasts: rows, tokens of the step, KV blocks."""
 
-from collections.abc import Iterable
-
 import numpy as np
 
 from engine_core.kv_cache import AllocStatus, CacheHit
+from engine_core.scheduler.adapters import AdapterSlots
 from engine_core.scheduler.batch_state import Int64Array
 from engine_core.scheduler.config import SchedulerConfig
 from engine_core.scheduler.explanations import Explanations
@@ -13,10 +12,13 @@ from engine_core.scheduler.fault_isolation import PROBE_CLIENT
 from engine_core.scheduler.plan import PlanBuilder
 from engine_core.scheduler.request import Request, RequestStatus, Sequence
 from engine_core.scheduler.request_pool import RequestPool
-from protocol.explanations import CacheLookup, WaitReason
+from protocol.explanations import CacheLookup, LookupEnd, WaitReason
+from protocol.sampling import MAX_PROMPT_LOGPROBS
 
 _MAX_SKIPPED = 64
 """Most requests skipped in one step, so that a step's cost does not grow with the queue."""
+_MAX_SKIPPED_FOR_ADAPTERS = 1024
+"""Likewise, of those that wait for an adapter: a crowd for one is no reason to hold up others."""
 
 
 class PartialPrefills:
@@ -66,14 +68,19 @@ class PartialPrefills:
 
 
 class WaitingScheduler:
-    """Requests that wait for an adapter, and long prompts beyond their limit, are skipped; any
-    other that does not fit ends the search."""
+    """Requests that wait for a grammar or an adapter, and long prompts beyond their limit, are
+    skipped; any other that does not fit ends the search."""
 
     def __init__(
-        self, pool: RequestPool, explanations: Explanations, config: SchedulerConfig
+        self,
+        pool: RequestPool,
+        explanations: Explanations,
+        config: SchedulerConfig,
+        adapters: AdapterSlots,
     ) -> None:
         self._pool = pool
         self._kv_cache = pool.kv_cache
+        self.adapters = adapters
         self.partial = PartialPrefills(pool, config)
         self._explanations = explanations
         self._config = config
@@ -102,8 +109,10 @@ class WaitingScheduler:
             return
         self.partial.count(plan, self._pool.batch.order)
         self._num_reserved_blocks = self._blocks_of_running()
+        self.adapters.begin_pass(self._pool.running.values())
         skipped: list[Request] = []
-        while waiting and len(skipped) < _MAX_SKIPPED:
+        num_left, num_left_for_adapters = _MAX_SKIPPED, _MAX_SKIPPED_FOR_ADAPTERS
+        while waiting and num_left and num_left_for_adapters:
             request = waiting.peek_request()
             if only_swapped and request.status is not RequestStatus.SWAPPED:
                 self._stop_at(request, WaitReason.DECODES, "this step is for decoding")
@@ -119,11 +128,17 @@ class WaitingScheduler:
             if (why_skip := self._why_skip(request)) is not None:
                 skipped.append(waiting.pop_request())
                 self._explanations.skipped(request, *why_skip)
+                if why_skip[0] in (WaitReason.ADAPTERS, WaitReason.ADAPTER_LOADING):
+                    num_left_for_adapters -= 1
+                elif why_skip[0] is not WaitReason.GRAMMAR:  # bounded where they are compiled
+                    num_left -= 1
                 continue
             if not self._try_admit(request, plan, whole_prompts):
                 break
-        if len(skipped) == _MAX_SKIPPED:
-            limit = f"{_MAX_SKIPPED} requests were passed in this step, no more are"
+            if request.status is RequestStatus.RUNNING:
+                self.adapters.on_admitted(request, skipped)
+        if not (num_left and num_left_for_adapters):
+            limit = f"{len(skipped)} requests were passed in this step, no more are"
             self._explanations.stopped_at(None, WaitReason.QUEUE, limit)
         for request in reversed(skipped):
             waiting.prepend_request(request)
@@ -138,20 +153,30 @@ class WaitingScheduler:
         is_own = request.client_index == PROBE_CLIENT
         if self.starts_no_new and request.status is RequestStatus.WAITING and not is_own:
             return WaitReason.PAUSED, "the engine pauses when those that have started have ended"
-        if self.lacks_adapter(request, self._pool.running.values()):
-            why = f"the adapters in use are {self._config.max_num_adapters}, the most allowed"
-            return WaitReason.ADAPTERS, why
+        if request.grammar is not None and not request.grammar.is_ready:
+            return WaitReason.GRAMMAR, "its structured output is being compiled"
+        if (why_wait := self.adapters.why_wait(request)) is not None:
+            return why_wait
+        if request.lacks_prompt_logprobs and (why_not := self._why_no_report(request)) is not None:
+            return WaitReason.PROMPT_LOGPROBS, why_not
         if (why_not := self.partial.why_skip(request)) is not None:
             return WaitReason.PARTIAL_PREFILLS, why_not
         return None
 
-    def lacks_adapter(self, request: Request, others: Iterable[Request]) -> bool:
-        """Whether the others have all the adapters that may be in use, and not its own."""
-        limit = self._config.max_num_adapters
-        if limit is None or request.adapter is None:
-            return False
-        in_use = {other.adapter for other in others} - {None}
-        return request.adapter not in in_use and len(in_use) >= limit
+    def _why_no_report(self, request: Request) -> str | None:
+        """So that what one step reports of prompts is bounded, whatever a request may ask."""
+
+        def number(each: Request) -> int:
+            return each.sampling_params.num_prompt_logprobs(each.num_prompt_tokens)
+
+        others = (each for each in self._pool.running.values() if each.lacks_prompt_logprobs)
+        num_others, num_own = sum(map(number, others)), number(request)
+        if not num_others or num_others + num_own <= MAX_PROMPT_LOGPROBS:
+            return None
+        return (
+            f"running requests report {num_others} log-probabilities of their prompts, it "
+            f"{num_own}; together at most {MAX_PROMPT_LOGPROBS}"
+        )
 
     def _try_admit(self, request: Request, plan: PlanBuilder, whole_prompts: bool) -> bool:
         """Whether the next one may be tried: this one was admitted, or can never run."""
@@ -162,7 +187,7 @@ class WaitingScheduler:
         if request.status is RequestStatus.SWAPPED:
             return self._try_swap_in(request, plan)
         first = request.unfinished[0]
-        hit = self._kv_cache.find_cached_prefix(first)
+        hit = self.find_cached_prefix(request)
         num_left = first.num_tokens - hit.num_tokens
         num_tokens = min(num_left, self._max_chunk, plan.budget)
         is_cut = num_tokens < min(num_left, self._max_chunk)
@@ -178,6 +203,12 @@ class WaitingScheduler:
                 return self._stop_at(request, WaitReason.DISK, why)
             self._start(request, first, hit, num_tokens, plan)
         return status is not AllocStatus.LATER
+
+    def find_cached_prefix(self, request: Request) -> CacheHit:
+        """What of its first sequence is cached, and need not be computed."""
+        if request.lacks_prompt_logprobs:
+            return CacheHit(0, tuple([] for _ in self._kv_cache.groups))
+        return self._kv_cache.find_cached_prefix(request.unfinished[0])
 
     def ask_cache(self, request: Request, hit: CacheHit, head_room: int) -> AllocStatus:
         """Whether there are blocks for it beside `head_room` others."""
@@ -268,7 +299,11 @@ class WaitingScheduler:
             num_tokens=num_cached,
             num_host_tokens=hit.num_host_tokens,
             num_disk_tokens=hit.num_disk_tokens,
-            ended=self._kv_cache.explain_lookup(first, hit),
+            ended=(
+                LookupEnd.PROMPT_LOGPROBS
+                if request.lacks_prompt_logprobs
+                else self._kv_cache.explain_lookup(first, hit)
+            ),
         )
         ended = request.cache_lookup.ended.value
         counters.num_lookups_by_end[ended] += 1

@@ -67,6 +67,7 @@ def _num_bytes(frames: list[Frame]) -> int:
 class _SequenceOutputs:
     token_ids: "array[int]" = dataclasses.field(default_factory=lambda: array("i"))
     logprobs: list[Logprobs] = dataclasses.field(default_factory=list)
+    prompt_logprobs: list[Logprobs] = dataclasses.field(default_factory=list)
     num_cached_tokens: int | None = None
     last: EngineCoreOutput | None = None
     """The last one that was an object of its own."""
@@ -110,9 +111,13 @@ class _MergedOutputs:
             sequence.last = output
             if sequence.num_cached_tokens is None:
                 sequence.num_cached_tokens = output.num_cached_tokens
-            if output.logprobs is not None:
-                sequence.logprobs.append(output.logprobs)
-                self.num_bytes += _ENTRY_BYTES + len(output.logprobs.token_ids) * 2
+            for report, parts in (
+                (output.logprobs, sequence.logprobs),
+                (output.prompt_logprobs, sequence.prompt_logprobs),
+            ):
+                if report is not None:
+                    parts.append(report)
+                    self.num_bytes += _ENTRY_BYTES + len(report.token_ids) * 2
             self.num_bytes += sequence.token_ids.itemsize * len(output.new_token_ids)
         self._finished.update(dict.fromkeys(outputs.finished_req_ids))
         self.num_bytes += _ENTRY_BYTES * (len(self._sequences) + len(self._finished) - before)
@@ -139,18 +144,6 @@ def _merged(key: _SequenceKey, outputs: _SequenceOutputs) -> EngineCoreOutput:
         last,
         new_token_ids=outputs.token_ids.tolist(),
         num_cached_tokens=outputs.num_cached_tokens,
-        logprobs=_joined(outputs.logprobs),
-    )
-
-
-def _joined(parts: list[Logprobs]) -> Logprobs | None:
-    """Columns one below the other. All positions of a request have the same width."""
-    if len(parts) <= 1:
-        return parts[0] if parts else None
-    return Logprobs(
-        num_positions=sum(part.num_positions for part in parts),
-        width=parts[0].width,
-        token_ids=b"".join(part.token_ids for part in parts),
-        logprobs=b"".join(part.logprobs for part in parts),
-        ranks=[rank for part in parts for rank in part.ranks],
+        logprobs=Logprobs.joined(outputs.logprobs),
+        prompt_logprobs=Logprobs.joined(outputs.prompt_logprobs),
     )

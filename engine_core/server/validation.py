@@ -23,7 +23,7 @@ class RequestValidator(ModelLimits):
         """Raises RequestRefused: the request cannot be served by this engine."""
         try:
             check_name("request_id", request.request_id)
-            for name in ("tenant", "cache_salt"):
+            for name in ("tenant", "cache_salt", "adapter"):
                 if (value := getattr(request, name)) is not None:
                     check_name(name, value)
         except InvalidParameter as error:
@@ -34,7 +34,6 @@ class RequestValidator(ModelLimits):
                 "sequence; let it not end with # and a number"
             )
         unsupported = {
-            "adapter": request.adapter is not None,
             "prompt_embeds": request.prompt_embeds is not None,
             "multimodal_inputs": bool(request.multimodal_inputs),
         }
@@ -51,7 +50,7 @@ class RequestValidator(ModelLimits):
             self.check_sequences(request.num_sequences, request.beam_search)
             self.check_prompt(request.prompt_token_ids)
             self.check_token_ids("output_token_ids", request.output_token_ids)
-            self.check_sampling(request.sampling_params)
+            self.check_sampling(request.sampling_params, len(request.prompt_token_ids))
         except PromptTooLong as error:
             _refuse(str(error), ErrorCode.PROMPT_TOO_LONG)
         except InvalidParameter as error:
@@ -90,12 +89,15 @@ class RequestValidator(ModelLimits):
         unsupported = {
             "output_token_ids (send the prompt again)": bool(request.output_token_ids),
             "logprobs": params.logprobs is not None,
+            "prompt_logprobs": params.prompt_logprobs is not None,
+            "logprob_token_ids": bool(params.logprob_token_ids),
             "min_tokens": params.min_tokens != 0,
             "repetition_penalty": params.repetition_penalty != 1.0,
             "presence_penalty": params.presence_penalty != 0.0,
             "frequency_penalty": params.frequency_penalty != 0.0,
             "logit_bias": bool(params.logit_bias),
             "allowed_token_ids": params.allowed_token_ids is not None,
+            "structured_outputs": params.structured_output is not None,
             "top_k": params.top_k != 0,
             "top_p": params.top_p != 1.0,
             "min_p": params.min_p != 0.0,

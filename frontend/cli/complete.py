@@ -26,7 +26,8 @@ from frontend.cli.options import (
 )
 from frontend.errors import EngineClientError
 from frontend.event_loop import run
-from frontend.outputs import CompletionOutput, Logprob, RequestOutput
+from frontend.logprobs import Logprob
+from frontend.outputs import CompletionOutput, RequestOutput
 from frontend.sampling_params import RequestOutputKind
 
 

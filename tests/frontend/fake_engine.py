@@ -19,6 +19,7 @@ from fake_model import (
     arithmetic,
     explanation,
     logprobs,
+    prompt_logprobs,
     sequence_request,
     snapshot,
     statistics,
@@ -39,6 +40,7 @@ from protocol.outputs import (
     ErrorMessage,
     FinishReason,
     Heartbeat,
+    Logprobs,
     Rejected,
     WeightsUpdated,
 )
@@ -305,7 +307,12 @@ class FakeEngine:
             index=index,
             logprobs=None if params.logprobs is None else logprobs(token_id, params.logprobs),
             num_cached_tokens=3 if is_first else None,
+            prompt_logprobs=self._prompt_logprobs(request) if is_first and index == 0 else None,
         )
+
+    def _prompt_logprobs(self, request: EngineRequest) -> Logprobs | None:
+        wanted = request.sampling_params.prompt_logprobs
+        return None if wanted is None else prompt_logprobs(request.prompt_token_ids, wanted)
 
     def _answer(self, call: Call) -> CallResult | CallFailed:
         result = self._do(call)

@@ -165,6 +165,16 @@ def logprobs(token_id: int, num_top: int) -> Logprobs:
     )
 
 
+def prompt_logprobs(prompt_token_ids: list[int], num_top: int) -> Logprobs | None:
+    """Of each token but the first at -1, -2 ... by its place; then as `logprobs` has them."""
+    parts = []
+    for place, token_id in enumerate(prompt_token_ids[1:], start=1):
+        found = logprobs(token_id, num_top)
+        values = struct.pack("<f", -float(place)) + found.logprobs[4:]
+        parts.append(msgspec.structs.replace(found, logprobs=values, ranks=[place]))
+    return Logprobs.joined(parts)
+
+
 def timings() -> RequestTimings:
     return RequestTimings(
         first_scheduled_s=0.1, first_token_s=0.2, finished_s=0.3, num_preemptions=0

@@ -263,3 +263,21 @@ async def test_a_client_that_the_engine_dropped_connects_again(engine, client):
     outputs = await collect(stream)
     assert len(outputs[-1].outputs[0].token_ids) == 100
     assert len(engine.requests) == 2
+
+
+async def test_a_resumed_stream_has_its_prompt_logprobs_once_and_asks_for_them_no_more(
+    start_engine,
+):
+    first = start_engine(die_after_tokens=5)
+    params = SamplingParams(
+        seed=5, max_tokens=20, prompt_logprobs=0, output_kind=RequestOutputKind.DELTA
+    )
+    async with AsyncLLM(first.address, reconnect_timeout_s=10) as client:
+        stream = asyncio.create_task(collect(client.generate("abc", params)))
+        second = await asyncio.to_thread(die_and_return, first)
+        outputs = await stream
+    second.stop()
+    [found] = [each.prompt_logprobs for each in outputs if each.prompt_logprobs is not None]
+    assert len(found) == 3
+    assert first.requests[0].sampling_params.prompt_logprobs == 0
+    assert second.requests[0].sampling_params.prompt_logprobs is None

@@ -219,3 +219,24 @@ def test_defaults_and_tokenizer_are_the_models(llm):
     assert len(output.outputs[0].token_ids) == 3
     assert llm.get_tokenizer().decode(ids_of("abc")) == "abc"
     assert llm.reset_prefix_cache()
+
+
+@pytest.mark.parametrize("wanted", [0, 2])
+def test_prompt_logprobs_have_one_entry_a_token_and_none_for_the_first(llm, wanted):
+    output, alone = llm.generate(["one", "x"], params(prompt_logprobs=wanted), use_tqdm=False)
+    found = output.prompt_logprobs
+    assert (len(found), found[0]) == (3, None)
+    num_others = {0: 0, 2: 1}[wanted]  # one of the likeliest is the token itself
+    for place, (token_id, entry) in enumerate(zip(ids_of("one")[1:], found[1:], strict=True), 1):
+        assert next(iter(entry)) == token_id
+        assert (entry[token_id].logprob, entry[token_id].rank) == (-place, place)
+        assert len(entry) == 1 + num_others
+    assert found == list(found)
+    assert found[-1] == list(found)[-1]
+    assert alone.prompt_logprobs == [None]
+
+
+def test_more_prompt_logprobs_than_an_answer_may_have_are_refused(llm, monkeypatch):
+    monkeypatch.setattr("protocol.requests.MAX_PROMPT_LOGPROBS", 40)
+    with pytest.raises(InvalidInput, match=r"is 20, which is 42 numbers .* is 40; ask for fewer"):
+        llm.generate("one", params(prompt_logprobs=20), use_tqdm=False)

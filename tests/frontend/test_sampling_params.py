@@ -80,13 +80,10 @@ def test_a_value_outside_its_limits_is_named(options, message):
 
 
 REFUSED = [
-    {"prompt_logprobs": 1},
     {"bad_words": ["x"]},
     {"best_of": 2},
     {"use_beam_search": True},
     {"logits_processors": [print]},
-    {"structured_outputs": {"json": {}}},
-    {"guided_decoding": {"json": {}}},
     {"extra_args": {"a": 1}},
     {"spaces_between_special_tokens": False, "skip_special_tokens": False},
 ]
@@ -104,7 +101,8 @@ def test_every_parameter_reaches_the_engine_or_is_the_clients_or_is_refused():
         "presence_penalty": 0.1, "frequency_penalty": 0.2, "repetition_penalty": 1.3,
         "temperature": 0.4, "top_p": 0.5, "top_k": 6, "min_p": 0.7, "seed": 8,
         "stop_token_ids": [9], "ignore_eos": True, "max_tokens": 10, "min_tokens": 3,
-        "logprobs": 4, "logit_bias": {5: 1.5}, "allowed_token_ids": [5, 6, 9],
+        "logprobs": 2, "prompt_logprobs": 3, "logprob_token_ids": [7, 8],
+        "logit_bias": {5: 1.5}, "allowed_token_ids": [5, 6, 9],
     }  # fmt: skip
     wire = SamplingParams(**sent).to_wire(1, 100)
     arrived = {name: getattr(wire, name) for name in sent}
@@ -114,6 +112,7 @@ def test_every_parameter_reaches_the_engine_or_is_the_clients_or_is_refused():
         "n", "stop", "detokenize", "skip_special_tokens", "include_stop_str_in_output",
         "truncate_prompt_tokens", "output_kind",
     }  # fmt: skip
+    of_the_client |= {"structured_outputs", "guided_decoding"}  # test_structured_outputs.py
     refused = {next(iter(options)) for options in REFUSED}
     assert {each.name for each in dataclasses.fields(SamplingParams)} == (
         sent.keys() | of_the_client | refused
@@ -184,3 +183,17 @@ def test_whatever_is_accepted_translates(prompt_len, **options):
     wire = params.to_wire(prompt_len, 500)
     assert 1 <= wire.max_tokens <= 500 - prompt_len
     assert wire.min_tokens <= wire.max_tokens
+
+
+def test_prompt_logprobs_of_the_whole_vocabulary_are_sent_as_its_size():
+    params = SamplingParams(prompt_logprobs=-1)
+    assert params.to_wire(1, 100, vocab_size=300).prompt_logprobs == 300
+    with pytest.raises(InvalidInput, match="prompt_logprobs is -2, it must be at least"):
+        SamplingParams(prompt_logprobs=-2)
+
+
+def test_named_logprobs_are_bounded_and_agree_with_their_number():
+    with pytest.raises(InvalidInput, match="has 129 entries, the limit is 128"):
+        SamplingParams(logprob_token_ids=list(range(129)))
+    with pytest.raises(InvalidInput, match="logprobs is 3, and logprob_token_ids has 2"):
+        SamplingParams(logprob_token_ids=[1, 2], logprobs=3)

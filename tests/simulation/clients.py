@@ -12,7 +12,7 @@ import frontend.transport as transport_module
 from frontend import AsyncLLM, BeamSearchParams, SamplingParams
 from frontend.errors import ClientClosed, EngineClientError
 from frontend.event_loop import Clock, Timer
-from frontend.outputs import Logprob
+from frontend.logprobs import Logprob
 from protocol.calls import Ping
 from protocol.requests import Call
 from tests.simulation.engine_process import ADDRESS

@@ -4,6 +4,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine_core.model_runner.adapter_rows import AdapterRows
 from engine_core.model_runner.cache import BlockStorage, PagedKVCache, origin_of_each
 from engine_core.model_runner.config import DraftConfig, RunnerConfig
 from engine_core.model_runner.cpu.input_batch import (
@@ -40,12 +41,14 @@ class DraftModel:
         *,
         batch: CPUInputBatch,
         sampler: CPUSampler,
+        adapters: AdapterRows,
     ) -> None:
         self._model = draft.model
         self._ops = draft.ops
         self._cache = PagedKVCache(config, storage, draft)
         self._batch = batch
         self._sampler = sampler
+        self._adapters = adapters
         self._block_size = config.block_size
         self._max_model_len = config.max_model_len
         self._max_num_tokens = config.max_num_batched_tokens
@@ -191,7 +194,10 @@ class DraftModel:
             num_computed=start.astype(np.int32),
             num_scheduled=counts.astype(np.int32),
             decodes_first=self._ops.needs_decodes_first,
+            order=self._adapters.order(rows),
         )
+        # of layers that are the model's own, too
+        self._adapters.begin_step(inputs.rows_R, np.diff(inputs.query_start_R1))
         context = self._cache.forward_context(
             query_start_loc_R1=torch.from_numpy(inputs.query_start_R1),
             seq_lens_R=torch.from_numpy(inputs.seq_lens_R),

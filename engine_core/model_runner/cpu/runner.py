@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine_core.model_runner.adapter_rows import AdapterRows
 from engine_core.model_runner.cache import BlockStorage, PagedKVCache
 from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.cpu.draft_model import DraftModel
@@ -14,10 +15,13 @@ from engine_core.model_runner.cpu.input_batch import CPUInputBatch, StepInputs, 
 from engine_core.model_runner.cpu.sampler import CPUSampler
 from engine_core.model_runner.decode_steps import run_decode_steps
 from engine_core.model_runner.drafts import VerifiedRows, num_drafts_of
+from engine_core.model_runner.logit_masks import logit_masks
 from engine_core.model_runner.output import runner_output
+from engine_core.model_runner.prompt_logprobs import PromptColumns, PromptReports
 from engine_core.model_runner.rows import RunnerRows
 from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
 from kernels.interface.operations import SamplingOperations
+from protocol.outputs import Logprobs
 
 
 class CPUModelRunner:
@@ -34,14 +38,21 @@ class CPUModelRunner:
         self.storage = self._cache.storage
         self.rows = RunnerRows(config)
         self.batch = CPUInputBatch(config)
+        self._adapters = AdapterRows(config.adapters, num_rows=config.max_num_seqs)
         assert isinstance(config.ops, SamplingOperations), f"{config.ops.name} samples on its own"
         self._sampler = CPUSampler(
             config.ops, max_num_rows=config.max_num_seqs, vocab_size=config.vocab_size
         )
+        self._prompts = PromptReports(config.max_num_seqs)
         self._draft: DraftModel | None = None
         if config.draft is not None:
             self._draft = DraftModel(
-                config, config.draft, self.storage, batch=self.batch, sampler=self._sampler
+                config,
+                config.draft,
+                self.storage,
+                batch=self.batch,
+                sampler=self._sampler,
+                adapters=self._adapters,
             )
         self._in_flight: SchedulerOutput | None = None
 
@@ -80,7 +91,9 @@ class CPUModelRunner:
             num_scheduled=plan.batch.num_scheduled_tokens,
             num_drafts=self._write_drafts(plan) if plan.scheduled_spec_decode_tokens else None,
             decodes_first=self._ops.needs_decodes_first,
+            order=self._adapters.order(plan.batch.rows),
         )
+        self._adapters.begin_step(inputs.rows_R, np.diff(inputs.query_start_R1))
         if self._draft is not None:
             self._draft.begin(plan, inputs)
         context = self._cache.forward_context(
@@ -93,24 +106,51 @@ class CPUModelRunner:
         hidden_TE = self._model.forward(
             torch.from_numpy(inputs.token_ids_T), torch.from_numpy(inputs.positions_T), context
         )
-        if self._draft is None:
-            return self._sample(plan, inputs, hidden_TE)
+        reports = self._report_prompts(plan, inputs, hidden_TE)
         num_tokens = self.batch.num_tokens[plan.batch.rows]
         output = self._sample(plan, inputs, hidden_TE)
-        is_sampled = self.batch.num_tokens[plan.batch.rows] > num_tokens
-        drafts = self._draft.propose(plan, is_sampled)
-        return dataclasses.replace(output, draft_token_ids=drafts)
+        drafts = None
+        if self._draft is not None:
+            is_sampled = self.batch.num_tokens[plan.batch.rows] > num_tokens
+            drafts = self._draft.propose(plan, is_sampled)
+        if not reports and drafts is None:
+            return output
+        return dataclasses.replace(output, prompt_logprobs=reports, draft_token_ids=drafts)
 
     def _update_rows(self, plan: SchedulerOutput) -> None:
         for row in self.rows.free(plan):
             self._sampler.free_row(row)
+            self._adapters.free_row(row)
         for placed in self.rows.place(plan):
             self.batch.write_row(placed.row, placed.token_ids, placed.block_ids)
+            self._adapters.write_row(placed.row, placed.adapter)
             self._sampler.write_row(placed.row, placed.sampling, placed.token_ids)
+            self._prompts.write_row(placed.row, placed.sampling)
             if self._draft is not None:
                 self._draft.place(placed)
         for update in plan.block_updates:
             self.batch.write_blocks(update.row, update.start, update.block_ids)
+
+    def _report_prompts(
+        self, plan: SchedulerOutput, inputs: StepInputs, hidden_TE: torch.Tensor
+    ) -> dict[str, tuple[int, Logprobs]]:
+        counts_R = np.diff(inputs.query_start_R1)
+        reports = {}
+        for part in self._prompts.ranges(inputs.rows_R, inputs.seq_lens_R - counts_R, counts_R):
+            columns = PromptColumns.allocate(
+                part, lambda shape, dtype: torch.empty(shape, dtype=dtype)
+            )
+            tokens = self.batch.token_ids[part.row, part.first : part.first + part.count]
+            columns.fill(
+                hidden_TE,
+                torch.from_numpy(tokens),
+                part,
+                self._model.compute_logits,
+                self.config.vocab_size,
+            )
+            name = plan.batch.req_ids[inputs.batch_index_R[part.index]]
+            reports[name] = part.first, columns.on_the_wire()
+        return reports
 
     def _write_drafts(self, plan: SchedulerOutput) -> npt.NDArray[np.int64]:
         """Returns how many drafts each sequence has."""
@@ -141,7 +181,11 @@ class CPUModelRunner:
                 last_R = verified.of_sequences(first_R) + verified.offset_N
             hidden_TE = hidden_TE[torch.from_numpy(last_R)]
         logits = self._model.compute_logits(hidden_TE)
-        result = self._sampler.sample(logits, rows, positions, drafts_before)
+        masks = None
+        if plan.token_masks is not None:
+            first_S = np.arange(len(place_S)) if verified is None else verified.start_S
+            masks = logit_masks(plan.token_masks, place_S, first_S)
+        result = self._sampler.sample(logits, rows, positions, drafts_before, masks)
         chosen, taken = result.token_ids, None
         if verified is not None:
             taken = verified.taken(chosen, result.failures)

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from engine_core.kv_cache import BlockIds
 from engine_core.model_runner.config import RunnerConfig
+from engine_core.model_runner.prompt_logprobs import PromptReports
 from engine_core.model_runner.rows import PlacedRow, RunnerRows
 from engine_core.model_runner.sampling_params import ResolvedSampling
 from engine_core.scheduler import SchedulerOutput
@@ -66,6 +67,9 @@ class GPUInputBatch:
         self.needs_full: npt.NDArray[np.bool_] = np.zeros(max_num_rows, np.bool_)
         self.min_length: Int64Array = np.zeros(max_num_rows, np.int64)
         self.num_logprobs: Int64Array = np.full(max_num_rows, -1, np.int64)
+        self.logprob_ids: dict[int, tuple[int, ...]] = {}
+        """Of rows that name the tokens to report: the host does."""
+        self.prompts = PromptReports(max_num_rows)
         self.refusals: dict[int, str] = {}
         """By row, why the device cannot serve its request."""
 
@@ -107,6 +111,10 @@ class GPUInputBatch:
         self.needs_full[row] = packed.needs_full
         self.min_length[row] = sampling.min_length
         self.num_logprobs[row] = sampling.num_logprobs
+        self.logprob_ids.pop(row, None)
+        if sampling.logprob_ids:
+            self.logprob_ids[row] = sampling.logprob_ids
+        self.prompts.write_row(row, sampling)
         self.refusals.pop(row, None)
         if packed.refusal is not None:
             self.refusals[row] = packed.refusal
@@ -175,6 +183,7 @@ def pack_sampling(sampling: ResolvedSampling, *, vocab_size: int) -> PackedSampl
     params = sampling.params
     assert params.is_greedy or params.seed is not None
     on_device = 0 <= sampling.num_logprobs <= num_device_logprobs(vocab_size)
+    on_device &= not sampling.logprob_ids
     biases, min_tokens_ids = params.logit_bias, sampling.min_tokens_ids
     refusal = None
     for name, number in (

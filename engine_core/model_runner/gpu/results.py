@@ -14,6 +14,7 @@ from engine_core.model_runner.output import (
     report_logprobs,
     runner_output,
 )
+from engine_core.model_runner.prompt_logprobs import PromptColumns
 from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
 from kernels.interface.device_steps import SamplingMode
 from kernels.interface.sampling_rows import StepResults
@@ -27,6 +28,8 @@ class HostResults:
 
     results: StepResults
     raw_logits_WV: torch.Tensor | None
+    prompts: tuple[PromptColumns, ...] = ()
+    """Of each range of the step's prompts."""
 
     def fetch_logits(self, logits_NV: torch.Tensor, step: GPUStep) -> None:
         """Copy what the host needs of raw logits, before sampling changes them."""
@@ -60,7 +63,16 @@ def read_results(
         behind_N = step.drafts_R[step.needs_sampling_R] >= 0
         place_S = place_S[~behind_N]
         verified = VerifiedRows.of(plan, place_S)
-    return runner_output(plan, place_S, chosen_N, reports, failed, verified)
+    output = runner_output(plan, place_S, chosen_N, reports, failed, verified)
+    if not step.prompt_ranges:
+        return output
+    return dataclasses.replace(
+        output,
+        prompt_logprobs={
+            plan.batch.req_ids[part.index]: (part.first, columns.on_the_wire())
+            for part, columns in zip(step.prompt_ranges, host.prompts, strict=True)
+        },
+    )
 
 
 def _failures(step: GPUStep, results: StepResults) -> dict[int, str]:
@@ -102,5 +114,6 @@ def _host_reports(
         host.raw_logits_WV.log_softmax(dim=1),
         chosen_N[step.from_host_N],
         step.num_logprobs_N[step.from_host_N],
+        {at: ids for at, ids in enumerate(step.logprob_ids) if ids},
     )
     return dict(zip(step.from_host_N.tolist(), reports, strict=True))

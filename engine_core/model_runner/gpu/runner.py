@@ -28,6 +28,7 @@ from engine_core.model_runner.gpu.warm_up import (
     steps_of_every_kind,
     steps_of_every_size,
 )
+from engine_core.model_runner.prompt_logprobs import PromptColumns
 from engine_core.model_runner.rows import RunnerRows
 from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
 from kernels.interface.device_steps import DeviceStepOperations, SamplingMode
@@ -235,7 +236,12 @@ class GPUModelRunner:
         if step is not None and step.from_host_N.size:
             shape = (len(step.from_host_N), self.config.vocab_size)
             raw_logits_WV = self._queue.host_tensor(shape, torch.float32)
-        results = HostResults(self._results[slot], raw_logits_WV)
+        prompts = () if step is None else step.prompt_ranges
+        results = HostResults(
+            self._results[slot],
+            raw_logits_WV,
+            tuple(PromptColumns.allocate(part, self._queue.host_tensor) for part in prompts),
+        )
 
         @torch.inference_mode()
         def work() -> None:
@@ -305,6 +311,8 @@ class GPUModelRunner:
             num_decodes=step.num_decodes,
         )
         hidden_TE = self._model.forward(tensors.token_ids_T, tensors.positions_T, context)
+        if results is not None:
+            self._report_prompts(hidden_TE, step, results)
         if not num_sampled:
             return
         last_NE = hidden_TE.index_select(0, tensors.logits_at_R[:num_sampled])
@@ -319,6 +327,18 @@ class GPUModelRunner:
             self._device_rows,
             num_sequences=num_sequences,
         )
+
+    def _report_prompts(self, hidden_TE: torch.Tensor, step: GPUStep, results: HostResults) -> None:
+        """Piece by piece, beside what a graph can hold. The prompts' tokens are in their rows."""
+        for part, columns in zip(step.prompt_ranges, results.prompts, strict=True):
+            row = self._device_rows.token_ids[part.row]
+            columns.fill(
+                hidden_TE,
+                row[part.first : part.first + part.count],
+                part,
+                self._model.compute_logits,
+                self.config.vocab_size,
+            )
 
     def _check_size(self, step: GPUStep) -> None:
         limit = self.config.max_num_batched_tokens

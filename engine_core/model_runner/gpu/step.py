@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from engine_core.model_runner.drafts import VerifiedRows
 from engine_core.model_runner.gpu.input_batch import GPUInputBatch, num_device_logprobs
+from engine_core.model_runner.prompt_logprobs import PromptRange
 from engine_core.scheduler import SchedulerOutput
 from kernels.interface.device_steps import SamplingMode
 
@@ -59,6 +60,8 @@ class GPUStep:
         sampled_rows_N: its row.
         num_logprobs_N: what it reports, -1 for nothing.
         from_host_N: indices among the sampled whose log-probabilities the host reports.
+        logprob_ids: of each of those the tokens that it names; empty: the likeliest.
+        prompt_ranges: of prompts that are reported; `index` is the place in the plan's order.
         num_tokens: T.
         num_decodes: leading entries of one token.
         mode: what their sampling needs.
@@ -78,6 +81,8 @@ class GPUStep:
     num_decodes: int
     mode: SamplingMode
     bucket: int | None
+    logprob_ids: tuple[tuple[int, ...], ...] = ()
+    prompt_ranges: tuple[PromptRange, ...] = ()
 
     @property
     def has_reports(self) -> bool:
@@ -117,9 +122,13 @@ def arrange_step(
     needs_sampling_R = num_computed_R + num_scheduled_R == num_known_R
     sampled_rows_N = rows_R[needs_sampling_R]
     num_logprobs_N = batch.num_logprobs[sampled_rows_N]
-    from_host_N = np.flatnonzero(num_logprobs_N > num_device_logprobs(vocab_size))
+    from_host_N = num_logprobs_N > num_device_logprobs(vocab_size)
+    if batch.logprob_ids:
+        from_host_N |= np.isin(sampled_rows_N, list(batch.logprob_ids))
+    from_host_N = np.flatnonzero(from_host_N)
     num_decodes = len(order) - int(is_other.sum())
-    is_graphable = num_decodes == len(order) and not from_host_N.size
+    prompt_ranges = batch.prompts.ranges(rows_R, num_computed_R, num_scheduled_R)
+    is_graphable = num_decodes == len(order) and not from_host_N.size and not prompt_ranges
     return GPUStep(
         rows_R=rows_R,
         num_computed_R=num_computed_R,
@@ -134,6 +143,12 @@ def arrange_step(
         num_decodes=num_decodes,
         mode=_mode_of(batch, sampled_rows_N),
         bucket=choose_bucket(buckets, len(order)) if is_graphable else None,
+        logprob_ids=tuple(
+            batch.logprob_ids.get(row, ()) for row in sampled_rows_N[from_host_N].tolist()
+        ),
+        prompt_ranges=tuple(
+            dataclasses.replace(part, index=int(place_R[part.index])) for part in prompt_ranges
+        ),
     )
 
 

@@ -84,7 +84,7 @@ async def show(request: Request, asked: bodies.ModelRequest) -> Response:
     capabilities = ["completion"]
     if "tools" in template and (settings.tool_call_parser or format_of_template(template)):
         capabilities.append("tools")
-    if template and answer_format(request, llm, None, has_tools=False).reasoning is not None:
+    if template and answer_format(request, llm, None).reasoning is not None:
         capabilities.append("thinking")
     model_info: dict[str, Any] = {
         "general.architecture": family,
@@ -105,14 +105,7 @@ async def show(request: Request, asked: bodies.ModelRequest) -> Response:
     )
 
 
-@operation(
-    "POST",
-    "/api/pull",
-    takes=bodies.ModelRequest,
-    gives=bodies.Status,
-    event=bodies.Status,
-    event_media_type=LineStream.media_type,
-)
+@operation("POST", "/api/pull", takes=bodies.ModelRequest, gives=bodies.Status, line=bodies.Status)
 async def pull(request: Request, asked: bodies.ModelRequest) -> Response:
     """Fetch a model that is served, if its files are not here."""
     lines = _pulled(await find_model(request, asked.model or asked.name or ""))

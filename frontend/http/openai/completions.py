@@ -1,6 +1,8 @@
 """POST /v1/completions."""
 
-from collections.abc import AsyncGenerator
+import contextlib
+import dataclasses
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from msgspec import UNSET
@@ -8,7 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from frontend.async_llm import AsyncLLM
-from frontend.http.api_errors import ApiError, not_supported
+from frontend.detokenizer import IncrementalDetokenizer
+from frontend.http.api_errors import ApiError
 from frontend.http.event_stream import (
     TextEvents,
     all_outputs,
@@ -18,13 +21,22 @@ from frontend.http.event_stream import (
     until_disconnect,
 )
 from frontend.http.exchange import Exchange, exchange_of
-from frontend.http.openai.generation import Answer, finish_reason, finite, token_text
+from frontend.http.openai.generation import (
+    Answer,
+    check_size,
+    finish_reason,
+    finite,
+    prompt_logprobs,
+    token_text,
+)
 from frontend.http.openai.parameters import sampling_params
 from frontend.http.openai.requests import CompletionRequest
 from frontend.http.openai.responses import Completion, CompletionChoice, CompletionLogprobs
+from frontend.http.openai.structured_outputs import structured_outputs
 from frontend.http.operations import operation
 from frontend.http.served_models import ServedModels
 from frontend.input_processor import PromptInput
+from frontend.logprobs import Logprob, PromptLogprobs
 from frontend.outputs import CompletionOutput, RequestOutput
 
 _DEFAULT_MAX_TOKENS = 16
@@ -39,6 +51,8 @@ async def completions(request: Request, asked: CompletionRequest) -> Response:
     model, llm = await models.get(asked.model)
     prompts = _prompts(asked, llm)
     outputs = merged(_generate(llm, asked, prompts, exchange_of(request)))
+    if asked.max_tokens == 0:
+        outputs = _prompts_alone(outputs)
     answer = Answer("cmpl", asked.model or model.names[0], asked)
     choices = _Choices(asked, llm)
     if asked.stream:
@@ -55,8 +69,10 @@ async def completions(request: Request, asked: CompletionRequest) -> Response:
 
 
 def _check(asked: CompletionRequest) -> None:
-    if asked.echo and asked.logprobs is not None:
-        raise not_supported("echo", True, "log-probabilities of a prompt are not computed")
+    if asked.max_tokens == 0 and not asked.echo:
+        raise ApiError(
+            400, "max_tokens is 0, it must be at least 1, or 0 with echo=true", param="max_tokens"
+        )
 
 
 def _prompts(asked: CompletionRequest, llm: AsyncLLM) -> list[PromptInput]:
@@ -82,9 +98,16 @@ def _prompts(asked: CompletionRequest, llm: AsyncLLM) -> list[PromptInput]:
 def _generate(
     llm: AsyncLLM, asked: CompletionRequest, prompts: list[PromptInput], exchange: Exchange
 ) -> list[AsyncGenerator[RequestOutput, None]]:
+    max_tokens = _DEFAULT_MAX_TOKENS if asked.max_tokens is None else max(1, asked.max_tokens)
     params = sampling_params(
-        llm, asked, max_tokens=asked.max_tokens or _DEFAULT_MAX_TOKENS, logprobs=asked.logprobs
+        llm,
+        asked,
+        max_tokens=max_tokens,
+        logprobs=asked.logprobs,
+        constrained=structured_outputs(asked),
     )
+    if asked.echo and params.prompt_logprobs is None:
+        params = dataclasses.replace(params, prompt_logprobs=asked.logprobs)
     return [
         llm.generate(
             prompt,
@@ -94,6 +117,20 @@ def _generate(
         )
         for prompt in prompts
     ]
+
+
+async def _prompts_alone(
+    outputs: AsyncGenerator[tuple[int, RequestOutput], None],
+) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+    """Without the one token that each prompt was computed for."""
+    async with contextlib.aclosing(outputs):
+        async for prompt, output in outputs:
+            for part in output.outputs:
+                part.text, part.token_ids = "", []
+                part.logprobs = None if part.logprobs is None else []
+                if part.finish_reason == "stop":
+                    part.finish_reason, part.stop_reason = "length", None
+            yield prompt, output
 
 
 class _Choices:
@@ -107,6 +144,9 @@ class _Choices:
             asked.echo or asked.return_token_ids or asked.logprobs is not None
         )
         self._offsets: dict[int, int] = {}
+        self._prompt_logprobs: dict[int, PromptLogprobs] = {}
+        """By prompt: in a stream one event has them, and each sample's first wants them."""
+        self._num_logprobs = 0
 
     def index(self, prompt: int, part: CompletionOutput) -> int:
         return prompt * self._n + part.index
@@ -116,10 +156,17 @@ class _Choices:
     ) -> CompletionChoice:
         index = self.index(prompt, part)
         text = part.text
+        found = output.prompt_logprobs
+        if found is not None and prompt not in self._prompt_logprobs:
+            self._num_logprobs = check_size(self._num_logprobs + self._n * found.num_entries)
+            self._prompt_logprobs[prompt] = found
         is_first = index not in self._offsets
-        if self._asked.echo and is_first:
-            text = self._prompt_text(output) + text
         logprobs = self._logprobs(index, part)
+        if self._asked.echo and is_first:
+            prompt_text = self._prompt_text(output)
+            text = prompt_text + text
+            if logprobs is not None and prompt in self._prompt_logprobs:
+                logprobs = self._with_prompt(prompt, output, len(prompt_text), logprobs)
         self._offsets[index] = self._offsets.get(index, 0) + len(text)
         return CompletionChoice(
             index=index,
@@ -128,6 +175,9 @@ class _Choices:
             finish_reason=finish_reason(part),
             stop_reason=part.stop_reason,
             token_ids=part.token_ids if self._asked.return_token_ids else UNSET,
+            prompt_logprobs=(
+                UNSET if self._asked.prompt_logprobs is None else prompt_logprobs(found)
+            ),
             prompt_token_ids=output.prompt_token_ids
             if self._asked.return_token_ids and is_first
             else UNSET,
@@ -139,26 +189,58 @@ class _Choices:
         return self._llm.get_tokenizer().decode(output.prompt_token_ids)
 
     def _logprobs(self, index: int, part: CompletionOutput) -> CompletionLogprobs | None:
-        wanted = self._asked.logprobs
-        if wanted is None or part.logprobs is None:
+        if self._asked.logprobs is None or part.logprobs is None:
             return None
         tokenizer = self._llm.get_tokenizer()
         offset = self._offsets.get(index, 0)
-        offsets, values, tokens, tops = [], [], [], []
-        for token_id, candidates in zip(part.token_ids, part.logprobs, strict=True):
-            text, _ = token_text(token_id, tokenizer)
+        offsets = []
+        for token_id in part.token_ids:
             offsets.append(offset)
-            offset += len(text)
-            tokens.append(text)
+            offset += len(token_text(token_id, tokenizer)[0])
+        return self._columns(part.token_ids, part.logprobs, offsets)
+
+    def _with_prompt(
+        self, prompt: int, output: RequestOutput, num_chars: int, behind: CompletionLogprobs
+    ) -> CompletionLogprobs:
+        """`behind`: of the answer's text, which follows `num_chars` of the prompt's."""
+        found = self._prompt_logprobs[prompt]
+        offsets, offset = [], 0
+        detokenizer = IncrementalDetokenizer(self._llm.get_tokenizer(), [])
+        for token_id in output.prompt_token_ids:
+            offsets.append(min(offset, num_chars))
+            offset += len(detokenizer.append([token_id]))
+        before = self._columns(output.prompt_token_ids, found, offsets)
+        return CompletionLogprobs(
+            before.text_offset + [num_chars + each for each in behind.text_offset],
+            before.token_logprobs + behind.token_logprobs,
+            before.tokens + behind.tokens,
+            before.top_logprobs + behind.top_logprobs,
+        )
+
+    def _columns(
+        self,
+        token_ids: Sequence[int],
+        found: Sequence[dict[int, Logprob] | None],
+        offsets: list[int],
+    ) -> CompletionLogprobs:
+        wanted, tokenizer = self._asked.logprobs or 0, self._llm.get_tokenizer()
+        values: list[float | None] = []
+        tops: list[dict[str, float] | None] = []
+        for token_id, candidates in zip(token_ids, found, strict=True):
+            if candidates is None:
+                values.append(None)
+                tops.append(None)
+                continue
             values.append(finite(candidates[token_id].logprob))
             tops.append(
                 {
-                    token_text(each, tokenizer)[0]: finite(found.logprob)
-                    for each, found in candidates.items()
-                    if each == token_id or (found.rank or 0) <= wanted
+                    token_text(each, tokenizer)[0]: finite(one.logprob)
+                    for each, one in candidates.items()
+                    if each == token_id or (one.rank or 0) <= wanted
                 }
             )
-        return CompletionLogprobs(offsets, list(values), tokens, list(tops))
+        texts = [token_text(token_id, tokenizer)[0] for token_id in token_ids]
+        return CompletionLogprobs(offsets, values, texts, tops)
 
 
 async def _events(

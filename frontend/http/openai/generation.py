@@ -2,11 +2,13 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from msgspec import UNSET
 
 from frontend.errors import EngineClientError
+from frontend.http.api_errors import ApiError
 from frontend.http.event_stream import DONE, event
 from frontend.http.exchange import Exchange, current_exchange
 from frontend.http.openai.requests import GenerationRequest, StreamOptions
@@ -14,14 +16,18 @@ from frontend.http.openai.responses import (
     ChatCompletion,
     ChatCompletionChunk,
     Completion,
+    PromptLogprobList,
     PromptTokensDetails,
     TokenLogprob,
     TopLogprob,
     Usage,
 )
-from frontend.outputs import CompletionOutput, Logprob, RequestOutput
+from frontend.logprobs import Logprob, PromptLogprobs
+from frontend.outputs import CompletionOutput, RequestOutput
 from frontend.tokenizer import Tokenizer
 
+_MAX_PROMPT_LOGPROBS = 2**21
+"""Of one answer: about 100 MiB of JSON."""
 Body = TypeVar("Body", ChatCompletion, ChatCompletionChunk, Completion)
 
 
@@ -139,6 +145,30 @@ def token_logprobs(
             )
         )
     return entries
+
+
+def prompt_logprobs(found: PromptLogprobs | None) -> PromptLogprobList:
+    """As vLLM has them."""
+    return [
+        entry and {each: replace(one, logprob=finite(one.logprob)) for each, one in entry.items()}
+        for entry in found or ()
+    ]
+
+
+def check_size(num_logprobs: int) -> int:
+    """The number itself.
+
+    Raises:
+        ApiError: too many of prompts for one answer.
+    """
+    if num_logprobs > _MAX_PROMPT_LOGPROBS:
+        raise ApiError(
+            400,
+            f"the answer would have {num_logprobs} log-probabilities of prompts or more, the limit "
+            f"is {_MAX_PROMPT_LOGPROBS}; ask for fewer a token, or send fewer or shorter prompts",
+            param="prompt_logprobs",
+        )
+    return num_logprobs
 
 
 def token_text(token_id: int, tokenizer: Tokenizer) -> tuple[str, list[int]]:

@@ -6,6 +6,7 @@ from frontend.async_llm import AsyncLLM
 from frontend.http.api_errors import ApiError, not_supported
 from frontend.http.openai.requests import GenerationRequest
 from frontend.sampling_params import RequestOutputKind, SamplingParams
+from frontend.structured_outputs import StructuredOutputsParams
 
 _SAME_NAMES = (
     "n",
@@ -26,16 +27,24 @@ _SAME_NAMES = (
     "include_stop_str_in_output",
     "skip_special_tokens",
     "truncate_prompt_tokens",
+    "prompt_logprobs",
+    "logprob_token_ids",
 )
 
 
 def sampling_params(
-    llm: AsyncLLM, request: GenerationRequest, *, max_tokens: int | None, logprobs: int | None
+    llm: AsyncLLM,
+    request: GenerationRequest,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    constrained: StructuredOutputsParams | None,
 ) -> SamplingParams:
     """
     Args:
         max_tokens: None: as many as the model's length leaves.
         logprobs: how many of the likeliest tokens, beside the sampled one.
+        constrained: what the text must be.
 
     Raises:
         ApiError: something that this server does not do.
@@ -48,16 +57,20 @@ def sampling_params(
         **{name: value for name, value in given.items() if value is not None},
         max_tokens=max_tokens,
         logprobs=logprobs,
+        structured_outputs=constrained,
         output_kind=RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY,
     )
 
 
 def _refuse_unsupported(request: GenerationRequest) -> None:
-    if request.response_format is not None and request.response_format.type != "text":
-        raise not_supported(
-            "response_format", request.response_format.type, "use text, and check the answer"
-        )
     if request.best_of not in (None, request.n or 1):
         raise not_supported("best_of", request.best_of, "use n")
+    if request.stream and request.prompt_logprobs:
+        raise ApiError(
+            400,
+            f"prompt_logprobs is {request.prompt_logprobs}, and a stream has none; set "
+            "stream=false",
+            param="prompt_logprobs",
+        )
     if request.stream_options is not None and not request.stream:
         raise ApiError(400, "stream_options needs stream=true", param="stream_options")

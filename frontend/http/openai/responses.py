@@ -5,6 +5,8 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from frontend.logprobs import Logprob
+
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
@@ -63,6 +65,10 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: list[int] | UnsetType = UNSET
 
 
+PromptLogprobList = list[dict[int, Logprob] | None]
+"""As vLLM has them: by token id."""
+
+
 class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     object: Literal["chat.completion"] = "chat.completion"
@@ -70,6 +76,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_logprobs: PromptLogprobList | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
@@ -113,6 +120,7 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobList | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 

@@ -38,13 +38,15 @@ class EngineLoop:
         self.open = collections.deque()
         self.tokens = collections.defaultdict(list)
         """By (request id, index of its sequence)."""
+        self.prompt_logprobs = collections.defaultdict(list)
+        self.num_cached_tokens = {}
         self.logprobs = collections.defaultdict(list)
         """Likewise: ranks, and tokens and values as bytes, a position each."""
         self.logprob_bytes = collections.defaultdict(list)
         self.ends = {}
         self.num_ahead = 0
 
-    def add(self, name, prompt, params, *, num_sequences=1, beam_search=None):
+    def add(self, name, prompt, params, *, num_sequences=1, beam_search=None, priority=0):
         self.scheduler.add_request(
             Request(
                 request_id=name,
@@ -53,6 +55,7 @@ class EngineLoop:
                 num_sequences=num_sequences,
                 beam_search=beam_search,
                 eos_token_ids=(7,),
+                priority=priority,
             )
         )
 
@@ -76,6 +79,11 @@ class EngineLoop:
         for output in (output for each in outputs.values() for output in all_outputs(each)):
             place = (output.request_id, output.index)
             self.tokens[place] += output.new_token_ids
+            if output.prompt_logprobs is not None:
+                assert not self.tokens[place], "before the first token"
+                self.prompt_logprobs[output.request_id].append(output.prompt_logprobs)
+            if output.num_cached_tokens is not None:
+                self.num_cached_tokens[output.request_id] = output.num_cached_tokens
             if output.logprobs is not None:
                 report, width = output.logprobs, 4 * output.logprobs.width
                 self.logprobs[place] += report.ranks

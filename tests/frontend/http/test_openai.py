@@ -6,7 +6,7 @@ import time
 import httpx
 import pytest
 from fake_engine import FakeEngine, wait_until
-from fake_model import expected_text
+from fake_model import expected_text, ids_of
 from http_server import events_of, serving
 
 from protocol.errors import ErrorCode
@@ -118,6 +118,52 @@ def test_log_probabilities_of_a_completion_have_offsets(http):
     assert len(found["token_logprobs"]) == len(found["top_logprobs"]) == 5
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_echo_with_logprobs_reports_the_prompt_before_the_answer(http, stream):
+    """Each sample has it."""
+    answer = complete(http, "Hé!", echo=True, logprobs=1, n=2, temperature=1, stream=stream)
+    parts = [answer.json()] if not stream else events_of(answer)
+    for index in (0, 1):
+        own = [c for part in parts for c in part["choices"] if c["index"] == index]
+        assert "".join(choice["text"] for choice in own).startswith("Hé!")
+        found = {
+            name: [each for choice in own for each in choice["logprobs"][name]]
+            for name in own[0]["logprobs"]
+        }
+        assert found["text_offset"] == [0, 1, 1, 2, 3, 4, 5, 6, 7], "é is two tokens"
+        assert found["token_logprobs"][:4] == [None, -1, -2, -3]
+        assert found["tokens"][0] == "H"
+        assert found["tokens"][3] == "!"
+        assert found["top_logprobs"][0] is None
+        assert found["top_logprobs"][3].keys() == {"!"}
+        assert "prompt_logprobs" not in own[0]
+
+
+def test_echo_without_tokens_is_the_prompt_alone(http):
+    """As lm-eval and others score texts."""
+    answer = complete(http, ["one", "two"], echo=True, logprobs=0, max_tokens=0).json()
+    assert [choice["text"] for choice in answer["choices"]] == ["one", "two"]
+    for choice in answer["choices"]:
+        assert choice["logprobs"]["token_logprobs"] == [None, -1, -2]
+        assert choice["finish_reason"] == "length"
+    assert answer["usage"]["completion_tokens"] == 0
+    assert "at least 1" in error_of(complete(http, max_tokens=0), 400)["message"]
+
+
+def test_prompt_logprobs_are_by_token_id_as_vllm_has_them(http, monkeypatch):
+    (choice,) = complete(http, "abc", prompt_logprobs=1).json()["choices"]
+    first, second, third = choice["prompt_logprobs"]
+    assert first is None
+    assert second == {str(ids_of("b")[0]): {"logprob": -1.0, "rank": 1, "decoded_token": "b"}}
+    assert third[str(ids_of("c")[0])]["rank"] == 2
+    assert len(chat(http, prompt_logprobs=0).json()["prompt_logprobs"]) == len(RENDERED)
+    assert "stream" in error_of(complete(http, prompt_logprobs=1, stream=True), 400)["message"]
+    monkeypatch.setattr("frontend.http.openai.generation._MAX_PROMPT_LOGPROBS", 20)
+    too_many = complete(http, ["abc"] * 4, prompt_logprobs=2, max_tokens=1)
+    why = error_of(too_many, 400)["message"]
+    assert "24 log-probabilities of prompts or more, the limit is 20" in why
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
@@ -127,8 +173,12 @@ def test_log_probabilities_of_a_completion_have_offsets(http):
         ({"messages": []}, "messages", "length >= 1"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "Expected"),
         ({"max_tokens": 0}, "max_tokens", ">= 1"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "json_object"),
-        ({"tools": [], "tool_choice": "required"}, "tool_choice", "required"),
+        ({"response_format": {"type": "xml"}}, "response_format.type", "json_schema"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "missing"),
+        ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice", "omit one"),
+        ({"structured_outputs": {"regex": "a", "json": {}}}, None, "json and regex"),
+        ({"structured_outputs": {"choice": []}, "ignore_eos": True}, None, "ignore_eos"),
+        ({"tools": [], "tool_choice": "required"}, "tool_choice", "needs tools"),
         ({"top_logprobs": 2}, "top_logprobs", "logprobs=true"),
         ({"store": True}, "store", "True is not supported"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "stream=true"),

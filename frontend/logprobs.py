@@ -1,0 +1,91 @@
+"""Log-probabilities as users read them, from the wire's columns."""
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, repeat
+from typing import TYPE_CHECKING, overload
+
+from protocol.outputs import Logprobs
+
+if TYPE_CHECKING:
+    from frontend.tokenizer import Tokenizer
+
+
+@dataclass(slots=True)
+class Logprob:
+    """One token's log-probability. Rank 1 is the likeliest token of the vocabulary."""
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+class PromptLogprobs(Sequence[dict[int, Logprob] | None]):
+    """One entry a token of a prompt, as vLLM's list: None for the first, then a dictionary each, of
+    the token itself and the likeliest in falling order. Made when it is looked at: the columns take
+    8 bytes a log-probability, dictionaries 200."""
+
+    def __init__(self, columns: Logprobs | None, tokenizer: "Tokenizer | None") -> None:
+        self._columns = columns
+        self._tokenizer = tokenizer
+
+    @property
+    def num_entries(self) -> int:
+        """Log-probabilities, of all tokens together."""
+        return 0 if self._columns is None else self._columns.num_positions * self._columns.width
+
+    def __len__(self) -> int:
+        return 1 + (0 if self._columns is None else self._columns.num_positions)
+
+    @overload
+    def __getitem__(self, index: int) -> dict[int, Logprob] | None: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[dict[int, Logprob] | None]: ...
+
+    def __getitem__(
+        self, index: int | slice
+    ) -> dict[int, Logprob] | list[dict[int, Logprob] | None] | None:
+        if isinstance(index, slice):
+            return [self[place] for place in range(len(self))[index]]
+        place = range(len(self))[index]
+        if self._columns is None or place == 0:
+            return None
+        return logprobs_of(self._columns.part(place - 1, place), self._tokenizer)[0]
+
+    def __iter__(self) -> Iterator[dict[int, Logprob] | None]:
+        return map(self.__getitem__, range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == list(other) if isinstance(other, Sequence) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._columns)
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+
+def logprobs_of(
+    columns: Logprobs, tokenizer: "Tokenizer | None", *, has_ranks: bool = True
+) -> list[dict[int, Logprob]]:
+    """One dictionary a position from the wire's columns: the token itself first, then the others.
+    `has_ranks`: those are the likeliest, in falling order."""
+    size = columns.num_positions * columns.width
+    token_ids = struct.unpack(f"<{size}i", columns.token_ids)
+    values = struct.unpack(f"<{size}f", columns.logprobs)
+    entries: list[dict[int, Logprob]] = []
+    for position in range(columns.num_positions):
+        start, stop = position * columns.width, (position + 1) * columns.width
+        others = range(1, columns.width) if has_ranks else repeat(None, columns.width - 1)
+        ranks = chain((columns.ranks[position],), others)
+        entry: dict[int, Logprob] = {}
+        for token_id, value, rank in zip(
+            token_ids[start:stop], values[start:stop], ranks, strict=True
+        ):
+            if token_id not in entry:  # it may be among the others as well
+                text = None if tokenizer is None else tokenizer.pieces.text(token_id)
+                entry[token_id] = Logprob(value, rank, text)
+        entries.append(entry)
+    return entries
