@@ -63,6 +63,19 @@ def test_vllms_speculative_config_is_our_options():
     assert draft[2:] == ["--speculative=draft", "--draft-model=small"]
 
 
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({"method": "medusa", "model": "x"}, "method is 'medusa'"),
+        ({"method": "ngram", "draft_tensor_parallel_size": 2}, "'draft_tensor_parallel_size'"),
+        ("ngram", "must be a dictionary"),
+    ],
+)
+def test_a_speculative_config_beyond_ours_is_refused_by_name(config, why):
+    with pytest.raises(InvalidInput, match=why):
+        daemon_arguments("m", {"speculative_config": config})
+
+
 def test_none_leaves_the_daemons_default():
     options = dict.fromkeys(["dtype", "max_model_len", "enable_prefix_caching", "num_blocks"])
     assert parsed(daemon_arguments("m", options)) == EngineOptions(model="m")
@@ -119,8 +132,6 @@ def test_what_asks_for_nothing_is_accepted():
         ("tensor_parallel_size", 2),
         ("tokenizer_mode", "mistral"),
         ("enable_chunked_prefill", False),
-        ("speculative_config", {"method": "medusa", "model": "x"}),
-        ("speculative_config", {"method": "ngram", "draft_tensor_parallel_size": 2}),
         ("load_format", "dummy"),
         ("cpu_offload_gb", 4),
         ("swap_space", 8),
