@@ -6,7 +6,8 @@ With a the probability that a draft is accepted behind accepted ones, n sequence
     price      (T(n + d) - T(n)) / d, in tokens: times the tokens a second that the step brings
 
 the j-th draft of a sequence brings a^j tokens and costs `price`, so it gets
-k = floor(log(price) / log(a)) of them."""
+k = floor(log(price) / log(a)) of them. Copied text comes in runs: a sequence begins with two drafts,
+gets twice as many as long as all are accepted, and one more than were accepted otherwise."""
 
 import numpy as np
 
@@ -21,8 +22,8 @@ _COMMON_DECAY = 0.995
 _PRIOR_WEIGHT = 1.0
 """Drafts that a new sequence is believed to have had, at the common rate."""
 _FIRST_PRICE = 0.3
-_FIRST_DRAFTS = 2
 """Until a step with drafts was timed at this number of sequences."""
+_FIRST_DRAFTS = 2
 _LEAST_PRICE = 0.03
 """A draft costs the host something too."""
 _MEASURE_AFTER = 128
@@ -60,6 +61,8 @@ class DraftLengths:
         self._next_probe: Int64Array = np.zeros(num_rows, np.int64)
         """Length of the sequence."""
         self._probe_after: Int64Array = np.zeros(num_rows, np.int64)
+        self._longest: Int64Array = np.full(num_rows, _FIRST_DRAFTS, np.int64)
+        """Drafts that a sequence may have next."""
         self._common = [2.0, 2.0]
         """Accepted and rejected."""
         self._num_too_dear = 0
@@ -82,6 +85,8 @@ class DraftLengths:
         self._rejected[row] = _DECAY * self._rejected[row] + is_rejected
         self._common[0] = _COMMON_DECAY * self._common[0] + num_accepted
         self._common[1] = _COMMON_DECAY * self._common[1] + is_rejected
+        next_longest = num_accepted + 1 if is_rejected else 2 * num_drafts
+        self._longest[row] = max(next_longest, self._longest[row] * (not is_rejected))
         if num_accepted:
             self._probe_after[row] = _PROBE_AFTER
         else:
@@ -125,6 +130,7 @@ class DraftLengths:
         spent = 1 + price * lengths.sum() / num_sequences
         if gain > spent:
             lengths = self._lengths(rate, price * gain / spent, most)
+        np.minimum(lengths, self._longest[rows], out=lengths)
         is_probe = (lengths == 0) & (self._batch.num_tokens[rows] >= self._next_probe[rows])
         lengths[is_probe] = 1
         return lengths
@@ -153,4 +159,5 @@ class DraftLengths:
         self._generation[rows] = generation
         self._accepted[new] = self._rejected[new] = 0.0
         self._next_probe[new] = 0
+        self._longest[new] = _FIRST_DRAFTS
         self._probe_after[new] = _PROBE_AFTER
