@@ -27,7 +27,12 @@ if TYPE_CHECKING:
         RequestMetrics,
         RequestOutput,
     )
-    from frontend.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
+    from frontend.sampling_params import (
+        BeamSearchParams,
+        RepetitionDetectionParams,
+        RequestOutputKind,
+        SamplingParams,
+    )
 
 __all__ = [
     "LLM",
@@ -43,6 +48,7 @@ __all__ = [
     "InvalidInput",
     "Logprob",
     "QueueFull",
+    "RepetitionDetectionParams",
     "RequestMetrics",
     "RequestOutput",
     "RequestOutputKind",

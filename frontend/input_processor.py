@@ -5,6 +5,8 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NotRequired, TypedDict
 
+import msgspec
+
 from frontend.errors import InvalidInput
 from frontend.event_loop import Clock
 from frontend.request_state import RequestState
@@ -128,6 +130,9 @@ class InputProcessor:
                 seed=seed,
                 vocab_size=self.model.vocab_size,
             )
+            if params.bad_words:
+                words = bad_word_ids(params.bad_words, self.tokenizer)
+                wire_params = msgspec.structs.replace(wire_params, bad_words=words)
             self._limits.check_sampling(wire_params, len(token_ids))
         request = EngineRequest(
             request_id=request_id,
@@ -156,6 +161,24 @@ class InputProcessor:
         # The template writes the special tokens itself.
         token_ids = self.tokenizer.encode(text, add_special_tokens=False)
         return {"prompt": text, "prompt_token_ids": token_ids}
+
+
+def bad_word_ids(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """The tokens of each word, and those of the word behind a space if they are as many and begin
+    with another: as vLLM has it.
+    Raises InvalidInput: a word has no tokens."""
+    found: list[tuple[int, ...]] = []
+    for word in words:
+        start, behind_space = (
+            tuple(tokenizer.encode(space + word.lstrip(), add_special_tokens=False))
+            for space in ("", " ")
+        )
+        if not start:
+            raise InvalidInput(f"bad_words holds {word!r}, which has no tokens; remove it")
+        found.append(start)
+        if len(behind_space) == len(start) and behind_space[0] != start[0]:
+            found.append(behind_space)
+    return tuple(found)
 
 
 def split_prompts(prompts: object) -> list[object]:

@@ -144,6 +144,8 @@ class ModelLimits:
                     f"{self.vocab_size}; name each token once"
                 )
             self.check_token_ids(name, token_ids)
+        for word in params.bad_words:
+            self.check_token_ids("bad_words", word)
         limit = self.vocab_size if self.max_logprobs < 0 else self.max_logprobs
         for name in ("logprobs", "prompt_logprobs"):
             wanted = getattr(params, name) or 0

@@ -155,7 +155,7 @@ class OutputProcessor:
         if logprobs is not None:
             logprobs = logprobs.part(0, len(kept))
         self._pool.emit_output(sequence, kept, logprobs)
-        batch.fast_path[row] = not request.sampling_params.reports_logprobs
+        batch.fast_path[row] = request.sampling_params.has_plain_outputs
 
     def _process_beams(self, request: Request, reported: dict[str, Logprobs | None]) -> None:
         """All beams advance together. One that catches up before the others computes its last token

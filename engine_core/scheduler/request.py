@@ -9,7 +9,7 @@ from math import nan
 import msgspec
 import numpy as np
 
-from engine_core.scheduler.batch_state import BatchState
+from engine_core.scheduler.batch_state import BatchState, Int32Array
 from engine_core.scheduler.beam_search import BeamSearch
 from protocol.explanations import CacheLookup, Preemption
 from protocol.outputs import FinishReason
@@ -43,6 +43,7 @@ class RequestStatus(enum.IntEnum):
     """Can never fit."""
     FINISHED_ERROR = 8
     FINISHED_TIMEOUT = 9
+    FINISHED_REPETITION = 10
 
     @property
     def is_finished(self) -> bool:
@@ -61,6 +62,7 @@ _FINISH_REASONS = {
     RequestStatus.FINISHED_IGNORED: FinishReason.LENGTH,
     RequestStatus.FINISHED_ERROR: FinishReason.ERROR,
     RequestStatus.FINISHED_TIMEOUT: FinishReason.TIMEOUT,
+    RequestStatus.FINISHED_REPETITION: FinishReason.REPETITION,
 }
 
 
@@ -298,8 +300,8 @@ class Sequence:
     sequence_id: str = ""
     status: RequestStatus = RequestStatus.WAITING
     """Its request's, unless it finished before it."""
-    stop_reason: int | None = None
-    """The stop token that ended it; None for end-of-sequence."""
+    stop_reason: int | str | None = None
+    """The stop token that ended it, or a word for its repetition; None for end-of-sequence."""
     block_hashes: list[bytes] = dataclasses.field(default_factory=list)
     first_token_s: float = nan
     """When its first output token was there, on the scheduler's clock."""
@@ -394,6 +396,15 @@ class Sequence:
         if self._batch is None:
             return self._output[-1] if self._output else self.request.prompt[-1]
         return int(self._batch.token_ids[self.row, self.num_tokens - 1])
+
+    def last_tokens(self, count: int) -> Int32Array:
+        """The last `count` of its output, or all. Not to be changed."""
+        if self._batch is None:
+            return np.asarray(self._output[-count:], np.int32)
+        stop = self.num_tokens
+        start = max(self.request.num_prompt_tokens, stop - count)
+        last: Int32Array = self._batch.token_ids[self.row, start:stop]
+        return last
 
     def token_bytes(self, start: int, stop: int) -> bytes:
         """Tokens [start, stop) as int32, little-endian."""

@@ -1,7 +1,7 @@
 """Chooses the next token of each row, by what the row's request asked for.
 
 raw logits -> log-probabilities, for rows that requested them
--> allowed tokens -> min_tokens -> bias -> penalties -> greedy rows take the best here
+-> allowed tokens -> bad_words -> min_tokens -> bias -> penalties -> greedy rows take the best here
 -> temperature -> min_p -> top_k -> top_p -> Gumbel-max"""
 
 import dataclasses
@@ -60,6 +60,20 @@ class LogitRules:
     bias_values: torch.Tensor
     allowed_ids: torch.Tensor | None
     counts: PenaltyCounts | None
+    output_ids: list[int]
+    """Of rows with bad_words."""
+
+    def forbidden_ids(self, drafts: Sequence[int]) -> list[int]:
+        """The last token of each bad word whose others are the last of the output and `drafts`."""
+        return [
+            word[-1]
+            for word in self.params.bad_words
+            if len(word) == 1 or self._ends_in(word[:-1], drafts)
+        ]
+
+    def _ends_in(self, token_ids: Sequence[int], drafts: Sequence[int]) -> bool:
+        ending = [*self.output_ids[-len(token_ids) :], *drafts][-len(token_ids) :]
+        return ending == list(token_ids)
 
 
 class CPUSampler:
@@ -123,9 +137,11 @@ class CPUSampler:
         if not self._rules:
             return
         for index in np.flatnonzero(self._has_rules[rows]).tolist():
-            counts = self._rules[int(rows[index])].counts
-            if counts is not None:
-                counts.output_counts_V[int(token_ids[index])] += 1
+            rules, token_id = self._rules[int(rows[index])], int(token_ids[index])
+            if rules.counts is not None:
+                rules.counts.output_counts_V[token_id] += 1
+            if rules.params.bad_words:
+                rules.output_ids.append(token_id)
 
     def _rules_of(self, sampling: ResolvedSampling, token_ids: Sequence[int]) -> LogitRules | None:
         params = sampling.params
@@ -133,6 +149,7 @@ class CPUSampler:
             params.has_penalties
             or params.logit_bias
             or params.allowed_token_ids is not None
+            or params.bad_words
             or sampling.min_tokens_ids
         ):
             return None
@@ -149,6 +166,7 @@ class CPUSampler:
                 if params.has_penalties
                 else None
             ),
+            output_ids=[*token_ids[start:]] if params.bad_words else [],
         )
 
     # ------------------------------------------------------------------ one step
@@ -277,6 +295,8 @@ def _apply_rules(
         allowed = logits_V[rules.allowed_ids]
         logits_V.fill_(-torch.inf)
         logits_V[rules.allowed_ids] = allowed
+    if rules.params.bad_words:
+        logits_V[rules.forbidden_ids(drafts)] = -torch.inf
     if position < rules.min_length:
         logits_V[rules.min_tokens_ids] = -torch.inf
     if rules.bias_ids.numel():

@@ -22,6 +22,12 @@ class ResponseFormat(msgspec.Struct, kw_only=True):
     json_schema: dict[str, Any] | None = None
 
 
+class RepetitionDetection(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    max_pattern_size: int = 0
+    min_pattern_size: int = 0
+    min_count: int = 0
+
+
 class GenerationRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """What chat completions and completions share. None: the model's own default."""
 
@@ -69,7 +75,8 @@ class GenerationRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
     """As many as `n`."""
     prompt_logprobs: Annotated[int, Meta(ge=-1)] | None = None
     logprob_token_ids: list[int] | None = None
-    bad_words: Annotated[list[str], Meta(max_length=0)] | None = None
+    bad_words: list[str] | None = None
+    repetition_detection: RepetitionDetection | None = None
     use_beam_search: Literal[False] | None = None
     length_penalty: Annotated[float, Meta(ge=1, le=1)] | None = None
     spaces_between_special_tokens: Literal[True] | None = None
