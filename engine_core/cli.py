@@ -74,6 +74,16 @@ def serve(options: EngineOptions = _DEFAULTS) -> int:
         return _end_with(error, ExitCode.WRONG_OPTIONS, options)
 
 
+@app.command(show=False)
+def check(options: EngineOptions = _DEFAULTS) -> int:
+    """Whether these options are accepted, before a model is known. Nothing is started."""
+    from engine_core.options.checks import check_options
+
+    check_options(options)
+    options.scheduling.check()
+    return 0
+
+
 def _serve(
     options: EngineOptions,
     owner: "Owner",

@@ -31,6 +31,11 @@ class EngineConfig:
     host_cache_bytes: int
     enable_prefix_caching: bool
     watermark: float
+    max_loras: int
+    """Most adapters in a step; 0: requests have none."""
+    max_lora_rank: int
+    adapter_bytes: int
+    """Most memory that adapters take."""
     max_logprobs: int
     address: str
     max_clients: int

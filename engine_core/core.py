@@ -3,10 +3,12 @@
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from typing import assert_never
 
 import msgspec
 
+from engine_core.adapters.host import Adapters, adapters_of, answer_unload, answer_with
 from engine_core.control import EngineControl, ModelHost
 from engine_core.errors import RequestRefused
 from engine_core.executor import InProcessExecutor
@@ -29,9 +31,11 @@ from engine_core.server.limited_log import LimitedLog
 from engine_core.server.outbox import Outbox
 from engine_core.server.validation import RequestValidator
 from engine_core.steps import Steps
+from engine_core.structured_output.manager import StructuredOutputs
 from engine_core.suspects import Suspects
 from kernels.compile_counter import CompileCounter
 from protocol.calls import (
+    AdapterInfo,
     AnyResult,
     Drain,
     Draining,
@@ -40,6 +44,7 @@ from protocol.calls import (
     GetRequests,
     GetStatistics,
     ListRequests,
+    LoadAdapter,
     PauseGeneration,
     Ping,
     Pong,
@@ -48,12 +53,14 @@ from protocol.calls import (
     ResetPrefixCache,
     ResumeGeneration,
     Sleep,
+    UnloadAdapter,
     UpdateWeights,
     WakeUp,
     WatchScheduler,
 )
 from protocol.errors import ErrorCode
 from protocol.outputs import (
+    AdaptersUpdated,
     CallFailed,
     CallResult,
     EngineCoreOutput,
@@ -73,8 +80,11 @@ class EngineCore:
     Args:
         model_host: None: this engine cannot sleep and has one set of weights.
         on_weights: called with the version and fingerprint of new weights.
+        adapters: one of the observers; None: requests may have none.
+        on_adapters: called with those that there are, when that changes.
         observers: follow the loop, beside the two for the requests' and the steps' times.
         isolates_tenants: a tenant finds no prefixes of another in the cache.
+        structured_outputs: also the scheduler's; None: the model has no tokenizer.
         clock: seconds; the same one that inbox, outbox, executor and lifecycle go by.
     """
 
@@ -93,7 +103,10 @@ class EngineCore:
         compilations: CompileCounter | None = None,
         model_host: ModelHost | None = None,
         on_weights: Callable[[int, str], None] = lambda version, fingerprint: None,
+        adapters: Adapters | None = None,
+        on_adapters: Callable[[tuple[AdapterInfo, ...]], None] = lambda adapters: None,
         isolates_tenants: bool = False,
+        structured_outputs: StructuredOutputs | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._inbox = inbox
@@ -106,6 +119,7 @@ class EngineCore:
         self._eos_token_ids = eos_token_ids
         self._compilations = compilations or CompileCounter()
         self._isolates_tenants = isolates_tenants
+        self._structured_outputs = structured_outputs
         self._clock = clock
         self._client_log = LimitedLog(logger, logging.INFO, clock)
         self._started_s = clock()
@@ -113,6 +127,8 @@ class EngineCore:
         self._request_times = RequestTimes()
         self.progress = Progress(self._may_progress, self._started_s)
         self._observers = [self._request_times, self._step_times, self.progress, *observers]
+        if structured_outputs is not None:
+            self._observers.append(structured_outputs)
         self._steps = Steps(scheduler, executor, outbox, self._observers, clock)
         self._live_view = LiveView(
             scheduler,
@@ -123,6 +139,10 @@ class EngineCore:
         )
         self._suspects: Suspects | None = None
         self._on_weights = on_weights
+        self._adapters = adapters
+        self._on_adapters = on_adapters
+        if adapters is not None:
+            adapters.announce, adapters.note = self._announce_adapters, self._note_control
         self._control = EngineControl(
             scheduler,
             model_host,
@@ -175,6 +195,8 @@ class EngineCore:
     def _may_progress(self) -> bool:
         """Whether there is work that does not wait for the end of a pause."""
         scheduler = self._scheduler
+        if self._adapters is not None and self._adapters.is_busy:
+            return True
         return bool(scheduler.in_flight or self._pauses) or scheduler.may_progress()
 
     def _apply(self, incoming: Iterable[Incoming]) -> None:
@@ -187,6 +209,9 @@ class EngineCore:
                     self._abort_samples(client, message.samples)
                 case Call(call=WatchScheduler(after_step_id)):
                     self._live_view.watch(client, message, after_step_id)
+                case Call(call=LoadAdapter() as load) if client.rights.is_admin:
+                    answer_later = partial(self._outbox.post, client)
+                    answer_with(message.call_id, answer_later, self._adapters, load)
                 case Call():
                     answer = permitted_answer(client, message, self.answer_call)
                     is_pause = isinstance(message.call, PauseGeneration)
@@ -214,6 +239,9 @@ class EngineCore:
                     ErrorCode.DRAINING, "the engine is draining; send the request to another"
                 )
             self._validator.check(message)
+            if message.adapter is not None:
+                fingerprint = adapters_of(self._adapters).resolve(message)
+                message = msgspec.structs.replace(message, adapter=fingerprint)
             message = owned_request(client, message, isolates=self._isolates_tenants)
             request = Request.from_engine_core_request(
                 message,
@@ -223,6 +251,7 @@ class EngineCore:
             )
             if self._suspects is not None:
                 request.runs_alone = _runs_alone(message, self._suspects)
+            self._admit_grammar(request)
             self._scheduler.add_request(request)
         except QueueFull as error:
             self._reject(client, message, ErrorCode.QUEUE_FULL, str(error))
@@ -236,6 +265,17 @@ class EngineCore:
             client.request_ids.add(message.request_id)
             for observer in self._observers:
                 observer.on_arrival(message, client.index, now_s)
+
+    def _admit_grammar(self, request: Request) -> None:
+        """Raises RequestRefused: its structured output cannot be had."""
+        if self._structured_outputs is not None:
+            self._structured_outputs.admit(request)
+        elif request.sampling_params.structured_output is not None:
+            raise RequestRefused(
+                ErrorCode.NOT_SUPPORTED,
+                "structured_outputs need the model's tokenizer and a CPU, and this engine has not "
+                "both; omit them, or start it with --tokenizer",
+            )
 
     def _reject(self, client: Client, message: EngineRequest, code: ErrorCode, why: str) -> None:
         name = f"{message.request_id!r:.100} of {client!s:.100}"
@@ -328,8 +368,10 @@ class EngineCore:
                 PauseGeneration() | ResumeGeneration() | Sleep() | WakeUp() | UpdateWeights()
             ) as change:
                 return self._control.answer(call.call_id, change)
-            case WatchScheduler():
-                raise AssertionError("the live view answers it")
+            case UnloadAdapter(name):
+                return answer_unload(call.call_id, self._adapters, name)
+            case WatchScheduler() | LoadAdapter():
+                raise AssertionError("live view and adapters answer it")
             case _:
                 assert_never(call.call)
         return CallResult(call_id=call.call_id, result=result)
@@ -340,6 +382,12 @@ class EngineCore:
             self._outbox.post(
                 client, WeightsUpdated(weights_version=version, fingerprint=fingerprint)
             )
+
+    def _announce_adapters(self) -> None:
+        infos = adapters_of(self._adapters).infos
+        self._on_adapters(infos)
+        for client in self._clients:
+            self._outbox.post(client, AdaptersUpdated(adapters=infos))
 
     def _note_control(self, what: ControlMethod, arguments: tuple[str | int, ...]) -> None:
         for observer in self._observers:

@@ -19,8 +19,16 @@ from protocol.requests import EngineRequest
 
 logger = logging.getLogger(__name__)
 
-ControlMethod = Literal["set_pause_state", "preempt_all", "use_weights", "forget_runner"]
-"""A method of the scheduler that a pause, a sleep or new weights need."""
+ControlMethod = Literal[
+    "set_pause_state",
+    "preempt_all",
+    "use_weights",
+    "forget_runner",
+    "reserve_adapter_slot",
+    "on_adapter_loaded",
+    "drop_adapter",
+]
+"""A method of the scheduler that a pause, a sleep, new weights or adapters need."""
 
 
 @dataclasses.dataclass(slots=True)  # one a step: frozen takes a microsecond more

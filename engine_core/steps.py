@@ -110,6 +110,8 @@ class Steps:
             return nothing
         if step.is_discarded:
             return nothing
+        if step.plan.token_masks is not None:
+            output.failures.update(step.plan.token_masks.failures())
         for request_id, why in output.failures.items():
             logger.error("request %r failed: %s", request_id, why)
         return output

@@ -5,6 +5,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from frontend.adapters import LoRARequest
     from frontend.async_llm import AsyncLLM
     from frontend.errors import (
         EngineClientError,
@@ -46,6 +47,7 @@ __all__ = [
     "EngineStartError",
     "EngineUnavailable",
     "InvalidInput",
+    "LoRARequest",
     "Logprob",
     "QueueFull",
     "RepetitionDetectionParams",
@@ -61,7 +63,8 @@ __all__ = [
 ]
 
 _MODULES = (
-    "errors", "event_loop", "sampling_params", "outputs", "input_processor", "async_llm", "llm",
+    "errors", "event_loop", "sampling_params", "outputs", "input_processor", "adapters",
+    "async_llm", "llm",
 )  # fmt: skip
 """Each imports only modules before it: a search in this order loads nothing needless."""
 

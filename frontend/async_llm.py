@@ -10,13 +10,14 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Self
 
+from frontend.adapters import LoRARequest, one_adapter
 from frontend.chat_template import template_process
 from frontend.connection import ConnectionOptions
 from frontend.daemon import ChildDaemon
 from frontend.engine_calls import Engine, EngineCalls
 from frontend.engine_group import EngineGroup
 from frontend.engine_options import daemon_arguments
-from frontend.errors import EngineUnavailable, InvalidInput
+from frontend.errors import EngineUnavailable, InvalidInput, UnknownAdapter
 from frontend.event_loop import Clock
 from frontend.input_processor import ChatMessage, InputProcessor, PromptInput
 from frontend.output_processor import OutputProcessor
@@ -108,6 +109,8 @@ class AsyncLLM(EngineCalls):
         self._child: ChildDaemon | None = None
         self._session: EngineSession | EngineGroup | None = None
         self._input_processor: InputProcessor | None = None
+        self._paths: dict[str, str] = {}
+        """Of adapters that this client has loaded, by name."""
 
     # opening and closing
 
@@ -296,6 +299,8 @@ class AsyncLLM(EngineCalls):
         tenant: str | None = None,
         cache_salt: str | None = None,
         timeout_s: float | None = None,
+        adapter: str | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Complete one prompt, as a stream that ends with the output whose `finished` is True.
 
@@ -311,6 +316,8 @@ class AsyncLLM(EngineCalls):
             cache_salt: only requests with the same salt share cached prompts.
             timeout_s: seconds, from this call on and also across a loss of the engine, after which
                 it ends with what it has and finish reason "timeout".
+            adapter: the name of one of the engine's adapters; `lora_request`: vLLM's way to say it,
+                which also loads one that the engine does not know.
 
         Raises:
             InvalidInput: the prompt or the parameters cannot be served, or `request_id` is in use.
@@ -319,7 +326,14 @@ class AsyncLLM(EngineCalls):
             EngineDied: the engine was lost and did not come back.
         """
         return self._stream(
-            prompt, sampling_params, request_id, priority, tenant, cache_salt, timeout_s
+            prompt,
+            sampling_params,
+            request_id,
+            priority,
+            tenant,
+            cache_salt,
+            timeout_s,
+            one_adapter(adapter, lora_request),
         )
 
     async def chat(
@@ -337,6 +351,8 @@ class AsyncLLM(EngineCalls):
         tenant: str | None = None,
         cache_salt: str | None = None,
         timeout_s: float | None = None,
+        adapter: str | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer a conversation: `generate` behind the model's chat template.
         Raises InvalidInput, QueueFull, RequestRejected, EngineDied: see `generate`; also a template
@@ -353,7 +369,14 @@ class AsyncLLM(EngineCalls):
             **(chat_template_kwargs or {}),
         )
         stream = self._stream(
-            prompt, sampling_params, request_id, priority, tenant, cache_salt, timeout_s
+            prompt,
+            sampling_params,
+            request_id,
+            priority,
+            tenant,
+            cache_salt,
+            timeout_s,
+            one_adapter(adapter, lora_request),
         )
         async with contextlib.aclosing(stream) as outputs:
             async for output in outputs:
@@ -369,11 +392,22 @@ class AsyncLLM(EngineCalls):
         tenant: str | None = None,
         cache_salt: str | None = None,
         timeout_s: float | None = None,
+        adapter: str | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> BeamSearchOutput:
         """The likeliest continuations of one prompt, best first. Nothing comes before the end; if
         the engine is lost, the search starts again.
         Raises InvalidInput, QueueFull, RequestRejected, EngineDied: see `generate`."""
-        stream = self._stream(prompt, params, request_id, priority, tenant, cache_salt, timeout_s)
+        stream = self._stream(
+            prompt,
+            params,
+            request_id,
+            priority,
+            tenant,
+            cache_salt,
+            timeout_s,
+            one_adapter(adapter, lora_request),
+        )
         async with contextlib.aclosing(stream) as outputs:
             final = [output async for output in outputs][-1]
         return beam_search_output(final, self.input_processor.optional_tokenizer)
@@ -387,8 +421,10 @@ class AsyncLLM(EngineCalls):
         tenant: str | None,
         cache_salt: str | None,
         timeout_s: float | None,
+        adapter: LoRARequest | None,
     ) -> AsyncGenerator[RequestOutput, None]:
         await self.ready()
+        await self.know_adapter(adapter)
         request = self.input_processor.make_request(
             prompt,
             params,
@@ -397,6 +433,7 @@ class AsyncLLM(EngineCalls):
             tenant=tenant,
             cache_salt=cache_salt,
             timeout_s=timeout_s,
+            adapter=None if adapter is None else adapter.name,
         )
         try:
             self.session.submit(request)
@@ -407,6 +444,30 @@ class AsyncLLM(EngineCalls):
                 yield output
         finally:
             self.session.release(request)
+
+    async def know_adapter(self, adapter: LoRARequest | None) -> None:
+        """Return once the engine knows it: it is loaded if it has a path and is not known by it.
+
+        Raises:
+            InvalidInput: the engine has none of this name, and no path is given.
+            CallRefused: it cannot be loaded.
+        """
+        if adapter is None:
+            return
+        is_known = adapter.name in self.session.adapters
+        if adapter.lora_path:
+            if (
+                not is_known
+                or self._paths.get(adapter.name, adapter.lora_path) != adapter.lora_path
+            ):
+                await self.load_adapter(adapter.name, adapter.lora_path, load_inplace=is_known)
+                self._paths[adapter.name] = adapter.lora_path
+        elif not is_known:
+            there = ", ".join(self.adapters[:8]) or "none"
+            raise UnknownAdapter(
+                f"the engine has no adapter {adapter.name!r:.100}, there are: {there}; start it "
+                "with --adapter NAME=FOLDER, or load one"
+            )
 
     async def abort(self, request_id: str | Sequence[str]) -> None:
         """End requests: their streams get a last output with finish reason "abort". Unknown ids

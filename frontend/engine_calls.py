@@ -1,6 +1,7 @@
 """Calls to an engine beside requests: its numbers, its caches, its state."""
 
 import abc
+from os import PathLike
 from typing import TypeVar
 
 from frontend.engine_group import EngineGroup
@@ -121,6 +122,31 @@ class EngineCalls(abc.ABC):
         """
         call = calls.UpdateWeights(model=str(model), version=version)
         return await self._call(call, calls.EngineStatus)
+
+    @property
+    def adapters(self) -> list[str]:
+        """Names that requests may give as `adapter`."""
+        return sorted(self.session.adapters)
+
+    async def load_adapter(
+        self, name: str, path: str | PathLike[str], *, load_inplace: bool = False
+    ) -> list[str]:
+        """Read an adapter and serve it from now on. Returns the names of all.
+        Raises CallRefused: it cannot be served, or the engine loads none while it serves.
+
+        Args:
+            path: a folder of PEFT's or a .gguf file, below the engine's --adapter-dir.
+            load_inplace: another adapter of this name gives way.
+        """
+        call = calls.LoadAdapter(name=name, path=str(path), load_inplace=load_inplace)
+        answer = await self._call(call, calls.AdapterList)
+        return [each.name for each in answer.adapters]
+
+    async def unload_adapter(self, name: str) -> list[str]:
+        """Take no more requests for an adapter. Returns the names of the others.
+        Raises CallRefused: there is none of this name."""
+        answer = await self._call(calls.UnloadAdapter(name=name), calls.AdapterList)
+        return [each.name for each in answer.adapters]
 
     async def drain(self) -> int:
         """Make the engine finish what it has and exit. Returns how many requests are left."""

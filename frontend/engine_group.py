@@ -77,6 +77,16 @@ class EngineGroup(Neighbours):
         return self._leader.welcome
 
     @property
+    def adapters(self) -> dict[str, str]:
+        """Fingerprints by name, of any engine that is there."""
+        return {
+            name: key
+            for each in reversed(self.sessions)
+            if each.is_connected
+            for name, key in each.adapters.items()
+        }
+
+    @property
     def welcome_frames(self) -> Frames:
         return self._leader.welcome_frames
 
@@ -235,7 +245,8 @@ class EngineGroup(Neighbours):
             for number, (each, load) in enumerate(zip(self.sessions, self._loads, strict=True))
         ]
         token_ids = request.wire.prompt_token_ids
-        prefixes = list(prefixes_of(token_ids, request.wire.cache_salt))
+        salt, adapter = request.wire.cache_salt, request.wire.adapter
+        prefixes = list(prefixes_of(token_ids, salt if adapter is None else repr((adapter, salt))))
         return self._router.choose(prefixes, len(token_ids), loads)
 
     def _may_take(
@@ -246,6 +257,12 @@ class EngineGroup(Neighbours):
             return False
         ours, model, wire = leader.model, welcome.model, request.wire
         length = len(wire.prompt_token_ids) + wire.sampling_params.max_tokens
+        if wire.adapter is not None:
+            fingerprint = session.adapters.get(wire.adapter)
+            if fingerprint is None:
+                return False
+            if request.has_started and fingerprint != request.adapter_fingerprint:
+                return False
         tokenizers = {each.tokenizer and each.tokenizer.fingerprint for each in (ours, model)}
         return (
             arithmetic in (None, session.arithmetic)

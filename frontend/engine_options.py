@@ -36,8 +36,10 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
 """vLLM's options that this engine does not have, with the values that ask for nothing."""
 _NEUTRAL_IF_EMPTY = frozenset({
     "allowed_local_media_path", "bind", "cpu_offload_gb", "exit_on_stdin_eof", "parent_pid",
-    "download_dir", "enable_expert_parallel", "enable_lora", "generation_config", "hf_overrides",
-    "hf_token", "limit_mm_per_prompt", "logits_processors", "mm_processor_kwargs",
+    "download_dir", "enable_expert_parallel", "fully_sharded_loras", "generation_config",
+    "hf_overrides",
+    "hf_token", "limit_mm_per_prompt", "logits_processors", "lora_dtype", "max_cpu_loras",
+    "mm_processor_kwargs",
     "override_generation_config", "revision", "rope_scaling", "rope_theta", "skip_tokenizer_init",
     "speculative_config", "structured_outputs_config", "tokenizer_revision",
 })  # fmt: skip
@@ -58,6 +60,8 @@ _CHANGE_NO_RESULT = {
 }
 """The same, where any value gives the same answers: taken, and said once."""
 _NOT_FROM_HERE = {("load_format", "dummy"), ("tokenizer_mode", "mistral")}
+_ONE_EACH = {"tenant_weights": "tenant-weight", "adapters": "adapter"}
+"""Mappings, an option for each entry."""
 _ADVICE = {
     "bind": "it listens in a private folder; start engine-core --bind and give its address",
     "exit_on_stdin_eof": "an engine that is started here always ends with this process",
@@ -79,9 +83,12 @@ def daemon_arguments(model: str, options: Mapping[str, Any]) -> list[str]:
     """
     arguments = ["--model", str(model)]
     without_effect: list[str] = []
+    if options.get("enable_lora") and options.get("adapter_dir") is None:
+        # as vLLM's: the engine serves this process alone, which may load what it may read
+        options = {**options, "adapter_dir": "/"}
     for name, value in _canonical(options).items():
         flag = name.replace("_", "-")
-        if name in _IGNORED or _is_neutral(name, value):
+        if name in _IGNORED or _is_neutral(name, value) or (name, value) == ("enable_lora", False):
             continue
         is_refused = (name, str(value)) in _NOT_FROM_HERE
         if name in _CHANGE_NO_RESULT and not is_refused:
@@ -90,9 +97,9 @@ def daemon_arguments(model: str, options: Mapping[str, Any]) -> list[str]:
         if name in _NEUTRAL or name in _NEUTRAL_IF_EMPTY or is_refused:
             advice = _ADVICE.get(name, "omit it")
             raise InvalidInput(f"this engine does not support {name}={value!r}; {advice}")
-        if name == "tenant_weights":
-            for tenant, weight in (value or {}).items():
-                arguments.append(f"--tenant-weight={tenant}={weight}")
+        if name in _ONE_EACH:
+            for key, each in (value or {}).items():
+                arguments.append(f"--{_ONE_EACH[name]}={key}={each}")
         elif isinstance(value, bool):
             arguments.append(f"--{flag}" if value else f"--no-{flag}")
         elif value is not None:

@@ -12,6 +12,7 @@ EngineClientError
 ├── ClientClosed                  this client was closed while, or before, it was used
 └── InvalidInput (ValueError)     a prompt, parameter or option that cannot be served; nothing
     │                             was sent
+    ├── UnknownAdapter            the engine has no adapter of this name
     ├── ChatTemplateError         a conversation cannot be made into a prompt
     └── PromptTooLong             for the model's length
 """
@@ -80,6 +81,10 @@ class InvalidInput(EngineClientError, ValueError):
 
 class PromptTooLong(InvalidInput):
     """The prompt leaves no room for an answer."""
+
+
+class UnknownAdapter(InvalidInput):
+    """The engine has no adapter of this name; the text says which there are."""
 
 
 class ChatTemplateError(InvalidInput):

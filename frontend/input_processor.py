@@ -83,6 +83,7 @@ class InputProcessor:
         tenant: str | None = None,
         cache_salt: str | None = None,
         timeout_s: float | None = None,
+        adapter: str | None = None,
         output_kind: RequestOutputKind | None = None,
         name: str = "prompt",
         on_finished: Callable[[], None] | None = None,
@@ -90,6 +91,7 @@ class InputProcessor:
         """
         Args:
             cache_salt: for a prompt that has none of its own.
+            adapter: the name of one that the engine knows.
             output_kind: default: that of `params`.
             name: what to call the prompt in an error.
 
@@ -144,6 +146,7 @@ class InputProcessor:
             tenant=tenant,
             cache_salt=_one_salt(own_salt, cache_salt, name),
             timeout_s=timeout_s,
+            adapter=adapter,
         )
         return RequestState(
             request,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Self
 
+from frontend.adapters import LoRARequest, one_adapter
 from frontend.async_llm import AsyncLLM
 from frontend.errors import ClientClosed, InvalidInput, RequestRejected
 from frontend.event_loop import LoopThread
@@ -23,6 +24,7 @@ from protocol.outputs import ModelInfo
 logger = logging.getLogger(__name__)
 
 Params = SamplingParams | BeamSearchParams
+AdapterInput = LoRARequest | Sequence[LoRARequest | None] | None
 
 _MOST_IN_FLIGHT = 32_768
 """Requests of one call: fewer than the engine lets wait by default."""
@@ -120,12 +122,13 @@ class LLM:
         prompts: PromptsInput,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool | Callable[..., Any] = True,
-        lora_request: None = None,
+        lora_request: AdapterInput = None,
         priority: Sequence[int] | None = None,
         *,
         tenant: str | None = None,
         cache_salt: str | None = None,
         timeout_s: float | None = None,
+        adapter: str | None = None,
     ) -> list[RequestOutput]:
         """Complete every prompt. An interrupt aborts them all.
 
@@ -134,6 +137,7 @@ class LLM:
                 of those.
             sampling_params: for all, or one per prompt; default: the model's own.
             use_tqdm: show a progress bar, or make one by calling this.
+            lora_request: for all, or one per prompt; as `adapter`, see `AsyncLLM.generate`.
             priority: one per prompt. For this, `tenant`, `cache_salt` and `timeout_s` see
                 `AsyncLLM.generate`.
 
@@ -145,7 +149,6 @@ class LLM:
             InvalidInput: a prompt or parameter that cannot be served; nothing was sent.
             EngineDied: the engine was lost and did not come back.
         """
-        _refuse_adapter(lora_request)
         return self._run_batch(
             split_prompts(prompts),
             sampling_params,
@@ -154,6 +157,8 @@ class LLM:
             cache_salt,
             timeout_s,
             use_tqdm,
+            adapter,
+            lora_request,
         )
 
     def chat(
@@ -161,7 +166,7 @@ class LLM:
         messages: Sequence[ChatMessage] | Sequence[Sequence[ChatMessage]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool | Callable[..., Any] = True,
-        lora_request: None = None,
+        lora_request: AdapterInput = None,
         chat_template: str | None = None,
         chat_template_content_format: str = "auto",
         add_generation_prompt: bool = True,
@@ -173,10 +178,10 @@ class LLM:
         tenant: str | None = None,
         cache_salt: str | None = None,
         timeout_s: float | None = None,
+        adapter: str | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or several: `generate` behind the model's chat template.
         Raises InvalidInput, EngineDied: see `generate`; also a template that fails."""
-        _refuse_adapter(lora_request)
         if chat_template_content_format != "auto":
             raise InvalidInput(
                 "this engine does not support chat_template_content_format="
@@ -196,20 +201,29 @@ class LLM:
             for conversation in conversations
         ]
         return self._run_batch(
-            prompts, sampling_params, priority, tenant, cache_salt, timeout_s, use_tqdm
+            prompts,
+            sampling_params,
+            priority,
+            tenant,
+            cache_salt,
+            timeout_s,
+            use_tqdm,
+            adapter,
+            lora_request,
         )
 
     def beam_search(
         self,
         prompts: PromptsInput,
         params: BeamSearchParams,
-        lora_request: None = None,
+        lora_request: AdapterInput = None,
         use_tqdm: bool | Callable[..., Any] = False,
         *,
         priority: Sequence[int] | None = None,
         tenant: str | None = None,
         cache_salt: str | None = None,
         timeout_s: float | None = None,
+        adapter: str | None = None,
     ) -> list[BeamSearchOutput]:
         """The likeliest continuations of each prompt. An interrupt aborts them all.
         Raises InvalidInput, EngineDied: see `generate`.
@@ -218,13 +232,20 @@ class LLM:
             One output per prompt, in order, each with its beams best first; or with none, and the
             reason, where the engine refused the prompt.
         """
-        _refuse_adapter(lora_request)
         if not isinstance(params, BeamSearchParams):
             raise InvalidInput(
                 f"params is of type {type(params).__name__}, it must be BeamSearchParams"
             )
         outputs = self._run_batch(
-            split_prompts(prompts), params, priority, tenant, cache_salt, timeout_s, use_tqdm
+            split_prompts(prompts),
+            params,
+            priority,
+            tenant,
+            cache_salt,
+            timeout_s,
+            use_tqdm,
+            adapter,
+            lora_request,
         )
         tokenizer = self._client.input_processor.optional_tokenizer
         return [beam_search_output(output, tokenizer) for output in outputs]
@@ -271,6 +292,21 @@ class LLM:
     def update_weights(self, model: str, version: int | None = None) -> EngineStatus:
         return self._thread.run_and_wait(self._open_client().update_weights(model, version))
 
+    @property
+    def adapters(self) -> list[str]:
+        """Names that requests may give as `adapter`."""
+        return self._client.adapters
+
+    def load_adapter(
+        self, name: str, path: str | PathLike[str], *, load_inplace: bool = False
+    ) -> list[str]:
+        """This and the next one: see `AsyncLLM`."""
+        client = self._open_client()
+        return self._thread.run_and_wait(client.load_adapter(name, path, load_inplace=load_inplace))
+
+    def unload_adapter(self, name: str) -> list[str]:
+        return self._thread.run_and_wait(self._open_client().unload_adapter(name))
+
     def _run_batch(
         self,
         prompts: Sequence[object],
@@ -280,6 +316,8 @@ class LLM:
         cache_salt: str | None,
         timeout_s: float | None,
         use_tqdm: bool | Callable[..., Any],
+        adapter: str | None,
+        lora_request: AdapterInput,
     ) -> list[RequestOutput]:
         """All prompts are checked before any is sent; outputs are in the prompts' order."""
         client = self._open_client()
@@ -287,9 +325,16 @@ class LLM:
         _check_one_per_prompt("sampling_params", each_params, len(prompts))
         priorities = [0] * len(prompts) if priorities is None else priorities
         _check_one_per_prompt("priority", priorities, len(prompts))
+        each_lora = (
+            lora_request if isinstance(lora_request, Sequence) else [lora_request] * len(prompts)
+        )
+        _check_one_per_prompt("lora_request", each_lora, len(prompts))
+        adapters = [one_adapter(adapter, each) for each in each_lora]
 
         async def run(progress: Any) -> list[RequestOutput]:
             await client.ready()
+            for wanted in dict.fromkeys(adapters):
+                await client.know_adapter(wanted)
             requests = [
                 client.input_processor.make_request(
                     prompt,
@@ -299,12 +344,13 @@ class LLM:
                     tenant=tenant,
                     cache_salt=cache_salt,
                     timeout_s=timeout_s,
+                    adapter=None if lora is None else lora.name,
                     output_kind=RequestOutputKind.FINAL_ONLY,
                     name=f"prompt {index}" if len(prompts) > 1 else "prompt",
                     on_finished=None if progress is None else lambda: progress.update(1),
                 )
-                for index, (prompt, params, priority) in enumerate(
-                    zip(prompts, each_params, priorities, strict=True)
+                for index, (prompt, params, priority, lora) in enumerate(
+                    zip(prompts, each_params, priorities, adapters, strict=True)
                 )
             ]
             try:
@@ -334,11 +380,6 @@ class LLM:
 def _close(thread: LoopThread, client: AsyncLLM) -> None:
     thread.run_and_wait(client.close())
     thread.close()
-
-
-def _refuse_adapter(lora_request: object) -> None:
-    if lora_request is not None:
-        raise InvalidInput("this engine does not support lora_request; omit it")
 
 
 def _progress_bar(num_prompts: int, use_tqdm: bool | Callable[..., Any]) -> Any:

@@ -6,10 +6,11 @@ import logging
 import math
 import secrets
 
-from frontend.errors import InvalidInput
+from frontend.errors import InvalidInput, RequestRejected
 from frontend.event_loop import Clock
 from frontend.request_state import RequestObserver, RequestState
-from protocol.outputs import DecodedTokens, EngineCoreOutput, EngineCoreOutputs
+from protocol.errors import ErrorCode
+from protocol.outputs import DecodedTokens, EngineCoreOutput, EngineCoreOutputs, FinishReason
 from protocol.requests import EngineRequest
 
 logger = logging.getLogger(__name__)
@@ -169,6 +170,9 @@ class OutputProcessor:
             part = self._in_flight.get(output.request_id)
             if part is None:
                 continue
+            if output.finish_reason is FinishReason.REFUSED:
+                self._refuse(output)
+                continue
             if output.finished:
                 ends[output.request_id] = output
             if output.new_token_ids and part.request.weights_version != outputs.weights_version:
@@ -227,6 +231,14 @@ class OutputProcessor:
             for before_s, count in before.items():
                 if not math.isnan(before_s):  # resumed: its first token here
                     self.observer.on_tokens(now_s - before_s, count)
+
+    def _refuse(self, output: EngineCoreOutput) -> None:
+        """All of its request; nothing of it has come."""
+        request = self._in_flight.pop(output.request_id).request
+        why = output.detail or "the engine refused the request"
+        request.fail(
+            RequestRejected(why, request_id=request.request_id, code=ErrorCode.INVALID_REQUEST)
+        )
 
     def _fail(
         self, wire_id: str, part: _SequenceRange, error: Exception, stopped: dict[str, None]

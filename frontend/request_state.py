@@ -82,6 +82,8 @@ class RequestState:
         self._last_token_s: float | None = None
         self._clock = clock
         self._submitted_s = clock.now()
+        self.adapter_fingerprint: str | None = None
+        """Of its adapter, when it was sent."""
         self.num_reports = 0
         """Errors of the engine since its last token."""
         self.weights_version: int | None = None
@@ -153,6 +155,7 @@ class RequestState:
             output_token_ids=self.sequences[start].token_ids if stop - start == 1 else [],
             num_sequences=stop - start,
             is_resumed=self.metrics.engine_request_id is not None,
+            adapter_fingerprint=self.adapter_fingerprint if self.has_started else None,
         )
 
     def note_weights(self, version: int) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Literal, Self
 import protocol.errors
 import protocol.sampling
 from frontend.errors import InvalidInput, PromptTooLong
+from frontend.structured_outputs import StructuredOutputsParams, to_wire
 from protocol.errors import InvalidParameter
 from protocol.requests import check_name, check_timeout
 from protocol.sampling import check_whole
@@ -97,8 +98,8 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     truncate_prompt_tokens: int | None = None
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
-    structured_outputs: Any | None = None
-    guided_decoding: Any | None = None
+    structured_outputs: StructuredOutputsParams | dict[str, Any] | None = None
+    guided_decoding: StructuredOutputsParams | dict[str, Any] | None = None
     logit_bias: dict[int, float] | dict[str, float] | None = None
     allowed_token_ids: list[int] | None = None
     extra_args: dict[str, Any] | None = None
@@ -221,13 +222,12 @@ class SamplingParams:
                 allowed_token_ids=(
                     None if self.allowed_token_ids is None else tuple(self.allowed_token_ids)
                 ),
+                structured_output=to_wire(self.structured_outputs, self.guided_decoding),
             )
 
     def _refuse_unsupported(self) -> None:
         unsupported = {
             "logits_processors (use logit_bias or allowed_token_ids)": bool(self.logits_processors),
-            "structured_outputs": self.structured_outputs is not None,
-            "guided_decoding": self.guided_decoding is not None,
             "extra_args": bool(self.extra_args),
             "thinking_token_budget": self.thinking_token_budget not in (None, -1),
             "watermarking": bool(self.watermarking),
@@ -293,20 +293,6 @@ class BeamSearchParams:
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-
-
-class StructuredOutputsParams:
-    """vLLM's; there so that a script can import it. Raises InvalidInput: always."""
-
-    def __init__(self, *_values: object, **_named_values: object) -> None:
-        raise InvalidInput(
-            f"this engine does not support {type(self).__name__}; use logit_bias or "
-            "allowed_token_ids, or check the answer and ask again"
-        )
-
-
-class GuidedDecodingParams(StructuredOutputsParams):
-    """vLLM's older name."""
 
 
 def _with_whole_keys(logit_bias: Mapping[Any, float] | None) -> dict[int, float]:

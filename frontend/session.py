@@ -22,9 +22,10 @@ from frontend.event_loop import Clock
 from frontend.output_processor import OutputProcessor
 from frontend.request_state import RequestState
 from frontend.transport import Frames, Transport
-from protocol.calls import AnyCall, AnyResult
+from protocol.calls import AdapterInfo, AnyCall, AnyResult
 from protocol.errors import ErrorCode, MalformedMessage
 from protocol.outputs import (
+    AdaptersUpdated,
     CallFailed,
     CallResult,
     EngineCoreOutputs,
@@ -93,6 +94,8 @@ class EngineSession:
         self.welcome_frames: Frames = ()
         self._weights = ("", "")
         """The engine's id and the fingerprint of its weights, as last heard."""
+        self.adapters: dict[str, str] = {}
+        """Fingerprints by name, as last heard."""
         self.requests = OutputProcessor(clock) if requests is None else requests
         self.is_draining = False
         self._transport = transport
@@ -207,6 +210,8 @@ class EngineSession:
         self._transport.close()
 
     def _send_request(self, request: RequestState) -> None:
+        if not request.has_started and request.wire.adapter is not None:
+            request.adapter_fingerprint = self.adapters.get(request.wire.adapter)
         for message in self.requests.wire_requests(request, self):
             if self._connection is not None:
                 self._connection.send(message)
@@ -239,6 +244,8 @@ class EngineSession:
                 self._on_lost(f"it reported: {message.message}")
             case WeightsUpdated():
                 self._weights = self._weights[0], message.fingerprint
+            case AdaptersUpdated():
+                self.adapters = _by_name(message.adapters)
             case Heartbeat():
                 self.is_draining = message.draining
             case Welcome():
@@ -328,6 +335,7 @@ class EngineSession:
         )
         self.welcome = welcome
         self._weights = welcome.engine_id, welcome.model.fingerprint
+        self.adapters = _by_name(welcome.model.adapters)
         if connection.is_closed:
             raise EngineUnavailable(f"the engine at {self._address} went away; try again")
         self._connection = connection
@@ -394,6 +402,10 @@ class EngineSession:
     def _fail_calls(self, error: Exception) -> None:
         for call_id in list(self._calls):
             self._answer_call(call_id, error)
+
+
+def _by_name(adapters: Sequence[AdapterInfo]) -> dict[str, str]:
+    return {each.name: each.fingerprint for each in adapters}
 
 
 def _may_pass(error: EngineRefused) -> bool:

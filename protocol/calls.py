@@ -84,6 +84,23 @@ class GetRequests(Message, frozen=True, tag=12):
     """Only requests of this tenant and its users."""
 
 
+class LoadAdapter(Message, frozen=True, tag=14):
+    """Read an adapter and serve it from now on. Answered by AdapterList when it is known, or by
+    CallFailed: then nothing has changed."""
+
+    name: str
+    path: str
+    """Within the folder of `--adapter-dir`, on the engine's machine."""
+    load_inplace: bool = False
+    """Another adapter of this name gives way; requests that began with it end with it."""
+
+
+class UnloadAdapter(Message, frozen=True, tag=15):
+    """Take no more requests for an adapter. Answered by AdapterList."""
+
+    name: str
+
+
 AnyCall = (
     Ping
     | GetStatistics
@@ -98,6 +115,8 @@ AnyCall = (
     | UpdateWeights
     | WatchScheduler
     | GetRequests
+    | LoadAdapter
+    | UnloadAdapter
 )
 
 ADMIN_CALLS = (
@@ -108,6 +127,8 @@ ADMIN_CALLS = (
     Sleep,
     WakeUp,
     UpdateWeights,
+    LoadAdapter,
+    UnloadAdapter,
 )
 """Calls that change what the engine does for all clients. Over TCP they need an admin's key."""
 
@@ -260,6 +281,18 @@ class SchedulerSnapshot(Message, frozen=True, tag=9):
     view: SchedulerView
 
 
+class AdapterInfo(Message, frozen=True):
+    name: str
+    fingerprint: str
+    """Of its files: other weights, another fingerprint."""
+
+
+class AdapterList(Message, frozen=True, tag=10):
+    """The adapters that requests may name."""
+
+    adapters: tuple[AdapterInfo, ...]
+
+
 AnyResult = (
     Pong
     | EngineStatistics
@@ -270,4 +303,5 @@ AnyResult = (
     | EngineStatus
     | SchedulerSnapshot
     | RequestInfos
+    | AdapterList
 )

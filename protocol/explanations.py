@@ -24,6 +24,8 @@ class WaitReason(enum.StrEnum):
     """The limit of partial prefills, or of long ones, is reached."""
     ADAPTERS = "adapters"
     """The limit of adapters in use is reached."""
+    ADAPTER_LOADING = "adapter loading"
+    """The weights of its adapter are being loaded."""
     ALONE = "alone"
     """It, or the running request, may have killed the engine, and runs without others."""
     PAUSED = "paused"
@@ -34,6 +36,8 @@ class WaitReason(enum.StrEnum):
     """Running requests report as many log-probabilities of prompts as one step may."""
     DISK = "disk"
     """Blocks of its prompt are being read from disk."""
+    GRAMMAR = "grammar"
+    """Its structured output is being compiled."""
     DECODES = "decodes"
     """Batching prefill-first: this step decodes only, or the prefill delay has not passed."""
 

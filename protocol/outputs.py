@@ -4,7 +4,7 @@ import enum
 from collections.abc import Sequence
 
 from protocol.base import Message
-from protocol.calls import AnyResult
+from protocol.calls import AdapterInfo, AnyResult
 from protocol.errors import ErrorCode
 from protocol.requests import TensorRef
 
@@ -25,6 +25,8 @@ class FinishReason(enum.StrEnum):
     """A fault in the engine; `detail` says which."""
     TIMEOUT = "timeout"
     """It was not done within its `timeout_s`."""
+    REFUSED = "refused"
+    """It asks for what cannot be done, found after it was accepted; `detail` says what."""
 
 
 class Logprobs(Message, frozen=True):
@@ -171,6 +173,9 @@ class ModelInfo(Message, frozen=True):
     formats: str = ""
     """Of weights and KV cache, and whose model code: "Q8_0, KV cache bfloat16, native"."""
 
+    adapters: tuple[AdapterInfo, ...] = ()
+    """At the time of the greeting; AdaptersUpdated says what becomes of them."""
+
     @property
     def arithmetic(self) -> tuple[str, ...]:
         """Another engine may go on with a request, to the token, if this is the same. Some
@@ -230,6 +235,12 @@ class WeightsUpdated(Message, frozen=True, tag=8):
     fingerprint: str
 
 
+class AdaptersUpdated(Message, frozen=True, tag=9):
+    """Requests may name these adapters from now on; to every client."""
+
+    adapters: tuple[AdapterInfo, ...]
+
+
 EngineMessage = (
     Welcome
     | EngineCoreOutputs
@@ -239,4 +250,5 @@ EngineMessage = (
     | ErrorMessage
     | Heartbeat
     | WeightsUpdated
+    | AdaptersUpdated
 )

@@ -66,6 +66,7 @@ class EngineRequest(Message, frozen=True, tag=2):
     the tenant's share among its users."""
     cache_salt: str | None = None
     adapter: str | None = None
+    """The name of one of the engine's adapters."""
     prompt_embeds: TensorRef | None = None
     multimodal_inputs: tuple[MultiModalInput, ...] = ()
     timeout_s: float | None = None
@@ -73,6 +74,8 @@ class EngineRequest(Message, frozen=True, tag=2):
     before an interruption counts: a resumed request has what is left."""
     is_resumed: bool = False
     """Sent again after the engine was lost: a full queue takes it."""
+    adapter_fingerprint: str | None = None
+    """That the adapter must have: of a request that is sent again."""
 
 
 class Abort(Message, frozen=True, tag=3):

@@ -7,6 +7,7 @@ import msgspec
 
 from protocol.base import Message
 from protocol.errors import InvalidParameter
+from protocol.structured_output import StructuredOutput
 
 MAX_SEED = 2**64 - 1
 MAX_BEAM_WIDTH = 64
@@ -82,6 +83,8 @@ class SamplingParams(Message, frozen=True):
     repetition_detection: RepetitionDetection | None = None
     has_stop_strings: bool = False
     """The client may end it at any token: no step computes several of them."""
+    structured_output: StructuredOutput | None = None
+    """If given, tokens that lead out of it are impossible, and it ends the text."""
 
     def __post_init__(self) -> None:
         """Every limit that does not depend on the model."""
@@ -120,6 +123,12 @@ class SamplingParams(Message, frozen=True):
             )
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidParameter("allowed_token_ids is empty: no token could be sampled; omit it")
+
+        if self.structured_output is not None and self.ignore_eos:
+            raise InvalidParameter(
+                "ignore_eos with structured_outputs: the answer ends where its grammar does; omit "
+                "one of them"
+            )
 
     def _check_logprob_token_ids(self) -> None:
         for token_id in self.logprob_token_ids:

@@ -36,6 +36,11 @@ class Attention:
         self._rotary = rotary
         self._params = params
 
+    @property
+    def linears(self) -> list[FusedLinear]:
+        """Products that adapters may add to."""
+        return [self._qkv, self._output]
+
     def placements(self) -> Placements:
         """Of the projections and norms."""
         parts = [self._qkv.placements(), self._output.placements()]

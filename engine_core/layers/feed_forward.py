@@ -38,6 +38,11 @@ class GatedFeedForward:
         self._down = linear([(f"{name}.down_proj", hidden_size)], intermediate_size)
         self._activate = {"silu": ops.silu_and_mul, "gelu_tanh": ops.gelu_tanh_and_mul}[activation]
 
+    @property
+    def linears(self) -> list[FusedLinear]:
+        """Products that adapters may add to."""
+        return [self._gate_up, self._down]
+
     def placements(self) -> Placements:
         """Of the three projections."""
         return merge([self._gate_up.placements(), self._down.placements()])
@@ -105,6 +110,11 @@ class SparseFeedForward:
         self._num_missing = 3 * num_experts
         self._fused: tuple[torch.Tensor, torch.Tensor] | None = None
         self._experts: ExpertWeights | None = None
+
+    @property
+    def linears(self) -> list[FusedLinear]:
+        """Products that adapters may add to: the experts are none of them."""
+        return [self._router]
 
     def placements(self) -> Placements:
         """Of the router, and of gate, up and down of every expert."""

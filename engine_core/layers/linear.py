@@ -7,6 +7,7 @@ from operator import itemgetter
 import torch
 
 from engine_core.layers.parameters import CopyWeight, PackedPlacement, Placement, Placements
+from kernels.interface.lora import LoRAStack
 from kernels.interface.operations import Operations
 from kernels.interface.weights import LinearWeight, WeightPart
 
@@ -30,26 +31,28 @@ class FusedLinear:
         ops: Operations,
         least_bits: int = 4,
     ) -> None:
-        self._parts = tuple(parts)
-        self._num_inputs = num_inputs
+        self.parts = tuple(parts)
+        self.num_inputs = num_inputs
         self._has_bias = bias
         self._dtype = dtype
         self._ops = ops
-        self._num_missing = len(self._parts) * (2 if bias else 1)
+        self._num_missing = len(self.parts) * (2 if bias else 1)
         self._packing = ops.weight_packing(dtype)
         self._least_bits = least_bits
         self._kept: dict[int, WeightPart] = {}  # by the first output, until all parts are there
         self._weight_NE: torch.Tensor | None = None
         self._bias_N: torch.Tensor | None = None
         self._prepared: LinearWeight | None = None
+        self.lora: LoRAStack | None = None
+        """What adapters add to it."""
 
     def placements(self) -> Placements:
         """Weight, and bias if there is one, of every part."""
         placements: Placements = {}
         start = 0
-        for prefix, size in self._parts:
+        for prefix, size in self.parts:
             rows = slice(start, start + size)
-            shape = (size, self._num_inputs)
+            shape = (size, self.num_inputs)
             placements[f"{prefix}.weight"] = (
                 Placement(shape, partial(self._store_weight, rows))
                 if self._packing is None
@@ -62,8 +65,9 @@ class FusedLinear:
 
     def __call__(self, x_TE: torch.Tensor) -> torch.Tensor:
         """[T, num_inputs] -> [T, all outputs]."""
-        assert self._prepared is not None, f"{self._parts[0][0]} was not loaded"
-        return self._ops.linear(x_TE, self._prepared)
+        assert self._prepared is not None, f"{self.parts[0][0]} was not loaded"
+        out_TN = self._ops.linear(x_TE, self._prepared)
+        return out_TN if self.lora is None else self._ops.add_lora(out_TN, x_TE, self.lora)
 
     def _keep_part(self, start: int, part: WeightPart) -> None:
         self._kept[start] = part
@@ -71,14 +75,14 @@ class FusedLinear:
 
     def _store_weight(self, rows: slice, tensor: torch.Tensor, copy: CopyWeight) -> None:
         if self._weight_NE is None:  # allocated on first use: only the layers being read exist
-            num_outputs = sum(size for _, size in self._parts)
-            self._weight_NE = self._new(num_outputs, self._num_inputs)
+            num_outputs = sum(size for _, size in self.parts)
+            self._weight_NE = self._new(num_outputs, self.num_inputs)
         copy(self._weight_NE[rows], tensor)
         self._prepare_when_complete()
 
     def _store_bias(self, rows: slice, tensor: torch.Tensor, copy: CopyWeight) -> None:
         if self._bias_N is None:
-            self._bias_N = self._new(sum(size for _, size in self._parts))
+            self._bias_N = self._new(sum(size for _, size in self.parts))
         copy(self._bias_N[rows], tensor)
         self._prepare_when_complete()
 
@@ -90,7 +94,7 @@ class FusedLinear:
         if self._num_missing:
             return
         if self._packing is not None:
-            name = self._parts[0][0]
+            name = self.parts[0][0]
             parts = [part for _, part in sorted(self._kept.items(), key=itemgetter(0))]
             self._prepared = self._packing.pack(
                 name, parts, self._bias_N, least_bits=self._least_bits

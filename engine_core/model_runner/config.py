@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
+from engine_core.adapters.pool import AdapterPool
 from engine_core.kv_cache import KVCacheGroupSpec
 from engine_core.models import Model
 from kernels.interface.operations import Operations, cached_head_bytes
@@ -82,6 +83,7 @@ class RunnerConfig:
         dtype: of the activations.
         kv_dtype: of the cache.
         eos_token_ids: what min_tokens forbids beside a request's own stop tokens.
+        adapters: those whose weights are beside the model; None: requests have none.
     """
 
     model: Model
@@ -95,6 +97,7 @@ class RunnerConfig:
     dtype: torch.dtype
     kv_dtype: torch.dtype
     eos_token_ids: tuple[int, ...]
+    adapters: AdapterPool | None = None
     max_num_drafts: int = 0
 
     @property

@@ -12,8 +12,8 @@ from protocol.outputs import Logprobs
 
 NOT_FINITE = "the model's logits are not finite numbers"
 NO_TOKEN_LEFT = (
-    "no token is possible: allowed_token_ids holds only tokens that min_tokens or bad_words "
-    "forbids; change one of them"
+    "no token is possible: structured_outputs, allowed_token_ids, bad_words and min_tokens leave "
+    "none; change one of them"
 )
 
 INFINITE = (

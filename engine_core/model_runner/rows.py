@@ -17,6 +17,8 @@ class PlacedRow:
     token_ids: list[int]
     block_ids: BlockIds
     sampling: ResolvedSampling
+    adapter: str | None = None
+    """Its fingerprint."""
 
 
 class RunnerRows:
@@ -29,11 +31,14 @@ class RunnerRows:
         self._sequence_of: list[str | None] = [None] * config.max_num_seqs
         self._sampling_of: dict[str, ResolvedSampling] = {}
         """Of every sequence that has not finished, with a row or preempted."""
+        self._adapter_of: dict[str, str] = {}
+        """Likewise, of those that have one."""
 
     def free(self, plan: SchedulerOutput) -> list[int]:
         """Forget what finished and take the rows of what was preempted. Returns the freed rows."""
         for request_id in plan.finished_req_ids:
             self._sampling_of.pop(request_id, None)
+            self._adapter_of.pop(request_id, None)
         gone = (*plan.finished_req_ids, *plan.preempted_req_ids)
         rows = [self._row_of.pop(request_id) for request_id in gone if request_id in self._row_of]
         for row in rows:
@@ -43,6 +48,8 @@ class RunnerRows:
     def place(self, plan: SchedulerOutput) -> list[PlacedRow]:
         """The plan's new and resumed sequences, each in a row that is free or its own."""
         for new in plan.scheduled_new_reqs:
+            if new.lora_request is not None:
+                self._adapter_of[new.req_id] = new.lora_request
             self._sampling_of[new.req_id] = resolve_sampling(
                 new.sampling_params,
                 num_prompt_tokens=len(new.prompt_token_ids),
@@ -73,4 +80,5 @@ class RunnerRows:
         assert self._row_of.get(request_id, row) == row, "one sequence in two rows"
         self._row_of[request_id] = row
         self._sequence_of[row] = request_id
-        return PlacedRow(row, token_ids, block_ids, self._sampling_of[request_id])
+        sampling, adapter = self._sampling_of[request_id], self._adapter_of.get(request_id)
+        return PlacedRow(row, token_ids, block_ids, sampling, adapter)

@@ -174,6 +174,7 @@ class Decoder:
     ) -> None:
         build = LayerBuilder(config, dtype=dtype, ops=ops, num_positions=num_positions)
         self.kv_cache_spec: KVCacheSpec = config
+        self.has_experts = any(experts is not None for experts in config.experts)
         self.vocabulary = build.vocabulary()
         self._layers = [
             DecoderLayer(build, layer, has_output_norms=config.output_norms)
@@ -187,6 +188,12 @@ class Decoder:
     def forget_caches(self) -> None:
         """What was captured keeps the caches that it read."""
         self._forward = self._ops.capture(self._compute)
+
+    @property
+    def linears(self) -> list[FusedLinear]:
+        """Products that adapters may add to."""
+        parts = [part for layer in self._layers for part in (layer.attention, layer.feed_forward)]
+        return [linear for part in parts for linear in part.linears]
 
     def placements(self) -> Placements:
         """Every tensor that the model takes, by checkpoint name."""

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter, validators
 
 from engine_core.logs import LogFormat
+from engine_core.options.adapters import AdapterOptions
 from engine_core.options.scheduling import SchedulingOptions
 from engine_core.options.security import SecurityOptions
 from engine_core.options.values import (
@@ -62,6 +63,8 @@ class EngineOptions:
     """auto: our own model code where there is some, else transformers'."""
     max_model_len: Annotated[int | None, MODEL, COMMON, POSITIVE] = None
     """Most tokens of a request, prompt and output; default: the model's own."""
+
+    adapters: AdapterOptions = dataclasses.field(default_factory=AdapterOptions)
 
     block_size: Annotated[int, CACHE, POSITIVE] = 16
     """Tokens a KV block."""

@@ -8,6 +8,7 @@ from typing import Any
 from cyclopts import Group, Parameter, Token, validators
 
 MODEL = Parameter(group=Group.create_ordered("Model"))
+ADAPTERS = Parameter(group=Group.create_ordered("Adapters"))
 CACHE = Parameter(group=Group.create_ordered("KV cache"))
 SCHEDULING = Parameter(group=Group.create_ordered("Scheduling"))
 ADVANCED_SCHEDULING = Parameter(group=Group.create_ordered("Advanced scheduling"))

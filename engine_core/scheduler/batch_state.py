@@ -41,8 +41,11 @@ class BatchState:
         """Tokens behind num_tokens that steps in flight sample: scheduled before they are known."""
         self.may_schedule_async: BoolArray = np.zeros(max_num_rows, np.bool_)
         """May be scheduled before its last token is known: not beams, nor before a pending fork."""
+        self.is_constrained: BoolArray = np.zeros(max_num_rows, np.bool_)
+        """Follows a grammar: its next token is not chosen before its last one is known."""
         self.may_run_ahead: BoolArray = np.zeros(max_num_rows, np.bool_)
-        """May decode several steps in one plan: not with stop strings or log-probabilities."""
+        """May decode several steps in one plan: not with stop strings, log-probabilities or a
+        grammar."""
         self.is_blocked: BoolArray = np.zeros(max_num_rows, np.bool_)
         """Not schedulable until the result of a step in flight is known."""
         self.num_steps_in_flight = 0

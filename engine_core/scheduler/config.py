@@ -84,6 +84,8 @@ class SchedulerConfig:
     """Most decode steps of a plan, as far as lookahead slots last."""
     max_num_adapters: int | None = None
     """Most adapters in use at once."""
+    loads_adapters: bool = False
+    """A request waits until its adapter's weights are loaded, and `on_adapter_loaded` says so."""
     max_steps_in_flight: int = 1
     """Most steps planned and not updated; as many as the executor runs."""
 

@@ -92,7 +92,7 @@ class ForcedPreemption:
         gone = set(victims)
         others = [other for other in self._pool.running.values() if other not in gone]
         num_seqs = sum(other.num_running_sequences for other in (request, *others))
-        if num_seqs > self._max_num_seqs or self._waiting.lacks_adapter(request, others):
+        if num_seqs > self._max_num_seqs or self._waiting.adapters.lacks(request, others):
             return False
         num_slots = self._num_lookahead_slots + bool(victims)
         head_room = self._blocks_soon(self._rows_without(victims), num_slots)

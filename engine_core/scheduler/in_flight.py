@@ -153,6 +153,7 @@ class InFlightSteps:
         goes_on = batch.lengths(rows) + 1 < batch.max_len[rows]
         goes_on &= may_schedule_async
         goes_on &= step.needs_sampling
+        goes_on &= ~batch.is_constrained[rows]
         drafts = step.plan.scheduled_spec_decode_tokens
         if drafts:
             goes_on &= np.array([name not in drafts for name in step.plan.batch.req_ids])

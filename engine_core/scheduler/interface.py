@@ -135,6 +135,31 @@ class SchedulerInterface(abc.ABC):
         empty."""
 
     @abc.abstractmethod
+    def take_adapters_to_load(self) -> list[tuple[str, int]]:
+        """Adapters that requests wait for, and the slots that their weights go to, whatever was
+        there before; each once. `on_adapter_loaded` says that they are there."""
+
+    @abc.abstractmethod
+    def on_adapter_loaded(self, adapter: str) -> None:
+        """Its weights are in its slot: its requests may start."""
+
+    @abc.abstractmethod
+    def reserve_adapter_slot(self, adapter: str) -> int | None:
+        """As if a request waited for it; None: it has a slot, or there is none for it."""
+
+    @abc.abstractmethod
+    def drop_adapter(self, adapter: str) -> int | None:
+        """Take its slot back, if it has one; no running request may have it."""
+
+    @abc.abstractmethod
+    def adapter_slot(self, adapter: str) -> int | None:
+        """That it has, loaded or not."""
+
+    @abc.abstractmethod
+    def requests_with_adapter(self, adapter: str) -> list[str]:
+        """Ids of the unfinished ones."""
+
+    @abc.abstractmethod
     def use_weights(self, name: str, version: int) -> None:
         """After the plan of `preempt_all`: a runner of other weights follows, which has this cache
         and knows no request. Blocks of those before are not found under this name; outputs carry

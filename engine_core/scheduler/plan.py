@@ -12,6 +12,7 @@ import numpy as np
 
 from engine_core.kv_cache import BlockIds, CacheCopies, TableUpdate
 from engine_core.scheduler.batch_state import BatchState, IdsOfRows, Int32Array, Int64Array
+from engine_core.scheduler.constraints import TokenMasks
 from engine_core.scheduler.request import Request, Sequence
 from protocol.outputs import Logprobs
 from protocol.requests import MultiModalInput
@@ -52,7 +53,7 @@ class NewRequestData:
     num_computed_tokens: int
     """In the cache already, before this step's tokens."""
     lora_request: str | None
-    """The adapter's name."""
+    """The fingerprint of its adapter."""
     row: int = 0
 
 
@@ -134,6 +135,8 @@ class SchedulerOutput:
     and so on; the most that any of them does."""
     token_budget: int = 0
     """That it was planned with; for those who watch."""
+    token_masks: TokenMasks | None = None
+    """Of sequences that follow a grammar and are to get a token."""
 
     @functools.cached_property
     def num_scheduled_tokens(self) -> dict[str, int]:

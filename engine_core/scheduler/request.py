@@ -5,6 +5,7 @@ import enum
 from array import array
 from collections.abc import Sequence as AnySequence
 from math import nan
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -17,6 +18,14 @@ from protocol.requests import EngineRequest
 from protocol.sampling import BeamSearchParams, SamplingParams, sequence_seed
 
 _MAX_TOKEN_ID = 2**31 - 1
+
+
+class Grammar(Protocol):
+    """What a request's output must follow; see `constraints.py`."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the request may start."""
 
 
 class RequestStatus(enum.IntEnum):
@@ -43,7 +52,9 @@ class RequestStatus(enum.IntEnum):
     """Can never fit."""
     FINISHED_ERROR = 8
     FINISHED_TIMEOUT = 9
-    FINISHED_REPETITION = 10
+    FINISHED_REFUSED = 10
+    """Its grammar cannot be compiled."""
+    FINISHED_REPETITION = 11
 
     @property
     def is_finished(self) -> bool:
@@ -63,6 +74,7 @@ _FINISH_REASONS = {
     RequestStatus.FINISHED_ERROR: FinishReason.ERROR,
     RequestStatus.FINISHED_TIMEOUT: FinishReason.TIMEOUT,
     RequestStatus.FINISHED_REPETITION: FinishReason.REPETITION,
+    RequestStatus.FINISHED_REFUSED: FinishReason.REFUSED,
 }
 
 
@@ -78,7 +90,8 @@ class Request:
         arrival_time: seconds on the caller's clock.
         eos_token_ids: the model's; they end a sequence unless `ignore_eos`.
         output_token_ids: delivered by an earlier, interrupted run; they count against `max_tokens`.
-        cache_salt, adapter: only requests that agree in both share cached blocks.
+        cache_salt, adapter: only requests that agree in both share cached blocks. An adapter is
+            named by the fingerprint of its weights.
         priority: smaller is more urgent.
         tenant: which service counter policy fair charges; None for the client's own.
         num_sequences: samples of the prompt.
@@ -168,6 +181,10 @@ class Request:
         self.first_output_sent = False
         self.runs_alone = False
         """Whether no other request may run beside it."""
+        self.num_passed = 0
+        """Requests with adapters that started before it, while it waited for an adapter slot."""
+        self.grammar: Grammar | None = None
+        """What its output must follow; of all its sequences."""
         self.tenant_number = 0
         self.first_step_id = 0
         """The first step that was planned while it waited."""

@@ -189,9 +189,12 @@ class RequestPool:
         batch.tenant_number[row] = request.tenant_number
         batch.arrival_s[row] = request.arrival_time
         batch.fast_path[row] = False
+        batch.is_constrained[row] = request.grammar is not None
         batch.may_schedule_async[row] = request.num_sequences == 1 and request.beam_search is None
         params = request.sampling_params
-        batch.may_run_ahead[row] = not params.reports_logprobs and not params.has_stop_strings
+        batch.may_run_ahead[row] = not (
+            params.has_stop_strings or params.reports_logprobs or batch.is_constrained[row]
+        )
         self.stop_tokens.add(stop_token_ids(request))
 
     def leave_row(self, sequence: Sequence) -> int:

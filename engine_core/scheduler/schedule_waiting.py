@@ -1,11 +1,10 @@
 """May this request start? The head of the waiting queue is admitted while everything that it needs
 lasts: rows, tokens of the step, KV blocks."""
 
-from collections.abc import Iterable
-
 import numpy as np
 
 from engine_core.kv_cache import AllocStatus, CacheHit
+from engine_core.scheduler.adapters import AdapterSlots
 from engine_core.scheduler.batch_state import Int64Array
 from engine_core.scheduler.config import SchedulerConfig
 from engine_core.scheduler.explanations import Explanations
@@ -18,6 +17,8 @@ from protocol.sampling import MAX_PROMPT_LOGPROBS
 
 _MAX_SKIPPED = 64
 """Most requests skipped in one step, so that a step's cost does not grow with the queue."""
+_MAX_SKIPPED_FOR_ADAPTERS = 1024
+"""Likewise, of those that wait for an adapter: a crowd for one is no reason to hold up others."""
 
 
 class PartialPrefills:
@@ -67,14 +68,19 @@ class PartialPrefills:
 
 
 class WaitingScheduler:
-    """Requests that wait for an adapter, and long prompts beyond their limit, are skipped; any
-    other that does not fit ends the search."""
+    """Requests that wait for a grammar or an adapter, and long prompts beyond their limit, are
+    skipped; any other that does not fit ends the search."""
 
     def __init__(
-        self, pool: RequestPool, explanations: Explanations, config: SchedulerConfig
+        self,
+        pool: RequestPool,
+        explanations: Explanations,
+        config: SchedulerConfig,
+        adapters: AdapterSlots,
     ) -> None:
         self._pool = pool
         self._kv_cache = pool.kv_cache
+        self.adapters = adapters
         self.partial = PartialPrefills(pool, config)
         self._explanations = explanations
         self._config = config
@@ -103,8 +109,10 @@ class WaitingScheduler:
             return
         self.partial.count(plan, self._pool.batch.order)
         self._num_reserved_blocks = self._blocks_of_running()
+        self.adapters.begin_pass(self._pool.running.values())
         skipped: list[Request] = []
-        while waiting and len(skipped) < _MAX_SKIPPED:
+        num_left, num_left_for_adapters = _MAX_SKIPPED, _MAX_SKIPPED_FOR_ADAPTERS
+        while waiting and num_left and num_left_for_adapters:
             request = waiting.peek_request()
             if only_swapped and request.status is not RequestStatus.SWAPPED:
                 self._stop_at(request, WaitReason.DECODES, "this step is for decoding")
@@ -120,11 +128,17 @@ class WaitingScheduler:
             if (why_skip := self._why_skip(request)) is not None:
                 skipped.append(waiting.pop_request())
                 self._explanations.skipped(request, *why_skip)
+                if why_skip[0] in (WaitReason.ADAPTERS, WaitReason.ADAPTER_LOADING):
+                    num_left_for_adapters -= 1
+                elif why_skip[0] is not WaitReason.GRAMMAR:  # bounded where they are compiled
+                    num_left -= 1
                 continue
             if not self._try_admit(request, plan, whole_prompts):
                 break
-        if len(skipped) == _MAX_SKIPPED:
-            limit = f"{_MAX_SKIPPED} requests were passed in this step, no more are"
+            if request.status is RequestStatus.RUNNING:
+                self.adapters.on_admitted(request, skipped)
+        if not (num_left and num_left_for_adapters):
+            limit = f"{len(skipped)} requests were passed in this step, no more are"
             self._explanations.stopped_at(None, WaitReason.QUEUE, limit)
         for request in reversed(skipped):
             waiting.prepend_request(request)
@@ -139,9 +153,10 @@ class WaitingScheduler:
         is_own = request.client_index == PROBE_CLIENT
         if self.starts_no_new and request.status is RequestStatus.WAITING and not is_own:
             return WaitReason.PAUSED, "the engine pauses when those that have started have ended"
-        if self.lacks_adapter(request, self._pool.running.values()):
-            why = f"the adapters in use are {self._config.max_num_adapters}, the most allowed"
-            return WaitReason.ADAPTERS, why
+        if request.grammar is not None and not request.grammar.is_ready:
+            return WaitReason.GRAMMAR, "its structured output is being compiled"
+        if (why_wait := self.adapters.why_wait(request)) is not None:
+            return why_wait
         if request.lacks_prompt_logprobs and (why_not := self._why_no_report(request)) is not None:
             return WaitReason.PROMPT_LOGPROBS, why_not
         if (why_not := self.partial.why_skip(request)) is not None:
@@ -162,14 +177,6 @@ class WaitingScheduler:
             f"running requests report {num_others} log-probabilities of their prompts, it "
             f"{num_own}; together at most {MAX_PROMPT_LOGPROBS}"
         )
-
-    def lacks_adapter(self, request: Request, others: Iterable[Request]) -> bool:
-        """Whether the others have all the adapters that may be in use, and not its own."""
-        limit = self._config.max_num_adapters
-        if limit is None or request.adapter is None:
-            return False
-        in_use = {other.adapter for other in others} - {None}
-        return request.adapter not in in_use and len(in_use) >= limit
 
     def _try_admit(self, request: Request, plan: PlanBuilder, whole_prompts: bool) -> bool:
         """Whether the next one may be tried: this one was admitted, or can never run."""

@@ -1,11 +1,16 @@
 """The scheduler: each step lets requests catch up with their tokens. No prefill or decode phase."""
 
+import dataclasses
 from collections.abc import Iterable
 
+import numpy as np
+
 from engine_core.kv_cache import KVCacheManager
+from engine_core.scheduler.adapters import AdapterSlots
 from engine_core.scheduler.batch_state import BatchState, IdsOfRows
 from engine_core.scheduler.batching import MixedBatching, PrefillFirstBatching
 from engine_core.scheduler.config import SchedulerConfig
+from engine_core.scheduler.constraints import ConstrainedSequence, Constraints, TokenMasks
 from engine_core.scheduler.deadlines import Deadlines
 from engine_core.scheduler.errors import DuplicateRequestId, QueueFull
 from engine_core.scheduler.explanations import Explanations
@@ -54,6 +59,7 @@ class Scheduler(SchedulerInterface):
         config: its settings.
         kv_cache: the blocks; this scheduler alone may change it.
         policy, preemption_rule, token_budget: instead of those that the config names.
+        constraints: what structured outputs are made with; None: there are none.
     """
 
     def __init__(
@@ -64,7 +70,9 @@ class Scheduler(SchedulerInterface):
         policy: SchedulingPolicy | None = None,
         preemption_rule: PreemptionRule | None = None,
         token_budget: TokenBudget | None = None,
+        constraints: Constraints | None = None,
     ) -> None:
+        self._constraints = constraints
         self._config = config
         self._kv_cache = kv_cache
         self._policy = policy = policy or make_policy(config)
@@ -77,7 +85,8 @@ class Scheduler(SchedulerInterface):
             kv_cache, policy, batch, max_model_len=config.max_model_len, on_finish=self._on_finish
         )
         self._preemptor = preemptor = Preemptor(pool, rule)
-        self._waiting = WaitingScheduler(pool, self._explanations, config)
+        self._adapters = AdapterSlots(config.max_num_adapters, loads=config.loads_adapters)
+        self._waiting = WaitingScheduler(pool, self._explanations, config, self._adapters)
         batching = MixedBatching if config.batching == "mixed" else PrefillFirstBatching
         self._batching = batching(pool, preemptor, self._waiting, self._explanations, config)
         self._isolation = FaultIsolation(pool, preemptor)
@@ -95,6 +104,7 @@ class Scheduler(SchedulerInterface):
     def schedule(self, now: float = 0.0) -> SchedulerOutput:
         self._in_flight.check_may_plan()
         self._end_expired(now)
+        self._end_refused()
         self._policy.new_step()
         step_id = self._in_flight.next_step_id
         self._explanations.new_step(step_id)
@@ -116,6 +126,8 @@ class Scheduler(SchedulerInterface):
             finished_req_ids=self._pool.drain_finished_req_ids(),
             num_lookahead_slots=self._config.num_lookahead_slots,
         )
+        if (masks := self._begin_masks(scheduler_output)) is not None:
+            scheduler_output = dataclasses.replace(scheduler_output, token_masks=masks)
         self._in_flight.add(scheduler_output, now)
         if scheduler_output.total_num_scheduled_tokens:
             self._pool.counters.count_step(scheduler_output)
@@ -157,6 +169,26 @@ class Scheduler(SchedulerInterface):
                 f"{now - request.arrival_time:.3f} s ago and has {num_tokens} tokens; raise "
                 "timeout_s, ask for fewer tokens, or try again when fewer requests wait",
             )
+
+    def _end_refused(self) -> None:
+        for request, why in () if self._constraints is None else self._constraints.take_refused():
+            if self._pool.by_id.get(request.request_id) is request:
+                self.finish_requests(request.request_id, RequestStatus.FINISHED_REFUSED, why)
+
+    def _begin_masks(self, plan: SchedulerOutput) -> TokenMasks | None:
+        """For what of the plan follows a grammar and is to get a token."""
+        batch, rows = self._pool.batch, plan.batch.rows
+        is_constrained = batch.is_constrained[rows]
+        if self._constraints is None or not np.count_nonzero(is_constrained):
+            return None
+        is_constrained &= batch.num_computed_tokens[rows] >= batch.num_tokens[rows]
+        drafts = plan.scheduled_spec_decode_tokens
+        constrained = [
+            ConstrainedSequence(place, sequence, drafts.get(sequence.sequence_id, ()))
+            for place in np.flatnonzero(is_constrained).tolist()
+            for sequence in (self._pool.sequence_in(int(rows[place])),)
+        ]
+        return self._constraints.begin_masks(constrained) if constrained else None
 
     def update_from_output(
         self,
@@ -363,11 +395,31 @@ class Scheduler(SchedulerInterface):
         self._preempt_all_why = why
 
     def forget_runner(self) -> None:
+        self._adapters.drop_all()
         self._kv_cache.evict_cached()
         for sequence in self._unfinished_sequences():
             sequence.is_known_to_runner = False
 
+    def on_adapter_loaded(self, adapter: str) -> None:
+        self._adapters.on_loaded(adapter)
+
+    def reserve_adapter_slot(self, adapter: str) -> int | None:
+        return self._adapters.reserve(adapter, self._pool.running.values())
+
+    def drop_adapter(self, adapter: str) -> int | None:
+        return self._adapters.drop(adapter)
+
+    def take_adapters_to_load(self) -> list[tuple[str, int]]:
+        return self._adapters.take_to_load()
+
+    def adapter_slot(self, adapter: str) -> int | None:
+        return self._adapters.slot_of(adapter)
+
+    def requests_with_adapter(self, adapter: str) -> list[str]:
+        return [name for name, each in self._pool.by_id.items() if each.adapter == adapter]
+
     def use_weights(self, name: str, version: int) -> None:
+        self._adapters.drop_all()
         self._kv_cache.use_weights(name, self._unfinished_sequences())
         self._pool.outputs.weights_version = version
         for sequence in self._unfinished_sequences():
@@ -410,4 +462,5 @@ class Scheduler(SchedulerInterface):
     def check(self) -> None:
         """Assert that steps, queues, rows, counters and the cache agree with each other."""
         self._in_flight.check()
+        self._adapters.check()
         check_pool(self._pool)

@@ -16,6 +16,7 @@ from engine_core.server.limited_log import LimitedLog
 from engine_core.server.outbox import Outbox
 from engine_core.server.transport import Frame, Transport
 from protocol.base import WIRE_VERSION, Message
+from protocol.calls import AdapterInfo
 from protocol.codec import check_wire_version, decode_client_message, request_id_of
 from protocol.errors import ErrorCode, MalformedMessage, WireVersionMismatch
 from protocol.outputs import ErrorMessage, ModelInfo, Rejected, TokenizerInfo, Welcome
@@ -175,6 +176,11 @@ class Handshake:
     def use_weights(self, version: int, fingerprint: str) -> None:
         """Those that are served from now on."""
         model = replace(self._welcome.model, weights_version=version, fingerprint=fingerprint)
+        self._welcome = replace(self._welcome, model=model)
+
+    def use_adapters(self, adapters: tuple[AdapterInfo, ...]) -> None:
+        """Those that requests may name from now on."""
+        model = replace(self._welcome.model, adapters=adapters)
         self._welcome = replace(self._welcome, model=model)
 
     def welcome(self, hello: Hello) -> tuple[Welcome, list[Frame]]:

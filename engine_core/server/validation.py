@@ -23,7 +23,7 @@ class RequestValidator(ModelLimits):
         """Raises RequestRefused: the request cannot be served by this engine."""
         try:
             check_name("request_id", request.request_id)
-            for name in ("tenant", "cache_salt"):
+            for name in ("tenant", "cache_salt", "adapter"):
                 if (value := getattr(request, name)) is not None:
                     check_name(name, value)
         except InvalidParameter as error:
@@ -34,7 +34,6 @@ class RequestValidator(ModelLimits):
                 "sequence; let it not end with # and a number"
             )
         unsupported = {
-            "adapter": request.adapter is not None,
             "prompt_embeds": request.prompt_embeds is not None,
             "multimodal_inputs": bool(request.multimodal_inputs),
         }
@@ -100,6 +99,7 @@ class RequestValidator(ModelLimits):
             "frequency_penalty": params.frequency_penalty != 0.0,
             "logit_bias": bool(params.logit_bias),
             "allowed_token_ids": params.allowed_token_ids is not None,
+            "structured_outputs": params.structured_output is not None,
             "top_k": params.top_k != 0,
             "top_p": params.top_p != 1.0,
             "min_p": params.min_p != 0.0,

@@ -27,6 +27,7 @@ from engine_core.server.inbox import Handshake, Inbox
 from engine_core.server.outbox import Outbox
 from engine_core.server.transport import ZmqTransport
 from engine_core.server.validation import RequestValidator
+from engine_core.startup.adapters import open_adapters
 from engine_core.startup.before_torch import OpenModel
 from engine_core.startup.device import choose_device
 from engine_core.startup.model import load_any_model
@@ -35,6 +36,7 @@ from engine_core.startup.prefix_store import open_prefix_store
 from engine_core.startup.resolve import plan_runner, resolve_config
 from engine_core.startup.runner_spec import Runner, RunnerSpec
 from engine_core.startup.served_model import ServedModel
+from engine_core.structured_output.manager import Compiler, StructuredOutputs
 from engine_core.trace import TraceWriter
 from kernels.compile_counter import CompileCounter, watch_triton
 from kernels.interface.operations import Operations
@@ -76,9 +78,18 @@ def build_engine(
         level = logging.DEBUG if sys.stderr.isatty() else logging.INFO
         logger.log(level, "configuration: %s", config)
         store = open_prefix_store(options, opened.files, loaded, runner_spec.config)
+        structured_outputs = _structured_outputs(opened, runner_spec)
         runner = _warm_runner(runner_spec, config, compilations, phases, store)
         core = _assemble(
-            opened, runner_spec, config, runner, transport, lifecycle, compilations, store
+            opened,
+            runner_spec,
+            config,
+            runner,
+            transport,
+            lifecycle,
+            compilations,
+            store,
+            structured_outputs,
         )
         return core, config
     except (ModelFilesError, ModelError) as error:
@@ -134,6 +145,7 @@ def _assemble(
     lifecycle: Lifecycle,
     compilations: CompileCounter,
     store: PrefixStore | None,
+    structured_outputs: StructuredOutputs | None,
 ) -> EngineCore:
     vocab_size = runner_spec.config.vocab_size
     groups = runner_spec.config.layout.group_specs
@@ -157,9 +169,16 @@ def _assemble(
         observers.append(RequestLog())
     if config.trace is not None:
         observers.append(_trace_writer(config.trace, config, replayed))
+    scheduler = Scheduler(config.scheduler, kv_cache, constraints=structured_outputs)
+    pool = runner_spec.config.adapters
+    adapters = open_adapters(runner_spec.options.adapters, pool, scheduler, config.model)
+    if adapters is not None:
+        observers.append(adapters)
     clients = ClientRegistry()
     outbox = Outbox(transport, clients, heartbeat_s=HEARTBEAT_S)
     handshake = _handshake(opened, config, vocab_size, runner_spec.loaded.ops)
+    if adapters is not None:
+        handshake.use_adapters(adapters.infos)
     return EngineCore(
         inbox=Inbox(
             transport,
@@ -172,7 +191,7 @@ def _assemble(
         ),
         outbox=outbox,
         clients=clients,
-        scheduler=Scheduler(config.scheduler, kv_cache),
+        scheduler=scheduler,
         executor=executor,
         lifecycle=lifecycle,
         validator=RequestValidator(
@@ -187,8 +206,29 @@ def _assemble(
         compilations=compilations,
         model_host=ServedModel(runner_spec, config, opened.files, executor, runner, store),
         on_weights=handshake.use_weights,
+        adapters=adapters,
+        on_adapters=handshake.use_adapters,
         isolates_tenants=config.isolate_tenants,
+        structured_outputs=structured_outputs,
     )
+
+
+def _structured_outputs(opened: OpenModel, runner_spec: RunnerSpec) -> StructuredOutputs | None:
+    """Reads the tokenizer while the runner is built."""
+    tokenizer, vocab_size = opened.tokenizer, runner_spec.config.vocab_size
+    if tokenizer is None or runner_spec.loaded.ops.device.type == "cuda":
+        return None
+
+    def make_compiler() -> Compiler:
+        from engine_core.structured_output.compiler import GrammarCompiler
+
+        return GrammarCompiler(
+            tokenizer.tokenizer_json,
+            vocab_size=vocab_size,
+            eos_token_ids=opened.files.eos_token_ids,
+        )
+
+    return StructuredOutputs(make_compiler, vocab_size=vocab_size)
 
 
 def _trace_writer(path: str, config: EngineConfig, replayed: dict[str, Any]) -> TraceWriter:

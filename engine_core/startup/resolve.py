@@ -12,6 +12,7 @@ from engine_core.model_runner.cpu.runner import CPUModelRunner
 from engine_core.model_runner.gpu import GPUModelRunner
 from engine_core.options.engine import EngineOptions
 from engine_core.server.transport import MOST_TOKENS
+from engine_core.startup.adapters import make_adapter_pool
 from engine_core.startup.device import choose_cache_dtype, defaults_of, dtype_name
 from engine_core.startup.memory import (
     CudaMeter,
@@ -66,6 +67,11 @@ def plan_runner(options: EngineOptions, files: ModelFiles, loaded: LoadedModel) 
         num_lookahead_slots=(options.scheduling.num_decode_steps or 1) - 1,
         max_steps_in_flight=(GPUModelRunner if on_gpu else CPUModelRunner).max_steps_in_flight,
     )
+    adapters = make_adapter_pool(options.adapters, loaded, scheduler.max_num_batched_tokens)
+    if adapters is not None:
+        scheduler = dataclasses.replace(
+            scheduler, max_num_adapters=adapters.num_slots, loads_adapters=True
+        )
     return RunnerSpec(
         loaded=loaded,
         options=options,
@@ -80,6 +86,7 @@ def plan_runner(options: EngineOptions, files: ModelFiles, loaded: LoadedModel) 
             dtype=loaded.dtype,
             kv_dtype=cache_dtype,
             eos_token_ids=files.eos_token_ids,
+            adapters=adapters,
         ),
         scheduler=scheduler,
         on_device=on_gpu,
@@ -94,7 +101,7 @@ def resolve_config(runner: RunnerSpec, files: ModelFiles, *, address: str) -> En
         CacheTooSmall: memory does not hold a useful cache.
     """
     options, loaded, scheduler = runner.options, runner.loaded, runner.scheduler
-    block_bytes = runner.config.block_bytes
+    block_bytes, adapters = runner.config.block_bytes, runner.config.adapters
     request_blocks = RequestBlocks(
         runner.config.layout.group_specs,
         scheduler.max_chunk,
@@ -128,6 +135,9 @@ def resolve_config(runner: RunnerSpec, files: ModelFiles, *, address: str) -> En
         host_cache_bytes=num_host_blocks * block_bytes,
         enable_prefix_caching=options.enable_prefix_caching,
         watermark=options.watermark,
+        max_loras=0 if adapters is None else adapters.num_slots,
+        max_lora_rank=0 if adapters is None else adapters.max_rank,
+        adapter_bytes=0 if adapters is None else adapters.num_bytes,
         max_logprobs=options.max_logprobs,
         address=address,
         max_clients=options.max_clients,
@@ -156,6 +166,8 @@ def _choose_num_blocks(runner: RunnerSpec, request_blocks: RequestBlocks) -> int
         step_bytes = runner.loaded.step_bytes(
             scheduler.max_num_batched_tokens, scheduler.max_num_seqs
         )
+        if runner.config.adapters is not None:
+            step_bytes += runner.config.adapters.num_bytes  # taken as adapters come
     else:
         meter = CudaMeter(device)
         memory = read_device_memory(meter)

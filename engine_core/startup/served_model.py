@@ -52,6 +52,7 @@ class ServedModel:
         self._spec: RunnerSpec | None = spec
         """None while the weights are given back."""
         self._make_spec = _maker_of(spec)
+        self._adapters = spec.config.adapters
         self._runner: Runner | None = runner
         self._executor = executor
         self._store = store
@@ -89,6 +90,8 @@ class ServedModel:
             model.forget_caches()
             del model
         if weights:
+            if self._adapters is not None:
+                self._adapters.detach()
             self._spec = None
         _give_back_memory(on_gpu=self._device.type == "cuda")
 
@@ -148,6 +151,8 @@ class ServedModel:
             )
 
     def _run(self, spec: RunnerSpec, storage: BlockStorage | None = None) -> None:
+        if self._adapters is not None:
+            self._adapters.attach(spec.loaded.model)
         runner = spec.build(
             num_blocks=self._config.num_blocks,
             num_host_blocks=self._config.num_host_blocks,

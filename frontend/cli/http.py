@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import subprocess
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -81,6 +82,11 @@ def http(
             f"unknown option {started.engine_options[0]!r}; options of daemons need a --model NAME "
             "without an address"
         )
+    if engine_options:
+        command = [*started.command, "check", "--model", "NAME", *engine_options]
+        checked = subprocess.run(command, capture_output=True, text=True, check=False)
+        if checked.returncode:
+            raise UsageError(checked.stderr.strip().removeprefix("engine-core: "))
     if not models:
         names[()] = list(served_model_name or [])
     served = ServedModels(

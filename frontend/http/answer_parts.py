@@ -1,6 +1,7 @@
 """An answer's text in its parts: reasoning, content, tool calls. How it is parsed is known by the
 model's chat template, unless the server was told."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,9 @@ from frontend.http.reasoning import (
 )
 from frontend.http.settings import ServerSettings
 from frontend.http.tools.calls import ArgumentsDelta, ToolCall
+from frontend.http.tools.grammar import OfferedTool, calls_grammar
 from frontend.http.tools.stream import FORMATS, ToolCallStream, format_of_template
+from frontend.structured_outputs import StructuredOutputsParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,10 @@ class AnswerFormat:
     reasoning: ReasoningFormat | None = None
     has_one_call: bool = False
     """Calls after the first are left out."""
+    structured_outputs: StructuredOutputsParams | None = None
+    """What the whole text must be."""
+    tools_in_prompt: bool = True
+    """False: the template has no place for them, and the model is led to them."""
 
     @property
     def is_plain(self) -> bool:
@@ -72,14 +79,18 @@ def answer_format(
     llm: AsyncLLM,
     chat_template: str | None,
     *,
-    has_tools: bool,
+    tools: Sequence[OfferedTool] = (),
+    must_call: bool = False,
     has_one_call: bool = False,
+    constrained: StructuredOutputsParams | None = None,
 ) -> AnswerFormat:
     """
     Args:
         chat_template: of the request; None: the model's own.
-        has_tools: calls are looked for.
+        tools: calls of these are looked for.
+        must_call: the answer is nothing else.
         has_one_call: at most one is wanted.
+        constrained: what it must be if it calls nothing.
 
     Raises:
         ApiError: this model takes no tools, or it is not known how it writes calls.
@@ -92,15 +103,21 @@ def answer_format(
     else:
         reasoning = REASONING_FORMATS[settings.reasoning_parser]
     calls = None
-    if has_tools and "tools" not in template:
+    if tools and not must_call and "tools" not in template:
         raise ApiError(
             400,
             "tools: the chat template does not use tools, the model would not see them; omit them, "
             "or use a template that takes tools",
             param="tools",
         )
-    if has_tools:
+    must_be = constrained
+    if constrained is not None or must_call:
+        reasoning = None  # it would be no part of the grammar
+    if tools:
         calls = settings.tool_call_parser or format_of_template(template)
+        if "tools" not in template:
+            # the model knows no form, nor when to end: the grammar leads it
+            calls, has_one_call = "hermes", True
         if calls is None:
             raise ApiError(
                 400,
@@ -108,7 +125,32 @@ def answer_format(
                 f"server with --tool-call-parser, one of {', '.join(FORMATS)}, or omit tools",
                 param="tools",
             )
-    return AnswerFormat(calls, reasoning, has_one_call)
+        grammar = calls_grammar(
+            calls,
+            tools,
+            llm.get_tokenizer(),
+            must_call=must_call,
+            has_one_call=has_one_call,
+            template=template,
+            answer=None if constrained is None else schema_of(constrained),
+        )
+        if grammar is not None:
+            must_be = StructuredOutputsParams(grammar=grammar)
+    return AnswerFormat(calls, reasoning, has_one_call, must_be, "tools" in template)
+
+
+def schema_of(constrained: StructuredOutputsParams) -> dict[str, Any]:
+    """
+    Raises:
+        ApiError: it has none, so it does not go together with tools.
+    """
+    if constrained.json_object:
+        return {"type": "object"}
+    if not isinstance(constrained.json, dict):
+        raise ApiError(
+            400, "tools go together with a JSON schema as an object alone; omit one", param="tools"
+        )
+    return constrained.json
 
 
 class AnswerParser:

@@ -3,6 +3,7 @@ a client may read nothing."""
 
 import asyncio
 import contextlib
+import itertools
 import resource
 from typing import Any, ClassVar
 
@@ -21,6 +22,16 @@ _MAX_CONNECTIONS = 65_536
 _OTHER_DESCRIPTORS = 128
 _UNREAD_S = 300.0
 """A client that takes in nothing of its answer for so long is disconnected."""
+
+
+class _UntilClosed(int):
+    """The length of a body that ends with its connection: HTTP/1.0 has no chunks."""
+
+    def __lt__(self, _num_bytes: int) -> bool:
+        return False
+
+    def __sub__(self, _num_bytes: int) -> "_UntilClosed":
+        return self
 
 
 class LimitedConnection(HttpToolsProtocol):
@@ -59,7 +70,7 @@ class LimitedConnection(HttpToolsProtocol):
             self._expect_request()
         super().data_received(data)
         if self._is_head and self._head_bytes > _MAX_HEAD_BYTES:
-            self._refuse(431, f"the head is larger than {_MAX_HEAD_BYTES} bytes; shorten it")
+            self._refuse_head()
 
     def on_message_begin(self) -> None:
         self._is_head = True
@@ -68,8 +79,13 @@ class LimitedConnection(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
+        if len(self.url) + sum(map(len, itertools.chain(*self.headers))) > _MAX_HEAD_BYTES:
+            self._refuse_head()  # it came at once
         self._is_head, self._head_bytes = False, 0
         super().on_headers_complete()
+        if self.scope["http_version"] == "1.0":
+            self.cycle.chunked_encoding = False
+            self.cycle.expected_content_length = _UntilClosed()
         unanswered = [each for each in self._cycles if not each.response_complete]
         self._cycles = [*unanswered, self.cycle]
 
@@ -111,6 +127,9 @@ class LimitedConnection(HttpToolsProtocol):
         self._refuse(
             408, f"the request was not whole within {self.request_timeout_s:g} s; send it again"
         )
+
+    def _refuse_head(self) -> None:
+        self._refuse(431, f"the head is larger than {_MAX_HEAD_BYTES} bytes; shorten it")
 
     def _refuse(self, status: int, message: str) -> None:
         """Says why, where nothing has been said yet."""

@@ -15,7 +15,9 @@ import torch
 from kernels.cpu.attention import NativeAttentionPlan, Rotary, check_caches, fill_rotary
 from kernels.cpu.library import FLOAT, INT64, POINTER, members, optional_address
 from kernels.cpu.linear import PackedParts
+from kernels.cpu.lora import NativeLoRAStack
 from kernels.cpu.weights import PackedLinear
+from kernels.interface.lora import LoRAStack
 from kernels.interface.operations import AttentionParams, ForwardContext, KVCache, RotaryParams
 from kernels.interface.weights import LinearWeight
 
@@ -35,6 +37,7 @@ class GraphOpKind(IntEnum):
     GELU_TANH = 7
     SCALE = 8
     EMBEDDING_PACKED = 9
+    LORA = 10
 
 
 class GraphOp(ctypes.Structure):
@@ -240,6 +243,17 @@ class GraphCapture:
             size, operand = part.num_outputs, part.address
             self.add(kind, subject=x, operand=operand, out=out, column=column, size=size)
             column += size
+        return _as_tensor(out)
+
+    def add_lora(self, out_TN: object, x_TE: object, stack: LoRAStack) -> torch.Tensor:
+        out, x = _activation(out_TN), _activation(x_TE)
+        if not isinstance(stack, NativeLoRAStack):
+            raise NotCapturable(f"adapters in {type(stack).__name__} are not native")
+        if x.tail != (stack.num_inputs,) or out.tail != (stack.num_outputs,):
+            raise NotCapturable(f"adapters are given {x.tail} for {out.tail}")
+        self.keeps.append(stack)
+        size = stack.num_outputs
+        self.add(GraphOpKind.LORA, subject=x, operand=stack.address, out=out, size=size)
         return _as_tensor(out)
 
     def gated_activation(self, gate_up_TF2: object, kind: GraphOpKind) -> torch.Tensor:

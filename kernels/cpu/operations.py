@@ -34,9 +34,11 @@ from kernels.cpu.library import (
     optional_address,
 )
 from kernels.cpu.linear import NativeLinear, PackedParts
+from kernels.cpu.lora import NativeLoRARows, NativeLoRAStack
 from kernels.cpu.packing import FloatFormat, NativePacking
 from kernels.cpu.sampling import NativeSampling
 from kernels.cpu.weights import PackedLinear
+from kernels.interface.lora import LoRARows, LoRAStack
 from kernels.interface.operations import (
     AttentionMetadata,
     AttentionParams,
@@ -117,6 +119,22 @@ class CpuOperations(NativeSampling, TorchOperations):
         if not isinstance(weight, PackedLinear | PackedParts):
             return super().linear(x_TE, weight)
         return self._linear(x_TE, weight)
+
+    def lora_rows(
+        self, num_slots: int, *, max_rank: int, max_num_tokens: int, dtype: torch.dtype
+    ) -> LoRARows:
+        if dtype is not _FLOAT32:
+            return super().lora_rows(
+                num_slots, max_rank=max_rank, max_num_tokens=max_num_tokens, dtype=dtype
+            )
+        return NativeLoRARows(self._library, num_slots)
+
+    def add_lora(self, out_TN: torch.Tensor, x_TE: torch.Tensor, stack: LoRAStack) -> torch.Tensor:
+        if capture := capture_of(x_TE):
+            return capture.add_lora(out_TN, x_TE, stack)
+        if not isinstance(stack, NativeLoRAStack):
+            return super().add_lora(out_TN, x_TE, stack)
+        return stack.add(out_TN, x_TE)
 
     def embedding(
         self, token_ids_T: torch.Tensor, weight_VE: torch.Tensor | LinearWeight

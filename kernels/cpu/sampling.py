@@ -15,6 +15,7 @@ class NativeSampling:
         self._best_of_rows = library.function(
             "ec_best_of_rows", POINTER, *[INT64] * 3, *[POINTER] * 2
         )
+        self._mask_rows = library.function("ec_mask_rows", POINTER, *[INT64] * 3, *[POINTER] * 2)
         self._penalise = library.function("ec_penalise", *[POINTER] * 3, INT64, *[FLOAT] * 3)
 
     def best_of_rows(self, logits_RV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -66,6 +67,26 @@ class NativeSampling:
             )
         )
         return chosen_R
+
+    def mask_rows(
+        self, logits_RV: torch.Tensor, index_M: torch.Tensor, bits_MW: torch.Tensor
+    ) -> None:
+        if logits_RV.dtype is not torch.float32 or logits_RV.stride(1) != 1:
+            raise ValueError("logits must be float32 with contiguous rows, to be changed in place")
+        vocab_size = logits_RV.shape[1]
+        shape = (len(index_M), -(-vocab_size // 32))
+        check_tensor("index", index_M, shape[:1], torch.int64)
+        check_tensor("bits", bits_MW, shape, torch.int32)
+        check(
+            self._mask_rows(
+                logits_RV.data_ptr(),
+                logits_RV.stride(0),
+                vocab_size,
+                len(index_M),
+                index_M.data_ptr(),
+                bits_MW.data_ptr(),
+            )
+        )
 
     def apply_penalties(
         self,

@@ -78,9 +78,13 @@ class PackedLinear:
 
 
 def pack_float(
-    library: NativeLibrary, weight_NE: torch.Tensor, bias_N: torch.Tensor | None = None
+    library: NativeLibrary,
+    weight_NE: torch.Tensor,
+    bias_N: torch.Tensor | None = None,
+    *,
+    reserve: Callable[[int], torch.Tensor] | None = None,
 ) -> PackedLinear:
-    """A floating weight in float32.
+    """A floating weight in float32. `reserve`: gives the memory for it; default: the library's.
     Raises ValueError: a weight that is not [N, E], or a bias that is not [N]."""
     num_outputs, num_inputs = _check_weight(weight_NE)
 
@@ -89,7 +93,7 @@ def pack_float(
         turned = padded.reshape(-1, _PANEL, num_inputs).transpose(0, 2, 1)
         return np.ascontiguousarray(turned).view(np.uint8)
 
-    blob = _pack_panels(library, num_outputs, panels)
+    blob = _pack_panels(reserve or library.memory.reserve, num_outputs, panels)
     bias = _pad_bias(bias_N, num_outputs)
     return packed_linear(library, LinearKind.F32, num_outputs, num_inputs, blob, bias)
 
@@ -114,7 +118,7 @@ def quantise_int8(
         turned = dwords.reshape(-1, _PANEL, dwords.shape[1]).transpose(0, 2, 1)
         return np.ascontiguousarray(turned).view(np.uint8)
 
-    blob = _pack_panels(library, num_outputs, panels)
+    blob = _pack_panels(library.memory.reserve, num_outputs, panels)
     bias, scales = _pad_bias(bias_N, num_outputs), _pad_vector(scales_N)
     return packed_linear(library, LinearKind.I8_ROW, num_outputs, num_inputs, blob, bias, scales)
 
@@ -167,13 +171,13 @@ def pack_fields(
     def panels(rows: slice) -> Bytes:
         return np.concatenate([_interleave(_pad_outputs(f)) for f in fields(rows)], axis=2)
 
-    blob = _pack_panels(library, num_outputs, panels)
+    blob = _pack_panels(library.memory.reserve, num_outputs, panels)
     bias = _pad_bias(bias_N, num_outputs)
     return packed_linear(library, kind, num_outputs, num_inputs, blob, bias)
 
 
 def _pack_panels(
-    library: NativeLibrary, num_outputs: int, panels: Callable[[slice], Bytes]
+    reserve: Callable[[int], torch.Tensor], num_outputs: int, panels: Callable[[slice], Bytes]
 ) -> torch.Tensor:
     """The blob whose panels `panels` makes of some rows at a time, so that a vocabulary's weight
     is not held several times over on its way."""
@@ -185,7 +189,7 @@ def _pack_panels(
         first, last = start // _PANEL, -(-stop // _PANEL)
         panel_bytes = made.numel() // (last - first)
         if not start:
-            blob = library.memory.reserve(num_panels * panel_bytes)
+            blob = reserve(num_panels * panel_bytes)
         blob[first * panel_bytes : last * panel_bytes] = made
     return blob
 

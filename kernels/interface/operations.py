@@ -23,6 +23,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
+from kernels.interface.lora import LoRARows, LoRAStack
 from kernels.interface.weights import ExpertWeights, LinearWeight, WeightPacking
 
 KVCache = tuple[torch.Tensor, torch.Tensor]
@@ -249,6 +250,22 @@ class Operations(Protocol):
     def linear(self, x_TE: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
         """`x @ weight.T + bias` -> [T, N]."""
 
+    def lora_rows(
+        self, num_slots: int, *, max_rank: int, max_num_tokens: int, dtype: torch.dtype
+    ) -> LoRARows:
+        """For adapters beside the products of one model in `dtype`.
+
+        Args:
+            num_slots: adapters at once; their ranks are up to `max_rank`.
+            max_num_tokens: of a step.
+        """
+
+    def add_lora(self, out_TN: torch.Tensor, x_TE: torch.Tensor, stack: LoRAStack) -> torch.Tensor:
+        """`out[t] += B (A x[t])` with t's adapter, in float32, in place -> out.
+
+        Rows are those of the `begin_step` that the stack's `LoRARows` had last. A row's bits do not
+        depend on the other rows where those of `linear` do not."""
+
     def prepare_experts(self, gate_up_XFE: torch.Tensor, down_XEF: torch.Tensor) -> ExpertWeights:
         """The experts of one layer for `mixture_of_experts`, as `prepare_linear`.
         Raises ValueError: shapes that do not fit each other.
@@ -428,6 +445,11 @@ class SamplingOperations(Protocol):
         penalties: Penalties,
     ) -> None:
         """In place on one row of logits, see `kernels.torch.sampling.apply_penalties`."""
+
+    def mask_rows(
+        self, logits_RV: torch.Tensor, index_M: torch.Tensor, bits_MW: torch.Tensor
+    ) -> None:
+        """In place, see `kernels.torch.sampling.mask_rows`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from kernels.interface.lora import LoRARows, LoRAStack
 from kernels.interface.operations import (
     AttentionMetadata,
     AttentionParams,
@@ -17,7 +18,7 @@ from kernels.interface.operations import (
     SamplingLimits,
 )
 from kernels.interface.weights import LinearWeight, WeightPacking
-from kernels.torch import elementwise, kv_cache, sampling
+from kernels.torch import elementwise, kv_cache, lora, sampling
 from kernels.torch.attention import PagedAttention
 from kernels.torch.attention_planner import TileGroup, TilePlanner, TorchAttentionPlanner
 from kernels.torch.linear import (
@@ -42,6 +43,7 @@ class TorchOperations:
     write_kv_cache = staticmethod(kv_cache.write_kv_cache)
     copy_blocks = staticmethod(kv_cache.copy_blocks)
     apply_penalties = staticmethod(sampling.apply_penalties)
+    mask_rows = staticmethod(sampling.mask_rows)
     linear = staticmethod(linear)
     mixture_of_experts = staticmethod(mixture_of_experts)
     device = torch.device("cpu")
@@ -70,6 +72,15 @@ class TorchOperations:
 
     def weight_packing(self, dtype: torch.dtype) -> WeightPacking | None:
         return None
+
+    def lora_rows(
+        self, num_slots: int, *, max_rank: int, max_num_tokens: int, dtype: torch.dtype
+    ) -> LoRARows:
+        return lora.TorchLoRARows()
+
+    def add_lora(self, out_TN: torch.Tensor, x_TE: torch.Tensor, stack: LoRAStack) -> torch.Tensor:
+        assert isinstance(stack, lora.TorchLoRAStack), "made by another backend"
+        return lora.add_lora(out_TN, x_TE, stack)
 
     def embedding(
         self, token_ids_T: torch.Tensor, weight_VE: torch.Tensor | LinearWeight

@@ -236,6 +236,19 @@ def _truncate(
     return keep_RC & by_p_RC, complete_R
 
 
+def mask_rows(logits_RV: torch.Tensor, index_M: torch.Tensor, bits_MW: torch.Tensor) -> None:
+    """Tokens that a mask leaves out become impossible, in place.
+
+    Args:
+        index_M: int64, the row that each mask is for, none twice.
+        bits_MW: int32, W = ceil(V / 32): bit t % 32 of word t // 32 is set where token t stays.
+    """
+    num_masks, vocab_size = len(index_M), logits_RV.shape[1]
+    stays_MWB = (bits_MW[:, :, None] >> torch.arange(32, dtype=torch.int32)) & 1
+    stays_MV = stays_MWB.view(num_masks, -1)[:, :vocab_size].bool()
+    logits_RV[index_M] = logits_RV[index_M].masked_fill(~stays_MV, -torch.inf)
+
+
 def apply_penalties(
     logits_V: torch.Tensor,
     prompt_mask_V: torch.Tensor,

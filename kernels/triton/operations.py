@@ -6,6 +6,7 @@ from collections.abc import Set as AbstractSet
 
 import torch
 
+from kernels.interface.lora import LoRARows, LoRAStack
 from kernels.interface.operations import (
     AttentionPlanner,
     AttentionSpec,
@@ -14,7 +15,7 @@ from kernels.interface.operations import (
     KVCache,
 )
 from kernels.interface.weights import ExpertWeights, LinearWeight, WeightPacking
-from kernels.triton import activation, norm, rotary_cache
+from kernels.triton import activation, lora, norm, rotary_cache
 from kernels.triton import kv_cache as cache_of_layer
 from kernels.triton import linear as linear_layers
 from kernels.triton.attention import paged_attention
@@ -91,6 +92,21 @@ class TritonOperations:
 
     def linear(self, x_TE: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
         return linear_layers.linear(x_TE, weight, batch_invariant=self._batch_invariant)
+
+    def lora_rows(
+        self, num_slots: int, *, max_rank: int, max_num_tokens: int, dtype: torch.dtype
+    ) -> LoRARows:
+        return lora.TritonLoRARows(
+            num_slots,
+            max_rank=max_rank,
+            max_num_tokens=max_num_tokens,
+            dtype=dtype,
+            device=self.device,
+        )
+
+    def add_lora(self, out_TN: torch.Tensor, x_TE: torch.Tensor, stack: LoRAStack) -> torch.Tensor:
+        assert isinstance(stack, lora.TritonLoRAStack), "made by another backend"
+        return lora.add_lora(out_TN, x_TE, stack)
 
     def mixture_of_experts(
         self,

@@ -157,6 +157,12 @@ class Replay:
                 self._scheduler.use_weights(name, version)
             case "forget_runner", []:
                 self._scheduler.forget_runner()
+            case "reserve_adapter_slot", [str(adapter)]:
+                self._scheduler.reserve_adapter_slot(adapter)
+            case "on_adapter_loaded", [str(adapter)]:
+                self._scheduler.on_adapter_loaded(adapter)
+            case "drop_adapter", [str(adapter)]:
+                self._scheduler.drop_adapter(adapter)
             case _:
                 raise SimulationError(f"{self._trace.path}: no control event: {event}")
 

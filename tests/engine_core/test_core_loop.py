@@ -390,6 +390,7 @@ def test_the_engine_makes_a_request_of_a_message_and_gives_it_to_the_scheduler()
         "tenant": "team",
         "cache_salt": "salt",
         "adapter": "lora",
+        "adapter_fingerprint": "its weights",
         "is_resumed": True,
         "timeout_s": 4.5,
     }
@@ -398,8 +399,12 @@ def test_the_engine_makes_a_request_of_a_message_and_gives_it_to_the_scheduler()
     beams = msgspec.structs.replace(message, request_id="b", output_token_ids=[], **several)
     not_served = {"prompt_embeds", "multimodal_inputs"}
     assert {*fields, *several, *not_served} == {*EngineRequest.__struct_fields__}
+    resolve = SimpleNamespace(resolve=lambda message: message.adapter_fingerprint)
+    served.core._adapters = resolve
     served.core._apply([(served.client, message), (served.client, beams)])
     request, of_beams = added
+    assert request.adapter == fields.pop("adapter_fingerprint")
+    del fields["adapter"]
     assert request.prompt.tolist() == fields.pop("prompt_token_ids")
     for name, value in fields.items():
         assert getattr(request, name) == value

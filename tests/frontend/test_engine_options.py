@@ -101,7 +101,6 @@ def test_what_asks_for_nothing_is_accepted():
     [
         ("tensor_parallel_size", 2),
         ("tokenizer_mode", "mistral"),
-        ("enable_lora", True),
         ("enable_chunked_prefill", False),
         ("speculative_config", {"model": "x"}),
         ("load_format", "dummy"),

@@ -93,8 +93,6 @@ REFUSED = [
     {"best_of": 2},
     {"use_beam_search": True},
     {"logits_processors": [print]},
-    {"structured_outputs": {"json": {}}},
-    {"guided_decoding": {"json": {}}},
     {"extra_args": {"a": 1}},
     {"thinking_token_budget": 5},
     {"watermarking": True},
@@ -133,6 +131,7 @@ def test_every_parameter_reaches_the_engine_or_is_the_clients_or_is_refused():
         "bad_words", "repetition_detection",  # sent in the engine's terms: below
         "skip_clone",  # of no effect: nothing is shared
     }  # fmt: skip
+    of_the_client |= {"structured_outputs", "guided_decoding"}  # test_structured_outputs.py
     refused = {next(iter(options)) for options in REFUSED} | {"prompt_logprob_start"}
     assert {each.name for each in dataclasses.fields(SamplingParams)} == (
         sent.keys() | of_the_client | refused

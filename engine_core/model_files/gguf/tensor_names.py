@@ -57,6 +57,8 @@ _LAYER_NAMES = {
     "gemma3": _PROJECTIONS | _FOUR_NORMS | _QK_NORMS,
 }
 
+FAMILIES = frozenset(_LAYER_NAMES)
+
 ROPE_FACTORS = "rope_freqs.weight"
 # precomputed in some old files; everything in it follows from the config
 IGNORED = re.compile(r"blk\.\d+\.attn_rot_embd\.weight")

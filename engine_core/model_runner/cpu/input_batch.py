@@ -90,6 +90,7 @@ def gather_step_inputs(
     num_scheduled: Int32Array,
     num_drafts: Int64Array | None = None,
     decodes_first: bool = False,
+    order: Int64Array | None = None,
 ) -> StepInputs:
     """
     Args:
@@ -99,7 +100,18 @@ def gather_step_inputs(
         num_drafts: [R], drafts among these, the last ones; None if there are none.
         decodes_first: put sequences that compute one token before all others; the order within
             either kind stays.
+        order: in which the sequences are to stand before that; None: as they are.
     """
+    if order is not None:
+        inputs = gather_step_inputs(
+            batch,
+            rows=rows[order],
+            num_computed=num_computed[order],
+            num_scheduled=num_scheduled[order],
+            num_drafts=None if num_drafts is None else num_drafts[order],
+            decodes_first=decodes_first,
+        )
+        return dataclasses.replace(inputs, batch_index_R=order[inputs.batch_index_R])
     is_longer_R = num_scheduled != 1
     if not is_longer_R.any():
         return _gather_decodes(batch, rows, num_computed.astype(np.int64))

@@ -7,12 +7,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine_core.model_runner.adapter_rows import AdapterRows
 from engine_core.model_runner.cache import BlockStorage, PagedKVCache
 from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.cpu.input_batch import CPUInputBatch, StepInputs, gather_step_inputs
 from engine_core.model_runner.cpu.sampler import CPUSampler
 from engine_core.model_runner.decode_steps import run_decode_steps
 from engine_core.model_runner.drafts import VerifiedRows, num_drafts_of
+from engine_core.model_runner.logit_masks import logit_masks
 from engine_core.model_runner.output import runner_output
 from engine_core.model_runner.prompt_logprobs import PromptColumns, PromptReports
 from engine_core.model_runner.rows import RunnerRows
@@ -35,6 +37,7 @@ class CPUModelRunner:
         self.storage = self._cache.storage
         self.rows = RunnerRows(config)
         self.batch = CPUInputBatch(config)
+        self._adapters = AdapterRows(config.adapters, num_rows=config.max_num_seqs)
         assert isinstance(config.ops, SamplingOperations), f"{config.ops.name} samples on its own"
         self._sampler = CPUSampler(
             config.ops, max_num_rows=config.max_num_seqs, vocab_size=config.vocab_size
@@ -77,7 +80,9 @@ class CPUModelRunner:
             num_scheduled=plan.batch.num_scheduled_tokens,
             num_drafts=self._write_drafts(plan) if plan.scheduled_spec_decode_tokens else None,
             decodes_first=self._ops.needs_decodes_first,
+            order=self._adapters.order(plan.batch.rows),
         )
+        self._adapters.begin_step(inputs.rows_R, np.diff(inputs.query_start_R1))
         context = self._cache.forward_context(
             query_start_loc_R1=torch.from_numpy(inputs.query_start_R1),
             seq_lens_R=torch.from_numpy(inputs.seq_lens_R),
@@ -95,8 +100,10 @@ class CPUModelRunner:
     def _update_rows(self, plan: SchedulerOutput) -> None:
         for row in self.rows.free(plan):
             self._sampler.free_row(row)
+            self._adapters.free_row(row)
         for placed in self.rows.place(plan):
             self.batch.write_row(placed.row, placed.token_ids, placed.block_ids)
+            self._adapters.write_row(placed.row, placed.adapter)
             self._sampler.write_row(placed.row, placed.sampling, placed.token_ids)
             self._prompts.write_row(placed.row, placed.sampling)
         for update in plan.block_updates:
@@ -152,7 +159,11 @@ class CPUModelRunner:
                 last_R = verified.of_sequences(first_R) + verified.offset_N
             hidden_TE = hidden_TE[torch.from_numpy(last_R)]
         logits = self._model.compute_logits(hidden_TE)
-        result = self._sampler.sample(logits, rows, positions, drafts_before)
+        masks = None
+        if plan.token_masks is not None:
+            first_S = np.arange(len(place_S)) if verified is None else verified.start_S
+            masks = logit_masks(plan.token_masks, place_S, first_S)
+        result = self._sampler.sample(logits, rows, positions, drafts_before, masks)
         chosen, taken = result.token_ids, None
         if verified is not None:
             taken = verified.taken(chosen, result.failures)

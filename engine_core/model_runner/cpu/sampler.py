@@ -1,7 +1,8 @@
 """Chooses the next token of each row, by what the row's request asked for.
 
 raw logits -> log-probabilities, for rows that requested them
--> allowed tokens -> bad_words -> min_tokens -> bias -> penalties -> greedy rows take the best here
+-> grammar -> allowed tokens -> bad_words -> min_tokens -> bias -> penalties
+-> greedy rows take the best here
 -> temperature -> min_p -> top_k -> top_p -> Gumbel-max"""
 
 import dataclasses
@@ -11,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine_core.model_runner.logit_masks import LogitMasks
 from engine_core.model_runner.output import INFINITE, NO_TOKEN_LEFT, NOT_FINITE, report_logprobs
 from engine_core.model_runner.sampling_params import ResolvedSampling
 from kernels.interface.operations import Penalties, SamplingLimits, SamplingOperations
@@ -177,6 +179,7 @@ class CPUSampler:
         rows: npt.NDArray[np.int64],
         positions: npt.NDArray[np.int64],
         drafts_before: Mapping[int, Sequence[int]],
+        masks: LogitMasks | None = None,
     ) -> SampledTokens:
         """
         Args:
@@ -186,8 +189,9 @@ class CPUSampler:
             drafts_before: by index, drafts that count as the sequence's last tokens before that
                 position, behind those that `append_tokens` was told of. Rules hold as if they had
                 been sampled.
+            masks: of rows that follow a grammar.
         """
-        if self._is_plain[rows].all():
+        if masks is None and self._is_plain[rows].all():
             best_ids_R, best_R = self._ops.best_of_rows(logits_RV)
             return SampledTokens(best_ids_R.numpy(), {}, _not_numbers(logits_RV, best_R))
         requested = np.flatnonzero(self._num_logprobs[rows] >= 0)
@@ -198,15 +202,22 @@ class CPUSampler:
             raw_WV = requested_WV.log_softmax(dim=1)
         best_ids_R, best_R = self._ops.best_of_rows(logits_RV)
         failures = _not_numbers(logits_RV, best_R)
-        ruled = np.flatnonzero(self._has_rules[rows]) if self._rules else _NONE
+        is_changed = self._has_rules[rows]
+        ruled = np.flatnonzero(is_changed) if self._rules else _NONE
+        if masks is not None:
+            bits_MW = torch.from_numpy(masks.bits_MW)
+            self._ops.mask_rows(logits_RV, torch.from_numpy(masks.index_M), bits_MW)
+            is_changed[masks.index_M] = True
         for index in ruled.tolist():
             if index in failures:
                 continue
             rules, position = self._rules[int(rows[index])], int(positions[index])
             drafts = drafts_before.get(index, ())
             _apply_rules(logits_RV[index], rules, position, drafts, self._ops)
-        if ruled.size:
-            best_ids_R[ruled], best_R[ruled] = self._ops.best_of_rows(logits_RV[ruled])
+        if masks is not None or ruled.size:
+            changed = np.flatnonzero(is_changed)
+            part_RV = logits_RV if len(changed) == len(rows) else logits_RV[changed]
+            best_ids_R[changed], best_R[changed] = self._ops.best_of_rows(part_RV)
         failures |= self._impossible(logits_RV, best_R, rows)
         chosen = self._choose(logits_RV, rows, positions, best_ids_R.numpy())
         logprobs: dict[int, Logprobs] = {}

@@ -57,7 +57,11 @@ class Tool(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     input_schema: dict[str, Any]
     description: str | None = None
     type: Literal["custom"] | None = None
+    strict: bool | None = None
+    """Its input follows the schema."""
     cache_control: CacheControl | None = None
+    eager_input_streaming: bool | None = None
+    """Of no effect: arguments are always streamed as they come."""
 
 
 class ToolChoice(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -73,6 +77,15 @@ class Thinking(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     display: Literal["summarized"] | None = None
 
 
+class JsonSchemaFormat(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = msgspec.field(name="schema")
+
+
+class OutputConfig(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    format: JsonSchemaFormat | None = None
+
+
 class CountTokensRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """POST /v1/messages/count_tokens."""
 
@@ -83,6 +96,7 @@ class CountTokensRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tru
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     """None: disabled, where the chat template can."""
+    output_config: OutputConfig | None = None
     cache_control: CacheControl | None = None
 
 

@@ -28,8 +28,10 @@ from frontend.http.exchange import exchange_of
 from frontend.http.openai.generation import EngineFailure, TokenCounts, finish_reason
 from frontend.http.operations import operation
 from frontend.http.served_models import ServedModels
+from frontend.http.tools.grammar import OfferedTool, chosen_tool
 from frontend.outputs import RequestOutput
 from frontend.sampling_params import RequestOutputKind, SamplingParams
+from frontend.structured_outputs import StructuredOutputsParams
 
 _OTHER_EVENTS = "2023-01-01"
 """A version of the API; all later ones have the events that are sent here."""
@@ -46,14 +48,13 @@ async def messages(request: Request, asked: bodies.MessagesRequest) -> Response:
     """Answer a conversation, whole or as a stream of events."""
     models: ServedModels = request.app.state.models
     _check_version(request)
-    _check(asked)
     _, llm = await models.get(asked.model)
     parts = _answer_format(request, llm, asked)
     user = None if asked.metadata is None else asked.metadata.user_id
     outputs = llm.chat(
         template_messages(asked),
         _sampling_params(llm, asked, parts),
-        **_template_options(llm, asked),
+        **_template_options(llm, asked, parts),
         **exchange_of(request).sent_as(user),
     )
     answer = _Answer(asked)
@@ -76,10 +77,9 @@ async def count_tokens(request: Request, asked: bodies.CountTokensRequest) -> Re
     """The number of tokens of a conversation."""
     models: ServedModels = request.app.state.models
     _check_version(request)
-    _check(asked)
     _, llm = await models.get(asked.model)
-    _answer_format(request, llm, asked)
-    options = _template_options(llm, asked)
+    parts = _answer_format(request, llm, asked)
+    options = _template_options(llm, asked, parts)
     variables = options.pop("chat_template_kwargs")
     prompt = await asyncio.to_thread(
         llm.input_processor.chat_prompt, template_messages(asked), **options, **variables
@@ -90,12 +90,6 @@ async def count_tokens(request: Request, asked: bodies.CountTokensRequest) -> Re
 def _check_version(request: Request) -> None:
     if request.headers.get("anthropic-version") == _OTHER_EVENTS:
         raise not_supported("anthropic-version", _OTHER_EVENTS, "use 2023-06-01 or a later one")
-
-
-def _check(asked: bodies.CountTokensRequest) -> None:
-    choice = asked.tool_choice
-    if choice is not None and choice.type in ("any", "tool"):
-        raise not_supported("tool_choice.type", choice.type, 'use "auto" or "none"')
 
 
 def _thinks(asked: bodies.CountTokensRequest) -> bool:
@@ -110,22 +104,44 @@ def _answer_format(
         ApiError: the model does not do what is asked for.
     """
     choice = asked.tool_choice
+    kind = "auto" if choice is None else choice.type
+    tools = [
+        OfferedTool(tool.name, tool.input_schema, tool.strict is True)
+        for tool in asked.tools or ()
+        if kind != "none"
+    ]
+    if choice is not None and kind == "tool":
+        tools = chosen_tool(tools, str(choice.name))
+    if kind == "any" and not tools:
+        raise ApiError(400, "tool_choice needs tools", param="tool_choice")
     parts = answer_format(
         request,
         llm,
         None,
-        has_tools=template_tools(asked) is not None,
-        has_one_call=choice is not None and choice.disable_parallel_tool_use is True,
+        tools=tools,
+        must_call=kind in ("any", "tool"),
+        constrained=_constrained(asked),
+        has_one_call=kind == "tool"
+        or (choice is not None and choice.disable_parallel_tool_use is True),
     )
     if parts.reasoning is None and _thinks(asked):
         raise ApiError(400, 'this model does not think; use "disabled"', param="thinking.type")
     return parts
 
 
-def _template_options(llm: AsyncLLM, asked: bodies.CountTokensRequest) -> dict[str, Any]:
+def _constrained(asked: bodies.CountTokensRequest) -> StructuredOutputsParams | None:
+    config = asked.output_config
+    if config is None or config.format is None:
+        return None
+    return StructuredOutputsParams(json=config.format.schema_)
+
+
+def _template_options(
+    llm: AsyncLLM, asked: bodies.CountTokensRequest, parts: AnswerFormat
+) -> dict[str, Any]:
     continues = continues_answer(asked)
     return {
-        "tools": template_tools(asked),
+        "tools": template_tools(asked) if parts.tools_in_prompt else None,
         "add_generation_prompt": not continues,
         "continue_final_message": continues,
         "chat_template_kwargs": thinking_variables(llm, thinks=_thinks(asked)),
@@ -140,6 +156,7 @@ def _sampling_params(
         llm.get_default_sampling_params(),
         **{name: value for name, value in given.items() if value is not None},
         stop=asked.stop_sequences,
+        structured_outputs=parts.structured_outputs,
         max_tokens=asked.max_tokens,
         skip_special_tokens=not parts.shows_special_tokens,
         output_kind=RequestOutputKind.DELTA if asked.stream else RequestOutputKind.FINAL_ONLY,

@@ -30,9 +30,11 @@ from frontend.http.openai.conversation import template_tools
 from frontend.http.openai.generation import EngineFailure, finish_reason, token_logprobs
 from frontend.http.operations import operation
 from frontend.http.tools.calls import ToolCall
+from frontend.http.tools.grammar import OfferedTool
 from frontend.input_processor import TokensPrompt
 from frontend.outputs import RequestOutput
 from frontend.sampling_params import FIRST_ANSWER_SAMPLING, RequestOutputKind, SamplingParams
+from frontend.structured_outputs import StructuredOutputsParams
 
 _SAME_NAMES = ("temperature", "top_p", "top_k", "min_p", "seed", "stop")
 _PLAIN = AnswerFormat()
@@ -80,8 +82,11 @@ async def _answer(request: Request, asked: bodies.ChatRequest | bodies.GenerateR
         return _without_text(asked, "load")
     run = _Run(asked, llm, exchange_of(request), started_s, loaded_s=time.monotonic())
     if not (isinstance(asked, bodies.GenerateRequest) and asked.raw):
-        has_tools = isinstance(asked, bodies.ChatRequest) and bool(asked.tools)
-        run.parts = answer_format(request, llm, None, has_tools=has_tools)
+        run.parts = answer_format(
+            request, llm, None, tools=_offered(asked), constrained=_constrained(asked)
+        )
+    else:
+        run.parts = AnswerFormat(structured_outputs=_constrained(asked))
     if asked.think and run.parts.reasoning is None:
         raise ApiError(400, f"{asked.model!r} does not support thinking; use think=false")
     prompt = await asyncio.to_thread(_prompt, llm, asked)
@@ -96,12 +101,29 @@ async def _answer(request: Request, asked: bodies.ChatRequest | bodies.GenerateR
 
 
 def _check(asked: bodies.ChatRequest | bodies.GenerateRequest) -> None:
-    if asked.format:
-        raise not_supported("format", asked.format, "omit it, and check the answer")
+    if isinstance(asked.format, str) and asked.format not in ("", "json"):
+        raise not_supported("format", asked.format, 'use "json" or a JSON schema')
     if asked.top_logprobs and not asked.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs=true")
     if isinstance(asked, bodies.GenerateRequest) and asked.raw and (asked.system or asked.context):
         raise ApiError(400, "raw goes without system and context; put them into the prompt")
+
+
+def _constrained(asked: bodies.GenerationRequest) -> StructuredOutputsParams | None:
+    if not asked.format:
+        return None
+    is_schema = isinstance(asked.format, dict)
+    return StructuredOutputsParams(
+        json=asked.format if is_schema else None, json_object=None if is_schema else True
+    )
+
+
+def _offered(asked: bodies.ChatRequest | bodies.GenerateRequest) -> list[OfferedTool]:
+    tools = asked.tools if isinstance(asked, bodies.ChatRequest) else None
+    return [
+        OfferedTool(tool.function.name, tool.function.parameters, tool.function.strict is True)
+        for tool in tools or ()
+    ]
 
 
 def _without_text(asked: bodies.ChatRequest | bodies.GenerateRequest, reason: str) -> Response:
@@ -170,6 +192,7 @@ def _sampling_params(run: "_Run", num_prompt_tokens: int) -> SamplingParams:
         defaults,
         **{name: value for name, value in given.items() if value is not None},
         max_tokens=max_tokens,
+        structured_outputs=run.parts.structured_outputs,
         skip_special_tokens=not run.parts.shows_special_tokens,
         logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
         output_kind=(

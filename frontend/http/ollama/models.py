@@ -84,7 +84,7 @@ async def show(request: Request, asked: bodies.ModelRequest) -> Response:
     capabilities = ["completion"]
     if "tools" in template and (settings.tool_call_parser or format_of_template(template)):
         capabilities.append("tools")
-    if template and answer_format(request, llm, None, has_tools=False).reasoning is not None:
+    if template and answer_format(request, llm, None).reasoning is not None:
         capabilities.append("thinking")
     model_info: dict[str, Any] = {
         "general.architecture": family,

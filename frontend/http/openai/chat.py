@@ -40,9 +40,11 @@ from frontend.http.openai.responses import (
     ChatLogprobs,
     Delta,
 )
+from frontend.http.openai.structured_outputs import structured_outputs
 from frontend.http.operations import operation
 from frontend.http.served_models import ServedModels
 from frontend.http.tools.calls import ArgumentsDelta, ToolCall
+from frontend.http.tools.grammar import OfferedTool, chosen_tool
 from frontend.outputs import CompletionOutput, RequestOutput
 
 _NOTHING = Delta()
@@ -60,14 +62,7 @@ async def chat_completions(request: Request, asked: ChatCompletionRequest) -> Re
     models: ServedModels = request.app.state.models
     check_chat(asked)
     model, llm = await models.get(asked.model)
-    calls_tools = bool(asked.tools) and asked.tool_choice != "none"
-    parts = answer_format(
-        request,
-        llm,
-        asked.chat_template,
-        has_tools=calls_tools,
-        has_one_call=asked.parallel_tool_calls is False,
-    )
+    parts = chat_format(request, llm, asked)
     outputs = generate_chat(llm, asked, parts, exchange_of(request))
     answer = Answer("chatcmpl", asked.model or model.names[0], asked)
     if asked.stream:
@@ -91,12 +86,36 @@ def check_chat(asked: ChatCompletionRequest) -> None:
     """
     if asked.top_logprobs and not asked.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs=true", param="top_logprobs")
-    if asked.tool_choice not in (None, "none", "auto"):
-        raise not_supported("tool_choice", asked.tool_choice, 'use "auto" or "none"')
-    for index, tool in enumerate(asked.tools or ()):
-        if tool.function.strict:
-            param = f"tools[{index}].function.strict"
-            raise not_supported(param, True, "omit it, and check the arguments")
+    if asked.tool_choice not in (None, "none", "auto") and not asked.tools:
+        raise ApiError(400, "tool_choice needs tools", param="tool_choice")
+
+
+def chat_format(request: Request, llm: AsyncLLM, asked: ChatCompletionRequest) -> AnswerFormat:
+    """
+    Raises:
+        ApiError, InvalidInput: something that cannot be served.
+    """
+    choice = asked.tool_choice
+    tools = [
+        OfferedTool(tool.function.name, tool.function.parameters, tool.function.strict is True)
+        for tool in asked.tools or ()
+        if choice != "none"
+    ]
+    has_one_call = asked.parallel_tool_calls is False
+    if isinstance(choice, dict):
+        function = choice.get("function", choice)
+        if choice.get("type") != "function" or not isinstance(function, dict):
+            raise not_supported("tool_choice", choice, '"none", "auto", "required" or a function')
+        tools, has_one_call = chosen_tool(tools, str(function.get("name"))), True
+    return answer_format(
+        request,
+        llm,
+        asked.chat_template,
+        tools=tools,
+        must_call=choice == "required" or isinstance(choice, dict),
+        has_one_call=has_one_call,
+        constrained=structured_outputs(asked),
+    )
 
 
 def generate_chat(
@@ -108,7 +127,13 @@ def generate_chat(
     """
     max_tokens = asked.max_completion_tokens or asked.max_tokens
     num_logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
-    params = sampling_params(llm, asked, max_tokens=max_tokens, logprobs=num_logprobs)
+    params = sampling_params(
+        llm,
+        asked,
+        max_tokens=max_tokens,
+        logprobs=num_logprobs,
+        constrained=parts.structured_outputs,
+    )
     if parts.shows_special_tokens and asked.skip_special_tokens is None:
         params = dataclasses.replace(params, skip_special_tokens=False)
     continues = bool(asked.continue_final_message)
@@ -128,7 +153,11 @@ def generate_chat(
         chat_template=asked.chat_template,
         add_generation_prompt=asked.add_generation_prompt is not False and not continues,
         continue_final_message=continues,
-        tools=None if asked.tool_choice == "none" else template_tools(asked.tools),
+        tools=(
+            template_tools(asked.tools)
+            if parts.tools_in_prompt and asked.tool_choice != "none"
+            else None
+        ),
         chat_template_kwargs=variables,
         cache_salt=asked.cache_salt,
         **exchange.sent_as(asked.user or asked.safety_identifier, asked.priority),

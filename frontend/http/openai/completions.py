@@ -32,6 +32,7 @@ from frontend.http.openai.generation import (
 from frontend.http.openai.parameters import sampling_params
 from frontend.http.openai.requests import CompletionRequest
 from frontend.http.openai.responses import Completion, CompletionChoice, CompletionLogprobs
+from frontend.http.openai.structured_outputs import structured_outputs
 from frontend.http.operations import operation
 from frontend.http.served_models import ServedModels
 from frontend.input_processor import PromptInput
@@ -98,7 +99,13 @@ def _generate(
     llm: AsyncLLM, asked: CompletionRequest, prompts: list[PromptInput], exchange: Exchange
 ) -> list[AsyncGenerator[RequestOutput, None]]:
     max_tokens = _DEFAULT_MAX_TOKENS if asked.max_tokens is None else max(1, asked.max_tokens)
-    params = sampling_params(llm, asked, max_tokens=max_tokens, logprobs=asked.logprobs)
+    params = sampling_params(
+        llm,
+        asked,
+        max_tokens=max_tokens,
+        logprobs=asked.logprobs,
+        constrained=structured_outputs(asked),
+    )
     if asked.echo and params.prompt_logprobs is None:
         params = dataclasses.replace(params, prompt_logprobs=asked.logprobs)
     return [

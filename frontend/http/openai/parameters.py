@@ -12,6 +12,7 @@ from frontend.sampling_params import (
     RequestOutputKind,
     SamplingParams,
 )
+from frontend.structured_outputs import StructuredOutputsParams
 
 _SAME_NAMES = (
     "n",
@@ -39,12 +40,18 @@ _SAME_NAMES = (
 
 
 def sampling_params(
-    llm: AsyncLLM, request: GenerationRequest, *, max_tokens: int | None, logprobs: int | None
+    llm: AsyncLLM,
+    request: GenerationRequest,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    constrained: StructuredOutputsParams | None,
 ) -> SamplingParams:
     """
     Args:
         max_tokens: None: as many as the model's length leaves.
         logprobs: how many of the likeliest tokens, beside the sampled one.
+        constrained: what the text must be.
 
     Raises:
         ApiError: something that this server does not do.
@@ -62,15 +69,12 @@ def sampling_params(
             if request.repetition_detection is None
             else RepetitionDetectionParams(**msgspec.structs.asdict(request.repetition_detection))
         ),
+        structured_outputs=constrained,
         output_kind=RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY,
     )
 
 
 def _refuse_unsupported(request: GenerationRequest) -> None:
-    if request.response_format is not None and request.response_format.type != "text":
-        raise not_supported(
-            "response_format", request.response_format.type, "use text, and check the answer"
-        )
     if request.best_of not in (None, request.n or 1):
         raise not_supported("best_of", request.best_of, "use n")
     if request.stream and request.prompt_logprobs:

@@ -17,9 +17,38 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     include_obfuscation: Literal[False] | None = None
 
 
-class ResponseFormat(msgspec.Struct, kw_only=True):
+class JsonSchemaFormat(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Always enforced, so `strict` is of no effect, as are name and description."""
+
+    name: str = ""
+    description: str | None = None
+    schema_: dict[str, Any] | None = msgspec.field(name="schema", default=None)
+    """None: any JSON."""
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     type: str
-    json_schema: dict[str, Any] | None = None
+    json_schema: JsonSchemaFormat | None = None
+    schema_: dict[str, Any] | None = msgspec.field(name="schema", default=None)
+    """Of a json_object, as llama.cpp and instructor have it."""
+    structures: list[dict[str, Any]] | None = None
+    """Of vLLM's structural_tag: `begin`, `schema` and `end` of each."""
+    triggers: list[str] | None = None
+
+
+class StructuredOutputsFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """vLLM's `structured_outputs`: exactly one of the first six."""
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: str | dict[str, Any] | None = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
+    whitespace_pattern: str | None = None
 
 
 class RepetitionDetection(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -67,6 +96,14 @@ class GenerationRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
     request_id: str | None = None
     return_token_ids: bool | None = None
     response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputsFields | None = None
+    guided_json: str | dict[str, Any] | None = None
+    """vLLM's older names of the fields of `structured_outputs`."""
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
+    structural_tag: str | dict[str, Any] | None = None
     metadata: dict[str, str] | None = None
     """Of no effect: nothing is stored."""
     store: Literal[False] | None = None

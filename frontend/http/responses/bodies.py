@@ -34,8 +34,14 @@ class FunctionTool(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     strict: bool | None = None
 
 
-class TextFormat(msgspec.Struct, kw_only=True):
-    type: str = "text"
+class TextFormat(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """A schema is always enforced, so `strict` is of no effect, as are name and description."""
+
+    type: str = msgspec.field(default_factory=lambda: "text")
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = msgspec.field(name="schema", default=None)
+    strict: bool | None = None
 
 
 class TextOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -175,7 +181,7 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     store: bool
     temperature: float
     text: TextOptions
-    tool_choice: str
+    tool_choice: str | dict[str, Any]
     tools: list[FunctionTool]
     top_logprobs: int = 0
     top_p: float

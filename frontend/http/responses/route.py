@@ -10,16 +10,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from frontend.async_llm import AsyncLLM
-from frontend.http.answer_parts import AnswerFormat, answer_format
+from frontend.http.answer_parts import AnswerFormat
 from frontend.http.api_errors import ApiError, not_supported
 from frontend.http.event_stream import event, streamed, whole
 from frontend.http.exchange import exchange_of
-from frontend.http.openai.chat import check_chat, generate_chat
+from frontend.http.openai.chat import chat_format, check_chat, generate_chat
 from frontend.http.openai.generation import TokenCounts, finish_reason
 from frontend.http.openai.requests import (
     ChatCompletionRequest,
     ChatMessage,
     FunctionDefinition,
+    JsonSchemaFormat,
+    ResponseFormat,
     Tool,
 )
 from frontend.http.operations import operation
@@ -43,6 +45,7 @@ from frontend.outputs import RequestOutput
 _SAME_NAMES = (
     "temperature", "top_p", "top_k", "seed", "stop", "ignore_eos", "user", "priority",
     "safety_identifier", "cache_salt", "chat_template_kwargs", "tool_choice",
+    "parallel_tool_calls",
 )  # fmt: skip
 _MEDIA_TYPE = "application/json"
 
@@ -58,9 +61,7 @@ async def create_response(request: Request, asked: ResponsesRequest) -> Response
     chat = _chat_request(asked, conversation)
     check_chat(chat)
     model, llm = await models.get(asked.model)
-    calls_tools = bool(asked.tools) and asked.tool_choice != "none"
-    has_one_call = asked.parallel_tool_calls is False
-    parts = answer_format(request, llm, None, has_tools=calls_tools, has_one_call=has_one_call)
+    parts = chat_format(request, llm, chat)
     outputs = generate_chat(llm, chat, parts, exchange_of(request))
     writer = ResponseWriter(_response_object(asked, asked.model or model.names[0], llm))
 
@@ -105,12 +106,9 @@ async def get_response(request: Request) -> Response:
 
 
 def _check(asked: ResponsesRequest) -> None:
-    if asked.text is not None and asked.text.format.type != "text":
-        raise not_supported("text.format", asked.text.format.type, "use text, and check the answer")
-    for index, tool in enumerate(asked.tools or ()):
-        if tool.strict:
-            param = f"tools[{index}].strict"
-            raise not_supported(param, True, "send false, and check the arguments")
+    kind = "text" if asked.text is None else asked.text.format.type
+    if kind not in ("text", "json_object", "json_schema"):
+        raise not_supported("text.format.type", kind, 'use "text", "json_object" or "json_schema"')
 
 
 def _owner(request: Request) -> str | None:
@@ -157,7 +155,10 @@ def _chat_request(
     tools = [
         Tool(
             function=FunctionDefinition(
-                name=tool.name, description=tool.description, parameters=tool.parameters
+                name=tool.name,
+                description=tool.description,
+                parameters=tool.parameters,
+                strict=tool.strict,
             )
         )
         for tool in asked.tools or ()
@@ -169,9 +170,18 @@ def _chat_request(
         stream=True,
         max_completion_tokens=asked.max_output_tokens,
         tools=tools,
+        response_format=_response_format(asked),
         reasoning_effort=None if asked.reasoning is None else asked.reasoning.effort,
         **same,
     )
+
+
+def _response_format(asked: ResponsesRequest) -> ResponseFormat | None:
+    if asked.text is None:
+        return None
+    given = asked.text.format
+    schema = JsonSchemaFormat(name=given.name or "", schema_=given.schema_)
+    return ResponseFormat(type=given.type, json_schema=schema)
 
 
 def _response_object(asked: ResponsesRequest, model: str, llm: AsyncLLM) -> ResponseObject:
@@ -188,7 +198,7 @@ def _response_object(asked: ResponsesRequest, model: str, llm: AsyncLLM) -> Resp
         store=asked.store is not False,
         temperature=defaults.temperature if asked.temperature is None else asked.temperature,
         text=asked.text or TextOptions(),
-        tool_choice="none" if asked.tool_choice == "none" else "auto",
+        tool_choice=asked.tool_choice or "auto",
         tools=asked.tools or [],
         top_p=defaults.top_p if asked.top_p is None else asked.top_p,
         user=asked.user,

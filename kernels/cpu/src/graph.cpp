@@ -59,6 +59,9 @@ const char* run_op(const ec::GraphStep& step, int64_t i) {
         case ec::GraphOpKind::scale:
             for (int64_t i = 0; i < num_tokens * c.size; ++i) c.out[i] *= c.number;
             return nullptr;
+        case ec::GraphOpKind::lora:
+            return ec_lora(static_cast<const ec::LoraStack*>(c.operand), c.subject, c.stride,
+                           num_tokens, c.out, c.out_stride);
     }
     return ec::refuse("operation %ld is not known", c.kind);
 }

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "linear.h"
+#include "lora.h"
 #include "rope.h"
 
 // What attention must know of a step. Mirrored by `AttentionGeometry` in kernels/cpu/attention.py.
@@ -31,6 +32,7 @@ enum class GraphOpKind : int64_t {
     gelu_tanh = 7,
     scale = 8,  // out *= number
     embedding_packed = 9,  // out = rows of operand (a LinearWeight) at the step's token ids
+    lora = 10,  // out += the adapters' part of subject; operand: LoraStack
 };
 
 // Mirrored by `GraphOp` in kernels/cpu/graph_capture.py. Strides are floats from a token's row of

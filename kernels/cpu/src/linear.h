@@ -118,8 +118,10 @@ struct Results {
     // Written past the caches: more than they hold, each line once and whole. Rows of logits lie a
     // multiple of 4 KiB apart, so those of a tile would drive each other out as well.
     bool streams = false;
+    // Added to what is there, instead of written over it; of f32 only.
+    bool adds = false;
 
-    Results from_row(int64_t row) const { return {at + row * stride, stride, streams}; }
+    Results from_row(int64_t row) const { return {at + row * stride, stride, streams, adds}; }
 };
 
 // Weights that a thread will probably read next. They are fetched into its second cache while it

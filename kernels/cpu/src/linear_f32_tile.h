@@ -40,7 +40,7 @@ inline __attribute__((always_inline)) void tile(const float* x, int64_t x_stride
             for (int v = 0; v < vectors; ++v) sums[(r * PANELS + p) * vectors + v] = acc[r][p][v];
 }
 
-// One tile's chain, added to what `out` holds, or to the bias if it is the first.
+// One tile's chain, added to what `out` holds, or to the bias if it is the first and starts anew.
 template <int ROWS, int PANELS>
 __attribute__((noinline)) void add_chain(const LinearWeight& weight, const float* x,
                                          int64_t x_stride, const Results& out, int64_t panel,
@@ -68,7 +68,7 @@ __attribute__((noinline)) void add_chain(const LinearWeight& weight, const float
                 const vf sum = sums[(r * PANELS + p) * vectors + v];
                 const int64_t at = v * W;
                 vf total = sum;
-                if (k != 0) {
+                if (k != 0 || out.adds) {
                     total = load(held + at) + sum;
                 } else if (weight.bias != nullptr) {
                     total = load(weight.bias + n + at) + sum;

@@ -143,6 +143,27 @@ EC_EXPORT const char* ec_best_of_rows(const float* logits, int64_t stride, int64
     return nullptr;
 }
 
+// Tokens without a bit in the mask become impossible: of rows index[m] of logits [., size], rows
+// `stride` floats apart, none twice; masks [num_masks, ceil(size / 32)].
+EC_EXPORT const char* ec_mask_rows(float* logits, int64_t stride, int64_t size, int64_t num_masks,
+                                   const int64_t* index, const uint32_t* masks) {
+    using namespace ec;
+    const int64_t num_words = (size + 31) / 32;
+    parallel(num_masks, [&](int64_t m, int) {
+        float* row = logits + index[m] * stride;
+        const uint32_t* mask = masks + m * num_words;
+        for (int64_t w = 0; w < num_words; ++w) {
+            const uint32_t word = mask[w];
+            if (word == 0xFFFFFFFFu) continue;
+            const int64_t count = std::min<int64_t>(32, size - 32 * w);
+            for (int64_t bit = 0; bit < count; ++bit) {
+                if (!((word >> bit) & 1u)) row[32 * w + bit] = no_limit;
+            }
+        }
+    });
+    return nullptr;
+}
+
 EC_EXPORT const char* ec_penalise(float* logits, const uint8_t* in_prompt, const float* counts,
                                   int64_t size, float repetition, float presence,
                                   float frequency) {

@@ -12,6 +12,7 @@ import pytest
 
 from engine_core.cli import app
 from engine_core.errors import ConfigurationError
+from engine_core.options.adapters import AdapterOptions
 from engine_core.options.checks import check_device, check_options
 from engine_core.options.engine import EngineOptions
 from engine_core.options.scheduling import SchedulingOptions
@@ -223,8 +224,8 @@ def test_nothing_given_is_fair_between_clients_without_limits():
 def test_every_option_has_a_help_text_and_a_group():
     arguments = app.assemble_argument_collection(parse_docstring=True)
     options = [each for each in arguments if not each.children]
-    kinds = (EngineOptions, SchedulingOptions, SecurityOptions)
-    assert len(options) >= sum(len(dataclasses.fields(kind)) for kind in kinds) - 2
+    kinds = (EngineOptions, AdapterOptions, SchedulingOptions, SecurityOptions)
+    assert len(options) >= sum(len(dataclasses.fields(kind)) for kind in kinds) - 3
     for option in options:
         assert option.parameter.help, option.name
         assert option.parameter.group, option.name
@@ -240,10 +241,10 @@ def test_help_shows_the_dozen_common_options_and_help_all_every_one(capsys):
     common, everything = shown(capsys, "--help"), shown(capsys, "--help-all")
     names = [
         f"--{field.name.replace('_', '-')}"
-        for options in (EngineOptions, SchedulingOptions, SecurityOptions)
+        for options in (EngineOptions, AdapterOptions, SchedulingOptions, SecurityOptions)
         for field in dataclasses.fields(options)
-        if field.name
-        not in ("scheduling", "security", "long_prefill_token_threshold")  # broken over a line
+        if field.name  # the last one is broken over a line
+        not in ("adapters", "scheduling", "security", "long_prefill_token_threshold")
     ]
     assert len([name for name in names if f" {name} " in common]) == 12
     assert not [name for name in names if name not in everything]

@@ -70,3 +70,95 @@ def test_adapters_never_share_keys_and_values():
     assert found == {"same": 36, "other": 0, "none": 0}
     info = scenario.scheduler.explain("other")
     assert info.cache_lookup.ended == "other salt or adapter"
+
+
+def loading(*requests, slots=1, **options):
+    return Scenario(*requests, max_num_adapters=slots, loads_adapters=True, **options)
+
+
+def test_a_request_waits_until_its_adapter_is_loaded_and_holds_up_no_other():
+    """Proves S206, S208."""
+    scenario = loading(with_adapter("a", "x"), with_adapter("plain", None), with_adapter("b", "y"))
+    assert new_ids(scenario.step()) == ["plain"]
+    scheduler = scenario.scheduler
+    assert scheduler.explain("a").waits_for == "adapter loading"
+    assert scheduler.explain("b").waits_for == "adapters"
+    assert scheduler.take_adapters_to_load() == [("x", 0)]
+    assert "a" not in scenario.step().num_scheduled_tokens
+    assert scheduler.take_adapters_to_load() == []
+    scheduler.on_adapter_loaded("x")
+    assert new_ids(scenario.step()) == ["a"]
+    scheduler.check()
+
+
+def test_the_adapter_used_longest_ago_gives_its_slot_and_those_in_use_keep_theirs():
+    """Proves S206, S207."""
+    scenario = loading(slots=2)
+    scheduler = scenario.scheduler
+    for name, adapter in (("a", "x"), ("b", "y"), ("c", "x")):
+        scenario.add(with_adapter(name, adapter, max_tokens=2))
+        scenario.step()
+        for key, _ in scheduler.take_adapters_to_load():
+            scheduler.on_adapter_loaded(key)
+        scenario.step()
+        scenario.step()
+    scenario.add(with_adapter("d", "z", max_tokens=9))
+    scenario.step()
+    assert scheduler.take_adapters_to_load() == [("z", 1)]  # y's: x was used after it
+    scheduler.on_adapter_loaded("z")
+    scenario.step()
+    scenario.add(with_adapter("e", "w"), with_adapter("f", "v"))
+    scenario.step()
+    assert scheduler.take_adapters_to_load() == [("w", 0)]  # z runs
+    assert scheduler.explain("f").waits_for == "adapters"
+    scheduler.check()
+
+
+def test_an_adapter_that_nobody_asked_for_gets_a_free_slot_and_none_that_is_in_use():
+    scenario = loading(with_adapter("a", "x"))
+    scheduler = scenario.scheduler
+    scenario.step()
+    assert scheduler.reserve_adapter_slot("y") is None  # x is being loaded
+    assert scheduler.drop_adapter("x") == 0
+    assert scheduler.take_adapters_to_load() == []
+    assert scheduler.reserve_adapter_slot("y") == 0
+    assert scheduler.adapter_slot("y") == 0
+    assert scheduler.requests_with_adapter("x") == ["a"]
+    scheduler.on_adapter_loaded("y")
+    scenario.step()
+    assert scheduler.take_adapters_to_load() == [("x", 0)]  # y is not in use
+
+
+def test_a_crowd_for_one_adapter_does_not_starve_another():
+    """Proves S208: those that come later pass the waiting one 32 times, then none does."""
+    scenario = Scenario(with_adapter("first", "x", max_tokens=3), max_num_adapters=1)
+    scenario.step()
+    scenario.add(with_adapter("other", "y", max_tokens=2))
+    started = []
+    for number in range(60):
+        scenario.add(with_adapter(f"crowd {number}", "x", max_tokens=3))
+        started += new_ids(scenario.step())
+        if "other" in started:
+            break
+    assert started[-1] == "other" and 30 <= len(started) <= 34
+    scenario.add(with_adapter("plain", None))
+    assert "plain" in new_ids(scenario.step())
+
+
+def test_a_crowd_that_waits_for_an_adapter_holds_up_no_request_without_one():
+    crowd = [with_adapter(f"b{number}", "y") for number in range(200)]
+    scenario = Scenario(with_adapter("a", "x"), *crowd, max_num_adapters=1)
+    scenario.step()
+    scenario.add(with_adapter("plain", None))
+    assert new_ids(scenario.step()) == ["plain"]
+
+
+def test_new_weights_and_sleep_empty_every_slot():
+    scenario = loading(with_adapter("a", "x"))
+    scheduler = scenario.scheduler
+    scenario.step()
+    [(key, slot)] = scheduler.take_adapters_to_load()
+    scheduler.use_weights("others", 1)
+    assert scheduler.adapter_slot(key) is None
+    scenario.step()
+    assert scheduler.take_adapters_to_load() == [(key, slot)]

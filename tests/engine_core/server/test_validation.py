@@ -79,7 +79,7 @@ def test_a_good_request_passes():
         (replaced(timeout_s=0.0), ErrorCode.INVALID_REQUEST, "timeout_s is 0.0, it must be a fin"),
         (replaced(timeout_s=float("nan")), ErrorCode.INVALID_REQUEST, "timeout_s is nan"),
         (replaced(request_id="a#1"), ErrorCode.INVALID_REQUEST, "not end with # and a number"),
-        (replaced(adapter="lora"), ErrorCode.NOT_SUPPORTED, "adapter"),
+        (replaced(adapter="x" * 300), ErrorCode.INVALID_REQUEST, "adapter has 300"),
         (
             replaced(priority=1),
             ErrorCode.NOT_SUPPORTED,

@@ -143,19 +143,15 @@ def test_a_conversation_with_calls_and_results_reaches_the_template(serve_text):
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
-        ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice", "required"),
+        ({"tool_choice": "required"}, "tool_choice", "needs tools"),
         (
             {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "f"}}},
             "tool_choice",
-            "not supported",
+            "the tools are get_weather",
         ),
+        ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools"}}, "tool_choice", "required"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type", "web_search"),
         ({"tools": [{"type": "custom", "function": {"name": "f"}}]}, "tools[0].type", "custom"),
-        (
-            {"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]},
-            "tools[0].function.strict",
-            "not supported",
-        ),
         ({"tools": TOOLS}, "tools", "--tool-call-parser"),
         ({"tools": TOOLS, "chat_template": "{{ messages }}"}, "tools", "does not use tools"),
         ({"reasoning_effort": "high"}, "reasoning_effort", "does not use it"),

@@ -250,6 +250,26 @@ def test_a_head_without_end_is_refused(engine):
     assert answer.startswith(b"HTTP/1.1 431") or answer == b""  # or the reset came first
 
 
+def test_a_large_head_that_comes_at_once_is_refused(engine):
+    with serving(engine.address) as url:
+        head = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nx-y: " + b"z" * 66_000
+        answer = raw(url, head + b"\r\n\r\n", b"")
+        assert answer.startswith(b"HTTP/1.1 431") or answer == b""  # or the reset came first
+        assert complete(url).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_in_http_1_0_ends_with_its_connection(engine, stream):
+    body = json.dumps({"prompt": "Hello", "max_tokens": 3, "stream": stream}).encode()
+    head = b"POST /v1/completions HTTP/1.0\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
+    with serving(engine.address) as url:
+        answer = raw(url, head % len(body), body)
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"chunked" not in head.lower()
+    assert body.startswith(b"data: {" if stream else b"{")
+    assert body.endswith(b"data: [DONE]\n\n" if stream else b"}")
+
+
 def test_what_is_no_http_ends_only_its_connection(engine):
     with serving(engine.address) as url:
         assert raw(url, b"\x16\x03\x01 hello\r\n\r\n").startswith(b"HTTP/1.1 400")

@@ -12,6 +12,8 @@ import pytest
 from fake_engine import wait_until
 from http_server import serving_models
 
+from frontend.cli.http import http
+from frontend.cli.options import UsageError
 from frontend.errors import InvalidInput
 from frontend.http.on_demand import model as on_demand
 from frontend.http.on_demand import while_starting
@@ -88,6 +90,18 @@ def test_looking_starts_nothing_and_the_answers_are_true(serve):
         assert "small is stopped; a request starts it" in refused.text
     assert server.complete("unknown").status_code == 404
     assert server.pids("small") == server.pids("other") == []
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--max-num-seqs", "0"], "max_num_seqs is 0"),
+        (["--max-num-seqz", "4"], "Unknown option"),
+    ],
+)
+def test_wrong_options_of_daemons_are_refused_before_any_is_started(options, words):
+    with pytest.raises(UsageError, match=words):
+        http(*options, model=["small"])
 
 
 def test_all_who_ask_first_get_one_daemon_and_the_next_ones_the_same(serve):

@@ -25,6 +25,7 @@ from kernels.triton import (
     kv_cache,
     logits_processors,
     logprobs,
+    lora,
     moe_linear,
     moe_routing,
     norm,
@@ -89,6 +90,7 @@ def variants() -> list[KernelVariant]:
         dense_products,
         float8_rows,
         reported_logprobs,
+        adapters_beside_products,
         expert_products,
         expert_routing,
         norms,
@@ -355,6 +357,34 @@ def float8_rows() -> Iterator[KernelVariant]:
             kernel=fp8_linear._quantise_rows_kernel,
             arguments={"x_ptr": dtype, "q_ptr": FP8, "scale_ptr": FP32, "x_stride": width},
             constants=fp8_linear._constants(width),
+        )
+
+
+def adapters_beside_products() -> Iterator[KernelVariant]:
+    """Projections of models in use, fused and not, small and large ranks."""
+    tile = {"BLOCK_T": lora._BLOCK_T, "BLOCK_R": lora._BLOCK_R}
+    for N, E, parts, rank, dtype in (
+        (6144, 4096, 3, 16, BF16),
+        (28672, 4096, 2, 64, BF16),
+        (4096, 14336, 1, 256, BF16),
+        (1152, 896, 3, 16, FP16),
+        (576, 1536, 1, 16, FP32),
+    ):
+        constants = {"PARTS": parts, "RANK": rank, **tile}
+        words = _pointers(INT32, "ranks tiles")
+        yield KernelVariant(
+            name=f"shrink E={E} parts={parts} rank={rank} {dtype}",
+            kernel=lora.lora_shrink_kernel,
+            arguments=_pointers(dtype, "x a") | {"hidden_ptr": FP32, "x_stride_t": E} | words,
+            constants=constants | {"E": E, "BLOCK_E": lora._BLOCK_E},
+        )
+        yield KernelVariant(
+            name=f"expand N={N} parts={parts} rank={rank} {dtype}",
+            kernel=lora.lora_expand_kernel,
+            arguments=_pointers(dtype, "b out")
+            | {"hidden_ptr": FP32, "blocks_ptr": INT32, "out_stride_t": N}
+            | words,
+            constants=constants | {"N": N, "BLOCK_N": lora._BLOCK_N},
         )
 
 

@@ -1,0 +1,135 @@
+"""An adapter's weights, from a PEFT folder or a GGUF file, checked against the model's products."""
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from engine_core.adapters.errors import AdapterError
+from engine_core.adapters.gguf_file import read_gguf_adapter
+from engine_core.adapters.peft_folder import CONFIG, WEIGHTS, read_peft_adapter
+from engine_core.layers.linear import FusedLinear
+from engine_core.model_files import ModelFilesError
+from kernels.interface.lora import LoRAPart
+
+_READ_BYTES = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Target:
+    """A projection that an adapter may change: `part` of the model's product `linear`."""
+
+    linear: int
+    part: int
+    num_inputs: int
+    num_outputs: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AdapterTargets:
+    """What adapters of one model may change. `by_name`: checkpoint prefixes, such as
+    "model.layers.0.self_attn.q_proj"."""
+
+    by_name: Mapping[str, Target]
+    num_query_heads: int
+    num_kv_heads: int
+    has_experts: bool
+
+    @classmethod
+    def of_linears(
+        cls,
+        linears: Sequence[FusedLinear],
+        *,
+        num_query_heads: int,
+        num_kv_heads: int,
+        has_experts: bool,
+    ) -> "AdapterTargets":
+        by_name = {
+            name: Target(index, part, linear.num_inputs, size)
+            for index, linear in enumerate(linears)
+            for part, (name, size) in enumerate(linear.parts)
+        }
+        return cls(by_name, num_query_heads, num_kv_heads, has_experts)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Adapter:
+    """`fingerprint`: of all that its results depend on. `parts`: by product and part of it."""
+
+    fingerprint: str
+    rank: int
+    parts: Mapping[int, Mapping[int, LoRAPart]]
+
+
+def read_adapter(path: Path, targets: AdapterTargets, *, max_rank: int | None) -> Adapter:
+    """`path`: a folder as PEFT saves it, or a .gguf file. `max_rank` None: any.
+    Raises AdapterError: it is not there, broken, of a kind that is not applied, or of another
+    model."""
+    try:
+        if path.is_dir():
+            files = [path / CONFIG, path / WEIGHTS]
+            found = read_peft_adapter(path)
+        elif path.is_file():
+            files = [path]
+            found = read_gguf_adapter(path, targets)
+        else:
+            raise AdapterError(
+                f"there is no adapter at {path}; name a folder with {CONFIG} and {WEIGHTS}, or a "
+                ".gguf file"
+            )
+        fingerprint = _hash_files(files)
+    except ModelFilesError as error:
+        raise AdapterError(str(error)) from error
+    except OSError as error:
+        raise AdapterError(f"{path} cannot be read: {error.strerror}; check it") from error
+    parts: dict[int, dict[int, LoRAPart]] = {}
+    for name, part in found.items():
+        target = targets.by_name.get(name)
+        if target is None:
+            raise AdapterError(_unknown(path, name, targets))
+        _check_part(path, name, part, target, max_rank)
+        parts.setdefault(target.linear, {})[target.part] = part
+    rank = max(part.rank for part in found.values())
+    return Adapter(fingerprint, rank, parts)
+
+
+def _unknown(path: Path, name: str, targets: AdapterTargets) -> str:
+    if targets.has_experts and ".experts" in name:
+        why = "experts take no adapters in this engine; train it on other layers"
+    elif name.endswith(("embed_tokens", "lm_head")):
+        why = "embeddings and the output layer take no adapters; train it on other layers"
+    else:
+        why = "the model has no such layer; use an adapter that was made for this model"
+    return f"{path} changes {name}: {why}"
+
+
+def _check_part(
+    path: Path, name: str, part: LoRAPart, target: Target, max_rank: int | None
+) -> None:
+    a, b = tuple(part.a_RE.shape), tuple(part.b_NR.shape)
+    needed = (target.num_outputs, target.num_inputs)
+    if len(a) != 2 or len(b) != 2 or a[0] != b[1] or (b[0], a[1]) != needed:
+        raise AdapterError(
+            f"{path}: A is {list(a)} and B is {list(b)} for {name}, which has {needed[1]} inputs "
+            f"and {needed[0]} outputs; use an adapter that was made for this model"
+        )
+    if max_rank is not None and part.rank > max_rank:
+        raise AdapterError(
+            f"{path} has rank {part.rank} for {name}, the limit is {max_rank}; start the engine "
+            "with a larger --max-lora-rank"
+        )
+    if not bool(torch.isfinite(part.a_RE).all() and torch.isfinite(part.b_NR).all()):
+        raise AdapterError(f"{path}: weights for {name} are not finite; train or copy it again")
+
+
+def _hash_files(files: Sequence[Path]) -> str:
+    """Of all bytes: adapters are small, and one that was trained on differs in few places."""
+    digest = hashlib.blake2b(digest_size=16)
+    for file in files:
+        digest.update(f"{file.stat().st_size};".encode())
+        with file.open("rb") as stream:
+            while piece := stream.read(_READ_BYTES):
+                digest.update(piece)
+    return digest.hexdigest()

@@ -1,0 +1,5 @@
+"""What is wrong with an adapter."""
+
+
+class AdapterError(Exception):
+    """An adapter cannot be served; the text names the file, the value and the next action."""

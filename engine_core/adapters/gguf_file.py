@@ -1,0 +1,103 @@
+"""Adapters as llama.cpp's convert_lora_to_gguf.py writes them.
+
+Source: https://github.com/ggml-org/llama.cpp (src/llama-adapter.cpp)."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from engine_core.adapters.errors import AdapterError
+from engine_core.model_files.gguf.header import GgufHeader, GgufTensor, read_gguf_header
+from engine_core.model_files.gguf.tensor_names import FAMILIES, hf_tensor, undo
+from kernels.interface.lora import LoRAPart
+
+_NAME = re.compile(r"(.+\.weight)\.lora_(a|b)")
+
+
+class DecoderShape(Protocol):
+    """What the converter's changes depend on."""
+
+    @property
+    def num_query_heads(self) -> int: ...
+
+    @property
+    def num_kv_heads(self) -> int: ...
+
+    @property
+    def has_experts(self) -> bool: ...
+
+
+def read_gguf_adapter(file: Path, shape: DecoderShape) -> dict[str, LoRAPart]:
+    """By the model's name of the projection.
+    Raises AdapterError, ModelFilesError: it is no LoRA adapter, incomplete, or asks for what is not
+    applied."""
+    header = read_gguf_header(file)
+    family, alpha = _check_metadata(header, shape)
+    config = {
+        "num_attention_heads": shape.num_query_heads,
+        "num_key_value_heads": shape.num_kv_heads,
+    }
+    halves: dict[str, dict[str, torch.Tensor]] = {}
+    for name, tensor in _tensors(header):
+        match = _NAME.fullmatch(name)
+        found = None if match is None else hf_tensor(family, match[1])
+        if match is None or found is None or found.is_stack:
+            raise AdapterError(
+                f"{file} holds {name!r}, which is not applied: only lora_a and lora_b of linear "
+                f"layers of {family} are; train it on other layers"
+            )
+        if match[2] == "b" and tensor.dim() == 2:
+            tensor = undo(found.change, tensor, config)
+        halves.setdefault(found.name.removesuffix(".weight"), {})[match[2]] = tensor
+    if not halves:
+        raise AdapterError(f"{file} holds no weights; convert the adapter again")
+    parts = {}
+    for name, pair in halves.items():
+        if len(pair) < 2:
+            there = next(iter(pair))
+            raise AdapterError(f"{file} has only lora_{there} of {name}; convert it again")
+        rank = pair["b"].shape[-1]
+        parts[name] = LoRAPart(pair["a"], pair["b"] * (alpha / rank if alpha else 1.0))
+    return parts
+
+
+def _check_metadata(header: GgufHeader, shape: DecoderShape) -> tuple[str, float]:
+    """The family whose names it has, and alpha."""
+    file, metadata = header.file, header.metadata
+    kind = metadata.get("general.type"), metadata.get("adapter.type")
+    if kind != ("adapter", "lora"):
+        raise AdapterError(
+            f"{file} is of type {kind[0]!r} and adapter type {kind[1]!r}, not a LoRA adapter; "
+            "convert one with llama.cpp's convert_lora_to_gguf.py"
+        )
+    if metadata.get("adapter.alora.invocation_tokens"):
+        raise AdapterError(f"{file} is an activated LoRA, which is not applied; use a plain one")
+    family = metadata.get("general.architecture")
+    family = "mixtral" if family == "llama" and shape.has_experts else family
+    if family not in FAMILIES:
+        raise AdapterError(
+            f"{file} is for architecture {family!r}, known are {', '.join(sorted(FAMILIES))}"
+        )
+    alpha = metadata.get("adapter.lora.alpha")
+    if not isinstance(alpha, float):
+        raise AdapterError(f"{file} has adapter.lora.alpha {alpha!r}, not a number; convert again")
+    return family, alpha
+
+
+def _tensors(header: GgufHeader) -> Iterator[tuple[str, torch.Tensor]]:
+    data = np.memmap(header.file, np.uint8, mode="r")
+    for tensor in header.tensors:
+        yield tensor.name, _floats(tensor, data)
+
+
+def _floats(tensor: GgufTensor, data: np.ndarray) -> torch.Tensor:
+    import gguf
+
+    raw = np.asarray(data[tensor.start_bytes : tensor.start_bytes + tensor.num_bytes])
+    rows = raw.reshape(*tensor.shape[:-1], -1)
+    values = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType(tensor.quant_type.value))
+    return torch.from_numpy(np.array(values, np.float32)).reshape(tensor.shape)

@@ -1,0 +1,57 @@
+"""Structured output as the scheduler sees it: requests that are refused late, and masks of tokens
+for each step. What a grammar is, only `engine_core/structured_output/` knows."""
+
+import dataclasses
+from collections.abc import Sequence as AnySequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from engine_core.scheduler.request import Request, Sequence
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ConstrainedSequence:
+    """A sequence of the plan whose next tokens follow a grammar: the one behind its tokens, and one
+    behind each of its drafts. `place`: in the batch."""
+
+    place: int
+    sequence: Sequence
+    drafts: AnySequence[int]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MaskRows:
+    """M rows: for each the tokens that may be chosen.
+
+    Attributes:
+        place_M: the sequence's place in the batch.
+        offset_M: how many of its drafts stand before the choice.
+        bits_MW: int32, bit t % 32 of word t // 32 for each token t that is possible; bits beyond
+            the vocabulary mean nothing.
+    """
+
+    place_M: npt.NDArray[np.int64]
+    offset_M: npt.NDArray[np.int64]
+    bits_MW: npt.NDArray[np.int32]
+
+
+class TokenMasks(Protocol):
+    """Of one step; made while it is computed."""
+
+    def wait(self) -> MaskRows:
+        """As soon as they are there. Every call gives the same."""
+
+    def failures(self) -> dict[str, str]:
+        """By sequence, why it has no mask and cannot go on; after `wait`."""
+
+
+class Constraints(Protocol):
+    """What makes masks. All calls come from the loop's thread."""
+
+    def take_refused(self) -> AnySequence[tuple[Request, str]]:
+        """Requests whose grammars cannot be used, and why, since the last call."""
+
+    def begin_masks(self, constrained: AnySequence[ConstrainedSequence]) -> TokenMasks:
+        """Start to make the masks of a step. The sequences have their tokens as they are now."""

@@ -1,0 +1,67 @@
+"""Room for adapters beside the model, and the adapters that the operator named."""
+
+from pathlib import Path
+
+from engine_core.adapters.adapter import read_adapter
+from engine_core.adapters.errors import AdapterError
+from engine_core.adapters.host import Adapters
+from engine_core.adapters.pool import AdapterPool, targets_of
+from engine_core.errors import ConfigurationError, StartupError
+from engine_core.models.decoder import Decoder
+from engine_core.options.adapters import AdapterOptions
+from engine_core.scheduler import SchedulerInterface
+from engine_core.startup.model import LoadedModel
+
+
+def make_adapter_pool(
+    options: AdapterOptions, loaded: LoadedModel, max_num_tokens: int
+) -> AdapterPool | None:
+    """None unless adapters are asked for.
+    Raises StartupError: one of them cannot be served with this model."""
+    if not options.is_enabled:
+        return None
+    model = loaded.model
+    if not isinstance(model, Decoder):
+        raise ConfigurationError(
+            f"adapters need our own model code, and {loaded.architecture} runs through "
+            "transformers'; omit --adapter, --enable-lora, --max-loras and --adapter-dir"
+        )
+    if loaded.ops.device.type != "cpu":
+        raise ConfigurationError(
+            "adapters are served on a CPU so far; omit --adapter, --enable-lora, --max-loras and "
+            "--adapter-dir, or run with --device cpu"
+        )
+    targets, largest = targets_of(model), 0
+    if options.max_lora_rank is None:
+        for name, path in options.by_name().items():
+            try:
+                largest = max(largest, read_adapter(path, targets, max_rank=None).rank)
+            except AdapterError as error:
+                raise StartupError(f"--adapter {name}: {error}") from error
+    return AdapterPool(
+        model,
+        loaded.ops,
+        num_slots=options.num_slots,
+        max_rank=options.rank_for(largest),
+        max_num_tokens=max_num_tokens,
+        dtype=loaded.dtype,
+    )
+
+
+def open_adapters(
+    options: AdapterOptions, pool: AdapterPool | None, scheduler: SchedulerInterface, base: str
+) -> Adapters | None:
+    """Those that the operator named, read and placed while there are slots.
+    Raises StartupError: as `make_adapter_pool`, or no such folder to load others from."""
+    if pool is None:
+        return None
+    folder: Path | None = options.adapter_dir
+    if folder is not None and not folder.is_dir():
+        raise ConfigurationError(f"--adapter-dir: there is no folder {folder}; make it first")
+    adapters = Adapters(pool, scheduler, base=base, folder=folder)
+    for name, path in options.by_name().items():
+        try:
+            adapters.add(name, path)
+        except AdapterError as error:
+            raise StartupError(f"--adapter {name}: {error}") from error
+    return adapters

@@ -1,0 +1,229 @@
+"""Grammars of requests: compiled once by content on threads beside the loop, kept in an LRU cache.
+A request waits for its grammar; the step never does."""
+
+import dataclasses
+import logging
+import os
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from engine_core.errors import RequestRefused
+from engine_core.observers import FinishedStep, StepObserver
+from engine_core.scheduler import Request, SchedulerOutput
+from engine_core.scheduler.constraints import ConstrainedSequence
+from engine_core.structured_output.masks import MaskFiller, StepMasks
+from protocol.errors import ErrorCode
+from protocol.structured_output import StructuredOutput
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+logger = logging.getLogger(__name__)
+
+_MAX_CACHED = 256
+_MAX_CACHED_CHARS = 8 << 20
+_MAX_COMPILING = 2
+_MAX_COMPILE_S = 30.0
+_MAX_ABANDONED = 4
+_MAX_QUEUED_BY_CLIENT = 64
+_IDLE_WAIT_S = 0.02
+_NICENESS = 10
+"""Threads that compile leave the processor to the step."""
+
+
+class Compiler(Protocol):
+    def compile(self, asked: StructuredOutput) -> "LLMatcher":
+        """Raises Exception: it cannot be used; the text is for the user."""
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class CachedGrammar:
+    """One content. `matcher` or `failure` is there when it has been compiled."""
+
+    asked: StructuredOutput
+    matcher: "LLMatcher | None" = None
+    failure: str | None = None
+    requests: list[Request] = dataclasses.field(default_factory=list)
+    """Those that wait for it."""
+    started_s: float | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        return self.matcher is not None
+
+    @property
+    def is_done(self) -> bool:
+        return self.matcher is not None or self.failure is not None
+
+
+class StructuredOutputs(StepObserver):
+    """See `Constraints`. All but `_compile` and `_start` is called on the loop's thread.
+
+    Args:
+        make_compiler: called once, on a thread, at once: it may take a second.
+        vocab_size: length of a row of logits.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        make_compiler: Callable[[], Compiler],
+        *,
+        vocab_size: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
+        self._masks = MaskFiller(vocab_size)
+        self._grammars: OrderedDict[StructuredOutput, CachedGrammar] = OrderedDict()
+        self._queues: OrderedDict[int, deque[CachedGrammar]] = OrderedDict()
+        """To be compiled, by client: each in turn."""
+        self._at_hand: list[CachedGrammar] = []
+        self._num_abandoned = 0
+        self._refused: list[tuple[Request, str]] = []
+        self._done: deque[tuple[CachedGrammar, LLMatcher | str]] = deque()
+        self._has_news = threading.Event()
+        self._compiler: Compiler | str | None = None
+        """Or why there is none."""
+        self._has_compiler = threading.Event()
+        threading.Thread(target=self._start, args=(make_compiler,), daemon=True).start()
+
+    # ------------------------------------------------------------------ requests
+
+    def admit(self, request: Request) -> None:
+        """Give the request its grammar, if it asks for one.
+        Raises RequestRefused: it is known to be unusable, or too many wait to be compiled."""
+        asked = request.sampling_params.structured_output
+        if asked is None:
+            return
+        self._take_news()
+        grammar = self._grammars.get(asked)
+        if grammar is None:
+            grammar = self._enqueue(asked, request.client_index)
+        self._grammars.move_to_end(asked)
+        if grammar.failure is not None:
+            raise RequestRefused(ErrorCode.INVALID_REQUEST, grammar.failure)
+        request.grammar = grammar
+        if not grammar.is_ready:
+            grammar.requests.append(request)
+
+    def take_refused(self) -> Sequence[tuple[Request, str]]:
+        self._take_news()
+        refused, self._refused = self._refused, []
+        return refused
+
+    def begin_masks(self, constrained: Sequence[ConstrainedSequence]) -> StepMasks:
+        found = []
+        for each in constrained:
+            grammar = each.sequence.request.grammar
+            assert isinstance(grammar, CachedGrammar)
+            assert grammar.matcher is not None, "it was to wait"
+            found.append((each, grammar.matcher))
+        return self._masks.begin(found)
+
+    # ------------------------------------------------------------------ between steps
+
+    def on_plan(self, plan: SchedulerOutput, now_s: float) -> None:
+        self._masks.drop(plan.finished_req_ids)
+
+    def on_step(self, step: FinishedStep) -> None:
+        """A step without tokens may wait for a grammar."""
+        if self._at_hand and not step.plan.total_num_scheduled_tokens:
+            self._has_news.wait(_IDLE_WAIT_S)
+        self._take_news()
+
+    def _enqueue(self, asked: StructuredOutput, client_index: int) -> CachedGrammar:
+        waiting = self._queues.setdefault(client_index, deque())
+        if len(waiting) >= _MAX_QUEUED_BY_CLIENT or self._num_abandoned >= _MAX_ABANDONED:
+            raise RequestRefused(
+                ErrorCode.QUEUE_FULL,
+                f"{len(waiting)} structured outputs of this client wait to be compiled and "
+                f"{self._num_abandoned} take longer than {_MAX_COMPILE_S:g} s; try again later",
+            )
+        grammar = self._grammars[asked] = CachedGrammar(asked)
+        waiting.append(grammar)
+        self._start_next()
+        return grammar
+
+    def _start_next(self) -> None:
+        while self._queues and len(self._at_hand) < _MAX_COMPILING:
+            client_index, waiting = self._queues.popitem(last=False)
+            if not waiting:
+                continue
+            grammar = waiting.popleft()
+            self._queues[client_index] = waiting
+            self._at_hand.append(grammar)
+            threading.Thread(
+                target=self._compile, args=(grammar,), name="grammar", daemon=True
+            ).start()
+
+    def _take_news(self) -> None:
+        """What the threads have done, and what takes them too long."""
+        if not self._at_hand and not self._done:
+            return
+        self._has_news.clear()
+        while self._done:
+            grammar, result = self._done.popleft()
+            if grammar in self._at_hand:
+                self._at_hand.remove(grammar)
+                self._end(grammar, result)
+            else:
+                self._num_abandoned -= 1
+        for grammar in [*self._at_hand]:
+            started_s = grammar.started_s
+            if started_s is not None and self._clock() - started_s > _MAX_COMPILE_S:
+                self._at_hand.remove(grammar)
+                self._num_abandoned += 1
+                self._end(
+                    grammar,
+                    f"structured_outputs.{grammar.asked.kind.value} cannot be used: to compile it "
+                    f"takes longer than {_MAX_COMPILE_S:g} s; simplify it",
+                )
+        self._start_next()
+
+    def _end(self, grammar: CachedGrammar, result: "LLMatcher | str") -> None:
+        if isinstance(result, str):
+            grammar.failure = result
+            self._refused += [(request, result) for request in grammar.requests]
+        else:
+            grammar.matcher = result
+        grammar.requests.clear()
+        self._evict()
+
+    def _evict(self) -> None:
+        """Requests keep the grammars that they have."""
+        num_chars = sum(len(asked.text) for asked in self._grammars)
+        for asked in [*self._grammars]:
+            if len(self._grammars) <= _MAX_CACHED and num_chars <= _MAX_CACHED_CHARS:
+                return
+            if self._grammars[asked].is_done:
+                del self._grammars[asked]
+                num_chars -= len(asked.text)
+
+    # ------------------------------------------------------------------ on other threads
+
+    def _start(self, make_compiler: Callable[[], Compiler]) -> None:
+        try:
+            self._compiler = make_compiler()
+        except BaseException as error:  # also the library's panics
+            self._compiler = str(error)
+            logger.warning("structured outputs will be refused: %s", error)
+        finally:
+            self._has_compiler.set()
+
+    def _compile(self, grammar: CachedGrammar) -> None:
+        result: LLMatcher | str = "it failed"
+        try:
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+            self._has_compiler.wait()
+            compiler = self._compiler
+            assert compiler is not None
+            grammar.started_s = self._clock()
+            result = compiler if isinstance(compiler, str) else compiler.compile(grammar.asked)
+        except BaseException as error:
+            result = str(error)
+        finally:
+            self._done.append((grammar, result))
+            self._has_news.set()

@@ -1,0 +1,145 @@
+"""Masks of a step's constrained sequences, filled on a thread while the step is computed. A
+matcher follows its sequence's tokens when a mask is asked for, so whatever happens to a sequence
+between (preemption, a fault, a fork, a resumption) needs no care here."""
+
+import dataclasses
+import os
+import queue
+import threading
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engine_core.scheduler.constraints import ConstrainedSequence, MaskRows
+
+if TYPE_CHECKING:
+    from llguidance import LLExecutor, LLMatcher
+
+_EVERY_TOKEN = -1
+
+
+@dataclasses.dataclass(slots=True)
+class _SequenceMatcher:
+    """`matcher` is touched by the thread alone, `num_tokens` by the loop's: how many output tokens
+    the matcher will have seen when all that was handed over is done."""
+
+    grammar: "LLMatcher"
+    matcher: "LLMatcher | None" = None
+    num_tokens: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Row:
+    first: int
+    """Of its rows of the mask."""
+    sequence_id: str
+    state: _SequenceMatcher
+    new_tokens: list[int]
+    drafts: list[int]
+
+
+class StepMasks:
+    """See `TokenMasks`."""
+
+    def __init__(
+        self, place_M: Iterable[int], offset_M: Iterable[int], rows: list[_Row], num_words: int
+    ) -> None:
+        place, offset = np.array(place_M, np.int64), np.array(offset_M, np.int64)
+        bits = np.full((len(place), num_words), _EVERY_TOKEN, np.int32)
+        self._rows = MaskRows(place, offset, bits)
+        self._asked = rows
+        self._failures: dict[str, str] = {}
+        self._is_done = threading.Event()
+
+    def wait(self) -> MaskRows:
+        self._is_done.wait()
+        return self._rows
+
+    def failures(self) -> dict[str, str]:
+        return self._failures
+
+    def fill(self, executor: "LLExecutor") -> None:
+        """On the thread; never raises."""
+        from engine_core.structured_output.compiler import reason_of
+
+        try:
+            plain, drafted = [], []
+            for row in self._asked:
+                state = row.state
+                if state.matcher is None:
+                    state.matcher = state.grammar.deep_copy()
+                state.matcher.consume_tokens(row.new_tokens)
+                if state.matcher.is_error():
+                    continue
+                if row.drafts:
+                    drafted.append((state.matcher, row.first, row.drafts))
+                else:
+                    plain.append((state.matcher, row.first))
+            bits = self._rows.bits_MW
+            at, width = bits.ctypes.data, bits.shape[1] * bits.itemsize
+            if plain:
+                executor.unsafe_compute_mask_ptr(plain, at, width, len(bits))
+            if drafted:
+                executor.unsafe_compute_mask_ptr_with_draft_token(drafted, at, width, len(bits))
+            for row in self._asked:
+                matcher = row.state.matcher
+                if matcher is not None and matcher.is_error():
+                    self._fail(row, reason_of(matcher.get_error()))
+        except BaseException as error:
+            for row in self._asked:
+                self._fail(row, f"{type(error).__name__}: {error}")
+        finally:
+            self._is_done.set()
+
+    def _fail(self, row: _Row, why: str) -> None:
+        self._failures[row.sequence_id] = f"structured_outputs cannot go on: {why}"
+
+
+class MaskFiller:
+    """`vocab_size`: of a row of logits."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._num_words = -(-vocab_size // 32)
+        self._states: dict[str, _SequenceMatcher] = {}
+        self._jobs: queue.SimpleQueue[StepMasks] = queue.SimpleQueue()
+        self._has_thread = False
+
+    def begin(self, constrained: Sequence[tuple[ConstrainedSequence, "LLMatcher"]]) -> StepMasks:
+        """See `Constraints.begin_masks`; with the grammar of each."""
+        place_M: list[int] = []
+        offset_M: list[int] = []
+        rows = []
+        for each, grammar in constrained:
+            sequence, drafts = each.sequence, each.drafts
+            name = sequence.sequence_id
+            state = self._states.get(name)
+            if state is None or state.grammar is not grammar:
+                state = self._states[name] = _SequenceMatcher(grammar)
+            start = sequence.num_prompt_tokens + state.num_tokens
+            new_tokens = array("i", sequence.token_bytes(start, sequence.num_tokens)).tolist()
+            state.num_tokens += len(new_tokens)
+            rows.append(_Row(len(place_M), name, state, new_tokens, list(drafts)))
+            place_M += [each.place] * (len(drafts) + 1)
+            offset_M += range(len(drafts) + 1)
+        masks = StepMasks(place_M, offset_M, rows, self._num_words)
+        if not self._has_thread:
+            threading.Thread(target=self._work, name="token-masks", daemon=True).start()
+            self._has_thread = True
+        self._jobs.put(masks)
+        return masks
+
+    def drop(self, sequence_ids: Iterable[str]) -> None:
+        """These have ended."""
+        if self._states:
+            for sequence_id in sequence_ids:
+                self._states.pop(sequence_id, None)
+
+    def _work(self) -> None:
+        from llguidance import LLExecutor
+
+        # they share the processor with the model
+        executor = LLExecutor(max(1, min(8, (os.cpu_count() or 1) // 2)))
+        while True:
+            self._jobs.get().fill(executor)

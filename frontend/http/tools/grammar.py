@@ -1,0 +1,154 @@
+"""What an answer must be, so that its tool calls are what was asked for: a grammar, in Lark's
+format, of calls as the model's family writes them."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from frontend.http.api_errors import ApiError, not_supported
+from frontend.tokenizer import Tokenizer
+
+Schema = dict[str, Any]
+_WHITE_SPACE = {"whitespace_pattern": r" |\n{1,2}[ \t]{0,20}"}
+
+
+@dataclass(frozen=True)
+class OfferedTool:
+    """`is_strict`: its arguments must follow `parameters`."""
+
+    name: str
+    parameters: Schema | None
+    is_strict: bool = False
+
+
+def chosen_tool(tools: Sequence[OfferedTool], name: str) -> list[OfferedTool]:
+    """
+    Raises:
+        ApiError: there is none of this name.
+    """
+    found = [tool for tool in tools if tool.name == name]
+    if not found:
+        names = ", ".join(tool.name for tool in tools) or "none"
+        raise ApiError(
+            400, f"tool_choice names {name!r:.100}, the tools are {names}", param="tool_choice"
+        )
+    return found
+
+
+def calls_grammar(
+    call_format: str,
+    tools: Sequence[OfferedTool],
+    tokenizer: Tokenizer,
+    *,
+    must_call: bool,
+    has_one_call: bool,
+    template: str,
+    answer: Schema | None,
+) -> str | None:
+    """None: the answer needs none.
+
+    Args:
+        call_format: a name in `stream.FORMATS`.
+        must_call: there is no answer without a call, and all arguments follow their schemas.
+        answer: what it must be if it calls nothing.
+
+    Raises:
+        ApiError: not with this format.
+    """
+    if not must_call and answer is None and not any(tool.is_strict for tool in tools):
+        return None
+    if call_format == "pythonic":
+        raise not_supported(
+            "tool_choice", "forced or strict", "this model's calls are no JSON; use auto"
+        )
+    rules = _Rules(tokenizer)
+    follows = {tool.name for tool in tools if must_call or tool.is_strict}
+    arguments = [
+        rules.json(tool.parameters if tool.name in follows else None, is_object=True)
+        for tool in tools
+    ]
+    names = [tool.name for tool in tools]
+    head, calls = _FORMS[call_format](rules, names, arguments, has_one_call, template)
+    if must_call:
+        rules.add("start", f"{head} {calls}")
+    elif answer is not None:
+        rules.add("start", f"{head} {calls} | {rules.json(answer)}")
+    elif head and head.startswith("<"):
+        rules.add("start", f"TEXT {head} {calls} TEXT | TEXT")
+    elif head:
+        rules.add("start", f"begun {calls} TEXT | TEXT")
+        rules.add("begun[lazy]", f"TEXT {head}")
+    else:
+        rules.add("start", f"{calls} | OTHER")
+    return rules.text()
+
+
+class _Rules:
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._lines = [r"TEXT: /(.|\n)*/", r"OTHER: /([^{\s](.|\n)*)?/"]
+
+    def add(self, name: str, body: str) -> str:
+        if body:
+            self._lines.append(f"{name}: {body}")
+        return name
+
+    def marker(self, text: str) -> str:
+        """A special token is no text for a grammar."""
+        token_id = self._tokenizer.backend.token_to_id(text)
+        is_special = token_id in self._tokenizer.special_token_ids
+        return f"<[{token_id}]>" if is_special else json.dumps(text)
+
+    def json(self, schema: Schema | None, *, is_object: bool = False) -> str:
+        whole = {**({"type": "object"} if is_object else {}), **(schema or {})}
+        return f"%json {json.dumps({**whole, 'x-guidance': _WHITE_SPACE})}"
+
+    def text(self) -> str:
+        return "\n".join(["%llguidance {}", *self._lines])
+
+
+def _objects(rules: _Rules, names: list[str], arguments: list[str], key: str) -> str:
+    """One call, whichever: `{"name": ..., key: {...}}`."""
+    for number, (name, each) in enumerate(zip(names, arguments, strict=True)):
+        begin = json.dumps(f'{{"name": {json.dumps(name)}, "{key}": ')
+        rules.add(f"call_{number}", f'{begin} {each} "}}"')
+    return rules.add("call", " | ".join(f"call_{number}" for number in range(len(names))))
+
+
+def _several(first: str, more: str, has_one_call: bool) -> str:
+    return first if has_one_call else f"{first} ({more})*"
+
+
+def _hermes(
+    rules: _Rules, names: list[str], arguments: list[str], has_one_call: bool, template: str
+) -> tuple[str, str]:
+    call = _objects(rules, names, arguments, "arguments")
+    start, end = rules.marker("<tool_call>"), rules.marker("</tool_call>")
+    body = rules.add("body", rf"/\n?/ {call} /\n?/ {end}")
+    return start, _several(body, rf"/\n?/ {start} {body}", has_one_call)
+
+
+def _llama3_json(
+    rules: _Rules, names: list[str], arguments: list[str], has_one_call: bool, template: str
+) -> tuple[str, str]:
+    call = _objects(rules, names, arguments, "parameters")
+    return "", _several(call, f"/; ?/ {call}", has_one_call)
+
+
+def _mistral(
+    rules: _Rules, names: list[str], arguments: list[str], has_one_call: bool, template: str
+) -> tuple[str, str]:
+    start = rules.marker("[TOOL_CALLS]")
+    if "[ARGS]" not in template:
+        call = _objects(rules, names, arguments, "arguments")
+        calls = _several(call, f"/, ?/ {call}", has_one_call)
+        return start, f'"[" {calls} "]"'
+    then = rules.marker("[ARGS]")
+    for number, (name, each) in enumerate(zip(names, arguments, strict=True)):
+        rules.add(f"call_{number}", f"{json.dumps(name)} {then} {each}")
+    call = rules.add("call", " | ".join(f"call_{number}" for number in range(len(names))))
+    return start, _several(call, f"{start} {call}", has_one_call)
+
+
+_FORMS = {"hermes": _hermes, "llama3_json": _llama3_json, "mistral": _mistral}

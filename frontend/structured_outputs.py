@@ -1,0 +1,145 @@
+"""vLLM's `StructuredOutputsParams`, and their translation for the engine. A schema travels as
+text."""
+
+import json as json_module
+from dataclasses import dataclass, fields
+from typing import Any
+
+from frontend.errors import InvalidInput
+from protocol.errors import InvalidParameter
+from protocol.structured_output import StructuredOutput, StructuredOutputKind
+
+_KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+
+
+@dataclass
+class StructuredOutputsParams:
+    """What the text must be: exactly one of a JSON schema (text or object), a regular expression, a
+    list of strings, a grammar (Lark or GBNF), any JSON object, or a structural tag.
+
+    `disable_any_whitespace`: none between JSON's tokens; else what `whitespace_pattern` matches.
+    `disable_additional_properties`: objects of the schema that do not say so get
+    `additionalProperties: false`.
+    Raises InvalidInput: none of them or several, or one that is not of its kind."""
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+    structural_tag: str | dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        self.to_wire()
+
+    def to_wire(self) -> StructuredOutput:
+        """Raises InvalidInput: see the class."""
+        given = [name for name in _KINDS if getattr(self, name) not in (None, False)]
+        if len(given) != 1:
+            what = " and ".join(given) or "nothing"
+            raise InvalidInput(
+                f"structured_outputs has {what}; give exactly one of {', '.join(_KINDS)}"
+            )
+        try:
+            return StructuredOutput(
+                kind=_WIRE_KINDS[given[0]],
+                text=self._text(given[0]),
+                disable_any_whitespace=self.disable_any_whitespace,
+                whitespace_pattern=self.whitespace_pattern,
+            )
+        except InvalidParameter as error:
+            raise InvalidInput(str(error)) from None
+
+    def _text(self, name: str) -> str:
+        value = getattr(self, name)
+        match name:
+            case "json_object":
+                value = {"type": "object"}
+            case "choice":
+                if not isinstance(value, list | tuple) or not all(
+                    isinstance(choice, str) and choice for choice in value
+                ):
+                    raise InvalidInput(
+                        f"structured_outputs.choice is {value!r:.100}, it must be a list of "
+                        "strings that are not empty"
+                    )
+                value = list(value)
+            case "json" if not isinstance(value, str | dict):
+                model_json_schema = getattr(value, "model_json_schema", None)
+                if model_json_schema is None:
+                    raise InvalidInput(
+                        f"structured_outputs.json is {value!r:.100}, it must be a JSON schema"
+                    )
+                value = model_json_schema()
+        if isinstance(value, str):
+            if name not in ("json", "structural_tag"):
+                return value
+            value = _parsed(name, value)
+        elif name in ("regex", "grammar"):
+            raise InvalidInput(f"structured_outputs.{name} is {value!r:.100}, it must be a string")
+        if self.disable_additional_properties:
+            _close_objects(value)
+        try:
+            return json_module.dumps(value, ensure_ascii=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidInput(f"structured_outputs.{name} is no JSON: {error}") from None
+
+
+_WIRE_KINDS = {
+    "json": StructuredOutputKind.JSON,
+    "json_object": StructuredOutputKind.JSON,
+    "regex": StructuredOutputKind.REGEX,
+    "choice": StructuredOutputKind.CHOICE,
+    "grammar": StructuredOutputKind.GRAMMAR,
+    "structural_tag": StructuredOutputKind.STRUCTURAL_TAG,
+}
+
+
+class GuidedDecodingParams(StructuredOutputsParams):
+    """vLLM's older name."""
+
+
+def to_wire(structured_outputs: Any, guided_decoding: Any) -> StructuredOutput | None:
+    """Of SamplingParams' two fields, either of which may be a dictionary of the fields above.
+    Raises InvalidInput: see StructuredOutputsParams; or both are given."""
+    if structured_outputs is not None and guided_decoding is not None:
+        raise InvalidInput("structured_outputs and guided_decoding are the same; omit the second")
+    asked = guided_decoding if structured_outputs is None else structured_outputs
+    if isinstance(asked, dict):
+        names = {field.name for field in fields(StructuredOutputsParams)}
+        if unknown := asked.keys() - names:
+            raise InvalidInput(
+                f"structured_outputs has no {', '.join(sorted(unknown))}; its fields are "
+                f"{', '.join(sorted(names))}"
+            )
+        asked = StructuredOutputsParams(**asked)
+    if asked is None:
+        return None
+    if not isinstance(asked, StructuredOutputsParams):
+        raise InvalidInput(
+            f"structured_outputs is {asked!r:.100}, it must be StructuredOutputsParams"
+        )
+    return asked.to_wire()
+
+
+def _parsed(name: str, text: str) -> Any:
+    try:
+        return json_module.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"structured_outputs.{name} is no JSON: {error}") from None
+
+
+def _close_objects(schema: Any) -> None:
+    """In place."""
+    parts = [schema]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, dict):
+            if isinstance(part.get("properties"), dict) or "patternProperties" in part:
+                part.setdefault("additionalProperties", False)
+            parts += part.values()
+        elif isinstance(part, list):
+            parts += part

@@ -1,0 +1,46 @@
+"""What the text of an answer must be. A schema travels as text: nothing on the wire is nested."""
+
+import enum
+
+from protocol.base import Message
+from protocol.errors import InvalidParameter
+
+MAX_GRAMMAR_CHARS = 256 * 1024
+
+
+class StructuredOutputKind(enum.StrEnum):
+    """What `StructuredOutput.text` is."""
+
+    JSON = "json"
+    """A JSON schema, as JSON."""
+    REGEX = "regex"
+    """A regular expression that the whole text matches (Rust's syntax, no look-around)."""
+    CHOICE = "choice"
+    """A JSON list of strings, one of which the text is."""
+    GRAMMAR = "grammar"
+    """A context-free grammar: Lark's format as llguidance has it, or GBNF (with `::=`)."""
+    STRUCTURAL_TAG = "structural_tag"
+    """JSON: free text in which triggers begin structures, by vLLM's format."""
+
+
+class StructuredOutput(Message, frozen=True):
+    """Raises InvalidParameter: a text that is empty or beyond the limit."""
+
+    kind: StructuredOutputKind
+    text: str
+    disable_any_whitespace: bool = False
+    """Between the tokens of JSON; otherwise there may be some."""
+    whitespace_pattern: str | None = None
+    """A regular expression of the white space that may stand there."""
+
+    def __post_init__(self) -> None:
+        size = len(self.text) + len(self.whitespace_pattern or "")
+        if not self.text or size > MAX_GRAMMAR_CHARS:
+            raise InvalidParameter(
+                f"structured_outputs.{self.kind.value} has {size} characters, it must have from 1 "
+                f"to {MAX_GRAMMAR_CHARS}; give a smaller one"
+            )
+        if self.disable_any_whitespace and self.whitespace_pattern is not None:
+            raise InvalidParameter(
+                "disable_any_whitespace and whitespace_pattern contradict each other; omit one"
+            )

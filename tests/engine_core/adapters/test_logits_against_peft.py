@@ -1,0 +1,162 @@
+"""Logits with adapters equal PEFT's, on tiny random models; and a batch of several adapters gives
+each row the bits that it has alone."""
+
+import functools
+
+import pytest
+import torch
+import transformers
+
+from engine_core.adapters.pool import AdapterPool
+from engine_core.models import load_model
+from kernels.triton.operations import TritonOperations
+from tests.engine_core.conftest import PagedRun
+
+peft = pytest.importorskip("peft")
+
+SHAPE = {
+    "vocab_size": 131,
+    "hidden_size": 36,
+    "intermediate_size": 50,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.1,
+    "head_dim": 8,
+}
+CONFIGS = {
+    "llama": transformers.LlamaConfig(**SHAPE, attention_bias=True, mlp_bias=True),
+    "qwen3": transformers.Qwen3Config(**SHAPE),
+    "gemma3": transformers.Gemma3TextConfig(
+        **SHAPE,
+        layer_types=["sliding_attention", "full_attention"],
+        sliding_window=6,
+        query_pre_attn_scalar=11,
+    ),
+}
+ADAPTERS = {
+    "all": {"r": 5, "lora_alpha": 16, "target_modules": "all-linear"},
+    "attention": {
+        "r": 8,
+        "lora_alpha": 4,
+        "use_rslora": True,
+        "target_modules": ["q_proj", "v_proj", "o_proj"],
+        "rank_pattern": {"q_proj": 3, r"layers\.1\.self_attn\.v_proj": 40},
+        "alpha_pattern": {"o_proj": 20},
+    },
+    "one layer": {
+        "r": 64,
+        "lora_alpha": 64,
+        "target_modules": ["gate_proj", "down_proj", "k_proj"],
+        "layers_to_transform": [1],
+    },
+}
+LENGTHS = (23, 1, 17, 9)
+
+
+@functools.cache
+def sequences():
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(131, (n,), generator=generator).tolist() for n in LENGTHS]
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def made(request, tmp_path_factory):
+    """(base model, folders by adapter, PEFT's logits by adapter and sequence)."""
+    torch.manual_seed(0)
+    config = CONFIGS[request.param]
+    base = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    base = base.eval()
+    weights = {name: value.clone() for name, value in base.state_dict().items()}
+    folders, logits = {}, {None: logits_of(base)}
+    for name, options in ADAPTERS.items():
+        model = peft.get_peft_model(base, peft.LoraConfig(init_lora_weights=False, **options))
+        for key, value in model.named_parameters():
+            if "lora_" in key:
+                torch.nn.init.normal_(value, std=0.3)
+        folders[name] = tmp_path_factory.mktemp("adapters") / name
+        model.save_pretrained(folders[name])
+        logits[name] = logits_of(model.eval())
+        base = model.unload()
+    return config, weights, folders, logits
+
+
+@torch.inference_mode()
+def logits_of(model):
+    return [model(input_ids=torch.tensor([each])).logits[0] for each in sequences()]
+
+
+class AdapterRun(PagedRun):
+    """Sequence i has the adapter `adapters[i]`."""
+
+    def __init__(self, model, ops, folders, adapters, which=(0, 1, 2, 3)):
+        super().__init__(model, ops, [sequences()[i] for i in which], 4, torch.float32)
+        self.pool = AdapterPool(
+            model, ops, num_slots=3, max_rank=64, max_num_tokens=256, dtype=torch.float32
+        )
+        self.slots = []
+        for adapter in adapters:
+            slot = -1
+            if adapter is not None:
+                slot = list(folders).index(adapter)
+                self.pool.place(slot, *self.pool.read(folders[adapter]))
+            self.slots.append(slot)
+
+    def step(self, counts):
+        slots = [self.slots[i] for i, count in counts.items() for _ in range(count)]
+        self.pool.rows.begin_step(torch.tensor(slots, dtype=torch.int32).numpy())
+        super().step(counts)
+
+
+def run(model, ops, folders, adapters, steps, which=(0, 1, 2, 3)):
+    paged = AdapterRun(model, ops, folders, adapters, which)
+    for counts in steps:
+        paged.step(counts)
+    return paged.logits
+
+
+STEPS = [{0: 9, 1: 1, 2: 17}, {0: 1, 3: 5}, {0: 12, 3: 1}, {0: 1, 3: 1}, {3: 1}, {3: 1}]
+
+
+def our_model(config, weights, ops):
+    return load_model(config.to_dict(), weights.items(), dtype=torch.float32, ops=ops)
+
+
+def test_a_batch_of_several_adapters_and_none_equals_peft(made, ops):
+    config, weights, folders, expected = made
+    adapters = ["all", None, "attention", "one layer"]
+    model = our_model(config, weights, ops)
+    logits = run(model, ops, folders, adapters, STEPS)
+    for number, adapter in enumerate(adapters):
+        difference = (logits[number] - expected[adapter][number]).abs().max()
+        assert difference < 1e-4, (adapter, difference)
+        if adapter is not None:  # and the adapter matters
+            assert (logits[number] - expected[None][number]).abs().max() > 0.1
+
+
+def test_a_row_has_the_same_bits_alone_in_one_piece_and_in_any_batch(made, ops):
+    config, weights, folders, _ = made
+    if ops.name.startswith("torch"):
+        pytest.skip("torch chooses its products by the number of rows")
+    adapters = ["all", None, "attention", "one layer"]
+    model = our_model(config, weights, ops)
+    mixed = run(model, ops, folders, adapters, STEPS)
+    for number, adapter in enumerate(adapters):
+        steps = [{0: LENGTHS[number]}]
+        alone = run(model, ops, folders, [adapter], steps, which=(number,))
+        assert torch.equal(alone[0], mixed[number])
+
+
+def test_the_gpu_kernels_equal_peft_and_rows_have_the_same_bits_alone(made):
+    config, weights, folders, expected = made
+    ops = TritonOperations(torch.device("cpu"), batch_invariant=True)
+    model = our_model(config, weights, ops)
+    adapters = ["all", "one layer"]
+    mixed = run(model, ops, folders, adapters, [{0: 3, 1: 4}, {1: 1, 0: 2}], which=(3, 2))
+    for number, (adapter, which) in enumerate(zip(adapters, (3, 2), strict=True)):
+        length = 5
+        difference = mixed[number][:length] - expected[adapter][which][:length]
+        assert difference.abs().max() < 1e-4
+        alone = run(model, ops, folders, [adapter], [{0: length}], which=(which,))
+        assert torch.equal(alone[0][:length], mixed[number][:length])

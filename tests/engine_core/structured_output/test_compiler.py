@@ -1,0 +1,150 @@
+"""Grammars against `jsonschema`, `re` and by hand: what may be written, and what is refused."""
+
+import json
+import random
+import re
+
+import jsonschema
+import numpy as np
+import pytest
+
+from engine_core.structured_output.compiler import GrammarError
+from protocol.structured_output import StructuredOutput, StructuredOutputKind
+from tests.engine_core.structured_output.schemas import make_schema
+from tests.engine_core.structured_output.vocabularies import EOS, VOCAB_SIZE, compiler, tokenizer
+
+KIND = StructuredOutputKind
+
+
+def compiled(kind, text, **options):
+    text = text if isinstance(text, str) else json.dumps(text)
+    return compiler().compile(StructuredOutput(kind=kind, text=text, **options)).deep_copy()
+
+
+def random_text(matcher, seed, most=400):
+    """None if it is not over within so many tokens. It ends as soon as it may, half of the time."""
+    draw, token_ids = random.Random(seed), []
+    while len(token_ids) < most:
+        bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
+        allowed = np.flatnonzero(bits[:VOCAB_SIZE])
+        assert len(allowed), matcher.get_error()
+        may_end = EOS in allowed
+        if may_end and (len(allowed) == 1 or draw.random() < 0.5):
+            return tokenizer().decode(token_ids)
+        token_ids.append(int(draw.choice(allowed[allowed != EOS])))
+        assert matcher.consume_token(token_ids[-1])
+    return None
+
+
+def accepts(kind, grammar, text, **options):
+    matcher = compiled(kind, grammar, **options)
+    token_ids = tokenizer().encode(text, add_special_tokens=False).ids
+    return matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_text_that_is_drawn_from_a_schemas_grammar_validates(seed):
+    schema = make_schema(seed)
+    matcher = compiled(KIND.JSON, schema)
+    if (text := random_text(matcher, seed)) is not None:
+        validator = jsonschema.Draft202012Validator(schema)
+        validator.validate(json.loads(text))
+
+
+@pytest.mark.parametrize(
+    ("schema", "keyword"),
+    [
+        ({"not": {"type": "string"}}, "not"),
+        ({"type": "array", "uniqueItems": True}, "uniqueItems"),
+        ({"type": "array", "contains": {"const": 1}}, "contains"),
+        ({"if": {"const": 1}, "then": {"const": 1}}, "if"),
+        ({"type": "object", "propertyNames": {"pattern": "a"}}, "propertyNames"),
+        ({"type": "object", "dependentRequired": {"a": ["b"]}}, "dependentRequired"),
+        ({"type": "object", "dependentSchemas": {"a": {}}}, "dependentSchemas"),
+        ({"type": "object", "unevaluatedProperties": False}, "unevaluatedProperties"),
+        ({"type": "string", "format": "regex"}, "format: regex"),
+        ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, "oneOf"),
+        ({"type": "string", "pattern": "^(?=a)"}, "look-around"),
+        ({"type": "string", "pattern": "((a{100}){100}){100}"}, "1000000 characters"),
+        ({"patternProperties": {"((a{100}){100}){100}": {}}}, "1000000 characters"),
+        ({"$ref": "http://example.org/schema.json"}, "example.org"),
+        ({"type": "strong"}, "strong"),
+        (False, "object schema"),
+    ],
+)
+def test_a_keyword_that_cannot_be_enforced_is_refused_by_name(schema, keyword):
+    with pytest.raises(GrammarError, match=r"^structured_outputs\.json cannot be used: ") as error:
+        compiled(KIND.JSON, schema)
+    assert keyword in str(error.value)
+
+
+def test_a_schema_cannot_switch_its_keywords_off():
+    schema = {"not": {}, "x-guidance": {"lenient": True}}
+    with pytest.raises(GrammarError, match='"not"'):
+        compiled(KIND.JSON, schema)
+
+
+def test_white_space_is_little_none_or_what_is_asked_for():
+    schema, wide = {"type": "array", "items": {"const": 1}}, "[1,     1]"
+    assert accepts(KIND.JSON, schema, "[1, 1]")
+    assert accepts(KIND.JSON, schema, "[1,\n    1]")
+    assert not accepts(KIND.JSON, schema, wide)
+    assert accepts(KIND.JSON, schema, wide, whitespace_pattern=" *")
+    assert accepts(KIND.JSON, schema, "[1,1]", disable_any_whitespace=True)
+    assert not accepts(KIND.JSON, schema, "[1, 1]", disable_any_whitespace=True)
+
+
+@pytest.mark.parametrize("pattern", [r"\d{3}-[a-f]{2,4}", "(é|🙂)+", "a|b|", r"^x[^y]z$"])
+def test_a_regular_expression_is_matched_by_the_whole_text(pattern):
+    for seed in range(5):
+        text = random_text(compiled(KIND.REGEX, pattern), seed, most=60)
+        assert text is None or re.fullmatch(pattern, text)
+
+
+def test_a_choice_is_one_of_the_strings():
+    choices = ["yes", "no", 'no "way"\n', "é"]
+    for choice in choices:
+        assert accepts(KIND.CHOICE, choices, choice)
+    assert not accepts(KIND.CHOICE, choices, "ye")
+    assert not accepts(KIND.CHOICE, choices, "yesno")
+
+
+def test_a_grammar_is_larks_or_gbnf():
+    lark = 'start: "a" more?\nmore: "b" start'
+    gbnf = 'root ::= "a" more?\nmore ::= "b" root'
+    for grammar in (lark, gbnf):
+        assert accepts(KIND.GRAMMAR, grammar, "ababa")
+        assert not accepts(KIND.GRAMMAR, grammar, "ab")
+
+
+def test_a_structural_tag_binds_what_follows_a_trigger():
+    schema = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+    tag = {
+        "type": "structural_tag",
+        "structures": [{"begin": "<f=one>", "schema": schema, "end": "</f>"}],
+        "triggers": ["<f="],
+    }
+    assert accepts(KIND.STRUCTURAL_TAG, tag, "free text")
+    assert accepts(KIND.STRUCTURAL_TAG, tag, 'free <f=one>{"x": 1}</f> text')
+    assert not accepts(KIND.STRUCTURAL_TAG, tag, "free <f=two>{}</f>")
+    assert not accepts(KIND.STRUCTURAL_TAG, tag, 'free <f=one>{"x": "1"}</f>')
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "words"),
+    [
+        (KIND.REGEX, "((((", "unclosed group"),
+        (KIND.GRAMMAR, "start: start2", "start2"),
+        (KIND.GRAMMAR, "root ::= (", "cannot be used"),
+        (KIND.CHOICE, "[]", "at least one"),
+        (KIND.CHOICE, '[""]', "empty string"),
+        (KIND.JSON, "{", "cannot be used"),
+        (KIND.JSON, "[" * 100_000, "nested too deeply"),
+        (KIND.STRUCTURAL_TAG, "{}", "triggers"),
+        (KIND.STRUCTURAL_TAG, '{"structures": [{"begin": "a"}], "triggers": ["b"]}', "no trigger"),
+    ],
+)
+def test_a_text_that_is_not_of_its_kind_is_refused(kind, text, words):
+    with pytest.raises(GrammarError, match=rf"^structured_outputs\.{kind.value}") as error:
+        compiled(kind, text)
+    assert words in str(error.value)

@@ -1,0 +1,164 @@
+"""Grammars beside the loop: compiled once, bounded, and in turn over clients."""
+
+import threading
+import time
+
+import pytest
+
+from engine_core.errors import RequestRefused
+from engine_core.scheduler.request import Request
+from engine_core.structured_output import manager
+from engine_core.structured_output.manager import StructuredOutputs
+from protocol.errors import ErrorCode
+from protocol.sampling import SamplingParams
+from protocol.structured_output import StructuredOutput, StructuredOutputKind
+
+
+class Compiler:
+    """Notes what it compiles. Texts that begin with `slow` wait for `gate`; `bad` ones fail."""
+
+    def __init__(self):
+        self.compiled = []
+        self.gate = threading.Event()
+
+    def compile(self, asked):
+        self.compiled.append(asked.text)
+        if asked.text.startswith("slow"):
+            self.gate.wait(30)
+        if "bad" in asked.text:
+            raise ValueError(f"{asked.text} is bad")
+        return object()
+
+
+@pytest.fixture
+def compiler():
+    made = Compiler()
+    yield made
+    made.gate.set()
+
+
+@pytest.fixture
+def clock():
+    return [0.0]
+
+
+@pytest.fixture
+def outputs(compiler, clock):
+    return StructuredOutputs(lambda: compiler, vocab_size=32, clock=lambda: clock[0])
+
+
+def request(text, client_index=0):
+    asked = StructuredOutput(kind=StructuredOutputKind.REGEX, text=text)
+    params = SamplingParams(max_tokens=9, structured_output=asked)
+    return Request(
+        request_id=f"{client_index}-{text}",
+        prompt_token_ids=[1],
+        sampling_params=params,
+        client_index=client_index,
+    )
+
+
+def admitted(outputs, *args):
+    made = request(*args)
+    outputs.admit(made)
+    return made
+
+
+def wait_until(outputs, is_so):
+    """Returns what was refused meanwhile."""
+    refused = []
+    until = time.monotonic() + 20
+    while not is_so():
+        assert time.monotonic() < until
+        refused += outputs.take_refused()
+        time.sleep(0.001)
+    return refused + list(outputs.take_refused())
+
+
+def test_equal_contents_are_compiled_once(outputs, compiler):
+    first, second = admitted(outputs, "a"), admitted(outputs, "a")
+    assert first.grammar is second.grammar
+    wait_until(outputs, lambda: first.grammar.is_ready)
+    assert admitted(outputs, "a").grammar.is_ready
+    assert compiler.compiled == ["a"]
+
+
+def test_a_request_without_structured_output_has_no_grammar(outputs):
+    plain = Request(
+        request_id="p", prompt_token_ids=[1], sampling_params=SamplingParams(max_tokens=1)
+    )
+    outputs.admit(plain)
+    assert plain.grammar is None
+
+
+def test_a_grammar_that_cannot_be_compiled_refuses_who_waits_and_who_comes(outputs, compiler):
+    waiting = [admitted(outputs, "slow bad"), admitted(outputs, "slow bad")]
+    compiler.gate.set()
+    refused = []
+
+    def all_are_refused():
+        refused.extend(outputs.take_refused())
+        return len(refused) == 2
+
+    wait_until(outputs, all_are_refused)
+    assert refused == [(each, "slow bad is bad") for each in waiting]
+    with pytest.raises(RequestRefused, match="slow bad is bad") as error:
+        outputs.admit(request("slow bad"))
+    assert error.value.code is ErrorCode.INVALID_REQUEST
+    assert compiler.compiled == ["slow bad"]
+
+
+def test_the_cache_drops_what_was_used_longest_ago(outputs, compiler, monkeypatch):
+    monkeypatch.setattr(manager, "_MAX_CACHED", 2)
+    for text in ("a", "b", "a", "c", "a", "b"):
+        made = admitted(outputs, text)
+        wait_until(outputs, lambda made=made: made.grammar.is_ready)
+    assert compiler.compiled == ["a", "b", "c", "b"]
+
+
+def test_what_takes_too_long_ends_alone_and_gives_its_place_to_others(outputs, compiler, clock):
+    slow = [admitted(outputs, f"slow {number}") for number in range(2)]
+    other = admitted(outputs, "a")
+    wait_until(outputs, lambda: len(compiler.compiled) == 2)
+    time.sleep(0.05)  # the threads have noted when they began
+    clock[0] = 29.0
+    assert not outputs.take_refused()
+    clock[0] = 31.0
+    refused = wait_until(outputs, lambda: other.grammar.is_ready)
+    assert {each for each, _ in refused} == set(slow)
+    assert all("takes longer than 30 s" in why for _, why in refused)
+
+
+def test_clients_are_served_in_turn(outputs, compiler):
+    for number in range(2):
+        admitted(outputs, f"slow {number}")
+    many = [admitted(outputs, f"{number}", 1) for number in range(5)]
+    one = admitted(outputs, "one", 2)
+    compiler.gate.set()
+    wait_until(outputs, lambda: all(each.grammar.is_ready for each in (*many, one)))
+    assert "one" in compiler.compiled[2:5]
+
+
+def test_too_many_of_one_client_are_refused_and_another_client_is_not(outputs, monkeypatch):
+    monkeypatch.setattr(manager, "_MAX_QUEUED_BY_CLIENT", 3)
+    for number in range(2 + 3):
+        admitted(outputs, f"slow {number}")
+    with pytest.raises(RequestRefused, match="try again later") as error:
+        outputs.admit(request("slow 9"))
+    assert error.value.code is ErrorCode.QUEUE_FULL
+    assert admitted(outputs, "slow 9", 1).grammar is not None
+
+
+def test_a_tokenizer_that_cannot_be_read_refuses_every_grammar():
+    def fail():
+        raise ValueError("no such decoder")
+
+    outputs = StructuredOutputs(fail, vocab_size=32)
+    waiting, refused = admitted(outputs, "a"), []
+
+    def is_refused():
+        refused.extend(outputs.take_refused())
+        return bool(refused)
+
+    wait_until(outputs, is_refused)
+    assert refused == [(waiting, "no such decoder")]
