@@ -124,6 +124,8 @@ class SamplingParams:
         self.bad_words = list(dict.fromkeys(self.bad_words or ()))
         if self.seed == -1:
             self.seed = None
+        if self.thinking_token_budget == -1:
+            self.thinking_token_budget = None
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is True:  # vLLM's reading of OpenAI's flag
                 setattr(self, name, 1)
@@ -163,6 +165,9 @@ class SamplingParams:
                 raise InvalidInput(f"stop holds {string!r}, it must hold strings only")
             if not string:
                 raise InvalidInput("stop holds an empty string, which is everywhere; remove it")
+        if self.thinking_token_budget is not None:
+            with as_invalid_input():
+                check_whole("thinking_token_budget", self.thinking_token_budget, minimum=0)
         for word in self.bad_words or ():
             if not (isinstance(word, str) and word):
                 raise InvalidInput(f"bad_words holds {word!r}, it must hold non-empty strings only")
@@ -229,7 +234,6 @@ class SamplingParams:
         unsupported = {
             "logits_processors (use logit_bias or allowed_token_ids)": bool(self.logits_processors),
             "extra_args": bool(self.extra_args),
-            "thinking_token_budget": self.thinking_token_budget not in (None, -1),
             "watermarking": bool(self.watermarking),
             "prompt_logprob_token_ids (use prompt_logprobs)": (
                 self.prompt_logprob_token_ids is not None or self.prompt_logprob_start is not None

@@ -39,6 +39,18 @@ class RepetitionDetection(Message, frozen=True):
         check_whole(f"{name}min_count", self.min_count, minimum=2)
 
 
+class ThinkingBudget(Message, frozen=True):
+    """Most tokens of a block of reasoning, between its markers; then its end is forced. Raises
+    InvalidParameter: a value outside its limits."""
+
+    max_tokens: int
+    start_token_id: int
+    end_token_id: int
+
+    def __post_init__(self) -> None:
+        check_whole("thinking_token_budget", self.max_tokens, minimum=0)
+
+
 class SamplingParams(Message, frozen=True):
     """Parameters of one request, in engine terms. Checked on construction and on decode. Raises
     InvalidParameter: a value outside its limits, or two values that contradict each other."""
@@ -81,6 +93,7 @@ class SamplingParams(Message, frozen=True):
     """Tokens that the output may not hold one behind the other: the last is impossible where the
     others stand before it."""
     repetition_detection: RepetitionDetection | None = None
+    thinking: ThinkingBudget | None = None
     has_stop_strings: bool = False
     """The client may end it at any token: no step computes several of them."""
     structured_output: StructuredOutput | None = None
@@ -146,6 +159,11 @@ class SamplingParams(Message, frozen=True):
             )
 
     def _check_bad_words(self) -> None:
+        if self.thinking is not None and self.structured_output is not None:
+            raise InvalidParameter(
+                "thinking_token_budget and structured_outputs contradict: a grammar has no end of "
+                "thinking; omit one of them"
+            )
         for word in self.bad_words:
             check_whole("tokens of a word in bad_words", len(word), minimum=1)
         number, size = len(self.bad_words), sum(map(len, self.bad_words))
@@ -170,6 +188,11 @@ class SamplingParams(Message, frozen=True):
     def reports_logprobs(self) -> bool:
         """Of sampled tokens."""
         return self.logprobs is not None or bool(self.logprob_token_ids)
+
+    @property
+    def has_token_rules(self) -> bool:
+        """Which tokens are possible depends on those before."""
+        return bool(self.bad_words) or self.thinking is not None
 
     @property
     def has_plain_outputs(self) -> bool:

@@ -13,8 +13,8 @@ from engine_core.scheduler.request import Request, Sequence
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ConstrainedSequence:
-    """A sequence of the plan whose next tokens follow a grammar: the one behind its tokens, and one
-    behind each of its drafts. `place`: in the batch."""
+    """A sequence of the plan whose next tokens follow a grammar or its own tokens: the one behind
+    these, and one behind each of its drafts. `place`: in the batch."""
 
     place: int
     sequence: Sequence
@@ -53,5 +53,6 @@ class Constraints(Protocol):
     def take_refused(self) -> AnySequence[tuple[Request, str]]:
         """Requests whose grammars cannot be used, and why, since the last call."""
 
-    def begin_masks(self, constrained: AnySequence[ConstrainedSequence]) -> TokenMasks:
-        """Start to make the masks of a step. The sequences have their tokens as they are now."""
+    def begin_masks(self, constrained: AnySequence[ConstrainedSequence]) -> TokenMasks | None:
+        """Start to make the masks of a step. The sequences have their tokens as they are now. None:
+        every token is possible everywhere."""

@@ -414,14 +414,12 @@ class Sequence:
             return self._output[-1] if self._output else self.request.prompt[-1]
         return int(self._batch.token_ids[self.row, self.num_tokens - 1])
 
-    def last_tokens(self, count: int) -> Int32Array:
-        """The last `count` of its output, or all. Not to be changed."""
+    def known_tokens(self) -> Int32Array:
+        """Prompt and output. Not to be changed."""
         if self._batch is None:
-            return np.asarray(self._output[-count:], np.int32)
-        stop = self.num_tokens
-        start = max(self.request.num_prompt_tokens, stop - count)
-        last: Int32Array = self._batch.token_ids[self.row, start:stop]
-        return last
+            return np.array(self.all_token_ids, np.int32)
+        known: Int32Array = self._batch.token_ids[self.row, : self.num_tokens]
+        return known
 
     def token_bytes(self, start: int, stop: int) -> bytes:
         """Tokens [start, stop) as int32, little-endian."""

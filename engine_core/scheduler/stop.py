@@ -44,9 +44,7 @@ def check_stop(sequence: Sequence, max_model_len: int) -> bool:
     detection = params.repetition_detection
     if detection is None or num_output_tokens < params.min_tokens:
         return False
-    if repeats_itself(
-        sequence.last_tokens(detection.max_pattern_size * detection.min_count), detection
-    ):
+    if repeats_itself(sequence.known_tokens()[request.num_prompt_tokens :], detection):
         sequence.status = RequestStatus.FINISHED_REPETITION
         sequence.stop_reason = "repetition_detected"
         return True

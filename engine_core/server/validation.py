@@ -93,6 +93,7 @@ class RequestValidator(ModelLimits):
             "logprob_token_ids": bool(params.logprob_token_ids),
             "min_tokens": params.min_tokens != 0,
             "bad_words": bool(params.bad_words),
+            "thinking_token_budget": params.thinking is not None,
             "repetition_detection": params.repetition_detection is not None,
             "repetition_penalty": params.repetition_penalty != 1.0,
             "presence_penalty": params.presence_penalty != 0.0,

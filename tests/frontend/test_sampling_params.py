@@ -16,7 +16,7 @@ from frontend import (
     RequestOutputKind,
     SamplingParams,
 )
-from frontend.input_processor import bad_word_ids
+from frontend.input_processor import bad_word_ids, thinking_budget
 from protocol.errors import InvalidParameter
 
 
@@ -94,7 +94,6 @@ REFUSED = [
     {"use_beam_search": True},
     {"logits_processors": [print]},
     {"extra_args": {"a": 1}},
-    {"thinking_token_budget": 5},
     {"watermarking": True},
     {"prompt_logprob_token_ids": [[1]]},
     {"flat_logprobs": True},
@@ -128,7 +127,8 @@ def test_every_parameter_reaches_the_engine_or_is_the_clients_or_is_refused():
     of_the_client = {  # test_async_llm.py and test_sequence_state.py prove what they do
         "n", "stop", "detokenize", "skip_special_tokens", "include_stop_str_in_output",
         "truncate_prompt_tokens", "output_kind",
-        "bad_words", "repetition_detection",  # sent in the engine's terms: below
+        # sent in the engine's terms: below
+        "bad_words", "repetition_detection", "thinking_token_budget",
         "skip_clone",  # of no effect: nothing is shared
     }  # fmt: skip
     of_the_client |= {"structured_outputs", "guided_decoding"}  # test_structured_outputs.py
@@ -252,6 +252,24 @@ def test_bad_words_have_their_tokens_with_and_without_a_space_before():
         SamplingParams(bad_words=[""])
     with pytest.raises(InvalidParameter, match=r"129 words of 129 tokens.*limit is 128"):
         protocol.sampling.SamplingParams(max_tokens=1, bad_words=((1,),) * 129)
+
+
+def test_a_thinking_budget_has_the_markers_of_the_models_template():
+    template = "{% if think %}<think>{% endif %}{{ text.split('</think>') }}"
+    tokens = {"<think>": [3], "</think>": [4]}
+
+    def tokenizer(tokens, chat_template):
+        encode = lambda text, add_special_tokens: tokens[text]  # noqa: E731
+        return SimpleNamespace(encode=encode, chat_template=chat_template)
+
+    found = thinking_budget(7, tokenizer(tokens, template))
+    assert (found.max_tokens, found.start_token_id, found.end_token_id) == (7, 3, 4)
+    for wrong in (tokenizer(tokens, None), tokenizer(tokens | {"<think>": [3, 5]}, template)):
+        with pytest.raises(InvalidInput, match="thinking_token_budget is 7, and this model's"):
+            thinking_budget(7, wrong)
+    assert SamplingParams(thinking_token_budget=-1).thinking_token_budget is None
+    with pytest.raises(InvalidInput, match="thinking_token_budget is -2, it must be at least 0"):
+        SamplingParams(thinking_token_budget=-2)
 
 
 def test_the_table_of_the_docs_names_every_parameter():

@@ -1,8 +1,7 @@
 """Chooses the next token of each row, by what the row's request asked for.
 
 raw logits -> log-probabilities, for rows that requested them
--> grammar -> allowed tokens -> bad_words -> min_tokens -> bias -> penalties
--> greedy rows take the best here
+-> masks -> allowed tokens -> min_tokens -> bias -> penalties -> greedy rows take the best here
 -> temperature -> min_p -> top_k -> top_p -> Gumbel-max"""
 
 import dataclasses
@@ -62,20 +61,6 @@ class LogitRules:
     bias_values: torch.Tensor
     allowed_ids: torch.Tensor | None
     counts: PenaltyCounts | None
-    output_ids: list[int]
-    """Of rows with bad_words."""
-
-    def forbidden_ids(self, drafts: Sequence[int]) -> list[int]:
-        """The last token of each bad word whose others are the last of the output and `drafts`."""
-        return [
-            word[-1]
-            for word in self.params.bad_words
-            if len(word) == 1 or self._ends_in(word[:-1], drafts)
-        ]
-
-    def _ends_in(self, token_ids: Sequence[int], drafts: Sequence[int]) -> bool:
-        ending = [*self.output_ids[-len(token_ids) :], *drafts][-len(token_ids) :]
-        return ending == list(token_ids)
 
 
 class CPUSampler:
@@ -139,11 +124,9 @@ class CPUSampler:
         if not self._rules:
             return
         for index in np.flatnonzero(self._has_rules[rows]).tolist():
-            rules, token_id = self._rules[int(rows[index])], int(token_ids[index])
-            if rules.counts is not None:
-                rules.counts.output_counts_V[token_id] += 1
-            if rules.params.bad_words:
-                rules.output_ids.append(token_id)
+            counts = self._rules[int(rows[index])].counts
+            if counts is not None:
+                counts.output_counts_V[int(token_ids[index])] += 1
 
     def _rules_of(self, sampling: ResolvedSampling, token_ids: Sequence[int]) -> LogitRules | None:
         params = sampling.params
@@ -151,7 +134,6 @@ class CPUSampler:
             params.has_penalties
             or params.logit_bias
             or params.allowed_token_ids is not None
-            or params.bad_words
             or sampling.min_tokens_ids
         ):
             return None
@@ -168,7 +150,6 @@ class CPUSampler:
                 if params.has_penalties
                 else None
             ),
-            output_ids=[*token_ids[start:]] if params.bad_words else [],
         )
 
     # ------------------------------------------------------------------ one step
@@ -189,7 +170,7 @@ class CPUSampler:
             drafts_before: by index, drafts that count as the sequence's last tokens before that
                 position, behind those that `append_tokens` was told of. Rules hold as if they had
                 been sampled.
-            masks: of rows that follow a grammar.
+            masks: of rows that follow a grammar or their own tokens.
         """
         if masks is None and self._is_plain[rows].all():
             best_ids_R, best_R = self._ops.best_of_rows(logits_RV)
@@ -306,8 +287,6 @@ def _apply_rules(
         allowed = logits_V[rules.allowed_ids]
         logits_V.fill_(-torch.inf)
         logits_V[rules.allowed_ids] = allowed
-    if rules.params.bad_words:
-        logits_V[rules.forbidden_ids(drafts)] = -torch.inf
     if position < rules.min_length:
         logits_V[rules.min_tokens_ids] = -torch.inf
     if rules.bias_ids.numel():

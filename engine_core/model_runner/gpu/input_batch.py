@@ -3,7 +3,6 @@ Tokens are counted when the step that chooses them is launched: the host knows h
 before it knows which."""
 
 import dataclasses
-import math
 from collections.abc import Iterable
 
 import numpy as np
@@ -185,16 +184,8 @@ def pack_sampling(sampling: ResolvedSampling, *, vocab_size: int) -> PackedSampl
     assert params.is_greedy or params.seed is not None
     on_device = 0 <= sampling.num_logprobs <= num_device_logprobs(vocab_size)
     on_device &= not sampling.logprob_ids
-    min_tokens_ids = sampling.min_tokens_ids
-    # a word of one token is a bias that leaves it impossible
-    words = {word[0]: -math.inf for word in params.bad_words if len(word) == 1}
-    biases = params.logit_bias | words
+    biases, min_tokens_ids = params.logit_bias, sampling.min_tokens_ids
     refusal = None
-    if len(words) < len(set(params.bad_words)):
-        refusal = (
-            "bad_words has words of several tokens, a GPU serves those of one token; name others, "
-            "or start the engine with --device cpu"
-        )
     for name, number in (
         ("logit_bias", len(biases)),
         ("stop_token_ids with min_tokens", len(min_tokens_ids)),

@@ -36,6 +36,7 @@ _SAME_NAMES = (
     "prompt_logprobs",
     "logprob_token_ids",
     "bad_words",
+    "thinking_token_budget",
 )
 
 

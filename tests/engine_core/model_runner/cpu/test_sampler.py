@@ -241,32 +241,3 @@ def test_many_rows_report_what_each_would_report_alone_with_one_topk(monkeypatch
 def test_more_logprobs_than_tokens_are_all_tokens():
     sampler = make(SamplingParams(max_tokens=9, temperature=0.0, logprobs=V + 5))
     assert sample(sampler, logits_of(1)).logprobs[0].width == V + 1
-
-
-def test_the_last_token_of_a_bad_word_is_impossible_where_the_others_stand_before_it():
-    """Of the output alone, drafts included; words of one token always."""
-    params = SamplingParams(max_tokens=9, temperature=0.0, bad_words=((9,), (5, 6), (1, 2, 8)))
-    logits = torch.zeros(1, V)
-    for rank, token_id in enumerate((9, 6, 8, 50)):
-        logits[0, token_id] = 10.0 - rank
-    cases = {  # output, drafts: the best token that is left
-        ((), ()): 6,  # the prompt's 1, 2 are not the output's
-        ((5,), ()): 8,
-        ((1, 5), ()): 8,
-        ((5, 1), ()): 6,
-        ((1,), (2,)): 6,
-        ((1, 5), (1, 2)): 6,
-        ((3,), (5,)): 8,
-    }
-    for (output, drafts), expected in cases.items():
-        sampler = make(params, outputs=[output[:1]])
-        for token_id in output[1:]:
-            sampler.append_tokens(np.array([0]), np.array([token_id]))
-        position = [2 + len(output) + len(drafts)]
-        found = sample(sampler, logits, positions=position, drafts_before={0: drafts})
-        assert found.token_ids.tolist() == [expected], (output, drafts)
-    sampler = make(params, outputs=[(1, 2)])
-    logits[0, 6] = 8.5
-    assert sample(sampler, logits).token_ids.tolist() == [6]
-    logits[0, 6] = 0
-    assert sample(sampler, logits).token_ids.tolist() == [50], "8 would complete 1 2 8"
