@@ -44,6 +44,11 @@ class Counters:
     num_finished: dict[str, int] = dataclasses.field(default_factory=partial(_zeros, FinishReason))
     num_prefill_tokens: int = 0
     num_decode_tokens: int = 0
+    """With drafts."""
+    num_drafts: int = 0
+    """Times that a sequence had drafts to verify."""
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
     num_steps_by_tokens: list[int] = dataclasses.field(
         default_factory=lambda: [0] * (len(STEP_TOKENS_BOUNDS) + 1)
     )
@@ -71,6 +76,8 @@ class Counters:
             num_decodes = num_tokens
         elif num_tokens > num_decodes:
             num_decodes = int(np.count_nonzero(counts == 1))
+            drafts = plan.scheduled_spec_decode_tokens
+            num_decodes += sum(1 + len(own) for own in drafts.values())
         self.num_decode_tokens += num_decodes
         self.num_prefill_tokens += num_tokens - num_decodes
 

@@ -35,6 +35,8 @@ from engine_core.scheduler.process_outputs import OutputProcessor
 from engine_core.scheduler.request import Request, RequestStatus, Sequence
 from engine_core.scheduler.request_pool import RequestPool
 from engine_core.scheduler.schedule_waiting import WaitingScheduler
+from engine_core.scheduler.speculation.base import Proposer
+from engine_core.scheduler.speculation.speculator import Speculator
 from engine_core.scheduler.statistics import check_pool, collect_statistics
 from engine_core.scheduler.stop import check_stop
 from engine_core.scheduler.token_budget.attainment import SLOAttainment
@@ -59,6 +61,7 @@ class Scheduler(SchedulerInterface):
         config: its settings.
         kv_cache: the blocks; this scheduler alone may change it.
         policy, preemption_rule, token_budget: instead of those that the config names.
+        proposer: of drafts; None: the runner makes them, if there are any.
         constraints: what structured outputs are made with; None: there are none.
     """
 
@@ -70,6 +73,7 @@ class Scheduler(SchedulerInterface):
         policy: SchedulingPolicy | None = None,
         preemption_rule: PreemptionRule | None = None,
         token_budget: TokenBudget | None = None,
+        proposer: Proposer | None = None,
         constraints: Constraints | None = None,
     ) -> None:
         self._constraints = constraints
@@ -93,6 +97,9 @@ class Scheduler(SchedulerInterface):
         self._in_flight = InFlightSteps(pool, config.max_steps_in_flight)
         self._output_processor = OutputProcessor(pool, config.max_model_len)
         self._feedback = StepFeedback(pool, rule, budget)
+        self._speculator: Speculator | None = None
+        if config.num_speculative_tokens:
+            self._speculator = Speculator(pool, config, proposer)
         self._deadlines = Deadlines()
         self._slo = SLOAttainment(config, pool.counters)
         self._pause_why = ""
@@ -203,13 +210,18 @@ class Scheduler(SchedulerInterface):
             if sequence is not None and step.batch.position_of(sequence) is not None:
                 request_id = sequence.request.request_id
                 self.finish_requests(request_id, RequestStatus.FINISHED_ERROR, why)
+        if self._speculator is not None:
+            self._speculator.observe_drafts(step, model_runner_output)
         decoded = self._output_processor.process(step, model_runner_output, now)
         to_finish, self._samples_to_finish = self._samples_to_finish, {}
         for (request_id, index), status in to_finish.items():
             self.finish_sample(request_id, index, status)
-        self._feedback.observe(step, decoded, now)
+        duration_s = self._feedback.observe(step, decoded, now)
         if model_runner_output.draft_token_ids is not None:
             self.update_draft_token_ids(model_runner_output.draft_token_ids)
+        if self._speculator is not None:
+            self._speculator.observe_time(step, duration_s)
+            self._speculator.propose()
         outputs = self._pool.outputs.drain(scheduler_output.step_id)
         outputs.pop(PROBE_CLIENT, None)
         return outputs
@@ -264,12 +276,7 @@ class Scheduler(SchedulerInterface):
                 continue
             if self._pool.batch.is_in_flight(sequence.row):
                 continue  # they follow a token that is no longer its last
-            # one sampled token follows the drafts in any case
-            max_tokens = sequence.request.sampling_params.max_tokens
-            limit = min(
-                max_tokens - sequence.num_output_tokens - 1,
-                self._config.max_model_len - sequence.num_tokens - 1,
-            )
+            limit = sequence.max_drafts(self._config.max_model_len)
             sequence.spec_token_ids = drafts[: max(0, limit)]
 
     # ------------------------------------------------------------------ requests come and go
@@ -302,6 +309,8 @@ class Scheduler(SchedulerInterface):
 
     def _on_finish(self, request: Request, detail: str | None) -> None:
         self._explanations.finished(request, detail)
+        if self._speculator is not None:
+            self._speculator.learn(request)
         self._slo.count(request, self._feedback.now)
 
     def _check_queue(self, request: Request) -> None:

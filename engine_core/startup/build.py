@@ -173,7 +173,12 @@ def _assemble(
     constraints = None
     if structured_outputs is not None:
         constraints = TokenRules(structured_outputs, vocab_size=vocab_size)
-    scheduler = Scheduler(config.scheduler, kv_cache, constraints=constraints)
+    scheduler = Scheduler(
+        config.scheduler,
+        kv_cache,
+        proposer=runner_spec.options.speculation.make_proposer(),
+        constraints=constraints,
+    )
     pool = runner_spec.config.adapters
     adapters = open_adapters(runner_spec.options.adapters, pool, scheduler, config.model)
     if adapters is not None:

@@ -167,6 +167,8 @@ class EngineOptions(SchedulerConfig):
     # nothing simulated has these
     tenant_weights: Annotated[Mapping[str, float], _Unset] = dataclasses.field(default_factory=dict)
     num_lookahead_slots: Annotated[int, _Unset] = 0
+    num_speculative_tokens: Annotated[int, _Unset] = 0
+    max_num_drafts: Annotated[int, _Unset] = 256
     num_decode_steps: Annotated[int, _Unset] = 1
     max_num_adapters: Annotated[int | None, _Unset] = None
     max_steps_in_flight: Annotated[int, _Unset] = 1
