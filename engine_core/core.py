@@ -274,7 +274,7 @@ class EngineCore:
             raise RequestRefused(
                 ErrorCode.NOT_SUPPORTED,
                 "structured_outputs, bad_words and thinking_token_budget need the model's "
-                "tokenizer and a CPU, and this engine has not both; omit them, or start it with "
+                "tokenizer, which this engine does not have; omit them, or start it with "
                 "--tokenizer",
             )
 
