@@ -30,8 +30,8 @@ class TokenRules(Constraints):
         self._grammars = grammars
         self._num_words = -(-vocab_size // _WORD_BITS)
 
-    def take_refused(self) -> AnySequence[tuple[Request, str]]:
-        return self._grammars.take_refused()
+    def take_compiled(self) -> AnySequence[tuple[Request, str | None]]:
+        return self._grammars.take_compiled()
 
     def begin_masks(self, constrained: AnySequence[ConstrainedSequence]) -> TokenMasks | None:
         by_grammar = [each for each in constrained if each.sequence.request.grammar is not None]
