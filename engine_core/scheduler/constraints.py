@@ -13,8 +13,8 @@ from engine_core.scheduler.request import Request, Sequence
 
 @dataclasses.dataclass(slots=True)  # one a sequence and step: frozen takes a microsecond more
 class ConstrainedSequence:
-    """A sequence of the plan whose next tokens follow a grammar: the one behind its tokens, and one
-    behind each of its drafts. `place`: in the batch."""
+    """A sequence of the plan whose next tokens follow a grammar or its own tokens: the one behind
+    these, and one behind each of its drafts. `place`: in the batch."""
 
     place: int
     sequence: Sequence
@@ -58,5 +58,6 @@ class Constraints(Protocol):
         """Of a sequence that had a mask and is in no step in flight: its next tokens, as long as
         only one is possible."""
 
-    def begin_masks(self, constrained: AnySequence[ConstrainedSequence]) -> TokenMasks:
-        """Start to make the masks of a step. The sequences have their tokens as they are now."""
+    def begin_masks(self, constrained: AnySequence[ConstrainedSequence]) -> TokenMasks | None:
+        """Start to make the masks of a step. The sequences have their tokens as they are now. None:
+        every token is possible everywhere."""
