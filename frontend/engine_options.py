@@ -60,7 +60,8 @@ _CHANGE_NO_RESULT = {
 }
 """The same, where any value gives the same answers: taken, and said once."""
 _SPECULATIVE_METHODS = {
-    "ngram": "ngram", "suffix": "suffix", "draft_model": "draft", "eagle": "eagle", "eagle3": "eagle"
+    "ngram": "ngram", "suffix": "suffix", "draft_model": "draft", "eagle": "eagle",
+    "eagle3": "eagle",
 }  # fmt: skip
 _SPECULATIVE_NAMES = {
     "model": "draft_model",

@@ -6,8 +6,8 @@ With a the probability that a draft is accepted behind accepted ones, n sequence
     price      (T(n + d) - T(n)) / d, in tokens: times the tokens a second that the step brings
 
 the j-th draft of a sequence brings a^j tokens and costs `price`, so it gets
-k = floor(log(price) / log(a)) of them. Copied text comes in runs: a sequence begins with two drafts,
-gets twice as many as long as all are accepted, and one more than were accepted otherwise."""
+k = floor(log(price) / log(a)) of them. Copied text comes in runs: a sequence begins with two, has
+twice as many as long as all are accepted, and otherwise one more than were accepted."""
 
 import numpy as np
 
