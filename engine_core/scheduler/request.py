@@ -53,7 +53,7 @@ class RequestStatus(enum.IntEnum):
     FINISHED_ERROR = 8
     FINISHED_TIMEOUT = 9
     FINISHED_REFUSED = 10
-    """Its grammar cannot be compiled."""
+    """Its grammar cannot be used."""
 
     @property
     def is_finished(self) -> bool:

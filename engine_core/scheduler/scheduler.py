@@ -111,7 +111,7 @@ class Scheduler(SchedulerInterface):
     def schedule(self, now: float = 0.0) -> SchedulerOutput:
         self._in_flight.check_may_plan()
         self._end_expired(now)
-        self._end_refused()
+        self._take_compiled()
         self._policy.new_step()
         step_id = self._in_flight.next_step_id
         self._explanations.new_step(step_id)
@@ -179,10 +179,15 @@ class Scheduler(SchedulerInterface):
                 "timeout_s, ask for fewer tokens, or try again when fewer requests wait",
             )
 
-    def _end_refused(self) -> None:
-        for request, why in () if self._constraints is None else self._constraints.take_refused():
-            if self._pool.by_id.get(request.request_id) is request:
-                self.finish_requests(request.request_id, RequestStatus.FINISHED_REFUSED, why)
+    def _take_compiled(self) -> None:
+        """Requests whose grammars are there enter the queue; those that cannot have them end."""
+        for request, why_not in self._constraints.take_compiled() if self._constraints else ():
+            if self._pool.compiling.get(request.request_id) is not request:
+                continue  # it ended meanwhile
+            if why_not is None:
+                self._pool.enter_queue(request)
+            else:
+                self._pool.finish_request(request, RequestStatus.FINISHED_REFUSED, why_not)
 
     def _begin_masks(self, plan: SchedulerOutput) -> TokenMasks | None:
         """For what of the plan follows a grammar and is to get a token."""
@@ -321,7 +326,7 @@ class Scheduler(SchedulerInterface):
         if request.is_resumed:
             return
         pool = self._pool
-        num_requests, num_tokens = len(pool.waiting), pool.num_queued_tokens
+        num_requests, num_tokens = self.get_request_counts()[1], pool.num_queued_tokens
         max_requests, max_tokens = self._config.max_queued_requests, self._config.max_queued_tokens
         if (max_requests is not None and num_requests >= max_requests) or (
             max_tokens is not None
@@ -388,7 +393,8 @@ class Scheduler(SchedulerInterface):
         return self._in_flight.next_step_id
 
     def get_request_counts(self) -> tuple[int, int]:
-        return len(self._pool.running), len(self._pool.waiting)
+        pool = self._pool
+        return len(pool.running), len(pool.waiting) + len(pool.compiling)
 
     def has_work(self) -> bool:
         return bool(self._pool.by_id) or self._pool.outputs.has_terminal
@@ -443,13 +449,16 @@ class Scheduler(SchedulerInterface):
         num_ahead = None
         if request.status is not RequestStatus.RUNNING:
             waiting = enumerate(self._pool.waiting)
-            num_ahead = next(count for count, other in waiting if other is request)
+            num_ahead = next((count for count, other in waiting if other is request), 0)
         return self._explanations.of_unfinished(request, num_ahead, self._feedback.now)
 
     def explain_all(self, tenant: str | None) -> RequestInfos:
         pool = self._pool
         return self._explanations.of_all(
-            pool.running.values(), pool.waiting, tenant, self._feedback.now
+            pool.running.values(),
+            (*pool.waiting, *pool.compiling.values()),
+            tenant,
+            self._feedback.now,
         )
 
     def reset_prefix_cache(self) -> int:

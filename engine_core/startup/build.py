@@ -221,7 +221,7 @@ def _assemble(
 def _structured_outputs(opened: OpenModel, runner_spec: RunnerSpec) -> StructuredOutputs | None:
     """Reads the tokenizer while the runner is built."""
     tokenizer, vocab_size = opened.tokenizer, runner_spec.config.vocab_size
-    if tokenizer is None or runner_spec.loaded.ops.device.type == "cuda":
+    if tokenizer is None:
         return None
 
     def make_compiler() -> Compiler:

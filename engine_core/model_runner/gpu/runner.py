@@ -15,6 +15,7 @@ from engine_core.kv_cache import CacheCopies
 from engine_core.model_runner.cache import PagedKVCache
 from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.drafts import num_drafts_of
+from engine_core.model_runner.gpu.grammar_masks import GrammarMasks
 from engine_core.model_runner.gpu.input_batch import GPUInputBatch, PenaltyRow, RowChanges
 from engine_core.model_runner.gpu.packing import PackedStepBuffer
 from engine_core.model_runner.gpu.queue import DeviceQueue, Work
@@ -31,7 +32,8 @@ from engine_core.model_runner.gpu.warm_up import (
 from engine_core.model_runner.prompt_logprobs import PromptColumns
 from engine_core.model_runner.rows import RunnerRows
 from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
-from kernels.interface.device_steps import DeviceStepOperations, SamplingMode
+from engine_core.scheduler.constraints import TokenMasks
+from kernels.interface.device_steps import DeviceStepOperations, LogitMasks, SamplingMode
 from kernels.interface.sampling_rows import StepResults
 from kernels.interface.step_inputs import DeviceRows, PackedLayout, StepTensors
 
@@ -118,8 +120,10 @@ class GPUModelRunner:
             token_ids=self._sampler.rows.state_NX, block_tables=self._sampler.rows.lists_3NM
         )
         """The sampling state as rows that updates are written to."""
-        self.graphs: dict[tuple[int, SamplingMode], Work] = {}
-        """Captured decode steps by bucket and mode."""
+        self.graphs: dict[tuple[int, SamplingMode | None], Work] = {}
+        """Captured decode steps by bucket and mode; None: only up to the logits."""
+        self._logits_of_graph: dict[int, torch.Tensor] = {}
+        self._grammar_masks: GrammarMasks | None = None
         self._in_flight: collections.deque[_InFlightStep] = collections.deque()
         self._free_slots = collections.deque(range(_MAX_STEPS_IN_FLIGHT))
         queue.synchronize()  # what was allocated was also filled, perhaps on another stream
@@ -148,7 +152,7 @@ class GPUModelRunner:
             self.batch.append_tokens(step.sampled_rows_N)
         slot, refusals = self._free_slots[0], dict(self.batch.refusals)
         try:
-            results, wait = self._launch(slot, step, changes, plan.copies)
+            results, wait = self._launch(slot, step, changes, plan.copies, plan.token_masks)
         except Exception:
             self._queue.synchronize()  # what was launched of it may still read the buffers
             raise
@@ -211,7 +215,7 @@ class GPUModelRunner:
         @torch.inference_mode()
         def capture() -> None:
             for bucket in reversed(self._buckets):  # the others fit into the largest one's memory
-                for mode in SamplingMode:
+                for mode in (*SamplingMode, None):
                     self._graph(bucket, mode)
 
         if capture_at_start:
@@ -228,7 +232,12 @@ class GPUModelRunner:
     # ------------------------------------------------------------------ on the device
 
     def _launch(
-        self, slot: int, step: GPUStep | None, changes: RowChanges, copies: CacheCopies
+        self,
+        slot: int,
+        step: GPUStep | None,
+        changes: RowChanges,
+        copies: CacheCopies,
+        masks: TokenMasks | None = None,
     ) -> tuple[HostResults, Work]:
         """Returns where the results will be, and what waits for them."""
         packed = self._buffer.pack(slot, step, changes)
@@ -247,7 +256,7 @@ class GPUModelRunner:
         def work() -> None:
             graph = None
             if step is not None and step.bucket is not None:
-                graph = self._graph(step.bucket, step.mode)
+                graph = self._graph(step.bucket, step.mode if masks is None else None)
             self.storage.carry_out(copies)
             self._buffer.send(
                 packed, self._steps, rows=self._device_rows, sampling=self._sampling_tables
@@ -259,7 +268,9 @@ class GPUModelRunner:
             if step is None:
                 self._update_rows()
                 return
-            if graph is None:
+            if masks is not None:
+                self._compute_masked(slot, step, results, graph, masks)
+            elif graph is None:
                 self._compute(step, results)
             else:
                 graph()
@@ -268,15 +279,47 @@ class GPUModelRunner:
 
         return results, self._queue.launch(work)
 
-    def _graph(self, bucket: int, mode: SamplingMode) -> Work:
+    def _compute_masked(
+        self,
+        slot: int,
+        step: GPUStep,
+        results: HostResults,
+        graph: Work | None,
+        masks: TokenMasks,
+    ) -> None:
+        """The device computes logits while masks are made; then they are sent, and it samples."""
+        if graph is None:
+            logits_NV = self._forward(step, results)
+            assert logits_NV is not None, "masks are of sampled sequences"
+        else:
+            assert step.bucket is not None
+            graph()
+            logits_NV = self._logits_of_graph[step.bucket][: len(step.sampled_N)]
+        if self._grammar_masks is None:
+            self._grammar_masks = GrammarMasks(
+                self._queue,
+                num_logits=self.config.max_num_logits,
+                vocab_size=self.config.vocab_size,
+                num_slots=_MAX_STEPS_IN_FLIGHT,
+            )
+        self._choose(step, logits_NV, self._grammar_masks.send(slot, step, masks))
+
+    def _graph(self, bucket: int, mode: SamplingMode | None) -> Work:
         """What replays a decode step of the bucket; called inside launched work, before the step's
         own words are sent."""
         graph = self.graphs.get((bucket, mode))
         if graph is None:
-            padded = self._dummy([1] * bucket, mode)
+            padded = self._dummy([1] * bucket, mode or SamplingMode.PLAIN)
+
+            def compute() -> None:
+                if mode is not None:
+                    self._compute(padded)
+                elif (logits_NV := self._forward(padded)) is not None:
+                    self._logits_of_graph[bucket] = logits_NV
+
             self._buffer.send_empty()
-            self._compute(padded)  # once, so that nothing is compiled or set up during capture
-            graph = self.graphs[bucket, mode] = self._queue.capture(lambda: self._compute(padded))
+            compute()  # once, so that nothing is compiled or set up during capture
+            graph = self.graphs[bucket, mode] = self._queue.capture(compute)
         return graph
 
     def _update_rows(self) -> None:
@@ -296,6 +339,12 @@ class GPUModelRunner:
         """All between the copy to the device and the copy back: the same calls for a step that is
         launched piece by piece and, without `results`, for one that is captured in a graph. Chosen
         tokens are appended to their rows. Of `step` only counts and mode are read."""
+        logits_NV = self._forward(step, results)
+        if logits_NV is not None:
+            self._choose(step, logits_NV)
+
+    def _forward(self, step: GPUStep, results: HostResults | None = None) -> torch.Tensor | None:
+        """The logits of what is sampled; None if nothing is."""
         packed, layout = self._buffer.device_words, self._buffer.layout
         num_sequences, num_sampled = len(step.rows_R), len(step.sampled_N)
         self._update_rows()
@@ -314,12 +363,21 @@ class GPUModelRunner:
         if results is not None:
             self._report_prompts(hidden_TE, step, results)
         if not num_sampled:
-            return
+            return None
         last_NE = hidden_TE.index_select(0, tensors.logits_at_R[:num_sampled])
         logits_NV = self._model.compute_logits(last_NE)
         if results is not None:
             results.fetch_logits(logits_NV, step)
-        self._sampler.sample(logits_NV, packed, layout, num_sequences=num_sequences, mode=step.mode)
+        return logits_NV
+
+    def _choose(
+        self, step: GPUStep, logits_NV: torch.Tensor, masks: LogitMasks | None = None
+    ) -> None:
+        packed, layout = self._buffer.device_words, self._buffer.layout
+        num_sequences, num_sampled = len(step.rows_R), len(step.sampled_N)
+        self._sampler.sample(
+            logits_NV, packed, layout, num_sequences=num_sequences, mode=step.mode, masks=masks
+        )
         self._steps.append_sampled(
             packed,
             layout,
