@@ -65,6 +65,7 @@ _SPECULATIVE_METHODS = {
 }  # fmt: skip
 _SPECULATIVE_NAMES = {
     "model": "draft_model",
+    "quantization": "draft_quantization",
     "num_speculative_tokens": "num_speculative_tokens",
     "prompt_lookup_max": "prompt_lookup_max",
     "prompt_lookup_min": "prompt_lookup_min",

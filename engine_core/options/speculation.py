@@ -22,7 +22,7 @@ _LOOKUP_MIN, _LOOKUP_MAX = 3, 5
 class SpeculationOptions:
     speculative: Annotated[SpeculativeName | None, COMMON] = None
     """Verify several guessed tokens in one step, which changes none. ngram: what followed the
-    last tokens before; suffix: or in earlier outputs too; draft: what --draft-model says."""
+    last tokens before; suffix: or in earlier outputs too; draft: what a smaller model samples."""
     num_speculative_tokens: Annotated[int | None, POSITIVE] = None
     """Most guessed tokens of a sequence in a step (default 8), fewer as measured."""
     draft_model: str | None = None

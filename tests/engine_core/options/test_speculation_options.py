@@ -34,6 +34,12 @@ def test_each_name_makes_its_proposer():
             "--prompt-lookup-min is 4 and --prompt-lookup-max 3",
         ),
         ({"speculative": "eagle"}, "eagle"),
+        ({"speculative": "draft"}, "name one with --draft-model"),
+        ({"draft_model": "m"}, "--draft-model has no effect without --speculative"),
+        (
+            {"speculative": "ngram", "draft_quantization": "int4"},
+            "--draft-quantization has no effect with --speculative ngram",
+        ),
     ],
 )
 def test_what_has_no_effect_or_is_not_built_is_refused_by_name(given, why):
