@@ -250,7 +250,7 @@ def test_help_shows_the_dozen_common_options_and_help_all_every_one(capsys):
         if field.name  # the last one is broken over a line
         not in (*PARTS, "long_prefill_token_threshold")
     ]
-    assert len([name for name in names if f" {name} " in common]) == 14
+    assert len([name for name in names if f" {name} " in common]) == 13
     assert not [name for name in names if name not in everything]
     assert "--help-all" in common
     assert "Advanced scheduling" in everything
