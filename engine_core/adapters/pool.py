@@ -43,6 +43,7 @@ class AdapterPool:
         self.rows: LoRARows = ops.lora_rows(
             num_slots, max_rank=max_rank, max_num_tokens=max_num_tokens, dtype=dtype
         )
+        self._device = ops.device
         self._model: Decoder | None = None
         self._stacks: list[LoRAStack] = []
         self.targets = targets_of(model)
@@ -89,11 +90,18 @@ class AdapterPool:
 
     def place(self, slot: int, fingerprint: str, prepared: Prepared | None) -> None:
         """Fill a slot that no row has, or empty it; between two steps."""
+        self._synchronize()
         self.slot_of = {key: used for key, used in self.slot_of.items() if used != slot}
         for index, stack in enumerate(self._stacks):
             stack.place(slot, None if prepared is None else prepared.get(index))
+        self._synchronize()
         if prepared is not None:
             self.slot_of[fingerprint] = slot
+
+    def _synchronize(self) -> None:
+        """Steps run on a stream of their own."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
 
 
 def targets_of(model: Decoder) -> AdapterTargets:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from engine_core.kv_cache import CacheCopies
+from engine_core.model_runner.adapter_rows import Int32Array
 from engine_core.model_runner.cache import PagedKVCache
 from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.drafts import num_drafts_of
@@ -120,6 +121,8 @@ class GPUModelRunner:
         """The sampling state as rows that updates are written to."""
         self.graphs: dict[tuple[int, SamplingMode], Work] = {}
         """Captured decode steps by bucket and mode."""
+        self.adapter_graphs: dict[tuple[int, SamplingMode], Work] = {}
+        """Likewise, of steps with adapters: the others launch nothing for them."""
         self._in_flight: collections.deque[_InFlightStep] = collections.deque()
         self._free_slots = collections.deque(range(_MAX_STEPS_IN_FLIGHT))
         queue.synchronize()  # what was allocated was also filled, perhaps on another stream
@@ -148,7 +151,10 @@ class GPUModelRunner:
             self.batch.append_tokens(step.sampled_rows_N)
         slot, refusals = self._free_slots[0], dict(self.batch.refusals)
         try:
-            results, wait = self._launch(slot, step, changes, plan.copies)
+            slots_T = None
+            if step is not None:
+                slots_T = self.batch.adapters.of_tokens(step.rows_R, step.num_scheduled_R)
+            results, wait = self._launch(slot, step, changes, plan.copies, slots_T)
         except Exception:
             self._queue.synchronize()  # what was launched of it may still read the buffers
             raise
@@ -212,7 +218,9 @@ class GPUModelRunner:
         def capture() -> None:
             for bucket in reversed(self._buckets):  # the others fit into the largest one's memory
                 for mode in SamplingMode:
-                    self._graph(bucket, mode)
+                    self._graph(bucket, mode, has_adapters=False)
+                    if self.config.adapters is not None:
+                        self._graph(bucket, mode, has_adapters=True)
 
         if capture_at_start:
             self._queue.launch(capture)()
@@ -222,15 +230,21 @@ class GPUModelRunner:
 
     def _run_dummy(self, step: GPUStep) -> None:
         copies = copies_of_every_kind(self.config)
-        _, wait = self._launch(self._free_slots[0], step, changes_of_every_kind(), copies)
+        slots_T = self.batch.adapters.of_dummy(step.num_tokens)
+        _, wait = self._launch(self._free_slots[0], step, changes_of_every_kind(), copies, slots_T)
         wait()
 
     # ------------------------------------------------------------------ on the device
 
     def _launch(
-        self, slot: int, step: GPUStep | None, changes: RowChanges, copies: CacheCopies
+        self,
+        slot: int,
+        step: GPUStep | None,
+        changes: RowChanges,
+        copies: CacheCopies,
+        slots_T: Int32Array | None,
     ) -> tuple[HostResults, Work]:
-        """Returns where the results will be, and what waits for them."""
+        """Returns where the results will be, and what waits for them. `slots_T`: of adapters."""
         packed = self._buffer.pack(slot, step, changes)
         raw_logits_WV = None
         if step is not None and step.from_host_N.size:
@@ -247,7 +261,7 @@ class GPUModelRunner:
         def work() -> None:
             graph = None
             if step is not None and step.bucket is not None:
-                graph = self._graph(step.bucket, step.mode)
+                graph = self._graph(step.bucket, step.mode, has_adapters=slots_T is not None)
             self.storage.carry_out(copies)
             self._buffer.send(
                 packed, self._steps, rows=self._device_rows, sampling=self._sampling_tables
@@ -259,6 +273,7 @@ class GPUModelRunner:
             if step is None:
                 self._update_rows()
                 return
+            self.batch.adapters.begin_step(slots_T)
             if graph is None:
                 self._compute(step, results)
             else:
@@ -268,15 +283,18 @@ class GPUModelRunner:
 
         return results, self._queue.launch(work)
 
-    def _graph(self, bucket: int, mode: SamplingMode) -> Work:
+    def _graph(self, bucket: int, mode: SamplingMode, *, has_adapters: bool) -> Work:
         """What replays a decode step of the bucket; called inside launched work, before the step's
         own words are sent."""
-        graph = self.graphs.get((bucket, mode))
+        graphs = self.adapter_graphs if has_adapters else self.graphs
+        graph = graphs.get((bucket, mode))
         if graph is None:
+            adapters = self.batch.adapters
+            adapters.begin_step(adapters.of_dummy(bucket) if has_adapters else None)
             padded = self._dummy([1] * bucket, mode)
             self._buffer.send_empty()
             self._compute(padded)  # once, so that nothing is compiled or set up during capture
-            graph = self.graphs[bucket, mode] = self._queue.capture(lambda: self._compute(padded))
+            graph = graphs[bucket, mode] = self._queue.capture(lambda: self._compute(padded))
         return graph
 
     def _update_rows(self) -> None:
