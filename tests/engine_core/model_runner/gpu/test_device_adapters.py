@@ -36,8 +36,8 @@ def config_with_adapters(reference, ops):
                 )
                 for number, size in enumerate(sizes)
             }
-            prepared[index] = pool._stacks[index].prepare(parts)
-        pool.place(slot, key, prepared)
+            prepared[index] = parts
+        pool.place(slot, key, pool.prepare(prepared))
     return runner_config(model, ops, adapters=pool, max_num_batched_tokens=96)
 
 
