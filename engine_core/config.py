@@ -42,6 +42,8 @@ class EngineConfig:
     isolate_tenants: bool
     drain_timeout_s: float
     trace: str | None
+    speculative: str | None
+    """What makes drafts."""
     scheduler: SchedulerConfig
 
     def __str__(self) -> str:

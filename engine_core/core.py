@@ -273,8 +273,8 @@ class EngineCore:
         elif request.sampling_params.structured_output is not None:
             raise RequestRefused(
                 ErrorCode.NOT_SUPPORTED,
-                "structured_outputs need the model's tokenizer and a CPU, and this engine has not "
-                "both; omit them, or start it with --tokenizer",
+                "structured_outputs need the model's tokenizer, which this engine does not have; "
+                "omit them, or start it with --tokenizer",
             )
 
     def _reject(self, client: Client, message: EngineRequest, code: ErrorCode, why: str) -> None:

@@ -215,7 +215,13 @@ class EngineStatistics(Message, frozen=True, tag=2):
     num_prefill_tokens: int = 0
     """Computed by sequences with several tokens in a step: prompts, and what is computed again."""
     num_decode_tokens: int = 0
-    """Computed by sequences with one token in a step."""
+    """Computed by sequences with one token in a step, or with one and drafts."""
+    num_drafts: int = 0
+    """Times that a sequence had drafts to verify."""
+    num_draft_tokens: int = 0
+    """Drafts that were verified."""
+    num_accepted_tokens: int = 0
+    """Of those, drafts that are in an output."""
     num_steps_by_tokens: list[int] = []
     """Steps of at most as many tokens as the entry of STEP_TOKENS_BOUNDS says, and more than the
     entry before; the last: of more than all."""

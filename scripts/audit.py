@@ -18,31 +18,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from scripts.command_line import make_app, run_app
 
 PROJECT = Path(__file__).resolve().parents[1] / "pyproject.toml"
+_DIRECT = PROJECT.read_text().partition("dependencies = [")[2].partition("\n]")[0]
 
 CLEAN, VULNERABLE, NOT_AUDITED = 0, 1, 3
-REASONS = {
-    "pyzmq": "client and engine exchange messages; CURVE keys over TCP",
-    "msgspec": "messages, typed and checked as they are decoded",
-    "uvloop": "the client's event loop",
-    "tokenizers": "texts to tokens and back, in the client",
-    "jinja2": "chat templates, in its sandbox",
-    "cyclopts": "command lines, and TOML files of options",
-    "platformdirs": "where caches and keys are kept",
-    "rich": "a chat's answers as Markdown, while they stream",
-    "markdown-it-py": "the blocks of such an answer; rich needs it, too",
-    "prompt-toolkit": "a chat's lines: pastes of several lines, history",
-    "tqdm": "the progress bar of LLM.generate",
-    "starlette": "routes, requests and answers over HTTP",
-    "uvicorn": "the HTTP server",
-    "httptools": "its parser of HTTP",
-    "prometheus-client": "metrics in Prometheus' formats",
-    "numpy": "the scheduler's columns; sampling on a CPU",
-    "torch": "tensors; the reference and GPU backends",
-    "safetensors": "weights of Hugging Face folders",
-    "gguf": "types and block layouts of GGUF files",
-    "transformers": "models without code of our own; tokenizers of older formats",
-}
-"""Of each direct dependency of pyproject.toml."""
+REASONS = dict(re.findall(r'^    "([\w.-]+)[^"]*",  # (.+)$', _DIRECT, re.MULTILINE))
+"""Of each direct dependency: its comment in pyproject.toml."""
 _TIME_LIMIT_S = 300
 
 app = make_app("audit", __doc__ or "")

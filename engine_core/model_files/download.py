@@ -281,7 +281,11 @@ def download_from_hub(
     """The folder of a snapshot of `model_id`, from the hub's cache where it is complete.
     Raises DownloadFailed: no such model, no access, or no network."""
     from huggingface_hub import snapshot_download  # half a second, and only needed here
-    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
 
     report(f"looking for {model_id} on the Hugging Face hub")
     try:
@@ -291,6 +295,11 @@ def download_from_hub(
         raise DownloadFailed(
             f"{model_id} on the Hugging Face hub asks for consent first; accept its terms there "
             f"and log in with `hf auth login`"
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise DownloadFailed(
+            f"{model_id} is not on the Hugging Face hub, or private; check the name, or log in "
+            "with `hf auth login`"
         ) from error
     except LocalEntryNotFoundError as error:
         raise DownloadFailed(

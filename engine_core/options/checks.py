@@ -16,6 +16,12 @@ def check_options(options: EngineOptions) -> None:
             name = field.name.replace("_", "-")
             raise ConfigurationError(f"--{name} is {value}, it must be finite")
     _check_weights(options)
+    options.speculation.check()
+    if options.speculation.speculative is not None and options.trace is not None:
+        raise ConfigurationError(
+            "--trace with --speculative cannot be replayed, as a trace holds no drafts; omit one "
+            "of them"
+        )
     if options.load_format == "dummy" and options.tokenizer is not None:
         raise ConfigurationError(
             "--tokenizer has no effect with --load-format dummy, whose clients send token ids; "

@@ -11,6 +11,7 @@ from engine_core.logs import LogFormat
 from engine_core.options.adapters import AdapterOptions
 from engine_core.options.scheduling import SchedulingOptions
 from engine_core.options.security import SecurityOptions
+from engine_core.options.speculation import SpeculationOptions
 from engine_core.options.values import (
     CACHE,
     COMMON,
@@ -95,6 +96,7 @@ class EngineOptions:
     memory, CPU only."""
 
     scheduling: SchedulingOptions = dataclasses.field(default_factory=SchedulingOptions)
+    speculation: SpeculationOptions = dataclasses.field(default_factory=SpeculationOptions)
 
     bind: Annotated[str | None, COMMON] = None
     """ipc://PATH or tcp://HOST:PORT (port 0: any); default: a private Unix socket."""

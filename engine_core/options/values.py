@@ -12,6 +12,7 @@ ADAPTERS = Parameter(group=Group.create_ordered("Adapters"))
 CACHE = Parameter(group=Group.create_ordered("KV cache"))
 SCHEDULING = Parameter(group=Group.create_ordered("Scheduling"))
 ADVANCED_SCHEDULING = Parameter(group=Group.create_ordered("Advanced scheduling"))
+SPECULATION = Parameter(group=Group.create_ordered("Speculative decoding"))
 SERVING = Parameter(group=Group.create_ordered("Serving"))
 COMMON = Parameter(show=True)
 FLAG = Parameter(negative="")
@@ -40,13 +41,3 @@ def at_least(least: float, **more: float) -> Parameter:
 SIZE = Parameter(converter=_size, n_tokens=1)
 """Typed as a size, such as 2GiB, and read as bytes."""
 POSITIVE, NOT_NEGATIVE = at_least(1), at_least(0)
-
-
-AT_LEAST_ONE = validators.Number(gte=1)
-
-
-def option(help_text: str, group: Group, *, is_common: bool = False, **more: Any) -> Parameter:
-    """One whose help stands beside its type."""
-    if is_common:
-        more["show"] = True
-    return Parameter(help=help_text, group=group, **more)

@@ -18,6 +18,8 @@ _MINIMUM = {
     "max_long_partial_prefills": 1,
     "long_prefill_token_threshold": 0,
     "num_lookahead_slots": 0,
+    "num_speculative_tokens": 0,
+    "max_num_drafts": 0,
     "num_decode_steps": 1,
     "max_queued_requests": 1,
     "max_queued_tokens": 1,
@@ -80,6 +82,10 @@ class SchedulerConfig:
     """Likewise, prompt and output tokens of the waiting requests."""
     num_lookahead_slots: int = 0
     """Slots allocated behind each sequence's tokens."""
+    num_speculative_tokens: int = 0
+    """Most drafts of a sequence in a step, of those that a proposer makes; 0: there is none."""
+    max_num_drafts: int = 256
+    """Most drafts of a step: each has a row of logits."""
     num_decode_steps: int = 1
     """Most decode steps of a plan, as far as lookahead slots last."""
     max_num_adapters: int | None = None

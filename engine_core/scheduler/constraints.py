@@ -50,8 +50,9 @@ class TokenMasks(Protocol):
 class Constraints(Protocol):
     """What makes masks. All calls come from the loop's thread."""
 
-    def take_refused(self) -> AnySequence[tuple[Request, str]]:
-        """Requests whose grammars cannot be used, and why, since the last call."""
+    def take_compiled(self) -> AnySequence[tuple[Request, str | None]]:
+        """Requests that need wait for their grammars no longer, since the last call: None, or why
+        these cannot be used."""
 
     def begin_masks(self, constrained: AnySequence[ConstrainedSequence]) -> TokenMasks:
         """Start to make the masks of a step. The sequences have their tokens as they are now."""

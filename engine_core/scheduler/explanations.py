@@ -97,6 +97,8 @@ class Explanations:
         return RequestInfos(requests=infos, num_unfinished=len(infos) + sum(1 for _ in asked))
 
     def _why(self, request: Request, num_ahead: int) -> _Reason:
+        if request.grammar is not None and not request.grammar.is_ready:
+            return WaitReason.GRAMMAR, "its structured output is being compiled"
         if request.request_id in self._skipped:
             return self._skipped[request.request_id]
         if request.first_step_id > self._step_id or self._stop is None:

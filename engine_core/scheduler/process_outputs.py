@@ -150,12 +150,22 @@ class OutputProcessor:
         # the results of rejected drafts are discarded: their slots are written again
         sequence.num_computed_tokens -= most - len(token_ids)
         kept = append_until_stop(sequence, token_ids, self._max_model_len)
+        if most > 1:
+            self._count_drafts(request, most - 1, min(len(kept), len(token_ids) - 1))
         if np.isnan(batch.first_token_s[row]):
             batch.first_token_s[row] = now
         if logprobs is not None:
             logprobs = logprobs.part(0, len(kept))
         self._pool.emit_output(sequence, kept, logprobs)
         batch.fast_path[row] = not request.sampling_params.reports_logprobs
+
+    def _count_drafts(self, request: Request, num_drafts: int, num_accepted: int) -> None:
+        counters = self._pool.counters
+        counters.num_drafts += 1
+        counters.num_draft_tokens += num_drafts
+        counters.num_accepted_tokens += num_accepted
+        request.num_draft_tokens += num_drafts
+        request.num_accepted_tokens += num_accepted
 
     def _process_beams(self, request: Request, reported: dict[str, Logprobs | None]) -> None:
         """All beams advance together. One that catches up before the others computes its last token

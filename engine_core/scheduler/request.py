@@ -53,7 +53,7 @@ class RequestStatus(enum.IntEnum):
     FINISHED_ERROR = 8
     FINISHED_TIMEOUT = 9
     FINISHED_REFUSED = 10
-    """Its grammar cannot be compiled."""
+    """Its grammar cannot be used."""
 
     @property
     def is_finished(self) -> bool:
@@ -174,6 +174,10 @@ class Request:
         """Prompt tokens found in the cache at the first admission; None before it."""
         self.cache_lookup: CacheLookup | None = None
         self.preemptions: list[Preemption] = []
+        self.num_draft_tokens = 0
+        """Verified."""
+        self.num_accepted_tokens = 0
+        """Drafts that are in the output."""
         self.num_prompt_logprobs = 0
         """Tokens of the prompt whose log-probabilities were sent; the first has none."""
         self.first_output_sent = False
@@ -259,6 +263,11 @@ class Request:
         if self.beam_search is None and len(self.sequences) < self.num_sequences:
             return True
         return any(sequence.row is None for sequence in self.unfinished)
+
+    @property
+    def scope(self) -> tuple[str | None, str | None]:
+        """Requests of different scopes know nothing of each other's tokens."""
+        return self.cache_salt, self.adapter
 
     # ------------------------------------------------------------------ its first sequence
 
@@ -453,6 +462,14 @@ class Sequence:
         if self._batch is not None and self.row is not None:
             rows = self._batch.rows_with_drafts
             (rows.add if drafts else rows.discard)(self.row)
+
+    def max_drafts(self, max_model_len: int) -> int:
+        """As many as may all be accepted: one sampled token follows them in any case."""
+        max_tokens = self.request.sampling_params.max_tokens
+        num_tokens = self.num_tokens
+        return min(
+            self.num_prompt_tokens + max_tokens - num_tokens - 1, max_model_len - num_tokens - 1
+        )
 
     # ------------------------------------------------------------------ rows
 

@@ -44,6 +44,11 @@ class Counters:
     num_finished: dict[str, int] = dataclasses.field(default_factory=partial(_zeros, FinishReason))
     num_prefill_tokens: int = 0
     num_decode_tokens: int = 0
+    """With drafts."""
+    num_drafts: int = 0
+    """Times that a sequence had drafts to verify."""
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
     num_steps_by_tokens: list[int] = dataclasses.field(
         default_factory=lambda: [0] * (len(STEP_TOKENS_BOUNDS) + 1)
     )
@@ -71,6 +76,8 @@ class Counters:
             num_decodes = num_tokens
         elif num_tokens > num_decodes:
             num_decodes = int(np.count_nonzero(counts == 1))
+            drafts = plan.scheduled_spec_decode_tokens
+            num_decodes += sum(1 + len(own) for own in drafts.values())
         self.num_decode_tokens += num_decodes
         self.num_prefill_tokens += num_tokens - num_decodes
 
@@ -98,6 +105,8 @@ class RequestPool:
         self.by_id: dict[str, Request] = {}
         self.running: dict[str, Request] = {}
         self.waiting: WaitingQueue = policy.waiting
+        self.compiling: dict[str, Request] = {}
+        """Those that wait for their grammars: outside of the queue, in nobody's way."""
         self.outputs = OutputCollector(batch)
         self.counters = Counters()
         self.stop_tokens = StopTokens()
@@ -140,11 +149,19 @@ class RequestPool:
     # ------------------------------------------------------------------ in and out of the queue
 
     def add_waiting(self, request: Request) -> None:
-        """To the tail of the waiting queue."""
+        """To the tail of the waiting queue, at once or by `enter_queue`."""
         self.by_id[request.request_id] = request
         request.tenant_number = self.policy.on_arrival(request)
-        self.waiting.add_request(request)
+        if request.grammar is None or request.grammar.is_ready:
+            self.waiting.add_request(request)
+        else:
+            self.compiling[request.request_id] = request
         self._count_queued(request)
+
+    def enter_queue(self, request: Request) -> None:
+        """Its grammar is there."""
+        del self.compiling[request.request_id]
+        self.waiting.add_request(request)
 
     def admit_head(self) -> Request:
         """The head of the waiting queue runs, as the newest. Its sequences get no rows by this."""
@@ -305,7 +322,8 @@ class RequestPool:
         if self.running.pop(request.request_id, None) is not None:
             self.num_reserved_rows -= request.num_running_sequences
         else:
-            self.waiting.remove_request(request)
+            if self.compiling.pop(request.request_id, None) is None:
+                self.waiting.remove_request(request)
             self._uncount_queued(request)
 
     def _drop_request(self, request: Request, detail: str | None) -> None:

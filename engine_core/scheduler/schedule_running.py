@@ -32,6 +32,7 @@ class RunningScheduler:
         self._preemptor = preemptor
         self._max_chunk = config.max_chunk
         self._num_lookahead_slots = config.num_lookahead_slots
+        self._max_num_drafts = config.max_num_drafts
 
     def schedule(self, plan: PlanBuilder, select: Select = Select.ALL) -> None:
         """Spend the plan's budget on running sequences. Never fails for lack of memory: requests
@@ -56,15 +57,19 @@ class RunningScheduler:
         batch = self._pool.batch
         if not batch.rows_with_drafts:
             return
-        order = batch.order
-        num_tokens = dict(zip(order.tolist(), plan.num_tokens_of(order).tolist(), strict=True))
-        for row, count in num_tokens.items():
-            if row in batch.rows_with_drafts and count:
-                sequence = self._pool.sequence_in(row)
-                drafts = sequence.spec_token_ids[: plan.budget]
-                sequence.spec_token_ids = []
-                if drafts and self._allocate(plan, sequence, count + len(drafts)):
-                    plan.add_drafts(sequence, drafts)
+        has_drafts = np.zeros(batch.max_num_rows, np.bool_)
+        has_drafts[list(batch.rows_with_drafts)] = True
+        rows = batch.order[has_drafts[batch.order]]
+        num_left = self._max_num_drafts
+        for row, count in zip(rows.tolist(), plan.num_tokens_of(rows).tolist(), strict=True):
+            if not count:
+                continue
+            sequence = self._pool.sequence_in(row)
+            drafts = sequence.spec_token_ids[: min(plan.budget, num_left)]
+            sequence.spec_token_ids = []
+            if drafts and self._allocate(plan, sequence, count + len(drafts)):
+                plan.add_drafts(sequence, drafts)
+                num_left -= len(drafts)
 
     def _is_prefill(self, rows: Int64Array) -> BoolArray:
         batch = self._pool.batch

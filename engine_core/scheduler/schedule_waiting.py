@@ -68,8 +68,8 @@ class PartialPrefills:
 
 
 class WaitingScheduler:
-    """Requests that wait for a grammar or an adapter, and long prompts beyond their limit, are
-    skipped; any other that does not fit ends the search."""
+    """Requests that wait for an adapter, and long prompts beyond their limit, are skipped; any
+    other that does not fit ends the search."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class WaitingScheduler:
                 self._explanations.skipped(request, *why_skip)
                 if why_skip[0] in (WaitReason.ADAPTERS, WaitReason.ADAPTER_LOADING):
                     num_left_for_adapters -= 1
-                elif why_skip[0] is not WaitReason.GRAMMAR:  # bounded where they are compiled
+                else:
                     num_left -= 1
                 continue
             if not self._try_admit(request, plan, whole_prompts):
@@ -153,8 +153,6 @@ class WaitingScheduler:
         is_own = request.client_index == PROBE_CLIENT
         if self.starts_no_new and request.status is RequestStatus.WAITING and not is_own:
             return WaitReason.PAUSED, "the engine pauses when those that have started have ended"
-        if request.grammar is not None and not request.grammar.is_ready:
-            return WaitReason.GRAMMAR, "its structured output is being compiled"
         if (why_wait := self.adapters.why_wait(request)) is not None:
             return why_wait
         if request.lacks_prompt_logprobs and (why_not := self._why_no_report(request)) is not None:

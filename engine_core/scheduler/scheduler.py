@@ -35,6 +35,8 @@ from engine_core.scheduler.process_outputs import OutputProcessor
 from engine_core.scheduler.request import Request, RequestStatus, Sequence
 from engine_core.scheduler.request_pool import RequestPool
 from engine_core.scheduler.schedule_waiting import WaitingScheduler
+from engine_core.scheduler.speculation.base import Proposer
+from engine_core.scheduler.speculation.speculator import Speculator
 from engine_core.scheduler.statistics import check_pool, collect_statistics
 from engine_core.scheduler.stop import check_stop
 from engine_core.scheduler.token_budget.attainment import SLOAttainment
@@ -59,6 +61,7 @@ class Scheduler(SchedulerInterface):
         config: its settings.
         kv_cache: the blocks; this scheduler alone may change it.
         policy, preemption_rule, token_budget: instead of those that the config names.
+        proposer: of drafts; None: the runner makes them, if there are any.
         constraints: what structured outputs are made with; None: there are none.
     """
 
@@ -70,6 +73,7 @@ class Scheduler(SchedulerInterface):
         policy: SchedulingPolicy | None = None,
         preemption_rule: PreemptionRule | None = None,
         token_budget: TokenBudget | None = None,
+        proposer: Proposer | None = None,
         constraints: Constraints | None = None,
     ) -> None:
         self._constraints = constraints
@@ -93,6 +97,9 @@ class Scheduler(SchedulerInterface):
         self._in_flight = InFlightSteps(pool, config.max_steps_in_flight)
         self._output_processor = OutputProcessor(pool, config.max_model_len)
         self._feedback = StepFeedback(pool, rule, budget)
+        self._speculator: Speculator | None = None
+        if config.num_speculative_tokens:
+            self._speculator = Speculator(pool, config, proposer)
         self._deadlines = Deadlines()
         self._slo = SLOAttainment(config, pool.counters)
         self._pause_why = ""
@@ -104,7 +111,7 @@ class Scheduler(SchedulerInterface):
     def schedule(self, now: float = 0.0) -> SchedulerOutput:
         self._in_flight.check_may_plan()
         self._end_expired(now)
-        self._end_refused()
+        self._take_compiled()
         self._policy.new_step()
         step_id = self._in_flight.next_step_id
         self._explanations.new_step(step_id)
@@ -170,10 +177,15 @@ class Scheduler(SchedulerInterface):
                 "timeout_s, ask for fewer tokens, or try again when fewer requests wait",
             )
 
-    def _end_refused(self) -> None:
-        for request, why in () if self._constraints is None else self._constraints.take_refused():
-            if self._pool.by_id.get(request.request_id) is request:
-                self.finish_requests(request.request_id, RequestStatus.FINISHED_REFUSED, why)
+    def _take_compiled(self) -> None:
+        """Requests whose grammars are there enter the queue; those that cannot have them end."""
+        for request, why_not in self._constraints.take_compiled() if self._constraints else ():
+            if self._pool.compiling.get(request.request_id) is not request:
+                continue  # it ended meanwhile
+            if why_not is None:
+                self._pool.enter_queue(request)
+            else:
+                self._pool.finish_request(request, RequestStatus.FINISHED_REFUSED, why_not)
 
     def _begin_masks(self, plan: SchedulerOutput) -> TokenMasks | None:
         """For what of the plan follows a grammar and is to get a token."""
@@ -203,13 +215,18 @@ class Scheduler(SchedulerInterface):
             if sequence is not None and step.batch.position_of(sequence) is not None:
                 request_id = sequence.request.request_id
                 self.finish_requests(request_id, RequestStatus.FINISHED_ERROR, why)
+        if self._speculator is not None:
+            self._speculator.observe_drafts(step, model_runner_output)
         decoded = self._output_processor.process(step, model_runner_output, now)
         to_finish, self._samples_to_finish = self._samples_to_finish, {}
         for (request_id, index), status in to_finish.items():
             self.finish_sample(request_id, index, status)
-        self._feedback.observe(step, decoded, now)
+        duration_s = self._feedback.observe(step, decoded, now)
         if model_runner_output.draft_token_ids is not None:
             self.update_draft_token_ids(model_runner_output.draft_token_ids)
+        if self._speculator is not None:
+            self._speculator.observe_time(step, duration_s)
+            self._speculator.propose()
         outputs = self._pool.outputs.drain(scheduler_output.step_id)
         outputs.pop(PROBE_CLIENT, None)
         return outputs
@@ -264,12 +281,7 @@ class Scheduler(SchedulerInterface):
                 continue
             if self._pool.batch.is_in_flight(sequence.row):
                 continue  # they follow a token that is no longer its last
-            # one sampled token follows the drafts in any case
-            max_tokens = sequence.request.sampling_params.max_tokens
-            limit = min(
-                max_tokens - sequence.num_output_tokens - 1,
-                self._config.max_model_len - sequence.num_tokens - 1,
-            )
+            limit = sequence.max_drafts(self._config.max_model_len)
             sequence.spec_token_ids = drafts[: max(0, limit)]
 
     # ------------------------------------------------------------------ requests come and go
@@ -302,6 +314,8 @@ class Scheduler(SchedulerInterface):
 
     def _on_finish(self, request: Request, detail: str | None) -> None:
         self._explanations.finished(request, detail)
+        if self._speculator is not None:
+            self._speculator.learn(request)
         self._slo.count(request, self._feedback.now)
 
     def _check_queue(self, request: Request) -> None:
@@ -310,7 +324,7 @@ class Scheduler(SchedulerInterface):
         if request.is_resumed:
             return
         pool = self._pool
-        num_requests, num_tokens = len(pool.waiting), pool.num_queued_tokens
+        num_requests, num_tokens = self.get_request_counts()[1], pool.num_queued_tokens
         max_requests, max_tokens = self._config.max_queued_requests, self._config.max_queued_tokens
         if (max_requests is not None and num_requests >= max_requests) or (
             max_tokens is not None
@@ -377,7 +391,8 @@ class Scheduler(SchedulerInterface):
         return self._in_flight.next_step_id
 
     def get_request_counts(self) -> tuple[int, int]:
-        return len(self._pool.running), len(self._pool.waiting)
+        pool = self._pool
+        return len(pool.running), len(pool.waiting) + len(pool.compiling)
 
     def has_work(self) -> bool:
         return bool(self._pool.by_id) or self._pool.outputs.has_terminal
@@ -432,13 +447,16 @@ class Scheduler(SchedulerInterface):
         num_ahead = None
         if request.status is not RequestStatus.RUNNING:
             waiting = enumerate(self._pool.waiting)
-            num_ahead = next(count for count, other in waiting if other is request)
+            num_ahead = next((count for count, other in waiting if other is request), 0)
         return self._explanations.of_unfinished(request, num_ahead, self._feedback.now)
 
     def explain_all(self, tenant: str | None) -> RequestInfos:
         pool = self._pool
         return self._explanations.of_all(
-            pool.running.values(), pool.waiting, tenant, self._feedback.now
+            pool.running.values(),
+            (*pool.waiting, *pool.compiling.values()),
+            tenant,
+            self._feedback.now,
         )
 
     def reset_prefix_cache(self) -> int:

@@ -22,7 +22,7 @@ def collect_statistics(pool: RequestPool, now: float) -> EngineStatistics:
         step_time_s=0.0,
         model_time_s=0.0,
         num_running=len(pool.running),
-        num_waiting=len(pool.waiting),
+        num_waiting=len(pool.waiting) + len(pool.compiling),
         num_swapped=pool.num_swapped,
         num_queued_tokens=pool.num_queued_tokens,
         max_wait_s=max(0.0, now - min(waiting_since, default=now)),
@@ -43,10 +43,10 @@ def collect_statistics(pool: RequestPool, now: float) -> EngineStatistics:
 
 def check_pool(pool: RequestPool) -> None:
     """Assert that each request is in one queue, has rows and blocks if it runs, and is counted."""
-    waiting = list(pool.waiting)
+    waiting = [*pool.waiting, *pool.compiling.values()]
     names = [request.request_id for request in waiting] + list(pool.running)
     assert sorted(names) == sorted(pool.by_id)
-    assert len(pool.waiting) == len(waiting)
+    assert len(pool.waiting) + len(pool.compiling) == len(waiting)
     pool.batch.check()
     for request in waiting:
         assert not request.is_finished

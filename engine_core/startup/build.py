@@ -169,7 +169,12 @@ def _assemble(
         observers.append(RequestLog())
     if config.trace is not None:
         observers.append(_trace_writer(config.trace, config, replayed))
-    scheduler = Scheduler(config.scheduler, kv_cache, constraints=structured_outputs)
+    scheduler = Scheduler(
+        config.scheduler,
+        kv_cache,
+        proposer=runner_spec.options.speculation.make_proposer(),
+        constraints=structured_outputs,
+    )
     pool = runner_spec.config.adapters
     adapters = open_adapters(runner_spec.options.adapters, pool, scheduler, config.model)
     if adapters is not None:
@@ -216,7 +221,7 @@ def _assemble(
 def _structured_outputs(opened: OpenModel, runner_spec: RunnerSpec) -> StructuredOutputs | None:
     """Reads the tokenizer while the runner is built."""
     tokenizer, vocab_size = opened.tokenizer, runner_spec.config.vocab_size
-    if tokenizer is None or runner_spec.loaded.ops.device.type == "cuda":
+    if tokenizer is None:
         return None
 
     def make_compiler() -> Compiler:

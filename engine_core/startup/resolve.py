@@ -29,6 +29,9 @@ from engine_core.startup.runner_spec import RunnerSpec
 
 logger = logging.getLogger(__name__)
 
+_MOST_DRAFTS = 256
+"""Of a step."""
+
 
 def plan_runner(options: EngineOptions, files: ModelFiles, loaded: LoadedModel) -> RunnerSpec:
     """All of the runner's sizes but those that the memory decides. Raises ConfigurationError:
@@ -60,7 +63,11 @@ def plan_runner(options: EngineOptions, files: ModelFiles, loaded: LoadedModel) 
             f"--kv-cache-dtype {options.kv_cache_dtype} needs our own model code, and "
             f"{loaded.architecture} runs through transformers'; leave it at auto"
         )
+    num_drafts = options.speculation.max_drafts
+    max_num_seqs = options.scheduling.max_num_seqs or defaults.max_num_seqs
     scheduler = options.scheduling.resolve(
+        num_speculative_tokens=num_drafts,
+        max_num_drafts=min(_MOST_DRAFTS, num_drafts * max_num_seqs),
         max_num_batched_tokens=defaults.max_num_batched_tokens,
         max_num_seqs=defaults.max_num_seqs,
         max_model_len=max_model_len,
@@ -83,6 +90,7 @@ def plan_runner(options: EngineOptions, files: ModelFiles, loaded: LoadedModel) 
             max_num_seqs=scheduler.max_num_seqs,
             max_model_len=scheduler.max_model_len,
             max_num_batched_tokens=scheduler.max_num_batched_tokens,
+            max_num_drafts=scheduler.max_num_drafts,
             dtype=loaded.dtype,
             kv_dtype=cache_dtype,
             eos_token_ids=files.eos_token_ids,
@@ -143,6 +151,7 @@ def resolve_config(runner: RunnerSpec, files: ModelFiles, *, address: str) -> En
         max_clients=options.max_clients,
         isolate_tenants=options.security.isolate_tenants,
         drain_timeout_s=options.drain_timeout,
+        speculative=options.speculation.speculative,
         trace=None if options.trace is None else str(options.trace.absolute()),
         scheduler=dataclasses.replace(
             scheduler,
@@ -164,7 +173,7 @@ def _choose_num_blocks(runner: RunnerSpec, request_blocks: RequestBlocks) -> int
     if device.type == "cpu":
         memory = HostMemory()
         step_bytes = runner.loaded.step_bytes(
-            scheduler.max_num_batched_tokens, scheduler.max_num_seqs
+            scheduler.max_num_batched_tokens, runner.config.max_num_logits
         )
         if runner.config.adapters is not None:
             step_bytes += runner.config.adapters.num_bytes  # taken as adapters come

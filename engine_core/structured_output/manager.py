@@ -28,7 +28,7 @@ _MAX_CACHED_CHARS = 8 << 20
 _MAX_COMPILING = 2
 _MAX_COMPILE_S = 30.0
 _MAX_ABANDONED = 4
-_MAX_QUEUED_BY_CLIENT = 64
+_MAX_QUEUED_BY_CLIENT = 1 << 15
 _IDLE_WAIT_S = 0.02
 _NICENESS = 10
 """Threads that compile leave the processor to the step."""
@@ -82,7 +82,7 @@ class StructuredOutputs(StepObserver):
         """To be compiled, by client: each in turn."""
         self._at_hand: list[CachedGrammar] = []
         self._num_abandoned = 0
-        self._refused: list[tuple[Request, str]] = []
+        self._compiled: list[tuple[Request, str | None]] = []
         self._done: deque[tuple[CachedGrammar, LLMatcher | str]] = deque()
         self._has_news = threading.Event()
         self._compiler: Compiler | str | None = None
@@ -109,10 +109,10 @@ class StructuredOutputs(StepObserver):
         if not grammar.is_ready:
             grammar.requests.append(request)
 
-    def take_refused(self) -> Sequence[tuple[Request, str]]:
+    def take_compiled(self) -> Sequence[tuple[Request, str | None]]:
         self._take_news()
-        refused, self._refused = self._refused, []
-        return refused
+        compiled, self._compiled = self._compiled, []
+        return compiled
 
     def begin_masks(self, constrained: Sequence[ConstrainedSequence]) -> StepMasks:
         found = []
@@ -186,9 +186,9 @@ class StructuredOutputs(StepObserver):
     def _end(self, grammar: CachedGrammar, result: "LLMatcher | str") -> None:
         if isinstance(result, str):
             grammar.failure = result
-            self._refused += [(request, result) for request in grammar.requests]
         else:
             grammar.matcher = result
+        self._compiled += [(request, grammar.failure) for request in grammar.requests]
         grammar.requests.clear()
         self._evict()
 

@@ -11,10 +11,8 @@ import typing
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
-from cyclopts import Parameter
 
 from frontend.async_llm import AsyncLLM
 from frontend.chat_template import template_process
@@ -51,17 +49,19 @@ _CONTROL = dict.fromkeys({*range(32), *range(127, 160)} - {ord("\n"), ord("\t")}
 
 def chat(
     *,
-    system: Annotated[str | None, Parameter(help="The system message.")] = None,
-    chat_template: Annotated[
-        Path | None,
-        Parameter(help="A file with a Jinja2 template to use in place of the model's."),
-    ] = None,
-    markdown: Annotated[bool, Parameter(help="Render answers as Markdown, at a terminal.")] = True,
+    system: str | None = None,
+    chat_template: Path | None = None,
+    markdown: bool = True,
     sampling: SamplingOptions = SAMPLING,
     scheduling: SchedulingOptions = SCHEDULING,
     daemon: DaemonOptions = DAEMON,
 ) -> int:
     """
+    Args:
+        system: The system message.
+        chat_template: A file with a Jinja2 template to use in place of the model's.
+        markdown: Render answers as Markdown, at a terminal.
+
     Raises:
         UsageError: sampling options outside their limits, or no chat template.
         EngineClientError: no engine answers.

@@ -4,10 +4,9 @@ import contextlib
 import dataclasses
 import json
 import sys
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-from cyclopts import Parameter
 
 from frontend.cli.connected import connected
 from frontend.cli.options import (
@@ -32,9 +31,7 @@ from frontend.sampling_params import RequestOutputKind
 
 
 def complete(
-    prompt: Annotated[
-        str | None, Parameter(help="The text to go on from; default: standard input.")
-    ] = None,
+    prompt: str | None = None,
     /,
     *,
     options: CompletionOptions = COMPLETION,
@@ -43,6 +40,9 @@ def complete(
     daemon: DaemonOptions = DAEMON,
 ) -> int:
     """Returns the exit code: 1 if the engine could not finish a completion.
+
+    Args:
+        prompt: The text to go on from; default: standard input.
 
     Raises:
         UsageError: options outside their limits, or that contradict each other.

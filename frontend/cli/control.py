@@ -5,10 +5,9 @@ import json as json_module
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import msgspec
-from cyclopts import Parameter
 
 from frontend.async_llm import AsyncLLM
 from frontend.cli.connected import connected
@@ -19,16 +18,15 @@ from protocol.calls import EngineStatus
 
 def pause(
     *,
-    mode: Annotated[
-        Literal["keep", "wait", "abort"],
-        Parameter(
-            help="Unfinished requests go on afterwards (keep), those that have started end first "
-            "(wait), or all are aborted."
-        ),
-    ] = "keep",
+    mode: Literal["keep", "wait", "abort"] = "keep",
     json: Json = False,
     daemon: DaemonOptions = DAEMON,
 ) -> int:
+    """
+    Args:
+        mode: Unfinished requests go on afterwards (keep), those that have started end first (wait),
+            or all are aborted.
+    """
     return _control(daemon, "pause", lambda llm: llm.pause_generation(mode=mode), prints_json=json)
 
 
@@ -36,14 +34,11 @@ def resume(*, json: Json = False, daemon: DaemonOptions = DAEMON) -> int:
     return _control(daemon, "resume", lambda llm: llm.resume_generation(), prints_json=json)
 
 
-def sleep(
-    *,
-    level: Annotated[
-        int, Parameter(help="1: the memory of the KV cache is freed; 2: that of the weights, too.")
-    ] = 1,
-    json: Json = False,
-    daemon: DaemonOptions = DAEMON,
-) -> int:
+def sleep(*, level: int = 1, json: Json = False, daemon: DaemonOptions = DAEMON) -> int:
+    """
+    Args:
+        level: 1: the memory of the KV cache is freed; 2: that of the weights, too.
+    """
     return _control(daemon, "sleep", lambda llm: llm.sleep(level), prints_json=json)
 
 
@@ -52,15 +47,18 @@ def wake_up(*, json: Json = False, daemon: DaemonOptions = DAEMON) -> int:
 
 
 def update_weights(
-    model: Annotated[
-        str, Parameter(help="A folder, file or known name, as for `engine-core --model`.")
-    ],
+    model: str,
     /,
     *,
-    weights_version: Annotated[int | None, Parameter(help="Default: the next number.")] = None,
+    weights_version: int | None = None,
     json: Json = False,
     daemon: DaemonOptions = DAEMON,
 ) -> int:
+    """
+    Args:
+        model: A folder, file or known name, as for `engine-core --model`.
+        weights_version: Default: the next number.
+    """
     path = Path(model)
     model = str(path.absolute()) if path.exists() else model
     return _control(

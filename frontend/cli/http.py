@@ -25,44 +25,34 @@ from protocol.addresses import check_address
 from protocol.errors import InvalidParameter
 from protocol.outputs import ModelInfo
 
-_Names = Annotated[
-    list[str] | None,
-    Parameter(help="The model's name, instead of its own; may be repeated.", negative=""),
-]
+_Several = Annotated[list[str] | None, Parameter(negative="")]
+_Passed = Annotated[str, Parameter(allow_leading_hyphen=True)]
+"""To the daemon."""
 _ON_DEMAND = OnDemandOptions()
 _SERVER = ServerSettings()
 
 
 def http(
-    *engine_options: Annotated[
-        str,
-        Parameter(
-            help="Other options are those of daemons that are started (`engine-core --help-all`).",
-            allow_leading_hyphen=True,
-        ),
-    ],
-    model: Annotated[
-        list[str] | None,
-        Parameter(
-            help="NAME=ADDRESS of an engine, NAME=ADDRESS,ADDRESS of several that serve one model, "
-            "or a NAME as for `engine-core --model`, whose daemon is started when it is first "
-            "asked for and stopped when it is idle; may be repeated. Default: the engine at "
-            "--address, under its own name.",
-            negative="",
-        ),
-    ] = None,
-    served_model_name: _Names = None,
+    *engine_options: _Passed,
+    model: _Several = None,
+    served_model_name: _Several = None,
     started: OnDemandOptions = _ON_DEMAND,
     settings: ServerSettings = _SERVER,
     daemon: DaemonOptions = DAEMON,
 ) -> int:
-    """
+    """Several names of the same addresses are names of one model.
+
     Args:
-        model: a NAME that is repeated has more addresses. Several names of the same addresses are
-            names of one model.
+        engine_options: Other options are those of daemons that are started (`engine-core
+            --help-all`).
+        model: NAME=ADDRESS of an engine, NAME=ADDRESS,ADDRESS of several that serve one model, or a
+            NAME as for `engine-core --model`, whose daemon is started when it is first asked for
+            and stopped when it is idle; may be repeated. Default: the engine at --address, under
+            its own name.
+        served_model_name: The model's name, instead of its own; may be repeated.
 
     Raises:
-        UsageError: one of them is not that, or the settings contradict each other.
+        UsageError: a model that is not that, or settings that contradict each other.
     """
     models = model or []
     started = dataclasses.replace(started, engine_options=engine_options)
@@ -138,25 +128,21 @@ def _names_by_addresses(models: Sequence[str]) -> dict[tuple[str, ...], list[str
 
 
 def serve(
-    model: Annotated[
-        str, Parameter(help="A folder, file or known name, as for `engine-core --model`.")
-    ],
+    model: str,
     /,
-    *engine_options: Annotated[
-        str,
-        Parameter(
-            help="Other options are the daemon's (`engine-core --help-all`). It is started again "
-            "when it dies, but for --no-supervise.",
-            allow_leading_hyphen=True,
-        ),
-    ],
-    served_model_name: _Names = None,
-    startup_timeout: Annotated[
-        float, Parameter(help="Seconds for the daemon to get ready, downloads included.")
-    ] = 3600.0,
+    *engine_options: _Passed,
+    served_model_name: _Several = None,
+    startup_timeout: float = 3600.0,
     settings: ServerSettings = _SERVER,
 ) -> int:
-    """A daemon and a server before it: if one of them ends, so does the other.
+    """If one of them ends, so does the other.
+
+    Args:
+        model: A folder, file or known name, as for `engine-core --model`.
+        engine_options: Other options are the daemon's (`engine-core --help-all`). It is started
+            again when it dies, but for --no-supervise.
+        served_model_name: The model's name, instead of its own; may be repeated.
+        startup_timeout: Seconds for the daemon to get ready, downloads included.
 
     Raises:
         UsageError: the settings contradict each other.

@@ -3,14 +3,13 @@
 import datetime
 import json as json_module
 import sys
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-from cyclopts import Parameter
 
 from frontend.async_llm import AsyncLLM
 from frontend.cli.connected import connected
-from frontend.cli.options import DAEMON, DaemonOptions, UsageError
+from frontend.cli.options import DAEMON, DaemonOptions, Flag, UsageError
 from frontend.event_loop import run
 from protocol.calls import EngineStatistics
 from protocol.explanations import RequestInfo
@@ -19,22 +18,18 @@ from protocol.outputs import ModelInfo
 
 def info(
     *,
-    request: Annotated[
-        str | None,
-        Parameter(
-            help="Show instead this request's state and its reasons: an id that --requests lists, "
-            "or of one of the last that finished."
-        ),
-    ] = None,
-    requests: Annotated[
-        bool, Parameter(help="Show instead the ids of all unfinished requests.", negative="")
-    ] = False,
-    json: Annotated[
-        bool, Parameter(help="Print one JSON document; with every counter.", negative="")
-    ] = False,
+    request: str | None = None,
+    requests: Flag = False,
+    json: Flag = False,
     daemon: DaemonOptions = DAEMON,
 ) -> int:
     """
+    Args:
+        request: Show instead this request's state and its reasons: an id that --requests lists, or
+            of one of the last that finished.
+        requests: Show instead the ids of all unfinished requests.
+        json: Print one JSON document; with every counter.
+
     Raises:
         UsageError: options that contradict each other.
         EngineClientError: no engine answers, or it does not know the request.

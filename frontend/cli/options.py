@@ -26,7 +26,9 @@ EXIT_ADDRESS = 3
 EXIT_INTERRUPTED = 130
 
 
-Json = Annotated[bool, Parameter(help="Print one JSON document.", negative="")]
+Flag = Annotated[bool, Parameter(negative="")]
+"""Without a --no- form."""
+Json = Annotated[Flag, Parameter(help="Print one JSON document.")]
 
 
 class UsageError(ValueError):

@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from frontend.http.api_errors import error_type
 from frontend.http.decoding import decode
-from frontend.http.event_stream import EventStream
+from frontend.http.event_stream import EventStream, LineStream
 from frontend.http.on_demand.while_starting import begins_while_starting
 
 Handler = Callable[..., Awaitable[Response]]
@@ -26,7 +26,7 @@ class Operation(msgspec.Struct, frozen=True):
         path: with parameters as Starlette writes them.
         takes: the body's type; what is not of it is refused.
         gives: the answer's type; None: plain text.
-        event: the type of one event of its stream.
+        event, line: the type of one event, or one line, of its stream.
         needs_key: whether it is for callers with a key only, on a server with keys.
     """
 
@@ -36,12 +36,12 @@ class Operation(msgspec.Struct, frozen=True):
     takes: type | None = None
     gives: Any = None
     event: Any = None
-    event_media_type: str = "text/event-stream"
+    line: Any = None
     needs_key: bool = True
 
     def route(self) -> Route:
         handler = self.handler if self.takes is None else _decoding(self.handler, self.takes)
-        if self.event is not None and self.event_media_type == EventStream.media_type:
+        if self.event is not None:
             handler = begins_while_starting(handler)
         return Route(self.path, handler, methods=[self.method])
 
@@ -65,7 +65,10 @@ def openapi_document(operations: Sequence[Operation]) -> dict[str, Any]:
     types = {
         kind
         for operation in operations
-        for kind in (operation.takes, operation.gives, operation.event, error_type(operation.path))
+        for kind in (
+            *(operation.takes, operation.gives, operation.event, operation.line),
+            error_type(operation.path),
+        )
         if kind is not None
     }
     ordered = sorted(types, key=str)
@@ -95,7 +98,9 @@ def _described(operation: Operation, schema_of: dict[type, dict[str, Any]]) -> d
     elif operation.event is None:
         answers["text/plain"] = {"schema": {"type": "string"}}
     if operation.event is not None:
-        answers[operation.event_media_type] = {"schema": schema_of[operation.event]}
+        answers[EventStream.media_type] = {"schema": schema_of[operation.event]}
+    if operation.line is not None:
+        answers[LineStream.media_type] = {"schema": schema_of[operation.line]}
     refusal = {"application/json": {"schema": schema_of[error_type(operation.path)]}}
     described: dict[str, Any] = {
         "operationId": re.sub(r"\W+", "_", operation.method.lower() + operation.path),

@@ -10,6 +10,7 @@ The tests hold it against a specification in torch (`tests/kernels/torch_device_
 """
 
 import enum
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -27,6 +28,15 @@ class SamplingMode(enum.Enum):
     """top_k, top_p or min_p somewhere."""
     FULL = "full"
     """Anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogitMasks:
+    """What rows of logits may give. `bits_RW`: int32, W = ceil(V / 32), rows contiguous: bit t % 32
+    of word t // 32 allows token t. `is_masked_R`: bool, of which rows they are looked at."""
+
+    bits_RW: torch.Tensor
+    is_masked_R: torch.Tensor
 
 
 class StepSampler(Protocol):
@@ -47,11 +57,12 @@ class StepSampler(Protocol):
         *,
         num_sequences: int,
         mode: SamplingMode,
+        masks: LogitMasks | None = None,
     ) -> None:
         """One token for each sampled sequence of the packed step, into `results`.
 
-            raw logits -> allowed tokens -> min_tokens -> bias -> penalties -> greedy rows end here
-            -> temperature -> min_p, top_k, top_p -> the best of logits + noise
+            raw logits -> masks -> allowed tokens -> min_tokens -> bias -> penalties -> greedy rows
+            end here -> temperature -> min_p, top_k, top_p -> the best of logits + noise
 
         Noise is a function of (seed, position, token), position being the index in its sequence of
         the token that is chosen. Log-probabilities and ranks are of the raw logits: the chosen
@@ -66,6 +77,7 @@ class StepSampler(Protocol):
             packed: int32, of this step.
             num_sequences: of the step, may count padding.
             mode: what the sampled rows may need; a mode that leaves out an option ignores it.
+            masks: for each row of logits; only in mode FULL.
         """
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.interface.device_steps import SamplingMode
+from kernels.interface.device_steps import LogitMasks, SamplingMode
 from kernels.interface.sampling_rows import MAX_DEVICE_LOGPROBS, SamplingRows, StepResults
 from kernels.interface.step_inputs import PackedLayout
 from kernels.triton.logits_processors import (
@@ -64,6 +64,7 @@ class TritonStepSampler:
         *,
         num_sequences: int,
         mode: SamplingMode,
+        masks: LogitMasks | None = None,
     ) -> None:
         """See `StepSampler.sample`."""
         num_rows, is_full = logits_NV.shape[0], mode is SamplingMode.FULL
@@ -73,8 +74,12 @@ class TritonStepSampler:
         if is_full:
             raw_NV = logits_NV.clone()
             torch.amax(raw_NV, dim=1, out=results.raw_best_logits_C[:num_rows])
+            if masks is not None:
+                apply_token_masks(logits_NV, masks.bits_RW, columns.num_rows_1, masks.is_masked_R)
             state_NX = rows.state_NX.index_select(0, columns.state_row_N)
-            apply_token_masks(logits_NV, state_NX[:, rows.mask_words], columns)
+            apply_token_masks(
+                logits_NV, state_NX[:, rows.mask_words], columns.num_rows_1, columns.is_masked_N
+            )
             adjust_tokens(logits_NV, columns, rows.lists_3NM)
             apply_penalties(
                 logits_NV,

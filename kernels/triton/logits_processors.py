@@ -10,7 +10,7 @@ import triton.language as tl
 from kernels.interface.sampling_rows import WORD_BITS, TokenList, num_mask_words
 from kernels.triton.row_maxima import TILE, num_splits
 from kernels.triton.sampling_columns import SamplingColumns
-from kernels.triton.tensor_checks import check_tensor
+from kernels.triton.tensor_checks import check_logits, check_tensor
 
 
 def apply_token_masks_reference(
@@ -47,7 +47,10 @@ def _token_masks_kernel(
 
 
 def apply_token_masks(
-    logits_RV: torch.Tensor, masks_RW: torch.Tensor, columns: SamplingColumns
+    logits_RV: torch.Tensor,
+    masks_RW: torch.Tensor,
+    num_rows_1: torch.Tensor,
+    is_masked_R: torch.Tensor,
 ) -> None:
     """`logits[r, t] = -inf` where bit t of row r's mask is 0, in place.
 
@@ -55,18 +58,21 @@ def apply_token_masks(
         logits_RV: float32, rows contiguous. Changed.
         masks_RW: int32 [R, ceil(V / 32)], rows contiguous; a set bit allows. Bits past V and rows
             that are not masked are not looked at.
+        num_rows_1: int32, how many rows there are; those behind them are not looked at.
+        is_masked_R: bool.
     """
-    rows, vocab_size = columns.check_logits(logits_RV)
+    rows, vocab_size = check_logits(logits_RV, num_rows_1)
     shape = (rows, num_mask_words(vocab_size))
+    check_tensor("is_masked", is_masked_R, (rows,), torch.bool, logits_RV.device)
     check_tensor("masks", masks_RW, shape, torch.int32, logits_RV.device, contiguous_dims=1)
     if rows:
         _token_masks_kernel[(num_splits(vocab_size), rows)](
             logits_RV,
             logits_RV.stride(0),
-            columns.num_rows_1,
+            num_rows_1,
             masks_RW,
             masks_RW.stride(0),
-            columns.is_masked_N,
+            is_masked_R,
             vocab_size,
             TILE=TILE,
             num_warps=4,

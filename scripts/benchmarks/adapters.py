@@ -66,7 +66,8 @@ def adapters(
     base = rates["adapters not served"]
     for name, rate in rates.items():
         log(f"{name:24} {rate:8.1f} tokens/s {100 * rate / base:6.1f} %")
-    report({"rank": rank, "weights": "blocks" if blocks else "float32", "tokens_per_s": rates}, json)
+    weights = "blocks" if blocks else "float32"
+    report({"rank": rank, "weights": weights, "tokens_per_s": rates}, json)
 
 
 def _random_pool(model: LanguageModel, ops: CpuOperations, rank: int) -> AdapterPool:

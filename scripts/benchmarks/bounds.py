@@ -79,7 +79,7 @@ async def _measure(
             await asyncio.sleep(0.1)
         await asyncio.sleep(3.0)
         await measurement.end_phase("idle")
-        await short(5_000)
+        await short(min(5_000, num_requests))
         await measurement.end_phase("warm-up")
         for number in range(3):
             await short(num_queued, at_once=num_queued)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.interface.device_steps import SamplingMode
+from kernels.interface.device_steps import LogitMasks, SamplingMode
 from kernels.interface.operations import Penalties, SamplingLimits
 from kernels.interface.sampling_rows import (
     WORD_BITS,
@@ -145,12 +145,14 @@ class TorchStepSampler:
         *,
         num_sequences: int,
         mode: SamplingMode,
+        masks: LogitMasks | None = None,
     ) -> None:
         """See `StepSampler.sample`."""
+        assert masks is None or mode is SamplingMode.FULL
         counted: list[tuple[int, int]] = []
         for sequence in _sequences(packed, layout):
             if sequence.sample_index >= 0:
-                self._sample_row(logits_NV[sequence.sample_index], sequence, mode)
+                self._sample_row(logits_NV[sequence.sample_index], sequence, mode, masks)
                 before = slice(sequence.sample_index - len(sequence.drafts), sequence.sample_index)
                 if self.results.token_ids_C[before].tolist() == [*sequence.drafts]:
                     token_id = int(self.results.token_ids_C[sequence.sample_index])
@@ -159,13 +161,22 @@ class TorchStepSampler:
             if self.rows.state_NX[row, StateWord.FLAGS] & StateFlag.COUNTED:
                 self.rows.output_counts_NV[row, token_id] += 1
 
-    def _sample_row(self, logits_V: torch.Tensor, sequence: _Sequence, mode: SamplingMode) -> None:
+    def _sample_row(
+        self,
+        logits_V: torch.Tensor,
+        sequence: _Sequence,
+        mode: SamplingMode,
+        masks: LogitMasks | None,
+    ) -> None:
         out, sample_index = self.results, sequence.sample_index
         words = self.rows.state_NX[sequence.row, : len(StateWord)]
         numbers, reals = words.tolist(), words.view(torch.float32).tolist()
         raw_V = logits_V.clone()
         if mode is SamplingMode.FULL:
             out.raw_best_logits_C[sample_index] = raw_V.amax()
+            if masks is not None and masks.is_masked_R[sample_index]:
+                allowed_V = _bits(masks.bits_RW[sample_index])[: self.rows.vocab_size]
+                logits_V[~allowed_V] = -torch.inf
             self._change(logits_V, sequence, numbers, reals)
         best = logits_V.amax()
         temperature = reals[StateWord.TEMPERATURE]

@@ -16,6 +16,7 @@ from engine_core.model_runner.adapter_rows import Int32Array
 from engine_core.model_runner.cache import PagedKVCache
 from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.drafts import num_drafts_of
+from engine_core.model_runner.gpu.grammar_masks import GrammarMasks
 from engine_core.model_runner.gpu.input_batch import GPUInputBatch, PenaltyRow, RowChanges
 from engine_core.model_runner.gpu.packing import PackedStepBuffer
 from engine_core.model_runner.gpu.queue import DeviceQueue, Work
@@ -32,7 +33,8 @@ from engine_core.model_runner.gpu.warm_up import (
 from engine_core.model_runner.prompt_logprobs import PromptColumns
 from engine_core.model_runner.rows import RunnerRows
 from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
-from kernels.interface.device_steps import DeviceStepOperations, SamplingMode
+from engine_core.scheduler.constraints import TokenMasks
+from kernels.interface.device_steps import DeviceStepOperations, LogitMasks, SamplingMode
 from kernels.interface.sampling_rows import StepResults
 from kernels.interface.step_inputs import DeviceRows, PackedLayout, StepTensors
 
@@ -119,10 +121,13 @@ class GPUModelRunner:
             token_ids=self._sampler.rows.state_NX, block_tables=self._sampler.rows.lists_3NM
         )
         """The sampling state as rows that updates are written to."""
-        self.graphs: dict[tuple[int, SamplingMode], Work] = {}
-        """Captured decode steps by bucket and mode."""
-        self.adapter_graphs: dict[tuple[int, SamplingMode], Work] = {}
+        self.graphs: dict[tuple[int, SamplingMode | None], Work] = {}
+        """Captured decode steps by bucket and mode; None: only up to the logits."""
+        self.adapter_graphs: dict[tuple[int, SamplingMode | None], Work] = {}
         """Likewise, of steps with adapters: the others launch nothing for them."""
+        self._logits_of_graph: dict[tuple[int, bool], torch.Tensor] = {}
+        """By bucket, and whether it is one of `adapter_graphs`."""
+        self._grammar_masks: GrammarMasks | None = None
         self._in_flight: collections.deque[_InFlightStep] = collections.deque()
         self._free_slots = collections.deque(range(_MAX_STEPS_IN_FLIGHT))
         queue.synchronize()  # what was allocated was also filled, perhaps on another stream
@@ -154,7 +159,9 @@ class GPUModelRunner:
             slots_T = None
             if step is not None:
                 slots_T = self.batch.adapters.of_tokens(step.rows_R, step.num_scheduled_R)
-            results, wait = self._launch(slot, step, changes, plan.copies, slots_T)
+            results, wait = self._launch(
+                slot, step, changes, plan.copies, slots_T, plan.token_masks
+            )
         except Exception:
             self._queue.synchronize()  # what was launched of it may still read the buffers
             raise
@@ -217,7 +224,7 @@ class GPUModelRunner:
         @torch.inference_mode()
         def capture() -> None:
             for bucket in reversed(self._buckets):  # the others fit into the largest one's memory
-                for mode in SamplingMode:
+                for mode in (*SamplingMode, None):
                     self._graph(bucket, mode, has_adapters=False)
                     if self.config.adapters is not None:
                         self._graph(bucket, mode, has_adapters=True)
@@ -243,6 +250,7 @@ class GPUModelRunner:
         changes: RowChanges,
         copies: CacheCopies,
         slots_T: Int32Array | None,
+        masks: TokenMasks | None = None,
     ) -> tuple[HostResults, Work]:
         """Returns where the results will be, and what waits for them. `slots_T`: of adapters."""
         packed = self._buffer.pack(slot, step, changes)
@@ -261,7 +269,8 @@ class GPUModelRunner:
         def work() -> None:
             graph = None
             if step is not None and step.bucket is not None:
-                graph = self._graph(step.bucket, step.mode, has_adapters=slots_T is not None)
+                mode = step.mode if masks is None else None
+                graph = self._graph(step.bucket, mode, has_adapters=slots_T is not None)
             self.storage.carry_out(copies)
             self._buffer.send(
                 packed, self._steps, rows=self._device_rows, sampling=self._sampling_tables
@@ -274,7 +283,13 @@ class GPUModelRunner:
                 self._update_rows()
                 return
             self.batch.adapters.begin_step(slots_T)
-            if graph is None:
+            if masks is not None:
+                logits_NV = None
+                if graph is not None:
+                    graph()
+                    logits_NV = self._logits_of_graph[step.bucket or 0, slots_T is not None]
+                self._choose_masked(slot, step, results, logits_NV, masks)
+            elif graph is None:
                 self._compute(step, results)
             else:
                 graph()
@@ -283,18 +298,48 @@ class GPUModelRunner:
 
         return results, self._queue.launch(work)
 
-    def _graph(self, bucket: int, mode: SamplingMode, *, has_adapters: bool) -> Work:
+    def _choose_masked(
+        self,
+        slot: int,
+        step: GPUStep,
+        results: HostResults,
+        logits_NV: torch.Tensor | None,
+        masks: TokenMasks,
+    ) -> None:
+        """The device computes logits while masks are made; then they are sent, and it samples.
+        `logits_NV`: of a graph that was replayed."""
+        if logits_NV is None:
+            logits_NV = self._forward(step, results)
+            assert logits_NV is not None, "masks are of sampled sequences"
+        if self._grammar_masks is None:
+            self._grammar_masks = GrammarMasks(
+                self._queue,
+                num_logits=self.config.max_num_logits,
+                vocab_size=self.config.vocab_size,
+                num_slots=_MAX_STEPS_IN_FLIGHT,
+            )
+        masks_sent = self._grammar_masks.send(slot, step, masks)
+        self._choose(step, logits_NV[: len(step.sampled_N)], masks_sent)
+
+    def _graph(self, bucket: int, mode: SamplingMode | None, *, has_adapters: bool) -> Work:
         """What replays a decode step of the bucket; called inside launched work, before the step's
         own words are sent."""
         graphs = self.adapter_graphs if has_adapters else self.graphs
         graph = graphs.get((bucket, mode))
         if graph is None:
+            padded = self._dummy([1] * bucket, mode or SamplingMode.PLAIN)
             adapters = self.batch.adapters
             adapters.begin_step(adapters.of_dummy(bucket) if has_adapters else None)
-            padded = self._dummy([1] * bucket, mode)
+
+            def compute() -> None:
+                if mode is not None:
+                    self._compute(padded)
+                elif (logits_NV := self._forward(padded)) is not None:
+                    self._logits_of_graph[bucket, has_adapters] = logits_NV
+
             self._buffer.send_empty()
-            self._compute(padded)  # once, so that nothing is compiled or set up during capture
-            graph = graphs[bucket, mode] = self._queue.capture(lambda: self._compute(padded))
+            compute()  # once, so that nothing is compiled or set up during capture
+            graph = graphs[bucket, mode] = self._queue.capture(compute)
         return graph
 
     def _update_rows(self) -> None:
@@ -314,6 +359,12 @@ class GPUModelRunner:
         """All between the copy to the device and the copy back: the same calls for a step that is
         launched piece by piece and, without `results`, for one that is captured in a graph. Chosen
         tokens are appended to their rows. Of `step` only counts and mode are read."""
+        logits_NV = self._forward(step, results)
+        if logits_NV is not None:
+            self._choose(step, logits_NV)
+
+    def _forward(self, step: GPUStep, results: HostResults | None = None) -> torch.Tensor | None:
+        """The logits of what is sampled; None if nothing is."""
         packed, layout = self._buffer.device_words, self._buffer.layout
         num_sequences, num_sampled = len(step.rows_R), len(step.sampled_N)
         self._update_rows()
@@ -332,12 +383,21 @@ class GPUModelRunner:
         if results is not None:
             self._report_prompts(hidden_TE, step, results)
         if not num_sampled:
-            return
+            return None
         last_NE = hidden_TE.index_select(0, tensors.logits_at_R[:num_sampled])
         logits_NV = self._model.compute_logits(last_NE)
         if results is not None:
             results.fetch_logits(logits_NV, step)
-        self._sampler.sample(logits_NV, packed, layout, num_sequences=num_sequences, mode=step.mode)
+        return logits_NV
+
+    def _choose(
+        self, step: GPUStep, logits_NV: torch.Tensor, masks: LogitMasks | None = None
+    ) -> None:
+        packed, layout = self._buffer.device_words, self._buffer.layout
+        num_sequences, num_sampled = len(step.rows_R), len(step.sampled_N)
+        self._sampler.sample(
+            logits_NV, packed, layout, num_sequences=num_sequences, mode=step.mode, masks=masks
+        )
         self._steps.append_sampled(
             packed,
             layout,

@@ -147,7 +147,7 @@ def arrange_step(
         from_host_N=from_host_N,
         num_tokens=int(num_scheduled_R.sum()),
         num_decodes=num_decodes,
-        mode=_mode_of(batch, sampled_rows_N),
+        mode=SamplingMode.FULL if plan.token_masks else _mode_of(batch, sampled_rows_N),
         bucket=choose_bucket(buckets, len(order)) if is_graphable else None,
         logprob_ids=tuple(
             batch.logprob_ids.get(row, ()) for row in sampled_rows_N[from_host_N].tolist()

@@ -57,8 +57,9 @@ class StepFeedback:
             num_admissible=min(num_requests, pool.batch.max_num_rows - pool.num_reserved_rows),
         )
 
-    def observe(self, step: InFlightStep, decoded: Int64Array, now: float) -> None:
-        """A step is over; `decoded` are the rows that got a token as columns."""
+    def observe(self, step: InFlightStep, decoded: Int64Array, now: float) -> float:
+        """A step is over; `decoded` are the rows that got a token as columns. Returns the seconds
+        that it took."""
         self.now = now
         plan = step.plan
         # a step that was planned behind another began when that one ended
@@ -79,6 +80,7 @@ class StepFeedback:
             self._budget.observe(load, duration_s)
         if self._policy.counts_service:
             self._count_service(decoded)
+        return duration_s
 
     def _count_service(self, decoded: Int64Array) -> None:
         served = self._pool.drain_served()

@@ -42,12 +42,7 @@ _PENALTIES = ("presence_penalty", "frequency_penalty")
 
 
 @operation(
-    "POST",
-    "/api/chat",
-    takes=bodies.ChatRequest,
-    gives=bodies.ChatAnswer,
-    event=bodies.ChatAnswer,
-    event_media_type=LineStream.media_type,
+    "POST", "/api/chat", takes=bodies.ChatRequest, gives=bodies.ChatAnswer, line=bodies.ChatAnswer
 )
 async def chat(request: Request, asked: bodies.ChatRequest) -> Response:
     """Answer a conversation, whole or as a stream of lines."""
@@ -59,8 +54,7 @@ async def chat(request: Request, asked: bodies.ChatRequest) -> Response:
     "/api/generate",
     takes=bodies.GenerateRequest,
     gives=bodies.GenerateAnswer,
-    event=bodies.GenerateAnswer,
-    event_media_type=LineStream.media_type,
+    line=bodies.GenerateAnswer,
 )
 async def generate(request: Request, asked: bodies.GenerateRequest) -> Response:
     """Answer or continue one prompt, whole or as a stream of lines."""

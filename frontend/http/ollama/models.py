@@ -105,14 +105,7 @@ async def show(request: Request, asked: bodies.ModelRequest) -> Response:
     )
 
 
-@operation(
-    "POST",
-    "/api/pull",
-    takes=bodies.ModelRequest,
-    gives=bodies.Status,
-    event=bodies.Status,
-    event_media_type=LineStream.media_type,
-)
+@operation("POST", "/api/pull", takes=bodies.ModelRequest, gives=bodies.Status, line=bodies.Status)
 async def pull(request: Request, asked: bodies.ModelRequest) -> Response:
     """Fetch a model that is served, if its files are not here."""
     lines = _pulled(await find_model(request, asked.model or asked.name or ""))

@@ -65,14 +65,15 @@ def admitted(outputs, *args):
 
 
 def wait_until(outputs, is_so):
-    """Returns what was refused meanwhile."""
+    """Returns who was refused meanwhile, and why."""
     refused = []
     until = time.monotonic() + 20
     while not is_so():
         assert time.monotonic() < until
-        refused += outputs.take_refused()
+        refused += outputs.take_compiled()
         time.sleep(0.001)
-    return refused + list(outputs.take_refused())
+    refused += outputs.take_compiled()
+    return [(each, why) for each, why in refused if why is not None]
 
 
 def test_equal_contents_are_compiled_once(outputs, compiler):
@@ -97,7 +98,7 @@ def test_a_grammar_that_cannot_be_compiled_refuses_who_waits_and_who_comes(outpu
     refused = []
 
     def all_are_refused():
-        refused.extend(outputs.take_refused())
+        refused.extend(outputs.take_compiled())
         return len(refused) == 2
 
     wait_until(outputs, all_are_refused)
@@ -122,7 +123,7 @@ def test_what_takes_too_long_ends_alone_and_gives_its_place_to_others(outputs, c
     wait_until(outputs, lambda: len(compiler.compiled) == 2)
     time.sleep(0.05)  # the threads have noted when they began
     clock[0] = 29.0
-    assert not outputs.take_refused()
+    assert all(why is None for _, why in outputs.take_compiled())
     clock[0] = 31.0
     refused = wait_until(outputs, lambda: other.grammar.is_ready)
     assert {each for each, _ in refused} == set(slow)
@@ -157,7 +158,7 @@ def test_a_tokenizer_that_cannot_be_read_refuses_every_grammar():
     waiting, refused = admitted(outputs, "a"), []
 
     def is_refused():
-        refused.extend(outputs.take_refused())
+        refused.extend(outputs.take_compiled())
         return bool(refused)
 
     wait_until(outputs, is_refused)

@@ -52,7 +52,9 @@ class Inputs:
         )
 
     def mask(self, logits_RV: torch.Tensor) -> torch.Tensor:
-        apply_token_masks(logits_RV, self.masks_RW, self.columns)
+        apply_token_masks(
+            logits_RV, self.masks_RW, self.columns.num_rows_1, self.columns.is_masked_N
+        )
         return logits_RV
 
     def penalise(self, logits_RV: torch.Tensor) -> torch.Tensor:

@@ -21,9 +21,7 @@ PROMPTS = {name: list(range(start, start + 9)) for start, name in enumerate("abc
 def config_with_adapters(reference, ops):
     """A runner's configuration; adapters "x" and "y" are in slots 0 and 1."""
     model = load_reference(reference, ops)
-    pool = AdapterPool(
-        model, ops, num_slots=2, max_rank=4, max_num_tokens=96, dtype=torch.float32
-    )
+    pool = AdapterPool(model, ops, num_slots=2, max_rank=4, max_num_tokens=96, dtype=torch.float32)
     for slot, key in enumerate("xy"):
         generator = torch.Generator().manual_seed(slot)
         prepared = {}

@@ -1,0 +1,132 @@
+"""How many drafts each sequence gets: as many as are worth what it costs to verify them.
+
+With a the probability that a draft is accepted behind accepted ones, n sequences in the step and
+
+    T(n + d)   seconds of a step that verifies d drafts, by the cost model
+    price      (T(n + d) - T(n)) / d, in tokens: times the tokens a second that the step brings
+
+the j-th draft of a sequence brings a^j tokens and costs `price`, so it gets
+k = floor(log(price) / log(a)) of them."""
+
+import numpy as np
+
+from engine_core.scheduler.batch_state import BatchState, Int64Array
+from engine_core.scheduler.token_budget.base import Float64Array, StepLoad
+from engine_core.scheduler.token_budget.cost_model import CostModel
+
+_DECAY = 0.95
+"""Of what a sequence's drafts before said, with each step that verifies some of them."""
+_COMMON_DECAY = 0.995
+"""Of what all sequences' did."""
+_PRIOR_WEIGHT = 1.0
+"""Drafts that a new sequence is believed to have had, at the common rate."""
+_FIRST_PRICE = 0.3
+_FIRST_DRAFTS = 2
+"""Until a step with drafts was timed at this number of sequences."""
+_LEAST_PRICE = 0.03
+"""A draft costs the host something too."""
+_PROBE_AFTER = 32
+_PROBE_AT_MOST = 1024
+"""Tokens between two drafts of a sequence for which none are worth their price."""
+
+
+class DraftLengths:
+    """
+    Args:
+        batch: rows of the sequences.
+        most: drafts of a sequence in a step.
+        slo_tpot_s: no step gets drafts with which it would take longer; None: no limit.
+    """
+
+    def __init__(self, batch: BatchState, *, most: int, slo_tpot_s: float | None) -> None:
+        self._batch = batch
+        self._most = most
+        self._slo_tpot_s = slo_tpot_s
+        num_rows = batch.max_num_rows
+        self._generation: Int64Array = np.full(num_rows, -1, np.int64)
+        self._accepted: Float64Array = np.zeros(num_rows)
+        self._rejected: Float64Array = np.zeros(num_rows)
+        self._next_probe: Int64Array = np.zeros(num_rows, np.int64)
+        """Length of the sequence."""
+        self._probe_after: Int64Array = np.zeros(num_rows, np.int64)
+        self._common = [2.0, 2.0]
+        """Accepted and rejected."""
+        self._costs: dict[int, CostModel] = {}
+        """By number of sequences, to the next power of two."""
+
+    # ------------------------------------------------------------------ what steps tell
+
+    def observe_step(self, load: StepLoad, duration_s: float) -> None:
+        """A step that computed the last token of each sequence, and drafts."""
+        cost = self._costs.setdefault(load.num_sequences.bit_length(), CostModel())
+        cost.observe(load, duration_s)
+
+    def observe_drafts(self, row: int, num_drafts: int, num_accepted: int) -> None:
+        """Of one sequence. What is behind the first rejected draft was not tested."""
+        self._claim(np.array([row]))
+        is_rejected = num_accepted < num_drafts
+        self._accepted[row] = _DECAY * self._accepted[row] + num_accepted
+        self._rejected[row] = _DECAY * self._rejected[row] + is_rejected
+        self._common[0] = _COMMON_DECAY * self._common[0] + num_accepted
+        self._common[1] = _COMMON_DECAY * self._common[1] + is_rejected
+        if num_accepted:
+            self._probe_after[row] = _PROBE_AFTER
+        else:
+            self._probe_after[row] = min(2 * self._probe_after[row], _PROBE_AT_MOST)
+        self._next_probe[row] = self._batch.num_tokens[row] + self._probe_after[row]
+
+    # ------------------------------------------------------------------ what the next one gets
+
+    def choose(self, rows: Int64Array, num_sequences: int, num_context: int) -> Int64Array:
+        """Most drafts for each of these rows.
+
+        Args:
+            num_sequences: of the next step.
+            num_context: their tokens.
+        """
+        self._claim(rows)
+        cost = self._costs.get(num_sequences.bit_length())
+        most = self._most
+        plain = StepLoad(num_sequences, num_sequences, num_context, num_context)
+        if cost is None or cost.num_observed_with_chunks < 2 or cost.num_observed < 4:
+            price, most = _FIRST_PRICE, min(most, _FIRST_DRAFTS)
+        else:
+            plain_s = cost.predict(plain)
+            drafted = StepLoad(num_sequences + most, num_sequences, num_context, num_context)
+            draft_s = (cost.predict(drafted) - plain_s) / most
+            price = max(_LEAST_PRICE, draft_s * num_sequences / max(plain_s, 1e-9))
+            if self._slo_tpot_s is not None:
+                left_s = self._slo_tpot_s - plain_s
+                most = min(most, int(left_s / max(draft_s, 1e-9) / len(rows))) if left_s > 0 else 0
+        if most < 1 or price >= 1:
+            return np.zeros(len(rows), np.int64)
+        accepted, rejected = self._accepted[rows], self._rejected[rows]
+        common = self._common[0] / (self._common[0] + self._common[1])
+        rate = (accepted + _PRIOR_WEIGHT * common) / (accepted + rejected + _PRIOR_WEIGHT)
+        lengths = self._lengths(rate, price, most)
+        # drafts that are accepted make a second worth more tokens
+        gain = 1 + (rate * (1 - rate**lengths) / (1 - rate)).mean()
+        spent = 1 + price * lengths.sum() / num_sequences
+        if gain > spent:
+            lengths = self._lengths(rate, price * gain / spent, most)
+        is_probe = (lengths == 0) & (self._batch.num_tokens[rows] >= self._next_probe[rows])
+        lengths[is_probe] = 1
+        return lengths
+
+    @staticmethod
+    def _lengths(rate: Float64Array, price: float, most: int) -> Int64Array:
+        if price >= 1:
+            return np.zeros(len(rate), np.int64)
+        lengths: Int64Array = np.minimum(np.log(price) / np.log(rate), most).astype(np.int64)
+        return lengths
+
+    def _claim(self, rows: Int64Array) -> None:
+        """Rows that another sequence had begin anew."""
+        generation = self._batch.generation[rows]
+        if (self._generation[rows] == generation).all():
+            return
+        new = rows[self._generation[rows] != generation]
+        self._generation[rows] = generation
+        self._accepted[new] = self._rejected[new] = 0.0
+        self._next_probe[new] = 0
+        self._probe_after[new] = _PROBE_AFTER

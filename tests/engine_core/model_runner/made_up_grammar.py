@@ -1,0 +1,79 @@
+"""A grammar that is a function of a sequence's tokens: a third of the vocabulary, drawn anew for
+each text. So masks of a wrong row, or behind a wrong draft, change tokens."""
+
+import zlib
+from array import array
+
+import numpy as np
+
+from engine_core.scheduler.constraints import MaskRows
+
+
+class MadeUpMasks:
+    def __init__(self, rows):
+        self._rows = rows
+        self.num_waits = 0
+
+    def wait(self):
+        self.num_waits += 1
+        return self._rows
+
+    def failures(self):
+        return {}
+
+
+class MadeUpGrammar:
+    """Constraints, and the grammar of each request whose name is in `names`. Nothing waits."""
+
+    is_ready = True
+
+    def __init__(self, vocab_size):
+        self._vocab_size = vocab_size
+        self.num_masks = 0
+
+    def take_compiled(self):
+        return ()
+
+    def allows(self, token_ids):
+        """bool [V], of the token behind these."""
+        draw = np.random.default_rng(zlib.crc32(array("i", token_ids).tobytes()))
+        return draw.random(self._vocab_size) < 0.33
+
+    def begin_masks(self, constrained):
+        rows = []
+        for each in constrained:
+            tokens = each.sequence.all_token_ids
+            for offset in range(len(each.drafts) + 1):
+                mask = self.allows([*tokens, *each.drafts[:offset]])
+                bits = np.zeros(-(-self._vocab_size // 32) * 32, np.uint8)
+                bits[: self._vocab_size] = mask
+                packed = np.packbits(bits, bitorder="little").view(np.int32)
+                rows.append((each.place, offset, packed))
+        self.num_masks += len(rows)
+        places, offsets, masks = zip(*rows, strict=True)
+        return MadeUpMasks(
+            MaskRows(np.array(places, np.int64), np.array(offsets, np.int64), np.stack(masks))
+        )
+
+    def lead(self, scheduler):
+        """Every second request of this scheduler follows it."""
+        add_request, scheduler._constraints = scheduler.add_request, self
+
+        def add(request):
+            if zlib.crc32(request.request_id.encode()) % 2:
+                request.grammar = self
+            add_request(request)
+
+        scheduler.add_request = add
+        return scheduler
+
+    def follows(self, requests, tokens):
+        """Whether the outputs of those that follow it are allowed; by (request id, index)."""
+        prompts = {name: prompt for name, prompt, *_ in requests}
+        led = [key for key in tokens if zlib.crc32(key[0].encode()) % 2]
+        assert led
+        return all(
+            self.allows([*prompts[name], *tokens[name, index][:at]])[token_id]
+            for name, index in led
+            for at, token_id in enumerate(tokens[name, index])
+        )
