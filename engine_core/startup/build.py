@@ -22,6 +22,7 @@ from engine_core.options.checks import check_device
 from engine_core.options.engine import EngineOptions
 from engine_core.prefix_store import PrefixStore
 from engine_core.scheduler import Scheduler
+from engine_core.scheduler.token_rules import TokenRules
 from engine_core.server.clients import ClientRegistry
 from engine_core.server.inbox import Handshake, Inbox
 from engine_core.server.outbox import Outbox
@@ -30,7 +31,7 @@ from engine_core.server.validation import RequestValidator
 from engine_core.startup.adapters import open_adapters
 from engine_core.startup.before_torch import OpenModel
 from engine_core.startup.device import choose_device
-from engine_core.startup.model import load_any_model
+from engine_core.startup.draft_model import load_with_draft
 from engine_core.startup.phases import StartPhases
 from engine_core.startup.prefix_store import open_prefix_store
 from engine_core.startup.resolve import plan_runner, resolve_config
@@ -64,7 +65,7 @@ def build_engine(
     try:
         phases.enter("weights")
         compilations = CompileCounter()
-        loaded = load_any_model(options, opened.files, device)
+        loaded = load_with_draft(options, opened.files, device)
         if loaded.ops.device.type == "cuda":
             watch_triton(compilations)  # for as long as this process lives
         if loaded.is_packed:
@@ -169,11 +170,14 @@ def _assemble(
         observers.append(RequestLog())
     if config.trace is not None:
         observers.append(_trace_writer(config.trace, config, replayed))
+    constraints = None
+    if structured_outputs is not None:
+        constraints = TokenRules(structured_outputs, vocab_size=vocab_size)
     scheduler = Scheduler(
         config.scheduler,
         kv_cache,
         proposer=runner_spec.options.speculation.make_proposer(),
-        constraints=structured_outputs,
+        constraints=constraints,
     )
     pool = runner_spec.config.adapters
     adapters = open_adapters(runner_spec.options.adapters, pool, scheduler, config.model)
