@@ -41,7 +41,7 @@ _NEUTRAL_IF_EMPTY = frozenset({
     "hf_token", "limit_mm_per_prompt", "logits_processors", "lora_dtype", "max_cpu_loras",
     "mm_processor_kwargs",
     "override_generation_config", "revision", "rope_scaling", "rope_theta", "skip_tokenizer_init",
-    "speculative_config", "structured_outputs_config", "tokenizer_revision",
+    "structured_outputs_config", "tokenizer_revision",
 })  # fmt: skip
 """The same, where None, False, 0, "auto" and empty values ask for nothing."""
 _IGNORED = ("disable_custom_all_reduce", "disable_log_requests", "disable_log_stats")
@@ -59,6 +59,18 @@ _CHANGE_NO_RESULT = {
     "use_v2_block_manager": "there is one block manager",
 }
 """The same, where any value gives the same answers: taken, and said once."""
+_SPECULATIVE_METHODS = {
+    "ngram": "ngram", "suffix": "suffix", "draft_model": "draft", "eagle": "eagle",
+    "eagle3": "eagle",
+}  # fmt: skip
+_SPECULATIVE_NAMES = {
+    "model": "draft_model",
+    "quantization": "draft_quantization",
+    "num_speculative_tokens": "num_speculative_tokens",
+    "prompt_lookup_max": "prompt_lookup_max",
+    "prompt_lookup_min": "prompt_lookup_min",
+}
+"""Keys of vLLM's `speculative_config`, and our options."""
 _NOT_FROM_HERE = {("load_format", "dummy"), ("tokenizer_mode", "mistral")}
 _ONE_EACH = {"tenant_weights": "tenant-weight", "adapters": "adapter"}
 """Mappings, an option for each entry."""
@@ -111,6 +123,8 @@ def daemon_arguments(model: str, options: Mapping[str, Any]) -> list[str]:
 
 def _canonical(options: Mapping[str, Any]) -> dict[str, Any]:
     canonical: dict[str, Any] = {}
+    options = dict(options)
+    options |= _speculation(options.pop("speculative_config", None))
     for name, value in options.items():
         known_as = _OTHER_NAMES.get(name, name)
         if canonical.get(known_as) is not None and value is not None:
@@ -118,6 +132,31 @@ def _canonical(options: Mapping[str, Any]) -> dict[str, Any]:
         if canonical.get(known_as) is None:
             canonical[known_as] = value
     return canonical
+
+
+def _speculation(config: Mapping[str, Any] | None) -> dict[str, Any]:
+    """vLLM's `speculative_config` as our options."""
+    if not config:
+        return {}
+    if not isinstance(config, Mapping):
+        raise InvalidInput(f"speculative_config is {config!r}, it must be a dictionary")
+    given = {name: value for name, value in config.items() if value is not None}
+    method = given.pop("method", None)
+    if method is None:  # as vLLM takes it
+        method = "ngram" if given.get("model") in ("ngram", "[ngram]") else "draft_model"
+    if method not in _SPECULATIVE_METHODS:
+        known = ", ".join(_SPECULATIVE_METHODS)
+        raise InvalidInput(f"speculative_config's method is {method!r}, this engine has {known}")
+    if method in ("ngram", "suffix"):
+        given.pop("model", None)
+    unknown = sorted(given.keys() - _SPECULATIVE_NAMES.keys())
+    if unknown:
+        raise InvalidInput(
+            f"this engine does not support {unknown[0]!r} in speculative_config; it takes method, "
+            f"{', '.join(_SPECULATIVE_NAMES)}"
+        )
+    named = {_SPECULATIVE_NAMES[name]: value for name, value in given.items()}
+    return {"speculative": _SPECULATIVE_METHODS[method], **named}
 
 
 def _is_neutral(name: str, value: object) -> bool:

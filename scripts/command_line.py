@@ -4,7 +4,8 @@ import re
 import signal
 import sys
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, Parameter
+from cyclopts.validators import Number
 
 
 def make_app(name: str, help_text: str) -> App:
@@ -23,6 +24,11 @@ def make_app(name: str, help_text: str) -> App:
         result_action="return_value",
         suppress_keyboard_interrupt=False,
     )
+
+
+def option(text: str, **limits: float) -> Parameter:
+    """A number's help, and its limits."""
+    return Parameter(help=text, validator=Number(**limits))
 
 
 def run_app(

@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
-from cyclopts.validators import Number
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from scripts.command_line import make_app, run_app
+from scripts.command_line import make_app, option, run_app
 from scripts.load.report import log
 from scripts.simulator import SimulationError, replay, simulation
 from scripts.simulator.metrics import as_json, as_plan_table, as_table
@@ -53,11 +52,9 @@ def plan(
     *,
     budget: Annotated[
         tuple[int, ...],
-        Parameter(help="Token budgets to try; give it several times.", validator=Number(gte=1)),
+        option("Token budgets to try; give it several times.", gte=1),
     ] = (512, 2048, 8192),
-    max_replicas: Annotated[
-        int, Parameter(help="Most replicas to try.", validator=Number(gte=1))
-    ] = 64,
+    max_replicas: Annotated[int, option("Most replicas to try.", gte=1)] = 64,
     processes: Annotated[int | None, Parameter(help="Default: one a core.")] = None,
     scenario: Scenario = _DEFAULT,
     json: JsonFile = None,

@@ -26,7 +26,11 @@ _LATER_PART = re.compile(r".*-(?!00001)\d{5}-of-\d{5}\.gguf")
 
 
 def open_model_files(
-    model: str, *, tokenizer: str | None = None, report: Callable[[str], None]
+    model: str,
+    *,
+    tokenizer: str | None = None,
+    option: str = "--model",
+    report: Callable[[str], None],
 ) -> ModelFiles:
     """Find the model, fetch it if need be, and check that its files are whole.
     Raises ModelFilesError: one of its kinds; the message says what to do.
@@ -34,9 +38,10 @@ def open_model_files(
     Args:
         model: in this order a folder, a .gguf file, a known name, an `org/name` of the hub.
         tokenizer: the same, or a tokenizer.json, to take the tokenizer from instead.
+        option: that names the model, for messages.
         report: gets a line before and during everything that takes seconds.
     """
-    files = _open(model, option="--model", report=report)
+    files = _open(model, option=option, report=report)
     if tokenizer is not None:
         files.given_tokenizer = _open_tokenizer(tokenizer, report=report)
     return files

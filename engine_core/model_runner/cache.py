@@ -11,21 +11,33 @@ import torch
 from engine_core.kv_cache import CacheCopies, DiskMoves
 from engine_core.kv_cache.copies import BlockPair
 from engine_core.kv_cache.host_pool import HashKey
-from engine_core.model_runner.config import RunnerConfig
+from engine_core.model_runner.config import DraftConfig, RunnerConfig
 from kernels.interface.operations import AttentionMetadata, AttentionSpec, ForwardContext, KVCache
 
 
 class PagedKVCache:
     """A model's cache and an attention planner for each group of its layers.
-    `storage`: None: a new one."""
 
-    def __init__(self, config: RunnerConfig, storage: BlockStorage | None = None) -> None:
-        spec, layout = config.model.kv_cache_spec, config.layout
+    Args:
+        storage: None: a new one.
+        draft: the config's, for the cache of that model in the same storage.
+    """
+
+    def __init__(
+        self,
+        config: RunnerConfig,
+        storage: BlockStorage | None = None,
+        draft: DraftConfig | None = None,
+    ) -> None:
+        spec, layout, first_layer = config.model.kv_cache_spec, config.layout, 0
         self._ops = config.ops
         self.storage = storage or BlockStorage(config)
         self.storage.ops = config.ops
+        if draft is not None:
+            self._ops, first_layer = draft.ops, spec.num_layers
+            spec = draft.model.kv_cache_spec
         self._planners = [
-            config.ops.make_attention_planner(
+            self._ops.make_attention_planner(
                 AttentionSpec(
                     num_query_heads=spec.num_query_heads,
                     num_kv_heads=spec.num_kv_heads,
@@ -41,7 +53,7 @@ class PagedKVCache:
             )
             for group in layout.groups
         ]
-        places = [layout.place_of(layer) for layer in range(spec.num_layers)]
+        places = [layout.place_of(first_layer + layer) for layer in range(spec.num_layers)]
         self._group_of_layer = [group for group, _ in places]
         self._kv_caches = [self.storage.device_tensors[tensor] for _, tensor in places]
 
@@ -93,7 +105,6 @@ class BlockStorage:
     One id addresses its block in every tensor of its tier, so a pair is copied in all of them."""
 
     def __init__(self, config: RunnerConfig) -> None:
-        spec = config.model.kv_cache_spec
         self.ops = config.ops
         self._num_blocks = config.num_blocks
         self.device_tensors: list[KVCache] = [
@@ -104,7 +115,7 @@ class BlockStorage:
                 spec.head_size,
                 config.kv_dtype,
             )
-            for _ in range(config.layout.num_tensors)
+            for spec in config.tensor_specs
         ]
         self._disk: DiskStore | None = None
         self._bytes: list[np.ndarray] = []

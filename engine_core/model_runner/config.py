@@ -8,6 +8,7 @@ import torch
 from engine_core.adapters.pool import AdapterPool
 from engine_core.kv_cache import KVCacheGroupSpec
 from engine_core.models import Model
+from engine_core.models.interface import KVCacheSpec
 from kernels.interface.operations import Operations, cached_head_bytes
 
 
@@ -67,6 +68,19 @@ def plan_cache_layout(sliding_windows: Sequence[int | None]) -> CacheLayout:
     return CacheLayout(groups, num_tensors=size)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class DraftConfig:
+    """A model that makes drafts for the runner's.
+
+    Its layers are the last of the cache's: a block holds what both models keep of its tokens, so
+    whatever becomes of a block (found by another request, copied, swapped, kept on disk) becomes of
+    both, and a token takes what both models take of it, without a second table."""
+
+    model: Model
+    ops: Operations
+    """The backend that it was loaded with."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerConfig:
     """
@@ -84,6 +98,7 @@ class RunnerConfig:
         kv_dtype: of the cache.
         eos_token_ids: what min_tokens forbids beside a request's own stop tokens.
         adapters: those whose weights are beside the model; None: requests have none.
+        draft: of the same vocabulary; None: the runner makes no drafts.
     """
 
     model: Model
@@ -99,6 +114,20 @@ class RunnerConfig:
     eos_token_ids: tuple[int, ...]
     adapters: AdapterPool | None = None
     max_num_drafts: int = 0
+    draft: DraftConfig | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ValueError: two models whose layers cannot share blocks."""
+        if self.draft is None or len(self.layout.groups) == 1:
+            return
+        ours, theirs = (spec.kv_cache_spec for spec in (self.model, self.draft.model))
+        if (ours.num_kv_heads, ours.head_size) != (theirs.num_kv_heads, theirs.head_size):
+            raise ValueError(
+                f"the draft model has {theirs.num_kv_heads} key/value heads of {theirs.head_size}, "
+                f"the model {ours.num_kv_heads} of {ours.head_size}, and some layers have sliding "
+                "windows, whose blocks can be shared by layers of one shape only; use "
+                "--draft-model first-layers:N, or another draft model"
+            )
 
     @property
     def max_num_logits(self) -> int:
@@ -107,8 +136,22 @@ class RunnerConfig:
 
     @property
     def layout(self) -> CacheLayout:
-        """How layers share blocks."""
-        return plan_cache_layout(self.model.kv_cache_spec.sliding_windows)
+        """How layers share blocks; those of the draft model come last."""
+        windows = self.model.kv_cache_spec.sliding_windows
+        if self.draft is not None:
+            windows += self.draft.model.kv_cache_spec.sliding_windows
+        return plan_cache_layout(windows)
+
+    @property
+    def tensor_specs(self) -> list[KVCacheSpec]:
+        """Of each cache tensor the model whose shape it has."""
+        spec, layout = self.model.kv_cache_spec, self.layout
+        specs = [spec] * layout.num_tensors
+        if self.draft is not None and len(layout.groups) == 1:
+            specs[spec.num_layers :] = [self.draft.model.kv_cache_spec] * (
+                layout.num_tensors - spec.num_layers
+            )
+        return specs
 
     @property
     def num_groups(self) -> int:
@@ -118,9 +161,14 @@ class RunnerConfig:
     @property
     def block_bytes(self) -> int:
         """Memory of one block over all cache tensors."""
-        spec = self.model.kv_cache_spec
-        slot_bytes = 2 * spec.num_kv_heads * cached_head_bytes(spec.head_size, self.kv_dtype)
-        return self.layout.num_tensors * self.block_size * slot_bytes
+        return (
+            2
+            * self.block_size
+            * sum(
+                spec.num_kv_heads * cached_head_bytes(spec.head_size, self.kv_dtype)
+                for spec in self.tensor_specs
+            )
+        )
 
     @property
     def vocab_size(self) -> int:

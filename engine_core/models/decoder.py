@@ -5,6 +5,8 @@ between the families is an option of ModelConfig. A layer, without and with outp
     hidden += feed_forward(norm(hidden))       hidden += norm(feed_forward(norm(hidden)))
 """
 
+import copy
+import dataclasses
 from functools import partial
 
 import torch
@@ -184,6 +186,27 @@ class Decoder:
         self._tables = list(build.tables.values())
         self._ops = ops
         self._forward = ops.capture(self._compute)
+        self._num_positions: list[int] = []
+        """Of each table, when the pass was captured."""
+
+    def first_layers(self, num_layers: int) -> "Decoder":
+        """Embedding, these layers, final norm and head as a model that shares their weights.
+        Raises ValueError: there are not so many."""
+        config = self.kv_cache_spec
+        assert isinstance(config, ModelConfig)
+        if not 1 <= num_layers <= config.num_layers:
+            raise ValueError(f"{num_layers} of {config.num_layers} layers")
+        first = copy.copy(self)
+        first.kv_cache_spec = dataclasses.replace(
+            config,
+            num_layers=num_layers,
+            sliding_windows=config.sliding_windows[:num_layers],
+            experts=config.experts[:num_layers],
+            rotary=config.rotary[:num_layers],
+        )
+        first._layers = self._layers[:num_layers]
+        first.forget_caches()
+        return first
 
     def forget_caches(self) -> None:
         """What was captured keeps the caches that it read."""
@@ -205,8 +228,11 @@ class Decoder:
     ) -> torch.Tensor:
         if positions_T.device.type == "cpu" and len(positions_T):
             num_positions = int(positions_T.max()) + 1
-            have_grown = [table.cover(num_positions) for table in self._tables]
-            if any(have_grown):
+            for table in self._tables:
+                table.cover(num_positions)
+            sizes = [len(table.cos_sin_PD) for table in self._tables]  # others may share them
+            if sizes != self._num_positions:
+                self._num_positions = sizes
                 self._forward = self._ops.capture(self._compute)  # which keeps addresses
         return self._forward(token_ids_T, positions_T, context)
 

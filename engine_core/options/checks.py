@@ -98,6 +98,11 @@ def check_device(options: EngineOptions, device_type: str) -> None:
 
 
 def _check_gpu(options: EngineOptions) -> None:
+    if options.speculation.draft_model is not None:
+        raise ConfigurationError(
+            "--draft-model runs on a CPU only; use --speculative ngram or suffix, or run with "
+            "--device cpu"
+        )
     if options.prefix_cache_dir is not None:
         raise ConfigurationError(
             "--prefix-cache-dir keeps blocks of a CPU only: those of a GPU are not copied to "

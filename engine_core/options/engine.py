@@ -11,7 +11,7 @@ from engine_core.logs import LogFormat
 from engine_core.options.adapters import AdapterOptions
 from engine_core.options.scheduling import SchedulingOptions
 from engine_core.options.security import SecurityOptions
-from engine_core.options.speculation import SpeculationOptions
+from engine_core.options.speculation import QuantizationName, SpeculationOptions
 from engine_core.options.values import (
     CACHE,
     COMMON,
@@ -27,7 +27,6 @@ from engine_core.options.values import (
 DeviceName = Literal["auto", "cuda", "cpu"]
 DtypeName = Literal["auto", "bfloat16", "float16", "float32"]
 CacheDtypeName = Literal["auto", "fp8", "bfloat16", "int8"]
-QuantizationName = Literal["auto", "none", "int8", "int4", "awq", "gptq", "gguf"]
 LoadFormatName = Literal["auto", "safetensors", "gguf", "dummy"]
 
 

@@ -11,8 +11,8 @@ from engine_core.options.values import COMMON, POSITIVE, SPECULATION
 if TYPE_CHECKING:
     from engine_core.scheduler.speculation.base import Proposer
 
+QuantizationName = Literal["auto", "none", "int8", "int4", "awq", "gptq", "gguf"]
 SpeculativeName = Literal["ngram", "suffix", "draft", "eagle"]
-_NOT_BUILT = ("draft", "eagle")
 _NUM_TOKENS = 8
 _LOOKUP_MIN, _LOOKUP_MAX = 3, 5
 
@@ -22,9 +22,14 @@ _LOOKUP_MIN, _LOOKUP_MAX = 3, 5
 class SpeculationOptions:
     speculative: Annotated[SpeculativeName | None, COMMON] = None
     """Verify several guessed tokens in one step, which changes none. ngram: what followed the
-    last tokens before; suffix: or in earlier outputs too."""
+    last tokens before; suffix: or in earlier outputs too; draft: what a smaller model samples."""
     num_speculative_tokens: Annotated[int | None, POSITIVE] = None
     """Most guessed tokens of a sequence in a step (default 8), fewer as measured."""
+    draft_model: str | None = None
+    """draft: a model of the same vocabulary, named as --model is, or first-layers:N, the first N
+    layers of the model itself."""
+    draft_quantization: QuantizationName | None = None
+    """draft: as --quantization, of the draft model."""
     prompt_lookup_min: Annotated[int | None, POSITIVE] = None
     """ngram: least tokens that must match (default 3)."""
     prompt_lookup_max: Annotated[int | None, POSITIVE] = None
@@ -37,9 +42,9 @@ class SpeculationOptions:
 
     def check(self) -> None:
         """Raises ConfigurationError: an option without effect, or what this engine lacks."""
-        if self.speculative in _NOT_BUILT:
+        if self.speculative == "eagle":
             raise ConfigurationError(
-                f"--speculative {self.speculative} is not built yet; use ngram or suffix"
+                "--speculative eagle is not built yet; use ngram, suffix or draft"
             )
         given = [
             field.name.replace("_", "-")
@@ -49,6 +54,17 @@ class SpeculationOptions:
         if self.speculative is None and given:
             raise ConfigurationError(
                 f"--{given[0]} has no effect without --speculative; give both, or omit it"
+            )
+        drafts = [name for name in given if name.startswith("draft-")]
+        if self.speculative != "draft" and drafts:
+            raise ConfigurationError(
+                f"--{drafts[0]} has no effect with --speculative {self.speculative}; omit it, or "
+                "use --speculative draft"
+            )
+        if self.speculative == "draft" and self.draft_model is None:
+            raise ConfigurationError(
+                "--speculative draft needs a draft model; name one with --draft-model, such as "
+                "first-layers:4"
             )
         lookups = [name for name in given if name.startswith("prompt-lookup")]
         if self.speculative != "ngram" and lookups:
@@ -70,11 +86,12 @@ class SpeculationOptions:
         return (min(_LOOKUP_MIN, largest) if smallest is None else smallest), largest
 
     def make_proposer(self) -> "Proposer | None":
-        """None without speculation. Imports the scheduler."""
+        """None without speculation, and where the model runner makes the drafts. Imports the
+        scheduler."""
         from engine_core.speculation.ngram import NgramProposer
         from engine_core.speculation.suffix import SuffixProposer
 
-        if self.speculative is None:
+        if self.speculative in (None, "draft"):
             return None
         if self.speculative == "suffix":
             return SuffixProposer()

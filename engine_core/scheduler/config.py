@@ -160,6 +160,11 @@ class SchedulerConfig:
                 f"--num-decode-steps is {self.num_decode_steps}, and --slo-tpot-ms chooses what "
                 "each step computes; omit one of them"
             )
+        if self.num_decode_steps > 1 and self.num_speculative_tokens:
+            raise ValueError(
+                f"--num-decode-steps is {self.num_decode_steps}, and --speculative verifies drafts "
+                "in plans of one step; omit one of them"
+            )
         if self.num_decode_steps > 1 and self.max_steps_in_flight > 1:
             raise ValueError(
                 f"--num-decode-steps is {self.num_decode_steps}, and on a GPU each step is planned "

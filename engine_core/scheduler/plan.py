@@ -130,6 +130,9 @@ class SchedulerOutput:
     """Of each sequence of the batch, before this step; output placeholders count."""
     num_lookahead_slots: int = 0
     """Slots that each sequence has behind this step's tokens."""
+    num_drafts_wanted: Int64Array | None = None
+    """Of each sequence, drafts that the runner is to make behind what it samples, if it can; None
+    for none."""
     num_decode_steps: int = 1
     """If above 1, every sequence computes its last token, samples the next one, computes that one,
     and so on; the most that any of them does."""
@@ -358,6 +361,7 @@ class PlanBuilder:
         copies: CacheCopies,
         finished_req_ids: list[str],
         num_lookahead_slots: int,
+        num_drafts_wanted: Int64Array | None = None,
     ) -> SchedulerOutput:
         """The finished plan. Its tokens count as computed from here on."""
         state, (rows, counts) = self._batch, self.scheduled_rows
@@ -389,6 +393,7 @@ class PlanBuilder:
             preempted_req_ids=self.preempted_req_ids,
             num_output_tokens=state.lengths(rows) - state.num_prompt_tokens[rows],
             num_lookahead_slots=num_lookahead_slots,
+            num_drafts_wanted=num_drafts_wanted,
             num_decode_steps=num_decode_steps,
             token_budget=self._token_budget,
         )

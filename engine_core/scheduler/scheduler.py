@@ -127,11 +127,13 @@ class Scheduler(SchedulerInterface):
             is_over = plan.is_empty and not self._in_flight.steps and not self._isolation.is_active
             if is_over and self.pause_state is PauseState.PAUSED_NEW:
                 self.pause_state = PauseState.PAUSED_ALL
+        speculator = self._speculator
         scheduler_output = plan.build(
             self._sequence_ids,
             copies=self._kv_cache.take_copies(),
             finished_req_ids=self._pool.drain_finished_req_ids(),
             num_lookahead_slots=self._config.num_lookahead_slots,
+            num_drafts_wanted=None if speculator is None else speculator.num_wanted(plan),
         )
         if (masks := self._begin_masks(scheduler_output)) is not None:
             scheduler_output = dataclasses.replace(scheduler_output, token_masks=masks)

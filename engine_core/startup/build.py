@@ -30,7 +30,7 @@ from engine_core.server.validation import RequestValidator
 from engine_core.startup.adapters import open_adapters
 from engine_core.startup.before_torch import OpenModel
 from engine_core.startup.device import choose_device
-from engine_core.startup.model import load_any_model
+from engine_core.startup.draft_model import load_with_draft
 from engine_core.startup.phases import StartPhases
 from engine_core.startup.prefix_store import open_prefix_store
 from engine_core.startup.resolve import plan_runner, resolve_config
@@ -64,7 +64,7 @@ def build_engine(
     try:
         phases.enter("weights")
         compilations = CompileCounter()
-        loaded = load_any_model(options, opened.files, device)
+        loaded = load_with_draft(options, opened.files, device)
         if loaded.ops.device.type == "cuda":
             watch_triton(compilations)  # for as long as this process lives
         if loaded.is_packed:

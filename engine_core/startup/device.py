@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from engine_core.options.engine import CacheDtypeName, DeviceName, DtypeName, QuantizationName
+from engine_core.options.engine import CacheDtypeName, DeviceName, DtypeName
+from engine_core.options.speculation import QuantizationName
 from kernels.backends import FloatWeights
 
 _CACHE_DTYPES = {"fp8": torch.float8_e4m3fn, "bfloat16": torch.bfloat16, "int8": torch.int8}

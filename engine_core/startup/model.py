@@ -9,6 +9,7 @@ import torch
 from engine_core.errors import ConfigurationError, StartupError
 from engine_core.model_files import ModelFiles
 from engine_core.model_files.download import cache_folder
+from engine_core.model_runner.config import DraftConfig
 from engine_core.models import Model, UnsupportedArchitecture, load_dummy_model, load_model
 from engine_core.models.registry import read_model_config
 from engine_core.models.weight_transfer import weight_transfer_to
@@ -29,6 +30,8 @@ class LoadedModel:
     Attributes:
         weights: formats of the dense layers' weights, the one with most bytes first.
         is_packed: on a CPU, every product is of packed weights: none is left to torch.
+        draft: makes drafts for this one.
+        draft_fingerprint: of its weights, and how they are kept.
     """
 
     model: Model
@@ -38,6 +41,8 @@ class LoadedModel:
     model_impl: str
     weights: str
     is_packed: bool
+    draft: "LoadedModel | None" = None
+    draft_fingerprint: str = ""
 
     @property
     def is_quantised(self) -> bool:
@@ -58,7 +63,14 @@ class LoadedModel:
         spec = self.model.kv_cache_spec
         hidden_size = spec.num_query_heads * spec.head_size
         per_token = 32 * hidden_size * self.dtype.itemsize
-        return max_num_tokens * per_token + max_num_seqs * spec.vocab_size * 4 * 4
+        own = max_num_tokens * per_token + max_num_seqs * spec.vocab_size * 4 * 4
+        draft = self.draft
+        return own + (0 if draft is None else draft.step_bytes(max_num_tokens, max_num_seqs))
+
+    @property
+    def draft_config(self) -> DraftConfig | None:
+        """As the runner takes it."""
+        return None if self.draft is None else DraftConfig(self.draft.model, self.draft.ops)
 
 
 def load_any_model(options: EngineOptions, files: ModelFiles, device: torch.device) -> LoadedModel:

@@ -61,5 +61,7 @@ def store_key(
         "block": [runner.block_size, spec.num_kv_heads, spec.head_size, layout.num_tensors],
         "groups": [[group.layers, group.sliding_window] for group in layout.groups],
     }
+    if loaded.draft is not None:
+        parts["draft"] = loaded.draft_fingerprint
     text = json.dumps(parts, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=KEY_BYTES).digest()

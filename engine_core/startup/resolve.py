@@ -71,7 +71,10 @@ def plan_runner(options: EngineOptions, files: ModelFiles, loaded: LoadedModel) 
         max_num_batched_tokens=defaults.max_num_batched_tokens,
         max_num_seqs=defaults.max_num_seqs,
         max_model_len=max_model_len,
-        num_lookahead_slots=(options.scheduling.num_decode_steps or 1) - 1,
+        num_lookahead_slots=max(
+            (options.scheduling.num_decode_steps or 1) - 1,
+            num_drafts if loaded.draft is not None else 0,
+        ),
         max_steps_in_flight=(GPUModelRunner if on_gpu else CPUModelRunner).max_steps_in_flight,
     )
     adapters = make_adapter_pool(options.adapters, loaded, scheduler.max_num_batched_tokens)
@@ -95,6 +98,7 @@ def plan_runner(options: EngineOptions, files: ModelFiles, loaded: LoadedModel) 
             kv_dtype=cache_dtype,
             eos_token_ids=files.eos_token_ids,
             adapters=adapters,
+            draft=loaded.draft_config,
         ),
         scheduler=scheduler,
         on_device=on_gpu,

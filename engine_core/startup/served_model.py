@@ -20,7 +20,8 @@ from engine_core.models.config import ModelConfig
 from engine_core.models.decoder import Decoder
 from engine_core.models.registry import read_model_config
 from engine_core.prefix_store import PrefixStore
-from engine_core.startup.model import LoadedModel, load_any_model
+from engine_core.startup.draft_model import load_with_draft
+from engine_core.startup.model import LoadedModel
 from engine_core.startup.runner_spec import Runner, RunnerSpec
 from protocol.errors import ErrorCode
 
@@ -85,10 +86,12 @@ class ServedModel:
     def release(self, *, weights: bool) -> None:
         self._runner = self._executor.runner = None
         if self._spec is not None:
-            model = self._spec.loaded.model
-            assert isinstance(model, Decoder), "check_sleep was not called"
-            model.forget_caches()
-            del model
+            loaded = self._spec.loaded
+            for model in (loaded.model, None if loaded.draft is None else loaded.draft.model):
+                assert model is None or isinstance(model, Decoder), "check_sleep was not called"
+                if model is not None:
+                    model.forget_caches()
+            del model, loaded
         if weights:
             if self._adapters is not None:
                 self._adapters.detach()
@@ -187,7 +190,7 @@ class ServedModel:
         return files
 
     def _load(self, files: ModelFiles) -> LoadedModel:
-        loaded = load_any_model(self._options, files, self._device)
+        loaded = load_with_draft(self._options, files, self._device)
         if loaded.weights != self._weights:
             raise RequestRefused(
                 ErrorCode.WEIGHTS_REFUSED,
@@ -203,9 +206,11 @@ def _maker_of(spec: RunnerSpec) -> Callable[[LoadedModel], RunnerSpec]:
     sizes = {
         field.name: getattr(spec.config, field.name) for field in dataclasses.fields(spec.config)
     }
-    del kept["loaded"], kept["config"], sizes["model"], sizes["ops"]
+    del kept["loaded"], kept["config"], sizes["model"], sizes["ops"], sizes["draft"]
     return lambda loaded: RunnerSpec(
-        loaded=loaded, config=RunnerConfig(model=loaded.model, ops=loaded.ops, **sizes), **kept
+        loaded=loaded,
+        config=RunnerConfig(model=loaded.model, ops=loaded.ops, draft=loaded.draft_config, **sizes),
+        **kept,
     )
 
 

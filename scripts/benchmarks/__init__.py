@@ -10,18 +10,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
-from cyclopts.validators import Number
 
 from frontend import AsyncLLM, SamplingParams
+from scripts.command_line import option
 from scripts.comparison.processes import EngineProcess
 from scripts.load.report import describe_run, log, write_document
 
 Json = Annotated[Path | None, Parameter(help="Write the document here too.")]
 Model = Annotated[str, Parameter(help="A known model, a file or a folder.")]
 Rows = Annotated[tuple[int, ...], Parameter(consume_multiple=True, negative="")]
-Repeat = Annotated[
-    int, Parameter(help="Medians of this many are reported.", validator=Number(gte=1))
-]
+Repeat = Annotated[int, option("Medians of this many are reported.", gte=1)]
 DEFAULT_MODEL = "smollm2-135m-instruct"
 START_TIMEOUT_S = 300.0
 

@@ -11,9 +11,6 @@ import time
 from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import Parameter
-from cyclopts.validators import Number
-
 from frontend.event_loop import Clock, run
 from frontend.input_processor import InputProcessor
 from frontend.output_processor import OutputProcessor
@@ -25,6 +22,7 @@ from protocol.codec import decode_engine_message, encode
 from protocol.outputs import EngineCoreOutputs
 from scripts.benchmarks import START_TIMEOUT_S, Json, Repeat, cpu_seconds, report
 from scripts.benchmarks import fake_engine as engine
+from scripts.command_line import option
 from scripts.comparison.processes import EngineProcess
 
 _ENGINE = Path(engine.__file__)
@@ -162,8 +160,8 @@ def _http(num_streams: int, num_tokens: int, step_s: float, burst: int) -> dict[
 
 def http(
     *,
-    streams: Annotated[int, Parameter(help="At once.", validator=Number(gte=1))] = 256,
-    tokens: Annotated[int, Parameter(help="Of each stream.", validator=Number(gte=8))] = 200,
+    streams: Annotated[int, option("At once.", gte=1)] = 256,
+    tokens: Annotated[int, option("Of each stream.", gte=8)] = 200,
     repeat: Repeat = 3,
     json: Json = None,
 ) -> int:

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from cyclopts import Parameter
-from cyclopts.validators import Number
 
+from scripts.command_line import option
 from scripts.load.conversations import read_custom, read_sharegpt
 from scripts.load.requests import PlannedRequest, PlannedTurn, Prompt
 from scripts.traces.arrivals import gamma, ramp
@@ -48,10 +48,6 @@ class Arrivals:
     ramp: tuple[str, float, float] | None = None
     rate_scale: float = 1.0
     duration_s: float | None = None
-
-
-def option(text: str, **limits: float) -> Parameter:
-    return Parameter(help=text, validator=Number(**limits))
 
 
 def refuse_without_effect(options: Any, names: Iterable[str], reason: str) -> None:

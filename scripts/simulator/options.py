@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
-from cyclopts.validators import Number
 
 from engine_core.kv_cache import KVCacheManager
 from engine_core.scheduler import SchedulerConfig
+from scripts.command_line import option
 from scripts.simulator import SimulationError
 from scripts.simulator.fleet import READS_LOADS
 from scripts.simulator.metrics import SLO
@@ -31,10 +31,6 @@ from scripts.traces.trace import MAX_REQUESTS, TraceFile, TraceRequest, take_par
 MAX_ENGINES = 100_000
 
 
-def _option(text: str, **limits: float) -> Parameter:
-    return Parameter(help=text, validator=Number(**limits))
-
-
 @Parameter(name="*", group="Trace")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TraceOptions:
@@ -51,8 +47,8 @@ class TraceOptions:
     burstiness: Annotated[
         float, Parameter(help="Gamma: shape, as vLLM's; 1 is Poisson, below it bursts.")
     ] = 0.25
-    swing: Annotated[float, _option("Diurnal: share by which the rate varies.", gte=0, lte=1)] = 0.5
-    period: Annotated[float, _option("Diurnal: seconds.", gt=0)] = 3600.0
+    swing: Annotated[float, option("Diurnal: share by which the rate varies.", gte=0, lte=1)] = 0.5
+    period: Annotated[float, option("Diurnal: seconds.", gt=0)] = 3600.0
     prompt_len: Annotated[
         str, Parameter(help="Tokens: 512, uniform:A:B, log-uniform:A:B, lognormal:MEDIAN:SIGMA:MAX")
     ] = "log-uniform:32:2048"
@@ -60,22 +56,22 @@ class TraceOptions:
     length_pairs: Annotated[
         Path | None, Parameter(help="Lines `prompt,output` to draw lengths from, instead.")
     ] = None
-    prefixes: Annotated[int, _option("Number of shared system prompts.", gte=0)] = 0
-    prefix_len: Annotated[int, _option("Tokens of each, besides the prompt's own.", gte=1)] = 512
+    prefixes: Annotated[int, option("Number of shared system prompts.", gte=0)] = 0
+    prefix_len: Annotated[int, option("Tokens of each, besides the prompt's own.", gte=1)] = 512
     prefix_zipf: Annotated[float, Parameter(help="Exponent of their popularity.")] = 1.0
-    turns: Annotated[float, _option("Mean turns of a chat; 1: no chats.", gte=1)] = 1.0
-    think: Annotated[float, _option("Mean seconds between answer and next turn.", gte=0)] = 10.0
-    tenants: Annotated[int, _option("Number of tenants; 0: requests have none.", gte=0)] = 0
+    turns: Annotated[float, option("Mean turns of a chat; 1: no chats.", gte=1)] = 1.0
+    think: Annotated[float, option("Mean seconds between answer and next turn.", gte=0)] = 10.0
+    tenants: Annotated[int, option("Number of tenants; 0: requests have none.", gte=0)] = 0
     num_requests: Annotated[
-        int | None, _option("Most requests; default: 1000, of a file all.", gte=1, lte=MAX_REQUESTS)
+        int | None, option("Most requests; default: 1000, of a file all.", gte=1, lte=MAX_REQUESTS)
     ] = None
-    rate_scale: Annotated[float, _option("Factor of the arrival rate.", gt=0)] = 1.0
-    skip: Annotated[float, _option("Leave out the trace's first seconds.", gte=0)] = 0.0
-    duration: Annotated[
-        float | None, _option("Seconds of the trace's own clock to take.", gt=0)
-    ] = None
-    delay: Annotated[float, _option("Shift all arrivals by seconds.", gte=0)] = 0.0
-    seed: Annotated[int, _option("Of all that is random.", gte=0)] = 0
+    rate_scale: Annotated[float, option("Factor of the arrival rate.", gt=0)] = 1.0
+    skip: Annotated[float, option("Leave out the trace's first seconds.", gte=0)] = 0.0
+    duration: Annotated[float | None, option("Seconds of the trace's own clock to take.", gt=0)] = (
+        None
+    )
+    delay: Annotated[float, option("Shift all arrivals by seconds.", gte=0)] = 0.0
+    seed: Annotated[int, option("Of all that is random.", gte=0)] = 0
 
     def make(self, max_model_len: int) -> TraceFile | SyntheticTrace:
         """The whole trace, of which `requests` takes a part."""
@@ -171,6 +167,7 @@ class EngineOptions(SchedulerConfig):
     max_num_drafts: Annotated[int, _Unset] = 256
     num_decode_steps: Annotated[int, _Unset] = 1
     max_num_adapters: Annotated[int | None, _Unset] = None
+    loads_adapters: Annotated[bool, _Unset] = False
     max_steps_in_flight: Annotated[int, _Unset] = 1
 
     def scheduler_config(self, slo: "FleetOptions") -> SchedulerConfig:
@@ -200,7 +197,7 @@ class StepTimeOptions:
 
     hardware: Annotated[Literal[tuple(HARDWARE)], Parameter(help="Roofline of.")] = "h200"  # type: ignore[valid-type]
     model: Annotated[Literal[tuple(SHAPES)], Parameter(help="Its shapes.")] = "llama-3.1-8b"  # type: ignore[valid-type]
-    step_overhead_ms: Annotated[float, _option("Added to every step.", gte=0)] = 0.0
+    step_overhead_ms: Annotated[float, option("Added to every step.", gte=0)] = 0.0
     fitted: Annotated[
         Path | None, Parameter(help="Fit the daemon's step trace instead (engine-core --trace).")
     ] = None
@@ -236,15 +233,15 @@ class StepTimeOptions:
 class FleetOptions:
     """Engines, their router and the SLO."""
 
-    engines: Annotated[int, _option("Engines behind the router.", gte=1, lte=MAX_ENGINES)] = 1
+    engines: Annotated[int, option("Engines behind the router.", gte=1, lte=MAX_ENGINES)] = 1
     router: Literal["round-robin", "random", "least-loaded", "cache-aware", "sticky"] = (
         "round-robin"
     )
     router_view_ms: Annotated[
-        float, _option("Time between the router's looks at loads; 0: it always knows them.", gte=0)
+        float, option("Time between the router's looks at loads; 0: it always knows them.", gte=0)
     ] = 0.0
-    slo_ttft_ms: Annotated[float | None, _option("Limit of the TTFT.", gt=0)] = None
-    slo_tpot_ms: Annotated[float | None, _option("Limit of the TPOT.", gt=0)] = None
+    slo_ttft_ms: Annotated[float | None, option("Limit of the TTFT.", gt=0)] = None
+    slo_tpot_ms: Annotated[float | None, option("Limit of the TPOT.", gt=0)] = None
     max_duration: Annotated[
         float | None, Parameter(help="Break off after seconds of virtual time.")
     ] = None

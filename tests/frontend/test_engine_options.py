@@ -46,6 +46,36 @@ def test_tenants_weights_are_a_dictionary():
     assert parsed(daemon_arguments("m", {"tenant_weights": None})) == EngineOptions(model="m")
 
 
+def test_vllms_speculative_config_is_our_options():
+    config = {
+        "method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4,
+        "prompt_lookup_min": 2, "model": None,
+    }  # fmt: skip
+    read = parsed(daemon_arguments("m", {"speculative_config": config})).speculation
+    assert (read.speculative, read.num_speculative_tokens) == ("ngram", 5)
+    assert (read.prompt_lookup_min, read.prompt_lookup_max) == (2, 4)
+    legacy = {"model": "[ngram]", "num_speculative_tokens": 3}
+    read = parsed(daemon_arguments("m", {"speculative_config": legacy})).speculation
+    assert (read.speculative, read.num_speculative_tokens) == ("ngram", 3)
+    suffix = parsed(daemon_arguments("m", {"speculative_config": {"method": "suffix"}}))
+    assert suffix.speculation.speculative == "suffix"
+    draft = daemon_arguments("m", {"speculative_config": {"model": "small"}})
+    assert draft[2:] == ["--speculative=draft", "--draft-model=small"]
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({"method": "medusa", "model": "x"}, "method is 'medusa'"),
+        ({"method": "ngram", "draft_tensor_parallel_size": 2}, "'draft_tensor_parallel_size'"),
+        ("ngram", "must be a dictionary"),
+    ],
+)
+def test_a_speculative_config_beyond_ours_is_refused_by_name(config, why):
+    with pytest.raises(InvalidInput, match=why):
+        daemon_arguments("m", {"speculative_config": config})
+
+
 def test_none_leaves_the_daemons_default():
     options = dict.fromkeys(["dtype", "max_model_len", "enable_prefix_caching", "num_blocks"])
     assert parsed(daemon_arguments("m", options)) == EngineOptions(model="m")
@@ -102,7 +132,6 @@ def test_what_asks_for_nothing_is_accepted():
         ("tensor_parallel_size", 2),
         ("tokenizer_mode", "mistral"),
         ("enable_chunked_prefill", False),
-        ("speculative_config", {"model": "x"}),
         ("load_format", "dummy"),
         ("cpu_offload_gb", 4),
         ("swap_space", 8),

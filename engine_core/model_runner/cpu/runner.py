@@ -10,6 +10,7 @@ import torch
 from engine_core.model_runner.adapter_rows import AdapterRows
 from engine_core.model_runner.cache import BlockStorage, PagedKVCache
 from engine_core.model_runner.config import RunnerConfig
+from engine_core.model_runner.cpu.draft_model import DraftModel
 from engine_core.model_runner.cpu.input_batch import CPUInputBatch, StepInputs, gather_step_inputs
 from engine_core.model_runner.cpu.sampler import CPUSampler
 from engine_core.model_runner.decode_steps import run_decode_steps
@@ -43,6 +44,16 @@ class CPUModelRunner:
             config.ops, max_num_rows=config.max_num_seqs, vocab_size=config.vocab_size
         )
         self._prompts = PromptReports(config.max_num_seqs)
+        self._draft: DraftModel | None = None
+        if config.draft is not None:
+            self._draft = DraftModel(
+                config,
+                config.draft,
+                self.storage,
+                batch=self.batch,
+                sampler=self._sampler,
+                adapters=self._adapters,
+            )
         self._in_flight: SchedulerOutput | None = None
 
     def submit(self, plan: SchedulerOutput) -> None:
@@ -83,6 +94,8 @@ class CPUModelRunner:
             order=self._adapters.order(plan.batch.rows),
         )
         self._adapters.begin_step(inputs.rows_R, np.diff(inputs.query_start_R1))
+        if self._draft is not None:
+            self._draft.begin(plan, inputs)
         context = self._cache.forward_context(
             query_start_loc_R1=torch.from_numpy(inputs.query_start_R1),
             seq_lens_R=torch.from_numpy(inputs.seq_lens_R),
@@ -94,8 +107,15 @@ class CPUModelRunner:
             torch.from_numpy(inputs.token_ids_T), torch.from_numpy(inputs.positions_T), context
         )
         reports = self._report_prompts(plan, inputs, hidden_TE)
+        num_tokens = self.batch.num_tokens[plan.batch.rows]
         output = self._sample(plan, inputs, hidden_TE)
-        return dataclasses.replace(output, prompt_logprobs=reports) if reports else output
+        drafts = None
+        if self._draft is not None:
+            is_sampled = self.batch.num_tokens[plan.batch.rows] > num_tokens
+            drafts = self._draft.propose(plan, is_sampled)
+        if not reports and drafts is None:
+            return output
+        return dataclasses.replace(output, prompt_logprobs=reports, draft_token_ids=drafts)
 
     def _update_rows(self, plan: SchedulerOutput) -> None:
         for row in self.rows.free(plan):
@@ -106,6 +126,8 @@ class CPUModelRunner:
             self._adapters.write_row(placed.row, placed.adapter)
             self._sampler.write_row(placed.row, placed.sampling, placed.token_ids)
             self._prompts.write_row(placed.row, placed.sampling)
+            if self._draft is not None:
+                self._draft.place(placed)
         for update in plan.block_updates:
             self.batch.write_blocks(update.row, update.start, update.block_ids)
 

@@ -6,7 +6,8 @@ With a the probability that a draft is accepted behind accepted ones, n sequence
     price      (T(n + d) - T(n)) / d, in tokens: times the tokens a second that the step brings
 
 the j-th draft of a sequence brings a^j tokens and costs `price`, so it gets
-k = floor(log(price) / log(a)) of them."""
+k = floor(log(price) / log(a)) of them. Copied text comes in runs: a sequence begins with two, has
+twice as many as long as all are accepted, and otherwise one more than were accepted."""
 
 import numpy as np
 
@@ -21,10 +22,12 @@ _COMMON_DECAY = 0.995
 _PRIOR_WEIGHT = 1.0
 """Drafts that a new sequence is believed to have had, at the common rate."""
 _FIRST_PRICE = 0.3
-_FIRST_DRAFTS = 2
 """Until a step with drafts was timed at this number of sequences."""
+_FIRST_DRAFTS = 2
 _LEAST_PRICE = 0.03
 """A draft costs the host something too."""
+_MEASURE_AFTER = 128
+"""Steps between two drafts while all are dearer than what they could bring."""
 _PROBE_AFTER = 32
 _PROBE_AT_MOST = 1024
 """Tokens between two drafts of a sequence for which none are worth their price."""
@@ -36,12 +39,21 @@ class DraftLengths:
         batch: rows of the sequences.
         most: drafts of a sequence in a step.
         slo_tpot_s: no step gets drafts with which it would take longer; None: no limit.
+        num_plain_steps: that are timed before any gets drafts, at each number of sequences.
     """
 
-    def __init__(self, batch: BatchState, *, most: int, slo_tpot_s: float | None) -> None:
+    def __init__(
+        self,
+        batch: BatchState,
+        *,
+        most: int,
+        slo_tpot_s: float | None,
+        num_plain_steps: int = 0,
+    ) -> None:
         self._batch = batch
         self._most = most
         self._slo_tpot_s = slo_tpot_s
+        self._num_plain_steps = num_plain_steps
         num_rows = batch.max_num_rows
         self._generation: Int64Array = np.full(num_rows, -1, np.int64)
         self._accepted: Float64Array = np.zeros(num_rows)
@@ -49,8 +61,12 @@ class DraftLengths:
         self._next_probe: Int64Array = np.zeros(num_rows, np.int64)
         """Length of the sequence."""
         self._probe_after: Int64Array = np.zeros(num_rows, np.int64)
+        self._longest: Int64Array = np.full(num_rows, _FIRST_DRAFTS, np.int64)
+        """Drafts that a sequence may have next."""
         self._common = [2.0, 2.0]
         """Accepted and rejected."""
+        self._num_too_dear = 0
+        """Steps without drafts for their price."""
         self._costs: dict[int, CostModel] = {}
         """By number of sequences, to the next power of two."""
 
@@ -69,6 +85,8 @@ class DraftLengths:
         self._rejected[row] = _DECAY * self._rejected[row] + is_rejected
         self._common[0] = _COMMON_DECAY * self._common[0] + num_accepted
         self._common[1] = _COMMON_DECAY * self._common[1] + is_rejected
+        next_longest = num_accepted + 1 if is_rejected else 2 * num_drafts
+        self._longest[row] = max(next_longest, self._longest[row] * (not is_rejected))
         if num_accepted:
             self._probe_after[row] = _PROBE_AFTER
         else:
@@ -86,6 +104,9 @@ class DraftLengths:
         """
         self._claim(rows)
         cost = self._costs.get(num_sequences.bit_length())
+        num_plain = 0 if cost is None else cost.num_observed - cost.num_observed_with_chunks
+        if num_plain < self._num_plain_steps:
+            return np.zeros(len(rows), np.int64)
         most = self._most
         plain = StepLoad(num_sequences, num_sequences, num_context, num_context)
         if cost is None or cost.num_observed_with_chunks < 2 or cost.num_observed < 4:
@@ -99,7 +120,7 @@ class DraftLengths:
                 left_s = self._slo_tpot_s - plain_s
                 most = min(most, int(left_s / max(draft_s, 1e-9) / len(rows))) if left_s > 0 else 0
         if most < 1 or price >= 1:
-            return np.zeros(len(rows), np.int64)
+            return self._measure_again(rows, most)
         accepted, rejected = self._accepted[rows], self._rejected[rows]
         common = self._common[0] / (self._common[0] + self._common[1])
         rate = (accepted + _PRIOR_WEIGHT * common) / (accepted + rejected + _PRIOR_WEIGHT)
@@ -109,8 +130,17 @@ class DraftLengths:
         spent = 1 + price * lengths.sum() / num_sequences
         if gain > spent:
             lengths = self._lengths(rate, price * gain / spent, most)
+        np.minimum(lengths, self._longest[rows], out=lengths)
         is_probe = (lengths == 0) & (self._batch.num_tokens[rows] >= self._next_probe[rows])
         lengths[is_probe] = 1
+        return lengths
+
+    def _measure_again(self, rows: Int64Array, most: int) -> Int64Array:
+        """Drafts are too dear, as far as was measured: of the newest sequence one, now and then."""
+        lengths = np.zeros(len(rows), np.int64)
+        self._num_too_dear += 1
+        if most and self._num_too_dear % _MEASURE_AFTER == 0:
+            lengths[-1] = 1
         return lengths
 
     @staticmethod
@@ -129,4 +159,5 @@ class DraftLengths:
         self._generation[rows] = generation
         self._accepted[new] = self._rejected[new] = 0.0
         self._next_probe[new] = 0
+        self._longest[new] = _FIRST_DRAFTS
         self._probe_after[new] = _PROBE_AFTER

@@ -5,7 +5,7 @@ import numpy as np
 from engine_core.scheduler.batch_state import BoolArray, Int64Array
 from engine_core.scheduler.config import SchedulerConfig
 from engine_core.scheduler.in_flight import InFlightStep
-from engine_core.scheduler.plan import ModelRunnerOutput
+from engine_core.scheduler.plan import ModelRunnerOutput, PlanBuilder
 from engine_core.scheduler.request import Request
 from engine_core.scheduler.request_pool import RequestPool
 from engine_core.scheduler.speculation.base import Proposer
@@ -13,6 +13,8 @@ from engine_core.scheduler.speculation.draft_lengths import DraftLengths
 from engine_core.scheduler.token_budget.base import Float64Array, StepLoad
 
 _SLO_MARGIN = 0.05
+_PLAIN_STEPS = 4
+"""Without drafts that the runner makes, at each number of sequences: to know what these cost."""
 _FOUND_DECAY = 0.8
 _TRY_AFTER = 16
 """Tokens between two attempts of a sequence for which the proposer mostly knows nothing, where an
@@ -39,6 +41,7 @@ class Speculator:
             batch,
             most=config.num_speculative_tokens,
             slo_tpot_s=None if tpot_ms is None else (1 - _SLO_MARGIN) * tpot_ms / 1000,
+            num_plain_steps=_PLAIN_STEPS if proposer is None else 0,
         )
         self._is_async = config.max_steps_in_flight > 1
         self._generation: Int64Array = np.full(batch.max_num_rows, -1, np.int64)
@@ -62,12 +65,15 @@ class Speculator:
                 self._lengths.observe_drafts(sequence.row, len(drafts[name]), num_accepted)
 
     def observe_time(self, step: InFlightStep, duration_s: float) -> None:
-        """Of a step that is over, if it computed nothing but last tokens and drafts."""
+        """Of a step that is over, if it computed nothing but last tokens and drafts. Those that the
+        runner makes take time in the step that makes them and in the one that verifies them."""
         plan = step.plan
         num_drafts = sum(map(len, plan.scheduled_spec_decode_tokens.values()))
         num_sequences = len(plan.batch.req_ids)
-        num_tokens = num_sequences + num_drafts
-        if num_sequences and plan.total_num_scheduled_tokens == num_tokens:
+        if num_sequences and plan.total_num_scheduled_tokens == num_sequences + num_drafts:
+            if plan.num_drafts_wanted is not None:
+                num_drafts = (num_drafts + int(plan.num_drafts_wanted.sum()) + 1) // 2
+            num_tokens = num_sequences + num_drafts
             num_context = int(plan.batch.num_computed_tokens.sum()) + num_sequences
             load = StepLoad(num_tokens, num_sequences, num_context, num_context)
             self._lengths.observe_step(load, duration_s)
@@ -97,12 +103,19 @@ class Speculator:
                 found = _FOUND_DECAY * self._found[row]
                 self._found[row] = found + (1 - _FOUND_DECAY) * bool(drafts)
 
-    def num_wanted(self, rows: Int64Array) -> Int64Array:
-        """Drafts that the runner is to make for each sequence of a plan behind what it samples."""
+    def num_wanted(self, plan: PlanBuilder) -> Int64Array | None:
+        """Drafts that the runner is to make for each sequence of a plan behind what it samples;
+        None if a proposer makes them."""
+        rows, _ = plan.scheduled_rows
+        if self._proposer is not None or not len(rows):
+            return None
         lengths = np.zeros(len(rows), np.int64)
         is_decode = np.isin(rows, self._decodes(rows))
         if is_decode.any():
             lengths[is_decode] = self._choose(rows[is_decode])
+        for place in np.flatnonzero(lengths).tolist():
+            if self._pool.sequence_in(int(rows[place])).request.beam_search is not None:
+                lengths[place] = 0
         return lengths
 
     def learn(self, request: Request) -> None:

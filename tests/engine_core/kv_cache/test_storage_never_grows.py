@@ -16,9 +16,8 @@ def test_all_blocks_are_allocated_at_the_start_and_none_later():
     tensors are those of the start, and every id has its place in them. Proves S195."""
     storage = BlockStorage(
         SimpleNamespace(
-            model=SimpleNamespace(kv_cache_spec=SimpleNamespace(num_kv_heads=1, head_size=2)),
             ops=select_operations(torch.device("cpu")),
-            layout=SimpleNamespace(num_tensors=2),
+            tensor_specs=[SimpleNamespace(num_kv_heads=1, head_size=2)] * 2,
             num_blocks=NUM_BLOCKS,
             num_host_blocks=NUM_HOST_BLOCKS,
             block_size=4,

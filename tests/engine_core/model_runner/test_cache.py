@@ -22,9 +22,8 @@ def pairs(sources, destinations):
 def make_storage(num_host_blocks=NUM_HOST_BLOCKS):
     return BlockStorage(
         SimpleNamespace(
-            model=SimpleNamespace(kv_cache_spec=SimpleNamespace(num_kv_heads=2, head_size=4)),
             ops=TorchOperations(),
-            layout=SimpleNamespace(num_tensors=2),
+            tensor_specs=[SimpleNamespace(num_kv_heads=2, head_size=4)] * 2,
             num_blocks=NUM_BLOCKS,
             num_host_blocks=num_host_blocks,
             block_size=3,

@@ -46,7 +46,7 @@ def test_the_less_is_accepted_and_the_more_a_draft_costs_the_fewer():
             lengths.observe_drafts(0, 4, num_accepted)
         numbers.append(chosen(lengths, [0])[0])
     assert numbers[0] > numbers[1] > 0
-    assert numbers[0] > numbers[2] > numbers[3]
+    assert numbers[0] > numbers[2] >= numbers[3]
     assert numbers[-1] == 0  # a draft costs more than a token
 
 
@@ -80,6 +80,20 @@ def test_a_sequence_without_luck_is_tried_again_ever_more_seldom():
     for _ in range(4):
         lengths.observe_drafts(0, 1, 1)
     assert chosen(lengths, [0])[0] > 0
+
+
+def test_a_new_sequence_begins_with_two_drafts_and_gets_more_while_all_are_accepted():
+    _, lengths = lengths_of()
+    time_steps(lengths, 1, draft_s=0.0005)
+    for _ in range(50):
+        lengths.observe_drafts(1, 8, 8)  # another one's luck
+    numbers = []
+    for _ in range(4):
+        numbers += chosen(lengths, [0])
+        lengths.observe_drafts(0, numbers[-1], numbers[-1])
+    assert numbers == [2, 4, 8, 8]
+    lengths.observe_drafts(0, 8, 2)
+    assert chosen(lengths, [0])[0] <= 3
 
 
 def test_a_row_that_changes_hands_begins_anew():

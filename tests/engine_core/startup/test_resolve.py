@@ -109,7 +109,7 @@ def test_a_gpu_without_room_for_the_weights_is_one_line_for_the_operator(monkeyp
     def load(options, files, device):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB. GPU 0 has ...")
 
-    monkeypatch.setattr(build_module, "load_any_model", load)
+    monkeypatch.setattr(build_module, "load_with_draft", load)
     (tmp_path / "shape.json").write_text(json.dumps(CONFIG))
     options = EngineOptions(load_format="dummy", model_config=tmp_path / "shape.json")
     with pytest.raises(StartupError, match=r"not enough memory .*\(CUDA out of memory\); lower"):

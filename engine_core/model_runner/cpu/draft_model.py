@@ -1,0 +1,229 @@
+"""A small model that makes drafts in the runner of a large one, over the same rows and blocks."""
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine_core.model_runner.adapter_rows import AdapterRows
+from engine_core.model_runner.cache import BlockStorage, PagedKVCache, origin_of_each
+from engine_core.model_runner.config import DraftConfig, RunnerConfig
+from engine_core.model_runner.cpu.input_batch import (
+    CPUInputBatch,
+    Int64Array,
+    StepInputs,
+    gather_step_inputs,
+)
+from engine_core.model_runner.cpu.sampler import CPUSampler
+from engine_core.model_runner.rows import PlacedRow
+from engine_core.scheduler import SchedulerOutput
+from engine_core.scheduler.plan import DraftTokenIds
+
+
+class DraftModel:
+    """For a sequence of which the step has sampled t5:
+
+        tokens        t0 .. t3 | t4 t5 | d6 d7 d8
+        computed here    before  pass 1  2  3         d6 is sampled behind t5, and so on
+
+    Drafts are sampled as the model's tokens are: by the sequence's parameters, and with the noise
+    of (seed, position). So the better the draft model, the more often both choose the same token,
+    at any temperature; the same model always does.
+
+    Chunks of prompts are computed in the step in which the model computes them. Where a sequence
+    gets no drafts, its tokens are left out, and computed when it next gets some. What no pass
+    computed, of a prefix that another sequence left, is known by its blocks (`_num_filled`)."""
+
+    def __init__(
+        self,
+        config: RunnerConfig,
+        draft: DraftConfig,
+        storage: BlockStorage,
+        *,
+        batch: CPUInputBatch,
+        sampler: CPUSampler,
+        adapters: AdapterRows,
+    ) -> None:
+        self._model = draft.model
+        self._ops = draft.ops
+        self._cache = PagedKVCache(config, storage, draft)
+        self._batch = batch
+        self._sampler = sampler
+        self._adapters = adapters
+        self._block_size = config.block_size
+        self._max_model_len = config.max_model_len
+        self._max_num_tokens = config.max_num_batched_tokens
+        self._num_computed: Int64Array = np.zeros(config.max_num_seqs, np.int64)
+        """[row], tokens whose keys and values are in the cache; -1: to be seen in the blocks."""
+        self._max_len: Int64Array = np.zeros(config.max_num_seqs, np.int64)
+        """[row], length at which the sequence ends."""
+        self._num_marked: Int64Array = np.zeros(config.max_num_seqs, np.int64)
+        """[row], blocks known to be computed."""
+        num_blocks = 1 + config.num_blocks + config.num_host_blocks
+        self._num_filled: npt.NDArray[np.int32] = np.zeros(num_blocks, np.int32)
+        """[block], its first tokens whose keys and values are in the cache."""
+        self._num_filled[0] = config.block_size  # out of a window: nothing reads it
+        self._group = self._longest_group(config)
+
+    @staticmethod
+    def _longest_group(config: RunnerConfig) -> int:
+        """The group in whose table a sequence's blocks are looked at: the draft model's layers
+        without a window, if it has any."""
+        layout, first = config.layout, config.model.kv_cache_spec.num_layers
+        groups = [
+            (group.sliding_window is not None, index)
+            for index, group in enumerate(layout.groups)
+            if any(layer >= first for layer in group.layers)
+        ]
+        return min(groups)[1]
+
+    # ------------------------------------------------------------------ what the plan changes
+
+    def place(self, placed: PlacedRow) -> None:
+        """A sequence takes a row."""
+        row, params = placed.row, placed.sampling.params
+        self._num_computed[row] = -1
+        limit = placed.sampling.num_prompt_tokens + params.max_tokens
+        self._max_len[row] = min(limit, self._max_model_len)
+
+    def begin(self, plan: SchedulerOutput, inputs: StepInputs) -> None:
+        """Rows and copies of the plan are in place, and its tokens are not computed yet."""
+        copies, filled, size = plan.copies, self._num_filled, self._block_size
+        if copies.disk is not None:  # blocks of prompts, which are computed in both models
+            filled[[block_id for _, block_id in copies.disk.load]] = size
+        for pairs in (copies.swap_in, copies.swap_out, copies.copy):
+            if pairs:
+                origins = origin_of_each(pairs)
+                filled[list(origins)] = filled[list(origins.values())]
+        slots = inputs.slot_mappings_GT[self._group]
+        filled[slots[slots % size == 0] // size] = 0  # they get other contents
+        if len(slots) >= size:  # what is filled at once is filled here too: others may read it
+            filled[np.flatnonzero(np.bincount(slots // size) == size)] = size
+        rows, computed = plan.batch.rows, plan.batch.num_computed_tokens
+        table = self._batch.block_tables[self._group]
+        for place in np.flatnonzero(self._num_computed[rows] < 0).tolist():
+            row, num_computed = rows[place], int(computed[place])
+            held = filled[table[row, : -(-num_computed // size)]]
+            num_full = int(np.argmin(held == size)) if (held < size).any() else len(held)
+            num_filled = int(held[: num_full + 1].sum())
+            self._num_computed[row] = min(num_filled, num_computed)
+            self._num_marked[row] = self._num_computed[row] // size
+
+    # ------------------------------------------------------------------ drafts
+
+    def propose(
+        self, plan: SchedulerOutput, is_sampled: npt.NDArray[np.bool_]
+    ) -> DraftTokenIds | None:
+        """After a step, whose tokens are in their rows. `is_sampled`: [R], which got any."""
+        batch, rows = plan.batch, plan.batch.rows
+        num_tokens = self._batch.num_tokens[rows]
+        num_wanted = np.zeros(len(rows), np.int64)
+        if plan.num_drafts_wanted is not None:
+            num_wanted = np.minimum(plan.num_drafts_wanted, plan.num_lookahead_slots)
+        num_wanted = np.minimum(num_wanted, self._max_len[rows] - num_tokens - 1)
+        num_wanted[~is_sampled | (num_wanted < 0)] = 0
+        stop = batch.num_computed_tokens + batch.num_scheduled_tokens.astype(np.int64)
+        # drafts that were rejected are no tokens of the sequence
+        stop = np.where(is_sampled, num_tokens - (num_wanted == 0), stop)
+        start = self._num_computed[rows] = np.minimum(
+            self._num_computed[rows], np.where(is_sampled, num_tokens - 1, stop)
+        )
+        is_chunk = batch.num_scheduled_tokens > 1
+        if plan.scheduled_spec_decode_tokens:
+            is_chunk &= np.array(
+                [name not in plan.scheduled_spec_decode_tokens for name in batch.req_ids]
+            )
+        places = np.flatnonzero((is_chunk | (num_wanted > 0)) & (start < stop))
+        counts = (stop - start)[places]
+        left = self._max_num_tokens - (np.cumsum(counts) - counts)
+        counts = np.minimum(counts, left)  # the rest comes with the next steps
+        places, counts = places[counts > 0], counts[counts > 0]
+        if not len(places):
+            return None
+        hidden_RE = self._run(rows[places], start[places], counts)
+        self._note_computed(rows[places], start[places] + counts)
+        is_ready = (num_wanted[places] > 0) & (start[places] + counts == stop[places])
+        if not is_ready.any():
+            return None
+        ready = places[is_ready]
+        drafts = self._sample(
+            rows[ready], num_tokens[ready], num_wanted[ready], hidden_RE[torch.from_numpy(is_ready)]
+        )
+        return DraftTokenIds([batch.req_ids[place] for place in ready.tolist()], drafts)
+
+    def _sample(
+        self,
+        rows: Int64Array,
+        lengths: Int64Array,
+        num_wanted: Int64Array,
+        hidden_RE: torch.Tensor,
+    ) -> list[list[int]]:
+        """Drafts behind the tokens of these rows, the last of which gave the hidden states."""
+        drafts: list[list[int]] = [[] for _ in rows]
+        places = np.arange(len(rows))
+        for number in range(int(num_wanted.max())):
+            if number:
+                positions = lengths[places] + number - 1
+                hidden_RE = self._run(rows[places], positions, np.ones_like(places))
+                self._num_computed[rows[places]] = positions + 1
+            before = {index: drafts[place] for index, place in enumerate(places.tolist()) if number}
+            positions = lengths[places] + number
+            logits_RV = self._model.compute_logits(hidden_RE)
+            sampled = self._sampler.sample(logits_RV, rows[places], positions, before)
+            goes_on = num_wanted[places] > number + 1
+            for index, (place, token_id) in enumerate(
+                zip(places.tolist(), sampled.token_ids.tolist(), strict=True)
+            ):
+                if index in sampled.failures:
+                    goes_on[index] = False
+                else:
+                    drafts[place].append(token_id)
+            self._batch.token_ids[rows[places], positions] = sampled.token_ids
+            places = places[goes_on]
+            if not len(places):
+                break
+        return drafts
+
+    def _run(
+        self, rows: Int64Array, start: Int64Array, counts: npt.NDArray[np.int64]
+    ) -> torch.Tensor:
+        """Compute these rows' tokens from `start` on. Returns the hidden state of each one's last
+        token, in the order of the rows."""
+        inputs = gather_step_inputs(
+            self._batch,
+            rows=rows,
+            num_computed=start.astype(np.int32),
+            num_scheduled=counts.astype(np.int32),
+            decodes_first=self._ops.needs_decodes_first,
+            order=self._adapters.order(rows),
+        )
+        # of layers that are the model's own, too
+        self._adapters.begin_step(inputs.rows_R, np.diff(inputs.query_start_R1))
+        context = self._cache.forward_context(
+            query_start_loc_R1=torch.from_numpy(inputs.query_start_R1),
+            seq_lens_R=torch.from_numpy(inputs.seq_lens_R),
+            block_tables_GRM=[torch.from_numpy(table) for table in inputs.block_tables_GRM],
+            slot_mappings_GT=[torch.from_numpy(slots) for slots in inputs.slot_mappings_GT],
+            num_decodes=inputs.num_decodes,
+        )
+        hidden_TE = self._model.forward(
+            torch.from_numpy(inputs.token_ids_T), torch.from_numpy(inputs.positions_T), context
+        )
+        last_R = np.empty(len(rows), np.int64)
+        last_R[inputs.batch_index_R] = inputs.query_start_R1[1:] - 1
+        return hidden_TE[torch.from_numpy(last_R)]
+
+    def _note_computed(self, rows: Int64Array, num_computed: Int64Array) -> None:
+        """Tokens that are the sequences' own."""
+        self._num_computed[rows] = num_computed
+        table, filled, size = (
+            self._batch.block_tables[self._group],
+            self._num_filled,
+            self._block_size,
+        )
+        num_full, num_behind = np.divmod(num_computed, size)
+        is_partial = num_behind > 0
+        filled[table[rows[is_partial], num_full[is_partial]]] = num_behind[is_partial]
+        for place in np.flatnonzero(num_full > self._num_marked[rows]).tolist():
+            row, stop = rows[place], num_full[place]
+            filled[table[row, self._num_marked[row] : stop]] = size
+            self._num_marked[row] = stop

@@ -1,0 +1,181 @@
+"""The model that is served, and with it the one that makes drafts for it."""
+
+import dataclasses
+import json
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from engine_core.errors import ConfigurationError
+from engine_core.model_files import ModelFiles, open_model_files
+from engine_core.models.decoder import Decoder
+from engine_core.options.engine import EngineOptions
+from engine_core.startup.model import LoadedModel, load_any_model
+
+if TYPE_CHECKING:
+    from kernels.interface.weights import WeightPart
+
+logger = logging.getLogger(__name__)
+
+FIRST_LAYERS = "first-layers:"
+_LAYER = re.compile(r"\blayers\.(\d+)\.")
+
+
+def load_with_draft(options: EngineOptions, files: ModelFiles, device: torch.device) -> LoadedModel:
+    """`load_any_model`, with its `draft` where the options name one.
+    Raises ConfigurationError: the draft model cannot make drafts for this one."""
+    loaded = load_any_model(options, files, device)
+    name = options.speculation.draft_model
+    if name is None:
+        return loaded
+    num_layers = _num_first_layers(name, loaded)
+    if num_layers is not None and options.speculation.draft_quantization is None:
+        return _with_first_layers(loaded, files, num_layers)
+    if num_layers is None:
+        draft_files = open_model_files(name, option="--draft-model", report=logger.info)
+        _check_tokenizers(files, draft_files)
+    else:
+        draft_files = FirstLayers(files, num_layers)
+    draft = load_any_model(
+        dataclasses.replace(
+            options,
+            model=name,
+            # float32 is what a CPU computes in; given by name it would undo the file's own blocks
+            dtype="auto" if loaded.dtype is torch.float32 else options.dtype,
+            quantization=options.speculation.draft_quantization or "auto",
+            load_format="auto",
+            model_config=None,
+            model_impl="native",
+            batch_invariant=False,
+        ),
+        draft_files,
+        device,
+    )
+    _check_shapes(name, draft, loaded, options.max_model_len)
+    return dataclasses.replace(
+        loaded, draft=draft, draft_fingerprint=f"{draft_files.fingerprint} {draft.weights}"
+    )
+
+
+def _num_first_layers(name: str, loaded: LoadedModel) -> int | None:
+    """None: `name` is another model's."""
+    if not name.startswith(FIRST_LAYERS):
+        return None
+    most = loaded.model.kv_cache_spec.num_layers - 1
+    text = name.removeprefix(FIRST_LAYERS)
+    if not isinstance(loaded.model, Decoder):
+        raise ConfigurationError(
+            f"--draft-model {name} needs our own model code, and {loaded.architecture} runs "
+            "through transformers'; name another model"
+        )
+    if not text.isdecimal() or not 1 <= int(text) <= most:
+        raise ConfigurationError(
+            f"--draft-model {name}: the number of layers must be from 1 to {most}, as the model "
+            f"has {most + 1}"
+        )
+    return int(text)
+
+
+def _with_first_layers(loaded: LoadedModel, files: ModelFiles, num_layers: int) -> LoadedModel:
+    """They take no memory of their own."""
+    assert isinstance(loaded.model, Decoder)
+    draft = dataclasses.replace(loaded, model=loaded.model.first_layers(num_layers))
+    known_as = f"{files.fingerprint} {num_layers}"
+    return dataclasses.replace(loaded, draft=draft, draft_fingerprint=known_as)
+
+
+def _check_shapes(
+    name: str, draft: LoadedModel, loaded: LoadedModel, max_model_len: int | None
+) -> None:
+    ours, theirs = loaded.model.kv_cache_spec, draft.model.kv_cache_spec
+    if theirs.vocab_size != ours.vocab_size:
+        raise ConfigurationError(
+            f"--draft-model {name} has a vocabulary of {theirs.vocab_size} tokens, the model one "
+            f"of {ours.vocab_size}: its drafts would be other tokens; name a model of the same "
+            "vocabulary"
+        )
+    longest = max_model_len or ours.max_model_len
+    if theirs.max_model_len < longest:
+        raise ConfigurationError(
+            f"--draft-model {name} was made for {theirs.max_model_len} tokens, requests may have "
+            f"{longest}; lower --max-model-len, or name another model"
+        )
+    if draft.ops.name != loaded.ops.name:
+        raise ConfigurationError(
+            f"--draft-model {name} runs on {draft.ops.name}, the model on {loaded.ops.name}, and "
+            "they cannot share a KV cache; give both the same dtype"
+        )
+
+
+def _check_tokenizers(files: ModelFiles, draft_files: ModelFiles) -> None:
+    """Where both are known, each token must have the same number in both."""
+    ours, theirs = files.tokenizer(), draft_files.tokenizer()
+    if ours is None or theirs is None or ours.tokenizer_json == theirs.tokenizer_json:
+        return
+    numbers, others = _vocabulary(ours.tokenizer_json), _vocabulary(theirs.tokenizer_json)
+    differing = sorted(text for text in numbers if numbers[text] != others.get(text))
+    if differing:
+        text = differing[0]
+        raise ConfigurationError(
+            f"--draft-model {draft_files.name} has another vocabulary than {files.name}: "
+            f"{len(differing)} tokens differ, such as {text!r:.40}, number {numbers[text]} there "
+            f"and {others.get(text)} here; name a model of the same vocabulary"
+        )
+
+
+def _vocabulary(tokenizer_json: bytes) -> dict[str, int]:
+    """Numbers of the tokens; of a unigram model their places are."""
+    document = json.loads(tokenizer_json)
+    known: Any = document["model"].get("vocab", {})
+    if isinstance(known, list):
+        known = {text: number for number, (text, *_) in enumerate(known)}
+    return dict(known) | {each["content"]: each["id"] for each in document.get("added_tokens", ())}
+
+
+class FirstLayers:
+    """The first layers of a model's files, as files of a model of its own."""
+
+    def __init__(self, files: ModelFiles, num_layers: int) -> None:
+        self._files = files
+        self._num_layers = num_layers
+        self.name = f"{files.name}, first {num_layers} layers"
+        self.path = files.path
+        self.config = first_layers_config(files.config, num_layers)
+        self.generation_config = files.generation_config
+        self.weight_files = files.weight_files
+        self.quantised_types = files.quantised_types
+        self.given_tokenizer = files.given_tokenizer
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        return self._files.eos_token_ids
+
+    @property
+    def fingerprint(self) -> str:
+        return f"{self._files.fingerprint}-{self._num_layers}"
+
+    def tensors(self, *, keeps_blocks: bool = False) -> "Iterator[tuple[str, WeightPart]]":
+        for name, tensor in self._files.tensors(keeps_blocks=keeps_blocks):
+            layer = _LAYER.search(name)
+            if layer is None or int(layer[1]) < self._num_layers:
+                yield name, tensor
+
+    def tokenizer(self) -> None:
+        return None
+
+
+def first_layers_config(config: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
+    """Lists with an entry a layer are cut, also of a text model inside another."""
+    cut = dict(config)
+    if isinstance(text := config.get("text_config"), Mapping):
+        cut["text_config"] = first_layers_config(text, num_layers)
+    if (before := config.get("num_hidden_layers")) is None:
+        return cut
+    for key, value in config.items():
+        if isinstance(value, list) and len(value) == before:
+            cut[key] = value[:num_layers]
+    cut["num_hidden_layers"] = num_layers
+    return cut

@@ -1,0 +1,139 @@
+"""Which models may make drafts, and how they are loaded beside the one that is served; CPU only."""
+
+import json
+
+import pytest
+import torch
+import transformers
+
+from engine_core.errors import ConfigurationError
+from engine_core.model_files import ConfigOnly, open_model_files
+from engine_core.options.engine import EngineOptions
+from engine_core.options.speculation import SpeculationOptions
+from engine_core.startup.draft_model import first_layers_config, load_with_draft
+from engine_core.startup.prefix_store import store_key
+from engine_core.startup.resolve import plan_runner
+
+CPU = torch.device("cpu")
+SHAPE = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64,
+    "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 61, "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": True, "eos_token_id": 1,
+}  # fmt: skip
+
+
+def options_for(file, draft_model, **speculation):
+    return EngineOptions(
+        load_format="dummy",
+        model_config=file,
+        speculation=SpeculationOptions(
+            speculative="draft", draft_model=draft_model, num_speculative_tokens=3, **speculation
+        ),
+    )
+
+
+@pytest.fixture
+def served(tmp_path):
+    """(draft model, options) -> options, files and the model with random weights."""
+    file = tmp_path / "shape.json"
+    file.write_text(json.dumps(SHAPE))
+
+    def load(draft_model, **speculation):
+        options, files = options_for(file, draft_model, **speculation), ConfigOnly(file)
+        return options, files, load_with_draft(options, files, CPU)
+
+    return load
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """(changes of the shape, tokens) -> a folder with a model, and a tokenizer if tokens are
+    given."""
+
+    def save(name, **changes):
+        torch.manual_seed(0)
+        config = transformers.LlamaConfig(**SHAPE | {"num_hidden_layers": 1} | changes)
+        transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / name)
+        return tmp_path / name
+
+    return save
+
+
+def test_the_first_layers_share_weights_and_blocks_count_both(served):
+    options, files, loaded = served("first-layers:3")
+    assert loaded.draft.model.kv_cache_spec.num_layers == 3
+    assert loaded.draft.model.vocabulary is loaded.model.vocabulary
+    config = plan_runner(options, files, loaded).config
+    assert config.layout.num_tensors == 7
+    assert config.draft.model is loaded.draft.model
+    plain = load_with_draft(EngineOptions(load_format="dummy", model_config=files.path), files, CPU)
+    alone = plan_runner(options, files, plain).config
+    assert config.block_bytes * 4 == alone.block_bytes * 7
+
+
+def test_slots_for_drafts_are_reserved(served):
+    assert plan_runner(*served("first-layers:1")).scheduler.num_lookahead_slots == 3
+
+
+def test_first_layers_of_other_numbers_are_loaded_again(saved):
+    """Only those: names of the others come and are dropped."""
+    folder = saved("target", num_hidden_layers=3)
+    options = EngineOptions(
+        model=str(folder),
+        speculation=SpeculationOptions(
+            speculative="draft", draft_model="first-layers:2", draft_quantization="int8"
+        ),
+    )
+    loaded = load_with_draft(options, open_model_files(str(folder), report=print), CPU)
+    assert loaded.draft.model.kv_cache_spec.num_layers == 2
+    assert loaded.draft.model.vocabulary is not loaded.model.vocabulary
+
+
+@pytest.mark.parametrize("name", ["first-layers:4", "first-layers:0", "first-layers:two"])
+def test_not_as_many_layers_as_the_model_has(served, name):
+    with pytest.raises(ConfigurationError, match="must be from 1 to 3, as the model has 4"):
+        served(name)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vocab_size": 62}, "vocabulary of 62 tokens, the model one of 61"),
+        ({"max_position_embeddings": 32}, "made for 32 tokens, requests may have 64"),
+    ],
+)
+def test_a_model_that_cannot_draft_for_this_one_is_refused(served, saved, changes, message):
+    with pytest.raises(ConfigurationError, match=message):
+        served(str(saved("other", **changes)))
+
+
+def test_a_model_of_other_heads_drafts_where_each_layer_has_a_tensor(served, saved):
+    options, files, loaded = served(str(saved("other", num_attention_heads=2)))
+    specs = plan_runner(options, files, loaded).config.tensor_specs
+    assert [spec.head_size for spec in specs] == [16, 16, 16, 16, 32]
+
+
+def test_lists_of_layers_are_cut():
+    config = {
+        "num_hidden_layers": 3,
+        "layer_types": ["a", "b", "c"],
+        "architectures": ["X"],
+        "text_config": {"num_hidden_layers": 2, "layer_types": ["a", "b"]},
+    }
+    assert first_layers_config(config, 1) == {
+        "num_hidden_layers": 1,
+        "layer_types": ["a"],
+        "architectures": ["X"],
+        "text_config": {"num_hidden_layers": 1, "layer_types": ["a"]},
+    }
+
+
+def test_blocks_on_disk_are_those_of_both_models(served):
+    """Another draft model finds none of them."""
+    keys = set()
+    for name in ("first-layers:1", "first-layers:2"):
+        options, files, loaded = served(name)
+        config = plan_runner(options, files, loaded).config
+        keys.add(store_key(options, files, loaded, config))
+    assert len(keys) == 2
