@@ -34,30 +34,7 @@ from engine_core.steps import Steps
 from engine_core.structured_output.manager import StructuredOutputs
 from engine_core.suspects import Suspects
 from kernels.compile_counter import CompileCounter
-from protocol.calls import (
-    AdapterInfo,
-    AnyResult,
-    Drain,
-    Draining,
-    EngineStatistics,
-    GetRequestInfo,
-    GetRequests,
-    GetStatistics,
-    ListRequests,
-    LoadAdapter,
-    PauseGeneration,
-    Ping,
-    Pong,
-    PrefixCacheReset,
-    RequestList,
-    ResetPrefixCache,
-    ResumeGeneration,
-    Sleep,
-    UnloadAdapter,
-    UpdateWeights,
-    WakeUp,
-    WatchScheduler,
-)
+from protocol import calls
 from protocol.errors import ErrorCode
 from protocol.outputs import (
     AdaptersUpdated,
@@ -104,7 +81,7 @@ class EngineCore:
         model_host: ModelHost | None = None,
         on_weights: Callable[[int, str], None] = lambda version, fingerprint: None,
         adapters: Adapters | None = None,
-        on_adapters: Callable[[tuple[AdapterInfo, ...]], None] = lambda adapters: None,
+        on_adapters: Callable[[tuple[calls.AdapterInfo, ...]], None] = lambda adapters: None,
         isolates_tenants: bool = False,
         structured_outputs: StructuredOutputs | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -207,14 +184,14 @@ class EngineCore:
                 case Abort():
                     self._abort(client.request_ids.intersection(message.request_ids))
                     self._abort_samples(client, message.samples)
-                case Call(call=WatchScheduler(after_step_id)):
+                case Call(call=calls.WatchScheduler(after_step_id)):
                     self._live_view.watch(client, message, after_step_id)
-                case Call(call=LoadAdapter() as load) if client.rights.is_admin:
+                case Call(call=calls.LoadAdapter() as load) if client.rights.is_admin:
                     answer_later = partial(self._outbox.post, client)
                     answer_with(message.call_id, answer_later, self._adapters, load)
                 case Call():
                     answer = permitted_answer(client, message, self.answer_call)
-                    is_pause = isinstance(message.call, PauseGeneration)
+                    is_pause = isinstance(message.call, calls.PauseGeneration)
                     if is_pause and self._control.is_pausing and isinstance(answer, CallResult):
                         self._pauses.append((client, message.call_id))
                     else:
@@ -330,26 +307,28 @@ class EngineCore:
 
     def answer_call(self, call: Call) -> CallResult | CallFailed:
         """One arm a call of protocol.calls; nothing else can be called."""
-        result: AnyResult | None
+        result: calls.AnyResult | None
         match call.call:
-            case Ping():
+            case calls.Ping():
                 now_s = self._clock()
-                result = Pong(
+                result = calls.Pong(
                     uptime_s=now_s - self._started_s,
                     step_id=self.progress.step_id,
                     progress_age_s=now_s - self.progress.at_s,
                     state=self._control.state,
                 )
-            case GetStatistics():
+            case calls.GetStatistics():
                 result = self.statistics()
-            case ResetPrefixCache():
+            case calls.ResetPrefixCache():
                 for observer in self._observers:
                     observer.on_cache_reset(self._clock())
-                result = PrefixCacheReset(num_blocks_evicted=self._scheduler.reset_prefix_cache())
-            case Drain():
+                result = calls.PrefixCacheReset(
+                    num_blocks_evicted=self._scheduler.reset_prefix_cache()
+                )
+            case calls.Drain():
                 self._lifecycle.drain("a client asked for it")
-                result = Draining(num_requests_left=sum(self._scheduler.get_request_counts()))
-            case GetRequestInfo(request_id):
+                result = calls.Draining(num_requests_left=sum(self._scheduler.get_request_counts()))
+            case calls.GetRequestInfo(request_id):
                 result = self._scheduler.explain(request_id)
                 if result is None:
                     return CallFailed(
@@ -359,18 +338,22 @@ class EngineCore:
                         "unfinished nor one of the last that finished; give the id that the "
                         "engine has for it",
                     )
-            case ListRequests():
+            case calls.ListRequests():
                 names = [name for client in self._clients for name in sorted(client.request_ids)]
-                result = RequestList(request_ids=names)
-            case GetRequests(tenant):
+                result = calls.RequestList(request_ids=names)
+            case calls.GetRequests(tenant):
                 result = self._scheduler.explain_all(tenant)
             case (
-                PauseGeneration() | ResumeGeneration() | Sleep() | WakeUp() | UpdateWeights()
+                calls.PauseGeneration()
+                | calls.ResumeGeneration()
+                | calls.Sleep()
+                | calls.WakeUp()
+                | calls.UpdateWeights()
             ) as change:
                 return self._control.answer(call.call_id, change)
-            case UnloadAdapter(name):
+            case calls.UnloadAdapter(name):
                 return answer_unload(call.call_id, self._adapters, name)
-            case WatchScheduler() | LoadAdapter():
+            case calls.WatchScheduler() | calls.LoadAdapter():
                 raise AssertionError("live view and adapters answer it")
             case _:
                 assert_never(call.call)
@@ -393,7 +376,7 @@ class EngineCore:
         for observer in self._observers:
             observer.on_control(what, arguments, self._scheduler.next_step_id, self._clock())
 
-    def statistics(self) -> EngineStatistics:
+    def statistics(self) -> calls.EngineStatistics:
         return msgspec.structs.replace(
             self._scheduler.statistics(),
             uptime_s=self._clock() - self._started_s,

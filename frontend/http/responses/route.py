@@ -25,17 +25,7 @@ from frontend.http.openai.requests import (
     Tool,
 )
 from frontend.http.operations import operation
-from frontend.http.responses.bodies import (
-    InputItem,
-    InputTokensDetails,
-    OutputTokensDetails,
-    ReasoningOptions,
-    ResponseEvent,
-    ResponseObject,
-    ResponsesRequest,
-    ResponseUsage,
-    TextOptions,
-)
+from frontend.http.responses import bodies
 from frontend.http.responses.input_items import append_items
 from frontend.http.responses.store import ResponseStore, StoredResponse
 from frontend.http.responses.writer import ResponseWriter
@@ -51,9 +41,13 @@ _MEDIA_TYPE = "application/json"
 
 
 @operation(
-    "POST", "/v1/responses", takes=ResponsesRequest, gives=ResponseObject, event=ResponseEvent
+    "POST",
+    "/v1/responses",
+    takes=bodies.ResponsesRequest,
+    gives=bodies.ResponseObject,
+    event=bodies.ResponseEvent,
 )
-async def create_response(request: Request, asked: ResponsesRequest) -> Response:
+async def create_response(request: Request, asked: bodies.ResponsesRequest) -> Response:
     """Answer a conversation with items, whole or as a stream of events."""
     models: ServedModels = request.app.state.models
     _check(asked)
@@ -68,7 +62,7 @@ async def create_response(request: Request, asked: ResponsesRequest) -> Response
     def store() -> None:
         if asked.store is False:
             return
-        items = msgspec.convert(msgspec.to_builtins(writer.response.output), list[InputItem])
+        items = msgspec.convert(msgspec.to_builtins(writer.response.output), list[bodies.InputItem])
         append_items(conversation, items)
         encode = msgspec.json.encode
         stored = StoredResponse(_owner(request), encode(writer.response), encode(conversation))
@@ -77,7 +71,7 @@ async def create_response(request: Request, asked: ResponsesRequest) -> Response
 
     def events(
         outputs: AsyncGenerator[RequestOutput, None],
-    ) -> AsyncGenerator[ResponseEvent, None]:
+    ) -> AsyncGenerator[bodies.ResponseEvent, None]:
         return _events(outputs, parts, writer, store, streams_arguments=bool(asked.stream))
 
     if not asked.stream:
@@ -96,7 +90,7 @@ async def create_response(request: Request, asked: ResponsesRequest) -> Response
     )
 
 
-@operation("GET", "/v1/responses/{response_id}", gives=ResponseObject)
+@operation("GET", "/v1/responses/{response_id}", gives=bodies.ResponseObject)
 async def get_response(request: Request) -> Response:
     """A response that was kept."""
     for name in request.query_params:
@@ -105,7 +99,7 @@ async def get_response(request: Request) -> Response:
     return Response(stored.response, media_type=_MEDIA_TYPE)
 
 
-def _check(asked: ResponsesRequest) -> None:
+def _check(asked: bodies.ResponsesRequest) -> None:
     kind = "text" if asked.text is None else asked.text.format.type
     if kind not in ("text", "json_object", "json_schema"):
         raise not_supported("text.format.type", kind, 'use "text", "json_object" or "json_schema"')
@@ -131,7 +125,7 @@ def _stored(request: Request, response_id: str, status: int) -> StoredResponse:
     return stored
 
 
-def _conversation(request: Request, asked: ResponsesRequest) -> list[ChatMessage]:
+def _conversation(request: Request, asked: bodies.ResponsesRequest) -> list[ChatMessage]:
     """Without instructions."""
     messages: list[ChatMessage] = []
     if asked.previous_response_id is not None:
@@ -147,7 +141,7 @@ def _conversation(request: Request, asked: ResponsesRequest) -> list[ChatMessage
 
 
 def _chat_request(
-    asked: ResponsesRequest, conversation: list[ChatMessage]
+    asked: bodies.ResponsesRequest, conversation: list[ChatMessage]
 ) -> ChatCompletionRequest:
     messages = [*conversation]
     if asked.instructions:
@@ -176,7 +170,7 @@ def _chat_request(
     )
 
 
-def _response_format(asked: ResponsesRequest) -> ResponseFormat | None:
+def _response_format(asked: bodies.ResponsesRequest) -> ResponseFormat | None:
     if asked.text is None:
         return None
     given = asked.text.format
@@ -184,9 +178,11 @@ def _response_format(asked: ResponsesRequest) -> ResponseFormat | None:
     return ResponseFormat(type=given.type, json_schema=schema)
 
 
-def _response_object(asked: ResponsesRequest, model: str, llm: AsyncLLM) -> ResponseObject:
+def _response_object(
+    asked: bodies.ResponsesRequest, model: str, llm: AsyncLLM
+) -> bodies.ResponseObject:
     defaults = llm.get_default_sampling_params()
-    return ResponseObject(
+    return bodies.ResponseObject(
         id=f"resp_{secrets.token_hex(24)}",
         created_at=int(time.time()),
         instructions=asked.instructions,
@@ -194,10 +190,10 @@ def _response_object(asked: ResponsesRequest, model: str, llm: AsyncLLM) -> Resp
         model=model,
         parallel_tool_calls=asked.parallel_tool_calls is not False,
         previous_response_id=asked.previous_response_id,
-        reasoning=asked.reasoning or ReasoningOptions(),
+        reasoning=asked.reasoning or bodies.ReasoningOptions(),
         store=asked.store is not False,
         temperature=defaults.temperature if asked.temperature is None else asked.temperature,
-        text=asked.text or TextOptions(),
+        text=asked.text or bodies.TextOptions(),
         tool_choice=asked.tool_choice or "auto",
         tools=asked.tools or [],
         top_p=defaults.top_p if asked.top_p is None else asked.top_p,
@@ -213,7 +209,7 @@ async def _events(
     store: Callable[[], None],
     *,
     streams_arguments: bool,
-) -> AsyncGenerator[ResponseEvent, None]:
+) -> AsyncGenerator[bodies.ResponseEvent, None]:
     counts = TokenCounts()
     parser = None
     num_reasoning_tokens = 0
@@ -233,19 +229,19 @@ async def _events(
                 yield each
 
 
-def _usage(counts: TokenCounts, num_reasoning_tokens: int) -> ResponseUsage:
+def _usage(counts: TokenCounts, num_reasoning_tokens: int) -> bodies.ResponseUsage:
     usage = counts.usage()
-    return ResponseUsage(
+    return bodies.ResponseUsage(
         input_tokens=usage.prompt_tokens,
-        input_tokens_details=InputTokensDetails(usage.prompt_tokens_details.cached_tokens),
+        input_tokens_details=bodies.InputTokensDetails(usage.prompt_tokens_details.cached_tokens),
         output_tokens=usage.completion_tokens,
-        output_tokens_details=OutputTokensDetails(num_reasoning_tokens),
+        output_tokens_details=bodies.OutputTokensDetails(num_reasoning_tokens),
         total_tokens=usage.total_tokens,
     )
 
 
 async def _encoded_events(
-    writer: ResponseWriter, events: AsyncGenerator[ResponseEvent, None]
+    writer: ResponseWriter, events: AsyncGenerator[bodies.ResponseEvent, None]
 ) -> AsyncGenerator[bytes, None]:
     for each in writer.begin():
         yield _encoded(each)
@@ -253,5 +249,5 @@ async def _encoded_events(
         yield _encoded(each)
 
 
-def _encoded(each: ResponseEvent) -> bytes:
+def _encoded(each: bodies.ResponseEvent) -> bytes:
     return event(each, each.type)

@@ -8,20 +8,7 @@ import msgspec
 from msgspec import UNSET
 
 from frontend.http.answer_parts import Part, Reasoning
-from frontend.http.responses.bodies import (
-    FunctionCallItem,
-    IncompleteDetails,
-    ItemStatus,
-    MessageItem,
-    OutputItem,
-    OutputText,
-    ReasoningItem,
-    ReasoningText,
-    ResponseError,
-    ResponseEvent,
-    ResponseObject,
-    ResponseUsage,
-)
+from frontend.http.responses import bodies
 from frontend.http.tools.calls import ArgumentsDelta, ToolCall
 
 TextKind = Literal["output_text", "reasoning_text"]
@@ -33,20 +20,20 @@ class ResponseWriter:
         response: gets the items, and in the end its status.
     """
 
-    def __init__(self, response: ResponseObject) -> None:
+    def __init__(self, response: bodies.ResponseObject) -> None:
         self.response = response
         self._num_events = 0
         self._open: TextKind | ToolCall | None = None
         self._item_id = ""
         self._pieces: list[str] = []
 
-    def begin(self) -> list[ResponseEvent]:
+    def begin(self) -> list[bodies.ResponseEvent]:
         return [
             self._event("created", self._snapshot()),
             self._event("in_progress", self._snapshot()),
         ]
 
-    def add(self, part: Part) -> Iterator[ResponseEvent]:
+    def add(self, part: Part) -> Iterator[bodies.ResponseEvent]:
         match part:
             case str():
                 yield from self._add_text("output_text", part)
@@ -62,7 +49,9 @@ class ResponseWriter:
             case ArgumentsDelta(text):
                 yield self._add_arguments(text)
 
-    def end(self, finish_reason: str | None, usage: ResponseUsage) -> Iterator[ResponseEvent]:
+    def end(
+        self, finish_reason: str | None, usage: bodies.ResponseUsage
+    ) -> Iterator[bodies.ResponseEvent]:
         """
         Args:
             finish_reason: the engine's.
@@ -74,41 +63,45 @@ class ResponseWriter:
         self.response.status = "completed" if is_whole else "incomplete"
         if not is_whole:
             reason = "max_output_tokens" if finish_reason == "length" else str(finish_reason)
-            self.response.incomplete_details = IncompleteDetails(reason)
+            self.response.incomplete_details = bodies.IncompleteDetails(reason)
         self.response.usage = usage
         yield self._event(self.response.status, self._snapshot())
 
-    def fail(self, code: str, message: str) -> ResponseEvent:
+    def fail(self, code: str, message: str) -> bodies.ResponseEvent:
         self.response.status = "failed"
-        self.response.error = ResponseError(code, message)
+        self.response.error = bodies.ResponseError(code, message)
         return self._event("failed", self._snapshot())
 
     def _snapshot(self) -> dict[str, Any]:
         return {"response": msgspec.structs.replace(self.response, output=[*self.response.output])}
 
-    def _event(self, kind: str, fields: dict[str, Any]) -> ResponseEvent:
-        event = ResponseEvent(type=f"response.{kind}", sequence_number=self._num_events, **fields)
+    def _event(self, kind: str, fields: dict[str, Any]) -> bodies.ResponseEvent:
+        event = bodies.ResponseEvent(
+            type=f"response.{kind}", sequence_number=self._num_events, **fields
+        )
         self._num_events += 1
         return event
 
-    def _item_event(self, kind: str, item: OutputItem) -> ResponseEvent:
+    def _item_event(self, kind: str, item: bodies.OutputItem) -> bodies.ResponseEvent:
         return self._event(kind, {"output_index": len(self.response.output), "item": item})
 
-    def _part_event(self, kind: str, **fields: Any) -> ResponseEvent:
+    def _part_event(self, kind: str, **fields: Any) -> bodies.ResponseEvent:
         return self._event(kind, {**self._place(), "content_index": 0, **fields})
 
     def _place(self) -> dict[str, Any]:
         return {"item_id": self._item_id, "output_index": len(self.response.output)}
 
-    def _text_item(self, kind: TextKind, status: ItemStatus, *, is_empty: bool) -> OutputItem:
+    def _text_item(
+        self, kind: TextKind, status: bodies.ItemStatus, *, is_empty: bool
+    ) -> bodies.OutputItem:
         text = "".join(self._pieces)
         if kind == "output_text":
-            content = [] if is_empty else [OutputText(text=text)]
-            return MessageItem(id=self._item_id, status=status, content=content)
-        reasoning = [] if is_empty else [ReasoningText(text=text)]
-        return ReasoningItem(id=self._item_id, status=status, content=reasoning)
+            content = [] if is_empty else [bodies.OutputText(text=text)]
+            return bodies.MessageItem(id=self._item_id, status=status, content=content)
+        reasoning = [] if is_empty else [bodies.ReasoningText(text=text)]
+        return bodies.ReasoningItem(id=self._item_id, status=status, content=reasoning)
 
-    def _add_text(self, kind: TextKind, text: str) -> Iterator[ResponseEvent]:
+    def _add_text(self, kind: TextKind, text: str) -> Iterator[bodies.ResponseEvent]:
         if self._open != kind:
             yield from self._close("completed")
             self._open = kind
@@ -121,12 +114,12 @@ class ResponseWriter:
             self._pieces.append(text)
             yield self._part_event(f"{kind}.delta", delta=text, logprobs=_no_logprobs(kind))
 
-    def _close(self, status: ItemStatus) -> Iterator[ResponseEvent]:
+    def _close(self, status: bodies.ItemStatus) -> Iterator[bodies.ResponseEvent]:
         kind, self._open = self._open, None
         if kind is None:
             return
         text = "".join(self._pieces)
-        item: OutputItem
+        item: bodies.OutputItem
         if isinstance(kind, ToolCall):
             done = {**self._place(), "name": kind.name, "arguments": text}
             yield self._event("function_call_arguments.done", done)
@@ -138,19 +131,21 @@ class ResponseWriter:
         yield self._item_event("output_item.done", item)
         self.response.output.append(item)
 
-    def _add_arguments(self, text: str) -> ResponseEvent:
+    def _add_arguments(self, text: str) -> bodies.ResponseEvent:
         self._pieces.append(text)
         return self._event("function_call_arguments.delta", {**self._place(), "delta": text})
 
-    def _call_item(self, call: ToolCall, status: ItemStatus) -> FunctionCallItem:
+    def _call_item(self, call: ToolCall, status: bodies.ItemStatus) -> bodies.FunctionCallItem:
         text = "".join(self._pieces)
-        return FunctionCallItem(
+        return bodies.FunctionCallItem(
             id=self._item_id, status=status, call_id=call.id, name=call.name, arguments=text
         )
 
 
-def _text_part(kind: TextKind, text: str) -> OutputText | ReasoningText:
-    return OutputText(text=text) if kind == "output_text" else ReasoningText(text=text)
+def _text_part(kind: TextKind, text: str) -> bodies.OutputText | bodies.ReasoningText:
+    return (
+        bodies.OutputText(text=text) if kind == "output_text" else bodies.ReasoningText(text=text)
+    )
 
 
 def _no_logprobs(kind: TextKind) -> Any:
