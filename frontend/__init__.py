@@ -28,7 +28,12 @@ if TYPE_CHECKING:
         RequestMetrics,
         RequestOutput,
     )
-    from frontend.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
+    from frontend.sampling_params import (
+        BeamSearchParams,
+        RepetitionDetectionParams,
+        RequestOutputKind,
+        SamplingParams,
+    )
 
 __all__ = [
     "LLM",
@@ -45,6 +50,7 @@ __all__ = [
     "LoRARequest",
     "Logprob",
     "QueueFull",
+    "RepetitionDetectionParams",
     "RequestMetrics",
     "RequestOutput",
     "RequestOutputKind",

@@ -5,8 +5,11 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NotRequired, TypedDict
 
+import msgspec
+
 from frontend.errors import InvalidInput
 from frontend.event_loop import Clock
+from frontend.reasoning_formats import reasoning_format_of_template
 from frontend.request_state import RequestState
 from frontend.sampling_params import (
     BeamSearchParams,
@@ -18,6 +21,7 @@ from frontend.sampling_params import (
 from frontend.tokenizer import Tokenizer
 from protocol.outputs import ModelInfo
 from protocol.requests import EngineRequest, ModelLimits, check_name
+from protocol.sampling import ThinkingBudget
 
 
 class TextPrompt(TypedDict):
@@ -130,6 +134,12 @@ class InputProcessor:
                 seed=seed,
                 vocab_size=self.model.vocab_size,
             )
+            if params.bad_words:
+                words = bad_word_ids(params.bad_words, self.tokenizer)
+                wire_params = msgspec.structs.replace(wire_params, bad_words=words)
+            if params.thinking_token_budget is not None:
+                thinking = thinking_budget(params.thinking_token_budget, self.tokenizer)
+                wire_params = msgspec.structs.replace(wire_params, thinking=thinking)
             self._limits.check_sampling(wire_params, len(token_ids))
         request = EngineRequest(
             request_id=request_id,
@@ -159,6 +169,39 @@ class InputProcessor:
         # The template writes the special tokens itself.
         token_ids = self.tokenizer.encode(text, add_special_tokens=False)
         return {"prompt": text, "prompt_token_ids": token_ids}
+
+
+def bad_word_ids(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """The tokens of each word, and those of the word behind a space if they are as many and begin
+    with another: as vLLM has it.
+    Raises InvalidInput: a word has no tokens."""
+    found: list[tuple[int, ...]] = []
+    for word in words:
+        start, behind_space = (
+            tuple(tokenizer.encode(space + word.lstrip(), add_special_tokens=False))
+            for space in ("", " ")
+        )
+        if not start:
+            raise InvalidInput(f"bad_words holds {word!r}, which has no tokens; remove it")
+        found.append(start)
+        if len(behind_space) == len(start) and behind_space[0] != start[0]:
+            found.append(behind_space)
+    return tuple(found)
+
+
+def thinking_budget(budget: int, tokenizer: Tokenizer) -> ThinkingBudget:
+    """Raises InvalidInput: how the model marks its reasoning is not known."""
+    found = reasoning_format_of_template(tokenizer.chat_template or "")
+    markers = () if found is None else (found.start, found.end)
+    token_ids = [tokenizer.encode(marker, add_special_tokens=False) for marker in markers]
+    if not token_ids or any(len(marker) != 1 for marker in token_ids):
+        raise InvalidInput(
+            f"thinking_token_budget is {budget}, and this model's chat template has no markers of "
+            "reasoning that are one token each; omit it"
+        )
+    return ThinkingBudget(
+        max_tokens=budget, start_token_id=token_ids[0][0], end_token_id=token_ids[1][0]
+    )
 
 
 def split_prompts(prompts: object) -> list[object]:

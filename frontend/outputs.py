@@ -11,7 +11,7 @@ from protocol.outputs import RequestTimings
 if TYPE_CHECKING:
     from frontend.tokenizer import Tokenizer
 
-FinishReasonName = Literal["stop", "length", "abort", "error", "timeout", "refused"]
+FinishReasonName = Literal["stop", "length", "repetition", "abort", "error", "timeout", "refused"]
 
 
 class CompletionOutput(msgspec.Struct):

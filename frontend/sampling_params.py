@@ -41,6 +41,30 @@ class RequestOutputKind(enum.Enum):
 
 
 @dataclass
+class RepetitionDetectionParams:
+    """vLLM's: ends a sequence whose output ends in a pattern of `min_pattern_size` (0 is 1) to
+    `max_pattern_size` tokens, `min_count` times in a row. `max_pattern_size` 0: off.
+    Raises InvalidInput: a value outside its limits."""
+
+    max_pattern_size: int = 0
+    min_pattern_size: int = 0
+    min_count: int = 0
+
+    def __post_init__(self) -> None:
+        self.to_wire()
+
+    def to_wire(self) -> protocol.sampling.RepetitionDetection | None:
+        if self.max_pattern_size == self.min_pattern_size == 0:
+            return None
+        with as_invalid_input():
+            return protocol.sampling.RepetitionDetection(
+                max_pattern_size=self.max_pattern_size,
+                min_pattern_size=self.min_pattern_size or 1,
+                min_count=self.min_count,
+            )
+
+
+@dataclass
 class SamplingParams:
     """How to generate.
 
@@ -80,14 +104,28 @@ class SamplingParams:
     allowed_token_ids: list[int] | None = None
     extra_args: dict[str, Any] | None = None
     bad_words: list[str] | None = None
+    repetition_detection: RepetitionDetectionParams | None = None
+    thinking_token_budget: int | None = None
+    watermarking: bool | None = None
+    prompt_logprob_token_ids: Any | None = None
+    prompt_logprob_start: int | None = None
+    flat_logprobs: bool = False
+    stream_interval: int | None = None
+    skip_clone: bool = False
+    skip_reading_prefix_cache: bool | None = None
+    routed_experts_prompt_start: int = 0
+    trace_decode_token_ids: list[int] | None = None
     best_of: int | None = None
     use_beam_search: bool = False
 
     def __post_init__(self) -> None:
         self.stop = list(self.stop_strings)
         self.stop_token_ids = list(self.stop_token_ids or ())
+        self.bad_words = list(dict.fromkeys(self.bad_words or ()))
         if self.seed == -1:
             self.seed = None
+        if self.thinking_token_budget == -1:
+            self.thinking_token_budget = None
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is True:  # vLLM's reading of OpenAI's flag
                 setattr(self, name, 1)
@@ -127,6 +165,17 @@ class SamplingParams:
                 raise InvalidInput(f"stop holds {string!r}, it must hold strings only")
             if not string:
                 raise InvalidInput("stop holds an empty string, which is everywhere; remove it")
+        if self.thinking_token_budget is not None:
+            with as_invalid_input():
+                check_whole("thinking_token_budget", self.thinking_token_budget, minimum=0)
+        for word in self.bad_words or ():
+            if not (isinstance(word, str) and word):
+                raise InvalidInput(f"bad_words holds {word!r}, it must hold non-empty strings only")
+        detection = self.repetition_detection
+        if not isinstance(detection, RepetitionDetectionParams | None):
+            raise InvalidInput(
+                f"repetition_detection is {detection!r}, it must be RepetitionDetectionParams"
+            )
         if self.stop_strings and not self.detokenize:
             raise InvalidInput(
                 "stop strings need text, and detokenize is False; set detokenize=True or use "
@@ -161,6 +210,7 @@ class SamplingParams:
     def _engine_params(
         self, *, max_tokens: int, min_tokens: int, seed: int | None = None, vocab_size: int = 1
     ) -> protocol.sampling.SamplingParams:
+        detection = self.repetition_detection
         with as_invalid_input():
             return protocol.sampling.SamplingParams(
                 **{name: getattr(self, name) for name in _SAME_IN_ENGINE},
@@ -170,6 +220,7 @@ class SamplingParams:
                 seed=self.seed if seed is None else seed,
                 prompt_logprobs=vocab_size if self.prompt_logprobs == -1 else self.prompt_logprobs,
                 logprob_token_ids=tuple(self.logprob_token_ids or ()),
+                repetition_detection=None if detection is None else detection.to_wire(),
                 stop_token_ids=tuple(self.stop_token_ids or ()),
                 has_stop_strings=bool(self.stop_strings),
                 logit_bias=_with_whole_keys(self.logit_bias),
@@ -183,7 +234,17 @@ class SamplingParams:
         unsupported = {
             "logits_processors (use logit_bias or allowed_token_ids)": bool(self.logits_processors),
             "extra_args": bool(self.extra_args),
-            "bad_words (use logit_bias)": bool(self.bad_words),
+            "watermarking": bool(self.watermarking),
+            "prompt_logprob_token_ids (use prompt_logprobs)": (
+                self.prompt_logprob_token_ids is not None or self.prompt_logprob_start is not None
+            ),
+            "flat_logprobs": self.flat_logprobs,
+            "stream_interval": self.stream_interval not in (None, 1),
+            "skip_reading_prefix_cache (use a cache_salt of its own)": bool(
+                self.skip_reading_prefix_cache
+            ),
+            "routed_experts_prompt_start": self.routed_experts_prompt_start != 0,
+            "trace_decode_token_ids": self.trace_decode_token_ids is not None,
             "best_of (use n)": self.best_of not in (None, self.n),
             "use_beam_search": bool(self.use_beam_search),
             "spaces_between_special_tokens=False with skip_special_tokens=False": (

@@ -17,6 +17,8 @@ class FinishReason(enum.StrEnum):
     """An end-of-sequence or stop token was sampled."""
     LENGTH = "length"
     """max_tokens or max_model_len was reached, or the request can never fit."""
+    REPETITION = "repetition"
+    """It repeated itself as often as its `repetition_detection` allows."""
     ABORT = "abort"
     """The client, or the end of the daemon, stopped it."""
     ERROR = "error"
@@ -85,8 +87,8 @@ class EngineCoreOutput(Message, frozen=True):
     request_id: str
     new_token_ids: list[int]
     finish_reason: FinishReason | None = None
-    stop_reason: int | None = None
-    """The stop token that ended it; None for end-of-sequence."""
+    stop_reason: int | str | None = None
+    """The stop token that ended it, or "repetition_detected"; None for end-of-sequence."""
     index: int = 0
     """Which of the request's sequences."""
     logprobs: Logprobs | None = None

@@ -147,6 +147,11 @@ class ModelLimits:
                     f"{self.vocab_size}; name each token once"
                 )
             self.check_token_ids(name, token_ids)
+        for word in params.bad_words:
+            self.check_token_ids("bad_words", word)
+        if (thinking := params.thinking) is not None:
+            markers = (thinking.start_token_id, thinking.end_token_id)
+            self.check_token_ids("thinking_token_budget's markers", markers)
         limit = self.vocab_size if self.max_logprobs < 0 else self.max_logprobs
         for name in ("logprobs", "prompt_logprobs"):
             wanted = getattr(params, name) or 0

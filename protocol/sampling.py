@@ -14,8 +14,41 @@ MAX_BEAM_WIDTH = 64
 MAX_PROMPT_LOGPROBS = 2**23
 """Log-probabilities of one prompt: positions times those of a position. 64 MiB on the wire."""
 MAX_LOGPROB_TOKEN_IDS = 128
+MAX_BAD_WORDS, MAX_BAD_WORD_TOKENS = 128, 1024
+"""Of a request, the tokens of all together."""
+MAX_PATTERN_SIZE = 1024
 GREEDY_TEMPERATURE = 1e-5
 """Temperatures below this mean greedy: dividing by them would overflow."""
+
+
+class RepetitionDetection(Message, frozen=True):
+    """Ends a sequence whose output ends in one pattern, `min_count` times in a row. Raises
+    InvalidParameter: a value outside its limits."""
+
+    max_pattern_size: int
+    """In tokens."""
+    min_pattern_size: int = 1
+    min_count: int = 2
+
+    def __post_init__(self) -> None:
+        name = "repetition_detection."
+        most = MAX_PATTERN_SIZE
+        check_whole(f"{name}max_pattern_size", self.max_pattern_size, minimum=1, maximum=most)
+        most = self.max_pattern_size
+        check_whole(f"{name}min_pattern_size", self.min_pattern_size, minimum=1, maximum=most)
+        check_whole(f"{name}min_count", self.min_count, minimum=2)
+
+
+class ThinkingBudget(Message, frozen=True):
+    """Most tokens of a block of reasoning, between its markers; then its end is forced. Raises
+    InvalidParameter: a value outside its limits."""
+
+    max_tokens: int
+    start_token_id: int
+    end_token_id: int
+
+    def __post_init__(self) -> None:
+        check_whole("thinking_token_budget", self.max_tokens, minimum=0)
 
 
 class SamplingParams(Message, frozen=True):
@@ -56,6 +89,11 @@ class SamplingParams(Message, frozen=True):
     it, whatever of it is cached."""
     logprob_token_ids: tuple[int, ...] = ()
     """Report the log-probabilities of these tokens, not of the likeliest."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Tokens that the output may not hold one behind the other: the last is impossible where the
+    others stand before it."""
+    repetition_detection: RepetitionDetection | None = None
+    thinking: ThinkingBudget | None = None
     has_stop_strings: bool = False
     """The client may end it at any token: no step computes several of them."""
     structured_output: StructuredOutput | None = None
@@ -83,6 +121,7 @@ class SamplingParams(Message, frozen=True):
         if self.prompt_logprobs is not None:
             check_whole("prompt_logprobs", self.prompt_logprobs, minimum=0)
         self._check_logprob_token_ids()
+        self._check_bad_words()
         for token_id, bias in self.logit_bias.items():
             check_whole("a token id in logit_bias", token_id, minimum=0)
             _number(f"logit_bias of token {token_id}", bias, minimum=-100.0, maximum=100.0)
@@ -119,6 +158,21 @@ class SamplingParams(Message, frozen=True):
                 "logprobs or make them equal"
             )
 
+    def _check_bad_words(self) -> None:
+        if self.thinking is not None and self.structured_output is not None:
+            raise InvalidParameter(
+                "thinking_token_budget and structured_outputs contradict: a grammar has no end of "
+                "thinking; omit one of them"
+            )
+        for word in self.bad_words:
+            check_whole("tokens of a word in bad_words", len(word), minimum=1)
+        number, size = len(self.bad_words), sum(map(len, self.bad_words))
+        if number > MAX_BAD_WORDS or size > MAX_BAD_WORD_TOKENS:
+            raise InvalidParameter(
+                f"bad_words are {number} words of {size} tokens, with and without a space before "
+                f"each; the limit is {MAX_BAD_WORDS} of {MAX_BAD_WORD_TOKENS}; name fewer"
+            )
+
     def num_prompt_logprobs(self, num_prompt_tokens: int) -> int:
         """All that are reported of a prompt: of each token but the first its own, and those of the
         likeliest tokens."""
@@ -134,6 +188,17 @@ class SamplingParams(Message, frozen=True):
     def reports_logprobs(self) -> bool:
         """Of sampled tokens."""
         return self.logprobs is not None or bool(self.logprob_token_ids)
+
+    @property
+    def has_token_rules(self) -> bool:
+        """Which tokens are possible depends on those before."""
+        return bool(self.bad_words) or self.thinking is not None
+
+    @property
+    def has_plain_outputs(self) -> bool:
+        """Its tokens have nothing beside them, and none but a stop token or the last by length can
+        end it."""
+        return not self.reports_logprobs and self.repetition_detection is None
 
     @property
     def has_penalties(self) -> bool:

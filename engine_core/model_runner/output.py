@@ -12,7 +12,7 @@ from protocol.outputs import Logprobs
 
 NOT_FINITE = "the model's logits are not finite numbers"
 NO_TOKEN_LEFT = (
-    "no token is possible: structured_outputs, allowed_token_ids and min_tokens together leave "
+    "no token is possible: structured_outputs, allowed_token_ids, bad_words and min_tokens leave "
     "none; change one of them"
 )
 

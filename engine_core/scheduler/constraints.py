@@ -13,8 +13,8 @@ from engine_core.scheduler.request import Request, Sequence
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ConstrainedSequence:
-    """A sequence of the plan whose next tokens follow a grammar: the one behind its tokens, and one
-    behind each of its drafts. `place`: in the batch."""
+    """A sequence of the plan whose next tokens follow a grammar or its own tokens: the one behind
+    these, and one behind each of its drafts. `place`: in the batch."""
 
     place: int
     sequence: Sequence
@@ -54,5 +54,6 @@ class Constraints(Protocol):
         """Requests that need wait for their grammars no longer, since the last call: None, or why
         these cannot be used."""
 
-    def begin_masks(self, constrained: AnySequence[ConstrainedSequence]) -> TokenMasks:
-        """Start to make the masks of a step. The sequences have their tokens as they are now."""
+    def begin_masks(self, constrained: AnySequence[ConstrainedSequence]) -> TokenMasks | None:
+        """Start to make the masks of a step. The sequences have their tokens as they are now. None:
+        every token is possible everywhere."""

@@ -161,7 +161,7 @@ class OutputProcessor:
         if logprobs is not None:
             logprobs = logprobs.part(0, len(kept))
         self._pool.emit_output(sequence, kept, logprobs)
-        batch.fast_path[row] = not request.sampling_params.reports_logprobs
+        batch.fast_path[row] = request.sampling_params.has_plain_outputs
 
     def _count_drafts(self, request: Request, num_drafts: int, num_accepted: int) -> None:
         counters = self._pool.counters

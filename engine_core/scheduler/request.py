@@ -10,7 +10,7 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from engine_core.scheduler.batch_state import BatchState
+from engine_core.scheduler.batch_state import BatchState, Int32Array
 from engine_core.scheduler.beam_search import BeamSearch
 from protocol.explanations import CacheLookup, Preemption
 from protocol.outputs import FinishReason
@@ -54,6 +54,7 @@ class RequestStatus(enum.IntEnum):
     FINISHED_TIMEOUT = 9
     FINISHED_REFUSED = 10
     """Its grammar cannot be used."""
+    FINISHED_REPETITION = 11
 
     @property
     def is_finished(self) -> bool:
@@ -72,6 +73,7 @@ _FINISH_REASONS = {
     RequestStatus.FINISHED_IGNORED: FinishReason.LENGTH,
     RequestStatus.FINISHED_ERROR: FinishReason.ERROR,
     RequestStatus.FINISHED_TIMEOUT: FinishReason.TIMEOUT,
+    RequestStatus.FINISHED_REPETITION: FinishReason.REPETITION,
     RequestStatus.FINISHED_REFUSED: FinishReason.REFUSED,
 }
 
@@ -324,8 +326,8 @@ class Sequence:
     sequence_id: str = ""
     status: RequestStatus = RequestStatus.WAITING
     """Its request's, unless it finished before it."""
-    stop_reason: int | None = None
-    """The stop token that ended it; None for end-of-sequence."""
+    stop_reason: int | str | None = None
+    """The stop token that ended it, or a word for its repetition; None for end-of-sequence."""
     block_hashes: list[bytes] = dataclasses.field(default_factory=list)
     first_token_s: float = nan
     """When its first output token was there, on the scheduler's clock."""
@@ -420,6 +422,13 @@ class Sequence:
         if self._batch is None:
             return self._output[-1] if self._output else self.request.prompt[-1]
         return int(self._batch.token_ids[self.row, self.num_tokens - 1])
+
+    def known_tokens(self) -> Int32Array:
+        """Prompt and output. Not to be changed."""
+        if self._batch is None:
+            return np.array(self.all_token_ids, np.int32)
+        known: Int32Array = self._batch.token_ids[self.row, : self.num_tokens]
+        return known
 
     def token_bytes(self, start: int, stop: int) -> bytes:
         """Tokens [start, stop) as int32, little-endian."""

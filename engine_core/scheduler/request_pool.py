@@ -206,7 +206,9 @@ class RequestPool:
         batch.tenant_number[row] = request.tenant_number
         batch.arrival_s[row] = request.arrival_time
         batch.fast_path[row] = False
-        batch.is_constrained[row] = request.grammar is not None
+        batch.is_constrained[row] = (
+            request.grammar is not None or request.sampling_params.has_token_rules
+        )
         batch.may_schedule_async[row] = request.num_sequences == 1 and request.beam_search is None
         params = request.sampling_params
         batch.may_run_ahead[row] = not (

@@ -7,6 +7,7 @@ import numpy as np
 
 from engine_core.scheduler.batch_state import BoolArray, Int32Array
 from engine_core.scheduler.request import Request, RequestStatus, Sequence
+from protocol.sampling import RepetitionDetection
 
 
 def append_until_stop(sequence: Sequence, token_ids: list[int], max_model_len: int) -> list[int]:
@@ -23,7 +24,7 @@ def check_stop(sequence: Sequence, max_model_len: int) -> bool:
     """Whether the last output token ends the sequence; sets `status` and `stop_reason` if so.
 
     End-of-sequence comes before stop tokens, both before the limits, and both count only from
-    `min_tokens` on."""
+    `min_tokens` on; so does repetition, which comes last."""
     request = sequence.request
     params = request.sampling_params
     num_tokens = sequence.num_tokens
@@ -40,6 +41,31 @@ def check_stop(sequence: Sequence, max_model_len: int) -> bool:
     if num_output_tokens >= params.max_tokens or num_tokens >= max_model_len:
         sequence.status = RequestStatus.FINISHED_LENGTH
         return True
+    detection = params.repetition_detection
+    if detection is None or num_output_tokens < params.min_tokens:
+        return False
+    if repeats_itself(sequence.known_tokens()[request.num_prompt_tokens :], detection):
+        sequence.status = RequestStatus.FINISHED_REPETITION
+        sequence.stop_reason = "repetition_detected"
+        return True
+    return False
+
+
+def repeats_itself(token_ids: Int32Array, detection: RepetitionDetection) -> bool:
+    """Whether they end in a pattern of an allowed size, as often as it says in a row.
+
+    a b | x y z x y z x y z    size 3, 3 times: each of the last 6 is the one 3 before it
+    """
+    number, count = len(token_ids), detection.min_count
+    longest = min(detection.max_pattern_size, number // count)
+    sizes = np.arange(detection.min_pattern_size, longest + 1)
+    if not len(sizes):
+        return False
+    # few patterns have the last token again at their end
+    for size in sizes[token_ids[-1 - sizes] == token_ids[-1]].tolist():
+        start = number - size * (count - 1)
+        if np.array_equal(token_ids[start:], token_ids[start - size : number - size]):
+            return True
     return False
 
 

@@ -22,6 +22,7 @@ from engine_core.options.checks import check_device
 from engine_core.options.engine import EngineOptions
 from engine_core.prefix_store import PrefixStore
 from engine_core.scheduler import Scheduler
+from engine_core.scheduler.token_rules import TokenRules
 from engine_core.server.clients import ClientRegistry
 from engine_core.server.inbox import Handshake, Inbox
 from engine_core.server.outbox import Outbox
@@ -169,11 +170,14 @@ def _assemble(
         observers.append(RequestLog())
     if config.trace is not None:
         observers.append(_trace_writer(config.trace, config, replayed))
+    constraints = None
+    if structured_outputs is not None:
+        constraints = TokenRules(structured_outputs, vocab_size=vocab_size)
     scheduler = Scheduler(
         config.scheduler,
         kv_cache,
         proposer=runner_spec.options.speculation.make_proposer(),
-        constraints=structured_outputs,
+        constraints=constraints,
     )
     pool = runner_spec.config.adapters
     adapters = open_adapters(runner_spec.options.adapters, pool, scheduler, config.model)

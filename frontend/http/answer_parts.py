@@ -9,16 +9,16 @@ from starlette.requests import Request
 
 from frontend.async_llm import AsyncLLM
 from frontend.http.api_errors import ApiError
-from frontend.http.reasoning import (
-    REASONING_FORMATS,
-    ReasoningFormat,
-    ReasoningStream,
-    reasoning_format_of_template,
-)
+from frontend.http.reasoning import ReasoningStream
 from frontend.http.settings import ServerSettings
 from frontend.http.tools.calls import ArgumentsDelta, ToolCall
 from frontend.http.tools.grammar import OfferedTool, calls_grammar
 from frontend.http.tools.stream import FORMATS, ToolCallStream, format_of_template
+from frontend.reasoning_formats import (
+    REASONING_FORMATS,
+    ReasoningFormat,
+    reasoning_format_of_template,
+)
 from frontend.structured_outputs import StructuredOutputsParams
 
 

@@ -1,42 +1,7 @@
 """A model's reasoning, parted from its answer: `<think>...</think>` at the start of the text."""
 
-from dataclasses import dataclass
-
 from frontend.http.tools.calls import find_marker
-
-
-@dataclass(frozen=True, slots=True)
-class ReasoningFormat:
-    """
-    Args:
-        always_opens: the text begins inside of the block, whether `start` is there or not.
-        shows_special_tokens: the markers are special tokens.
-    """
-
-    start: str = "<think>"
-    end: str = "</think>"
-    always_opens: bool = False
-    shows_special_tokens: bool = False
-
-    def opens_in(self, prompt: str) -> bool:
-        """Whether a template has opened the block at the end of the prompt."""
-        return self.always_opens or prompt.rstrip().endswith(self.start)
-
-
-REASONING_FORMATS: dict[str, ReasoningFormat | None] = {
-    "deepseek_r1": ReasoningFormat(always_opens=True),
-    "qwen3": ReasoningFormat(),
-    "mistral": ReasoningFormat("[THINK]", "[/THINK]", shows_special_tokens=True),
-    "none": None,
-}
-"""By vLLM's names. "none": texts are left as they are."""
-
-
-def reasoning_format_of_template(chat_template: str) -> ReasoningFormat | None:
-    """By the marker that the template shows or removes."""
-    if "[/THINK]" in chat_template:
-        return REASONING_FORMATS["mistral"]
-    return REASONING_FORMATS["qwen3"] if "</think>" in chat_template else None
+from frontend.reasoning_formats import ReasoningFormat
 
 
 class ReasoningStream:

@@ -2,12 +2,22 @@
 
 import dataclasses
 import math
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frontend import InvalidInput, RequestOutputKind, SamplingParams
+import protocol.sampling
+from frontend import (
+    InvalidInput,
+    RepetitionDetectionParams,
+    RequestOutputKind,
+    SamplingParams,
+)
+from frontend.input_processor import bad_word_ids, thinking_budget
+from protocol.errors import InvalidParameter
 
 
 def test_the_defaults_are_vllms():
@@ -80,11 +90,17 @@ def test_a_value_outside_its_limits_is_named(options, message):
 
 
 REFUSED = [
-    {"bad_words": ["x"]},
     {"best_of": 2},
     {"use_beam_search": True},
     {"logits_processors": [print]},
     {"extra_args": {"a": 1}},
+    {"watermarking": True},
+    {"prompt_logprob_token_ids": [[1]]},
+    {"flat_logprobs": True},
+    {"stream_interval": 3},
+    {"skip_reading_prefix_cache": True},
+    {"routed_experts_prompt_start": 2},
+    {"trace_decode_token_ids": [1]},
     {"spaces_between_special_tokens": False, "skip_special_tokens": False},
 ]
 
@@ -111,9 +127,12 @@ def test_every_parameter_reaches_the_engine_or_is_the_clients_or_is_refused():
     of_the_client = {  # test_async_llm.py and test_sequence_state.py prove what they do
         "n", "stop", "detokenize", "skip_special_tokens", "include_stop_str_in_output",
         "truncate_prompt_tokens", "output_kind",
+        # sent in the engine's terms: below
+        "bad_words", "repetition_detection", "thinking_token_budget",
+        "skip_clone",  # of no effect: nothing is shared
     }  # fmt: skip
     of_the_client |= {"structured_outputs", "guided_decoding"}  # test_structured_outputs.py
-    refused = {next(iter(options)) for options in REFUSED}
+    refused = {next(iter(options)) for options in REFUSED} | {"prompt_logprob_start"}
     assert {each.name for each in dataclasses.fields(SamplingParams)} == (
         sent.keys() | of_the_client | refused
     )
@@ -197,3 +216,65 @@ def test_named_logprobs_are_bounded_and_agree_with_their_number():
         SamplingParams(logprob_token_ids=list(range(129)))
     with pytest.raises(InvalidInput, match="logprobs is 3, and logprob_token_ids has 2"):
         SamplingParams(logprob_token_ids=[1, 2], logprobs=3)
+
+
+def test_repetition_detection_is_vllms_with_0_for_off_and_for_1():
+    off = SamplingParams(repetition_detection=RepetitionDetectionParams())
+    assert off.to_wire(1, 100).repetition_detection is None
+    detection = RepetitionDetectionParams(max_pattern_size=20, min_count=3)
+    wire = SamplingParams(repetition_detection=detection).to_wire(1, 100).repetition_detection
+    assert (wire.max_pattern_size, wire.min_pattern_size, wire.min_count) == (20, 1, 3)
+    with pytest.raises(InvalidInput, match=r"max_pattern_size is 2000, it must be from 1 to 1024"):
+        RepetitionDetectionParams(max_pattern_size=2000, min_count=2)
+    with pytest.raises(InvalidInput, match=r"min_count is 1, it must be at least 2"):
+        RepetitionDetectionParams(max_pattern_size=2, min_count=1)
+
+
+def test_bad_words_have_their_tokens_with_and_without_a_space_before():
+    """As vLLM: behind a space only if that is another token, and as many of them."""
+    tokens = {
+        "a": [1],
+        " a": [2],
+        "bc": [3, 4],
+        " bc": [5, 4],
+        "d": [6],
+        " d": [7, 6],
+        "": [],
+        " ": [9],
+    }
+    tokenizer = SimpleNamespace(encode=lambda text, add_special_tokens: tokens[text])
+    assert bad_word_ids(["a", "bc", "d", " a"], tokenizer) == (
+        ((1,), (2,), (3, 4), (5, 4), (6,), (1,), (2,))
+    )
+    with pytest.raises(InvalidInput, match="holds ' ', which has no tokens"):
+        bad_word_ids([" "], tokenizer)
+    with pytest.raises(InvalidInput, match="bad_words holds ''"):
+        SamplingParams(bad_words=[""])
+    with pytest.raises(InvalidParameter, match=r"129 words of 129 tokens.*limit is 128"):
+        protocol.sampling.SamplingParams(max_tokens=1, bad_words=((1,),) * 129)
+
+
+def test_a_thinking_budget_has_the_markers_of_the_models_template():
+    template = "{% if think %}<think>{% endif %}{{ text.split('</think>') }}"
+    tokens = {"<think>": [3], "</think>": [4]}
+
+    def tokenizer(tokens, chat_template):
+        encode = lambda text, add_special_tokens: tokens[text]  # noqa: E731
+        return SimpleNamespace(encode=encode, chat_template=chat_template)
+
+    found = thinking_budget(7, tokenizer(tokens, template))
+    assert (found.max_tokens, found.start_token_id, found.end_token_id) == (7, 3, 4)
+    for wrong in (tokenizer(tokens, None), tokenizer(tokens | {"<think>": [3, 5]}, template)):
+        with pytest.raises(InvalidInput, match="thinking_token_budget is 7, and this model's"):
+            thinking_budget(7, wrong)
+    assert SamplingParams(thinking_token_budget=-1).thinking_token_budget is None
+    with pytest.raises(InvalidInput, match="thinking_token_budget is -2, it must be at least 0"):
+        SamplingParams(thinking_token_budget=-2)
+
+
+def test_the_table_of_the_docs_names_every_parameter():
+    table = (Path(__file__).parents[2] / "docs/client.md").read_text()
+    _, _, section = table.partition("## SamplingParams")
+    section, _, _ = section.partition("## engine-client")
+    for field in dataclasses.fields(SamplingParams):
+        assert f"`{field.name}`" in section, field.name

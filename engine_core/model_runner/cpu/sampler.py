@@ -1,7 +1,7 @@
 """Chooses the next token of each row, by what the row's request asked for.
 
 raw logits -> log-probabilities, for rows that requested them
--> grammar -> allowed tokens -> min_tokens -> bias -> penalties -> greedy rows take the best here
+-> masks -> allowed tokens -> min_tokens -> bias -> penalties -> greedy rows take the best here
 -> temperature -> min_p -> top_k -> top_p -> Gumbel-max"""
 
 import dataclasses
@@ -170,7 +170,7 @@ class CPUSampler:
             drafts_before: by index, drafts that count as the sequence's last tokens before that
                 position, behind those that `append_tokens` was told of. Rules hold as if they had
                 been sampled.
-            masks: of rows that follow a grammar.
+            masks: of rows that follow a grammar or their own tokens.
         """
         if masks is None and self._is_plain[rows].all():
             best_ids_R, best_R = self._ops.best_of_rows(logits_RV)

@@ -2,10 +2,16 @@
 
 import dataclasses
 
+import msgspec
+
 from frontend.async_llm import AsyncLLM
 from frontend.http.api_errors import ApiError, not_supported
 from frontend.http.openai.requests import GenerationRequest
-from frontend.sampling_params import RequestOutputKind, SamplingParams
+from frontend.sampling_params import (
+    RepetitionDetectionParams,
+    RequestOutputKind,
+    SamplingParams,
+)
 from frontend.structured_outputs import StructuredOutputsParams
 
 _SAME_NAMES = (
@@ -29,6 +35,8 @@ _SAME_NAMES = (
     "truncate_prompt_tokens",
     "prompt_logprobs",
     "logprob_token_ids",
+    "bad_words",
+    "thinking_token_budget",
 )
 
 
@@ -57,6 +65,11 @@ def sampling_params(
         **{name: value for name, value in given.items() if value is not None},
         max_tokens=max_tokens,
         logprobs=logprobs,
+        repetition_detection=(
+            None
+            if request.repetition_detection is None
+            else RepetitionDetectionParams(**msgspec.structs.asdict(request.repetition_detection))
+        ),
         structured_outputs=constrained,
         output_kind=RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY,
     )

@@ -51,6 +51,12 @@ class StructuredOutputsFields(msgspec.Struct, forbid_unknown_fields=True, kw_onl
     whitespace_pattern: str | None = None
 
 
+class RepetitionDetection(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    max_pattern_size: int = 0
+    min_pattern_size: int = 0
+    min_count: int = 0
+
+
 class GenerationRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """What chat completions and completions share. None: the model's own default."""
 
@@ -106,7 +112,9 @@ class GenerationRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
     """As many as `n`."""
     prompt_logprobs: Annotated[int, Meta(ge=-1)] | None = None
     logprob_token_ids: list[int] | None = None
-    bad_words: Annotated[list[str], Meta(max_length=0)] | None = None
+    bad_words: list[str] | None = None
+    repetition_detection: RepetitionDetection | None = None
+    thinking_token_budget: Annotated[int, Meta(ge=-1)] | None = None
     use_beam_search: Literal[False] | None = None
     length_penalty: Annotated[float, Meta(ge=1, le=1)] | None = None
     spaces_between_special_tokens: Literal[True] | None = None

@@ -1,5 +1,6 @@
 """When a request ends, and what its last output says."""
 
+import random
 import struct
 
 import pytest
@@ -9,6 +10,7 @@ from scenario_help import make_request as scenario_request
 
 from engine_core.scheduler import ModelRunnerOutput, RequestStatus, stop
 from protocol.outputs import FinishReason, Logprobs
+from protocol.sampling import RepetitionDetection
 from tests.protocol.all_outputs import all_outputs
 
 
@@ -133,3 +135,47 @@ def test_delivered_tokens_are_computed_again_and_count_against_max_tokens():
     assert drive.outputs[0].finish_reason is FinishReason.LENGTH
     assert request.output_token_ids == [8, 9, 7, 7]
     assert request.status is RequestStatus.FINISHED_LENGTH
+
+
+def repeats(tokens, detection):
+    """As vLLM says it, token by token."""
+    for size in range(detection.min_pattern_size, detection.max_pattern_size + 1):
+        if size * detection.min_count > len(tokens):
+            return False
+        ending = tokens[-size:]
+        if all(
+            tokens[-size * turn : -size * (turn - 1) or None] == ending
+            for turn in range(1, detection.min_count + 1)
+        ):
+            return True
+    return False
+
+
+def test_a_sequence_ends_at_the_token_that_repeats_a_pattern_often_enough():
+    """Random outputs of two tokens, with and without min_tokens, against the plain definition."""
+    draw = random.Random(0)
+    num_ended = 0
+    for number in range(60):
+        size = draw.randint(1, 5)
+        detection = RepetitionDetection(
+            max_pattern_size=size,
+            min_pattern_size=draw.randint(1, size),
+            min_count=draw.randint(2, 4),
+        )
+        min_tokens = draw.choice([0, 0, 9])
+        request = make_request(
+            f"r{number}", 3, max_tokens=30, min_tokens=min_tokens, repetition_detection=detection
+        )
+        drive, tokens = Drive(make_scheduler(), request), []
+        for _ in range(14):
+            tokens.append(draw.choice([8, 9, 9]))
+            drive.step(**{request.request_id: [tokens[-1]]})
+            (output,) = drive.outputs
+            is_over = len(tokens) >= min_tokens and repeats(tokens, detection)
+            assert output.finished == is_over
+            if is_over:
+                assert output.finish_reason is FinishReason.REPETITION
+                assert output.stop_reason == "repetition_detected"
+                num_ended += 1
+                break
+    assert 20 < num_ended < 60

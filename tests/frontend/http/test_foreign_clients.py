@@ -108,7 +108,6 @@ def test_what_asks_for_something_else_is_refused_by_name(http):
         "use_beam_search": True,
         "length_penalty": 2.0,
         "best_of": 3,
-        "bad_words": ["x"],
         "spaces_between_special_tokens": False,
         "verbosity": "high",
         "service_tier": "flex",

@@ -2,11 +2,8 @@
 
 import pytest
 
-from frontend.http.reasoning import (
-    REASONING_FORMATS,
-    ReasoningStream,
-    reasoning_format_of_template,
-)
+from frontend.http.reasoning import ReasoningStream
+from frontend.reasoning_formats import REASONING_FORMATS, reasoning_format_of_template
 
 QWEN3 = "<|im_start|>assistant\n"
 OPENED = "<|Assistant|><think>\n"
