@@ -11,6 +11,7 @@
     python scripts/bench.py cpu-kernels --rows 1 64 --kinds float32 int8
     python scripts/bench.py cpu-operations --only attention
     python scripts/bench.py cpu-model --rows 1 32
+    python scripts/bench.py adapters --threads 1
 
 Exit code 0, 1 if something failed, 2 for wrong options.
 """
@@ -36,6 +37,7 @@ for name, text in {
     "cpu-kernels": "The native dense products beside torch's prepacked ones.",
     "cpu-operations": "Native CPU operations beside torch's, each alone.",
     "cpu-model": "A whole model on the native CPU backend beside torch's.",
+    "adapters": "Decode steps with adapters, and what requests without one pay for them.",
     "cpu-overhead": "What of a decode step is spent inside the native library.",
 }.items():
     module = {"cpu-overhead": "cpu_model", "cpu-kernels": "cpu_operations"}.get(

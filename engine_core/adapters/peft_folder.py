@@ -32,6 +32,8 @@ _WITHOUT_EFFECT = frozenset(
 _HARMLESS_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")
 """Values of init_lora_weights that leave the base model as it is."""
 _NAME = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_(A|B)(?:\.default)?\.weight")
+_REPEATS, _REPEATED_GROUP = re.compile(r"[+*{?]"), re.compile(r"\)[+*{?]")
+_MOST_REPEATS = 3
 _LAYER = re.compile(r".*?\b(layers\.\d+\..+)")
 
 
@@ -92,6 +94,9 @@ def _check_config(folder: Path, config: Mapping[str, Any]) -> None:
         pattern = config.get(name) or {}
         if not isinstance(pattern, dict) or not all(map(_is_number, pattern.values())):
             refuse(f"{name} is {str(pattern)[:80]!r}, it must give numbers by layers' names")
+        for key in pattern:
+            if len(_REPEATS.findall(key)) > _MOST_REPEATS or _REPEATED_GROUP.search(key):
+                refuse(f"{key[:80]!r} in {name} could take for ever to match; write it simpler")
 
 
 def _part(

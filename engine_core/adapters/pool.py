@@ -8,7 +8,7 @@ import torch
 from engine_core.adapters.adapter import AdapterTargets, read_adapter
 from engine_core.models import Model
 from engine_core.models.decoder import Decoder
-from kernels.interface.lora import LoRARows, LoRAStack
+from kernels.interface.lora import LoRAPart, LoRARows, LoRAStack
 from kernels.interface.operations import Operations
 
 Prepared = Mapping[int, object]
@@ -43,6 +43,7 @@ class AdapterPool:
         self.rows: LoRARows = ops.lora_rows(
             num_slots, max_rank=max_rank, max_num_tokens=max_num_tokens, dtype=dtype
         )
+        self._device = ops.device
         self._model: Decoder | None = None
         self._stacks: list[LoRAStack] = []
         self.targets = targets_of(model)
@@ -81,19 +82,27 @@ class AdapterPool:
         """The adapter's fingerprint, and what `place` takes; None of a pool without a model. Any
         thread may call it. Raises AdapterError."""
         adapter = read_adapter(path, self.targets, max_rank=self.max_rank)
+        return adapter.fingerprint, self.prepare(adapter.parts) if self._stacks else None
+
+    def prepare(self, parts: Mapping[int, Mapping[int, LoRAPart]]) -> Prepared:
+        """Weights by product and part of it, in the backend's layout. Any thread may call it."""
         stacks = self._stacks
-        prepared = None
-        if stacks:
-            prepared = {index: stacks[index].prepare(part) for index, part in adapter.parts.items()}
-        return adapter.fingerprint, prepared
+        return {index: stacks[index].prepare(part) for index, part in parts.items()}
 
     def place(self, slot: int, fingerprint: str, prepared: Prepared | None) -> None:
         """Fill a slot that no row has, or empty it; between two steps."""
+        self._synchronize()
         self.slot_of = {key: used for key, used in self.slot_of.items() if used != slot}
         for index, stack in enumerate(self._stacks):
             stack.place(slot, None if prepared is None else prepared.get(index))
+        self._synchronize()
         if prepared is not None:
             self.slot_of[fingerprint] = slot
+
+    def _synchronize(self) -> None:
+        """Steps run on a stream of their own."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
 
 
 def targets_of(model: Decoder) -> AdapterTargets:

@@ -5,6 +5,7 @@ import numpy.typing as npt
 
 from engine_core.adapters.pool import AdapterPool
 
+Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 
 _NONE = -1
@@ -25,20 +26,28 @@ class AdapterRows:
     def free_row(self, row: int) -> None:
         self._slot_of_row[row] = _NONE
 
+    def slots(self, rows_R: Int64Array) -> Int32Array | None:
+        """Of each row; None: no row has an adapter."""
+        slots_R = self._slot_of_row[rows_R]
+        return slots_R if self._pool is not None and bool((slots_R != _NONE).any()) else None
+
     def order(self, rows_R: Int64Array) -> Int64Array | None:
         """An order in which rows of an adapter follow one another; None: no row has one."""
-        if self._pool is None:
-            return None
-        slots_R = self._slot_of_row[rows_R]
-        if not (slots_R != _NONE).any():
-            return None
-        return np.argsort(slots_R, kind="stable")
+        slots_R = self.slots(rows_R)
+        return None if slots_R is None else np.argsort(slots_R, kind="stable")
 
-    def begin_step(self, rows_R: Int64Array, num_tokens_R: npt.NDArray[np.integer]) -> bool:
-        """Before the forward pass over so many tokens of each row. Whether any has an adapter."""
-        if self._pool is None:
-            return False
-        slots_R = self._slot_of_row[rows_R]
-        has_some = bool((slots_R != _NONE).any())
-        self._pool.rows.begin_step(np.repeat(slots_R, num_tokens_R) if has_some else None)
-        return has_some
+    def begin_step(self, slots_T: Int32Array | None) -> None:
+        """Before the forward pass over tokens of these slots."""
+        if self._pool is not None:
+            self._pool.rows.begin_step(slots_T)
+
+    def of_tokens(
+        self, rows_R: Int64Array, num_tokens_R: npt.NDArray[np.integer]
+    ) -> Int32Array | None:
+        """The slot of each token, so many of each row; None: no row has an adapter."""
+        slots_R = self.slots(rows_R)
+        return None if slots_R is None else np.repeat(slots_R, num_tokens_R)
+
+    def of_dummy(self, num_tokens: int) -> Int32Array | None:
+        """As if all tokens had the adapter of the first slot; None: there are no adapters."""
+        return None if self._pool is None else np.zeros(num_tokens, np.int32)

@@ -26,11 +26,6 @@ def make_adapter_pool(
             f"adapters need our own model code, and {loaded.architecture} runs through "
             "transformers'; omit --adapter, --enable-lora, --max-loras and --adapter-dir"
         )
-    if loaded.ops.device.type != "cpu":
-        raise ConfigurationError(
-            "adapters are served on a CPU so far; omit --adapter, --enable-lora, --max-loras and "
-            "--adapter-dir, or run with --device cpu"
-        )
     targets, largest = targets_of(model), 0
     if options.max_lora_rank is None:
         for name, path in options.by_name().items():

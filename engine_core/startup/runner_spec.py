@@ -117,7 +117,7 @@ class RunnerSpec:
         num_buckets = (
             0 if self.options.enforce_eager else len(decode_buckets(self.config.max_num_logits))
         )
-        num_graphs = num_buckets * len(SamplingMode)
+        num_graphs = num_buckets * len(SamplingMode) * (1 if self.config.adapters is None else 2)
         total = extra + num_graphs * _BYTES_A_GRAPH
         logger.info("steps take up to %.0f MiB beside weights and cache", total / 1024**2)
         return total

@@ -112,12 +112,14 @@ class DaemonOptions:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class SchedulingOptions:
-    """Used by the daemon's scheduling policy."""
+    """Used by the daemon's scheduling policy, and which weights."""
 
     priority: int = 0
     """Smaller is more urgent; under policy fair among the requests of one tenant."""
     tenant: str | None = None
     """Whose share of the daemon is used, under policy fair; TENANT/USER divides it."""
+    adapter: str | None = None
+    """The name of one of the daemon's adapters."""
 
 
 @Parameter(name="*")

@@ -7,6 +7,7 @@ import msgspec
 from starlette.responses import Response
 
 from frontend.errors import (
+    CallRefused,
     ClientClosed,
     EngineClientError,
     EngineDied,
@@ -17,6 +18,7 @@ from frontend.errors import (
     PromptTooLong,
     QueueFull,
     RequestRejected,
+    UnknownAdapter,
 )
 from protocol.errors import ErrorCode
 
@@ -27,6 +29,8 @@ _STATUS_OF_CODE = {
     ErrorCode.INTERNAL: 500,
     ErrorCode.SLOW_CONSUMER: 503,
     ErrorCode.KILLED_ENGINE: 422,
+    ErrorCode.UNKNOWN_ADAPTER: 404,
+    ErrorCode.PERMISSION_DENIED: 403,
 }
 """Of an engine's refusal; any other is the request's own fault."""
 
@@ -128,11 +132,13 @@ def api_error(error: BaseException) -> ApiError | None:
             return error
         case QueueFull():
             return ApiError(429, str(error), code="queue_full", retry_after_s=_RETRY_AFTER_S)
-        case RequestRejected():
+        case RequestRejected() | CallRefused():
             status = _STATUS_OF_CODE.get(error.code, 400)
             return ApiError(status, str(error), code=error.code.value)
         case PromptTooLong():
             return ApiError(400, str(error), code="context_length_exceeded")
+        case UnknownAdapter():
+            return ApiError(404, str(error), param="model", code="model_not_found")
         case InvalidInput():
             return ApiError(400, str(error))
         case EngineUnavailable() | EngineDied() | EngineStartError() | ClientClosed():

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Mount, Route
 
 from frontend.errors import EngineClientError
-from frontend.http import health, llama_cpp
+from frontend.http import adapters, health, llama_cpp
 from frontend.http.anthropic import messages as anthropic
 from frontend.http.api_errors import ApiError, api_error, error_response
 from frontend.http.api_keys import ApiKeys
@@ -49,6 +49,7 @@ OPERATIONS = [
     *(ollama_models.tags, ollama_models.ps, ollama_models.version),
     *(llama_cpp.props, llama_cpp.slots),
     *(health.health, health.ready, health.get_version),
+    *(adapters.load_lora_adapter, adapters.unload_lora_adapter),
     *(list_requests, watch_scheduler, get_metrics),
 ]
 

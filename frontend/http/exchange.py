@@ -34,6 +34,8 @@ class Exchange:
     headers: Mapping[str, str] = field(default_factory=dict)
     model: str = ""
     """By the name that was asked for."""
+    adapter: str | None = None
+    """That it named for a model."""
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     status: int = 0
@@ -62,6 +64,7 @@ class Exchange:
             "request_id": f"{self.request_id}-{next(_numbers)}",
             "priority": self._priority(priority),
             "tenant": self.caller if not user else f"{self.caller}/{user:.64}",
+            "adapter": self.adapter,
         }
 
     def _priority(self, asked: int | None) -> int:

@@ -40,6 +40,12 @@ class ServedModel:
             return self._names
         return (self._client.model.name,)
 
+    @property
+    def adapters(self) -> list[str]:
+        """Names of its adapters, which requests may give for the model's."""
+        given = [] if self._client is None else self._client.adapters
+        return [name for name in given if name not in self.names]
+
     async def ready(self) -> AsyncLLM:
         """The engine's client, connected.
 
@@ -125,6 +131,7 @@ class ServedModels:
         exchange = current_exchange.get()
         if exchange is not None:
             exchange.model = name or model.names[0]
+            exchange.adapter = name if name in model.adapters else None
         return model, llm
 
     async def find(self, name: str | None) -> ServedModel:
@@ -134,16 +141,19 @@ class ServedModels:
         for model in self._models:
             if not name or name in model.names:
                 return model
+        for model in self._models:
+            if name in model.adapters:
+                return model
         for model in self._models:  # its name may not be known yet, or another by now
             if model.resting is None:
                 await model.ready()
-            if name in model.names:
+            if name in model.names or name in model.adapters:
                 return model
         assert name
         raise unknown_model(name, self.names())
 
     def names(self) -> list[str]:
-        return [name for model in self._models for name in model.names]
+        return [name for model in self._models for name in (*model.names, *model.adapters)]
 
     async def close(self) -> None:
         await asyncio.gather(*(model.close() for model in self._models))

@@ -1,17 +1,19 @@
 """A whole model on the native CPU backend beside torch's, and the host's share of a step."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 from cyclopts import Parameter
 
+from engine_core.adapters.pool import AdapterPool
 from engine_core.kv_cache import KVCacheManager
 from engine_core.model_files import ModelFiles, open_model_files
 from engine_core.model_runner.config import RunnerConfig, plan_cache_layout
 from engine_core.model_runner.cpu.runner import CPUModelRunner
+from engine_core.models import Model as LanguageModel
 from engine_core.models import load_model
 from engine_core.scheduler import Request, Scheduler, SchedulerConfig
 from kernels.cpu.library import NativeLibrary, load_library
@@ -50,6 +52,7 @@ class GreedyRun:
         max_length: most tokens of a prompt with its answer.
         max_tokens: most tokens of all prompts of a call with their answers.
         keeps_blocks: quantised weights run as the file holds them.
+        make_pool: of adapters, which requests name by their fingerprints.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class GreedyRun:
         max_length: int,
         max_tokens: int,
         keeps_blocks: bool = False,
+        make_pool: Callable[[LanguageModel], AdapterPool] | None = None,
     ) -> None:
         tensors = files.tensors(keeps_blocks=keeps_blocks)
         model = load_model(files.config, tensors, dtype=torch.float32, ops=ops)
@@ -79,6 +83,7 @@ class GreedyRun:
             dtype=torch.float32,
             kv_dtype=torch.float32,
             eos_token_ids=(),
+            adapters=None if make_pool is None else make_pool(model),
         )
         self._runner = CPUModelRunner(config)
 
@@ -90,6 +95,7 @@ class GreedyRun:
         chunk: int = 1024,
         with_margins: bool = False,
         after_first: Callable[[], None] = lambda: None,
+        adapters: Sequence[str | None] | None = None,
     ) -> Answers:
         """`num_output` tokens for each; a step computes `chunk` tokens of every prompt at most.
         `after_first` is called when each has its first."""
@@ -116,7 +122,12 @@ class GreedyRun:
         )
         for index, prompt in enumerate(prompts):
             scheduler.add_request(
-                Request(request_id=str(index), prompt_token_ids=prompt, sampling_params=params)
+                Request(
+                    request_id=str(index),
+                    prompt_token_ids=prompt,
+                    sampling_params=params,
+                    adapter=None if adapters is None else adapters[index],
+                )
             )
         while scheduler.get_request_counts() != (0, 0):
             plan = scheduler.schedule()

@@ -197,7 +197,8 @@ class DraftModel:
             order=self._adapters.order(rows),
         )
         # of layers that are the model's own, too
-        self._adapters.begin_step(inputs.rows_R, np.diff(inputs.query_start_R1))
+        num_tokens_R = np.diff(inputs.query_start_R1)
+        self._adapters.begin_step(self._adapters.of_tokens(inputs.rows_R, num_tokens_R))
         context = self._cache.forward_context(
             query_start_loc_R1=torch.from_numpy(inputs.query_start_R1),
             seq_lens_R=torch.from_numpy(inputs.seq_lens_R),

@@ -93,7 +93,8 @@ class CPUModelRunner:
             decodes_first=self._ops.needs_decodes_first,
             order=self._adapters.order(plan.batch.rows),
         )
-        self._adapters.begin_step(inputs.rows_R, np.diff(inputs.query_start_R1))
+        num_tokens_R = np.diff(inputs.query_start_R1)
+        self._adapters.begin_step(self._adapters.of_tokens(inputs.rows_R, num_tokens_R))
         if self._draft is not None:
             self._draft.begin(plan, inputs)
         context = self._cache.forward_context(

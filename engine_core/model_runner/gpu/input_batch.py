@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine_core.kv_cache import BlockIds
+from engine_core.model_runner.adapter_rows import AdapterRows
 from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.prompt_logprobs import PromptReports
 from engine_core.model_runner.rows import PlacedRow, RunnerRows
@@ -56,6 +57,7 @@ class GPUInputBatch:
 
     def __init__(self, rows: RunnerRows, config: RunnerConfig) -> None:
         max_num_rows = config.max_num_seqs
+        self.adapters = AdapterRows(config.adapters, num_rows=config.max_num_seqs)
         self._rows = rows
         self._vocab_size = config.vocab_size
         self.num_tokens: Int64Array = np.zeros(max_num_rows, np.int64)
@@ -77,9 +79,11 @@ class GPUInputBatch:
         """Do on the host what the plan says of its rows. Returns what the device has to do."""
         for row in self._rows.free(plan):
             self.refusals.pop(row, None)
+            self.adapters.free_row(row)
         changes = RowChanges()
         for placed in self._rows.place(plan):
             self._place(placed, changes)
+            self.adapters.write_row(placed.row, placed.adapter)
         for update in plan.block_updates:
             changes.rows += _table_updates(update.row, update.start, update.block_ids)
         if plan.scheduled_spec_decode_tokens:

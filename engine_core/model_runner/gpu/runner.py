@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from engine_core.kv_cache import CacheCopies
+from engine_core.model_runner.adapter_rows import Int32Array
 from engine_core.model_runner.cache import PagedKVCache
 from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.drafts import num_drafts_of
@@ -122,7 +123,10 @@ class GPUModelRunner:
         """The sampling state as rows that updates are written to."""
         self.graphs: dict[tuple[int, SamplingMode | None], Work] = {}
         """Captured decode steps by bucket and mode; None: only up to the logits."""
-        self._logits_of_graph: dict[int, torch.Tensor] = {}
+        self.adapter_graphs: dict[tuple[int, SamplingMode | None], Work] = {}
+        """Likewise, of steps with adapters: the others launch nothing for them."""
+        self._logits_of_graph: dict[tuple[int, bool], torch.Tensor] = {}
+        """By bucket, and whether it is one of `adapter_graphs`."""
         self._grammar_masks: GrammarMasks | None = None
         self._in_flight: collections.deque[_InFlightStep] = collections.deque()
         self._free_slots = collections.deque(range(_MAX_STEPS_IN_FLIGHT))
@@ -152,7 +156,12 @@ class GPUModelRunner:
             self.batch.append_tokens(step.sampled_rows_N)
         slot, refusals = self._free_slots[0], dict(self.batch.refusals)
         try:
-            results, wait = self._launch(slot, step, changes, plan.copies, plan.token_masks)
+            slots_T = None
+            if step is not None:
+                slots_T = self.batch.adapters.of_tokens(step.rows_R, step.num_scheduled_R)
+            results, wait = self._launch(
+                slot, step, changes, plan.copies, slots_T, plan.token_masks
+            )
         except Exception:
             self._queue.synchronize()  # what was launched of it may still read the buffers
             raise
@@ -216,7 +225,9 @@ class GPUModelRunner:
         def capture() -> None:
             for bucket in reversed(self._buckets):  # the others fit into the largest one's memory
                 for mode in (*SamplingMode, None):
-                    self._graph(bucket, mode)
+                    self._graph(bucket, mode, has_adapters=False)
+                    if self.config.adapters is not None:
+                        self._graph(bucket, mode, has_adapters=True)
 
         if capture_at_start:
             self._queue.launch(capture)()
@@ -226,7 +237,8 @@ class GPUModelRunner:
 
     def _run_dummy(self, step: GPUStep) -> None:
         copies = copies_of_every_kind(self.config)
-        _, wait = self._launch(self._free_slots[0], step, changes_of_every_kind(), copies)
+        slots_T = self.batch.adapters.of_dummy(step.num_tokens)
+        _, wait = self._launch(self._free_slots[0], step, changes_of_every_kind(), copies, slots_T)
         wait()
 
     # ------------------------------------------------------------------ on the device
@@ -237,9 +249,10 @@ class GPUModelRunner:
         step: GPUStep | None,
         changes: RowChanges,
         copies: CacheCopies,
+        slots_T: Int32Array | None,
         masks: TokenMasks | None = None,
     ) -> tuple[HostResults, Work]:
-        """Returns where the results will be, and what waits for them."""
+        """Returns where the results will be, and what waits for them. `slots_T`: of adapters."""
         packed = self._buffer.pack(slot, step, changes)
         raw_logits_WV = None
         if step is not None and step.from_host_N.size:
@@ -256,7 +269,8 @@ class GPUModelRunner:
         def work() -> None:
             graph = None
             if step is not None and step.bucket is not None:
-                graph = self._graph(step.bucket, step.mode if masks is None else None)
+                mode = step.mode if masks is None else None
+                graph = self._graph(step.bucket, mode, has_adapters=slots_T is not None)
             self.storage.carry_out(copies)
             self._buffer.send(
                 packed, self._steps, rows=self._device_rows, sampling=self._sampling_tables
@@ -268,8 +282,13 @@ class GPUModelRunner:
             if step is None:
                 self._update_rows()
                 return
+            self.batch.adapters.begin_step(slots_T)
             if masks is not None:
-                self._compute_masked(slot, step, results, graph, masks)
+                logits_NV = None
+                if graph is not None:
+                    graph()
+                    logits_NV = self._logits_of_graph[step.bucket or 0, slots_T is not None]
+                self._choose_masked(slot, step, results, logits_NV, masks)
             elif graph is None:
                 self._compute(step, results)
             else:
@@ -279,22 +298,19 @@ class GPUModelRunner:
 
         return results, self._queue.launch(work)
 
-    def _compute_masked(
+    def _choose_masked(
         self,
         slot: int,
         step: GPUStep,
         results: HostResults,
-        graph: Work | None,
+        logits_NV: torch.Tensor | None,
         masks: TokenMasks,
     ) -> None:
-        """The device computes logits while masks are made; then they are sent, and it samples."""
-        if graph is None:
+        """The device computes logits while masks are made; then they are sent, and it samples.
+        `logits_NV`: of a graph that was replayed."""
+        if logits_NV is None:
             logits_NV = self._forward(step, results)
             assert logits_NV is not None, "masks are of sampled sequences"
-        else:
-            assert step.bucket is not None
-            graph()
-            logits_NV = self._logits_of_graph[step.bucket][: len(step.sampled_N)]
         if self._grammar_masks is None:
             self._grammar_masks = GrammarMasks(
                 self._queue,
@@ -302,24 +318,28 @@ class GPUModelRunner:
                 vocab_size=self.config.vocab_size,
                 num_slots=_MAX_STEPS_IN_FLIGHT,
             )
-        self._choose(step, logits_NV, self._grammar_masks.send(slot, step, masks))
+        masks_sent = self._grammar_masks.send(slot, step, masks)
+        self._choose(step, logits_NV[: len(step.sampled_N)], masks_sent)
 
-    def _graph(self, bucket: int, mode: SamplingMode | None) -> Work:
+    def _graph(self, bucket: int, mode: SamplingMode | None, *, has_adapters: bool) -> Work:
         """What replays a decode step of the bucket; called inside launched work, before the step's
         own words are sent."""
-        graph = self.graphs.get((bucket, mode))
+        graphs = self.adapter_graphs if has_adapters else self.graphs
+        graph = graphs.get((bucket, mode))
         if graph is None:
             padded = self._dummy([1] * bucket, mode or SamplingMode.PLAIN)
+            adapters = self.batch.adapters
+            adapters.begin_step(adapters.of_dummy(bucket) if has_adapters else None)
 
             def compute() -> None:
                 if mode is not None:
                     self._compute(padded)
                 elif (logits_NV := self._forward(padded)) is not None:
-                    self._logits_of_graph[bucket] = logits_NV
+                    self._logits_of_graph[bucket, has_adapters] = logits_NV
 
             self._buffer.send_empty()
             compute()  # once, so that nothing is compiled or set up during capture
-            graph = self.graphs[bucket, mode] = self._queue.capture(compute)
+            graph = graphs[bucket, mode] = self._queue.capture(compute)
         return graph
 
     def _update_rows(self) -> None:

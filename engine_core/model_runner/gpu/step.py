@@ -109,7 +109,13 @@ def arrange_step(
         counts_R = (counts_R - (entries.counts_S - 1))[place_R]
         assert (counts_R[num_behind_R > 0] == 1).all(), "drafts behind a chunk of a prompt"
     is_other = counts_R != 1
-    order = np.argsort(is_other, kind="stable")
+    slots_R = batch.adapters.slots(scheduled.rows)
+    # tokens of an adapter together; both sorts keep the order of equals
+    order = (
+        np.argsort(is_other, kind="stable")
+        if slots_R is None
+        else np.lexsort((slots_R[place_R], is_other))
+    )
     place_R = place_R[order]
     rows_R = scheduled.rows[place_R]
     num_computed_R = scheduled.num_computed_tokens[place_R].astype(np.int64)

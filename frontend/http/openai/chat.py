@@ -175,7 +175,7 @@ def _choice(
         index=output.index,
         message=AnswerMessage(
             content=None if not content and (calls or reasoning) else content,
-            reasoning=reasoning or UNSET,
+            reasoning=UNSET if asked.include_reasoning is False else reasoning or UNSET,
             tool_calls=[_whole_call(call) for call in calls] or UNSET,
         ),
         logprobs=_logprobs(output, asked, llm),
@@ -199,7 +199,9 @@ def _finish_reason(output: CompletionOutput, parser: AnswerParser | None) -> str
     return "tool_calls" if reason == "stop" and parser and parser.num_calls else reason
 
 
-def _deltas(output: CompletionOutput, parser: AnswerParser | None) -> list[Delta]:
+def _deltas(
+    output: CompletionOutput, parser: AnswerParser | None, asked: ChatCompletionRequest
+) -> list[Delta]:
     """At least one."""
     if parser is None:
         return [Delta(content=output.text) if output.text else Delta()]
@@ -209,7 +211,7 @@ def _deltas(output: CompletionOutput, parser: AnswerParser | None) -> list[Delta
         match part:
             case str():
                 deltas.append(Delta(content=part))
-            case Reasoning(text):
+            case Reasoning(text) if asked.include_reasoning is not False:
                 deltas.append(Delta(reasoning=text))
             case ToolCall():
                 head = CallFunction(name=part.name, arguments="")
@@ -279,7 +281,7 @@ async def _events(
                     parser = parts.parser(output.prompt, streams_arguments=True)
                     parsers[part.index] = parser
                 parser = parsers[part.index]
-            *deltas, last = _deltas(part, parser)
+            *deltas, last = _deltas(part, parser, asked)
             for delta in deltas:
                 more = ChatChunkChoice(index=part.index, delta=delta)
                 yield answer.event(ChatCompletionChunk, [more], counts=False)

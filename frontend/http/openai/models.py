@@ -42,14 +42,21 @@ EMBEDDINGS = [
 
 
 async def _cards(model: ServedModel) -> list[ModelCard]:
-    """One for each name; of an engine that is away without its length."""
+    """One for each name and adapter; of an engine that is away without its length."""
     root, max_model_len = None, None
     try:
         info = (await model.ready()).model
         root, max_model_len = info.name, info.max_model_len
     except EngineClientError:
         pass
+    parents = dict.fromkeys(model.names) | dict.fromkeys(model.adapters, root)
     return [
-        ModelCard(id=name, created=model.created_s, root=root or name, max_model_len=max_model_len)
-        for name in model.names
+        ModelCard(
+            id=name,
+            created=model.created_s,
+            root=name if parent else root or name,
+            parent=parent,
+            max_model_len=max_model_len,
+        )
+        for name, parent in parents.items()
     ]

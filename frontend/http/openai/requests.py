@@ -192,7 +192,8 @@ class ChatCompletionRequest(GenerationRequest, forbid_unknown_fields=True, kw_on
     add_special_tokens: Literal[False] | None = None
     """The template writes them."""
     echo: Literal[False] | None = None
-    include_reasoning: Literal[True] | None = None
+    include_reasoning: bool | None = None
+    """False: reasoning is left out of the answer."""
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None

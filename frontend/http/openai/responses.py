@@ -150,7 +150,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     owned_by: str = "engine-core"
     root: str
-    parent: None = None
+    parent: str | None = None
+    """Of an adapter: its model."""
     max_model_len: int | None = None
 
 

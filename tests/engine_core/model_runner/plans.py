@@ -38,6 +38,8 @@ class Plans:
         random.Random(0).shuffle(self.free_blocks)
         self.free_rows = random.Random(1).sample(range(max_num_seqs), max_num_seqs)
         self.step_id = 0
+        self.adapters: dict[str, str] = {}
+        """By sequence."""
         self._new, self._resumed, self._updates = [], [], []
         self._finished, self._preempted = [], []
         self.swap_in, self.swap_out, self.copy = [], [], []
@@ -136,7 +138,7 @@ class Plans:
             sampling_params=params,
             block_ids=tuple(list(table) for table in line.tables),
             num_computed_tokens=line.num_computed,
-            lora_request=None,
+            lora_request=self.adapters.get(name),
             row=line.row,
         )
 

@@ -205,6 +205,17 @@ def test_reasoning_is_a_field_of_its_own(serve_text, stream):
     assert (reasoning, content, reason) == ("Two and two.\n", "\n\nFour.", "stop")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_reasoning_is_left_out_where_it_is_not_included(serve_text, stream):
+    http = serve_text("Two and two.\n</think>Four.", THINKS)
+    response = chat(http, stream=stream, include_reasoning=False)
+    assert "reasoning" not in response.text
+    if stream:
+        assert joined(events_of(response)) == ("Four.", "", [], "stop")
+    else:
+        assert response.json()["choices"][0]["message"]["content"] == "Four."
+
+
 def test_a_model_that_is_told_not_to_think_answers_at_once(serve_text):
     http = serve_text("Four.", THINKS)
     (choice,) = chat(http, chat_template_kwargs={"enable_thinking": False}).json()["choices"]
