@@ -49,6 +49,10 @@ class RequestMetrics:
     num_resumptions: int = 0
     """How often the request was resumed after the engine had been lost."""
     engine: RequestTimings | None = None
+    num_draft_tokens: int = 0
+    """That the engine verified; known at the end."""
+    num_accepted_tokens: int = 0
+    """Of those, tokens of the output."""
     engine_request_id: str | None = None
     """The engine's id of the request (`engine-client info --request`); after a resumption that of
     its first resumed sequence."""

@@ -179,6 +179,8 @@ class RequestState:
             self._num_cached_tokens = output.num_cached_tokens
         if self.metrics.engine is None:
             self.metrics.engine = output.timings
+        self.metrics.num_draft_tokens += output.num_draft_tokens
+        self.metrics.num_accepted_tokens += output.num_accepted_tokens
         sequence = self.sequences[index]
         if sequence.finished:  # by a stop string, while the request's others go on
             return False

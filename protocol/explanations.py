@@ -121,3 +121,7 @@ class RequestInfo(Message, frozen=True, tag=5):
     finish_reason: str | None = None
     age_s: float | None = None
     """Seconds since it arrived; None of one that has finished."""
+    num_draft_tokens: int = 0
+    """Verified so far, of all its sequences."""
+    num_accepted_tokens: int = 0
+    """Of those, tokens of its output."""

@@ -102,6 +102,10 @@ class EngineCoreOutput(Message, frozen=True):
     prompt_logprobs: Logprobs | None = None
     """Of the next prompt tokens: together of all but the first, each once, before the first token
     that is sampled."""
+    num_draft_tokens: int = 0
+    """Drafts that were verified for the whole request; with its last output."""
+    num_accepted_tokens: int = 0
+    """Of those, drafts that are in its output; likewise."""
 
     @property
     def finished(self) -> bool:

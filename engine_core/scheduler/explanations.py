@@ -135,5 +135,7 @@ def _info(request: Request, status: str, **details: Any) -> RequestInfo:
         num_computed_tokens=request.num_computed_tokens,
         cache_lookup=request.cache_lookup,
         preemptions=list(request.preemptions),
+        num_draft_tokens=request.num_draft_tokens,
+        num_accepted_tokens=request.num_accepted_tokens,
         **details,
     )

@@ -53,6 +53,8 @@ class OutputCollector:
             logprobs=logprobs,
             num_cached_tokens=None if request.first_output_sent else request.num_cached_tokens,
             detail=detail,
+            num_draft_tokens=request.num_draft_tokens if is_over else 0,
+            num_accepted_tokens=request.num_accepted_tokens if is_over else 0,
         )
         self._append(request, output, is_over)
 

@@ -70,6 +70,13 @@ def daemon_table(address: str, model: ModelInfo, now: EngineStatistics) -> dict[
     cached_share = now.num_cached_prompt_tokens / max(1, now.num_prompt_tokens)
     host = f"; host memory: {now.num_host_blocks:,} blocks" if now.num_host_blocks else ""
     disk = f"; on disk: {now.num_disk_blocks:,} blocks" if now.num_disk_blocks else ""
+    drafts = {}
+    if now.num_drafts:
+        length = 1 + now.num_accepted_tokens / now.num_drafts
+        drafts["drafts"] = (
+            f"{now.num_draft_tokens:,} verified, {now.num_accepted_tokens:,} accepted; "
+            f"{length:.2f} tokens a step that had any"
+        )
     return {
         "model": f"{model.name} ({model.architecture}, {model.dtype})",
         "state": f"{now.state}, weights version {now.weights_version}",
@@ -84,6 +91,7 @@ def daemon_table(address: str, model: ModelInfo, now: EngineStatistics) -> dict[
         "KV cache": f"{now.num_blocks_in_use:,} of {now.num_blocks:,} blocks in use, "
         f"{now.num_blocks_cached:,} cached; {now.block_size} tokens each{host}{disk}",
         "preemptions": f"{now.num_preemptions:,}",
+        **drafts,
         "more": "engine-client info --json has every counter",
     }
 

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from kernels.cpu.operations import CpuOperations
 from kernels.interface.operations import SamplingLimits
+from kernels.torch.operations import TorchOperations
 from kernels.torch.sampling import (
     LARGEST_NOISE,
     gumbel_noise,
@@ -13,6 +15,7 @@ from kernels.torch.sampling import (
     sample_truncated,
     truncate_by_sorting,
 )
+from tests.native_kernels import native_library_or_skip
 
 SEEDS_AND_POSITIONS = [(0, 0), (1, 7), (-1, 2**31 + 5), (2**63 - 1, 2**40), (-(2**63), 1)]
 
@@ -105,3 +108,34 @@ def test_a_truncated_row_gets_the_same_token_whatever_its_neighbours_ask_for():
                 logits_RV[one], seeds_R[one], positions_R[one], SamplingLimits(**mine)
             )
             assert int(alone[0]) == int(together[row])
+
+
+def best_of_shards(logits_V, seed, position, *, num_shards):
+    """Each shard gives its largest logit, then its best (score, id) with its own noise alone."""
+    parts = list(
+        zip(logits_V.chunk(num_shards), torch.arange(len(logits_V)).chunk(num_shards), strict=True)
+    )
+    largest = max(float(part.max()) for part, _ in parts)
+    found = []
+    for part, ids in parts:
+        noise = gumbel_noise(torch.tensor([seed]), torch.tensor([position]), ids[None])[0]
+        scores = (part - largest) + noise
+        found.append((float(scores.max()), -int(ids[scores.argmax()])))
+    return -max(found)[1]
+
+
+@pytest.mark.parametrize("backend", ["torch", "native"])
+@pytest.mark.parametrize("num_shards", [2, 3, 8])
+def test_the_token_of_the_vocabulary_is_that_of_its_shards(backend, num_shards):
+    ops = TorchOperations() if backend == "torch" else CpuOperations(native_library_or_skip())
+    generator = torch.Generator().manual_seed(num_shards)
+    logits_RV = torch.randn(60, 1_003, generator=generator) * 3
+    logits_RV[5] = 0.0
+    logits_RV[6, 1:] = -torch.inf
+    seeds_R, positions_R = torch.arange(60) * 7_919 - 99, torch.arange(60) * 31
+    chosen = ops.sample(logits_RV, seeds_R, positions_R).tolist()
+    assert len(set(chosen)) > 20
+    for row, (seed, position) in enumerate(
+        zip(seeds_R.tolist(), positions_R.tolist(), strict=True)
+    ):
+        assert best_of_shards(logits_RV[row], seed, position, num_shards=num_shards) == chosen[row]

@@ -16,6 +16,7 @@ from frontend.http.openai.responses import (
     ChatCompletion,
     ChatCompletionChunk,
     Completion,
+    CompletionTokensDetails,
     PromptLogprobList,
     PromptTokensDetails,
     TokenLogprob,
@@ -43,6 +44,8 @@ class TokenCounts:
         self._prompt_tokens: dict[int, int] = {}
         self._cached_tokens: dict[int, int] = {}
         self._num_generated = 0
+        self._drafts: dict[int, tuple[int, int]] = {}
+        """Verified and accepted."""
 
     def count(self, index: int, output: RequestOutput) -> None:
         """Each delta once."""
@@ -50,17 +53,23 @@ class TokenCounts:
             self._prompt_tokens[index] = len(output.prompt_token_ids)
             self._exchange.num_prompt_tokens += len(output.prompt_token_ids)
         self._cached_tokens[index] = output.num_cached_tokens or 0
+        metrics = output.metrics
+        self._drafts[index] = metrics.num_draft_tokens, metrics.num_accepted_tokens
         for each in output.outputs:
             self._num_generated += len(each.token_ids)
         self._exchange.num_output_tokens = self._num_generated
 
     def usage(self) -> Usage:
         prompt = sum(self._prompt_tokens.values())
+        drafts = sum(number for number, _ in self._drafts.values())
+        accepted = sum(number for _, number in self._drafts.values())
+        details = CompletionTokensDetails(accepted, drafts - accepted) if drafts else UNSET
         return Usage(
             prompt_tokens=prompt,
             completion_tokens=self._num_generated,
             total_tokens=prompt + self._num_generated,
             prompt_tokens_details=PromptTokensDetails(sum(self._cached_tokens.values())),
+            completion_tokens_details=details,
         )
 
 
