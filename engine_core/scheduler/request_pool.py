@@ -324,8 +324,9 @@ class RequestPool:
         if self.running.pop(request.request_id, None) is not None:
             self.num_reserved_rows -= request.num_running_sequences
         else:
-            if self.compiling.pop(request.request_id, None) is None:
-                self.waiting.remove_request(request)
+            if request.request_id in self.compiling:
+                self.enter_queue(request)  # a policy counts whom it has seen
+            self.waiting.remove_request(request)
             self._uncount_queued(request)
 
     def _drop_request(self, request: Request, detail: str | None) -> None:

@@ -6,10 +6,18 @@ import time
 import pytest
 
 from engine_core.errors import RequestRefused
-from engine_core.scheduler.request import Request
+from engine_core.kv_cache import KVCacheManager
+from engine_core.scheduler import (
+    ModelRunnerOutput,
+    Request,
+    RequestStatus,
+    Scheduler,
+    SchedulerConfig,
+)
 from engine_core.structured_output import manager
 from engine_core.structured_output.manager import StructuredOutputs
 from protocol.errors import ErrorCode
+from protocol.explanations import WaitReason
 from protocol.sampling import SamplingParams
 from protocol.structured_output import StructuredOutput, StructuredOutputKind
 
@@ -55,6 +63,7 @@ def request(text, client_index=0):
         prompt_token_ids=[1],
         sampling_params=params,
         client_index=client_index,
+        tenant=f"tenant {client_index}",
     )
 
 
@@ -163,3 +172,28 @@ def test_a_tokenizer_that_cannot_be_read_refuses_every_grammar():
 
     wait_until(outputs, is_refused)
     assert refused == [(waiting, "no such decoder")]
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority", "fair"])
+@pytest.mark.parametrize("is_aborted", [False, True])
+def test_a_request_ends_while_it_waits_for_its_grammar(outputs, compiler, policy, is_aborted):
+    config = SchedulerConfig(
+        max_num_batched_tokens=64, max_num_seqs=4, max_model_len=64, scheduling_policy=policy
+    )
+    cache = KVCacheManager(num_blocks=8, block_size=4)
+    scheduler = Scheduler(config, cache, constraints=outputs)
+    waiting = admitted(outputs, "slow bad")
+    scheduler.add_request(waiting)
+    scheduler.check()
+    assert scheduler.explain(waiting.request_id).waits_for is WaitReason.GRAMMAR
+    if is_aborted:
+        scheduler.finish_requests(waiting.request_id, RequestStatus.FINISHED_ABORTED)
+    compiler.gate.set()
+    until = time.monotonic() + 20
+    while not waiting.is_finished or scheduler.has_work():
+        assert time.monotonic() < until
+        plan = scheduler.schedule()
+        scheduler.update_from_output(plan, ModelRunnerOutput(req_ids=[], sampled_token_ids=[]))
+    scheduler.check()
+    ended = RequestStatus.FINISHED_ABORTED if is_aborted else RequestStatus.FINISHED_REFUSED
+    assert waiting.status is ended
