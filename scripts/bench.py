@@ -8,6 +8,7 @@
     python scripts/bench.py offline
     python scripts/bench.py http
     python scripts/bench.py speculation
+    python scripts/bench.py structured-outputs
     python scripts/bench.py cpu-kernels --rows 1 64 --kinds float32 int8
     python scripts/bench.py cpu-operations --only attention
     python scripts/bench.py cpu-model --rows 1 32
@@ -34,6 +35,7 @@ for name, text in {
     "offline": "Throughput and single-stream speed, through daemon and client library.",
     "http": "CPU time of a streamed token: in the client library, and over HTTP.",
     "speculation": "With drafts and without, on copy-heavy prompts and on chat.",
+    "structured-outputs": "What following a JSON schema costs in a step.",
     "cpu-kernels": "The native dense products beside torch's prepacked ones.",
     "cpu-operations": "Native CPU operations beside torch's, each alone.",
     "cpu-model": "A whole model on the native CPU backend beside torch's.",

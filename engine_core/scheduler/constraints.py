@@ -11,7 +11,7 @@ import numpy.typing as npt
 from engine_core.scheduler.request import Request, Sequence
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)  # one a sequence and step: frozen takes a microsecond more
 class ConstrainedSequence:
     """A sequence of the plan whose next tokens follow a grammar or its own tokens: the one behind
     these, and one behind each of its drafts. `place`: in the batch."""
@@ -53,6 +53,10 @@ class Constraints(Protocol):
     def take_compiled(self) -> AnySequence[tuple[Request, str | None]]:
         """Requests that need wait for their grammars no longer, since the last call: None, or why
         these cannot be used."""
+
+    def forced_tokens(self, sequence: Sequence) -> list[int]:
+        """Of a sequence that had a mask and is in no step in flight: its next tokens, as long as
+        only one is possible."""
 
     def begin_masks(self, constrained: AnySequence[ConstrainedSequence]) -> TokenMasks | None:
         """Start to make the masks of a step. The sequences have their tokens as they are now. None:

@@ -47,10 +47,13 @@ class OutputProcessor:
                 beams.setdefault(sequence.request.request_id, {})[name] = logprobs.get(name)
             else:
                 # a prompt that goes on may sample in a later step that is planned already
-                most = 1 + len(drafts.get(name, ())) if step.needs_sampling[position] else 0
+                num_drafts = len(drafts.get(name, ()))
+                most = 1 + num_drafts if step.needs_sampling[position] else 0
                 if step.plan.num_decode_steps > 1:
                     most = int(step.plan.batch.num_scheduled_tokens[position])
-                self._process_sequence(sequence, token_ids, most, logprobs.get(name), now)
+                self._process_sequence(
+                    sequence, token_ids, most, num_drafts, logprobs.get(name), now
+                )
         for request_id, reported in beams.items():
             self._process_beams(self._pool.by_id[request_id], reported)
         return rows
@@ -128,6 +131,7 @@ class OutputProcessor:
         sequence: Sequence,
         token_ids: list[int],
         most: int,
+        num_drafts: int,
         logprobs: Logprobs | None,
         now: float,
     ) -> None:
@@ -150,8 +154,8 @@ class OutputProcessor:
         # the results of rejected drafts are discarded: their slots are written again
         sequence.num_computed_tokens -= most - len(token_ids)
         kept = append_until_stop(sequence, token_ids, self._max_model_len)
-        if most > 1:
-            self._count_drafts(request, most - 1, min(len(kept), len(token_ids) - 1))
+        if num_drafts:
+            self._count_drafts(request, num_drafts, min(len(kept), len(token_ids) - 1))
         if np.isnan(batch.first_token_s[row]):
             batch.first_token_s[row] = now
         if logprobs is not None:

@@ -441,6 +441,14 @@ class Sequence:
         tail = self._output[max(0, start - num_prompt) : stop - num_prompt].tobytes()
         return memoryview(prompt)[start:num_prompt].tobytes() + tail
 
+    def output_from(self, start: int) -> list[int]:
+        """Output tokens from this one on."""
+        if self._batch is None:
+            return self._output[start:].tolist()
+        batch, row = self._batch, self.row
+        first = self.request.num_prompt_tokens + start
+        return batch.token_ids[row, first : batch.num_tokens[row]].tolist()  # type: ignore[no-any-return]
+
     def append_output_token(self, token_id: int) -> None:
         if self._batch is None:
             self._output.append(token_id)

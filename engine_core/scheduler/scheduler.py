@@ -204,6 +204,20 @@ class Scheduler(SchedulerInterface):
         ]
         return self._constraints.begin_masks(constrained) if constrained else None
 
+    def _draft_forced(self, step: InFlightStep) -> None:
+        """Tokens that a grammar forces need no step each: they are drafts that are always right."""
+        batch, rows = self._pool.batch, step.batch.rows
+        if self._constraints is None or not self._config.max_num_drafts:
+            return
+        may_draft = batch.is_constrained[rows] & step.batch.unchanged()
+        may_draft &= batch.num_tokens[rows] - batch.num_computed_tokens[rows] == 1
+        may_draft &= ~batch.is_blocked[rows]
+        for row in rows[may_draft].tolist():
+            sequence = self._pool.sequence_in(row)
+            if forced := self._constraints.forced_tokens(sequence):
+                most = sequence.max_drafts(self._config.max_model_len)
+                sequence.spec_token_ids = forced[: max(0, most)]
+
     def update_from_output(
         self,
         scheduler_output: SchedulerOutput,
@@ -229,6 +243,7 @@ class Scheduler(SchedulerInterface):
         if self._speculator is not None:
             self._speculator.observe_time(step, duration_s)
             self._speculator.propose()
+        self._draft_forced(step)
         outputs = self._pool.outputs.drain(scheduler_output.step_id)
         outputs.pop(PROBE_CLIENT, None)
         return outputs

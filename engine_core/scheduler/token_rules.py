@@ -13,7 +13,7 @@ from engine_core.scheduler.constraints import (
     MaskRows,
     TokenMasks,
 )
-from engine_core.scheduler.request import Request
+from engine_core.scheduler.request import Request, Sequence
 from protocol.sampling import SamplingParams, ThinkingBudget
 
 _WORD_BITS = 32
@@ -32,6 +32,10 @@ class TokenRules(Constraints):
 
     def take_compiled(self) -> AnySequence[tuple[Request, str | None]]:
         return self._grammars.take_compiled()
+
+    def forced_tokens(self, sequence: Sequence) -> list[int]:
+        follows = sequence.request.grammar is not None
+        return self._grammars.forced_tokens(sequence) if follows else []
 
     def begin_masks(self, constrained: AnySequence[ConstrainedSequence]) -> TokenMasks | None:
         by_grammar = [each for each in constrained if each.sequence.request.grammar is not None]

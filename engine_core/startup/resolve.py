@@ -30,6 +30,8 @@ from engine_core.startup.runner_spec import RunnerSpec
 logger = logging.getLogger(__name__)
 
 _MOST_DRAFTS = 256
+_FORCED_TOKENS = 4
+"""Of a sequence in a step, together with the others'."""
 """Of a step."""
 
 
@@ -64,10 +66,12 @@ def plan_runner(options: EngineOptions, files: ModelFiles, loaded: LoadedModel) 
             f"{loaded.architecture} runs through transformers'; leave it at auto"
         )
     num_drafts = options.speculation.max_drafts
+    # of grammars; on a GPU they would take memory and graphs from those who have none
+    forced_tokens = 0 if on_gpu else _FORCED_TOKENS
     max_num_seqs = options.scheduling.max_num_seqs or defaults.max_num_seqs
     scheduler = options.scheduling.resolve(
         num_speculative_tokens=num_drafts,
-        max_num_drafts=min(_MOST_DRAFTS, num_drafts * max_num_seqs),
+        max_num_drafts=min(_MOST_DRAFTS, (num_drafts or forced_tokens) * max_num_seqs),
         max_num_batched_tokens=defaults.max_num_batched_tokens,
         max_num_seqs=defaults.max_num_seqs,
         max_model_len=max_model_len,

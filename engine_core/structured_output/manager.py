@@ -7,13 +7,15 @@ import os
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from collections.abc import Sequence as AnySequence
 from typing import TYPE_CHECKING, Protocol
 
 from engine_core.errors import RequestRefused
 from engine_core.observers import FinishedStep, StepObserver
 from engine_core.scheduler import Request, SchedulerOutput
 from engine_core.scheduler.constraints import ConstrainedSequence
+from engine_core.scheduler.request import Sequence
 from engine_core.structured_output.masks import MaskFiller, StepMasks
 from protocol.errors import ErrorCode
 from protocol.structured_output import StructuredOutput
@@ -109,12 +111,15 @@ class StructuredOutputs(StepObserver):
         if not grammar.is_ready:
             grammar.requests.append(request)
 
-    def take_compiled(self) -> Sequence[tuple[Request, str | None]]:
+    def take_compiled(self) -> AnySequence[tuple[Request, str | None]]:
         self._take_news()
         compiled, self._compiled = self._compiled, []
         return compiled
 
-    def begin_masks(self, constrained: Sequence[ConstrainedSequence]) -> StepMasks:
+    def forced_tokens(self, sequence: Sequence) -> list[int]:
+        return self._masks.forced_tokens(sequence)
+
+    def begin_masks(self, constrained: AnySequence[ConstrainedSequence]) -> StepMasks:
         found = []
         for each in constrained:
             grammar = each.sequence.request.grammar

@@ -6,13 +6,14 @@ import dataclasses
 import os
 import queue
 import threading
-from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from collections.abc import Sequence as AnySequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from engine_core.scheduler.constraints import ConstrainedSequence, MaskRows
+from engine_core.scheduler.request import Sequence
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher
@@ -22,15 +23,23 @@ _EVERY_TOKEN = -1
 
 @dataclasses.dataclass(slots=True)
 class _SequenceMatcher:
-    """`matcher` is touched by the thread alone, `num_tokens` by the loop's: how many output tokens
-    the matcher will have seen when all that was handed over is done."""
+    """`matcher` is the thread's from `begin` until the masks are done, then the loop's. It will
+    have seen `num_tokens` output tokens by then."""
 
     grammar: "LLMatcher"
     matcher: "LLMatcher | None" = None
     num_tokens: int = 0
+    masks: "StepMasks | None" = None
+    """The last that were asked for."""
+
+    def take_new_tokens(self, sequence: Sequence) -> list[int]:
+        """What the matcher has not seen."""
+        tokens = sequence.output_from(self.num_tokens)
+        self.num_tokens += len(tokens)
+        return tokens
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)
 class _Row:
     first: int
     """Of its rows of the mask."""
@@ -56,6 +65,10 @@ class StepMasks:
     def wait(self) -> MaskRows:
         self._is_done.wait()
         return self._rows
+
+    @property
+    def is_done(self) -> bool:
+        return self._is_done.is_set()
 
     def failures(self) -> dict[str, str]:
         return self._failures
@@ -106,7 +119,7 @@ class MaskFiller:
         self._jobs: queue.SimpleQueue[StepMasks] = queue.SimpleQueue()
         self._has_thread = False
 
-    def begin(self, constrained: Sequence[tuple[ConstrainedSequence, "LLMatcher"]]) -> StepMasks:
+    def begin(self, constrained: AnySequence[tuple[ConstrainedSequence, "LLMatcher"]]) -> StepMasks:
         """See `Constraints.begin_masks`; with the grammar of each."""
         place_M: list[int] = []
         offset_M: list[int] = []
@@ -117,18 +130,29 @@ class MaskFiller:
             state = self._states.get(name)
             if state is None or state.grammar is not grammar:
                 state = self._states[name] = _SequenceMatcher(grammar)
-            start = sequence.num_prompt_tokens + state.num_tokens
-            new_tokens = array("i", sequence.token_bytes(start, sequence.num_tokens)).tolist()
-            state.num_tokens += len(new_tokens)
+            new_tokens = state.take_new_tokens(sequence)
             rows.append(_Row(len(place_M), name, state, new_tokens, list(drafts)))
             place_M += [each.place] * (len(drafts) + 1)
             offset_M += range(len(drafts) + 1)
         masks = StepMasks(place_M, offset_M, rows, self._num_words)
+        for row in rows:
+            row.state.masks = masks
         if not self._has_thread:
             threading.Thread(target=self._work, name="token-masks", daemon=True).start()
             self._has_thread = True
         self._jobs.put(masks)
         return masks
+
+    def forced_tokens(self, sequence: Sequence) -> list[int]:
+        """See `Constraints.forced_tokens`: llguidance allows one token alone wherever the next
+        bytes are certain, the one that the tokenizer would write there."""
+        state = self._states.get(sequence.sequence_id)
+        if state is None or state.matcher is None or state.masks is None:
+            return []
+        if not state.masks.is_done:
+            return []
+        state.matcher.consume_tokens(state.take_new_tokens(sequence))
+        return state.matcher.compute_ff_tokens()
 
     def drop(self, sequence_ids: Iterable[str]) -> None:
         """These have ended."""

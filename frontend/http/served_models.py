@@ -131,11 +131,17 @@ class ServedModels:
         exchange = current_exchange.get()
         if exchange is not None:
             exchange.model = name or model.names[0]
-            exchange.adapter = name if name in model.adapters else None
         return model, llm
 
     async def find(self, name: str | None) -> ServedModel:
-        """Raises as `get` does."""
+        """Notes in the exchange which adapter the name is. Raises as `get` does."""
+        model = await self._find(name)
+        exchange = current_exchange.get()
+        if exchange is not None:
+            exchange.adapter = name if name in model.adapters else None
+        return model
+
+    async def _find(self, name: str | None) -> ServedModel:
         if not name and len(self._models) > 1:
             raise ApiError(400, "there is no model; give one of " + ", ".join(self.names()))
         for model in self._models:

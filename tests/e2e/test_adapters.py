@@ -158,17 +158,8 @@ async def test_a_stream_goes_on_behind_the_daemons_death_with_its_adapter_and_no
             daemon.close()
 
 
-def test_an_adapter_that_cannot_be_served_ends_the_start_with_its_reason(
-    tiny_llama, folders, tmp_path
-):
-    for option, why in (
-        (f"x={tmp_path}/none", "--adapter x: there is no adapter at"),
-        (f"x={tiny_llama}", "has no adapter_config.json"),
-    ):
-        ended = run_to_exit("--model", tiny_llama, "--adapter", option)
-        assert ended.returncode == 3
-        assert why in ended.stderr.splitlines()[-1]
-    ended = run_to_exit(
-        "--model", tiny_llama, "--adapter", f"x={folders['cid']}", "--max-lora-rank", 8
-    )
-    assert "has rank 33" in ended.stderr and "--max-lora-rank" in ended.stderr
+def test_an_adapter_that_cannot_be_served_ends_the_start_with_its_reason(tiny_llama):
+    ended = run_to_exit("--model", tiny_llama, "--adapter", f"x={tiny_llama}")
+    assert ended.returncode == 3
+    why = ended.stderr.splitlines()[-1]
+    assert "--adapter x: " in why and "has no adapter_config.json" in why

@@ -8,9 +8,11 @@ own best two logits lie more than 1e-3 apart.
 
 from pathlib import Path
 
+import httpx
 import pytest
 from daemons import running_daemon
 from raw_client import RawClient
+from test_serve import serving
 
 from protocol.calls import ResetPrefixCache
 
@@ -142,3 +144,27 @@ def test_with_a_pool_so_small_that_requests_are_preempted_again_and_again(
     same_but_for_near_ties(
         reference, [prompts[i] for i in chosen], tokens, [together[i] for i in chosen]
     )
+
+
+def test_echo_with_logprobs_is_transformers_log_softmax(smollm2, reference):
+    """In chunks of 32 tokens, without and with the prompt in the cache; as lm-eval asks for it."""
+    text = "The capital of France is Paris. Naïve café, 日本語! " * 4
+    body = {"prompt": text, "max_tokens": 0, "echo": True, "logprobs": 1, "prompt_logprobs": 2}
+    with serving(smollm2, *FLOATS, "--max-num-batched-tokens", "32") as (_, url):
+        tokens = httpx.post(f"{url}/tokenize", json={"prompt": text}).json()["tokens"]
+        answers = [httpx.post(f"{url}/v1/completions", json=body, timeout=60) for _ in range(2)]
+    logits_TV = reference((tokens[0],), tuple(tokens[1:]))
+    expected_TV = logits_TV.float().log_softmax(-1)
+    best_T2 = expected_TV.topk(2).values
+    for answer in answers:
+        (choice,) = answer.json()["choices"]
+        assert choice["text"] == text
+        first, *values = choice["logprobs"]["token_logprobs"]
+        assert first is None
+        assert len(values) == len(tokens) - 1 > 64
+        for place, (token, value) in enumerate(zip(tokens[1:], values, strict=True)):
+            assert value == pytest.approx(float(expected_TV[place, token]), abs=1e-4)
+            found = choice["prompt_logprobs"][place + 1]
+            assert found[str(token)]["logprob"] == value
+            likeliest = sorted((each["logprob"] for each in found.values()), reverse=True)[:2]
+            assert likeliest == pytest.approx(best_T2[place].tolist(), abs=1e-4)

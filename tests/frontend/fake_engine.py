@@ -33,6 +33,7 @@ from protocol.base import WIRE_VERSION, Message
 from protocol.codec import decode_client_message, encode
 from protocol.errors import ErrorCode
 from protocol.outputs import (
+    AdaptersUpdated,
     CallFailed,
     CallResult,
     EngineCoreOutput,
@@ -90,6 +91,8 @@ class FakeEngine:
         self.max_num_seqs = max_num_seqs
         self.recommends = recommends
         self.instruction_set = instruction_set
+        self.adapters: dict[str, str] = {}
+        """Fingerprints by name; LoadAdapter makes them of paths."""
         self.is_draining = False
         self.must_end = False
         """With a last message that ends all its requests."""
@@ -234,6 +237,14 @@ class FakeEngine:
             outputs = msgspec.structs.replace(step.message(), weights_version=self.weights_version)
             self._send(identity, outputs)
 
+    def _announce_adapters(self) -> calls.AdapterList:
+        infos = tuple(
+            calls.AdapterInfo(name=name, fingerprint=key) for name, key in self.adapters.items()
+        )
+        for identity in self._identities:
+            self._send(identity, AdaptersUpdated(adapters=infos))
+        return calls.AdapterList(adapters=infos)
+
     def _end_all(self) -> None:
         for identity in self._identities:
             ids = [each for each, one in self._running.items() if one.identity == identity]
@@ -333,6 +344,13 @@ class FakeEngine:
         match call.call:
             case calls.Ping():
                 return calls.Pong(uptime_s=1.5, step_id=3, progress_age_s=0.0)
+            case calls.LoadAdapter(name, path):
+                self.adapters[name] = f"hash of {path}"
+                return self._announce_adapters()
+            case calls.UnloadAdapter(name):
+                if self.adapters.pop(name, None) is None:
+                    return None
+                return self._announce_adapters()
             case calls.ResetPrefixCache():
                 return calls.PrefixCacheReset(num_blocks_evicted=5)
             case calls.Drain():

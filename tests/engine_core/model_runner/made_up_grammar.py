@@ -1,5 +1,5 @@
 """A grammar that is a function of a sequence's tokens: a third of the vocabulary, drawn anew for
-each text. So masks of a wrong row, or behind a wrong draft, change tokens."""
+each text, or a single token. So masks of a wrong row, or behind a wrong draft, change tokens."""
 
 import zlib
 from array import array
@@ -27,17 +27,31 @@ class MadeUpGrammar:
 
     is_ready = True
 
-    def __init__(self, vocab_size):
+    def __init__(self, vocab_size, *, drafts_forced=False):
         self._vocab_size = vocab_size
+        self._drafts_forced = drafts_forced
+        self.num_forced = 0
         self.num_masks = 0
 
     def take_compiled(self):
         return ()
 
     def allows(self, token_ids):
-        """bool [V], of the token behind these."""
+        """bool [V], of the token behind these; sometimes a single one."""
         draw = np.random.default_rng(zlib.crc32(array("i", token_ids).tobytes()))
+        if draw.random() < 0.4:
+            return np.arange(self._vocab_size) == draw.integers(20, self._vocab_size)
         return draw.random(self._vocab_size) < 0.33
+
+    def forced_tokens(self, sequence):
+        forced = []
+        while self._drafts_forced and len(forced) < 9:
+            possible = np.flatnonzero(self.allows([*sequence.all_token_ids, *forced]))
+            if len(possible) > 1:
+                break
+            forced.append(int(possible[0]))
+        self.num_forced += len(forced)
+        return forced
 
     def begin_masks(self, constrained):
         rows = []

@@ -12,7 +12,9 @@ from test_drafts import lives, run, scheduler_for
 
 def without_limits(requests):
     """Tokens that are allowed or forbidden otherwise might leave none."""
-    return [each for each in requests if each[2].allowed_token_ids is None]
+    return [
+        each for each in requests if each[2].allowed_token_ids is None and not each[2].min_tokens
+    ]
 
 
 @pytest.mark.parametrize(("ops", "seed"), [("native", 0), ("torch", 1)], indirect=["ops"])
@@ -36,3 +38,21 @@ def test_every_token_is_of_the_grammar_and_drafts_change_none(make_runner, refer
     assert drafting.tokens == plain.tokens
     assert drafting.logprobs == plain.logprobs
     assert drafting.num_drafted > drafting.num_accepted > 50
+
+
+@pytest.mark.parametrize("ops", ["native"], indirect=True)
+@pytest.mark.parametrize("reference", ["one group"], indirect=True)
+def test_forced_tokens_are_drafts_that_are_always_right(make_runner, reference):
+    requests = without_limits(lives(random.Random(5), 24))
+    blocks = few_blocks(reference)
+    tokens, num_steps = [], []
+    for drafts_forced in (False, True):
+        grammar = MadeUpGrammar(V, drafts_forced=drafts_forced)
+        runner = make_runner(**blocks)
+        scheduler = grammar.lead(scheduler_for(runner, blocks))
+        loop = run(EngineLoop(scheduler, runner, depth=1), requests, seed=1)
+        tokens.append(loop.tokens)
+        num_steps.append(scheduler.statistics().num_steps)
+    assert tokens[0] == tokens[1]
+    assert grammar.num_forced > 10
+    assert num_steps[1] < num_steps[0]

@@ -72,7 +72,8 @@ def test_a_first_token_comes_alone_and_the_next_ones_four_a_plan():
     assert outputs["a"].new_token_ids == [1, 2, 3, 4]
     # all but the last one sampled are computed
     assert a.num_computed_tokens == a.num_tokens - 1
-    assert steps.scheduler.statistics().num_decode_tokens == 8
+    counted = steps.scheduler.statistics()
+    assert (counted.num_decode_tokens, counted.num_draft_tokens) == (8, 0)
 
 
 def test_a_sequence_that_stops_on_the_way_keeps_nothing_of_what_is_behind():
@@ -81,6 +82,7 @@ def test_a_sequence_that_stops_on_the_way_keeps_nothing_of_what_is_behind():
     _, outputs = steps.step(a=[1, STOP, 3, 4])
     assert outputs["a"].new_token_ids == [1, STOP]
     assert outputs["a"].finish_reason is FinishReason.STOP
+    assert steps.scheduler.statistics().num_draft_tokens == 0
     assert a.output_token_ids == [7, 1, STOP]
     assert b.output_token_ids == [7] * 5
     # 4 prompt tokens fill a block; 7 1 9 and what followed do not fill one that could be found

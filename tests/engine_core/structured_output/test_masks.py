@@ -100,3 +100,17 @@ def test_a_sequence_that_does_not_follow_its_grammar_fails_alone(filler):
     assert texts[1] == {"a"}
     assert failures.keys() == {"bad"}
     assert "structured_outputs cannot go on" in failures["bad"]
+
+
+def test_forced_tokens_are_each_the_only_one_that_is_allowed(filler):
+    one = sequence("one")
+    matcher = grammar('\\{"name": "(Ann|Bob)", "at": [0-9]\\}')
+    masks_of(filler, matcher, (one, ""))
+    forced = filler.forced_tokens(one)
+    assert tokenizer().decode(forced).startswith('{"name')
+    along, _ = masks_of(filler, matcher, (one, tokenizer().decode(forced)))
+    assert [len(texts) for texts in along[:-1]] == [1] * len(forced)
+    for token_id in ids('{"name": "A'):
+        one.append_output_token(token_id)
+    assert tokenizer().decode(filler.forced_tokens(one)).startswith('nn", "at": ')
+    assert filler.forced_tokens(sequence("unknown")) == []

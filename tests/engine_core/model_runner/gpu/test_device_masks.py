@@ -44,7 +44,7 @@ def test_tokens_are_those_of_the_cpu(make_device_runner, make_runner, reference,
     run(drafting, requests, seed=3)
     assert drafting.tokens == plain.tokens
     assert drafting.logprobs == plain.logprobs
-    assert grammar.num_masks > 100
+    assert grammar.num_masks > 50
     assert any(mode is None for _, mode in runner.graphs)
     assert drafting.num_ahead > 20
 
