@@ -14,6 +14,7 @@ logger = logging.getLogger(__name__)
 _OTHER_NAMES = {
     "kv_cache_memory_bytes": "kv_cache_memory",
     "num_gpu_blocks_override": "num_blocks",
+    "num_scheduler_steps": "num_decode_steps",
     "gpu_memory_utilization": "memory_fraction",
     "served_model_name": "model_name",
 }
@@ -53,7 +54,6 @@ _CHANGE_NO_RESULT = {
     "distributed_executor_backend": "the engine runs in one process",
     "max_parallel_loading_workers": "the engine decides",
     "max_seq_len_to_capture": "graphs have no length; see enforce_eager",
-    "num_scheduler_steps": "every step is scheduled",
     "tokenizer_mode": "there is one tokenizer, the fast one",
     "trust_remote_code": "only code that is part of this release runs",
     "use_v2_block_manager": "there is one block manager",

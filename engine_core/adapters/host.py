@@ -104,13 +104,13 @@ class Adapters(StepObserver):
     # ------------------------------------------------------------------ names come and go
 
     def add(self, name: str, path: Path) -> None:
-        """At the start, in the loop's thread. Raises AdapterError."""
+        """At the start; its weights get a slot when a request wants them. Raises AdapterError."""
         self._check_name(name, in_place=False)
         try:
-            key, prepared = self._pool.read(path)
+            key, _ = self._pool.read(path)
         except MemoryError as error:
             raise AdapterError(f"there is no memory for {path}") from error
-        self._register(name, path, key, prepared)
+        self._register(name, path, key, None)
 
     def load(self, call: LoadAdapter, reply: Reply) -> None:
         """Read an adapter beside the loop; its name is known when the answer is given.

@@ -99,7 +99,9 @@ class AdapterSlots:
         return taken
 
     def on_loaded(self, adapter: str) -> None:
-        """Its weights are in its slot."""
+        """Its weights are in its slot. A replay may begin behind the plan that found it."""
+        if adapter not in self._slot_of:
+            self._find_slot(adapter)
         self._loading.discard(adapter)
 
     def reserve(self, adapter: str, running: Iterable[Request]) -> int | None:

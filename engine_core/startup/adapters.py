@@ -46,7 +46,7 @@ def make_adapter_pool(
 def open_adapters(
     options: AdapterOptions, pool: AdapterPool | None, scheduler: SchedulerInterface, base: str
 ) -> Adapters | None:
-    """Those that the operator named, read and placed while there are slots.
+    """Those that the operator named, read and checked.
     Raises StartupError: as `make_adapter_pool`, or no such folder to load others from."""
     if pool is None:
         return None

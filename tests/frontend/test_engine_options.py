@@ -90,9 +90,11 @@ def test_vllms_other_names_mean_the_same():
                 "num_gpu_blocks_override": 9,
                 "kv_cache_memory_bytes": 1000,
                 "served_model_name": "x",
+                "num_scheduler_steps": 4,
             },
         )
     )
+    assert read.scheduling.num_decode_steps == 4
     assert (read.memory_fraction, read.num_blocks) == (0.5, 9)
     assert (read.kv_cache_memory, read.model_name) == (1000, "x")
     with pytest.raises(InvalidInput, match="same option"):

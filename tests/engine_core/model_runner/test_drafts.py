@@ -1,5 +1,7 @@
 """Tokens, log-probabilities and ends of requests are the same with drafts and without, whatever is
-drafted: bit for bit where a row's bits do not depend on the step."""
+drafted: bit for bit where a row's bits do not depend on the step.
+
+Proves S032, S101, S215, S220, S226: drafts are verified by a runner."""
 
 import random
 
@@ -16,7 +18,7 @@ def lives(draw, number):
     """Requests that ask for anything but for beams: (name, prompt, parameters, samples)."""
     for at in range(number):
         prompt = [draw.randrange(V) for _ in range(draw.choice([1, 3, 8, 17, 40]))]
-        params = draw_params(draw, max_tokens=draw.randint(1, 20))
+        params = draw_params(draw, max_tokens=draw.randint(2, 20))
         yield f"r{at}", prompt, params, draw.choice([1, 1, 1, 3])
 
 
