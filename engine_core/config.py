@@ -37,6 +37,7 @@ class EngineConfig:
     adapter_bytes: int
     """Most memory that adapters take."""
     max_logprobs: int
+    logits_processors: tuple[str, ...]
     address: str
     max_clients: int
     isolate_tenants: bool

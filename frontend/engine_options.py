@@ -39,7 +39,7 @@ _NEUTRAL_IF_EMPTY = frozenset({
     "allowed_local_media_path", "bind", "cpu_offload_gb", "exit_on_stdin_eof", "parent_pid",
     "download_dir", "enable_expert_parallel", "fully_sharded_loras", "generation_config",
     "hf_overrides",
-    "hf_token", "limit_mm_per_prompt", "logits_processors", "lora_dtype", "max_cpu_loras",
+    "hf_token", "limit_mm_per_prompt", "lora_dtype", "max_cpu_loras",
     "mm_processor_kwargs",
     "override_generation_config", "revision", "rope_scaling", "rope_theta", "skip_tokenizer_init",
     "structured_outputs_config", "tokenizer_revision",
@@ -112,6 +112,8 @@ def daemon_arguments(model: str, options: Mapping[str, Any]) -> list[str]:
         if name in _ONE_EACH:
             for key, each in (value or {}).items():
                 arguments.append(f"--{_ONE_EACH[name]}={key}={each}")
+        elif name == "logits_processors":
+            arguments += [f"--{flag}={each}" for each in _processor_names(value)]
         elif isinstance(value, bool):
             arguments.append(f"--{flag}" if value else f"--no-{flag}")
         elif value is not None:
@@ -119,6 +121,17 @@ def daemon_arguments(model: str, options: Mapping[str, Any]) -> list[str]:
     if without_effect:
         logger.warning("options that change no answer here: %s", ", ".join(without_effect))
     return arguments
+
+
+def _processor_names(value: object) -> list[str]:
+    names = [value] if isinstance(value, str) else list(value or ())  # type: ignore[call-overload]
+    for name in names:
+        if not isinstance(name, str):
+            raise InvalidInput(
+                f"logits_processors holds {name!r}, and the engine is another process; name an "
+                "entry point, or write 'module:Class'"
+            )
+    return names
 
 
 def _canonical(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import contextlib
 import copy
 import dataclasses
 import enum
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self
@@ -228,12 +229,13 @@ class SamplingParams:
                     None if self.allowed_token_ids is None else tuple(self.allowed_token_ids)
                 ),
                 structured_output=to_wire(self.structured_outputs, self.guided_decoding),
+                extra_args=_as_json(self.extra_args),
             )
 
     def _refuse_unsupported(self) -> None:
         unsupported = {
-            "logits_processors (use logit_bias or allowed_token_ids)": bool(self.logits_processors),
-            "extra_args": bool(self.extra_args),
+            "logits_processors (use logit_bias or allowed_token_ids, or start the engine with "
+            "--logits-processors and use extra_args)": bool(self.logits_processors),
             "watermarking": bool(self.watermarking),
             "prompt_logprob_token_ids (use prompt_logprobs)": (
                 self.prompt_logprob_token_ids is not None or self.prompt_logprob_start is not None
@@ -308,6 +310,19 @@ def _with_whole_keys(logit_bias: Mapping[Any, float] | None) -> dict[int, float]
             raise InvalidInput(f"logit_bias has the key {key!r}, it must be a token id")
         biases[key] = bias
     return biases
+
+
+def _as_json(extra_args: object) -> str | None:
+    if not extra_args:
+        return None
+    if not isinstance(extra_args, dict) or not all(isinstance(key, str) for key in extra_args):
+        raise InvalidInput(f"extra_args is {extra_args!r:.200}, it must be a dict by name")
+    try:
+        return json.dumps(extra_args, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidInput(
+            f"extra_args cannot be sent as JSON: {error}; use numbers, texts, lists and dicts"
+        ) from None
 
 
 def check_scheduling(priority: object, tenant: object, timeout_s: object) -> None:

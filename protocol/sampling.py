@@ -17,6 +17,7 @@ MAX_LOGPROB_TOKEN_IDS = 128
 MAX_BAD_WORDS, MAX_BAD_WORD_TOKENS = 128, 1024
 """Of a request, the tokens of all together."""
 MAX_PATTERN_SIZE = 1024
+MAX_EXTRA_ARGS_CHARS = 64 * 1024
 GREEDY_TEMPERATURE = 1e-5
 """Temperatures below this mean greedy: dividing by them would overflow."""
 
@@ -98,6 +99,8 @@ class SamplingParams(Message, frozen=True):
     """The client may end it at any token: no step computes several of them."""
     structured_output: StructuredOutput | None = None
     """If given, tokens that lead out of it are impossible, and it ends the text."""
+    extra_args: str | None = None
+    """For the engine's logits processors: an object of JSON."""
 
     def __post_init__(self) -> None:
         """Every limit that does not depend on the model."""
@@ -133,6 +136,11 @@ class SamplingParams(Message, frozen=True):
             raise InvalidParameter(
                 f"min_tokens is {self.min_tokens}, above max_tokens {self.max_tokens}; "
                 "lower min_tokens or raise max_tokens"
+            )
+        if self.extra_args is not None and len(self.extra_args) > MAX_EXTRA_ARGS_CHARS:
+            raise InvalidParameter(
+                f"extra_args are {len(self.extra_args)} characters of JSON, the limit is "
+                f"{MAX_EXTRA_ARGS_CHARS}; give fewer"
             )
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidParameter("allowed_token_ids is empty: no token could be sampled; omit it")

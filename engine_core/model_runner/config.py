@@ -7,6 +7,7 @@ import torch
 
 from engine_core.adapters.pool import AdapterPool
 from engine_core.kv_cache import KVCacheGroupSpec
+from engine_core.logits_processors import NamedProcessor
 from engine_core.models import Model
 from engine_core.models.interface import KVCacheSpec
 from kernels.interface.operations import Operations, cached_head_bytes
@@ -99,6 +100,7 @@ class RunnerConfig:
         eos_token_ids: what min_tokens forbids beside a request's own stop tokens.
         adapters: those whose weights are beside the model; None: requests have none.
         draft: of the same vocabulary; None: the runner makes no drafts.
+        logits_processors: the operator's, in order; a CPU's runner has them.
     """
 
     model: Model
@@ -115,6 +117,7 @@ class RunnerConfig:
     adapters: AdapterPool | None = None
     max_num_drafts: int = 0
     draft: DraftConfig | None = None
+    logits_processors: tuple[NamedProcessor, ...] = ()
 
     def __post_init__(self) -> None:
         """Raises ValueError: two models whose layers cannot share blocks."""

@@ -12,12 +12,13 @@ from protocol.outputs import Logprobs
 
 NOT_FINITE = "the model's logits are not finite numbers"
 NO_TOKEN_LEFT = (
-    "no token is possible: structured_outputs, allowed_token_ids, bad_words and min_tokens leave "
-    "none; change one of them"
+    "no token is possible: structured_outputs, allowed_token_ids, bad_words, min_tokens and "
+    "logits processors leave none; change one of them"
 )
 
 INFINITE = (
-    "repetition_penalty or temperature makes the model's logits infinite; set them nearer to 1"
+    "repetition_penalty, temperature or a logits processor makes the model's logits infinite; set "
+    "them nearer to 1"
 )
 
 

@@ -103,6 +103,11 @@ def _check_gpu(options: EngineOptions) -> None:
             "--draft-model runs on a CPU only; use --speculative ngram or suffix, or run with "
             "--device cpu"
         )
+    if options.logits_processors:
+        raise ConfigurationError(
+            f"--logits-processors {options.logits_processors[0]} runs on a CPU only: a GPU samples "
+            "without the host; omit it, or run with --device cpu"
+        )
     if options.prefix_cache_dir is not None:
         raise ConfigurationError(
             "--prefix-cache-dir keeps blocks of a CPU only: those of a GPU are not copied to "

@@ -102,6 +102,9 @@ class EngineOptions:
     max_clients: Annotated[int, POSITIVE] = 1024
     """Most clients connected at once."""
     security: SecurityOptions = dataclasses.field(default_factory=SecurityOptions)
+    logits_processors: Annotated[tuple[str, ...], FLAG] = ()
+    """Load this class, which changes logits, and serve its extra_args: an entry point of group
+    engine_core.logits_processors, or module:Class; may be given several times; CPU only."""
     drain_timeout: Annotated[float, NOT_NEGATIVE] = 30.0
     """Seconds that running requests get to finish after SIGTERM."""
     max_logprobs: Annotated[int, at_least(-1)] = -1

@@ -6,6 +6,7 @@ import re
 from typing import Literal, NoReturn
 
 from engine_core.errors import RequestRefused
+from engine_core.logits_processors import NamedProcessor, check_extra_args
 from protocol.errors import ErrorCode, InvalidParameter, PromptTooLong
 from protocol.requests import EngineRequest, ModelLimits, check_name, check_timeout
 from protocol.sampling import BeamSearchParams
@@ -18,6 +19,7 @@ class RequestValidator(ModelLimits):
     """What a request is measured against. Counts are in tokens, but for `max_num_seqs`."""
 
     scheduling_policy: Literal["fcfs", "priority", "fair"]
+    logits_processors: tuple[NamedProcessor, ...] = ()
 
     def check(self, request: EngineRequest) -> None:
         """Raises RequestRefused: the request cannot be served by this engine."""
@@ -51,6 +53,7 @@ class RequestValidator(ModelLimits):
             self.check_prompt(request.prompt_token_ids)
             self.check_token_ids("output_token_ids", request.output_token_ids)
             self.check_sampling(request.sampling_params, len(request.prompt_token_ids))
+            check_extra_args(self.logits_processors, request.sampling_params)
         except PromptTooLong as error:
             _refuse(str(error), ErrorCode.PROMPT_TOO_LONG)
         except InvalidParameter as error:
@@ -101,6 +104,8 @@ class RequestValidator(ModelLimits):
             "logit_bias": bool(params.logit_bias),
             "allowed_token_ids": params.allowed_token_ids is not None,
             "structured_outputs": params.structured_output is not None,
+            "extra_args": params.extra_args is not None,
+            "logits processors, which this engine was started with": bool(self.logits_processors),
             "top_k": params.top_k != 0,
             "top_p": params.top_p != 1.0,
             "min_p": params.min_p != 0.0,

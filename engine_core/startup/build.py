@@ -15,6 +15,7 @@ from engine_core.errors import ConfigurationError, StartupError
 from engine_core.executor import InProcessExecutor
 from engine_core.kv_cache import KVCacheManager
 from engine_core.lifecycle import Lifecycle
+from engine_core.logits_processors import ServedVocabulary
 from engine_core.model_files import ModelFilesError
 from engine_core.models import ModelError
 from engine_core.observers import RequestLog, StepObserver
@@ -32,6 +33,7 @@ from engine_core.startup.adapters import open_adapters
 from engine_core.startup.before_torch import OpenModel
 from engine_core.startup.device import choose_device
 from engine_core.startup.draft_model import load_with_draft
+from engine_core.startup.logits_processors import load_processors
 from engine_core.startup.phases import StartPhases
 from engine_core.startup.prefix_store import open_prefix_store
 from engine_core.startup.resolve import plan_runner, resolve_config
@@ -73,7 +75,11 @@ def build_engine(
             # with those of the native library
             torch.set_num_threads(1)
         phases.enter("cache")
-        runner_spec = plan_runner(options, opened.files, loaded)
+        vocab_size, tokenizer = loaded.model.kv_cache_spec.vocab_size, opened.tokenizer
+        text = None if tokenizer is None else tokenizer.tokenizer_json.decode()
+        vocabulary = ServedVocabulary(vocab_size, opened.files.eos_token_ids, text)
+        processors = load_processors(options.logits_processors, vocabulary)
+        runner_spec = plan_runner(options, opened.files, loaded, processors)
         config = resolve_config(runner_spec, opened.files, address=transport.address)
         # to a person at a terminal it is noise
         level = logging.DEBUG if sys.stderr.isatty() else logging.INFO
@@ -209,6 +215,7 @@ def _assemble(
             max_logprobs=config.max_logprobs,
             max_num_seqs=config.scheduler.max_num_seqs,
             scheduling_policy=config.scheduler.scheduling_policy,
+            logits_processors=runner_spec.config.logits_processors,
         ),
         eos_token_ids=opened.files.eos_token_ids,
         observers=observers,
@@ -278,7 +285,10 @@ def _handshake(
         max_num_seqs=config.scheduler.max_num_seqs,
         default_sampling=recommended_sampling(files.generation_config),
         instruction_set=instruction_set,
-        formats=f"{config.weights}, KV cache {config.kv_cache_dtype}, {config.model_impl}",
+        formats=", ".join(
+            [config.weights, f"KV cache {config.kv_cache_dtype}", config.model_impl]
+            + [f"logits processor {name}" for name in config.logits_processors]
+        ),
     )
     return Handshake(model, opened.tokenizer, heartbeat_s=HEARTBEAT_S)
 

@@ -6,6 +6,7 @@ import logging
 
 from engine_core.config import EngineConfig
 from engine_core.errors import ConfigurationError
+from engine_core.logits_processors import NamedProcessor
 from engine_core.model_files import ModelFiles
 from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.cpu.runner import CPUModelRunner
@@ -35,7 +36,12 @@ _FORCED_TOKENS = 4
 """Of a step."""
 
 
-def plan_runner(options: EngineOptions, files: ModelFiles, loaded: LoadedModel) -> RunnerSpec:
+def plan_runner(
+    options: EngineOptions,
+    files: ModelFiles,
+    loaded: LoadedModel,
+    logits_processors: tuple[NamedProcessor, ...] = (),
+) -> RunnerSpec:
     """All of the runner's sizes but those that the memory decides. Raises ConfigurationError:
     --max-model-len is beyond the model's, or the device cannot have blocks of that size."""
     spec = loaded.model.kv_cache_spec
@@ -103,6 +109,7 @@ def plan_runner(options: EngineOptions, files: ModelFiles, loaded: LoadedModel) 
             eos_token_ids=files.eos_token_ids,
             adapters=adapters,
             draft=loaded.draft_config,
+            logits_processors=logits_processors,
         ),
         scheduler=scheduler,
         on_device=on_gpu,
@@ -155,6 +162,7 @@ def resolve_config(runner: RunnerSpec, files: ModelFiles, *, address: str) -> En
         max_lora_rank=0 if adapters is None else adapters.max_rank,
         adapter_bytes=0 if adapters is None else adapters.num_bytes,
         max_logprobs=options.max_logprobs,
+        logits_processors=options.logits_processors,
         address=address,
         max_clients=options.max_clients,
         isolate_tenants=options.security.isolate_tenants,

@@ -12,6 +12,7 @@ from engine_core.model_runner.cache import BlockStorage, PagedKVCache
 from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.cpu.draft_model import DraftModel
 from engine_core.model_runner.cpu.input_batch import CPUInputBatch, StepInputs, gather_step_inputs
+from engine_core.model_runner.cpu.row_processors import RowProcessors
 from engine_core.model_runner.cpu.sampler import CPUSampler
 from engine_core.model_runner.decode_steps import run_decode_steps
 from engine_core.model_runner.drafts import VerifiedRows, num_drafts_of
@@ -40,8 +41,14 @@ class CPUModelRunner:
         self.batch = CPUInputBatch(config)
         self._adapters = AdapterRows(config.adapters, num_rows=config.max_num_seqs)
         assert isinstance(config.ops, SamplingOperations), f"{config.ops.name} samples on its own"
+        processors = None
+        if config.logits_processors:
+            processors = RowProcessors(config.logits_processors, self.batch.token_ids)
         self._sampler = CPUSampler(
-            config.ops, max_num_rows=config.max_num_seqs, vocab_size=config.vocab_size
+            config.ops,
+            max_num_rows=config.max_num_seqs,
+            vocab_size=config.vocab_size,
+            processors=processors,
         )
         self._prompts = PromptReports(config.max_num_seqs)
         self._draft: DraftModel | None = None

@@ -1,6 +1,6 @@
 """Chooses the next token of each row, by what the row's request asked for.
 
-raw logits -> log-probabilities, for rows that requested them
+raw logits -> log-probabilities, for rows that requested them -> logits processors
 -> masks -> allowed tokens -> min_tokens -> bias -> penalties -> greedy rows take the best here
 -> temperature -> min_p -> top_k -> top_p -> Gumbel-max"""
 
@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine_core.model_runner.cpu.row_processors import RowProcessors
 from engine_core.model_runner.logit_masks import LogitMasks
 from engine_core.model_runner.output import INFINITE, NO_TOKEN_LEFT, NOT_FINITE, report_logprobs
 from engine_core.model_runner.sampling_params import ResolvedSampling
@@ -69,10 +70,19 @@ class CPUSampler:
     Args:
         ops: the backend.
         vocab_size: length of a row of logits.
+        processors: the operator's; None: there are none.
     """
 
-    def __init__(self, ops: SamplingOperations, *, max_num_rows: int, vocab_size: int) -> None:
+    def __init__(
+        self,
+        ops: SamplingOperations,
+        *,
+        max_num_rows: int,
+        vocab_size: int,
+        processors: RowProcessors | None = None,
+    ) -> None:
         self._ops = ops
+        self._processors = processors
         self._vocab_size = vocab_size
         self._temperature: npt.NDArray[np.float32] = np.ones(max_num_rows, np.float32)
         self._top_k: npt.NDArray[np.int64] = np.zeros(max_num_rows, np.int64)
@@ -110,6 +120,8 @@ class CPUSampler:
         rules = self._rules_of(sampling, token_ids)
         self._has_rules[row] = rules is not None
         self._is_plain[row] = params.is_greedy and sampling.num_logprobs < 0 and rules is None
+        if self._processors is not None and self._processors.write_row(row, sampling, token_ids):
+            self._is_plain[row] = False
         if rules is None:
             self._rules.pop(row, None)
         else:
@@ -118,6 +130,8 @@ class CPUSampler:
     def free_row(self, row: int) -> None:
         """The row's rules need memory no longer."""
         self._rules.pop(row, None)
+        if self._processors is not None:
+            self._processors.free_row(row)
 
     def append_tokens(self, rows: npt.NDArray[np.int64], token_ids: npt.NDArray[np.int64]) -> None:
         """Count a token that was chosen for each of these rows, of which one may occur often."""
@@ -184,6 +198,10 @@ class CPUSampler:
         best_ids_R, best_R = self._ops.best_of_rows(logits_RV)
         failures = _not_numbers(logits_RV, best_R)
         is_changed = self._has_rules[rows]
+        if self._processors is not None:
+            processed, broken = self._processors.apply(logits_RV, rows, positions, failures)
+            is_changed[processed] = True
+            failures |= broken
         ruled = np.flatnonzero(is_changed) if self._rules else _NONE
         if masks is not None:
             bits_MW = torch.from_numpy(masks.bits_MW)
@@ -195,11 +213,11 @@ class CPUSampler:
             rules, position = self._rules[int(rows[index])], int(positions[index])
             drafts = drafts_before.get(index, ())
             _apply_rules(logits_RV[index], rules, position, drafts, self._ops)
-        if masks is not None or ruled.size:
-            changed = np.flatnonzero(is_changed)
+        changed = np.flatnonzero(is_changed)
+        if changed.size:
             part_RV = logits_RV if len(changed) == len(rows) else logits_RV[changed]
             best_ids_R[changed], best_R[changed] = self._ops.best_of_rows(part_RV)
-        failures |= self._impossible(logits_RV, best_R, rows)
+        failures = self._impossible(logits_RV, best_R, rows) | failures
         chosen = self._choose(logits_RV, rows, positions, best_ids_R.numpy())
         logprobs: dict[int, Logprobs] = {}
         if raw_WV is not None:

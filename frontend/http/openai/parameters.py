@@ -71,6 +71,7 @@ def sampling_params(
             else RepetitionDetectionParams(**msgspec.structs.asdict(request.repetition_detection))
         ),
         structured_outputs=constrained,
+        extra_args=request.vllm_xargs,
         output_kind=RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY,
     )
 

@@ -115,6 +115,8 @@ class GenerationRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
     bad_words: list[str] | None = None
     repetition_detection: RepetitionDetection | None = None
     thinking_token_budget: Annotated[int, Meta(ge=-1)] | None = None
+    vllm_xargs: dict[str, Any] | None = None
+    """`extra_args` for the engine's logits processors."""
     use_beam_search: Literal[False] | None = None
     length_penalty: Annotated[float, Meta(ge=1, le=1)] | None = None
     spaces_between_special_tokens: Literal[True] | None = None
