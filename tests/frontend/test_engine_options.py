@@ -119,6 +119,16 @@ def test_quantisation_and_its_place_on_disk_reach_the_daemon():
     assert parsed(daemon_arguments("m", {})).quantization == "auto"
 
 
+def test_logits_processors_are_names():
+    names = ["tamed", "my.package:Class"]
+    assert parsed(daemon_arguments("m", {"logits_processors": names})).logits_processors == (
+        *names,
+    )
+    assert daemon_arguments("m", {"logits_processors": []}) == ["--model", "m"]
+    with pytest.raises(InvalidInput, match="logits_processors holds <class 'int'>, and the engine"):
+        daemon_arguments("m", {"logits_processors": [int]})
+
+
 def test_what_asks_for_nothing_is_accepted():
     neutral = {
         "tensor_parallel_size": 1, "trust_remote_code": False,

@@ -1,6 +1,7 @@
 """Names, defaults and limits of SamplingParams, and its translation."""
 
 import dataclasses
+import json
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -93,7 +94,6 @@ REFUSED = [
     {"best_of": 2},
     {"use_beam_search": True},
     {"logits_processors": [print]},
-    {"extra_args": {"a": 1}},
     {"watermarking": True},
     {"prompt_logprob_token_ids": [[1]]},
     {"flat_logprobs": True},
@@ -128,7 +128,7 @@ def test_every_parameter_reaches_the_engine_or_is_the_clients_or_is_refused():
         "n", "stop", "detokenize", "skip_special_tokens", "include_stop_str_in_output",
         "truncate_prompt_tokens", "output_kind",
         # sent in the engine's terms: below
-        "bad_words", "repetition_detection", "thinking_token_budget",
+        "bad_words", "repetition_detection", "thinking_token_budget", "extra_args",
         "skip_clone",  # of no effect: nothing is shared
     }  # fmt: skip
     of_the_client |= {"structured_outputs", "guided_decoding"}  # test_structured_outputs.py
@@ -136,6 +136,18 @@ def test_every_parameter_reaches_the_engine_or_is_the_clients_or_is_refused():
     assert {each.name for each in dataclasses.fields(SamplingParams)} == (
         sent.keys() | of_the_client | refused
     )
+
+
+def test_extra_args_are_sent_as_json_or_refused():
+    given = {"a": [1, 2.5, "x", None], "b": {"c": True}}
+    assert json.loads(SamplingParams(extra_args=given).to_wire(1, 10).extra_args) == given
+    assert SamplingParams(extra_args={}).to_wire(1, 10).extra_args is None
+    for wrong, why in [
+        ([1], "must be a dict"), ({1: 2}, "must be a dict"), ({"a": object()}, "not JSON"),
+        ({"a": float("nan")}, "not JSON compliant"), ({"a": "x" * 70_000}, "the limit is 65536"),
+    ]:  # fmt: skip
+        with pytest.raises(InvalidInput, match=f"extra_args.*{why}"):
+            SamplingParams(extra_args=wrong)
 
 
 def test_what_asks_for_nothing_is_accepted():

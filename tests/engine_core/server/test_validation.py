@@ -6,8 +6,9 @@ import msgspec
 import pytest
 
 from engine_core.errors import RequestRefused
+from engine_core.logits_processors import NamedProcessor
 from engine_core.server.validation import RequestValidator
-from protocol.errors import ErrorCode
+from protocol.errors import ErrorCode, InvalidParameter
 from protocol.requests import EngineRequest, MultiModalInput, TensorRef
 from protocol.sampling import BeamSearchParams, SamplingParams
 
@@ -177,3 +178,56 @@ def test_beams_need_twice_as_many_tokens_to_choose_from():
     small.check(beams(3))
     with pytest.raises(RequestRefused, match="beam_width is 4, the limit is half the vocabulary"):
         small.check(beams(4))
+
+
+class Strength:
+    """A logits processor's part in validation."""
+
+    extra_args = ("strength",)
+
+    def validate_params(self, params, extra_args):
+        if extra_args.get("strength", 0) > 1:
+            raise ValueError(f"strength is {extra_args['strength']}, the limit is 1")
+
+
+WITH_PROCESSOR = dataclasses.replace(
+    LIMITS, logits_processors=(NamedProcessor("strong", Strength()),)
+)
+
+
+@pytest.mark.parametrize(
+    ("extra_args", "words"),
+    [
+        ('{"strenght": 1}', "'strenght', which no logits processor .* they take strength"),
+        ('{"strength": 2}', "logits processor strong: strength is 2, the limit is 1"),
+        ('{"strength": "x"}', "logits processor strong failed: TypeError"),
+        ("[1]", "extra_args are no object of JSON"),
+        ("{", "extra_args are no object of JSON"),
+        ('{"strength": ' + "[" * 50_000, "extra_args are no object of JSON"),
+    ],
+)
+def test_extra_args_are_what_the_logits_processors_take(extra_args, words):
+    WITH_PROCESSOR.check(with_params(extra_args='{"strength": 0.5}'))
+    WITH_PROCESSOR.check(GOOD)
+    with pytest.raises(RequestRefused, match=words) as refusal:
+        WITH_PROCESSOR.check(with_params(extra_args=extra_args))
+    assert refusal.value.code is ErrorCode.INVALID_REQUEST
+
+
+def test_extra_args_without_a_logits_processor_are_refused():
+    with pytest.raises(RequestRefused, match="'a', and this engine has no logits processors"):
+        LIMITS.check(with_params(extra_args='{"a": 1}'))
+    LIMITS.check(with_params(extra_args="{}"))
+    with pytest.raises(InvalidParameter, match="extra_args are 65537 characters"):
+        SamplingParams(max_tokens=4, extra_args=" " * 65537)
+
+
+def test_beams_do_not_go_past_a_logits_processor():
+    beams = replaced(
+        sampling_params=SamplingParams(max_tokens=4, temperature=0.0),
+        num_sequences=2,
+        beam_search=BeamSearchParams(beam_width=2),
+    )
+    LIMITS.check(beams)
+    with pytest.raises(RequestRefused, match="a beam search does not support logits processors"):
+        WITH_PROCESSOR.check(beams)

@@ -103,6 +103,18 @@ def test_fields_that_ask_for_what_is_done_anyway_are_taken(http):
         assert chat(http, **fields).status_code == 200, fields
 
 
+def test_vllms_extra_arguments_reach_the_engine(http, engine):
+    """Whether it has logits processors that take them, the engine says."""
+    given = {"strength": 0.5, "words": ["a", "b"]}
+    assert chat(http, vllm_xargs=given).status_code == 200
+    assert json.loads(engine.requests[-1].sampling_params.extra_args) == given
+    body = {"prompt": "x", "vllm_xargs": {"a": {"b": [None]}}}
+    assert http.post("/v1/completions", json=body).status_code == 200
+    assert json.loads(engine.requests[-1].sampling_params.extra_args) == body["vllm_xargs"]
+    assert refusal(chat(http, vllm_xargs=[1]))["param"].startswith("vllm_xargs")
+    assert "the limit is 65536" in refusal(chat(http, vllm_xargs={"a": "x" * 70_000}))["message"]
+
+
 def test_what_asks_for_something_else_is_refused_by_name(http):
     for name, value in {
         "use_beam_search": True,
