@@ -22,6 +22,11 @@ class MadeUpMasks:
         return {}
 
 
+def is_led(request_id):
+    """Every second one follows the grammar."""
+    return zlib.crc32(request_id.encode()) % 2 == 1
+
+
 class MadeUpGrammar:
     """Constraints, and the grammar of each request whose name is in `names`. Nothing waits."""
 
@@ -74,7 +79,7 @@ class MadeUpGrammar:
         add_request, scheduler._constraints = scheduler.add_request, self
 
         def add(request):
-            if zlib.crc32(request.request_id.encode()) % 2:
+            if is_led(request.request_id):
                 request.grammar = self
             add_request(request)
 
@@ -84,7 +89,7 @@ class MadeUpGrammar:
     def follows(self, requests, tokens):
         """Whether the outputs of those that follow it are allowed; by (request id, index)."""
         prompts = {name: prompt for name, prompt, *_ in requests}
-        led = [key for key in tokens if zlib.crc32(key[0].encode()) % 2]
+        led = [key for key in tokens if is_led(key[0])]
         assert led
         return all(
             self.allows([*prompts[name], *tokens[name, index][:at]])[token_id]

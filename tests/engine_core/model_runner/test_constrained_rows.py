@@ -5,7 +5,7 @@ import random
 import pytest
 from drafting_loop import DraftingLoop
 from engine_loop import EngineLoop, few_blocks
-from made_up_grammar import MadeUpGrammar
+from made_up_grammar import MadeUpGrammar, is_led
 from same_answers import V
 from test_drafts import lives, run, scheduler_for
 
@@ -43,7 +43,7 @@ def test_every_token_is_of_the_grammar_and_drafts_change_none(make_runner, refer
 @pytest.mark.parametrize("ops", ["native"], indirect=True)
 @pytest.mark.parametrize("reference", ["one group"], indirect=True)
 def test_forced_tokens_are_drafts_that_are_always_right(make_runner, reference):
-    requests = without_limits(lives(random.Random(5), 24))
+    requests = [each for each in without_limits(lives(random.Random(5), 24)) if is_led(each[0])]
     blocks = few_blocks(reference)
     tokens, num_steps = [], []
     for drafts_forced in (False, True):
@@ -55,4 +55,4 @@ def test_forced_tokens_are_drafts_that_are_always_right(make_runner, reference):
         num_steps.append(scheduler.statistics().num_steps)
     assert tokens[0] == tokens[1]
     assert grammar.num_forced > 10
-    assert num_steps[1] <= num_steps[0]
+    assert num_steps[1] < num_steps[0]
