@@ -216,5 +216,6 @@ def test_statistics_add_up():
     assert (numbers.num_blocks_in_use, numbers.num_blocks_cached) == (0, 3)
     assert numbers.num_finished == {
         "stop": 0, "length": 1, "abort": 1, "error": 0, "timeout": 0, "refused": 0,
+        "repetition": 0,
     }  # fmt: skip
     assert drive.scheduler.reset_prefix_cache() == 3
