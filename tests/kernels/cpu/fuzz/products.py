@@ -7,7 +7,9 @@ import torch
 from kernels.cpu.gguf_blocks import GGUF_KINDS, pack_gguf
 from kernels.cpu.library import NativeLibrary, check
 from kernels.cpu.linear import NativeLinear, PackedParts
+from kernels.cpu.lora import NativeLoRARows
 from kernels.cpu.weights import PackedLinear, pack_float, quantise_int4, quantise_int8
+from kernels.interface.lora import LoRAPart
 from tests.kernels.cpu.fuzz.random_case import RandomCase, must_refuse
 
 _PACKERS = (pack_float, quantise_int8, quantise_int4)
@@ -91,3 +93,41 @@ def quantised_activations(library: NativeLibrary, case: RandomCase) -> None:
     addresses = codes.data_ptr(), scales.data_ptr()
     check(run(x.data_ptr(), num_rows, num_inputs, *addresses))
     must_refuse("no inputs", lambda: check(run(x.data_ptr(), 1, 0, *addresses)))
+
+
+def lora(library: NativeLibrary, case: RandomCase) -> None:
+    """Adapters of any ranks beside some parts of a product, in some slots; some rows have none."""
+    num_slots, num_inputs = case.between(1, 4), case.size(300)
+    part_sizes = [case.size(150) for _ in range(case.between(1, 3))]
+    rows = NativeLoRARows(library, num_slots)
+    stack = rows.make_stack(num_inputs, part_sizes)
+    for slot in range(num_slots):
+        parts = {
+            number: LoRAPart(case.numbers(rank, num_inputs), case.numbers(part_sizes[number], rank))
+            for number in range(len(part_sizes))
+            if case.below(3)
+            for rank in (case.size(40),)
+        }
+        if parts:
+            stack.place(slot, stack.prepare(parts))
+    x = case.strided(case.below(120), num_inputs)
+    slots = case.integers((len(x),), num_slots + 1, torch.int32) - 1  # -1: none
+    if case.one_in(2):
+        slots = slots.sort().values
+    out = case.strided(len(x), sum(part_sizes))
+    before = out.clone()
+
+    def add(slots_T: torch.Tensor, to: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
+        rows.begin_step(slots_T.numpy())
+        return stack.add(to, of)
+
+    add(slots, out, x)
+    if len(x):
+        row = slice(start := case.below(len(x)), start + 1)
+        alone = add(slots[row], before[row], x[row])
+        same = torch.allclose(alone, out[row], rtol=0, atol=0, equal_nan=True)
+        assert same, f"row {start} of {len(x)} has other bits alone"
+        slots[start] = num_slots + case.below(9)
+        must_refuse(f"adapter slots {slots}", lambda: add(slots, out, x))
+    more = torch.zeros(len(x) + 1, dtype=torch.int32)
+    must_refuse("a segment behind the rows", lambda: add(more, out, x))

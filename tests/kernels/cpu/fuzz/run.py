@@ -60,6 +60,7 @@ def fuzz(path: Path, seconds: float, seed: int) -> None:
         products.wrong_linear,
         products.gather,
         products.quantised_activations,
+        products.lora,
         rows.embedding,
         rows.norms_and_activations,
         rows.sampling,
