@@ -26,8 +26,14 @@ _FIRST_PRICE = 0.3
 _FIRST_DRAFTS = 2
 _LEAST_PRICE = 0.03
 """A draft costs the host something too."""
-_MEASURE_AFTER = 128
-"""Steps between two drafts while all are dearer than what they could bring."""
+_PRICE_OF_ANY = 0.03
+"""As does any draft of a step for each of its sequences: they are no columns any more."""
+_ASK_AFTER = 8
+"""Tokens for which an answer holds, if no draft is verified: to find one takes time, too."""
+_MEASURE_AFTER = 16
+"""Answers between two drafts while all are dearer than what they could bring."""
+_OBSERVE_ALL, _OBSERVE_EACH = 16, 8
+"""The first steps without drafts are all looked at, of the later ones each eighth."""
 _PROBE_AFTER = 32
 _PROBE_AT_MOST = 1024
 """Tokens between two drafts of a sequence for which none are worth their price."""
@@ -61,21 +67,35 @@ class DraftLengths:
         self._next_probe: Int64Array = np.zeros(num_rows, np.int64)
         """Length of the sequence."""
         self._probe_after: Int64Array = np.zeros(num_rows, np.int64)
+        self._ask_at: Int64Array = np.zeros(num_rows, np.int64)
+        """Likewise: until then it is given what it was given last."""
+        self._given: Int64Array = np.zeros(num_rows, np.int64)
+        self._size_class = 0
+        """Of the batch for which that was."""
+        self._rate: Float64Array = np.zeros(num_rows)
+        """Likewise, at which drafts are accepted; 1 where one is a probe."""
+        self._price = 0.0
         self._longest: Int64Array = np.full(num_rows, _FIRST_DRAFTS, np.int64)
         """Drafts that a sequence may have next."""
         self._common = [2.0, 2.0]
         """Accepted and rejected."""
         self._num_too_dear = 0
-        """Steps without drafts for their price."""
+        """Answers without drafts for their price."""
+        self._num_steps = 0
         self._costs: dict[int, CostModel] = {}
         """By number of sequences, to the next power of two."""
 
     # ------------------------------------------------------------------ what steps tell
 
     def observe_step(self, load: StepLoad, duration_s: float) -> None:
-        """A step that computed the last token of each sequence, and drafts."""
+        """A step that computed the last token of each sequence, and drafts. Most steps have none:
+        some of them say enough."""
         cost = self._costs.setdefault(load.num_sequences.bit_length(), CostModel())
-        cost.observe(load, duration_s)
+        self._num_steps += 1
+        num_plain = cost.num_observed - cost.num_observed_with_chunks
+        has_drafts = load.num_tokens > load.num_sequences
+        if has_drafts or num_plain < _OBSERVE_ALL or self._num_steps % _OBSERVE_EACH == 0:
+            cost.observe(load, duration_s)
 
     def observe_drafts(self, row: int, num_drafts: int, num_accepted: int) -> None:
         """Of one sequence. What is behind the first rejected draft was not tested."""
@@ -92,6 +112,7 @@ class DraftLengths:
         else:
             self._probe_after[row] = min(2 * self._probe_after[row], _PROBE_AT_MOST)
         self._next_probe[row] = self._batch.num_tokens[row] + self._probe_after[row]
+        self._ask_at[row] = 0
 
     # ------------------------------------------------------------------ what the next one gets
 
@@ -102,7 +123,25 @@ class DraftLengths:
             num_sequences: of the next step.
             num_context: their tokens.
         """
-        self._claim(rows)
+        batch, size_class = self._batch, num_sequences.bit_length()
+        num_tokens = batch.num_tokens[rows]
+        is_due = num_tokens >= self._ask_at[rows]
+        is_due |= self._generation[rows] != batch.generation[rows]
+        is_limited = self._slo_tpot_s is not None
+        if is_limited or size_class != self._size_class or np.count_nonzero(is_due):
+            self._claim(rows)
+            self._size_class = size_class
+            self._given[rows] = self._worth(rows, num_sequences, num_context)
+            self._ask_at[rows] = num_tokens + _ASK_AFTER
+        return self._given[rows]
+
+    def are_worth_a_step(self, rows: Int64Array, counts: Int64Array, num_sequences: int) -> bool:
+        """Whether so many drafts of these rows bring more than they cost, also the host."""
+        rate = np.minimum(self._rate[rows], 1 - 1e-9)
+        gain = (rate * (1 - rate**counts) / (1 - rate) - self._price * counts).sum()
+        return bool(gain >= _PRICE_OF_ANY * num_sequences or (self._rate[rows] == 1).any())
+
+    def _worth(self, rows: Int64Array, num_sequences: int, num_context: int) -> Int64Array:
         cost = self._costs.get(num_sequences.bit_length())
         num_plain = 0 if cost is None else cost.num_observed - cost.num_observed_with_chunks
         if num_plain < self._num_plain_steps:
@@ -133,6 +172,7 @@ class DraftLengths:
         np.minimum(lengths, self._longest[rows], out=lengths)
         is_probe = (lengths == 0) & (self._batch.num_tokens[rows] >= self._next_probe[rows])
         lengths[is_probe] = 1
+        self._price, self._rate[rows] = price, np.where(is_probe, 1.0, rate)
         return lengths
 
     def _measure_again(self, rows: Int64Array, most: int) -> Int64Array:
@@ -140,7 +180,7 @@ class DraftLengths:
         lengths = np.zeros(len(rows), np.int64)
         self._num_too_dear += 1
         if most and self._num_too_dear % _MEASURE_AFTER == 0:
-            lengths[-1] = 1
+            lengths[-1] = self._rate[rows[-1]] = 1
         return lengths
 
     @staticmethod
@@ -158,6 +198,6 @@ class DraftLengths:
         new = rows[self._generation[rows] != generation]
         self._generation[rows] = generation
         self._accepted[new] = self._rejected[new] = 0.0
-        self._next_probe[new] = 0
+        self._next_probe[new] = self._ask_at[new] = 0
         self._longest[new] = _FIRST_DRAFTS
         self._probe_after[new] = _PROBE_AFTER

@@ -6,7 +6,7 @@ from engine_core.scheduler.batch_state import BoolArray, Int64Array
 from engine_core.scheduler.config import SchedulerConfig
 from engine_core.scheduler.in_flight import InFlightStep
 from engine_core.scheduler.plan import ModelRunnerOutput, PlanBuilder
-from engine_core.scheduler.request import Request
+from engine_core.scheduler.request import Request, Sequence
 from engine_core.scheduler.request_pool import RequestPool
 from engine_core.scheduler.speculation.base import Proposer
 from engine_core.scheduler.speculation.draft_lengths import DraftLengths
@@ -90,6 +90,7 @@ class Speculator:
         if self._is_async:
             is_ready = self._hold_back(rows, lengths)
             rows, lengths = rows[is_ready], lengths[is_ready]
+        proposed: dict[int, Sequence] = {}
         for index in np.flatnonzero(lengths).tolist():
             row = int(rows[index])
             sequence = self._pool.sequence_in(row)
@@ -99,9 +100,17 @@ class Speculator:
             tokens = batch.token_ids[row, : batch.num_tokens[row]]
             drafts = proposer.propose(tokens, sequence.request.scope, most)
             sequence.spec_token_ids = drafts[:most]
+            if drafts:
+                proposed[row] = sequence
             if self._is_async:
                 found = _FOUND_DECAY * self._found[row]
                 self._found[row] = found + (1 - _FOUND_DECAY) * bool(drafts)
+        if not proposed:
+            return
+        counts = np.array([len(each.spec_token_ids) for each in proposed.values()])
+        if not self._lengths.are_worth_a_step(np.array([*proposed]), counts, len(batch.order)):
+            for sequence in proposed.values():
+                sequence.spec_token_ids = []
 
     def num_wanted(self, plan: PlanBuilder) -> Int64Array | None:
         """Drafts that the runner is to make for each sequence of a plan behind what it samples;
