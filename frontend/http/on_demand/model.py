@@ -27,6 +27,8 @@ from protocol.running_daemons import note_keep_alive
 
 logger = logging.getLogger(__name__)
 
+_TOLD_WITHIN_S = 5.0
+"""The streams of a daemon that died are told why."""
 _PROCESS_BYTES = 512 * 1024**2
 """Of a daemon beside its weights, before it has run once: libraries, and the smallest cache."""
 _CACHE_BYTES = 256 * 1024**2
@@ -277,6 +279,10 @@ class OnDemandModel(ServedModel):
         report = await child.wait()
         if self._llm is llm:  # it was not told to
             logger.warning("%s: %s", self.names[0], report)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_TOLD_WITHIN_S):
+                    while len(llm.session.requests):  # they end with the report, not with the stop
+                        await asyncio.sleep(0.01)
             await self.stop()
 
     async def pull(self) -> AsyncGenerator[dict[str, Any], None]:
