@@ -31,9 +31,9 @@ from engine_core.startup.runner_spec import RunnerSpec
 logger = logging.getLogger(__name__)
 
 _MOST_DRAFTS = 256
-_FORCED_TOKENS = 4
-"""Of a sequence in a step, together with the others'."""
 """Of a step."""
+_FORCED_TOKENS = 4
+"""Of a sequence in a step."""
 
 
 def plan_runner(
