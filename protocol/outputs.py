@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from protocol.base import Message
 from protocol.calls import AdapterInfo, AnyResult
 from protocol.errors import ErrorCode
-from protocol.requests import TensorRef
+from protocol.multimodal import MultiModalInfo, TensorRef
 
 _ENTRY_BYTES = 4
 """Of a token id or a log-probability in columns."""
@@ -179,6 +179,8 @@ class ModelInfo(Message, frozen=True):
 
     adapters: tuple[AdapterInfo, ...] = ()
     """At the time of the greeting; AdaptersUpdated says what becomes of them."""
+    multimodal: MultiModalInfo | None = None
+    """None: it takes text only."""
 
     @property
     def arithmetic(self) -> tuple[str, ...]:
