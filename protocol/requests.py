@@ -9,6 +9,7 @@ from protocol.base import Message
 from protocol.calls import AnyCall
 from protocol.errors import InvalidParameter, PromptTooLong
 from protocol.multimodal import MultiModalInput, TensorRef
+from protocol.pooling import PoolingParams
 from protocol.sampling import MAX_PROMPT_LOGPROBS, BeamSearchParams, SamplingParams
 
 _MAX_NAME_CHARS = 256
@@ -56,6 +57,9 @@ class EngineRequest(Message, frozen=True, tag=2):
     """Sent again after the engine was lost: a full queue takes it."""
     adapter_fingerprint: str | None = None
     """That the adapter must have: of a request that is sent again."""
+    pooling_params: PoolingParams | None = None
+    """If given, `sampling_params` are POOLING_SAMPLING, and the answer is one terminal output with
+    `pooled` or a reason why not."""
 
 
 class Abort(Message, frozen=True, tag=3):

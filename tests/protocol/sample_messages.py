@@ -36,6 +36,7 @@ from protocol.outputs import (
     TokenizerInfo,
     Welcome,
 )
+from protocol.pooling import Pooled, PoolingParams, PoolingTask
 from protocol.requests import Abort, Call, EngineRequest, Goodbye, Hello
 from protocol.sampling import BeamSearchParams, SamplingParams
 from protocol.snapshots import BlockMap, RequestSummary, SchedulerView, StepSummary
@@ -113,6 +114,7 @@ REQUEST = EngineRequest(
             runs=((0, 1), (1, 1)),
         ),
     ),
+    pooling_params=PoolingParams(task=PoolingTask.EMBED, dimensions=64, second_segment_start=2),
 )
 
 CLIENT_MESSAGES = [
@@ -179,9 +181,15 @@ ENGINE_MESSAGES = [
                 timings=RequestTimings(
                     first_scheduled_s=0.1, first_token_s=0.2, finished_s=0.3, num_preemptions=0
                 ),
-            )
+            ),
+            EngineCoreOutput(
+                request_id="p",
+                new_token_ids=[],
+                finish_reason=FinishReason.STOP,
+                pooled=Pooled(shape=(2,), data=struct.pack("<2f", 0.5, -2.0)),
+            ),
         ],
-        finished_req_ids=["r"],
+        finished_req_ids=["r", "p"],
         step_id=3,
         decoded=DecodedTokens(
             request_ids=["a", "a"], token_ids=struct.pack("<2i", 7, -1), indexes=[0, 3]

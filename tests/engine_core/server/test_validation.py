@@ -10,6 +10,7 @@ from engine_core.logits_processors import NamedProcessor
 from engine_core.server.validation import RequestValidator
 from protocol.errors import ErrorCode, InvalidParameter
 from protocol.multimodal import MultiModalInput, TensorRef
+from protocol.pooling import PoolingParams, PoolingTask
 from protocol.requests import EngineRequest
 from protocol.sampling import BeamSearchParams, SamplingParams
 
@@ -105,6 +106,11 @@ def test_a_good_request_passes():
             ),
             ErrorCode.NOT_SUPPORTED,
             "multimodal_inputs",
+        ),
+        (
+            replaced(pooling_params=PoolingParams(task=PoolingTask.EMBED)),
+            ErrorCode.NOT_SUPPORTED,
+            "pooling_params",
         ),
     ],
 )
