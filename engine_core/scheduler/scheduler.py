@@ -204,11 +204,16 @@ class Scheduler(SchedulerInterface):
         if self._constraints is None or not np.count_nonzero(is_constrained):
             return None
         is_constrained &= batch.num_computed_tokens[rows] >= batch.num_tokens[rows]
+        places = np.flatnonzero(is_constrained)
+        rows = rows[places]
+        num_output = batch.num_tokens[rows] - batch.num_prompt_tokens[rows]
         drafts = plan.scheduled_spec_decode_tokens
+        sequences = map(self._pool.sequence_in, rows.tolist())
         constrained = [
-            ConstrainedSequence(place, sequence, drafts.get(sequence.sequence_id, ()))
-            for place in np.flatnonzero(is_constrained).tolist()
-            for sequence in (self._pool.sequence_in(int(rows[place])),)
+            ConstrainedSequence(place, sequence, number, drafts.get(sequence.sequence_id, ()))
+            for place, sequence, number in zip(
+                places.tolist(), sequences, num_output.tolist(), strict=True
+            )
         ]
         return self._constraints.begin_masks(constrained) if constrained else None
 
@@ -220,11 +225,17 @@ class Scheduler(SchedulerInterface):
         may_draft = batch.is_constrained[rows] & step.batch.unchanged()
         may_draft &= batch.num_tokens[rows] - batch.num_computed_tokens[rows] == 1
         may_draft &= ~batch.is_blocked[rows]
-        for row in rows[may_draft].tolist():
-            sequence = self._pool.sequence_in(row)
-            if forced := self._constraints.forced_tokens(sequence):
-                most = sequence.max_drafts(self._config.max_model_len)
-                sequence.spec_token_ids = forced[: max(0, most)]
+        rows = rows[may_draft]
+        num_tokens = batch.num_tokens[rows]
+        known = zip(
+            map(self._pool.sequence_in, rows.tolist()),
+            (num_tokens - batch.num_prompt_tokens[rows]).tolist(),
+            batch.token_ids[rows, num_tokens - 1].tolist(),
+            strict=True,
+        )
+        for sequence, forced in self._constraints.forced_tokens(known):
+            most = sequence.max_drafts(self._config.max_model_len)
+            sequence.spec_token_ids = forced[: max(0, most)]
 
     def update_from_output(
         self,
