@@ -10,6 +10,7 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
+from engine_core.kv_cache import ContentSpan
 from engine_core.scheduler.batch_state import BatchState, Int32Array
 from engine_core.scheduler.beam_search import BeamSearch
 from protocol.explanations import CacheLookup, Preemption
@@ -98,6 +99,7 @@ class Request:
         beam_search: if given, the sequences are beams, `num_sequences` of them.
         timeout_s: seconds after `arrival_time` at which it ends, finished or not.
         is_resumed: sent again after the engine was lost: a full queue takes it.
+        content_spans: of the prompt, by rising positions.
     """
 
     def __init__(
@@ -118,6 +120,7 @@ class Request:
         beam_search: BeamSearchParams | None = None,
         timeout_s: float | None = None,
         is_resumed: bool = False,
+        content_spans: AnySequence[ContentSpan] = (),
     ) -> None:
         if not request_id:
             raise ValueError("request_id is empty; give each request an id of its own")
@@ -150,6 +153,7 @@ class Request:
         self.eos_token_ids = frozenset(eos_token_ids)
         self.cache_salt = cache_salt
         self.adapter = adapter
+        self.content_spans = tuple(content_spans)
         self.priority = priority
         self.tenant = tenant
         self.num_sequences = num_sequences
@@ -388,6 +392,10 @@ class Sequence:
     @property
     def adapter(self) -> str | None:
         return self.request.adapter
+
+    @property
+    def content_spans(self) -> tuple[ContentSpan, ...]:
+        return self.request.content_spans
 
     @property
     def sampling_params(self) -> SamplingParams:
