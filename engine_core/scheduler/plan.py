@@ -14,8 +14,8 @@ from engine_core.kv_cache import BlockIds, CacheCopies, TableUpdate
 from engine_core.scheduler.batch_state import BatchState, IdsOfRows, Int32Array, Int64Array
 from engine_core.scheduler.constraints import TokenMasks
 from engine_core.scheduler.request import Request, Sequence
+from protocol.multimodal import MultiModalInput
 from protocol.outputs import Logprobs
-from protocol.requests import MultiModalInput
 from protocol.sampling import SamplingParams
 
 
