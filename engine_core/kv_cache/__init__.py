@@ -9,7 +9,12 @@ from engine_core.kv_cache.groups import KVCacheGroupSpec
 from engine_core.kv_cache.manager import AllocStatus, KVCacheManager
 from engine_core.kv_cache.placeholder import PlaceholderKVCacheManager
 from engine_core.kv_cache.prefix_cache import CacheHit
-from engine_core.kv_cache.sequence_blocks import NULL_BLOCK_ID, BlockIds, TableUpdate
+from engine_core.kv_cache.sequence_blocks import (
+    NULL_BLOCK_ID,
+    BlockIds,
+    ContentSpan,
+    TableUpdate,
+)
 
 __all__ = [
     "NULL_BLOCK_ID",
@@ -18,6 +23,7 @@ __all__ = [
     "BlockPool",
     "CacheCopies",
     "CacheHit",
+    "ContentSpan",
     "DiskMoves",
     "DiskTier",
     "KVCacheGroupSpec",

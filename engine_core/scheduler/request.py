@@ -10,6 +10,7 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
+from engine_core.kv_cache import ContentSpan
 from engine_core.scheduler.batch_state import BatchState, Int32Array
 from engine_core.scheduler.beam_search import BeamSearch
 from engine_core.scheduler.mm_features import MultiModalFeature
@@ -100,6 +101,7 @@ class Request:
         timeout_s: seconds after `arrival_time` at which it ends, finished or not.
         is_resumed: sent again after the engine was lost: a full queue takes it.
         mm_features: images and sounds of the prompt, in order, without overlap.
+        content_spans: of the prompt, by rising positions.
     """
 
     def __init__(
@@ -121,6 +123,7 @@ class Request:
         timeout_s: float | None = None,
         is_resumed: bool = False,
         mm_features: AnySequence[MultiModalFeature] = (),
+        content_spans: AnySequence[ContentSpan] = (),
     ) -> None:
         if not request_id:
             raise ValueError("request_id is empty; give each request an id of its own")
@@ -154,6 +157,8 @@ class Request:
         self.cache_salt = cache_salt
         self.adapter = adapter
         self.mm_features = tuple(mm_features)
+        inputs = (ContentSpan(each.start, each.stop, each.identifier) for each in mm_features)
+        self.content_spans = tuple(sorted((*content_spans, *inputs)))
         self.priority = priority
         self.tenant = tenant
         self.num_sequences = num_sequences
@@ -392,6 +397,10 @@ class Sequence:
     @property
     def adapter(self) -> str | None:
         return self.request.adapter
+
+    @property
+    def content_spans(self) -> tuple[ContentSpan, ...]:
+        return self.request.content_spans
 
     @property
     def sampling_params(self) -> SamplingParams:
