@@ -58,9 +58,7 @@ class StepRotaryTable:
     `limit`, `cos_sin_PD`: as of `RotaryTable`, of a CPU."""
 
     def __init__(self, config: RotaryConfig, *, limit: int, dtype: torch.dtype) -> None:
-        self._positions = RotaryTable(
-            config, limit=limit, dtype=dtype, device=torch.device("cpu")
-        )
+        self._positions = RotaryTable(config, limit=limit, dtype=dtype, device=torch.device("cpu"))
         axes = torch.arange(len(config.sections)) % 3
         axis_of_pair = axes.repeat_interleave(torch.tensor(config.sections))
         self._axis_of_column = axis_of_pair.repeat(2)
@@ -71,9 +69,7 @@ class StepRotaryTable:
         num_tokens = positions_AT.shape[1]
         self._positions.cover(int(positions_AT.max()) + 1)
         if num_tokens > len(self.cos_sin_PD):
-            self.cos_sin_PD.resize_(
-                1 << (num_tokens - 1).bit_length(), len(self._axis_of_column)
-            )
+            self.cos_sin_PD.resize_(1 << (num_tokens - 1).bit_length(), len(self._axis_of_column))
         rows_PD, out_TD = self._positions.cos_sin_PD, self.cos_sin_PD[:num_tokens]
         if len(positions_AT) == 1:
             torch.index_select(rows_PD, 0, positions_AT[0], out=out_TD)

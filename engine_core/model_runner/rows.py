@@ -7,6 +7,7 @@ from engine_core.kv_cache import BlockIds
 from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.sampling_params import ResolvedSampling, resolve_sampling
 from engine_core.scheduler import SchedulerOutput
+from engine_core.scheduler.mm_features import MultiModalFeature
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -19,6 +20,7 @@ class PlacedRow:
     sampling: ResolvedSampling
     adapter: str | None = None
     """Its fingerprint."""
+    mm_features: tuple[MultiModalFeature, ...] = ()
 
 
 class RunnerRows:
@@ -33,12 +35,15 @@ class RunnerRows:
         """Of every sequence that has not finished, with a row or preempted."""
         self._adapter_of: dict[str, str] = {}
         """Likewise, of those that have one."""
+        self._mm_features_of: dict[str, tuple[MultiModalFeature, ...]] = {}
+        """Likewise."""
 
     def free(self, plan: SchedulerOutput) -> list[int]:
         """Forget what finished and take the rows of what was preempted. Returns the freed rows."""
         for request_id in plan.finished_req_ids:
             self._sampling_of.pop(request_id, None)
             self._adapter_of.pop(request_id, None)
+            self._mm_features_of.pop(request_id, None)
         gone = (*plan.finished_req_ids, *plan.preempted_req_ids)
         rows = [self._row_of.pop(request_id) for request_id in gone if request_id in self._row_of]
         for row in rows:
@@ -50,6 +55,8 @@ class RunnerRows:
         for new in plan.scheduled_new_reqs:
             if new.lora_request is not None:
                 self._adapter_of[new.req_id] = new.lora_request
+            if new.mm_features:
+                self._mm_features_of[new.req_id] = new.mm_features
             self._sampling_of[new.req_id] = resolve_sampling(
                 new.sampling_params,
                 num_prompt_tokens=len(new.prompt_token_ids),
@@ -67,6 +74,10 @@ class RunnerRows:
             for again in plan.resumed_reqs
         ]
 
+    def mm_features_of(self, request_id: str) -> tuple[MultiModalFeature, ...]:
+        """The images and sounds of a sequence that has not finished."""
+        return self._mm_features_of.get(request_id, ())
+
     def check(self) -> None:
         """Assert that every taken row is one sequence's."""
         taken = {name: row for row, name in enumerate(self._sequence_of) if name is not None}
@@ -81,4 +92,5 @@ class RunnerRows:
         self._row_of[request_id] = row
         self._sequence_of[row] = request_id
         sampling, adapter = self._sampling_of[request_id], self._adapter_of.get(request_id)
-        return PlacedRow(row, token_ids, block_ids, sampling, adapter)
+        features = self.mm_features_of(request_id)
+        return PlacedRow(row, token_ids, block_ids, sampling, adapter, features)

@@ -235,7 +235,7 @@ class Decoder:
             num_positions = int(positions_T.max()) + 1
             for table in self._tables:
                 if isinstance(table, StepRotaryTable):
-                    axes_AT = context.positions_3T
+                    axes_AT = context.positions_AT
                     table.fill(positions_T[None] if axes_AT is None else axes_AT)
                     positions_T = torch.arange(len(positions_T))  # rows of this step's table
                 else:

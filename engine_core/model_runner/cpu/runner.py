@@ -2,6 +2,7 @@
 or given a block does no Python work a sequence."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,8 @@ from engine_core.model_runner.cpu.row_processors import RowProcessors
 from engine_core.model_runner.cpu.sampler import CPUSampler
 from engine_core.model_runner.decode_steps import run_decode_steps
 from engine_core.model_runner.drafts import VerifiedRows, num_drafts_of
-from engine_core.model_runner.given_states import GivenStates
+from engine_core.model_runner.encoder import EncoderRows
+from engine_core.model_runner.given_states import GivenStates, StepStates
 from engine_core.model_runner.logit_masks import logit_masks
 from engine_core.model_runner.output import runner_output
 from engine_core.model_runner.prompt_logprobs import PromptColumns, PromptReports
@@ -53,6 +55,7 @@ class CPUModelRunner:
         )
         self._prompts = PromptReports(config.max_num_seqs)
         self.given = GivenStates(config.max_num_seqs)
+        self._encoder = EncoderRows(config.encoder, self.rows, config.max_num_seqs)
         self._draft: DraftModel | None = None
         if config.draft is not None:
             self._draft = DraftModel(
@@ -104,7 +107,11 @@ class CPUModelRunner:
         )
         num_tokens_R = np.diff(inputs.query_start_R1)
         self._adapters.begin_step(self._adapters.of_tokens(inputs.rows_R, num_tokens_R))
-        given = self.given.of_step(inputs.rows_R, inputs.seq_lens_R - num_tokens_R, num_tokens_R)
+        first_R = inputs.seq_lens_R - num_tokens_R
+        encoded = self._encoder.of_step(inputs.rows_R, first_R, num_tokens_R)
+        given = StepStates.joined(
+            (self.given.of_step(inputs.rows_R, first_R, num_tokens_R), encoded.states)
+        )
         if self._draft is not None:
             self._draft.begin(plan, inputs)
         context = self._cache.forward_context(
@@ -114,6 +121,7 @@ class CPUModelRunner:
             slot_mappings_GT=[torch.from_numpy(slots) for slots in inputs.slot_mappings_GT],
             num_decodes=inputs.num_decodes,
             given=None if given is None else given.on_device(self.config.dtype, self._ops.device),
+            positions_AT=_tensor(encoded.positions_AT),
         )
         hidden_TE = self._model.forward(
             torch.from_numpy(inputs.token_ids_T), torch.from_numpy(inputs.positions_T), context
@@ -121,6 +129,12 @@ class CPUModelRunner:
         reports = self._report_prompts(plan, inputs, hidden_TE)
         num_tokens = self.batch.num_tokens[plan.batch.rows]
         output = self._sample(plan, inputs, hidden_TE)
+        if encoded.failures:
+            failures = {
+                plan.batch.req_ids[inputs.batch_index_R[place]]: why
+                for place, why in encoded.failures.items()
+            }
+            output = dataclasses.replace(output, failures=output.failures | failures)
         drafts = None
         if self._draft is not None:
             is_sampled = self.batch.num_tokens[plan.batch.rows] > num_tokens
@@ -134,15 +148,18 @@ class CPUModelRunner:
             self._sampler.free_row(row)
             self._adapters.free_row(row)
             self.given.free_row(row)
+            self._encoder.free_row(row)
         for placed in self.rows.place(plan):
             self.batch.write_row(placed.row, placed.token_ids, placed.block_ids)
             self._adapters.write_row(placed.row, placed.adapter)
             self._sampler.write_row(placed.row, placed.sampling, placed.token_ids)
             self._prompts.write_row(placed.row, placed.sampling)
+            self._encoder.write_row(placed.row, placed.mm_features)
             if self._draft is not None:
                 self._draft.place(placed)
         for update in plan.block_updates:
             self.batch.write_blocks(update.row, update.start, update.block_ids)
+        self._encoder.encode(plan)
 
     def _report_prompts(
         self, plan: SchedulerOutput, inputs: StepInputs, hidden_TE: torch.Tensor
@@ -211,3 +228,7 @@ class CPUModelRunner:
         return runner_output(
             plan, place_S, result.token_ids, result.logprobs, result.failures, verified
         )
+
+
+def _tensor(array: npt.NDArray[Any] | None) -> torch.Tensor | None:
+    return None if array is None else torch.from_numpy(array)
