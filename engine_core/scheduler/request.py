@@ -13,6 +13,7 @@ import numpy as np
 from engine_core.kv_cache import ContentSpan
 from engine_core.scheduler.batch_state import BatchState, Int32Array
 from engine_core.scheduler.beam_search import BeamSearch
+from engine_core.scheduler.prompt_embeds import EmbeddedRows
 from protocol.explanations import CacheLookup, Preemption
 from protocol.outputs import FinishReason
 from protocol.requests import EngineRequest
@@ -99,7 +100,8 @@ class Request:
         beam_search: if given, the sequences are beams, `num_sequences` of them.
         timeout_s: seconds after `arrival_time` at which it ends, finished or not.
         is_resumed: sent again after the engine was lost: a full queue takes it.
-        content_spans: of the prompt, by rising positions.
+        prompt_embeds: hidden states in place of embeddings, by rising positions.
+        content_spans: what of the prompt is more than its tokens, likewise.
     """
 
     def __init__(
@@ -120,6 +122,7 @@ class Request:
         beam_search: BeamSearchParams | None = None,
         timeout_s: float | None = None,
         is_resumed: bool = False,
+        prompt_embeds: tuple[EmbeddedRows, ...] = (),
         content_spans: AnySequence[ContentSpan] = (),
     ) -> None:
         if not request_id:
@@ -153,6 +156,7 @@ class Request:
         self.eos_token_ids = frozenset(eos_token_ids)
         self.cache_salt = cache_salt
         self.adapter = adapter
+        self.prompt_embeds = prompt_embeds
         self.content_spans = tuple(content_spans)
         self.priority = priority
         self.tenant = tenant
@@ -205,6 +209,8 @@ class Request:
         client_index: int,
         arrival_time: float,
         eos_token_ids: AnySequence[int],
+        prompt_embeds: tuple[EmbeddedRows, ...] = (),
+        content_spans: AnySequence[ContentSpan] = (),
     ) -> "Request":
         """A request as a client sent it. What the model or the engine cannot serve is refused
         before (`server.validation`). Raises ValueError: a field outside its limits."""
@@ -224,6 +230,8 @@ class Request:
             beam_search=message.beam_search,
             timeout_s=message.timeout_s,
             is_resumed=message.is_resumed,
+            prompt_embeds=prompt_embeds,
+            content_spans=content_spans,
         )
 
     @property
@@ -396,6 +404,12 @@ class Sequence:
     @property
     def content_spans(self) -> tuple[ContentSpan, ...]:
         return self.request.content_spans
+
+    @property
+    def prompt_embeds_left(self) -> tuple[EmbeddedRows, ...]:
+        """Its request's, if any of them is to be computed for it."""
+        rows = self.request.prompt_embeds
+        return rows if rows and self.num_computed_tokens < rows[-1].stop else ()
 
     @property
     def sampling_params(self) -> SamplingParams:
