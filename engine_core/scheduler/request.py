@@ -13,6 +13,7 @@ import numpy as np
 from engine_core.kv_cache import ContentSpan
 from engine_core.scheduler.batch_state import BatchState, Int32Array
 from engine_core.scheduler.beam_search import BeamSearch
+from engine_core.scheduler.mm_features import MultiModalFeature
 from engine_core.scheduler.prompt_embeds import EmbeddedRows
 from protocol.explanations import CacheLookup, Preemption
 from protocol.outputs import FinishReason
@@ -102,6 +103,7 @@ class Request:
         is_resumed: sent again after the engine was lost: a full queue takes it.
         prompt_embeds: hidden states in place of embeddings, by rising positions.
         content_spans: what of the prompt is more than its tokens, likewise.
+        mm_features: images and sounds of the prompt, in order, without overlap.
     """
 
     def __init__(
@@ -124,6 +126,7 @@ class Request:
         is_resumed: bool = False,
         prompt_embeds: tuple[EmbeddedRows, ...] = (),
         content_spans: AnySequence[ContentSpan] = (),
+        mm_features: AnySequence[MultiModalFeature] = (),
     ) -> None:
         if not request_id:
             raise ValueError("request_id is empty; give each request an id of its own")
@@ -158,6 +161,7 @@ class Request:
         self.adapter = adapter
         self.prompt_embeds = prompt_embeds
         self.content_spans = tuple(content_spans)
+        self.mm_features = tuple(mm_features)
         self.priority = priority
         self.tenant = tenant
         self.num_sequences = num_sequences
@@ -523,6 +527,8 @@ class Sequence:
         batch.num_computed_tokens[row] = self._num_computed
         batch.num_allocated_slots[row] = 0
         batch.next_drop[row] = 0
+        features = self.request.mm_features
+        batch.encoder_stop[row] = features[-1].stop if features else 0
         batch.num_output_placeholders[row] = 0
         batch.is_blocked[row] = False
         batch.first_token_s[row] = self.first_token_s
