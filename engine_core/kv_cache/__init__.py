@@ -10,6 +10,7 @@ from engine_core.kv_cache.manager import AllocStatus, KVCacheManager
 from engine_core.kv_cache.placeholder import PlaceholderKVCacheManager
 from engine_core.kv_cache.prefix_cache import CacheHit
 from engine_core.kv_cache.sequence_blocks import (
+    CONTENT_HASH_BYTES,
     NULL_BLOCK_ID,
     BlockIds,
     ContentSpan,
@@ -17,6 +18,7 @@ from engine_core.kv_cache.sequence_blocks import (
 )
 
 __all__ = [
+    "CONTENT_HASH_BYTES",
     "NULL_BLOCK_ID",
     "AllocStatus",
     "BlockIds",

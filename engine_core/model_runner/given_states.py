@@ -1,5 +1,5 @@
-"""Hidden states that are given in place of embeddings, by row of the batch, until they are computed:
-those of a request's own (prompt_embeds), and what an encoder makes of its inputs."""
+"""Hidden states that are given in place of embeddings, by row of the batch, until they
+are computed: a request's own (prompt_embeds), and what an encoder makes of its inputs."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -8,14 +8,20 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine_core.model_runner.rows import PlacedRow
 from kernels.interface.given_rows import GivenRows
 
+_DTYPES = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
 Int64Array = npt.NDArray[np.int64]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StepStates:
-    """What is given of a step: `parts` one behind the other are rows at `places_N` of its tokens."""
+    """What is given of a step: `parts`, one behind the other, are of tokens `places_N`."""
 
     places_N: Int64Array
     parts: list[torch.Tensor]
@@ -42,6 +48,14 @@ class GivenStates:
         self._parts: dict[int, list[tuple[int, torch.Tensor]]] = {}
         self._stop: Int64Array = np.zeros(max_num_rows, np.int64)
         """[row], behind the last position that is given; 0 for rows without any."""
+
+    def place(self, placed: PlacedRow) -> None:
+        """A new or resumed sequence takes a row, with what its request gives."""
+        self.free_row(placed.row)
+        for rows in placed.prompt_embeds:
+            flat = np.frombuffer(rows.data, np.uint8).copy()  # torch takes no read-only memory
+            states = torch.from_numpy(flat).view(_DTYPES[rows.dtype])
+            self.write(placed.row, rows.start, states.view(rows.stop - rows.start, -1))
 
     def write(self, row: int, start: int, states_NE: torch.Tensor) -> None:
         """Positions [start, start + N) of the row's sequence, none of which was written since

@@ -14,6 +14,7 @@ from engine_core.kv_cache import ContentSpan
 from engine_core.scheduler.batch_state import BatchState, Int32Array
 from engine_core.scheduler.beam_search import BeamSearch
 from engine_core.scheduler.mm_features import MultiModalFeature
+from engine_core.scheduler.prompt_embeds import EmbeddedRows
 from protocol.explanations import CacheLookup, Preemption
 from protocol.outputs import FinishReason
 from protocol.requests import EngineRequest
@@ -100,8 +101,9 @@ class Request:
         beam_search: if given, the sequences are beams, `num_sequences` of them.
         timeout_s: seconds after `arrival_time` at which it ends, finished or not.
         is_resumed: sent again after the engine was lost: a full queue takes it.
+        prompt_embeds: hidden states in place of embeddings, by rising positions.
+        content_spans: what of the prompt is more than its tokens, likewise.
         mm_features: images and sounds of the prompt, in order, without overlap.
-        content_spans: of the prompt, by rising positions.
     """
 
     def __init__(
@@ -122,8 +124,9 @@ class Request:
         beam_search: BeamSearchParams | None = None,
         timeout_s: float | None = None,
         is_resumed: bool = False,
-        mm_features: AnySequence[MultiModalFeature] = (),
+        prompt_embeds: tuple[EmbeddedRows, ...] = (),
         content_spans: AnySequence[ContentSpan] = (),
+        mm_features: AnySequence[MultiModalFeature] = (),
     ) -> None:
         if not request_id:
             raise ValueError("request_id is empty; give each request an id of its own")
@@ -156,6 +159,7 @@ class Request:
         self.eos_token_ids = frozenset(eos_token_ids)
         self.cache_salt = cache_salt
         self.adapter = adapter
+        self.prompt_embeds = prompt_embeds
         self.mm_features = tuple(mm_features)
         inputs = (ContentSpan(each.start, each.stop, each.identifier) for each in mm_features)
         self.content_spans = tuple(sorted((*content_spans, *inputs)))
@@ -210,6 +214,8 @@ class Request:
         client_index: int,
         arrival_time: float,
         eos_token_ids: AnySequence[int],
+        prompt_embeds: tuple[EmbeddedRows, ...] = (),
+        content_spans: AnySequence[ContentSpan] = (),
     ) -> "Request":
         """A request as a client sent it. What the model or the engine cannot serve is refused
         before (`server.validation`). Raises ValueError: a field outside its limits."""
@@ -229,6 +235,8 @@ class Request:
             beam_search=message.beam_search,
             timeout_s=message.timeout_s,
             is_resumed=message.is_resumed,
+            prompt_embeds=prompt_embeds,
+            content_spans=content_spans,
         )
 
     @property
@@ -401,6 +409,12 @@ class Sequence:
     @property
     def content_spans(self) -> tuple[ContentSpan, ...]:
         return self.request.content_spans
+
+    @property
+    def prompt_embeds_left(self) -> tuple[EmbeddedRows, ...]:
+        """Its request's, if any of them is to be computed for it."""
+        rows = self.request.prompt_embeds
+        return rows if rows and self.num_computed_tokens < rows[-1].stop else ()
 
     @property
     def sampling_params(self) -> SamplingParams:

@@ -1,5 +1,5 @@
-"""Hidden states that take the place of the embeddings of some of a step's tokens: given by a request,
-or made by an encoder."""
+"""Hidden states that take the place of the embeddings of some of a step's tokens: given by a
+request, or made by an encoder."""
 
 from dataclasses import dataclass
 

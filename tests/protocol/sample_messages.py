@@ -104,9 +104,7 @@ REQUEST = EngineRequest(
     tenant="team",
     cache_salt="salt",
     timeout_s=2.5,
-    prompt_embeds=(
-        EmbeddedSpan(start=1, data=TensorRef(frame=0, dtype="float32", shape=(2, 4))),
-    ),
+    prompt_embeds=(EmbeddedSpan(start=1, data=TensorRef(frame=0, dtype="float32", shape=(2, 4))),),
     multimodal_inputs=(
         MultiModalInput(
             modality="image",

@@ -152,6 +152,7 @@ class CPUModelRunner:
         for placed in self.rows.place(plan):
             self.batch.write_row(placed.row, placed.token_ids, placed.block_ids)
             self._adapters.write_row(placed.row, placed.adapter)
+            self.given.place(placed)
             self._sampler.write_row(placed.row, placed.sampling, placed.token_ids)
             self._prompts.write_row(placed.row, placed.sampling)
             self._encoder.write_row(placed.row, placed.mm_features)

@@ -87,6 +87,7 @@ class GPUInputBatch:
         for placed in self._rows.place(plan):
             self._place(placed, changes)
             self.adapters.write_row(placed.row, placed.adapter)
+            self.given.place(placed)
         for update in plan.block_updates:
             changes.rows += _table_updates(update.row, update.start, update.block_ids)
         if plan.scheduled_spec_decode_tokens:
