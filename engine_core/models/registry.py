@@ -52,6 +52,27 @@ _LLAVA_TOWER = (
     "model.multi_modal_projector.",
 )
 
+
+def _qwen_vl(model_type: str) -> Architecture:
+    return Architecture(
+        model_type,
+        read_qwen2,
+        tensor_prefixes=(("model.language_model.", "model."),),
+        ignored_prefixes=("visual.", "model.visual."),
+        text_config=True,
+    )
+
+
+def _idefics3(model_type: str) -> Architecture:
+    return Architecture(
+        model_type,
+        read_llama,
+        tensor_prefixes=(("model.text_model.", "model."),),
+        ignored_prefixes=("model.vision_model.", "model.connector."),
+        text_config=True,
+    )
+
+
 _ARCHITECTURES: dict[str, Architecture] = {
     "LlamaForCausalLM": Architecture("llama", read_llama),
     "MistralForCausalLM": Architecture("mistral", read_mistral),
@@ -61,26 +82,10 @@ _ARCHITECTURES: dict[str, Architecture] = {
     "Qwen3MoeForCausalLM": Architecture("qwen3_moe", read_qwen3_moe, experts=QWEN_EXPERTS),
     "Gemma3ForCausalLM": Architecture("gemma3_text", read_gemma3),
     # of multimodal models the text part; both the hub's prefixes and those of transformers 5
-    **dict.fromkeys(
-        ("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"),
-        Architecture(
-            "qwen2_vl",
-            read_qwen2,
-            tensor_prefixes=(("model.language_model.", "model."),),
-            ignored_prefixes=("visual.", "model.visual."),
-            text_config=True,
-        ),
-    ),
-    **dict.fromkeys(
-        ("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"),
-        Architecture(
-            "idefics3",
-            read_llama,
-            tensor_prefixes=(("model.text_model.", "model."),),
-            ignored_prefixes=("model.vision_model.", "model.connector."),
-            text_config=True,
-        ),
-    ),
+    "Qwen2VLForConditionalGeneration": _qwen_vl("qwen2_vl"),
+    "Qwen2_5_VLForConditionalGeneration": _qwen_vl("qwen2_5_vl"),
+    "Idefics3ForConditionalGeneration": _idefics3("idefics3"),
+    "SmolVLMForConditionalGeneration": _idefics3("smolvlm"),
     "LlavaForConditionalGeneration": Architecture(
         "llava",
         read_llava,
