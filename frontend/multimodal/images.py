@@ -2,6 +2,7 @@
 meet before anything is decoded."""
 
 import io
+import re
 import warnings
 from collections.abc import Callable
 
@@ -87,9 +88,10 @@ def _with_errors(decode: Callable[[], Image.Image], name: str) -> Image.Image:
         raise InvalidInput(
             f"{name} is no image of a known format; send one of {', '.join(FORMATS)}"
         ) from None
-    except Image.DecompressionBombError:
+    except Image.DecompressionBombError as error:  # of the header, before ours
+        number = next(iter(re.findall(r"\d+", str(error))), "too many")
         raise InvalidInput(
-            f"{name} has more pixels than the limit {MAX_PIXELS}; scale it down"
+            f"{name} has {number} pixels, the limit is {MAX_PIXELS}; scale it down"
         ) from None
     except MemoryError:
         raise InvalidInput(f"{name} needs more memory than there is; scale it down") from None

@@ -3,6 +3,8 @@
 import base64
 import io
 import json
+import struct
+import zlib
 
 from fake_model import MEDIA_IDS
 from PIL import Image
@@ -34,6 +36,16 @@ def png(color: str = "red", size: tuple[int, int] = (40, 30)) -> bytes:
     file = io.BytesIO()
     Image.new("RGB", size, color).save(file, "PNG")
     return file.getvalue()
+
+
+def png_header(width: int, height: int) -> bytes:
+    """Of a file that says how large it is, and ends there."""
+    parts = struct.pack(">II5B", width, height, 8, 2, 0, 0, 0)
+    chunks = [(b"IHDR", parts), (b"IDAT", b""), (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in chunks
+    )
 
 
 def data_url(data: bytes, kind: str = "image/png") -> str:
