@@ -84,8 +84,7 @@ class EncoderRows:
         if features:
             positions_AP: Int64Array | None = None
             if self._family.has_axes:
-                inputs = [each.data for each in features]
-                positions_AP, self._shift[row] = positions_on_axes(self._family, inputs)
+                positions_AP, self._shift[row] = positions_on_axes(self._family, features)
             self._inputs[row] = _RowInputs(features, positions_AP)
             self._stop[row] = features[-1].stop
 
@@ -102,7 +101,7 @@ class EncoderRows:
     def _encode(self, feature: MultiModalFeature) -> torch.Tensor | str:
         assert self._encoder is not None, "inputs are refused where there is no encoder"
         try:
-            rows_NE = self._encoder.encode(feature.data.tensors)
+            rows_NE = self._encoder.encode(feature.tensors)
         except Exception as error:  # code of others, on tensors of others: one request's fault
             logger.warning("an input of type %s cannot be encoded", feature.modality, exc_info=True)
             return f"the model's encoder fails for an input of type {feature.modality!r}: {error}"
@@ -115,7 +114,10 @@ class EncoderRows:
         return rows_NE
 
     def of_step(
-        self, rows_R: Int64Array, num_computed_R: Int64Array, counts_R: npt.NDArray[np.integer]
+        self,
+        rows_R: Int64Array,
+        num_computed_R: npt.NDArray[np.integer],
+        counts_R: npt.NDArray[np.integer],
     ) -> EncodedStep:
         """What the tokens of these sequences take of their inputs."""
         if not self._inputs:
@@ -141,13 +143,14 @@ class EncoderRows:
                 positions_AT[:, offset : offset + own.shape[1]] = own
             for feature in inputs.features:
                 output, row = self._outputs.get(feature.identifier), 0
-                for run_start, run_stop in feature.data.runs:
+                for run_start, run_stop in feature.runs:
                     low, high = max(first, run_start), min(stop, run_stop)
                     if low < high and isinstance(output, torch.Tensor):
                         places.append(np.arange(low, high) + shift)
                         parts.append(output[row + low - run_start : row + high - run_start])
                     elif low < high:
-                        failures[place] = output or "an encoder's output is missing: please report"
+                        assert output is not None, "the plan encodes what it computes"
+                        failures[place] = output
                     if low < high and family.is_bidirectional:
                         if ends_T is None:
                             ends_T = (positions_T + 1).astype(np.int32)

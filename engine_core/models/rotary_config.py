@@ -112,7 +112,8 @@ def _sections(options: ConfigFields, num_pairs: int) -> tuple[int, ...]:
     is_right = isinstance(sections, list | tuple) and all(isinstance(n, int) for n in sections)
     if not is_right or min(sections) < 0 or sum(sections) != num_pairs:
         raise ModelConfigError(
-            f"config: mrope_section is {sections!r}, its sum must be the {num_pairs} pairs of a head"
+            f"config: mrope_section is {sections!r}, together they must be a head's {num_pairs} "
+            "pairs"
         )
     if options.get("mrope_interleaved"):
         raise UnsupportedArchitecture("mrope_interleaved is not supported")

@@ -216,6 +216,7 @@ class Request:
         eos_token_ids: AnySequence[int],
         prompt_embeds: tuple[EmbeddedRows, ...] = (),
         content_spans: AnySequence[ContentSpan] = (),
+        mm_features: AnySequence[MultiModalFeature] = (),
     ) -> "Request":
         """A request as a client sent it. What the model or the engine cannot serve is refused
         before (`server.validation`). Raises ValueError: a field outside its limits."""
@@ -237,6 +238,7 @@ class Request:
             is_resumed=message.is_resumed,
             prompt_embeds=prompt_embeds,
             content_spans=content_spans,
+            mm_features=mm_features,
         )
 
     @property

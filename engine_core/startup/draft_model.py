@@ -14,6 +14,7 @@ from engine_core.model_files import ModelFiles, open_model_files
 from engine_core.models.decoder import Decoder
 from engine_core.options.engine import EngineOptions
 from engine_core.startup.model import LoadedModel, load_any_model
+from engine_core.startup.multimodal import with_encoder
 
 if TYPE_CHECKING:
     from kernels.interface.weights import WeightPart
@@ -27,7 +28,7 @@ _LAYER = re.compile(r"\blayers\.(\d+)\.")
 def load_with_draft(options: EngineOptions, files: ModelFiles, device: torch.device) -> LoadedModel:
     """`load_any_model`, with its `draft` where the options name one.
     Raises ConfigurationError: the draft model cannot make drafts for this one."""
-    loaded = load_any_model(options, files, device)
+    loaded = with_encoder(options, files, load_any_model(options, files, device))
     name = options.speculation.draft_model
     if name is None:
         return loaded

@@ -1,6 +1,5 @@
-"""What an input of a prompt is to the model runner, and what makes rows of it."""
+"""What makes rows of a prompt's images and sounds, and what is known of them without weights."""
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -8,20 +7,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine_core.scheduler.mm_features import MultiModalFeature
+
 Tensors = Mapping[str, npt.NDArray[Any]]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class EncoderData:
-    """Of one input: `MultiModalFeature.data`.
-
-    Attributes:
-        runs: prompt positions [start, stop) that take one row each, in order.
-        tensors: by transformers' names; not to be changed.
-    """
-
-    runs: tuple[tuple[int, int], ...]
-    tensors: Tensors
 
 
 class MultiModalEncoder(Protocol):
@@ -53,7 +41,7 @@ class InputFamily(Protocol):
 
 
 def positions_on_axes(
-    family: InputFamily, inputs: Sequence[EncoderData]
+    family: InputFamily, inputs: Sequence[MultiModalFeature]
 ) -> tuple[npt.NDArray[np.int64], int]:
     """Positions on the axes time, row and column [3, P] of a prompt's tokens up to the last input's
     end, and what is added to the index of each token behind. As `get_rope_index` of transformers'

@@ -49,12 +49,7 @@ class TransformersEncoder:
 
 
 def load_encoder(
-    path: Path,
-    config: dict[str, Any],
-    family: InputFamily,
-    *,
-    dtype: torch.dtype,
-    num_threads: int,
+    path: Path, family: InputFamily, *, dtype: torch.dtype, num_threads: int
 ) -> TransformersEncoder:
     """Read what of a model folder is not its language model.
 
@@ -71,7 +66,8 @@ def load_encoder(
         full_config = AutoConfig.from_pretrained(
             path, local_files_only=True, trust_remote_code=False
         )
-        full_config.quantization_config = None  # of the language model's weights
+        if hasattr(full_config, "quantization_config"):
+            del full_config.quantization_config  # of the language model's weights
         model_class = _without_text(AutoModelForImageTextToText._model_mapping[type(full_config)])
         model, report = model_class.from_pretrained(
             path,
@@ -90,7 +86,7 @@ def load_encoder(
     if wrong:
         raise ModelWeightsError(
             f"{path}: {len(wrong)} tensors of the encoder are missing or of a wrong shape "
-            f"({', '.join(wrong[:5])}{', ...' if len(wrong) > 5 else ''}); use the model's complete "
+            f"({', '.join(wrong[:5])}{', ...' if len(wrong) > 5 else ''}); use the complete model "
             "folder, or serve text alone with --language-model-only"
         )
     return TransformersEncoder(model.eval(), family, num_threads=num_threads)
@@ -100,7 +96,7 @@ def _without_text(model_class: Any) -> Any:
     """A class of the same name, as names of tensors are converted by it."""
 
     def make(self: Any, config: Any) -> None:
-        super(made, self).__init__(config)
+        model_class.__init__(self, config)
         for part in _TEXT_PARTS:
             if hasattr(self.model, part):
                 setattr(self.model, part, torch.nn.Identity())

@@ -37,9 +37,7 @@ def family(request, tmp_path_factory, ops):
     model_type = request.param
     config = make_model(model_type).config.to_dict()
     path = save_model(model_type, tmp_path_factory.mktemp(model_type))
-    encoder = load_encoder(
-        path, config, input_family(config), dtype=torch.float32, num_threads=1
-    )
+    encoder = load_encoder(path, input_family(config), dtype=torch.float32, num_threads=1)
     model = load_model(
         config, make_model(model_type).state_dict().items(), dtype=torch.float32, ops=ops
     )

@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForImageTextToText
 
-from engine_core.models.multimodal.interface import EncoderData
 from engine_core.scheduler.mm_features import MultiModalFeature
 
 IMAGE, BEGIN, END = 110, 111, 112
@@ -118,9 +117,10 @@ def make_prompt(model_type, parts):
                 ids.append(BEGIN)
         name = repr([(k, v.tobytes()) for k, v in sorted(part.tensors.items())])
         identifier = hash_of(name)
-        data = EncoderData(tuple(runs), part.tensors)
         features.append(
-            MultiModalFeature("image", start, runs[-1][1], part.num_rows, identifier, data)
+            MultiModalFeature(
+                "image", start, runs[-1][1], part.num_rows, identifier, tuple(runs), part.tensors
+            )
         )
     return ids, features
 
