@@ -5,7 +5,7 @@ import numpy as np
 from engine_core.scheduler.batch_state import BoolArray, Int64Array
 from engine_core.scheduler.config import SchedulerConfig
 from engine_core.scheduler.in_flight import InFlightStep
-from engine_core.scheduler.plan import ModelRunnerOutput, PlanBuilder
+from engine_core.scheduler.plan import PlanBuilder
 from engine_core.scheduler.request import Request, Sequence
 from engine_core.scheduler.request_pool import RequestPool
 from engine_core.scheduler.speculation.base import Proposer
@@ -52,17 +52,9 @@ class Speculator:
 
     # ------------------------------------------------------------------ what a step tells
 
-    def observe_drafts(self, step: InFlightStep, output: ModelRunnerOutput) -> None:
-        """How many were accepted; before the step's tokens are appended."""
-        drafts = step.plan.scheduled_spec_decode_tokens
-        if not drafts:
-            return
-        for name, token_ids in zip(output.req_ids, output.sampled_token_ids, strict=True):
-            sequence = self._pool.find_sequence(name) if name in drafts else None
-            if sequence is not None and step.batch.position_of(sequence) is not None:
-                assert sequence.row is not None
-                num_accepted = max(0, len(token_ids) - 1)
-                self._lengths.observe_drafts(sequence.row, len(drafts[name]), num_accepted)
+    def observe_drafts(self, row: int, num_drafts: int, num_accepted: int) -> None:
+        """Of one sequence, after a step."""
+        self._lengths.observe_drafts(row, num_drafts, num_accepted)
 
     def observe_time(self, step: InFlightStep, duration_s: float) -> None:
         """Of a step that is over, if it computed nothing but last tokens and drafts. Those that the
