@@ -8,29 +8,18 @@ from typing import cast
 from protocol.base import Message
 from protocol.calls import AnyCall
 from protocol.errors import InvalidParameter, PromptTooLong
+from protocol.multimodal import MultiModalInput, TensorRef
+from protocol.pooling import PoolingParams
 from protocol.sampling import MAX_PROMPT_LOGPROBS, BeamSearchParams, SamplingParams
 
 _MAX_NAME_CHARS = 256
 
 
-class TensorRef(Message, frozen=True):
-    """A large binary part that travels as its own frame behind the message (no copy, no base64).
+class EmbeddedSpan(Message, frozen=True):
+    """Hidden states in place of the embeddings of prompt positions [start, start + n): `data` is
+    float32, float16 or bfloat16 of shape [n, hidden size]."""
 
-    `frame` counts the frames behind the message from 0; `dtype` is a little-endian name such as
-    "float32"; the frame holds `prod(shape)` elements in row-major order."""
-
-    frame: int
-    dtype: str
-    shape: tuple[int, ...]
-
-
-class MultiModalInput(Message, frozen=True):
-    """An image or sound, and the prompt positions `[start, stop)` that stand for it."""
-
-    modality: str
     start: int
-    stop: int
-    content_hash: bytes
     data: TensorRef
 
 
@@ -46,9 +35,8 @@ class Hello(Message, frozen=True, tag=1):
 class EngineRequest(Message, frozen=True, tag=2):
     """One prompt to complete.
 
-    Exactly one of `prompt_token_ids` and `prompt_embeds` is given. `output_token_ids` are tokens
-    that the client received in an earlier, interrupted run of the same request: the engine
-    continues after them, and they count against `max_tokens`."""
+    `output_token_ids` are tokens that the client received in an earlier, interrupted run of the
+    same request: the engine continues after them, and they count against `max_tokens`."""
 
     request_id: str
     prompt_token_ids: list[int]
@@ -67,7 +55,8 @@ class EngineRequest(Message, frozen=True, tag=2):
     cache_salt: str | None = None
     adapter: str | None = None
     """The name of one of the engine's adapters."""
-    prompt_embeds: TensorRef | None = None
+    prompt_embeds: tuple[EmbeddedSpan, ...] = ()
+    """By rising positions, without overlap; the prompt's token ids there are not looked at."""
     multimodal_inputs: tuple[MultiModalInput, ...] = ()
     timeout_s: float | None = None
     """Seconds from its arrival at the engine after which it ends with reason TIMEOUT. What was sent
@@ -76,6 +65,9 @@ class EngineRequest(Message, frozen=True, tag=2):
     """Sent again after the engine was lost: a full queue takes it."""
     adapter_fingerprint: str | None = None
     """That the adapter must have: of a request that is sent again."""
+    pooling_params: PoolingParams | None = None
+    """If given, `sampling_params` are POOLING_SAMPLING, and the answer is one terminal output with
+    `pooled` or a reason why not."""
 
 
 class Abort(Message, frozen=True, tag=3):

@@ -10,8 +10,11 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
+from engine_core.kv_cache import ContentSpan
 from engine_core.scheduler.batch_state import BatchState, Int32Array
 from engine_core.scheduler.beam_search import BeamSearch
+from engine_core.scheduler.mm_features import MultiModalFeature
+from engine_core.scheduler.prompt_embeds import EmbeddedRows
 from protocol.explanations import CacheLookup, Preemption
 from protocol.outputs import FinishReason
 from protocol.requests import EngineRequest
@@ -98,6 +101,9 @@ class Request:
         beam_search: if given, the sequences are beams, `num_sequences` of them.
         timeout_s: seconds after `arrival_time` at which it ends, finished or not.
         is_resumed: sent again after the engine was lost: a full queue takes it.
+        prompt_embeds: hidden states in place of embeddings, by rising positions.
+        content_spans: what of the prompt is more than its tokens, likewise.
+        mm_features: images and sounds of the prompt, in order, without overlap.
     """
 
     def __init__(
@@ -118,6 +124,9 @@ class Request:
         beam_search: BeamSearchParams | None = None,
         timeout_s: float | None = None,
         is_resumed: bool = False,
+        prompt_embeds: tuple[EmbeddedRows, ...] = (),
+        content_spans: AnySequence[ContentSpan] = (),
+        mm_features: AnySequence[MultiModalFeature] = (),
     ) -> None:
         if not request_id:
             raise ValueError("request_id is empty; give each request an id of its own")
@@ -150,6 +159,9 @@ class Request:
         self.eos_token_ids = frozenset(eos_token_ids)
         self.cache_salt = cache_salt
         self.adapter = adapter
+        self.prompt_embeds = prompt_embeds
+        self.content_spans = tuple(content_spans)
+        self.mm_features = tuple(mm_features)
         self.priority = priority
         self.tenant = tenant
         self.num_sequences = num_sequences
@@ -201,6 +213,8 @@ class Request:
         client_index: int,
         arrival_time: float,
         eos_token_ids: AnySequence[int],
+        prompt_embeds: tuple[EmbeddedRows, ...] = (),
+        content_spans: AnySequence[ContentSpan] = (),
     ) -> "Request":
         """A request as a client sent it. What the model or the engine cannot serve is refused
         before (`server.validation`). Raises ValueError: a field outside its limits."""
@@ -220,6 +234,8 @@ class Request:
             beam_search=message.beam_search,
             timeout_s=message.timeout_s,
             is_resumed=message.is_resumed,
+            prompt_embeds=prompt_embeds,
+            content_spans=content_spans,
         )
 
     @property
@@ -390,6 +406,16 @@ class Sequence:
         return self.request.adapter
 
     @property
+    def content_spans(self) -> tuple[ContentSpan, ...]:
+        return self.request.content_spans
+
+    @property
+    def prompt_embeds_left(self) -> tuple[EmbeddedRows, ...]:
+        """Its request's, if any of them is to be computed for it."""
+        rows = self.request.prompt_embeds
+        return rows if rows and self.num_computed_tokens < rows[-1].stop else ()
+
+    @property
     def sampling_params(self) -> SamplingParams:
         """The request's, with a seed of its own; for a beam, with the likeliest tokens reported."""
         request, params = self.request, self.request.sampling_params
@@ -501,6 +527,8 @@ class Sequence:
         batch.num_computed_tokens[row] = self._num_computed
         batch.num_allocated_slots[row] = 0
         batch.next_drop[row] = 0
+        features = self.request.mm_features
+        batch.encoder_stop[row] = features[-1].stop if features else 0
         batch.num_output_placeholders[row] = 0
         batch.is_blocked[row] = False
         batch.first_token_s[row] = self.first_token_s

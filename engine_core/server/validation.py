@@ -36,8 +36,9 @@ class RequestValidator(ModelLimits):
                 "sequence; let it not end with # and a number"
             )
         unsupported = {
-            "prompt_embeds": request.prompt_embeds is not None,
+            "prompt_embeds": bool(request.prompt_embeds),
             "multimodal_inputs": bool(request.multimodal_inputs),
+            "pooling_params": request.pooling_params is not None,
         }
         # what the wire format has and this engine does not do yet
         _refuse_unsupported("this engine", unsupported)

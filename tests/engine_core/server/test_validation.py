@@ -9,7 +9,9 @@ from engine_core.errors import RequestRefused
 from engine_core.logits_processors import NamedProcessor
 from engine_core.server.validation import RequestValidator
 from protocol.errors import ErrorCode, InvalidParameter
-from protocol.requests import EngineRequest, MultiModalInput, TensorRef
+from protocol.multimodal import MultiModalInput, TensorRef
+from protocol.pooling import PoolingParams, PoolingTask
+from protocol.requests import EmbeddedSpan, EngineRequest
 from protocol.sampling import BeamSearchParams, SamplingParams
 
 LIMITS = RequestValidator(
@@ -87,7 +89,11 @@ def test_a_good_request_passes():
             "priority is 1, and the scheduling policy is fcfs.*another --scheduling-policy",
         ),
         (
-            replaced(prompt_embeds=TensorRef(frame=0, dtype="float32", shape=(1, 1))),
+            replaced(
+                prompt_embeds=(
+                    EmbeddedSpan(start=0, data=TensorRef(frame=0, dtype="float32", shape=(1, 1))),
+                )
+            ),
             ErrorCode.NOT_SUPPORTED,
             "prompt_embeds",
         ),
@@ -98,13 +104,17 @@ def test_a_good_request_passes():
                         modality="image",
                         start=0,
                         stop=1,
-                        content_hash=b"",
-                        data=TensorRef(frame=0, dtype="uint8", shape=(1,)),
+                        tensors={"pixel_values": TensorRef(frame=0, dtype="uint8", shape=(1,))},
                     ),
                 )
             ),
             ErrorCode.NOT_SUPPORTED,
             "multimodal_inputs",
+        ),
+        (
+            replaced(pooling_params=PoolingParams(task=PoolingTask.EMBED)),
+            ErrorCode.NOT_SUPPORTED,
+            "pooling_params",
         ),
     ],
 )
