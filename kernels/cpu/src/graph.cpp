@@ -4,6 +4,8 @@
 // the same bits. Between two of them nothing happens, so that the pool's threads are still awake.
 #include "graph.h"
 
+#include <cstring>
+
 #include "dispatch.h"
 
 namespace {
@@ -62,6 +64,9 @@ const char* run_op(const ec::GraphStep& step, int64_t i) {
         case ec::GraphOpKind::lora:
             return ec_lora(static_cast<const ec::LoraStack*>(c.operand), c.subject, c.stride,
                            num_tokens, c.out, c.out_stride);
+        case ec::GraphOpKind::copy:
+            std::memcpy(c.out, c.subject, num_tokens * c.size * sizeof(float));
+            return nullptr;
     }
     return ec::refuse("operation %ld is not known", c.kind);
 }

@@ -33,6 +33,7 @@ enum class GraphOpKind : int64_t {
     scale = 8,  // out *= number
     embedding_packed = 9,  // out = rows of operand (a LinearWeight) at the step's token ids
     lora = 10,  // out += the adapters' part of subject; operand: LoraStack
+    copy = 11,  // out = subject
 };
 
 // Mirrored by `GraphOp` in kernels/cpu/graph_capture.py. Strides are floats from a token's row of
