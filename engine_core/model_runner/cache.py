@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -13,9 +13,6 @@ from engine_core.kv_cache.copies import BlockPair
 from engine_core.kv_cache.host_pool import HashKey
 from engine_core.model_runner.config import DraftConfig, RunnerConfig
 from kernels.interface.operations import AttentionMetadata, AttentionSpec, ForwardContext, KVCache
-
-if TYPE_CHECKING:
-    from engine_core.model_runner.cpu.input_batch import StepInputs
 
 
 class PagedKVCache:
@@ -85,16 +82,6 @@ class PagedKVCache:
             kv_caches=self._kv_caches,
             metadata=[by_group[group] for group in self._group_of_layer],
             ops=self._ops,
-        )
-
-    def context_of(self, inputs: StepInputs) -> ForwardContext:
-        """Of a step on a CPU."""
-        return self.forward_context(
-            query_start_loc_R1=torch.from_numpy(inputs.query_start_R1),
-            seq_lens_R=torch.from_numpy(inputs.seq_lens_R),
-            block_tables_GRM=[torch.from_numpy(table) for table in inputs.block_tables_GRM],
-            slot_mappings_GT=[torch.from_numpy(slots) for slots in inputs.slot_mappings_GT],
-            num_decodes=inputs.num_decodes,
         )
 
 

@@ -160,7 +160,7 @@ class DraftModel:
         hidden_TE = self._model.forward(
             torch.from_numpy(inputs.token_ids_T),
             torch.from_numpy(inputs.positions_T),
-            self._cache.context_of(inputs),
+            inputs.context_in(self._cache),
         )
         last_R = np.empty(len(rows), np.int64)
         last_R[inputs.batch_index_R] = inputs.query_start_R1[1:] - 1

@@ -69,7 +69,7 @@ class EagleDrafter:
             self._batch.token_ids[rows_T, next_T],
             inputs.positions_T,
             hidden_TE,
-            self._cache.context_of(inputs),
+            inputs.context_in(self._cache),
         )
         num_wanted = self._sampling.num_wanted(plan, is_sampled)
         places = np.flatnonzero(num_wanted)
@@ -80,13 +80,13 @@ class EagleDrafter:
         index_of = np.argsort(inputs.batch_index_R)[places]
         first_R = inputs.query_start_R1[index_of]
         last_R = torch.from_numpy(first_R + positions - inputs.positions_T[first_R])
-        context = self._cache.context_of(self._inputs(rows, positions))
+        context = self._inputs(rows, positions).context_in(self._cache)
         logits_RV, hidden_RE = self._head.guess(q_THD[last_R], residual_TE[last_R], context)
 
         def go_on(is_left: BoolArray, rows: Int64Array, positions: Int64Array) -> torch.Tensor:
             nonlocal hidden_RE
             inputs = self._inputs(rows, positions - 1)
-            context = self._cache.context_of(inputs)
+            context = inputs.context_in(self._cache)
             q_RHD, residual_RE = self._remember(
                 self._batch.token_ids[rows, positions],
                 inputs.positions_T,

@@ -111,7 +111,7 @@ class CPUModelRunner:
         hidden_TE = self._model.forward(
             torch.from_numpy(inputs.token_ids_T),
             torch.from_numpy(inputs.positions_T),
-            self._cache.context_of(inputs),
+            inputs.context_in(self._cache),
         )
         reports = self._report_prompts(plan, inputs, hidden_TE)
         num_tokens = self.batch.num_tokens[plan.batch.rows]
