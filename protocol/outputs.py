@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from protocol.base import Message
 from protocol.calls import AdapterInfo, AnyResult
 from protocol.errors import ErrorCode
-from protocol.requests import TensorRef
+from protocol.multimodal import MultiModalInfo, TensorRef
+from protocol.pooling import Pooled
 
 _ENTRY_BYTES = 4
 """Of a token id or a log-probability in columns."""
@@ -106,6 +107,8 @@ class EngineCoreOutput(Message, frozen=True):
     """Drafts that were verified for the whole request; with its last output."""
     num_accepted_tokens: int = 0
     """Of those, drafts that are in its output; likewise."""
+    pooled: Pooled | None = None
+    """What a pooling request asked for; with its terminal output."""
 
     @property
     def finished(self) -> bool:
@@ -179,6 +182,10 @@ class ModelInfo(Message, frozen=True):
 
     adapters: tuple[AdapterInfo, ...] = ()
     """At the time of the greeting; AdaptersUpdated says what becomes of them."""
+    multimodal: MultiModalInfo | None = None
+    """None: it takes text only."""
+    tasks: tuple[str, ...] = ("generate",)
+    """What requests may ask for: "generate", and values of `PoolingTask`."""
 
     @property
     def arithmetic(self) -> tuple[str, ...]:

@@ -8,30 +8,11 @@ from typing import cast
 from protocol.base import Message
 from protocol.calls import AnyCall
 from protocol.errors import InvalidParameter, PromptTooLong
+from protocol.multimodal import MultiModalInput, TensorRef
+from protocol.pooling import PoolingParams
 from protocol.sampling import MAX_PROMPT_LOGPROBS, BeamSearchParams, SamplingParams
 
 _MAX_NAME_CHARS = 256
-
-
-class TensorRef(Message, frozen=True):
-    """A large binary part that travels as its own frame behind the message (no copy, no base64).
-
-    `frame` counts the frames behind the message from 0; `dtype` is a little-endian name such as
-    "float32"; the frame holds `prod(shape)` elements in row-major order."""
-
-    frame: int
-    dtype: str
-    shape: tuple[int, ...]
-
-
-class MultiModalInput(Message, frozen=True):
-    """An image or sound, and the prompt positions `[start, stop)` that stand for it."""
-
-    modality: str
-    start: int
-    stop: int
-    content_hash: bytes
-    data: TensorRef
 
 
 class Hello(Message, frozen=True, tag=1):
@@ -76,6 +57,9 @@ class EngineRequest(Message, frozen=True, tag=2):
     """Sent again after the engine was lost: a full queue takes it."""
     adapter_fingerprint: str | None = None
     """That the adapter must have: of a request that is sent again."""
+    pooling_params: PoolingParams | None = None
+    """If given, `sampling_params` are POOLING_SAMPLING, and the answer is one terminal output with
+    `pooled` or a reason why not."""
 
 
 class Abort(Message, frozen=True, tag=3):

@@ -118,6 +118,8 @@ class _MergedOutputs:
                 if report is not None:
                     parts.append(report)
                     self.num_bytes += _ENTRY_BYTES + len(report.token_ids) * 2
+            if output.pooled is not None:
+                self.num_bytes += len(output.pooled.data)
             self.num_bytes += sequence.token_ids.itemsize * len(output.new_token_ids)
         self._finished.update(dict.fromkeys(outputs.finished_req_ids))
         self.num_bytes += _ENTRY_BYTES * (len(self._sequences) + len(self._finished) - before)

@@ -38,6 +38,7 @@ class RequestValidator(ModelLimits):
         unsupported = {
             "prompt_embeds": request.prompt_embeds is not None,
             "multimodal_inputs": bool(request.multimodal_inputs),
+            "pooling_params": request.pooling_params is not None,
         }
         # what the wire format has and this engine does not do yet
         _refuse_unsupported("this engine", unsupported)

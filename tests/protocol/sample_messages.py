@@ -19,6 +19,7 @@ from protocol.calls import (
     WatchScheduler,
 )
 from protocol.explanations import CacheLookup, LookupEnd, Preemption, RequestInfo, WaitReason
+from protocol.multimodal import MultiModalInfo, MultiModalInput, TensorRef
 from protocol.outputs import (
     CallFailed,
     CallResult,
@@ -35,7 +36,8 @@ from protocol.outputs import (
     TokenizerInfo,
     Welcome,
 )
-from protocol.requests import Abort, Call, EngineRequest, Goodbye, Hello, MultiModalInput, TensorRef
+from protocol.pooling import Pooled, PoolingParams, PoolingTask
+from protocol.requests import Abort, Call, EngineRequest, Goodbye, Hello
 from protocol.sampling import BeamSearchParams, SamplingParams
 from protocol.snapshots import BlockMap, RequestSummary, SchedulerView, StepSummary
 
@@ -108,10 +110,11 @@ REQUEST = EngineRequest(
             modality="image",
             start=0,
             stop=2,
-            content_hash=b"h",
-            data=TensorRef(frame=1, dtype="uint8", shape=(2, 2, 3)),
+            tensors={"pixel_values": TensorRef(frame=1, dtype="uint8", shape=(2, 2, 3))},
+            runs=((0, 1), (1, 1)),
         ),
     ),
+    pooling_params=PoolingParams(task=PoolingTask.EMBED, dimensions=64, second_segment_start=2),
 )
 
 CLIENT_MESSAGES = [
@@ -156,6 +159,13 @@ ENGINE_MESSAGES = [
             tokenizer=TokenizerInfo(fingerprint="t", tokenizer_json=None),
             instruction_set="i",
             formats="w",
+            multimodal=MultiModalInfo(
+                model_type="t",
+                config_json=b"{}",
+                processor_json=b"{}",
+                max_items={"image": 2},
+                max_input_bytes=9,
+            ),
         ),
     ),
     EngineCoreOutputs(
@@ -171,9 +181,15 @@ ENGINE_MESSAGES = [
                 timings=RequestTimings(
                     first_scheduled_s=0.1, first_token_s=0.2, finished_s=0.3, num_preemptions=0
                 ),
-            )
+            ),
+            EngineCoreOutput(
+                request_id="p",
+                new_token_ids=[],
+                finish_reason=FinishReason.STOP,
+                pooled=Pooled(shape=(2,), data=struct.pack("<2f", 0.5, -2.0)),
+            ),
         ],
-        finished_req_ids=["r"],
+        finished_req_ids=["r", "p"],
         step_id=3,
         decoded=DecodedTokens(
             request_ids=["a", "a"], token_ids=struct.pack("<2i", 7, -1), indexes=[0, 3]

@@ -9,7 +9,9 @@ from engine_core.errors import RequestRefused
 from engine_core.logits_processors import NamedProcessor
 from engine_core.server.validation import RequestValidator
 from protocol.errors import ErrorCode, InvalidParameter
-from protocol.requests import EngineRequest, MultiModalInput, TensorRef
+from protocol.multimodal import MultiModalInput, TensorRef
+from protocol.pooling import PoolingParams, PoolingTask
+from protocol.requests import EngineRequest
 from protocol.sampling import BeamSearchParams, SamplingParams
 
 LIMITS = RequestValidator(
@@ -98,13 +100,17 @@ def test_a_good_request_passes():
                         modality="image",
                         start=0,
                         stop=1,
-                        content_hash=b"",
-                        data=TensorRef(frame=0, dtype="uint8", shape=(1,)),
+                        tensors={"pixel_values": TensorRef(frame=0, dtype="uint8", shape=(1,))},
                     ),
                 )
             ),
             ErrorCode.NOT_SUPPORTED,
             "multimodal_inputs",
+        ),
+        (
+            replaced(pooling_params=PoolingParams(task=PoolingTask.EMBED)),
+            ErrorCode.NOT_SUPPORTED,
+            "pooling_params",
         ),
     ],
 )
