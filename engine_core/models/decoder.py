@@ -253,7 +253,8 @@ class Decoder:
         self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, context: ForwardContext
     ) -> tuple[torch.Tensor, ...]:
         """What `forward` consists of; `Operations.capture` says what it may do."""
-        residual_TE = self.vocabulary.embed(token_ids_T)
+        embedded_TE = self.vocabulary.embed(token_ids_T)
+        residual_TE = self._ops.replace_rows(embedded_TE, context.given)
         out_TE: torch.Tensor | None = None
         states: list[torch.Tensor] = []
         for number, layer in enumerate(self._layers):

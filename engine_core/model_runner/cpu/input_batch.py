@@ -10,6 +10,7 @@ import torch
 
 from engine_core.model_runner.cache import PagedKVCache
 from engine_core.model_runner.config import RunnerConfig
+from kernels.interface.given_rows import GivenRows
 from kernels.interface.operations import ForwardContext
 
 Int32Array = npt.NDArray[np.int32]
@@ -84,7 +85,7 @@ class StepInputs:
     num_decodes: int
     """Sequences [0, num_decodes) compute one token each. All that do, if decodes come first."""
 
-    def context_in(self, cache: PagedKVCache) -> ForwardContext:
+    def context_in(self, cache: PagedKVCache, given: GivenRows | None = None) -> ForwardContext:
         """What a model reads of the step, whose cache this is."""
         return cache.forward_context(
             query_start_loc_R1=torch.from_numpy(self.query_start_R1),
@@ -92,6 +93,7 @@ class StepInputs:
             block_tables_GRM=[torch.from_numpy(table) for table in self.block_tables_GRM],
             slot_mappings_GT=[torch.from_numpy(slots) for slots in self.slot_mappings_GT],
             num_decodes=self.num_decodes,
+            given=given,
         )
 
 
