@@ -10,6 +10,8 @@ import torch
 from engine_core.layers import MAX_POSITIONS
 from engine_core.layers.parameters import CopyWeight, Placements, place
 from engine_core.models.decoder import Decoder
+from engine_core.models.encoder import Encoder
+from engine_core.models.encoder_configs import EncoderConfig
 from engine_core.models.errors import ModelWeightsError
 from engine_core.models.interface import Model
 from engine_core.models.registry import Architecture, find_architecture, read_model_config
@@ -17,7 +19,7 @@ from engine_core.models.weight_transfer import WeightTransfer
 from kernels.interface.operations import Operations
 from kernels.interface.weights import WeightPart
 
-_RECOMPUTED_SUFFIXES = ("rotary_emb.inv_freq",)
+_RECOMPUTED_SUFFIXES = ("rotary_emb.inv_freq", "embeddings.position_ids", "embeddings.token_type_ids")
 """Tensors that old checkpoints carry and that follow from the config."""
 _MOST_NAMES = 5
 
@@ -53,14 +55,14 @@ def load_model(
     pending = model.placements()
     transfer = transfer or WeightTransfer()
     _place(pending, tensors, architecture, name, transfer.copy, drops_zero_biases=drops_zero_biases)
-    missing = pending.keys() - model.vocabulary.optional_names
+    missing = pending.keys() - model.optional_names
     if missing:
         raise ModelWeightsError(
             f"{len(missing)} tensors of {name} are missing: {_listed(missing)}; "
             "the model files are incomplete, or config.json belongs to another model"
         )
     try:
-        model.vocabulary.finish_loading()
+        model.finish_loading()
     except ValueError as error:
         raise ModelWeightsError(f"the vocabulary of {name}: {error}") from error
     transfer.finish()
@@ -80,20 +82,25 @@ def load_dummy_model(
     Arguments and errors as of `load_model`; for `seed` see `draw_weight`."""
     _, _, model = _build(config, dtype=dtype, ops=ops, max_model_len=max_model_len)
     for name, placement in model.placements().items():
-        if name not in model.vocabulary.optional_names:
+        if name not in model.optional_names:
             weight = draw_weight(name, placement.shape, dtype=dtype, device=ops.device, seed=seed)
             place(placement, weight, WeightTransfer().copy)
-    model.vocabulary.finish_loading()
+    model.finish_loading()
     return model
 
 
 def _build(
     config: Mapping[str, Any], *, dtype: torch.dtype, ops: Operations, max_model_len: int | None
-) -> tuple[str, Architecture, Decoder]:
+) -> tuple[str, Architecture, Decoder | Encoder]:
     """The architecture and an empty model of it."""
     name, architecture = find_architecture(config)
     resolved = read_model_config(config)
     num_positions = min(max_model_len or resolved.max_model_len, MAX_POSITIONS)
+    if isinstance(resolved, EncoderConfig):
+        num_positions = min(num_positions, resolved.max_model_len)
+        return name, architecture, Encoder(
+            resolved, dtype=dtype, ops=ops, num_positions=num_positions
+        )
     model = Decoder(resolved, dtype=dtype, ops=ops, num_positions=num_positions)
     return name, architecture, model
 
@@ -158,7 +165,11 @@ def _as_published(
 def _renamed(file_name: str, architecture: Architecture) -> str:
     for prefix, replacement in architecture.tensor_prefixes:
         if file_name.startswith(prefix):
-            return replacement + file_name.removeprefix(prefix)
+            file_name = replacement + file_name.removeprefix(prefix)
+            break
+    for suffix, replacement in architecture.tensor_suffixes:
+        if file_name.endswith(suffix):
+            return file_name.removesuffix(suffix) + replacement
     return file_name
 
 
