@@ -44,7 +44,9 @@ class EncoderFeedForward:
 class EncoderHead:
     """See HeadConfig. Its weights stay float: a label feels every error."""
 
-    def __init__(self, config: HeadConfig, linear: partial[FusedLinear], norm: LayerNorm | None, size: int) -> None:
+    def __init__(
+        self, config: HeadConfig, linear: partial[FusedLinear], norm: LayerNorm | None, size: int
+    ) -> None:
         self.config = config
         self._norm = norm
         exact = partial(linear, least_bits=32)
@@ -109,9 +111,11 @@ class EncoderLayer:
 
     def placements(self) -> Placements:
         """Of its parts."""
-        norms = [norm for norm in (self.attention_norm, self.output_norm) if norm is not None]
-        parts = (self.attention, self.feed_forward.up, self.feed_forward.down, *norms)
-        return merge(part.placements() for part in parts)
+        parts = [self.attention.placements(), self.output_norm.placements()]
+        parts += [self.feed_forward.up.placements(), self.feed_forward.down.placements()]
+        if self.attention_norm is not None:
+            parts.append(self.attention_norm.placements())
+        return merge(parts)
 
 
 class Encoder:
@@ -159,7 +163,9 @@ class Encoder:
         }
         for angles in tables.values():
             angles.cover(num_positions)
-        unturned = torch.empty(num_positions * config.num_token_types, 0, dtype=dtype, device=device)
+        unturned = torch.empty(
+            num_positions * config.num_token_types, 0, dtype=dtype, device=device
+        )
         self._layers = [
             EncoderLayer(
                 config,
@@ -184,9 +190,10 @@ class Encoder:
 
     def placements(self) -> Placements:
         """Every tensor that the model takes, by checkpoint name."""
-        parts = [self._words, *self._tables, self._embedding_norm, *self._layers]
-        parts += [part for part in (self._final_norm, self.head) if part is not None]
-        return merge(part.placements() for part in parts)
+        parts = [table.placements() for table in (self._words, *self._tables)]
+        parts += [layer.placements() for layer in self._layers]
+        last = (self._embedding_norm, self._final_norm, self.head)
+        return merge([*parts, *(part.placements() for part in last if part is not None)])
 
     def finish_loading(self) -> None:
         """Join what positions and token types add to a word: a row for each pair."""

@@ -2,7 +2,7 @@
 An option that changes the arithmetic and is not computed here raises UnsupportedArchitecture."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypedDict
 
 from engine_core.layers.rotary import RotaryConfig
 from engine_core.models.config_fields import ConfigFields
@@ -260,13 +260,20 @@ def num_labels(fields: ConfigFields) -> int:
     return len(names) if names else fields.positive_int("num_labels", 2)
 
 
+class _Heads(TypedDict):
+    hidden_size: int
+    num_query_heads: int
+    num_kv_heads: int
+    head_size: int
+
+
 def _heads(
     fields: ConfigFields,
     hidden: str,
     heads: str,
     default_hidden: int = 768,
     default_heads: int = 12,
-) -> dict[str, int]:
+) -> _Heads:
     hidden_size = fields.positive_int(hidden, default_hidden)
     num_heads = fields.positive_int(heads, default_heads)
     if hidden_size % num_heads:

@@ -19,7 +19,11 @@ from engine_core.models.weight_transfer import WeightTransfer
 from kernels.interface.operations import Operations
 from kernels.interface.weights import WeightPart
 
-_RECOMPUTED_SUFFIXES = ("rotary_emb.inv_freq", "embeddings.position_ids", "embeddings.token_type_ids")
+_RECOMPUTED_SUFFIXES = (
+    "rotary_emb.inv_freq",
+    "embeddings.position_ids",
+    "embeddings.token_type_ids",
+)
 """Tensors that old checkpoints carry and that follow from the config."""
 _MOST_NAMES = 5
 
@@ -98,8 +102,10 @@ def _build(
     num_positions = min(max_model_len or resolved.max_model_len, MAX_POSITIONS)
     if isinstance(resolved, EncoderConfig):
         num_positions = min(num_positions, resolved.max_model_len)
-        return name, architecture, Encoder(
-            resolved, dtype=dtype, ops=ops, num_positions=num_positions
+        return (
+            name,
+            architecture,
+            Encoder(resolved, dtype=dtype, ops=ops, num_positions=num_positions),
         )
     model = Decoder(resolved, dtype=dtype, ops=ops, num_positions=num_positions)
     return name, architecture, model

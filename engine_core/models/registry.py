@@ -33,7 +33,6 @@ from engine_core.models.family_configs import (
     read_qwen3_moe,
 )
 
-
 ReadEncoder = Callable[[ConfigFields], EncoderConfig]
 ReadHead = Callable[[ConfigFields], HeadConfig]
 
@@ -86,7 +85,10 @@ _ARCHITECTURES: dict[str, Architecture] = {
     ),
 }
 
-_GAMMA_AND_BETA = ((".LayerNorm.gamma", ".LayerNorm.weight"), (".LayerNorm.beta", ".LayerNorm.bias"))
+_GAMMA_AND_BETA = (
+    (".LayerNorm.gamma", ".LayerNorm.weight"),
+    (".LayerNorm.beta", ".LayerNorm.bias"),
+)
 """Of BERT's first checkpoints."""
 
 

@@ -140,7 +140,9 @@ def test_pull_refuses_unknown_names_and_wrong_usage() -> None:
 
 
 @pytest.mark.parametrize(
-    "model", [m for m in KNOWN_MODELS if m.file_name.endswith(".gguf")], ids=lambda model: model.name
+    "model",
+    [m for m in KNOWN_MODELS if m.file_name.endswith(".gguf")],
+    ids=lambda model: model.name,
 )
 def test_a_known_file_has_the_sampling_that_its_authors_recommend_wherever_it_lies(tmp_path, model):
     file = tmp_path / model.file_name

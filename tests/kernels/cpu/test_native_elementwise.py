@@ -46,7 +46,11 @@ def test_a_row_of_a_norm_has_the_same_bits_in_any_batch(ops):
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("rows", [0, 1, 63])
 def test_layer_norm_alone_and_after_the_sum(ops, rows, size):
-    x, residual, pair = torch.randn(rows, size) * 3 + 5, torch.randn(rows, size), torch.randn(2, size)
+    x, residual, pair = (
+        torch.randn(rows, size) * 3 + 5,
+        torch.randn(rows, size),
+        torch.randn(2, size),
+    )
 
     def exact(x):
         return torch.nn.functional.layer_norm(x.double(), (size,), *pair.double(), 1e-5)
