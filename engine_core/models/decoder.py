@@ -249,7 +249,8 @@ class Decoder:
         self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, context: ForwardContext
     ) -> torch.Tensor:
         """What `forward` consists of; `Operations.capture` says what it may do."""
-        residual_TE = self.vocabulary.embed(token_ids_T)
+        embedded_TE = self.vocabulary.embed(token_ids_T)
+        residual_TE = self._ops.replace_rows(embedded_TE, context.given)
         out_TE: torch.Tensor | None = None
         for layer in self._layers:
             if out_TE is None:

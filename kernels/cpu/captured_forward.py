@@ -10,7 +10,7 @@ from typing import cast
 import torch
 
 from kernels.cpu.graph_capture import Activation, GraphCapture, NotCapturable, native_plan
-from kernels.cpu.library import INT64, POINTER, NativeLibrary, check, members
+from kernels.cpu.library import INT64, POINTER, NativeLibrary, check, check_tensor, members
 from kernels.interface.operations import Forward, ForwardContext
 
 logger = logging.getLogger(__name__)
@@ -26,6 +26,8 @@ class GraphStep(ctypes.Structure):
         *members(INT64, "num_ops", "capacity"),
         *members(POINTER, "token_ids", "positions"),
         ("num_tokens", INT64),
+        *members(POINTER, "given_places", "given_rows"),
+        *members(INT64, "num_given", "given_size"),
     ]
 
 
@@ -96,6 +98,13 @@ class CapturedForward:
         step.token_ids = token_ids_T.data_ptr()
         step.positions = positions_T.data_ptr()
         step.num_tokens = num_tokens
+        step.num_given = 0
+        if (given := context.given) is not None:
+            step.num_given, step.given_size = given.rows_NE.shape
+            check_tensor("places", given.places_N, (step.num_given,), torch.int64)
+            check_tensor("rows", given.rows_NE, given.rows_NE.shape)
+            step.given_places = given.places_N.data_ptr()
+            step.given_rows = given.rows_NE.data_ptr()
         check(self._run(graph.address))
         return graph.hidden[:num_tokens].clone()
 

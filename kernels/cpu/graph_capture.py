@@ -41,11 +41,12 @@ class GraphOpKind(IntEnum):
     SCALE = 8
     EMBEDDING_PACKED = 9
     LORA = 10
-    LAYER_NORM = 11
-    ADD_LAYER_NORM = 12
-    GELU = 13
-    ACTIVATE = 14
-    EMBEDDING_AT = 15
+    GIVEN_ROWS = 11
+    LAYER_NORM = 12
+    ADD_LAYER_NORM = 13
+    GELU = 14
+    ACTIVATE = 15
+    EMBEDDING_AT = 16
 
 
 class GraphOp(ctypes.Structure):
@@ -222,6 +223,12 @@ class GraphCapture:
             raise NotCapturable("it embeds neither the step's tokens nor their positions")
         out = self.new(size)
         return _as_tensor(self.add(kind, out=out, operand=operand, stride=stride, size=size))
+
+    def replace_rows(self, x_TE: object) -> torch.Tensor:
+        x = _activation(x_TE)
+        if not x.is_dense_row:
+            raise NotCapturable(f"it replaces rows of {x.tail}")
+        return _as_tensor(self.add(GraphOpKind.GIVEN_ROWS, out=x, size=x.stride))
 
     def norm(
         self, kind: GraphOpKind, x_TE: object, weight: torch.Tensor, eps: float

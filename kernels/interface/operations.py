@@ -23,6 +23,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 import torch
 
+from kernels.interface.given_rows import GivenRows
 from kernels.interface.lora import LoRARows, LoRAStack
 from kernels.interface.weights import ExpertWeights, LinearWeight, WeightPacking
 
@@ -311,6 +312,10 @@ class Operations(Protocol):
         `weight_VE`: contiguous, or packed from one part by `WeightPacking.pack`: then the rows are
         the values that `linear` multiplies with."""
 
+    def replace_rows(self, x_TE: torch.Tensor, given: GivenRows | None) -> torch.Tensor:
+        """`x[given.places] = given.rows`, in place -> x. A captured pass takes `given` from each
+        step's context, so it calls this with the context's, None or not."""
+
     def rms_norm(self, x_TE: torch.Tensor, weight_E: torch.Tensor, eps: float) -> torch.Tensor:
         """`x / sqrt(mean(x^2) + eps) * weight` over the last dimension, in float32.
 
@@ -482,11 +487,13 @@ class ForwardContext:
         kv_caches: by layer.
         metadata: by layer; layers of one KV-cache group share an object.
         ops: the backend that made both.
+        given: on the backend's device; None: every token is embedded.
     """
 
     kv_caches: Sequence[KVCache]
     metadata: Sequence[AttentionMetadata]
     ops: Operations
+    given: GivenRows | None = None
 
 
 Forward = Callable[[torch.Tensor, torch.Tensor, ForwardContext], torch.Tensor]

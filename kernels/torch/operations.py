@@ -7,6 +7,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from kernels.interface.given_rows import GivenRows, replace_rows
 from kernels.interface.lora import LoRARows, LoRAStack
 from kernels.interface.operations import (
     AttentionMetadata,
@@ -91,6 +92,9 @@ class TorchOperations:
     ) -> torch.Tensor:
         assert isinstance(weight_VE, torch.Tensor), "packed by another backend"
         return F.embedding(token_ids_T, weight_VE)
+
+    def replace_rows(self, x_TE: torch.Tensor, given: GivenRows | None) -> torch.Tensor:
+        return replace_rows(x_TE, given)
 
     def add_rms_norm(
         self, x_TE: torch.Tensor, residual_TE: torch.Tensor, weight_E: torch.Tensor, eps: float

@@ -6,6 +6,7 @@ from collections.abc import Set as AbstractSet
 
 import torch
 
+from kernels.interface.given_rows import replace_rows
 from kernels.interface.lora import LoRARows, LoRAStack
 from kernels.interface.operations import (
     AttentionPlanner,
@@ -47,6 +48,7 @@ class TritonOperations:
     """
 
     embedding = staticmethod(linear_layers.gather_rows)
+    replace_rows = staticmethod(replace_rows)
     rms_norm = staticmethod(norm.rms_norm)
     add_rms_norm = staticmethod(norm.add_rms_norm)
     silu_and_mul = staticmethod(activation.silu_and_mul)

@@ -16,6 +16,7 @@ from engine_core.model_runner.cpu.row_processors import RowProcessors
 from engine_core.model_runner.cpu.sampler import CPUSampler
 from engine_core.model_runner.decode_steps import run_decode_steps
 from engine_core.model_runner.drafts import VerifiedRows, num_drafts_of
+from engine_core.model_runner.given_states import GivenStates
 from engine_core.model_runner.logit_masks import logit_masks
 from engine_core.model_runner.output import runner_output
 from engine_core.model_runner.prompt_logprobs import PromptColumns, PromptReports
@@ -51,6 +52,7 @@ class CPUModelRunner:
             processors=processors,
         )
         self._prompts = PromptReports(config.max_num_seqs)
+        self.given = GivenStates(config.max_num_seqs)
         self._draft: DraftModel | None = None
         if config.draft is not None:
             self._draft = DraftModel(
@@ -102,6 +104,7 @@ class CPUModelRunner:
         )
         num_tokens_R = np.diff(inputs.query_start_R1)
         self._adapters.begin_step(self._adapters.of_tokens(inputs.rows_R, num_tokens_R))
+        given = self.given.of_step(inputs.rows_R, inputs.seq_lens_R - num_tokens_R, num_tokens_R)
         if self._draft is not None:
             self._draft.begin(plan, inputs)
         context = self._cache.forward_context(
@@ -110,6 +113,7 @@ class CPUModelRunner:
             block_tables_GRM=[torch.from_numpy(table) for table in inputs.block_tables_GRM],
             slot_mappings_GT=[torch.from_numpy(slots) for slots in inputs.slot_mappings_GT],
             num_decodes=inputs.num_decodes,
+            given=None if given is None else given.on_device(self.config.dtype, self._ops.device),
         )
         hidden_TE = self._model.forward(
             torch.from_numpy(inputs.token_ids_T), torch.from_numpy(inputs.positions_T), context
@@ -129,9 +133,11 @@ class CPUModelRunner:
         for row in self.rows.free(plan):
             self._sampler.free_row(row)
             self._adapters.free_row(row)
+            self.given.free_row(row)
         for placed in self.rows.place(plan):
             self.batch.write_row(placed.row, placed.token_ids, placed.block_ids)
             self._adapters.write_row(placed.row, placed.adapter)
+            self.given.place(placed)
             self._sampler.write_row(placed.row, placed.sampling, placed.token_ids)
             self._prompts.write_row(placed.row, placed.sampling)
             if self._draft is not None:

@@ -34,11 +34,12 @@ enum class GraphOpKind : int64_t {
     scale = 8,  // out *= number
     embedding_packed = 9,  // out = rows of operand (a LinearWeight) at the step's token ids
     lora = 10,  // out += the adapters' part of subject; operand: LoraStack
-    layer_norm = 11,      // out = norm of subject; operand: weight, then bias
-    add_layer_norm = 12,  // out += subject; subject = norm of out
-    gelu = 13,            // as silu
-    activate = 14,        // out = activation of itself; stride: which
-    embedding_at = 15,    // out = rows of operand [stride, size] at the step's positions
+    given_rows = 11,  // the rows of out that the step gives
+    layer_norm = 12,      // out = norm of subject; operand: weight, then bias
+    add_layer_norm = 13,  // out += subject; subject = norm of out
+    gelu = 14,            // as silu
+    activate = 15,        // out = activation of itself; stride: which
+    embedding_at = 16,    // out = rows of operand [stride, size] at the step's positions
 };
 
 // Mirrored by `GraphOp` in kernels/cpu/graph_capture.py. Strides are floats from a token's row of
@@ -71,6 +72,9 @@ struct GraphStep {
     const int64_t* token_ids;
     const int64_t* positions;
     int64_t num_tokens;
+    const int64_t* given_places;  // [num_given], rows that operation `given_rows` overwrites
+    const float* given_rows;      // [num_given, given_size], contiguous
+    int64_t num_given, given_size;
 };
 
 }  // namespace ec
