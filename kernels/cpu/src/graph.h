@@ -35,11 +35,12 @@ enum class GraphOpKind : int64_t {
     embedding_packed = 9,  // out = rows of operand (a LinearWeight) at the step's token ids
     lora = 10,  // out += the adapters' part of subject; operand: LoraStack
     given_rows = 11,  // the rows of out that the step gives
-    layer_norm = 12,      // out = norm of subject; operand: weight, then bias
-    add_layer_norm = 13,  // out += subject; subject = norm of out
-    gelu = 14,            // as silu
-    activate = 15,        // out = activation of itself; stride: which
-    embedding_at = 16,    // out = rows of operand [stride, size] at the step's positions
+    copy = 12,  // out = subject
+    layer_norm = 13,      // out = norm of subject; operand: weight, then bias
+    add_layer_norm = 14,  // out += subject; subject = norm of out
+    gelu = 15,            // as silu
+    activate = 16,        // out = activation of itself; stride: which
+    embedding_at = 17,    // out = rows of operand [stride, size] at the step's positions
 };
 
 // Mirrored by `GraphOp` in kernels/cpu/graph_capture.py. Strides are floats from a token's row of
