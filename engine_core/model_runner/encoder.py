@@ -145,11 +145,11 @@ class EncoderRows:
                 output, row = self._outputs.get(feature.identifier), 0
                 for run_start, run_stop in feature.runs:
                     low, high = max(first, run_start), min(stop, run_stop)
-                    if low < high and isinstance(output, torch.Tensor):
+                    if low < high and not isinstance(output, str):
+                        assert output is not None, "the plan encodes what it computes"
                         places.append(np.arange(low, high) + shift)
                         parts.append(output[row + low - run_start : row + high - run_start])
-                    elif low < high:
-                        assert output is not None, "the plan encodes what it computes"
+                    elif low < high and isinstance(output, str):
                         failures[place] = output
                     if low < high and family.is_bidirectional:
                         if ends_T is None:

@@ -108,5 +108,4 @@ def _without_text(model_class: Any) -> Any:
         "_tied_weights_keys": None,
         "tie_weights": lambda self, *args, **options: None,
     }
-    made = type(model_class.__name__, (model_class,), changes)
-    return made
+    return type(model_class.__name__, (model_class,), changes)
