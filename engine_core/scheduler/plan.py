@@ -9,12 +9,14 @@ from collections.abc import Sequence as AnySequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from engine_core.kv_cache import BlockIds, CacheCopies, TableUpdate
 from engine_core.scheduler.batch_state import BatchState, IdsOfRows, Int32Array, Int64Array
 from engine_core.scheduler.constraints import TokenMasks
 from engine_core.scheduler.request import Request, Sequence
 from protocol.outputs import Logprobs
+from protocol.pooling import PoolingParams
 from protocol.requests import MultiModalInput
 from protocol.sampling import SamplingParams
 
@@ -55,6 +57,8 @@ class NewRequestData:
     lora_request: str | None
     """The fingerprint of its adapter."""
     row: int = 0
+    pooling_params: PoolingParams | None = None
+    """If given, it is pooled when all of its prompt is computed, and nothing is sampled."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -195,6 +199,8 @@ class ModelRunnerOutput:
     """Of sequences that asked and computed more of their prompts: the position of the first token,
     from 1 on, and columns of this and the next ones."""
     draft_token_ids: DraftTokenIds | None = None
+    pooled: Mapping[str, npt.NDArray[np.float32]] = dataclasses.field(default_factory=dict)
+    """Of pooling requests whose prompts are computed now; their sampled tokens are not read."""
     failures: dict[str, str] = dataclasses.field(default_factory=dict)
     """Sequences without a valid result, and why; their requests end with an error, no others."""
 
@@ -315,6 +321,7 @@ class PlanBuilder:
             num_computed_tokens=sequence.num_computed_tokens,
             lora_request=sequence.adapter,
             row=row,
+            pooling_params=sequence.request.pooling_params,
         )
 
     def add_block_update(self, sequence: Sequence, update: TableUpdate) -> None:
