@@ -22,6 +22,7 @@ from frontend.event_loop import Clock
 from frontend.input_processor import ChatMessage, InputProcessor, PromptInput
 from frontend.output_processor import OutputProcessor
 from frontend.outputs import BeamSearchOutput, RequestOutput, beam_search_output
+from frontend.pooling import PoolingCalls
 from frontend.sampling_params import BeamSearchParams, SamplingParams
 from frontend.session import EngineSession, Neighbours
 from frontend.tokenizer import Tokenizer
@@ -37,7 +38,7 @@ _open_clients: "weakref.WeakSet[AsyncLLM]" = weakref.WeakSet()
 _NOT_CONNECTED = "not connected yet; use `async with AsyncLLM() as llm:`"
 
 
-class AsyncLLM(EngineCalls):
+class AsyncLLM(EngineCalls, PoolingCalls):
     """A client of one engine, or of several that serve one model.
 
     ```python

@@ -10,11 +10,13 @@ from engine_core.errors import ConfigurationError, StartupError
 from engine_core.model_files import ModelFiles
 from engine_core.model_files.download import cache_folder
 from engine_core.model_runner.config import DraftConfig
+from engine_core.model_runner.pooling import Pooler
 from engine_core.models import Model, UnsupportedArchitecture, load_dummy_model, load_model
 from engine_core.models.registry import read_model_config
 from engine_core.models.weight_transfer import weight_transfer_to
 from engine_core.options.engine import EngineOptions
 from engine_core.startup.device import choose_dtype, dtype_name, float_weights_of, keeps_blocks
+from engine_core.startup.pooled_files import PooledFiles
 from engine_core.startup.weight_cache import DEFAULT_LIMIT_BYTES, PackedWeightCache
 from kernels.backends import UnsupportedDevice, select_operations
 from kernels.interface.operations import Operations
@@ -43,6 +45,7 @@ class LoadedModel:
     is_packed: bool
     draft: "LoadedModel | None" = None
     draft_fingerprint: str = ""
+    pooler: Pooler | None = None
 
     @property
     def is_quantised(self) -> bool:
@@ -121,6 +124,7 @@ def load_any_model(options: EngineOptions, files: ModelFiles, device: torch.devi
         model_impl=used_impl,
         weights=dtype_name(dtype) if packing is None else _formats_of(packing),
         is_packed=ops.device.type == "cpu" and packing is not None and not _has_experts(files),
+        pooler=files.pooler() if isinstance(files, PooledFiles) else None,
     )
     if options.batch_invariant and ops.device.type == "cpu" and not loaded.is_packed:
         raise ConfigurationError(
