@@ -90,10 +90,11 @@ class Connection:
         self._watch_silence()
         return welcome, frames
 
-    def send(self, message: Message) -> None:
-        """Queue a message. Never blocks; dropped if the connection is closed or lost."""
+    def send(self, message: Message, frames: Frames = ()) -> None:
+        """Queue a message and the frames that its TensorRefs point at. Never blocks; dropped if the
+        connection is closed or lost."""
         if not self.is_closed:
-            self._transport.send_frames([encode(message)])
+            self._transport.send_frames([encode(message), *frames])
 
     def close(self) -> None:
         """Say GOODBYE and disconnect. Calling it again does nothing."""

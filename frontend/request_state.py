@@ -4,7 +4,7 @@ consumer takes them: a slow consumer gets several merged into one."""
 import asyncio
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Protocol
 
@@ -53,6 +53,7 @@ class RequestState:
             request continues with the same random numbers.
         params: how text is made of the tokens.
         on_finished: called once, when the last sequence ends or an error ends them all.
+        frames: what TensorRefs of `request` point at; kept until it is over, to be sent again.
     """
 
     def __init__(
@@ -65,7 +66,9 @@ class RequestState:
         tokenizer: Tokenizer | None,
         clock: Clock,
         on_finished: Callable[[], None] | None = None,
+        frames: Sequence[bytes] = (),
     ) -> None:
+        self.frames = frames
         self.request_id = request.request_id
         self.sequences = [
             SequenceState(index, request.prompt_token_ids, params, tokenizer)

@@ -214,7 +214,7 @@ class EngineSession:
             request.adapter_fingerprint = self.adapters.get(request.wire.adapter)
         for message in self.requests.wire_requests(request, self):
             if self._connection is not None:
-                self._connection.send(message)
+                self._connection.send(message, request.frames)
 
     def _send_abort(self, wire_ids: list[str], samples: Sequence[tuple[str, int]] = ()) -> None:
         if (wire_ids or samples) and self._connection is not None:

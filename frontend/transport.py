@@ -110,7 +110,8 @@ class ZmqTransport:
         if self._socket is None:
             return
         with contextlib.suppress(zmq.Again):  # the peer is gone: the monitor will say so
-            self._socket.send_multipart(frames, zmq.NOBLOCK)
+            # large frames are not copied; they may not change after this
+            self._socket.send_multipart(frames, zmq.NOBLOCK, copy=len(frames) == 1)
         # ZMQ's descriptor signals an event once only, and sending may have consumed it.
         if int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             self._loop.call_soon(self.receive_pending)

@@ -9,8 +9,9 @@ import msgspec
 
 from protocol.base import WIRE_VERSION, Message
 from protocol.errors import MalformedMessage, WireVersionMismatch
+from protocol.multimodal import TensorRef
 from protocol.outputs import EngineMessage
-from protocol.requests import ClientMessage, TensorRef
+from protocol.requests import ClientMessage
 
 T = TypeVar("T")
 

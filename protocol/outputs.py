@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from protocol.base import Message
 from protocol.calls import AdapterInfo, AnyResult
 from protocol.errors import ErrorCode
+from protocol.multimodal import MultiModalInfo, TensorRef
 from protocol.pooling import Pooled
-from protocol.requests import TensorRef
 
 _ENTRY_BYTES = 4
 """Of a token id or a log-probability in columns."""
@@ -182,6 +182,8 @@ class ModelInfo(Message, frozen=True):
 
     adapters: tuple[AdapterInfo, ...] = ()
     """At the time of the greeting; AdaptersUpdated says what becomes of them."""
+    multimodal: MultiModalInfo | None = None
+    """None: it takes text only."""
     tasks: tuple[str, ...] = ("generate",)
     """What requests may ask for: "generate", and values of `PoolingTask`."""
     prompts: dict[str, str] = {}

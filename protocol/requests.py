@@ -8,31 +8,11 @@ from typing import cast
 from protocol.base import Message
 from protocol.calls import AnyCall
 from protocol.errors import InvalidParameter, PromptTooLong
+from protocol.multimodal import MultiModalInput, TensorRef
 from protocol.pooling import PoolingParams
 from protocol.sampling import MAX_PROMPT_LOGPROBS, BeamSearchParams, SamplingParams
 
 _MAX_NAME_CHARS = 256
-
-
-class TensorRef(Message, frozen=True):
-    """A large binary part that travels as its own frame behind the message (no copy, no base64).
-
-    `frame` counts the frames behind the message from 0; `dtype` is a little-endian name such as
-    "float32"; the frame holds `prod(shape)` elements in row-major order."""
-
-    frame: int
-    dtype: str
-    shape: tuple[int, ...]
-
-
-class MultiModalInput(Message, frozen=True):
-    """An image or sound, and the prompt positions `[start, stop)` that stand for it."""
-
-    modality: str
-    start: int
-    stop: int
-    content_hash: bytes
-    data: TensorRef
 
 
 class Hello(Message, frozen=True, tag=1):

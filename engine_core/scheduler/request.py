@@ -13,6 +13,7 @@ import numpy as np
 from engine_core.pooler_config import PoolerConfig
 from engine_core.scheduler.batch_state import BatchState, Int32Array
 from engine_core.scheduler.beam_search import BeamSearch
+from engine_core.scheduler.mm_features import MultiModalFeature
 from protocol.explanations import CacheLookup, Preemption
 from protocol.outputs import FinishReason
 from protocol.pooling import PoolingParams
@@ -103,6 +104,7 @@ class Request:
         pooling_params: if given, it ends when its prompt is computed, with what the runner pooled.
         pools_all_states: its hidden states are all pooled, so no cached prefix is used.
         num_held_values: numbers that are held of it until then.
+        mm_features: images and sounds of the prompt, in order, without overlap.
     """
 
     def __init__(
@@ -126,6 +128,7 @@ class Request:
         pooling_params: PoolingParams | None = None,
         pools_all_states: bool = False,
         num_held_values: int = 0,
+        mm_features: AnySequence[MultiModalFeature] = (),
     ) -> None:
         if not request_id:
             raise ValueError("request_id is empty; give each request an id of its own")
@@ -163,6 +166,7 @@ class Request:
         self.eos_token_ids = frozenset(eos_token_ids)
         self.cache_salt = cache_salt
         self.adapter = adapter
+        self.mm_features = tuple(mm_features)
         self.priority = priority
         self.tenant = tenant
         self.num_sequences = num_sequences
@@ -541,6 +545,8 @@ class Sequence:
         batch.num_computed_tokens[row] = self._num_computed
         batch.num_allocated_slots[row] = 0
         batch.next_drop[row] = 0
+        features = self.request.mm_features
+        batch.encoder_stop[row] = features[-1].stop if features else 0
         batch.num_output_placeholders[row] = 0
         batch.is_blocked[row] = False
         batch.first_token_s[row] = self.first_token_s

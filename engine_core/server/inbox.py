@@ -19,8 +19,9 @@ from protocol.base import WIRE_VERSION, Message
 from protocol.calls import AdapterInfo
 from protocol.codec import check_wire_version, decode_client_message, request_id_of
 from protocol.errors import ErrorCode, MalformedMessage, WireVersionMismatch
+from protocol.multimodal import TensorRef
 from protocol.outputs import ErrorMessage, ModelInfo, Rejected, TokenizerInfo, Welcome
-from protocol.requests import Abort, Call, ClientMessage, EngineRequest, Goodbye, Hello, TensorRef
+from protocol.requests import Abort, Call, ClientMessage, EngineRequest, Goodbye, Hello
 
 logger = logging.getLogger(__name__)
 

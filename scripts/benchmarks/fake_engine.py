@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from protocol import calls
 from protocol.base import WIRE_VERSION
 from protocol.codec import decode_client_message, encode
+from protocol.multimodal import TensorRef
 from protocol.outputs import (
     CallResult,
     DecodedTokens,
@@ -21,7 +22,7 @@ from protocol.outputs import (
     TokenizerInfo,
     Welcome,
 )
-from protocol.requests import Abort, Call, EngineRequest, Hello, TensorRef
+from protocol.requests import Abort, Call, EngineRequest, Hello
 
 MAX_MODEL_LEN = 1 << 16
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"

@@ -12,8 +12,9 @@ from tokenizers import decoders, models, pre_tokenizers
 from protocol.base import WIRE_VERSION
 from protocol.calls import EngineStatistics, SchedulerSnapshot
 from protocol.explanations import CacheLookup, LookupEnd, Preemption, RequestInfo, WaitReason
+from protocol.multimodal import TensorRef
 from protocol.outputs import Logprobs, ModelInfo, RequestTimings, TokenizerInfo, Welcome
-from protocol.requests import EngineRequest, TensorRef
+from protocol.requests import EngineRequest
 from protocol.sampling import SamplingParams, sequence_seed
 from protocol.snapshots import (
     FIRST_REQUEST,

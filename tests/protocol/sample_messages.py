@@ -19,6 +19,7 @@ from protocol.calls import (
     WatchScheduler,
 )
 from protocol.explanations import CacheLookup, LookupEnd, Preemption, RequestInfo, WaitReason
+from protocol.multimodal import MultiModalInfo, MultiModalInput, TensorRef
 from protocol.outputs import (
     CallFailed,
     CallResult,
@@ -36,7 +37,7 @@ from protocol.outputs import (
     Welcome,
 )
 from protocol.pooling import Pooled, PoolingParams, PoolingTask
-from protocol.requests import Abort, Call, EngineRequest, Goodbye, Hello, MultiModalInput, TensorRef
+from protocol.requests import Abort, Call, EngineRequest, Goodbye, Hello
 from protocol.sampling import BeamSearchParams, SamplingParams
 from protocol.snapshots import BlockMap, RequestSummary, SchedulerView, StepSummary
 
@@ -109,8 +110,8 @@ REQUEST = EngineRequest(
             modality="image",
             start=0,
             stop=2,
-            content_hash=b"h",
-            data=TensorRef(frame=1, dtype="uint8", shape=(2, 2, 3)),
+            tensors={"pixel_values": TensorRef(frame=1, dtype="uint8", shape=(2, 2, 3))},
+            runs=((0, 1), (1, 1)),
         ),
     ),
     pooling_params=PoolingParams(task=PoolingTask.EMBED, dimensions=64, second_segment_start=2),
@@ -158,6 +159,13 @@ ENGINE_MESSAGES = [
             tokenizer=TokenizerInfo(fingerprint="t", tokenizer_json=None),
             instruction_set="i",
             formats="w",
+            multimodal=MultiModalInfo(
+                model_type="t",
+                config_json=b"{}",
+                processor_json=b"{}",
+                max_items={"image": 2},
+                max_input_bytes=9,
+            ),
         ),
     ),
     EngineCoreOutputs(

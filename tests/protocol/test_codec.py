@@ -18,8 +18,9 @@ from protocol.codec import (
     request_id_of,
 )
 from protocol.errors import MalformedMessage, WireVersionMismatch
+from protocol.multimodal import TensorRef
 from protocol.outputs import DecodedTokens, EngineCoreOutput, EngineCoreOutputs
-from protocol.requests import Goodbye, TensorRef
+from protocol.requests import Goodbye
 from tests.protocol.all_outputs import all_outputs
 
 

@@ -9,8 +9,9 @@ from engine_core.errors import RequestRefused
 from engine_core.logits_processors import NamedProcessor
 from engine_core.server.validation import RequestValidator
 from protocol.errors import ErrorCode, InvalidParameter
+from protocol.multimodal import MultiModalInput, TensorRef
 from protocol.pooling import PoolingParams, PoolingTask
-from protocol.requests import EngineRequest, MultiModalInput, TensorRef
+from protocol.requests import EngineRequest
 from protocol.sampling import BeamSearchParams, SamplingParams
 
 LIMITS = RequestValidator(
@@ -99,8 +100,7 @@ def test_a_good_request_passes():
                         modality="image",
                         start=0,
                         stop=1,
-                        content_hash=b"",
-                        data=TensorRef(frame=0, dtype="uint8", shape=(1,)),
+                        tensors={"pixel_values": TensorRef(frame=0, dtype="uint8", shape=(1,))},
                     ),
                 )
             ),
