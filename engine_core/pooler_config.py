@@ -25,6 +25,7 @@ class PoolerConfig:
     Attributes:
         tasks: what requests may ask for.
         hidden_size: of a hidden state.
+        vector_size: of a vector, behind the model's dense layers if it has some.
         seq_pooling_type, tok_pooling_type: of tasks of a sequence, and of tokens.
         use_activation: where a request does not say.
         num_labels: 0: the model has no head.
@@ -35,6 +36,7 @@ class PoolerConfig:
 
     tasks: tuple[PoolingTask, ...]
     hidden_size: int
+    vector_size: int
     seq_pooling_type: PoolingType = PoolingType.LAST
     tok_pooling_type: PoolingType = PoolingType.ALL
     use_activation: bool = True
@@ -87,7 +89,7 @@ class PoolerConfig:
                 f"dimensions is {dimensions}, this model's vectors may be cut to "
                 f"{', '.join(map(str, allowed))}; ask for one of these"
             )
-        if dimensions > self.hidden_size:
+        if dimensions > self.vector_size:
             raise InvalidParameter(
-                f"dimensions is {dimensions}, a vector has {self.hidden_size}; ask for fewer"
+                f"dimensions is {dimensions}, a vector has {self.vector_size}; ask for fewer"
             )

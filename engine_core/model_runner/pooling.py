@@ -123,7 +123,9 @@ class _PromptStates:
         x_NE = np.concatenate(self._parts)
         if self._kind is PoolingType.MEAN:
             x_NE = x_NE / np.float32(self.num_tokens)
-        pooled = self._pooler.answer(self._params, x_NE if self._params.task.of_tokens else x_NE[0])
+        states = x_NE if self._params.task.of_tokens else x_NE[0]
+        with np.errstate(all="ignore"):  # what is not finite is told to the request
+            pooled = self._pooler.answer(self._params, states)
         return np.ascontiguousarray(pooled, np.float32)
 
 

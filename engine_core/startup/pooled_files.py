@@ -130,7 +130,10 @@ class PooledFiles:
             [_dense_module(folder) for folder in self.modules.dense] if self.modules else []
         )
         num_labels = len(head[-1].weight_OI) if head else 0
-        return Pooler(self._pooler_config(num_labels), head, projection)
+        config = self._pooler_config(num_labels)
+        if projection:
+            config = dataclasses.replace(config, vector_size=len(projection[-1].weight_OI))
+        return Pooler(config, head, projection)
 
     def _pooler_config(self, num_labels: int) -> PoolerConfig:
         fields, modules, config = self._options.pooler_fields, self.modules, self.config
@@ -166,6 +169,7 @@ class PooledFiles:
         return PoolerConfig(
             tasks=tasks,
             hidden_size=hidden_size,
+            vector_size=hidden_size,
             seq_pooling_type=seq,
             tok_pooling_type=tok,
             use_activation=fields.get("use_activation", normalizes),

@@ -44,9 +44,11 @@ class EngineLoop:
         """Likewise: ranks, and tokens and values as bytes, a position each."""
         self.logprob_bytes = collections.defaultdict(list)
         self.ends = {}
+        self.pooled = {}
+        """By request id: shape and bytes."""
         self.num_ahead = 0
 
-    def add(self, name, prompt, params, *, num_sequences=1, beam_search=None, priority=0):
+    def add(self, name, prompt, params, *, num_sequences=1, beam_search=None, priority=0, **more):
         self.scheduler.add_request(
             Request(
                 request_id=name,
@@ -56,6 +58,7 @@ class EngineLoop:
                 beam_search=beam_search,
                 eos_token_ids=(7,),
                 priority=priority,
+                **more,
             )
         )
 
@@ -92,6 +95,8 @@ class EngineLoop:
                     self.logprob_bytes[place].append(
                         (report.token_ids[cell], report.logprobs[cell])
                     )
+            if output.pooled is not None:
+                self.pooled[output.request_id] = output.pooled
             if output.finish_reason is not None:
                 assert place not in self.ends, "ended twice"
                 self.ends[place] = output.finish_reason
