@@ -106,7 +106,7 @@ class PoolingCalls(abc.ABC):
         """A vector each. `prompt_name`: of one of the model's (`model.prompts`), to go before each
         text; default: the model's own, if it names one. `more`: see `pool`."""
         await self.ready()
-        each_prompt = [self._with_prompt(each, prompt_name) for each in split_prompts(prompts)]
+        each_prompt = [self.with_prompt(each, prompt_name) for each in split_prompts(prompts)]
         found = await self.pool(each_prompt, pooling_params, PoolingTask.EMBED, **more)
         return [
             _answer(EmbeddingRequestOutput, each, EmbeddingOutput(_rows(each)[0])) for each in found
@@ -147,13 +147,8 @@ class PoolingCalls(abc.ABC):
         """`pooling_task`: a `PoolingTask`; default: that of the parameters, else the model's first.
         `more`: see `pool`."""
         await self.ready()
-        named = pooling_task or (None if pooling_params is None else pooling_params.task)
-        own = [each for each in self.input_processor.model.tasks if each != "generate"]
-        named = named or next(iter(own), PoolingTask.EMBED)
-        if named not in tuple(PoolingTask):
-            known = ", ".join(PoolingTask)
-            raise InvalidInput(f"pooling_task is {named!r}, there is {known}; use one of these")
-        task = PoolingTask(named)
+        own_task = None if pooling_params is None else pooling_params.task
+        task = self.pooling_task(pooling_task or own_task)
         found = await self.pool(split_prompts(prompts), pooling_params, task, **more)
         outputs = []
         for each in found:
@@ -184,7 +179,7 @@ class PoolingCalls(abc.ABC):
                 _answer(ScoringRequestOutput, each, ScoringOutput(_rows(each)[0][0]))
                 for each in found
             ]
-        texts = [self._with_prompt(each, None) for each in (*data_1, *data_2)]
+        texts = [self.with_prompt(each, None) for each in (*data_1, *data_2)]
         found = await self.pool(texts, pooling_params, PoolingTask.EMBED, **more)
         firsts_found, seconds = found[: len(data_1)], found[len(data_1) :]
         outputs = []
@@ -245,7 +240,18 @@ class PoolingCalls(abc.ABC):
             )
         return await _run_all(session, requests)
 
-    def _with_prompt(self, prompt: object, name: str | None) -> object:
+    def pooling_task(self, named: str | None) -> PoolingTask:
+        """None: the model's first. Raises InvalidInput: there is no such task."""
+        own = [each for each in self.input_processor.model.tasks if each != "generate"]
+        named = named or next(iter(own), PoolingTask.EMBED)
+        if named not in tuple(PoolingTask):
+            known = ", ".join(PoolingTask)
+            raise InvalidInput(f"the task is {named!r}, there is {known}; use one of these")
+        return PoolingTask(named)
+
+    def with_prompt(self, prompt: object, name: str | None) -> object:
+        """A text behind the model's prompt of this name, or behind its default one.
+        Raises InvalidInput: there is none of this name, or these are token ids."""
         model = self.input_processor.model
         text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
         is_text = isinstance(text, str) and not (

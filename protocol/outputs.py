@@ -189,6 +189,8 @@ class ModelInfo(Message, frozen=True):
     prompts: dict[str, str] = {}
     """By name ("query", "document"), what goes before a text that is embedded."""
     default_prompt_name: str | None = None
+    labels: tuple[str, ...] = ()
+    """Names of what is classified, in order."""
     has_segments: bool = False
     """A pair of texts is one prompt of two segments, as cross-encoders take it; else one text."""
 

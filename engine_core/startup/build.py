@@ -217,7 +217,7 @@ def _assemble(
             scheduling_policy=config.scheduler.scheduling_policy,
             logits_processors=runner_spec.config.logits_processors,
             pooler=None if runner_spec.loaded.pooler is None else runner_spec.loaded.pooler.config,
-            generates=opened.files.generates,
+            generates=runner_spec.loaded.generates,
         ),
         eos_token_ids=opened.files.eos_token_ids,
         observers=observers,
@@ -292,8 +292,9 @@ def _handshake(
             [config.weights, f"KV cache {config.kv_cache_dtype}", config.model_impl]
             + [f"logits processor {name}" for name in config.logits_processors]
         ),
-        tasks=("generate",) * files.generates + (() if pooler is None else pooler.config.tasks),
+        tasks=("generate",) * loaded.generates + (() if pooler is None else pooler.config.tasks),
         prompts={} if files.modules is None else files.modules.prompts,
+        labels=files.labels if pooler is not None and pooler.config.num_labels else (),
         default_prompt_name=None if files.modules is None else files.modules.default_prompt_name,
     )
     return Handshake(model, opened.tokenizer, heartbeat_s=HEARTBEAT_S)

@@ -32,6 +32,9 @@ class LoadedModel:
     Attributes:
         weights: formats of the dense layers' weights, the one with most bytes first.
         is_packed: on a CPU, every product is of packed weights: none is left to torch.
+        pooler: None: nothing is pooled.
+        generates: text is generated.
+        max_seq_length: tokens that sentence-transformers' files allow, if they say so.
         draft: makes drafts for this one.
         draft_fingerprint: of its weights, and how they are kept.
     """
@@ -46,6 +49,8 @@ class LoadedModel:
     draft: "LoadedModel | None" = None
     draft_fingerprint: str = ""
     pooler: Pooler | None = None
+    generates: bool = True
+    max_seq_length: int | None = None
 
     @property
     def is_quantised(self) -> bool:
@@ -114,6 +119,7 @@ def load_any_model(options: EngineOptions, files: ModelFiles, device: torch.devi
                 f"which {files.name} needs or --model-impl asks for; leave it out"
             )
         model = _load_through_transformers(files, dtype, ops)
+    pooled = files if isinstance(files, PooledFiles) else None
     architecture = ", ".join(files.config.get("architectures") or [files.config["model_type"]])
     packing = ops.weight_packing(dtype) if used_impl == "native" else None
     loaded = LoadedModel(
@@ -124,7 +130,9 @@ def load_any_model(options: EngineOptions, files: ModelFiles, device: torch.devi
         model_impl=used_impl,
         weights=dtype_name(dtype) if packing is None else _formats_of(packing),
         is_packed=ops.device.type == "cpu" and packing is not None and not _has_experts(files),
-        pooler=files.pooler() if isinstance(files, PooledFiles) else None,
+        pooler=None if pooled is None else pooled.pooler(),
+        generates=pooled is None or pooled.generates,
+        max_seq_length=None if pooled is None else pooled.max_seq_length,
     )
     if options.batch_invariant and ops.device.type == "cpu" and not loaded.is_packed:
         raise ConfigurationError(

@@ -100,6 +100,17 @@ class PooledFiles:
         size = len(self._files.fingerprint) // 2
         return hashlib.blake2b(text, digest_size=min(size, 64)).hexdigest()
 
+    @property
+    def max_seq_length(self) -> int | None:
+        """Of what is pooled, if nothing else is done."""
+        return None if self.generates or self.modules is None else self.modules.max_seq_length
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Their names, by the config's `id2label`."""
+        named = self.config.get("id2label") or {}
+        return tuple(str(named[key]) for key in sorted(named, key=int))
+
     def tokenizer(self) -> TokenizerFiles | None:
         return self._files.tokenizer()
 

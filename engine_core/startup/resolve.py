@@ -7,6 +7,7 @@ import logging
 from engine_core.config import EngineConfig
 from engine_core.errors import ConfigurationError
 from engine_core.logits_processors import NamedProcessor
+from engine_core.model_files import ModelFiles
 from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.cpu.runner import CPUModelRunner
 from engine_core.model_runner.gpu import GPUModelRunner
@@ -25,7 +26,6 @@ from engine_core.startup.memory import (
     read_device_memory,
 )
 from engine_core.startup.model import LoadedModel
-from engine_core.startup.pooled_files import PooledFiles
 from engine_core.startup.runner_spec import RunnerSpec
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ _FORCED_TOKENS = 4
 
 def plan_runner(
     options: EngineOptions,
-    files: PooledFiles,
+    files: ModelFiles,
     loaded: LoadedModel,
     logits_processors: tuple[NamedProcessor, ...] = (),
 ) -> RunnerSpec:
@@ -51,16 +51,14 @@ def plan_runner(
             MOST_TOKENS,
             spec.max_model_len,
         )
-    most_tokens = MOST_TOKENS
-    if not files.generates and files.modules is not None:
-        most_tokens = min(files.modules.max_seq_length or MOST_TOKENS, MOST_TOKENS)
-    max_model_len = options.max_model_len or min(spec.max_model_len, most_tokens)
+    longest = min(spec.max_model_len, loaded.max_seq_length or MOST_TOKENS, MOST_TOKENS)
+    max_model_len = options.max_model_len or longest
     if max_model_len > spec.max_model_len:
         raise ConfigurationError(
             f"--max-model-len is {max_model_len}, the model was made for {spec.max_model_len}; "
             "lower it"
         )
-    if not files.generates and options.speculation.speculative is not None:
+    if not loaded.generates and options.speculation.speculative is not None:
         raise ConfigurationError(
             "--speculative has no effect on a model that generates no text; omit it, or use "
             "--runner generate"
@@ -125,7 +123,7 @@ def plan_runner(
     )
 
 
-def resolve_config(runner: RunnerSpec, files: PooledFiles, *, address: str) -> EngineConfig:
+def resolve_config(runner: RunnerSpec, files: ModelFiles, *, address: str) -> EngineConfig:
     """The configuration in force. On a GPU the largest step is run, to see what it takes.
 
     Raises:
