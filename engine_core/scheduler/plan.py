@@ -15,6 +15,7 @@ from engine_core.kv_cache import BlockIds, CacheCopies, TableUpdate
 from engine_core.scheduler.batch_state import BatchState, IdsOfRows, Int32Array, Int64Array
 from engine_core.scheduler.constraints import TokenMasks
 from engine_core.scheduler.mm_features import MultiModalFeature
+from engine_core.scheduler.prompt_embeds import EmbeddedRows
 from engine_core.scheduler.request import Request, Sequence
 from protocol.outputs import Logprobs
 from protocol.pooling import PoolingParams
@@ -60,6 +61,8 @@ class NewRequestData:
     row: int = 0
     pooling_params: PoolingParams | None = None
     """If given, it is pooled when all of its prompt is computed, and nothing is sampled."""
+    prompt_embeds: tuple[EmbeddedRows, ...] = ()
+    """In place of embeddings of its prompt; () once no more of them is to be computed."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -74,6 +77,8 @@ class ResumedRequestData:
     """Prompt and output."""
     block_ids: BlockIds
     num_computed_tokens: int
+    prompt_embeds: tuple[EmbeddedRows, ...] = ()
+    """As of a new one."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -196,9 +201,11 @@ class ModelRunnerOutput:
     sampled_token_ids: list[list[int]] | Int32Array
     """As lists: empty while the prompt is not finished, else accepted drafts and one token more; or
     what several decode steps sampled, at least one token.
-    As an array [R]: one token for each sequence of the batch, and no drafts in the step; tokens of
-    sequences whose prompt is not finished are not read. After K decode steps [R, K]: of each
-    sequence as many tokens as were scheduled."""
+    As an array [R]: one token for each sequence of the batch; those of sequences whose prompt is
+    not finished, or that have drafts, are not read. After K decode steps [R, K]: of each sequence
+    as many tokens as were scheduled."""
+    verified_token_ids: Mapping[str, list[int]] = dataclasses.field(default_factory=dict)
+    """Beside an array, of sequences with drafts: the accepted ones and one token more."""
     logprobs: dict[str, Logprobs] | None = None
     """Of the sequences that asked, one position a sampled token."""
     prompt_logprobs: Mapping[str, tuple[int, Logprobs]] = dataclasses.field(default_factory=dict)
@@ -314,6 +321,7 @@ class PlanBuilder:
                 token_ids=sequence.all_token_ids,
                 block_ids=block_ids,
                 num_computed_tokens=sequence.num_computed_tokens,
+                prompt_embeds=sequence.prompt_embeds_left,
             )
             return
         sequence.is_known_to_runner = True
@@ -328,6 +336,7 @@ class PlanBuilder:
             lora_request=sequence.adapter,
             row=row,
             pooling_params=sequence.request.pooling_params,
+            prompt_embeds=sequence.prompt_embeds_left,
         )
 
     def add_block_update(self, sequence: Sequence, update: TableUpdate) -> None:

@@ -10,10 +10,12 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
+from engine_core.kv_cache import ContentSpan
 from engine_core.pooler_config import PoolerConfig
 from engine_core.scheduler.batch_state import BatchState, Int32Array
 from engine_core.scheduler.beam_search import BeamSearch
 from engine_core.scheduler.mm_features import MultiModalFeature
+from engine_core.scheduler.prompt_embeds import EmbeddedRows
 from protocol.explanations import CacheLookup, Preemption
 from protocol.outputs import FinishReason
 from protocol.pooling import PoolingParams
@@ -104,6 +106,8 @@ class Request:
         pooling_params: if given, it ends when its prompt is computed, with what the runner pooled.
         pools_all_states: its hidden states are all pooled, so no cached prefix is used.
         num_held_values: numbers that are held of it until then.
+        prompt_embeds: hidden states in place of embeddings, by rising positions.
+        content_spans: what of the prompt is more than its tokens, likewise.
         mm_features: images and sounds of the prompt, in order, without overlap.
     """
 
@@ -128,6 +132,8 @@ class Request:
         pooling_params: PoolingParams | None = None,
         pools_all_states: bool = False,
         num_held_values: int = 0,
+        prompt_embeds: tuple[EmbeddedRows, ...] = (),
+        content_spans: AnySequence[ContentSpan] = (),
         mm_features: AnySequence[MultiModalFeature] = (),
     ) -> None:
         if not request_id:
@@ -166,6 +172,8 @@ class Request:
         self.eos_token_ids = frozenset(eos_token_ids)
         self.cache_salt = cache_salt
         self.adapter = adapter
+        self.prompt_embeds = prompt_embeds
+        self.content_spans = tuple(content_spans)
         self.mm_features = tuple(mm_features)
         self.priority = priority
         self.tenant = tenant
@@ -219,6 +227,8 @@ class Request:
         arrival_time: float,
         eos_token_ids: AnySequence[int],
         pooler: PoolerConfig | None = None,
+        prompt_embeds: tuple[EmbeddedRows, ...] = (),
+        content_spans: AnySequence[ContentSpan] = (),
     ) -> "Request":
         """A request as a client sent it. What the model or the engine cannot serve is refused
         before (`server.validation`). Raises ValueError: a field outside its limits."""
@@ -245,6 +255,8 @@ class Request:
             pooling_params=params,
             pools_all_states=pools_all_states,
             num_held_values=num_held_values,
+            prompt_embeds=prompt_embeds,
+            content_spans=content_spans,
         )
 
     @property
@@ -432,6 +444,16 @@ class Sequence:
     @property
     def adapter(self) -> str | None:
         return self.request.adapter
+
+    @property
+    def content_spans(self) -> tuple[ContentSpan, ...]:
+        return self.request.content_spans
+
+    @property
+    def prompt_embeds_left(self) -> tuple[EmbeddedRows, ...]:
+        """Its request's, if any of them is to be computed for it."""
+        rows = self.request.prompt_embeds
+        return rows if rows and self.num_computed_tokens < rows[-1].stop else ()
 
     @property
     def sampling_params(self) -> SamplingParams:

@@ -41,7 +41,7 @@ class RequestValidator(ModelLimits):
                 "sequence; let it not end with # and a number"
             )
         unsupported = {
-            "prompt_embeds": request.prompt_embeds is not None,
+            "prompt_embeds": bool(request.prompt_embeds),
             "multimodal_inputs": bool(request.multimodal_inputs),
         }
         # what the wire format has and this engine does not do yet

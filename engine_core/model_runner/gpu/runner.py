@@ -190,7 +190,8 @@ class GPUModelRunner:
             output = read_results(oldest.plan, oldest.step, oldest.results, oldest.refusals)
             if oldest.drafted is not None:
                 places, generations = oldest.drafted
-                num_more = [len(output.sampled_token_ids[at]) - 1 for at in places]
+                names, verified = oldest.plan.batch.req_ids, output.verified_token_ids
+                num_more = [len(verified.get(names[at], ())) - 1 for at in places]
                 rows = oldest.plan.batch.rows[places]
                 self.batch.append_drafts(rows, generations, np.array(num_more, np.int64))
             return output
@@ -378,12 +379,14 @@ class GPUModelRunner:
         self._steps.prepare_step(
             packed, layout, self._device_rows, tensors, block_size=self.config.block_size
         )
+        given, device = step.given, self._queue.device
         context = self._cache.forward_context(
             query_start_loc_R1=tensors.query_start_loc_R1,
             seq_lens_R=tensors.seq_lens_R,
             block_tables_GRM=tensors.block_tables_GRM,
             slot_mappings_GT=tensors.slot_mappings_GT,
             num_decodes=step.num_decodes,
+            given=None if given is None else given.on_device(self.config.dtype, device),
         )
         hidden_TE = self._model.forward(tensors.token_ids_T, tensors.positions_T, context)
         if results is not None:

@@ -48,7 +48,18 @@ class EngineLoop:
         """By request id: shape and bytes."""
         self.num_ahead = 0
 
-    def add(self, name, prompt, params, *, num_sequences=1, beam_search=None, priority=0, **more):
+    def add(
+        self,
+        name,
+        prompt,
+        params,
+        *,
+        num_sequences=1,
+        beam_search=None,
+        priority=0,
+        prompt_embeds=(),
+        **more,
+    ):
         self.scheduler.add_request(
             Request(
                 request_id=name,
@@ -59,6 +70,8 @@ class EngineLoop:
                 eos_token_ids=(7,),
                 priority=priority,
                 **more,
+                prompt_embeds=prompt_embeds,
+                content_spans=[span for rows in prompt_embeds for span in rows.content_spans(4)],
             )
         )
 
