@@ -24,6 +24,7 @@ from frontend.output_processor import OutputProcessor
 from frontend.outputs import BeamSearchOutput, RequestOutput, beam_search_output
 from frontend.sampling_params import BeamSearchParams, SamplingParams
 from frontend.session import EngineSession, Neighbours
+from frontend.structured_outputs import reasoning_of_config
 from frontend.tokenizer import Tokenizer
 from frontend.transport import ZmqTransport
 from protocol.addresses import check_address, default_address
@@ -65,6 +66,7 @@ class AsyncLLM(EngineCalls):
             nothing during a step; the end of its process or machine is noticed much sooner.
         seed: of the seeds drawn for requests that have none; default: unpredictable.
         keys: the file made by `engine-core keys add`, for an engine that listens on TCP with keys.
+        structured_outputs_config: vLLM's, see docs/structured_output.md.
         engine_options: none; `launch` takes them.
     """
 
@@ -78,8 +80,10 @@ class AsyncLLM(EngineCalls):
         silence_timeout_s: float = 300.0,
         seed: int | None = None,
         keys: str | PathLike[str] | None = None,
+        structured_outputs_config: Mapping[str, Any] | None = None,
         **engine_options: Any,
     ) -> None:
+        self._reasoning = reasoning_of_config(structured_outputs_config)
         if engine_options:
             raise InvalidInput(
                 f"AsyncLLM() does not take {', '.join(engine_options)}: it joins the engine at "
@@ -134,6 +138,7 @@ class AsyncLLM(EngineCalls):
         client_name: str = "",
         seed: int | None = None,
         startup_timeout_s: float = 600.0,
+        structured_outputs_config: Mapping[str, Any] | None = None,
         **engine_options: Any,
     ) -> Self:
         """Start an engine for this client alone, and connect. It ends with the client.
@@ -148,9 +153,14 @@ class AsyncLLM(EngineCalls):
             InvalidInput: an option that this engine does not support.
             EngineStartError: the engine did not get ready; the text holds its last lines.
         """
+        reasoning_of_config(structured_outputs_config)
         child = ChildDaemon(daemon_arguments(model, engine_options))
         return await cls.launched(
-            child, client_name=client_name, seed=seed, startup_timeout_s=startup_timeout_s
+            child,
+            client_name=client_name,
+            seed=seed,
+            startup_timeout_s=startup_timeout_s,
+            structured_outputs_config=structured_outputs_config,
         )
 
     @classmethod
@@ -161,6 +171,7 @@ class AsyncLLM(EngineCalls):
         client_name: str = "",
         seed: int | None = None,
         startup_timeout_s: float = 600.0,
+        structured_outputs_config: Mapping[str, Any] | None = None,
     ) -> Self:
         """A client of an engine that is starting, and ends with the client.
         Raises EngineStartError: see `launch`."""
@@ -171,6 +182,7 @@ class AsyncLLM(EngineCalls):
                 client_name=client_name,
                 seed=seed,
                 reconnect_timeout_s=startup_timeout_s,
+                structured_outputs_config=structured_outputs_config,
             )
             client._child = child
             await client.open()
@@ -227,7 +239,11 @@ class AsyncLLM(EngineCalls):
                 document = binary_frame(info.tokenizer_json, session.welcome_frames)
                 tokenizer = Tokenizer.from_welcome(info, document)
             self._input_processor = InputProcessor(
-                welcome.model, tokenizer, seeds=self._random, clock=self._clock
+                welcome.model,
+                tokenizer,
+                seeds=self._random,
+                clock=self._clock,
+                reasoning=self._reasoning,
             )
         session.welcome_frames = ()  # megabytes that are not read again
 

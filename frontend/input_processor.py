@@ -9,7 +9,7 @@ import msgspec
 
 from frontend.errors import InvalidInput
 from frontend.event_loop import Clock
-from frontend.reasoning_formats import reasoning_format_of_template
+from frontend.reasoning_formats import ReasoningFormat, reasoning_format_of_template
 from frontend.request_state import RequestState
 from frontend.sampling_params import (
     BeamSearchParams,
@@ -18,6 +18,7 @@ from frontend.sampling_params import (
     as_invalid_input,
     check_scheduling,
 )
+from frontend.structured_outputs import behind_reasoning
 from frontend.tokenizer import Tokenizer
 from protocol.outputs import ModelInfo
 from protocol.requests import EngineRequest, ModelLimits, check_name
@@ -46,6 +47,8 @@ PromptsInput = PromptInput | Sequence[PromptInput]
 
 ChatMessage = Mapping[str, Any]
 
+_MARKER_TOKENS = 16
+"""As many of a prompt's last tokens show whether it ends in a block of reasoning."""
 _KNOWN_KEYS = frozenset({"prompt", "prompt_token_ids", "cache_salt"})
 
 
@@ -55,14 +58,22 @@ class InputProcessor:
         model: what the engine serves.
         tokenizer: the model's, if it came with one.
         seeds: draws the seed of a request that has none.
+        reasoning: what may stand before an answer that follows a grammar.
     """
 
     def __init__(
-        self, model: ModelInfo, tokenizer: Tokenizer | None, *, seeds: random.Random, clock: Clock
+        self,
+        model: ModelInfo,
+        tokenizer: Tokenizer | None,
+        *,
+        seeds: random.Random,
+        clock: Clock,
+        reasoning: ReasoningFormat | None = None,
     ) -> None:
         self.model = model
         self.optional_tokenizer = tokenizer
         self._seeds = seeds
+        self._reasoning = reasoning
         self._clock = clock
         self._limits = ModelLimits(
             model.max_model_len, model.vocab_size, model.max_logprobs, model.max_num_seqs
@@ -134,6 +145,11 @@ class InputProcessor:
                 seed=seed,
                 vocab_size=self.model.vocab_size,
             )
+            asked = wire_params.structured_output
+            if asked is not None and (asked.reasoning or self._reasoning):
+                end = self.tokenizer.decode(token_ids[-_MARKER_TOKENS:], skip_special_tokens=False)
+                asked = behind_reasoning(asked, self._reasoning, end)
+                wire_params = msgspec.structs.replace(wire_params, structured_output=asked)
             if params.bad_words:
                 words = bad_word_ids(params.bad_words, self.tokenizer)
                 wire_params = msgspec.structs.replace(wire_params, bad_words=words)

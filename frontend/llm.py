@@ -44,6 +44,7 @@ class LLM:
         seed: of the seeds drawn for requests that have none.
         startup_timeout_s: for an engine started here to get ready.
         reconnect_timeout_s: for a lost engine at `address` to come back.
+        structured_outputs_config: vLLM's, see docs/structured_output.md.
         engine_options: those of `engine-core` with underscores (docs/daemon.md), also by vLLM's
             names. vLLM's other engine arguments are accepted as long as they ask for nothing, such
             as `tensor_parallel_size=1`, and refused by name otherwise.
@@ -62,6 +63,7 @@ class LLM:
         seed: int | None = None,
         startup_timeout_s: float = 600.0,
         reconnect_timeout_s: float = 60.0,
+        structured_outputs_config: Mapping[str, Any] | None = None,
         **engine_options: Any,
     ) -> None:
         if model is None and engine_options:
@@ -78,11 +80,19 @@ class LLM:
         try:
             self._client = self._thread.run_and_wait(
                 AsyncLLM.connect(
-                    address, seed=seed, reconnect_timeout_s=reconnect_timeout_s, keys=keys
+                    address,
+                    seed=seed,
+                    reconnect_timeout_s=reconnect_timeout_s,
+                    keys=keys,
+                    structured_outputs_config=structured_outputs_config,
                 )
                 if model is None
                 else AsyncLLM.launch(
-                    model, seed=seed, startup_timeout_s=startup_timeout_s, **engine_options
+                    model,
+                    seed=seed,
+                    startup_timeout_s=startup_timeout_s,
+                    structured_outputs_config=structured_outputs_config,
+                    **engine_options,
                 )
             )
         except BaseException:
