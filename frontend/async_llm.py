@@ -1,8 +1,8 @@
 """`AsyncLLM`: prompts in, streams of outputs out, on an engine in another process."""
 
-import asyncio
 import contextlib
 import dataclasses
+import functools
 import random
 import weakref
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -19,7 +19,14 @@ from frontend.engine_group import EngineGroup
 from frontend.engine_options import daemon_arguments
 from frontend.errors import EngineUnavailable, InvalidInput, UnknownAdapter
 from frontend.event_loop import Clock
-from frontend.input_processor import ChatMessage, InputProcessor, PromptInput
+from frontend.input_processor import (
+    ChatMessage,
+    InputProcessor,
+    PromptInput,
+    TokensPrompt,
+    has_data,
+)
+from frontend.media import allowed_folder, has_media, in_thread
 from frontend.output_processor import OutputProcessor
 from frontend.outputs import BeamSearchOutput, RequestOutput, beam_search_output
 from frontend.sampling_params import BeamSearchParams, SamplingParams
@@ -67,6 +74,7 @@ class AsyncLLM(EngineCalls):
         seed: of the seeds drawn for requests that have none; default: unpredictable.
         keys: the file made by `engine-core keys add`, for an engine that listens on TCP with keys.
         structured_outputs_config: vLLM's, see docs/structured_output.md.
+        allowed_local_media_path: a folder; prompts may name files below it as images and sounds.
         engine_options: none; `launch` takes them.
     """
 
@@ -81,6 +89,7 @@ class AsyncLLM(EngineCalls):
         seed: int | None = None,
         keys: str | PathLike[str] | None = None,
         structured_outputs_config: Mapping[str, Any] | None = None,
+        allowed_local_media_path: str | PathLike[str] | None = None,
         **engine_options: Any,
     ) -> None:
         self._reasoning = reasoning_of_config(structured_outputs_config)
@@ -113,6 +122,7 @@ class AsyncLLM(EngineCalls):
         self._child: ChildDaemon | None = None
         self._session: EngineSession | EngineGroup | None = None
         self._input_processor: InputProcessor | None = None
+        self.allowed_local_media_path = allowed_folder(allowed_local_media_path)
         self._paths: dict[str, str] = {}
         """Of adapters that this client has loaded, by name."""
 
@@ -139,6 +149,7 @@ class AsyncLLM(EngineCalls):
         seed: int | None = None,
         startup_timeout_s: float = 600.0,
         structured_outputs_config: Mapping[str, Any] | None = None,
+        allowed_local_media_path: str | PathLike[str] | None = None,
         **engine_options: Any,
     ) -> Self:
         """Start an engine for this client alone, and connect. It ends with the client.
@@ -154,14 +165,17 @@ class AsyncLLM(EngineCalls):
             EngineStartError: the engine did not get ready; the text holds its last lines.
         """
         reasoning_of_config(structured_outputs_config)
+        folder = allowed_folder(allowed_local_media_path)
         child = ChildDaemon(daemon_arguments(model, engine_options))
-        return await cls.launched(
+        client = await cls.launched(
             child,
             client_name=client_name,
             seed=seed,
             startup_timeout_s=startup_timeout_s,
             structured_outputs_config=structured_outputs_config,
         )
+        client.allowed_local_media_path = folder
+        return client
 
     @classmethod
     async def launched(
@@ -244,6 +258,7 @@ class AsyncLLM(EngineCalls):
                 seeds=self._random,
                 clock=self._clock,
                 reasoning=self._reasoning,
+                media_path=lambda: self.allowed_local_media_path,
             )
         session.welcome_frames = ()  # megabytes that are not read again
 
@@ -373,10 +388,7 @@ class AsyncLLM(EngineCalls):
         """Answer a conversation: `generate` behind the model's chat template.
         Raises InvalidInput, QueueFull, RequestRejected, EngineDied: see `generate`; also a template
         that fails, or passes its limits of time and memory."""
-        await self.ready()
-        # in a thread: a template may take as long as its limit
-        prompt = await asyncio.to_thread(
-            self.input_processor.chat_prompt,
+        prompt = await self.chat_prompt(
             messages,
             chat_template=chat_template,
             add_generation_prompt=add_generation_prompt,
@@ -397,6 +409,23 @@ class AsyncLLM(EngineCalls):
         async with contextlib.aclosing(stream) as outputs:
             async for output in outputs:
                 yield output
+
+    async def chat_prompt(
+        self, messages: Sequence[ChatMessage], **template_options: Any
+    ) -> TokensPrompt:
+        """The prompt of a conversation: see `InputProcessor.chat_prompt`."""
+        await self.ready()
+        # in a thread: a template may take as long as its limit, and images to decode
+        make = functools.partial(self.input_processor.chat_prompt, messages, **template_options)
+        return await in_thread(make, decodes=has_media(messages))
+
+    async def with_media(self, prompt: object) -> object:
+        """See `InputProcessor.with_media`."""
+        if not has_data(prompt):
+            return prompt
+        await self.ready()
+        call = functools.partial(self.input_processor.with_media, prompt)
+        return await in_thread(call, decodes=True)
 
     async def beam_search(
         self,
@@ -441,6 +470,7 @@ class AsyncLLM(EngineCalls):
     ) -> AsyncGenerator[RequestOutput, None]:
         await self.ready()
         await self.know_adapter(adapter)
+        prompt = await self.with_media(prompt)
         request = self.input_processor.make_request(
             prompt,
             params,

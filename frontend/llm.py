@@ -45,6 +45,7 @@ class LLM:
         startup_timeout_s: for an engine started here to get ready.
         reconnect_timeout_s: for a lost engine at `address` to come back.
         structured_outputs_config: vLLM's, see docs/structured_output.md.
+        allowed_local_media_path: see `AsyncLLM`.
         engine_options: those of `engine-core` with underscores (docs/daemon.md), also by vLLM's
             names. vLLM's other engine arguments are accepted as long as they ask for nothing, such
             as `tensor_parallel_size=1`, and refused by name otherwise.
@@ -64,6 +65,7 @@ class LLM:
         startup_timeout_s: float = 600.0,
         reconnect_timeout_s: float = 60.0,
         structured_outputs_config: Mapping[str, Any] | None = None,
+        allowed_local_media_path: str | PathLike[str] | None = None,
         **engine_options: Any,
     ) -> None:
         if model is None and engine_options:
@@ -85,6 +87,7 @@ class LLM:
                     reconnect_timeout_s=reconnect_timeout_s,
                     keys=keys,
                     structured_outputs_config=structured_outputs_config,
+                    allowed_local_media_path=allowed_local_media_path,
                 )
                 if model is None
                 else AsyncLLM.launch(
@@ -92,6 +95,7 @@ class LLM:
                     seed=seed,
                     startup_timeout_s=startup_timeout_s,
                     structured_outputs_config=structured_outputs_config,
+                    allowed_local_media_path=allowed_local_media_path,
                     **engine_options,
                 )
             )
@@ -345,6 +349,7 @@ class LLM:
             await client.ready()
             for wanted in dict.fromkeys(adapters):
                 await client.know_adapter(wanted)
+            decoded = [await client.with_media(prompt) for prompt in prompts]
             requests = [
                 client.input_processor.make_request(
                     prompt,
@@ -360,7 +365,7 @@ class LLM:
                     on_finished=None if progress is None else lambda: progress.update(1),
                 )
                 for index, (prompt, params, priority, lora) in enumerate(
-                    zip(prompts, each_params, priorities, adapters, strict=True)
+                    zip(decoded, each_params, priorities, adapters, strict=True)
                 )
             ]
             try:

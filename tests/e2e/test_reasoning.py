@@ -12,6 +12,7 @@ from raw_client import RawClient
 from frontend import LLM, SamplingParams
 from protocol.sampling import ThinkingBudget
 from protocol.structured_output import ReasoningMarkers, StructuredOutput, StructuredOutputKind
+from tests.engine_core.structured_output.tiny_model import END, START, write_tiny_model
 from tests.frontend.http.http_server import serving
 
 pytest.importorskip("llguidance")
@@ -27,41 +28,11 @@ SCHEMA = {
     "required": ["colour"],
     "additionalProperties": False,
 }
-START, END = 297, 298
 
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory):
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    from tests.engine_core.structured_output.vocabularies import tokenizer_json
-
-    torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("thinks")
-    config = LlamaConfig(
-        vocab_size=300,
-        hidden_size=48,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        eos_token_id=0,
-        bos_token_id=0,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    document = json.loads(tokenizer_json())
-    marker = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
-    used = len(document["model"]["vocab"])
-    document["model"]["vocab"] |= {f"unused {number}": number for number in range(used, START)}
-    document["added_tokens"] += [
-        {"id": START, "content": "<think>", **marker},
-        {"id": END, "content": "</think>", **marker},
-    ]
-    (folder / "tokenizer.json").write_text(json.dumps(document))
-    about = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>"}
-    (folder / "tokenizer_config.json").write_text(json.dumps({**about, "chat_template": TEMPLATE}))
+    folder = write_tiny_model(tmp_path_factory.mktemp("thinks"), chat_template=TEMPLATE)
     with running_daemon(folder, "--max-model-len", 512, "--speculative", "ngram") as daemon:
         yield daemon
 
