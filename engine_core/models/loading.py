@@ -2,22 +2,32 @@
 time, or are drawn at random, to measure speed where no weights are at hand."""
 
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
 
 from engine_core.layers import MAX_POSITIONS
 from engine_core.layers.parameters import CopyWeight, Placements, place
+from engine_core.models.config import ModelConfig
 from engine_core.models.decoder import Decoder
-from engine_core.models.errors import ModelWeightsError
+from engine_core.models.eagle import EagleHead
+from engine_core.models.eagle_config import read_eagle_config
+from engine_core.models.encoder import Encoder
+from engine_core.models.encoder_configs import EncoderConfig
+from engine_core.models.errors import ModelWeightsError, UnsupportedArchitecture
+from engine_core.models.family_configs import read_llama
 from engine_core.models.interface import Model
 from engine_core.models.registry import Architecture, find_architecture, read_model_config
 from engine_core.models.weight_transfer import WeightTransfer
 from kernels.interface.operations import Operations
 from kernels.interface.weights import WeightPart
 
-_RECOMPUTED_SUFFIXES = ("rotary_emb.inv_freq",)
+_RECOMPUTED_SUFFIXES = (
+    "rotary_emb.inv_freq",
+    "embeddings.position_ids",
+    "embeddings.token_type_ids",
+)
 """Tensors that old checkpoints carry and that follow from the config."""
 _MOST_NAMES = 5
 
@@ -53,18 +63,61 @@ def load_model(
     pending = model.placements()
     transfer = transfer or WeightTransfer()
     _place(pending, tensors, architecture, name, transfer.copy, drops_zero_biases=drops_zero_biases)
-    missing = pending.keys() - model.vocabulary.optional_names
-    if missing:
-        raise ModelWeightsError(
-            f"{len(missing)} tensors of {name} are missing: {_listed(missing)}; "
-            "the model files are incomplete, or config.json belongs to another model"
-        )
+    _check_complete(pending.keys() - model.optional_names, name)
     try:
-        model.vocabulary.finish_loading()
+        model.finish_loading()
     except ValueError as error:
         raise ModelWeightsError(f"the vocabulary of {name}: {error}") from error
     transfer.finish()
     return model
+
+
+_EAGLE = Architecture(
+    "eagle3",
+    read_llama,
+    tensor_prefixes=(
+        ("model.midlayer.", "model.layers.0."),
+        ("midlayer.", "model.layers.0."),
+        ("model.", "model."),
+        ("lm_head.", "lm_head."),
+        ("", "model."),
+    ),
+    ignored_prefixes=("t2d", "model.t2d"),
+)
+
+
+def load_eagle_head(
+    config: Mapping[str, Any],
+    tensors: Iterable[tuple[str, WeightPart]],
+    target: Decoder,
+    *,
+    dtype: torch.dtype,
+    ops: Operations,
+    max_model_len: int | None = None,
+) -> EagleHead:
+    """The EAGLE-3 head of a config.json for `target`; other arguments and errors as of
+    `load_model`."""
+    shape = target.kv_cache_spec
+    assert isinstance(shape, ModelConfig)
+    resolved = read_eagle_config(config, shape)
+    parts = dict(tensors)  # few: one layer's
+    names = frozenset(_renamed(name, _EAGLE) for name in parts)
+    layer = resolved.layer
+    combine = parts.get("fc.weight", parts.get("model.fc.weight"))
+    if combine is not None and tuple(combine.shape) == (layer.hidden_size, 2 * layer.hidden_size):
+        raise UnsupportedArchitecture("heads of EAGLE-1 are not supported, only of EAGLE-3")
+    num_positions = min(max_model_len or layer.max_model_len, MAX_POSITIONS)
+    head = EagleHead(
+        resolved, target, names=names, dtype=dtype, ops=ops, num_positions=num_positions
+    )
+    pending, copy = head.placements(), WeightTransfer().copy
+    _place(pending, parts.items(), _EAGLE, "the head", copy, drops_zero_biases=False)
+    _check_complete(pending, "the head")
+    try:
+        head.finish_loading()
+    except ValueError as error:
+        raise ModelWeightsError(str(error)) from error
+    return head
 
 
 def load_dummy_model(
@@ -80,20 +133,27 @@ def load_dummy_model(
     Arguments and errors as of `load_model`; for `seed` see `draw_weight`."""
     _, _, model = _build(config, dtype=dtype, ops=ops, max_model_len=max_model_len)
     for name, placement in model.placements().items():
-        if name not in model.vocabulary.optional_names:
+        if name not in model.optional_names:
             weight = draw_weight(name, placement.shape, dtype=dtype, device=ops.device, seed=seed)
             place(placement, weight, WeightTransfer().copy)
-    model.vocabulary.finish_loading()
+    model.finish_loading()
     return model
 
 
 def _build(
     config: Mapping[str, Any], *, dtype: torch.dtype, ops: Operations, max_model_len: int | None
-) -> tuple[str, Architecture, Decoder]:
+) -> tuple[str, Architecture, Decoder | Encoder]:
     """The architecture and an empty model of it."""
     name, architecture = find_architecture(config)
     resolved = read_model_config(config)
     num_positions = min(max_model_len or resolved.max_model_len, MAX_POSITIONS)
+    if isinstance(resolved, EncoderConfig):
+        num_positions = min(num_positions, resolved.max_model_len)
+        return (
+            name,
+            architecture,
+            Encoder(resolved, dtype=dtype, ops=ops, num_positions=num_positions),
+        )
     model = Decoder(resolved, dtype=dtype, ops=ops, num_positions=num_positions)
     return name, architecture, model
 
@@ -140,6 +200,14 @@ def _place(
         )
 
 
+def _check_complete(missing: Collection[str], name: str) -> None:
+    if missing:
+        raise ModelWeightsError(
+            f"{len(missing)} tensors of {name} are missing: {_listed(missing)}; "
+            "the model files are incomplete, or config.json belongs to another model"
+        )
+
+
 def _adds_nothing(name: str, tensor: WeightPart) -> bool:
     """Whether a tensor is a bias of zeros."""
     return name.endswith(".bias") and isinstance(tensor, torch.Tensor) and not bool(tensor.any())
@@ -158,7 +226,11 @@ def _as_published(
 def _renamed(file_name: str, architecture: Architecture) -> str:
     for prefix, replacement in architecture.tensor_prefixes:
         if file_name.startswith(prefix):
-            return replacement + file_name.removeprefix(prefix)
+            file_name = replacement + file_name.removeprefix(prefix)
+            break
+    for suffix, replacement in architecture.tensor_suffixes:
+        if file_name.endswith(suffix):
+            return file_name.removesuffix(suffix) + replacement
     return file_name
 
 

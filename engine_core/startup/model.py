@@ -11,6 +11,8 @@ from engine_core.model_files import ModelFiles
 from engine_core.model_files.download import cache_folder
 from engine_core.model_runner.config import DraftConfig
 from engine_core.models import Model, UnsupportedArchitecture, load_dummy_model, load_model
+from engine_core.models.config import ModelConfig
+from engine_core.models.encoder import Encoder
 from engine_core.models.registry import read_model_config
 from engine_core.models.weight_transfer import weight_transfer_to
 from engine_core.options.engine import EngineOptions
@@ -41,7 +43,7 @@ class LoadedModel:
     model_impl: str
     weights: str
     is_packed: bool
-    draft: "LoadedModel | None" = None
+    draft: DraftConfig | None = None
     draft_fingerprint: str = ""
 
     @property
@@ -60,17 +62,12 @@ class LoadedModel:
 
         Hidden states, projections and the feed-forward's intermediate live one layer at a time
         (about 32 hidden widths a token); logits are float32, with copies for sampling."""
-        spec = self.model.kv_cache_spec
-        hidden_size = spec.num_query_heads * spec.head_size
-        per_token = 32 * hidden_size * self.dtype.itemsize
-        own = max_num_tokens * per_token + max_num_seqs * spec.vocab_size * 4 * 4
-        draft = self.draft
-        return own + (0 if draft is None else draft.step_bytes(max_num_tokens, max_num_seqs))
-
-    @property
-    def draft_config(self) -> DraftConfig | None:
-        """As the runner takes it."""
-        return None if self.draft is None else DraftConfig(self.draft.model, self.draft.ops)
+        total = 0
+        for model in [self.model] if self.draft is None else [self.model, self.draft.model]:
+            spec = model.kv_cache_spec
+            per_token = 32 * spec.num_query_heads * spec.head_size * self.dtype.itemsize
+            total += max_num_tokens * per_token + max_num_seqs * spec.vocab_size * 4 * 4
+        return total
 
 
 def load_any_model(options: EngineOptions, files: ModelFiles, device: torch.device) -> LoadedModel:
@@ -112,6 +109,8 @@ def load_any_model(options: EngineOptions, files: ModelFiles, device: torch.devi
             )
         model = _load_through_transformers(files, dtype, ops)
     architecture = ", ".join(files.config.get("architectures") or [files.config["model_type"]])
+    if isinstance(model, Encoder):
+        raise StartupError(f"{files.name} ({architecture}) is an encoder, which is not served yet")
     packing = ops.weight_packing(dtype) if used_impl == "native" else None
     loaded = LoadedModel(
         model=model,
@@ -188,7 +187,8 @@ def _formats_of(packing: WeightPacking) -> str:
 
 
 def _has_experts(files: ModelFiles) -> bool:
-    return any(experts is not None for experts in read_model_config(files.config).experts)
+    config = read_model_config(files.config)
+    return isinstance(config, ModelConfig) and any(each is not None for each in config.experts)
 
 
 def _load_dummy(

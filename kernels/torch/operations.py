@@ -16,6 +16,7 @@ from kernels.interface.operations import (
     AttentionSpec,
     Forward,
     KVCache,
+    PassResult,
     SamplingLimits,
 )
 from kernels.interface.weights import LinearWeight, WeightPacking
@@ -40,6 +41,10 @@ class TorchOperations:
     rms_norm = staticmethod(elementwise.rms_norm)
     silu_and_mul = staticmethod(elementwise.silu_and_mul)
     gelu_tanh_and_mul = staticmethod(elementwise.gelu_tanh_and_mul)
+    gelu_and_mul = staticmethod(elementwise.gelu_and_mul)
+    layer_norm = staticmethod(elementwise.layer_norm)
+    add_layer_norm = staticmethod(elementwise.add_layer_norm)
+    activate = staticmethod(elementwise.activate)
     rotary_and_cache = staticmethod(kv_cache.rotary_and_cache)
     write_kv_cache = staticmethod(kv_cache.write_kv_cache)
     copy_blocks = staticmethod(kv_cache.copy_blocks)
@@ -114,7 +119,7 @@ class TorchOperations:
         groups = cast("tuple[TileGroup, ...]", metadata.plan)
         return self._attention.run(q_THD, k_cache, v_cache, groups, params)
 
-    def capture(self, forward: Forward) -> Forward:
+    def capture(self, forward: Forward[PassResult]) -> Forward[PassResult]:
         return forward
 
     def sample(

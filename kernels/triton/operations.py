@@ -14,8 +14,10 @@ from kernels.interface.operations import (
     ExpertRouting,
     Forward,
     KVCache,
+    PassResult,
 )
 from kernels.interface.weights import ExpertWeights, LinearWeight, WeightPacking
+from kernels.torch import elementwise
 from kernels.triton import activation, lora, norm, rotary_cache
 from kernels.triton import kv_cache as cache_of_layer
 from kernels.triton import linear as linear_layers
@@ -52,6 +54,10 @@ class TritonOperations:
     add_rms_norm = staticmethod(norm.add_rms_norm)
     silu_and_mul = staticmethod(activation.silu_and_mul)
     gelu_tanh_and_mul = staticmethod(activation.gelu_tanh_and_mul)
+    gelu_and_mul = staticmethod(elementwise.gelu_and_mul)
+    layer_norm = staticmethod(elementwise.layer_norm)
+    add_layer_norm = staticmethod(elementwise.add_layer_norm)
+    activate = staticmethod(elementwise.activate)
     rotary_and_cache = staticmethod(rotary_cache.rotary_and_cache)
     write_kv_cache = staticmethod(rotary_cache.write_kv_cache)
     read_kv_cache = staticmethod(cache_of_layer.read_kv_cache)
@@ -121,7 +127,7 @@ class TritonOperations:
         tile_rows = invariant_tile_rows(x_TE.dtype) if self._batch_invariant else None
         return mixture_of_experts(x_TE, router_logits_TX, experts, routing, tile_rows=tile_rows)
 
-    def capture(self, forward: Forward) -> Forward:
+    def capture(self, forward: Forward[PassResult]) -> Forward[PassResult]:
         return forward
 
     def make_attention_planner(self, spec: AttentionSpec) -> AttentionPlanner:
