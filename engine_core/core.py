@@ -230,6 +230,7 @@ class EngineCore:
                 arrival_time=now_s,
                 eos_token_ids=self._eos_token_ids,
                 mm_features=self._multimodal.read(message, client.frames),
+                pooler=self._validator.pooler,
             )
             if self._suspects is not None:
                 request.runs_alone = _runs_alone(message, self._suspects)

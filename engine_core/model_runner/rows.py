@@ -10,6 +10,7 @@ from engine_core.scheduler import SchedulerOutput
 from engine_core.scheduler.mm_features import MultiModalFeature
 from engine_core.scheduler.plan import NewRequestData, ResumedRequestData
 from engine_core.scheduler.prompt_embeds import EmbeddedRows
+from protocol.pooling import PoolingParams
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -24,6 +25,12 @@ class PlacedRow:
     """Its fingerprint."""
     prompt_embeds: tuple[EmbeddedRows, ...] = ()
     mm_features: tuple[MultiModalFeature, ...] = ()
+    pooling: PoolingParams | None = None
+
+    @property
+    def num_known(self) -> int:
+        """Tokens with which it is sampled. One that is pooled never catches up with it."""
+        return len(self.token_ids) + (self.pooling is not None)
 
 
 class RunnerRows:
@@ -40,6 +47,7 @@ class RunnerRows:
         """Likewise, of those that have one."""
         self._mm_features_of: dict[str, tuple[MultiModalFeature, ...]] = {}
         """Likewise."""
+        self._pooling_of: dict[str, PoolingParams] = {}
 
     def free(self, plan: SchedulerOutput) -> list[int]:
         """Forget what finished and take the rows of what was preempted. Returns the freed rows."""
@@ -47,6 +55,7 @@ class RunnerRows:
             self._sampling_of.pop(request_id, None)
             self._adapter_of.pop(request_id, None)
             self._mm_features_of.pop(request_id, None)
+            self._pooling_of.pop(request_id, None)
         gone = (*plan.finished_req_ids, *plan.preempted_req_ids)
         rows = [self._row_of.pop(request_id) for request_id in gone if request_id in self._row_of]
         for row in rows:
@@ -60,6 +69,8 @@ class RunnerRows:
                 self._adapter_of[new.req_id] = new.lora_request
             if new.mm_features:
                 self._mm_features_of[new.req_id] = new.mm_features
+            if new.pooling_params is not None:
+                self._pooling_of[new.req_id] = new.pooling_params
             self._sampling_of[new.req_id] = resolve_sampling(
                 new.sampling_params,
                 num_prompt_tokens=len(new.prompt_token_ids),
@@ -95,6 +106,7 @@ class RunnerRows:
             data.block_ids,
             sampling,
             adapter,
-            data.prompt_embeds,
-            self.mm_features_of(request_id),
+            prompt_embeds=data.prompt_embeds,
+            mm_features=self.mm_features_of(request_id),
+            pooling=self._pooling_of.get(request_id),
         )

@@ -216,6 +216,8 @@ def _assemble(
             max_num_seqs=config.scheduler.max_num_seqs,
             scheduling_policy=config.scheduler.scheduling_policy,
             logits_processors=runner_spec.config.logits_processors,
+            pooler=None if runner_spec.loaded.pooler is None else runner_spec.loaded.pooler.config,
+            generates=runner_spec.loaded.generates,
         ),
         eos_token_ids=opened.files.eos_token_ids,
         observers=observers,
@@ -266,8 +268,9 @@ def _trace_writer(path: str, config: EngineConfig, replayed: dict[str, Any]) -> 
 def _handshake(
     opened: OpenModel, config: EngineConfig, vocab_size: int, spec: RunnerSpec
 ) -> Handshake:
-    ops = spec.loaded.ops
-    files, instruction_set = opened.files, ops.name
+    loaded = spec.loaded
+    files, ops, pooler = opened.files, loaded.ops, loaded.pooler
+    instruction_set = ops.name
     if ops.device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(ops.device)
         instruction_set += f" sm_{major}{minor}"
@@ -293,6 +296,10 @@ def _handshake(
             + text_only_note(files, spec.loaded)
         ),
         multimodal=multimodal_info(spec.options, files, spec.loaded),
+        tasks=("generate",) * loaded.generates + (() if pooler is None else pooler.config.tasks),
+        prompts={} if files.modules is None else files.modules.prompts,
+        labels=files.labels if pooler is not None and pooler.config.num_labels else (),
+        default_prompt_name=None if files.modules is None else files.modules.default_prompt_name,
     )
     return Handshake(model, opened.tokenizer, heartbeat_s=HEARTBEAT_S)
 

@@ -16,6 +16,7 @@ from engine_core.options.adapters import AdapterOptions
 from engine_core.options.checks import check_device, check_options
 from engine_core.options.engine import EngineOptions
 from engine_core.options.multimodal import MultiModalOptions
+from engine_core.options.pooling import PoolingOptions
 from engine_core.options.scheduling import SchedulingOptions
 from engine_core.options.security import SecurityOptions
 from engine_core.options.speculation import SpeculationOptions
@@ -224,10 +225,15 @@ def test_nothing_given_is_fair_between_clients_without_limits():
 
 
 OPTIONS = (
-    EngineOptions, AdapterOptions, MultiModalOptions, SchedulingOptions, SpeculationOptions,
+    EngineOptions,
+    AdapterOptions,
+    MultiModalOptions,
+    PoolingOptions,
+    SchedulingOptions,
+    SpeculationOptions,
     SecurityOptions,
-)  # fmt: skip
-PARTS = ("adapters", "multimodal", "scheduling", "speculation", "security")
+)
+PARTS = ("adapters", "multimodal", "pooling", "scheduling", "speculation", "security")
 
 
 def test_every_option_has_a_help_text_and_a_group():

@@ -35,8 +35,8 @@ def make_request(frames, *, modality="image", start=2, stop=6, runs=(), num_inpu
         for n in range(num_inputs)
     )
     request = EngineRequest(
-        request_id="r", prompt_token_ids=list(range(12)), sampling_params=SamplingParams(max_tokens=1),
-        multimodal_inputs=inputs, **more,
+        request_id="r", prompt_token_ids=list(range(12)), multimodal_inputs=inputs,
+        sampling_params=SamplingParams(max_tokens=1), **more,
     )  # fmt: skip
     return request, [memoryview(np.ascontiguousarray(a)).cast("B") for a in frames.values()]
 
@@ -84,7 +84,10 @@ IDEFICS = Idefics3Images({"vision_config": VISION, "scale_factor": 1})
         ({"start": -1}, r"positions \[-1, 6\) of a prompt of 12"),
         ({"stop": 13}, r"positions \[2, 13\) of a prompt of 12"),
         ({"start": 6}, r"positions \[6, 6\)"),
-        ({"start": 0, "stop": 6, "runs": ((0, 4),), "num_inputs": 2}, r"positions \[5, 11\).*end at 6"),
+        (
+            {"start": 0, "stop": 6, "runs": ((0, 4),), "num_inputs": 2},
+            r"positions \[5, 11\).*end at 6",
+        ),
         ({"stop": 5}, "3 places in 1 runs, its tensors make 4 rows"),
         ({"runs": ((0, 4), (3, 1))}, "run of 1 positions from 3 on, of 4, .* ends at 4"),
         ({"runs": ((0, 5),)}, "run of 5 positions from 0 on, of 4"),
