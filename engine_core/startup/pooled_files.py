@@ -187,7 +187,7 @@ class PooledFiles:
             if num_labels == 1:
                 tasks += (PoolingTask.SCORE,)
             if self._architecture.endswith("RewardModel"):
-                tasks: tuple[PoolingTask, ...] = (PoolingTask.TOKEN_CLASSIFY,)
+                tasks = (PoolingTask.TOKEN_CLASSIFY,)
         tags = {"step_tag_id": _QWEN_STEP_TAG} if is_step else {}
         kinds = {PoolingType.LAST, PoolingType.MEAN, PoolingType.CLS}
         wanted = fields.get("pooling_type")
