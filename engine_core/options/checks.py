@@ -113,6 +113,7 @@ def check_encoder(options: EngineOptions, device_type: str) -> None:
         "--host-cache-memory": options.host_cache_memory > 0,
         "--prefix-cache-dir": options.prefix_cache_dir is not None,
         "--memory-fraction": options.memory_fraction is not None,
+        "--enable-lora": options.adapters.is_enabled,
         "--trace": options.trace is not None,
         "--model-impl transformers": options.model_impl == "transformers",
         "--speculative": options.speculation.speculative is not None,
