@@ -12,7 +12,7 @@ from frontend.errors import InvalidInput
 from frontend.event_loop import Clock
 from frontend.media import has_media, items_of, split_media
 from frontend.pooling_params import PoolingParams
-from frontend.reasoning_formats import reasoning_format_of_template
+from frontend.reasoning_formats import ReasoningFormat, reasoning_format_of_template
 from frontend.request_state import RequestState
 from frontend.sampling_params import (
     BeamSearchParams,
@@ -21,6 +21,7 @@ from frontend.sampling_params import (
     as_invalid_input,
     check_scheduling,
 )
+from frontend.structured_outputs import behind_reasoning
 from frontend.tokenizer import Tokenizer
 from protocol.outputs import ModelInfo
 from protocol.pooling import POOLING_SAMPLING, PoolingTask
@@ -58,6 +59,8 @@ PromptsInput = PromptInput | Sequence[PromptInput]
 
 ChatMessage = Mapping[str, Any]
 
+_MARKER_TOKENS = 16
+"""As many of a prompt's last tokens show whether it ends in a block of reasoning."""
 _KNOWN_KEYS = frozenset({"prompt", "prompt_token_ids", "multi_modal_data", "cache_salt"})
 
 
@@ -67,6 +70,7 @@ class InputProcessor:
         model: what the engine serves.
         tokenizer: the model's, if it came with one.
         seeds: draws the seed of a request that has none.
+        reasoning: what may stand before an answer that follows a grammar.
         media_path: of files that prompts may name; None: of none.
     """
 
@@ -77,11 +81,13 @@ class InputProcessor:
         *,
         seeds: random.Random,
         clock: Clock,
+        reasoning: ReasoningFormat | None = None,
         media_path: Callable[[], Path | None] = lambda: None,
     ) -> None:
         self.model = model
         self.optional_tokenizer = tokenizer
         self._seeds = seeds
+        self._reasoning = reasoning
         self._clock = clock
         self._media_path = media_path
         self._multimodal: MultiModalProcessor | None = None
@@ -165,6 +171,11 @@ class InputProcessor:
                 seed=seed,
                 vocab_size=self.model.vocab_size,
             )
+            asked = wire_params.structured_output
+            if asked is not None and (asked.reasoning or self._reasoning):
+                end = self.tokenizer.decode(token_ids[-_MARKER_TOKENS:], skip_special_tokens=False)
+                asked = behind_reasoning(asked, self._reasoning, end)
+                wire_params = msgspec.structs.replace(wire_params, structured_output=asked)
             if params.bad_words:
                 words = bad_word_ids(params.bad_words, self.tokenizer)
                 wire_params = msgspec.structs.replace(wire_params, bad_words=words)
