@@ -249,7 +249,7 @@ def test_a_gpu_and_a_missing_head_are_refused(folder):
     files = open_model(options).files
     with pytest.raises(ConfigurationError, match="encoder-only models run on a CPU only"):
         load_any_model(options, files, torch.device("cuda"))
-    with pytest.raises(StartupError, match="BertModel.* has no head to classify with"):
+    with pytest.raises(StartupError, match=r"BertModel.* has no head to classify with"):
         start(folder("BertModel"), pooling=PoolingOptions(convert="classify"))
 
 
