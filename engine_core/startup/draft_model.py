@@ -89,7 +89,9 @@ def _with_head(
         )
     head_files = open_model_files(name, option="--draft-model", report=logger.info)
     _check_tokenizers(files, head_files)
-    quantization = options.speculation.draft_quantization or "auto"
+    # beside a model in few bits a head in 32 would take a tenth of a step
+    quantization = "int8" if loaded.computes_in_bytes else "auto"
+    quantization = options.speculation.draft_quantization or quantization
     ops = select_operations(
         loaded.ops.device,
         batch_invariant=False,
