@@ -225,6 +225,7 @@ class EngineCore:
                 client_index=client.index,
                 arrival_time=now_s,
                 eos_token_ids=self._eos_token_ids,
+                pooler=self._validator.pooler,
             )
             if self._suspects is not None:
                 request.runs_alone = _runs_alone(message, self._suspects)

@@ -9,6 +9,7 @@ from engine_core.model_runner.sampling_params import ResolvedSampling, resolve_s
 from engine_core.scheduler import SchedulerOutput
 from engine_core.scheduler.plan import NewRequestData, ResumedRequestData
 from engine_core.scheduler.prompt_embeds import EmbeddedRows
+from protocol.pooling import PoolingParams
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -22,6 +23,12 @@ class PlacedRow:
     adapter: str | None = None
     """Its fingerprint."""
     prompt_embeds: tuple[EmbeddedRows, ...] = ()
+    pooling: PoolingParams | None = None
+
+    @property
+    def num_known(self) -> int:
+        """Tokens with which it is sampled. One that is pooled never catches up with it."""
+        return len(self.token_ids) + (self.pooling is not None)
 
 
 class RunnerRows:
@@ -36,12 +43,14 @@ class RunnerRows:
         """Of every sequence that has not finished, with a row or preempted."""
         self._adapter_of: dict[str, str] = {}
         """Likewise, of those that have one."""
+        self._pooling_of: dict[str, PoolingParams] = {}
 
     def free(self, plan: SchedulerOutput) -> list[int]:
         """Forget what finished and take the rows of what was preempted. Returns the freed rows."""
         for request_id in plan.finished_req_ids:
             self._sampling_of.pop(request_id, None)
             self._adapter_of.pop(request_id, None)
+            self._pooling_of.pop(request_id, None)
         gone = (*plan.finished_req_ids, *plan.preempted_req_ids)
         rows = [self._row_of.pop(request_id) for request_id in gone if request_id in self._row_of]
         for row in rows:
@@ -53,6 +62,8 @@ class RunnerRows:
         for new in plan.scheduled_new_reqs:
             if new.lora_request is not None:
                 self._adapter_of[new.req_id] = new.lora_request
+            if new.pooling_params is not None:
+                self._pooling_of[new.req_id] = new.pooling_params
             self._sampling_of[new.req_id] = resolve_sampling(
                 new.sampling_params,
                 num_prompt_tokens=len(new.prompt_token_ids),
@@ -78,4 +89,12 @@ class RunnerRows:
         self._row_of[request_id] = row
         self._sequence_of[row] = request_id
         sampling, adapter = self._sampling_of[request_id], self._adapter_of.get(request_id)
-        return PlacedRow(row, token_ids, data.block_ids, sampling, adapter, data.prompt_embeds)
+        return PlacedRow(
+            row,
+            token_ids,
+            data.block_ids,
+            sampling,
+            adapter,
+            prompt_embeds=data.prompt_embeds,
+            pooling=self._pooling_of.get(request_id),
+        )
