@@ -157,6 +157,7 @@ def _wrong(name: str, shape: tuple[int, ...], wanted: str) -> str:
 
 
 _FAMILIES: dict[str, type[_Images]] = {
+    "gemma3": Gemma3Images,
     "qwen2_vl": QwenImages,
     "qwen2_5_vl": QwenImages,
     "idefics3": Idefics3Images,
