@@ -241,7 +241,7 @@ def _assemble(
 def _structured_outputs(opened: OpenModel, runner_spec: RunnerSpec) -> StructuredOutputs | None:
     """Reads the tokenizer while the runner is built."""
     tokenizer, vocab_size = opened.tokenizer, runner_spec.config.vocab_size
-    if tokenizer is None:
+    if tokenizer is None or not runner_spec.loaded.generates:
         return None
 
     def make_compiler() -> Compiler:
@@ -306,6 +306,7 @@ def _handshake(
         prompts={} if files.modules is None else files.modules.prompts,
         labels=files.labels if pooler is not None and pooler.config.num_labels else (),
         default_prompt_name=None if files.modules is None else files.modules.default_prompt_name,
+        has_segments=files.is_encoder,
     )
     return Handshake(model, opened.tokenizer, heartbeat_s=HEARTBEAT_S)
 
