@@ -72,7 +72,9 @@ def run_daemon(
             options.bind,
             keys=keys,
             is_insecure=security.insecure,
-            max_message_bytes=most_message_bytes(options.max_model_len),
+            max_message_bytes=most_message_bytes(
+                options.max_model_len, options.prompt_embeds_bytes
+            ),
         ) as transport,
         contextlib.ExitStack() as listing,
     ):

@@ -21,6 +21,7 @@ class PlacedRow:
     sampling: ResolvedSampling
     adapter: str | None = None
     """Its fingerprint."""
+    num_computed_tokens: int = 0
     prompt_embeds: tuple[EmbeddedRows, ...] = ()
 
 
@@ -36,12 +37,15 @@ class RunnerRows:
         """Of every sequence that has not finished, with a row or preempted."""
         self._adapter_of: dict[str, str] = {}
         """Likewise, of those that have one."""
+        self._embeds_of: dict[str, tuple[EmbeddedRows, ...]] = {}
+        """Likewise."""
 
     def free(self, plan: SchedulerOutput) -> list[int]:
         """Forget what finished and take the rows of what was preempted. Returns the freed rows."""
         for request_id in plan.finished_req_ids:
             self._sampling_of.pop(request_id, None)
             self._adapter_of.pop(request_id, None)
+            self._embeds_of.pop(request_id, None)
         gone = (*plan.finished_req_ids, *plan.preempted_req_ids)
         rows = [self._row_of.pop(request_id) for request_id in gone if request_id in self._row_of]
         for row in rows:
@@ -53,6 +57,8 @@ class RunnerRows:
         for new in plan.scheduled_new_reqs:
             if new.lora_request is not None:
                 self._adapter_of[new.req_id] = new.lora_request
+            if new.prompt_embeds:
+                self._embeds_of[new.req_id] = new.prompt_embeds
             self._sampling_of[new.req_id] = resolve_sampling(
                 new.sampling_params,
                 num_prompt_tokens=len(new.prompt_token_ids),
@@ -77,5 +83,12 @@ class RunnerRows:
         assert self._row_of.get(request_id, row) == row, "one sequence in two rows"
         self._row_of[request_id] = row
         self._sequence_of[row] = request_id
-        sampling, adapter = self._sampling_of[request_id], self._adapter_of.get(request_id)
-        return PlacedRow(row, token_ids, data.block_ids, sampling, adapter, data.prompt_embeds)
+        return PlacedRow(
+            row,
+            token_ids,
+            data.block_ids,
+            self._sampling_of[request_id],
+            self._adapter_of.get(request_id),
+            data.num_computed_tokens,
+            self._embeds_of.get(request_id, ()),
+        )

@@ -45,6 +45,11 @@ def check_options(options: EngineOptions) -> None:
         raise ConfigurationError(
             "--isolate-tenants has no effect with --no-enable-prefix-caching; omit one of them"
         )
+    if options.max_prompt_embeds is not None and not options.enable_prompt_embeds:
+        raise ConfigurationError(
+            "--max-prompt-embeds has no effect without --enable-prompt-embeds; omit it, or give "
+            "both"
+        )
     if options.max_restarts is not None and not options.supervise:
         raise ConfigurationError(
             "--max-restarts has no effect without --supervise; omit it, or give both"

@@ -58,7 +58,7 @@ class NewRequestData:
     """The fingerprint of its adapter."""
     row: int = 0
     prompt_embeds: tuple[EmbeddedRows, ...] = ()
-    """In place of embeddings of its prompt; () once no more of them is to be computed."""
+    """In place of embeddings of its prompt; the request's own."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -73,8 +73,6 @@ class ResumedRequestData:
     """Prompt and output."""
     block_ids: BlockIds
     num_computed_tokens: int
-    prompt_embeds: tuple[EmbeddedRows, ...] = ()
-    """As of a new one."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -313,7 +311,6 @@ class PlanBuilder:
                 token_ids=sequence.all_token_ids,
                 block_ids=block_ids,
                 num_computed_tokens=sequence.num_computed_tokens,
-                prompt_embeds=sequence.prompt_embeds_left,
             )
             return
         sequence.is_known_to_runner = True
@@ -327,7 +324,7 @@ class PlanBuilder:
             num_computed_tokens=sequence.num_computed_tokens,
             lora_request=sequence.adapter,
             row=row,
-            prompt_embeds=sequence.prompt_embeds_left,
+            prompt_embeds=sequence.request.prompt_embeds,
         )
 
     def add_block_update(self, sequence: Sequence, update: TableUpdate) -> None:

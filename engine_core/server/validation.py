@@ -3,10 +3,14 @@ there is room for, the scheduler decides. A refusal names value, limit and next 
 
 import dataclasses
 import re
+from collections.abc import Sequence
 from typing import Literal, NoReturn
 
 from engine_core.errors import RequestRefused
+from engine_core.kv_cache import ContentSpan
 from engine_core.logits_processors import NamedProcessor, check_extra_args
+from engine_core.scheduler.prompt_embeds import EmbeddedRows
+from engine_core.server.prompt_embeds import PromptEmbedsReader
 from protocol.errors import ErrorCode, InvalidParameter, PromptTooLong
 from protocol.requests import EngineRequest, ModelLimits, check_name, check_timeout
 from protocol.sampling import BeamSearchParams
@@ -20,6 +24,7 @@ class RequestValidator(ModelLimits):
 
     scheduling_policy: Literal["fcfs", "priority", "fair"]
     logits_processors: tuple[NamedProcessor, ...] = ()
+    prompt_embeds: PromptEmbedsReader | None = None
 
     def check(self, request: EngineRequest) -> None:
         """Raises RequestRefused: the request cannot be served by this engine."""
@@ -36,7 +41,6 @@ class RequestValidator(ModelLimits):
                 "sequence; let it not end with # and a number"
             )
         unsupported = {
-            "prompt_embeds": bool(request.prompt_embeds),
             "multimodal_inputs": bool(request.multimodal_inputs),
             "pooling_params": request.pooling_params is not None,
         }
@@ -67,6 +71,24 @@ class RequestValidator(ModelLimits):
                 f"{self.max_model_len - 1}; nothing is left to generate",
                 ErrorCode.PROMPT_TOO_LONG,
             )
+
+    def read_prompt_embeds(
+        self, request: EngineRequest, frames: Sequence[bytes | memoryview]
+    ) -> tuple[tuple[EmbeddedRows, ...], list[ContentSpan]]:
+        """Of a request that passed `check`: what it gives in place of tokens, and its contents.
+        Raises RequestRefused: the request cannot be served by this engine."""
+        if not request.prompt_embeds:
+            return (), []
+        if self.prompt_embeds is None:
+            _refuse(
+                "prompt_embeds are off; send tokens, or start the engine with "
+                "--enable-prompt-embeds",
+                ErrorCode.NOT_SUPPORTED,
+            )
+        try:
+            return self.prompt_embeds.read(request, frames)
+        except InvalidParameter as error:
+            _refuse(str(error))
 
     def _check_sequences(self, request: EngineRequest) -> None:
         num_sequences = request.num_sequences

@@ -27,6 +27,7 @@ from engine_core.scheduler.token_rules import TokenRules
 from engine_core.server.clients import ClientRegistry
 from engine_core.server.inbox import Handshake, Inbox
 from engine_core.server.outbox import Outbox
+from engine_core.server.prompt_embeds import PromptEmbedsReader
 from engine_core.server.transport import ZmqTransport
 from engine_core.server.validation import RequestValidator
 from engine_core.startup.adapters import open_adapters
@@ -44,6 +45,7 @@ from engine_core.trace import TraceWriter
 from kernels.compile_counter import CompileCounter, watch_triton
 from kernels.interface.operations import Operations
 from protocol.outputs import ModelInfo
+from protocol.prompt_embeds import PromptEmbedsInfo
 
 logger = logging.getLogger(__name__)
 
@@ -191,7 +193,10 @@ def _assemble(
         observers.append(adapters)
     clients = ClientRegistry()
     outbox = Outbox(transport, clients, heartbeat_s=HEARTBEAT_S)
-    handshake = _handshake(opened, config, vocab_size, runner_spec.loaded.ops)
+    embeds = _prompt_embeds_reader(config, runner_spec)
+    handshake = _handshake(
+        opened, config, vocab_size, runner_spec.loaded.ops, None if embeds is None else embeds.info
+    )
     if adapters is not None:
         handshake.use_adapters(adapters.infos)
     return EngineCore(
@@ -216,6 +221,7 @@ def _assemble(
             max_num_seqs=config.scheduler.max_num_seqs,
             scheduling_policy=config.scheduler.scheduling_policy,
             logits_processors=runner_spec.config.logits_processors,
+            prompt_embeds=embeds,
         ),
         eos_token_ids=opened.files.eos_token_ids,
         observers=observers,
@@ -262,8 +268,29 @@ def _trace_writer(path: str, config: EngineConfig, replayed: dict[str, Any]) -> 
         ) from error
 
 
+def _prompt_embeds_reader(
+    config: EngineConfig, runner_spec: RunnerSpec
+) -> PromptEmbedsReader | None:
+    if not config.max_prompt_embeds_bytes:
+        return None
+    hidden_size = runner_spec.config.model.kv_cache_spec.hidden_size
+    if not hidden_size:
+        raise ConfigurationError(
+            f"--enable-prompt-embeds: {config.architecture} does not run from embeddings; omit it"
+        )
+    return PromptEmbedsReader(
+        PromptEmbedsInfo(hidden_size=hidden_size, max_bytes=config.max_prompt_embeds_bytes),
+        block_size=config.block_size,
+        largest_number=torch.finfo(runner_spec.config.dtype).max,
+    )
+
+
 def _handshake(
-    opened: OpenModel, config: EngineConfig, vocab_size: int, ops: Operations
+    opened: OpenModel,
+    config: EngineConfig,
+    vocab_size: int,
+    ops: Operations,
+    prompt_embeds: PromptEmbedsInfo | None,
 ) -> Handshake:
     files, instruction_set = opened.files, ops.name
     if ops.device.type == "cuda":
@@ -289,6 +316,7 @@ def _handshake(
             [config.weights, f"KV cache {config.kv_cache_dtype}", config.model_impl]
             + [f"logits processor {name}" for name in config.logits_processors]
         ),
+        prompt_embeds=prompt_embeds,
     )
     return Handshake(model, opened.tokenizer, heartbeat_s=HEARTBEAT_S)
 

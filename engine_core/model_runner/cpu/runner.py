@@ -138,7 +138,9 @@ class CPUModelRunner:
             self.batch.write_row(placed.row, placed.token_ids, placed.block_ids)
             self._adapters.write_row(placed.row, placed.adapter)
             self.given.place(placed)
-            self._sampler.write_row(placed.row, placed.sampling, placed.token_ids)
+            self._sampler.write_row(
+                placed.row, placed.sampling, placed.token_ids, placed.prompt_embeds
+            )
             self._prompts.write_row(placed.row, placed.sampling)
             if self._draft is not None:
                 self._draft.place(placed)

@@ -97,7 +97,7 @@ class Speculator:
             most = min(int(lengths[index]), sequence.max_drafts(self._max_model_len))
             if most < 1 or sequence.request.beam_search is not None:
                 continue
-            tokens = batch.token_ids[row, : batch.num_tokens[row]]
+            tokens = batch.token_ids[row, sequence.request.embeds_stop : batch.num_tokens[row]]
             drafts = proposer.propose(tokens, sequence.request.scope, most)
             sequence.spec_token_ids = drafts[:most]
             if drafts:

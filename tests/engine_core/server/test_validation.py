@@ -11,7 +11,8 @@ from engine_core.server.validation import RequestValidator
 from protocol.errors import ErrorCode, InvalidParameter
 from protocol.multimodal import MultiModalInput, TensorRef
 from protocol.pooling import PoolingParams, PoolingTask
-from protocol.requests import EmbeddedSpan, EngineRequest
+from protocol.prompt_embeds import EmbeddedSpan
+from protocol.requests import EngineRequest
 from protocol.sampling import BeamSearchParams, SamplingParams
 
 LIMITS = RequestValidator(
