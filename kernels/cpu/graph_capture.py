@@ -39,6 +39,7 @@ class GraphOpKind(IntEnum):
     EMBEDDING_PACKED = 9
     LORA = 10
     GIVEN_ROWS = 11
+    COPY = 12
 
 
 class GraphOp(ctypes.Structure):
@@ -139,6 +140,13 @@ class Activation(Placeholder):
             raise NotCapturable("it multiplies an activation with more than one number")
         size, number = self.stride, float(factor)
         return self.capture.add(GraphOpKind.SCALE, out=self, size=size, number=number)
+
+    def clone(self) -> Activation:
+        """What it holds now, in memory of its own."""
+        if not self.is_dense_row:
+            raise NotCapturable(f"it copies {self.tail}")
+        out, size = self.capture.new(self.stride), self.stride
+        return self.capture.add(GraphOpKind.COPY, subject=self, out=out, size=size)
 
     @property
     def is_dense_row(self) -> bool:

@@ -47,6 +47,7 @@ from kernels.interface.operations import (
     AttentionSpec,
     Forward,
     KVCache,
+    PassResult,
     RotaryParams,
 )
 from kernels.interface.weights import LinearWeight, WeightPacking
@@ -97,7 +98,7 @@ class CpuOperations(NativeSampling, TorchOperations):
     def build(self) -> str:
         return f"{super().build}-{self._library.build}"
 
-    def capture(self, forward: Forward) -> Forward:
+    def capture(self, forward: Forward[PassResult]) -> Forward[PassResult]:
         return CapturedForward(self._library, forward)
 
     @property

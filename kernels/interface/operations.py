@@ -19,7 +19,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 
@@ -330,12 +330,12 @@ class Operations(Protocol):
     def gelu_tanh_and_mul(self, gate_up_TF2: torch.Tensor) -> torch.Tensor:
         """`gelu(left half, tanh approximation) * right half` of [T, 2F] -> [T, F]. Consumes."""
 
-    def capture(self, forward: Forward) -> Forward:
+    def capture(self, forward: Forward[PassResult]) -> Forward[PassResult]:
         """A model's forward pass, which the backend may run once and replay as a captured graph.
 
         The results are bit for bit those of `forward`. It must do the same at every call, and with
-        activations nothing but operations, `.flatten(1)`, and `.mul_` with one number; one that
-        does more is run as it is."""
+        activations nothing but operations, `.flatten(1)`, `.clone()`, and `.mul_` with one number;
+        one that does more is run as it is."""
 
     def rotary_and_cache(
         self,
@@ -475,5 +475,6 @@ class ForwardContext:
     given: GivenRows | None = None
 
 
-Forward = Callable[[torch.Tensor, torch.Tensor, ForwardContext], torch.Tensor]
-"""(int64 token ids [T], int64 positions [T], context) -> hidden_TE."""
+PassResult = TypeVar("PassResult", bound=torch.Tensor | tuple[torch.Tensor, ...])
+Forward = Callable[[torch.Tensor, torch.Tensor, ForwardContext], PassResult]
+"""(int64 token ids [T], int64 positions [T], context) -> hidden_TE, or several such tensors."""

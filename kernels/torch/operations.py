@@ -16,6 +16,7 @@ from kernels.interface.operations import (
     AttentionSpec,
     Forward,
     KVCache,
+    PassResult,
     SamplingLimits,
 )
 from kernels.interface.weights import LinearWeight, WeightPacking
@@ -114,7 +115,7 @@ class TorchOperations:
         groups = cast("tuple[TileGroup, ...]", metadata.plan)
         return self._attention.run(q_THD, k_cache, v_cache, groups, params)
 
-    def capture(self, forward: Forward) -> Forward:
+    def capture(self, forward: Forward[PassResult]) -> Forward[PassResult]:
         return forward
 
     def sample(

@@ -14,6 +14,7 @@ from kernels.interface.operations import (
     ExpertRouting,
     Forward,
     KVCache,
+    PassResult,
 )
 from kernels.interface.weights import ExpertWeights, LinearWeight, WeightPacking
 from kernels.triton import activation, lora, norm, rotary_cache
@@ -121,7 +122,7 @@ class TritonOperations:
         tile_rows = invariant_tile_rows(x_TE.dtype) if self._batch_invariant else None
         return mixture_of_experts(x_TE, router_logits_TX, experts, routing, tile_rows=tile_rows)
 
-    def capture(self, forward: Forward) -> Forward:
+    def capture(self, forward: Forward[PassResult]) -> Forward[PassResult]:
         return forward
 
     def make_attention_planner(self, spec: AttentionSpec) -> AttentionPlanner:

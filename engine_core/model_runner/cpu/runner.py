@@ -11,6 +11,8 @@ from engine_core.model_runner.adapter_rows import AdapterRows
 from engine_core.model_runner.cache import BlockStorage, PagedKVCache
 from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.cpu.draft_model import DraftModel
+from engine_core.model_runner.cpu.drafter import Drafter, DraftSampling
+from engine_core.model_runner.cpu.eagle import EagleDrafter
 from engine_core.model_runner.cpu.input_batch import CPUInputBatch, StepInputs, gather_step_inputs
 from engine_core.model_runner.cpu.row_processors import RowProcessors
 from engine_core.model_runner.cpu.sampler import CPUSampler
@@ -21,6 +23,7 @@ from engine_core.model_runner.logit_masks import logit_masks
 from engine_core.model_runner.output import runner_output
 from engine_core.model_runner.prompt_logprobs import PromptColumns, PromptReports
 from engine_core.model_runner.rows import RunnerRows
+from engine_core.models.eagle import EagleHead
 from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
 from kernels.interface.operations import SamplingOperations
 from protocol.outputs import Logprobs
@@ -53,17 +56,18 @@ class CPUModelRunner:
         )
         self._prompts = PromptReports(config.max_num_seqs)
         self.given = GivenStates(config.max_num_seqs)
-        self._draft: DraftModel | None = None
-        if config.draft is not None:
-            self._draft = DraftModel(
-                config,
-                config.draft,
-                self.storage,
-                batch=self.batch,
-                sampler=self._sampler,
-                adapters=self._adapters,
-            )
+        self._drafter = self._make_drafter(config)
         self._in_flight: SchedulerOutput | None = None
+
+    def _make_drafter(self, config: RunnerConfig) -> Drafter | None:
+        if config.draft is None:
+            return None
+        batch, sampling = self.batch, DraftSampling(config, self.batch, self._sampler)
+        if isinstance(config.draft.model, EagleHead):
+            return EagleDrafter(config, self.storage, batch=batch, sampling=sampling)
+        return DraftModel(
+            config, self.storage, batch=batch, sampling=sampling, adapters=self._adapters
+        )
 
     def submit(self, plan: SchedulerOutput) -> None:
         """Take the step that the next `collect` runs."""
@@ -105,14 +109,10 @@ class CPUModelRunner:
         num_tokens_R = np.diff(inputs.query_start_R1)
         self._adapters.begin_step(self._adapters.of_tokens(inputs.rows_R, num_tokens_R))
         given = self.given.of_step(inputs.rows_R, inputs.seq_lens_R - num_tokens_R, num_tokens_R)
-        if self._draft is not None:
-            self._draft.begin(plan, inputs)
-        context = self._cache.forward_context(
-            query_start_loc_R1=torch.from_numpy(inputs.query_start_R1),
-            seq_lens_R=torch.from_numpy(inputs.seq_lens_R),
-            block_tables_GRM=[torch.from_numpy(table) for table in inputs.block_tables_GRM],
-            slot_mappings_GT=[torch.from_numpy(slots) for slots in inputs.slot_mappings_GT],
-            num_decodes=inputs.num_decodes,
+        if self._drafter is not None:
+            self._drafter.begin(plan, inputs)
+        context = inputs.context_in(
+            self._cache,
             given=None if given is None else given.on_device(self.config.dtype, self._ops.device),
         )
         hidden_TE = self._model.forward(
@@ -122,9 +122,9 @@ class CPUModelRunner:
         num_tokens = self.batch.num_tokens[plan.batch.rows]
         output = self._sample(plan, inputs, hidden_TE)
         drafts = None
-        if self._draft is not None:
+        if self._drafter is not None:
             is_sampled = self.batch.num_tokens[plan.batch.rows] > num_tokens
-            drafts = self._draft.propose(plan, is_sampled)
+            drafts = self._drafter.propose(plan, inputs, is_sampled)
         if not reports and drafts is None:
             return output
         return dataclasses.replace(output, prompt_logprobs=reports, draft_token_ids=drafts)
@@ -142,8 +142,8 @@ class CPUModelRunner:
                 placed.row, placed.sampling, placed.token_ids, placed.prompt_embeds
             )
             self._prompts.write_row(placed.row, placed.sampling)
-            if self._draft is not None:
-                self._draft.place(placed)
+            if self._drafter is not None:
+                self._drafter.place(placed)
         for update in plan.block_updates:
             self.batch.write_blocks(update.row, update.start, update.block_ids)
 

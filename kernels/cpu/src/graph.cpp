@@ -5,6 +5,7 @@
 #include "graph.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "dispatch.h"
 
@@ -81,6 +82,9 @@ const char* run_op(const ec::GraphStep& step, int64_t i) {
                            num_tokens, c.out, c.out_stride);
         case ec::GraphOpKind::given_rows:
             return overwrite_given_rows(step, c);
+        case ec::GraphOpKind::copy:
+            std::memcpy(c.out, c.subject, num_tokens * c.size * sizeof(float));
+            return nullptr;
     }
     return ec::refuse("operation %ld is not known", c.kind);
 }

@@ -34,6 +34,7 @@ enum class GraphOpKind : int64_t {
     embedding_packed = 9,  // out = rows of operand (a LinearWeight) at the step's token ids
     lora = 10,  // out += the adapters' part of subject; operand: LoraStack
     given_rows = 11,  // the rows of out that the step gives
+    copy = 12,  // out = subject
 };
 
 // Mirrored by `GraphOp` in kernels/cpu/graph_capture.py. Strides are floats from a token's row of
