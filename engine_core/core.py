@@ -210,9 +210,7 @@ class EngineCore:
                 self._outbox.post(client, self._control.answer_pause(call_id))
             self._pauses.clear()
 
-    def _add_request(
-        self, client: Client, message: EngineRequest, frames: Sequence[Frame]
-    ) -> None:
+    def _add_request(self, client: Client, message: EngineRequest, frames: Sequence[Frame]) -> None:
         now_s = self._clock()
         try:
             if self._lifecycle.stage is not Stage.SERVING:

@@ -7,8 +7,8 @@ from protocol.base import Message
 from protocol.calls import AdapterInfo, AnyResult
 from protocol.errors import ErrorCode
 from protocol.multimodal import MultiModalInfo, TensorRef
-from protocol.prompt_embeds import PromptEmbedsInfo
 from protocol.pooling import Pooled
+from protocol.prompt_embeds import PromptEmbedsInfo
 
 _ENTRY_BYTES = 4
 """Of a token id or a log-probability in columns."""

@@ -1,13 +1,11 @@
 """Hidden states in place of a prompt's tokens, and what is checked of them before any is read."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from protocol.base import Message
 from protocol.errors import InvalidParameter
 from protocol.multimodal import TensorRef
-
-if TYPE_CHECKING:
-    from protocol.requests import EngineRequest
+from protocol.sampling import SamplingParams
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
@@ -35,11 +33,13 @@ class PromptEmbedsInfo(Message, frozen=True):
     max_bytes: int
     """Of a request."""
 
-    def check(self, request: "EngineRequest") -> None:
-        """What can be said without the frames.
+    def check(
+        self, spans: Sequence[EmbeddedSpan], num_prompt_tokens: int, params: SamplingParams
+    ) -> None:
+        """What can be said without the frames of a request that has any.
         Raises InvalidParameter: with the value, the limit and the next action."""
         stop = num_bytes = 0
-        for span in request.prompt_embeds:
+        for span in spans:
             shape, dtype = span.data.shape, span.data.dtype
             if dtype not in DTYPE_BYTES:
                 raise InvalidParameter(
@@ -50,10 +50,10 @@ class PromptEmbedsInfo(Message, frozen=True):
                     f"prompt_embeds has shape {[*shape[:9]]}, it must be [at least 1, hidden size "
                     f"{self.hidden_size}]; use this model's own embeddings"
                 )
-            if not stop <= span.start <= span.stop <= len(request.prompt_token_ids):
+            if not stop <= span.start <= span.stop <= num_prompt_tokens:
                 raise InvalidParameter(
                     f"prompt_embeds has positions [{span.start}, {span.stop}) of a prompt of "
-                    f"{len(request.prompt_token_ids)}, behind others that end at {stop}; give them "
+                    f"{num_prompt_tokens}, behind others that end at {stop}; give them "
                     "by rising positions, without overlap"
                 )
             stop = span.stop
@@ -64,7 +64,7 @@ class PromptEmbedsInfo(Message, frozen=True):
                 "positions or 16-bit numbers, or start the engine with a larger "
                 "--max-prompt-embeds"
             )
-        if request.prompt_embeds and request.sampling_params.prompt_logprobs is not None:
+        if params.prompt_logprobs is not None:
             raise InvalidParameter(
                 "prompt_logprobs with prompt_embeds, which have no tokens to report; omit one of "
                 "them"

@@ -3,6 +3,7 @@ the scheduler sees them."""
 
 import struct
 from collections.abc import Iterator, Sequence
+from typing import Any
 from weakref import WeakSet
 
 import numpy as np
@@ -34,7 +35,7 @@ class PromptEmbedsReader:
         self._block_size = block_size
         self._unfinished: WeakSet[EmbeddedRows] = WeakSet()
         (bits,) = struct.unpack("<I", struct.pack("<f", min(largest_number, 3.4028234e38)))
-        self._formats = {
+        self._formats: dict[str, tuple[np.dtype[Any], int, int]] = {
             "float32": (np.dtype("<u4"), 2**31 - 1, bits),
             "bfloat16": (np.dtype("<u2"), 2**15 - 1, bits >> 16),
             "float16": (np.dtype("<u2"), 2**15 - 1, 0x7BFF),
@@ -50,8 +51,9 @@ class PromptEmbedsReader:
             InvalidParameter: a place, shape, dtype, size or number that cannot be.
             RequestRefused: unfinished requests have taken the memory there is for them.
         """
-        self.info.check(request)
-        num_bytes = sum(span.num_bytes for span in request.prompt_embeds)
+        spans, num_tokens = request.prompt_embeds, len(request.prompt_token_ids)
+        self.info.check(spans, num_tokens, request.sampling_params)
+        num_bytes = sum(span.num_bytes for span in spans)
         num_kept = sum(rows.data.nbytes for rows in self._unfinished)
         limit = _REQUESTS_AT_ONCE * self.info.max_bytes
         if num_kept + num_bytes > limit and not request.is_resumed:

@@ -11,7 +11,6 @@ from engine_core.server.validation import RequestValidator
 from protocol.errors import ErrorCode, InvalidParameter
 from protocol.multimodal import MultiModalInput, TensorRef
 from protocol.pooling import PoolingParams, PoolingTask
-from protocol.prompt_embeds import EmbeddedSpan
 from protocol.requests import EngineRequest
 from protocol.sampling import BeamSearchParams, SamplingParams
 
@@ -88,15 +87,6 @@ def test_a_good_request_passes():
             replaced(priority=1),
             ErrorCode.NOT_SUPPORTED,
             "priority is 1, and the scheduling policy is fcfs.*another --scheduling-policy",
-        ),
-        (
-            replaced(
-                prompt_embeds=(
-                    EmbeddedSpan(start=0, data=TensorRef(frame=0, dtype="float32", shape=(1, 1))),
-                )
-            ),
-            ErrorCode.NOT_SUPPORTED,
-            "prompt_embeds",
         ),
         (
             replaced(
