@@ -8,7 +8,7 @@ from hashlib import blake2b
 from engine_core.kv_cache import CONTENT_HASH_BYTES, ContentSpan
 
 
-@dataclasses.dataclass(frozen=True, slots=True, weakref_slot=True)
+@dataclasses.dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class EmbeddedRows:
     """Hidden states of prompt positions [start, stop).
 
