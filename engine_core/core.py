@@ -230,6 +230,7 @@ class EngineCore:
                 eos_token_ids=self._eos_token_ids,
                 prompt_embeds=embeds,
                 content_spans=spans,
+                pooler=self._validator.pooler,
             )
             if spans:  # what knows prompts again knows them by their tokens
                 token_ids = spelled_out(message.prompt_token_ids, spans)

@@ -8,6 +8,7 @@ import torch
 from engine_core.adapters.pool import AdapterPool
 from engine_core.kv_cache import KVCacheGroupSpec
 from engine_core.logits_processors import NamedProcessor
+from engine_core.model_runner.pooling import Pooler
 from engine_core.models import Model
 from engine_core.models.eagle import EagleHead
 from engine_core.models.interface import KVCacheSpec
@@ -102,6 +103,7 @@ class RunnerConfig:
         adapters: those whose weights are beside the model; None: requests have none.
         draft: of the same vocabulary; None: the runner makes no drafts.
         logits_processors: the operator's, in order; a CPU's runner has them.
+        pooler: of pooling requests; None: there are none.
     """
 
     model: Model
@@ -119,6 +121,7 @@ class RunnerConfig:
     max_num_drafts: int = 0
     draft: DraftConfig | None = None
     logits_processors: tuple[NamedProcessor, ...] = ()
+    pooler: Pooler | None = None
 
     def __post_init__(self) -> None:
         """Raises ValueError: two models whose layers cannot share blocks."""

@@ -9,6 +9,7 @@ from engine_core.model_runner.sampling_params import ResolvedSampling, resolve_s
 from engine_core.scheduler import SchedulerOutput
 from engine_core.scheduler.plan import NewRequestData, ResumedRequestData
 from engine_core.scheduler.prompt_embeds import EmbeddedRows
+from protocol.pooling import PoolingParams
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -23,6 +24,12 @@ class PlacedRow:
     """Its fingerprint."""
     num_computed_tokens: int = 0
     prompt_embeds: tuple[EmbeddedRows, ...] = ()
+    pooling: PoolingParams | None = None
+
+    @property
+    def num_known(self) -> int:
+        """Tokens with which it is sampled. One that is pooled never catches up with it."""
+        return len(self.token_ids) + (self.pooling is not None)
 
 
 class RunnerRows:
@@ -39,6 +46,7 @@ class RunnerRows:
         """Likewise, of those that have one."""
         self._embeds_of: dict[str, tuple[EmbeddedRows, ...]] = {}
         """Likewise."""
+        self._pooling_of: dict[str, PoolingParams] = {}
 
     def free(self, plan: SchedulerOutput) -> list[int]:
         """Forget what finished and take the rows of what was preempted. Returns the freed rows."""
@@ -46,6 +54,7 @@ class RunnerRows:
             self._sampling_of.pop(request_id, None)
             self._adapter_of.pop(request_id, None)
             self._embeds_of.pop(request_id, None)
+            self._pooling_of.pop(request_id, None)
         gone = (*plan.finished_req_ids, *plan.preempted_req_ids)
         rows = [self._row_of.pop(request_id) for request_id in gone if request_id in self._row_of]
         for row in rows:
@@ -59,6 +68,8 @@ class RunnerRows:
                 self._adapter_of[new.req_id] = new.lora_request
             if new.prompt_embeds:
                 self._embeds_of[new.req_id] = new.prompt_embeds
+            if new.pooling_params is not None:
+                self._pooling_of[new.req_id] = new.pooling_params
             self._sampling_of[new.req_id] = resolve_sampling(
                 new.sampling_params,
                 num_prompt_tokens=len(new.prompt_token_ids),
@@ -91,4 +102,5 @@ class RunnerRows:
             self._adapter_of.get(request_id),
             data.num_computed_tokens,
             self._embeds_of.get(request_id, ()),
+            self._pooling_of.get(request_id),
         )

@@ -9,6 +9,7 @@ from cyclopts import Parameter, validators
 
 from engine_core.logs import LogFormat
 from engine_core.options.adapters import AdapterOptions
+from engine_core.options.pooling import PoolingOptions
 from engine_core.options.scheduling import SchedulingOptions
 from engine_core.options.security import SecurityOptions
 from engine_core.options.speculation import QuantizationName, SpeculationOptions
@@ -69,6 +70,7 @@ class EngineOptions:
     max_prompt_embeds: Annotated[int | None, SIZE, POSITIVE] = None
     """Most bytes of them in a request, such as 256MiB (default 64MiB)."""
 
+    pooling: PoolingOptions = dataclasses.field(default_factory=PoolingOptions)
     adapters: AdapterOptions = dataclasses.field(default_factory=AdapterOptions)
 
     block_size: Annotated[int, CACHE, POSITIVE] = 16

@@ -9,6 +9,7 @@ from collections.abc import Sequence as AnySequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from engine_core.kv_cache import BlockIds, CacheCopies, TableUpdate
 from engine_core.scheduler.batch_state import BatchState, IdsOfRows, Int32Array, Int64Array
@@ -17,6 +18,7 @@ from engine_core.scheduler.mm_features import MultiModalFeature
 from engine_core.scheduler.prompt_embeds import EmbeddedRows
 from engine_core.scheduler.request import Request, Sequence
 from protocol.outputs import Logprobs
+from protocol.pooling import PoolingParams
 from protocol.sampling import SamplingParams
 
 
@@ -57,6 +59,8 @@ class NewRequestData:
     lora_request: str | None
     """The fingerprint of its adapter."""
     row: int = 0
+    pooling_params: PoolingParams | None = None
+    """If given, it is pooled when all of its prompt is computed, and nothing is sampled."""
     prompt_embeds: tuple[EmbeddedRows, ...] = ()
     """In place of embeddings of its prompt; the request's own."""
 
@@ -195,15 +199,19 @@ class ModelRunnerOutput:
     sampled_token_ids: list[list[int]] | Int32Array
     """As lists: empty while the prompt is not finished, else accepted drafts and one token more; or
     what several decode steps sampled, at least one token.
-    As an array [R]: one token for each sequence of the batch, and no drafts in the step; tokens of
-    sequences whose prompt is not finished are not read. After K decode steps [R, K]: of each
-    sequence as many tokens as were scheduled."""
+    As an array [R]: one token for each sequence of the batch; those of sequences whose prompt is
+    not finished, or that have drafts, are not read. After K decode steps [R, K]: of each sequence
+    as many tokens as were scheduled."""
+    verified_token_ids: Mapping[str, list[int]] = dataclasses.field(default_factory=dict)
+    """Beside an array, of sequences with drafts: the accepted ones and one token more."""
     logprobs: dict[str, Logprobs] | None = None
     """Of the sequences that asked, one position a sampled token."""
     prompt_logprobs: Mapping[str, tuple[int, Logprobs]] = dataclasses.field(default_factory=dict)
     """Of sequences that asked and computed more of their prompts: the position of the first token,
     from 1 on, and columns of this and the next ones."""
     draft_token_ids: DraftTokenIds | None = None
+    pooled: Mapping[str, npt.NDArray[np.float32]] = dataclasses.field(default_factory=dict)
+    """Of pooling requests whose prompts are computed now; their sampled tokens are not read."""
     failures: dict[str, str] = dataclasses.field(default_factory=dict)
     """Sequences without a valid result, and why; their requests end with an error, no others."""
 
@@ -325,6 +333,7 @@ class PlanBuilder:
             lora_request=sequence.adapter,
             row=row,
             prompt_embeds=sequence.request.prompt_embeds,
+            pooling_params=sequence.request.pooling_params,
         )
 
     def add_block_update(self, sequence: Sequence, update: TableUpdate) -> None:

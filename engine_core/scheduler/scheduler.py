@@ -99,11 +99,11 @@ class Scheduler(SchedulerInterface):
         self._batching = batching(pool, preemptor, self._waiting, self._explanations, config)
         self._isolation = FaultIsolation(pool, preemptor)
         self._in_flight = InFlightSteps(pool, config.max_steps_in_flight)
-        self._output_processor = OutputProcessor(pool, config.max_model_len)
-        self._feedback = StepFeedback(pool, rule, budget)
         self._speculator: Speculator | None = None
         if config.num_speculative_tokens:
             self._speculator = Speculator(pool, config, proposer)
+        self._output_processor = OutputProcessor(pool, config.max_model_len, self._speculator)
+        self._feedback = StepFeedback(pool, rule, budget)
         self._deadlines = Deadlines()
         self._slo = SLOAttainment(config, pool.counters)
         self._pause_why = ""
@@ -250,8 +250,6 @@ class Scheduler(SchedulerInterface):
             if sequence is not None and step.batch.position_of(sequence) is not None:
                 request_id = sequence.request.request_id
                 self.finish_requests(request_id, RequestStatus.FINISHED_ERROR, why)
-        if self._speculator is not None:
-            self._speculator.observe_drafts(step, model_runner_output)
         decoded = self._output_processor.process(step, model_runner_output, now)
         to_finish, self._samples_to_finish = self._samples_to_finish, {}
         for (request_id, index), status in to_finish.items():
@@ -338,12 +336,13 @@ class Scheduler(SchedulerInterface):
         request.first_step_id = self._in_flight.next_step_id
         pool.add_waiting(request)
         self._deadlines.add(request)
-        if request.num_prompt_tokens >= max_model_len:
-            why = str(PromptTooLong(request.num_prompt_tokens, max_model_len))
+        num_prompt, num_generated = request.num_prompt_tokens, int(request.pooling_params is None)
+        if num_prompt + num_generated > max_model_len:
+            why = str(PromptTooLong(num_prompt, max_model_len, num_generated=num_generated))
             pool.finish_request(request, RequestStatus.FINISHED_IGNORED, why)
             return
         if request.beam_search is not None:
-            request.beam_search.limit_tokens(max_model_len - request.num_prompt_tokens)
+            request.beam_search.limit_tokens(max_model_len - num_prompt)
         first = request.sequences[0]
         if request.num_output_tokens and check_stop(first, max_model_len):
             pool.emit_output(first, [])

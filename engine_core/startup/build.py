@@ -35,6 +35,7 @@ from engine_core.startup.before_torch import OpenModel
 from engine_core.startup.device import choose_device
 from engine_core.startup.draft_model import load_with_draft
 from engine_core.startup.logits_processors import load_processors
+from engine_core.startup.model import LoadedModel
 from engine_core.startup.phases import StartPhases
 from engine_core.startup.prefix_store import open_prefix_store
 from engine_core.startup.resolve import plan_runner, resolve_config
@@ -43,7 +44,6 @@ from engine_core.startup.served_model import ServedModel
 from engine_core.structured_output.manager import Compiler, StructuredOutputs
 from engine_core.trace import TraceWriter
 from kernels.compile_counter import CompileCounter, watch_triton
-from kernels.interface.operations import Operations
 from protocol.outputs import ModelInfo
 from protocol.prompt_embeds import PromptEmbedsInfo
 
@@ -195,7 +195,7 @@ def _assemble(
     outbox = Outbox(transport, clients, heartbeat_s=HEARTBEAT_S)
     embeds = _prompt_embeds_reader(config, runner_spec)
     handshake = _handshake(
-        opened, config, vocab_size, runner_spec.loaded.ops, None if embeds is None else embeds.info
+        opened, config, vocab_size, runner_spec.loaded, None if embeds is None else embeds.info
     )
     if adapters is not None:
         handshake.use_adapters(adapters.infos)
@@ -222,6 +222,8 @@ def _assemble(
             scheduling_policy=config.scheduler.scheduling_policy,
             logits_processors=runner_spec.config.logits_processors,
             prompt_embeds=embeds,
+            pooler=None if runner_spec.loaded.pooler is None else runner_spec.loaded.pooler.config,
+            generates=runner_spec.loaded.generates,
         ),
         eos_token_ids=opened.files.eos_token_ids,
         observers=observers,
@@ -289,10 +291,11 @@ def _handshake(
     opened: OpenModel,
     config: EngineConfig,
     vocab_size: int,
-    ops: Operations,
+    loaded: LoadedModel,
     prompt_embeds: PromptEmbedsInfo | None,
 ) -> Handshake:
-    files, instruction_set = opened.files, ops.name
+    files, ops, pooler = opened.files, loaded.ops, loaded.pooler
+    instruction_set = ops.name
     if ops.device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(ops.device)
         instruction_set += f" sm_{major}{minor}"
@@ -317,6 +320,10 @@ def _handshake(
             + [f"logits processor {name}" for name in config.logits_processors]
         ),
         prompt_embeds=prompt_embeds,
+        tasks=("generate",) * loaded.generates + (() if pooler is None else pooler.config.tasks),
+        prompts={} if files.modules is None else files.modules.prompts,
+        labels=files.labels if pooler is not None and pooler.config.num_labels else (),
+        default_prompt_name=None if files.modules is None else files.modules.default_prompt_name,
     )
     return Handshake(model, opened.tokenizer, heartbeat_s=HEARTBEAT_S)
 

@@ -10,11 +10,15 @@ from engine_core.errors import ConfigurationError, StartupError
 from engine_core.model_files import ModelFiles
 from engine_core.model_files.download import cache_folder
 from engine_core.model_runner.config import DraftConfig
+from engine_core.model_runner.pooling import Pooler
 from engine_core.models import Model, UnsupportedArchitecture, load_dummy_model, load_model
+from engine_core.models.config import ModelConfig
+from engine_core.models.encoder import Encoder
 from engine_core.models.registry import read_model_config
 from engine_core.models.weight_transfer import weight_transfer_to
 from engine_core.options.engine import EngineOptions
 from engine_core.startup.device import choose_dtype, dtype_name, float_weights_of, keeps_blocks
+from engine_core.startup.pooled_files import PooledFiles
 from engine_core.startup.weight_cache import DEFAULT_LIMIT_BYTES, PackedWeightCache
 from kernels.backends import UnsupportedDevice, select_operations
 from kernels.interface.operations import Operations
@@ -30,6 +34,9 @@ class LoadedModel:
     Attributes:
         weights: formats of the dense layers' weights, the one with most bytes first.
         is_packed: on a CPU, every product is of packed weights: none is left to torch.
+        pooler: None: nothing is pooled.
+        generates: text is generated.
+        max_seq_length: tokens that sentence-transformers' files allow, if they say so.
         draft: makes drafts for this one.
         draft_fingerprint: of its weights, and how they are kept.
     """
@@ -43,6 +50,9 @@ class LoadedModel:
     is_packed: bool
     draft: DraftConfig | None = None
     draft_fingerprint: str = ""
+    pooler: Pooler | None = None
+    generates: bool = True
+    max_seq_length: int | None = None
 
     @property
     def is_quantised(self) -> bool:
@@ -106,7 +116,10 @@ def load_any_model(options: EngineOptions, files: ModelFiles, device: torch.devi
                 f"which {files.name} needs or --model-impl asks for; leave it out"
             )
         model = _load_through_transformers(files, dtype, ops)
+    pooled = files if isinstance(files, PooledFiles) else None
     architecture = ", ".join(files.config.get("architectures") or [files.config["model_type"]])
+    if isinstance(model, Encoder):
+        raise StartupError(f"{files.name} ({architecture}) is an encoder, which is not served yet")
     packing = ops.weight_packing(dtype) if used_impl == "native" else None
     loaded = LoadedModel(
         model=model,
@@ -116,6 +129,9 @@ def load_any_model(options: EngineOptions, files: ModelFiles, device: torch.devi
         model_impl=used_impl,
         weights=dtype_name(dtype) if packing is None else _formats_of(packing),
         is_packed=ops.device.type == "cpu" and packing is not None and not _has_experts(files),
+        pooler=None if pooled is None else pooled.pooler(),
+        generates=pooled is None or pooled.generates,
+        max_seq_length=None if pooled is None else pooled.max_seq_length,
     )
     if options.batch_invariant and ops.device.type == "cpu" and not loaded.is_packed:
         raise ConfigurationError(
@@ -183,7 +199,8 @@ def _formats_of(packing: WeightPacking) -> str:
 
 
 def _has_experts(files: ModelFiles) -> bool:
-    return any(experts is not None for experts in read_model_config(files.config).experts)
+    config = read_model_config(files.config)
+    return isinstance(config, ModelConfig) and any(each is not None for each in config.experts)
 
 
 def _load_dummy(

@@ -51,11 +51,17 @@ def plan_runner(
             MOST_TOKENS,
             spec.max_model_len,
         )
-    max_model_len = options.max_model_len or min(spec.max_model_len, MOST_TOKENS)
+    longest = min(spec.max_model_len, loaded.max_seq_length or MOST_TOKENS, MOST_TOKENS)
+    max_model_len = options.max_model_len or longest
     if max_model_len > spec.max_model_len:
         raise ConfigurationError(
             f"--max-model-len is {max_model_len}, the model was made for {spec.max_model_len}; "
             "lower it"
+        )
+    if not loaded.generates and options.speculation.speculative is not None:
+        raise ConfigurationError(
+            "--speculative has no effect on a model that generates no text; omit it, or use "
+            "--runner generate"
         )
     on_gpu = loaded.ops.device.type == "cuda"
     if on_gpu and options.block_size & (options.block_size - 1):
@@ -110,6 +116,7 @@ def plan_runner(
             adapters=adapters,
             draft=loaded.draft,
             logits_processors=logits_processors,
+            pooler=loaded.pooler,
         ),
         scheduler=scheduler,
         on_device=on_gpu,

@@ -22,6 +22,7 @@ from engine_core.models.registry import read_model_config
 from engine_core.prefix_store import PrefixStore
 from engine_core.startup.draft_model import load_with_draft
 from engine_core.startup.model import LoadedModel
+from engine_core.startup.pooled_files import pooled_files
 from engine_core.startup.runner_spec import Runner, RunnerSpec
 from protocol.errors import ErrorCode
 
@@ -66,7 +67,9 @@ class ServedModel:
         self._shape: ModelConfig | None = None
         """None: not our own model code, which alone can be given back and exchanged."""
         if isinstance(spec.loaded.model, Decoder):
-            self._shape = read_model_config(files.config)
+            shape = read_model_config(files.config)
+            assert isinstance(shape, ModelConfig)
+            self._shape = shape
         self._opened: tuple[str, ModelFiles] | None = None
 
     def check_sleep(self, level: int) -> None:
@@ -169,7 +172,7 @@ class ServedModel:
 
     def _open(self, model: str) -> ModelFiles:
         """Raises RequestRefused: of another shape or format than the model that is served."""
-        files = open_model_files(model, report=logger.info)
+        files = pooled_files(open_model_files(model, report=logger.info), self._options.pooling)
         shape, served = read_model_config(files.config), self._shape
         differences = [
             f"{field.name} is {getattr(shape, field.name)!s:.40}, not "
@@ -207,9 +210,16 @@ def _maker_of(spec: RunnerSpec) -> Callable[[LoadedModel], RunnerSpec]:
         field.name: getattr(spec.config, field.name) for field in dataclasses.fields(spec.config)
     }
     del kept["loaded"], kept["config"], sizes["model"], sizes["ops"], sizes["draft"]
+    del sizes["pooler"]
     return lambda loaded: RunnerSpec(
         loaded=loaded,
-        config=RunnerConfig(model=loaded.model, ops=loaded.ops, draft=loaded.draft, **sizes),
+        config=RunnerConfig(
+            model=loaded.model,
+            ops=loaded.ops,
+            draft=loaded.draft,
+            pooler=loaded.pooler,
+            **sizes,
+        ),
         **kept,
     )
 
