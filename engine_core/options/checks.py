@@ -119,6 +119,7 @@ def check_encoder(options: EngineOptions, device_type: str) -> None:
         "--prefix-cache-dir": options.prefix_cache_dir is not None,
         "--memory-fraction": options.memory_fraction is not None,
         "--enable-lora": options.adapters.is_enabled,
+        "--enable-prompt-embeds": options.enable_prompt_embeds,
         "--trace": options.trace is not None,
         "--model-impl transformers": options.model_impl == "transformers",
         "--speculative": options.speculation.speculative is not None,
