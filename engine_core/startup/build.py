@@ -165,10 +165,12 @@ def _assemble(
         num_host_blocks=config.num_host_blocks,
         disk=None if store is None else store.tier,
     )
-    # Besides the configuration a replay needs these two.
+    pooler = runner_spec.loaded.pooler
+    # Besides the configuration a replay needs these.
     replayed = {
         "sliding_windows": [group.sliding_window for group in groups],
         "eos_token_ids": list(opened.files.eos_token_ids),
+        "pooler": None if pooler is None else dataclasses.asdict(pooler.config),
     }
     executor = InProcessExecutor(runner)
     observers: list[StepObserver] = [] if store is None else [store]
@@ -216,7 +218,7 @@ def _assemble(
             max_num_seqs=config.scheduler.max_num_seqs,
             scheduling_policy=config.scheduler.scheduling_policy,
             logits_processors=runner_spec.config.logits_processors,
-            pooler=None if runner_spec.loaded.pooler is None else runner_spec.loaded.pooler.config,
+            pooler=None if pooler is None else pooler.config,
             generates=runner_spec.loaded.generates,
         ),
         eos_token_ids=opened.files.eos_token_ids,
