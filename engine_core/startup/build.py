@@ -13,10 +13,11 @@ from engine_core.config import EngineConfig
 from engine_core.core import EngineCore
 from engine_core.errors import ConfigurationError, StartupError
 from engine_core.executor import InProcessExecutor
-from engine_core.kv_cache import KVCacheManager
+from engine_core.kv_cache import KVCacheManager, PlaceholderKVCacheManager
 from engine_core.lifecycle import Lifecycle
 from engine_core.logits_processors import ServedVocabulary
 from engine_core.model_files import ModelFilesError
+from engine_core.model_runner.cpu.encoder_runner import EncoderRunner
 from engine_core.models import ModelError
 from engine_core.observers import RequestLog, StepObserver
 from engine_core.options.checks import check_device
@@ -129,6 +130,7 @@ def _warm_runner(
         max_model_len=config.scheduler.max_model_len,
     )
     if store is not None:
+        assert not isinstance(runner, EncoderRunner)
         runner.storage.attach_disk(store)
     phases.enter("warm_up")
     runner_spec.warm_up(runner)
@@ -156,14 +158,18 @@ def _assemble(
 ) -> EngineCore:
     vocab_size = runner_spec.config.vocab_size
     groups = runner_spec.config.layout.group_specs
-    kv_cache = KVCacheManager(
-        num_blocks=config.num_blocks,
-        block_size=config.block_size,
-        groups=groups,
-        enable_prefix_caching=config.enable_prefix_caching,
-        watermark=config.watermark,
-        num_host_blocks=config.num_host_blocks,
-        disk=None if store is None else store.tier,
+    kv_cache = (
+        PlaceholderKVCacheManager()
+        if not config.num_blocks
+        else KVCacheManager(
+            num_blocks=config.num_blocks,
+            block_size=config.block_size,
+            groups=groups,
+            enable_prefix_caching=config.enable_prefix_caching,
+            watermark=config.watermark,
+            num_host_blocks=config.num_host_blocks,
+            disk=None if store is None else store.tier,
+        )
     )
     pooler = runner_spec.loaded.pooler
     # Besides the configuration a replay needs these.

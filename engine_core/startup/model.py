@@ -13,9 +13,9 @@ from engine_core.model_runner.config import DraftConfig
 from engine_core.model_runner.pooling import Pooler
 from engine_core.models import Model, UnsupportedArchitecture, load_dummy_model, load_model
 from engine_core.models.config import ModelConfig
-from engine_core.models.encoder import Encoder
 from engine_core.models.registry import read_model_config
 from engine_core.models.weight_transfer import weight_transfer_to
+from engine_core.options.checks import check_encoder
 from engine_core.options.engine import EngineOptions
 from engine_core.startup.device import choose_dtype, dtype_name, float_weights_of, keeps_blocks
 from engine_core.startup.pooled_files import PooledFiles
@@ -83,6 +83,8 @@ def load_any_model(options: EngineOptions, files: ModelFiles, device: torch.devi
     Raises StartupError: the device cannot serve, or neither we nor transformers can run the model;
     the message says why."""
     started_s = time.monotonic()
+    if isinstance(files, PooledFiles) and files.is_encoder:
+        check_encoder(options, device.type)
     dtype = choose_dtype(options.dtype, device, files.config)
     try:
         ops = select_operations(
@@ -118,8 +120,6 @@ def load_any_model(options: EngineOptions, files: ModelFiles, device: torch.devi
         model = _load_through_transformers(files, dtype, ops)
     pooled = files if isinstance(files, PooledFiles) else None
     architecture = ", ".join(files.config.get("architectures") or [files.config["model_type"]])
-    if isinstance(model, Encoder):
-        raise StartupError(f"{files.name} ({architecture}) is an encoder, which is not served yet")
     packing = ops.weight_packing(dtype) if used_impl == "native" else None
     loaded = LoadedModel(
         model=model,
@@ -129,7 +129,7 @@ def load_any_model(options: EngineOptions, files: ModelFiles, device: torch.devi
         model_impl=used_impl,
         weights=dtype_name(dtype) if packing is None else _formats_of(packing),
         is_packed=ops.device.type == "cpu" and packing is not None and not _has_experts(files),
-        pooler=None if pooled is None else pooled.pooler(),
+        pooler=None if pooled is None else pooled.pooler(model),
         generates=pooled is None or pooled.generates,
         max_seq_length=None if pooled is None else pooled.max_seq_length,
     )

@@ -4,6 +4,7 @@ its head, and how sentence-transformers' files or options say to pool. Needs no 
 import dataclasses
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,9 +19,11 @@ from protocol.pooling import PoolingTask
 
 if TYPE_CHECKING:
     from engine_core.model_runner.pooling import DenseLayer, Float32Array, Pooler
+    from engine_core.models import Model
     from kernels.interface.weights import WeightPart
 
 _CLASSIFIERS = ("ForSequenceClassification", "ForRewardModel", "ForProcessRewardModel")
+_ENCODER = re.compile("(Bert|Roberta|XLMRoberta|Camembert|DistilBert|ModernBert)(Model|For).*")
 _HEAD = ("score.", "classifier.")
 _BODY = ("layers.", "embed_tokens.", "norm.")
 """Of checkpoints that were saved without their head: names lack their first part."""
@@ -61,10 +64,13 @@ class PooledFiles:
         self.config = files.config | options.overrides
         names = self.config.get("architectures") or [""]
         self._architecture = str(names[0])
+        self.is_encoder = _ENCODER.fullmatch(self._architecture) is not None
         is_classifier = self._architecture.endswith(_CLASSIFIERS)
-        is_made_for_it = is_classifier or self._architecture.endswith("Model") or bool(modules)
+        is_classifier |= self.is_encoder and "TokenClassification" in self._architecture
+        is_headless = is_classifier or self.is_encoder or self._architecture.endswith("Model")
+        is_made_for_it = is_headless or bool(modules)
         pools_only = options.runner == "pooling" or (options.runner == "auto" and is_made_for_it)
-        if options.runner == "generate" and (is_classifier or self._architecture.endswith("Model")):
+        if options.runner == "generate" and is_headless:
             raise ConfigurationError(
                 f"--runner generate: {self._architecture} has no head for text; use auto or pooling"
             )
@@ -117,7 +123,7 @@ class PooledFiles:
     def tensors(self, *, keeps_blocks: bool = False) -> "Iterator[tuple[str, WeightPart]]":
         from_tokens = self.config.get("classifier_from_token")
         for name, tensor in self._files.tensors(keeps_blocks=keeps_blocks):
-            if self.convert == "none":
+            if self.convert == "none" or self.is_encoder:
                 yield name, tensor
                 continue
             name = f"model.{name}" if name.startswith(_BODY) else name
@@ -128,25 +134,51 @@ class PooledFiles:
 
     # ------------------------------------------------------------------ the pooler
 
-    def pooler(self) -> "Pooler | None":
-        """When `tensors` has been read. None: nothing is pooled.
+    def pooler(self, model: "Model") -> "Pooler | None":
+        """Of the model that `tensors` has become. None: nothing is pooled.
         Raises StartupError: there is no head of a kind that is known."""
         if self.convert == "none":
             return None
         from engine_core.model_runner.pooling import Pooler
 
+        if self.is_encoder:
+            return self._encoder_pooler(model)
         head = self._head() if self.convert == "classify" else []
         self._taken.clear()
-        projection = (
-            [_dense_module(folder) for folder in self.modules.dense] if self.modules else []
-        )
+        projection = self._projection()
         num_labels = len(head[-1].weight_OI) if head else 0
         config = self._pooler_config(num_labels)
-        if projection:
-            config = dataclasses.replace(config, vector_size=len(projection[-1].weight_OI))
-        return Pooler(config, head, projection)
+        return Pooler(_sized(config, projection), head, projection)
 
-    def _pooler_config(self, num_labels: int) -> PoolerConfig:
+    def _projection(self) -> "list[DenseLayer]":
+        return [_dense_module(folder) for folder in self.modules.dense] if self.modules else []
+
+    def _encoder_pooler(self, model: "Model") -> "Pooler":
+        from engine_core.model_runner.pooling import Pooler
+        from engine_core.models.encoder import Encoder
+
+        assert isinstance(model, Encoder)
+        projection = self._projection()
+        if self.convert != "classify":
+            config = self._pooler_config(0, PoolingType.MEAN)
+            return Pooler(_sized(config, projection), (), projection)
+        if model.head is None:
+            raise StartupError(
+                f"{self.name} ({self._architecture}) has no head to classify with; use --convert "
+                "embed"
+            )
+        head = model.head.config
+        default = PoolingType.MEAN if head.pooling == "mean" else PoolingType.CLS
+        config = self._pooler_config(head.num_labels, default)
+        tasks: tuple[PoolingTask, ...] = (PoolingTask.TOKEN_CLASSIFY,)
+        if head.pooling != "tokens":
+            tasks = (PoolingTask.CLASSIFY,)
+            tasks += (PoolingTask.SCORE,) * (head.num_labels == 1)
+        return Pooler(dataclasses.replace(config, tasks=tasks), [model.label], projection)
+
+    def _pooler_config(
+        self, num_labels: int, default: PoolingType = PoolingType.LAST
+    ) -> PoolerConfig:
         fields, modules, config = self._options.pooler_fields, self.modules, self.config
         tasks: tuple[PoolingTask, ...] = (PoolingTask.EMBED, PoolingTask.TOKEN_EMBED)
         is_step = self._architecture.endswith("ForProcessRewardModel")
@@ -162,7 +194,7 @@ class PooledFiles:
         seq = fields.get("seq_pooling_type") or (wanted if wanted in kinds else None)
         tok = fields.get("tok_pooling_type") or (None if wanted in kinds else wanted)
         try:
-            seq = PoolingType(seq or (modules and modules.pooling_type) or PoolingType.LAST)
+            seq = PoolingType(seq or (modules and modules.pooling_type) or default)
             tok = PoolingType(tok or (PoolingType.STEP if is_step else PoolingType.ALL))
         except ValueError as error:
             raise ConfigurationError(
@@ -175,7 +207,8 @@ class PooledFiles:
             )
         dimensions = config.get("matryoshka_dimensions")
         is_matryoshka = bool(dimensions or config.get("is_matryoshka"))
-        hidden_size = (config.get("text_config") or config)["hidden_size"]
+        sizes = config.get("text_config") or config
+        hidden_size = sizes.get("hidden_size") or sizes["dim"]  # DistilBERT's
         normalizes = True if modules is None or num_labels else modules.normalizes
         return PoolerConfig(
             tasks=tasks,
@@ -300,6 +333,13 @@ def _read_pooling_type(folder: Path) -> PoolingType:
             "mean_tokens and lasttoken, or give --pooler-config and remove the file"
         )
     return modes[on[0]]
+
+
+def _sized(config: PoolerConfig, projection: "list[DenseLayer]") -> PoolerConfig:
+    """With the size of what the projection makes, if there is one."""
+    if not projection:
+        return config
+    return dataclasses.replace(config, vector_size=len(projection[-1].weight_OI))
 
 
 def _dense_module(folder: Path) -> "DenseLayer":

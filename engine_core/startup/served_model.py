@@ -15,6 +15,7 @@ from engine_core.executor import InProcessExecutor
 from engine_core.model_files import ModelFiles, ModelFilesError, open_model_files
 from engine_core.model_runner.cache import BlockStorage
 from engine_core.model_runner.config import RunnerConfig
+from engine_core.model_runner.cpu.encoder_runner import EncoderRunner
 from engine_core.models import ModelError
 from engine_core.models.config import ModelConfig
 from engine_core.models.decoder import Decoder
@@ -133,6 +134,7 @@ class ServedModel:
             with _refusals():
                 self._spec = self._make_spec(self._load(files))
                 if self._runner is not None:
+                    assert not isinstance(self._runner, EncoderRunner)
                     self._run(self._spec, self._runner.storage)
         except RequestRefused:
             self._spec = old
@@ -149,6 +151,12 @@ class ServedModel:
     # ------------------------------------------------------------------ parts of these
 
     def _check_model(self, what: str) -> None:
+        if isinstance(self._runner, EncoderRunner):
+            raise RequestRefused(
+                ErrorCode.NOT_SUPPORTED,
+                f"{what} is not supported for {self._config.architecture}, an encoder-only model; "
+                "start the engine again instead",
+            )
         if self._shape is None:
             raise RequestRefused(
                 ErrorCode.NOT_SUPPORTED,
@@ -166,6 +174,7 @@ class ServedModel:
             storage=storage,
         )
         if self._store is not None:
+            assert not isinstance(runner, EncoderRunner)
             runner.storage.attach_disk(self._store)
         spec.warm_up(runner)
         self._spec, self._runner, self._executor.runner = spec, runner, runner
