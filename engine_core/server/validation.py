@@ -42,7 +42,6 @@ class RequestValidator(ModelLimits):
             )
         unsupported = {
             "prompt_embeds": bool(request.prompt_embeds),
-            "multimodal_inputs": bool(request.multimodal_inputs),
         }
         # what the wire format has and this engine does not do yet
         _refuse_unsupported("this engine", unsupported)

@@ -35,7 +35,7 @@ from engine_core.startup.before_torch import OpenModel
 from engine_core.startup.device import choose_device
 from engine_core.startup.draft_model import load_with_draft
 from engine_core.startup.logits_processors import load_processors
-from engine_core.startup.model import LoadedModel
+from engine_core.startup.multimodal import make_reader, multimodal_info, text_only_note
 from engine_core.startup.phases import StartPhases
 from engine_core.startup.prefix_store import open_prefix_store
 from engine_core.startup.resolve import plan_runner, resolve_config
@@ -199,7 +199,7 @@ def _assemble(
         observers.append(adapters)
     clients = ClientRegistry()
     outbox = Outbox(transport, clients, heartbeat_s=HEARTBEAT_S)
-    handshake = _handshake(opened, config, vocab_size, runner_spec.loaded)
+    handshake = _handshake(opened, config, vocab_size, runner_spec)
     if adapters is not None:
         handshake.use_adapters(adapters.infos)
     return EngineCore(
@@ -236,6 +236,7 @@ def _assemble(
         on_adapters=handshake.use_adapters,
         isolates_tenants=config.isolate_tenants,
         structured_outputs=structured_outputs,
+        multimodal=make_reader(runner_spec.options, runner_spec.loaded),
     )
 
 
@@ -273,8 +274,9 @@ def _trace_writer(path: str, config: EngineConfig, replayed: dict[str, Any]) -> 
 
 
 def _handshake(
-    opened: OpenModel, config: EngineConfig, vocab_size: int, loaded: LoadedModel
+    opened: OpenModel, config: EngineConfig, vocab_size: int, spec: RunnerSpec
 ) -> Handshake:
+    loaded = spec.loaded
     files, ops, pooler = opened.files, loaded.ops, loaded.pooler
     instruction_set = ops.name
     if ops.device.type == "cuda":
@@ -299,7 +301,9 @@ def _handshake(
         formats=", ".join(
             [config.weights, f"KV cache {config.kv_cache_dtype}", config.model_impl]
             + [f"logits processor {name}" for name in config.logits_processors]
+            + text_only_note(files, spec.loaded)
         ),
+        multimodal=multimodal_info(spec.options, files, spec.loaded),
         tasks=("generate",) * loaded.generates + (() if pooler is None else pooler.config.tasks),
         prompts={} if files.modules is None else files.modules.prompts,
         labels=files.labels if pooler is not None and pooler.config.num_labels else (),

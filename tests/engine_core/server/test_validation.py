@@ -10,7 +10,7 @@ from engine_core.logits_processors import NamedProcessor
 from engine_core.pooler_config import PoolerConfig
 from engine_core.server.validation import RequestValidator
 from protocol.errors import ErrorCode, InvalidParameter
-from protocol.multimodal import MultiModalInput, TensorRef
+from protocol.multimodal import TensorRef
 from protocol.pooling import POOLING_SAMPLING, PoolingParams, PoolingTask
 from protocol.requests import EmbeddedSpan, EngineRequest
 from protocol.sampling import BeamSearchParams, SamplingParams
@@ -97,20 +97,6 @@ def test_a_good_request_passes():
             ),
             ErrorCode.NOT_SUPPORTED,
             "prompt_embeds",
-        ),
-        (
-            replaced(
-                multimodal_inputs=(
-                    MultiModalInput(
-                        modality="image",
-                        start=0,
-                        stop=1,
-                        tensors={"pixel_values": TensorRef(frame=0, dtype="uint8", shape=(1,))},
-                    ),
-                )
-            ),
-            ErrorCode.NOT_SUPPORTED,
-            "multimodal_inputs",
         ),
         (
             replaced(pooling_params=PoolingParams(task=PoolingTask.EMBED)),
