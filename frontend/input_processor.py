@@ -151,6 +151,11 @@ class InputProcessor:
             raise InvalidInput(
                 f"sampling_params is of type {type(params).__name__}, it must be SamplingParams"
             )
+        if "generate" not in self.model.tasks:
+            raise InvalidInput(
+                f"the task is generate, this engine's tasks are {', '.join(self.model.tasks)}; ask "
+                "for one of these, or start it with --runner generate"
+            )
         check_scheduling(priority, tenant, timeout_s)
         if params.stop_strings and self.optional_tokenizer is None:
             raise InvalidInput(

@@ -7,6 +7,7 @@ from engine_core.kv_cache import BlockIds
 from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.sampling_params import ResolvedSampling, resolve_sampling
 from engine_core.scheduler import SchedulerOutput
+from engine_core.scheduler.mm_features import MultiModalFeature
 from engine_core.scheduler.plan import NewRequestData, ResumedRequestData
 from engine_core.scheduler.prompt_embeds import EmbeddedRows
 from protocol.pooling import PoolingParams
@@ -24,6 +25,7 @@ class PlacedRow:
     """Its fingerprint."""
     num_computed_tokens: int = 0
     prompt_embeds: tuple[EmbeddedRows, ...] = ()
+    mm_features: tuple[MultiModalFeature, ...] = ()
     pooling: PoolingParams | None = None
 
     @property
@@ -44,7 +46,11 @@ class RunnerRows:
         """Of every sequence that has not finished, with a row or preempted."""
         self._adapter_of: dict[str, str] = {}
         """Likewise, of those that have one."""
+<<<<<<< HEAD
         self._embeds_of: dict[str, tuple[EmbeddedRows, ...]] = {}
+=======
+        self._mm_features_of: dict[str, tuple[MultiModalFeature, ...]] = {}
+>>>>>>> main
         """Likewise."""
         self._pooling_of: dict[str, PoolingParams] = {}
 
@@ -53,7 +59,11 @@ class RunnerRows:
         for request_id in plan.finished_req_ids:
             self._sampling_of.pop(request_id, None)
             self._adapter_of.pop(request_id, None)
+<<<<<<< HEAD
             self._embeds_of.pop(request_id, None)
+=======
+            self._mm_features_of.pop(request_id, None)
+>>>>>>> main
             self._pooling_of.pop(request_id, None)
         gone = (*plan.finished_req_ids, *plan.preempted_req_ids)
         rows = [self._row_of.pop(request_id) for request_id in gone if request_id in self._row_of]
@@ -66,8 +76,13 @@ class RunnerRows:
         for new in plan.scheduled_new_reqs:
             if new.lora_request is not None:
                 self._adapter_of[new.req_id] = new.lora_request
+<<<<<<< HEAD
             if new.prompt_embeds:
                 self._embeds_of[new.req_id] = new.prompt_embeds
+=======
+            if new.mm_features:
+                self._mm_features_of[new.req_id] = new.mm_features
+>>>>>>> main
             if new.pooling_params is not None:
                 self._pooling_of[new.req_id] = new.pooling_params
             self._sampling_of[new.req_id] = resolve_sampling(
@@ -81,6 +96,10 @@ class RunnerRows:
             for new in plan.scheduled_new_reqs
         ]
         return placed + [self._place(again, again.token_ids) for again in plan.resumed_reqs]
+
+    def mm_features_of(self, request_id: str) -> tuple[MultiModalFeature, ...]:
+        """The images and sounds of a sequence that has not finished."""
+        return self._mm_features_of.get(request_id, ())
 
     def check(self) -> None:
         """Assert that every taken row is one sequence's."""
@@ -98,9 +117,17 @@ class RunnerRows:
             row,
             token_ids,
             data.block_ids,
+<<<<<<< HEAD
             self._sampling_of[request_id],
             self._adapter_of.get(request_id),
             data.num_computed_tokens,
             self._embeds_of.get(request_id, ()),
             self._pooling_of.get(request_id),
+=======
+            sampling,
+            adapter,
+            prompt_embeds=data.prompt_embeds,
+            mm_features=self.mm_features_of(request_id),
+            pooling=self._pooling_of.get(request_id),
+>>>>>>> main
         )

@@ -173,8 +173,9 @@ class Request:
         self.cache_salt = cache_salt
         self.adapter = adapter
         self.prompt_embeds = prompt_embeds
-        self.content_spans = tuple(content_spans)
         self.mm_features = tuple(mm_features)
+        inputs = (ContentSpan(each.start, each.stop, each.identifier) for each in mm_features)
+        self.content_spans = tuple(sorted((*content_spans, *inputs)))
         self.priority = priority
         self.tenant = tenant
         self.num_sequences = num_sequences
@@ -229,6 +230,7 @@ class Request:
         pooler: PoolerConfig | None = None,
         prompt_embeds: tuple[EmbeddedRows, ...] = (),
         content_spans: AnySequence[ContentSpan] = (),
+        mm_features: AnySequence[MultiModalFeature] = (),
     ) -> "Request":
         """A request as a client sent it. What the model or the engine cannot serve is refused
         before (`server.validation`). Raises ValueError: a field outside its limits."""
@@ -257,6 +259,7 @@ class Request:
             num_held_values=num_held_values,
             prompt_embeds=prompt_embeds,
             content_spans=content_spans,
+            mm_features=mm_features,
         )
 
     @property

@@ -98,7 +98,13 @@ class Inbox:
                         identity, ErrorCode.HELLO_REQUIRED, "say HELLO before anything else"
                     )
                 case _:
+<<<<<<< HEAD
                     yield client, message, frames[1:]
+=======
+                    client.frames = frames[1:]
+                    yield client, message
+                    client.frames = ()
+>>>>>>> main
             if self._clock() >= deadline_s:
                 return
 

@@ -46,7 +46,11 @@ class RequestValidator(ModelLimits):
                 "sequence; let it not end with # and a number"
             )
         unsupported = {
+<<<<<<< HEAD
             "multimodal_inputs": bool(request.multimodal_inputs),
+=======
+            "prompt_embeds": bool(request.prompt_embeds),
+>>>>>>> main
         }
         # what the wire format has and this engine does not do yet
         _refuse_unsupported("this engine", unsupported)

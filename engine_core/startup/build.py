@@ -36,7 +36,7 @@ from engine_core.startup.before_torch import OpenModel
 from engine_core.startup.device import choose_device
 from engine_core.startup.draft_model import load_with_draft
 from engine_core.startup.logits_processors import load_processors
-from engine_core.startup.model import LoadedModel
+from engine_core.startup.multimodal import make_reader, multimodal_info, text_only_note
 from engine_core.startup.phases import StartPhases
 from engine_core.startup.prefix_store import open_prefix_store
 from engine_core.startup.resolve import plan_runner, resolve_config
@@ -173,10 +173,12 @@ def _assemble(
             disk=None if store is None else store.tier,
         )
     )
-    # Besides the configuration a replay needs these two.
+    pooler = runner_spec.loaded.pooler
+    # Besides the configuration a replay needs these.
     replayed = {
         "sliding_windows": [group.sliding_window for group in groups],
         "eos_token_ids": list(opened.files.eos_token_ids),
+        "pooler": None if pooler is None else dataclasses.asdict(pooler.config),
     }
     executor = InProcessExecutor(runner)
     observers: list[StepObserver] = [] if store is None else [store]
@@ -199,10 +201,14 @@ def _assemble(
         observers.append(adapters)
     clients = ClientRegistry()
     outbox = Outbox(transport, clients, heartbeat_s=HEARTBEAT_S)
+<<<<<<< HEAD
     embeds = _prompt_embeds_reader(config, runner_spec)
     handshake = _handshake(
         opened, config, vocab_size, runner_spec.loaded, None if embeds is None else embeds.info
     )
+=======
+    handshake = _handshake(opened, config, vocab_size, runner_spec)
+>>>>>>> main
     if adapters is not None:
         handshake.use_adapters(adapters.infos)
     return EngineCore(
@@ -227,8 +233,12 @@ def _assemble(
             max_num_seqs=config.scheduler.max_num_seqs,
             scheduling_policy=config.scheduler.scheduling_policy,
             logits_processors=runner_spec.config.logits_processors,
+<<<<<<< HEAD
             prompt_embeds=embeds,
             pooler=None if runner_spec.loaded.pooler is None else runner_spec.loaded.pooler.config,
+=======
+            pooler=None if pooler is None else pooler.config,
+>>>>>>> main
             generates=runner_spec.loaded.generates,
         ),
         eos_token_ids=opened.files.eos_token_ids,
@@ -240,6 +250,7 @@ def _assemble(
         on_adapters=handshake.use_adapters,
         isolates_tenants=config.isolate_tenants,
         structured_outputs=structured_outputs,
+        multimodal=make_reader(runner_spec.options, runner_spec.loaded),
     )
 
 
@@ -294,12 +305,17 @@ def _prompt_embeds_reader(
 
 
 def _handshake(
+<<<<<<< HEAD
     opened: OpenModel,
     config: EngineConfig,
     vocab_size: int,
     loaded: LoadedModel,
     prompt_embeds: PromptEmbedsInfo | None,
+=======
+    opened: OpenModel, config: EngineConfig, vocab_size: int, spec: RunnerSpec
+>>>>>>> main
 ) -> Handshake:
+    loaded = spec.loaded
     files, ops, pooler = opened.files, loaded.ops, loaded.pooler
     instruction_set = ops.name
     if ops.device.type == "cuda":
@@ -324,8 +340,13 @@ def _handshake(
         formats=", ".join(
             [config.weights, f"KV cache {config.kv_cache_dtype}", config.model_impl]
             + [f"logits processor {name}" for name in config.logits_processors]
+            + text_only_note(files, spec.loaded)
         ),
+<<<<<<< HEAD
         prompt_embeds=prompt_embeds,
+=======
+        multimodal=multimodal_info(spec.options, files, spec.loaded),
+>>>>>>> main
         tasks=("generate",) * loaded.generates + (() if pooler is None else pooler.config.tasks),
         prompts={} if files.modules is None else files.modules.prompts,
         labels=files.labels if pooler is not None and pooler.config.num_labels else (),

@@ -13,6 +13,7 @@ from engine_core.model_runner.config import DraftConfig
 from engine_core.model_runner.pooling import Pooler
 from engine_core.models import Model, UnsupportedArchitecture, load_dummy_model, load_model
 from engine_core.models.config import ModelConfig
+from engine_core.models.multimodal.interface import MultiModalEncoder
 from engine_core.models.registry import read_model_config
 from engine_core.models.weight_transfer import weight_transfer_to
 from engine_core.options.checks import check_encoder
@@ -39,6 +40,7 @@ class LoadedModel:
         max_seq_length: tokens that sentence-transformers' files allow, if they say so.
         draft: makes drafts for this one.
         draft_fingerprint: of its weights, and how they are kept.
+        encoder: of images or sounds; None: prompts are text, because of `why_text`.
     """
 
     model: Model
@@ -50,6 +52,8 @@ class LoadedModel:
     is_packed: bool
     draft: DraftConfig | None = None
     draft_fingerprint: str = ""
+    encoder: MultiModalEncoder | None = None
+    why_text: str = ""
     pooler: Pooler | None = None
     generates: bool = True
     max_seq_length: int | None = None

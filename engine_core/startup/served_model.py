@@ -219,13 +219,14 @@ def _maker_of(spec: RunnerSpec) -> Callable[[LoadedModel], RunnerSpec]:
         field.name: getattr(spec.config, field.name) for field in dataclasses.fields(spec.config)
     }
     del kept["loaded"], kept["config"], sizes["model"], sizes["ops"], sizes["draft"]
-    del sizes["pooler"]
+    del sizes["pooler"], sizes["encoder"]
     return lambda loaded: RunnerSpec(
         loaded=loaded,
         config=RunnerConfig(
             model=loaded.model,
             ops=loaded.ops,
             draft=loaded.draft,
+            encoder=loaded.encoder,
             pooler=loaded.pooler,
             **sizes,
         ),

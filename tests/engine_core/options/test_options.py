@@ -15,6 +15,7 @@ from engine_core.errors import ConfigurationError
 from engine_core.options.adapters import AdapterOptions
 from engine_core.options.checks import check_device, check_options
 from engine_core.options.engine import EngineOptions
+from engine_core.options.multimodal import MultiModalOptions
 from engine_core.options.pooling import PoolingOptions
 from engine_core.options.scheduling import SchedulingOptions
 from engine_core.options.security import SecurityOptions
@@ -226,12 +227,13 @@ def test_nothing_given_is_fair_between_clients_without_limits():
 OPTIONS = (
     EngineOptions,
     AdapterOptions,
+    MultiModalOptions,
     PoolingOptions,
     SchedulingOptions,
     SpeculationOptions,
     SecurityOptions,
 )
-PARTS = ("adapters", "pooling", "scheduling", "speculation", "security")
+PARTS = ("adapters", "multimodal", "pooling", "scheduling", "speculation", "security")
 
 
 def test_every_option_has_a_help_text_and_a_group():
@@ -256,7 +258,7 @@ def test_help_shows_the_dozen_common_options_and_help_all_every_one(capsys):
         for options in OPTIONS
         for field in dataclasses.fields(options)
         if field.name  # the last one is broken over a line
-        not in (*PARTS, "long_prefill_token_threshold")
+        not in (*PARTS, "long_prefill_token_threshold", "max_num_encoder_input_tokens")
     ]
     assert len([name for name in names if f" {name} " in common]) == 13
     assert not [name for name in names if name not in everything]
