@@ -3,13 +3,14 @@ name; limits bound what a grammar can cost."""
 
 import contextlib
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, StructTag
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
-from engine_core.structured_output.regex_size import check_regex
+from engine_core.structured_output.regexes import check_regex, with_ascii_classes
 from protocol.structured_output import StructuredOutput, StructuredOutputKind
 
 _WHITE_SPACE = r" |\n{1,2}[ \t]{0,20}"
@@ -96,15 +97,41 @@ def _grammar_of(asked: StructuredOutput) -> str:
             return LLMatcher.grammar_from_json_schema(asked.text, overrides=_json_options(asked))
         case StructuredOutputKind.REGEX:
             check_regex(asked.text)
-            return LLMatcher.grammar_from_regex(asked.text)
+            return LLMatcher.grammar_from_regex(with_ascii_classes(asked.text))
         case StructuredOutputKind.CHOICE:
             return LLMatcher.grammar_from_lark(_choice(_read(asked.text)))
         case StructuredOutputKind.GRAMMAR:
             is_gbnf = "::=" in asked.text
             lark = gbnf_to_lark(asked.text) if is_gbnf else asked.text
-            return LLMatcher.grammar_from_lark(lark)
+            no_forcing = json.dumps({"no_forcing": not may_force(lark)})
+            return LLMatcher.grammar_from_lark(f"{lark}\n%llguidance {no_forcing}")
         case StructuredOutputKind.STRUCTURAL_TAG:
             return LLMatcher.grammar_from_lark(_structural_tag(_read(asked.text)))
+
+
+_STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')
+_JSON_PART = re.compile(r"%json\b.*")
+_FREE_TEXT = (r"/(.|\n)*/", r"/([^{\s](.|\n)*)?/")
+"""More than one character may follow each."""
+_DEFINITION = re.compile(r"^\s*[!?]?(\w+)(\[.*\])?[^:\n]*:", re.MULTILINE)
+_LOOPING_REGEX = re.compile(r"/.*[*+{].*/")
+
+
+def may_force(lark: str) -> bool:
+    """Whether forced tokens may be looked for. In llguidance 1.9 that never ends, and takes ever
+    more memory, where a terminal repeats a text and nothing can follow it, as in `start: A A` with
+    `A: /(ab)+/`: the first A takes all. Where a terminal repeats anything it is not done."""
+    for part in _FREE_TEXT:
+        lark = lark.replace(part, "")
+    lark = _JSON_PART.sub("", _STRING.sub("", lark))
+    if "%" in lark.replace("%llguidance", "") or _LOOPING_REGEX.search(lark):
+        return False
+    _, *parts = _DEFINITION.split(lark)  # name, attributes, body, name ...
+    return not any(
+        set(body) & set("*+~{")
+        for name, attributes, body in zip(parts[::3], parts[1::3], parts[2::3], strict=True)
+        if attributes or name[0].isupper()
+    )
 
 
 def _json_options(asked: StructuredOutput) -> Any:

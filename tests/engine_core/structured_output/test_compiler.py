@@ -94,7 +94,10 @@ def test_white_space_is_little_none_or_what_is_asked_for():
     assert not accepts(KIND.JSON, schema, "[1, 1]", disable_any_whitespace=True)
 
 
-@pytest.mark.parametrize("pattern", [r"\d{3}-[a-f]{2,4}", "(é|🙂)+", "a|b|", r"^x[^y]z$"])
+@pytest.mark.parametrize(
+    "pattern",
+    [r"\d{3}-[a-f]{2,4}", "(é|🙂)+", "a|b|", r"^x[^y]z$", r"[\w-]{9}\s+[^\d]\D\W", r"\\d\w{20}"],
+)
 def test_a_regular_expression_is_matched_by_the_whole_text(pattern):
     for seed in range(5):
         text = random_text(compiled(KIND.REGEX, pattern), seed, most=60)
@@ -115,6 +118,27 @@ def test_a_grammar_is_larks_or_gbnf():
     for grammar in (lark, gbnf):
         assert accepts(KIND.GRAMMAR, grammar, "ababa")
         assert not accepts(KIND.GRAMMAR, grammar, "ab")
+
+
+@pytest.mark.parametrize(
+    ("lark", "can_be"),
+    [
+        ('start: "a" | "b" A A\nA: /(if )+/', False),
+        ('start: "a" | "b" A A\nA: "if"\n  | "if "+', False),
+        ('start: "a" | "b" r r\nr[lazy]: "if "+', False),
+        ('start: "a" | "b" /(if )+/ /(if )+/', False),
+        ('start: "a" | "b" %regex { "substring_words": "if" }', False),
+        ('root ::= "a" | "b" r r\nr ::= ("if ")+', False),
+        ('start: "a" | "b" "if " "/x+/" r+\nr: /\\n?/ "]"', True),
+        ('start: "a" | "b" "if " %json {"pattern": "^a+$"}', True),
+    ],
+)
+def test_tokens_are_forced_where_a_terminal_cannot_repeat_for_ever(lark, can_be):
+    """The first of these made llguidance look for forced bytes without end, in the step."""
+    matcher = compiled(KIND.GRAMMAR, lark)
+    matcher.consume_token(tokenizer().token_to_id("b"))
+    matcher.compute_bitmask()
+    assert bool(matcher.compute_ff_tokens()) == can_be
 
 
 def test_a_structural_tag_binds_what_follows_a_trigger():
