@@ -11,6 +11,7 @@ import msgspec
 from frontend.errors import InvalidInput
 from frontend.event_loop import Clock
 from frontend.media import has_media, items_of, split_media
+from frontend.pooling_params import PoolingParams
 from frontend.reasoning_formats import ReasoningFormat, reasoning_format_of_template
 from frontend.request_state import RequestState
 from frontend.sampling_params import (
@@ -23,6 +24,7 @@ from frontend.sampling_params import (
 from frontend.structured_outputs import behind_reasoning
 from frontend.tokenizer import Tokenizer
 from protocol.outputs import ModelInfo
+from protocol.pooling import POOLING_SAMPLING, PoolingTask
 from protocol.requests import EngineRequest, ModelLimits, check_name
 from protocol.sampling import ThinkingBudget
 
@@ -134,6 +136,11 @@ class InputProcessor:
             raise InvalidInput(
                 f"sampling_params is of type {type(params).__name__}, it must be SamplingParams"
             )
+        if "generate" not in self.model.tasks:
+            raise InvalidInput(
+                f"the task is generate, this engine's tasks are {', '.join(self.model.tasks)}; ask "
+                "for one of these, or start it with --runner generate"
+            )
         check_scheduling(priority, tenant, timeout_s)
         if params.stop_strings and self.optional_tokenizer is None:
             raise InvalidInput(
@@ -203,6 +210,73 @@ class InputProcessor:
             clock=self._clock,
             on_finished=on_finished,
             frames=() if media is None else media.frames,
+        )
+
+    def make_pooling_request(
+        self,
+        prompt: object,
+        params: PoolingParams,
+        task: PoolingTask,
+        request_id: str,
+        *,
+        priority: int = 0,
+        tenant: str | None = None,
+        cache_salt: str | None = None,
+        timeout_s: float | None = None,
+        adapter: str | None = None,
+        add_special_tokens: bool = True,
+        name: str = "prompt",
+        on_finished: Callable[[], None] | None = None,
+    ) -> RequestState:
+        """`prompt` may be two texts, to be scored together. Other arguments: see `make_request`.
+        Raises InvalidInput: this model or this engine cannot serve it."""
+        if task not in self.model.tasks:
+            raise InvalidInput(
+                f"the task is {task.value}, this engine's tasks are {', '.join(self.model.tasks)}; "
+                "ask for one of these, or start an engine with --convert embed or classify, or "
+                "with a model made for that"
+            )
+        check_scheduling(priority, tenant, timeout_s)
+        limit, side = params.truncate_prompt_tokens, params.truncation_side
+        limit = self.model.max_model_len if limit == -1 else limit
+        text, token_ids, own_salt, second = None, None, None, None
+        if isinstance(prompt, tuple) and len(prompt) == 2 and isinstance(prompt[0], str):
+            text, pair = prompt
+            if not self.model.has_segments:
+                text, pair = f"{text}{pair}", None
+        else:
+            text, token_ids, own_salt = _parse(prompt, name)
+            pair = None
+        if token_ids is None:
+            assert text is not None
+            token_ids, second = self.tokenizer.encode_within(
+                text, pair, add_special_tokens=add_special_tokens, limit=limit, side=side
+            )
+        elif limit is not None:
+            token_ids = token_ids[:limit] if side == "right" else token_ids[-limit:]
+        with as_invalid_input():
+            self._limits.check_prompt(token_ids, name, num_generated=0)
+            second = second if self.model.has_segments else None
+            pooling_params = params.to_wire(task, second)
+        request = EngineRequest(
+            request_id=request_id,
+            prompt_token_ids=token_ids,
+            sampling_params=POOLING_SAMPLING,
+            priority=priority,
+            tenant=tenant,
+            cache_salt=_one_salt(own_salt, cache_salt, name),
+            timeout_s=timeout_s,
+            adapter=adapter,
+            pooling_params=pooling_params,
+        )
+        return RequestState(
+            request,
+            SamplingParams(detokenize=False),
+            prompt_text=text,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            tokenizer=None,
+            clock=self._clock,
+            on_finished=on_finished,
         )
 
     def chat_prompt(self, messages: Sequence[ChatMessage], **template_options: Any) -> TokensPrompt:

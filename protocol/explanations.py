@@ -59,8 +59,9 @@ class LookupEnd(enum.StrEnum):
     """The same tokens are cached under another salt or adapter."""
     OFF = "off"
     """Prefix caching is off."""
-    PROMPT_LOGPROBS = "prompt logprobs"
-    """The request reports its whole prompt, which is computed for it."""
+    WHOLE_PROMPT = "whole prompt"
+    """The request reports its whole prompt (`prompt_logprobs`) or pools all of it, which is
+    computed for it."""
 
 
 class PreemptionCause(enum.StrEnum):

@@ -186,6 +186,13 @@ class ModelInfo(Message, frozen=True):
     """None: it takes text only."""
     tasks: tuple[str, ...] = ("generate",)
     """What requests may ask for: "generate", and values of `PoolingTask`."""
+    prompts: dict[str, str] = {}
+    """By name ("query", "document"), what goes before a text that is embedded."""
+    default_prompt_name: str | None = None
+    labels: tuple[str, ...] = ()
+    """Names of what is classified, in order."""
+    has_segments: bool = False
+    """A pair of texts is one prompt of two segments, as cross-encoders take it; else one text."""
 
     @property
     def arithmetic(self) -> tuple[str, ...]:

@@ -123,11 +123,15 @@ class ModelLimits:
                 f"{self.vocab_size // 2}; lower it"
             )
 
-    def check_prompt(self, token_ids: Sequence[int], name: str = "prompt") -> None:
+    def check_prompt(
+        self, token_ids: Sequence[int], name: str = "prompt", *, num_generated: int = 1
+    ) -> None:
         if not token_ids:
             raise InvalidParameter(f"{name} is empty; give at least one token")
-        if len(token_ids) >= self.max_model_len:
-            raise PromptTooLong(len(token_ids), self.max_model_len, name)
+        if len(token_ids) + num_generated > self.max_model_len:
+            raise PromptTooLong(
+                len(token_ids), self.max_model_len, name, num_generated=num_generated
+            )
         self.check_token_ids(name, token_ids)
 
     def check_sampling(self, params: SamplingParams, num_prompt_tokens: int) -> None:

@@ -9,6 +9,8 @@ from cyclopts import Parameter, validators
 
 from engine_core.logs import LogFormat
 from engine_core.options.adapters import AdapterOptions
+from engine_core.options.multimodal import MultiModalOptions
+from engine_core.options.pooling import PoolingOptions
 from engine_core.options.scheduling import SchedulingOptions
 from engine_core.options.security import SecurityOptions
 from engine_core.options.speculation import QuantizationName, SpeculationOptions
@@ -64,7 +66,9 @@ class EngineOptions:
     max_model_len: Annotated[int | None, MODEL, COMMON, POSITIVE] = None
     """Most tokens of a request, prompt and output; default: the model's own."""
 
+    pooling: PoolingOptions = dataclasses.field(default_factory=PoolingOptions)
     adapters: AdapterOptions = dataclasses.field(default_factory=AdapterOptions)
+    multimodal: MultiModalOptions = dataclasses.field(default_factory=MultiModalOptions)
 
     block_size: Annotated[int, CACHE, POSITIVE] = 16
     """Tokens a KV block."""

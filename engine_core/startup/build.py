@@ -13,10 +13,11 @@ from engine_core.config import EngineConfig
 from engine_core.core import EngineCore
 from engine_core.errors import ConfigurationError, StartupError
 from engine_core.executor import InProcessExecutor
-from engine_core.kv_cache import KVCacheManager
+from engine_core.kv_cache import KVCacheManager, PlaceholderKVCacheManager
 from engine_core.lifecycle import Lifecycle
 from engine_core.logits_processors import ServedVocabulary
 from engine_core.model_files import ModelFilesError
+from engine_core.model_runner.cpu.encoder_runner import EncoderRunner
 from engine_core.models import ModelError
 from engine_core.observers import RequestLog, StepObserver
 from engine_core.options.checks import check_device
@@ -34,6 +35,7 @@ from engine_core.startup.before_torch import OpenModel
 from engine_core.startup.device import choose_device
 from engine_core.startup.draft_model import load_with_draft
 from engine_core.startup.logits_processors import load_processors
+from engine_core.startup.multimodal import make_reader, multimodal_info, text_only_note
 from engine_core.startup.phases import StartPhases
 from engine_core.startup.prefix_store import open_prefix_store
 from engine_core.startup.resolve import plan_runner, resolve_config
@@ -42,7 +44,6 @@ from engine_core.startup.served_model import ServedModel
 from engine_core.structured_output.manager import Compiler, StructuredOutputs
 from engine_core.trace import TraceWriter
 from kernels.compile_counter import CompileCounter, watch_triton
-from kernels.interface.operations import Operations
 from protocol.outputs import ModelInfo
 
 logger = logging.getLogger(__name__)
@@ -129,6 +130,7 @@ def _warm_runner(
         max_model_len=config.scheduler.max_model_len,
     )
     if store is not None:
+        assert not isinstance(runner, EncoderRunner)
         runner.storage.attach_disk(store)
     phases.enter("warm_up")
     runner_spec.warm_up(runner)
@@ -156,19 +158,25 @@ def _assemble(
 ) -> EngineCore:
     vocab_size = runner_spec.config.vocab_size
     groups = runner_spec.config.layout.group_specs
-    kv_cache = KVCacheManager(
-        num_blocks=config.num_blocks,
-        block_size=config.block_size,
-        groups=groups,
-        enable_prefix_caching=config.enable_prefix_caching,
-        watermark=config.watermark,
-        num_host_blocks=config.num_host_blocks,
-        disk=None if store is None else store.tier,
+    kv_cache = (
+        PlaceholderKVCacheManager()
+        if not config.num_blocks
+        else KVCacheManager(
+            num_blocks=config.num_blocks,
+            block_size=config.block_size,
+            groups=groups,
+            enable_prefix_caching=config.enable_prefix_caching,
+            watermark=config.watermark,
+            num_host_blocks=config.num_host_blocks,
+            disk=None if store is None else store.tier,
+        )
     )
-    # Besides the configuration a replay needs these two.
+    pooler = runner_spec.loaded.pooler
+    # Besides the configuration a replay needs these.
     replayed = {
         "sliding_windows": [group.sliding_window for group in groups],
         "eos_token_ids": list(opened.files.eos_token_ids),
+        "pooler": None if pooler is None else dataclasses.asdict(pooler.config),
     }
     executor = InProcessExecutor(runner)
     observers: list[StepObserver] = [] if store is None else [store]
@@ -191,7 +199,7 @@ def _assemble(
         observers.append(adapters)
     clients = ClientRegistry()
     outbox = Outbox(transport, clients, heartbeat_s=HEARTBEAT_S)
-    handshake = _handshake(opened, config, vocab_size, runner_spec.loaded.ops)
+    handshake = _handshake(opened, config, vocab_size, runner_spec)
     if adapters is not None:
         handshake.use_adapters(adapters.infos)
     return EngineCore(
@@ -216,6 +224,8 @@ def _assemble(
             max_num_seqs=config.scheduler.max_num_seqs,
             scheduling_policy=config.scheduler.scheduling_policy,
             logits_processors=runner_spec.config.logits_processors,
+            pooler=None if pooler is None else pooler.config,
+            generates=runner_spec.loaded.generates,
         ),
         eos_token_ids=opened.files.eos_token_ids,
         observers=observers,
@@ -226,6 +236,7 @@ def _assemble(
         on_adapters=handshake.use_adapters,
         isolates_tenants=config.isolate_tenants,
         structured_outputs=structured_outputs,
+        multimodal=make_reader(runner_spec.options, runner_spec.loaded),
     )
 
 
@@ -263,9 +274,11 @@ def _trace_writer(path: str, config: EngineConfig, replayed: dict[str, Any]) -> 
 
 
 def _handshake(
-    opened: OpenModel, config: EngineConfig, vocab_size: int, ops: Operations
+    opened: OpenModel, config: EngineConfig, vocab_size: int, spec: RunnerSpec
 ) -> Handshake:
-    files, instruction_set = opened.files, ops.name
+    loaded = spec.loaded
+    files, ops, pooler = opened.files, loaded.ops, loaded.pooler
+    instruction_set = ops.name
     if ops.device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(ops.device)
         instruction_set += f" sm_{major}{minor}"
@@ -288,7 +301,13 @@ def _handshake(
         formats=", ".join(
             [config.weights, f"KV cache {config.kv_cache_dtype}", config.model_impl]
             + [f"logits processor {name}" for name in config.logits_processors]
+            + text_only_note(files, spec.loaded)
         ),
+        multimodal=multimodal_info(spec.options, files, spec.loaded),
+        tasks=("generate",) * loaded.generates + (() if pooler is None else pooler.config.tasks),
+        prompts={} if files.modules is None else files.modules.prompts,
+        labels=files.labels if pooler is not None and pooler.config.num_labels else (),
+        default_prompt_name=None if files.modules is None else files.modules.default_prompt_name,
     )
     return Handshake(model, opened.tokenizer, heartbeat_s=HEARTBEAT_S)
 

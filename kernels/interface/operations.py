@@ -488,12 +488,15 @@ class ForwardContext:
         metadata: by layer; layers of one KV-cache group share an object.
         ops: the backend that made both.
         given: on the backend's device; None: every token is embedded.
+        positions_AT: int64 [3, T], positions on the axes of M-RoPE; None: those of the tokens, on
+            all axes.
     """
 
     kv_caches: Sequence[KVCache]
     metadata: Sequence[AttentionMetadata]
     ops: Operations
     given: GivenRows | None = None
+    positions_AT: torch.Tensor | None = None
 
 
 PassResult = TypeVar("PassResult", bound=torch.Tensor | tuple[torch.Tensor, ...])

@@ -64,7 +64,7 @@ async def tokenize(request: Request, asked: TokenizeRequest) -> Response:
     _, llm = await models.get(asked.model)
     tokenizer = llm.get_tokenizer()
     # in a thread: it may be a long text, and a template may take as long as its limit
-    token_ids = await asyncio.to_thread(_token_ids, asked, tokenizer)
+    token_ids = await asyncio.to_thread(tokens_of, asked, tokenizer)
     strings = None
     if asked.return_token_strs:
         strings = [tokenizer.backend.id_to_token(token_id) or "" for token_id in token_ids]
@@ -73,7 +73,8 @@ async def tokenize(request: Request, asked: TokenizeRequest) -> Response:
     )
 
 
-def _token_ids(asked: TokenizeRequest, tokenizer: Tokenizer) -> list[int]:
+def tokens_of(asked: TokenizeRequest, tokenizer: Tokenizer) -> list[int]:
+    """Raises ApiError, InvalidInput: not one of both, or a template that fails."""
     if (asked.prompt is None) == (asked.messages is None):
         raise ApiError(400, "give prompt or messages, and not both", param="prompt")
     if asked.prompt is not None:

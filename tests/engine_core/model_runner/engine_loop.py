@@ -44,6 +44,8 @@ class EngineLoop:
         """Likewise: ranks, and tokens and values as bytes, a position each."""
         self.logprob_bytes = collections.defaultdict(list)
         self.ends = {}
+        self.pooled = {}
+        """By request id: shape and bytes."""
         self.num_ahead = 0
 
     def add(
@@ -56,6 +58,7 @@ class EngineLoop:
         beam_search=None,
         priority=0,
         prompt_embeds=(),
+        **more,
     ):
         self.scheduler.add_request(
             Request(
@@ -66,6 +69,7 @@ class EngineLoop:
                 beam_search=beam_search,
                 eos_token_ids=(7,),
                 priority=priority,
+                **more,
                 prompt_embeds=prompt_embeds,
                 content_spans=[span for rows in prompt_embeds for span in rows.content_spans(4)],
             )
@@ -104,6 +108,8 @@ class EngineLoop:
                     self.logprob_bytes[place].append(
                         (report.token_ids[cell], report.logprobs[cell])
                     )
+            if output.pooled is not None:
+                self.pooled[output.request_id] = output.pooled
             if output.finish_reason is not None:
                 assert place not in self.ends, "ended twice"
                 self.ends[place] = output.finish_reason
