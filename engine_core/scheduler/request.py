@@ -306,6 +306,11 @@ class Request:
         )
 
     @property
+    def embeds_stop(self) -> int:
+        """Behind the last position that has a hidden state in place of a token; 0 without any."""
+        return self.prompt_embeds[-1].stop if self.prompt_embeds else 0
+
+    @property
     def unfinished(self) -> list["Sequence"]:
         """Its sequences that are not finished, by index."""
         return [seq for seq in self.sequences if not seq.status.is_finished]
@@ -398,6 +403,8 @@ class Sequence:
     _output: "array[int]" = dataclasses.field(default_factory=lambda: array("i"))
     _num_computed: int = 0
     _drafts: list[int] = dataclasses.field(default_factory=list)
+    has_forced_drafts: bool = False
+    """Whether its last drafts are those that a grammar forces."""
 
     def __post_init__(self) -> None:
         request_id = self.request.request_id
@@ -451,12 +458,6 @@ class Sequence:
     @property
     def content_spans(self) -> tuple[ContentSpan, ...]:
         return self.request.content_spans
-
-    @property
-    def prompt_embeds_left(self) -> tuple[EmbeddedRows, ...]:
-        """Its request's, if any of them is to be computed for it."""
-        rows = self.request.prompt_embeds
-        return rows if rows and self.num_computed_tokens < rows[-1].stop else ()
 
     @property
     def sampling_params(self) -> SamplingParams:
@@ -545,6 +546,8 @@ class Sequence:
     @spec_token_ids.setter
     def spec_token_ids(self, drafts: list[int]) -> None:
         self._drafts = drafts
+        if drafts:
+            self.has_forced_drafts = False
         if self._batch is not None and self.row is not None:
             rows = self._batch.rows_with_drafts
             (rows.add if drafts else rows.discard)(self.row)

@@ -385,7 +385,11 @@ def test_the_engine_makes_a_request_of_a_message_and_gives_it_to_the_scheduler()
     served = Served(1, eos=(7,), runs=False, clock=lambda: 12.5)
     added = []
     served.core._scheduler.add_request = added.append
-    served.core._validator = SimpleNamespace(check=lambda message: None, pooler=POOLER)
+    served.core._validator = SimpleNamespace(
+        check=lambda message: None,
+        read_prompt_embeds=lambda message, frames: ((), []),
+        pooler=POOLER,
+    )
     fields = {
         "request_id": "mine",
         "prompt_token_ids": [4, 5],

@@ -10,9 +10,8 @@ from engine_core.logits_processors import NamedProcessor
 from engine_core.pooler_config import PoolerConfig
 from engine_core.server.validation import RequestValidator
 from protocol.errors import ErrorCode, InvalidParameter
-from protocol.multimodal import TensorRef
 from protocol.pooling import POOLING_SAMPLING, PoolingParams, PoolingTask
-from protocol.requests import EmbeddedSpan, EngineRequest
+from protocol.requests import EngineRequest
 from protocol.sampling import BeamSearchParams, SamplingParams
 
 LIMITS = RequestValidator(
@@ -88,15 +87,6 @@ def test_a_good_request_passes():
             replaced(priority=1),
             ErrorCode.NOT_SUPPORTED,
             "priority is 1, and the scheduling policy is fcfs.*another --scheduling-policy",
-        ),
-        (
-            replaced(
-                prompt_embeds=(
-                    EmbeddedSpan(start=0, data=TensorRef(frame=0, dtype="float32", shape=(1, 1))),
-                )
-            ),
-            ErrorCode.NOT_SUPPORTED,
-            "prompt_embeds",
         ),
         (
             replaced(pooling_params=PoolingParams(task=PoolingTask.EMBED)),
