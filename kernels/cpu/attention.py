@@ -91,7 +91,7 @@ class NativeAttentionPlanner(AttentionPlanner):
                 f"slot_mapping is {slot_mapping_T.dtype} {tuple(slot_mapping_T.shape)}; it must be "
                 "int64 of [T]"
             )
-        keeps = (
+        keeps: tuple[torch.Tensor, ...] = (
             query_start_loc_R1.to(torch.int32).contiguous(),
             seq_lens_R.to(torch.int32).contiguous(),
             block_table_RM.to(torch.int32).contiguous(),
