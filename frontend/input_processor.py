@@ -12,6 +12,7 @@ from frontend.errors import InvalidInput
 from frontend.event_loop import Clock
 from frontend.media import has_media, items_of, split_media
 from frontend.pooling_params import PoolingParams
+from frontend.prompt_embeds import EmbeddedPrompt, embedded_prompt
 from frontend.reasoning_formats import ReasoningFormat, reasoning_format_of_template
 from frontend.request_state import RequestState
 from frontend.sampling_params import (
@@ -52,7 +53,20 @@ class TokensPrompt(TypedDict):
     cache_salt: NotRequired[str]
 
 
-PromptInput = str | Sequence[int] | TextPrompt | TokensPrompt
+class EmbedsPrompt(TypedDict):
+    """Hidden states in place of tokens, or of some of them; `prompt` is only reported back."""
+
+    prompt_embeds: Any
+    """[positions, hidden size] in float32, float16 or bfloat16: an array of numpy or torch."""
+    prompt_token_ids: NotRequired[list[int]]
+    prompt_is_token_ids: NotRequired[list[bool]]
+    """Of each of `prompt_token_ids` whether it is one; else the next row stands there, or, if there
+    are as many rows as ids, its own."""
+    prompt: NotRequired[str]
+    cache_salt: NotRequired[str]
+
+
+PromptInput = str | Sequence[int] | TextPrompt | TokensPrompt | EmbedsPrompt
 """One prompt."""
 PromptsInput = PromptInput | Sequence[PromptInput]
 """One prompt or several."""
@@ -62,6 +76,7 @@ ChatMessage = Mapping[str, Any]
 _MARKER_TOKENS = 16
 """As many of a prompt's last tokens show whether it ends in a block of reasoning."""
 _KNOWN_KEYS = frozenset({"prompt", "prompt_token_ids", "multi_modal_data", "cache_salt"})
+_EMBEDS_KEYS = frozenset({"prompt_embeds", "prompt_is_token_ids"})
 
 
 class InputProcessor:
@@ -136,6 +151,11 @@ class InputProcessor:
             raise InvalidInput(
                 f"sampling_params is of type {type(params).__name__}, it must be SamplingParams"
             )
+        if "generate" not in self.model.tasks:
+            raise InvalidInput(
+                f"the task is generate, this engine's tasks are {', '.join(self.model.tasks)}; ask "
+                "for one of these, or start it with --runner generate"
+            )
         check_scheduling(priority, tenant, timeout_s)
         if params.stop_strings and self.optional_tokenizer is None:
             raise InvalidInput(
@@ -151,6 +171,16 @@ class InputProcessor:
                 raise InvalidInput(
                     f"truncate_prompt_tokens is {params.truncate_prompt_tokens}, and {name} has "
                     "images or sounds, which cannot be cut; omit it"
+                )
+        embeds: EmbeddedPrompt | None = None
+        if isinstance(prompt, Mapping) and prompt.get("prompt_embeds") is not None:
+            embeds = embedded_prompt(prompt, self.model, name)
+            given = {key: value for key, value in prompt.items() if key not in _EMBEDS_KEYS}
+            prompt = given | {"prompt_token_ids": embeds.token_ids}
+            if params.truncate_prompt_tokens is not None:
+                raise InvalidInput(
+                    f"truncate_prompt_tokens is {params.truncate_prompt_tokens}, and {name} has "
+                    "prompt_embeds; cut them, and omit it"
                 )
         text, token_ids, own_salt = _parse(prompt, name)
         if token_ids is None:
@@ -183,6 +213,8 @@ class InputProcessor:
                 thinking = thinking_budget(params.thinking_token_budget, self.tokenizer)
                 wire_params = msgspec.structs.replace(wire_params, thinking=thinking)
             self._limits.check_sampling(wire_params, len(token_ids))
+        if embeds is not None:
+            embeds.check(self.model.prompt_embeds, wire_params)
         request = EngineRequest(
             request_id=request_id,
             prompt_token_ids=token_ids,
@@ -195,6 +227,7 @@ class InputProcessor:
             timeout_s=timeout_s,
             adapter=adapter,
             multimodal_inputs=() if media is None else media.inputs,
+            prompt_embeds=() if embeds is None else embeds.spans,
         )
         return RequestState(
             request,
@@ -204,7 +237,7 @@ class InputProcessor:
             tokenizer=self.optional_tokenizer,
             clock=self._clock,
             on_finished=on_finished,
-            frames=() if media is None else media.frames,
+            frames=parts.frames if (parts := media or embeds) is not None else (),
         )
 
     def make_pooling_request(

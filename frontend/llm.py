@@ -1,6 +1,7 @@
 """`LLM`: the synchronous API for batches, with vLLM's names and calls. It runs `AsyncLLM` on an
 event loop in a thread of its own."""
 
+import asyncio
 import contextlib
 import logging
 import weakref
@@ -13,7 +14,7 @@ from frontend.adapters import LoRARequest, one_adapter
 from frontend.async_llm import AsyncLLM
 from frontend.errors import ClientClosed, InvalidInput, RequestRejected
 from frontend.event_loop import LoopThread
-from frontend.input_processor import ChatMessage, PromptsInput, split_prompts
+from frontend.input_processor import ChatMessage, PromptsInput, has_data, split_prompts
 from frontend.outputs import BeamSearchOutput, RequestOutput, beam_search_output
 from frontend.pooling import (
     ClassificationRequestOutput,
@@ -423,7 +424,9 @@ class LLM:
             await client.ready()
             for wanted in dict.fromkeys(adapters):
                 await client.know_adapter(wanted)
-            decoded = [await client.with_media(prompt) for prompt in prompts]
+            decoded = prompts
+            if any(map(has_data, prompts)):
+                decoded = await asyncio.gather(*map(client.with_media, prompts))
             requests = [
                 client.input_processor.make_request(
                     prompt,

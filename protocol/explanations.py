@@ -129,3 +129,5 @@ class RequestInfo(Message, frozen=True, tag=5):
     """Verified so far, of all its sequences."""
     num_accepted_tokens: int = 0
     """Of those, tokens of its output."""
+    num_embedded_tokens: int = 0
+    """Positions of the prompt that have a hidden state in place of a token."""

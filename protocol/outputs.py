@@ -8,6 +8,7 @@ from protocol.calls import AdapterInfo, AnyResult
 from protocol.errors import ErrorCode
 from protocol.multimodal import MultiModalInfo, TensorRef
 from protocol.pooling import Pooled
+from protocol.prompt_embeds import PromptEmbedsInfo
 
 _ENTRY_BYTES = 4
 """Of a token id or a log-probability in columns."""
@@ -184,6 +185,8 @@ class ModelInfo(Message, frozen=True):
     """At the time of the greeting; AdaptersUpdated says what becomes of them."""
     multimodal: MultiModalInfo | None = None
     """None: it takes text only."""
+    prompt_embeds: PromptEmbedsInfo | None = None
+    """None: it takes none."""
     tasks: tuple[str, ...] = ("generate",)
     """What requests may ask for: "generate", and values of `PoolingTask`."""
     prompts: dict[str, str] = {}

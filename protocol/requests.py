@@ -8,19 +8,12 @@ from typing import cast
 from protocol.base import Message
 from protocol.calls import AnyCall
 from protocol.errors import InvalidParameter, PromptTooLong
-from protocol.multimodal import MultiModalInput, TensorRef
+from protocol.multimodal import MultiModalInput
 from protocol.pooling import PoolingParams
+from protocol.prompt_embeds import EmbeddedSpan
 from protocol.sampling import MAX_PROMPT_LOGPROBS, BeamSearchParams, SamplingParams
 
 _MAX_NAME_CHARS = 256
-
-
-class EmbeddedSpan(Message, frozen=True):
-    """Hidden states in place of the embeddings of prompt positions [start, start + n): `data` is
-    float32, float16 or bfloat16 of shape [n, hidden size]."""
-
-    start: int
-    data: TensorRef
 
 
 class Hello(Message, frozen=True, tag=1):

@@ -45,6 +45,11 @@ def check_options(options: EngineOptions) -> None:
         raise ConfigurationError(
             "--isolate-tenants has no effect with --no-enable-prefix-caching; omit one of them"
         )
+    if options.max_prompt_embeds is not None and not options.enable_prompt_embeds:
+        raise ConfigurationError(
+            "--max-prompt-embeds has no effect without --enable-prompt-embeds; omit it, or give "
+            "both"
+        )
     if options.max_restarts is not None and not options.supervise:
         raise ConfigurationError(
             "--max-restarts has no effect without --supervise; omit it, or give both"
@@ -114,6 +119,7 @@ def check_encoder(options: EngineOptions, device_type: str) -> None:
         "--prefix-cache-dir": options.prefix_cache_dir is not None,
         "--memory-fraction": options.memory_fraction is not None,
         "--enable-lora": options.adapters.is_enabled,
+        "--enable-prompt-embeds": options.enable_prompt_embeds,
         "--trace": options.trace is not None,
         "--model-impl transformers": options.model_impl == "transformers",
         "--speculative": options.speculation.speculative is not None,

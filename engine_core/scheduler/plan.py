@@ -62,7 +62,7 @@ class NewRequestData:
     pooling_params: PoolingParams | None = None
     """If given, it is pooled when all of its prompt is computed, and nothing is sampled."""
     prompt_embeds: tuple[EmbeddedRows, ...] = ()
-    """In place of embeddings of its prompt; () once no more of them is to be computed."""
+    """In place of embeddings of its prompt; the request's own."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -77,8 +77,6 @@ class ResumedRequestData:
     """Prompt and output."""
     block_ids: BlockIds
     num_computed_tokens: int
-    prompt_embeds: tuple[EmbeddedRows, ...] = ()
-    """As of a new one."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -321,7 +319,6 @@ class PlanBuilder:
                 token_ids=sequence.all_token_ids,
                 block_ids=block_ids,
                 num_computed_tokens=sequence.num_computed_tokens,
-                prompt_embeds=sequence.prompt_embeds_left,
             )
             return
         sequence.is_known_to_runner = True
@@ -335,8 +332,8 @@ class PlanBuilder:
             num_computed_tokens=sequence.num_computed_tokens,
             lora_request=sequence.adapter,
             row=row,
+            prompt_embeds=sequence.request.prompt_embeds,
             pooling_params=sequence.request.pooling_params,
-            prompt_embeds=sequence.prompt_embeds_left,
         )
 
     def add_block_update(self, sequence: Sequence, update: TableUpdate) -> None:

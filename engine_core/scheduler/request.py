@@ -306,6 +306,11 @@ class Request:
         )
 
     @property
+    def embeds_stop(self) -> int:
+        """Behind the last position that has a hidden state in place of a token; 0 without any."""
+        return self.prompt_embeds[-1].stop if self.prompt_embeds else 0
+
+    @property
     def unfinished(self) -> list["Sequence"]:
         """Its sequences that are not finished, by index."""
         return [seq for seq in self.sequences if not seq.status.is_finished]
@@ -451,12 +456,6 @@ class Sequence:
     @property
     def content_spans(self) -> tuple[ContentSpan, ...]:
         return self.request.content_spans
-
-    @property
-    def prompt_embeds_left(self) -> tuple[EmbeddedRows, ...]:
-        """Its request's, if any of them is to be computed for it."""
-        rows = self.request.prompt_embeds
-        return rows if rows and self.num_computed_tokens < rows[-1].stop else ()
 
     @property
     def sampling_params(self) -> SamplingParams:

@@ -3,11 +3,15 @@ there is room for, the scheduler decides. A refusal names value, limit and next 
 
 import dataclasses
 import re
+from collections.abc import Sequence
 from typing import Literal, NoReturn
 
 from engine_core.errors import RequestRefused
+from engine_core.kv_cache import ContentSpan
 from engine_core.logits_processors import NamedProcessor, check_extra_args
 from engine_core.pooler_config import PoolerConfig
+from engine_core.scheduler.prompt_embeds import EmbeddedRows
+from engine_core.server.prompt_embeds import PromptEmbedsReader
 from protocol.errors import ErrorCode, InvalidParameter, PromptTooLong
 from protocol.pooling import POOLING_SAMPLING
 from protocol.requests import EngineRequest, ModelLimits, check_name, check_timeout
@@ -22,6 +26,7 @@ class RequestValidator(ModelLimits):
 
     scheduling_policy: Literal["fcfs", "priority", "fair"]
     logits_processors: tuple[NamedProcessor, ...] = ()
+    prompt_embeds: PromptEmbedsReader | None = None
     pooler: PoolerConfig | None = None
     """None: no request may be pooled."""
     generates: bool = True
@@ -41,7 +46,11 @@ class RequestValidator(ModelLimits):
                 "sequence; let it not end with # and a number"
             )
         unsupported = {
+<<<<<<< HEAD
+            "multimodal_inputs": bool(request.multimodal_inputs),
+=======
             "prompt_embeds": bool(request.prompt_embeds),
+>>>>>>> main
         }
         # what the wire format has and this engine does not do yet
         _refuse_unsupported("this engine", unsupported)
@@ -71,6 +80,24 @@ class RequestValidator(ModelLimits):
                 f"{self.max_model_len - 1}; nothing is left to generate",
                 ErrorCode.PROMPT_TOO_LONG,
             )
+
+    def read_prompt_embeds(
+        self, request: EngineRequest, frames: Sequence[bytes | memoryview]
+    ) -> tuple[tuple[EmbeddedRows, ...], list[ContentSpan]]:
+        """Of a request that passed `check`: what it gives in place of tokens, and its contents.
+        Raises RequestRefused: the request cannot be served by this engine."""
+        if not request.prompt_embeds:
+            return (), []
+        if self.prompt_embeds is None:
+            _refuse(
+                "prompt_embeds are off; send tokens, or start the engine with "
+                "--enable-prompt-embeds",
+                ErrorCode.NOT_SUPPORTED,
+            )
+        try:
+            return self.prompt_embeds.read(request, frames)
+        except InvalidParameter as error:
+            _refuse(str(error))
 
     def _check_task(self, request: EngineRequest) -> int:
         """Returns the least number of tokens that are generated, 0 for a pooling request."""

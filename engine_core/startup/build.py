@@ -28,6 +28,7 @@ from engine_core.scheduler.token_rules import TokenRules
 from engine_core.server.clients import ClientRegistry
 from engine_core.server.inbox import Handshake, Inbox
 from engine_core.server.outbox import Outbox
+from engine_core.server.prompt_embeds import PromptEmbedsReader
 from engine_core.server.transport import ZmqTransport
 from engine_core.server.validation import RequestValidator
 from engine_core.startup.adapters import open_adapters
@@ -45,6 +46,7 @@ from engine_core.structured_output.manager import Compiler, StructuredOutputs
 from engine_core.trace import TraceWriter
 from kernels.compile_counter import CompileCounter, watch_triton
 from protocol.outputs import ModelInfo
+from protocol.prompt_embeds import PromptEmbedsInfo
 
 logger = logging.getLogger(__name__)
 
@@ -171,10 +173,12 @@ def _assemble(
             disk=None if store is None else store.tier,
         )
     )
-    # Besides the configuration a replay needs these two.
+    pooler = runner_spec.loaded.pooler
+    # Besides the configuration a replay needs these.
     replayed = {
         "sliding_windows": [group.sliding_window for group in groups],
         "eos_token_ids": list(opened.files.eos_token_ids),
+        "pooler": None if pooler is None else dataclasses.asdict(pooler.config),
     }
     executor = InProcessExecutor(runner)
     observers: list[StepObserver] = [] if store is None else [store]
@@ -197,7 +201,14 @@ def _assemble(
         observers.append(adapters)
     clients = ClientRegistry()
     outbox = Outbox(transport, clients, heartbeat_s=HEARTBEAT_S)
+<<<<<<< HEAD
+    embeds = _prompt_embeds_reader(config, runner_spec)
+    handshake = _handshake(
+        opened, config, vocab_size, runner_spec.loaded, None if embeds is None else embeds.info
+    )
+=======
     handshake = _handshake(opened, config, vocab_size, runner_spec)
+>>>>>>> main
     if adapters is not None:
         handshake.use_adapters(adapters.infos)
     return EngineCore(
@@ -222,7 +233,12 @@ def _assemble(
             max_num_seqs=config.scheduler.max_num_seqs,
             scheduling_policy=config.scheduler.scheduling_policy,
             logits_processors=runner_spec.config.logits_processors,
+<<<<<<< HEAD
+            prompt_embeds=embeds,
             pooler=None if runner_spec.loaded.pooler is None else runner_spec.loaded.pooler.config,
+=======
+            pooler=None if pooler is None else pooler.config,
+>>>>>>> main
             generates=runner_spec.loaded.generates,
         ),
         eos_token_ids=opened.files.eos_token_ids,
@@ -241,7 +257,7 @@ def _assemble(
 def _structured_outputs(opened: OpenModel, runner_spec: RunnerSpec) -> StructuredOutputs | None:
     """Reads the tokenizer while the runner is built."""
     tokenizer, vocab_size = opened.tokenizer, runner_spec.config.vocab_size
-    if tokenizer is None:
+    if tokenizer is None or not runner_spec.loaded.generates:
         return None
 
     def make_compiler() -> Compiler:
@@ -271,8 +287,33 @@ def _trace_writer(path: str, config: EngineConfig, replayed: dict[str, Any]) -> 
         ) from error
 
 
+def _prompt_embeds_reader(
+    config: EngineConfig, runner_spec: RunnerSpec
+) -> PromptEmbedsReader | None:
+    if not config.max_prompt_embeds_bytes:
+        return None
+    hidden_size = runner_spec.config.model.kv_cache_spec.hidden_size
+    if not hidden_size:
+        raise ConfigurationError(
+            f"--enable-prompt-embeds: {config.architecture} does not run from embeddings; omit it"
+        )
+    return PromptEmbedsReader(
+        PromptEmbedsInfo(hidden_size=hidden_size, max_bytes=config.max_prompt_embeds_bytes),
+        block_size=config.block_size,
+        largest_number=torch.finfo(runner_spec.config.dtype).max,
+    )
+
+
 def _handshake(
+<<<<<<< HEAD
+    opened: OpenModel,
+    config: EngineConfig,
+    vocab_size: int,
+    loaded: LoadedModel,
+    prompt_embeds: PromptEmbedsInfo | None,
+=======
     opened: OpenModel, config: EngineConfig, vocab_size: int, spec: RunnerSpec
+>>>>>>> main
 ) -> Handshake:
     loaded = spec.loaded
     files, ops, pooler = opened.files, loaded.ops, loaded.pooler
@@ -301,11 +342,16 @@ def _handshake(
             + [f"logits processor {name}" for name in config.logits_processors]
             + text_only_note(files, spec.loaded)
         ),
+<<<<<<< HEAD
+        prompt_embeds=prompt_embeds,
+=======
         multimodal=multimodal_info(spec.options, files, spec.loaded),
+>>>>>>> main
         tasks=("generate",) * loaded.generates + (() if pooler is None else pooler.config.tasks),
         prompts={} if files.modules is None else files.modules.prompts,
         labels=files.labels if pooler is not None and pooler.config.num_labels else (),
         default_prompt_name=None if files.modules is None else files.modules.default_prompt_name,
+        has_segments=files.is_encoder,
     )
     return Handshake(model, opened.tokenizer, heartbeat_s=HEARTBEAT_S)
 

@@ -191,6 +191,7 @@ def resolve_config(runner: RunnerSpec, files: ModelFiles, *, address: str) -> En
         logits_processors=options.logits_processors,
         address=address,
         max_clients=options.max_clients,
+        max_prompt_embeds_bytes=options.prompt_embeds_bytes,
         isolate_tenants=options.security.isolate_tenants,
         drain_timeout_s=options.drain_timeout,
         speculative=options.speculation.speculative,

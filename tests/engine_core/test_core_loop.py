@@ -91,7 +91,8 @@ class Script:
             assert not self.runner.plans, "waits for clients while a step is in flight"
         if self.arrivals:
             arrived = self.arrivals.popleft()
-            return arrived() or [] if callable(arrived) else arrived
+            messages = arrived() or [] if callable(arrived) else arrived
+            return [(client, message, []) for client, message in messages]
         if block:
             self.lifecycle.drain("the script is over")
         return []
@@ -385,7 +386,11 @@ def test_the_engine_makes_a_request_of_a_message_and_gives_it_to_the_scheduler()
     served = Served(1, eos=(7,), runs=False, clock=lambda: 12.5)
     added = []
     served.core._scheduler.add_request = added.append
-    served.core._validator = SimpleNamespace(check=lambda message: None, pooler=POOLER)
+    served.core._validator = SimpleNamespace(
+        check=lambda message: None,
+        read_prompt_embeds=lambda message, frames: ((), []),
+        pooler=POOLER,
+    )
     fields = {
         "request_id": "mine",
         "prompt_token_ids": [4, 5],
@@ -408,7 +413,7 @@ def test_the_engine_makes_a_request_of_a_message_and_gives_it_to_the_scheduler()
     assert {*fields, *several, *pooled, *not_served} == {*EngineRequest.__struct_fields__}
     resolve = SimpleNamespace(resolve=lambda message: message.adapter_fingerprint)
     served.core._adapters = resolve
-    served.core._apply([(served.client, each) for each in (message, beams, vectors)])
+    served.core._apply([(served.client, each, []) for each in (message, beams, vectors)])
     request, of_beams, of_vectors = added
     assert request.adapter == fields.pop("adapter_fingerprint")
     del fields["adapter"]
@@ -441,6 +446,6 @@ def test_what_the_scheduler_refuses_is_answered_with_its_reason(error, code):
 
     served.core._scheduler.add_request = refuse
     served.sent.post = lambda client, message: answers.append((client, message))
-    served.core._apply([(served.client, ask("a", 3, 3))])
+    served.core._apply([(served.client, ask("a", 3, 3), [])])
     assert answers == [(served.client, Rejected(request_id="a", code=code, message=str(error)))]
     assert not served.client.request_ids

@@ -164,7 +164,9 @@ class CPUModelRunner:
             self._pooling.write_row(placed.row, placed.pooling, placed.token_ids)
             self._adapters.write_row(placed.row, placed.adapter)
             self.given.place(placed)
-            self._sampler.write_row(placed.row, placed.sampling, placed.token_ids)
+            self._sampler.write_row(
+                placed.row, placed.sampling, placed.token_ids, placed.prompt_embeds
+            )
             self._prompts.write_row(placed.row, placed.sampling)
             self._encoder.write_row(placed.row, placed.mm_features)
             if self._drafter is not None:

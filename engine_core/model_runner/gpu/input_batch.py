@@ -17,6 +17,7 @@ from engine_core.model_runner.prompt_logprobs import PromptReports
 from engine_core.model_runner.rows import PlacedRow, RunnerRows
 from engine_core.model_runner.sampling_params import ResolvedSampling
 from engine_core.scheduler import SchedulerOutput
+from engine_core.scheduler.prompt_embeds import token_ranges
 from kernels.interface.sampling_rows import (
     MAX_DEVICE_LOGPROBS,
     MAX_LISTED_TOKENS,
@@ -35,10 +36,11 @@ Int64Array = npt.NDArray[np.int64]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PenaltyRow:
-    """A row whose penalties count its tokens anew: [0, num_prompt_tokens) and [num_prompt_tokens,
+    """A row whose penalties count its tokens anew: the prompt's ranges and [num_prompt_tokens,
     num_tokens) of the row, as they are once the updates are carried out."""
 
     row: int
+    prompt_ranges: list[slice]
     num_prompt_tokens: int
     num_tokens: int
 
@@ -137,7 +139,12 @@ class GPUInputBatch:
         ]
         if sampling.params.has_penalties:
             changes.penalties.append(
-                PenaltyRow(row, sampling.num_prompt_tokens, len(placed.token_ids))
+                PenaltyRow(
+                    row,
+                    token_ranges(placed.prompt_embeds, sampling.num_prompt_tokens),
+                    sampling.num_prompt_tokens,
+                    len(placed.token_ids),
+                )
             )
 
 

@@ -358,7 +358,7 @@ class GPUModelRunner:
         tokens = self._device_rows.token_ids[penalty.row]
         self._sampler.rows.write_history(
             penalty.row,
-            tokens[: penalty.num_prompt_tokens],
+            torch.cat([tokens[part] for part in penalty.prompt_ranges]),
             tokens[penalty.num_prompt_tokens : penalty.num_tokens],
         )
 

@@ -95,7 +95,8 @@ def _load(path: Path, config: dict[str, Any], dtype: torch.dtype) -> Any:
         ) from error
     if type(auto_config) not in AutoModelForCausalLM._model_mapping:
         raise UnsupportedArchitecture(
-            f"{_name(config)} is not a causal language model; {_SUPPORTED}"
+            f"{_name(config)} is not a causal language model, nor an encoder of the families BERT, "
+            f"RoBERTa, XLM-R, CamemBERT, DistilBERT and ModernBERT; {_SUPPORTED}"
         )
     try:
         model, report = AutoModelForCausalLM.from_pretrained(

@@ -14,7 +14,7 @@ from frontend.http.api_errors import ApiError
 from frontend.http.event_stream import json_response, until_disconnect
 from frontend.http.exchange import exchange_of
 from frontend.http.openai.responses import PromptTokensDetails, Usage
-from frontend.http.openai.tokenize import TokenizeRequest, tokens_of
+from frontend.http.openai.tokenize import TokenizeRequest, has_images, tokens_of
 from frontend.http.operations import operation
 from frontend.http.pooling import bodies
 from frontend.http.served_models import ServedModels
@@ -160,7 +160,9 @@ async def inputs(asked: bodies.InputRequest, llm: AsyncLLM) -> list[Any]:
             add_special_tokens=asked.add_special_tokens,
         )
         # in a thread: a template may take as long as its limit
-        token_ids = await asyncio.to_thread(tokens_of, conversation, llm.get_tokenizer())
+        if has_images(conversation):
+            raise ApiError(400, "embeddings are of text; leave images out", param="messages")
+        token_ids = await asyncio.to_thread(tokens_of, conversation, llm.input_processor)
         return [token_ids]
     for name in ("add_generation_prompt", "continue_final_message", "chat_template"):
         if getattr(asked, name) is not None:

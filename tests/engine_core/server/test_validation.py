@@ -12,7 +12,7 @@ from engine_core.server.validation import RequestValidator
 from protocol.errors import ErrorCode, InvalidParameter
 from protocol.multimodal import TensorRef
 from protocol.pooling import POOLING_SAMPLING, PoolingParams, PoolingTask
-from protocol.requests import EmbeddedSpan, EngineRequest
+from protocol.requests import EngineRequest
 from protocol.sampling import BeamSearchParams, SamplingParams
 
 LIMITS = RequestValidator(
@@ -91,12 +91,26 @@ def test_a_good_request_passes():
         ),
         (
             replaced(
+<<<<<<< HEAD
+                multimodal_inputs=(
+                    MultiModalInput(
+                        modality="image",
+                        start=0,
+                        stop=1,
+                        tensors={"pixel_values": TensorRef(frame=0, dtype="uint8", shape=(1,))},
+                    ),
+                )
+            ),
+            ErrorCode.NOT_SUPPORTED,
+            "multimodal_inputs",
+=======
                 prompt_embeds=(
                     EmbeddedSpan(start=0, data=TensorRef(frame=0, dtype="float32", shape=(1, 1))),
                 )
             ),
             ErrorCode.NOT_SUPPORTED,
             "prompt_embeds",
+>>>>>>> main
         ),
         (
             replaced(pooling_params=PoolingParams(task=PoolingTask.EMBED)),
