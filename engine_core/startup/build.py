@@ -193,6 +193,7 @@ def _assemble(
         config.scheduler,
         kv_cache,
         proposer=runner_spec.options.speculation.make_proposer(),
+        draft_method=runner_spec.options.speculation.speculative or "grammar",
         constraints=constraints,
     )
     pool = runner_spec.config.adapters
