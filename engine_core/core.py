@@ -31,7 +31,6 @@ from engine_core.server.limited_log import LimitedLog
 from engine_core.server.multimodal import MultiModalReader
 from engine_core.server.outbox import Outbox
 from engine_core.server.prompt_embeds import spelled_out
-from engine_core.server.transport import Frame
 from engine_core.server.validation import RequestValidator
 from engine_core.steps import Steps
 from engine_core.structured_output.manager import StructuredOutputs
@@ -183,10 +182,10 @@ class EngineCore:
         return bool(scheduler.in_flight or self._pauses) or scheduler.may_progress()
 
     def _apply(self, incoming: Iterable[Incoming]) -> None:
-        for client, message, frames in incoming:
+        for client, message in incoming:
             match message:
                 case EngineRequest():
-                    self._add_request(client, message, frames)
+                    self._add_request(client, message)
                 case Abort():
                     self._abort(client.request_ids.intersection(message.request_ids))
                     self._abort_samples(client, message.samples)
@@ -214,7 +213,7 @@ class EngineCore:
                 self._outbox.post(client, self._control.answer_pause(call_id))
             self._pauses.clear()
 
-    def _add_request(self, client: Client, message: EngineRequest, frames: Sequence[Frame]) -> None:
+    def _add_request(self, client: Client, message: EngineRequest) -> None:
         now_s = self._clock()
         try:
             if self._lifecycle.stage is not Stage.SERVING:
@@ -222,7 +221,7 @@ class EngineCore:
                     ErrorCode.DRAINING, "the engine is draining; send the request to another"
                 )
             self._validator.check(message)
-            embeds, spans = self._validator.read_prompt_embeds(message, frames)
+            embeds, spans = self._validator.read_prompt_embeds(message, client.frames)
             if message.adapter is not None:
                 fingerprint = adapters_of(self._adapters).resolve(message)
                 message = msgspec.structs.replace(message, adapter=fingerprint)
@@ -232,12 +231,9 @@ class EngineCore:
                 client_index=client.index,
                 arrival_time=now_s,
                 eos_token_ids=self._eos_token_ids,
-<<<<<<< HEAD
                 prompt_embeds=embeds,
                 content_spans=spans,
-=======
                 mm_features=self._multimodal.read(message, client.frames),
->>>>>>> main
                 pooler=self._validator.pooler,
             )
             if spans:  # what knows prompts again knows them by their tokens

@@ -72,14 +72,9 @@ def run_daemon(
             options.bind,
             keys=keys,
             is_insecure=security.insecure,
-<<<<<<< HEAD
-            max_message_bytes=most_message_bytes(
-                options.max_model_len, options.prompt_embeds_bytes
-=======
             max_message_bytes=max(
-                most_message_bytes(options.max_model_len),
+                most_message_bytes(options.max_model_len, options.prompt_embeds_bytes),
                 options.multimodal.most_frame_bytes(options.model),
->>>>>>> main
             ),
         ) as transport,
         contextlib.ExitStack() as listing,

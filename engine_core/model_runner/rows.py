@@ -46,11 +46,9 @@ class RunnerRows:
         """Of every sequence that has not finished, with a row or preempted."""
         self._adapter_of: dict[str, str] = {}
         """Likewise, of those that have one."""
-<<<<<<< HEAD
         self._embeds_of: dict[str, tuple[EmbeddedRows, ...]] = {}
-=======
+        """Likewise."""
         self._mm_features_of: dict[str, tuple[MultiModalFeature, ...]] = {}
->>>>>>> main
         """Likewise."""
         self._pooling_of: dict[str, PoolingParams] = {}
 
@@ -59,11 +57,8 @@ class RunnerRows:
         for request_id in plan.finished_req_ids:
             self._sampling_of.pop(request_id, None)
             self._adapter_of.pop(request_id, None)
-<<<<<<< HEAD
             self._embeds_of.pop(request_id, None)
-=======
             self._mm_features_of.pop(request_id, None)
->>>>>>> main
             self._pooling_of.pop(request_id, None)
         gone = (*plan.finished_req_ids, *plan.preempted_req_ids)
         rows = [self._row_of.pop(request_id) for request_id in gone if request_id in self._row_of]
@@ -76,13 +71,10 @@ class RunnerRows:
         for new in plan.scheduled_new_reqs:
             if new.lora_request is not None:
                 self._adapter_of[new.req_id] = new.lora_request
-<<<<<<< HEAD
             if new.prompt_embeds:
                 self._embeds_of[new.req_id] = new.prompt_embeds
-=======
             if new.mm_features:
                 self._mm_features_of[new.req_id] = new.mm_features
->>>>>>> main
             if new.pooling_params is not None:
                 self._pooling_of[new.req_id] = new.pooling_params
             self._sampling_of[new.req_id] = resolve_sampling(
@@ -117,17 +109,10 @@ class RunnerRows:
             row,
             token_ids,
             data.block_ids,
-<<<<<<< HEAD
             self._sampling_of[request_id],
             self._adapter_of.get(request_id),
-            data.num_computed_tokens,
-            self._embeds_of.get(request_id, ()),
-            self._pooling_of.get(request_id),
-=======
-            sampling,
-            adapter,
-            prompt_embeds=data.prompt_embeds,
+            num_computed_tokens=data.num_computed_tokens,
+            prompt_embeds=self._embeds_of.get(request_id, ()),
             mm_features=self.mm_features_of(request_id),
             pooling=self._pooling_of.get(request_id),
->>>>>>> main
         )

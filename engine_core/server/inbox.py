@@ -6,7 +6,7 @@ import itertools
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 from msgspec.structs import replace
 
@@ -25,8 +25,7 @@ from protocol.requests import Abort, Call, ClientMessage, EngineRequest, Goodbye
 
 logger = logging.getLogger(__name__)
 
-Incoming = tuple[Client, EngineRequest | Abort | Call, Sequence[Frame]]
-"""Who sent what, and the binary frames behind it."""
+Incoming = tuple[Client, EngineRequest | Abort | Call]
 
 _MAX_MESSAGES = 256
 _MAX_NAME_CHARS = 100
@@ -98,13 +97,9 @@ class Inbox:
                         identity, ErrorCode.HELLO_REQUIRED, "say HELLO before anything else"
                     )
                 case _:
-<<<<<<< HEAD
-                    yield client, message, frames[1:]
-=======
                     client.frames = frames[1:]
                     yield client, message
                     client.frames = ()
->>>>>>> main
             if self._clock() >= deadline_s:
                 return
 

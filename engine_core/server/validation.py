@@ -45,15 +45,6 @@ class RequestValidator(ModelLimits):
                 f"request_id {request.request_id!r} ends like the name of a request's further "
                 "sequence; let it not end with # and a number"
             )
-        unsupported = {
-<<<<<<< HEAD
-            "multimodal_inputs": bool(request.multimodal_inputs),
-=======
-            "prompt_embeds": bool(request.prompt_embeds),
->>>>>>> main
-        }
-        # what the wire format has and this engine does not do yet
-        _refuse_unsupported("this engine", unsupported)
         if request.priority != 0 and self.scheduling_policy == "fcfs":
             _refuse(
                 f"priority is {request.priority}, and the scheduling policy is fcfs, which does "
@@ -94,6 +85,8 @@ class RequestValidator(ModelLimits):
                 "--enable-prompt-embeds",
                 ErrorCode.NOT_SUPPORTED,
             )
+        if request.multimodal_inputs:
+            _refuse("prompt_embeds and multimodal_inputs cannot be combined; send one of them")
         try:
             return self.prompt_embeds.read(request, frames)
         except InvalidParameter as error:

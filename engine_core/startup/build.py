@@ -193,6 +193,7 @@ def _assemble(
         config.scheduler,
         kv_cache,
         proposer=runner_spec.options.speculation.make_proposer(),
+        draft_method=runner_spec.options.speculation.speculative or "grammar",
         constraints=constraints,
     )
     pool = runner_spec.config.adapters
@@ -201,14 +202,10 @@ def _assemble(
         observers.append(adapters)
     clients = ClientRegistry()
     outbox = Outbox(transport, clients, heartbeat_s=HEARTBEAT_S)
-<<<<<<< HEAD
     embeds = _prompt_embeds_reader(config, runner_spec)
     handshake = _handshake(
-        opened, config, vocab_size, runner_spec.loaded, None if embeds is None else embeds.info
+        opened, config, vocab_size, runner_spec, None if embeds is None else embeds.info
     )
-=======
-    handshake = _handshake(opened, config, vocab_size, runner_spec)
->>>>>>> main
     if adapters is not None:
         handshake.use_adapters(adapters.infos)
     return EngineCore(
@@ -233,12 +230,8 @@ def _assemble(
             max_num_seqs=config.scheduler.max_num_seqs,
             scheduling_policy=config.scheduler.scheduling_policy,
             logits_processors=runner_spec.config.logits_processors,
-<<<<<<< HEAD
             prompt_embeds=embeds,
-            pooler=None if runner_spec.loaded.pooler is None else runner_spec.loaded.pooler.config,
-=======
             pooler=None if pooler is None else pooler.config,
->>>>>>> main
             generates=runner_spec.loaded.generates,
         ),
         eos_token_ids=opened.files.eos_token_ids,
@@ -305,15 +298,11 @@ def _prompt_embeds_reader(
 
 
 def _handshake(
-<<<<<<< HEAD
     opened: OpenModel,
     config: EngineConfig,
     vocab_size: int,
-    loaded: LoadedModel,
+    spec: RunnerSpec,
     prompt_embeds: PromptEmbedsInfo | None,
-=======
-    opened: OpenModel, config: EngineConfig, vocab_size: int, spec: RunnerSpec
->>>>>>> main
 ) -> Handshake:
     loaded = spec.loaded
     files, ops, pooler = opened.files, loaded.ops, loaded.pooler
@@ -342,11 +331,8 @@ def _handshake(
             + [f"logits processor {name}" for name in config.logits_processors]
             + text_only_note(files, spec.loaded)
         ),
-<<<<<<< HEAD
         prompt_embeds=prompt_embeds,
-=======
         multimodal=multimodal_info(spec.options, files, spec.loaded),
->>>>>>> main
         tasks=("generate",) * loaded.generates + (() if pooler is None else pooler.config.tasks),
         prompts={} if files.modules is None else files.modules.prompts,
         labels=files.labels if pooler is not None and pooler.config.num_labels else (),

@@ -91,8 +91,7 @@ class Script:
             assert not self.runner.plans, "waits for clients while a step is in flight"
         if self.arrivals:
             arrived = self.arrivals.popleft()
-            messages = arrived() or [] if callable(arrived) else arrived
-            return [(client, message, []) for client, message in messages]
+            return arrived() or [] if callable(arrived) else arrived
         if block:
             self.lifecycle.drain("the script is over")
         return []
@@ -413,7 +412,7 @@ def test_the_engine_makes_a_request_of_a_message_and_gives_it_to_the_scheduler()
     assert {*fields, *several, *pooled, *not_served} == {*EngineRequest.__struct_fields__}
     resolve = SimpleNamespace(resolve=lambda message: message.adapter_fingerprint)
     served.core._adapters = resolve
-    served.core._apply([(served.client, each, []) for each in (message, beams, vectors)])
+    served.core._apply([(served.client, each) for each in (message, beams, vectors)])
     request, of_beams, of_vectors = added
     assert request.adapter == fields.pop("adapter_fingerprint")
     del fields["adapter"]
@@ -446,6 +445,6 @@ def test_what_the_scheduler_refuses_is_answered_with_its_reason(error, code):
 
     served.core._scheduler.add_request = refuse
     served.sent.post = lambda client, message: answers.append((client, message))
-    served.core._apply([(served.client, ask("a", 3, 3), [])])
+    served.core._apply([(served.client, ask("a", 3, 3))])
     assert answers == [(served.client, Rejected(request_id="a", code=code, message=str(error)))]
     assert not served.client.request_ids

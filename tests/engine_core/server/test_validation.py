@@ -10,7 +10,6 @@ from engine_core.logits_processors import NamedProcessor
 from engine_core.pooler_config import PoolerConfig
 from engine_core.server.validation import RequestValidator
 from protocol.errors import ErrorCode, InvalidParameter
-from protocol.multimodal import TensorRef
 from protocol.pooling import POOLING_SAMPLING, PoolingParams, PoolingTask
 from protocol.requests import EngineRequest
 from protocol.sampling import BeamSearchParams, SamplingParams
@@ -88,29 +87,6 @@ def test_a_good_request_passes():
             replaced(priority=1),
             ErrorCode.NOT_SUPPORTED,
             "priority is 1, and the scheduling policy is fcfs.*another --scheduling-policy",
-        ),
-        (
-            replaced(
-<<<<<<< HEAD
-                multimodal_inputs=(
-                    MultiModalInput(
-                        modality="image",
-                        start=0,
-                        stop=1,
-                        tensors={"pixel_values": TensorRef(frame=0, dtype="uint8", shape=(1,))},
-                    ),
-                )
-            ),
-            ErrorCode.NOT_SUPPORTED,
-            "multimodal_inputs",
-=======
-                prompt_embeds=(
-                    EmbeddedSpan(start=0, data=TensorRef(frame=0, dtype="float32", shape=(1, 1))),
-                )
-            ),
-            ErrorCode.NOT_SUPPORTED,
-            "prompt_embeds",
->>>>>>> main
         ),
         (
             replaced(pooling_params=PoolingParams(task=PoolingTask.EMBED)),
