@@ -84,7 +84,7 @@ def daemon_table(address: str, model: ModelInfo, now: EngineStatistics) -> dict[
         length = 1 + now.num_accepted_tokens / now.num_drafts
         drafts["drafts"] = f"{drafts_by_method(now)}; {length:.2f} tokens a step that had any"
     return {
-        "model": f"{model.name} ({model.architecture}, {model.dtype})",
+        "model": f"{model.name} ({model.architecture}, {model.formats or model.dtype})",
         "state": f"{now.state}, weights version {now.weights_version}",
         "address": address,
         "longest": f"{model.max_model_len:,} tokens, prompt and answer",
