@@ -1,11 +1,12 @@
 """What the runner asks of a model."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
-from kernels.interface.operations import ForwardContext
+from kernels.interface.operations import ForwardContext, KVCache, Operations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,3 +42,40 @@ class Model(Protocol):
 
     def compute_logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
         """Rows of `forward`'s result -> float32 logits_RV, final softcap included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderSpec:
+    """What an encoder takes.
+
+    Attributes:
+        modality: "text" or "audio".
+        shapes: of each tensor of an input, by transformers' name; -1 for its length.
+        max_tokens: most that one input becomes.
+        vocab_size: of the decoder, and of a text input.
+    """
+
+    modality: str
+    shapes: Mapping[str, tuple[int, ...]]
+    max_tokens: int
+    vocab_size: int
+
+
+@runtime_checkable
+class EncoderDecoder(Model, Protocol):
+    """A model whose tokens also attend to what an encoder made of the request's input."""
+
+    @property
+    def encoder_spec(self) -> EncoderSpec: ...
+
+    def encode(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """One input, without a dimension for a batch -> hidden_SE."""
+
+    def write_encoded(
+        self,
+        hidden_SE: torch.Tensor,
+        slots_S: torch.Tensor,
+        kv_caches: Sequence[KVCache],
+        ops: Operations,
+    ) -> None:
+        """Write every layer's keys and values of an encoder's output to the caches."""

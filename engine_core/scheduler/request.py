@@ -390,6 +390,14 @@ class Sequence:
         return self.request.adapter
 
     @property
+    def request_id(self) -> str:
+        return self.request.request_id
+
+    @property
+    def num_encoder_tokens(self) -> int:
+        return self.request.num_encoder_tokens
+
+    @property
     def sampling_params(self) -> SamplingParams:
         """The request's, with a seed of its own; for a beam, with the likeliest tokens reported."""
         request, params = self.request, self.request.sampling_params

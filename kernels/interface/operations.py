@@ -460,11 +460,14 @@ class ForwardContext:
         kv_caches: by layer.
         metadata: by layer; layers of one KV-cache group share an object.
         ops: the backend that made both.
+        encoded: of an encoder-decoder model where each token finds its encoder's keys and values:
+            a plan in which every token is a request of its own, with their number as length.
     """
 
     kv_caches: Sequence[KVCache]
     metadata: Sequence[AttentionMetadata]
     ops: Operations
+    encoded: AttentionMetadata | None = None
 
 
 Forward = Callable[[torch.Tensor, torch.Tensor, ForwardContext], torch.Tensor]
