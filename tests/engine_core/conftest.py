@@ -49,7 +49,11 @@ class PagedRun:
         self.block_tables = ids.view(len(sequences), width).int()
         self.caches = [
             ops.allocate_kv_cache(
-                num_blocks + 1 + num_more_blocks, block_size, spec.num_kv_heads, spec.head_size, dtype
+                num_blocks + 1 + num_more_blocks,
+                block_size,
+                spec.num_kv_heads,
+                spec.head_size,
+                dtype,
             )
             for _ in range(spec.num_layers)
         ]

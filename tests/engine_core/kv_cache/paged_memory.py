@@ -22,6 +22,11 @@ class Stream:
     cache_salt: str | None = None
     adapter: str | None = None
     num_hashed_bytes: int = 0
+    num_encoder_tokens: int = 0
+
+    @property
+    def request_id(self) -> str:
+        return self.sequence_id.partition("#")[0]
 
     @property
     def num_tokens(self) -> int:
