@@ -238,6 +238,12 @@ class EngineStatistics(Message, frozen=True, tag=2):
     """Of those, requests that met every SLO."""
     num_slo_ttft_violations: int = 0
     num_slo_tpot_violations: int = 0
+    num_encoder_inputs: int = 0
+    """Images and sounds that were encoded."""
+    num_encoder_cache_hits: int = 0
+    """Those whose output the encoder cache had."""
+    num_encoder_cache_tokens: int = 0
+    """In the encoder cache now."""
     num_compilations_after_ready: int = 0
     """Kernels that were compiled while serving, each of which made requests wait; 0 unless there is
     a defect."""

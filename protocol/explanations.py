@@ -36,6 +36,9 @@ class WaitReason(enum.StrEnum):
     """Running requests report as many log-probabilities of prompts as one step may."""
     DISK = "disk"
     """Blocks of its prompt are being read from disk."""
+    ENCODER = "encoder"
+    """Its next image or sound is to be encoded: the step's budget for that is spent, or the encoder
+    cache is full of what running requests need."""
     GRAMMAR = "grammar"
     """Its structured output is being compiled."""
     DECODES = "decodes"

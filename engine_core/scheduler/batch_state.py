@@ -50,6 +50,8 @@ class BatchState:
         """Not schedulable until the result of a step in flight is known."""
         self.num_steps_in_flight = 0
         """If 0, no row has placeholders or is blocked."""
+        self.encoder_stop: Int32Array = np.zeros(max_num_rows, np.int32)
+        """Behind the last position that depends on an encoder's output; 0 for text."""
         self.client_index: Int32Array = np.zeros(max_num_rows, np.int32)
         self.tenant_number: Int32Array = np.zeros(max_num_rows, np.int32)
         self.sequence_index: Int32Array = np.zeros(max_num_rows, np.int32)

@@ -27,7 +27,7 @@ class MixedBatching:
         self._pool = pool
         self._forced = ForcedPreemption(pool, preemptor, waiting, config)
         self._explanations = explanations
-        self._running = RunningScheduler(pool, preemptor, config)
+        self._running = RunningScheduler(pool, preemptor, config, waiting.encoder)
         self._waiting = waiting
         self._decode_steps = DecodeSteps(pool, config)
         self._delay_factor = config.prefill_delay_factor

@@ -24,6 +24,8 @@ _MINIMUM = {
     "max_queued_requests": 1,
     "max_queued_tokens": 1,
     "max_num_adapters": 1,
+    "max_num_encoder_input_tokens": 0,
+    "encoder_cache_size": 0,
     "max_steps_in_flight": 1,
     "priority_min_gain": 1,
     "prefill_delay_factor": 0,
@@ -92,6 +94,12 @@ class SchedulerConfig:
     """Most adapters in use at once."""
     loads_adapters: bool = False
     """A request waits until its adapter's weights are loaded, and `on_adapter_loaded` says so."""
+    max_num_encoder_input_tokens: int = 0
+    """Rows of encoders' outputs that a step makes at most; 0: the model takes text alone."""
+    encoder_cache_size: int = 0
+    """Rows of encoders' outputs that are kept at most."""
+    disable_chunked_mm_input: bool = False
+    """All of an input is computed in one step: the model attends to it in both directions."""
     max_steps_in_flight: int = 1
     """Most steps planned and not updated; as many as the executor runs."""
 

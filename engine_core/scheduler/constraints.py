@@ -2,6 +2,7 @@
 for each step. What a grammar is, only `engine_core/structured_output/` knows."""
 
 import dataclasses
+from collections.abc import Iterable
 from collections.abc import Sequence as AnySequence
 from typing import Protocol
 
@@ -18,7 +19,13 @@ class ConstrainedSequence:
 
     place: int
     sequence: Sequence
+    num_output_tokens: int
     drafts: AnySequence[int]
+
+
+KnownTokens = tuple[Sequence, int, int]
+"""A sequence, its number of output tokens and the last of these."""
+ForcedTokens = tuple[Sequence, list[int]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -54,9 +61,9 @@ class Constraints(Protocol):
         """Requests that need wait for their grammars no longer, since the last call: None, or why
         these cannot be used."""
 
-    def forced_tokens(self, sequence: Sequence) -> list[int]:
-        """Of a sequence that had a mask and is in no step in flight: its next tokens, as long as
-        only one is possible."""
+    def forced_tokens(self, sequences: Iterable[KnownTokens]) -> Iterable[ForcedTokens]:
+        """Of sequences that are in no step in flight: the next tokens of those that had a mask, as
+        long as only one is possible."""
 
     def begin_masks(self, constrained: AnySequence[ConstrainedSequence]) -> TokenMasks | None:
         """Start to make the masks of a step. The sequences have their tokens as they are now. None:

@@ -66,6 +66,10 @@ class Explanations:
             if self._stop is not None and self._stop[0] is WaitReason.PAUSED:
                 reason, why = self._stop
                 return _info(request, status, age_s=age_s, waits_for=reason, why=why)
+            held_up = self._skipped.get(request.request_id)
+            if held_up is not None:
+                reason, why = held_up
+                return _info(request, status, age_s=age_s, waits_for=reason, why=why)
             return _info(request, status, age_s=age_s)
         reason, why = self._why(request, num_ahead)
         return _info(

@@ -13,8 +13,8 @@ import numpy as np
 from engine_core.kv_cache import BlockIds, CacheCopies, TableUpdate
 from engine_core.scheduler.batch_state import BatchState, IdsOfRows, Int32Array, Int64Array
 from engine_core.scheduler.constraints import TokenMasks
+from engine_core.scheduler.mm_features import MultiModalFeature
 from engine_core.scheduler.request import Request, Sequence
-from protocol.multimodal import MultiModalInput
 from protocol.outputs import Logprobs
 from protocol.sampling import SamplingParams
 
@@ -47,7 +47,8 @@ class NewRequestData:
     output_token_ids: list[int]
     """Delivered by an earlier, interrupted run, or of the sequence that this one was forked from;
     the tokens are prompt + output."""
-    mm_features: list[MultiModalInput]
+    mm_features: tuple[MultiModalFeature, ...]
+    """The request's own; what the model runner reads of them travels once."""
     sampling_params: SamplingParams
     block_ids: BlockIds
     num_computed_tokens: int
@@ -140,6 +141,11 @@ class SchedulerOutput:
     """That it was planned with; for those who watch."""
     token_masks: TokenMasks | None = None
     """Of sequences that follow a grammar and are to get a token."""
+    scheduled_encoder_inputs: dict[str, list[int]] = dataclasses.field(default_factory=dict)
+    """By sequence, which of its inputs are encoded before this step's tokens are computed. Their
+    outputs are kept, by identifier, for every sequence with an equal input."""
+    free_encoder_mm_hashes: list[bytes] = dataclasses.field(default_factory=list)
+    """Identifiers of outputs to be dropped before that."""
 
     @functools.cached_property
     def num_scheduled_tokens(self) -> dict[str, int]:
@@ -309,7 +315,7 @@ class PlanBuilder:
             req_id=name,
             prompt_token_ids=sequence.request.prompt,
             output_token_ids=sequence.output_token_ids,
-            mm_features=[],
+            mm_features=sequence.request.mm_features,
             sampling_params=sequence.sampling_params,
             block_ids=block_ids,
             num_computed_tokens=sequence.num_computed_tokens,
@@ -362,6 +368,8 @@ class PlanBuilder:
         finished_req_ids: list[str],
         num_lookahead_slots: int,
         num_drafts_wanted: Int64Array | None = None,
+        scheduled_encoder_inputs: dict[str, list[int]],
+        free_encoder_mm_hashes: list[bytes],
     ) -> SchedulerOutput:
         """The finished plan. Its tokens count as computed from here on."""
         state, (rows, counts) = self._batch, self.scheduled_rows
@@ -396,6 +404,8 @@ class PlanBuilder:
             num_drafts_wanted=num_drafts_wanted,
             num_decode_steps=num_decode_steps,
             token_budget=self._token_budget,
+            scheduled_encoder_inputs=scheduled_encoder_inputs,
+            free_encoder_mm_hashes=free_encoder_mm_hashes,
         )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from engine_core.scheduler.batch_state import BatchState, Int32Array
 from engine_core.scheduler.beam_search import BeamSearch
+from engine_core.scheduler.mm_features import MultiModalFeature
 from protocol.explanations import CacheLookup, Preemption
 from protocol.outputs import FinishReason
 from protocol.requests import EngineRequest
@@ -98,6 +99,7 @@ class Request:
         beam_search: if given, the sequences are beams, `num_sequences` of them.
         timeout_s: seconds after `arrival_time` at which it ends, finished or not.
         is_resumed: sent again after the engine was lost: a full queue takes it.
+        mm_features: images and sounds of the prompt, in order, without overlap.
     """
 
     def __init__(
@@ -118,6 +120,7 @@ class Request:
         beam_search: BeamSearchParams | None = None,
         timeout_s: float | None = None,
         is_resumed: bool = False,
+        mm_features: AnySequence[MultiModalFeature] = (),
     ) -> None:
         if not request_id:
             raise ValueError("request_id is empty; give each request an id of its own")
@@ -150,6 +153,7 @@ class Request:
         self.eos_token_ids = frozenset(eos_token_ids)
         self.cache_salt = cache_salt
         self.adapter = adapter
+        self.mm_features = tuple(mm_features)
         self.priority = priority
         self.tenant = tenant
         self.num_sequences = num_sequences
@@ -509,6 +513,8 @@ class Sequence:
         batch.num_computed_tokens[row] = self._num_computed
         batch.num_allocated_slots[row] = 0
         batch.next_drop[row] = 0
+        features = self.request.mm_features
+        batch.encoder_stop[row] = features[-1].stop if features else 0
         batch.num_output_placeholders[row] = 0
         batch.is_blocked[row] = False
         batch.first_token_s[row] = self.first_token_s

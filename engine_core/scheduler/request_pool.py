@@ -61,6 +61,10 @@ class Counters:
     num_preemptions_by_cause: dict[str, int] = dataclasses.field(
         default_factory=partial(_zeros, PreemptionCause)
     )
+    num_encoder_inputs: int = 0
+    """Images and sounds that were encoded."""
+    num_encoder_cache_hits: int = 0
+    """Those whose output was there."""
     num_slo_requests: int = 0
     num_slo_met: int = 0
     num_slo_ttft_violations: int = 0

@@ -6,6 +6,7 @@ import numpy as np
 
 from engine_core.scheduler.batch_state import BoolArray, Int32Array, Int64Array
 from engine_core.scheduler.config import SchedulerConfig
+from engine_core.scheduler.encoder_inputs import EncoderInputs
 from engine_core.scheduler.plan import PlanBuilder
 from engine_core.scheduler.preemption import Preemptor
 from engine_core.scheduler.request import Request, RequestStatus, Sequence
@@ -26,8 +27,15 @@ class RunningScheduler:
     """Where slots last this is arithmetic on columns, and only sequences that need a new block are
     touched one by one. Where they do not, it goes on request by request."""
 
-    def __init__(self, pool: RequestPool, preemptor: Preemptor, config: SchedulerConfig) -> None:
+    def __init__(
+        self,
+        pool: RequestPool,
+        preemptor: Preemptor,
+        config: SchedulerConfig,
+        encoder: EncoderInputs,
+    ) -> None:
         self._pool = pool
+        self._encoder = encoder
         self._kv_cache = pool.kv_cache
         self._preemptor = preemptor
         self._max_chunk = config.max_chunk
@@ -43,8 +51,13 @@ class RunningScheduler:
             rows = rows[self._is_prefill(rows) == (select is Select.PREFILLS)]
         if not len(rows) or not plan.budget:
             return
+        num_uncomputed = batch.lengths(rows) - batch.num_computed_tokens[rows]
+        limited = self._encoder.limit_columns(rows, num_uncomputed, plan.budget)
+        if limited is not num_uncomputed:
+            rows, num_uncomputed = rows[limited > 0], limited[limited > 0]
+            if not len(rows):
+                return
         computed = batch.num_computed_tokens[rows]
-        num_uncomputed = batch.lengths(rows) - computed
         counts = self._within_budget(rows, num_uncomputed, plan.budget)
         num_done = self._allocate_columns(plan, rows[: len(counts)], counts, computed)
         plan.add_rows(rows[:num_done], counts[:num_done])
@@ -177,6 +190,9 @@ class RunningScheduler:
             num_in_flight = int(self._pool.batch.num_output_placeholders[sequence.row])
             num_left = sequence.num_tokens + num_in_flight - sequence.num_computed_tokens
             num_tokens = min(num_left, self._max_chunk, budget)
+            num_tokens = self._encoder.limit(sequence, num_tokens)
+            if not num_tokens:
+                continue
             if num_in_flight:  # not certain: no request is preempted for it
                 if not self._allocate(plan, sequence, num_tokens):
                     continue

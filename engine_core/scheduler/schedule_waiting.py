@@ -7,6 +7,7 @@ from engine_core.kv_cache import AllocStatus, CacheHit
 from engine_core.scheduler.adapters import AdapterSlots
 from engine_core.scheduler.batch_state import Int64Array
 from engine_core.scheduler.config import SchedulerConfig
+from engine_core.scheduler.encoder_inputs import EncoderInputs, EncoderWork
 from engine_core.scheduler.explanations import Explanations
 from engine_core.scheduler.fault_isolation import PROBE_CLIENT
 from engine_core.scheduler.plan import PlanBuilder
@@ -77,10 +78,12 @@ class WaitingScheduler:
         explanations: Explanations,
         config: SchedulerConfig,
         adapters: AdapterSlots,
+        encoder: EncoderInputs,
     ) -> None:
         self._pool = pool
         self._kv_cache = pool.kv_cache
         self.adapters = adapters
+        self.encoder = encoder
         self.partial = PartialPrefills(pool, config)
         self._explanations = explanations
         self._config = config
@@ -192,6 +195,9 @@ class WaitingScheduler:
         if is_cut and whole_prompts and not plan.is_empty:
             why = f"{num_left} tokens are to be computed, {plan.budget} are left in this step"
             return self._stop_at(request, WaitReason.TOKEN_BUDGET, why)
+        work = self.encoder.find_work(first, hit.num_tokens, num_tokens)
+        if not (num_tokens := work.num_tokens):
+            return self._stop_at(request, WaitReason.ENCODER, work.why_fewer or "")
         if num_tokens < num_left and (why_not := self.partial.why_wait()) is not None:
             return self._stop_at(request, WaitReason.PARTIAL_PREFILLS, why_not)
         status = self.ask_cache(request, hit, self._head_room())
@@ -199,7 +205,7 @@ class WaitingScheduler:
             if num_blocks := self._kv_cache.stage(hit):
                 why = f"{num_blocks} blocks of its prompt are being read from disk"
                 return self._stop_at(request, WaitReason.DISK, why)
-            self._start(request, first, hit, num_tokens, plan)
+            self._start(request, first, hit, work, plan)
         return status is not AllocStatus.LATER
 
     def find_cached_prefix(self, request: Request) -> CacheHit:
@@ -269,16 +275,17 @@ class WaitingScheduler:
     # ------------------------------------------------------------------ start it
 
     def _start(
-        self, request: Request, first: Sequence, hit: CacheHit, num_tokens: int, plan: PlanBuilder
+        self, request: Request, first: Sequence, hit: CacheHit, work: EncoderWork, plan: PlanBuilder
     ) -> None:
         """With the cached prefix. Its other sequences fork later."""
-        kv_cache, pool = self._kv_cache, self._pool
+        kv_cache, pool, num_tokens = self._kv_cache, self._pool, work.num_tokens
         if request.status is RequestStatus.WAITING:
             self._count_lookup(request, first, hit)
         kv_cache.allocate_cached(first, hit)
         pool.admit_head()
         pool.assign_row(first)
         first.num_computed_tokens = hit.num_tokens
+        self.encoder.schedule(first, work)
         update = kv_cache.allocate_slots(first, num_tokens, self._num_lookahead_slots)
         assert update is not None, "can_admit found room"
         pool.batch.num_allocated_slots[first.row] = update.num_blocks * kv_cache.block_size
@@ -333,7 +340,12 @@ class WaitingScheduler:
             self._pool.assign_row(sequence)
             num_left = sequence.num_tokens - sequence.num_computed_tokens
             num_tokens = min(num_left, self._max_chunk, plan.budget - num_behind)
-            update = self._kv_cache.allocate_slots(sequence, num_tokens, self._num_lookahead_slots)
+            num_tokens = self.encoder.limit(sequence, num_tokens)
+            update = None
+            if num_tokens:
+                update = self._kv_cache.allocate_slots(
+                    sequence, num_tokens, self._num_lookahead_slots
+                )
             num_slots = self._kv_cache.num_allocated_slots(sequence)
             self._pool.batch.num_allocated_slots[sequence.row] = num_slots
             plan.add_new_sequence(sequence, self._kv_cache.block_ids(sequence))

@@ -12,6 +12,7 @@ from engine_core.scheduler.batching import MixedBatching, PrefillFirstBatching
 from engine_core.scheduler.config import SchedulerConfig
 from engine_core.scheduler.constraints import ConstrainedSequence, Constraints, TokenMasks
 from engine_core.scheduler.deadlines import Deadlines
+from engine_core.scheduler.encoder_inputs import EncoderInputs
 from engine_core.scheduler.errors import DuplicateRequestId, QueueFull
 from engine_core.scheduler.explanations import Explanations
 from engine_core.scheduler.fault_isolation import PROBE_CLIENT, FaultIsolation
@@ -90,7 +91,10 @@ class Scheduler(SchedulerInterface):
         )
         self._preemptor = preemptor = Preemptor(pool, rule)
         self._adapters = AdapterSlots(config.max_num_adapters, loads=config.loads_adapters)
-        self._waiting = WaitingScheduler(pool, self._explanations, config, self._adapters)
+        self._encoder = EncoderInputs(pool, self._explanations, config)
+        self._waiting = WaitingScheduler(
+            pool, self._explanations, config, self._adapters, self._encoder
+        )
         batching = MixedBatching if config.batching == "mixed" else PrefillFirstBatching
         self._batching = batching(pool, preemptor, self._waiting, self._explanations, config)
         self._isolation = FaultIsolation(pool, preemptor)
@@ -115,6 +119,7 @@ class Scheduler(SchedulerInterface):
         self._policy.new_step()
         step_id = self._in_flight.next_step_id
         self._explanations.new_step(step_id)
+        self._encoder.new_step()
         budget = self._feedback.choose_budget(now)
         if self._kv_cache.has_windows:
             self._pool.drop_out_of_windows()
@@ -128,12 +133,15 @@ class Scheduler(SchedulerInterface):
             if is_over and self.pause_state is PauseState.PAUSED_NEW:
                 self.pause_state = PauseState.PAUSED_ALL
         speculator = self._speculator
+        encoder_inputs, freed_encoder_outputs = self._encoder.take_scheduled()
         scheduler_output = plan.build(
             self._sequence_ids,
             copies=self._kv_cache.take_copies(),
             finished_req_ids=self._pool.drain_finished_req_ids(),
             num_lookahead_slots=self._config.num_lookahead_slots,
             num_drafts_wanted=None if speculator is None else speculator.num_wanted(plan),
+            scheduled_encoder_inputs=encoder_inputs,
+            free_encoder_mm_hashes=freed_encoder_outputs,
         )
         if (masks := self._begin_masks(scheduler_output)) is not None:
             scheduler_output = dataclasses.replace(scheduler_output, token_masks=masks)
@@ -196,11 +204,16 @@ class Scheduler(SchedulerInterface):
         if self._constraints is None or not np.count_nonzero(is_constrained):
             return None
         is_constrained &= batch.num_computed_tokens[rows] >= batch.num_tokens[rows]
+        places = np.flatnonzero(is_constrained)
+        rows = rows[places]
+        num_output = batch.num_tokens[rows] - batch.num_prompt_tokens[rows]
         drafts = plan.scheduled_spec_decode_tokens
+        sequences = map(self._pool.sequence_in, rows.tolist())
         constrained = [
-            ConstrainedSequence(place, sequence, drafts.get(sequence.sequence_id, ()))
-            for place in np.flatnonzero(is_constrained).tolist()
-            for sequence in (self._pool.sequence_in(int(rows[place])),)
+            ConstrainedSequence(place, sequence, number, drafts.get(sequence.sequence_id, ()))
+            for place, sequence, number in zip(
+                places.tolist(), sequences, num_output.tolist(), strict=True
+            )
         ]
         return self._constraints.begin_masks(constrained) if constrained else None
 
@@ -212,11 +225,17 @@ class Scheduler(SchedulerInterface):
         may_draft = batch.is_constrained[rows] & step.batch.unchanged()
         may_draft &= batch.num_tokens[rows] - batch.num_computed_tokens[rows] == 1
         may_draft &= ~batch.is_blocked[rows]
-        for row in rows[may_draft].tolist():
-            sequence = self._pool.sequence_in(row)
-            if forced := self._constraints.forced_tokens(sequence):
-                most = sequence.max_drafts(self._config.max_model_len)
-                sequence.spec_token_ids = forced[: max(0, most)]
+        rows = rows[may_draft]
+        num_tokens = batch.num_tokens[rows]
+        known = zip(
+            map(self._pool.sequence_in, rows.tolist()),
+            (num_tokens - batch.num_prompt_tokens[rows]).tolist(),
+            batch.token_ids[rows, num_tokens - 1].tolist(),
+            strict=True,
+        )
+        for sequence, forced in self._constraints.forced_tokens(known):
+            most = sequence.max_drafts(self._config.max_model_len)
+            sequence.spec_token_ids = forced[: max(0, most)]
 
     def update_from_output(
         self,
@@ -268,6 +287,7 @@ class Scheduler(SchedulerInterface):
         self._preemptor.recompute_running(scheduler_output.step_id, detail)
         if is_unclear:
             self._kv_cache.evict_cached()
+        self._encoder.discard(name for step in steps for name in step.plan.free_encoder_mm_hashes)
 
     def _running_requests_of(self, plan: SchedulerOutput) -> dict[str, Request]:
         """Those that the step computes or that came back with it."""
@@ -313,6 +333,7 @@ class Scheduler(SchedulerInterface):
         self._policy.check(request)
         if request.status is not RequestStatus.WAITING or request.num_computed_tokens:
             raise ValueError(f"{request} has been scheduled before; make a new Request")
+        self._encoder.check_request(request)
         self._check_queue(request)
         request.first_step_id = self._in_flight.next_step_id
         pool.add_waiting(request)
@@ -428,6 +449,7 @@ class Scheduler(SchedulerInterface):
 
     def forget_runner(self) -> None:
         self._adapters.drop_all()
+        self._encoder.forget()
         self._kv_cache.evict_cached()
         for sequence in self._unfinished_sequences():
             sequence.is_known_to_runner = False
@@ -452,6 +474,7 @@ class Scheduler(SchedulerInterface):
 
     def use_weights(self, name: str, version: int) -> None:
         self._adapters.drop_all()
+        self._encoder.forget()
         self._kv_cache.use_weights(name, self._unfinished_sequences())
         self._pool.outputs.weights_version = version
         for sequence in self._unfinished_sequences():
@@ -480,7 +503,8 @@ class Scheduler(SchedulerInterface):
         return self._kv_cache.reset_prefix_cache()
 
     def statistics(self) -> EngineStatistics:
-        return collect_statistics(self._pool, self._feedback.now)
+        num_kept = self._encoder.num_kept
+        return collect_statistics(self._pool, self._feedback.now, num_encoder_tokens=num_kept)
 
     def view(self, steps: Iterable[tuple[SchedulerOutput, float]]) -> SchedulerView:
         first = next(iter(self._pool.waiting), None)
@@ -498,4 +522,5 @@ class Scheduler(SchedulerInterface):
         """Assert that steps, queues, rows, counters and the cache agree with each other."""
         self._in_flight.check()
         self._adapters.check()
+        self._encoder.check()
         check_pool(self._pool)

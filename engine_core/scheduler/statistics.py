@@ -10,7 +10,9 @@ from protocol.calls import EngineStatistics
 _COUNTERS = [field.name for field in dataclasses.fields(Counters)]
 
 
-def collect_statistics(pool: RequestPool, now: float) -> EngineStatistics:
+def collect_statistics(
+    pool: RequestPool, now: float, *, num_encoder_tokens: int
+) -> EngineStatistics:
     """The numbers at `now`, in seconds on the clock of `arrival_time`."""
     kv_cache = pool.kv_cache
     running = [seq for request in pool.running.values() for seq in request.unfinished]
@@ -36,6 +38,7 @@ def collect_statistics(pool: RequestPool, now: float) -> EngineStatistics:
         num_host_blocks_in_use=kv_cache.host.num_pinned,
         num_host_blocks_cached=kv_cache.host.num_cached,
         num_disk_blocks=kv_cache.num_disk_blocks,
+        num_encoder_cache_tokens=num_encoder_tokens,
         num_deduplicated_blocks=kv_cache.num_deduplicated_blocks,
         service_by_tenant=pool.policy.service_by_tenant(),
     )

@@ -1,7 +1,7 @@
 """Rules that follow a sequence's own tokens: bad words, and a budget of tokens to think with. They
 become masks beside those of grammars, from the tokens that are known, drafts included."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as AnySequence
 
 import numpy as np
@@ -10,10 +10,12 @@ from engine_core.scheduler.batch_state import Int32Array
 from engine_core.scheduler.constraints import (
     ConstrainedSequence,
     Constraints,
+    ForcedTokens,
+    KnownTokens,
     MaskRows,
     TokenMasks,
 )
-from engine_core.scheduler.request import Request, Sequence
+from engine_core.scheduler.request import Request
 from protocol.sampling import SamplingParams, ThinkingBudget
 
 _WORD_BITS = 32
@@ -33,14 +35,14 @@ class TokenRules(Constraints):
     def take_compiled(self) -> AnySequence[tuple[Request, str | None]]:
         return self._grammars.take_compiled()
 
-    def forced_tokens(self, sequence: Sequence) -> list[int]:
-        follows = sequence.request.grammar is not None
-        return self._grammars.forced_tokens(sequence) if follows else []
+    def forced_tokens(self, sequences: Iterable[KnownTokens]) -> Iterable[ForcedTokens]:
+        return self._grammars.forced_tokens(sequences)
 
     def begin_masks(self, constrained: AnySequence[ConstrainedSequence]) -> TokenMasks | None:
         by_grammar = [each for each in constrained if each.sequence.request.grammar is not None]
         masks = self._grammars.begin_masks(by_grammar) if by_grammar else None
-        rows = [row for each in constrained for row in self._rows(each)]
+        ruled = [each for each in constrained if each.sequence.sampling_params.has_token_rules]
+        rows = [row for each in ruled for row in self._rows(each)]
         if not rows:
             return masks
         place, offset, bits = zip(*rows, strict=True)
@@ -50,8 +52,6 @@ class TokenRules(Constraints):
     def _rows(self, each: ConstrainedSequence) -> Iterator[tuple[int, int, Int32Array]]:
         """Where something is impossible: place, offset, bits."""
         params, num_prompt = each.sequence.sampling_params, each.sequence.num_prompt_tokens
-        if not params.has_token_rules:
-            return
         tokens = each.sequence.known_tokens()
         num_known = len(tokens)
         tokens = np.concatenate([tokens, np.array(each.drafts, np.int32)])

@@ -168,7 +168,7 @@ def _new_request(
         req_id=name,
         prompt_token_ids=[0] * length,
         output_token_ids=[],
-        mm_features=[],
+        mm_features=(),
         sampling_params=SamplingParams(
             max_tokens=2,
             temperature=1.0,

@@ -7,15 +7,14 @@ import os
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as AnySequence
 from typing import TYPE_CHECKING, Protocol
 
 from engine_core.errors import RequestRefused
 from engine_core.observers import FinishedStep, StepObserver
 from engine_core.scheduler import Request, SchedulerOutput
-from engine_core.scheduler.constraints import ConstrainedSequence
-from engine_core.scheduler.request import Sequence
+from engine_core.scheduler.constraints import ConstrainedSequence, ForcedTokens, KnownTokens
 from engine_core.structured_output.masks import MaskFiller, StepMasks
 from protocol.errors import ErrorCode
 from protocol.structured_output import StructuredOutput
@@ -116,8 +115,8 @@ class StructuredOutputs(StepObserver):
         compiled, self._compiled = self._compiled, []
         return compiled
 
-    def forced_tokens(self, sequence: Sequence) -> list[int]:
-        return self._masks.forced_tokens(sequence)
+    def forced_tokens(self, sequences: Iterable[KnownTokens]) -> Iterable[ForcedTokens]:
+        return self._masks.forced_tokens(sequences)
 
     def begin_masks(self, constrained: AnySequence[ConstrainedSequence]) -> StepMasks:
         found = []

@@ -6,14 +6,18 @@ import dataclasses
 import os
 import queue
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as AnySequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine_core.scheduler.constraints import ConstrainedSequence, MaskRows
-from engine_core.scheduler.request import Sequence
+from engine_core.scheduler.constraints import (
+    ConstrainedSequence,
+    ForcedTokens,
+    KnownTokens,
+    MaskRows,
+)
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher
@@ -32,21 +36,15 @@ class _SequenceMatcher:
     masks: "StepMasks | None" = None
     """The last that were asked for."""
 
-    def take_new_tokens(self, sequence: Sequence) -> list[int]:
-        """What the matcher has not seen."""
-        tokens = sequence.output_from(self.num_tokens)
-        self.num_tokens += len(tokens)
-        return tokens
-
 
 @dataclasses.dataclass(slots=True)
 class _Row:
     first: int
     """Of its rows of the mask."""
-    sequence_id: str
     state: _SequenceMatcher
     new_tokens: list[int]
-    drafts: list[int]
+    """What the matcher has not seen."""
+    of: ConstrainedSequence
 
 
 class StepMasks:
@@ -56,7 +54,9 @@ class StepMasks:
         self, place_M: Iterable[int], offset_M: Iterable[int], rows: list[_Row], num_words: int
     ) -> None:
         place, offset = np.array(place_M, np.int64), np.array(offset_M, np.int64)
-        bits = np.full((len(place), num_words), _EVERY_TOKEN, np.int32)
+        bits = np.empty((len(place), num_words), np.int32)
+        if len(place) > len(rows):  # nothing is filled behind a draft that is forbidden
+            bits.fill(_EVERY_TOKEN)
         self._rows = MaskRows(place, offset, bits)
         self._asked = rows
         self._failures: dict[str, str] = {}
@@ -83,11 +83,10 @@ class StepMasks:
                 state = row.state
                 if state.matcher is None:
                     state.matcher = state.grammar.deep_copy()
-                state.matcher.consume_tokens(row.new_tokens)
-                if state.matcher.is_error():
+                if row.new_tokens and not state.matcher.consume_tokens(row.new_tokens):
                     continue
-                if row.drafts:
-                    drafted.append((state.matcher, row.first, row.drafts))
+                if row.of.drafts:
+                    drafted.append((state.matcher, row.first, [*row.of.drafts]))
                 else:
                     plain.append((state.matcher, row.first))
             bits = self._rows.bits_MW
@@ -107,7 +106,9 @@ class StepMasks:
             self._is_done.set()
 
     def _fail(self, row: _Row, why: str) -> None:
-        self._failures[row.sequence_id] = f"structured_outputs cannot go on: {why}"
+        name = row.of.sequence.sequence_id
+        self._rows.bits_MW[row.first] = _EVERY_TOKEN
+        self._failures[name] = f"structured_outputs cannot go on: {why}"
 
 
 class MaskFiller:
@@ -125,15 +126,20 @@ class MaskFiller:
         offset_M: list[int] = []
         rows = []
         for each, grammar in constrained:
-            sequence, drafts = each.sequence, each.drafts
-            name = sequence.sequence_id
+            name = each.sequence.sequence_id
             state = self._states.get(name)
             if state is None or state.grammar is not grammar:
                 state = self._states[name] = _SequenceMatcher(grammar)
-            new_tokens = state.take_new_tokens(sequence)
-            rows.append(_Row(len(place_M), name, state, new_tokens, list(drafts)))
-            place_M += [each.place] * (len(drafts) + 1)
-            offset_M += range(len(drafts) + 1)
+            new_tokens: list[int] = []
+            if state.num_tokens != each.num_output_tokens:
+                new_tokens = each.sequence.output_from(state.num_tokens)
+                state.num_tokens = each.num_output_tokens
+            rows.append(_Row(len(place_M), state, new_tokens, each))
+            place_M.append(each.place)
+            offset_M.append(0)
+            if each.drafts:
+                place_M += [each.place] * len(each.drafts)
+                offset_M += range(1, len(each.drafts) + 1)
         masks = StepMasks(place_M, offset_M, rows, self._num_words)
         for row in rows:
             row.state.masks = masks
@@ -143,16 +149,22 @@ class MaskFiller:
         self._jobs.put(masks)
         return masks
 
-    def forced_tokens(self, sequence: Sequence) -> list[int]:
+    def forced_tokens(self, sequences: Iterable[KnownTokens]) -> Iterator[ForcedTokens]:
         """See `Constraints.forced_tokens`: llguidance allows one token alone wherever the next
         bytes are certain, the one that the tokenizer would write there."""
-        state = self._states.get(sequence.sequence_id)
-        if state is None or state.matcher is None or state.masks is None:
-            return []
-        if not state.masks.is_done:
-            return []
-        state.matcher.consume_tokens(state.take_new_tokens(sequence))
-        return state.matcher.compute_ff_tokens()
+        for sequence, num_output_tokens, last_token in sequences:
+            state = self._states.get(sequence.sequence_id)
+            if state is None or state.matcher is None or state.masks is None:
+                continue
+            if not state.masks.is_done:
+                continue
+            if state.num_tokens == num_output_tokens - 1:
+                state.matcher.consume_token(last_token)
+            else:
+                state.matcher.consume_tokens(sequence.output_from(state.num_tokens))
+            state.num_tokens = num_output_tokens
+            if forced := state.matcher.compute_ff_tokens():
+                yield sequence, forced
 
     def drop(self, sequence_ids: Iterable[str]) -> None:
         """These have ended."""

@@ -13,9 +13,8 @@ class NativeSampling:
     def __init__(self, library: NativeLibrary) -> None:
         self._sample = library.function("ec_sample", POINTER, *[INT64] * 3, *[POINTER] * 6)
         self._best_of_rows = library.function(
-            "ec_best_of_rows", POINTER, *[INT64] * 3, *[POINTER] * 2
+            "ec_best_of_rows", POINTER, *[INT64] * 3, *[POINTER] * 5
         )
-        self._mask_rows = library.function("ec_mask_rows", POINTER, *[INT64] * 3, *[POINTER] * 2)
         self._penalise = library.function("ec_penalise", *[POINTER] * 3, INT64, *[FLOAT] * 3)
 
     def best_of_rows(self, logits_RV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -31,6 +30,9 @@ class NativeSampling:
                 vocab_size,
                 ids_R.data_ptr(),
                 best_R.data_ptr(),
+                None,
+                None,
+                None,
             )
         )
         return ids_R, best_R
@@ -68,25 +70,33 @@ class NativeSampling:
         )
         return chosen_R
 
-    def mask_rows(
+    def best_of_masked_rows(
         self, logits_RV: torch.Tensor, index_M: torch.Tensor, bits_MW: torch.Tensor
-    ) -> None:
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         if logits_RV.dtype is not torch.float32 or logits_RV.stride(1) != 1:
             raise ValueError("logits must be float32 with contiguous rows, to be changed in place")
-        vocab_size = logits_RV.shape[1]
+        num_rows, vocab_size = logits_RV.shape
         shape = (len(index_M), -(-vocab_size // 32))
         check_tensor("index", index_M, shape[:1], torch.int64)
         check_tensor("bits", bits_MW, shape, torch.int32)
+        mask_of_R = torch.full((num_rows,), -1, dtype=torch.int64)
+        mask_of_R[index_M] = torch.arange(len(index_M))
+        ids_R = torch.empty(num_rows, dtype=torch.int64)
+        best_R, before_R = torch.empty(num_rows), torch.empty(num_rows)
         check(
-            self._mask_rows(
+            self._best_of_rows(
                 logits_RV.data_ptr(),
                 logits_RV.stride(0),
+                num_rows,
                 vocab_size,
-                len(index_M),
-                index_M.data_ptr(),
+                ids_R.data_ptr(),
+                best_R.data_ptr(),
+                mask_of_R.data_ptr(),
                 bits_MW.data_ptr(),
+                before_R.data_ptr(),
             )
         )
+        return ids_R, best_R, before_R
 
     def apply_penalties(
         self,

@@ -418,6 +418,12 @@ class SamplingOperations(Protocol):
 
         A row that holds NaN has NaN for its largest logit, and any id."""
 
+    def best_of_masked_rows(
+        self, logits_RV: torch.Tensor, index_M: torch.Tensor, bits_MW: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Masks in place, see `kernels.torch.sampling.best_of_masked_rows`; of a row that held NaN
+        only the last of the three is meant."""
+
     def sample(
         self,
         logits_RV: torch.Tensor,
@@ -445,11 +451,6 @@ class SamplingOperations(Protocol):
         penalties: Penalties,
     ) -> None:
         """In place on one row of logits, see `kernels.torch.sampling.apply_penalties`."""
-
-    def mask_rows(
-        self, logits_RV: torch.Tensor, index_M: torch.Tensor, bits_MW: torch.Tensor
-    ) -> None:
-        """In place, see `kernels.torch.sampling.mask_rows`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ class TorchOperations:
     write_kv_cache = staticmethod(kv_cache.write_kv_cache)
     copy_blocks = staticmethod(kv_cache.copy_blocks)
     apply_penalties = staticmethod(sampling.apply_penalties)
-    mask_rows = staticmethod(sampling.mask_rows)
+    best_of_masked_rows = staticmethod(sampling.best_of_masked_rows)
     linear = staticmethod(linear)
     mixture_of_experts = staticmethod(mixture_of_experts)
     device = torch.device("cpu")

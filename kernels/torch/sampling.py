@@ -236,17 +236,22 @@ def _truncate(
     return keep_RC & by_p_RC, complete_R
 
 
-def mask_rows(logits_RV: torch.Tensor, index_M: torch.Tensor, bits_MW: torch.Tensor) -> None:
-    """Tokens that a mask leaves out become impossible, in place.
+def best_of_masked_rows(
+    logits_RV: torch.Tensor, index_M: torch.Tensor, bits_MW: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`best_of_rows` after tokens that a mask leaves out became impossible, in place; and what each
+    row's largest logit was before.
 
     Args:
         index_M: int64, the row that each mask is for, none twice.
         bits_MW: int32, W = ceil(V / 32): bit t % 32 of word t // 32 is set where token t stays.
     """
     num_masks, vocab_size = len(index_M), logits_RV.shape[1]
+    _, before_R = best_of_rows(logits_RV)
     stays_MWB = (bits_MW[:, :, None] >> torch.arange(32, dtype=torch.int32)) & 1
     stays_MV = stays_MWB.view(num_masks, -1)[:, :vocab_size].bool()
     logits_RV[index_M] = logits_RV[index_M].masked_fill(~stays_MV, -torch.inf)
+    return *best_of_rows(logits_RV), before_R
 
 
 def apply_penalties(

@@ -195,18 +195,23 @@ class CPUSampler:
             all_rows = requested.size == len(rows)
             requested_WV = logits_RV if all_rows else logits_RV[torch.from_numpy(requested)]
             raw_WV = requested_WV.log_softmax(dim=1)
-        best_ids_R, best_R = self._ops.best_of_rows(logits_RV)
-        failures = _not_numbers(logits_RV, best_R)
         is_changed = self._has_rules[rows]
+        ruled = np.flatnonzero(is_changed) if self._rules else _NONE
+        if masks is None or self._processors is not None:
+            best_ids_R, best_R = self._ops.best_of_rows(logits_RV)
+            failures = _not_numbers(logits_RV, best_R)
         if self._processors is not None:
             processed, broken = self._processors.apply(logits_RV, rows, positions, failures)
             is_changed[processed] = True
             failures |= broken
-        ruled = np.flatnonzero(is_changed) if self._rules else _NONE
         if masks is not None:
-            bits_MW = torch.from_numpy(masks.bits_MW)
-            self._ops.mask_rows(logits_RV, torch.from_numpy(masks.index_M), bits_MW)
-            is_changed[masks.index_M] = True
+            index_M, bits_MW = torch.from_numpy(masks.index_M), torch.from_numpy(masks.bits_MW)
+            best_ids_R, best_R, before_R = self._ops.best_of_masked_rows(
+                logits_RV, index_M, bits_MW
+            )
+            if self._processors is None:
+                failures = _not_numbers(logits_RV, before_R)
+                best_R[list(failures)] = 0.0
         for index in ruled.tolist():
             if index in failures:
                 continue
@@ -263,7 +268,8 @@ class CPUSampler:
             indices = np.flatnonzero(kind)
             if not indices.size:
                 continue
-            part_RV = logits_RV[torch.from_numpy(indices)]
+            is_all = len(indices) == len(rows)
+            part_RV = logits_RV if is_all else logits_RV[torch.from_numpy(indices)]
             mine = rows[indices]
             part_RV /= torch.from_numpy(self._temperature[mine])[:, None]
             seeds_R = torch.from_numpy(self._seed[mine])

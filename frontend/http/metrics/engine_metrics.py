@@ -207,6 +207,19 @@ ENGINE_METRICS = [
     ),
     EngineMetric(
         "counter",
+        "encoder_inputs",
+        "Images and sounds, by whether they were encoded or found in the encoder cache.",
+        lambda now: _by(encoded=now.num_encoder_inputs, cached=now.num_encoder_cache_hits),
+        labels=("result",),
+    ),
+    EngineMetric(
+        "gauge",
+        "encoder_cache_tokens",
+        "Tokens in the encoder cache.",
+        _one(lambda now: now.num_encoder_cache_tokens),
+    ),
+    EngineMetric(
+        "counter",
         "slo_requests",
         "Finished requests measured against SLOs, by whether they met all.",
         lambda now: _by(met=now.num_slo_met, missed=now.num_slo_requests - now.num_slo_met),

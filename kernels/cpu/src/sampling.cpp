@@ -11,6 +11,13 @@
 #include "dispatch.h"
 #include "pool.h"
 
+namespace ec {
+// The largest logit of a row before and after its mask; the first is NaN if there is one.
+struct Tops {
+    float before, after;
+};
+}  // namespace ec
+
 #define EC_BODY "sampling_body.h"
 #include "every_isa.h"
 
@@ -128,38 +135,29 @@ EC_EXPORT const char* ec_sample(const float* logits, int64_t stride, int64_t num
 }
 
 // Of each row of logits [num_rows, size], rows `stride` floats apart: the lowest id of its largest,
-// and that logit; NaN if there is one in the row.
-EC_EXPORT const char* ec_best_of_rows(const float* logits, int64_t stride, int64_t num_rows,
-                                      int64_t size, int64_t* ids, float* best) {
+// and that logit; NaN if there is one in the row. With masks [., ceil(size / 32)]: after tokens
+// without a bit in masks[mask_of[row]] became -inf, and `before` is the largest before that; none of
+// a row is -1.
+EC_EXPORT const char* ec_best_of_rows(float* logits, int64_t stride, int64_t num_rows, int64_t size,
+                                      int64_t* ids, float* best, const int64_t* mask_of,
+                                      const uint32_t* masks, float* before) {
     using namespace ec;
     if (size < 1) return refuse("rows of no logits have no best one");
     const auto largest_of = EC_CHOOSE(largest_of);
     const auto has_nan = EC_CHOOSE(has_nan);
+    const int64_t num_words = (size + 31) / 32;
     parallel(num_rows, [&](int64_t r, int) {
-        const float* row = logits + r * stride;
+        float* row = logits + r * stride;
+        if (mask_of != nullptr && mask_of[r] >= 0) {
+            const Tops tops = EC_CHOOSE(mask_row)(row, size, masks + mask_of[r] * num_words);
+            ids[r] = EC_CHOOSE(first_at_least)(row, size, tops.after);
+            best[r] = tops.after;
+            before[r] = tops.before;
+            return;
+        }
         ids[r] = largest_of(row, size);
         best[r] = has_nan(row, size) ? std::numeric_limits<float>::quiet_NaN() : row[ids[r]];
-    });
-    return nullptr;
-}
-
-// Tokens without a bit in the mask become impossible: of rows index[m] of logits [., size], rows
-// `stride` floats apart, none twice; masks [num_masks, ceil(size / 32)].
-EC_EXPORT const char* ec_mask_rows(float* logits, int64_t stride, int64_t size, int64_t num_masks,
-                                   const int64_t* index, const uint32_t* masks) {
-    using namespace ec;
-    const int64_t num_words = (size + 31) / 32;
-    parallel(num_masks, [&](int64_t m, int) {
-        float* row = logits + index[m] * stride;
-        const uint32_t* mask = masks + m * num_words;
-        for (int64_t w = 0; w < num_words; ++w) {
-            const uint32_t word = mask[w];
-            if (word == 0xFFFFFFFFu) continue;
-            const int64_t count = std::min<int64_t>(32, size - 32 * w);
-            for (int64_t bit = 0; bit < count; ++bit) {
-                if (!((word >> bit) & 1u)) row[32 * w + bit] = no_limit;
-            }
-        }
+        if (before != nullptr) before[r] = best[r];
     });
     return nullptr;
 }

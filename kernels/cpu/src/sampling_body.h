@@ -123,6 +123,19 @@ static int64_t best_of_tokens(const float* logits, const int32_t* ids, int64_t c
     return at;
 }
 
+// The lowest index of x >= limit; 0 if there is none.
+static int64_t first_at_least(const float* x, int64_t size, float limit) {
+    const vf limits = splat(limit);
+    int64_t i = 0;
+    for (; i + W <= size; i += W) {
+        const uint32_t bits = at_least(load(x + i), limits);
+        if (bits != 0) return i + __builtin_ctz(bits);
+    }
+    for (; i < size; ++i)
+        if (x[i] >= limit) return i;
+    return 0;
+}
+
 // The index of the largest, the lowest of equals; 0 if there is none but NaN.
 static int64_t largest_of(const float* x, int64_t size) {
     vf tops[4] = {splat(-INFINITY), splat(-INFINITY), splat(-INFINITY), splat(-INFINITY)};
@@ -131,14 +144,7 @@ static int64_t largest_of(const float* x, int64_t size) {
         for (int c = 0; c < 4; ++c) tops[c] = max(load(x + i + c * W), tops[c]);
     float largest = max_of(max(max(tops[0], tops[1]), max(tops[2], tops[3])));
     for (; i < size; ++i) largest = x[i] > largest ? x[i] : largest;
-    const vf limit = splat(largest);
-    for (i = 0; i + W <= size; i += W) {
-        const uint32_t bits = at_least(load(x + i), limit);
-        if (bits != 0) return i + __builtin_ctz(bits);
-    }
-    for (; i < size; ++i)
-        if (x[i] >= largest) return i;
-    return 0;
+    return first_at_least(x, size, largest);
 }
 
 static bool has_nan(const float* x, int64_t size) {
@@ -153,6 +159,36 @@ static bool has_nan(const float* x, int64_t size) {
     for (int lane = 0; lane < W; ++lane) any |= (found[0][lane] | found[1][lane]) != 0;
     for (; i < size; ++i) any |= x[i] != x[i];
     return any;
+}
+
+// Tokens without a bit in the mask [ceil(size / 32)] become -inf.
+static Tops mask_row(float* x, int64_t size, const uint32_t* mask) {
+    vu lanes;
+    for (int lane = 0; lane < W; ++lane) lanes[lane] = static_cast<uint32_t>(lane);
+    const vf none = splat(-INFINITY);
+    vf before = none, after = none;
+    vi nan = vi{};
+    int64_t i = 0;
+    for (; i + W <= size; i += W) {
+        const vu bits = vu{} + (mask[i / 32] >> (i % 32));
+        const vf v = load(x + i);
+        const vf kept = ((bits >> lanes) & 1u) != 0u ? v : none;
+        store(x + i, kept);
+        nan |= v != v;
+        before = max(v, before);
+        after = max(kept, after);
+    }
+    Tops tops = {max_of(before), max_of(after)};
+    bool has_nan = false;
+    for (int lane = 0; lane < W; ++lane) has_nan |= nan[lane] != 0;
+    for (; i < size; ++i) {
+        has_nan |= x[i] != x[i];
+        tops.before = x[i] > tops.before ? x[i] : tops.before;
+        if (!((mask[i / 32] >> (i % 32)) & 1u)) x[i] = -INFINITY;
+        tops.after = x[i] > tops.after ? x[i] : tops.after;
+    }
+    if (has_nan) tops.before = NAN;
+    return tops;
 }
 
 // Ids of x >= limit in rising order into `ids`, which has room for `size`. Returns how many.

@@ -10,5 +10,5 @@ class HostSampledTriton(TritonOperations):
 
     best_of_rows = staticmethod(sampling.best_of_rows)
     apply_penalties = staticmethod(sampling.apply_penalties)
-    mask_rows = staticmethod(sampling.mask_rows)
+    best_of_masked_rows = staticmethod(sampling.best_of_masked_rows)
     sample = TorchOperations.sample

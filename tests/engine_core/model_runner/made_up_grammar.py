@@ -48,15 +48,19 @@ class MadeUpGrammar:
             return np.arange(self._vocab_size) == draw.integers(20, self._vocab_size)
         return draw.random(self._vocab_size) < 0.33
 
-    def forced_tokens(self, sequence):
-        forced = []
-        while self._drafts_forced and len(forced) < 9:
-            possible = np.flatnonzero(self.allows([*sequence.all_token_ids, *forced]))
-            if len(possible) > 1:
-                break
-            forced.append(int(possible[0]))
-        self.num_forced += len(forced)
-        return forced
+    def forced_tokens(self, sequences):
+        for sequence, num_output_tokens, last_token in sequences:
+            if sequence.request.grammar is not self:
+                continue
+            assert sequence.output_from(num_output_tokens - 1) == [last_token]
+            forced = []
+            while self._drafts_forced and len(forced) < 9:
+                possible = np.flatnonzero(self.allows([*sequence.all_token_ids, *forced]))
+                if len(possible) > 1:
+                    break
+                forced.append(int(possible[0]))
+            self.num_forced += len(forced)
+            yield sequence, forced
 
     def begin_masks(self, constrained):
         rows = []

@@ -111,6 +111,16 @@ def test_tokens_are_those_of_transformers_alone_and_in_any_batch_and_with_drafts
     assert max(processors[0].processor.num_rows) > 8  # some of one sequence
 
 
+def test_a_processor_runs_beside_requests_with_rules_of_their_own(make_runner):
+    own = SamplingParams(max_tokens=6, seed=1, logit_bias={9: 3.0}, frequency_penalty=1.0)
+    led = SamplingParams(max_tokens=6, seed=1, extra_args='{"no_repeated_pair": true}')
+    wanted = [("own", [9, 8], own), ("led", [9, 8], led)]
+    both = serve(make_runner(logits_processors=named(NoRepeatedPair)), wanted).tokens
+    for each in wanted:
+        alone = serve(make_runner(logits_processors=named(NoRepeatedPair)), [each])
+        assert alone.tokens[each[0], 0] == both[each[0], 0]
+
+
 @pytest.mark.parametrize("loop", [EngineLoop, DraftingLoop])
 def test_a_processor_that_raises_ends_its_requests_alone(make_runner, loop, caplog):
     params = [

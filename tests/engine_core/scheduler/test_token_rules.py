@@ -41,7 +41,7 @@ def constrained(output, *, place=0, drafts=(), grammar=None, prompt=(1, 2, 5), *
     )
     request.grammar = grammar
     request.sequences[0].set_output(array("i", output))
-    return ConstrainedSequence(place, request.sequences[0], drafts)
+    return ConstrainedSequence(place, request.sequences[0], len(output), drafts)
 
 
 def left(*asked):

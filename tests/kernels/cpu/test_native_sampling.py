@@ -156,6 +156,28 @@ def test_a_row_with_nan_has_nan_for_its_best(ops, at):
     assert ids[2] == logits[2].argmax()
 
 
+@pytest.mark.parametrize("vocab_size", [1, 3, 31, 32, 65, 1000])
+def test_masks_and_the_best_that_they_leave_are_those_of_torch(ops, vocab_size):
+    generator = torch.Generator().manual_seed(vocab_size)
+    given = torch.randn(9, vocab_size + 5, generator=generator)[:, :vocab_size]  # with gaps
+    given[2, vocab_size // 2] = torch.nan
+    given[3, vocab_size // 2] = torch.inf
+    given[4] = -torch.inf
+    given[7] = given[7].round()  # ties
+    index = torch.tensor([8, 2, 3, 4, 5, 7])  # rows without a mask stay
+    words = (6, -(-vocab_size // 32))
+    bits = torch.randint(-(2**31), 2**31, words, generator=generator, dtype=torch.int32)
+    bits[4] = 0
+    found, expected = [], []
+    for backend, of in ((ops, found), (TORCH, expected)):
+        logits = given.clone()
+        of += [logits, *backend.best_of_masked_rows(logits, index, bits)]
+    for mine, others in zip(found, expected, strict=True):
+        is_meant = torch.ones(9, dtype=torch.bool)
+        is_meant[2] = mine is found[0] or mine is found[3]
+        torch.testing.assert_close(mine[is_meant], others[is_meant], rtol=0, atol=0, equal_nan=True)
+
+
 def test_penalties_have_the_bits_of_torch(ops):
     generator = torch.Generator().manual_seed(2)
     for size, penalties in ((1, (1.3, 0.5, 0.25)), (1001, (1.3, 0.5, 0.25)), (77, (0.8, -1, 0))):
