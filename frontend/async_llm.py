@@ -1,8 +1,8 @@
 """`AsyncLLM`: prompts in, streams of outputs out, on an engine in another process."""
 
-import asyncio
 import contextlib
 import dataclasses
+import functools
 import random
 import weakref
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -19,7 +19,14 @@ from frontend.engine_group import EngineGroup
 from frontend.engine_options import daemon_arguments
 from frontend.errors import EngineUnavailable, InvalidInput, UnknownAdapter
 from frontend.event_loop import Clock
-from frontend.input_processor import ChatMessage, InputProcessor, PromptInput
+from frontend.input_processor import (
+    ChatMessage,
+    InputProcessor,
+    PromptInput,
+    TokensPrompt,
+    has_data,
+)
+from frontend.media import allowed_folder, has_media, in_thread
 from frontend.output_processor import OutputProcessor
 from frontend.outputs import BeamSearchOutput, RequestOutput, beam_search_output
 from frontend.sampling_params import BeamSearchParams, SamplingParams
@@ -65,6 +72,7 @@ class AsyncLLM(EngineCalls):
             nothing during a step; the end of its process or machine is noticed much sooner.
         seed: of the seeds drawn for requests that have none; default: unpredictable.
         keys: the file made by `engine-core keys add`, for an engine that listens on TCP with keys.
+        allowed_local_media_path: a folder; prompts may name files below it as images and sounds.
         engine_options: none; `launch` takes them.
     """
 
@@ -78,6 +86,7 @@ class AsyncLLM(EngineCalls):
         silence_timeout_s: float = 300.0,
         seed: int | None = None,
         keys: str | PathLike[str] | None = None,
+        allowed_local_media_path: str | PathLike[str] | None = None,
         **engine_options: Any,
     ) -> None:
         if engine_options:
@@ -109,6 +118,7 @@ class AsyncLLM(EngineCalls):
         self._child: ChildDaemon | None = None
         self._session: EngineSession | EngineGroup | None = None
         self._input_processor: InputProcessor | None = None
+        self.allowed_local_media_path = allowed_folder(allowed_local_media_path)
         self._paths: dict[str, str] = {}
         """Of adapters that this client has loaded, by name."""
 
@@ -134,6 +144,7 @@ class AsyncLLM(EngineCalls):
         client_name: str = "",
         seed: int | None = None,
         startup_timeout_s: float = 600.0,
+        allowed_local_media_path: str | PathLike[str] | None = None,
         **engine_options: Any,
     ) -> Self:
         """Start an engine for this client alone, and connect. It ends with the client.
@@ -148,10 +159,13 @@ class AsyncLLM(EngineCalls):
             InvalidInput: an option that this engine does not support.
             EngineStartError: the engine did not get ready; the text holds its last lines.
         """
+        folder = allowed_folder(allowed_local_media_path)
         child = ChildDaemon(daemon_arguments(model, engine_options))
-        return await cls.launched(
+        client = await cls.launched(
             child, client_name=client_name, seed=seed, startup_timeout_s=startup_timeout_s
         )
+        client.allowed_local_media_path = folder
+        return client
 
     @classmethod
     async def launched(
@@ -227,7 +241,11 @@ class AsyncLLM(EngineCalls):
                 document = binary_frame(info.tokenizer_json, session.welcome_frames)
                 tokenizer = Tokenizer.from_welcome(info, document)
             self._input_processor = InputProcessor(
-                welcome.model, tokenizer, seeds=self._random, clock=self._clock
+                welcome.model,
+                tokenizer,
+                seeds=self._random,
+                clock=self._clock,
+                media_path=lambda: self.allowed_local_media_path,
             )
         session.welcome_frames = ()  # megabytes that are not read again
 
@@ -357,10 +375,7 @@ class AsyncLLM(EngineCalls):
         """Answer a conversation: `generate` behind the model's chat template.
         Raises InvalidInput, QueueFull, RequestRejected, EngineDied: see `generate`; also a template
         that fails, or passes its limits of time and memory."""
-        await self.ready()
-        # in a thread: a template may take as long as its limit
-        prompt = await asyncio.to_thread(
-            self.input_processor.chat_prompt,
+        prompt = await self.chat_prompt(
             messages,
             chat_template=chat_template,
             add_generation_prompt=add_generation_prompt,
@@ -381,6 +396,23 @@ class AsyncLLM(EngineCalls):
         async with contextlib.aclosing(stream) as outputs:
             async for output in outputs:
                 yield output
+
+    async def chat_prompt(
+        self, messages: Sequence[ChatMessage], **template_options: Any
+    ) -> TokensPrompt:
+        """The prompt of a conversation: see `InputProcessor.chat_prompt`."""
+        await self.ready()
+        # in a thread: a template may take as long as its limit, and images to decode
+        make = functools.partial(self.input_processor.chat_prompt, messages, **template_options)
+        return await in_thread(make, decodes=has_media(messages))
+
+    async def with_media(self, prompt: object) -> object:
+        """See `InputProcessor.with_media`."""
+        if not has_data(prompt):
+            return prompt
+        await self.ready()
+        call = functools.partial(self.input_processor.with_media, prompt)
+        return await in_thread(call, decodes=True)
 
     async def beam_search(
         self,
@@ -425,6 +457,7 @@ class AsyncLLM(EngineCalls):
     ) -> AsyncGenerator[RequestOutput, None]:
         await self.ready()
         await self.know_adapter(adapter)
+        prompt = await self.with_media(prompt)
         request = self.input_processor.make_request(
             prompt,
             params,

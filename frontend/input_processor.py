@@ -3,12 +3,14 @@ is sent."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NotRequired, TypedDict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 import msgspec
 
 from frontend.errors import InvalidInput
 from frontend.event_loop import Clock
+from frontend.media import has_media, items_of, split_media
 from frontend.reasoning_formats import reasoning_format_of_template
 from frontend.request_state import RequestState
 from frontend.sampling_params import (
@@ -23,11 +25,16 @@ from protocol.outputs import ModelInfo
 from protocol.requests import EngineRequest, ModelLimits, check_name
 from protocol.sampling import ThinkingBudget
 
+if TYPE_CHECKING:
+    from frontend.multimodal.inputs import MultiModalProcessor, MultiModalPrompt
+
 
 class TextPrompt(TypedDict):
     """A prompt as text."""
 
     prompt: str
+    multi_modal_data: NotRequired[Mapping[str, Any]]
+    """{"image": one or several, "audio": one or several}; the text has a placeholder for each."""
     cache_salt: NotRequired[str]
 
 
@@ -36,6 +43,9 @@ class TokensPrompt(TypedDict):
 
     prompt_token_ids: list[int]
     prompt: NotRequired[str]
+    multi_modal_data: NotRequired[Mapping[str, Any]]
+    multimodal: NotRequired["MultiModalPrompt"]
+    """`multi_modal_data`, processed: of `InputProcessor.with_media`."""
     cache_salt: NotRequired[str]
 
 
@@ -46,7 +56,7 @@ PromptsInput = PromptInput | Sequence[PromptInput]
 
 ChatMessage = Mapping[str, Any]
 
-_KNOWN_KEYS = frozenset({"prompt", "prompt_token_ids", "cache_salt"})
+_KNOWN_KEYS = frozenset({"prompt", "prompt_token_ids", "multi_modal_data", "cache_salt"})
 
 
 class InputProcessor:
@@ -55,15 +65,24 @@ class InputProcessor:
         model: what the engine serves.
         tokenizer: the model's, if it came with one.
         seeds: draws the seed of a request that has none.
+        media_path: of files that prompts may name; None: of none.
     """
 
     def __init__(
-        self, model: ModelInfo, tokenizer: Tokenizer | None, *, seeds: random.Random, clock: Clock
+        self,
+        model: ModelInfo,
+        tokenizer: Tokenizer | None,
+        *,
+        seeds: random.Random,
+        clock: Clock,
+        media_path: Callable[[], Path | None] = lambda: None,
     ) -> None:
         self.model = model
         self.optional_tokenizer = tokenizer
         self._seeds = seeds
         self._clock = clock
+        self._media_path = media_path
+        self._multimodal: MultiModalProcessor | None = None
         self._limits = ModelLimits(
             model.max_model_len, model.vocab_size, model.max_logprobs, model.max_num_seqs
         )
@@ -115,6 +134,16 @@ class InputProcessor:
                 "stop strings need text, and the engine's model came without a tokenizer; use "
                 "stop_token_ids"
             )
+        prompt = self.with_media(prompt)
+        media: MultiModalPrompt | None = None
+        if isinstance(prompt, Mapping) and "multimodal" in prompt:
+            prompt = dict(prompt)
+            media = prompt.pop("multimodal")
+            if params.truncate_prompt_tokens is not None:
+                raise InvalidInput(
+                    f"truncate_prompt_tokens is {params.truncate_prompt_tokens}, and {name} has "
+                    "images or sounds, which cannot be cut; omit it"
+                )
         text, token_ids, own_salt = _parse(prompt, name)
         if token_ids is None:
             assert text is not None
@@ -152,6 +181,7 @@ class InputProcessor:
             cache_salt=_one_salt(own_salt, cache_salt, name),
             timeout_s=timeout_s,
             adapter=adapter,
+            multimodal_inputs=() if media is None else media.inputs,
         )
         return RequestState(
             request,
@@ -161,14 +191,65 @@ class InputProcessor:
             tokenizer=self.optional_tokenizer,
             clock=self._clock,
             on_finished=on_finished,
+            frames=() if media is None else media.frames,
         )
 
     def chat_prompt(self, messages: Sequence[ChatMessage], **template_options: Any) -> TokensPrompt:
-        """A conversation as text and tokens. Options: see `Tokenizer.chat_text`."""
+        """A conversation as text and tokens, its images and sounds decoded. Options: see
+        `Tokenizer.chat_text`."""
+        if has_media(messages):
+            placeholder = self._multimodal_processor().placeholder
+            messages, items = split_media(messages, placeholder)
+            text = self.tokenizer.chat_text(messages, **template_options)
+            media = self._multimodal_processor().process(text, items, add_special_tokens=False)
+            return {"prompt": text, "prompt_token_ids": media.token_ids, "multimodal": media}
         text = self.tokenizer.chat_text(messages, **template_options)
         # The template writes the special tokens itself.
         token_ids = self.tokenizer.encode(text, add_special_tokens=False)
         return {"prompt": text, "prompt_token_ids": token_ids}
+
+    def with_media(self, prompt: object) -> object:
+        """A prompt whose `multi_modal_data` is decoded; any other as it is.
+        Raises InvalidInput: what cannot be served."""
+        if not has_data(prompt):
+            return prompt
+        assert isinstance(prompt, Mapping)
+        items = items_of(prompt["multi_modal_data"])
+        given = {key: value for key, value in prompt.items() if key != "multi_modal_data"}
+        text, token_ids, _ = _parse(given, "prompt")
+        media = self._multimodal_processor().process(
+            (text or "") if token_ids is None else token_ids, items, add_special_tokens=True
+        )
+        return {**given, "prompt_token_ids": media.token_ids, "multimodal": media}
+
+    def _multimodal_processor(self) -> "MultiModalProcessor":
+        """Raises InvalidInput: the model takes text only, or a package is missing."""
+        if self.model.multimodal is None:
+            raise InvalidInput(
+                f"the prompt has images or sounds, and model {self.model.name!r} takes text only; "
+                "leave them out, or serve a model that takes them"
+            )
+        if self._multimodal is None:
+            try:
+                from frontend.multimodal.inputs import MultiModalProcessor
+            except ImportError as error:
+                raise InvalidInput(
+                    f"images and sounds need the package {error.name}, which is not installed; "
+                    "pip install engine-core[multimodal]"
+                ) from None
+            self._multimodal = MultiModalProcessor(
+                self.model.name,
+                self.model.multimodal,
+                self.tokenizer,
+                max_model_len=self.model.max_model_len,
+                allowed_path=self._media_path,
+            )
+        return self._multimodal
+
+
+def has_data(prompt: object) -> bool:
+    """Whether it takes long to decode."""
+    return isinstance(prompt, Mapping) and bool(prompt.get("multi_modal_data"))
 
 
 def bad_word_ids(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:

@@ -44,6 +44,7 @@ class LLM:
         seed: of the seeds drawn for requests that have none.
         startup_timeout_s: for an engine started here to get ready.
         reconnect_timeout_s: for a lost engine at `address` to come back.
+        allowed_local_media_path: see `AsyncLLM`.
         engine_options: those of `engine-core` with underscores (docs/daemon.md), also by vLLM's
             names. vLLM's other engine arguments are accepted as long as they ask for nothing, such
             as `tensor_parallel_size=1`, and refused by name otherwise.
@@ -62,6 +63,7 @@ class LLM:
         seed: int | None = None,
         startup_timeout_s: float = 600.0,
         reconnect_timeout_s: float = 60.0,
+        allowed_local_media_path: str | PathLike[str] | None = None,
         **engine_options: Any,
     ) -> None:
         if model is None and engine_options:
@@ -78,11 +80,19 @@ class LLM:
         try:
             self._client = self._thread.run_and_wait(
                 AsyncLLM.connect(
-                    address, seed=seed, reconnect_timeout_s=reconnect_timeout_s, keys=keys
+                    address,
+                    seed=seed,
+                    reconnect_timeout_s=reconnect_timeout_s,
+                    keys=keys,
+                    allowed_local_media_path=allowed_local_media_path,
                 )
                 if model is None
                 else AsyncLLM.launch(
-                    model, seed=seed, startup_timeout_s=startup_timeout_s, **engine_options
+                    model,
+                    seed=seed,
+                    startup_timeout_s=startup_timeout_s,
+                    allowed_local_media_path=allowed_local_media_path,
+                    **engine_options,
                 )
             )
         except BaseException:
@@ -335,6 +345,7 @@ class LLM:
             await client.ready()
             for wanted in dict.fromkeys(adapters):
                 await client.know_adapter(wanted)
+            decoded = [await client.with_media(prompt) for prompt in prompts]
             requests = [
                 client.input_processor.make_request(
                     prompt,
@@ -350,7 +361,7 @@ class LLM:
                     on_finished=None if progress is None else lambda: progress.update(1),
                 )
                 for index, (prompt, params, priority, lora) in enumerate(
-                    zip(prompts, each_params, priorities, adapters, strict=True)
+                    zip(decoded, each_params, priorities, adapters, strict=True)
                 )
             ]
             try:

@@ -65,7 +65,7 @@ class RequestState:
         tokenizer: Tokenizer | None,
         clock: Clock,
         on_finished: Callable[[], None] | None = None,
-        frames: Sequence[bytes] = (),
+        frames: Sequence[bytes | memoryview] = (),
     ) -> None:
         self.frames = frames
         self.request_id = request.request_id

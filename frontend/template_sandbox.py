@@ -188,6 +188,8 @@ def _with_joined_parts(index: int, message: dict[str, Any]) -> dict[str, Any]:
             texts.append(part)
         elif isinstance(part, dict) and isinstance(part.get("text"), str):
             texts.append(part["text"])
+        elif isinstance(part, dict) and isinstance(part.get("placeholder"), str):
+            texts.append(part["placeholder"])  # of an image or a sound
         else:
             kind = part.get("type") if isinstance(part, dict) else type(part).__name__
             raise ChatTemplateError(

@@ -98,6 +98,10 @@ class Tokenizer:
                 "engine with another --tokenizer"
             ) from error
 
+    def id_to_token(self, token_id: int) -> str | None:
+        """The token itself, as the vocabulary has it."""
+        return self.backend.id_to_token(token_id) if token_id >= 0 else None
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of `ids`; ids that the tokenizer does not know add nothing.
         Raises ValueError: an id is negative or above 2**32 - 1."""

@@ -27,7 +27,7 @@ _LOSS_EVENTS = (
     zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | _BROKEN_HANDSHAKE
 )
 
-Frames = Sequence[bytes]
+Frames = Sequence[bytes | memoryview]
 
 
 class LossHandler(Protocol):

@@ -15,6 +15,14 @@ from protocol.sampling import MAX_PROMPT_LOGPROBS, BeamSearchParams, SamplingPar
 _MAX_NAME_CHARS = 256
 
 
+class EmbeddedSpan(Message, frozen=True):
+    """Hidden states in place of the embeddings of prompt positions [start, start + n): `data` is
+    float32, float16 or bfloat16 of shape [n, hidden size]."""
+
+    start: int
+    data: TensorRef
+
+
 class Hello(Message, frozen=True, tag=1):
     """A client's first message. Tag and `wire_version` keep their place in every version, so that
     two different versions can refuse each other by number."""
@@ -27,9 +35,8 @@ class Hello(Message, frozen=True, tag=1):
 class EngineRequest(Message, frozen=True, tag=2):
     """One prompt to complete.
 
-    Exactly one of `prompt_token_ids` and `prompt_embeds` is given. `output_token_ids` are tokens
-    that the client received in an earlier, interrupted run of the same request: the engine
-    continues after them, and they count against `max_tokens`."""
+    `output_token_ids` are tokens that the client received in an earlier, interrupted run of the
+    same request: the engine continues after them, and they count against `max_tokens`."""
 
     request_id: str
     prompt_token_ids: list[int]
@@ -48,7 +55,8 @@ class EngineRequest(Message, frozen=True, tag=2):
     cache_salt: str | None = None
     adapter: str | None = None
     """The name of one of the engine's adapters."""
-    prompt_embeds: TensorRef | None = None
+    prompt_embeds: tuple[EmbeddedSpan, ...] = ()
+    """By rising positions, without overlap; the prompt's token ids there are not looked at."""
     multimodal_inputs: tuple[MultiModalInput, ...] = ()
     timeout_s: float | None = None
     """Seconds from its arrival at the engine after which it ends with reason TIMEOUT. What was sent

@@ -10,15 +10,23 @@ from engine_core.kv_cache.groups import KVCacheGroupSpec
 from engine_core.kv_cache.manager import AllocStatus, KVCacheManager
 from engine_core.kv_cache.placeholder import PlaceholderKVCacheManager
 from engine_core.kv_cache.prefix_cache import CacheHit
-from engine_core.kv_cache.sequence_blocks import NULL_BLOCK_ID, BlockIds, TableUpdate
+from engine_core.kv_cache.sequence_blocks import (
+    CONTENT_HASH_BYTES,
+    NULL_BLOCK_ID,
+    BlockIds,
+    ContentSpan,
+    TableUpdate,
+)
 
 __all__ = [
+    "CONTENT_HASH_BYTES",
     "NULL_BLOCK_ID",
     "AllocStatus",
     "BlockIds",
     "BlockPool",
     "CacheCopies",
     "CacheHit",
+    "ContentSpan",
     "CrossAttentionKVCacheManager",
     "DiskMoves",
     "DiskTier",

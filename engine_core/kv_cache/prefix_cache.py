@@ -1,17 +1,21 @@
 """The prefix cache: hashes of full blocks, their registration, look-up and deduplication."""
 
 import dataclasses
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence
 from hashlib import blake2b
+from struct import Struct
 
 from engine_core.kv_cache.groups import KVCacheGroupSpec
 from engine_core.kv_cache.host_pool import HashKey
 from engine_core.kv_cache.offload import OffloadManager
 from engine_core.kv_cache.sequence_blocks import (
+    CONTENT_HASH_BYTES,
     NULL_BLOCK_ID,
     BlockIds,
     CachedSequence,
+    ContentSpan,
     SequenceBlocks,
 )
 from protocol.explanations import LookupEnd
@@ -22,10 +26,16 @@ from protocol.explanations import LookupEnd
 # A hash covers all tokens before it and whatever else changes their keys and values. H is BLAKE2b
 # with all its 64 bytes, because a collision would show one tenant's text to another; with 16 tokens
 # a block its input is exactly one of BLAKE2b's blocks. All parts of the input have a fixed length,
-# so that different inputs are different bytes.
+# so that different inputs are different bytes. Behind the tokens stands a part for each content
+# span that touches the block:
+#
+#     block          |..........[=====]|        first  where the span's part begins in the block
+#     span        ...           [==...          count  positions of the block that it has
+#                                               offset of the part in the span; the content's hash
 _PLAIN_ROOT = blake2b(b"engine-core block root").digest()
 BYTES_A_TOKEN = 4
 _FIRST_BLOCKS_A_BLOCK = 4
+_PART = Struct(f"<IIQ{CONTENT_HASH_BYTES}s")
 
 
 def root_hash(*, adapter: str | None, cache_salt: str | None, weights: str = "") -> bytes:
@@ -41,15 +51,35 @@ def root_hash(*, adapter: str | None, cache_salt: str | None, weights: str = "")
 
 
 def extend_block_hashes(
-    hashes: list[bytes], parent: bytes, token_bytes: bytes, block_size: int
+    hashes: list[bytes],
+    parent: bytes,
+    token_bytes: bytes,
+    block_size: int,
+    content_spans: Sequence[ContentSpan] = (),
 ) -> None:
-    """Append the hashes of the whole blocks in `token_bytes`, which follow on `parent`.
-    `token_bytes`: int32, little-endian."""
+    """Append the hashes of the whole blocks in `token_bytes`, which follow on `parent` and, by
+    number, on the hashes that are there. `token_bytes`: int32, little-endian."""
     num_bytes = block_size * BYTES_A_TOKEN
     append = hashes.append
     for start in range(0, len(token_bytes), num_bytes):
-        parent = blake2b(parent + token_bytes[start : start + num_bytes]).digest()
+        contents = token_bytes[start : start + num_bytes]
+        if content_spans:
+            contents += _content_parts(content_spans, len(hashes) * block_size, block_size)
+        parent = blake2b(parent + contents).digest()
         append(parent)
+
+
+def _content_parts(spans: Sequence[ContentSpan], start: int, block_size: int) -> bytes:
+    """Of the block of positions [start, start + block_size)."""
+    parts = []
+    for index in range(bisect_right(spans, start, key=lambda span: span.stop), len(spans)):
+        span = spans[index]
+        if span.start >= start + block_size:
+            break
+        first = max(span.start, start)
+        count = min(span.stop, start + block_size) - first
+        parts.append(_PART.pack(first - start, count, first - span.start, span.content_hash))
+    return b"".join(parts)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -129,7 +159,7 @@ class PrefixCache:
         if start < num_full_blocks:
             parent = hashes[-1] if hashes else self._root_of(seq)
             token_bytes = seq.token_bytes(start * size, num_full_blocks * size)
-            extend_block_hashes(hashes, parent, token_bytes, size)
+            extend_block_hashes(hashes, parent, token_bytes, size, seq.content_spans)
 
     # ------------------------------------------------------------------ finding
 
@@ -361,7 +391,9 @@ class PrefixCache:
     def _plain_hash(self, seq: CachedSequence) -> bytes:
         """Of the first block, as if there were no salt and no adapter."""
         root = root_hash(adapter=None, cache_salt=None, weights=self.weights)
-        return blake2b(root + seq.token_bytes(0, self._block_size)).digest()
+        size, hashes = self._block_size, list[bytes]()
+        extend_block_hashes(hashes, root, seq.token_bytes(0, size), size, seq.content_spans)
+        return hashes[0]
 
     def _root_of(self, seq: CachedSequence) -> bytes:
         return root_hash(adapter=seq.adapter, cache_salt=seq.cache_salt, weights=self.weights)

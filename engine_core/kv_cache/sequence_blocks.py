@@ -1,13 +1,28 @@
 """One sequence's block tables, and what the cache reads of a sequence."""
 
 import dataclasses
-from typing import Protocol
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 BlockIds = tuple[list[int], ...]
 """Physical block ids, one list a group."""
 
 NULL_BLOCK_ID = 0
 """Never allocated: stands for blocks that fell out of a sliding window, and for padding."""
+
+
+CONTENT_HASH_BYTES = 32
+
+
+class ContentSpan(NamedTuple):
+    """Positions [start, stop) whose keys and values come of something else than their tokens:
+    hidden states that a request gives, or an image."""
+
+    start: int
+    stop: int
+    content_hash: bytes
+    """Of all of it, CONTENT_HASH_BYTES long, made by this process: what a client says would let it
+    name another's blocks."""
 
 
 class CachedSequence(Protocol):
@@ -32,6 +47,10 @@ class CachedSequence(Protocol):
     @property
     def num_encoder_tokens(self) -> int:
         """What it attends to beside its own tokens; 0 but for encoder-decoder models."""
+
+    @property
+    def content_spans(self) -> Sequence[ContentSpan]:
+        """By rising positions, without overlap."""
 
     @property
     def num_tokens(self) -> int:

@@ -51,11 +51,22 @@ class Attention:
         self, x_TE: torch.Tensor, positions_T: torch.Tensor, context: ForwardContext
     ) -> torch.Tensor:
         """[T, E] -> [T, E]; writes this step's keys and values to the layer's cache."""
-        ops = context.ops
-        kv_cache = context.kv_caches[self._layer]
-        metadata = context.metadata[self._layer]
-        q_THD = ops.rotary_and_cache(
-            self._qkv(x_TE), positions_T, metadata.slot_mapping_T, kv_cache, self._rotary
+        return self.attend(self.queries(x_TE, positions_T, context), context)
+
+    def queries(
+        self, x_TE: torch.Tensor, positions_T: torch.Tensor, context: ForwardContext
+    ) -> torch.Tensor:
+        """The first half: [T, E] -> q_THD; writes keys and values."""
+        return context.ops.rotary_and_cache(
+            self._qkv(x_TE),
+            positions_T,
+            context.metadata[self._layer].slot_mapping_T,
+            context.kv_caches[self._layer],
+            self._rotary,
         )
-        out_THD = ops.paged_attention(q_THD, *kv_cache, metadata, self._params)
+
+    def attend(self, q_THD: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+        """The second: q_THD -> [T, E]; reads keys and values."""
+        kv_cache, metadata = context.kv_caches[self._layer], context.metadata[self._layer]
+        out_THD = context.ops.paged_attention(q_THD, *kv_cache, metadata, self._params)
         return self._output(out_THD.flatten(1))

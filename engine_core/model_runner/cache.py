@@ -12,6 +12,7 @@ from engine_core.kv_cache import CacheCopies, DiskMoves
 from engine_core.kv_cache.copies import BlockPair
 from engine_core.kv_cache.host_pool import HashKey
 from engine_core.model_runner.config import DraftConfig, RunnerConfig
+from kernels.interface.given_rows import GivenRows
 from kernels.interface.operations import AttentionMetadata, AttentionSpec, ForwardContext, KVCache
 
 
@@ -65,6 +66,7 @@ class PagedKVCache:
         block_tables_GRM: Sequence[torch.Tensor] | torch.Tensor,
         slot_mappings_GT: Sequence[torch.Tensor] | torch.Tensor,
         num_decodes: int,
+        given: GivenRows | None = None,
     ) -> ForwardContext:
         """See `AttentionPlanner.plan`; each group has a block table and slots of its own."""
         by_group: list[AttentionMetadata] = [
@@ -82,6 +84,7 @@ class PagedKVCache:
             kv_caches=self.kv_caches,
             metadata=[by_group[group] for group in self._group_of_layer],
             ops=self._ops,
+            given=given,
         )
 
 

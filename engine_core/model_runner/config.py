@@ -9,6 +9,7 @@ from engine_core.adapters.pool import AdapterPool
 from engine_core.kv_cache import KVCacheGroupSpec
 from engine_core.logits_processors import NamedProcessor
 from engine_core.models import Model
+from engine_core.models.eagle import EagleHead
 from engine_core.models.interface import KVCacheSpec
 from kernels.interface.operations import Operations, cached_head_bytes
 
@@ -77,7 +78,7 @@ class DraftConfig:
     whatever becomes of a block (found by another request, copied, swapped, kept on disk) becomes of
     both, and a token takes what both models take of it, without a second table."""
 
-    model: Model
+    model: Model | EagleHead
     ops: Operations
     """The backend that it was loaded with."""
 

@@ -7,6 +7,8 @@ from engine_core.kv_cache import BlockIds
 from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.sampling_params import ResolvedSampling, resolve_sampling
 from engine_core.scheduler import SchedulerOutput
+from engine_core.scheduler.plan import NewRequestData, ResumedRequestData
+from engine_core.scheduler.prompt_embeds import EmbeddedRows
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -19,6 +21,7 @@ class PlacedRow:
     sampling: ResolvedSampling
     adapter: str | None = None
     """Its fingerprint."""
+    prompt_embeds: tuple[EmbeddedRows, ...] = ()
 
 
 class RunnerRows:
@@ -57,15 +60,10 @@ class RunnerRows:
                 vocab_size=self._vocab_size,
             )
         placed = [
-            self._place(
-                new.req_id, new.row, [*new.prompt_token_ids, *new.output_token_ids], new.block_ids
-            )
+            self._place(new, [*new.prompt_token_ids, *new.output_token_ids])
             for new in plan.scheduled_new_reqs
         ]
-        return placed + [
-            self._place(again.req_id, again.row, again.token_ids, again.block_ids)
-            for again in plan.resumed_reqs
-        ]
+        return placed + [self._place(again, again.token_ids) for again in plan.resumed_reqs]
 
     def check(self) -> None:
         """Assert that every taken row is one sequence's."""
@@ -73,12 +71,11 @@ class RunnerRows:
         assert taken == self._row_of
         assert self._row_of.keys() <= self._sampling_of.keys()
 
-    def _place(
-        self, request_id: str, row: int, token_ids: list[int], block_ids: BlockIds
-    ) -> PlacedRow:
+    def _place(self, data: NewRequestData | ResumedRequestData, token_ids: list[int]) -> PlacedRow:
+        request_id, row = data.req_id, data.row
         assert self._sequence_of[row] in (None, request_id), "two sequences in one row"
         assert self._row_of.get(request_id, row) == row, "one sequence in two rows"
         self._row_of[request_id] = row
         self._sequence_of[row] = request_id
         sampling, adapter = self._sampling_of[request_id], self._adapter_of.get(request_id)
-        return PlacedRow(row, token_ids, block_ids, sampling, adapter)
+        return PlacedRow(row, token_ids, data.block_ids, sampling, adapter, data.prompt_embeds)

@@ -20,7 +20,6 @@ class ModelConfig(KVCacheSpec):
         tied_head: the head is the embedding.
     """
 
-    hidden_size: int
     intermediate_size: int
     norm_eps: float
     norms_plus_one: bool

@@ -7,6 +7,7 @@ between the families is an option of ModelConfig. A layer, without and with outp
 
 import copy
 import dataclasses
+from collections.abc import Iterable
 from functools import partial
 
 import torch
@@ -47,8 +48,8 @@ class LayerBuilder:
             ops=self._ops,
         )
 
-    def attention(self, layer: int) -> Attention:
-        """The attention of one layer."""
+    def attention(self, layer: int, *, num_inputs: int | None = None) -> Attention:
+        """The attention of one layer. `num_inputs`: of its q, k and v; None: the hidden size."""
         config = self._config
         name = f"model.layers.{layer}.self_attn"
         query_size = config.num_query_heads * config.head_size
@@ -67,7 +68,7 @@ class LayerBuilder:
                     (f"{name}.k_proj", kv_size),
                     (f"{name}.v_proj", kv_size),
                 ],
-                config.hidden_size,
+                num_inputs or config.hidden_size,
                 bias=config.qkv_bias,
             ),
             output=linear(
@@ -188,6 +189,9 @@ class Decoder:
         self._forward = ops.capture(self._compute)
         self._num_positions: list[int] = []
         """Of each table, when the pass was captured."""
+        self._kept_layers: frozenset[int] = frozenset()
+        self.states: tuple[torch.Tensor, ...] = ()
+        """Of the last pass, [T, E] each: see `keep_states`."""
 
     def first_layers(self, num_layers: int) -> "Decoder":
         """Embedding, these layers, final norm and head as a model that shares their weights.
@@ -208,8 +212,15 @@ class Decoder:
         first.forget_caches()
         return first
 
+    def keep_states(self, layers: Iterable[int]) -> None:
+        """From now on each pass leaves the hidden states that enter these layers in `states`, by
+        rising layer; behind the last one is the number of layers."""
+        self._kept_layers = frozenset(layers)
+        self.forget_caches()
+
     def forget_caches(self) -> None:
         """What was captured keeps the caches that it read."""
+        self.states = ()
         self._forward = self._ops.capture(self._compute)
 
     @property
@@ -234,24 +245,33 @@ class Decoder:
             if sizes != self._num_positions:
                 self._num_positions = sizes
                 self._forward = self._ops.capture(self._compute)  # which keeps addresses
-        return self._forward(token_ids_T, positions_T, context)
+        hidden_TE, *states = self._forward(token_ids_T, positions_T, context)
+        self.states = tuple(states)
+        return hidden_TE
 
     def _compute(
         self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, context: ForwardContext
-    ) -> torch.Tensor:
+    ) -> tuple[torch.Tensor, ...]:
         """What `forward` consists of; `Operations.capture` says what it may do."""
-        residual_TE = self.vocabulary.embed(token_ids_T)
+        embedded_TE = self.vocabulary.embed(token_ids_T)
+        residual_TE = self._ops.replace_rows(embedded_TE, context.given)
         out_TE: torch.Tensor | None = None
-        for layer in self._layers:
+        states: list[torch.Tensor] = []
+        for number, layer in enumerate(self._layers):
             if out_TE is None:
                 x_TE = layer.input_norm(residual_TE)
             else:
                 x_TE, residual_TE = layer.input_norm.add(out_TE, residual_TE)
+            if number in self._kept_layers:
+                states.append(residual_TE.clone())  # it is written on
             out_TE = layer.attend(x_TE, positions_T, context)
             x_TE, residual_TE = layer.feed_forward_norm.add(out_TE, residual_TE)
             out_TE = layer.feed(x_TE)
         assert out_TE is not None
-        return self._final_norm.add(out_TE, residual_TE)[0]
+        hidden_TE, residual_TE = self._final_norm.add(out_TE, residual_TE)
+        if len(self._layers) in self._kept_layers:
+            states.append(residual_TE.clone())
+        return hidden_TE, *states
 
     def compute_logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
         return self.vocabulary.logits(hidden_RE)

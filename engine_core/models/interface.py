@@ -15,6 +15,7 @@ class KVCacheSpec:
 
     Attributes:
         sliding_windows: for each layer, tokens that a query sees, itself included; None for all.
+        hidden_size: columns of an embedding; 0 if `forward` takes no given ones.
         max_model_len: tokens that the model was made for.
     """
 
@@ -23,6 +24,7 @@ class KVCacheSpec:
     num_kv_heads: int
     head_size: int
     sliding_windows: tuple[int | None, ...]
+    hidden_size: int
     vocab_size: int
     max_model_len: int
 
@@ -38,7 +40,8 @@ class Model(Protocol):
     ) -> torch.Tensor:
         """Run one step's tokens (int64 ids in [0, V), int64 positions) -> hidden_TE.
 
-        Keys and values are written to the context's caches."""
+        Keys and values are written to the context's caches; the rows that it gives replace
+        embeddings."""
 
     def compute_logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
         """Rows of `forward`'s result -> float32 logits_RV, final softcap included."""

@@ -2,15 +2,19 @@
 time, or are drawn at random, to measure speed where no weights are at hand."""
 
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
 
 from engine_core.layers import MAX_POSITIONS
 from engine_core.layers.parameters import CopyWeight, Placements, place
+from engine_core.models.config import ModelConfig
 from engine_core.models.decoder import Decoder
-from engine_core.models.errors import ModelWeightsError
+from engine_core.models.eagle import EagleHead
+from engine_core.models.eagle_config import read_eagle_config
+from engine_core.models.errors import ModelWeightsError, UnsupportedArchitecture
+from engine_core.models.family_configs import read_llama
 from engine_core.models.interface import Model
 from engine_core.models.registry import Architecture, find_architecture, read_model_config
 from engine_core.models.weight_transfer import WeightTransfer
@@ -53,18 +57,61 @@ def load_model(
     pending = model.placements()
     transfer = transfer or WeightTransfer()
     _place(pending, tensors, architecture, name, transfer.copy, drops_zero_biases=drops_zero_biases)
-    missing = pending.keys() - model.vocabulary.optional_names
-    if missing:
-        raise ModelWeightsError(
-            f"{len(missing)} tensors of {name} are missing: {_listed(missing)}; "
-            "the model files are incomplete, or config.json belongs to another model"
-        )
+    _check_complete(pending.keys() - model.vocabulary.optional_names, name)
     try:
         model.vocabulary.finish_loading()
     except ValueError as error:
         raise ModelWeightsError(f"the vocabulary of {name}: {error}") from error
     transfer.finish()
     return model
+
+
+_EAGLE = Architecture(
+    "eagle3",
+    read_llama,
+    tensor_prefixes=(
+        ("model.midlayer.", "model.layers.0."),
+        ("midlayer.", "model.layers.0."),
+        ("model.", "model."),
+        ("lm_head.", "lm_head."),
+        ("", "model."),
+    ),
+    ignored_prefixes=("t2d", "model.t2d"),
+)
+
+
+def load_eagle_head(
+    config: Mapping[str, Any],
+    tensors: Iterable[tuple[str, WeightPart]],
+    target: Decoder,
+    *,
+    dtype: torch.dtype,
+    ops: Operations,
+    max_model_len: int | None = None,
+) -> EagleHead:
+    """The EAGLE-3 head of a config.json for `target`; other arguments and errors as of
+    `load_model`."""
+    shape = target.kv_cache_spec
+    assert isinstance(shape, ModelConfig)
+    resolved = read_eagle_config(config, shape)
+    parts = dict(tensors)  # few: one layer's
+    names = frozenset(_renamed(name, _EAGLE) for name in parts)
+    layer = resolved.layer
+    combine = parts.get("fc.weight", parts.get("model.fc.weight"))
+    if combine is not None and tuple(combine.shape) == (layer.hidden_size, 2 * layer.hidden_size):
+        raise UnsupportedArchitecture("heads of EAGLE-1 are not supported, only of EAGLE-3")
+    num_positions = min(max_model_len or layer.max_model_len, MAX_POSITIONS)
+    head = EagleHead(
+        resolved, target, names=names, dtype=dtype, ops=ops, num_positions=num_positions
+    )
+    pending, copy = head.placements(), WeightTransfer().copy
+    _place(pending, parts.items(), _EAGLE, "the head", copy, drops_zero_biases=False)
+    _check_complete(pending, "the head")
+    try:
+        head.finish_loading()
+    except ValueError as error:
+        raise ModelWeightsError(str(error)) from error
+    return head
 
 
 def load_dummy_model(
@@ -137,6 +184,14 @@ def _place(
         raise ModelWeightsError(
             f"{len(unexpected)} tensors have no place in {name}: {_listed(unexpected)}; "
             "config.json belongs to another model, or leaves out an option"
+        )
+
+
+def _check_complete(missing: Collection[str], name: str) -> None:
+    if missing:
+        raise ModelWeightsError(
+            f"{len(missing)} tensors of {name} are missing: {_listed(missing)}; "
+            "the model files are incomplete, or config.json belongs to another model"
         )
 
 

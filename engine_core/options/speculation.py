@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 QuantizationName = Literal["auto", "none", "int8", "int4", "awq", "gptq", "gguf"]
 SpeculativeName = Literal["ngram", "suffix", "draft", "eagle"]
+_IN_THE_RUNNER = {"draft": "a model, such as first-layers:4", "eagle": "an EAGLE-3 head"}
+"""Drafts that a model makes, and which."""
 _NUM_TOKENS = 8
 _LOOKUP_MIN, _LOOKUP_MAX = 3, 5
 
@@ -22,14 +24,15 @@ _LOOKUP_MIN, _LOOKUP_MAX = 3, 5
 class SpeculationOptions:
     speculative: Annotated[SpeculativeName | None, COMMON] = None
     """Verify several guessed tokens in one step, which changes none. ngram: what followed the
-    last tokens before; suffix: or in earlier outputs too; draft: what a smaller model samples."""
+    last tokens before; suffix: or in earlier outputs too; draft: what a smaller model samples;
+    eagle: what an EAGLE-3 head does."""
     num_speculative_tokens: Annotated[int | None, POSITIVE] = None
     """Most guessed tokens of a sequence in a step (default 8), fewer as measured."""
     draft_model: str | None = None
     """draft: a model of the same vocabulary, named as --model is, or first-layers:N, the first N
-    layers of the model itself."""
+    layers of the model itself. eagle: the head's folder."""
     draft_quantization: QuantizationName | None = None
-    """draft: as --quantization, of the draft model."""
+    """draft, eagle: as --quantization, of the draft model."""
     prompt_lookup_min: Annotated[int | None, POSITIVE] = None
     """ngram: least tokens that must match (default 3)."""
     prompt_lookup_max: Annotated[int | None, POSITIVE] = None
@@ -42,10 +45,6 @@ class SpeculationOptions:
 
     def check(self) -> None:
         """Raises ConfigurationError: an option without effect, or what this engine lacks."""
-        if self.speculative == "eagle":
-            raise ConfigurationError(
-                "--speculative eagle is not built yet; use ngram, suffix or draft"
-            )
         given = [
             field.name.replace("_", "-")
             for field in dataclasses.fields(self)
@@ -56,15 +55,15 @@ class SpeculationOptions:
                 f"--{given[0]} has no effect without --speculative; give both, or omit it"
             )
         drafts = [name for name in given if name.startswith("draft-")]
-        if self.speculative != "draft" and drafts:
+        if self.speculative not in _IN_THE_RUNNER and drafts:
             raise ConfigurationError(
                 f"--{drafts[0]} has no effect with --speculative {self.speculative}; omit it, or "
                 "use --speculative draft"
             )
-        if self.speculative == "draft" and self.draft_model is None:
+        if self.speculative in _IN_THE_RUNNER and self.draft_model is None:
             raise ConfigurationError(
-                "--speculative draft needs a draft model; name one with --draft-model, such as "
-                "first-layers:4"
+                f"--speculative {self.speculative} needs {_IN_THE_RUNNER[self.speculative]}; name "
+                "one with --draft-model"
             )
         lookups = [name for name in given if name.startswith("prompt-lookup")]
         if self.speculative != "ngram" and lookups:
@@ -91,7 +90,7 @@ class SpeculationOptions:
         from engine_core.speculation.ngram import NgramProposer
         from engine_core.speculation.suffix import SuffixProposer
 
-        if self.speculative in (None, "draft"):
+        if self.speculative is None or self.speculative in _IN_THE_RUNNER:
             return None
         if self.speculative == "suffix":
             return SuffixProposer()

@@ -14,6 +14,7 @@ from engine_core.kv_cache import BlockIds, CacheCopies, TableUpdate
 from engine_core.scheduler.batch_state import BatchState, IdsOfRows, Int32Array, Int64Array
 from engine_core.scheduler.constraints import TokenMasks
 from engine_core.scheduler.mm_features import MultiModalFeature
+from engine_core.scheduler.prompt_embeds import EmbeddedRows
 from engine_core.scheduler.request import Request, Sequence
 from protocol.outputs import Logprobs
 from protocol.sampling import SamplingParams
@@ -56,6 +57,8 @@ class NewRequestData:
     lora_request: str | None
     """The fingerprint of its adapter."""
     row: int = 0
+    prompt_embeds: tuple[EmbeddedRows, ...] = ()
+    """In place of embeddings of its prompt; () once no more of them is to be computed."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -70,6 +73,8 @@ class ResumedRequestData:
     """Prompt and output."""
     block_ids: BlockIds
     num_computed_tokens: int
+    prompt_embeds: tuple[EmbeddedRows, ...] = ()
+    """As of a new one."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -308,6 +313,7 @@ class PlanBuilder:
                 token_ids=sequence.all_token_ids,
                 block_ids=block_ids,
                 num_computed_tokens=sequence.num_computed_tokens,
+                prompt_embeds=sequence.prompt_embeds_left,
             )
             return
         sequence.is_known_to_runner = True
@@ -321,6 +327,7 @@ class PlanBuilder:
             num_computed_tokens=sequence.num_computed_tokens,
             lora_request=sequence.adapter,
             row=row,
+            prompt_embeds=sequence.prompt_embeds_left,
         )
 
     def add_block_update(self, sequence: Sequence, update: TableUpdate) -> None:

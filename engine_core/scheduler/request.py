@@ -10,9 +10,11 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
+from engine_core.kv_cache import ContentSpan
 from engine_core.scheduler.batch_state import BatchState, Int32Array
 from engine_core.scheduler.beam_search import BeamSearch
 from engine_core.scheduler.mm_features import MultiModalFeature
+from engine_core.scheduler.prompt_embeds import EmbeddedRows
 from protocol.explanations import CacheLookup, Preemption
 from protocol.outputs import FinishReason
 from protocol.requests import EngineRequest
@@ -99,6 +101,8 @@ class Request:
         beam_search: if given, the sequences are beams, `num_sequences` of them.
         timeout_s: seconds after `arrival_time` at which it ends, finished or not.
         is_resumed: sent again after the engine was lost: a full queue takes it.
+        prompt_embeds: hidden states in place of embeddings, by rising positions.
+        content_spans: what of the prompt is more than its tokens, likewise.
         mm_features: images and sounds of the prompt, in order, without overlap.
     """
 
@@ -120,6 +124,8 @@ class Request:
         beam_search: BeamSearchParams | None = None,
         timeout_s: float | None = None,
         is_resumed: bool = False,
+        prompt_embeds: tuple[EmbeddedRows, ...] = (),
+        content_spans: AnySequence[ContentSpan] = (),
         mm_features: AnySequence[MultiModalFeature] = (),
     ) -> None:
         if not request_id:
@@ -153,6 +159,8 @@ class Request:
         self.eos_token_ids = frozenset(eos_token_ids)
         self.cache_salt = cache_salt
         self.adapter = adapter
+        self.prompt_embeds = prompt_embeds
+        self.content_spans = tuple(content_spans)
         self.mm_features = tuple(mm_features)
         self.priority = priority
         self.tenant = tenant
@@ -205,6 +213,8 @@ class Request:
         client_index: int,
         arrival_time: float,
         eos_token_ids: AnySequence[int],
+        prompt_embeds: tuple[EmbeddedRows, ...] = (),
+        content_spans: AnySequence[ContentSpan] = (),
     ) -> "Request":
         """A request as a client sent it. What the model or the engine cannot serve is refused
         before (`server.validation`). Raises ValueError: a field outside its limits."""
@@ -224,6 +234,8 @@ class Request:
             beam_search=message.beam_search,
             timeout_s=message.timeout_s,
             is_resumed=message.is_resumed,
+            prompt_embeds=prompt_embeds,
+            content_spans=content_spans,
         )
 
     @property
@@ -405,6 +417,16 @@ class Sequence:
     @property
     def num_encoder_tokens(self) -> int:
         return self.request.num_encoder_tokens
+
+    @property
+    def content_spans(self) -> tuple[ContentSpan, ...]:
+        return self.request.content_spans
+
+    @property
+    def prompt_embeds_left(self) -> tuple[EmbeddedRows, ...]:
+        """Its request's, if any of them is to be computed for it."""
+        rows = self.request.prompt_embeds
+        return rows if rows and self.num_computed_tokens < rows[-1].stop else ()
 
     @property
     def sampling_params(self) -> SamplingParams:

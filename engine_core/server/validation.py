@@ -36,7 +36,7 @@ class RequestValidator(ModelLimits):
                 "sequence; let it not end with # and a number"
             )
         unsupported = {
-            "prompt_embeds": request.prompt_embeds is not None,
+            "prompt_embeds": bool(request.prompt_embeds),
             "multimodal_inputs": bool(request.multimodal_inputs),
             "pooling_params": request.pooling_params is not None,
         }

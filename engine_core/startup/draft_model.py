@@ -1,4 +1,4 @@
-"""The model that is served, and with it the one that makes drafts for it."""
+"""The model that is served, and with it the one or the head that makes drafts for it."""
 
 import dataclasses
 import json
@@ -11,9 +11,15 @@ import torch
 
 from engine_core.errors import ConfigurationError
 from engine_core.model_files import ModelFiles, open_model_files
+from engine_core.model_runner.config import DraftConfig
 from engine_core.models.decoder import Decoder
+from engine_core.models.eagle_config import is_eagle3
+from engine_core.models.errors import ModelConfigError, ModelWeightsError, UnsupportedArchitecture
+from engine_core.models.loading import load_eagle_head
 from engine_core.options.engine import EngineOptions
+from engine_core.startup.device import float_weights_of, keeps_blocks
 from engine_core.startup.model import LoadedModel, load_any_model
+from kernels.backends import select_operations
 
 if TYPE_CHECKING:
     from kernels.interface.weights import WeightPart
@@ -31,11 +37,17 @@ def load_with_draft(options: EngineOptions, files: ModelFiles, device: torch.dev
     name = options.speculation.draft_model
     if name is None:
         return loaded
+    if options.speculation.speculative == "eagle":
+        return _with_head(name, options, files, loaded)
     num_layers = _num_first_layers(name, loaded)
     if num_layers is not None and options.speculation.draft_quantization is None:
         return _with_first_layers(loaded, files, num_layers)
     if num_layers is None:
         draft_files = open_model_files(name, option="--draft-model", report=logger.info)
+        if is_eagle3(draft_files.config):
+            raise ConfigurationError(
+                f"--draft-model {name} is an EAGLE-3 head; use --speculative eagle"
+            )
         _check_tokenizers(files, draft_files)
     else:
         draft_files = FirstLayers(files, num_layers)
@@ -54,10 +66,55 @@ def load_with_draft(options: EngineOptions, files: ModelFiles, device: torch.dev
         draft_files,
         device,
     )
-    _check_shapes(name, draft, loaded, options.max_model_len)
+    return _with(loaded, DraftConfig(draft.model, draft.ops), options, draft_files, draft.weights)
+
+
+def _with(
+    loaded: LoadedModel, draft: DraftConfig, options: EngineOptions, files: ModelFiles, weights: str
+) -> LoadedModel:
+    """`files`, `weights`: the draft model's, and how they are kept."""
+    _check_shapes(str(options.speculation.draft_model), draft, loaded, options.max_model_len)
     return dataclasses.replace(
-        loaded, draft=draft, draft_fingerprint=f"{draft_files.fingerprint} {draft.weights}"
+        loaded, draft=draft, draft_fingerprint=f"{files.fingerprint} {weights}"
     )
+
+
+def _with_head(
+    name: str, options: EngineOptions, files: ModelFiles, loaded: LoadedModel
+) -> LoadedModel:
+    if not isinstance(loaded.model, Decoder):
+        raise ConfigurationError(
+            f"--speculative eagle needs our own model code, and {loaded.architecture} runs through "
+            "transformers'; use --speculative draft"
+        )
+    head_files = open_model_files(name, option="--draft-model", report=logger.info)
+    _check_tokenizers(files, head_files)
+    quantization = options.speculation.draft_quantization or "auto"
+    ops = select_operations(
+        loaded.ops.device,
+        batch_invariant=False,
+        float_weights=float_weights_of(quantization),
+        keeps_blocks=keeps_blocks(quantization, "auto"),
+        num_threads=options.num_threads,
+        quantised_types=head_files.quantised_types,
+        report=logger.info,
+    )
+    try:
+        head = load_eagle_head(
+            head_files.config,
+            head_files.tensors(keeps_blocks=ops.weight_packing(loaded.dtype) is not None),
+            loaded.model,
+            dtype=loaded.dtype,
+            ops=ops,
+            max_model_len=options.max_model_len,
+        )
+    except (UnsupportedArchitecture, ModelConfigError, ModelWeightsError) as error:
+        raise ConfigurationError(
+            f"--draft-model {name}: {error}; name an EAGLE-3 head that was made for {files.name}, "
+            "or use --speculative draft with a small model"
+        ) from error
+    logger.info("drafts of an EAGLE-3 head, from states that enter layers %s", head.state_layers)
+    return _with(loaded, DraftConfig(head, ops), options, head_files, quantization)
 
 
 def _num_first_layers(name: str, loaded: LoadedModel) -> int | None:
@@ -82,13 +139,13 @@ def _num_first_layers(name: str, loaded: LoadedModel) -> int | None:
 def _with_first_layers(loaded: LoadedModel, files: ModelFiles, num_layers: int) -> LoadedModel:
     """They take no memory of their own."""
     assert isinstance(loaded.model, Decoder)
-    draft = dataclasses.replace(loaded, model=loaded.model.first_layers(num_layers))
+    draft = DraftConfig(loaded.model.first_layers(num_layers), loaded.ops)
     known_as = f"{files.fingerprint} {num_layers}"
     return dataclasses.replace(loaded, draft=draft, draft_fingerprint=known_as)
 
 
 def _check_shapes(
-    name: str, draft: LoadedModel, loaded: LoadedModel, max_model_len: int | None
+    name: str, draft: DraftConfig, loaded: LoadedModel, max_model_len: int | None
 ) -> None:
     ours, theirs = loaded.model.kv_cache_spec, draft.model.kv_cache_spec
     if theirs.vocab_size != ours.vocab_size:

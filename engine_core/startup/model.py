@@ -41,7 +41,7 @@ class LoadedModel:
     model_impl: str
     weights: str
     is_packed: bool
-    draft: "LoadedModel | None" = None
+    draft: DraftConfig | None = None
     draft_fingerprint: str = ""
 
     @property
@@ -60,17 +60,12 @@ class LoadedModel:
 
         Hidden states, projections and the feed-forward's intermediate live one layer at a time
         (about 32 hidden widths a token); logits are float32, with copies for sampling."""
-        spec = self.model.kv_cache_spec
-        hidden_size = spec.num_query_heads * spec.head_size
-        per_token = 32 * hidden_size * self.dtype.itemsize
-        own = max_num_tokens * per_token + max_num_seqs * spec.vocab_size * 4 * 4
-        draft = self.draft
-        return own + (0 if draft is None else draft.step_bytes(max_num_tokens, max_num_seqs))
-
-    @property
-    def draft_config(self) -> DraftConfig | None:
-        """As the runner takes it."""
-        return None if self.draft is None else DraftConfig(self.draft.model, self.draft.ops)
+        total = 0
+        for model in [self.model] if self.draft is None else [self.model, self.draft.model]:
+            spec = model.kv_cache_spec
+            per_token = 32 * spec.num_query_heads * spec.head_size * self.dtype.itemsize
+            total += max_num_tokens * per_token + max_num_seqs * spec.vocab_size * 4 * 4
+        return total
 
 
 def load_any_model(options: EngineOptions, files: ModelFiles, device: torch.device) -> LoadedModel:

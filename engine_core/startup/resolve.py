@@ -108,7 +108,7 @@ def plan_runner(
             kv_dtype=cache_dtype,
             eos_token_ids=files.eos_token_ids,
             adapters=adapters,
-            draft=loaded.draft_config,
+            draft=loaded.draft,
             logits_processors=logits_processors,
         ),
         scheduler=scheduler,

@@ -87,9 +87,9 @@ class ServedModel:
         self._runner = self._executor.runner = None
         if self._spec is not None:
             loaded = self._spec.loaded
+            assert isinstance(loaded.model, Decoder), "check_sleep was not called"
             for model in (loaded.model, None if loaded.draft is None else loaded.draft.model):
-                assert model is None or isinstance(model, Decoder), "check_sleep was not called"
-                if model is not None:
+                if isinstance(model, Decoder):
                     model.forget_caches()
             del model, loaded
         if weights:
@@ -209,7 +209,7 @@ def _maker_of(spec: RunnerSpec) -> Callable[[LoadedModel], RunnerSpec]:
     del kept["loaded"], kept["config"], sizes["model"], sizes["ops"], sizes["draft"]
     return lambda loaded: RunnerSpec(
         loaded=loaded,
-        config=RunnerConfig(model=loaded.model, ops=loaded.ops, draft=loaded.draft_config, **sizes),
+        config=RunnerConfig(model=loaded.model, ops=loaded.ops, draft=loaded.draft, **sizes),
         **kept,
     )
 

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from frontend.async_llm import AsyncLLM
@@ -115,6 +116,8 @@ class ServedModels:
 
     def __init__(self, models: Iterable[ServedModel]) -> None:
         self._models = list(models)
+        self.allowed_local_media_path: Path | None = None
+        """Of files that requests may name."""
         self.starts_engines = any(model.resting is not None for model in self._models)
 
     def __iter__(self) -> Iterator[ServedModel]:
@@ -128,6 +131,7 @@ class ServedModels:
         """
         model = await self.find(name)
         llm = await model.for_request()
+        llm.allowed_local_media_path = self.allowed_local_media_path
         exchange = current_exchange.get()
         if exchange is not None:
             exchange.model = name or model.names[0]

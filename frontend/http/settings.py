@@ -13,6 +13,7 @@ from cyclopts import Parameter
 from frontend.errors import InvalidInput
 from frontend.http.api_keys import ApiKey, ApiKeys, command_line_keys, read_key_file
 from frontend.http.traces import check_endpoint
+from frontend.media import allowed_folder
 
 MetricsNames = Literal["engine-core", "vllm"]
 
@@ -48,6 +49,8 @@ class ServerSettings:
     """Proxies (addresses or networks, with commas) whose X-Forwarded-For names the caller."""
     max_body_size: int = 16 * 1024**2
     """Most bytes of a request."""
+    allowed_local_media_path: Path | None = None
+    """A folder: requests may name files below it as images and sounds."""
     max_concurrent_requests: int = 4096
     """Further requests are refused with status 429."""
     request_timeout: float = 60.0
@@ -83,6 +86,7 @@ class ServerSettings:
                 raise InvalidInput(f"--{option} is {value:g}, it must be a number above 0")
         if not 0 <= self.port <= 65_535:
             raise InvalidInput(f"--port is {self.port}, it must be 0 to 65535")
+        allowed_folder(self.allowed_local_media_path)
         self._check_tls()
         if self.otlp_traces_endpoint is not None:
             check_endpoint(self.otlp_traces_endpoint)

@@ -5,13 +5,13 @@ operations of an int8 step."""
 
 import ctypes
 import logging
-from typing import cast
+from typing import Any, Generic, cast
 
 import torch
 
 from kernels.cpu.graph_capture import Activation, GraphCapture, NotCapturable, native_plan
-from kernels.cpu.library import INT64, POINTER, NativeLibrary, check, members
-from kernels.interface.operations import Forward, ForwardContext
+from kernels.cpu.library import INT64, POINTER, NativeLibrary, check, check_tensor, members
+from kernels.interface.operations import Forward, ForwardContext, PassResult
 
 logger = logging.getLogger(__name__)
 
@@ -26,13 +26,15 @@ class GraphStep(ctypes.Structure):
         *members(INT64, "num_ops", "capacity"),
         *members(POINTER, "token_ids", "positions"),
         ("num_tokens", INT64),
+        *members(POINTER, "given_places", "given_rows"),
+        *members(INT64, "num_given", "given_size"),
     ]
 
 
 class _Graph:
     """The operations of one forward pass, bound to its caches and planners."""
 
-    def __init__(self, forward: Forward, capacity: int, context: ForwardContext) -> None:
+    def __init__(self, forward: Forward[Any], capacity: int, context: ForwardContext) -> None:
         self.plan_addresses = _plan_addresses(context)
         capture = GraphCapture(capacity, context)
         # to the forward pass they are tensors
@@ -41,10 +43,13 @@ class _Graph:
             cast("torch.Tensor", capture.positions),
             context,
         )
-        if not isinstance(result, Activation) or not result.is_dense_row:
-            raise NotCapturable(f"its result is {type(result).__name__}, not rows of activations")
+        self.is_tuple = isinstance(result, tuple)
+        results = result if isinstance(result, tuple) else (result,)
+        for each in results:
+            if not isinstance(each, Activation) or not each.is_dense_row:
+                raise NotCapturable(f"its result is {type(each).__name__}, not rows of activations")
         self.capacity = capacity
-        self.hidden = result.memory.tensor
+        self.results = [each.memory.tensor for each in results]
         self.kv_caches = context.kv_caches
         ops = capture.ops
         self._keeps = (ops, capture.keeps, capture)
@@ -52,11 +57,11 @@ class _Graph:
         self.address = ctypes.addressof(self.step)
 
 
-class CapturedForward:
+class CapturedForward(Generic[PassResult]):
     """A captured forward pass, or one run operation by operation: the reason is logged once. One
     thread uses it at a time. `is_captured`: whether the last call was; None before the first."""
 
-    def __init__(self, library: NativeLibrary, forward: Forward) -> None:
+    def __init__(self, library: NativeLibrary, forward: Forward[PassResult]) -> None:
         self._run = library.function("ec_run_graph", POINTER)
         self._forward = forward
         self._graph: _Graph | None = None
@@ -64,7 +69,7 @@ class CapturedForward:
 
     def __call__(
         self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, context: ForwardContext
-    ) -> torch.Tensor:
+    ) -> PassResult:
         """See `kernels.interface.operations.Forward`."""
         if self.is_captured is False:
             return self._forward(token_ids_T, positions_T, context)
@@ -96,8 +101,16 @@ class CapturedForward:
         step.token_ids = token_ids_T.data_ptr()
         step.positions = positions_T.data_ptr()
         step.num_tokens = num_tokens
+        step.num_given = 0
+        if (given := context.given) is not None:
+            step.num_given, step.given_size = given.rows_NE.shape
+            check_tensor("places", given.places_N, (step.num_given,), torch.int64)
+            check_tensor("rows", given.rows_NE, given.rows_NE.shape)
+            step.given_places = given.places_N.data_ptr()
+            step.given_rows = given.rows_NE.data_ptr()
         check(self._run(graph.address))
-        return graph.hidden[:num_tokens].clone()
+        results = tuple(result[:num_tokens].clone() for result in graph.results)
+        return cast("PassResult", results if graph.is_tuple else results[0])
 
     def _capture(self, num_tokens: int, context: ForwardContext) -> _Graph:
         capacity = max(_LEAST_CAPACITY, 1 << (num_tokens - 1).bit_length())

@@ -38,6 +38,8 @@ class GraphOpKind(IntEnum):
     SCALE = 8
     EMBEDDING_PACKED = 9
     LORA = 10
+    GIVEN_ROWS = 11
+    COPY = 12
 
 
 class GraphOp(ctypes.Structure):
@@ -139,6 +141,13 @@ class Activation(Placeholder):
         size, number = self.stride, float(factor)
         return self.capture.add(GraphOpKind.SCALE, out=self, size=size, number=number)
 
+    def clone(self) -> Activation:
+        """What it holds now, in memory of its own."""
+        if not self.is_dense_row:
+            raise NotCapturable(f"it copies {self.tail}")
+        out, size = self.capture.new(self.stride), self.stride
+        return self.capture.add(GraphOpKind.COPY, subject=self, out=out, size=size)
+
     @property
     def is_dense_row(self) -> bool:
         """[T, size], with nothing between rows."""
@@ -210,6 +219,12 @@ class GraphCapture:
             raise NotCapturable(f"an embedding in {type(weight).__name__} is not native")
         out = self.new(size)
         return _as_tensor(self.add(kind, out=out, operand=operand, stride=stride, size=size))
+
+    def replace_rows(self, x_TE: object) -> torch.Tensor:
+        x = _activation(x_TE)
+        if not x.is_dense_row:
+            raise NotCapturable(f"it replaces rows of {x.tail}")
+        return _as_tensor(self.add(GraphOpKind.GIVEN_ROWS, out=x, size=x.stride))
 
     def rms_norm(self, x_TE: object, weight_E: torch.Tensor, eps: float) -> torch.Tensor:
         x, kind = _activation(x_TE), GraphOpKind.RMS_NORM

@@ -38,6 +38,7 @@ from kernels.cpu.lora import NativeLoRARows, NativeLoRAStack
 from kernels.cpu.packing import FloatFormat, NativePacking
 from kernels.cpu.sampling import NativeSampling
 from kernels.cpu.weights import PackedLinear
+from kernels.interface.given_rows import GivenRows, replace_rows
 from kernels.interface.lora import LoRARows, LoRAStack
 from kernels.interface.operations import (
     AttentionMetadata,
@@ -46,6 +47,7 @@ from kernels.interface.operations import (
     AttentionSpec,
     Forward,
     KVCache,
+    PassResult,
     RotaryParams,
 )
 from kernels.interface.weights import LinearWeight, WeightPacking
@@ -96,7 +98,7 @@ class CpuOperations(NativeSampling, TorchOperations):
     def build(self) -> str:
         return f"{super().build}-{self._library.build}"
 
-    def capture(self, forward: Forward) -> Forward:
+    def capture(self, forward: Forward[PassResult]) -> Forward[PassResult]:
         return CapturedForward(self._library, forward)
 
     @property
@@ -154,6 +156,11 @@ class CpuOperations(NativeSampling, TorchOperations):
         ids, num_ids = token_ids_T.data_ptr(), token_ids_T.numel()
         check(self._embedding(ids, num_ids, weight_VE.data_ptr(), num_rows, size, out.data_ptr()))
         return out
+
+    def replace_rows(self, x_TE: torch.Tensor, given: GivenRows | None) -> torch.Tensor:
+        if capture := capture_of(x_TE):
+            return capture.replace_rows(x_TE)
+        return replace_rows(x_TE, given)
 
     def rms_norm(self, x_TE: torch.Tensor, weight_E: torch.Tensor, eps: float) -> torch.Tensor:
         if capture := capture_of(x_TE):

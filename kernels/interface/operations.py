@@ -19,10 +19,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 
+from kernels.interface.given_rows import GivenRows
 from kernels.interface.lora import LoRARows, LoRAStack
 from kernels.interface.weights import ExpertWeights, LinearWeight, WeightPacking
 
@@ -305,6 +306,10 @@ class Operations(Protocol):
         `weight_VE`: contiguous, or packed from one part by `WeightPacking.pack`: then the rows are
         the values that `linear` multiplies with."""
 
+    def replace_rows(self, x_TE: torch.Tensor, given: GivenRows | None) -> torch.Tensor:
+        """`x[given.places] = given.rows`, in place -> x. A captured pass takes `given` from each
+        step's context, so it calls this with the context's, None or not."""
+
     def rms_norm(self, x_TE: torch.Tensor, weight_E: torch.Tensor, eps: float) -> torch.Tensor:
         """`x / sqrt(mean(x^2) + eps) * weight` over the last dimension, in float32.
 
@@ -325,12 +330,12 @@ class Operations(Protocol):
     def gelu_tanh_and_mul(self, gate_up_TF2: torch.Tensor) -> torch.Tensor:
         """`gelu(left half, tanh approximation) * right half` of [T, 2F] -> [T, F]. Consumes."""
 
-    def capture(self, forward: Forward) -> Forward:
+    def capture(self, forward: Forward[PassResult]) -> Forward[PassResult]:
         """A model's forward pass, which the backend may run once and replay as a captured graph.
 
         The results are bit for bit those of `forward`. It must do the same at every call, and with
-        activations nothing but operations, `.flatten(1)`, and `.mul_` with one number; one that
-        does more is run as it is."""
+        activations nothing but operations, `.flatten(1)`, `.clone()`, and `.mul_` with one number;
+        one that does more is run as it is."""
 
     def rotary_and_cache(
         self,
@@ -463,13 +468,16 @@ class ForwardContext:
         ops: the backend that made both.
         encoded: of an encoder-decoder model where each token finds its encoder's keys and values:
             a plan in which every token is a request of its own, with their number as length.
+        given: on the backend's device; None: every token is embedded.
     """
 
     kv_caches: Sequence[KVCache]
     metadata: Sequence[AttentionMetadata]
     ops: Operations
     encoded: AttentionMetadata | None = None
+    given: GivenRows | None = None
 
 
-Forward = Callable[[torch.Tensor, torch.Tensor, ForwardContext], torch.Tensor]
-"""(int64 token ids [T], int64 positions [T], context) -> hidden_TE."""
+PassResult = TypeVar("PassResult", bound=torch.Tensor | tuple[torch.Tensor, ...])
+Forward = Callable[[torch.Tensor, torch.Tensor, ForwardContext], PassResult]
+"""(int64 token ids [T], int64 positions [T], context) -> hidden_TE, or several such tensors."""

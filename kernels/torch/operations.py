@@ -7,6 +7,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from kernels.interface.given_rows import GivenRows, replace_rows
 from kernels.interface.lora import LoRARows, LoRAStack
 from kernels.interface.operations import (
     AttentionMetadata,
@@ -15,6 +16,7 @@ from kernels.interface.operations import (
     AttentionSpec,
     Forward,
     KVCache,
+    PassResult,
     SamplingLimits,
 )
 from kernels.interface.weights import LinearWeight, WeightPacking
@@ -88,6 +90,9 @@ class TorchOperations:
         assert isinstance(weight_VE, torch.Tensor), "packed by another backend"
         return F.embedding(token_ids_T, weight_VE)
 
+    def replace_rows(self, x_TE: torch.Tensor, given: GivenRows | None) -> torch.Tensor:
+        return replace_rows(x_TE, given)
+
     def add_rms_norm(
         self, x_TE: torch.Tensor, residual_TE: torch.Tensor, weight_E: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -110,7 +115,7 @@ class TorchOperations:
         groups = cast("tuple[TileGroup, ...]", metadata.plan)
         return self._attention.run(q_THD, k_cache, v_cache, groups, params)
 
-    def capture(self, forward: Forward) -> Forward:
+    def capture(self, forward: Forward[PassResult]) -> Forward[PassResult]:
         return forward
 
     def sample(

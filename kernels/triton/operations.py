@@ -6,6 +6,7 @@ from collections.abc import Set as AbstractSet
 
 import torch
 
+from kernels.interface.given_rows import replace_rows
 from kernels.interface.lora import LoRARows, LoRAStack
 from kernels.interface.operations import (
     AttentionPlanner,
@@ -13,6 +14,7 @@ from kernels.interface.operations import (
     ExpertRouting,
     Forward,
     KVCache,
+    PassResult,
 )
 from kernels.interface.weights import ExpertWeights, LinearWeight, WeightPacking
 from kernels.triton import activation, lora, norm, rotary_cache
@@ -46,6 +48,7 @@ class TritonOperations:
     """
 
     embedding = staticmethod(linear_layers.gather_rows)
+    replace_rows = staticmethod(replace_rows)
     rms_norm = staticmethod(norm.rms_norm)
     add_rms_norm = staticmethod(norm.add_rms_norm)
     silu_and_mul = staticmethod(activation.silu_and_mul)
@@ -119,7 +122,7 @@ class TritonOperations:
         tile_rows = invariant_tile_rows(x_TE.dtype) if self._batch_invariant else None
         return mixture_of_experts(x_TE, router_logits_TX, experts, routing, tile_rows=tile_rows)
 
-    def capture(self, forward: Forward) -> Forward:
+    def capture(self, forward: Forward[PassResult]) -> Forward[PassResult]:
         return forward
 
     def make_attention_planner(self, spec: AttentionSpec) -> AttentionPlanner:

@@ -397,7 +397,7 @@ def test_the_engine_makes_a_request_of_a_message_and_gives_it_to_the_scheduler()
     several = {"num_sequences": 2, "beam_search": BeamSearchParams(beam_width=2)}
     message = EngineRequest(**fields)
     beams = msgspec.structs.replace(message, request_id="b", output_token_ids=[], **several)
-    not_served = {"prompt_embeds", "multimodal_inputs"}
+    not_served = {"prompt_embeds", "multimodal_inputs", "pooling_params"}
     assert {*fields, *several, *not_served} == {*EngineRequest.__struct_fields__}
     resolve = SimpleNamespace(resolve=lambda message: message.adapter_fingerprint)
     served.core._adapters = resolve

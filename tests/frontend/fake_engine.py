@@ -32,6 +32,7 @@ from protocol import calls
 from protocol.base import WIRE_VERSION, Message
 from protocol.codec import decode_client_message, encode
 from protocol.errors import ErrorCode
+from protocol.multimodal import MultiModalInfo
 from protocol.outputs import (
     AdaptersUpdated,
     CallFailed,
@@ -71,6 +72,7 @@ class FakeEngine:
         max_num_seqs: int = 64,
         recommends: bool = True,
         instruction_set: str = "",
+        multimodal: MultiModalInfo | None = None,
     ) -> None:
         self.address = address
         self.next_token = next_token
@@ -91,12 +93,16 @@ class FakeEngine:
         self.max_num_seqs = max_num_seqs
         self.recommends = recommends
         self.instruction_set = instruction_set
+        self.multimodal = multimodal
+        """Its tokenizer knows <image> and <audio> then."""
         self.adapters: dict[str, str] = {}
         """Fingerprints by name; LoadAdapter makes them of paths."""
         self.is_draining = False
         self.must_end = False
         """With a last message that ends all its requests."""
         self.requests: list[EngineRequest] = []
+        self.frames: list[list[bytes]] = []
+        """Of each request."""
         self.aborted: list[str] = []
         self.aborted_samples: list[tuple[str, int]] = []
         self.num_goodbyes = 0
@@ -158,7 +164,7 @@ class FakeEngine:
 
     def _receive(self) -> bool:
         try:
-            identity, frame = self._socket.recv_multipart(zmq.NOBLOCK)
+            identity, frame, *binary = self._socket.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
             return False
         if self.mute:
@@ -168,6 +174,7 @@ class FakeEngine:
             case Hello():
                 self._greet(identity)
             case EngineRequest():
+                self.frames.append(binary)
                 self._accept(identity, message)
             case Abort():
                 self.aborted += message.request_ids
@@ -197,6 +204,7 @@ class FakeEngine:
             chat_template=self.chat_template,
             max_num_seqs=self.max_num_seqs,
             recommends=self.recommends,
+            multimodal=self.multimodal,
         )
         model = msgspec.structs.replace(message.model, instruction_set=self.instruction_set)
         message = msgspec.structs.replace(message, engine_id=self.engine_id, model=model)

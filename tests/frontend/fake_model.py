@@ -12,7 +12,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from protocol.base import WIRE_VERSION
 from protocol.calls import EngineStatistics, SchedulerSnapshot
 from protocol.explanations import CacheLookup, LookupEnd, Preemption, RequestInfo, WaitReason
-from protocol.multimodal import TensorRef
+from protocol.multimodal import MultiModalInfo, TensorRef
 from protocol.outputs import Logprobs, ModelInfo, RequestTimings, TokenizerInfo, Welcome
 from protocol.requests import EngineRequest
 from protocol.sampling import SamplingParams, sequence_seed
@@ -32,6 +32,8 @@ CHAT_TEMPLATE = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %
 _ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 VOCAB = {symbol: index for index, symbol in enumerate(_ALPHABET)} | {EOS: 256}
 EOS_ID = VOCAB[EOS]
+MEDIA_IDS = {"<image>": 257, "<audio>": 258}
+"""Of a model that takes images and sounds."""
 
 
 def byte_tokenizer() -> BackendTokenizer:
@@ -120,8 +122,12 @@ def welcome(
     chat_template: str | None = CHAT_TEMPLATE,
     max_num_seqs: int = 64,
     recommends: bool = True,
+    multimodal: MultiModalInfo | None = None,
 ) -> tuple[Welcome, list[bytes]]:
-    document = TOKENIZER.to_str().encode()
+    tokenizer = byte_tokenizer()
+    if multimodal is not None:
+        tokenizer.add_special_tokens([*MEDIA_IDS])
+    document = tokenizer.to_str().encode()
     info = TokenizerInfo(
         fingerprint="bytes",
         tokenizer_json=TensorRef(frame=0, dtype="uint8", shape=(len(document),)),
@@ -133,7 +139,7 @@ def welcome(
         architecture="Fake",
         fingerprint=fingerprint,
         max_model_len=MAX_MODEL_LEN,
-        vocab_size=len(VOCAB),
+        vocab_size=tokenizer.get_vocab_size(),
         dtype="float32",
         num_blocks=64,
         block_size=16,
@@ -142,6 +148,7 @@ def welcome(
         max_num_seqs=max_num_seqs,
         default_sampling={"temperature": 0.25, "top_k": 7.0} if recommends else {},
         tokenizer=info if with_tokenizer else None,
+        multimodal=multimodal,
     )
     message = Welcome(
         wire_version=WIRE_VERSION,

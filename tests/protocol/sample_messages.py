@@ -37,7 +37,7 @@ from protocol.outputs import (
     Welcome,
 )
 from protocol.pooling import Pooled, PoolingParams, PoolingTask
-from protocol.requests import Abort, Call, EngineRequest, Goodbye, Hello
+from protocol.requests import Abort, Call, EmbeddedSpan, EngineRequest, Goodbye, Hello
 from protocol.sampling import BeamSearchParams, SamplingParams
 from protocol.snapshots import BlockMap, RequestSummary, SchedulerView, StepSummary
 
@@ -104,7 +104,7 @@ REQUEST = EngineRequest(
     tenant="team",
     cache_salt="salt",
     timeout_s=2.5,
-    prompt_embeds=TensorRef(frame=0, dtype="float32", shape=(3, 4)),
+    prompt_embeds=(EmbeddedSpan(start=1, data=TensorRef(frame=0, dtype="float32", shape=(2, 4))),),
     multimodal_inputs=(
         MultiModalInput(
             modality="image",

@@ -6,15 +6,16 @@ import torch
 
 from engine_core.model_runner.adapter_rows import AdapterRows
 from engine_core.model_runner.cache import BlockStorage, PagedKVCache, origin_of_each
-from engine_core.model_runner.config import DraftConfig, RunnerConfig
+from engine_core.model_runner.config import RunnerConfig
+from engine_core.model_runner.cpu.drafter import BoolArray, DraftSampling
 from engine_core.model_runner.cpu.input_batch import (
     CPUInputBatch,
     Int64Array,
     StepInputs,
     gather_step_inputs,
 )
-from engine_core.model_runner.cpu.sampler import CPUSampler
 from engine_core.model_runner.rows import PlacedRow
+from engine_core.models.eagle import EagleHead
 from engine_core.scheduler import SchedulerOutput
 from engine_core.scheduler.plan import DraftTokenIds
 
@@ -25,10 +26,6 @@ class DraftModel:
         tokens        t0 .. t3 | t4 t5 | d6 d7 d8
         computed here    before  pass 1  2  3         d6 is sampled behind t5, and so on
 
-    Drafts are sampled as the model's tokens are: by the sequence's parameters, and with the noise
-    of (seed, position). So the better the draft model, the more often both choose the same token,
-    at any temperature; the same model always does.
-
     Chunks of prompts are computed in the step in which the model computes them. Where a sequence
     gets no drafts, its tokens are left out, and computed when it next gets some. What no pass
     computed, of a prefix that another sequence left, is known by its blocks (`_num_filled`)."""
@@ -36,26 +33,24 @@ class DraftModel:
     def __init__(
         self,
         config: RunnerConfig,
-        draft: DraftConfig,
         storage: BlockStorage,
         *,
         batch: CPUInputBatch,
-        sampler: CPUSampler,
+        sampling: DraftSampling,
         adapters: AdapterRows,
     ) -> None:
+        draft = config.draft
+        assert draft is not None and not isinstance(draft.model, EagleHead)
         self._model = draft.model
         self._ops = draft.ops
         self._cache = PagedKVCache(config, storage, draft)
         self._batch = batch
-        self._sampler = sampler
+        self._sampling = sampling
         self._adapters = adapters
         self._block_size = config.block_size
-        self._max_model_len = config.max_model_len
         self._max_num_tokens = config.max_num_batched_tokens
         self._num_computed: Int64Array = np.zeros(config.max_num_seqs, np.int64)
         """[row], tokens whose keys and values are in the cache; -1: to be seen in the blocks."""
-        self._max_len: Int64Array = np.zeros(config.max_num_seqs, np.int64)
-        """[row], length at which the sequence ends."""
         self._num_marked: Int64Array = np.zeros(config.max_num_seqs, np.int64)
         """[row], blocks known to be computed."""
         num_blocks = 1 + config.num_blocks + config.num_host_blocks
@@ -79,14 +74,10 @@ class DraftModel:
     # ------------------------------------------------------------------ what the plan changes
 
     def place(self, placed: PlacedRow) -> None:
-        """A sequence takes a row."""
-        row, params = placed.row, placed.sampling.params
-        self._num_computed[row] = -1
-        limit = placed.sampling.num_prompt_tokens + params.max_tokens
-        self._max_len[row] = min(limit, self._max_model_len)
+        self._num_computed[placed.row] = -1
+        self._sampling.place(placed)
 
     def begin(self, plan: SchedulerOutput, inputs: StepInputs) -> None:
-        """Rows and copies of the plan are in place, and its tokens are not computed yet."""
         copies, filled, size = plan.copies, self._num_filled, self._block_size
         if copies.disk is not None:  # blocks of prompts, which are computed in both models
             filled[[block_id for _, block_id in copies.disk.load]] = size
@@ -111,16 +102,11 @@ class DraftModel:
     # ------------------------------------------------------------------ drafts
 
     def propose(
-        self, plan: SchedulerOutput, is_sampled: npt.NDArray[np.bool_]
+        self, plan: SchedulerOutput, inputs: StepInputs, is_sampled: BoolArray
     ) -> DraftTokenIds | None:
-        """After a step, whose tokens are in their rows. `is_sampled`: [R], which got any."""
         batch, rows = plan.batch, plan.batch.rows
         num_tokens = self._batch.num_tokens[rows]
-        num_wanted = np.zeros(len(rows), np.int64)
-        if plan.num_drafts_wanted is not None:
-            num_wanted = np.minimum(plan.num_drafts_wanted, plan.num_lookahead_slots)
-        num_wanted = np.minimum(num_wanted, self._max_len[rows] - num_tokens - 1)
-        num_wanted[~is_sampled | (num_wanted < 0)] = 0
+        num_wanted = self._sampling.num_wanted(plan, is_sampled)
         stop = batch.num_computed_tokens + batch.num_scheduled_tokens.astype(np.int64)
         # drafts that were rejected are no tokens of the sequence
         stop = np.where(is_sampled, num_tokens - (num_wanted == 0), stop)
@@ -145,43 +131,15 @@ class DraftModel:
         if not is_ready.any():
             return None
         ready = places[is_ready]
-        drafts = self._sample(
-            rows[ready], num_tokens[ready], num_wanted[ready], hidden_RE[torch.from_numpy(is_ready)]
-        )
-        return DraftTokenIds([batch.req_ids[place] for place in ready.tolist()], drafts)
 
-    def _sample(
-        self,
-        rows: Int64Array,
-        lengths: Int64Array,
-        num_wanted: Int64Array,
-        hidden_RE: torch.Tensor,
-    ) -> list[list[int]]:
-        """Drafts behind the tokens of these rows, the last of which gave the hidden states."""
-        drafts: list[list[int]] = [[] for _ in rows]
-        places = np.arange(len(rows))
-        for number in range(int(num_wanted.max())):
-            if number:
-                positions = lengths[places] + number - 1
-                hidden_RE = self._run(rows[places], positions, np.ones_like(places))
-                self._num_computed[rows[places]] = positions + 1
-            before = {index: drafts[place] for index, place in enumerate(places.tolist()) if number}
-            positions = lengths[places] + number
-            logits_RV = self._model.compute_logits(hidden_RE)
-            sampled = self._sampler.sample(logits_RV, rows[places], positions, before)
-            goes_on = num_wanted[places] > number + 1
-            for index, (place, token_id) in enumerate(
-                zip(places.tolist(), sampled.token_ids.tolist(), strict=True)
-            ):
-                if index in sampled.failures:
-                    goes_on[index] = False
-                else:
-                    drafts[place].append(token_id)
-            self._batch.token_ids[rows[places], positions] = sampled.token_ids
-            places = places[goes_on]
-            if not len(places):
-                break
-        return drafts
+        def go_on(_: BoolArray, rows: Int64Array, positions: Int64Array) -> torch.Tensor:
+            hidden_RE = self._run(rows, positions, np.ones_like(positions))
+            self._num_computed[rows] = positions + 1
+            return self._model.compute_logits(hidden_RE)
+
+        logits_RV = self._model.compute_logits(hidden_RE[torch.from_numpy(is_ready)])
+        drafts = self._sampling.sample(rows[ready], num_wanted[ready], logits_RV, go_on)
+        return DraftTokenIds([batch.req_ids[place] for place in ready.tolist()], drafts)
 
     def _run(
         self, rows: Int64Array, start: Int64Array, counts: npt.NDArray[np.int64]
@@ -199,15 +157,10 @@ class DraftModel:
         # of layers that are the model's own, too
         num_tokens_R = np.diff(inputs.query_start_R1)
         self._adapters.begin_step(self._adapters.of_tokens(inputs.rows_R, num_tokens_R))
-        context = self._cache.forward_context(
-            query_start_loc_R1=torch.from_numpy(inputs.query_start_R1),
-            seq_lens_R=torch.from_numpy(inputs.seq_lens_R),
-            block_tables_GRM=[torch.from_numpy(table) for table in inputs.block_tables_GRM],
-            slot_mappings_GT=[torch.from_numpy(slots) for slots in inputs.slot_mappings_GT],
-            num_decodes=inputs.num_decodes,
-        )
         hidden_TE = self._model.forward(
-            torch.from_numpy(inputs.token_ids_T), torch.from_numpy(inputs.positions_T), context
+            torch.from_numpy(inputs.token_ids_T),
+            torch.from_numpy(inputs.positions_T),
+            inputs.context_in(self._cache),
         )
         last_R = np.empty(len(rows), np.int64)
         last_R[inputs.batch_index_R] = inputs.query_start_R1[1:] - 1

@@ -6,8 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
+from engine_core.model_runner.cache import PagedKVCache
 from engine_core.model_runner.config import RunnerConfig
+from kernels.interface.given_rows import GivenRows
+from kernels.interface.operations import ForwardContext
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
@@ -80,6 +84,17 @@ class StepInputs:
     that their next token can be chosen."""
     num_decodes: int
     """Sequences [0, num_decodes) compute one token each. All that do, if decodes come first."""
+
+    def context_in(self, cache: PagedKVCache, given: GivenRows | None = None) -> ForwardContext:
+        """What a model reads of the step, whose cache this is."""
+        return cache.forward_context(
+            query_start_loc_R1=torch.from_numpy(self.query_start_R1),
+            seq_lens_R=torch.from_numpy(self.seq_lens_R),
+            block_tables_GRM=[torch.from_numpy(table) for table in self.block_tables_GRM],
+            slot_mappings_GT=[torch.from_numpy(slots) for slots in self.slot_mappings_GT],
+            num_decodes=self.num_decodes,
+            given=given,
+        )
 
 
 def gather_step_inputs(

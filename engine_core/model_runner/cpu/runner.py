@@ -11,15 +11,19 @@ from engine_core.model_runner.adapter_rows import AdapterRows
 from engine_core.model_runner.cache import BlockStorage, PagedKVCache
 from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.cpu.draft_model import DraftModel
+from engine_core.model_runner.cpu.drafter import Drafter, DraftSampling
+from engine_core.model_runner.cpu.eagle import EagleDrafter
 from engine_core.model_runner.cpu.input_batch import CPUInputBatch, StepInputs, gather_step_inputs
 from engine_core.model_runner.cpu.row_processors import RowProcessors
 from engine_core.model_runner.cpu.sampler import CPUSampler
 from engine_core.model_runner.decode_steps import run_decode_steps
 from engine_core.model_runner.drafts import VerifiedRows, num_drafts_of
+from engine_core.model_runner.given_states import GivenStates
 from engine_core.model_runner.logit_masks import logit_masks
 from engine_core.model_runner.output import runner_output
 from engine_core.model_runner.prompt_logprobs import PromptColumns, PromptReports
 from engine_core.model_runner.rows import RunnerRows
+from engine_core.models.eagle import EagleHead
 from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
 from kernels.interface.operations import SamplingOperations
 from protocol.outputs import Logprobs
@@ -51,17 +55,19 @@ class CPUModelRunner:
             processors=processors,
         )
         self._prompts = PromptReports(config.max_num_seqs)
-        self._draft: DraftModel | None = None
-        if config.draft is not None:
-            self._draft = DraftModel(
-                config,
-                config.draft,
-                self.storage,
-                batch=self.batch,
-                sampler=self._sampler,
-                adapters=self._adapters,
-            )
+        self.given = GivenStates(config.max_num_seqs)
+        self._drafter = self._make_drafter(config)
         self._in_flight: SchedulerOutput | None = None
+
+    def _make_drafter(self, config: RunnerConfig) -> Drafter | None:
+        if config.draft is None:
+            return None
+        batch, sampling = self.batch, DraftSampling(config, self.batch, self._sampler)
+        if isinstance(config.draft.model, EagleHead):
+            return EagleDrafter(config, self.storage, batch=batch, sampling=sampling)
+        return DraftModel(
+            config, self.storage, batch=batch, sampling=sampling, adapters=self._adapters
+        )
 
     def submit(self, plan: SchedulerOutput) -> None:
         """Take the step that the next `collect` runs."""
@@ -102,14 +108,12 @@ class CPUModelRunner:
         )
         num_tokens_R = np.diff(inputs.query_start_R1)
         self._adapters.begin_step(self._adapters.of_tokens(inputs.rows_R, num_tokens_R))
-        if self._draft is not None:
-            self._draft.begin(plan, inputs)
-        context = self._cache.forward_context(
-            query_start_loc_R1=torch.from_numpy(inputs.query_start_R1),
-            seq_lens_R=torch.from_numpy(inputs.seq_lens_R),
-            block_tables_GRM=[torch.from_numpy(table) for table in inputs.block_tables_GRM],
-            slot_mappings_GT=[torch.from_numpy(slots) for slots in inputs.slot_mappings_GT],
-            num_decodes=inputs.num_decodes,
+        given = self.given.of_step(inputs.rows_R, inputs.seq_lens_R - num_tokens_R, num_tokens_R)
+        if self._drafter is not None:
+            self._drafter.begin(plan, inputs)
+        context = inputs.context_in(
+            self._cache,
+            given=None if given is None else given.on_device(self.config.dtype, self._ops.device),
         )
         hidden_TE = self._model.forward(
             torch.from_numpy(inputs.token_ids_T), torch.from_numpy(inputs.positions_T), context
@@ -118,9 +122,9 @@ class CPUModelRunner:
         num_tokens = self.batch.num_tokens[plan.batch.rows]
         output = self._sample(plan, inputs, hidden_TE)
         drafts = None
-        if self._draft is not None:
+        if self._drafter is not None:
             is_sampled = self.batch.num_tokens[plan.batch.rows] > num_tokens
-            drafts = self._draft.propose(plan, is_sampled)
+            drafts = self._drafter.propose(plan, inputs, is_sampled)
         if not reports and drafts is None:
             return output
         return dataclasses.replace(output, prompt_logprobs=reports, draft_token_ids=drafts)
@@ -129,13 +133,15 @@ class CPUModelRunner:
         for row in self.rows.free(plan):
             self._sampler.free_row(row)
             self._adapters.free_row(row)
+            self.given.free_row(row)
         for placed in self.rows.place(plan):
             self.batch.write_row(placed.row, placed.token_ids, placed.block_ids)
             self._adapters.write_row(placed.row, placed.adapter)
+            self.given.place(placed)
             self._sampler.write_row(placed.row, placed.sampling, placed.token_ids)
             self._prompts.write_row(placed.row, placed.sampling)
-            if self._draft is not None:
-                self._draft.place(placed)
+            if self._drafter is not None:
+                self._drafter.place(placed)
         for update in plan.block_updates:
             self.batch.write_blocks(update.row, update.start, update.block_ids)
 

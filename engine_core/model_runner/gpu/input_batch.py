@@ -11,6 +11,7 @@ import numpy.typing as npt
 from engine_core.kv_cache import BlockIds
 from engine_core.model_runner.adapter_rows import AdapterRows
 from engine_core.model_runner.config import RunnerConfig
+from engine_core.model_runner.given_states import GivenStates
 from engine_core.model_runner.prompt_logprobs import PromptReports
 from engine_core.model_runner.rows import PlacedRow, RunnerRows
 from engine_core.model_runner.sampling_params import ResolvedSampling
@@ -72,6 +73,7 @@ class GPUInputBatch:
         self.logprob_ids: dict[int, tuple[int, ...]] = {}
         """Of rows that name the tokens to report: the host does."""
         self.prompts = PromptReports(max_num_rows)
+        self.given = GivenStates(max_num_rows)
         self.refusals: dict[int, str] = {}
         """By row, why the device cannot serve its request."""
 
@@ -80,10 +82,12 @@ class GPUInputBatch:
         for row in self._rows.free(plan):
             self.refusals.pop(row, None)
             self.adapters.free_row(row)
+            self.given.free_row(row)
         changes = RowChanges()
         for placed in self._rows.place(plan):
             self._place(placed, changes)
             self.adapters.write_row(placed.row, placed.adapter)
+            self.given.place(placed)
         for update in plan.block_updates:
             changes.rows += _table_updates(update.row, update.start, update.block_ids)
         if plan.scheduled_spec_decode_tokens:

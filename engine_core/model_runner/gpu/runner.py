@@ -372,12 +372,14 @@ class GPUModelRunner:
         self._steps.prepare_step(
             packed, layout, self._device_rows, tensors, block_size=self.config.block_size
         )
+        given, device = step.given, self._queue.device
         context = self._cache.forward_context(
             query_start_loc_R1=tensors.query_start_loc_R1,
             seq_lens_R=tensors.seq_lens_R,
             block_tables_GRM=tensors.block_tables_GRM,
             slot_mappings_GT=tensors.slot_mappings_GT,
             num_decodes=step.num_decodes,
+            given=None if given is None else given.on_device(self.config.dtype, device),
         )
         hidden_TE = self._model.forward(tensors.token_ids_T, tensors.positions_T, context)
         if results is not None:

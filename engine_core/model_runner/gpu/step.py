@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine_core.model_runner.drafts import VerifiedRows
+from engine_core.model_runner.given_states import StepStates
 from engine_core.model_runner.gpu.input_batch import GPUInputBatch, num_device_logprobs
 from engine_core.model_runner.prompt_logprobs import PromptRange
 from engine_core.scheduler import SchedulerOutput
@@ -65,6 +66,7 @@ class GPUStep:
         num_tokens: T.
         num_decodes: leading entries of one token.
         mode: what their sampling needs.
+        given: hidden states in place of embeddings.
         bucket: entries of the graph that is replayed; None: launched piece by piece.
     """
 
@@ -83,6 +85,7 @@ class GPUStep:
     bucket: int | None
     logprob_ids: tuple[tuple[int, ...], ...] = ()
     prompt_ranges: tuple[PromptRange, ...] = ()
+    given: StepStates | None = None
 
     @property
     def has_reports(self) -> bool:
@@ -134,7 +137,9 @@ def arrange_step(
     from_host_N = np.flatnonzero(from_host_N)
     num_decodes = len(order) - int(is_other.sum())
     prompt_ranges = batch.prompts.ranges(rows_R, num_computed_R, num_scheduled_R)
-    is_graphable = num_decodes == len(order) and not from_host_N.size and not prompt_ranges
+    given = batch.given.of_step(rows_R, num_computed_R, num_scheduled_R)
+    is_graphable = num_decodes == len(order) and given is None
+    is_graphable &= not from_host_N.size and not prompt_ranges
     return GPUStep(
         rows_R=rows_R,
         num_computed_R=num_computed_R,
@@ -152,6 +157,7 @@ def arrange_step(
         logprob_ids=tuple(
             batch.logprob_ids.get(row, ()) for row in sampled_rows_N[from_host_N].tolist()
         ),
+        given=given,
         prompt_ranges=tuple(
             dataclasses.replace(part, index=int(place_R[part.index])) for part in prompt_ranges
         ),

@@ -100,7 +100,7 @@ class FlattenedModel(_SplitModel):
         token = _target.set(context)
         try:
             return self._body.hidden_states(
-                token_ids_T, position_ids=positions_T[None], use_cache=False
+                token_ids_T, given=context.given, position_ids=positions_T[None], use_cache=False
             )
         finally:
             _target.reset(token)
@@ -282,6 +282,7 @@ class PerRequestModel(_SplitModel):
         num_tokens = int(context.metadata[0].seq_lens_R[request])
         return self._body.hidden_states(
             token_ids_Q,
+            given=None if context.given is None else context.given.part(start, stop),
             attention_mask=torch.ones(1, num_tokens, dtype=torch.int64),
             position_ids=positions_Q[None],
             past_key_values=Cache(layers=layers),

@@ -228,6 +228,7 @@ def _spec(
         num_kv_heads=reference.num_kv_heads,
         head_size=reference.head_size,
         sliding_windows=windows,
+        hidden_size=reference.embedding_size,
         vocab_size=reference.vocab_size,
         max_model_len=_max_model_len(model.config.get_text_config(decoder=True)),
     )

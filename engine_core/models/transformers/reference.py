@@ -14,6 +14,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 
 from engine_core.models.errors import UnsupportedArchitecture
 from engine_core.models.interface import KVCacheSpec, Model
+from kernels.interface.given_rows import GivenRows, replace_rows
 from kernels.interface.operations import (
     AttentionMetadata,
     AttentionPlanner,
@@ -42,13 +43,32 @@ class CausalBody:
         """Whether the body names this argument."""
         return name in self._accepted
 
-    def hidden_states(self, token_ids_T: torch.Tensor, **arguments: Any) -> torch.Tensor:
+    def hidden_states(
+        self, token_ids_T: torch.Tensor, *, given: GivenRows | None = None, **arguments: Any
+    ) -> torch.Tensor:
         """Run the body on one sequence -> hidden_TE. Arguments that it does not name are left out:
-        it works them out from the others."""
+        it works them out from the others. `given`: None, if `embedding_size` is 0."""
         known = {name: value for name, value in arguments.items() if name in self._accepted}
-        output = self._body(input_ids=token_ids_T[None], **known)
+        if given is None:
+            known["input_ids"] = token_ids_T[None]
+        else:
+            embedded_TE = self.model.get_input_embeddings()(token_ids_T)
+            known["inputs_embeds"] = replace_rows(embedded_TE, given)[None]
+        output = self._body(**known)
         hidden_1TE: torch.Tensor = output.last_hidden_state
         return hidden_1TE[0]
+
+    def embedding_size(self, token_ids_T: torch.Tensor) -> int:
+        """Columns of `inputs_embeds`; 0 if with these tokens' embeddings in place of their ids the
+        model fails, or computes something else."""
+        try:
+            rows_TE = self.model.get_input_embeddings()(token_ids_T)
+            given = GivenRows(torch.arange(len(token_ids_T)), rows_TE.clone())
+            hidden_TE = self.hidden_states(token_ids_T, given=given, use_cache=False)
+            is_same = torch.equal(hidden_TE, self.hidden_states(token_ids_T, use_cache=False))
+        except Exception:  # code of others, for any of 190 architectures
+            return 0
+        return rows_TE.shape[1] if is_same else 0
 
     def logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
         """Run what follows the body -> float32 logits_RV."""
@@ -122,6 +142,7 @@ class Reference:
         logits: float32, [length of the sequence, V] for each sequence.
         sliding_windows: for each layer, what transformers' own cache keeps; None for all.
         head_size: of keys or values, whichever is larger.
+        embedding_size: see `CausalBody.embedding_size`.
     """
 
     body: CausalBody
@@ -130,6 +151,7 @@ class Reference:
     num_kv_heads: int
     head_size: int
     sliding_windows: tuple[int | None, ...]
+    embedding_size: int
 
     @property
     def vocab_size(self) -> int:
@@ -157,6 +179,7 @@ def run_reference(model: Any) -> Reference:
         num_kv_heads=num_kv_heads,
         head_size=head_size,
         sliding_windows=windows,
+        embedding_size=body.embedding_size(token_ids[0]),
     )
 
 

@@ -24,6 +24,18 @@ class TextBlock(_Block, forbid_unknown_fields=True, kw_only=True, tag="text"):
     text: str
 
 
+class Base64Source(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Of an image. URLs and uploaded files are refused by the type."""
+
+    type: Literal["base64"]
+    media_type: str
+    data: str
+
+
+class ImageBlock(_Block, forbid_unknown_fields=True, kw_only=True, tag="image"):
+    source: Base64Source
+
+
 class ThinkingBlock(_Block, forbid_unknown_fields=True, kw_only=True, tag="thinking"):
     """Of an earlier answer. The signature is not checked."""
 
@@ -39,12 +51,12 @@ class ToolUseBlock(_Block, forbid_unknown_fields=True, kw_only=True, tag="tool_u
 
 class ToolResultBlock(_Block, forbid_unknown_fields=True, kw_only=True, tag="tool_result"):
     tool_use_id: str
-    content: str | list[TextBlock] | None = None
+    content: str | list[TextBlock | ImageBlock] | None = None
     is_error: bool | None = None
     """Of no effect: the text says it to the model."""
 
 
-Block = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
+Block = TextBlock | ImageBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
 
 
 class InputMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

@@ -47,29 +47,43 @@ def _messages(message: bodies.InputMessage) -> list[dict[str, Any]]:
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
     results: list[dict[str, Any]] = []
-    texts: list[bodies.TextBlock] = []
+    shown: list[bodies.Block] = []
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
     for block in message.content:
         match block:
-            case bodies.TextBlock():
-                texts.append(block)
+            case bodies.TextBlock() | bodies.ImageBlock():
+                shown.append(block)
             case bodies.ThinkingBlock():
                 thoughts.append(block.thinking)
             case bodies.ToolUseBlock():
                 function = {"name": block.name, "arguments": block.input}
                 calls.append({"id": block.id, "type": "function", "function": function})
             case bodies.ToolResultBlock():
-                content = _text(block.content or "")
+                content = _content(block.content or "")
                 results.append(
                     {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
                 )
-    made: dict[str, Any] = {"role": message.role, "content": _text(texts)}
+    made: dict[str, Any] = {"role": message.role, "content": _content(shown)}
     if thoughts:
         made["reasoning_content"] = "\n".join(thoughts)
     if calls:
         made["tool_calls"] = calls
-    return results if results and not texts else [*results, made]
+    return results if results and not shown else [*results, made]
+
+
+def _content(content: str | Sequence[bodies.Block]) -> str | list[dict[str, Any]]:
+    """Text; parts, if an image is among them."""
+    if not any(isinstance(block, bodies.ImageBlock) for block in content):
+        return _text(content)
+    parts = []
+    for block in content:
+        if isinstance(block, bodies.ImageBlock):
+            url = f"data:{block.source.media_type};base64,{block.source.data}"
+            parts.append({"type": "image_url", "image_url": {"url": url}})
+        elif isinstance(block, bodies.TextBlock):
+            parts.append({"type": "text", "text": block.text})
+    return parts
 
 
 def _text(content: str | Sequence[bodies.Block]) -> str:
@@ -82,5 +96,13 @@ def _join(message: dict[str, Any], more: dict[str, Any]) -> None:
     for name, value in more.items():
         if name == "tool_calls":
             message[name] = message.get(name, []) + value
+        elif name == "content" and (isinstance(value, list) or isinstance(message[name], list)):
+            message[name] = [part for each in (message[name], value) for part in _parts(each)]
         elif name != "role":
             message[name] = "\n".join(filter(None, (message.get(name), value)))
+
+
+def _parts(content: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
+    if isinstance(content, list):
+        return content
+    return [{"type": "text", "text": content}] if content else []

@@ -1,6 +1,5 @@
 """POST /v1/messages and /v1/messages/count_tokens."""
 
-import asyncio
 import dataclasses
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -81,9 +80,7 @@ async def count_tokens(request: Request, asked: bodies.CountTokensRequest) -> Re
     parts = _answer_format(request, llm, asked)
     options = _template_options(llm, asked, parts)
     variables = options.pop("chat_template_kwargs")
-    prompt = await asyncio.to_thread(
-        llm.input_processor.chat_prompt, template_messages(asked), **options, **variables
-    )
+    prompt = await llm.chat_prompt(template_messages(asked), **options, **variables)
     return json_response(bodies.TokenCount(input_tokens=len(prompt["prompt_token_ids"])))
 
 

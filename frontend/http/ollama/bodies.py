@@ -75,7 +75,8 @@ class GenerateRequest(GenerationRequest, forbid_unknown_fields=True, kw_only=Tru
     """The prompt goes to the model as it is."""
     suffix: Nothing = None
     template: Nothing = None
-    images: Nothing = None
+    images: list[str] | None = None
+    """base64."""
 
 
 class OllamaFunction(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -95,7 +96,8 @@ class ConversationMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tr
     role: str
     content: str | None = None
     thinking: str | None = None
-    images: Nothing = None
+    images: list[str] | None = None
+    """base64."""
     tool_calls: list[OllamaCall] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None

@@ -1,7 +1,7 @@
 """POST /api/chat and /api/generate."""
 
-import asyncio
 import dataclasses
+import functools
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
@@ -32,6 +32,7 @@ from frontend.http.operations import operation
 from frontend.http.tools.calls import ToolCall
 from frontend.http.tools.grammar import OfferedTool
 from frontend.input_processor import TokensPrompt
+from frontend.media import in_thread
 from frontend.outputs import RequestOutput
 from frontend.sampling_params import FIRST_ANSWER_SAMPLING, RequestOutputKind, SamplingParams
 from frontend.structured_outputs import StructuredOutputsParams
@@ -83,7 +84,7 @@ async def _answer(request: Request, asked: bodies.ChatRequest | bodies.GenerateR
         run.parts = AnswerFormat(structured_outputs=_constrained(asked))
     if asked.think and run.parts.reasoning is None:
         raise ApiError(400, f"{asked.model!r} does not support thinking; use think=false")
-    prompt = await asyncio.to_thread(_prompt, llm, asked)
+    prompt = await in_thread(functools.partial(_prompt, llm, asked), decodes=_has_images(asked))
     params = _sampling_params(run, len(prompt["prompt_token_ids"]))
     outputs = llm.generate(prompt, params, **run.exchange.sent_as())
     if asked.stream is not False:
@@ -140,14 +141,30 @@ def _prompt(llm: AsyncLLM, asked: bodies.ChatRequest | bodies.GenerateRequest) -
         return llm.input_processor.chat_prompt(messages, tools=tools, **variables)
     assert asked.prompt is not None
     context = asked.context or []
+    if asked.images and (context or asked.raw):
+        raise ApiError(400, "images go without raw and context; use /api/chat")
     if asked.raw or (template is None and not asked.system):
         token_ids = tokenizer.encode(asked.prompt, add_special_tokens=not context)
         return {"prompt_token_ids": context + token_ids}
-    messages = [{"role": "user", "content": asked.prompt}]
+    messages = [{"role": "user", "content": _content(asked.prompt, asked.images)}]
     if asked.system:
         messages.insert(0, {"role": "system", "content": asked.system})
     prompt = llm.input_processor.chat_prompt(messages, **variables)
     return {**prompt, "prompt_token_ids": context + prompt["prompt_token_ids"]}
+
+
+def _has_images(asked: bodies.ChatRequest | bodies.GenerateRequest) -> bool:
+    given = (asked.messages or ()) if isinstance(asked, bodies.ChatRequest) else (asked,)
+    return any(each.images for each in given)
+
+
+def _content(text: str, images: Sequence[str] | None) -> str | list[dict[str, Any]]:
+    """Images stand before the text."""
+    if not images:
+        return text
+    urls = [{"url": f"data:image;base64,{image}"} for image in images]
+    parts = [{"type": "image_url", "image_url": url} for url in urls]
+    return [*parts, {"type": "text", "text": text}]
 
 
 def _template_message(message: bodies.ConversationMessage) -> dict[str, Any]:
@@ -163,7 +180,11 @@ def _template_message(message: bodies.ConversationMessage) -> dict[str, Any]:
         "tool_call_id": message.tool_call_id,
     }
     given = {name: value for name, value in optional.items() if value}
-    return {"role": message.role, "content": message.content or "", **given}
+    return {
+        "role": message.role,
+        "content": _content(message.content or "", message.images),
+        **given,
+    }
 
 
 def _sampling_params(run: "_Run", num_prompt_tokens: int) -> SamplingParams:

@@ -86,6 +86,8 @@ async def show(request: Request, asked: bodies.ModelRequest) -> Response:
         capabilities.append("tools")
     if template and answer_format(request, llm, None).reasoning is not None:
         capabilities.append("thinking")
+    if info.multimodal is not None and "image" in info.multimodal.max_items:
+        capabilities.append("vision")
     model_info: dict[str, Any] = {
         "general.architecture": family,
         "general.basename": info.name,

@@ -24,7 +24,8 @@ def append_items(messages: list[ChatMessage], items: Sequence[InputItem]) -> Non
                 reasoning = _joined(f"{where}.content", item.content or item.summary or "")
             case "message":
                 role = _given(f"{where}.role", item.role)
-                content = _texts(f"{where}.content", _given(f"{where}.content", item.content))
+                given = _given(f"{where}.content", item.content)
+                content = _texts(f"{where}.content", given, takes_images=True)
                 own = reasoning if role == "assistant" else None
                 messages.append(ChatMessage(role=role, content=content, reasoning=own))
                 reasoning = None
@@ -52,12 +53,15 @@ def _given(name: str, value: Any) -> Any:
     return value
 
 
-def _texts(name: str, content: str | list[Part]) -> str | list[Part]:
+def _texts(name: str, content: str | list[Part], *, takes_images: bool = False) -> str | list[Part]:
     """As chat completions have them."""
     if isinstance(content, str):
         return content
     texts = []
     for index, part in enumerate(content):
+        if takes_images and part.get("type") == "input_image":
+            texts.append(part)
+            continue
         if part.get("type") not in _TEXTS or not isinstance(part.get("text"), str):
             raise ApiError(
                 400,

@@ -4,6 +4,9 @@
 // the same bits. Between two of them nothing happens, so that the pool's threads are still awake.
 #include "graph.h"
 
+#include <algorithm>
+#include <cstring>
+
 #include "dispatch.h"
 
 namespace {
@@ -13,6 +16,21 @@ const ec::LinearWeight* next_weight(const ec::GraphStep& step, int64_t i) {
     for (; i < step.num_ops; ++i) {
         if (step.ops[i].kind == static_cast<int64_t>(ec::GraphOpKind::linear))
             return static_cast<const ec::LinearWeight*>(step.ops[i].operand);
+    }
+    return nullptr;
+}
+
+const char* overwrite_given_rows(const ec::GraphStep& step, const ec::GraphOp& c) {
+    if (step.num_given > 0 && step.given_size != c.size) {
+        return ec::refuse("given rows have %ld columns, they replace rows of %ld", step.given_size,
+                          c.size);
+    }
+    for (int64_t i = 0; i < step.num_given; ++i) {
+        const int64_t place = step.given_places[i];
+        if (place < 0 || place >= step.num_tokens) {
+            return ec::refuse("row %ld is given, the step has %ld", place, step.num_tokens);
+        }
+        std::copy_n(step.given_rows + i * c.size, c.size, c.out + place * c.out_stride);
     }
     return nullptr;
 }
@@ -62,6 +80,11 @@ const char* run_op(const ec::GraphStep& step, int64_t i) {
         case ec::GraphOpKind::lora:
             return ec_lora(static_cast<const ec::LoraStack*>(c.operand), c.subject, c.stride,
                            num_tokens, c.out, c.out_stride);
+        case ec::GraphOpKind::given_rows:
+            return overwrite_given_rows(step, c);
+        case ec::GraphOpKind::copy:
+            std::memcpy(c.out, c.subject, num_tokens * c.size * sizeof(float));
+            return nullptr;
     }
     return ec::refuse("operation %ld is not known", c.kind);
 }

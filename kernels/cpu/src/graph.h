@@ -33,6 +33,8 @@ enum class GraphOpKind : int64_t {
     scale = 8,  // out *= number
     embedding_packed = 9,  // out = rows of operand (a LinearWeight) at the step's token ids
     lora = 10,  // out += the adapters' part of subject; operand: LoraStack
+    given_rows = 11,  // the rows of out that the step gives
+    copy = 12,  // out = subject
 };
 
 // Mirrored by `GraphOp` in kernels/cpu/graph_capture.py. Strides are floats from a token's row of
@@ -65,6 +67,9 @@ struct GraphStep {
     const int64_t* token_ids;
     const int64_t* positions;
     int64_t num_tokens;
+    const int64_t* given_places;  // [num_given], rows that operation `given_rows` overwrites
+    const float* given_rows;      // [num_given, given_size], contiguous
+    int64_t num_given, given_size;
 };
 
 }  // namespace ec

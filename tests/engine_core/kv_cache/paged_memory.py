@@ -8,7 +8,13 @@ that each token that attention may see is in its slot, put there by the same pre
 import dataclasses
 from array import array
 
-from engine_core.kv_cache import NULL_BLOCK_ID, CacheCopies, KVCacheGroupSpec, KVCacheManager
+from engine_core.kv_cache import (
+    NULL_BLOCK_ID,
+    CacheCopies,
+    ContentSpan,
+    KVCacheGroupSpec,
+    KVCacheManager,
+)
 
 
 @dataclasses.dataclass
@@ -21,6 +27,7 @@ class Stream:
     block_hashes: list[bytes] = dataclasses.field(default_factory=list)
     cache_salt: str | None = None
     adapter: str | None = None
+    content_spans: tuple[ContentSpan, ...] = ()
     num_hashed_bytes: int = 0
     num_encoder_tokens: int = 0
 

@@ -46,7 +46,17 @@ class EngineLoop:
         self.ends = {}
         self.num_ahead = 0
 
-    def add(self, name, prompt, params, *, num_sequences=1, beam_search=None, priority=0):
+    def add(
+        self,
+        name,
+        prompt,
+        params,
+        *,
+        num_sequences=1,
+        beam_search=None,
+        priority=0,
+        prompt_embeds=(),
+    ):
         self.scheduler.add_request(
             Request(
                 request_id=name,
@@ -56,6 +66,8 @@ class EngineLoop:
                 beam_search=beam_search,
                 eos_token_ids=(7,),
                 priority=priority,
+                prompt_embeds=prompt_embeds,
+                content_spans=[span for rows in prompt_embeds for span in rows.content_spans(4)],
             )
         )
 

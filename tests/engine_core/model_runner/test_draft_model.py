@@ -1,70 +1,16 @@
 """A draft model in the CPU runner: no token changes, and the same model is always right."""
 
-import random
-
-import numpy as np
 import pytest
 import torch
 import transformers
+from drafted_loop import MOST, VOCAB, DraftedLoop, add_all
 from engine_loop import EngineLoop, few_blocks, make_scheduler
 from runners import load_reference, runner_config, spoiled
-from same_answers import draw_params
 
 from engine_core.model_runner.config import DraftConfig
 from engine_core.model_runner.cpu.runner import CPUModelRunner
-from engine_core.scheduler.speculation.draft_lengths import DraftLengths
 from engine_core.startup.draft_model import first_layers_config
-from protocol.sampling import BeamSearchParams, SamplingParams
-
-MOST = 3
-VOCAB = 131
-
-
-class DraftedLoop(EngineLoop):
-    """Counts drafts; `runner` makes `wanted` of them for each sequence, or any number."""
-
-    def __init__(self, runner, monkeypatch, *, wanted=MOST, seed=0, swap=False, drafted=True):
-        draw = np.random.default_rng(seed)
-        monkeypatch.setattr(
-            DraftLengths,
-            "choose",
-            lambda self, rows, *load: (
-                draw.integers(0, MOST + 1, len(rows))
-                if wanted is None
-                else np.full(len(rows), wanted)
-            ),
-        )
-        options = {"num_speculative_tokens": MOST, "num_lookahead_slots": MOST} if drafted else {}
-        config = runner.config
-        scheduler = make_scheduler(
-            config.layout,
-            num_blocks=config.num_blocks,
-            num_host_blocks=config.num_host_blocks,
-            swap=swap,
-            max_num_batched_tokens=32,
-            max_num_seqs=8,
-            max_model_len=64,
-            **options,
-        )
-        super().__init__(scheduler, runner, depth=1)
-        self.num_drafted = self.num_accepted = 0
-        collect = runner.collect
-
-        def counted():
-            """Also drafts behind an end of sequence, which no client gets."""
-            drafts = self.open_plan.scheduled_spec_decode_tokens
-            output = collect()
-            for name, tokens in zip(output.req_ids, output.sampled_token_ids, strict=True):
-                if name in drafts:
-                    self.num_drafted += len(drafts[name])
-                    self.num_accepted += len(tokens) - 1
-            return output
-
-        monkeypatch.setattr(runner, "collect", counted)
-
-    def take_in(self):
-        self.open_plan = self.open[0]
-        super().take_in()
+from protocol.sampling import SamplingParams
 
 
 @pytest.fixture
@@ -83,20 +29,6 @@ def make(reference, ops):
         return load_reference(type(reference)(reference.config), ops)
 
     return make_runner
-
-
-def add_all(loop, seed, *, beams=False):
-    draw = random.Random(seed)
-    shared = [draw.randrange(8, VOCAB) for _ in range(14)]
-    for number in range(7):
-        prompt = shared[: draw.choice([0, 9, 14])]
-        prompt = prompt + [draw.randrange(8, VOCAB) for _ in range(draw.randint(1, 12))]
-        params = draw_params(draw, max_tokens=draw.randint(1, 20), may_fail=False)
-        is_several = number % 4 == 1 and not params.is_greedy
-        loop.add(f"r{number}", prompt, params, num_sequences=2 if is_several else 1)
-    if beams:
-        params = SamplingParams(max_tokens=8, temperature=0.0)
-        loop.add("beams", shared, params, num_sequences=3, beam_search=BeamSearchParams(3))
 
 
 @pytest.mark.parametrize(
@@ -146,7 +78,7 @@ def test_prompts_are_computed_once_in_both_models(make, monkeypatch):
     """In the same chunks; and a prompt that was there before in neither."""
     runner = make("same")
     computed = []
-    forward = runner._draft._model.forward
+    forward = runner._drafter._model.forward
 
     class Watched:
         kv_cache_spec = runner.config.model.kv_cache_spec
@@ -156,7 +88,7 @@ def test_prompts_are_computed_once_in_both_models(make, monkeypatch):
             computed.append(len(token_ids))
             return forward(token_ids, positions, context)
 
-    runner._draft._model = Watched()
+    runner._drafter._model = Watched()
     loop = DraftedLoop(runner, monkeypatch)
     prompt = list(range(10, 51))
     loop.add("a", prompt, SamplingParams(max_tokens=1, temperature=0.0))

@@ -33,7 +33,7 @@ def run(loop, requests, *, seed):
     return loop
 
 
-def scheduler_for(runner, blocks, *, swap=False, depth=1, max_num_batched_tokens=64):
+def scheduler_for(runner, blocks, *, swap=False, depth=1, max_num_batched_tokens=64, **drafts):
     return make_scheduler(
         runner.config.layout,
         **blocks,
@@ -42,6 +42,7 @@ def scheduler_for(runner, blocks, *, swap=False, depth=1, max_num_batched_tokens
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_seqs=8,
         max_model_len=64,
+        **drafts,
     )
 
 

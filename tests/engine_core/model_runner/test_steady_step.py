@@ -27,6 +27,7 @@ class CountingModel:
         num_kv_heads=1,
         head_size=4,
         sliding_windows=(None, 8),
+        hidden_size=V,
         vocab_size=V,
         max_model_len=64,
     )

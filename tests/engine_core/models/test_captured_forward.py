@@ -56,6 +56,24 @@ def test_every_dense_model_of_ours_is_captured_and_has_the_same_bits(
 
 
 @pytest.mark.parametrize("ops", ["torch"], indirect=True)
+def test_states_that_are_kept_are_those_of_single_operations(native, paged_logits):
+    """Those that enter the first layer, the last one, and what leaves that; the result stays."""
+    ops = CpuOperations(native)
+    model = load_dummy_model(DENSE["qwen3"].to_dict(), dtype=torch.float32, ops=ops)
+    plain = paged_logits(model, sequences(), on=ops)
+    model.keep_states([0, 2, 3])
+    kept = []
+    for _ in range(2):
+        logits = paged_logits(model, sequences(), on=ops)
+        assert all(torch.equal(one, other) for one, other in zip(logits, plain, strict=True))
+        kept.append(model.states)
+        model._forward = model._compute
+    assert [state.shape[1] for state in kept[0]] == [96] * 3
+    assert all(torch.equal(one, other) for one, other in zip(*kept, strict=True))
+    assert not torch.equal(kept[0][1], kept[0][2])
+
+
+@pytest.mark.parametrize("ops", ["torch"], indirect=True)
 def test_experts_and_16_bits_are_run_as_they_are(native, paged_logits):
     experts = transformers.MixtralConfig(**SHAPE, num_local_experts=3, num_experts_per_tok=2)
     for config, dtype in ((experts, torch.float32), (DENSE["llama"], torch.bfloat16)):

@@ -11,7 +11,7 @@ from engine_core.server.validation import RequestValidator
 from protocol.errors import ErrorCode, InvalidParameter
 from protocol.multimodal import MultiModalInput, TensorRef
 from protocol.pooling import PoolingParams, PoolingTask
-from protocol.requests import EngineRequest
+from protocol.requests import EmbeddedSpan, EngineRequest
 from protocol.sampling import BeamSearchParams, SamplingParams
 
 LIMITS = RequestValidator(
@@ -89,7 +89,11 @@ def test_a_good_request_passes():
             "priority is 1, and the scheduling policy is fcfs.*another --scheduling-policy",
         ),
         (
-            replaced(prompt_embeds=TensorRef(frame=0, dtype="float32", shape=(1, 1))),
+            replaced(
+                prompt_embeds=(
+                    EmbeddedSpan(start=0, data=TensorRef(frame=0, dtype="float32", shape=(1, 1))),
+                )
+            ),
             ErrorCode.NOT_SUPPORTED,
             "prompt_embeds",
         ),

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 import transformers
+from safetensors.torch import save_file
 
 from engine_core.errors import ConfigurationError
 from engine_core.model_files import ConfigOnly, open_model_files
@@ -13,6 +14,7 @@ from engine_core.options.speculation import SpeculationOptions
 from engine_core.startup.draft_model import first_layers_config, load_with_draft
 from engine_core.startup.prefix_store import store_key
 from engine_core.startup.resolve import plan_runner
+from tests.eagle_heads import head_config, head_tensors
 
 CPU = torch.device("cpu")
 SHAPE = {
@@ -23,12 +25,15 @@ SHAPE = {
 }  # fmt: skip
 
 
-def options_for(file, draft_model, **speculation):
+def options_for(file, draft_model, speculative="draft", **speculation):
     return EngineOptions(
         load_format="dummy",
         model_config=file,
         speculation=SpeculationOptions(
-            speculative="draft", draft_model=draft_model, num_speculative_tokens=3, **speculation
+            speculative=speculative,
+            draft_model=draft_model,
+            num_speculative_tokens=3,
+            **speculation,
         ),
     )
 
@@ -137,3 +142,59 @@ def test_blocks_on_disk_are_those_of_both_models(served):
         config = plan_runner(options, files, loaded).config
         keys.add(store_key(options, files, loaded, config))
     assert len(keys) == 2
+
+
+@pytest.fixture
+def head(tmp_path):
+    """(options) -> a folder with an EAGLE-3 head."""
+
+    def save(**options):
+        folder, config = tmp_path / "head", head_config(SHAPE, draft_vocab_size=30, **options)
+        folder.mkdir(exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(config))
+        save_file(head_tensors(config), folder / "model.safetensors")
+        return str(folder)
+
+    return save
+
+
+STATES = {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]}
+
+
+def test_a_head_is_loaded_beside_its_target_and_its_layer_counted(served, head):
+    options, files, loaded = served(head(**STATES), speculative="eagle")
+    assert loaded.draft.model.state_layers == (2, 3, 4)
+    plan = plan_runner(options, files, loaded)
+    assert [spec.num_layers for spec in plan.config.tensor_specs] == [4, 4, 4, 4, 1]
+    assert plan.scheduler.num_lookahead_slots == 3
+    key = store_key(options, files, loaded, plan.config)
+    other = served(head(**STATES, rope_theta=7.0), speculative="eagle")
+    assert key != store_key(*other, plan.config)
+
+
+def test_a_head_in_fewer_bits(served, head):
+    """--draft-quantization is the head's, whatever the model's weights are."""
+    _, _, loaded = served(head(**STATES), speculative="eagle", draft_quantization="int8")
+    weights = loaded.draft.ops.weight_packing(torch.float32).bytes_by_format()
+    assert "int8" in next(iter(sorted(weights, key=lambda name: -weights[name])))
+    assert loaded.weights == "float32"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"vocab_size": 62}, "vocabulary of 62 tokens, the model one of 61"),
+        ({"target_hidden_size": 32}, "states of 32, the model's have 64; name an EAGLE-3 head"),
+        ({"num_hidden_layers": 3}, "heads of 3 layers .* or use --speculative draft"),
+    ],
+)
+def test_a_head_of_another_model_is_refused(served, head, options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        served(head(**STATES | options), speculative="eagle")
+
+
+def test_a_head_is_no_draft_model_and_a_model_no_head(served, head, saved):
+    with pytest.raises(ConfigurationError, match="is an EAGLE-3 head; use --speculative eagle"):
+        served(head(**STATES))
+    with pytest.raises(ConfigurationError, match="name an EAGLE-3 head"):
+        served(str(saved("other")), speculative="eagle")

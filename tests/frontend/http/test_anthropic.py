@@ -163,7 +163,7 @@ def test_the_user_id_is_a_part_of_the_tenant(http, engine):
         ({"frobnicate": 1}, "'frobnicate'"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "image"),
+        ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "document"),
         ({"tool_choice": {"type": "any"}}, "tool_choice needs tools"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "does not think"),
         ({"stop_sequences": [""]}, "stop"),

@@ -209,7 +209,7 @@ def test_a_failure_is_the_last_event(start_engine):
         ({"given": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
         ({"given": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
         (
-            {"given": [{"role": "user", "content": [{"type": "input_image"}]}]},
+            {"given": [{"role": "user", "content": [{"type": "input_file"}]}]},
             "input[0].content[0]",
         ),
     ],

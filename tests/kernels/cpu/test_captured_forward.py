@@ -1,5 +1,6 @@
 """A captured forward pass has the bits of its operations one by one, or is run as it is."""
 
+import dataclasses
 import re
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 from kernels.cpu.linear import PackedParts
 from kernels.cpu.operations import CpuOperations
+from kernels.interface.given_rows import GivenRows
 from kernels.interface.operations import (
     AttentionParams,
     AttentionSpec,
@@ -60,6 +62,7 @@ class ToyModel:
         ops = self.ops
         self.num_calls += 1
         residual = ops.embedding(token_ids_T, self.embedding).mul_(self.scale)
+        residual = ops.replace_rows(residual, context.given)
         out = None
         for layer, activate in enumerate((ops.silu_and_mul, ops.gelu_tanh_and_mul)):
             if out is None:
@@ -149,6 +152,40 @@ class Steps:
             for planner in self.planners
         ]
         return positions % VOCAB, positions, ForwardContext(self.caches, metadata, self.planners)
+
+
+@pytest.mark.parametrize("packed_embedding", [False, True])
+def test_rows_that_a_step_gives_replace_embeddings(ops, packed_embedding):
+    """In any order, and those of this step alone."""
+    model = ToyModel(ops, packed_embedding=packed_embedding)
+    eager, captured = Steps(ops, model), Steps(ops, model)
+    plain = []
+    for places in ([], [6, 0, 3], list(range(9)), []):
+        given = GivenRows(torch.tensor(places, dtype=torch.int64), weight(len(places), WIDTH))
+        results = []
+        for steps, run in ((eager, model.forward), (captured, model.captured)):
+            ids, positions, context = steps.inputs([(0, 9)])
+            context = dataclasses.replace(context, given=given if places else None)
+            results.append(run(ids, positions, context))
+        assert torch.equal(*results)
+        plain.append(results[1])
+    assert model.captured.is_captured
+    assert torch.equal(plain[0], plain[3])
+    assert (plain[1] != plain[0])[[0, 3, 6]].any(dim=1).all()
+
+
+def test_rows_given_outside_the_step_or_of_another_size_are_refused(ops):
+    model = ToyModel(ops)
+    steps = Steps(ops, model)
+    for places, size, reason in (
+        ([7], WIDTH, "row 7 is given, the step has 7"),
+        ([-1], WIDTH, "row -1 is given"),
+        ([0], WIDTH - 1, "given rows have 71 columns, they replace rows of 72"),
+    ):
+        ids, positions, context = steps.inputs([(0, 7)])
+        given = GivenRows(torch.tensor(places), torch.zeros(1, size))
+        with pytest.raises(ValueError, match=reason):
+            model.captured(ids, positions, dataclasses.replace(context, given=given))
 
 
 STEPS = [[(0, 5)], [(5, 1)], [(6, 1), (0, 30)], [(7, 40), (30, 1), (0, 2)], [(47, 1), (31, 2)]]

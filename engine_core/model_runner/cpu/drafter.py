@@ -1,0 +1,99 @@
+"""What makes drafts in the runner, and what all these share: how many, and how they are sampled."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine_core.model_runner.config import RunnerConfig
+from engine_core.model_runner.cpu.input_batch import CPUInputBatch, Int64Array, StepInputs
+from engine_core.model_runner.cpu.sampler import CPUSampler
+from engine_core.model_runner.rows import PlacedRow
+from engine_core.scheduler import SchedulerOutput
+from engine_core.scheduler.plan import DraftTokenIds
+
+BoolArray = npt.NDArray[np.bool_]
+
+
+class Drafter(Protocol):
+    """A model that runs in the step of another, over the same rows and blocks."""
+
+    def place(self, placed: PlacedRow) -> None:
+        """A sequence takes a row."""
+
+    def begin(self, plan: SchedulerOutput, inputs: StepInputs) -> None:
+        """Rows and copies of the plan are in place, and its tokens are not computed yet."""
+
+    def propose(
+        self, plan: SchedulerOutput, inputs: StepInputs, is_sampled: BoolArray
+    ) -> DraftTokenIds | None:
+        """After a step, whose tokens are in their rows. `is_sampled`: [R] as in the plan's batch,
+        which got any."""
+
+
+class DraftSampling:
+    """Drafts are sampled as the model's tokens are: by the sequence's parameters, and with the
+    noise of (seed, position). So the better the guess, the more often both choose the same token,
+    at any temperature."""
+
+    def __init__(self, config: RunnerConfig, batch: CPUInputBatch, sampler: CPUSampler) -> None:
+        self._batch = batch
+        self._sampler = sampler
+        self._max_model_len = config.max_model_len
+        self._max_len: Int64Array = np.zeros(config.max_num_seqs, np.int64)
+        """[row], length at which the sequence ends."""
+
+    def place(self, placed: PlacedRow) -> None:
+        """A sequence takes a row."""
+        limit = placed.sampling.num_prompt_tokens + placed.sampling.params.max_tokens
+        self._max_len[placed.row] = min(limit, self._max_model_len)
+
+    def num_wanted(self, plan: SchedulerOutput, is_sampled: BoolArray) -> Int64Array:
+        """[R] as in the plan's batch: drafts behind what the step sampled."""
+        rows = plan.batch.rows
+        num_wanted: Int64Array = np.zeros(len(rows), np.int64)
+        if plan.num_drafts_wanted is not None:
+            num_wanted = np.minimum(plan.num_drafts_wanted, plan.num_lookahead_slots)
+        left = self._max_len[rows] - self._batch.num_tokens[rows] - 1
+        num_wanted = np.minimum(num_wanted, left)
+        num_wanted[~is_sampled | (num_wanted < 0)] = 0
+        return num_wanted
+
+    def sample(
+        self,
+        rows: Int64Array,
+        num_wanted: Int64Array,
+        logits_RV: torch.Tensor,
+        go_on: Callable[[BoolArray, Int64Array, Int64Array], torch.Tensor],
+    ) -> list[list[int]]:
+        """Drafts behind the tokens of these rows; they stay in the rows.
+
+        Args:
+            num_wanted: [R], at least 1.
+            logits_RV: behind the last token of each row.
+            go_on: (is_left, rows, positions) -> logits behind drafts: of the rows given last
+                time, those that are left, and where their last draft stands.
+        """
+        lengths = self._batch.num_tokens[rows]
+        drafts: list[list[int]] = [[] for _ in rows]
+        places = np.arange(len(rows))
+        for number in range(int(num_wanted.max())):
+            before = {index: drafts[place] for index, place in enumerate(places.tolist()) if number}
+            positions = lengths[places] + number
+            sampled = self._sampler.sample(logits_RV, rows[places], positions, before)
+            is_left = num_wanted[places] > number + 1
+            for index, (place, token_id) in enumerate(
+                zip(places.tolist(), sampled.token_ids.tolist(), strict=True)
+            ):
+                if index in sampled.failures:
+                    is_left[index] = False
+                else:
+                    drafts[place].append(token_id)
+            self._batch.token_ids[rows[places], positions] = sampled.token_ids
+            places = places[is_left]
+            if not len(places):
+                break
+            logits_RV = go_on(is_left, rows[places], positions[is_left])
+        return drafts

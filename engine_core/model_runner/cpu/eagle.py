@@ -1,0 +1,115 @@
+"""An EAGLE-3 head that makes drafts in the runner of its target."""
+
+import numpy as np
+import torch
+
+from engine_core.model_runner.cache import BlockStorage, PagedKVCache
+from engine_core.model_runner.config import RunnerConfig
+from engine_core.model_runner.cpu.drafter import BoolArray, DraftSampling
+from engine_core.model_runner.cpu.input_batch import (
+    CPUInputBatch,
+    Int64Array,
+    StepInputs,
+    gather_step_inputs,
+)
+from engine_core.model_runner.rows import PlacedRow
+from engine_core.models.decoder import Decoder
+from engine_core.models.eagle import EagleHead
+from engine_core.scheduler import SchedulerOutput
+from engine_core.scheduler.plan import DraftTokenIds
+from kernels.interface.operations import ForwardContext
+
+
+class EagleDrafter:
+    """For a sequence of which the step has computed t2 t3 and sampled t4:
+
+        position      2   3 | 4   5          a head's position holds its pass over the token
+        token        t3  t4 | d5  d6         behind it, and the target's state of its own
+        state        h2  h3 | g3  g4         where there is none, the head's own of the pass before
+        guess             d5| d6  d7
+
+    The head remembers in each step what the target computes in it, so a block that the target has
+    filled holds the head's keys and values too, for whoever finds it. Only where another text goes
+    on behind a shared prefix has the prefix's last position a wrong token in the head, and its
+    state is gone. Rejected drafts are written over before they are read, as the target's are.
+    """
+
+    def __init__(
+        self,
+        config: RunnerConfig,
+        storage: BlockStorage,
+        *,
+        batch: CPUInputBatch,
+        sampling: DraftSampling,
+    ) -> None:
+        assert config.draft is not None and isinstance(config.draft.model, EagleHead)
+        assert isinstance(config.model, Decoder), "no states to read"
+        self._head = config.draft.model
+        self._target = config.model
+        self._target.keep_states(self._head.state_layers)
+        self._cache = PagedKVCache(config, storage, config.draft)
+        self._batch = batch
+        self._sampling = sampling
+        self._last_position = config.max_model_len - 1
+
+    def place(self, placed: PlacedRow) -> None:
+        self._sampling.place(placed)
+
+    def begin(self, plan: SchedulerOutput, inputs: StepInputs) -> None:
+        """Nothing is known of rows: a step has all that it needs."""
+
+    def propose(
+        self, plan: SchedulerOutput, inputs: StepInputs, is_sampled: BoolArray
+    ) -> DraftTokenIds | None:
+        rows_T = np.repeat(inputs.rows_R, np.diff(inputs.query_start_R1))
+        # behind a sequence's last token stands any
+        next_T = np.minimum(inputs.positions_T + 1, self._last_position)
+        hidden_TE = self._head.combine(self._target.states)
+        q_THD, residual_TE = self._remember(
+            self._batch.token_ids[rows_T, next_T],
+            inputs.positions_T,
+            hidden_TE,
+            inputs.context_in(self._cache),
+        )
+        num_wanted = self._sampling.num_wanted(plan, is_sampled)
+        places = np.flatnonzero(num_wanted)
+        if not len(places):
+            return None
+        rows = plan.batch.rows[places]
+        positions = self._batch.num_tokens[rows] - 2
+        index_of = np.argsort(inputs.batch_index_R)[places]
+        first_R = inputs.query_start_R1[index_of]
+        last_R = torch.from_numpy(first_R + positions - inputs.positions_T[first_R])
+        context = self._inputs(rows, positions).context_in(self._cache)
+        logits_RV, hidden_RE = self._head.guess(q_THD[last_R], residual_TE[last_R], context)
+
+        def go_on(is_left: BoolArray, rows: Int64Array, positions: Int64Array) -> torch.Tensor:
+            nonlocal hidden_RE
+            inputs = self._inputs(rows, positions - 1)
+            context = inputs.context_in(self._cache)
+            q_RHD, residual_RE = self._remember(
+                self._batch.token_ids[rows, positions],
+                inputs.positions_T,
+                hidden_RE[torch.from_numpy(is_left)],
+                context,
+            )
+            logits_RV, hidden_RE = self._head.guess(q_RHD, residual_RE, context)
+            return logits_RV
+
+        drafts = self._sampling.sample(rows, num_wanted[places], logits_RV, go_on)
+        return DraftTokenIds([plan.batch.req_ids[place] for place in places.tolist()], drafts)
+
+    def _inputs(self, rows: Int64Array, positions: Int64Array) -> StepInputs:
+        """One position of each row."""
+        computed, ones = positions.astype(np.int32), np.ones(len(rows), np.int32)
+        return gather_step_inputs(self._batch, rows=rows, num_computed=computed, num_scheduled=ones)
+
+    def _remember(
+        self,
+        token_ids_T: np.ndarray,
+        positions_T: Int64Array,
+        hidden_TE: torch.Tensor,
+        context: ForwardContext,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        token_ids = torch.from_numpy(token_ids_T.astype(np.int64))
+        return self._head.remember(token_ids, torch.from_numpy(positions_T), hidden_TE, context)

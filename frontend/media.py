@@ -1,0 +1,242 @@
+"""Images and sounds in messages and prompts: found, and read as bytes within limits. What is in
+the bytes is the matter of `frontend/multimodal/`."""
+
+import asyncio
+import base64
+import binascii
+import os
+import stat
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import unquote, urlsplit
+
+from frontend.errors import InvalidInput
+
+T = TypeVar("T")
+
+MAX_MEDIA_BYTES = 64 * 1024**2
+"""Of one file, before it is decoded."""
+_MOST_DECODED_AT_ONCE = 4
+_KINDS = {
+    "image": "image", "image_url": "image", "image_pil": "image", "input_image": "image",
+    "audio": "audio", "audio_url": "audio", "input_audio": "audio",
+}  # fmt: skip
+"""Of parts of a message, and what they hold: OpenAI's, vLLM's and transformers'."""
+_NOT_SERVED = frozenset(
+    {"video", "video_url", "image_embeds", "audio_embeds", "file", "input_file", "document"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MediaItem:
+    """An image or a sound that was not read yet."""
+
+    modality: str
+    source: Any
+    """Bytes, a URL, a path, or an object of Python's: an image of Pillow's, (samples, rate)."""
+    name: str
+    """For errors."""
+
+
+@dataclass(frozen=True, slots=True)
+class MediaPrompt:
+    """A text with a placeholder for each item, in order."""
+
+    text: str
+    items: tuple[MediaItem, ...]
+    add_special_tokens: bool
+
+
+def allowed_folder(path: str | os.PathLike[str] | None) -> Path | None:
+    """`allowed_local_media_path` as a path; "" and None allow no file.
+    Raises InvalidInput: it is no folder."""
+    if path is None or path == "":
+        return None
+    if not Path(path).is_dir():
+        raise InvalidInput(
+            f"allowed_local_media_path is {str(path)!r}, which is no folder; give one, or omit it"
+        )
+    return Path(path).resolve()
+
+
+@cache
+def media_threads() -> ThreadPoolExecutor:
+    """Where files are decoded: Pillow and numpy release the interpreter's lock, and a process of
+    its own would cost a copy of every tensor. So few that their memory has a bound."""
+    threads = min(_MOST_DECODED_AT_ONCE, os.cpu_count() or 1)
+    return ThreadPoolExecutor(threads, thread_name_prefix="media")
+
+
+async def in_thread(call: Callable[[], T], *, decodes: bool) -> T:
+    """What `call` returns, in a thread; those that decode wait for a few others."""
+    threads = media_threads() if decodes else None
+    return await asyncio.get_running_loop().run_in_executor(threads, call)
+
+
+def has_media(messages: object) -> bool:
+    return isinstance(messages, Sequence) and any(
+        isinstance(part, Mapping) and part.get("type") in _KINDS
+        for message in messages
+        if isinstance(message, Mapping) and isinstance(message.get("content"), Sequence)
+        for part in message["content"]
+    )
+
+
+def split_media(
+    messages: Sequence[Mapping[str, Any]], placeholder: Callable[[str], str]
+) -> tuple[list[Mapping[str, Any]], list[MediaItem]]:
+    """Messages as templates take them, and what they hold, in order.
+
+    Args:
+        placeholder: of a modality; for templates that take text only.
+
+    Raises:
+        InvalidInput: a part that holds something else, or nothing.
+    """
+    items: list[MediaItem] = []
+    found: list[Mapping[str, Any]] = []
+    for index, message in enumerate(messages):
+        content = message.get("content") if isinstance(message, Mapping) else None
+        if not isinstance(content, list | tuple):
+            found.append(message)
+            continue
+        parts: list[Any] = []
+        for part in content:
+            kind = part.get("type") if isinstance(part, Mapping) else None
+            if kind in _NOT_SERVED:
+                raise InvalidInput(
+                    f"message {index} has a part of type {kind!r}, which this engine does not "
+                    "take; send images and sounds"
+                )
+            if kind not in _KINDS:
+                parts.append(part)
+                continue
+            modality = _KINDS[kind]
+            items.append(MediaItem(modality, _source(part, kind, index), f"{kind} {len(items)}"))
+            parts.append({"type": modality, "placeholder": placeholder(modality)})
+        found.append({**message, "content": parts})
+    return found, items
+
+
+def _source(part: Mapping[str, Any], kind: str, index: int) -> object:
+    value = part.get(kind)
+    if kind == "input_image":
+        value = part.get("image_url")
+    elif kind in ("image", "audio") and value is None:  # transformers' other names
+        value = next((part[key] for key in ("url", "path", "base64") if part.get(key)), None)
+        if isinstance(value, str) and value == part.get("base64"):
+            return _decoded(value, f"the part of type {kind!r} in message {index}")
+    if isinstance(value, Mapping):
+        if kind == "input_audio":
+            return _decoded(value.get("data"), f"input_audio.data of message {index}")
+        value = value.get("url")
+    if value is None or (isinstance(value, str) and not value):
+        raise InvalidInput(
+            f"message {index} has a part of type {kind!r} that holds nothing; give it one, such as "
+            "{'type': 'image_url', 'image_url': {'url': 'data:image/png;base64,...'}}"
+        )
+    return value
+
+
+def items_of(data: object) -> list[MediaItem]:
+    """Of vLLM's `multi_modal_data`: {"image": one or several, "audio": one or several}.
+    Raises InvalidInput: of another form, or a modality that is not known."""
+    if not isinstance(data, Mapping):
+        raise InvalidInput(
+            f"multi_modal_data is {type(data).__name__}; give {{'image': ...}} or {{'audio': ...}}"
+        )
+    items = []
+    for modality, given in data.items():
+        if modality not in ("image", "audio"):
+            raise InvalidInput(
+                f"multi_modal_data has {modality!r}, which this engine does not take; known are "
+                "'image' and 'audio'"
+            )
+        several = given if isinstance(given, list) else [given]
+        items += [MediaItem(modality, one, f"{modality} {n}") for n, one in enumerate(several)]
+    return items
+
+
+def read_media(item: MediaItem, allowed_path: Path | None) -> object:
+    """The bytes of an item; an object of Python's as it is.
+
+    Raises:
+        InvalidInput: too many bytes, a file outside `allowed_path`, a URL of the network.
+    """
+    source = item.source
+    if isinstance(source, os.PathLike):
+        return _file(Path(source), item.name, allowed_path)
+    if not isinstance(source, str):
+        if isinstance(source, bytes | bytearray | memoryview):
+            _check_bytes(len(source), item.name)
+        return source
+    if source.startswith("data:"):
+        head, comma, data = source.partition(",")
+        if not comma or not head.endswith(";base64"):
+            raise InvalidInput(
+                f"the data URL of {item.name} begins with {head[:60]!r}; it must be of the form "
+                "data:image/png;base64,..."
+            )
+        return _decoded(data, item.name)
+    scheme = urlsplit(source[:4096]).scheme.lower() if ":" in source[:16] else ""
+    if scheme in ("http", "https", "ftp", "s3", "gs"):
+        raise InvalidInput(
+            f"{item.name} is at {source[:100]!r}, and nothing is fetched from the network; send "
+            f"the file itself, as data:{item.modality}/...;base64,..."
+        )
+    path = unquote(urlsplit(source).path) if scheme == "file" else source
+    return _file(Path(path), item.name, allowed_path)
+
+
+def _file(path: Path, name: str, allowed: Path | None) -> bytes:
+    """Raises InvalidInput; its text does not say what is outside of `allowed`."""
+    if allowed is None:
+        raise InvalidInput(
+            f"{name} is the file {str(path)[:100]!r}, and files are not read; send it as a data "
+            "URL, or allow a folder with --allowed-local-media-path (allowed_local_media_path)"
+        )
+    try:
+        real = path.resolve(strict=False)
+        if not real.is_relative_to(allowed):
+            raise InvalidInput(
+                f"{name} is the file {str(path)[:100]!r}, which is not below "
+                f"--allowed-local-media-path {str(allowed)!r}; move it there, or send a data URL"
+            )
+        with os.fdopen(os.open(real, os.O_RDONLY | _CAREFUL), "rb") as it:
+            if not stat.S_ISREG(os.fstat(it.fileno()).st_mode):
+                raise InvalidInput(f"{name} is {str(path)[:100]!r}, which is no file; give a file")
+            _check_bytes(os.fstat(it.fileno()).st_size, name)
+            data = it.read(MAX_MEDIA_BYTES + 1)
+    except (OSError, ValueError, RuntimeError) as error:
+        if isinstance(error, InvalidInput):
+            raise
+        why = getattr(error, "strerror", None) or str(error)
+        raise InvalidInput(f"{name} {str(path)[:100]!r} cannot be read: {why}") from None
+    _check_bytes(len(data), name)
+    return data
+
+
+def _decoded(data: object, name: str) -> bytes:
+    if not isinstance(data, str):
+        raise InvalidInput(f"{name} is {type(data).__name__}, it must be base64 text")
+    _check_bytes(len(data) * 3 // 4 - 2, name)
+    try:
+        return base64.b64decode(data.translate(_WITHOUT_SPACES), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InvalidInput(f"{name} is no base64 ({error}); encode the whole file") from None
+
+
+_CAREFUL = os.O_NONBLOCK | os.O_NOFOLLOW
+"""A pipe or a device is not waited for, and the name is one that was resolved."""
+_WITHOUT_SPACES = dict.fromkeys(map(ord, " \r\n\t"))
+
+
+def _check_bytes(number: int, name: str) -> None:
+    if number > MAX_MEDIA_BYTES:
+        raise InvalidInput(
+            f"{name} has {number} bytes, the limit is {MAX_MEDIA_BYTES}; send a smaller file"
+        )

@@ -1,0 +1,156 @@
+"""Processors of transformers, small, and what an engine says of their models. Not a test."""
+
+import json
+from dataclasses import dataclass, replace
+from typing import Any
+
+import tokenizers
+from transformers import (
+    Gemma3Processor,
+    Idefics3Processor,
+    LlavaProcessor,
+    PreTrainedTokenizerFast,
+    ProcessorMixin,
+    Qwen2_5_VLProcessor,
+)
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+from frontend.multimodal.inputs import MultiModalProcessor
+from frontend.tokenizer import Tokenizer
+from protocol.multimodal import MultiModalInfo
+from protocol.outputs import TokenizerInfo
+
+WORDS = ["<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<start_of_image>"]
+WORDS += ["<image_soft_token>", "<end_of_image>", "<image>", "<fake_token_around_image>"]
+WORDS += ["<global-img>", "<end_of_utterance>", "<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>"]
+WORDS += [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
+
+
+def backend() -> tokenizers.Tokenizer:
+    """Bytes, a merge of two line feeds, and the special tokens of all families."""
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {character: index for index, character in enumerate(alphabet)}
+    vocabulary["ĊĊ"] = len(vocabulary)
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[("Ċ", "Ċ")]))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    made.add_special_tokens(WORDS)
+    return made
+
+
+BACKEND = backend()
+
+
+def id_of(token: str) -> int:
+    return BACKEND.token_to_id(token)
+
+
+def their_tokenizer(**names: str) -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast(tokenizer_object=backend(), extra_special_tokens=names)
+
+
+def our_tokenizer(chat_template: str | None = None) -> Tokenizer:
+    info = TokenizerInfo(fingerprint="t", tokenizer_json=None, chat_template=chat_template)
+    return Tokenizer(backend(), info)
+
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "qwen2_5_vl": {"image_token_id": id_of("<|image_pad|>")},
+    "qwen3_vl": {"image_token_id": id_of("<|image_pad|>")},
+    "gemma3": {
+        "image_token_index": id_of("<image_soft_token>"),
+        "boi_token_index": id_of("<start_of_image>"),
+        "eoi_token_index": id_of("<end_of_image>"),
+    },
+    "idefics3": {"image_token_id": id_of("<image>")},
+    "smolvlm": {"image_token_id": id_of("<image>")},
+    "llava": {"image_token_index": id_of("<image>")},
+    "qwen2_audio": {"audio_token_index": id_of("<|AUDIO|>")},
+}
+
+
+@dataclass
+class Case:
+    """A family: what transformers' processor is made of."""
+
+    model_type: str
+    processor: Any
+
+    def info(self, **config: Any) -> MultiModalInfo:
+        part = getattr(self.processor, "image_processor", None)
+        settings = {} if part is None else part.to_dict()
+        outer = {
+            name: value
+            for name, value in vars(self.processor).items()
+            if isinstance(value, int | str)
+            and name.startswith(("image_seq", "patch", "vision", "num"))
+        }
+        feature = getattr(self.processor, "feature_extractor", None)
+        if feature is not None:
+            settings = feature.to_dict()
+        return MultiModalInfo(
+            model_type=self.model_type,
+            config_json=json.dumps({**CONFIGS[self.model_type], **config}).encode(),
+            processor_json=json.dumps({**settings, **outer}, default=str).encode(),
+            max_items={"image": 8, "audio": 8},
+            max_input_bytes=2**30,
+        )
+
+    def ours(self, **limits: Any) -> MultiModalProcessor:
+        return MultiModalProcessor(
+            "tiny", self.info(), our_tokenizer(), max_model_len=100_000,
+            **{"allowed_path": lambda: None, **limits},
+        )  # fmt: skip
+
+
+def _processor(kind: type, parts: dict[str, Any], **options: Any) -> Any:
+    """Without torchvision there are no video processors, which some insist on."""
+    check = ProcessorMixin.check_argument_for_proper_class
+    ProcessorMixin.check_argument_for_proper_class = lambda *_: None
+    try:
+        return kind(**parts, **options)
+    finally:
+        ProcessorMixin.check_argument_for_proper_class = check
+
+
+def qwen2_5_vl(**settings: Any) -> Case:
+    parts = {"image_processor": Qwen2VLImageProcessorPil(**settings), "video_processor": None}
+    tokenizer = their_tokenizer(image_token="<|image_pad|>", video_token="<|audio_eos|>")
+    return Case("qwen2_5_vl", _processor(Qwen2_5_VLProcessor, {**parts, "tokenizer": tokenizer}))
+
+
+def qwen3_vl() -> Case:
+    half = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    size = {"shortest_edge": 64 * 64, "longest_edge": 512 * 512}
+    return replace(qwen2_5_vl(patch_size=16, size=size, **half), model_type="qwen3_vl")
+
+
+def gemma3(**settings: Any) -> Case:
+    names = {
+        "image_token": "<image_soft_token>",
+        "boi_token": "<start_of_image>",
+        "eoi_token": "<end_of_image>",
+    }
+    size = settings.pop("size", {"height": 56, "width": 56})
+    parts = {"image_processor": Gemma3ImageProcessorPil(size=size), **settings}
+    parts["tokenizer"] = their_tokenizer(**names)
+    return Case("gemma3", _processor(Gemma3Processor, parts, image_seq_length=16))
+
+
+def idefics3(**settings: Any) -> Case:
+    sizes = {"size": {"longest_edge": 96}, "max_image_size": {"longest_edge": 32}}
+    parts = {"image_processor": Idefics3ImageProcessorPil(**{**sizes, **settings})}
+    parts["tokenizer"] = their_tokenizer(image_token="<image>")
+    return Case("idefics3", _processor(Idefics3Processor, parts, image_seq_len=4))
+
+
+def llava(kind: type = CLIPImageProcessorPil, **settings: Any) -> Case:
+    parts = {"image_processor": kind(**settings)}
+    parts["tokenizer"] = their_tokenizer(image_token="<image>")
+    options = {"patch_size": 14, "vision_feature_select_strategy": "default"}
+    return Case(
+        "llava", _processor(LlavaProcessor, parts, num_additional_image_tokens=1, **options)
+    )

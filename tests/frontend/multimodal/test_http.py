@@ -1,0 +1,134 @@
+"""Images over HTTP: OpenAI's, Anthropic's and Ollama's forms reach the engine as one."""
+
+import base64
+import json
+
+import httpx
+import pytest
+from http_server import serving
+from msgspec.structs import replace
+from multimodal_model import (
+    INFO,
+    NUM_TOKENS,
+    PARTS_TEMPLATE,
+    data_url,
+    image_message,
+    png,
+    png_header,
+)
+
+TEXT = "what is it?"
+
+
+@pytest.fixture
+def http(multimodal_engine):
+    with serving(multimodal_engine.address) as url, httpx.Client(base_url=url) as client:
+        yield client
+
+
+def answer(http, path, body):
+    response = http.post(path, json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def test_an_image_reaches_the_engine_by_each_api(http, multimodal_engine):
+    data = base64.b64encode(png()).decode()
+    parts = [{"type": "input_image", "image_url": data_url(png())}]
+    source = {"type": "base64", "media_type": "image/png", "data": data}
+    block = {"type": "image", "source": source}
+    blocks = [block, {"type": "text", "text": TEXT}]
+    message = image_message(data_url(png()))
+    turned = {"role": "user", "content": message["content"][::-1]}
+    chat = {"messages": [turned], "max_tokens": 2}
+    usage = answer(http, "/v1/chat/completions", chat)["usage"]
+    number = len(f"user:{TEXT};") + NUM_TOKENS
+    assert usage["prompt_tokens"] == number
+    asked = {"model": "fake", "max_tokens": 2, "messages": [{"role": "user", "content": blocks}]}
+    told = answer(http, "/v1/messages", asked)["usage"]
+    assert told["input_tokens"] + told["cache_read_input_tokens"] == number
+    del asked["max_tokens"]
+    assert answer(http, "/v1/messages/count_tokens", asked) == {"input_tokens": number}
+    turns = [{"role": "user", "content": [block]}, {"role": "user", "content": TEXT}]
+    answer(http, "/v1/messages", {**asked, "max_tokens": 2, "messages": turns})
+    options = {"model": "fake", "stream": False, "options": {"num_predict": 2}}
+    turn = {"role": "user", "content": TEXT, "images": [data]}
+    assert answer(http, "/api/chat", {**options, "messages": [turn]})["prompt_eval_count"] == number
+    answer(http, "/api/generate", {**options, "prompt": TEXT, "images": [data]})
+    items = [{"role": "user", "content": [*parts, {"type": "input_text", "text": TEXT}]}]
+    answer(http, "/v1/responses", {"input": items, "max_output_tokens": 2})
+    assert answer(http, "/api/show", {"model": "fake"})["capabilities"] == ["completion", "vision"]
+    first, *others = multimodal_engine.requests
+    assert len(others) == 5
+    for other, frames in zip(others, multimodal_engine.frames[1:], strict=True):
+        assert other.prompt_token_ids == first.prompt_token_ids
+        assert other.multimodal_inputs == first.multimodal_inputs
+        assert frames == multimodal_engine.frames[0]
+
+
+def test_the_result_of_a_tool_may_be_an_image(http, multimodal_engine):
+    source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(png()).decode()}
+    shown = [{"type": "text", "text": "see"}, {"type": "image", "source": source}]
+    blocks = [{"type": "tool_result", "tool_use_id": "a", "content": shown}]
+    asked = {"model": "fake", "max_tokens": 2, "messages": [{"role": "user", "content": blocks}]}
+    answer(http, "/v1/messages", asked)
+    assert len(multimodal_engine.requests[0].multimodal_inputs) == 1
+
+
+def test_an_image_may_stream(http):
+    body = {"messages": [image_message(data_url(png()))], "max_tokens": 3, "stream": True}
+    with http.stream("POST", "/v1/chat/completions", json=body) as response:
+        events = [line for line in response.iter_lines() if line.startswith("data: {")]
+    assert len(events) >= 3
+    assert json.loads(events[-1][6:])["choices"][0]["finish_reason"] == "length"
+
+
+def refusal(http, url):
+    body = {"messages": [image_message(url)], "max_tokens": 2}
+    response = http.post("/v1/chat/completions", json=body)
+    assert response.status_code == 400, response.text
+    return response.json()["error"]["message"]
+
+
+def test_what_is_no_image_is_a_400_that_says_what_to_do(http, multimodal_engine, tmp_path):
+    (tmp_path / "a.png").write_bytes(png())
+    for url, words in (
+        (data_url(b"hello"), "no image of a known format; send one of PNG, JPEG"),
+        (data_url(png()[:60]), "cannot be decoded"),
+        (data_url(png_header(20_000, 20_000)), "400000000 pixels, the limit is 67108864"),
+        ("http://169.254.169.254/latest", "nothing is fetched from the network"),
+        (
+            f"file://{tmp_path}/a.png",
+            "files are not read; send it as a data URL, or allow",
+        ),
+    ):
+        assert words in refusal(http, url)
+    assert not multimodal_engine.requests
+
+
+def test_files_of_an_allowed_folder_are_read(multimodal_engine, tmp_path):
+    (tmp_path / "a.png").write_bytes(png())
+    folder = {"allowed_local_media_path": tmp_path}
+    with serving(multimodal_engine.address, **folder) as url, httpx.Client(base_url=url) as http:
+        body = {"messages": [image_message(f"file://{tmp_path}/a.png")], "max_tokens": 2}
+        answer(http, "/v1/chat/completions", body)
+        assert "not below" in refusal(http, "file:///etc/passwd")
+    assert len(multimodal_engine.requests[0].multimodal_inputs) == 1
+
+
+def test_a_model_of_texts_refuses_an_image_by_its_name(start_engine):
+    engine = start_engine(chat_template=PARTS_TEMPLATE)
+    with serving(engine.address) as url, httpx.Client(base_url=url) as http:
+        assert "model 'fake' takes text only" in refusal(http, data_url(png()))
+        image = {"role": "user", "content": "x", "images": ["aGk="]}
+        told = http.post("/api/chat", json={"model": "fake", "messages": [image]})
+        assert told.status_code == 400
+        assert "takes text only" in told.json()["error"]
+
+
+def test_sizes_are_compared_with_what_the_engine_takes(start_engine):
+    engine = start_engine(multimodal=replace(INFO, max_input_bytes=100))
+    with serving(engine.address) as url, httpx.Client(base_url=url) as http:
+        assert "tensors of 9408 bytes, the limit of the engine is 100" in refusal(
+            http, data_url(png())
+        )
