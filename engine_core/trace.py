@@ -121,7 +121,9 @@ class TraceStep(_Event, frozen=True, kw_only=True, tag="step"):
     sampled: list[int] | None = None
     """One token for each of `ids`, not meant where the prompt was not finished."""
     sampled_by_id: dict[str, list[int]] | None = None
-    """Instead: steps with drafts, several decode steps of a plan, steps that failed."""
+    """Instead: several decode steps of a plan, steps that failed."""
+    verified: dict[str, list[int]] = {}
+    """Beside `sampled`, of sequences with drafts: the accepted ones and one token more."""
     beam_logprobs: dict[str, TraceLogprobs] = {}
     """Of beams only: the scheduler chooses by them."""
     failures: dict[str, str] = {}
@@ -155,6 +157,7 @@ class TraceStep(_Event, frozen=True, kw_only=True, tag="step"):
                 list(by_id.values()) if in_order is None else np.array(in_order, np.int32)
             ),
             logprobs=logprobs or None,
+            verified_token_ids=self.verified,
             failures=self.failures,
         )
 
@@ -278,6 +281,7 @@ class TraceWriter(StepObserver):
             copies=(len(plan.copies.swap_in), len(plan.copies.swap_out), len(plan.copies.copy)),
             sampled=tokens.tolist() if isinstance(tokens, np.ndarray) else None,
             sampled_by_id=None if is_array else dict(zip(output.req_ids, tokens, strict=True)),
+            verified=dict(output.verified_token_ids),
             beam_logprobs=self._beam_logprobs(output) if self._beams else {},
             failures=output.failures,
         )

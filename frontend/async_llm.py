@@ -31,6 +31,7 @@ from frontend.output_processor import OutputProcessor
 from frontend.outputs import BeamSearchOutput, RequestOutput, beam_search_output
 from frontend.sampling_params import BeamSearchParams, SamplingParams
 from frontend.session import EngineSession, Neighbours
+from frontend.structured_outputs import reasoning_of_config
 from frontend.tokenizer import Tokenizer
 from frontend.transport import ZmqTransport
 from protocol.addresses import check_address, default_address
@@ -72,6 +73,7 @@ class AsyncLLM(EngineCalls):
             nothing during a step; the end of its process or machine is noticed much sooner.
         seed: of the seeds drawn for requests that have none; default: unpredictable.
         keys: the file made by `engine-core keys add`, for an engine that listens on TCP with keys.
+        structured_outputs_config: vLLM's, see docs/structured_output.md.
         allowed_local_media_path: a folder; prompts may name files below it as images and sounds.
         engine_options: none; `launch` takes them.
     """
@@ -86,9 +88,11 @@ class AsyncLLM(EngineCalls):
         silence_timeout_s: float = 300.0,
         seed: int | None = None,
         keys: str | PathLike[str] | None = None,
+        structured_outputs_config: Mapping[str, Any] | None = None,
         allowed_local_media_path: str | PathLike[str] | None = None,
         **engine_options: Any,
     ) -> None:
+        self._reasoning = reasoning_of_config(structured_outputs_config)
         if engine_options:
             raise InvalidInput(
                 f"AsyncLLM() does not take {', '.join(engine_options)}: it joins the engine at "
@@ -144,6 +148,7 @@ class AsyncLLM(EngineCalls):
         client_name: str = "",
         seed: int | None = None,
         startup_timeout_s: float = 600.0,
+        structured_outputs_config: Mapping[str, Any] | None = None,
         allowed_local_media_path: str | PathLike[str] | None = None,
         **engine_options: Any,
     ) -> Self:
@@ -159,10 +164,15 @@ class AsyncLLM(EngineCalls):
             InvalidInput: an option that this engine does not support.
             EngineStartError: the engine did not get ready; the text holds its last lines.
         """
+        reasoning_of_config(structured_outputs_config)
         folder = allowed_folder(allowed_local_media_path)
         child = ChildDaemon(daemon_arguments(model, engine_options))
         client = await cls.launched(
-            child, client_name=client_name, seed=seed, startup_timeout_s=startup_timeout_s
+            child,
+            client_name=client_name,
+            seed=seed,
+            startup_timeout_s=startup_timeout_s,
+            structured_outputs_config=structured_outputs_config,
         )
         client.allowed_local_media_path = folder
         return client
@@ -175,6 +185,7 @@ class AsyncLLM(EngineCalls):
         client_name: str = "",
         seed: int | None = None,
         startup_timeout_s: float = 600.0,
+        structured_outputs_config: Mapping[str, Any] | None = None,
     ) -> Self:
         """A client of an engine that is starting, and ends with the client.
         Raises EngineStartError: see `launch`."""
@@ -185,6 +196,7 @@ class AsyncLLM(EngineCalls):
                 client_name=client_name,
                 seed=seed,
                 reconnect_timeout_s=startup_timeout_s,
+                structured_outputs_config=structured_outputs_config,
             )
             client._child = child
             await client.open()
@@ -245,6 +257,7 @@ class AsyncLLM(EngineCalls):
                 tokenizer,
                 seeds=self._random,
                 clock=self._clock,
+                reasoning=self._reasoning,
                 media_path=lambda: self.allowed_local_media_path,
             )
         session.welcome_frames = ()  # megabytes that are not read again

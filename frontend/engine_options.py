@@ -42,7 +42,7 @@ _NEUTRAL_IF_EMPTY = frozenset({
     "hf_token", "limit_mm_per_prompt", "lora_dtype", "max_cpu_loras",
     "mm_processor_kwargs",
     "override_generation_config", "revision", "rope_scaling", "rope_theta", "skip_tokenizer_init",
-    "structured_outputs_config", "tokenizer_revision",
+    "tokenizer_revision",
 })  # fmt: skip
 """The same, where None, False, 0, "auto" and empty values ask for nothing."""
 _IGNORED = ("disable_custom_all_reduce", "disable_log_requests", "disable_log_stats")

@@ -11,7 +11,7 @@ import msgspec
 from frontend.errors import InvalidInput
 from frontend.event_loop import Clock
 from frontend.media import has_media, items_of, split_media
-from frontend.reasoning_formats import reasoning_format_of_template
+from frontend.reasoning_formats import ReasoningFormat, reasoning_format_of_template
 from frontend.request_state import RequestState
 from frontend.sampling_params import (
     BeamSearchParams,
@@ -20,6 +20,7 @@ from frontend.sampling_params import (
     as_invalid_input,
     check_scheduling,
 )
+from frontend.structured_outputs import behind_reasoning
 from frontend.tokenizer import Tokenizer
 from protocol.outputs import ModelInfo
 from protocol.requests import EngineRequest, ModelLimits, check_name
@@ -56,6 +57,8 @@ PromptsInput = PromptInput | Sequence[PromptInput]
 
 ChatMessage = Mapping[str, Any]
 
+_MARKER_TOKENS = 16
+"""As many of a prompt's last tokens show whether it ends in a block of reasoning."""
 _KNOWN_KEYS = frozenset({"prompt", "prompt_token_ids", "multi_modal_data", "cache_salt"})
 
 
@@ -65,6 +68,7 @@ class InputProcessor:
         model: what the engine serves.
         tokenizer: the model's, if it came with one.
         seeds: draws the seed of a request that has none.
+        reasoning: what may stand before an answer that follows a grammar.
         media_path: of files that prompts may name; None: of none.
     """
 
@@ -75,11 +79,13 @@ class InputProcessor:
         *,
         seeds: random.Random,
         clock: Clock,
+        reasoning: ReasoningFormat | None = None,
         media_path: Callable[[], Path | None] = lambda: None,
     ) -> None:
         self.model = model
         self.optional_tokenizer = tokenizer
         self._seeds = seeds
+        self._reasoning = reasoning
         self._clock = clock
         self._media_path = media_path
         self._multimodal: MultiModalProcessor | None = None
@@ -163,6 +169,11 @@ class InputProcessor:
                 seed=seed,
                 vocab_size=self.model.vocab_size,
             )
+            asked = wire_params.structured_output
+            if asked is not None and (asked.reasoning or self._reasoning):
+                end = self.tokenizer.decode(token_ids[-_MARKER_TOKENS:], skip_special_tokens=False)
+                asked = behind_reasoning(asked, self._reasoning, end)
+                wire_params = msgspec.structs.replace(wire_params, structured_output=asked)
             if params.bad_words:
                 words = bad_word_ids(params.bad_words, self.tokenizer)
                 wire_params = msgspec.structs.replace(wire_params, bad_words=words)

@@ -44,6 +44,7 @@ class LLM:
         seed: of the seeds drawn for requests that have none.
         startup_timeout_s: for an engine started here to get ready.
         reconnect_timeout_s: for a lost engine at `address` to come back.
+        structured_outputs_config: vLLM's, see docs/structured_output.md.
         allowed_local_media_path: see `AsyncLLM`.
         engine_options: those of `engine-core` with underscores (docs/daemon.md), also by vLLM's
             names. vLLM's other engine arguments are accepted as long as they ask for nothing, such
@@ -63,6 +64,7 @@ class LLM:
         seed: int | None = None,
         startup_timeout_s: float = 600.0,
         reconnect_timeout_s: float = 60.0,
+        structured_outputs_config: Mapping[str, Any] | None = None,
         allowed_local_media_path: str | PathLike[str] | None = None,
         **engine_options: Any,
     ) -> None:
@@ -84,6 +86,7 @@ class LLM:
                     seed=seed,
                     reconnect_timeout_s=reconnect_timeout_s,
                     keys=keys,
+                    structured_outputs_config=structured_outputs_config,
                     allowed_local_media_path=allowed_local_media_path,
                 )
                 if model is None
@@ -91,6 +94,7 @@ class LLM:
                     model,
                     seed=seed,
                     startup_timeout_s=startup_timeout_s,
+                    structured_outputs_config=structured_outputs_config,
                     allowed_local_media_path=allowed_local_media_path,
                     **engine_options,
                 )

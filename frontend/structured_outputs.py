@@ -2,12 +2,16 @@
 text."""
 
 import json as json_module
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+import msgspec
+
 from frontend.errors import InvalidInput
+from frontend.reasoning_formats import REASONING_FORMATS, ReasoningFormat
 from protocol.errors import InvalidParameter
-from protocol.structured_output import StructuredOutput, StructuredOutputKind
+from protocol.structured_output import ReasoningMarkers, StructuredOutput, StructuredOutputKind
 
 _KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
@@ -20,6 +24,7 @@ class StructuredOutputsParams:
     `disable_any_whitespace`: none between JSON's tokens; else what `whitespace_pattern` matches.
     `disable_additional_properties`: objects of the schema that do not say so get
     `additionalProperties: false`.
+    `reasoning`: the text begins behind such a block, if there is one.
     Raises InvalidInput: none of them or several, or one that is not of its kind."""
 
     json: str | dict[str, Any] | None = None
@@ -31,6 +36,7 @@ class StructuredOutputsParams:
     disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
     structural_tag: str | dict[str, Any] | None = None
+    reasoning: ReasoningFormat | None = None
 
     def __post_init__(self) -> None:
         self.to_wire()
@@ -49,6 +55,7 @@ class StructuredOutputsParams:
                 text=self._text(given[0]),
                 disable_any_whitespace=self.disable_any_whitespace,
                 whitespace_pattern=self.whitespace_pattern,
+                reasoning=_markers(self.reasoning),
             )
         except InvalidParameter as error:
             raise InvalidInput(str(error)) from None
@@ -86,6 +93,51 @@ class StructuredOutputsParams:
             return json_module.dumps(value, ensure_ascii=False)
         except (TypeError, ValueError, RecursionError) as error:
             raise InvalidInput(f"structured_outputs.{name} is no JSON: {error}") from None
+
+
+def _markers(reasoning: ReasoningFormat | None) -> ReasoningMarkers | None:
+    if reasoning is None:
+        return None
+    if not isinstance(reasoning, ReasoningFormat):
+        raise InvalidInput(
+            f"structured_outputs.reasoning is {reasoning!r:.100}, it must be a ReasoningFormat"
+        )
+    return ReasoningMarkers(reasoning.start, reasoning.end, is_open=reasoning.always_opens)
+
+
+def behind_reasoning(
+    asked: StructuredOutput, default: ReasoningFormat | None, prompt_end: str
+) -> StructuredOutput:
+    """The same, where a prompt that ends so has begun or closed the block of reasoning. `default`:
+    the format of requests that name none."""
+    markers = asked.reasoning or _markers(default)
+    if markers is not None:
+        end = prompt_end.rstrip()
+        if end.endswith(markers.end):
+            markers = None
+        elif end.endswith(markers.start):
+            markers = msgspec.structs.replace(markers, is_open=True)
+    return msgspec.structs.replace(asked, reasoning=markers)
+
+
+def reasoning_of_config(config: Mapping[str, Any] | None) -> ReasoningFormat | None:
+    """Of vLLM's `structured_outputs_config`: what may stand before an answer that follows a
+    grammar. Raises InvalidInput: a key or value that this engine does not support."""
+    config = dict(config or {})
+    parser, holds_in_it = config.pop("reasoning_parser", ""), config.pop("enable_in_reasoning", 0)
+    if config.pop("backend", "auto") not in ("auto", "guidance"):
+        raise InvalidInput("structured_outputs_config.backend must be 'auto' or 'guidance'")
+    if unknown := [key for key, value in config.items() if value]:
+        raise InvalidInput(
+            f"structured_outputs_config.{unknown[0]} is not supported; its keys are backend, "
+            "reasoning_parser and enable_in_reasoning; set others in StructuredOutputsParams"
+        )
+    if parser and parser not in REASONING_FORMATS:
+        raise InvalidInput(
+            f"structured_outputs_config.reasoning_parser is {parser!r:.100}, it must be one of "
+            f"{', '.join(REASONING_FORMATS)}"
+        )
+    return REASONING_FORMATS[parser] if parser and not holds_in_it else None
 
 
 _WIRE_KINDS = {

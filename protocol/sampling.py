@@ -167,10 +167,11 @@ class SamplingParams(Message, frozen=True):
             )
 
     def _check_bad_words(self) -> None:
-        if self.thinking is not None and self.structured_output is not None:
+        asked = self.structured_output
+        if self.thinking is not None and asked is not None and asked.reasoning is None:
             raise InvalidParameter(
                 "thinking_token_budget and structured_outputs contradict: a grammar has no end of "
-                "thinking; omit one of them"
+                "thinking; omit one, or name structured_outputs_config's reasoning_parser"
             )
         for word in self.bad_words:
             check_whole("tokens of a word in bad_words", len(word), minimum=1)

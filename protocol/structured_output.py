@@ -23,6 +23,15 @@ class StructuredOutputKind(enum.StrEnum):
     """JSON: free text in which triggers begin structures, by vLLM's format."""
 
 
+class ReasoningMarkers(Message, frozen=True):
+    """Of a block of reasoning that may stand before the text that is to follow a grammar."""
+
+    start: str
+    end: str
+    is_open: bool = False
+    """The prompt has begun the block."""
+
+
 class StructuredOutput(Message, frozen=True):
     """Raises InvalidParameter: a text that is empty or beyond the limit."""
 
@@ -32,9 +41,15 @@ class StructuredOutput(Message, frozen=True):
     """Between the tokens of JSON; otherwise there may be some."""
     whitespace_pattern: str | None = None
     """A regular expression of the white space that may stand there."""
+    reasoning: ReasoningMarkers | None = None
+    """None: the text begins at once."""
 
     def __post_init__(self) -> None:
         size = len(self.text) + len(self.whitespace_pattern or "")
+        if self.reasoning is not None:
+            if not self.reasoning.start or not self.reasoning.end:
+                raise InvalidParameter("a marker of reasoning is empty; it must be a text")
+            size += len(self.reasoning.start) + len(self.reasoning.end)
         if not self.text or size > MAX_GRAMMAR_CHARS:
             raise InvalidParameter(
                 f"structured_outputs.{self.kind.value} has {size} characters, it must have from 1 "

@@ -1,8 +1,10 @@
-"""Root-mean-square norm with a learned weight, alone or after the residual addition."""
+"""Norms with learned weights, alone or after the residual addition."""
+
+from functools import partial
 
 import torch
 
-from engine_core.layers.parameters import Parameter, Placements
+from engine_core.layers.parameters import CopyWeight, Parameter, Placement, Placements
 from kernels.interface.operations import Operations
 
 
@@ -53,3 +55,38 @@ class RMSNorm:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(norm of `residual + x`, `residual + x`); consumes both arguments."""
         return self._ops.add_rms_norm(x_TE, residual_TE, self.weight, self._eps)
+
+
+class LayerNorm:
+    """`(x - mean(x)) / deviation(x) * weight + bias`.
+    `name`: checkpoint prefix. `bias`: whether it has one."""
+
+    def __init__(
+        self, name: str, size: int, eps: float, *, bias: bool, dtype: torch.dtype, ops: Operations
+    ) -> None:
+        self._name = name
+        self._eps = eps
+        self._ops = ops
+        self._rows = ("weight", "bias") if bias else ("weight",)
+        self._weight_2E = torch.zeros(2, size, dtype=dtype, device=ops.device)
+
+    def placements(self) -> Placements:
+        """Weight, and bias if there is one."""
+        shape = tuple(self._weight_2E.shape[1:])
+        return {
+            f"{self._name}.{kind}": Placement(shape, partial(self._store, row))
+            for row, kind in enumerate(self._rows)
+        }
+
+    def _store(self, row: int, tensor: torch.Tensor, copy: CopyWeight) -> None:
+        copy(self._weight_2E[row], tensor)
+
+    def __call__(self, x_TE: torch.Tensor) -> torch.Tensor:
+        """[T, E] -> [T, E]."""
+        return self._ops.layer_norm(x_TE, self._weight_2E, self._eps)
+
+    def add(
+        self, x_TE: torch.Tensor, residual_TE: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(norm of `residual + x`, `residual + x`); consumes both arguments."""
+        return self._ops.add_layer_norm(x_TE, residual_TE, self._weight_2E, self._eps)

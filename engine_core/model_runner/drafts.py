@@ -44,16 +44,13 @@ class VerifiedRows:
     def of(cls, plan: SchedulerOutput, place_S: Int64Array) -> "VerifiedRows":
         """`place_S`: of each sampled sequence its place in the plan."""
         drafts, names = plan.scheduled_spec_decode_tokens, plan.batch.req_ids
-        before: list[int] = []
-        counts: list[int] = []
-        for place in place_S.tolist():
-            own = drafts.get(names[place], ())
-            before += (-1, *own)
-            counts.append(1 + len(own))
-        counts_S = np.array(counts, np.int64)
+        counts_S = 1 + num_drafts_of(plan)[place_S]
         start_S = np.cumsum(counts_S) - counts_S
-        offset_N = np.arange(len(before)) - np.repeat(start_S, counts_S)
-        return cls(start_S, counts_S, offset_N, np.array(before, np.int64))
+        offset_N = np.arange(counts_S.sum()) - np.repeat(start_S, counts_S)
+        before_N = np.full(len(offset_N), -1, np.int64)
+        for at in np.flatnonzero(counts_S > 1).tolist():
+            before_N[start_S[at] + 1 : start_S[at] + counts_S[at]] = drafts[names[place_S[at]]]
+        return cls(start_S, counts_S, offset_N, before_N)
 
     def of_sequences(self, values_S: Int64Array) -> Int64Array:
         """Each sequence's value for each of its rows of logits, [N]."""

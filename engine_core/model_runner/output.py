@@ -1,5 +1,6 @@
 """What both runners answer with: tokens, log-probabilities, reasons of failures."""
 
+import dataclasses
 from collections.abc import Mapping
 
 import numpy as np
@@ -38,9 +39,9 @@ def runner_output(
         reports, failures: by row of logits.
         verified: the rows of logits of a step with drafts; None: one a sequence.
     """
-    request_ids = plan.batch.req_ids
     if verified is not None:
-        return _verified_output(request_ids, place_S, token_ids_N, reports, failures, verified)
+        return _verified_output(plan, place_S, token_ids_N, reports, failures, verified)
+    request_ids = plan.batch.req_ids
     token_ids_R = np.zeros(len(request_ids), np.int32)
     token_ids_R[place_S] = token_ids_N
     token_ids_R[place_S[list(failures)]] = 0
@@ -56,36 +57,30 @@ def runner_output(
 
 
 def _verified_output(
-    request_ids: list[str],
+    plan: SchedulerOutput,
     place_S: npt.NDArray[np.int64],
     token_ids_N: npt.NDArray[np.integer],
     reports: Mapping[int, Logprobs],
     failures: Mapping[int, str],
     verified: VerifiedRows,
 ) -> ModelRunnerOutput:
-    """A list of tokens a sequence, empty where nothing was sampled. A row of logits that failed
-    behind accepted drafts ends nothing yet: these are given out, and the next step fails."""
-    sampled: list[list[int]] = [[] for _ in request_ids]
-    logprobs: dict[str, Logprobs] = {}
-    failed: dict[str, str] = {}
-    counts_S = np.add.reduceat(verified.taken(token_ids_N, failures), verified.start_S, dtype=int)
-    tokens = token_ids_N.tolist()
-    for place, start, count in zip(
-        place_S.tolist(), verified.start_S.tolist(), counts_S.tolist(), strict=True
-    ):
-        if not count:
-            failed[request_ids[place]] = failures[start]
-            continue
-        sampled[place] = tokens[start : start + count]
-        if start in reports:
-            positions = Logprobs.joined([reports[at] for at in range(start, start + count)])
+    """Sequences without drafts as ever. A row of logits that failed behind accepted drafts ends
+    nothing yet: these are given out, and the next step fails."""
+    names, start_S = plan.batch.req_ids, verified.start_S
+    counts_S = np.add.reduceat(verified.taken(token_ids_N, failures), start_S, dtype=int)
+    joined: dict[int, Logprobs] = {}
+    for at, start in enumerate(start_S.tolist() if reports else ()):
+        if start in reports and counts_S[at]:
+            positions = Logprobs.joined([reports[start + behind] for behind in range(counts_S[at])])
             assert positions is not None
-            logprobs[request_ids[place]] = positions
-    return ModelRunnerOutput(
-        req_ids=request_ids,
-        sampled_token_ids=sampled,
-        logprobs=logprobs or None,
-        failures=failed,
+            joined[at] = positions
+    failed = {at: failures[int(start_S[at])] for at in np.flatnonzero(counts_S == 0).tolist()}
+    return dataclasses.replace(
+        runner_output(plan, place_S, token_ids_N[start_S], joined, failed),
+        verified_token_ids={
+            names[place_S[at]]: token_ids_N[start_S[at] :][: counts_S[at]].tolist()
+            for at in np.flatnonzero((verified.counts_S > 1) & (counts_S > 0)).tolist()
+        },
     )
 
 

@@ -229,6 +229,15 @@ class Decoder:
         parts = [part for layer in self._layers for part in (layer.attention, layer.feed_forward)]
         return [linear for part in parts for linear in part.linears]
 
+    @property
+    def optional_names(self) -> frozenset[str]:
+        """What the checkpoint may leave out."""
+        return self.vocabulary.optional_names
+
+    def finish_loading(self) -> None:
+        """Once every tensor has come."""
+        self.vocabulary.finish_loading()
+
     def placements(self) -> Placements:
         """Every tensor that the model takes, by checkpoint name."""
         parts = [self.vocabulary.placements(), self._final_norm.placements()]

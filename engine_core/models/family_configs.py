@@ -115,7 +115,12 @@ def read_gemma3(fields: ConfigFields) -> ModelConfig:
             for layer in range(num_layers)
         ]
     head_size = fields.positive_int("head_dim", 256)
-    rotary = read_rotary_by_layer_type(fields, head_size=head_size)
+    rotary = read_rotary_by_layer_type(
+        fields,
+        head_size=head_size,
+        full_theta=fields.positive_float("rope_theta", 1_000_000.0),
+        sliding_theta=fields.positive_float("rope_local_base_freq", 10_000.0),
+    )
     softcap = fields.get("final_logit_softcapping")
     biased = fields.flag("attention_bias", False)
     return _read_decoder(

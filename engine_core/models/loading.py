@@ -13,6 +13,8 @@ from engine_core.models.config import ModelConfig
 from engine_core.models.decoder import Decoder
 from engine_core.models.eagle import EagleHead
 from engine_core.models.eagle_config import read_eagle_config
+from engine_core.models.encoder import Encoder
+from engine_core.models.encoder_configs import EncoderConfig
 from engine_core.models.errors import ModelWeightsError, UnsupportedArchitecture
 from engine_core.models.family_configs import read_llama
 from engine_core.models.interface import Model
@@ -21,7 +23,11 @@ from engine_core.models.weight_transfer import WeightTransfer
 from kernels.interface.operations import Operations
 from kernels.interface.weights import WeightPart
 
-_RECOMPUTED_SUFFIXES = ("rotary_emb.inv_freq",)
+_RECOMPUTED_SUFFIXES = (
+    "rotary_emb.inv_freq",
+    "embeddings.position_ids",
+    "embeddings.token_type_ids",
+)
 """Tensors that old checkpoints carry and that follow from the config."""
 _MOST_NAMES = 5
 
@@ -57,9 +63,9 @@ def load_model(
     pending = model.placements()
     transfer = transfer or WeightTransfer()
     _place(pending, tensors, architecture, name, transfer.copy, drops_zero_biases=drops_zero_biases)
-    _check_complete(pending.keys() - model.vocabulary.optional_names, name)
+    _check_complete(pending.keys() - model.optional_names, name)
     try:
-        model.vocabulary.finish_loading()
+        model.finish_loading()
     except ValueError as error:
         raise ModelWeightsError(f"the vocabulary of {name}: {error}") from error
     transfer.finish()
@@ -127,20 +133,27 @@ def load_dummy_model(
     Arguments and errors as of `load_model`; for `seed` see `draw_weight`."""
     _, _, model = _build(config, dtype=dtype, ops=ops, max_model_len=max_model_len)
     for name, placement in model.placements().items():
-        if name not in model.vocabulary.optional_names:
+        if name not in model.optional_names:
             weight = draw_weight(name, placement.shape, dtype=dtype, device=ops.device, seed=seed)
             place(placement, weight, WeightTransfer().copy)
-    model.vocabulary.finish_loading()
+    model.finish_loading()
     return model
 
 
 def _build(
     config: Mapping[str, Any], *, dtype: torch.dtype, ops: Operations, max_model_len: int | None
-) -> tuple[str, Architecture, Decoder]:
+) -> tuple[str, Architecture, Decoder | Encoder]:
     """The architecture and an empty model of it."""
     name, architecture = find_architecture(config)
     resolved = read_model_config(config)
     num_positions = min(max_model_len or resolved.max_model_len, MAX_POSITIONS)
+    if isinstance(resolved, EncoderConfig):
+        num_positions = min(num_positions, resolved.max_model_len)
+        return (
+            name,
+            architecture,
+            Encoder(resolved, dtype=dtype, ops=ops, num_positions=num_positions),
+        )
     model = Decoder(resolved, dtype=dtype, ops=ops, num_positions=num_positions)
     return name, architecture, model
 
@@ -213,7 +226,11 @@ def _as_published(
 def _renamed(file_name: str, architecture: Architecture) -> str:
     for prefix, replacement in architecture.tensor_prefixes:
         if file_name.startswith(prefix):
-            return replacement + file_name.removeprefix(prefix)
+            file_name = replacement + file_name.removeprefix(prefix)
+            break
+    for suffix, replacement in architecture.tensor_suffixes:
+        if file_name.endswith(suffix):
+            return file_name.removesuffix(suffix) + replacement
     return file_name
 
 

@@ -2,11 +2,25 @@
 transformers, which is why it is an error of its own."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from engine_core.models.config import ModelConfig
 from engine_core.models.config_fields import ConfigFields
+from engine_core.models.encoder_configs import (
+    EncoderConfig,
+    HeadConfig,
+    bert_head,
+    distilbert_head,
+    modernbert_head,
+    modernbert_token_head,
+    read_bert,
+    read_distilbert,
+    read_modernbert,
+    read_roberta,
+    roberta_head,
+    token_head,
+)
 from engine_core.models.errors import ModelConfigError, UnsupportedArchitecture
 from engine_core.models.expert_tensors import MIXTRAL_EXPERTS, QWEN_EXPERTS, ExpertNaming
 from engine_core.models.family_configs import (
@@ -19,6 +33,9 @@ from engine_core.models.family_configs import (
     read_qwen3_moe,
 )
 
+ReadEncoder = Callable[[ConfigFields], EncoderConfig]
+ReadHead = Callable[[ConfigFields], HeadConfig]
+
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
@@ -27,14 +44,16 @@ class Architecture:
     Attributes:
         tensor_prefixes: (prefix in checkpoints, prefix that the model uses), first match counts.
         ignored_prefixes: tensors of parts that we leave out, such as a vision tower.
+        tensor_suffixes: as `tensor_prefixes`, at the end.
         experts: how its checkpoints name experts, if it has any.
         text_config: the fields are in the config's "text_config".
     """
 
     model_type: str
-    read_config: Callable[[ConfigFields], ModelConfig]
+    read_config: Callable[[ConfigFields], ModelConfig | EncoderConfig]
     tensor_prefixes: tuple[tuple[str, str], ...] = ()
     ignored_prefixes: tuple[str, ...] = ()
+    tensor_suffixes: tuple[tuple[str, str], ...] = ()
     text_config: bool = False
     experts: ExpertNaming | None = None
 
@@ -66,6 +85,79 @@ _ARCHITECTURES: dict[str, Architecture] = {
     ),
 }
 
+_GAMMA_AND_BETA = (
+    (".LayerNorm.gamma", ".LayerNorm.weight"),
+    (".LayerNorm.beta", ".LayerNorm.bias"),
+)
+"""Of BERT's first checkpoints."""
+
+
+def _add_encoders(
+    prefix: str,
+    model_type: str,
+    read: ReadEncoder,
+    head: ReadHead,
+    own_token_head: ReadHead = token_head,
+    *,
+    base: str,
+    unused: tuple[str, ...],
+) -> None:
+    """A family: the bare model, and those with a head for masked words (which embed as the bare
+    one), for sequences and for tokens.
+
+    Args:
+        base: what the bare model's tensors are prefixed with where there is a head.
+        unused: prefixes, with and without `base`, of what only training needs.
+    """
+
+    def entry(read_head: ReadHead | None, *left_out: str) -> Architecture:
+        def with_head(fields: ConfigFields) -> EncoderConfig:
+            config = read(fields)
+            return config if read_head is None else replace(config, head=read_head(fields))
+
+        prefixes = tuple(start + name for name in left_out for start in ("", base))
+        return Architecture(
+            model_type,
+            with_head,
+            tensor_prefixes=((base, ""),),
+            ignored_prefixes=prefixes,
+            tensor_suffixes=_GAMMA_AND_BETA,
+        )
+
+    _ARCHITECTURES[f"{prefix}Model"] = entry(None, *unused)
+    _ARCHITECTURES[f"{prefix}ForMaskedLM"] = entry(None, *unused)
+    _ARCHITECTURES[f"{prefix}ForSequenceClassification"] = entry(head)
+    _ARCHITECTURES[f"{prefix}ForTokenClassification"] = entry(own_token_head, "pooler.")
+
+
+_add_encoders(
+    "Bert", "bert", read_bert, bert_head, base="bert.", unused=("pooler.", "cls.", "classifier.")
+)
+for _prefix, _type in (
+    ("Roberta", "roberta"),
+    ("XLMRoberta", "xlm-roberta"),
+    ("Camembert", "camembert"),
+):
+    _unused = ("pooler.", "lm_head.", "classifier.")
+    _add_encoders(_prefix, _type, read_roberta, roberta_head, base="roberta.", unused=_unused)
+_add_encoders(
+    "DistilBert",
+    "distilbert",
+    read_distilbert,
+    distilbert_head,
+    base="distilbert.",
+    unused=("vocab_",),
+)
+_add_encoders(
+    "ModernBert",
+    "modernbert",
+    read_modernbert,
+    modernbert_head,
+    modernbert_token_head,
+    base="model.",
+    unused=("head.", "decoder."),
+)
+
 SUPPORTED_ARCHITECTURES = tuple(sorted(_ARCHITECTURES))
 
 
@@ -92,8 +184,8 @@ def find_architecture(config: Mapping[str, Any]) -> tuple[str, Architecture]:
     )
 
 
-def read_model_config(config: Mapping[str, Any]) -> ModelConfig:
-    """Resolve the dictionary of a config.json.
+def read_model_config(config: Mapping[str, Any]) -> ModelConfig | EncoderConfig:
+    """Resolve the dictionary of a config.json, of a decoder or an encoder.
 
     Raises:
         UnsupportedArchitecture: the architecture, or an option of it, has no exact code here.

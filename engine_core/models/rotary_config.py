@@ -39,18 +39,17 @@ def read_rotary(
     )
 
 
-def read_rotary_by_layer_type(fields: ConfigFields, *, head_size: int) -> dict[str, RotaryConfig]:
-    """Gemma 3: its own angles for "full_attention" and for "sliding_attention" layers.
-
-    In the old spelling `rope_scaling` is for the full layers only, and the sliding ones have
-    `rope_local_base_freq`."""
+def read_rotary_by_layer_type(
+    fields: ConfigFields, *, head_size: int, full_theta: float, sliding_theta: float
+) -> dict[str, RotaryConfig]:
+    """Gemma 3, ModernBERT: angles of their own for "full_attention" and for "sliding_attention"
+    layers. In the old spelling `rope_scaling` is for the full layers only.
+    `full_theta`, `sliding_theta`: where the new spelling does not say."""
     nested = fields.mapping("rope_parameters") or {}
     full = dict(nested.get("full_attention") or {}) | (fields.mapping("rope_scaling") or {})
     sliding = dict(nested.get("sliding_attention") or {})
-    full_theta = fields.positive_float("rope_theta", 1_000_000.0)
-    sliding_theta = fields.positive_float("rope_local_base_freq", 10_000.0)
     if fields.get("rope_freq_factors") is not None:
-        raise UnsupportedArchitecture("rope_freq_factors have no meaning that is known for Gemma 3")
+        raise UnsupportedArchitecture("rope_freq_factors with angles by kind of layer")
     return {
         "full_attention": _resolve(full, fields, full_theta, head_size, None),
         "sliding_attention": _resolve(sliding, fields, sliding_theta, head_size, None),

@@ -197,9 +197,11 @@ class ModelRunnerOutput:
     sampled_token_ids: list[list[int]] | Int32Array
     """As lists: empty while the prompt is not finished, else accepted drafts and one token more; or
     what several decode steps sampled, at least one token.
-    As an array [R]: one token for each sequence of the batch, and no drafts in the step; tokens of
-    sequences whose prompt is not finished are not read. After K decode steps [R, K]: of each
-    sequence as many tokens as were scheduled."""
+    As an array [R]: one token for each sequence of the batch; those of sequences whose prompt is
+    not finished, or that have drafts, are not read. After K decode steps [R, K]: of each sequence
+    as many tokens as were scheduled."""
+    verified_token_ids: Mapping[str, list[int]] = dataclasses.field(default_factory=dict)
+    """Beside an array, of sequences with drafts: the accepted ones and one token more."""
     logprobs: dict[str, Logprobs] | None = None
     """Of the sequences that asked, one position a sampled token."""
     prompt_logprobs: Mapping[str, tuple[int, Logprobs]] = dataclasses.field(default_factory=dict)

@@ -8,6 +8,7 @@ from engine_core.scheduler.in_flight import InFlightStep
 from engine_core.scheduler.plan import ModelRunnerOutput
 from engine_core.scheduler.request import Request, RequestStatus, Sequence
 from engine_core.scheduler.request_pool import RequestPool
+from engine_core.scheduler.speculation.speculator import Speculator
 from engine_core.scheduler.stop import append_until_stop
 from protocol.outputs import Logprobs
 
@@ -17,8 +18,11 @@ _NO_ROWS: Int64Array = np.zeros(0, np.int64)
 class OutputProcessor:
     """Sequences on the fast path are handled as columns, the others one by one."""
 
-    def __init__(self, pool: RequestPool, max_model_len: int) -> None:
+    def __init__(
+        self, pool: RequestPool, max_model_len: int, speculator: Speculator | None = None
+    ) -> None:
         self._pool = pool
+        self._speculator = speculator
         self._forks = SequenceForks(pool)
         self._max_model_len = max_model_len
 
@@ -33,7 +37,7 @@ class OutputProcessor:
             if step.plan.num_decode_steps > 1:
                 sampled = self._process_steps(step, output.sampled_token_ids)
             else:
-                rows, sampled = self._process_columns(step, output.sampled_token_ids)
+                rows, sampled = self._process_columns(step, output)
         else:
             sampled = dict(zip(output.req_ids, output.sampled_token_ids, strict=True))
             sampled = {name: sampled.get(name, []) for name in step.plan.batch.req_ids}
@@ -61,7 +65,7 @@ class OutputProcessor:
     # ------------------------------------------------------------------ columns
 
     def _process_columns(
-        self, step: InFlightStep, token_ids: Int32Array
+        self, step: InFlightStep, output: ModelRunnerOutput
     ) -> tuple[Int64Array, dict[str, list[int]]]:
         """Appends and emits the tokens of the fast path. Returns its rows, and the tokens of the
         other sequences."""
@@ -69,7 +73,8 @@ class OutputProcessor:
         needs_sampling = step.needs_sampling
         if not step.batch.all_unchanged:
             needs_sampling = needs_sampling & step.batch.unchanged()
-        rows, tokens = step.batch.rows, token_ids
+        rows, tokens = step.batch.rows, output.sampled_token_ids
+        assert isinstance(tokens, np.ndarray)
         # count_nonzero costs a fraction of all() where rows are few
         if np.count_nonzero(needs_sampling) < len(needs_sampling):
             rows, tokens = rows[needs_sampling], tokens[needs_sampling]
@@ -78,11 +83,14 @@ class OutputProcessor:
         fast &= lengths < batch.max_len[rows]
         if not stop_tokens.is_empty:
             fast &= ~stop_tokens.may_stop(tokens)
+        if step.plan.scheduled_spec_decode_tokens:
+            fast &= step.plan.batch.num_scheduled_tokens[needs_sampling] == 1
         others: dict[str, list[int]] = {}
         if np.count_nonzero(fast) < len(fast):
             slow = ~fast
             for row, token_id in zip(rows[slow].tolist(), tokens[slow].tolist(), strict=True):
-                others[batch.sequence_ids[row]] = [token_id]
+                name = batch.sequence_ids[row]
+                others[name] = output.verified_token_ids.get(name, [token_id])
             rows, tokens, lengths = rows[fast], tokens[fast], lengths[fast]
         batch.token_ids[rows, lengths - 1] = tokens
         batch.num_tokens[rows] = lengths
@@ -156,6 +164,8 @@ class OutputProcessor:
         kept = append_until_stop(sequence, token_ids, self._max_model_len)
         if num_drafts:
             self._count_drafts(request, num_drafts, min(len(kept), len(token_ids) - 1))
+            if self._speculator is not None:
+                self._speculator.observe_drafts(row, num_drafts, len(token_ids) - 1)
         if np.isnan(batch.first_token_s[row]):
             batch.first_token_s[row] = now
         if logprobs is not None:

@@ -99,11 +99,11 @@ class Scheduler(SchedulerInterface):
         self._batching = batching(pool, preemptor, self._waiting, self._explanations, config)
         self._isolation = FaultIsolation(pool, preemptor)
         self._in_flight = InFlightSteps(pool, config.max_steps_in_flight)
-        self._output_processor = OutputProcessor(pool, config.max_model_len)
-        self._feedback = StepFeedback(pool, rule, budget)
         self._speculator: Speculator | None = None
         if config.num_speculative_tokens:
             self._speculator = Speculator(pool, config, proposer)
+        self._output_processor = OutputProcessor(pool, config.max_model_len, self._speculator)
+        self._feedback = StepFeedback(pool, rule, budget)
         self._deadlines = Deadlines()
         self._slo = SLOAttainment(config, pool.counters)
         self._pause_why = ""
@@ -250,8 +250,6 @@ class Scheduler(SchedulerInterface):
             if sequence is not None and step.batch.position_of(sequence) is not None:
                 request_id = sequence.request.request_id
                 self.finish_requests(request_id, RequestStatus.FINISHED_ERROR, why)
-        if self._speculator is not None:
-            self._speculator.observe_drafts(step, model_runner_output)
         decoded = self._output_processor.process(step, model_runner_output, now)
         to_finish, self._samples_to_finish = self._samples_to_finish, {}
         for (request_id, index), status in to_finish.items():

@@ -16,7 +16,7 @@ from engine_core.scheduler.constraints import (
     TokenMasks,
 )
 from engine_core.scheduler.request import Request
-from protocol.sampling import SamplingParams, ThinkingBudget
+from protocol.sampling import ThinkingBudget
 
 _WORD_BITS = 32
 
@@ -45,30 +45,25 @@ class TokenRules(Constraints):
         rows = [row for each in ruled for row in self._rows(each)]
         if not rows:
             return masks
-        place, offset, bits = zip(*rows, strict=True)
+        place, offset, bits, may_wait = zip(*rows, strict=True)
         own = MaskRows(np.array(place, np.int64), np.array(offset, np.int64), np.stack(bits))
-        return _JoinedMasks(masks, own)
+        return _JoinedMasks(masks, own, may_wait)
 
-    def _rows(self, each: ConstrainedSequence) -> Iterator[tuple[int, int, Int32Array]]:
-        """Where something is impossible: place, offset, bits."""
+    def _rows(self, each: ConstrainedSequence) -> Iterator[tuple[int, int, Int32Array, bool]]:
+        """Where something is impossible: place, offset, bits; whether these may wait: thinking does
+        not end within a character that a grammar is to be whole."""
         params, num_prompt = each.sequence.sampling_params, each.sequence.num_prompt_tokens
         tokens = each.sequence.known_tokens()
         num_known = len(tokens)
         tokens = np.concatenate([tokens, np.array(each.drafts, np.int32)])
         for offset in range(len(each.drafts) + 1):
             before = tokens[: num_known + offset]
-            bits = self._bits(params, before, num_prompt)
-            if bits is not None:
-                yield each.place, offset, bits
-
-    def _bits(
-        self, params: SamplingParams, tokens: Int32Array, num_prompt: int
-    ) -> Int32Array | None:
-        thinking = params.thinking
-        if thinking is not None and is_used_up(thinking, tokens):
-            return self._mask([thinking.end_token_id], allowed=True)
-        forbidden = forbidden_ids(params.bad_words, tokens[num_prompt:])
-        return self._mask(forbidden, allowed=False) if forbidden else None
+            thinking = params.thinking
+            if thinking is not None and is_used_up(thinking, before):
+                bits = self._mask([thinking.end_token_id], allowed=True)
+                yield each.place, offset, bits, True
+            elif forbidden := forbidden_ids(params.bad_words, before[num_prompt:]):
+                yield each.place, offset, self._mask(forbidden, allowed=False), False
 
     def _mask(self, token_ids: list[int], *, allowed: bool) -> Int32Array:
         bits = np.zeros(self._num_words * _WORD_BITS, np.uint8)
@@ -97,11 +92,15 @@ def is_used_up(thinking: ThinkingBudget, tokens: Int32Array) -> bool:
 
 
 class _JoinedMasks:
-    """See `TokenMasks`. What both leave, where a row of logits has two."""
+    """See `TokenMasks`. What both leave, where a row of logits has two. `may_wait`: of own rows,
+    which give way if they leave nothing."""
 
-    def __init__(self, masks: TokenMasks | None, own: MaskRows) -> None:
+    def __init__(
+        self, masks: TokenMasks | None, own: MaskRows, may_wait: AnySequence[bool]
+    ) -> None:
         self._masks = masks
         self._own = own
+        self._may_wait = may_wait
 
     def wait(self) -> MaskRows:
         if self._masks is None:
@@ -112,7 +111,9 @@ class _JoinedMasks:
         bits_MW = first.bits_MW.copy()
         for index, place in enumerate(at):
             if place >= 0:
-                bits_MW[place] &= own.bits_MW[index]
+                both_W = bits_MW[place] & own.bits_MW[index]
+                if both_W.any() or not self._may_wait[index]:
+                    bits_MW[place] = both_W
         is_new = np.array(at) < 0
         return MaskRows(
             np.concatenate([first.place_M, own.place_M[is_new]]),

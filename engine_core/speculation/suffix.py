@@ -1,7 +1,7 @@
 """Drafts from the sequence itself and from earlier outputs of its scope, by the longest suffix.
 
 A. Saxena, C. Jiang et al. (SuffixDecoding, arXiv:2411.04975): the longer the match, the more tokens
-are proposed. An index of pairs stands for their tree: it costs one entry a token."""
+are proposed. An index of pairs stands for their tree and finds as much (docs/speculation.md)."""
 
 import itertools
 from array import array
@@ -12,6 +12,8 @@ from engine_core.scheduler.batch_state import Int32Array
 from engine_core.speculation.ngram import follow, longest_match
 
 _SHORTEST = 2
+_SHORTEST_OWN = 3
+"""In the sequence itself: two tokens say little there, and were taken back more often."""
 _LONGEST = 32
 """Tokens of a match that are looked at."""
 _MOST_PLACES = 16
@@ -76,7 +78,7 @@ class SuffixProposer:
         """See `Proposer.propose`."""
         if len(tokens) < _SHORTEST:
             return []
-        length, end = longest_match(tokens, smallest=_SHORTEST, largest=_LONGEST)
+        length, end = longest_match(tokens, smallest=_SHORTEST_OWN, largest=_LONGEST)
         drafts = follow(tokens, end, min(most, length)) if end else []
         newest = self._newest.get(scope)
         if newest is None or length == _LONGEST:

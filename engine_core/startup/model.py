@@ -11,6 +11,8 @@ from engine_core.model_files import ModelFiles
 from engine_core.model_files.download import cache_folder
 from engine_core.model_runner.config import DraftConfig
 from engine_core.models import Model, UnsupportedArchitecture, load_dummy_model, load_model
+from engine_core.models.config import ModelConfig
+from engine_core.models.encoder import Encoder
 from engine_core.models.registry import read_model_config
 from engine_core.models.weight_transfer import weight_transfer_to
 from engine_core.options.engine import EngineOptions
@@ -107,6 +109,8 @@ def load_any_model(options: EngineOptions, files: ModelFiles, device: torch.devi
             )
         model = _load_through_transformers(files, dtype, ops)
     architecture = ", ".join(files.config.get("architectures") or [files.config["model_type"]])
+    if isinstance(model, Encoder):
+        raise StartupError(f"{files.name} ({architecture}) is an encoder, which is not served yet")
     packing = ops.weight_packing(dtype) if used_impl == "native" else None
     loaded = LoadedModel(
         model=model,
@@ -183,7 +187,8 @@ def _formats_of(packing: WeightPacking) -> str:
 
 
 def _has_experts(files: ModelFiles) -> bool:
-    return any(experts is not None for experts in read_model_config(files.config).experts)
+    config = read_model_config(files.config)
+    return isinstance(config, ModelConfig) and any(each is not None for each in config.experts)
 
 
 def _load_dummy(

@@ -66,7 +66,9 @@ class ServedModel:
         self._shape: ModelConfig | None = None
         """None: not our own model code, which alone can be given back and exchanged."""
         if isinstance(spec.loaded.model, Decoder):
-            self._shape = read_model_config(files.config)
+            shape = read_model_config(files.config)
+            assert isinstance(shape, ModelConfig)
+            self._shape = shape
         self._opened: tuple[str, ModelFiles] | None = None
 
     def check_sleep(self, level: int) -> None:

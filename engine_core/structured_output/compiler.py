@@ -50,13 +50,34 @@ class GrammarCompiler:
         what = f"structured_outputs.{asked.kind.value} cannot be used"
         with _as_grammar_error(what):
             matcher = LLMatcher(
-                self._tokenizer, _grammar_of(asked), limits=self._limits, log_level=0
+                self._tokenizer, self._grammar_of(asked), limits=self._limits, log_level=0
             )
             if not matcher.is_error():
                 matcher.deep_copy().compute_bitmask()
         if matcher.is_error():
             raise GrammarError(f"{what}: {reason_of(matcher.get_error())}")
         return matcher
+
+    def _grammar_of(self, asked: StructuredOutput) -> str:
+        grammar = _grammar_of(asked)
+        if asked.reasoning is None:
+            return grammar
+        start, end = (self._marker(text) for text in (asked.reasoning.start, asked.reasoning.end))
+        if end.startswith("<"):
+            rules = [f"thought: TEXT {end}", r"TEXT: /(.|\n)*/"]
+        else:
+            rules = [rf"thought[suffix={end}]: /(.|\n)*/"]
+        may_think = f"{start}? thought" if asked.reasoning.is_open else f"({start} thought)?"
+        lark = "\n".join([f"start: {may_think} @answer", *rules])
+        is_json = asked.kind in (StructuredOutputKind.JSON, StructuredOutputKind.REGEX)
+        answer = json.loads(grammar)["grammars"][0] if is_json else {"lark_grammar": grammar}
+        return json.dumps({"grammars": [{"lark_grammar": lark}, {**answer, "name": "answer"}]})
+
+    def _marker(self, text: str) -> str:
+        """A special token is no text for a grammar."""
+        first, *more = self._tokenizer.tokenize_str(text, parse_special=True)
+        is_special = not more and self._tokenizer.is_special_token(first)
+        return f"<[{first}]>" if is_special else json.dumps(text)
 
 
 def reason_of(text: str) -> str:

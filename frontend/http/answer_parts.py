@@ -2,7 +2,7 @@
 model's chat template, unless the server was told."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.requests import Request
@@ -111,8 +111,8 @@ def answer_format(
             param="tools",
         )
     must_be = constrained
-    if constrained is not None or must_call:
-        reasoning = None  # it would be no part of the grammar
+    if settings.enable_in_reasoning and (constrained is not None or must_call):
+        reasoning = None  # it is no part of the grammar
     if tools:
         calls = settings.tool_call_parser or format_of_template(template)
         if "tools" not in template:
@@ -136,6 +136,8 @@ def answer_format(
         )
         if grammar is not None:
             must_be = StructuredOutputsParams(grammar=grammar)
+    if must_be is not None:
+        must_be = replace(must_be, reasoning=reasoning)
     return AnswerFormat(calls, reasoning, has_one_call, must_be, "tools" in template)
 
 

@@ -61,6 +61,10 @@ class ServerSettings:
     """How models write tool calls; default: as their chat templates show."""
     reasoning_parser: Literal["qwen3", "deepseek_r1", "mistral", "none"] | None = None
     """How models mark their reasoning; default: as their chat templates show."""
+    enable_in_reasoning: Annotated[
+        bool, Parameter(name="--structured-outputs-config.enable_in_reasoning", negative="")
+    ] = False
+    """Let structured outputs hold from the first token on, so that a model cannot think before."""
     drain_timeout: int = 30
     """Seconds for running requests to end after SIGTERM."""
     metrics_names: MetricsNames = "engine-core"

@@ -25,6 +25,7 @@ class AttentionGeometry(ctypes.Structure):
     _fields_ = [
         *members(INT64, "num_requests", "num_tokens", "table_width", "num_blocks", "block_size"),
         *members(INT64, "num_query_heads", "num_kv_heads", "head_size", "window", "kv_format"),
+        ("bidirectional", INT64),
         *members(POINTER, "starts", "lengths", "table", "slots"),
     ]
 
@@ -67,6 +68,7 @@ class NativeAttentionPlanner(AttentionPlanner):
             head_size=spec.head_size,
             window=spec.sliding_window or 0,
             kv_format=kv_format,
+            bidirectional=spec.bidirectional,
         )
         self._address = ctypes.addressof(self._geometry)
 

@@ -23,6 +23,9 @@ from kernels.interface.weights import LinearWeight
 
 _FLOAT_BYTES = 4
 
+ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu")
+"""By the numbers of ec_activation."""
+
 
 class GraphOpKind(IntEnum):
     """Those of `GraphOpKind` in src/graph.h, by its numbers."""
@@ -40,6 +43,11 @@ class GraphOpKind(IntEnum):
     LORA = 10
     GIVEN_ROWS = 11
     COPY = 12
+    LAYER_NORM = 13
+    ADD_LAYER_NORM = 14
+    GELU = 15
+    ACTIVATE = 16
+    EMBEDDING_AT = 17
 
 
 class GraphOp(ctypes.Structure):
@@ -207,16 +215,20 @@ class GraphCapture:
         )
         return out
 
-    def embedding(self, weight: torch.Tensor | LinearWeight) -> torch.Tensor:
-        if isinstance(weight, PackedLinear):
+    def embedding(self, ids: object, weight: torch.Tensor | LinearWeight) -> torch.Tensor:
+        is_of_tokens = ids is self.token_ids
+        if isinstance(weight, PackedLinear) and is_of_tokens:
             self.keeps.append(weight)
             size, operand, stride = weight.num_inputs, weight.address, 0
             kind = GraphOpKind.EMBEDDING_PACKED
         elif isinstance(weight, torch.Tensor):
             stride, size = weight.shape
-            operand, kind = self._weight(weight, (stride, size)), GraphOpKind.EMBEDDING
+            operand = self._weight(weight, (stride, size))
+            kind = GraphOpKind.EMBEDDING if is_of_tokens else GraphOpKind.EMBEDDING_AT
         else:
             raise NotCapturable(f"an embedding in {type(weight).__name__} is not native")
+        if not is_of_tokens and ids is not self.positions:
+            raise NotCapturable("it embeds neither the step's tokens nor their positions")
         out = self.new(size)
         return _as_tensor(self.add(kind, out=out, operand=operand, stride=stride, size=size))
 
@@ -226,22 +238,31 @@ class GraphCapture:
             raise NotCapturable(f"it replaces rows of {x.tail}")
         return _as_tensor(self.add(GraphOpKind.GIVEN_ROWS, out=x, size=x.stride))
 
-    def rms_norm(self, x_TE: object, weight_E: torch.Tensor, eps: float) -> torch.Tensor:
-        x, kind = _activation(x_TE), GraphOpKind.RMS_NORM
+    def norm(
+        self, kind: GraphOpKind, x_TE: object, weight: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        """Of RMS or a layer, by kind."""
+        x = _activation(x_TE)
         size = _width(x)
-        operand = self._weight(weight_E, (size,))
+        operand = self._weight(weight, (*weight.shape[:-1], size))
         out = self.new(size)
         self.add(kind, subject=x, operand=operand, out=out, size=size, number=eps)
         return _as_tensor(out)
 
-    def add_rms_norm(
-        self, x_TE: object, residual_TE: object, weight_E: torch.Tensor, eps: float
+    def add_norm(
+        self,
+        kind: GraphOpKind,
+        x_TE: object,
+        residual_TE: object,
+        weight: torch.Tensor,
+        eps: float,
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Likewise, after the sum."""
         x, residual = _activation(x_TE), _activation(residual_TE)
         size = x.stride
         if not x.is_dense_row or residual.tail != x.tail or x.memory is residual.memory:
             raise NotCapturable(f"it adds {x.tail} to {residual.tail}")
-        operand, kind = self._weight(weight_E, (size,)), GraphOpKind.ADD_RMS_NORM
+        operand = self._weight(weight, (*weight.shape[:-1], size))
         self.add(kind, subject=x, operand=operand, out=residual, size=size, number=eps)
         return _as_tensor(x), _as_tensor(residual)
 
@@ -278,6 +299,12 @@ class GraphCapture:
             raise NotCapturable(f"the halves of a gated activation lie in {gate_up.tail}")
         out = self.new(both // 2)
         return _as_tensor(self.add(kind, subject=gate_up, out=out, size=both // 2))
+
+    def activate(self, x_TF: object, activation: int) -> torch.Tensor:
+        x, kind = _activation(x_TF), GraphOpKind.ACTIVATE
+        if not x.is_dense_row:
+            raise NotCapturable(f"it activates {x.tail} with gaps between rows")
+        return _as_tensor(self.add(kind, out=x, size=x.stride, stride=activation))
 
     def rotary_and_cache(
         self,

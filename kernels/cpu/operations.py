@@ -13,7 +13,7 @@ from kernels.cpu.attention import (
     fill_rotary,
 )
 from kernels.cpu.captured_forward import CapturedForward
-from kernels.cpu.graph_capture import GraphOpKind, Placeholder, capture_of
+from kernels.cpu.graph_capture import ACTIVATIONS, GraphOpKind, Placeholder, capture_of
 from kernels.cpu.kv_cache import (
     KVCacheFormat,
     format_of_cache,
@@ -28,6 +28,7 @@ from kernels.cpu.library import (
     INT,
     INT64,
     POINTER,
+    NativeFunction,
     NativeLibrary,
     check,
     check_tensor,
@@ -41,6 +42,7 @@ from kernels.cpu.weights import PackedLinear
 from kernels.interface.given_rows import GivenRows, replace_rows
 from kernels.interface.lora import LoRARows, LoRAStack
 from kernels.interface.operations import (
+    Activation,
     AttentionMetadata,
     AttentionParams,
     AttentionPlanner,
@@ -54,6 +56,8 @@ from kernels.interface.weights import LinearWeight, WeightPacking
 from kernels.torch.operations import TorchOperations
 
 _FLOAT32 = torch.float32
+_GATED = (GraphOpKind.SILU, GraphOpKind.GELU_TANH, GraphOpKind.GELU)
+"""By the numbers of ec_gated_activation."""
 
 
 class CpuOperations(NativeSampling, TorchOperations):
@@ -82,7 +86,12 @@ class CpuOperations(NativeSampling, TorchOperations):
         find = library.function
         self._rms_norm = find("ec_rms_norm", POINTER, INT64, *[POINTER] * 2, *[INT64] * 2, FLOAT)
         self._add_rms_norm = find("ec_add_rms_norm", *[POINTER] * 3, *[INT64] * 2, FLOAT)
+        self._layer_norm = find(
+            "ec_layer_norm", POINTER, INT64, *[POINTER] * 2, *[INT64] * 2, FLOAT
+        )
+        self._add_layer_norm = find("ec_add_layer_norm", *[POINTER] * 3, *[INT64] * 2, FLOAT)
         self._gated = find("ec_gated_activation", *[POINTER] * 2, *[INT64] * 2, INT)
+        self._activation = find("ec_activation", POINTER, *[INT64] * 2, INT)
         self._rotary_and_cache = find("ec_rotary_and_cache", POINTER)
         self._embedding = find("ec_embedding", POINTER, INT64, POINTER, *[INT64] * 2, POINTER)
         self._native_attention = find(
@@ -142,7 +151,7 @@ class CpuOperations(NativeSampling, TorchOperations):
         self, token_ids_T: torch.Tensor, weight_VE: torch.Tensor | LinearWeight
     ) -> torch.Tensor:
         if capture := capture_of(token_ids_T):
-            return capture.embedding(weight_VE)
+            return capture.embedding(token_ids_T, weight_VE)
         if isinstance(weight_VE, PackedLinear):
             return self._linear.gather_rows(token_ids_T, weight_VE)
         assert isinstance(weight_VE, torch.Tensor), "packed by another backend"
@@ -164,10 +173,22 @@ class CpuOperations(NativeSampling, TorchOperations):
 
     def rms_norm(self, x_TE: torch.Tensor, weight_E: torch.Tensor, eps: float) -> torch.Tensor:
         if capture := capture_of(x_TE):
-            return capture.rms_norm(x_TE, weight_E, eps)
+            return capture.norm(GraphOpKind.RMS_NORM, x_TE, weight_E, eps)
         if x_TE.dtype is not _FLOAT32 or weight_E.dtype is not _FLOAT32:
             return super().rms_norm(x_TE, weight_E, eps)
-        size = _norm_size(x_TE, weight_E)
+        return self._norm(self._rms_norm, x_TE, weight_E, eps)
+
+    def layer_norm(self, x_TE: torch.Tensor, weight_2E: torch.Tensor, eps: float) -> torch.Tensor:
+        if capture := capture_of(x_TE):
+            return capture.norm(GraphOpKind.LAYER_NORM, x_TE, weight_2E, eps)
+        if x_TE.dtype is not _FLOAT32:
+            return super().layer_norm(x_TE, weight_2E, eps)
+        return self._norm(self._layer_norm, x_TE, weight_2E, eps)
+
+    def _norm(
+        self, run: NativeFunction, x_TE: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        size = _norm_size(x_TE, weight)
         stride = size
         if not x_TE.is_contiguous():
             if x_TE.dim() == 2 and x_TE.stride(1) == 1 and x_TE.stride(0) >= size:
@@ -175,26 +196,40 @@ class CpuOperations(NativeSampling, TorchOperations):
             else:
                 x_TE = x_TE.contiguous()
         out = torch.empty(x_TE.shape, dtype=_FLOAT32)
-        x, weight, num_rows = x_TE.data_ptr(), weight_E.data_ptr(), x_TE.numel() // size
-        check(self._rms_norm(x, stride, weight, out.data_ptr(), num_rows, size, eps))
+        x, num_rows = x_TE.data_ptr(), x_TE.numel() // size
+        check(run(x, stride, weight.data_ptr(), out.data_ptr(), num_rows, size, eps))
         return out
 
     def add_rms_norm(
         self, x_TE: torch.Tensor, residual_TE: torch.Tensor, weight_E: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if capture := capture_of(x_TE):
-            return capture.add_rms_norm(x_TE, residual_TE, weight_E, eps)
-        if (
-            x_TE.dtype is not _FLOAT32
-            or weight_E.dtype is not _FLOAT32
-            or x_TE.data_ptr() == residual_TE.data_ptr()
-            or not (x_TE.is_contiguous() and residual_TE.is_contiguous())
-        ):
+            return capture.add_norm(GraphOpKind.ADD_RMS_NORM, x_TE, residual_TE, weight_E, eps)
+        if not _can_add(x_TE, residual_TE) or weight_E.dtype is not _FLOAT32:
             return super().add_rms_norm(x_TE, residual_TE, weight_E, eps)
-        size = _norm_size(x_TE, weight_E)
+        return self._add_norm(self._add_rms_norm, x_TE, residual_TE, weight_E, eps)
+
+    def add_layer_norm(
+        self, x_TE: torch.Tensor, residual_TE: torch.Tensor, weight_2E: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if capture := capture_of(x_TE):
+            return capture.add_norm(GraphOpKind.ADD_LAYER_NORM, x_TE, residual_TE, weight_2E, eps)
+        if not _can_add(x_TE, residual_TE):
+            return super().add_layer_norm(x_TE, residual_TE, weight_2E, eps)
+        return self._add_norm(self._add_layer_norm, x_TE, residual_TE, weight_2E, eps)
+
+    def _add_norm(
+        self,
+        run: NativeFunction,
+        x_TE: torch.Tensor,
+        residual_TE: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        size = _norm_size(x_TE, weight)
         check_tensor("residual", residual_TE, x_TE.shape)
-        x, residual, weight = x_TE.data_ptr(), residual_TE.data_ptr(), weight_E.data_ptr()
-        check(self._add_rms_norm(x, residual, weight, x_TE.numel() // size, size, eps))
+        x, residual = x_TE.data_ptr(), residual_TE.data_ptr()
+        check(run(x, residual, weight.data_ptr(), x_TE.numel() // size, size, eps))
         return x_TE, residual_TE
 
     def silu_and_mul(self, gate_up_TF2: torch.Tensor) -> torch.Tensor:
@@ -207,6 +242,21 @@ class CpuOperations(NativeSampling, TorchOperations):
             return super().gelu_tanh_and_mul(gate_up_TF2)
         return self._gated_activation(gate_up_TF2, GraphOpKind.GELU_TANH)
 
+    def gelu_and_mul(self, gate_up_TF2: torch.Tensor) -> torch.Tensor:
+        if not _is_dense(gate_up_TF2):
+            return super().gelu_and_mul(gate_up_TF2)
+        return self._gated_activation(gate_up_TF2, GraphOpKind.GELU)
+
+    def activate(self, x_TF: torch.Tensor, activation: Activation) -> torch.Tensor:
+        kind = ACTIVATIONS.index(activation)
+        if capture := capture_of(x_TF):
+            return capture.activate(x_TF, kind)
+        if not _is_dense(x_TF):
+            return super().activate(x_TF, activation)
+        size = x_TF.shape[-1]
+        check(self._activation(x_TF.data_ptr(), x_TF.numel() // max(size, 1), size, kind))
+        return x_TF
+
     def _gated_activation(self, gate_up_TF2: torch.Tensor, kind: GraphOpKind) -> torch.Tensor:
         if capture := capture_of(gate_up_TF2):
             return capture.gated_activation(gate_up_TF2, kind)
@@ -216,8 +266,8 @@ class CpuOperations(NativeSampling, TorchOperations):
         size = shape[-1] // 2
         out = torch.empty((*shape[:-1], size), dtype=_FLOAT32)
         num_rows = out.numel() // size if size else 0
-        is_gelu = int(kind is GraphOpKind.GELU_TANH)
-        check(self._gated(gate_up_TF2.data_ptr(), out.data_ptr(), num_rows, size, is_gelu))
+        code = _GATED.index(kind)
+        check(self._gated(gate_up_TF2.data_ptr(), out.data_ptr(), num_rows, size, code))
         return out
 
     def rotary_and_cache(
@@ -344,9 +394,20 @@ def _is_dense(x: torch.Tensor) -> bool:
     return isinstance(x, Placeholder) or (x.dtype is _FLOAT32 and x.is_contiguous())
 
 
-def _norm_size(x: torch.Tensor, weight_E: torch.Tensor) -> int:
+def _can_add(x: torch.Tensor, residual: torch.Tensor) -> bool:
+    """Whether a norm after their sum is the library's."""
+    return (
+        x.dtype is _FLOAT32
+        and x.data_ptr() != residual.data_ptr()
+        and x.is_contiguous()
+        and residual.is_contiguous()
+    )
+
+
+def _norm_size(x: torch.Tensor, weight: torch.Tensor) -> int:
+    """`weight`: [E], or [2, E]."""
     size = x.shape[-1]
-    check_tensor("weight", weight_E, (size,))
+    check_tensor("weight", weight, (*weight.shape[:-1], size))
     if not size:
         raise ValueError(f"x is {x.dtype} {tuple(x.shape)}; it must be float32 with rows of 1 up")
     return size

@@ -19,13 +19,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
 
 from kernels.interface.given_rows import GivenRows
 from kernels.interface.lora import LoRARows, LoRAStack
 from kernels.interface.weights import ExpertWeights, LinearWeight, WeightPacking
+
+Activation = Literal["silu", "gelu_tanh", "gelu", "relu"]
+"""GELU is of the normal distribution, or its approximation by tanh."""
 
 KVCache = tuple[torch.Tensor, torch.Tensor]
 """Keys and values of one layer. The layout is the backend's own: two tensors [B, S, K, D] (torch),
@@ -77,6 +80,8 @@ class AttentionSpec:
         dtype: of q.
         kv_dtype: of the cache: `dtype`, or float8_e4m3fn, bfloat16 or int8 where the backend has
             it.
+        bidirectional: a query sees all keys of its sequence, or those less than `sliding_window`
+            away on either side. Steps hold whole sequences.
     """
 
     num_query_heads: int
@@ -89,6 +94,7 @@ class AttentionSpec:
     max_model_len: int
     dtype: torch.dtype
     kv_dtype: torch.dtype
+    bidirectional: bool = False
 
 
 class AttentionPlanner(ABC):
@@ -302,7 +308,7 @@ class Operations(Protocol):
     def embedding(
         self, token_ids_T: torch.Tensor, weight_VE: torch.Tensor | LinearWeight
     ) -> torch.Tensor:
-        """Rows of `weight_VE` for int64 ids in [0, V) -> [T, E].
+        """Rows of `weight_VE` for int64 ids in [0, V), the step's tokens or positions -> [T, E].
         `weight_VE`: contiguous, or packed from one part by `WeightPacking.pack`: then the rows are
         the values that `linear` multiplies with."""
 
@@ -324,11 +330,26 @@ class Operations(Protocol):
 
         Both arguments are consumed: the results may share their memory."""
 
+    def layer_norm(self, x_TE: torch.Tensor, weight_2E: torch.Tensor, eps: float) -> torch.Tensor:
+        """`(x - mean(x)) / sqrt(variance(x) + eps) * weight[0] + weight[1]` over the last
+        dimension, in float32 (arXiv:1607.06450). `weight_2E`: of the dtype of x, contiguous."""
+
+    def add_layer_norm(
+        self, x_TE: torch.Tensor, residual_TE: torch.Tensor, weight_2E: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`residual + x`, and its `layer_norm` -> (normed, new residual). As `add_rms_norm`."""
+
+    def activate(self, x_TF: torch.Tensor, activation: Activation) -> torch.Tensor:
+        """Of each element. Consumes its argument."""
+
     def silu_and_mul(self, gate_up_TF2: torch.Tensor) -> torch.Tensor:
         """`silu(left half) * right half` of [T, 2F] -> [T, F]. Consumes its argument."""
 
     def gelu_tanh_and_mul(self, gate_up_TF2: torch.Tensor) -> torch.Tensor:
         """`gelu(left half, tanh approximation) * right half` of [T, 2F] -> [T, F]. Consumes."""
+
+    def gelu_and_mul(self, gate_up_TF2: torch.Tensor) -> torch.Tensor:
+        """`gelu(left half) * right half` of [T, 2F] -> [T, F]. Consumes its argument."""
 
     def capture(self, forward: Forward[PassResult]) -> Forward[PassResult]:
         """A model's forward pass, which the backend may run once and replay as a captured graph.

@@ -88,7 +88,7 @@ class TilePlanner:
         """The groups of a step; every token is a query of exactly one of them."""
         heads_per_kv = spec.num_query_heads // spec.num_kv_heads
         tile_queries = max(16, _TILE_ROWS // heads_per_kv)
-        tiles = _cut_tiles(query_start_loc_R1, seq_lens_R, tile_queries, spec.sliding_window)
+        tiles = _cut_tiles(query_start_loc_R1, seq_lens_R, tile_queries, spec)
         num_tokens = int(query_start_loc_R1[-1])
         return tuple(
             self._build_group(tiles, members, num_tokens, block_table_RM, spec)
@@ -132,7 +132,7 @@ class TilePlanner:
                 output_token = torch.from_numpy(flat[real])
 
         mask: torch.Tensor | None = None
-        if num_tiles == 1:
+        if num_tiles == 1 and not spec.bidirectional:
             if num_queries > 1:
                 mask = self._templates.get(
                     num_before=int(tiles.position[members[0]] - key_start_G1[0, 0]),
@@ -142,9 +142,8 @@ class TilePlanner:
                     dtype=dtype,
                 )
         elif num_queries > 1 or bool((key_GL >= key_stop_G1).any()):
-            mask = _group_mask(
-                key_GL, tiles.position[members, None] + step_GQ, heads_per_kv, sliding_window, dtype
-            )
+            query_GQ = tiles.position[members, None] + step_GQ
+            mask = _group_mask(key_GL, query_GQ, key_stop_G1, heads_per_kv, spec)
         return TileGroup(
             num_tiles=num_tiles,
             num_queries=num_queries,
@@ -162,7 +161,7 @@ def _cut_tiles(
     query_start_loc_R1: Int64Array,
     seq_lens_R: Int64Array,
     tile_queries: int,
-    sliding_window: int | None,
+    spec: AttentionSpec,
 ) -> _Tiles:
     num_queries_R = np.diff(query_start_loc_R1)
     num_tiles_R = -(-num_queries_R // tile_queries)
@@ -174,15 +173,17 @@ def _cut_tiles(
     num_queries = np.minimum(size_R[request], num_queries_R[request] - offset)
     position = (seq_lens_R - num_queries_R)[request] + offset
     key_start = np.zeros_like(position)
-    if sliding_window is not None:
-        key_start = np.maximum(key_start, position - sliding_window + 1)
+    key_stop = seq_lens_R[request] if spec.bidirectional else position + num_queries
+    if spec.sliding_window is not None:
+        key_start = np.maximum(key_start, position - spec.sliding_window + 1)
+        key_stop = np.minimum(key_stop, position + num_queries - 1 + spec.sliding_window)
     return _Tiles(
         request=request,
         query_start=query_start_loc_R1[request] + offset,
         num_queries=num_queries,
         position=position,
         key_start=key_start,
-        key_stop=position + num_queries,
+        key_stop=key_stop,
     )
 
 
@@ -213,19 +214,27 @@ def _group_tiles(tiles: _Tiles, num_kv_heads: int, heads_per_kv: int) -> list[In
 def _group_mask(
     key_GL: Int64Array,
     query_GQ: Int64Array,
+    key_stop_G1: Int64Array,
     heads_per_kv: int,
-    sliding_window: int | None,
-    dtype: torch.dtype,
+    spec: AttentionSpec,
 ) -> torch.Tensor:
     """Additive [G, 1, Q * heads_per_kv, L], or [G, 1, 1, L] for one query a tile.
 
     Keys past a tile's own are later than its last query, so causality hides them too."""
-    visible_GQL = key_GL[:, None, :] <= query_GQ[:, :, None]
-    if sliding_window is not None:
-        visible_GQL &= key_GL[:, None, :] > query_GQ[:, :, None] - sliding_window
+    key_G1L, query_GQ1 = key_GL[:, None, :], query_GQ[:, :, None]
+    if spec.bidirectional:
+        visible_GQL = np.broadcast_to(
+            key_G1L < key_stop_G1[:, :, None], (*query_GQ.shape, key_GL.shape[1])
+        ).copy()
+    else:
+        visible_GQL = key_G1L <= query_GQ1
+    if spec.sliding_window is not None:
+        visible_GQL &= key_G1L > query_GQ1 - spec.sliding_window
+        if spec.bidirectional:
+            visible_GQL &= key_G1L < query_GQ1 + spec.sliding_window
     if visible_GQL.shape[1] > 1:
         visible_GQL = np.repeat(visible_GQL, heads_per_kv, axis=1)
-    mask = torch.zeros(visible_GQL.shape, dtype=dtype)
+    mask = torch.zeros(visible_GQL.shape, dtype=spec.dtype)
     return mask.masked_fill_(torch.from_numpy(~visible_GQL), float("-inf")).unsqueeze(1)
 
 

@@ -1,7 +1,9 @@
-"""Norms (RMSNorm, arXiv:1910.07467) and gated activations (arXiv:2002.05202) in torch."""
+"""Norms (RMSNorm, arXiv:1910.07467) and activations, gated too (arXiv:2002.05202), in torch."""
 
 import torch
 import torch.nn.functional as F
+
+from kernels.interface.operations import Activation
 
 
 def rms_norm(x_TE: torch.Tensor, weight_E: torch.Tensor, eps: float) -> torch.Tensor:
@@ -10,6 +12,32 @@ def rms_norm(x_TE: torch.Tensor, weight_E: torch.Tensor, eps: float) -> torch.Te
         return F.rms_norm(x_TE, weight_E.shape, weight_E, eps)
     normed = F.rms_norm(x_TE.float(), weight_E.shape, None, eps)
     return (normed.to(weight_E.dtype) * weight_E).to(x_TE.dtype)
+
+
+def layer_norm(x_TE: torch.Tensor, weight_2E: torch.Tensor, eps: float) -> torch.Tensor:
+    """See `Operations.layer_norm`."""
+    return F.layer_norm(x_TE, weight_2E.shape[1:], weight_2E[0], weight_2E[1], eps)
+
+
+def add_layer_norm(
+    x_TE: torch.Tensor, residual_TE: torch.Tensor, weight_2E: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `Operations.add_layer_norm`."""
+    residual_TE.add_(x_TE)
+    return layer_norm(residual_TE, weight_2E, eps), residual_TE
+
+
+def activate(x_TF: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """See `Operations.activate`."""
+    if activation in ("gelu", "gelu_tanh"):
+        return F.gelu(x_TF, approximate="none" if activation == "gelu" else "tanh")
+    return F.silu(x_TF) if activation == "silu" else x_TF.relu_()
+
+
+def gelu_and_mul(gate_up_TF2: torch.Tensor) -> torch.Tensor:
+    """See `Operations.gelu_and_mul`."""
+    gate_TF, up_TF = gate_up_TF2.chunk(2, dim=-1)
+    return F.gelu(gate_TF).mul_(up_TF)
 
 
 def silu_and_mul(gate_up_TF2: torch.Tensor) -> torch.Tensor:

@@ -119,6 +119,8 @@ def _check(spec: AttentionSpec) -> None:
             f"{spec.num_query_heads} query heads over {spec.num_kv_heads} key/value heads: the "
             f"limit is {TILE_ROWS} query heads a key/value head; run this model with --device cpu"
         )
+    if spec.bidirectional:
+        raise ValueError("bidirectional attention has no GPU kernel")
     if head_size > _LARGEST_HEAD:
         raise ValueError(
             f"heads of {head_size} elements, the limit is {_LARGEST_HEAD}; run this model with "

@@ -17,6 +17,7 @@ from kernels.interface.operations import (
     PassResult,
 )
 from kernels.interface.weights import ExpertWeights, LinearWeight, WeightPacking
+from kernels.torch import elementwise
 from kernels.triton import activation, lora, norm, rotary_cache
 from kernels.triton import kv_cache as cache_of_layer
 from kernels.triton import linear as linear_layers
@@ -53,6 +54,10 @@ class TritonOperations:
     add_rms_norm = staticmethod(norm.add_rms_norm)
     silu_and_mul = staticmethod(activation.silu_and_mul)
     gelu_tanh_and_mul = staticmethod(activation.gelu_tanh_and_mul)
+    gelu_and_mul = staticmethod(elementwise.gelu_and_mul)
+    layer_norm = staticmethod(elementwise.layer_norm)
+    add_layer_norm = staticmethod(elementwise.add_layer_norm)
+    activate = staticmethod(elementwise.activate)
     rotary_and_cache = staticmethod(rotary_cache.rotary_and_cache)
     write_kv_cache = staticmethod(rotary_cache.write_kv_cache)
     read_kv_cache = staticmethod(cache_of_layer.read_kv_cache)

@@ -1,5 +1,6 @@
 """Models that can be fetched, or were. Not a test."""
 
+import dataclasses
 import hashlib
 import json
 import zipfile
@@ -38,6 +39,24 @@ def tiny_model(folder, monkeypatch):
         num_bytes=len(whole),
         sha256=hashlib.sha256(whole).hexdigest(),
         parts=tuple(WheelPart(f"tiny-model-part{i}", "1.0", f"data/part{i}") for i in range(2)),
+    )
+
+
+def tiny_archive(folder, monkeypatch):
+    """As `tiny_model`, of a folder that comes as an archive."""
+    archive = folder / "model.zip"
+    with zipfile.ZipFile(archive, "w") as contents:
+        contents.writestr("config.json", "{}")
+        contents.writestr("1_Pooling/config.json", "{}")
+        contents.writestr("model.safetensors", "x" * 1000)
+    model, whole = tiny_model(folder, monkeypatch), archive.read_bytes()
+    write_wheel(folder / "wheels", "tiny-archive", "data/model.zip", whole)
+    return dataclasses.replace(
+        model,
+        file_name="Tiny.zip",
+        num_bytes=len(whole),
+        sha256=hashlib.sha256(whole).hexdigest(),
+        parts=(WheelPart("tiny-archive", "1.0", "data/model.zip"),),
     )
 
 

@@ -11,7 +11,14 @@ from kernels.interface.operations import (
 
 
 def make_planner(
-    ops, heads, head_size, block_size, window=None, dtype=torch.float32, kv_dtype=None
+    ops,
+    heads,
+    head_size,
+    block_size,
+    window=None,
+    dtype=torch.float32,
+    kv_dtype=None,
+    bidirectional=False,
 ):
     return ops.make_attention_planner(
         AttentionSpec(
@@ -25,6 +32,7 @@ def make_planner(
             max_model_len=8192,
             dtype=dtype,
             kv_dtype=kv_dtype or dtype,
+            bidirectional=bidirectional,
         )
     )
 
@@ -44,6 +52,7 @@ def step(
     window=None,
     dtype=torch.float32,
     hides_dropped=False,
+    bidirectional=False,
 ):
     """(q, k cache, v cache, metadata) for requests of (queries, sequence length).
 
@@ -71,7 +80,10 @@ def step(
             cache[table[request].long()] = flat.view(width, *cache.shape[1:])
         if hides_dropped:
             table[request, : first // block_size] = -1
-    metadata = make_planner(ops, heads, head_size, block_size, window, dtype).plan(
+    planner = make_planner(
+        ops, heads, head_size, block_size, window, dtype, bidirectional=bidirectional
+    )
+    metadata = planner.plan(
         query_start_loc_R1=starts,
         seq_lens_R=torch.tensor([length for _, length in requests]).int(),
         block_table_RM=table,
@@ -88,6 +100,8 @@ def reference_paged_attention(
     v_cache_BSKD: torch.Tensor,
     metadata: AttentionMetadata,
     params: AttentionParams,
+    *,
+    bidirectional: bool = False,
 ) -> torch.Tensor:
     """`softmax(softcap(scale * q k) + bias + mask) v` for each request, see `Operations`.
 
@@ -112,9 +126,9 @@ def reference_paged_attention(
         query_Q1 = torch.arange(length - (stop - start), length).unsqueeze(1)
         if alibi_slopes_H is not None:
             scores_HQL = scores_HQL + alibi_slopes_H[:, None, None] * (key_L - query_Q1)
-        visible_QL = key_L <= query_Q1
+        visible_QL = (key_L <= query_Q1) | bidirectional
         if sliding_window is not None:
-            visible_QL &= key_L > query_Q1 - sliding_window
+            visible_QL &= (key_L - query_Q1).abs() < sliding_window
         scores_HQL = scores_HQL.masked_fill(~visible_QL, float("-inf"))
         if sinks_H is not None:
             sinks_HQ1 = sinks_H[:, None, None].expand(-1, stop - start, 1)

@@ -15,8 +15,10 @@ from tests.profiles import examples
 OPS = TorchOperations()
 
 
-def check(requests, *, window=None, softcap=None, **options):
-    q, k_cache, v_cache, metadata = step(OPS, requests, window=window, **options)
+def check(requests, *, window=None, softcap=None, bidirectional=False, **options):
+    q, k_cache, v_cache, metadata = step(
+        OPS, requests, window=window, bidirectional=bidirectional, **options
+    )
     before = q.clone(), k_cache.clone()
     out = OPS.paged_attention(
         q,
@@ -31,6 +33,7 @@ def check(requests, *, window=None, softcap=None, **options):
         v_cache.nan_to_num(),
         metadata,
         AttentionParams(scale=0.3, sliding_window=window, softcap=softcap),
+        bidirectional=bidirectional,
     )
     tolerance = 1e-5 if q.dtype == torch.float32 else 3e-2
     torch.testing.assert_close(out, expected, atol=tolerance, rtol=tolerance)
@@ -58,6 +61,12 @@ MIXES = {
 def test_any_mix_equals_the_reference_and_reads_nothing_out_of_sight(mix, window, softcap):
     """Blocks of each request anywhere in the cache. Proves S177, S187."""
     check(MIXES[mix], window=window, softcap=softcap)
+
+
+@pytest.mark.parametrize("window", [None, 1, 5, 70])
+@pytest.mark.parametrize("lengths", [(1,), (64,), (1, 5, 5, 63, 300), (600, 2)])
+def test_bidirectional_attention_equals_the_reference(lengths, window):
+    check([(n, n) for n in lengths], window=window, bidirectional=True)
 
 
 @pytest.mark.parametrize("heads", [(1, 1), (4, 4), (7, 1), (14, 2), (9, 3)])

@@ -189,7 +189,8 @@ class GPUModelRunner:
             output = read_results(oldest.plan, oldest.step, oldest.results, oldest.refusals)
             if oldest.drafted is not None:
                 places, generations = oldest.drafted
-                num_more = [len(output.sampled_token_ids[at]) - 1 for at in places]
+                names, verified = oldest.plan.batch.req_ids, output.verified_token_ids
+                num_more = [len(verified.get(names[at], ())) - 1 for at in places]
                 rows = oldest.plan.batch.rows[places]
                 self.batch.append_drafts(rows, generations, np.array(num_more, np.int64))
             return output

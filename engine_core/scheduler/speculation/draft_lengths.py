@@ -30,8 +30,8 @@ _PRICE_OF_ANY = 0.03
 """As does any draft of a step for each of its sequences: they are no columns any more."""
 _ASK_AFTER = 8
 """Tokens for which an answer holds, if no draft is verified: to find one takes time, too."""
-_MEASURE_AFTER = 16
-"""Answers between two drafts while all are dearer than what they could bring."""
+_MEASURE_AFTER = 128
+"""Steps between two with a draft while all are dearer than what they could bring."""
 _OBSERVE_ALL, _OBSERVE_EACH = 16, 8
 """The first steps without drafts are all looked at, of the later ones each eighth."""
 _PROBE_AFTER = 32
@@ -79,8 +79,9 @@ class DraftLengths:
         """Drafts that a sequence may have next."""
         self._common = [2.0, 2.0]
         """Accepted and rejected."""
-        self._num_too_dear = 0
-        """Answers without drafts for their price."""
+        self._measure_at: dict[int, int] = {}
+        """By number of sequences as below, the step from which on one gets a draft although drafts
+        are too dear."""
         self._num_steps = 0
         self._costs: dict[int, CostModel] = {}
         """By number of sequences, to the next power of two."""
@@ -90,10 +91,13 @@ class DraftLengths:
     def observe_step(self, load: StepLoad, duration_s: float) -> None:
         """A step that computed the last token of each sequence, and drafts. Most steps have none:
         some of them say enough."""
-        cost = self._costs.setdefault(load.num_sequences.bit_length(), CostModel())
+        size_class = load.num_sequences.bit_length()
+        cost = self._costs.setdefault(size_class, CostModel())
         self._num_steps += 1
         num_plain = cost.num_observed - cost.num_observed_with_chunks
         has_drafts = load.num_tokens > load.num_sequences
+        if has_drafts:
+            self._measure_at.pop(size_class, None)
         if has_drafts or num_plain < _OBSERVE_ALL or self._num_steps % _OBSERVE_EACH == 0:
             cost.observe(load, duration_s)
 
@@ -142,13 +146,16 @@ class DraftLengths:
         return bool(gain >= _PRICE_OF_ANY * num_sequences or (self._rate[rows] == 1).any())
 
     def _worth(self, rows: Int64Array, num_sequences: int, num_context: int) -> Int64Array:
-        cost = self._costs.get(num_sequences.bit_length())
+        size_class = num_sequences.bit_length()
+        cost = self._costs.get(size_class)
         num_plain = 0 if cost is None else cost.num_observed - cost.num_observed_with_chunks
         if num_plain < self._num_plain_steps:
             return np.zeros(len(rows), np.int64)
-        most = self._most
+        most, together = self._most, self._most * len(rows)
         plain = StepLoad(num_sequences, num_sequences, num_context, num_context)
         if cost is None or cost.num_observed_with_chunks < 2 or cost.num_observed < 4:
+            if self._slo_tpot_s is not None:
+                return self._one(rows)
             price, most = _FIRST_PRICE, min(most, _FIRST_DRAFTS)
         else:
             plain_s = cost.predict(plain)
@@ -157,9 +164,11 @@ class DraftLengths:
             price = max(_LEAST_PRICE, draft_s * num_sequences / max(plain_s, 1e-9))
             if self._slo_tpot_s is not None:
                 left_s = self._slo_tpot_s - plain_s
-                most = min(most, int(left_s / max(draft_s, 1e-9) / len(rows))) if left_s > 0 else 0
-        if most < 1 or price >= 1:
-            return self._measure_again(rows, most)
+                together = int(max(0.0, left_s) / max(draft_s, 1e-9))
+                together = min(together, 2 * cost.most_chunk_tokens)  # beyond it was not measured
+        if together < 1 or price >= 1:
+            return self._measure_again(rows, together, size_class)
+        self._measure_at.pop(size_class, None)
         accepted, rejected = self._accepted[rows], self._rejected[rows]
         common = self._common[0] / (self._common[0] + self._common[1])
         rate = (accepted + _PRIOR_WEIGHT * common) / (accepted + rejected + _PRIOR_WEIGHT)
@@ -172,15 +181,23 @@ class DraftLengths:
         np.minimum(lengths, self._longest[rows], out=lengths)
         is_probe = (lengths == 0) & (self._batch.num_tokens[rows] >= self._next_probe[rows])
         lengths[is_probe] = 1
+        if self._slo_tpot_s is not None:
+            before = np.cumsum(lengths) - lengths
+            np.minimum(lengths, np.maximum(together - before, 0), out=lengths)
         self._price, self._rate[rows] = price, np.where(is_probe, 1.0, rate)
         return lengths
 
-    def _measure_again(self, rows: Int64Array, most: int) -> Int64Array:
+    def _measure_again(self, rows: Int64Array, together: int, size_class: int) -> Int64Array:
         """Drafts are too dear, as far as was measured: of the newest sequence one, now and then."""
+        measure_at = self._measure_at.setdefault(size_class, self._num_steps + _MEASURE_AFTER)
+        if together and self._num_steps >= measure_at:
+            return self._one(rows)
+        return np.zeros(len(rows), np.int64)
+
+    def _one(self, rows: Int64Array) -> Int64Array:
+        """Of the newest sequence, to measure what it costs."""
         lengths = np.zeros(len(rows), np.int64)
-        self._num_too_dear += 1
-        if most and self._num_too_dear % _MEASURE_AFTER == 0:
-            lengths[-1] = self._rate[rows[-1]] = 1
+        lengths[-1] = self._rate[rows[-1]] = 1
         return lengths
 
     @staticmethod

@@ -5,7 +5,7 @@ import numpy as np
 from engine_core.scheduler.batch_state import BoolArray, Int64Array
 from engine_core.scheduler.config import SchedulerConfig
 from engine_core.scheduler.in_flight import InFlightStep
-from engine_core.scheduler.plan import ModelRunnerOutput, PlanBuilder
+from engine_core.scheduler.plan import PlanBuilder
 from engine_core.scheduler.request import Request, Sequence
 from engine_core.scheduler.request_pool import RequestPool
 from engine_core.scheduler.speculation.base import Proposer
@@ -14,11 +14,14 @@ from engine_core.scheduler.token_budget.base import Float64Array, StepLoad
 
 _SLO_MARGIN = 0.05
 _PLAIN_STEPS = 4
-"""Without drafts that the runner makes, at each number of sequences: to know what these cost."""
+"""Without drafts at each number of sequences, to know what drafts cost: where the runner makes
+them, and where an SLO is to be kept."""
 _FOUND_DECAY = 0.8
-_TRY_AFTER = 16
-"""Tokens between two attempts of a sequence for which the proposer mostly knows nothing, where an
-attempt costs a step in flight."""
+_SELDOM, _TRY_AFTER = 0.17, 4
+"""Below that share of attempts a sequence is tried again after so many tokens: a look-up takes time
+too."""
+_ASYNC_SELDOM, _ASYNC_TRY_AFTER = 0.5, 16
+"""Likewise where an attempt costs a step in flight."""
 
 
 class Speculator:
@@ -41,7 +44,7 @@ class Speculator:
             batch,
             most=config.num_speculative_tokens,
             slo_tpot_s=None if tpot_ms is None else (1 - _SLO_MARGIN) * tpot_ms / 1000,
-            num_plain_steps=_PLAIN_STEPS if proposer is None else 0,
+            num_plain_steps=_PLAIN_STEPS if proposer is None or tpot_ms is not None else 0,
         )
         self._is_async = config.max_steps_in_flight > 1
         self._generation: Int64Array = np.full(batch.max_num_rows, -1, np.int64)
@@ -49,20 +52,14 @@ class Speculator:
         self._is_held: BoolArray = np.zeros(batch.max_num_rows, np.bool_)
         self._found: Float64Array = np.ones(batch.max_num_rows)
         """How many attempts found drafts, of the last ones."""
+        self._seldom = _ASYNC_SELDOM if self._is_async else _SELDOM
+        self._try_after = _ASYNC_TRY_AFTER if self._is_async else _TRY_AFTER
 
     # ------------------------------------------------------------------ what a step tells
 
-    def observe_drafts(self, step: InFlightStep, output: ModelRunnerOutput) -> None:
-        """How many were accepted; before the step's tokens are appended."""
-        drafts = step.plan.scheduled_spec_decode_tokens
-        if not drafts:
-            return
-        for name, token_ids in zip(output.req_ids, output.sampled_token_ids, strict=True):
-            sequence = self._pool.find_sequence(name) if name in drafts else None
-            if sequence is not None and step.batch.position_of(sequence) is not None:
-                assert sequence.row is not None
-                num_accepted = max(0, len(token_ids) - 1)
-                self._lengths.observe_drafts(sequence.row, len(drafts[name]), num_accepted)
+    def observe_drafts(self, row: int, num_drafts: int, num_accepted: int) -> None:
+        """Of one sequence, after a step."""
+        self._lengths.observe_drafts(row, num_drafts, num_accepted)
 
     def observe_time(self, step: InFlightStep, duration_s: float) -> None:
         """Of a step that is over, if it computed nothing but last tokens and drafts. Those that the
@@ -83,28 +80,28 @@ class Speculator:
     def propose(self) -> None:
         """Drafts for all running sequences whose last token alone is to be computed next."""
         batch, proposer = self._batch, self._proposer
-        rows = self._decodes(batch.order)
-        if proposer is None or not len(rows):
+        if proposer is None or not len(rows := self._decodes(batch.order)):
             return
-        lengths = self._choose(rows)
+        num_tokens = batch.num_tokens[rows]
+        most = np.minimum(self._choose(rows), batch.max_len[rows] - num_tokens - 1)
+        self._begin_new(rows)
+        tries = (self._found[rows] >= self._seldom) | (num_tokens % self._try_after == 0)
+        tries &= most > 0
         if self._is_async:
-            is_ready = self._hold_back(rows, lengths)
-            rows, lengths = rows[is_ready], lengths[is_ready]
+            tries = self._hold_back(rows, tries)
         proposed: dict[int, Sequence] = {}
-        for index in np.flatnonzero(lengths).tolist():
+        for index in np.flatnonzero(tries).tolist():
             row = int(rows[index])
             sequence = self._pool.sequence_in(row)
-            most = min(int(lengths[index]), sequence.max_drafts(self._max_model_len))
-            if most < 1 or sequence.request.beam_search is not None:
+            if sequence.request.beam_search is not None:
                 continue
-            tokens = batch.token_ids[row, : batch.num_tokens[row]]
-            drafts = proposer.propose(tokens, sequence.request.scope, most)
-            sequence.spec_token_ids = drafts[:most]
+            tokens = batch.token_ids[row, : num_tokens[index]]
+            drafts = proposer.propose(tokens, sequence.request.scope, int(most[index]))
             if drafts:
+                sequence.spec_token_ids = drafts[: most[index]]
                 proposed[row] = sequence
-            if self._is_async:
-                found = _FOUND_DECAY * self._found[row]
-                self._found[row] = found + (1 - _FOUND_DECAY) * bool(drafts)
+            found = _FOUND_DECAY * self._found[row]
+            self._found[row] = found + (1 - _FOUND_DECAY) * bool(drafts)
         if not proposed:
             return
         counts = np.array([len(each.spec_token_ids) for each in proposed.values()])
@@ -144,15 +141,18 @@ class Speculator:
         order = self._batch.order
         return self._lengths.choose(rows, len(order), int(self._batch.num_tokens[order].sum()))
 
-    def _hold_back(self, rows: Int64Array, lengths: Int64Array) -> BoolArray:
-        """Which of the rows are not in flight, so that they can have drafts now."""
+    def _begin_new(self, rows: Int64Array) -> None:
+        """Rows that another sequence had begin anew."""
+        is_new = self._generation[rows] != self._batch.generation[rows]
+        if np.count_nonzero(is_new):
+            new = rows[is_new]
+            self._generation[new] = self._batch.generation[new]
+            self._is_held[new], self._found[new] = False, 1.0
+
+    def _hold_back(self, rows: Int64Array, wants: BoolArray) -> BoolArray:
+        """Which of the rows that want drafts are not in flight, so that they can have some now."""
         batch = self._batch
-        new = rows[self._generation[rows] != batch.generation[rows]]
-        self._generation[new] = batch.generation[new]
-        self._is_held[new], self._found[new] = False, 1.0
         is_held = self._is_held[rows]
-        wants = lengths > 0
-        wants &= (self._found[rows] >= 0.5) | (batch.num_tokens[rows] % _TRY_AFTER == 0)
         released = rows[is_held & ~wants]
         batch.may_schedule_async[released] = True
         taken = rows[wants & ~is_held & batch.may_schedule_async[rows]]

@@ -95,9 +95,10 @@ class _Rules:
         return name
 
     def marker(self, text: str) -> str:
-        """A special token is no text for a grammar."""
+        """A special token is no text for a grammar, nor is an added one in angle brackets."""
+        added = self._tokenizer.backend.get_added_tokens_decoder()
         token_id = self._tokenizer.backend.token_to_id(text)
-        is_special = token_id in self._tokenizer.special_token_ids
+        is_special = token_id in added and (added[token_id].special or text.startswith("<"))
         return f"<[{token_id}]>" if is_special else json.dumps(text)
 
     def json(self, schema: Schema | None, *, is_object: bool = False) -> str:

@@ -1,4 +1,4 @@
-// Gated linear units (arXiv:2002.05202): an activation of the left half times the right half.
+// Activations, alone or gated (arXiv:2002.05202): of the left half, times the right half.
 #include <cmath>
 
 #include "dispatch.h"
@@ -8,15 +8,29 @@
 #define EC_BODY "activation_body.h"
 #include "every_isa.h"
 
-// gate_up [num_rows, 2 * size], out [num_rows, size]; kind 0: SiLU, 1: GELU's tanh approximation.
+// gate_up [num_rows, 2 * size], out [num_rows, size]; kind 0: SiLU, 1: GELU's tanh approximation,
+// 2: GELU.
 EC_EXPORT const char* ec_gated_activation(const float* gate_up, float* out, int64_t num_rows,
                                           int64_t size, int kind) {
-    if (kind != 0 && kind != 1) {
-        return ec::refuse("activation %d is not 0 (SiLU) or 1 (GELU, tanh)", kind);
+    if (kind < 0 || kind > 2) {
+        return ec::refuse("activation %d is not 0 (SiLU), 1 (GELU, tanh) or 2 (GELU)", kind);
     }
-    const auto run = kind == 0 ? EC_CHOOSE(silu_row) : EC_CHOOSE(gelu_tanh_row);
+    const auto run = kind == 0   ? EC_CHOOSE(silu_gated)
+                     : kind == 1 ? EC_CHOOSE(gelu_tanh_gated)
+                                 : EC_CHOOSE(gelu_gated);
     ec::for_rows(num_rows, 4 * size, [&](int64_t row) {  // an exponential costs as four others
         run(gate_up + row * 2 * size, gate_up + row * 2 * size + size, size, out + row * size);
     });
+    return nullptr;
+}
+
+// x [num_rows, size], in place; kinds as above, and 3: ReLU.
+EC_EXPORT const char* ec_activation(float* x, int64_t num_rows, int64_t size, int kind) {
+    if (kind < 0 || kind > 3) return ec::refuse("activation %d is not in [0, 3]", kind);
+    const auto run = kind == 0   ? EC_CHOOSE(silu_row)
+                     : kind == 1 ? EC_CHOOSE(gelu_tanh_row)
+                     : kind == 2 ? EC_CHOOSE(gelu_row)
+                                 : EC_CHOOSE(relu_row);
+    ec::for_rows(num_rows, 4 * size, [&](int64_t row) { run(x + row * size, size); });
     return nullptr;
 }

@@ -30,14 +30,15 @@ const char* check_requests(const Attention& a, int64_t num_requests, int64_t num
                           "sequence holds them and all before", r, queries, length);
         }
         if (queries == 0) continue;
+        if (a.bidirectional && length != queries) {
+            return refuse("request %ld has %ld of its %ld tokens in the step; bidirectional "
+                          "attention needs all of them", r, queries, length);
+        }
         if ((length + a.block_size - 1) / a.block_size > a.table_width) {
             return refuse("request %ld has %ld tokens, its block table of %ld x %ld slots is too "
                           "short", r, length, a.table_width, a.block_size);
         }
-        int64_t first_key = 0;
-        if (a.window != 0) first_key = length - queries - a.window + 1;
-        for (int64_t b = first_key > 0 ? first_key / a.block_size : 0; b * a.block_size < length;
-             ++b) {
+        for (int64_t b = a.first_key(r, 0) / a.block_size; b * a.block_size < length; ++b) {
             const int64_t block = a.table[r * a.table_width + b];
             if (block < 0 || block >= num_blocks) {
                 return refuse("block %ld of request %ld is %ld, the cache has blocks [0, %ld)", b,
@@ -68,6 +69,7 @@ EC_EXPORT const char* ec_attention(const AttentionGeometry* g, const float* q, i
     }
     const Attention a{q, q_stride, k, v, out, g->starts, g->lengths, g->table, g->table_width,
                       g->block_size, g->num_query_heads, g->num_kv_heads, g->head_size, g->window,
+                      g->bidirectional != 0,
                       g->kv_format, scale, softcap, sinks, slopes};
     const char* refusal = check_requests(a, g->num_requests, g->num_tokens, g->num_blocks);
     if (refusal != nullptr) return refusal;

@@ -22,6 +22,11 @@ constexpr int64_t tile_keys = 64;
 constexpr int64_t segment_keys = 128;
 constexpr int most_rows_at_once = 6;
 
+// A query's position, and the keys [first, stop) that it sees.
+struct AttentionRow {
+    int32_t position, first, stop;
+};
+
 // One call. H query heads, K key/value heads, D head size; rows of q and out are [H, D].
 struct Attention {
     const float* q;
@@ -34,6 +39,7 @@ struct Attention {
     const int32_t* table;
     int64_t table_width, block_size, num_query_heads, num_kv_heads, head_size;
     int64_t window;  // 0: none
+    bool bidirectional;  // steps hold whole sequences, and a window reaches to both sides
     int64_t kv_format;
     float scale;
     float softcap;        // 0: none
@@ -44,6 +50,20 @@ struct Attention {
     int64_t num_queries(int64_t request) const { return starts[request + 1] - starts[request]; }
     // Of the request's first token in this step.
     int64_t position(int64_t request) const { return lengths[request] - num_queries(request); }
+    int64_t first_key(int64_t request, int64_t query) const {
+        const int64_t first = position(request) + query - window + 1;
+        return window != 0 && first > 0 ? first : 0;
+    }
+    int64_t stop_key(int64_t request, int64_t query) const {
+        const int64_t own = position(request) + query, length = lengths[request];
+        if (!bidirectional) return own + 1;
+        return window != 0 && own + window < length ? own + window : length;
+    }
+    AttentionRow row(int64_t request, int64_t query) const {
+        return {static_cast<int32_t>(position(request) + query),
+                static_cast<int32_t>(first_key(request, query)),
+                static_cast<int32_t>(stop_key(request, query))};
+    }
     // Floats of one row's state: its sum of values, padded to whole registers, then the largest
     // score and the sum of weights.
     int64_t padded() const { return (head_size + 15) / 16 * 16; }
@@ -97,7 +117,7 @@ struct AttentionPlan {
 inline int64_t scratch_floats(const Attention& a, const AttentionPlan& plan) {
     constexpr int64_t line = 16;
     return plan.most_rows * (a.head_size + line + 2 * a.state()) +
-           plan.most_queries * (2 + a.group()) +
+           plan.most_queries * (2 + 3 * a.group()) +
            tile_keys * (2 * a.head_size + a.padded() + line) + most_rows_at_once * tile_keys +
            8 * line;
 }

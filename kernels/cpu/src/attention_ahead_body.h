@@ -10,7 +10,7 @@ public:
               int64_t start) {
         const int64_t row_bytes = kv_row_bytes(a.kv_format, a.head_size);
         const int32_t* blocks = a.table + member.request * a.table_width;
-        const int64_t stop = a.position(member.request) + member.query_stop;
+        const int64_t stop = a.stop_key(member.request, member.query_stop - 1);
         int64_t block = start / a.block_size, block_stop = (block + 1) * a.block_size;
         k_ = a.k + item.head * row_bytes;
         v_ = a.v + item.head * row_bytes;

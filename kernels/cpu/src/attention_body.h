@@ -15,13 +15,13 @@
 // Of ROWS rows, three at a time: so many have room in the registers.
 template <int ROWS, int UNITS>
 EC_INLINE void soften_all(const Attention& a, int64_t tile_start, int64_t query_head,
-                          const int32_t* positions, float* scores, float* states, float* scales) {
+                          const AttentionRow* sees, float* scores, float* states, float* scales) {
     constexpr int some = ROWS < 3 ? ROWS : 3;
-    soften<some, UNITS>(a, tile_start, query_head, positions, scores, states, scales);
+    soften<some, UNITS>(a, tile_start, query_head, sees, scores, states, scales);
     if constexpr (ROWS > some) {
         const int64_t group = a.group();
         query_head = query_head / group * group + (query_head + some) % group;
-        soften_all<ROWS - some, UNITS>(a, tile_start, query_head, positions + some,
+        soften_all<ROWS - some, UNITS>(a, tile_start, query_head, sees + some,
                                        scores + some * tile_keys, states + some * a.state(),
                                        scales + some);
     }
@@ -30,21 +30,21 @@ EC_INLINE void soften_all(const Attention& a, int64_t tile_start, int64_t query_
 // ROWS rows that follow one another, of one key/value head, against one tile.
 template <class Tile, int ROWS, int UNITS>
 static void take_rows(const Attention& a, const Tile& tile, int64_t tile_start, int64_t query_head,
-                      int64_t first, int64_t stop, const int32_t* positions, const float* queries,
+                      int64_t first, int64_t stop, const AttentionRow* sees, const float* queries,
                       float* scores, float* states) {
     float scales[ROWS];
     tile.template score<ROWS, UNITS>(queries, scores);
-    soften_all<ROWS, UNITS>(a, tile_start, query_head, positions, scores, states, scales);
+    soften_all<ROWS, UNITS>(a, tile_start, query_head, sees, scores, states, scales);
     tile.template add<ROWS, UNITS>(first, stop, scores, scales, states);
 }
 
 template <class Tile, int ROWS>
 static void take_units(const Attention& a, const Tile& tile, int64_t tile_start,
-                       int64_t query_head, int64_t first, int64_t stop, const int32_t* positions,
+                       int64_t query_head, int64_t first, int64_t stop, const AttentionRow* sees,
                        const float* queries, float* scores, float* states) {
     int64_t low = tile_keys, high = 0;  // keys that any of the rows sees
     for (int r = 0; r < ROWS; ++r) {
-        const Sight sight = sight_of(a, positions[r], tile_start);
+        const Sight sight = sight_of(sees[r], tile_start);
         low = sight.low < low ? sight.low : low;
         high = sight.high > high ? sight.high : high;
     }
@@ -55,19 +55,19 @@ static void take_units(const Attention& a, const Tile& tile, int64_t tile_start,
                       : stop <= 2 * unit_keys ? take_rows<Tile, ROWS, 2>
                       : stop <= 3 * unit_keys ? take_rows<Tile, ROWS, 3>
                                               : take_rows<Tile, ROWS, 4>;
-    take(a, tile, tile_start, query_head, first, stop, positions, queries, scores, states);
+    take(a, tile, tile_start, query_head, first, stop, sees, queries, scores, states);
 }
 
 template <class Tile, int ROWS = Tile::most_rows>
 static void take(int64_t num_rows, const Attention& a, const Tile& tile, int64_t tile_start,
-                 int64_t query_head, int64_t first, int64_t stop, const int32_t* positions,
+                 int64_t query_head, int64_t first, int64_t stop, const AttentionRow* sees,
                  const float* queries, float* scores, float* states) {
     if constexpr (ROWS > 1) {
         if (num_rows < ROWS)
             return take<Tile, ROWS - 1>(num_rows, a, tile, tile_start, query_head, first, stop,
-                                        positions, queries, scores, states);
+                                        sees, queries, scores, states);
     }
-    take_units<Tile, ROWS>(a, tile, tile_start, query_head, first, stop, positions, queries, scores,
+    take_units<Tile, ROWS>(a, tile, tile_start, query_head, first, stop, sees, queries, scores,
                            states);
 }
 
@@ -90,20 +90,19 @@ static void attend_with(const Attention& a, const AttentionPlan& plan, int64_t i
     float* states = take_floats(rows * state);
     float* all = take_floats(rows * state);
     float* scores = take_floats(most_rows_at_once * tile_keys);
-    auto* positions = reinterpret_cast<int32_t*>(take_floats(head_rows));
+    auto* sees = reinterpret_cast<AttentionRow*>(take_floats(3 * head_rows));
     auto* tokens = reinterpret_cast<int32_t*>(take_floats(item.num_queries));
     Tile tile(a, scratch);
 
-    int64_t first_position = INT64_MAX, last_position = 0, next = 0;
+    int64_t first_key = INT64_MAX, stop_key = 0, next = 0;
     for (int64_t m = 0; m < item.num_members; ++m) {
         const AttentionMember& own = members[m];
         for (int64_t query = own.query; query < own.query_stop; ++query, ++next) {
-            const int64_t position = a.position(own.request) + query;
-            first_position = position < first_position ? position : first_position;
-            last_position = position > last_position ? position : last_position;
+            const AttentionRow row = a.row(own.request, query);
+            first_key = row.first < first_key ? row.first : first_key;
+            stop_key = row.stop > stop_key ? row.stop : stop_key;
             tokens[next] = static_cast<int32_t>(a.starts[own.request] + query);
-            for (int64_t g = 0; g < group; ++g)
-                positions[next * group + g] = static_cast<int32_t>(position);
+            for (int64_t g = 0; g < group; ++g) sees[next * group + g] = row;
         }
     }
     for (int64_t r = 0; r < rows; ++r) {
@@ -112,8 +111,6 @@ static void attend_with(const Attention& a, const AttentionPlan& plan, int64_t i
         Tile::take_query(a, a.q + token * a.q_stride + query_head * head_size,
                          queries + r * query_floats);
     }
-    int64_t first_key = 0;
-    if (a.window != 0 && first_position - a.window + 1 > 0) first_key = first_position - a.window + 1;
     const int32_t* blocks = a.table + members[0].request * a.table_width;
     const bool is_joined = item.segment_stop - item.segment > 1;
     if (is_joined) clear_states(all, rows, padded, state);
@@ -122,12 +119,12 @@ static void attend_with(const Attention& a, const AttentionPlan& plan, int64_t i
         for (int64_t start = segment * segment_keys; start < (segment + 1) * segment_keys;
              start += tile_keys) {
             const int64_t first = first_key > start ? first_key - start : 0;
-            const int64_t seen = last_position + 1 - start;
+            const int64_t seen = stop_key - start;
             const int64_t stop = seen < tile_keys ? seen : tile_keys;
             if (first >= stop) continue;
             Ahead ahead;
             const int64_t next_start = start + tile_keys;
-            if (next_start <= last_position && next_start < item.segment_stop * segment_keys) {
+            if (next_start < stop_key && next_start < item.segment_stop * segment_keys) {
                 ahead.take(a, item, members[item.num_members - 1], next_start);
             } else if (const AttentionItem* other = plan.after(index)) {
                 ahead.take(a, *other, *plan.members_of(*other), other->segment * segment_keys);
@@ -154,7 +151,7 @@ static void attend_with(const Attention& a, const AttentionPlan& plan, int64_t i
                 for (int64_t t = 0; t < num_takes; ++t) {
                     const int64_t row = head_rows * t / num_takes;
                     take<Tile>(head_rows * (t + 1) / num_takes - row, a, tile, start,
-                               head * group + row % group, first, stop, positions + row,
+                               head * group + row % group, first, stop, sees + row,
                                queries + (base + row) * query_floats, scores,
                                states + (base + row) * state);
                 }

@@ -16,9 +16,7 @@ struct Request {
 Request request_of(const Attention& a, int64_t r) {
     Request found;
     found.num_queries = a.num_queries(r);
-    int64_t first_key = 0;
-    if (a.window != 0) first_key = a.position(r) - a.window + 1;
-    found.first_segment = first_key > 0 ? first_key / segment_keys : 0;
+    found.first_segment = a.first_key(r, 0) / segment_keys;
     found.stop_segment = (a.lengths[r] + segment_keys - 1) / segment_keys;
     return found;
 }
@@ -72,14 +70,12 @@ void add_whole(const Attention& a, const Request& request, int64_t r, AttentionP
     for (int64_t t = num_tiles - 1; t >= 0; --t) {
         const int64_t query = request.num_queries * t / num_tiles;
         const int64_t query_stop = request.num_queries * (t + 1) / num_tiles;
-        int64_t first_key = 0;
-        if (a.window != 0) first_key = a.position(r) + query - a.window + 1;
         AttentionItem item;
         item.member = static_cast<int64_t>(plan.members.size());
         item.num_members = 1;
         item.num_queries = query_stop - query;
-        item.segment = first_key > 0 ? first_key / segment_keys : 0;
-        item.segment_stop = (a.position(r) + query_stop + segment_keys - 1) / segment_keys;
+        item.segment = a.first_key(r, query) / segment_keys;
+        item.segment_stop = (a.stop_key(r, query_stop - 1) + segment_keys - 1) / segment_keys;
         plan.members.push_back({static_cast<int32_t>(r), static_cast<int32_t>(query),
                                 static_cast<int32_t>(query_stop), -1});
         for (int64_t head = 0; head < a.num_kv_heads; ++head) {

@@ -12,10 +12,9 @@ struct Sight {
     int64_t low, high;
 };
 
-EC_INLINE Sight sight_of(const Attention& a, int64_t position, int64_t tile_start) {
-    const int64_t at = position - tile_start;
-    const int64_t low = a.window != 0 && at - a.window + 1 > 0 ? at - a.window + 1 : 0;
-    return {low, at + 1 < tile_keys ? at + 1 : tile_keys};
+EC_INLINE Sight sight_of(const AttentionRow& row, int64_t tile_start) {
+    const int64_t low = row.first - tile_start, high = row.stop - tile_start;
+    return {low > 0 ? low : 0, high < tile_keys ? high : tile_keys};
 }
 
 // Scores of some rows to weights, in place; a row's state ends with (largest score, sum of weights).
@@ -24,7 +23,7 @@ EC_INLINE Sight sight_of(const Attention& a, int64_t position, int64_t tile_star
 // each step together: one alone would wait for its own results.
 template <int ROWS, int UNITS>
 EC_INLINE void soften(const Attention& a, int64_t tile_start, int64_t query_head,
-                      const int32_t* positions, float* scores, float* states, float* scales) {
+                      const AttentionRow* sees, float* scores, float* states, float* scales) {
     constexpr int registers = UNITS * unit_registers;
     const int64_t state = a.state(), padded = a.padded(), group = a.group();
     vi lane;
@@ -32,7 +31,7 @@ EC_INLINE void soften(const Attention& a, int64_t tile_start, int64_t query_head
     const vf hidden = splat(-INFINITY);
     vf x[ROWS][registers], top[ROWS];
     for (int r = 0; r < ROWS; ++r) {
-        const Sight sight = sight_of(a, positions[r], tile_start);
+        const Sight sight = sight_of(sees[r], tile_start);
         top[r] = hidden;
         for (int c = 0; c < registers; ++c) {
             vf score = load(scores + r * tile_keys + c * W);
@@ -42,7 +41,7 @@ EC_INLINE void soften(const Attention& a, int64_t tile_start, int64_t query_head
             }
             const vi key = lane + c * W;
             if (a.slopes != nullptr) {
-                const auto distance = static_cast<int32_t>(tile_start - positions[r]);
+                const auto distance = static_cast<int32_t>(tile_start - sees[r].position);
                 const vf steps = __builtin_convertvector(key + distance, vf);
                 const int64_t own = query_head / group * group + (query_head + r) % group;
                 score = fma(splat(a.slopes[own]), steps, score);

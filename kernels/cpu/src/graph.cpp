@@ -45,6 +45,15 @@ const char* run_op(const ec::GraphStep& step, int64_t i) {
         case ec::GraphOpKind::embedding_packed:
             return ec_embedding_packed(static_cast<const ec::LinearWeight*>(c.operand),
                                        step.token_ids, num_tokens, c.out);
+        case ec::GraphOpKind::embedding_at:
+            return ec_embedding(step.positions, num_tokens, static_cast<const float*>(c.operand),
+                                c.stride, c.size, c.out);
+        case ec::GraphOpKind::layer_norm:
+            return ec_layer_norm(c.subject, c.stride, static_cast<const float*>(c.operand), c.out,
+                                 num_tokens, c.size, c.number);
+        case ec::GraphOpKind::add_layer_norm:
+            return ec_add_layer_norm(c.subject, c.out, static_cast<const float*>(c.operand),
+                                     num_tokens, c.size, c.number);
         case ec::GraphOpKind::rms_norm:
             return ec_rms_norm(c.subject, c.stride, static_cast<const float*>(c.operand), c.out,
                                num_tokens, c.size, c.number);
@@ -74,6 +83,10 @@ const char* run_op(const ec::GraphStep& step, int64_t i) {
             return ec_gated_activation(c.subject, c.out, num_tokens, c.size, 0);
         case ec::GraphOpKind::gelu_tanh:
             return ec_gated_activation(c.subject, c.out, num_tokens, c.size, 1);
+        case ec::GraphOpKind::gelu:
+            return ec_gated_activation(c.subject, c.out, num_tokens, c.size, 2);
+        case ec::GraphOpKind::activate:
+            return ec_activation(c.out, num_tokens, c.size, static_cast<int>(c.stride));
         case ec::GraphOpKind::scale:
             for (int64_t i = 0; i < num_tokens * c.size; ++i) c.out[i] *= c.number;
             return nullptr;

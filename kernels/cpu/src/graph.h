@@ -13,6 +13,7 @@ struct AttentionGeometry {
     int64_t num_requests, num_tokens, table_width, num_blocks, block_size;
     int64_t num_query_heads, num_kv_heads, head_size, window;
     int64_t kv_format;     // of the cache, see kv_cache.h
+    int64_t bidirectional;  // 1: queries see keys behind them, too
     const int32_t* starts;   // [num_requests + 1]
     const int32_t* lengths;  // [num_requests]
     const int32_t* table;    // [num_requests, table_width]
@@ -35,6 +36,11 @@ enum class GraphOpKind : int64_t {
     lora = 10,  // out += the adapters' part of subject; operand: LoraStack
     given_rows = 11,  // the rows of out that the step gives
     copy = 12,  // out = subject
+    layer_norm = 13,      // out = norm of subject; operand: weight, then bias
+    add_layer_norm = 14,  // out += subject; subject = norm of out
+    gelu = 15,            // as silu
+    activate = 16,        // out = activation of itself; stride: which
+    embedding_at = 17,    // out = rows of operand [stride, size] at the step's positions
 };
 
 // Mirrored by `GraphOp` in kernels/cpu/graph_capture.py. Strides are floats from a token's row of
@@ -82,9 +88,14 @@ EC_EXPORT const char* ec_rms_norm(const float* x, int64_t x_stride, const float*
                         int64_t num_rows, int64_t size, float eps);
 EC_EXPORT const char* ec_add_rms_norm(float* x, float* residual, const float* weight, int64_t num_rows,
                             int64_t size, float eps);
+EC_EXPORT const char* ec_layer_norm(const float* x, int64_t x_stride, const float* weight, float* out,
+                                    int64_t num_rows, int64_t size, float eps);
+EC_EXPORT const char* ec_add_layer_norm(float* x, float* residual, const float* weight,
+                                        int64_t num_rows, int64_t size, float eps);
 EC_EXPORT const char* ec_rotary_and_cache(const ec::Rotary* rotary);
 EC_EXPORT const char* ec_attention(const AttentionGeometry* geometry, const float* q, int64_t q_stride,
                          const uint8_t* k, const uint8_t* v, float* out, float scale, float softcap,
                          const float* sinks, const float* slopes);
 EC_EXPORT const char* ec_gated_activation(const float* gate_up, float* out, int64_t num_rows, int64_t size,
                                 int kind);
+EC_EXPORT const char* ec_activation(float* x, int64_t num_rows, int64_t size, int kind);

@@ -1,4 +1,5 @@
-// RMSNorm (arXiv:1910.07467), alone or after the residual addition, in float32.
+// RMSNorm (arXiv:1910.07467) and LayerNorm (arXiv:1607.06450), alone or after the residual addition,
+// in float32.
 #include <algorithm>
 #include <cmath>
 
@@ -19,15 +20,40 @@ EC_EXPORT const char* ec_rms_norm(const float* x, int64_t x_stride, const float*
     return nullptr;
 }
 
+// Likewise; weight [2, size]: factors, then what is added.
+EC_EXPORT const char* ec_layer_norm(const float* x, int64_t x_stride, const float* weight,
+                                    float* out, int64_t num_rows, int64_t size, float eps) {
+    const auto layer_norm_row = EC_CHOOSE(layer_norm_row);
+    ec::for_rows(num_rows, size, [&](int64_t row) {
+        layer_norm_row(x + row * x_stride, weight, size, eps, out + row * size);
+    });
+    return nullptr;
+}
+
+namespace {
+
+using AddNormRow = void (*)(float*, float*, const float*, int64_t, float);
+
 // residual += x; x = norm(residual). Both [num_rows, size], without gaps, apart from each other.
-EC_EXPORT const char* ec_add_rms_norm(float* x, float* residual, const float* weight,
-                                      int64_t num_rows, int64_t size, float eps) {
+const char* add_norm(AddNormRow add_norm_row, float* x, float* residual, const float* weight,
+                     int64_t num_rows, int64_t size, float eps) {
     if (x < residual + num_rows * size && residual < x + num_rows * size) {
         return ec::refuse("x and residual overlap; both are written, so give each its own memory");
     }
-    const auto add_norm_row = EC_CHOOSE(add_norm_row);
     ec::for_rows(num_rows, size, [&](int64_t row) {
         add_norm_row(x + row * size, residual + row * size, weight, size, eps);
     });
     return nullptr;
+}
+
+}  // namespace
+
+EC_EXPORT const char* ec_add_rms_norm(float* x, float* residual, const float* weight,
+                                      int64_t num_rows, int64_t size, float eps) {
+    return add_norm(EC_CHOOSE(add_norm_row), x, residual, weight, num_rows, size, eps);
+}
+
+EC_EXPORT const char* ec_add_layer_norm(float* x, float* residual, const float* weight,
+                                        int64_t num_rows, int64_t size, float eps) {
+    return add_norm(EC_CHOOSE(add_layer_norm_row), x, residual, weight, num_rows, size, eps);
 }

@@ -49,10 +49,9 @@ class DraftedLoop(EngineLoop):
             """Also drafts behind an end of sequence, which no client gets."""
             drafts = self.open_plan.scheduled_spec_decode_tokens
             output = collect()
-            for name, tokens in zip(output.req_ids, output.sampled_token_ids, strict=True):
-                if name in drafts:
-                    self.num_drafted += len(drafts[name])
-                    self.num_accepted += len(tokens) - 1
+            for name in drafts:
+                self.num_drafted += len(drafts[name])
+                self.num_accepted += len(output.verified_token_ids[name]) - 1
             if output.draft_token_ids is not None:
                 made = output.draft_token_ids
                 for name, drafts in zip(made.req_ids, made.draft_token_ids, strict=True):

@@ -51,16 +51,27 @@ def test_a_step_answers_with_one_array_in_the_order_of_the_batch(make_runner):
     assert (output.logprobs, output.failures) == (None, {})
 
 
-def test_with_drafts_in_the_plan_the_answer_is_lists_empty_where_nothing_is_due(make_runner):
+def with_drafts(runner):
+    """A decode without drafts, one with two, and a prompt that goes on."""
+    drive = Drive(runner)
+    for name, length in {"a": 5, "b": 9, "c": 6}.items():
+        drive.add(name, prompt_of(length), GREEDY)
+    drive.step({"a": 5, "b": 9})
+    plan = drive.plans.plan({"a": 1, "b": 3, "c": 3}, drafts={"b": [1, 1]})
+    return runner.execute(plan)
+
+
+def test_sequences_with_drafts_are_told_apart_and_the_others_stay_a_column(make_runner):
     drive = Drive(make_runner())
-    drive.add("a", prompt_of(5), GREEDY)
-    drive.add("b", prompt_of(9, 1), GREEDY)
-    expected = drive.runner.execute(drive.plans.plan({"a": 5, "b": 3})).sampled_token_ids[0]
-    drive = Drive(make_runner())
-    drive.add("a", prompt_of(5), GREEDY)
-    drive.add("b", prompt_of(9, 1), GREEDY)
-    plan = drive.plans.plan({"a": 5, "b": 3}, drafts={"b": []})
-    assert drive.runner.execute(plan).sampled_token_ids == [[expected], []]
+    for name, length in {"a": 5, "b": 9}.items():
+        drive.add(name, prompt_of(length), GREEDY)
+    drive.step({"a": 5, "b": 9})
+    expected = drive.step({"a": 1, "b": 1}).sampled_token_ids.tolist()
+    answer = with_drafts(make_runner())
+    assert answer.sampled_token_ids.shape == (3,)
+    assert answer.sampled_token_ids[0] == expected[0]
+    assert [*answer.verified_token_ids] == ["b"]
+    assert answer.verified_token_ids["b"][0] == expected[1]
 
 
 def test_a_plan_of_no_tokens_still_drops_rows(make_runner):

@@ -16,7 +16,7 @@ class PagedDevice:
     """
     Args:
         depth: most steps launched and not collected.
-        has_columns: results of steps without drafts are arrays.
+        has_columns: results are arrays, and lists of verified drafts beside them.
     """
 
     def __init__(self, model: PagedModel, depth: int, *, has_columns: bool = False) -> None:
@@ -48,9 +48,8 @@ class PagedDevice:
             self._steps.append((plan, None))
         else:
             sampled = self._model.execute(plan)
-            is_plain = not plan.scheduled_spec_decode_tokens and plan.num_decode_steps == 1
-            if self._has_columns and is_plain:
-                sampled = as_column(sampled)
+            if self._has_columns and plan.num_decode_steps == 1:
+                sampled = as_column(sampled, plan.scheduled_spec_decode_tokens)
             self._steps.append((plan, sampled))
 
     def collect(

@@ -9,6 +9,7 @@ swapped, shared or speculated.
 
 import dataclasses
 import struct
+from collections.abc import Collection
 
 import numpy as np
 
@@ -56,11 +57,18 @@ def log_probabilities(token_ids: list[int], salt: str | None) -> list[float]:
     ]
 
 
-def as_column(sampled: ModelRunnerOutput) -> ModelRunnerOutput:
-    """What stands where no token is sampled is not read."""
-    tokens = [token_ids[0] if token_ids else -1 for token_ids in sampled.sampled_token_ids]
-    column = np.array(tokens, np.int32)
-    return dataclasses.replace(sampled, sampled_token_ids=column)
+def as_column(sampled: ModelRunnerOutput, drafted: Collection[str] = ()) -> ModelRunnerOutput:
+    """What stands where no token is sampled, or drafts are verified, is not read."""
+    lists = dict(zip(sampled.req_ids, sampled.sampled_token_ids, strict=True))
+    column = [
+        token_ids[0] if token_ids and name not in drafted else -1
+        for name, token_ids in lists.items()
+    ]
+    return dataclasses.replace(
+        sampled,
+        sampled_token_ids=np.array(column, np.int32),
+        verified_token_ids={name: lists[name] for name in drafted},
+    )
 
 
 @dataclasses.dataclass

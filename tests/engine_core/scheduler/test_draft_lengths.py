@@ -19,7 +19,7 @@ def lengths_of(*, slo_tpot_s=None, most=8):
 def time_steps(lengths, number, *, draft_s, plain_s=0.02):
     """Steps of `number` sequences, with and without drafts."""
     for step in range(60):
-        num_drafts = step % 4
+        num_drafts = step % 6
         load = StepLoad(number + num_drafts, number, number * 100, number * 100)
         lengths.observe_step(load, plain_s + num_drafts * draft_s)
 
@@ -105,6 +105,34 @@ def test_a_row_that_changes_hands_begins_anew():
     assert chosen(lengths, [0]) == [0]
     batch.change_owner(0)
     assert chosen(lengths, [0])[0] > 0
+
+
+def dear_steps(lengths, number, num_steps):
+    """Steps in which drafts cost three times a token. Returns the steps that had one."""
+    rows, drafted = list(range(number)), []
+    for step in range(num_steps):
+        num_drafts = sum(chosen(lengths, rows))
+        drafted += [step] * num_drafts
+        load = StepLoad(number + num_drafts, number, number * 100, number * 100)
+        lengths.observe_step(load, 0.01 * number + 0.03 * num_drafts)
+        for row in rows[-num_drafts:] if num_drafts else ():
+            lengths.observe_drafts(row, 1, 1)
+    return drafted
+
+
+@pytest.mark.parametrize("slo_tpot_s", [None, 1.0])
+def test_drafts_that_are_too_dear_are_measured_again_after_steps_however_often_it_is_asked(
+    slo_tpot_s,
+):
+    """Each step is asked for with an SLO, and where requests come and go."""
+    batch, lengths = lengths_of(slo_tpot_s=slo_tpot_s)
+    dear_steps(lengths, 4, 60)
+    drafted = []
+    for _ in range(8):
+        batch.change_owner(0)
+        drafted.append(len(dear_steps(lengths, 4, 128)))
+    assert all(number <= 2 for number in drafted)
+    assert 4 <= sum(drafted) <= 10
 
 
 @pytest.mark.parametrize(("slo_tpot_s", "most"), [(0.03, 8), (0.0215, 1), (0.0199, 0), (0.01, 0)])

@@ -24,9 +24,13 @@ def test_earlier_outputs_are_found_by_the_longest_match_and_give_as_many_tokens(
 
 def test_its_own_tokens_win_with_a_match_that_is_as_long():
     proposer = SuffixProposer()
-    proposer.learn([1, 2, 3, 4], "a")
-    assert proposer.propose(tokens(2, 3, 7, 2, 3), "a", 8) == [7, 2]
-    assert proposer.propose(tokens(2, 3, 7, 1, 2, 3), "a", 8) == [4]
+    proposer.learn([0, 1, 2, 3, 4], "a")
+    assert proposer.propose(tokens(1, 2, 3, 7, 1, 2, 3), "a", 8) == [7, 1, 2]
+    assert proposer.propose(tokens(1, 2, 3, 7, 0, 1, 2, 3), "a", 8) == [4]
+
+
+def test_two_tokens_of_its_own_say_too_little():
+    assert SuffixProposer().propose(tokens(2, 3, 7, 2, 3), "a", 8) == []
 
 
 def test_nothing_is_shared_between_scopes():

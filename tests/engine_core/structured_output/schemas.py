@@ -20,6 +20,7 @@ _FORMATS = (
     "uuid",
     "uri",
 )
+_ENTRIES = ("minProperties", "maxProperties")
 _CONSTANTS = (
     0,
     -3,
@@ -42,7 +43,7 @@ def make_schema(seed: int) -> dict:
     """Deterministic; of about one in five the root is recursive."""
     draw = random.Random(seed)
     if draw.random() < 0.2:
-        return _recursive(draw)
+        return draw.choice((_recursive, _mutual, _deep, _by_path))(draw)
     schema = _schema(draw, depth=draw.randint(1, 3))
     if draw.random() < 0.3:
         schema = {"$defs": {"part": schema}, "$ref": "#/$defs/part"}
@@ -58,10 +59,36 @@ def _recursive(draw: random.Random) -> dict:
     return {"$defs": {"node": node}, "$ref": "#/$defs/node"}
 
 
+def _mutual(draw: random.Random) -> dict:
+    """Two that contain each other; a reference has keywords beside it."""
+    second = {"type": "object", "properties": {"back": {"$ref": "#/$defs/first"}}}
+    second |= {"additionalProperties": _schema(draw, 0)}
+    first = {"type": "array", "items": {"$ref": "#/$defs/second", "title": "beside it"}}
+    return {"$defs": {"first": {**first, "maxItems": 2}, "second": second}, "$ref": "#/$defs/first"}
+
+
+def _deep(draw: random.Random) -> dict:
+    schema = _schema(draw, 0)
+    for _ in range(draw.randint(6, 12)):
+        if draw.random() < 0.5:
+            schema = {"type": "array", "items": schema, "minItems": 1, "maxItems": 1}
+        else:
+            schema = _object(draw, {"in": schema})
+    return schema
+
+
+def _by_path(draw: random.Random) -> dict:
+    """A reference into a property, with escapes."""
+    schema = _object(draw, {"a/b~c": _schema(draw, 1)})
+    schema["properties"]["same"] = {"$ref": "#/properties/a~1b~0c"}
+    return schema
+
+
 def _schema(draw: random.Random, depth: int) -> dict:
-    kinds = [_string, _integer, _number, _enum, _const, _plain]
+    kinds = [_string, _integer, _number, _enum, _const, _plain, _bounds, _several_types]
     if depth > 0:
         kinds += [_array, _tuple, _any_object, _map, _any_of, _one_of, _all_of] * 2
+        kinds += [_patterns, _all_of_objects, _one_of_types, _number_of_entries, _no_type]
     return draw.choice(kinds)(draw, depth) if depth else draw.choice(kinds)(draw, 0)
 
 
@@ -106,6 +133,36 @@ def _number(draw: random.Random, _: int) -> dict:
             return {"type": "number"}
 
 
+def _bounds(draw: random.Random, _: int) -> dict:
+    low = draw.choice((-1e6, -2.75, -0.001, 0, 0.1, 12.5, 1e9))
+    high = low + draw.choice((0.25, 1, 33.3, 1e6))
+    name = (
+        draw.choice(("minimum", "exclusiveMinimum")),
+        draw.choice(("maximum", "exclusiveMaximum")),
+    )
+    schema = {"type": "number", name[0]: low, name[1]: high}
+    match draw.randrange(5):
+        case 0:
+            del schema[name[0]]
+        case 1:
+            schema = {"type": "string", "minLength": draw.randint(1, 9)}
+        case 2:
+            schema = {"type": "integer", "multipleOf": 7, "minimum": -100, "maximum": 100}
+        case 3:
+            step = draw.choice((0.5, 0.25, 2))
+            schema = {"type": "number", "multipleOf": step, "minimum": -4, "maximum": 4}
+    return schema
+
+
+def _several_types(draw: random.Random, _: int) -> dict:
+    """Keywords hold for values of their own type."""
+    types = draw.sample(("string", "integer", "boolean", "null"), 3)
+    schema = {"type": types, "minimum": 3, "maximum": 50, "maxLength": 4}
+    if draw.random() < 0.5:
+        schema["enum"] = ["abc", "abcde", 1, 3, 40, None, False, 2.5]
+    return schema
+
+
 def _enum(draw: random.Random, _: int) -> dict:
     return {"enum": draw.sample(_CONSTANTS, draw.randint(1, 4))}
 
@@ -131,8 +188,9 @@ def _array(draw: random.Random, depth: int) -> dict:
 
 def _tuple(draw: random.Random, depth: int) -> dict:
     items = [_schema(draw, depth - 1) for _ in range(draw.randint(1, 3))]
-    more = draw.choice((False, {"type": "integer"}))
-    return {"type": "array", "prefixItems": items, "items": more, "minItems": len(items) - 1}
+    more = draw.choice((False, {"type": "integer"}, True))
+    schema = {"type": "array", "prefixItems": items, "items": more, "minItems": len(items) - 1}
+    return {**schema, "maxItems": len(items)} if draw.random() < 0.3 else schema
 
 
 def _any_object(draw: random.Random, depth: int) -> dict:
@@ -167,6 +225,42 @@ def _map(draw: random.Random, depth: int) -> dict:
             return {"type": "object", "minProperties": 1, "maxProperties": most}
 
 
+def _patterns(draw: random.Random, depth: int) -> dict:
+    """Beside properties, some of which have names that match."""
+    more = draw.choice((False, True, {"type": "null"}))
+    return {
+        "type": "object",
+        "properties": {"x1": {"type": "integer"}, "other": _schema(draw, 0)},
+        "patternProperties": {"^x[0-9]+$": {"type": "integer", "minimum": 3}, "é$": True},
+        "required": draw.sample(("x1", "other"), draw.randint(0, 2)),
+        "additionalProperties": more,
+    }
+
+
+def _all_of_objects(draw: random.Random, depth: int) -> dict:
+    first = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    second = {"properties": {"a": {"minimum": 5}, "b": _schema(draw, depth - 1)}}
+    return {"allOf": [first, second], "required": draw.choice(([], ["b"]))}
+
+
+def _one_of_types(draw: random.Random, depth: int) -> dict:
+    parts = [{"type": "string", "maxLength": 3}, _array(draw, depth), {"type": "boolean"}]
+    return {"oneOf": draw.sample(parts, 2)}
+
+
+def _number_of_entries(draw: random.Random, depth: int) -> dict:
+    schema = _any_object(draw, depth)
+    schema["required"] = [*schema["properties"]]
+    return {**schema, "additionalProperties": True, draw.choice(_ENTRIES): 4}
+
+
+def _no_type(draw: random.Random, depth: int) -> dict:
+    """Values of other types are free, so it stands in an object with little room."""
+    free = draw.choice(({"minimum": 5}, {"maxLength": 2}, {"required": ["é"]}, {"items": False}))
+    properties = {"free": free, "any": True, "none": False, "ключ 🙂": {"const": "🙂\u2028"}}
+    return {**_object(draw, {**properties}), "required": ["free"]}
+
+
 def _any_of(draw: random.Random, depth: int) -> dict:
     return {"anyOf": [_schema(draw, depth - 1) for _ in range(draw.randint(2, 3))]}
 
@@ -191,3 +285,42 @@ def _all_of(draw: random.Random, _: int) -> dict:
     return {
         "allOf": [{"type": "integer", "minimum": low}, {"maximum": low + 20}, {"multipleOf": 2}]
     }
+
+
+_NOT_ENFORCED = {
+    "not": {"type": "string"},
+    "if": {"const": 1},
+    "uniqueItems": True,
+    "contains": {"const": 1},
+    "propertyNames": {"maxLength": 3},
+    "dependentRequired": {"a": ["b"]},
+    "dependentSchemas": {"a": {"required": ["b"]}},
+    "unevaluatedProperties": False,
+    "unevaluatedItems": False,
+    "$dynamicRef": "#x",
+}
+
+
+def with_unsupported(seed: int) -> tuple[dict, str]:
+    """A schema somewhere in which a keyword stands that is not enforced, and the keyword."""
+    draw = random.Random(seed)
+    name = draw.choice([*_NOT_ENFORCED])
+    part = {"type": "object" if "ropert" in name or "depend" in name else "array"}
+    part[name] = _NOT_ENFORCED[name]
+    for _ in range(draw.randint(0, 3)):
+        match draw.randrange(6):
+            case 0:
+                part = _object(draw, {"a": _schema(draw, 1), "é": part})
+            case 1:
+                part = {"type": "array", "items": part}
+            case 2:
+                part = {"anyOf": [_schema(draw, 1), part]}
+            case 3:
+                part = {"type": "array", "prefixItems": [_schema(draw, 0), part]}
+            case 4:
+                part = {"type": "object", "additionalProperties": part}
+            case 5:
+                part = {"type": "object", "patternProperties": {"^p": part}}
+    if draw.random() < 0.3:
+        return {"$defs": {"part": part}, "$ref": "#/$defs/part"}, name
+    return part, name

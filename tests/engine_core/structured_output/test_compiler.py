@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from engine_core.structured_output.compiler import GrammarError
-from protocol.structured_output import StructuredOutput, StructuredOutputKind
+from protocol.structured_output import ReasoningMarkers, StructuredOutput, StructuredOutputKind
 from tests.engine_core.structured_output.schemas import make_schema
 from tests.engine_core.structured_output.vocabularies import EOS, VOCAB_SIZE, compiler, tokenizer
 
@@ -148,3 +148,31 @@ def test_a_text_that_is_not_of_its_kind_is_refused(kind, text, words):
     with pytest.raises(GrammarError, match=rf"^structured_outputs\.{kind.value}") as error:
         compiled(kind, text)
     assert words in str(error.value)
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_a_grammar_holds_behind_a_block_of_reasoning(is_open):
+    """Here its markers are texts of several tokens; tests/e2e/test_reasoning.py has single ones."""
+    markers = ReasoningMarkers("<r>", "</r>", is_open=is_open)
+
+    def takes(text, kind=KIND.CHOICE, asked=("red", "green")):
+        return accepts(kind, asked, text, reasoning=markers)
+
+    assert takes("<r>red{<r>\n</r>green")
+    assert takes("no </r </r>red") == is_open
+    assert takes("red") == (not is_open)
+    assert not takes("<r>red")
+    assert not takes("<r></r>blue")
+    for kind, asked, answer in (
+        (KIND.JSON, {"type": "integer"}, "7"),
+        (KIND.REGEX, "a{3}", "aaa"),
+        (KIND.GRAMMAR, 'start: x\nx: "b" x | "c"', "bbc"),
+        (KIND.GRAMMAR, 'root ::= "b" root | "c"', "bbc"),
+        (
+            KIND.STRUCTURAL_TAG,
+            {"structures": [{"begin": "<f>", "schema": {}, "end": "</f>"}], "triggers": ["<f>"]},
+            "so <f>1</f> it is",
+        ),
+    ):
+        assert takes(f"<r>why</r>{answer}", kind, asked)
+        assert not takes(f"<r>why</r>{answer}<f>", kind, asked)

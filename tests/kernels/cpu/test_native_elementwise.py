@@ -43,6 +43,29 @@ def test_a_row_of_a_norm_has_the_same_bits_in_any_batch(ops):
         assert torch.equal(ops.rms_norm(x[row : row + 1].clone(), weight, 1e-6)[0], normed[row])
 
 
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("rows", [0, 1, 63])
+def test_layer_norm_alone_and_after_the_sum(ops, rows, size):
+    x, residual, pair = (
+        torch.randn(rows, size) * 3 + 5,
+        torch.randn(rows, size),
+        torch.randn(2, size),
+    )
+
+    def exact(x):
+        return torch.nn.functional.layer_norm(x.double(), (size,), *pair.double(), 1e-5)
+
+    torch.testing.assert_close(
+        ops.layer_norm(x, pair, 1e-5).double(), exact(x), atol=2e-5, rtol=2e-5
+    )
+    total = x + residual
+    normed, summed = ops.add_layer_norm(x, residual, pair, 1e-5)
+    assert torch.equal(summed, total)
+    torch.testing.assert_close(normed.double(), exact(total), atol=2e-5, rtol=2e-5)
+    if rows:
+        assert torch.equal(ops.layer_norm(total[-1:], pair, 1e-5)[0], normed[-1])
+
+
 def test_norms_of_views_and_of_more_dimensions(ops):
     wide, weight = torch.randn(6, 4, 24), torch.randn(24)
     for x in (wide, wide[:, 1], wide[:, 1:3], wide.transpose(0, 1), wide[0, 0]):
@@ -72,6 +95,19 @@ def test_gated_activations(ops, rows, size):
     gelu = torch.nn.functional.gelu(gate, approximate="tanh") * up
     torch.testing.assert_close(ops.silu_and_mul(both).double(), silu, atol=1e-6, rtol=2e-6)
     torch.testing.assert_close(ops.gelu_tanh_and_mul(both).double(), gelu, atol=1e-6, rtol=4e-6)
+    exact = torch.nn.functional.gelu(gate) * up
+    torch.testing.assert_close(ops.gelu_and_mul(both).double(), exact, atol=2e-5, rtol=2e-6)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", ["silu", "gelu_tanh", "gelu", "relu"])
+def test_activations_of_every_element(ops, name, size):
+    x = torch.cat([torch.linspace(-9, 9, 3 * size - 1), torch.tensor([-1e30])]).view(3, size)
+    expected = TORCH.activate(x.double(), name)
+    alone = ops.activate(x[1:2].clone(), name)
+    out = ops.activate(x, name)
+    torch.testing.assert_close(out.double(), expected, atol=1e-6, rtol=4e-6)
+    assert torch.equal(out[1:2], alone)
 
 
 def test_activations_of_extreme_values_are_those_of_torch(ops):

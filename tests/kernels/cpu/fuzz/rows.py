@@ -27,18 +27,26 @@ def norms_and_activations(library: NativeLibrary, case: RandomCase) -> None:
     run.rms_norm(x, weight, 1e-5)
     residual = case.numbers(len(x), size)
     run.add_rms_norm(x.contiguous(), residual, weight, 1e-5)
+    pair = case.numbers(2, size)
+    run.layer_norm(x, pair, 1e-5)
+    run.add_layer_norm(x.contiguous(), residual.clone(), pair, 1e-5)
+    run.activate(residual.clone(), ("gelu", "relu", "silu", "gelu_tanh")[case.below(4)])  # type: ignore[arg-type]
     both = case.numbers(len(x), 2 * size)
+    run.gelu_and_mul(both)
     run.silu_and_mul(both)
     run.gelu_tanh_and_mul(both)
     p, n = ctypes.c_void_p, ctypes.c_int64
     if len(x):
-        add = library.function("ec_add_rms_norm", p, p, p, n, n, ctypes.c_float)
+        name = ("ec_add_rms_norm", "ec_add_layer_norm")[case.below(2)]
+        add = library.function(name, p, p, p, n, n, ctypes.c_float)
         address = residual.data_ptr()
         must_refuse(
             "overlap",
             lambda: check(add(address, address, weight.data_ptr(), len(x), size, 1e-5)),
         )
-    kind = case.index(2)
+    alone = library.function("ec_activation", p, n, n, ctypes.c_int)
+    must_refuse("activation", lambda: check(alone(both.data_ptr(), 1, size, case.index(4))))
+    kind = case.index(3)
     gated = library.function("ec_gated_activation", p, p, n, n, ctypes.c_int)
     addresses = both.data_ptr(), residual.data_ptr()
     must_refuse(f"activation {kind}", lambda: check(gated(*addresses, len(x), size, kind)))

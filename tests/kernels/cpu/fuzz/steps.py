@@ -39,7 +39,8 @@ class _Step:
         self.window = case.size(200) if case.one_in(3) else None
         num_requests = case.between(1, 5)
         queries = [case.size(60) if case.one_in(2) else case.below(3) for _ in range(num_requests)]
-        lengths = [count + case.below(300) for count in queries]
+        self.bidirectional = case.one_in(3)
+        lengths = [count + case.below(300) * (not self.bidirectional) for count in queries]
         widths = [-(-length // self.block_size) for length in lengths]
         self.num_blocks = sum(widths) + 1
         free = torch.randperm(self.num_blocks)
@@ -78,6 +79,7 @@ class _Step:
                 max_model_len=max(lengths),
                 dtype=torch.float32,
                 kv_dtype=dtypes.get(self.kind, torch.float32),
+                bidirectional=self.bidirectional,
             )
         )
 
@@ -169,6 +171,7 @@ def captured_step(library: NativeLibrary, case: RandomCase) -> None:
     size = case.size(64)
     heads_size = step.heads * step.head_size
     table, norm = case.numbers(case.size(50), size), case.numbers(size)
+    places, pair = case.numbers(50, size), case.numbers(2, size)
     into = pack_float(library, case.numbers(heads_size + 2 * step.kv_size, size))
     back = pack_float(library, case.numbers(size, heads_size))
     last = random_weight(library, case, size)
@@ -176,9 +179,11 @@ def captured_step(library: NativeLibrary, case: RandomCase) -> None:
     factor = torch.tensor(0.5)
 
     def forward(ids_T: torch.Tensor, positions_T: torch.Tensor, c: ForwardContext) -> torch.Tensor:
-        residual = ops.embedding(ids_T, table)
+        residual, at = ops.embedding(ids_T, table), ops.embedding(positions_T, places)
+        residual, _ = ops.add_layer_norm(residual, at, pair, 1e-5)
+        x = ops.activate(ops.layer_norm(residual, pair, 1e-5), "gelu")
         q = ops.rotary_and_cache(
-            ops.linear(ops.rms_norm(residual, norm, 1e-5), into),
+            ops.linear(ops.rms_norm(x, norm, 1e-5), into),
             positions_T,
             c.metadata[0].slot_mapping_T,
             c.kv_caches[0],

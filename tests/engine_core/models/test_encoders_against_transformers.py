@@ -1,0 +1,125 @@
+"""Every family of encoders against transformers: hidden states of mixed prompts of one step, and
+heads. Tiny random weights."""
+
+import pytest
+import torch
+
+from engine_core.models import ModelConfigError, UnsupportedArchitecture
+from engine_core.models.registry import read_model_config
+from kernels.cpu.operations import CpuOperations
+from kernels.torch.operations import TorchOperations
+from tests.engine_core.models.encoder_cases import (
+    CONFIGS,
+    VOCAB_SIZE,
+    hidden_states,
+    own,
+    reference,
+    run,
+    token_types,
+)
+from tests.native_kernels import native_library_or_skip
+
+
+@pytest.fixture(scope="module", params=["native", "torch"])
+def ops(request):
+    if request.param == "torch":
+        return TorchOperations()
+    return CpuOperations(native_library_or_skip())
+
+
+def prompts(*lengths):
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(3, VOCAB_SIZE, (length,), generator=generator) for length in lengths]
+
+
+@pytest.mark.parametrize("kind", ["Model", "ForMaskedLM"])
+@pytest.mark.parametrize("family", CONFIGS)
+def test_hidden_states_of_mixed_prompts(ops, family, kind):
+    model, asked = reference(family, kind), prompts(1, 7, 33, 120, 16)
+    types = token_types(model, asked)
+    encoder = own(model, ops)
+    for _ in range(2):  # captured, then run again
+        found = run(encoder, ops, asked, types)
+        for ours, theirs in zip(found, hidden_states(model, asked, types), strict=True):
+            torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
+    assert getattr(encoder._forward, "is_captured", True), "an operation is not native"
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("Bert", {"hidden_act": "gelu_new"}),
+        ("Bert", {"hidden_act": "relu"}),
+        ("Roberta", {"type_vocab_size": 1, "pad_token_id": 0}),
+        ("DistilBert", {"activation": "relu"}),
+        ("ModernBert", {"hidden_activation": "silu", "attention_bias": True, "mlp_bias": True}),
+        ("ModernBert", {"hidden_activation": "gelu_pytorch_tanh", "norm_bias": True}),
+    ],
+)
+def test_options_of_a_family(ops, family, options):
+    model, asked = reference(family, **options), prompts(3, 40)
+    types = token_types(model, asked)
+    found = run(own(model, ops), ops, asked, types)
+    for ours, theirs in zip(found, hidden_states(model, asked, types), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["ForSequenceClassification", "ForTokenClassification"])
+@pytest.mark.parametrize("family", CONFIGS)
+def test_logits_of_heads(ops, family, kind):
+    options = {"classifier_pooling": "mean"} if family == "ModernBert" else {}
+    model, asked = reference(family, kind, num_labels=3, **options), prompts(9, 1)
+    types = token_types(model, asked)
+    encoder = own(model, ops)
+    for ours, ids, kinds in zip(run(encoder, ops, asked, types), asked, types, strict=True):
+        pooling = encoder.head.config.pooling
+        states = {"cls": ours[:1], "mean": ours.mean(0, keepdim=True), "tokens": ours}[pooling]
+        typed = (
+            {"token_type_ids": kinds[None]} if getattr(model.config, "type_vocab_size", 0) else {}
+        )
+        with torch.inference_mode():
+            expected = model(ids[None], **typed).logits
+            logits = encoder.compute_logits(states.clone())
+        torch.testing.assert_close(logits, expected.view(logits.shape), atol=1e-4, rtol=0)
+
+
+def test_a_prompt_has_the_same_bits_alone_and_among_others():
+    ops = CpuOperations(native_library_or_skip())
+    for family in ("Bert", "ModernBert"):
+        model, asked = reference(family), prompts(5, 61, 120, 17)
+        encoder, types = own(model, ops), token_types(model, asked)
+        together = run(encoder, ops, asked, types)
+        for number in range(len(asked)):
+            one = slice(number, number + 1)
+            assert torch.equal(run(encoder, ops, asked[one], types[one])[0], together[number])
+
+
+def test_first_checkpoints_names_of_norms():
+    model = reference("Bert", "ForMaskedLM")
+    renamed = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+            "LayerNorm.bias", "LayerNorm.beta"
+        ): tensor
+        for name, tensor in model.state_dict().items()
+    }
+    model.state_dict = lambda: renamed
+    own(model, TorchOperations())
+
+
+@pytest.mark.parametrize(
+    ("config", "error", "text"),
+    [
+        ({"architectures": ["MPNetModel"]}, UnsupportedArchitecture, "MPNetModel has no native"),
+        ({"hidden_act": "mish"}, UnsupportedArchitecture, 'hidden_act "mish"'),
+        ({"is_decoder": True}, UnsupportedArchitecture, "is_decoder True is not supported"),
+        (
+            {"position_embedding_type": "relative_key"},
+            UnsupportedArchitecture,
+            "position_embedding_type 'relative_key'",
+        ),
+        ({"num_attention_heads": 5}, ModelConfigError, "768, not a multiple of the 5 heads"),
+    ],
+)
+def test_what_is_not_computed_is_refused_by_name(config, error, text):
+    with pytest.raises(error, match=text):
+        read_model_config({"architectures": ["BertModel"], "model_type": "bert", **config})
