@@ -154,6 +154,18 @@ class TokenizerInfo(Message, frozen=True):
     """Template variables such as bos_token and eos_token."""
 
 
+class EncoderInfo(Message, frozen=True):
+    """Of an encoder-decoder model. A request has one `MultiModalInput` at [0, 1): the encoder's
+    input, which is no part of the decoder's prompt."""
+
+    modality: str
+    """"text": the input's tensor is `input_ids`, int64 [length]; "audio": `input_features`."""
+    max_tokens: int
+    """Most that an input becomes."""
+    decoder_start_token_ids: tuple[int, ...]
+    """What a decoder's prompt begins with."""
+
+
 class ModelInfo(Message, frozen=True):
     name: str
     architecture: str
@@ -184,6 +196,8 @@ class ModelInfo(Message, frozen=True):
     """At the time of the greeting; AdaptersUpdated says what becomes of them."""
     multimodal: MultiModalInfo | None = None
     """None: it takes text only."""
+    encoder: EncoderInfo | None = None
+    """None: it is a decoder alone."""
     tasks: tuple[str, ...] = ("generate",)
     """What requests may ask for: "generate", and values of `PoolingTask`."""
 

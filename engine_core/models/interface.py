@@ -56,12 +56,14 @@ class EncoderSpec:
         shapes: of each tensor of an input, by transformers' name; -1 for its length.
         max_tokens: most that one input becomes.
         vocab_size: of the decoder, and of a text input.
+        hidden_size: of the decoder.
     """
 
     modality: str
     shapes: Mapping[str, tuple[int, ...]]
     max_tokens: int
     vocab_size: int
+    hidden_size: int
 
 
 @runtime_checkable

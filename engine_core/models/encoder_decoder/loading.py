@@ -70,4 +70,5 @@ def _encoder_spec(family: _Family, config: Any, parts: DecoderParts) -> EncoderS
         shapes=shapes,
         max_tokens=max_tokens,
         vocab_size=config.vocab_size,
+        hidden_size=config.d_model,
     )

@@ -35,6 +35,7 @@ class EncoderDecoderModel:
             head_size=parts.head_size,
             sliding_windows=(None,) * num_layers,
             vocab_size=spec.vocab_size,
+            hidden_size=spec.hidden_size,
             max_model_len=parts.max_positions,
         )
 
