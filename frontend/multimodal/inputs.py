@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from frontend.errors import InvalidInput, PromptTooLong
 from frontend.media import MediaItem, read_media
+from frontend.multimodal.audio import audio_family, load_audio
 from frontend.multimodal.image_families import image_family
 from frontend.multimodal.images import load_image
 from frontend.tokenizer import Tokenizer
@@ -38,6 +39,7 @@ class Family(Protocol):
 
 _KINDS: Mapping[str, tuple[Callable[..., Family], Callable[[object, str], Any]]] = {
     "image": (image_family, load_image),
+    "audio": (audio_family, load_audio),
 }
 """What makes the family of a model, and what reads an item."""
 
@@ -144,7 +146,9 @@ class MultiModalProcessor:
         family, (_, load) = self._family(item.modality), _KINDS[item.modality]
         loaded = load(read_media(item, self._allowed_path()), item.name)
         text = family.text(loaded)
-        num_rows = text.count(family.token)
+        num_rows = text.count(family.token) if text else 0
+        if not num_rows:
+            raise InvalidInput(f"{item.name} makes no token of this model; send a larger one")
         if num_rows >= self._max_model_len:
             raise PromptTooLong(
                 f"{item.name} makes {num_rows} tokens, the limit of the model is "

@@ -1,0 +1,230 @@
+"""Foreign sound files to samples, and samples to Whisper's log-mel features: as transformers'
+`WhisperFeatureExtractor` makes them in numpy."""
+
+import io
+import json
+import math
+import wave
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from frontend.errors import InvalidInput
+from protocol.multimodal import MultiModalInfo
+
+Floats = npt.NDArray[np.float32]
+
+MAX_SECONDS = 3600
+_MAX_KERNEL = 2**22
+"""Numbers of a filter between two rates: those of rates in use have less."""
+_FILTER_WIDTH, _ROLL_OFF = 24, 0.99
+"""Zero crossings of the filter to each side, and its cut-off."""
+_BLOCK = 2**15
+"""Frames at a time, so that memory does not grow with the sound's length."""
+
+
+def load_audio(source: object, name: str, rate: int = 16_000) -> Floats:
+    """One channel of samples in [-1, 1] at `rate`, the mean of those that there are.
+
+    Args:
+        source: the bytes of a WAV file (or of what soundfile reads, if it is installed), samples,
+            or (samples, their rate) as vLLM has it; samples are [n] or [channels, n].
+        name: for errors.
+
+    Raises:
+        InvalidInput: no sound, of another format, broken, or too long.
+    """
+    if isinstance(source, bytes | bytearray | memoryview):
+        samples, given_rate = _read(bytes(source), name)
+    else:
+        samples, given_rate = source if isinstance(source, tuple | list) else (source, rate)
+        if not isinstance(samples, np.ndarray) or not isinstance(given_rate, int | float):
+            raise InvalidInput(
+                f"{name} is {type(samples).__name__}; give the bytes of a file, a path, or samples "
+                "and their rate"
+            )
+        if samples.ndim == 2:
+            samples = samples.mean(axis=0)
+        if samples.ndim != 1 or not np.issubdtype(samples.dtype, np.floating):
+            raise InvalidInput(
+                f"{name} has samples of shape {samples.shape} and type {samples.dtype}; give "
+                "floats from -1 to 1, [n] or [channels, n]"
+            )
+    seconds = len(samples) / given_rate if given_rate > 0 else 0
+    if not 0 < seconds <= MAX_SECONDS or given_rate != int(given_rate):
+        raise InvalidInput(
+            f"{name} has {len(samples)} samples at {given_rate} Hz, which is {seconds:.3g} s, the "
+            f"limit is {MAX_SECONDS} s; send a part of it"
+        )
+    if not np.isfinite(samples).all():
+        raise InvalidInput(f"{name} has samples that are no numbers; send a sound")
+    return resampled(samples.astype(np.float32), int(given_rate), rate)
+
+
+def _read(data: bytes, name: str) -> tuple[Floats, int]:
+    try:
+        with wave.open(io.BytesIO(data)) as file:
+            width, channels = file.getsampwidth(), file.getnchannels()
+            frames = file.readframes(file.getnframes())
+            return _mono(_pcm(frames, width).reshape(-1, channels)), file.getframerate()
+    except (wave.Error, EOFError, ValueError) as error:
+        try:
+            import soundfile
+        except ImportError:
+            raise InvalidInput(
+                f"{name} is no WAV file of whole numbers ({error}); send one, or install soundfile "
+                "for other formats"
+            ) from None
+        try:
+            found, rate = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)
+        except RuntimeError as unknown:
+            raise InvalidInput(f"{name} is no sound ({unknown}); send a WAV file") from None
+        return _mono(found), rate
+
+
+def _mono(samples: npt.NDArray[Any]) -> Floats:
+    mean: Floats = samples.mean(axis=1, dtype=np.float32)
+    return mean
+
+
+def _pcm(frames: bytes, width: int) -> npt.NDArray[np.float32]:
+    """Little-endian whole numbers to [-1, 1); those of one byte are unsigned."""
+    samples = np.zeros((len(frames) // width, 4), np.uint8)
+    samples[:, 4 - width :] = np.frombuffer(frames, np.uint8).reshape(-1, width)
+    if width == 1:
+        samples[:, 3] ^= 128
+    whole = samples.view("<i4")[:, 0]
+    return whole.astype(np.float32) / np.float32(2**31)
+
+
+def resampled(samples: Floats, rate: int, new_rate: int) -> Floats:
+    """By a sinc filter under a Hann window: the formula of `torchaudio.functional.resample`, whose
+    default is a quarter as long.
+    Raises InvalidInput: rates without a common divisor that is worth it."""
+    if rate == new_rate:
+        return samples
+    divisor = math.gcd(rate, new_rate)
+    old, new = rate // divisor, new_rate // divisor
+    width = math.ceil(_FILTER_WIDTH * old / (min(old, new) * _ROLL_OFF))
+    if new * (2 * width + old) > _MAX_KERNEL:
+        raise InvalidInput(
+            f"a sound at {rate} Hz is not brought to {new_rate} Hz here; send it at {new_rate} Hz"
+        )
+    kernel = _filter(old, new, width)
+    padded = np.pad(samples, (width, width + old))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, 2 * width + old)[::old]
+    blocks = [windows[start : start + _BLOCK] @ kernel for start in range(0, len(windows), _BLOCK)]
+    found: Floats = np.concatenate(blocks).reshape(-1)
+    return found[: math.ceil(new * len(samples) / old)]
+
+
+@lru_cache(maxsize=4)
+def _filter(old: int, new: int, width: int) -> Floats:
+    """[2 * width + old, new]: what each sample of a window adds to each new one."""
+    cut_off = min(old, new) * _ROLL_OFF
+    times = np.arange(-width, width + old)[:, None] / old - np.arange(new)[None] / new
+    times = np.clip(times * cut_off, -_FILTER_WIDTH, _FILTER_WIDTH)
+    window = np.cos(times * np.pi / _FILTER_WIDTH / 2) ** 2
+    kernel: Floats = (np.sinc(times) * window * cut_off / old).astype(np.float32)
+    return kernel
+
+
+@dataclass(frozen=True)
+class LogMel:
+    """Whisper's features of a window: `feature_size` mel bins of frames, 100 a second."""
+
+    feature_size: int = 80
+    sampling_rate: int = 16_000
+    hop_length: int = 160
+    n_fft: int = 400
+    chunk_length: int = 30
+    """Seconds of a window."""
+
+    @staticmethod
+    def of_config(settings: Mapping[str, Any]) -> "LogMel":
+        """Of a preprocessor_config.json. Raises InvalidInput: it asks for what is not done."""
+        if settings.get("dither"):
+            raise InvalidInput(
+                f"the model's feature extractor has dither {settings['dither']}, which this engine "
+                "does not do; set it to 0"
+            )
+        names = LogMel.__dataclass_fields__
+        return LogMel(**{name: settings[name] for name in names if name in settings})
+
+    @property
+    def num_samples(self) -> int:
+        """Of a window."""
+        return self.chunk_length * self.sampling_rate
+
+    def num_frames(self, num_samples: int) -> int:
+        """That hold so many samples."""
+        return -(-num_samples // self.hop_length)
+
+    def features(self, samples: Floats) -> Floats:
+        """[1, mel bins, frames] of one window: silence is behind what is shorter, what is longer
+        is cut."""
+        samples = samples[: self.num_samples]
+        padded = np.pad(samples, (0, self.num_samples - len(samples)))
+        padded = np.pad(padded, self.n_fft // 2, mode="reflect").astype(np.float64)
+        frames = np.lib.stride_tricks.sliding_window_view(padded, self.n_fft)[:: self.hop_length]
+        window = np.hanning(self.n_fft + 1)[:-1]
+        spectrum = np.fft.rfft(frames[:-1] * window)
+        power = np.abs(spectrum.astype(np.complex64), dtype=np.float64) ** 2
+        log_mel = np.log10(np.maximum(1e-10, self._filters.T @ power.T)).astype(np.float32)
+        log_mel = np.maximum(log_mel, log_mel.max() - 8.0)
+        found: Floats = ((log_mel + 4.0) / 4.0)[None].astype(np.float32)
+        return found
+
+    @cached_property
+    def _filters(self) -> npt.NDArray[np.float64]:
+        """[frequencies, mel bins], Slaney's scale and areas, up to 8 kHz."""
+        # 200/3 Hz a mel up to 1 kHz, then 27 mels for each factor of 6.4
+        highest = 15 + np.log(8.0) * 27 / np.log(6.4)
+        mels = np.linspace(0, highest, self.feature_size + 2)
+        linear, steps = 200 * mels / 3, np.exp(np.log(6.4) / 27 * (mels - 15))
+        edges = np.where(mels >= 15, 1000 * steps, linear)
+        bins = np.linspace(0, self.sampling_rate // 2, 1 + self.n_fft // 2)
+        slopes = edges[None] - bins[:, None]
+        widths = np.diff(edges)
+        triangles = np.minimum(-slopes[:, :-2] / widths[:-1], slopes[:, 2:] / widths[1:])
+        return np.maximum(0, triangles) * (2 / (edges[2:] - edges[:-2]))
+
+
+class Qwen2Audio:
+    """A sound of up to a window's length: [1, mel bins, frames], and which frames are not silence
+    behind it; four of those are about one token."""
+
+    def __init__(self, info: MultiModalInfo, token_of: Callable[[int], str | None]) -> None:
+        config, settings = json.loads(info.config_json), json.loads(info.processor_json)
+        self.log_mel = LogMel.of_config({**settings, **(settings.get("feature_extractor") or {})})
+        self.token_id = config.get("audio_token_id", config.get("audio_token_index", -1))
+        self.token = token_of(self.token_id) or ""
+        self.placeholder = self.token
+
+    def text(self, item: Floats) -> str:
+        if len(item) > self.log_mel.num_samples:
+            raise InvalidInput(
+                f"a sound has {len(item) / self.log_mel.sampling_rate:.1f} s, the model takes "
+                f"{self.log_mel.chunk_length} s; send it in parts"
+            )
+        after_convolution = (self.log_mel.num_frames(len(item)) - 1) // 2 + 1
+        return self.placeholder * ((after_convolution - 2) // 2 + 1)
+
+    def tensors(self, item: Floats) -> dict[str, npt.NDArray[Any]]:
+        features = self.log_mel.features(item)
+        places = np.arange(features.shape[2]) < self.log_mel.num_frames(len(item))
+        return {"input_features": features, "feature_attention_mask": places[None].astype(np.int32)}
+
+
+def audio_family(info: MultiModalInfo, token_of: Callable[[int], str | None]) -> Qwen2Audio:
+    """Raises InvalidInput: a family that is not here, or a configuration that it does not do."""
+    if info.model_type != "qwen2_audio":
+        raise InvalidInput(
+            f"sounds for models of type {info.model_type!r} are not supported, there is: "
+            "qwen2_audio; send text, or serve one of those"
+        )
+    return Qwen2Audio(info, token_of)
