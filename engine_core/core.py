@@ -28,6 +28,7 @@ from engine_core.server.access import owned_request, permitted_answer, permitted
 from engine_core.server.clients import Client, ClientRegistry
 from engine_core.server.inbox import Inbox, Incoming
 from engine_core.server.limited_log import LimitedLog
+from engine_core.server.multimodal import MultiModalReader
 from engine_core.server.outbox import Outbox
 from engine_core.server.validation import RequestValidator
 from engine_core.steps import Steps
@@ -62,6 +63,7 @@ class EngineCore:
         observers: follow the loop, beside the two for the requests' and the steps' times.
         isolates_tenants: a tenant finds no prefixes of another in the cache.
         structured_outputs: also the scheduler's; None: the model has no tokenizer.
+        multimodal: reads images and sounds; None: prompts are text.
         clock: seconds; the same one that inbox, outbox, executor and lifecycle go by.
     """
 
@@ -84,6 +86,7 @@ class EngineCore:
         on_adapters: Callable[[tuple[calls.AdapterInfo, ...]], None] = lambda adapters: None,
         isolates_tenants: bool = False,
         structured_outputs: StructuredOutputs | None = None,
+        multimodal: MultiModalReader | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._inbox = inbox
@@ -97,6 +100,7 @@ class EngineCore:
         self._compilations = compilations or CompileCounter()
         self._isolates_tenants = isolates_tenants
         self._structured_outputs = structured_outputs
+        self._multimodal = multimodal or MultiModalReader(None, max_items={}, max_input_bytes=0)
         self._clock = clock
         self._client_log = LimitedLog(logger, logging.INFO, clock)
         self._started_s = clock()
@@ -225,6 +229,7 @@ class EngineCore:
                 client_index=client.index,
                 arrival_time=now_s,
                 eos_token_ids=self._eos_token_ids,
+                mm_features=self._multimodal.read(message, client.frames),
             )
             if self._suspects is not None:
                 request.runs_alone = _runs_alone(message, self._suspects)

@@ -72,7 +72,10 @@ def run_daemon(
             options.bind,
             keys=keys,
             is_insecure=security.insecure,
-            max_message_bytes=most_message_bytes(options.max_model_len),
+            max_message_bytes=max(
+                most_message_bytes(options.max_model_len),
+                options.multimodal.most_frame_bytes(options.model),
+            ),
         ) as transport,
         contextlib.ExitStack() as listing,
     ):

@@ -15,10 +15,13 @@ class RotaryConfig:
     Attributes:
         inverse_frequencies: radians a position, for each pair of elements that turns.
         factor: on cosines and sines.
+        sections: how many pairs in turn go by a token's time, its row and its column (M-RoPE,
+            arXiv:2409.12191); () if all go by its position.
     """
 
     inverse_frequencies: tuple[float, ...]
     factor: float = 1.0
+    sections: tuple[int, ...] = ()
 
 
 _FIRST_ROWS = 1 << 14
@@ -47,6 +50,32 @@ class RotaryTable:
         rows = rotary_rows(self._config, start, stop, self.cos_sin_PD.dtype)
         self.cos_sin_PD.resize_(stop, rows.shape[1])[start:] = rows  # what is there stays
         return True
+
+
+class StepRotaryTable:
+    """Angles of the tokens of one step, a row each, for tokens with a position on each of three
+    axes: the table stays where it is from step to step, and positions are those of its rows.
+    `limit`, `cos_sin_PD`: as of `RotaryTable`, of a CPU."""
+
+    def __init__(self, config: RotaryConfig, *, limit: int, dtype: torch.dtype) -> None:
+        self._positions = RotaryTable(config, limit=limit, dtype=dtype, device=torch.device("cpu"))
+        axes = torch.arange(len(config.sections)) % 3
+        axis_of_pair = axes.repeat_interleave(torch.tensor(config.sections))
+        self._axis_of_column = axis_of_pair.repeat(2)
+        self.cos_sin_PD = torch.zeros(0, len(self._axis_of_column), dtype=dtype)
+
+    def fill(self, positions_AT: torch.Tensor) -> None:
+        """`positions_AT`: int64 [3, T], or [1, T] if they are equal on all axes."""
+        num_tokens = positions_AT.shape[1]
+        self._positions.cover(int(positions_AT.max()) + 1)
+        if num_tokens > len(self.cos_sin_PD):
+            self.cos_sin_PD.resize_(1 << (num_tokens - 1).bit_length(), len(self._axis_of_column))
+        rows_PD, out_TD = self._positions.cos_sin_PD, self.cos_sin_PD[:num_tokens]
+        if len(positions_AT) == 1:
+            torch.index_select(rows_PD, 0, positions_AT[0], out=out_TD)
+        else:
+            index_TD = positions_AT[self._axis_of_column].T
+            torch.gather(rows_PD, 0, index_TD, out=out_TD)
 
 
 def rotary_rows(config: RotaryConfig, start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:

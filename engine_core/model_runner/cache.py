@@ -67,6 +67,7 @@ class PagedKVCache:
         slot_mappings_GT: Sequence[torch.Tensor] | torch.Tensor,
         num_decodes: int,
         given: GivenRows | None = None,
+        positions_AT: torch.Tensor | None = None,
     ) -> ForwardContext:
         """See `AttentionPlanner.plan`; each group has a block table and slots of its own."""
         by_group: list[AttentionMetadata] = [
@@ -85,6 +86,7 @@ class PagedKVCache:
             metadata=[by_group[group] for group in self._group_of_layer],
             ops=self._ops,
             given=given,
+            positions_AT=positions_AT,
         )
 
 

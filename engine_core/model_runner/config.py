@@ -11,6 +11,7 @@ from engine_core.logits_processors import NamedProcessor
 from engine_core.models import Model
 from engine_core.models.eagle import EagleHead
 from engine_core.models.interface import KVCacheSpec
+from engine_core.models.multimodal.interface import MultiModalEncoder
 from kernels.interface.operations import Operations, cached_head_bytes
 
 
@@ -102,6 +103,7 @@ class RunnerConfig:
         adapters: those whose weights are beside the model; None: requests have none.
         draft: of the same vocabulary; None: the runner makes no drafts.
         logits_processors: the operator's, in order; a CPU's runner has them.
+        encoder: of images or sounds; None: prompts are text. A CPU's runner has one.
     """
 
     model: Model
@@ -119,6 +121,7 @@ class RunnerConfig:
     max_num_drafts: int = 0
     draft: DraftConfig | None = None
     logits_processors: tuple[NamedProcessor, ...] = ()
+    encoder: MultiModalEncoder | None = None
 
     def __post_init__(self) -> None:
         """Raises ValueError: two models whose layers cannot share blocks."""

@@ -2,6 +2,7 @@
 are computed: a request's own (prompt_embeds), and what an encoder makes of its inputs."""
 
 import dataclasses
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,15 @@ class StepStates:
 
     places_N: Int64Array
     parts: list[torch.Tensor]
+
+    @staticmethod
+    def joined(parts: Iterable["StepStates | None"]) -> "StepStates | None":
+        """Of one step, from several sources."""
+        found = [part for part in parts if part is not None]
+        if len(found) <= 1:
+            return found[0] if found else None
+        places_N = np.concatenate([part.places_N for part in found])
+        return StepStates(places_N, [rows_NE for part in found for rows_NE in part.parts])
 
     def on_device(self, dtype: torch.dtype, device: torch.device) -> GivenRows:
         """Called where the step is launched: its stream must have made or waited for the parts."""

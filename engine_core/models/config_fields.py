@@ -20,6 +20,10 @@ class ConfigFields:
     def __init__(self, fields: Mapping[str, Any]) -> None:
         self._fields = fields
 
+    def with_defaults(self, defaults: Mapping[str, Any]) -> "ConfigFields":
+        """With these in the place of what is not spelled out."""
+        return ConfigFields({**defaults, **self._fields})
+
     def get(self, name: str) -> Any:
         """The raw value, None if absent."""
         return self._fields.get(name)

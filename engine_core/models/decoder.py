@@ -17,7 +17,7 @@ from engine_core.layers.feed_forward import GatedFeedForward, SparseFeedForward
 from engine_core.layers.linear import FusedLinear
 from engine_core.layers.norm import RMSNorm
 from engine_core.layers.parameters import Placements, merge
-from engine_core.layers.rotary import RotaryConfig, RotaryTable
+from engine_core.layers.rotary import RotaryConfig, RotaryTable, StepRotaryTable
 from engine_core.layers.vocabulary import Vocabulary
 from engine_core.models.config import ModelConfig
 from engine_core.models.interface import KVCacheSpec
@@ -35,7 +35,7 @@ class LayerBuilder:
         self._dtype = dtype
         self._ops = ops
         self._num_positions = num_positions
-        self.tables: dict[RotaryConfig, RotaryTable] = {}
+        self.tables: dict[RotaryConfig, RotaryTable | StepRotaryTable] = {}
 
     def norm(self, name: str, size: int | None = None) -> RMSNorm:
         """A norm of the hidden state, or of another size."""
@@ -123,8 +123,13 @@ class LayerBuilder:
             ops=self._ops,
         )
 
-    def _table(self, rotary: RotaryConfig) -> RotaryTable:
-        if rotary not in self.tables:
+    def _table(self, rotary: RotaryConfig) -> RotaryTable | StepRotaryTable:
+        on_cpu = self._ops.device.type == "cpu"  # elsewhere prompts are text, where all axes agree
+        if rotary not in self.tables and rotary.sections and on_cpu:
+            self.tables[rotary] = StepRotaryTable(
+                rotary, limit=self._num_positions, dtype=self._dtype
+            )
+        elif rotary not in self.tables:
             self.tables[rotary] = RotaryTable(
                 rotary, limit=self._num_positions, dtype=self._dtype, device=self._ops.device
             )
@@ -249,7 +254,12 @@ class Decoder:
         if positions_T.device.type == "cpu" and len(positions_T):
             num_positions = int(positions_T.max()) + 1
             for table in self._tables:
-                table.cover(num_positions)
+                if isinstance(table, StepRotaryTable):
+                    axes_AT = context.positions_AT
+                    table.fill(positions_T[None] if axes_AT is None else axes_AT)
+                    positions_T = torch.arange(len(positions_T))  # rows of this step's table
+                else:
+                    table.cover(num_positions)
             sizes = [len(table.cos_sin_PD) for table in self._tables]  # others may share them
             if sizes != self._num_positions:
                 self._num_positions = sizes

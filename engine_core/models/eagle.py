@@ -9,6 +9,7 @@ import torch
 from engine_core.layers.linear import FusedLinear
 from engine_core.layers.norm import RMSNorm
 from engine_core.layers.parameters import CopyWeight, Placement, Placements, merge
+from engine_core.layers.rotary import RotaryTable
 from engine_core.layers.vocabulary import Vocabulary
 from engine_core.models.decoder import Decoder, LayerBuilder
 from engine_core.models.eagle_config import EagleConfig
@@ -142,6 +143,7 @@ class EagleHead:
         `token_ids_T`: int64, of each the token behind its position."""
         if len(positions_T):
             for table in self._tables:
+                assert isinstance(table, RotaryTable), "heads of text models alone are read"
                 table.cover(int(positions_T.max()) + 1)
         x_TE = self._hidden_norm(hidden_TE)
         residual_TE = x_TE if self._config.norm_before_residual else hidden_TE

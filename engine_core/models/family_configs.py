@@ -31,6 +31,26 @@ def read_llama(fields: ConfigFields) -> ModelConfig:
     )
 
 
+_VICUNA = {
+    "hidden_size": 4096,
+    "intermediate_size": 11_008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+}
+
+
+def read_llava(fields: ConfigFields) -> ModelConfig:
+    """LLaVA's text model: Llama, Mistral or Qwen 2, by its `model_type`; of Llama the published
+    models leave out the sizes."""
+    kind = fields.text("model_type", "llama")
+    if kind == "llama":
+        return read_llama(fields.with_defaults(_VICUNA))
+    readers = {"mistral": read_mistral, "qwen2": read_qwen2}
+    if kind not in readers:
+        raise UnsupportedArchitecture(f'LLaVA over a text model of type "{kind}" is not supported')
+    return readers[kind](fields)
+
+
 def read_mistral(fields: ConfigFields) -> ModelConfig:
     """Mistral: one window for all layers; null is none, absent is the 4096 of its first model."""
     return _read_decoder(

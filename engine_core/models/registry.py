@@ -26,6 +26,7 @@ from engine_core.models.expert_tensors import MIXTRAL_EXPERTS, QWEN_EXPERTS, Exp
 from engine_core.models.family_configs import (
     read_gemma3,
     read_llama,
+    read_llava,
     read_mistral,
     read_mixtral,
     read_qwen2,
@@ -58,6 +59,39 @@ class Architecture:
     experts: ExpertNaming | None = None
 
 
+_LLAVA_PREFIXES = (
+    ("model.language_model.", "model."),
+    ("language_model.model.", "model."),
+    ("language_model.lm_head.", "lm_head."),
+)
+_LLAVA_TOWER = (
+    "vision_tower.",
+    "multi_modal_projector.",
+    "model.vision_tower.",
+    "model.multi_modal_projector.",
+)
+
+
+def _qwen_vl(model_type: str) -> Architecture:
+    return Architecture(
+        model_type,
+        read_qwen2,
+        tensor_prefixes=(("model.language_model.", "model."),),
+        ignored_prefixes=("visual.", "model.visual."),
+        text_config=True,
+    )
+
+
+def _idefics3(model_type: str) -> Architecture:
+    return Architecture(
+        model_type,
+        read_llama,
+        tensor_prefixes=(("model.text_model.", "model."),),
+        ignored_prefixes=("model.vision_model.", "model.connector."),
+        text_config=True,
+    )
+
+
 _ARCHITECTURES: dict[str, Architecture] = {
     "LlamaForCausalLM": Architecture("llama", read_llama),
     "MistralForCausalLM": Architecture("mistral", read_mistral),
@@ -66,21 +100,23 @@ _ARCHITECTURES: dict[str, Architecture] = {
     "MixtralForCausalLM": Architecture("mixtral", read_mixtral, experts=MIXTRAL_EXPERTS),
     "Qwen3MoeForCausalLM": Architecture("qwen3_moe", read_qwen3_moe, experts=QWEN_EXPERTS),
     "Gemma3ForCausalLM": Architecture("gemma3_text", read_gemma3),
-    # the text part only; both the hub's prefixes and those of transformers 5
+    # of multimodal models the text part; both the hub's prefixes and those of transformers 5
+    "Qwen2VLForConditionalGeneration": _qwen_vl("qwen2_vl"),
+    "Qwen2_5_VLForConditionalGeneration": _qwen_vl("qwen2_5_vl"),
+    "Idefics3ForConditionalGeneration": _idefics3("idefics3"),
+    "SmolVLMForConditionalGeneration": _idefics3("smolvlm"),
+    "LlavaForConditionalGeneration": Architecture(
+        "llava",
+        read_llava,
+        tensor_prefixes=_LLAVA_PREFIXES,
+        ignored_prefixes=_LLAVA_TOWER,
+        text_config=True,
+    ),
     "Gemma3ForConditionalGeneration": Architecture(
         "gemma3",
         read_gemma3,
-        tensor_prefixes=(
-            ("model.language_model.", "model."),
-            ("language_model.model.", "model."),
-            ("language_model.lm_head.", "lm_head."),
-        ),
-        ignored_prefixes=(
-            "vision_tower.",
-            "multi_modal_projector.",
-            "model.vision_tower.",
-            "model.multi_modal_projector.",
-        ),
+        tensor_prefixes=_LLAVA_PREFIXES,
+        ignored_prefixes=_LLAVA_TOWER,
         text_config=True,
     ),
 }
@@ -194,7 +230,8 @@ def read_model_config(config: Mapping[str, Any]) -> ModelConfig | EncoderConfig:
     _, architecture = find_architecture(config)
     if not architecture.text_config:
         return architecture.read_config(ConfigFields(config))
-    text = ConfigFields(config).mapping("text_config") or {}
+    # the hub's Qwen2-VL has no part of its own for it
+    text = ConfigFields(config).mapping("text_config") or config
     tied = config.get("tie_word_embeddings")
     return architecture.read_config(
         ConfigFields(text if tied is None else {**text, "tie_word_embeddings": tied})

@@ -19,6 +19,7 @@ from engine_core.models.config_fields import ConfigFields
 from engine_core.models.errors import ModelConfigError, UnsupportedArchitecture
 
 _SUPPORTED = "default, linear, llama3, yarn"
+_MROPE_SECTIONS = (16, 24, 24)
 
 
 def read_rotary(
@@ -82,8 +83,10 @@ def _resolve(
             )
         return _config(plain / torch.tensor(freq_factors, dtype=torch.float32))
     match kind:
-        case "default":
+        case "default" if options.get("mrope_section") is None:
             return _config(plain)
+        case "default" | "mrope":
+            return RotaryConfig(tuple(plain.tolist()), sections=_sections(options, len(plain)))
         case "linear":
             return _config(plain / options.positive_float("factor"))
         case "llama3":
@@ -101,6 +104,19 @@ def _resolve(
             raise UnsupportedArchitecture(
                 f'rope type "{kind}" is not supported; supported: {_SUPPORTED}'
             )
+
+
+def _sections(options: ConfigFields, num_pairs: int) -> tuple[int, ...]:
+    sections = options.get("mrope_section") or _MROPE_SECTIONS
+    is_right = isinstance(sections, list | tuple) and all(isinstance(n, int) for n in sections)
+    if not is_right or min(sections) < 0 or sum(sections) != num_pairs:
+        raise ModelConfigError(
+            f"config: mrope_section is {sections!r}, together they must be a head's {num_pairs} "
+            "pairs"
+        )
+    if options.get("mrope_interleaved"):
+        raise UnsupportedArchitecture("mrope_interleaved is not supported")
+    return tuple(sections)
 
 
 def _config(frequencies: torch.Tensor, factor: float = 1.0) -> RotaryConfig:

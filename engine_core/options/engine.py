@@ -9,6 +9,7 @@ from cyclopts import Parameter, validators
 
 from engine_core.logs import LogFormat
 from engine_core.options.adapters import AdapterOptions
+from engine_core.options.multimodal import MultiModalOptions
 from engine_core.options.scheduling import SchedulingOptions
 from engine_core.options.security import SecurityOptions
 from engine_core.options.speculation import QuantizationName, SpeculationOptions
@@ -65,6 +66,7 @@ class EngineOptions:
     """Most tokens of a request, prompt and output; default: the model's own."""
 
     adapters: AdapterOptions = dataclasses.field(default_factory=AdapterOptions)
+    multimodal: MultiModalOptions = dataclasses.field(default_factory=MultiModalOptions)
 
     block_size: Annotated[int, CACHE, POSITIVE] = 16
     """Tokens a KV block."""

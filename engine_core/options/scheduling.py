@@ -50,6 +50,12 @@ class SchedulingOptions:
     """Of those, most that are longer than --long-prefill-token-threshold."""
     long_prefill_token_threshold: Annotated[int | None, ADVANCED_SCHEDULING] = None
     """Prompts of more tokens are long."""
+    max_num_encoder_input_tokens: Annotated[int | None, ADVANCED_SCHEDULING] = None
+    """Most tokens that images and sounds encoded in a step may become; default: a step's
+    tokens, or the model's largest image."""
+    encoder_cache_size: Annotated[int | None, ADVANCED_SCHEDULING] = None
+    """Most tokens of encoded images and sounds that are kept for requests with equal ones;
+    default: 8192, or a step's."""
     num_decode_steps: Annotated[int | None, ADVANCED_SCHEDULING] = None
     """Most decode steps of one plan; 1 by itself with stop strings, logprobs, beams and waiting
     requests. CPU only; default: 1."""

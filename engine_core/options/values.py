@@ -9,6 +9,7 @@ from cyclopts import Group, Parameter, Token, validators
 
 MODEL = Parameter(group=Group.create_ordered("Model"))
 ADAPTERS = Parameter(group=Group.create_ordered("Adapters"))
+MULTIMODAL = Parameter(group=Group.create_ordered("Images and sounds"))
 CACHE = Parameter(group=Group.create_ordered("KV cache"))
 SCHEDULING = Parameter(group=Group.create_ordered("Scheduling"))
 ADVANCED_SCHEDULING = Parameter(group=Group.create_ordered("Advanced scheduling"))

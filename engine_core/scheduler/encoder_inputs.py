@@ -216,7 +216,7 @@ class EncoderInputs:
             self._cache.acquire(identifier, each.num_rows)  # until the plan is made
             self._in_this_plan.append(identifier)
             self._num_left -= each.num_rows
-            self._scheduled.setdefault(sequence.sequence_id, []).append(index)
+            self._scheduled.setdefault(_known_of(sequence).sequence_id, []).append(index)
             self._pool.counters.num_encoder_inputs += 1
 
     def limit(self, sequence: Sequence, num_tokens: int) -> int:
@@ -287,3 +287,10 @@ class EncoderInputs:
             for name in names:
                 held[name] = held.get(name, 0) + 1
         assert held == self._cache._references
+
+
+def _known_of(sequence: Sequence) -> Sequence:
+    """One of the request's sequences that the model runner knows: a new one may still leave the
+    plan."""
+    known = (each for each in sequence.request.unfinished if each.is_known_to_runner)
+    return sequence if sequence.is_known_to_runner else next(known, sequence)

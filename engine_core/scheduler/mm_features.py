@@ -1,12 +1,13 @@
-"""An image or sound of a prompt, as the scheduler knows it."""
+"""An image or sound of a prompt, as the scheduler and the model runner know it."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class MultiModalFeature:
-    """The scheduler reads all but `data`, which is the model runner's."""
+    """The scheduler reads all but `runs` and `tensors`, which are the model runner's."""
 
     modality: str
     start: int
@@ -16,4 +17,7 @@ class MultiModalFeature:
     """Of its encoder's output, each in the place of one of these positions."""
     identifier: bytes
     """Of its content, and of whom its output may be shared with."""
-    data: Any = None
+    runs: tuple[tuple[int, int], ...] = ()
+    """Positions [start, stop) that take one row each, in order."""
+    tensors: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Arrays by transformers' names; not to be changed."""

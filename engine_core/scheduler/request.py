@@ -160,8 +160,9 @@ class Request:
         self.cache_salt = cache_salt
         self.adapter = adapter
         self.prompt_embeds = prompt_embeds
-        self.content_spans = tuple(content_spans)
         self.mm_features = tuple(mm_features)
+        inputs = (ContentSpan(each.start, each.stop, each.identifier) for each in mm_features)
+        self.content_spans = tuple(sorted((*content_spans, *inputs)))
         self.priority = priority
         self.tenant = tenant
         self.num_sequences = num_sequences
@@ -215,6 +216,7 @@ class Request:
         eos_token_ids: AnySequence[int],
         prompt_embeds: tuple[EmbeddedRows, ...] = (),
         content_spans: AnySequence[ContentSpan] = (),
+        mm_features: AnySequence[MultiModalFeature] = (),
     ) -> "Request":
         """A request as a client sent it. What the model or the engine cannot serve is refused
         before (`server.validation`). Raises ValueError: a field outside its limits."""
@@ -236,6 +238,7 @@ class Request:
             is_resumed=message.is_resumed,
             prompt_embeds=prompt_embeds,
             content_spans=content_spans,
+            mm_features=mm_features,
         )
 
     @property

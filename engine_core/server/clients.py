@@ -2,7 +2,7 @@
 
 import dataclasses
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -26,6 +26,8 @@ class Client:
     """Known to no other client, and to none of a later engine."""
     request_ids: set[str] = dataclasses.field(default_factory=set)
     last_sent_s: float = 0.0
+    frames: Sequence[bytes | memoryview] = ()
+    """Binary ones, behind its message that is being handled."""
 
     def __str__(self) -> str:
         key = "" if self.rights.key_name is None else f" with key {self.rights.key_name}"

@@ -97,7 +97,9 @@ class Inbox:
                         identity, ErrorCode.HELLO_REQUIRED, "say HELLO before anything else"
                     )
                 case _:
+                    client.frames = frames[1:]
                     yield client, message
+                    client.frames = ()
             if self._clock() >= deadline_s:
                 return
 

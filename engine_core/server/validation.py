@@ -37,7 +37,6 @@ class RequestValidator(ModelLimits):
             )
         unsupported = {
             "prompt_embeds": bool(request.prompt_embeds),
-            "multimodal_inputs": bool(request.multimodal_inputs),
             "pooling_params": request.pooling_params is not None,
         }
         # what the wire format has and this engine does not do yet

@@ -34,6 +34,7 @@ from engine_core.startup.before_torch import OpenModel
 from engine_core.startup.device import choose_device
 from engine_core.startup.draft_model import load_with_draft
 from engine_core.startup.logits_processors import load_processors
+from engine_core.startup.multimodal import make_reader, multimodal_info, text_only_note
 from engine_core.startup.phases import StartPhases
 from engine_core.startup.prefix_store import open_prefix_store
 from engine_core.startup.resolve import plan_runner, resolve_config
@@ -42,7 +43,6 @@ from engine_core.startup.served_model import ServedModel
 from engine_core.structured_output.manager import Compiler, StructuredOutputs
 from engine_core.trace import TraceWriter
 from kernels.compile_counter import CompileCounter, watch_triton
-from kernels.interface.operations import Operations
 from protocol.outputs import ModelInfo
 
 logger = logging.getLogger(__name__)
@@ -191,7 +191,7 @@ def _assemble(
         observers.append(adapters)
     clients = ClientRegistry()
     outbox = Outbox(transport, clients, heartbeat_s=HEARTBEAT_S)
-    handshake = _handshake(opened, config, vocab_size, runner_spec.loaded.ops)
+    handshake = _handshake(opened, config, vocab_size, runner_spec)
     if adapters is not None:
         handshake.use_adapters(adapters.infos)
     return EngineCore(
@@ -226,6 +226,7 @@ def _assemble(
         on_adapters=handshake.use_adapters,
         isolates_tenants=config.isolate_tenants,
         structured_outputs=structured_outputs,
+        multimodal=make_reader(runner_spec.options, runner_spec.loaded),
     )
 
 
@@ -263,8 +264,9 @@ def _trace_writer(path: str, config: EngineConfig, replayed: dict[str, Any]) -> 
 
 
 def _handshake(
-    opened: OpenModel, config: EngineConfig, vocab_size: int, ops: Operations
+    opened: OpenModel, config: EngineConfig, vocab_size: int, spec: RunnerSpec
 ) -> Handshake:
+    ops = spec.loaded.ops
     files, instruction_set = opened.files, ops.name
     if ops.device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(ops.device)
@@ -288,7 +290,9 @@ def _handshake(
         formats=", ".join(
             [config.weights, f"KV cache {config.kv_cache_dtype}", config.model_impl]
             + [f"logits processor {name}" for name in config.logits_processors]
+            + text_only_note(files, spec.loaded)
         ),
+        multimodal=multimodal_info(spec.options, files, spec.loaded),
     )
     return Handshake(model, opened.tokenizer, heartbeat_s=HEARTBEAT_S)
 

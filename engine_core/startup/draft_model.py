@@ -19,6 +19,7 @@ from engine_core.models.loading import load_eagle_head
 from engine_core.options.engine import EngineOptions
 from engine_core.startup.device import float_weights_of, keeps_blocks
 from engine_core.startup.model import LoadedModel, load_any_model
+from engine_core.startup.multimodal import with_encoder
 from kernels.backends import select_operations
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ _LAYER = re.compile(r"\blayers\.(\d+)\.")
 def load_with_draft(options: EngineOptions, files: ModelFiles, device: torch.device) -> LoadedModel:
     """`load_any_model`, with its `draft` where the options name one.
     Raises ConfigurationError: the draft model cannot make drafts for this one."""
-    loaded = load_any_model(options, files, device)
+    loaded = with_encoder(options, files, load_any_model(options, files, device))
     name = options.speculation.draft_model
     if name is None:
         return loaded

@@ -13,6 +13,7 @@ from engine_core.model_runner.config import DraftConfig
 from engine_core.models import Model, UnsupportedArchitecture, load_dummy_model, load_model
 from engine_core.models.config import ModelConfig
 from engine_core.models.encoder import Encoder
+from engine_core.models.multimodal.interface import MultiModalEncoder
 from engine_core.models.registry import read_model_config
 from engine_core.models.weight_transfer import weight_transfer_to
 from engine_core.options.engine import EngineOptions
@@ -34,6 +35,7 @@ class LoadedModel:
         is_packed: on a CPU, every product is of packed weights: none is left to torch.
         draft: makes drafts for this one.
         draft_fingerprint: of its weights, and how they are kept.
+        encoder: of images or sounds; None: prompts are text, because of `why_text`.
     """
 
     model: Model
@@ -45,6 +47,8 @@ class LoadedModel:
     is_packed: bool
     draft: DraftConfig | None = None
     draft_fingerprint: str = ""
+    encoder: MultiModalEncoder | None = None
+    why_text: str = ""
 
     @property
     def is_quantised(self) -> bool:

@@ -26,6 +26,7 @@ from engine_core.startup.memory import (
     read_device_memory,
 )
 from engine_core.startup.model import LoadedModel
+from engine_core.startup.multimodal import encoder_bytes, with_encoder_sizes
 from engine_core.startup.runner_spec import RunnerSpec
 
 logger = logging.getLogger(__name__)
@@ -87,6 +88,7 @@ def plan_runner(
         ),
         max_steps_in_flight=(GPUModelRunner if on_gpu else CPUModelRunner).max_steps_in_flight,
     )
+    scheduler = with_encoder_sizes(options, loaded, scheduler)
     adapters = make_adapter_pool(options.adapters, loaded, scheduler.max_num_batched_tokens)
     if adapters is not None:
         scheduler = dataclasses.replace(
@@ -109,6 +111,7 @@ def plan_runner(
             eos_token_ids=files.eos_token_ids,
             adapters=adapters,
             draft=loaded.draft,
+            encoder=loaded.encoder,
             logits_processors=logits_processors,
         ),
         scheduler=scheduler,
@@ -193,6 +196,7 @@ def _choose_num_blocks(runner: RunnerSpec, request_blocks: RequestBlocks) -> int
         )
         if runner.config.adapters is not None:
             step_bytes += runner.config.adapters.num_bytes  # taken as adapters come
+        step_bytes += encoder_bytes(runner.loaded, scheduler)
     else:
         meter = CudaMeter(device)
         memory = read_device_memory(meter)

@@ -208,10 +208,17 @@ def _maker_of(spec: RunnerSpec) -> Callable[[LoadedModel], RunnerSpec]:
     sizes = {
         field.name: getattr(spec.config, field.name) for field in dataclasses.fields(spec.config)
     }
-    del kept["loaded"], kept["config"], sizes["model"], sizes["ops"], sizes["draft"]
+    del kept["loaded"], kept["config"]
+    del sizes["model"], sizes["ops"], sizes["draft"], sizes["encoder"]
     return lambda loaded: RunnerSpec(
         loaded=loaded,
-        config=RunnerConfig(model=loaded.model, ops=loaded.ops, draft=loaded.draft, **sizes),
+        config=RunnerConfig(
+            model=loaded.model,
+            ops=loaded.ops,
+            draft=loaded.draft,
+            encoder=loaded.encoder,
+            **sizes,
+        ),
         **kept,
     )
 

@@ -490,6 +490,8 @@ class ForwardContext:
         encoded: of an encoder-decoder model where each token finds its encoder's keys and values:
             a plan in which every token is a request of its own, with their number as length.
         given: on the backend's device; None: every token is embedded.
+        positions_AT: int64 [3, T], positions on the axes of M-RoPE; None: those of the tokens, on
+            all axes.
     """
 
     kv_caches: Sequence[KVCache]
@@ -497,6 +499,7 @@ class ForwardContext:
     ops: Operations
     encoded: AttentionMetadata | None = None
     given: GivenRows | None = None
+    positions_AT: torch.Tensor | None = None
 
 
 PassResult = TypeVar("PassResult", bound=torch.Tensor | tuple[torch.Tensor, ...])

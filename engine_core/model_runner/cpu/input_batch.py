@@ -85,7 +85,12 @@ class StepInputs:
     num_decodes: int
     """Sequences [0, num_decodes) compute one token each. All that do, if decodes come first."""
 
-    def context_in(self, cache: PagedKVCache, given: GivenRows | None = None) -> ForwardContext:
+    def context_in(
+        self,
+        cache: PagedKVCache,
+        given: GivenRows | None = None,
+        positions_AT: Int64Array | None = None,
+    ) -> ForwardContext:
         """What a model reads of the step, whose cache this is."""
         return cache.forward_context(
             query_start_loc_R1=torch.from_numpy(self.query_start_R1),
@@ -94,6 +99,7 @@ class StepInputs:
             slot_mappings_GT=[torch.from_numpy(slots) for slots in self.slot_mappings_GT],
             num_decodes=self.num_decodes,
             given=given,
+            positions_AT=None if positions_AT is None else torch.from_numpy(positions_AT),
         )
 
 

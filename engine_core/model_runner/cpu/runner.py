@@ -18,7 +18,8 @@ from engine_core.model_runner.cpu.row_processors import RowProcessors
 from engine_core.model_runner.cpu.sampler import CPUSampler
 from engine_core.model_runner.decode_steps import run_decode_steps
 from engine_core.model_runner.drafts import VerifiedRows, num_drafts_of
-from engine_core.model_runner.given_states import GivenStates
+from engine_core.model_runner.encoder import EncoderRows
+from engine_core.model_runner.given_states import GivenStates, StepStates
 from engine_core.model_runner.logit_masks import logit_masks
 from engine_core.model_runner.output import runner_output
 from engine_core.model_runner.prompt_logprobs import PromptColumns, PromptReports
@@ -56,6 +57,7 @@ class CPUModelRunner:
         )
         self._prompts = PromptReports(config.max_num_seqs)
         self.given = GivenStates(config.max_num_seqs)
+        self._encoder = EncoderRows(config.encoder, self.rows, config.max_num_seqs)
         self._drafter = self._make_drafter(config)
         self._in_flight: SchedulerOutput | None = None
 
@@ -108,12 +110,17 @@ class CPUModelRunner:
         )
         num_tokens_R = np.diff(inputs.query_start_R1)
         self._adapters.begin_step(self._adapters.of_tokens(inputs.rows_R, num_tokens_R))
-        given = self.given.of_step(inputs.rows_R, inputs.seq_lens_R - num_tokens_R, num_tokens_R)
+        first_R = inputs.seq_lens_R - num_tokens_R
+        encoded = self._encoder.of_step(inputs.rows_R, first_R, num_tokens_R)
+        given = StepStates.joined(
+            (self.given.of_step(inputs.rows_R, first_R, num_tokens_R), encoded.states)
+        )
         if self._drafter is not None:
             self._drafter.begin(plan, inputs)
         context = inputs.context_in(
             self._cache,
             given=None if given is None else given.on_device(self.config.dtype, self._ops.device),
+            positions_AT=encoded.positions_AT,
         )
         hidden_TE = self._model.forward(
             torch.from_numpy(inputs.token_ids_T), torch.from_numpy(inputs.positions_T), context
@@ -121,6 +128,12 @@ class CPUModelRunner:
         reports = self._report_prompts(plan, inputs, hidden_TE)
         num_tokens = self.batch.num_tokens[plan.batch.rows]
         output = self._sample(plan, inputs, hidden_TE)
+        if encoded.failures:
+            failures = {
+                plan.batch.req_ids[inputs.batch_index_R[place]]: why
+                for place, why in encoded.failures.items()
+            }
+            output = dataclasses.replace(output, failures=output.failures | failures)
         drafts = None
         if self._drafter is not None:
             is_sampled = self.batch.num_tokens[plan.batch.rows] > num_tokens
@@ -134,16 +147,19 @@ class CPUModelRunner:
             self._sampler.free_row(row)
             self._adapters.free_row(row)
             self.given.free_row(row)
+            self._encoder.free_row(row)
         for placed in self.rows.place(plan):
             self.batch.write_row(placed.row, placed.token_ids, placed.block_ids)
             self._adapters.write_row(placed.row, placed.adapter)
             self.given.place(placed)
             self._sampler.write_row(placed.row, placed.sampling, placed.token_ids)
             self._prompts.write_row(placed.row, placed.sampling)
+            self._encoder.write_row(placed.row, placed.mm_features)
             if self._drafter is not None:
                 self._drafter.place(placed)
         for update in plan.block_updates:
             self.batch.write_blocks(update.row, update.start, update.block_ids)
+        self._encoder.encode(plan)
 
     def _report_prompts(
         self, plan: SchedulerOutput, inputs: StepInputs, hidden_TE: torch.Tensor

@@ -56,6 +56,7 @@ class EngineLoop:
         beam_search=None,
         priority=0,
         prompt_embeds=(),
+        mm_features=(),
     ):
         self.scheduler.add_request(
             Request(
@@ -67,6 +68,7 @@ class EngineLoop:
                 eos_token_ids=(7,),
                 priority=priority,
                 prompt_embeds=prompt_embeds,
+                mm_features=mm_features,
                 content_spans=[span for rows in prompt_embeds for span in rows.content_spans(4)],
             )
         )

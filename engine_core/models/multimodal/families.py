@@ -1,0 +1,173 @@
+"""Which tensors each family's encoder takes, and how many rows it makes of them. What does not fit
+is refused before anything runs; the prompt's places must be as many as the rows."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from engine_core.models.config_fields import ConfigFields
+from engine_core.models.errors import UnsupportedArchitecture
+from engine_core.models.multimodal.interface import InputFamily, Tensors
+
+_FLOATS = ("float32", "float16")
+_INTS = ("int64", "int32")
+
+
+class _Images:
+    """Of square images of one size: pixel_values [images, 3, side, side]."""
+
+    modalities: tuple[str, ...] = ("image",)
+    is_bidirectional = False
+    has_axes = False
+    _takes: Mapping[str, tuple[str, ...]] = {"pixel_values": _FLOATS}
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._fields = ConfigFields(config)
+        self._vision = ConfigFields(self._fields.mapping("vision_config") or {})
+        self._side = self._vision.positive_int("image_size", self._default_side)
+        self._patches = (self._side // self._vision.positive_int("patch_size", self._patch)) ** 2
+        self.most_rows = self._rows_of_one()
+
+    _default_side, _patch = 224, 16
+
+    def num_rows(self, modality: str, tensors: Tensors) -> int:
+        self._check_names(modality, tensors)
+        shape = tensors["pixel_values"].shape
+        if len(shape) != 4 or not shape[0] or shape[1:] != (3, self._side, self._side):
+            wanted = f"[images, 3, {self._side}, {self._side}]"
+            raise ValueError(_wrong("pixel_values", shape, wanted))
+        return int(shape[0]) * self._rows_of_one()
+
+    def grid(self, tensors: Tensors) -> tuple[int, int]:
+        raise NotImplementedError
+
+    def _rows_of_one(self) -> int:
+        return self._patches
+
+    def _check_names(self, modality: str, tensors: Tensors) -> None:
+        if modality not in self.modalities:
+            raise ValueError(
+                f"an input is of type {modality!r}, the model takes {', '.join(self.modalities)}; "
+                "send those"
+            )
+        if tensors.keys() != self._takes.keys():
+            raise ValueError(
+                f"an input of type {modality!r} has the tensors {sorted(tensors)}, it must have "
+                f"{sorted(self._takes)}; send what the model's own processor makes"
+            )
+        for name, dtypes in self._takes.items():
+            if tensors[name].dtype.name not in dtypes:
+                raise ValueError(
+                    f"{name} is {tensors[name].dtype.name}, it must be one of {', '.join(dtypes)}"
+                )
+
+
+class Gemma3Images(_Images):
+    """As many rows for each image; together they see each other."""
+
+    is_bidirectional = True
+    _patch = 14
+
+    def _rows_of_one(self) -> int:
+        return self._fields.positive_int("mm_tokens_per_image", 256)
+
+
+class LlavaImages(_Images):
+    """A row a patch, and one for the class token if all are taken."""
+
+    _default_side, _patch = 336, 14
+
+    def _rows_of_one(self) -> int:
+        strategy = self._fields.text("vision_feature_select_strategy", "default")
+        vision = self._vision.text("model_type", "clip_vision_model")
+        if not vision.startswith(("clip", "siglip")):
+            raise UnsupportedArchitecture(f"LLaVA over a vision tower of type {vision!r}")
+        has_class = vision.startswith("clip")
+        return self._patches + has_class - (strategy == "default")
+
+
+class Idefics3Images(_Images):
+    """Tiles of one size and a mask of real pixels; `scale_factor`^2 patches make a row."""
+
+    _takes = {"pixel_values": _FLOATS, "pixel_attention_mask": ("uint8", *_INTS)}
+    _default_side, _patch = 224, 32
+
+    def num_rows(self, modality: str, tensors: Tensors) -> int:
+        self._check_names(modality, tensors)
+        shape = tensors["pixel_values"].shape
+        if len(shape) != 5 or shape[0] != 1 or not shape[1] or shape[2] != 3:
+            raise ValueError(_wrong("pixel_values", shape, "[1, tiles, 3, side, side]"))
+        if shape[3:] != (self._side, self._side):
+            raise ValueError(_wrong("pixel_values", shape, f"tiles of {self._side} x {self._side}"))
+        mask = tensors["pixel_attention_mask"]
+        if mask.shape != (1, shape[1], *shape[3:]):
+            raise ValueError(_wrong("pixel_attention_mask", mask.shape, "that of the pixels"))
+        pixels = tensors["pixel_values"][0].reshape(shape[1], -1)
+        if not mask.any() or not pixels.any(axis=1).all():
+            raise ValueError("a tile of pixel_values is all zeros; leave such padding out")
+        return int(shape[1]) * self._rows_of_one()
+
+    def _rows_of_one(self) -> int:
+        return self._patches // self._fields.positive_int("scale_factor", 2) ** 2
+
+
+class QwenImages(_Images):
+    """Patches of an image of any size, and their grid; `spatial_merge_size`^2 make a row."""
+
+    has_axes = True
+    _takes = {"pixel_values": _FLOATS, "image_grid_thw": _INTS}
+    _default_side, _patch = 224, 14
+
+    def num_rows(self, modality: str, tensors: Tensors) -> int:
+        self._check_names(modality, tensors)
+        grid, shape = tensors["image_grid_thw"], tensors["pixel_values"].shape
+        merge = self._merge
+        if grid.shape != (1, 3):
+            raise ValueError(_wrong("image_grid_thw", grid.shape, "[1, 3]"))
+        time, height, width = (int(number) for number in grid[0])
+        if time != 1 or min(height, width) < merge or height % merge or width % merge:
+            raise ValueError(
+                f"image_grid_thw is {[time, height, width]}, it must be 1 and two multiples of "
+                f"{merge}"
+            )
+        patch = self._vision.positive_int("patch_size", 14)
+        channels = self._vision.get("in_channels") or self._vision.get("in_chans") or 3
+        values = channels * self._vision.positive_int("temporal_patch_size", 2) * patch**2
+        if shape != (height * width, values):
+            raise ValueError(_wrong("pixel_values", shape, f"[{height * width}, {values}]"))
+        return height * width // merge**2
+
+    def grid(self, tensors: Tensors) -> tuple[int, int]:
+        _, height, width = (int(number) for number in tensors["image_grid_thw"][0])
+        return height // self._merge, width // self._merge
+
+    @property
+    def _merge(self) -> int:
+        return self._vision.positive_int("spatial_merge_size", 2)
+
+    def _rows_of_one(self) -> int:
+        """The most pixels of transformers' own image processor."""
+        return 28 * 28 * 1280 // (14 * 14) // self._merge**2
+
+
+def _wrong(name: str, shape: tuple[int, ...], wanted: str) -> str:
+    return (
+        f"{name} has shape {list(shape)}, the model takes {wanted}; send what its own processor "
+        "makes"
+    )
+
+
+_FAMILIES: dict[str, type[_Images]] = {
+    "qwen2_vl": QwenImages,
+    "qwen2_5_vl": QwenImages,
+    "idefics3": Idefics3Images,
+    "smolvlm": Idefics3Images,
+    "llava": LlavaImages,
+}
+
+MODEL_TYPES = tuple(_FAMILIES)
+
+
+def input_family(config: Mapping[str, Any]) -> InputFamily | None:
+    """Of a model's config.json; None: its prompts are text."""
+    family = _FAMILIES.get(str(config.get("model_type")))
+    return None if family is None else family(config)

@@ -1,0 +1,111 @@
+"""The encoder of a multimodal model by transformers' own modules, without its language model.
+transformers takes seconds to import, so it is imported when a model is loaded."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from engine_core.models.errors import ModelError, ModelWeightsError
+from engine_core.models.multimodal.interface import InputFamily, Tensors
+
+_TEXT_PARTS = ("language_model", "text_model")
+
+
+class TransformersEncoder:
+    """Implements `MultiModalEncoder`.
+
+    Args:
+        model: of transformers, without language model and head.
+        num_threads: that it computes with; others are as before behind each call.
+    """
+
+    def __init__(self, model: Any, family: InputFamily, *, num_threads: int) -> None:
+        self.family = family
+        self._model = model
+        self._num_threads = num_threads
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the weights."""
+        return sum(part.numel() * part.element_size() for part in self._model.parameters())
+
+    @torch.inference_mode()
+    def encode(self, tensors: Tensors) -> torch.Tensor:
+        own = {name: torch.from_numpy(np.array(array)) for name, array in tensors.items()}
+        for name, tensor in own.items():
+            if tensor.is_floating_point():
+                own[name] = tensor.to(self._model.dtype)
+        num_threads = torch.get_num_threads()
+        torch.set_num_threads(self._num_threads)
+        try:
+            output = self._model.model.get_image_features(**own, return_dict=True)
+        finally:
+            torch.set_num_threads(num_threads)
+        found = output.pooler_output
+        rows = found if isinstance(found, torch.Tensor) else torch.cat(list(found))
+        return rows.reshape(-1, rows.shape[-1])
+
+
+def load_encoder(
+    path: Path, family: InputFamily, *, dtype: torch.dtype, num_threads: int
+) -> TransformersEncoder:
+    """Read what of a model folder is not its language model.
+
+    Raises:
+        ModelWeightsError: tensors are missing or of a wrong shape.
+        ModelError: transformers cannot load it for another reason.
+    """
+    from transformers import AutoConfig, AutoModelForImageTextToText
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        full_config = AutoConfig.from_pretrained(
+            path, local_files_only=True, trust_remote_code=False
+        )
+        if hasattr(full_config, "quantization_config"):
+            del full_config.quantization_config  # of the language model's weights
+        model_class = _without_text(AutoModelForImageTextToText._model_mapping[type(full_config)])
+        model, report = model_class.from_pretrained(
+            path,
+            config=full_config,
+            dtype=dtype,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    except Exception as error:  # code of others: whatever it raises, the model is not loaded
+        line = next(iter(str(error).splitlines()), "") or type(error).__name__
+        raise ModelError(
+            f"transformers cannot load the encoder of {path}: {line}; serve text alone with "
+            "--language-model-only"
+        ) from error
+    wrong = sorted(map(str, [*report["missing_keys"], *report["mismatched_keys"]]))
+    if wrong:
+        raise ModelWeightsError(
+            f"{path}: {len(wrong)} tensors of the encoder are missing or of a wrong shape "
+            f"({', '.join(wrong[:5])}{', ...' if len(wrong) > 5 else ''}); use the complete model "
+            "folder, or serve text alone with --language-model-only"
+        )
+    return TransformersEncoder(model.eval(), family, num_threads=num_threads)
+
+
+def _without_text(model_class: Any) -> Any:
+    """A class of the same name, as names of tensors are converted by it."""
+
+    def make(self: Any, config: Any) -> None:
+        model_class.__init__(self, config)
+        for part in _TEXT_PARTS:
+            if hasattr(self.model, part):
+                setattr(self.model, part, torch.nn.Identity())
+        self.lm_head = torch.nn.Identity()
+
+    changes = {
+        "__init__": make,
+        "__module__": model_class.__module__,
+        "_tied_weights_keys": None,
+        "tie_weights": lambda self, *args, **options: None,
+    }
+    return type(model_class.__name__, (model_class,), changes)

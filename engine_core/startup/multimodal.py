@@ -1,0 +1,154 @@
+"""The encoder beside a model's decoder: whether prompts may have images, and in what sizes."""
+
+import dataclasses
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+from engine_core.errors import ConfigurationError
+from engine_core.model_files import ModelFiles
+from engine_core.model_files.json_file import read_json_object_if_present
+from engine_core.models.multimodal.families import MODEL_TYPES, input_family
+from engine_core.models.multimodal.tower import load_encoder
+from engine_core.options.engine import EngineOptions
+from engine_core.scheduler import SchedulerConfig
+from engine_core.server.multimodal import MultiModalReader
+from engine_core.startup.model import LoadedModel
+from protocol.multimodal import MultiModalInfo
+
+logger = logging.getLogger(__name__)
+
+_LEAST_CACHE_SIZE = 8192
+_WIDTHS_A_ROW = 256
+"""Upper estimate of an encoder's activations: so many hidden widths a row of its output."""
+
+
+def with_encoder(options: EngineOptions, files: ModelFiles, loaded: LoadedModel) -> LoadedModel:
+    """The model with its encoder, or with the reason why its prompts are text.
+    Raises ModelError: the encoder cannot be loaded."""
+    why_text = _why_text(options, files, loaded)
+    if why_text is not None:
+        if _has_encoder(files.config):
+            logger.info("prompts are text: %s", why_text)
+        return dataclasses.replace(loaded, why_text=why_text)
+    if options.speculation.draft_model is not None:
+        raise ConfigurationError(
+            "--draft-model makes drafts for text alone; use --speculative ngram or suffix, or give "
+            "--language-model-only"
+        )
+    if options.trace is not None:
+        raise ConfigurationError(
+            "--trace of a model that takes images cannot be replayed, as a trace holds none; omit "
+            "it, or give --language-model-only"
+        )
+    family = input_family(files.config)
+    assert family is not None, "it is of one of MODEL_TYPES"
+    encoder = load_encoder(
+        files.path, family, dtype=loaded.dtype, num_threads=loaded.ops.num_threads
+    )
+    return dataclasses.replace(loaded, encoder=encoder)
+
+
+def _has_encoder(config: dict[str, Any]) -> bool:
+    return any(config.get(key) is not None for key in ("vision_config", "audio_config"))
+
+
+def _why_text(options: EngineOptions, files: ModelFiles, loaded: LoadedModel) -> str | None:
+    if not _has_encoder(files.config):
+        return "the model takes text alone"
+    if options.multimodal.language_model_only:
+        return "--language-model-only"
+    if options.load_format == "dummy":
+        return "the model's weights are random"
+    if not files.path.is_dir():
+        return "a GGUF file holds no encoder"
+    if loaded.ops.device.type != "cpu":
+        return "encoders run on a CPU only; start with --device cpu"
+    if files.config.get("model_type") not in MODEL_TYPES:
+        return (
+            f"no encoder of a model of type {files.config.get('model_type')!r} is supported, "
+            f"there are: {', '.join(MODEL_TYPES)}"
+        )
+    return None
+
+
+def with_encoder_sizes(
+    options: EngineOptions, loaded: LoadedModel, scheduler: SchedulerConfig
+) -> SchedulerConfig:
+    """The scheduler's settings with those of the encoder in force.
+    Raises ConfigurationError: a setting that has no effect, or cannot work with the model."""
+    given = options.scheduling
+    names = ("max_num_encoder_input_tokens", "encoder_cache_size")
+    if loaded.encoder is None:
+        for name in names:
+            if getattr(given, name) is not None:
+                raise ConfigurationError(
+                    f"--{name.replace('_', '-')} has no effect: {loaded.why_text}; omit it"
+                )
+        return scheduler
+    family = loaded.encoder.family
+    most_rows = min(family.most_rows, scheduler.max_model_len)
+    num_batched = scheduler.max_num_batched_tokens
+    if family.is_bidirectional:
+        if scheduler.slo_tpot_ms is not None:
+            raise ConfigurationError(
+                f"--slo-tpot-ms cuts prompts where it must, and {loaded.architecture} computes an "
+                "image in one step; omit it, or give --language-model-only"
+            )
+        if given.max_num_batched_tokens is None:
+            num_batched = max(num_batched, 2 * most_rows)
+    budget = given.max_num_encoder_input_tokens or max(num_batched, most_rows)
+    return dataclasses.replace(
+        scheduler,
+        max_num_batched_tokens=num_batched,
+        max_num_encoder_input_tokens=budget,
+        encoder_cache_size=given.encoder_cache_size or max(budget, _LEAST_CACHE_SIZE),
+        disable_chunked_mm_input=family.is_bidirectional,
+    )
+
+
+def text_only_note(files: ModelFiles, loaded: LoadedModel) -> list[str]:
+    """For those who look at the engine, of a model that could take more."""
+    is_less = loaded.encoder is None and _has_encoder(files.config)
+    return [f"text only: {loaded.why_text}"] if is_less else []
+
+
+def encoder_bytes(loaded: LoadedModel, scheduler: SchedulerConfig) -> int:
+    """Upper estimate of what outputs and a step's activations take."""
+    if loaded.encoder is None:
+        return 0
+    row_bytes = loaded.model.kv_cache_spec.hidden_size * loaded.dtype.itemsize
+    num_rows = scheduler.encoder_cache_size
+    return row_bytes * (num_rows + _WIDTHS_A_ROW * min(num_rows, loaded.encoder.family.most_rows))
+
+
+def make_reader(options: EngineOptions, loaded: LoadedModel) -> MultiModalReader:
+    """What checks the inputs of requests."""
+    family = None if loaded.encoder is None else loaded.encoder.family
+    given = options.multimodal
+    return MultiModalReader(
+        family,
+        max_items={} if family is None else given.max_items(family.modalities),
+        max_input_bytes=given.max_input_bytes,
+        why_text=loaded.why_text,
+    )
+
+
+def multimodal_info(
+    options: EngineOptions, files: ModelFiles, loaded: LoadedModel
+) -> MultiModalInfo | None:
+    """What clients are told; None: prompts are text."""
+    if loaded.encoder is None:
+        return None
+    processor: dict[str, Any] = {}
+    for name in ("processor_config.json", "preprocessor_config.json"):
+        processor |= read_json_object_if_present(Path(files.path) / name)
+    given = options.multimodal
+    return MultiModalInfo(
+        model_type=str(files.config["model_type"]),
+        config_json=json.dumps(files.config).encode(),
+        processor_json=json.dumps(processor).encode(),
+        max_items=given.max_items(loaded.encoder.family.modalities),
+        max_input_bytes=given.max_input_bytes,
+    )

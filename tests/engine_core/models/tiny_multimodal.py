@@ -1,0 +1,159 @@
+"""Tiny models of transformers that take images, made-up images for them, and what they answer."""
+
+import dataclasses
+import functools
+
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoModelForImageTextToText
+
+from engine_core.scheduler.mm_features import MultiModalFeature
+
+IMAGE, BEGIN, END = 110, 111, 112
+TEXT = {
+    "vocab_size": 120, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
+    "initializer_range": 0.3, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+VISION = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "image_size": 16, "patch_size": 4, "initializer_range": 0.3,
+}  # fmt: skip
+QWEN_TEXT = TEXT | {
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
+}
+QWEN_VISION = {
+    "depth": 2, "num_heads": 2, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2,
+    "in_channels": 3, "initializer_range": 0.3,
+}  # fmt: skip
+QWEN_IDS = {
+    "image_token_id": IMAGE, "vision_start_token_id": BEGIN, "vision_end_token_id": END,
+    "video_token_id": 113,
+}  # fmt: skip
+CONFIGS = {
+    "qwen2_vl": {
+        "text_config": QWEN_TEXT,
+        "vision_config": QWEN_VISION | {"embed_dim": 32, "hidden_size": 32, "mlp_ratio": 2},
+        **QWEN_IDS,
+    },
+    "qwen2_5_vl": {
+        "text_config": QWEN_TEXT,
+        "vision_config": QWEN_VISION
+        | {"hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 32, "window_size": 16,
+           "fullatt_block_indexes": [1]},
+        **QWEN_IDS,
+    },
+    "smolvlm": {
+        "text_config": TEXT | {"model_type": "llama"}, "vision_config": VISION,
+        "scale_factor": 2, "image_token_id": IMAGE,
+    },
+    "idefics3": {
+        "text_config": TEXT | {"model_type": "llama"}, "vision_config": VISION,
+        "scale_factor": 2, "image_token_id": IMAGE,
+    },
+    "llava": {
+        "text_config": TEXT | {"model_type": "llama"},
+        "vision_config": VISION
+        | {"model_type": "clip_vision_model", "num_hidden_layers": 3, "projection_dim": 32},
+        "image_token_index": IMAGE, "image_seq_length": 16,
+    },
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Image:
+    """Tensors by transformers' names, and how many rows they become."""
+
+    tensors: dict
+    num_rows: int
+
+
+@functools.cache
+def make_model(model_type):
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(model_type, **CONFIGS[model_type])
+    return AutoModelForImageTextToText.from_config(config, attn_implementation="eager").eval()
+
+
+def save_model(model_type, path):
+    make_model(model_type).save_pretrained(path)
+    return path
+
+
+def make_image(model_type, seed, size=(4, 4)):
+    """`size`: of the grid of a Qwen model, in patches; of Idefics3 and SmolVLM the first
+    is twice the number of tiles."""
+    draw = np.random.default_rng(seed)
+    if model_type.startswith("qwen"):
+        rows, columns = size
+        values = draw.standard_normal((rows * columns, 3 * 2 * 16), dtype=np.float32)
+        grid = np.array([[1, rows, columns]], np.int64)
+        return Image({"pixel_values": values, "image_grid_thw": grid}, rows * columns // 4)
+    if model_type in ("smolvlm", "idefics3"):
+        tiles = size[0] // 2
+        pixels = draw.standard_normal((1, tiles, 3, 16, 16), dtype=np.float32)
+        mask = np.ones((1, tiles, 16, 16), np.int64)
+        return Image({"pixel_values": pixels, "pixel_attention_mask": mask}, 4 * tiles)
+    pixels = draw.standard_normal((1, 3, 16, 16), dtype=np.float32)
+    return Image({"pixel_values": pixels}, 16 if model_type == "llava" else 4)
+
+
+def make_prompt(model_type, parts):
+    """Numbers are text of that many tokens; images get their places, for tiles with a token
+    between. Returns token ids and features."""
+    ids, features = [], []
+    for part in parts:
+        if isinstance(part, int):
+            ids += [3 + (7 * len(ids) + 5 * n) % 100 for n in range(part)]
+            continue
+        start, runs = len(ids), []
+        pieces = [part.num_rows]
+        if model_type in ("smolvlm", "idefics3"):
+            pieces = [4] * (part.num_rows // 4)
+        for piece in pieces:
+            runs.append((len(ids), len(ids) + piece))
+            ids += [IMAGE] * piece
+            if piece is not pieces[-1] or len(runs) < len(pieces):
+                ids.append(BEGIN)
+        name = repr([(k, v.tobytes()) for k, v in sorted(part.tensors.items())])
+        identifier = hash_of(name)
+        features.append(
+            MultiModalFeature(
+                "image", start, runs[-1][1], part.num_rows, identifier, tuple(runs), part.tensors
+            )
+        )
+    return ids, features
+
+
+def hash_of(text):
+    from hashlib import blake2b
+
+    return blake2b(text.encode(), digest_size=32).digest()
+
+
+@torch.inference_mode()
+def answer(model_type, ids, images, num_tokens=8):
+    """Greedy tokens, and log-probabilities [prompt + tokens - 1, V] of what follows each token."""
+    model, ids = make_model(model_type), list(ids)
+    tensors = {}
+    for name in images[0].tensors if images else ():
+        parts = [torch.from_numpy(image.tensors[name]) for image in images]
+        tensors[name] = torch.cat(parts, dim=1 if model_type in ("smolvlm", "idefics3") else 0)
+    num_prompt = len(ids)
+    while True:
+        input_ids = torch.tensor([ids])
+        is_image = (input_ids == IMAGE).int()
+        is_image[0, num_prompt:] = 0
+        more = {}
+        if model_type.startswith("qwen"):
+            model.model.rope_deltas = None
+            more = {"mm_token_type_ids": is_image}
+        elif model_type == "gemma3":
+            more = {"token_type_ids": is_image}
+        logits = model(
+            input_ids=input_ids, attention_mask=torch.ones_like(input_ids), use_cache=False,
+            **tensors, **more,
+        ).logits[0]  # fmt: skip
+        if len(ids) - num_prompt == num_tokens:
+            return ids[num_prompt:], logits.log_softmax(-1)
+        ids.append(int(logits[-1].argmax()))
