@@ -1,6 +1,6 @@
 """What the runner asks of a model."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -47,34 +47,12 @@ class Model(Protocol):
         """Rows of `forward`'s result -> float32 logits_RV, final softcap included."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EncoderSpec:
-    """What an encoder takes.
-
-    Attributes:
-        modality: "text" or "audio".
-        shapes: of each tensor of an input, by transformers' name; -1 for its length.
-        max_tokens: most that one input becomes.
-        vocab_size: of the decoder, and of a text input.
-        hidden_size: of the decoder.
-    """
-
-    modality: str
-    shapes: Mapping[str, tuple[int, ...]]
-    max_tokens: int
-    vocab_size: int
-    hidden_size: int
-
-
 @runtime_checkable
 class EncoderDecoder(Model, Protocol):
     """A model whose tokens also attend to what an encoder made of the request's input."""
 
-    @property
-    def encoder_spec(self) -> EncoderSpec: ...
-
-    def encode(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """One input, without a dimension for a batch -> hidden_SE."""
+    max_encoder_tokens: int
+    """Most that an input becomes."""
 
     def write_encoded(
         self,

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from engine_core.models.encoder_decoder.inputs import EncoderInputs
 from engine_core.models.encoder_decoder.model import EncoderDecoderModel
 from engine_core.models.encoder_decoder.parts import DecoderParts, bart_parts, t5_parts
 from engine_core.models.errors import UnsupportedArchitecture
-from engine_core.models.interface import EncoderSpec
 from engine_core.models.transformers.model import load_pretrained
 
 
@@ -54,21 +54,11 @@ def load_encoder_decoder(
     model = load_pretrained(path, config, dtype, auto_class)
     with torch.inference_mode():
         parts = family.parts_of(model)
-        encoder = model.get_encoder()
-        return EncoderDecoderModel(encoder, parts, _encoder_spec(family, model.config, parts))
-
-
-def _encoder_spec(family: _Family, config: Any, parts: DecoderParts) -> EncoderSpec:
-    shapes: dict[str, tuple[int, ...]] = {"input_ids": (-1,)}
-    max_tokens = parts.max_positions
-    if family.modality == "audio":
-        max_tokens = config.max_source_positions
-        # the second of two convolutions halves the frames
-        shapes = {"input_features": (config.num_mel_bins, 2 * max_tokens)}
-    return EncoderSpec(
-        modality=family.modality,
-        shapes=shapes,
-        max_tokens=max_tokens,
-        vocab_size=config.vocab_size,
-        hidden_size=config.d_model,
+    own = model.config
+    inputs = EncoderInputs(
+        family.modality,
+        most_rows=own.max_source_positions if is_audio else parts.max_positions,
+        vocab_size=own.vocab_size,
+        num_mel_bins=own.num_mel_bins if is_audio else None,
     )
+    return EncoderDecoderModel(model.get_encoder(), parts, inputs, vocab_size=own.vocab_size)

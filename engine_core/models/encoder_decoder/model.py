@@ -1,13 +1,16 @@
 """An encoder-decoder model as the runner sees it. The encoder runs once a request, as transformers
 has it; its keys and values go into blocks of the request, which every step reads."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
+from engine_core.models.encoder_decoder.inputs import EncoderInputs
 from engine_core.models.encoder_decoder.parts import AttentionWeights, DecoderParts
-from engine_core.models.interface import EncoderSpec, KVCacheSpec
+from engine_core.models.interface import KVCacheSpec
+from engine_core.models.multimodal.interface import Tensors
 from kernels.interface.operations import (
     AttentionMetadata,
     AttentionParams,
@@ -18,13 +21,16 @@ from kernels.interface.operations import (
 
 
 class EncoderDecoderModel:
-    """Implements `engine_core.models.interface.EncoderDecoder`.
+    """Implements `engine_core.models.interface.EncoderDecoder`, and is its own `MultiModalEncoder`.
 
     A layer's own keys and values and those of the encoder lie in the same cache tensor, in
     different blocks."""
 
-    def __init__(self, encoder: Any, parts: DecoderParts, spec: EncoderSpec) -> None:
-        self.encoder_spec = spec
+    def __init__(
+        self, encoder: Any, parts: DecoderParts, inputs: EncoderInputs, *, vocab_size: int
+    ) -> None:
+        self.family = inputs
+        self.max_encoder_tokens = inputs.most_rows
         self._encoder = encoder
         self._parts = parts
         num_layers = len(parts.layers)
@@ -34,17 +40,20 @@ class EncoderDecoderModel:
             num_kv_heads=parts.num_heads,
             head_size=parts.head_size,
             sliding_windows=(None,) * num_layers,
-            vocab_size=spec.vocab_size,
-            hidden_size=spec.hidden_size,
+            vocab_size=vocab_size,
+            hidden_size=parts.hidden_size,
             max_model_len=parts.max_positions,
         )
 
     # ------------------------------------------------------------------ the encoder
 
     @torch.inference_mode()
-    def encode(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """One input -> hidden_SE."""
-        batch = {name: tensor[None] for name, tensor in tensors.items()}
+    def encode(self, tensors: Tensors) -> torch.Tensor:
+        """One input, without a dimension for a batch -> hidden_SE."""
+        batch = {name: torch.from_numpy(np.array(array))[None] for name, array in tensors.items()}
+        for name, tensor in batch.items():
+            if tensor.is_floating_point():
+                batch[name] = tensor.to(self._encoder.dtype)
         hidden_SE: torch.Tensor = self._encoder(**batch).last_hidden_state[0]
         return hidden_SE
 

@@ -50,6 +50,7 @@ class DecoderParts:
     norms_first: bool
     finish: Map
     head: Map
+    hidden_size: int
     num_heads: int
     head_size: int
     max_positions: int
@@ -93,6 +94,7 @@ def bart_parts(model: Any) -> DecoderParts:
         norms_first=last_norm is not None,
         finish=last_norm or nn.Identity(),
         head=logits,
+        hidden_size=config.d_model,
         num_heads=config.decoder_attention_heads,
         head_size=config.d_model // config.decoder_attention_heads,
         max_positions=getattr(config, "max_target_positions", None)
@@ -143,6 +145,7 @@ def t5_parts(model: Any) -> DecoderParts:
         norms_first=True,
         finish=decoder.final_layer_norm,
         head=lambda hidden_RE: model.lm_head(hidden_RE * factor),
+        hidden_size=config.d_model,
         num_heads=config.num_heads,
         head_size=config.d_kv,
         max_positions=config.n_positions,
