@@ -8,6 +8,7 @@ from protocol.calls import AdapterInfo, AnyResult
 from protocol.errors import ErrorCode
 from protocol.multimodal import MultiModalInfo, TensorRef
 from protocol.pooling import Pooled
+from protocol.sampling import GenerationRules
 
 _ENTRY_BYTES = 4
 """Of a token id or a log-probability in columns."""
@@ -163,7 +164,9 @@ class EncoderInfo(Message, frozen=True):
     max_tokens: int
     """Most that an input becomes."""
     decoder_start_token_ids: tuple[int, ...]
-    """What a decoder's prompt begins with."""
+    """What a decoder's prompt begins with, unless the request gives one."""
+    rules: GenerationRules | None = None
+    """Of its generation config."""
 
 
 class ModelInfo(Message, frozen=True):

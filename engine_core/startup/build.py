@@ -13,7 +13,6 @@ from engine_core.config import EngineConfig
 from engine_core.core import EngineCore
 from engine_core.errors import ConfigurationError, StartupError
 from engine_core.executor import InProcessExecutor
-from engine_core.kv_cache import KVCacheManager
 from engine_core.lifecycle import Lifecycle
 from engine_core.logits_processors import ServedVocabulary
 from engine_core.model_files import ModelFilesError
@@ -33,6 +32,7 @@ from engine_core.startup.adapters import open_adapters
 from engine_core.startup.before_torch import OpenModel
 from engine_core.startup.device import choose_device
 from engine_core.startup.draft_model import load_with_draft
+from engine_core.startup.encoder_decoder import cache_manager_of, encoder_info
 from engine_core.startup.logits_processors import load_processors
 from engine_core.startup.multimodal import make_reader, multimodal_info, text_only_note
 from engine_core.startup.phases import StartPhases
@@ -156,7 +156,7 @@ def _assemble(
 ) -> EngineCore:
     vocab_size = runner_spec.config.vocab_size
     groups = runner_spec.config.layout.group_specs
-    kv_cache = KVCacheManager(
+    kv_cache = cache_manager_of(runner_spec.loaded.model)(
         num_blocks=config.num_blocks,
         block_size=config.block_size,
         groups=groups,
@@ -292,6 +292,7 @@ def _handshake(
             + [f"logits processor {name}" for name in config.logits_processors]
             + text_only_note(files, spec.loaded)
         ),
+        encoder=encoder_info(spec.loaded.model, files.config, files.generation_config),
         multimodal=multimodal_info(spec.options, files, spec.loaded),
     )
     return Handshake(model, opened.tokenizer, heartbeat_s=HEARTBEAT_S)

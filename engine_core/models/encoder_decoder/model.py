@@ -10,7 +10,7 @@ import torch
 from engine_core.models.encoder_decoder.inputs import EncoderInputs
 from engine_core.models.encoder_decoder.parts import AttentionWeights, DecoderParts
 from engine_core.models.interface import KVCacheSpec
-from engine_core.models.multimodal.interface import Tensors
+from engine_core.models.multimodal.interface import InputFamily, Tensors
 from kernels.interface.operations import (
     AttentionMetadata,
     AttentionParams,
@@ -29,7 +29,7 @@ class EncoderDecoderModel:
     def __init__(
         self, encoder: Any, parts: DecoderParts, inputs: EncoderInputs, *, vocab_size: int
     ) -> None:
-        self.family = inputs
+        self.family: InputFamily = inputs
         self.max_encoder_tokens = inputs.most_rows
         self._encoder = encoder
         self._parts = parts
