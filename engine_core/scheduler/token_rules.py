@@ -25,23 +25,25 @@ _WORD_BITS = 32
 class TokenRules(Constraints):
     """
     Args:
-        grammars: make the masks of sequences that follow one.
+        grammars: make the masks of sequences that follow one; None: no sequence does.
         vocab_size: length of a row of logits.
     """
 
-    def __init__(self, grammars: Constraints, *, vocab_size: int) -> None:
+    def __init__(self, grammars: Constraints | None, *, vocab_size: int) -> None:
         self._grammars = grammars
         self._num_words = -(-vocab_size // _WORD_BITS)
 
     def take_compiled(self) -> AnySequence[tuple[Request, str | None]]:
-        return self._grammars.take_compiled()
+        return () if self._grammars is None else self._grammars.take_compiled()
 
     def forced_tokens(self, sequences: Iterable[KnownTokens]) -> Iterable[ForcedTokens]:
-        return self._grammars.forced_tokens(sequences)
+        return () if self._grammars is None else self._grammars.forced_tokens(sequences)
 
     def begin_masks(self, constrained: AnySequence[ConstrainedSequence]) -> TokenMasks | None:
         by_grammar = [each for each in constrained if each.sequence.request.grammar is not None]
-        masks = self._grammars.begin_masks(by_grammar) if by_grammar else None
+        masks = None
+        if by_grammar and self._grammars is not None:
+            masks = self._grammars.begin_masks(by_grammar)
         ruled = [each for each in constrained if each.sequence.sampling_params.has_token_rules]
         rows = [row for each in ruled for row in self._rows(each)]
         if not rows:

@@ -176,14 +176,11 @@ def _assemble(
         observers.append(RequestLog())
     if config.trace is not None:
         observers.append(_trace_writer(config.trace, config, replayed))
-    constraints = None
-    if structured_outputs is not None:
-        constraints = TokenRules(structured_outputs, vocab_size=vocab_size)
     scheduler = Scheduler(
         config.scheduler,
         kv_cache,
         proposer=runner_spec.options.speculation.make_proposer(),
-        constraints=constraints,
+        constraints=TokenRules(structured_outputs, vocab_size=vocab_size),
     )
     pool = runner_spec.config.adapters
     adapters = open_adapters(runner_spec.options.adapters, pool, scheduler, config.model)
