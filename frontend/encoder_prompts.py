@@ -57,6 +57,16 @@ class EncoderPrompts:
         self._allowed_path = allowed_path
         self._log_mel: LogMel | None = None
 
+    @property
+    def modality(self) -> str:
+        """Of the encoder's input."""
+        return self._info.modality
+
+    @property
+    def start_token_ids(self) -> tuple[int, ...]:
+        """What the decoder's prompt begins with by itself."""
+        return self._info.decoder_start_token_ids
+
     def split(self, prompt: object) -> SplitPrompt:
         """A single prompt is a text for the encoder, or for the decoder beside a sound.
         Raises InvalidInput: what the model cannot take."""
@@ -82,10 +92,10 @@ class EncoderPrompts:
         return SplitPrompt(decoder_prompt, inputs, frames)
 
     def _decoder_ids(self, prompt: object) -> list[int]:
-        """With the model's start before it, if it has another one."""
+        """With the model's start before it, unless it has that."""
         start = list(self._info.decoder_start_token_ids)
         token_ids = self._token_ids(prompt, add_special_tokens=False)
-        return token_ids if token_ids[: len(start)] == start else start + token_ids
+        return token_ids if start and start[0] in token_ids else start + token_ids
 
     def _token_ids(self, prompt: object, *, add_special_tokens: bool) -> list[int]:
         if isinstance(prompt, Mapping):

@@ -98,6 +98,11 @@ class InputProcessor:
         )
 
     @property
+    def encoder_prompts(self) -> EncoderPrompts | None:
+        """None: the model is a decoder alone."""
+        return self._encoder
+
+    @property
     def tokenizer(self) -> Tokenizer:
         """Raises InvalidInput if the model came without one."""
         if self.optional_tokenizer is None:
