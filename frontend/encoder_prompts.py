@@ -51,6 +51,7 @@ class EncoderPrompts:
         allowed_path: Callable[[], Path | None],
     ) -> None:
         self._name = model.name
+        self._vocab_size = model.vocab_size
         self._info = info
         self._multimodal = model.multimodal
         self._tokenizer = tokenizer
@@ -120,6 +121,11 @@ class EncoderPrompts:
             raise InvalidInput(
                 f"encoder_prompt has {len(token_ids)} tokens, model {self._name!r} takes from 1 to "
                 f"{self._info.max_tokens}; shorten it"
+            )
+        if not 0 <= min(token_ids) <= max(token_ids) < self._vocab_size:
+            raise InvalidInput(
+                f"encoder_prompt has tokens from {min(token_ids)} to {max(token_ids)}, the "
+                f"vocabulary ends at {self._vocab_size - 1}; use this model's own tokenizer"
             )
         tensor = TensorRef(frame=0, dtype="int64", shape=(len(token_ids),))
         return _one_input("text", "input_ids", tensor, memoryview(array("q", token_ids)).cast("B"))

@@ -91,8 +91,9 @@ class _Window:
     """What a model hears at once. Times in seconds."""
 
     start: float
-    samples: "Floats"
     duration: float
+    samples: "Floats"
+    rate: int
 
 
 @operation("POST", "/v1/audio/transcriptions", gives=Transcription | VerboseTranscription)
@@ -166,7 +167,7 @@ def _windows(encoder: EncoderPrompts, data: bytes) -> list[_Window]:
             late = stop - min(int(_CUT_S * rate), size // 2)
             stop = late + quietest(samples[late:stop], int(_QUIET_S * rate))
         part = samples[start:stop]
-        windows.append(_Window(start / rate, part, len(part) / rate))
+        windows.append(_Window(start / rate, len(part) / rate, part, rate))
         start = stop
     return windows
 
@@ -260,9 +261,8 @@ class _Hearing:
     async def _generate(
         self, window: _Window, start: list[int], params: SamplingParams
     ) -> CompletionOutput:
-        rate = len(window.samples) / window.duration
         prompt: EncoderDecoderPrompt = {
-            "encoder_prompt": {"multi_modal_data": {"audio": (window.samples, int(rate))}},
+            "encoder_prompt": {"multi_modal_data": {"audio": (window.samples, window.rate)}},
             "decoder_prompt": {"prompt_token_ids": start},
         }
         outputs = self._llm.generate(prompt, params, **self._exchange.sent_as(self._asked.user))
@@ -295,10 +295,13 @@ class _Hearing:
         spans: list[tuple[float, float, list[int], list[float]]] = []
         start, tokens, values = 0.0, list[int](), list[float]()
         for place, token_id in enumerate(output.token_ids):
-            time = self._times.get(token_id)
-            if time is None:
+            told = self._times.get(token_id)
+            time = start if told is None else max(start, told)
+            if told is None:
                 tokens.append(token_id)
                 values += logprobs[place : place + 1]
+            elif not self._wants_times:
+                continue
             elif tokens:
                 spans.append((start, time, tokens, values))
                 start, tokens, values = time, [], []
