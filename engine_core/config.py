@@ -40,6 +40,8 @@ class EngineConfig:
     logits_processors: tuple[str, ...]
     address: str
     max_clients: int
+    max_prompt_embeds_bytes: int
+    """Of a request; 0: none are taken."""
     isolate_tenants: bool
     drain_timeout_s: float
     trace: str | None

@@ -30,6 +30,7 @@ from engine_core.server.inbox import Inbox, Incoming
 from engine_core.server.limited_log import LimitedLog
 from engine_core.server.multimodal import MultiModalReader
 from engine_core.server.outbox import Outbox
+from engine_core.server.prompt_embeds import spelled_out
 from engine_core.server.validation import RequestValidator
 from engine_core.steps import Steps
 from engine_core.structured_output.manager import StructuredOutputs
@@ -220,6 +221,7 @@ class EngineCore:
                     ErrorCode.DRAINING, "the engine is draining; send the request to another"
                 )
             self._validator.check(message)
+            embeds, spans = self._validator.read_prompt_embeds(message, client.frames)
             if message.adapter is not None:
                 fingerprint = adapters_of(self._adapters).resolve(message)
                 message = msgspec.structs.replace(message, adapter=fingerprint)
@@ -229,8 +231,14 @@ class EngineCore:
                 client_index=client.index,
                 arrival_time=now_s,
                 eos_token_ids=self._eos_token_ids,
+                prompt_embeds=embeds,
+                content_spans=spans,
                 mm_features=self._multimodal.read(message, client.frames),
+                pooler=self._validator.pooler,
             )
+            if spans:  # what knows prompts again knows them by their tokens
+                token_ids = spelled_out(message.prompt_token_ids, spans)
+                message = msgspec.structs.replace(message, prompt_token_ids=token_ids)
             if self._suspects is not None:
                 request.runs_alone = _runs_alone(message, self._suspects)
             self._admit_grammar(request)

@@ -73,7 +73,7 @@ def run_daemon(
             keys=keys,
             is_insecure=security.insecure,
             max_message_bytes=max(
-                most_message_bytes(options.max_model_len),
+                most_message_bytes(options.max_model_len, options.prompt_embeds_bytes),
                 options.multimodal.most_frame_bytes(options.model),
             ),
         ) as transport,

@@ -22,6 +22,7 @@ from engine_core.observers import ControlMethod, FinishedStep, StepObserver
 from engine_core.scheduler.plan import ModelRunnerOutput, SchedulerOutput
 from engine_core.scheduler.request import request_of
 from protocol.outputs import Logprobs
+from protocol.pooling import PoolingParams
 from protocol.requests import EngineRequest
 from protocol.sampling import BeamSearchParams
 
@@ -64,6 +65,7 @@ class TraceArrival(_Event, frozen=True, kw_only=True, tag="arrive"):
     salt: str | None = None
     adapter: str | None = None
     timeout_s: float | None = None
+    pooling_params: PoolingParams | None = None
 
 
 class TraceAbort(_Event, frozen=True, kw_only=True, tag="abort"):
@@ -127,6 +129,8 @@ class TraceStep(_Event, frozen=True, kw_only=True, tag="step"):
     beam_logprobs: dict[str, TraceLogprobs] = {}
     """Of beams only: the scheduler chooses by them."""
     failures: dict[str, str] = {}
+    pooled: list[str] = []
+    """Requests that were answered, without what."""
 
     @property
     def sequences(self) -> list[str]:
@@ -159,6 +163,7 @@ class TraceStep(_Event, frozen=True, kw_only=True, tag="step"):
             logprobs=logprobs or None,
             verified_token_ids=self.verified,
             failures=self.failures,
+            pooled={name: np.zeros(1, np.float32) for name in self.pooled},
         )
 
 
@@ -226,6 +231,7 @@ class TraceWriter(StepObserver):
             salt=message.cache_salt,
             adapter=message.adapter,
             timeout_s=message.timeout_s,
+            pooling_params=message.pooling_params,
         )
         self._write(event, now_s)
 
@@ -284,6 +290,7 @@ class TraceWriter(StepObserver):
             verified=dict(output.verified_token_ids),
             beam_logprobs=self._beam_logprobs(output) if self._beams else {},
             failures=output.failures,
+            pooled=list(output.pooled),
         )
         self._write(event, step.collected_s)
 

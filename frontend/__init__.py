@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         EngineUnavailable,
         InvalidInput,
         QueueFull,
+        RequestFailed,
         RequestRejected,
         TooManyClients,
     )
@@ -28,6 +29,13 @@ if TYPE_CHECKING:
         RequestMetrics,
         RequestOutput,
     )
+    from frontend.pooling import (
+        ClassificationRequestOutput,
+        EmbeddingRequestOutput,
+        PoolingRequestOutput,
+        ScoringRequestOutput,
+    )
+    from frontend.pooling_params import PoolingParams
     from frontend.sampling_params import (
         BeamSearchParams,
         RepetitionDetectionParams,
@@ -41,7 +49,9 @@ __all__ = [
     "BeamSearchOutput",
     "BeamSearchParams",
     "BeamSearchSequence",
+    "ClassificationRequestOutput",
     "CompletionOutput",
+    "EmbeddingRequestOutput",
     "EngineClientError",
     "EngineDied",
     "EngineStartError",
@@ -49,13 +59,17 @@ __all__ = [
     "InvalidInput",
     "LoRARequest",
     "Logprob",
+    "PoolingParams",
+    "PoolingRequestOutput",
     "QueueFull",
     "RepetitionDetectionParams",
+    "RequestFailed",
     "RequestMetrics",
     "RequestOutput",
     "RequestOutputKind",
     "RequestRejected",
     "SamplingParams",
+    "ScoringRequestOutput",
     "TextPrompt",
     "TokensPrompt",
     "TooManyClients",
@@ -64,7 +78,7 @@ __all__ = [
 
 _MODULES = (
     "errors", "event_loop", "sampling_params", "outputs", "input_processor", "adapters",
-    "async_llm", "llm",
+    "pooling_params", "pooling", "async_llm", "llm",
 )  # fmt: skip
 """Each imports only modules before it: a search in this order loads nothing needless."""
 

@@ -29,6 +29,7 @@ from frontend.input_processor import (
 from frontend.media import allowed_folder, has_media, in_thread
 from frontend.output_processor import OutputProcessor
 from frontend.outputs import BeamSearchOutput, RequestOutput, beam_search_output
+from frontend.pooling import PoolingCalls
 from frontend.sampling_params import BeamSearchParams, SamplingParams
 from frontend.session import EngineSession, Neighbours
 from frontend.structured_outputs import reasoning_of_config
@@ -45,7 +46,7 @@ _open_clients: "weakref.WeakSet[AsyncLLM]" = weakref.WeakSet()
 _NOT_CONNECTED = "not connected yet; use `async with AsyncLLM() as llm:`"
 
 
-class AsyncLLM(EngineCalls):
+class AsyncLLM(EngineCalls, PoolingCalls):
     """A client of one engine, or of several that serve one model.
 
     ```python

@@ -256,6 +256,9 @@ class EngineGroup(Neighbours):
         if welcome is None or leader is None or not session.is_connected or session.is_draining:
             return False
         ours, model, wire = leader.model, welcome.model, request.wire
+        task = "generate" if wire.pooling_params is None else wire.pooling_params.task.value
+        if task not in model.tasks:
+            return False
         length = len(wire.prompt_token_ids) + wire.sampling_params.max_tokens
         if wire.adapter is not None:
             fingerprint = session.adapters.get(wire.adapter)

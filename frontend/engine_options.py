@@ -2,6 +2,7 @@
 own name; the daemon refuses what it does not know. Here are only vLLM's other names, and vLLM's
 options that this engine does not have."""
 
+import json
 import logging
 from collections.abc import Mapping
 from os import PathLike
@@ -25,11 +26,9 @@ _QUANTIZATIONS = {"awq_marlin": "awq", "gptq_marlin": "gptq"}
 
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     "config_format": ("auto", "hf"),
-    "convert": ("auto", "none"),
     "data_parallel_size": (1,),
     "enable_chunked_prefill": (None, True),
     "pipeline_parallel_size": (1,),
-    "runner": ("auto", "generate"),
     "swap_space": (0, 4),
     "task": (None, "auto", "generate"),
     "tensor_parallel_size": (1,),
@@ -38,7 +37,6 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
 _NEUTRAL_IF_EMPTY = frozenset({
     "allowed_local_media_path", "bind", "cpu_offload_gb", "exit_on_stdin_eof", "parent_pid",
     "download_dir", "enable_expert_parallel", "fully_sharded_loras", "generation_config",
-    "hf_overrides",
     "hf_token", "limit_mm_per_prompt", "lora_dtype", "max_cpu_loras",
     "mm_processor_kwargs",
     "override_generation_config", "revision", "rope_scaling", "rope_theta", "skip_tokenizer_init",
@@ -72,6 +70,8 @@ _SPECULATIVE_NAMES = {
 }
 """Keys of vLLM's `speculative_config`, and our options."""
 _NOT_FROM_HERE = {("load_format", "dummy"), ("tokenizer_mode", "mistral")}
+_JSON = ("hf_overrides", "pooler_config")
+"""Mappings, as one text."""
 _ONE_EACH = {"tenant_weights": "tenant-weight", "adapters": "adapter"}
 """Mappings, an option for each entry."""
 _ADVICE = {
@@ -84,6 +84,7 @@ _ADVICE = {
     "data_parallel_size": "use 1",
     "enable_chunked_prefill": "long prompts are always chunked; see max_chunk_size",
     "tokenizer_mode": "the model's own tokenizer is read; use 'auto'",
+    "task": "use runner='pooling' with convert='embed' or 'classify'",
     "revision": "download the revision and give its folder as the model",
     "swap_space": "use host_cache_memory, in bytes or as a text such as '4GiB'",
 }
@@ -112,6 +113,8 @@ def daemon_arguments(model: str, options: Mapping[str, Any]) -> list[str]:
         if name in _ONE_EACH:
             for key, each in (value or {}).items():
                 arguments.append(f"--{_ONE_EACH[name]}={key}={each}")
+        elif name in _JSON and not isinstance(value, str):
+            arguments += [f"--{flag}={json.dumps(value)}"] if value else []
         elif name == "logits_processors":
             arguments += [f"--{flag}={each}" for each in _processor_names(value)]
         elif isinstance(value, bool):

@@ -8,6 +8,7 @@ EngineClientError
 ├── EngineStartError              an engine started by this process did not get ready
 ├── RequestRejected               the engine refused one request; the others continue
 │   └── QueueFull                 because its queue is full; the text has the queue's state
+├── RequestFailed                 the engine ended a pooling request without an answer
 ├── CallRefused                   the engine refused a call such as `statistics`
 ├── ClientClosed                  this client was closed while, or before, it was used
 └── InvalidInput (ValueError)     a prompt, parameter or option that cannot be served; nothing
@@ -61,6 +62,14 @@ class RequestRejected(EngineClientError):
 class QueueFull(RequestRejected):
     """As many requests or tokens wait as the engine allows. Send the request again later; the text
     has the queue's state."""
+
+
+class RequestFailed(EngineClientError):
+    """A pooling request has no answer; `reason` is its finish reason, such as "timeout"."""
+
+    def __init__(self, message: str, *, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class CallRefused(EngineClientError):

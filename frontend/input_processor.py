@@ -12,6 +12,8 @@ from frontend.encoder_prompts import EncoderDecoderPrompt, EncoderPrompts, Split
 from frontend.errors import InvalidInput
 from frontend.event_loop import Clock
 from frontend.media import has_media, items_of, split_media
+from frontend.pooling_params import PoolingParams
+from frontend.prompt_embeds import EmbeddedPrompt, embedded_prompt
 from frontend.reasoning_formats import ReasoningFormat, reasoning_format_of_template
 from frontend.request_state import RequestState
 from frontend.sampling_params import (
@@ -24,6 +26,7 @@ from frontend.sampling_params import (
 from frontend.structured_outputs import behind_reasoning
 from frontend.tokenizer import Tokenizer
 from protocol.outputs import ModelInfo
+from protocol.pooling import POOLING_SAMPLING, PoolingTask
 from protocol.requests import EngineRequest, ModelLimits, check_name
 from protocol.sampling import ThinkingBudget
 
@@ -51,7 +54,20 @@ class TokensPrompt(TypedDict):
     cache_salt: NotRequired[str]
 
 
-PromptInput = str | Sequence[int] | TextPrompt | TokensPrompt | EncoderDecoderPrompt
+class EmbedsPrompt(TypedDict):
+    """Hidden states in place of tokens, or of some of them; `prompt` is only reported back."""
+
+    prompt_embeds: Any
+    """[positions, hidden size] in float32, float16 or bfloat16: an array of numpy or torch."""
+    prompt_token_ids: NotRequired[list[int]]
+    prompt_is_token_ids: NotRequired[list[bool]]
+    """Of each of `prompt_token_ids` whether it is one; else the next row stands there, or, if there
+    are as many rows as ids, its own."""
+    prompt: NotRequired[str]
+    cache_salt: NotRequired[str]
+
+
+PromptInput = str | Sequence[int] | TextPrompt | TokensPrompt | EmbedsPrompt | EncoderDecoderPrompt
 """One prompt."""
 PromptsInput = PromptInput | Sequence[PromptInput]
 """One prompt or several."""
@@ -61,6 +77,7 @@ ChatMessage = Mapping[str, Any]
 _MARKER_TOKENS = 16
 """As many of a prompt's last tokens show whether it ends in a block of reasoning."""
 _KNOWN_KEYS = frozenset({"prompt", "prompt_token_ids", "multi_modal_data", "cache_salt"})
+_EMBEDS_KEYS = frozenset({"prompt_embeds", "prompt_is_token_ids"})
 
 
 class InputProcessor:
@@ -143,6 +160,11 @@ class InputProcessor:
             raise InvalidInput(
                 f"sampling_params is of type {type(params).__name__}, it must be SamplingParams"
             )
+        if "generate" not in self.model.tasks:
+            raise InvalidInput(
+                f"the task is generate, this engine's tasks are {', '.join(self.model.tasks)}; ask "
+                "for one of these, or start it with --runner generate"
+            )
         check_scheduling(priority, tenant, timeout_s)
         if params.stop_strings and self.optional_tokenizer is None:
             raise InvalidInput(
@@ -158,6 +180,16 @@ class InputProcessor:
                 raise InvalidInput(
                     f"truncate_prompt_tokens is {params.truncate_prompt_tokens}, and {name} has "
                     "images or sounds, which cannot be cut; omit it"
+                )
+        embeds: EmbeddedPrompt | None = None
+        if isinstance(prompt, Mapping) and prompt.get("prompt_embeds") is not None:
+            embeds = embedded_prompt(prompt, self.model, name)
+            given = {key: value for key, value in prompt.items() if key not in _EMBEDS_KEYS}
+            prompt = given | {"prompt_token_ids": embeds.token_ids}
+            if params.truncate_prompt_tokens is not None:
+                raise InvalidInput(
+                    f"truncate_prompt_tokens is {params.truncate_prompt_tokens}, and {name} has "
+                    "prompt_embeds; cut them, and omit it"
                 )
         text, token_ids, own_salt = _parse(prompt, name)
         if token_ids is None:
@@ -193,6 +225,8 @@ class InputProcessor:
                 rules = self.model.encoder.rules
                 wire_params = msgspec.structs.replace(wire_params, generation_rules=rules)
             self._limits.check_sampling(wire_params, len(token_ids))
+        if embeds is not None:
+            embeds.check(self.model.prompt_embeds, wire_params)
         request = EngineRequest(
             request_id=request_id,
             prompt_token_ids=token_ids,
@@ -205,6 +239,7 @@ class InputProcessor:
             timeout_s=timeout_s,
             adapter=adapter,
             multimodal_inputs=() if media is None else media.inputs,
+            prompt_embeds=() if embeds is None else embeds.spans,
         )
         return RequestState(
             request,
@@ -214,7 +249,74 @@ class InputProcessor:
             tokenizer=self.optional_tokenizer,
             clock=self._clock,
             on_finished=on_finished,
-            frames=() if media is None else media.frames,
+            frames=parts.frames if (parts := media or embeds) is not None else (),
+        )
+
+    def make_pooling_request(
+        self,
+        prompt: object,
+        params: PoolingParams,
+        task: PoolingTask,
+        request_id: str,
+        *,
+        priority: int = 0,
+        tenant: str | None = None,
+        cache_salt: str | None = None,
+        timeout_s: float | None = None,
+        adapter: str | None = None,
+        add_special_tokens: bool = True,
+        name: str = "prompt",
+        on_finished: Callable[[], None] | None = None,
+    ) -> RequestState:
+        """`prompt` may be two texts, to be scored together. Other arguments: see `make_request`.
+        Raises InvalidInput: this model or this engine cannot serve it."""
+        if task not in self.model.tasks:
+            raise InvalidInput(
+                f"the task is {task.value}, this engine's tasks are {', '.join(self.model.tasks)}; "
+                "ask for one of these, or start an engine with --convert embed or classify, or "
+                "with a model made for that"
+            )
+        check_scheduling(priority, tenant, timeout_s)
+        limit, side = params.truncate_prompt_tokens, params.truncation_side
+        limit = self.model.max_model_len if limit == -1 else limit
+        text, token_ids, own_salt, second = None, None, None, None
+        if isinstance(prompt, tuple) and len(prompt) == 2 and isinstance(prompt[0], str):
+            text, pair = prompt
+            if not self.model.has_segments:
+                text, pair = f"{text}{pair}", None
+        else:
+            text, token_ids, own_salt = _parse(prompt, name)
+            pair = None
+        if token_ids is None:
+            assert text is not None
+            token_ids, second = self.tokenizer.encode_within(
+                text, pair, add_special_tokens=add_special_tokens, limit=limit, side=side
+            )
+        elif limit is not None:
+            token_ids = token_ids[:limit] if side == "right" else token_ids[-limit:]
+        with as_invalid_input():
+            self._limits.check_prompt(token_ids, name, num_generated=0)
+            second = second if self.model.has_segments else None
+            pooling_params = params.to_wire(task, second)
+        request = EngineRequest(
+            request_id=request_id,
+            prompt_token_ids=token_ids,
+            sampling_params=POOLING_SAMPLING,
+            priority=priority,
+            tenant=tenant,
+            cache_salt=_one_salt(own_salt, cache_salt, name),
+            timeout_s=timeout_s,
+            adapter=adapter,
+            pooling_params=pooling_params,
+        )
+        return RequestState(
+            request,
+            SamplingParams(detokenize=False),
+            prompt_text=text,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            tokenizer=None,
+            clock=self._clock,
+            on_finished=on_finished,
         )
 
     def chat_prompt(self, messages: Sequence[ChatMessage], **template_options: Any) -> TokensPrompt:

@@ -1,19 +1,28 @@
 """`LLM`: the synchronous API for batches, with vLLM's names and calls. It runs `AsyncLLM` on an
 event loop in a thread of its own."""
 
+import asyncio
 import contextlib
 import logging
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self, TypeVar
 
 from frontend.adapters import LoRARequest, one_adapter
 from frontend.async_llm import AsyncLLM
 from frontend.errors import ClientClosed, InvalidInput, RequestRejected
 from frontend.event_loop import LoopThread
-from frontend.input_processor import ChatMessage, PromptsInput, split_prompts
+from frontend.input_processor import ChatMessage, PromptsInput, has_data, split_prompts
 from frontend.outputs import BeamSearchOutput, RequestOutput, beam_search_output
+from frontend.pooling import (
+    ClassificationRequestOutput,
+    EmbeddingRequestOutput,
+    PoolingRequestOutput,
+    ScoringRequestOutput,
+)
+from frontend.pooling_params import PoolingParams
 from frontend.request_state import RequestState
 from frontend.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from frontend.tokenizer import Tokenizer
@@ -24,16 +33,15 @@ from protocol.outputs import ModelInfo
 logger = logging.getLogger(__name__)
 
 Params = SamplingParams | BeamSearchParams
+T = TypeVar("T")
 AdapterInput = LoRARequest | Sequence[LoRARequest | None] | None
 
 _MOST_IN_FLIGHT = 32_768
 """Requests of one call: fewer than the engine lets wait by default."""
-_POOLING_CALLS = frozenset({"classify", "embed", "encode", "reward", "score"})
-"""vLLM's, for models that do not generate."""
 
 
 class LLM:
-    """Generate for batches of prompts.
+    """Generate, embed, classify and score batches of prompts.
 
     With `model`, an engine is started as a child process and ends with this object. Without, this
     is a client of the engine at `address` (default: where `engine-core` listens).
@@ -264,15 +272,82 @@ class LLM:
         tokenizer = self._client.input_processor.optional_tokenizer
         return [beam_search_output(output, tokenizer) for output in outputs]
 
-    if not TYPE_CHECKING:
+    def embed(
+        self,
+        prompts: PromptsInput,
+        pooling_params: PoolingParams | None = None,
+        use_tqdm: bool | Callable[..., Any] = True,
+        **more: Any,
+    ) -> list[EmbeddingRequestOutput]:
+        """A vector for each prompt. This and the next four: one output per prompt, in order; see
+        `AsyncLLM.embed` and its neighbours, also for `more` (`prompt_name`, `lora_request`,
+        `priority` ...). An interrupt aborts them all.
+        Raises InvalidInput, RequestRejected, RequestFailed, EngineDied: see `PoolingCalls`."""
+        run = partial(self._client.embed, prompts, pooling_params, **more)
+        return self._pool(run, len(split_prompts(prompts)), use_tqdm)
 
-        def __getattr__(self, name: str) -> object:
-            if name in _POOLING_CALLS:
-                raise AttributeError(
-                    f"LLM has no {name}: this engine generates text only; use an engine for "
-                    "embedding and scoring models, or SamplingParams(logprobs=...) for scores"
-                )
-            raise AttributeError(f"LLM has no attribute {name!r}")
+    def classify(
+        self,
+        prompts: PromptsInput,
+        pooling_params: PoolingParams | None = None,
+        use_tqdm: bool | Callable[..., Any] = True,
+        **more: Any,
+    ) -> list[ClassificationRequestOutput]:
+        """Probabilities of the labels."""
+        run = partial(self._client.classify, prompts, pooling_params, **more)
+        return self._pool(run, len(split_prompts(prompts)), use_tqdm)
+
+    def reward(
+        self,
+        prompts: PromptsInput,
+        pooling_params: PoolingParams | None = None,
+        use_tqdm: bool | Callable[..., Any] = True,
+        **more: Any,
+    ) -> list[PoolingRequestOutput]:
+        """The labels of each token, or of each step."""
+        run = partial(self._client.reward, prompts, pooling_params, **more)
+        return self._pool(run, len(split_prompts(prompts)), use_tqdm)
+
+    def encode(
+        self,
+        prompts: PromptsInput,
+        pooling_params: PoolingParams | None = None,
+        use_tqdm: bool | Callable[..., Any] = True,
+        *,
+        pooling_task: str | None = None,
+        **more: Any,
+    ) -> list[PoolingRequestOutput]:
+        """What `pooling_task` names, as it comes."""
+        more["pooling_task"] = pooling_task
+        run = partial(self._client.encode, prompts, pooling_params, **more)
+        return self._pool(run, len(split_prompts(prompts)), use_tqdm)
+
+    def score(
+        self,
+        data_1: str | Sequence[str],
+        data_2: str | Sequence[str],
+        pooling_params: PoolingParams | None = None,
+        use_tqdm: bool | Callable[..., Any] = True,
+        **more: Any,
+    ) -> list[ScoringRequestOutput]:
+        """Of each text of `data_2` with that of `data_1`, or with its only one."""
+        first, second = (
+            [each] if isinstance(each, str) else list(each) for each in (data_1, data_2)
+        )
+        run = partial(self._client.score, first, second, pooling_params, **more)
+        return self._pool(run, len(second), use_tqdm)
+
+    def _pool(
+        self,
+        run: Callable[..., Coroutine[Any, Any, T]],
+        num_prompts: int,
+        use_tqdm: bool | Callable[..., Any],
+    ) -> T:
+        self._open_client()
+        progress = _progress_bar(num_prompts, use_tqdm) if use_tqdm else None
+        done = None if progress is None else lambda: progress.update(1)
+        with contextlib.nullcontext() if progress is None else contextlib.closing(progress):
+            return self._thread.run_and_wait(run(on_finished=done))
 
     def request_info(self, request_id: str) -> RequestInfo:
         """A request's state and its reasons, by the engine's id (`metrics.engine_request_id`)."""
@@ -349,7 +424,9 @@ class LLM:
             await client.ready()
             for wanted in dict.fromkeys(adapters):
                 await client.know_adapter(wanted)
-            decoded = [await client.with_media(prompt) for prompt in prompts]
+            decoded = prompts
+            if any(map(has_data, prompts)):
+                decoded = await asyncio.gather(*map(client.with_media, prompts))
             requests = [
                 client.input_processor.make_request(
                     prompt,

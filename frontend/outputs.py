@@ -7,6 +7,7 @@ import msgspec
 
 from frontend.logprobs import Logprob, PromptLogprobs
 from protocol.outputs import RequestTimings
+from protocol.pooling import Pooled
 
 if TYPE_CHECKING:
     from frontend.tokenizer import Tokenizer
@@ -72,6 +73,8 @@ class RequestOutput(msgspec.Struct):
     weights_versions: list[int] = []
     """Of the weights that made the tokens so far, in order: more than one if they were updated
     meanwhile. Of beams only the last."""
+    pooled: Pooled | None = None
+    """Of a pooling request, which has no text."""
     prompt_logprobs: PromptLogprobs | None = None
     """If asked for, once the prompt is computed: one entry a token, None for the first. In a stream
     of deltas in one output only."""

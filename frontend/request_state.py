@@ -17,6 +17,7 @@ from frontend.sampling_params import RequestOutputKind, SamplingParams
 from frontend.sequence_state import SequenceState
 from frontend.tokenizer import Tokenizer
 from protocol.outputs import EngineCoreOutput, Logprobs
+from protocol.pooling import Pooled
 from protocol.requests import EngineRequest
 from protocol.sampling import sequence_seed
 
@@ -95,6 +96,7 @@ class RequestState:
         self._num_cached_tokens: int | None = None
         self._prompt_columns: list[Logprobs] = []
         self._prompt_logprobs: PromptLogprobs | None = None
+        self._pooled: Pooled | None = None
         self._prompt_taken = False
         """Whether an output had them."""
         self._error: Exception | None = None
@@ -182,6 +184,7 @@ class RequestState:
             self._num_cached_tokens = output.num_cached_tokens
         if self.metrics.engine is None:
             self.metrics.engine = output.timings
+        self._pooled = output.pooled
         self.metrics.num_draft_tokens += output.num_draft_tokens
         self.metrics.num_accepted_tokens += output.num_accepted_tokens
         sequence = self.sequences[index]
@@ -290,6 +293,7 @@ class RequestState:
             self.metrics,
             self._num_cached_tokens,
             self._weights_versions,
+            self._pooled,
             prompt_logprobs,
         )
 

@@ -98,6 +98,36 @@ class Tokenizer:
                 "engine with another --tokenizer"
             ) from error
 
+    def encode_within(
+        self,
+        text: str,
+        pair: str | None = None,
+        *,
+        add_special_tokens: bool = True,
+        limit: int | None = None,
+        side: str = "right",
+    ) -> tuple[list[int], int | None]:
+        """Token ids of a text, or of two as one prompt, at most `limit` with special tokens: of the
+        longer text tokens are cut at `side`. And where the second begins, as its type ids say.
+        Raises InvalidInput, TypeError: see `encode`."""
+        for each in (text, pair or ""):
+            self.encode(each, add_special_tokens=False)  # which says what is wrong with it
+        parts = [
+            self.backend.encode(each, add_special_tokens=False)
+            for each in ((text,) if pair is None else (text, pair))
+        ]
+        if limit is not None:
+            num_special = self.backend.num_special_tokens_to_add(pair is not None)
+            left = max(0, limit - num_special * add_special_tokens)
+            lengths = [len(part) for part in parts]
+            while sum(lengths) > left:
+                lengths[lengths.index(max(lengths))] -= 1
+            for part, length in zip(parts, lengths, strict=True):
+                part.truncate(length, direction=side)
+        second = parts[1] if pair is not None else None
+        whole = self.backend.post_process(parts[0], second, add_special_tokens)
+        return whole.ids, whole.type_ids.index(1) if 1 in whole.type_ids else None
+
     def id_to_token(self, token_id: int) -> str | None:
         """The token itself, as the vocabulary has it."""
         return self.backend.id_to_token(token_id) if token_id >= 0 else None

@@ -66,11 +66,14 @@ class InvalidParameter(ValueError):
 
 
 class PromptTooLong(InvalidParameter):
-    """The prompt leaves no room for an output token."""
+    """The prompt leaves no room for an output token, if any is generated."""
 
-    def __init__(self, num_tokens: int, max_model_len: int, name: str = "prompt") -> None:
+    def __init__(
+        self, num_tokens: int, max_model_len: int, name: str = "prompt", *, num_generated: int = 1
+    ) -> None:
+        less = " less one for the answer" if num_generated else ""
         super().__init__(
-            f"{name} has {num_tokens} tokens, the limit is {max_model_len - 1} (max_model_len "
-            f"{max_model_len} less one for the answer); shorten it, set truncate_prompt_tokens, "
+            f"{name} has {num_tokens} tokens, the limit is {max_model_len - num_generated} "
+            f"(max_model_len {max_model_len}{less}); shorten it, set truncate_prompt_tokens, "
             "or start the engine with a larger --max-model-len"
         )

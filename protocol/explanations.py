@@ -59,8 +59,9 @@ class LookupEnd(enum.StrEnum):
     """The same tokens are cached under another salt or adapter."""
     OFF = "off"
     """Prefix caching is off."""
-    PROMPT_LOGPROBS = "prompt logprobs"
-    """The request reports its whole prompt, which is computed for it."""
+    WHOLE_PROMPT = "whole prompt"
+    """The request reports its whole prompt (`prompt_logprobs`) or pools all of it, which is
+    computed for it."""
 
 
 class PreemptionCause(enum.StrEnum):
@@ -128,3 +129,5 @@ class RequestInfo(Message, frozen=True, tag=5):
     """Verified so far, of all its sequences."""
     num_accepted_tokens: int = 0
     """Of those, tokens of its output."""
+    num_embedded_tokens: int = 0
+    """Positions of the prompt that have a hidden state in place of a token."""

@@ -8,6 +8,7 @@ from protocol.calls import AdapterInfo, AnyResult
 from protocol.errors import ErrorCode
 from protocol.multimodal import MultiModalInfo, TensorRef
 from protocol.pooling import Pooled
+from protocol.prompt_embeds import PromptEmbedsInfo
 from protocol.sampling import GenerationRules
 
 _ENTRY_BYTES = 4
@@ -201,8 +202,17 @@ class ModelInfo(Message, frozen=True):
     """None: it takes text only."""
     encoder: EncoderInfo | None = None
     """None: it is a decoder alone."""
+    prompt_embeds: PromptEmbedsInfo | None = None
+    """None: it takes none."""
     tasks: tuple[str, ...] = ("generate",)
     """What requests may ask for: "generate", and values of `PoolingTask`."""
+    prompts: dict[str, str] = {}
+    """By name ("query", "document"), what goes before a text that is embedded."""
+    default_prompt_name: str | None = None
+    labels: tuple[str, ...] = ()
+    """Names of what is classified, in order."""
+    has_segments: bool = False
+    """A pair of texts is one prompt of two segments, as cross-encoders take it; else one text."""
 
     @property
     def arithmetic(self) -> tuple[str, ...]:

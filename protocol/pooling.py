@@ -9,7 +9,7 @@ from protocol.sampling import SamplingParams, check_whole
 
 MAX_POOLED_VALUES = 2**24
 """Of one answer: 64 MiB on the wire."""
-POOLING_SAMPLING = SamplingParams(max_tokens=1)
+POOLING_SAMPLING = SamplingParams(max_tokens=1, temperature=0.0)
 """The sampling parameters of every pooling request: it samples nothing."""
 
 

@@ -8,19 +8,12 @@ from typing import cast
 from protocol.base import Message
 from protocol.calls import AnyCall
 from protocol.errors import InvalidParameter, PromptTooLong
-from protocol.multimodal import MultiModalInput, TensorRef
+from protocol.multimodal import MultiModalInput
 from protocol.pooling import PoolingParams
+from protocol.prompt_embeds import EmbeddedSpan
 from protocol.sampling import MAX_PROMPT_LOGPROBS, BeamSearchParams, SamplingParams
 
 _MAX_NAME_CHARS = 256
-
-
-class EmbeddedSpan(Message, frozen=True):
-    """Hidden states in place of the embeddings of prompt positions [start, start + n): `data` is
-    float32, float16 or bfloat16 of shape [n, hidden size]."""
-
-    start: int
-    data: TensorRef
 
 
 class Hello(Message, frozen=True, tag=1):
@@ -123,11 +116,15 @@ class ModelLimits:
                 f"{self.vocab_size // 2}; lower it"
             )
 
-    def check_prompt(self, token_ids: Sequence[int], name: str = "prompt") -> None:
+    def check_prompt(
+        self, token_ids: Sequence[int], name: str = "prompt", *, num_generated: int = 1
+    ) -> None:
         if not token_ids:
             raise InvalidParameter(f"{name} is empty; give at least one token")
-        if len(token_ids) >= self.max_model_len:
-            raise PromptTooLong(len(token_ids), self.max_model_len, name)
+        if len(token_ids) + num_generated > self.max_model_len:
+            raise PromptTooLong(
+                len(token_ids), self.max_model_len, name, num_generated=num_generated
+            )
         self.check_token_ids(name, token_ids)
 
     def check_sampling(self, params: SamplingParams, num_prompt_tokens: int) -> None:

@@ -45,11 +45,12 @@ def resolve_eos_token_ids(
     eos_token = files.special_tokens.get("eos_token") if files is not None else None
     if files is None or eos_token is None:
         return ()
-    eos_id = _token_id(json.loads(files.tokenizer_json), eos_token)
+    eos_id = token_id(json.loads(files.tokenizer_json), eos_token)
     return () if eos_id is None else (eos_id,)
 
 
-def _token_id(tokenizer: dict[str, Any], token: str) -> int | None:
+def token_id(tokenizer: dict[str, Any], token: str) -> int | None:
+    """Of a token by its text; None: there is no such token."""
     for added in tokenizer.get("added_tokens", ()):
         if added["content"] == token:
             return int(added["id"])

@@ -8,6 +8,7 @@ import torch
 from engine_core.adapters.pool import AdapterPool
 from engine_core.kv_cache import KVCacheGroupSpec
 from engine_core.logits_processors import NamedProcessor
+from engine_core.model_runner.pooling import Pooler
 from engine_core.models import Model
 from engine_core.models.eagle import EagleHead
 from engine_core.models.interface import KVCacheSpec
@@ -104,6 +105,7 @@ class RunnerConfig:
         draft: of the same vocabulary; None: the runner makes no drafts.
         logits_processors: the operator's, in order; a CPU's runner has them.
         encoder: of images or sounds; None: prompts are text. A CPU's runner has one.
+        pooler: of pooling requests; None: there are none.
     """
 
     model: Model
@@ -122,6 +124,7 @@ class RunnerConfig:
     draft: DraftConfig | None = None
     logits_processors: tuple[NamedProcessor, ...] = ()
     encoder: MultiModalEncoder | None = None
+    pooler: Pooler | None = None
 
     def __post_init__(self) -> None:
         """Raises ValueError: two models whose layers cannot share blocks."""

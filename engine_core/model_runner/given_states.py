@@ -53,6 +53,8 @@ class GivenStates:
         """A new or resumed sequence takes a row, with what its request gives."""
         self.free_row(placed.row)
         for rows in placed.prompt_embeds:
+            if rows.stop <= placed.num_computed_tokens:
+                continue
             flat = np.frombuffer(rows.data, np.uint8).copy()  # torch takes no read-only memory
             states = torch.from_numpy(flat).view(_DTYPES[rows.dtype])
             self.write(placed.row, rows.start, states.view(rows.stop - rows.start, -1))

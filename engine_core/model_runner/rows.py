@@ -10,6 +10,7 @@ from engine_core.scheduler import SchedulerOutput
 from engine_core.scheduler.mm_features import MultiModalFeature
 from engine_core.scheduler.plan import NewRequestData, ResumedRequestData
 from engine_core.scheduler.prompt_embeds import EmbeddedRows
+from protocol.pooling import PoolingParams
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -22,8 +23,15 @@ class PlacedRow:
     sampling: ResolvedSampling
     adapter: str | None = None
     """Its fingerprint."""
+    num_computed_tokens: int = 0
     prompt_embeds: tuple[EmbeddedRows, ...] = ()
     mm_features: tuple[MultiModalFeature, ...] = ()
+    pooling: PoolingParams | None = None
+
+    @property
+    def num_known(self) -> int:
+        """Tokens with which it is sampled. One that is pooled never catches up with it."""
+        return len(self.token_ids) + (self.pooling is not None)
 
 
 class RunnerRows:
@@ -38,15 +46,20 @@ class RunnerRows:
         """Of every sequence that has not finished, with a row or preempted."""
         self._adapter_of: dict[str, str] = {}
         """Likewise, of those that have one."""
+        self._embeds_of: dict[str, tuple[EmbeddedRows, ...]] = {}
+        """Likewise."""
         self._mm_features_of: dict[str, tuple[MultiModalFeature, ...]] = {}
         """Likewise."""
+        self._pooling_of: dict[str, PoolingParams] = {}
 
     def free(self, plan: SchedulerOutput) -> list[int]:
         """Forget what finished and take the rows of what was preempted. Returns the freed rows."""
         for request_id in plan.finished_req_ids:
             self._sampling_of.pop(request_id, None)
             self._adapter_of.pop(request_id, None)
+            self._embeds_of.pop(request_id, None)
             self._mm_features_of.pop(request_id, None)
+            self._pooling_of.pop(request_id, None)
         gone = (*plan.finished_req_ids, *plan.preempted_req_ids)
         rows = [self._row_of.pop(request_id) for request_id in gone if request_id in self._row_of]
         for row in rows:
@@ -58,8 +71,12 @@ class RunnerRows:
         for new in plan.scheduled_new_reqs:
             if new.lora_request is not None:
                 self._adapter_of[new.req_id] = new.lora_request
+            if new.prompt_embeds:
+                self._embeds_of[new.req_id] = new.prompt_embeds
             if new.mm_features:
                 self._mm_features_of[new.req_id] = new.mm_features
+            if new.pooling_params is not None:
+                self._pooling_of[new.req_id] = new.pooling_params
             self._sampling_of[new.req_id] = resolve_sampling(
                 new.sampling_params,
                 num_prompt_tokens=len(new.prompt_token_ids),
@@ -88,13 +105,14 @@ class RunnerRows:
         assert self._row_of.get(request_id, row) == row, "one sequence in two rows"
         self._row_of[request_id] = row
         self._sequence_of[row] = request_id
-        sampling, adapter = self._sampling_of[request_id], self._adapter_of.get(request_id)
         return PlacedRow(
             row,
             token_ids,
             data.block_ids,
-            sampling,
-            adapter,
-            data.prompt_embeds,
-            self.mm_features_of(request_id),
+            self._sampling_of[request_id],
+            self._adapter_of.get(request_id),
+            num_computed_tokens=data.num_computed_tokens,
+            prompt_embeds=self._embeds_of.get(request_id, ()),
+            mm_features=self.mm_features_of(request_id),
+            pooling=self._pooling_of.get(request_id),
         )

@@ -7,6 +7,8 @@ the families is an option of EncoderConfig. A layer, with norms behind the sums 
 
 from functools import partial
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine_core.layers.attention import Attention
@@ -130,6 +132,7 @@ class Encoder:
     ) -> None:
         self.kv_cache_spec: EncoderConfig = config
         self.num_positions = num_positions
+        self.dtype = dtype
         self._ops = ops
         size, names, device = config.hidden_size, config.names, ops.device
         linear = partial(FusedLinear, dtype=dtype, ops=ops)
@@ -248,6 +251,12 @@ class Encoder:
             x_TE = layer.feed_forward(x_TE, self._ops)
         assert self._final_norm is not None
         return self._final_norm.add(x_TE, residual_TE)[0]
+
+    def label(self, x_E: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """Logits of one state [E], or of tokens [N, E]."""
+        x_RE = torch.from_numpy(np.atleast_2d(x_E)).to(self.dtype)
+        logits: npt.NDArray[np.float32] = self.compute_logits(x_RE).numpy()
+        return logits if x_E.ndim == 2 else logits[0]
 
     def compute_logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
         """Of the labels, [R, labels]."""

@@ -102,11 +102,11 @@ def load_eagle_head(
     resolved = read_eagle_config(config, shape)
     parts = dict(tensors)  # few: one layer's
     names = frozenset(_renamed(name, _EAGLE) for name in parts)
-    layer = resolved.layer
-    combine = parts.get("fc.weight", parts.get("model.fc.weight"))
-    if combine is not None and tuple(combine.shape) == (layer.hidden_size, 2 * layer.hidden_size):
+    width, combine = resolved.layer.hidden_size, parts.get("fc.weight")
+    is_first = combine is not None and tuple(combine.shape) == (width, 2 * width)
+    if is_first and len(resolved.state_layers) != 2:
         raise UnsupportedArchitecture("heads of EAGLE-1 are not supported, only of EAGLE-3")
-    num_positions = min(max_model_len or layer.max_model_len, MAX_POSITIONS)
+    num_positions = min(max_model_len or shape.max_model_len, MAX_POSITIONS)
     head = EagleHead(
         resolved, target, names=names, dtype=dtype, ops=ops, num_positions=num_positions
     )

@@ -121,6 +121,14 @@ _ARCHITECTURES: dict[str, Architecture] = {
     ),
 }
 
+for _name, _architecture in list(_ARCHITECTURES.items()):
+    _stem = _name.removesuffix("ForCausalLM").removesuffix("ForConditionalGeneration")
+    _stem += "Text" if _architecture.model_type == "gemma3_text" else ""
+    for _ending in ("Model", "ForSequenceClassification"):  # `startup/pooled_files.py` has the head
+        _ARCHITECTURES[f"{_stem}{_ending}"] = _architecture
+for _name in ("Qwen2ForRewardModel", "Qwen2ForProcessRewardModel"):
+    _ARCHITECTURES[_name] = _ARCHITECTURES["Qwen2ForCausalLM"]
+
 _GAMMA_AND_BETA = (
     (".LayerNorm.gamma", ".LayerNorm.weight"),
     (".LayerNorm.beta", ".LayerNorm.bias"),

@@ -45,6 +45,11 @@ def check_options(options: EngineOptions) -> None:
         raise ConfigurationError(
             "--isolate-tenants has no effect with --no-enable-prefix-caching; omit one of them"
         )
+    if options.max_prompt_embeds is not None and not options.enable_prompt_embeds:
+        raise ConfigurationError(
+            "--max-prompt-embeds has no effect without --enable-prompt-embeds; omit it, or give "
+            "both"
+        )
     if options.max_restarts is not None and not options.supervise:
         raise ConfigurationError(
             "--max-restarts has no effect without --supervise; omit it, or give both"
@@ -95,6 +100,42 @@ def check_device(options: EngineOptions, device_type: str) -> None:
             "--capture-at-start has no effect on a CPU, which has no CUDA graphs; omit it, or "
             "run with --device cuda"
         )
+
+
+def check_encoder(options: EngineOptions, device_type: str) -> None:
+    """Refuse what has no meaning for a model that computes whole prompts and keeps nothing.
+    Raises ConfigurationError: naming the option and the reason."""
+    if device_type != "cpu":
+        raise ConfigurationError(
+            "encoder-only models run on a CPU only: their attention has no GPU kernel; run with "
+            "--device cpu"
+        )
+    scheduling = options.scheduling
+    given = {
+        "--num-blocks": options.num_blocks is not None,
+        "--kv-cache-memory": options.kv_cache_memory is not None,
+        "--kv-cache-dtype": options.kv_cache_dtype != "auto",
+        "--host-cache-memory": options.host_cache_memory > 0,
+        "--prefix-cache-dir": options.prefix_cache_dir is not None,
+        "--memory-fraction": options.memory_fraction is not None,
+        "--enable-lora": options.adapters.is_enabled,
+        "--enable-prompt-embeds": options.enable_prompt_embeds,
+        "--trace": options.trace is not None,
+        "--model-impl transformers": options.model_impl == "transformers",
+        "--speculative": options.speculation.speculative is not None,
+        "--logits-processors": bool(options.logits_processors),
+        "--slo-tpot-ms": scheduling.slo_tpot_ms is not None,
+        "--slo-ttft-ms": scheduling.slo_ttft_ms is not None,
+        "--max-chunk-size": scheduling.max_chunk_size is not None,
+        "--num-decode-steps": scheduling.num_decode_steps is not None,
+        "--prefill-delay-factor": scheduling.prefill_delay_factor is not None,
+    }
+    for option, is_given in given.items():
+        if is_given:
+            raise ConfigurationError(
+                f"{option} has no effect on an encoder-only model, which computes each prompt in "
+                "one step and keeps no keys and values; omit it"
+            )
 
 
 def _check_gpu(options: EngineOptions) -> None:

@@ -10,6 +10,7 @@ from cyclopts import Parameter, validators
 from engine_core.logs import LogFormat
 from engine_core.options.adapters import AdapterOptions
 from engine_core.options.multimodal import MultiModalOptions
+from engine_core.options.pooling import PoolingOptions
 from engine_core.options.scheduling import SchedulingOptions
 from engine_core.options.security import SecurityOptions
 from engine_core.options.speculation import QuantizationName, SpeculationOptions
@@ -65,6 +66,12 @@ class EngineOptions:
     max_model_len: Annotated[int | None, MODEL, COMMON, POSITIVE] = None
     """Most tokens of a request, prompt and output; default: the model's own."""
 
+    enable_prompt_embeds: Annotated[bool, FLAG] = False
+    """Take hidden states in place of tokens from clients (prompt_embeds)."""
+    max_prompt_embeds: Annotated[int | None, SIZE, POSITIVE] = None
+    """Most bytes of them in a request, such as 256MiB (default 64MiB)."""
+
+    pooling: PoolingOptions = dataclasses.field(default_factory=PoolingOptions)
     adapters: AdapterOptions = dataclasses.field(default_factory=AdapterOptions)
     multimodal: MultiModalOptions = dataclasses.field(default_factory=MultiModalOptions)
 
@@ -136,3 +143,8 @@ class EngineOptions:
     """Capture every CUDA graph before ready, not at first use; GPU only."""
     enforce_eager: bool = False
     """Launch every step kernel by kernel, without CUDA graphs; a CPU has none."""
+
+    @property
+    def prompt_embeds_bytes(self) -> int:
+        """Most of a request; 0: none are taken."""
+        return (self.max_prompt_embeds or 64 * 2**20) if self.enable_prompt_embeds else 0

@@ -141,5 +141,6 @@ def _info(request: Request, status: str, **details: Any) -> RequestInfo:
         preemptions=list(request.preemptions),
         num_draft_tokens=request.num_draft_tokens,
         num_accepted_tokens=request.num_accepted_tokens,
+        num_embedded_tokens=sum(rows.stop - rows.start for rows in request.prompt_embeds),
         **details,
     )

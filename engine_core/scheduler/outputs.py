@@ -6,6 +6,7 @@ from engine_core.scheduler.batch_state import BatchState, IdsOfRows, Int32Array,
 from engine_core.scheduler.beam_search import BeamHypothesis
 from engine_core.scheduler.request import Request, Sequence
 from protocol.outputs import DecodedTokens, EngineCoreOutput, EngineCoreOutputs, Logprobs
+from protocol.pooling import Pooled
 
 _WIRE_TOKEN = np.dtype("<i4")
 
@@ -41,6 +42,7 @@ class OutputCollector:
         detail: str | None = None,
         *,
         is_over: bool = False,
+        pooled: Pooled | None = None,
     ) -> None:
         """One output; the sequence's terminal one if it is finished, its request's if `is_over`."""
         request, status = sequence.request, sequence.status
@@ -55,6 +57,7 @@ class OutputCollector:
             detail=detail,
             num_draft_tokens=request.num_draft_tokens if is_over else 0,
             num_accepted_tokens=request.num_accepted_tokens if is_over else 0,
+            pooled=pooled,
         )
         self._append(request, output, is_over)
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence as AnySequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from engine_core.kv_cache import BlockIds, CacheCopies, TableUpdate
 from engine_core.scheduler.batch_state import BatchState, IdsOfRows, Int32Array, Int64Array
@@ -17,6 +18,7 @@ from engine_core.scheduler.mm_features import MultiModalFeature
 from engine_core.scheduler.prompt_embeds import EmbeddedRows
 from engine_core.scheduler.request import Request, Sequence
 from protocol.outputs import Logprobs
+from protocol.pooling import PoolingParams
 from protocol.sampling import SamplingParams
 
 
@@ -57,8 +59,10 @@ class NewRequestData:
     lora_request: str | None
     """The fingerprint of its adapter."""
     row: int = 0
+    pooling_params: PoolingParams | None = None
+    """If given, it is pooled when all of its prompt is computed, and nothing is sampled."""
     prompt_embeds: tuple[EmbeddedRows, ...] = ()
-    """In place of embeddings of its prompt; () once no more of them is to be computed."""
+    """In place of embeddings of its prompt; the request's own."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -73,8 +77,6 @@ class ResumedRequestData:
     """Prompt and output."""
     block_ids: BlockIds
     num_computed_tokens: int
-    prompt_embeds: tuple[EmbeddedRows, ...] = ()
-    """As of a new one."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -208,6 +210,8 @@ class ModelRunnerOutput:
     """Of sequences that asked and computed more of their prompts: the position of the first token,
     from 1 on, and columns of this and the next ones."""
     draft_token_ids: DraftTokenIds | None = None
+    pooled: Mapping[str, npt.NDArray[np.float32]] = dataclasses.field(default_factory=dict)
+    """Of pooling requests whose prompts are computed now; their sampled tokens are not read."""
     failures: dict[str, str] = dataclasses.field(default_factory=dict)
     """Sequences without a valid result, and why; their requests end with an error, no others."""
 
@@ -315,7 +319,6 @@ class PlanBuilder:
                 token_ids=sequence.all_token_ids,
                 block_ids=block_ids,
                 num_computed_tokens=sequence.num_computed_tokens,
-                prompt_embeds=sequence.prompt_embeds_left,
             )
             return
         sequence.is_known_to_runner = True
@@ -329,7 +332,8 @@ class PlanBuilder:
             num_computed_tokens=sequence.num_computed_tokens,
             lora_request=sequence.adapter,
             row=row,
-            prompt_embeds=sequence.prompt_embeds_left,
+            prompt_embeds=sequence.request.prompt_embeds,
+            pooling_params=sequence.request.pooling_params,
         )
 
     def add_block_update(self, sequence: Sequence, update: TableUpdate) -> None:

@@ -1,6 +1,7 @@
 """What becomes of the tokens that a step sampled: appended, checked for a stop, and emitted."""
 
 import numpy as np
+import numpy.typing as npt
 
 from engine_core.scheduler.batch_state import Int32Array, Int64Array
 from engine_core.scheduler.forking import SequenceForks
@@ -11,6 +12,7 @@ from engine_core.scheduler.request_pool import RequestPool
 from engine_core.scheduler.speculation.speculator import Speculator
 from engine_core.scheduler.stop import append_until_stop
 from protocol.outputs import Logprobs
+from protocol.pooling import Pooled
 
 _NO_ROWS: Int64Array = np.zeros(0, np.int64)
 
@@ -47,7 +49,10 @@ class OutputProcessor:
             position = None if sequence is None else step.batch.position_of(sequence)
             if sequence is None or position is None:
                 continue  # it ended, or was preempted, while in flight
-            if sequence.request.beam_search is not None:
+            if sequence.request.pooling_params is not None:
+                if step.needs_sampling[position]:
+                    self._process_pooled(sequence, output.pooled.get(name))
+            elif sequence.request.beam_search is not None:
                 beams.setdefault(sequence.request.request_id, {})[name] = logprobs.get(name)
             else:
                 # a prompt that goes on may sample in a later step that is planned already
@@ -133,6 +138,16 @@ class OutputProcessor:
             new = columns.part(num_known, columns.num_positions)
             request.num_prompt_logprobs += new.num_positions
             self._pool.outputs.add_prompt_logprobs(request, new)
+
+    def _process_pooled(self, sequence: Sequence, answer: npt.NDArray[np.float32] | None) -> None:
+        """All of its prompt is computed: it ends."""
+        if answer is None:
+            why = "the model runner pooled nothing; this is a fault of the engine, please report it"
+            self._pool.finish_request(sequence.request, RequestStatus.FINISHED_ERROR, why)
+            return
+        sequence.status = RequestStatus.FINISHED_STOPPED
+        pooled = Pooled(shape=answer.shape, data=answer.astype("<f4", copy=False).tobytes())
+        self._pool.emit_output(sequence, [], pooled=pooled)
 
     def _process_sequence(
         self,

@@ -2,13 +2,13 @@
 hashes of what they hold for the names of blocks."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
 from engine_core.kv_cache import CONTENT_HASH_BYTES, ContentSpan
 
 
-@dataclasses.dataclass(frozen=True, slots=True, weakref_slot=True)
+@dataclasses.dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class EmbeddedRows:
     """Hidden states of prompt positions [start, stop).
 
@@ -34,3 +34,10 @@ class EmbeddedRows:
             contents.update(part)
             yield ContentSpan(start, stop, contents.digest())
             start = stop
+
+
+def token_ranges(embeds: Sequence[EmbeddedRows], num_prompt_tokens: int) -> list[slice]:
+    """Where a prompt has tokens: what stands at other positions is counted nowhere."""
+    starts = [0, *(rows.stop for rows in embeds)]
+    stops = [*(rows.start for rows in embeds), num_prompt_tokens]
+    return [slice(*ends) for ends in zip(starts, stops, strict=True)]

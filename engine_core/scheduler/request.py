@@ -11,12 +11,14 @@ import msgspec
 import numpy as np
 
 from engine_core.kv_cache import ContentSpan
+from engine_core.pooler_config import PoolerConfig
 from engine_core.scheduler.batch_state import BatchState, Int32Array
 from engine_core.scheduler.beam_search import BeamSearch
 from engine_core.scheduler.mm_features import MultiModalFeature
 from engine_core.scheduler.prompt_embeds import EmbeddedRows
 from protocol.explanations import CacheLookup, Preemption
 from protocol.outputs import FinishReason
+from protocol.pooling import PoolingParams
 from protocol.requests import EngineRequest
 from protocol.sampling import BeamSearchParams, SamplingParams, sequence_seed
 
@@ -101,6 +103,9 @@ class Request:
         beam_search: if given, the sequences are beams, `num_sequences` of them.
         timeout_s: seconds after `arrival_time` at which it ends, finished or not.
         is_resumed: sent again after the engine was lost: a full queue takes it.
+        pooling_params: if given, it ends when its prompt is computed, with what the runner pooled.
+        pools_all_states: its hidden states are all pooled, so no cached prefix is used.
+        num_held_values: numbers that are held of it until then.
         prompt_embeds: hidden states in place of embeddings, by rising positions.
         content_spans: what of the prompt is more than its tokens, likewise.
         mm_features: images and sounds of the prompt, in order, without overlap.
@@ -124,6 +129,9 @@ class Request:
         beam_search: BeamSearchParams | None = None,
         timeout_s: float | None = None,
         is_resumed: bool = False,
+        pooling_params: PoolingParams | None = None,
+        pools_all_states: bool = False,
+        num_held_values: int = 0,
         prompt_embeds: tuple[EmbeddedRows, ...] = (),
         content_spans: AnySequence[ContentSpan] = (),
         mm_features: AnySequence[MultiModalFeature] = (),
@@ -152,6 +160,11 @@ class Request:
                 f"num_sequences is {num_sequences}, the beam width {beam_search.beam_width}; make "
                 "them equal"
             )
+        if pooling_params is not None and (num_sequences > 1 or beam_search or output_token_ids):
+            raise ValueError("a pooling request has one sequence and no output; send it alone")
+        self.pooling_params = pooling_params
+        self.pools_all_states = pools_all_states
+        self.num_held_values = num_held_values
         self.sampling_params = sampling_params
         self.client_index = client_index
         self.is_resumed = is_resumed
@@ -214,12 +227,17 @@ class Request:
         client_index: int,
         arrival_time: float,
         eos_token_ids: AnySequence[int],
+        pooler: PoolerConfig | None = None,
         prompt_embeds: tuple[EmbeddedRows, ...] = (),
         content_spans: AnySequence[ContentSpan] = (),
         mm_features: AnySequence[MultiModalFeature] = (),
     ) -> "Request":
         """A request as a client sent it. What the model or the engine cannot serve is refused
         before (`server.validation`). Raises ValueError: a field outside its limits."""
+        params, pools_all_states, num_held_values = message.pooling_params, False, 0
+        if params is not None and pooler is not None:
+            pools_all_states = pooler.needs_all_states(params)
+            num_held_values = pooler.num_held_values(params, len(message.prompt_token_ids))
         return cls(
             request_id=message.request_id,
             prompt_token_ids=message.prompt_token_ids,
@@ -236,6 +254,9 @@ class Request:
             beam_search=message.beam_search,
             timeout_s=message.timeout_s,
             is_resumed=message.is_resumed,
+            pooling_params=params,
+            pools_all_states=pools_all_states,
+            num_held_values=num_held_values,
             prompt_embeds=prompt_embeds,
             content_spans=content_spans,
             mm_features=mm_features,
@@ -258,12 +279,36 @@ class Request:
         return self._status.is_finished
 
     @property
+    def max_len(self) -> int:
+        """Tokens with which it ends at the latest, by its own wish."""
+        generates = self.pooling_params is None
+        return self.num_prompt_tokens + (self.sampling_params.max_tokens if generates else 0)
+
+    @property
+    def computes_whole_prompt(self) -> bool:
+        """Whether no cached prefix is used."""
+        return self.pools_all_states or self.lacks_prompt_logprobs
+
+    @property
+    def num_reported_values(self) -> int:
+        """Numbers that the runner holds or reports of its prompt, beside an answer's own."""
+        num_logprobs = 0
+        if self.lacks_prompt_logprobs:
+            num_logprobs = self.sampling_params.num_prompt_logprobs(self.num_prompt_tokens)
+        return num_logprobs + self.num_held_values
+
+    @property
     def lacks_prompt_logprobs(self) -> bool:
-        """Whether more of its prompt is to be reported: then no cached prefix is used."""
+        """Whether more of its prompt is to be reported."""
         return (
             self.sampling_params.prompt_logprobs is not None
             and self.num_prompt_logprobs < self.num_prompt_tokens - 1
         )
+
+    @property
+    def embeds_stop(self) -> int:
+        """Behind the last position that has a hidden state in place of a token; 0 without any."""
+        return self.prompt_embeds[-1].stop if self.prompt_embeds else 0
 
     @property
     def unfinished(self) -> list["Sequence"]:
@@ -424,12 +469,6 @@ class Sequence:
     @property
     def content_spans(self) -> tuple[ContentSpan, ...]:
         return self.request.content_spans
-
-    @property
-    def prompt_embeds_left(self) -> tuple[EmbeddedRows, ...]:
-        """Its request's, if any of them is to be computed for it."""
-        rows = self.request.prompt_embeds
-        return rows if rows and self.num_computed_tokens < rows[-1].stop else ()
 
     @property
     def sampling_params(self) -> SamplingParams:

@@ -19,6 +19,7 @@ from engine_core.scheduler.stop import StopTokens, stop_token_ids
 from protocol.calls import STEP_TOKENS_BOUNDS
 from protocol.explanations import LookupEnd, PreemptionCause
 from protocol.outputs import FinishReason, Logprobs
+from protocol.pooling import Pooled
 
 
 def _zeros(names: Iterable[StrEnum]) -> dict[str, int]:
@@ -204,8 +205,7 @@ class RequestPool:
             batch.change_owner(row)
         self.sequences[row] = sequence
         sequence.enter_row(batch, row)
-        limit = request.num_prompt_tokens + request.sampling_params.max_tokens
-        batch.max_len[row] = min(limit, self._max_model_len)
+        batch.max_len[row] = min(request.max_len, self._max_model_len)
         batch.client_index[row] = request.client_index
         batch.tenant_number[row] = request.tenant_number
         batch.arrival_s[row] = request.arrival_time
@@ -257,7 +257,11 @@ class RequestPool:
     # ------------------------------------------------------------------ the way out
 
     def emit_output(
-        self, sequence: Sequence, token_ids: list[int], logprobs: Logprobs | None = None
+        self,
+        sequence: Sequence,
+        token_ids: list[int],
+        logprobs: Logprobs | None = None,
+        pooled: Pooled | None = None,
     ) -> None:
         """Output for the client; if the sequence's status is final, it ends with this output, and
         its request with its last sequence."""
@@ -276,7 +280,7 @@ class RequestPool:
         else:
             self._uncount_queued(request)
             self._count_queued(request)
-        self.outputs.add(sequence, token_ids, logprobs, is_over=is_over)
+        self.outputs.add(sequence, token_ids, logprobs, is_over=is_over, pooled=pooled)
         sequence.drop_placeholders()
         self.drop_sequence(sequence)
         request.num_finished_sequences += 1

@@ -158,25 +158,21 @@ class WaitingScheduler:
             return WaitReason.PAUSED, "the engine pauses when those that have started have ended"
         if (why_wait := self.adapters.why_wait(request)) is not None:
             return why_wait
-        if request.lacks_prompt_logprobs and (why_not := self._why_no_report(request)) is not None:
+        if request.num_reported_values and (why_not := self._why_no_report(request)) is not None:
             return WaitReason.PROMPT_LOGPROBS, why_not
         if (why_not := self.partial.why_skip(request)) is not None:
             return WaitReason.PARTIAL_PREFILLS, why_not
         return None
 
     def _why_no_report(self, request: Request) -> str | None:
-        """So that what one step reports of prompts is bounded, whatever a request may ask."""
-
-        def number(each: Request) -> int:
-            return each.sampling_params.num_prompt_logprobs(each.num_prompt_tokens)
-
-        others = (each for each in self._pool.running.values() if each.lacks_prompt_logprobs)
-        num_others, num_own = sum(map(number, others)), number(request)
+        """So that what steps report and hold of prompts is bounded, whatever a request may ask."""
+        num_others = sum(each.num_reported_values for each in self._pool.running.values())
+        num_own = request.num_reported_values
         if not num_others or num_others + num_own <= MAX_PROMPT_LOGPROBS:
             return None
         return (
-            f"running requests report {num_others} log-probabilities of their prompts, it "
-            f"{num_own}; together at most {MAX_PROMPT_LOGPROBS}"
+            f"running requests report {num_others} log-probabilities or hidden states' numbers of "
+            f"their prompts, it {num_own}; together at most {MAX_PROMPT_LOGPROBS}"
         )
 
     def _try_admit(self, request: Request, plan: PlanBuilder, whole_prompts: bool) -> bool:
@@ -210,7 +206,7 @@ class WaitingScheduler:
 
     def find_cached_prefix(self, request: Request) -> CacheHit:
         """What of its first sequence is cached, and need not be computed."""
-        if request.lacks_prompt_logprobs:
+        if request.computes_whole_prompt:
             return CacheHit(0, tuple([] for _ in self._kv_cache.groups))
         return self._kv_cache.find_cached_prefix(request.unfinished[0])
 
@@ -306,8 +302,8 @@ class WaitingScheduler:
             num_host_tokens=hit.num_host_tokens,
             num_disk_tokens=hit.num_disk_tokens,
             ended=(
-                LookupEnd.PROMPT_LOGPROBS
-                if request.lacks_prompt_logprobs
+                LookupEnd.WHOLE_PROMPT
+                if request.computes_whole_prompt
                 else self._kv_cache.explain_lookup(first, hit)
             ),
         )

@@ -336,12 +336,13 @@ class Scheduler(SchedulerInterface):
         request.first_step_id = self._in_flight.next_step_id
         pool.add_waiting(request)
         self._deadlines.add(request)
-        if request.num_prompt_tokens >= max_model_len:
-            why = str(PromptTooLong(request.num_prompt_tokens, max_model_len))
+        num_prompt, num_generated = request.num_prompt_tokens, int(request.pooling_params is None)
+        if num_prompt + num_generated > max_model_len:
+            why = str(PromptTooLong(num_prompt, max_model_len, num_generated=num_generated))
             pool.finish_request(request, RequestStatus.FINISHED_IGNORED, why)
             return
         if request.beam_search is not None:
-            request.beam_search.limit_tokens(max_model_len - request.num_prompt_tokens)
+            request.beam_search.limit_tokens(max_model_len - num_prompt)
         first = request.sequences[0]
         if request.num_output_tokens and check_stop(first, max_model_len):
             pool.emit_output(first, [])

@@ -50,10 +50,10 @@ class SlowConsumer(Exception):
     """The client is there, and its queue is full."""
 
 
-def most_message_bytes(max_model_len: int | None) -> int:
+def most_message_bytes(max_model_len: int | None, most_tensor_bytes: int = 0) -> int:
     """Of a client's message: a request of that many tokens and their parameters. None: of any
-    usual model."""
-    return _MESSAGE_BYTES + _TOKEN_BYTES * (max_model_len or 0)
+    usual model. `most_tensor_bytes`: of a frame behind it."""
+    return max(_MESSAGE_BYTES + _TOKEN_BYTES * (max_model_len or 0), most_tensor_bytes)
 
 
 class Transport(Protocol):
@@ -126,7 +126,9 @@ class ZmqTransport:
         # a client shows.
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.SNDHWM, _SEND_QUEUE_MESSAGES)
-        self._socket.setsockopt(zmq.RCVHWM, _RECEIVE_QUEUE_MESSAGES)
+        queue_bytes = _RECEIVE_QUEUE_MESSAGES * _MESSAGE_BYTES
+        most_waiting = min(_RECEIVE_QUEUE_MESSAGES, queue_bytes // self.max_message_bytes)
+        self._socket.setsockopt(zmq.RCVHWM, max(1, most_waiting))
         self._socket.setsockopt(zmq.MAXMSGSIZE, self.max_message_bytes)
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, _PEER_HEARTBEAT_MS)
         self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _PEER_SILENCE_MS)

@@ -3,11 +3,17 @@ there is room for, the scheduler decides. A refusal names value, limit and next 
 
 import dataclasses
 import re
+from collections.abc import Sequence
 from typing import Literal, NoReturn
 
 from engine_core.errors import RequestRefused
+from engine_core.kv_cache import ContentSpan
 from engine_core.logits_processors import NamedProcessor, check_extra_args
+from engine_core.pooler_config import PoolerConfig
+from engine_core.scheduler.prompt_embeds import EmbeddedRows
+from engine_core.server.prompt_embeds import PromptEmbedsReader
 from protocol.errors import ErrorCode, InvalidParameter, PromptTooLong
+from protocol.pooling import POOLING_SAMPLING
 from protocol.requests import EngineRequest, ModelLimits, check_name, check_timeout
 from protocol.sampling import BeamSearchParams
 
@@ -20,6 +26,10 @@ class RequestValidator(ModelLimits):
 
     scheduling_policy: Literal["fcfs", "priority", "fair"]
     logits_processors: tuple[NamedProcessor, ...] = ()
+    prompt_embeds: PromptEmbedsReader | None = None
+    pooler: PoolerConfig | None = None
+    """None: no request may be pooled."""
+    generates: bool = True
 
     def check(self, request: EngineRequest) -> None:
         """Raises RequestRefused: the request cannot be served by this engine."""
@@ -35,12 +45,6 @@ class RequestValidator(ModelLimits):
                 f"request_id {request.request_id!r} ends like the name of a request's further "
                 "sequence; let it not end with # and a number"
             )
-        unsupported = {
-            "prompt_embeds": bool(request.prompt_embeds),
-            "pooling_params": request.pooling_params is not None,
-        }
-        # what the wire format has and this engine does not do yet
-        _refuse_unsupported("this engine", unsupported)
         if request.priority != 0 and self.scheduling_policy == "fcfs":
             _refuse(
                 f"priority is {request.priority}, and the scheduling policy is fcfs, which does "
@@ -50,7 +54,8 @@ class RequestValidator(ModelLimits):
         try:
             check_timeout(request.timeout_s)
             self.check_sequences(request.num_sequences, request.beam_search)
-            self.check_prompt(request.prompt_token_ids)
+            num_generated = self._check_task(request)
+            self.check_prompt(request.prompt_token_ids, num_generated=num_generated)
             self.check_token_ids("output_token_ids", request.output_token_ids)
             self.check_sampling(request.sampling_params, len(request.prompt_token_ids))
             check_extra_args(self.logits_processors, request.sampling_params)
@@ -60,12 +65,63 @@ class RequestValidator(ModelLimits):
             _refuse(str(error))
         self._check_sequences(request)
         num_tokens = len(request.prompt_token_ids) + len(request.output_token_ids)
-        if num_tokens >= self.max_model_len:
+        if num_tokens + num_generated > self.max_model_len:
             _refuse(
                 f"prompt and delivered tokens are {num_tokens}, the limit is "
                 f"{self.max_model_len - 1}; nothing is left to generate",
                 ErrorCode.PROMPT_TOO_LONG,
             )
+
+    def read_prompt_embeds(
+        self, request: EngineRequest, frames: Sequence[bytes | memoryview]
+    ) -> tuple[tuple[EmbeddedRows, ...], list[ContentSpan]]:
+        """Of a request that passed `check`: what it gives in place of tokens, and its contents.
+        Raises RequestRefused: the request cannot be served by this engine."""
+        if not request.prompt_embeds:
+            return (), []
+        if self.prompt_embeds is None:
+            _refuse(
+                "prompt_embeds are off; send tokens, or start the engine with "
+                "--enable-prompt-embeds",
+                ErrorCode.NOT_SUPPORTED,
+            )
+        if request.multimodal_inputs:
+            _refuse("prompt_embeds and multimodal_inputs cannot be combined; send one of them")
+        try:
+            return self.prompt_embeds.read(request, frames)
+        except InvalidParameter as error:
+            _refuse(str(error))
+
+    def _check_task(self, request: EngineRequest) -> int:
+        """Returns the least number of tokens that are generated, 0 for a pooling request."""
+        params = request.pooling_params
+        if params is None:
+            if not self.generates:
+                assert self.pooler is not None
+                tasks = ", ".join(self.pooler.tasks)
+                _refuse(
+                    f"the task is generate, this engine's tasks are {tasks}; ask for one of these, "
+                    "or start it with --runner generate",
+                    ErrorCode.NOT_SUPPORTED,
+                )
+            return 1
+        if self.pooler is None:
+            _refuse(
+                f"the task is {params.task.value}, this engine's task is generate; start it with "
+                "--convert embed or classify, or with a model made for that",
+                ErrorCode.NOT_SUPPORTED,
+            )
+        _refuse_unsupported(
+            "a pooling request",
+            {
+                "sampling_params": request.sampling_params != POOLING_SAMPLING,
+                "num_sequences": request.num_sequences != 1,
+                "beam_search": request.beam_search is not None,
+                "output_token_ids": bool(request.output_token_ids),
+            },
+        )
+        self.pooler.check(params, len(request.prompt_token_ids))
+        return 0
 
     def _check_sequences(self, request: EngineRequest) -> None:
         num_sequences = request.num_sequences

@@ -18,6 +18,7 @@ from engine_core.options.engine import EngineOptions
 
 if TYPE_CHECKING:
     from engine_core.model_files import ModelFiles, TokenizerFiles
+    from engine_core.startup.pooled_files import PooledFiles
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +101,7 @@ def _torch_library() -> Path | None:
 class OpenModel:
     """A model's files and what its clients need of them; None: they must send token ids."""
 
-    files: "ModelFiles"
+    files: "PooledFiles"
     tokenizer: "TokenizerFiles | None"
 
 
@@ -108,6 +109,7 @@ def open_model(options: EngineOptions) -> OpenModel:
     """The model's files as the options name them, with the tokenizer built.
     Raises StartupError: with one line for the operator."""
     from engine_core.model_files import ConfigOnly, ModelFilesError, open_model_files
+    from engine_core.startup.pooled_files import pooled_files
 
     try:
         files: ModelFiles
@@ -120,12 +122,13 @@ def open_model(options: EngineOptions) -> OpenModel:
             _check_formats(options, files)
         if options.max_model_len is not None:
             _check_length(options.max_model_len, files.config)
+        pooled = pooled_files(files, options.pooling)
         tokenizer = files.tokenizer()
     except ModelFilesError as error:
         raise StartupError(str(error)) from error
     if tokenizer is None:
         logger.warning("the model has no tokenizer: clients must send token ids")
-    return OpenModel(files, tokenizer)
+    return OpenModel(pooled, tokenizer)
 
 
 def _check_length(max_model_len: int, config: Mapping[str, Any]) -> None:

@@ -13,9 +13,11 @@ from engine_core.config import EngineConfig
 from engine_core.core import EngineCore
 from engine_core.errors import ConfigurationError, StartupError
 from engine_core.executor import InProcessExecutor
+from engine_core.kv_cache import PlaceholderKVCacheManager
 from engine_core.lifecycle import Lifecycle
 from engine_core.logits_processors import ServedVocabulary
 from engine_core.model_files import ModelFilesError
+from engine_core.model_runner.cpu.encoder_runner import EncoderRunner
 from engine_core.models import ModelError
 from engine_core.observers import RequestLog, StepObserver
 from engine_core.options.checks import check_device
@@ -26,6 +28,7 @@ from engine_core.scheduler.token_rules import TokenRules
 from engine_core.server.clients import ClientRegistry
 from engine_core.server.inbox import Handshake, Inbox
 from engine_core.server.outbox import Outbox
+from engine_core.server.prompt_embeds import PromptEmbedsReader
 from engine_core.server.transport import ZmqTransport
 from engine_core.server.validation import RequestValidator
 from engine_core.startup.adapters import open_adapters
@@ -44,6 +47,7 @@ from engine_core.structured_output.manager import Compiler, StructuredOutputs
 from engine_core.trace import TraceWriter
 from kernels.compile_counter import CompileCounter, watch_triton
 from protocol.outputs import ModelInfo
+from protocol.prompt_embeds import PromptEmbedsInfo
 
 logger = logging.getLogger(__name__)
 
@@ -129,6 +133,7 @@ def _warm_runner(
         max_model_len=config.scheduler.max_model_len,
     )
     if store is not None:
+        assert not isinstance(runner, EncoderRunner)
         runner.storage.attach_disk(store)
     phases.enter("warm_up")
     runner_spec.warm_up(runner)
@@ -156,19 +161,25 @@ def _assemble(
 ) -> EngineCore:
     vocab_size = runner_spec.config.vocab_size
     groups = runner_spec.config.layout.group_specs
-    kv_cache = cache_manager_of(runner_spec.loaded.model)(
-        num_blocks=config.num_blocks,
-        block_size=config.block_size,
-        groups=groups,
-        enable_prefix_caching=config.enable_prefix_caching,
-        watermark=config.watermark,
-        num_host_blocks=config.num_host_blocks,
-        disk=None if store is None else store.tier,
+    kv_cache = (
+        PlaceholderKVCacheManager()
+        if not config.num_blocks
+        else cache_manager_of(runner_spec.loaded.model)(
+            num_blocks=config.num_blocks,
+            block_size=config.block_size,
+            groups=groups,
+            enable_prefix_caching=config.enable_prefix_caching,
+            watermark=config.watermark,
+            num_host_blocks=config.num_host_blocks,
+            disk=None if store is None else store.tier,
+        )
     )
-    # Besides the configuration a replay needs these two.
+    pooler = runner_spec.loaded.pooler
+    # Besides the configuration a replay needs these.
     replayed = {
         "sliding_windows": [group.sliding_window for group in groups],
         "eos_token_ids": list(opened.files.eos_token_ids),
+        "pooler": None if pooler is None else dataclasses.asdict(pooler.config),
     }
     executor = InProcessExecutor(runner)
     observers: list[StepObserver] = [] if store is None else [store]
@@ -188,7 +199,10 @@ def _assemble(
         observers.append(adapters)
     clients = ClientRegistry()
     outbox = Outbox(transport, clients, heartbeat_s=HEARTBEAT_S)
-    handshake = _handshake(opened, config, vocab_size, runner_spec)
+    embeds = _prompt_embeds_reader(config, runner_spec)
+    handshake = _handshake(
+        opened, config, vocab_size, runner_spec, None if embeds is None else embeds.info
+    )
     if adapters is not None:
         handshake.use_adapters(adapters.infos)
     return EngineCore(
@@ -213,6 +227,9 @@ def _assemble(
             max_num_seqs=config.scheduler.max_num_seqs,
             scheduling_policy=config.scheduler.scheduling_policy,
             logits_processors=runner_spec.config.logits_processors,
+            prompt_embeds=embeds,
+            pooler=None if pooler is None else pooler.config,
+            generates=runner_spec.loaded.generates,
         ),
         eos_token_ids=opened.files.eos_token_ids,
         observers=observers,
@@ -230,7 +247,7 @@ def _assemble(
 def _structured_outputs(opened: OpenModel, runner_spec: RunnerSpec) -> StructuredOutputs | None:
     """Reads the tokenizer while the runner is built."""
     tokenizer, vocab_size = opened.tokenizer, runner_spec.config.vocab_size
-    if tokenizer is None:
+    if tokenizer is None or not runner_spec.loaded.generates:
         return None
 
     def make_compiler() -> Compiler:
@@ -260,11 +277,33 @@ def _trace_writer(path: str, config: EngineConfig, replayed: dict[str, Any]) -> 
         ) from error
 
 
+def _prompt_embeds_reader(
+    config: EngineConfig, runner_spec: RunnerSpec
+) -> PromptEmbedsReader | None:
+    if not config.max_prompt_embeds_bytes:
+        return None
+    hidden_size = runner_spec.config.model.kv_cache_spec.hidden_size
+    if not hidden_size:
+        raise ConfigurationError(
+            f"--enable-prompt-embeds: {config.architecture} does not run from embeddings; omit it"
+        )
+    return PromptEmbedsReader(
+        PromptEmbedsInfo(hidden_size=hidden_size, max_bytes=config.max_prompt_embeds_bytes),
+        block_size=config.block_size,
+        largest_number=torch.finfo(runner_spec.config.dtype).max,
+    )
+
+
 def _handshake(
-    opened: OpenModel, config: EngineConfig, vocab_size: int, spec: RunnerSpec
+    opened: OpenModel,
+    config: EngineConfig,
+    vocab_size: int,
+    spec: RunnerSpec,
+    prompt_embeds: PromptEmbedsInfo | None,
 ) -> Handshake:
-    ops = spec.loaded.ops
-    files, instruction_set = opened.files, ops.name
+    loaded = spec.loaded
+    files, ops, pooler = opened.files, loaded.ops, loaded.pooler
+    instruction_set = ops.name
     if ops.device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(ops.device)
         instruction_set += f" sm_{major}{minor}"
@@ -290,7 +329,13 @@ def _handshake(
             + text_only_note(files, spec.loaded)
         ),
         encoder=encoder_info(spec.loaded.model, files.config, files.generation_config),
+        prompt_embeds=prompt_embeds,
         multimodal=multimodal_info(spec.options, files, spec.loaded),
+        tasks=("generate",) * loaded.generates + (() if pooler is None else pooler.config.tasks),
+        prompts={} if files.modules is None else files.modules.prompts,
+        labels=files.labels if pooler is not None and pooler.config.num_labels else (),
+        default_prompt_name=None if files.modules is None else files.modules.default_prompt_name,
+        has_segments=files.is_encoder,
     )
     return Handshake(model, opened.tokenizer, heartbeat_s=HEARTBEAT_S)
 

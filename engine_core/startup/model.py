@@ -10,14 +10,16 @@ from engine_core.errors import ConfigurationError, StartupError
 from engine_core.model_files import ModelFiles
 from engine_core.model_files.download import cache_folder
 from engine_core.model_runner.config import DraftConfig
+from engine_core.model_runner.pooling import Pooler
 from engine_core.models import Model, UnsupportedArchitecture, load_dummy_model, load_model
 from engine_core.models.config import ModelConfig
-from engine_core.models.encoder import Encoder
 from engine_core.models.multimodal.interface import MultiModalEncoder
 from engine_core.models.registry import read_model_config
 from engine_core.models.weight_transfer import weight_transfer_to
+from engine_core.options.checks import check_encoder
 from engine_core.options.engine import EngineOptions
 from engine_core.startup.device import choose_dtype, dtype_name, float_weights_of, keeps_blocks
+from engine_core.startup.pooled_files import PooledFiles
 from engine_core.startup.weight_cache import DEFAULT_LIMIT_BYTES, PackedWeightCache
 from kernels.backends import UnsupportedDevice, select_operations
 from kernels.interface.operations import Operations
@@ -33,6 +35,9 @@ class LoadedModel:
     Attributes:
         weights: formats of the dense layers' weights, the one with most bytes first.
         is_packed: on a CPU, every product is of packed weights: none is left to torch.
+        pooler: None: nothing is pooled.
+        generates: text is generated.
+        max_seq_length: tokens that sentence-transformers' files allow, if they say so.
         draft: makes drafts for this one.
         draft_fingerprint: of its weights, and how they are kept.
         encoder: of images or sounds; None: prompts are text, because of `why_text`.
@@ -49,6 +54,9 @@ class LoadedModel:
     draft_fingerprint: str = ""
     encoder: MultiModalEncoder | None = None
     why_text: str = ""
+    pooler: Pooler | None = None
+    generates: bool = True
+    max_seq_length: int | None = None
 
     @property
     def is_quantised(self) -> bool:
@@ -79,6 +87,8 @@ def load_any_model(options: EngineOptions, files: ModelFiles, device: torch.devi
     Raises StartupError: the device cannot serve, or neither we nor transformers can run the model;
     the message says why."""
     started_s = time.monotonic()
+    if isinstance(files, PooledFiles) and files.is_encoder:
+        check_encoder(options, device.type)
     dtype = choose_dtype(options.dtype, device, files.config)
     try:
         ops = select_operations(
@@ -112,9 +122,8 @@ def load_any_model(options: EngineOptions, files: ModelFiles, device: torch.devi
                 f"which {files.name} needs or --model-impl asks for; leave it out"
             )
         model = _load_through_transformers(files, dtype, ops)
+    pooled = files if isinstance(files, PooledFiles) else None
     architecture = ", ".join(files.config.get("architectures") or [files.config["model_type"]])
-    if isinstance(model, Encoder):
-        raise StartupError(f"{files.name} ({architecture}) is an encoder, which is not served yet")
     packing = ops.weight_packing(dtype) if used_impl == "native" else None
     loaded = LoadedModel(
         model=model,
@@ -124,6 +133,9 @@ def load_any_model(options: EngineOptions, files: ModelFiles, device: torch.devi
         model_impl=used_impl,
         weights=dtype_name(dtype) if packing is None else _formats_of(packing),
         is_packed=ops.device.type == "cpu" and packing is not None and not _has_experts(files),
+        pooler=None if pooled is None else pooled.pooler(model),
+        generates=pooled is None or pooled.generates,
+        max_seq_length=None if pooled is None else pooled.max_seq_length,
     )
     if options.batch_invariant and ops.device.type == "cpu" and not loaded.is_packed:
         raise ConfigurationError(

@@ -11,6 +11,7 @@ from engine_core.model_files import ModelFiles
 from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.cpu.runner import CPUModelRunner
 from engine_core.model_runner.gpu import GPUModelRunner
+from engine_core.models.encoder import Encoder
 from engine_core.options.engine import EngineOptions
 from engine_core.server.transport import MOST_TOKENS
 from engine_core.startup.adapters import make_adapter_pool
@@ -34,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 _MOST_DRAFTS = 256
 """Of a step."""
+_ENCODER_TOKENS = 512
+"""Of a step: products of so many rows are at their best rate, and others need not wait long."""
 _FORCED_TOKENS = 4
 """Of a sequence in a step."""
 
@@ -53,11 +56,17 @@ def plan_runner(
             MOST_TOKENS,
             spec.max_model_len,
         )
-    max_model_len = options.max_model_len or min(spec.max_model_len, MOST_TOKENS)
+    longest = min(spec.max_model_len, loaded.max_seq_length or MOST_TOKENS, MOST_TOKENS)
+    max_model_len = options.max_model_len or longest
     if max_model_len > spec.max_model_len:
         raise ConfigurationError(
             f"--max-model-len is {max_model_len}, the model was made for {spec.max_model_len}; "
             "lower it"
+        )
+    if not loaded.generates and options.speculation.speculative is not None:
+        raise ConfigurationError(
+            "--speculative has no effect on a model that generates no text; omit it, or use "
+            "--runner generate"
         )
     on_gpu = loaded.ops.device.type == "cuda"
     if on_gpu and options.block_size & (options.block_size - 1):
@@ -77,10 +86,13 @@ def plan_runner(
     # of grammars; on a GPU they would take memory and graphs from those who have none
     forced_tokens = 0 if on_gpu else _FORCED_TOKENS
     max_num_seqs = options.scheduling.max_num_seqs or defaults.max_num_seqs
+    most_a_step = defaults.max_num_batched_tokens
+    if is_encoder := isinstance(loaded.model, Encoder):
+        most_a_step = max(_ENCODER_TOKENS, max_model_len)
     scheduler = options.scheduling.resolve(
         num_speculative_tokens=num_drafts,
         max_num_drafts=min(_MOST_DRAFTS, (num_drafts or forced_tokens) * max_num_seqs),
-        max_num_batched_tokens=defaults.max_num_batched_tokens,
+        max_num_batched_tokens=most_a_step,
         max_num_seqs=defaults.max_num_seqs,
         max_model_len=max_model_len,
         num_lookahead_slots=max(
@@ -90,6 +102,15 @@ def plan_runner(
         max_steps_in_flight=(GPUModelRunner if on_gpu else CPUModelRunner).max_steps_in_flight,
     )
     scheduler = with_encoder_sizes(options, loaded, scheduler)
+    if is_encoder:
+        if scheduler.max_num_batched_tokens < max_model_len:
+            raise ConfigurationError(
+                f"--max-num-batched-tokens is {scheduler.max_num_batched_tokens}, and an encoder "
+                f"computes a prompt of up to {max_model_len} tokens in one step; raise it, or "
+                "lower --max-model-len"
+            )
+        # which cuts no prompt that a step has room for
+        scheduler = dataclasses.replace(scheduler, batching="prefill-first")
     adapters = make_adapter_pool(options.adapters, loaded, scheduler.max_num_batched_tokens)
     if adapters is not None:
         scheduler = dataclasses.replace(
@@ -114,6 +135,7 @@ def plan_runner(
             draft=loaded.draft,
             encoder=loaded.encoder,
             logits_processors=logits_processors,
+            pooler=loaded.pooler,
         ),
         scheduler=scheduler,
         on_device=on_gpu,
@@ -136,7 +158,8 @@ def resolve_config(runner: RunnerSpec, files: ModelFiles, *, address: str) -> En
         scheduler.num_lookahead_slots,
         encoder_blocks(loaded.model, options.block_size),
     )
-    num_blocks = _choose_num_blocks(runner, request_blocks)
+    is_encoder = isinstance(loaded.model, Encoder)
+    num_blocks = 0 if is_encoder else _choose_num_blocks(runner, request_blocks)
     num_host_blocks = choose_num_host_blocks(
         options.host_cache_memory,
         block_bytes=block_bytes,
@@ -162,7 +185,7 @@ def resolve_config(runner: RunnerSpec, files: ModelFiles, *, address: str) -> En
         num_host_blocks=num_host_blocks,
         host_cache_bytes=num_host_blocks * block_bytes,
         enable_prefix_caching=options.enable_prefix_caching
-        and not request_blocks.num_encoder_blocks,
+        and not (is_encoder or request_blocks.num_encoder_blocks),
         watermark=options.watermark,
         max_loras=0 if adapters is None else adapters.num_slots,
         max_lora_rank=0 if adapters is None else adapters.max_rank,
@@ -171,11 +194,14 @@ def resolve_config(runner: RunnerSpec, files: ModelFiles, *, address: str) -> En
         logits_processors=options.logits_processors,
         address=address,
         max_clients=options.max_clients,
+        max_prompt_embeds_bytes=options.prompt_embeds_bytes,
         isolate_tenants=options.security.isolate_tenants,
         drain_timeout_s=options.drain_timeout,
         speculative=options.speculation.speculative,
         trace=None if options.trace is None else str(options.trace.absolute()),
-        scheduler=dataclasses.replace(
+        scheduler=scheduler
+        if is_encoder
+        else dataclasses.replace(
             scheduler,
             max_model_len=fit_max_model_len(
                 request_blocks,

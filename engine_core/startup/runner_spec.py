@@ -9,9 +9,11 @@ from engine_core.errors import StartupError
 from engine_core.kv_cache import CacheCopies
 from engine_core.model_runner.cache import BlockStorage
 from engine_core.model_runner.config import RunnerConfig
+from engine_core.model_runner.cpu.encoder_runner import EncoderRunner
 from engine_core.model_runner.cpu.runner import CPUModelRunner
 from engine_core.model_runner.gpu import CudaQueue, GPUModelRunner
 from engine_core.model_runner.gpu.step import decode_buckets
+from engine_core.models.encoder import Encoder
 from engine_core.options.engine import EngineOptions
 from engine_core.scheduler import NewRequestData, ScheduledBatch, SchedulerConfig, SchedulerOutput
 from engine_core.startup.memory import CudaMeter, measure_extra_bytes
@@ -23,7 +25,7 @@ from protocol.sampling import SamplingParams
 
 logger = logging.getLogger(__name__)
 
-Runner = CPUModelRunner | GPUModelRunner
+Runner = CPUModelRunner | GPUModelRunner | EncoderRunner
 
 _BYTES_A_GRAPH = 12 * 1024**2
 """Allowed for each CUDA graph: one of the largest is measured, the others share its memory for
@@ -69,6 +71,8 @@ class RunnerSpec:
         )
         device = config.ops.device
         try:
+            if isinstance(config.model, Encoder):
+                return EncoderRunner(config)
             if not self.on_device:
                 return CPUModelRunner(config, storage)
             return GPUModelRunner(

@@ -15,6 +15,7 @@ from engine_core.executor import InProcessExecutor
 from engine_core.model_files import ModelFiles, ModelFilesError, open_model_files
 from engine_core.model_runner.cache import BlockStorage
 from engine_core.model_runner.config import RunnerConfig
+from engine_core.model_runner.cpu.encoder_runner import EncoderRunner
 from engine_core.models import ModelError
 from engine_core.models.config import ModelConfig
 from engine_core.models.decoder import Decoder
@@ -22,6 +23,7 @@ from engine_core.models.registry import read_model_config
 from engine_core.prefix_store import PrefixStore
 from engine_core.startup.draft_model import load_with_draft
 from engine_core.startup.model import LoadedModel
+from engine_core.startup.pooled_files import pooled_files
 from engine_core.startup.runner_spec import Runner, RunnerSpec
 from protocol.errors import ErrorCode
 
@@ -132,6 +134,7 @@ class ServedModel:
             with _refusals():
                 self._spec = self._make_spec(self._load(files))
                 if self._runner is not None:
+                    assert not isinstance(self._runner, EncoderRunner)
                     self._run(self._spec, self._runner.storage)
         except RequestRefused:
             self._spec = old
@@ -148,6 +151,12 @@ class ServedModel:
     # ------------------------------------------------------------------ parts of these
 
     def _check_model(self, what: str) -> None:
+        if isinstance(self._runner, EncoderRunner):
+            raise RequestRefused(
+                ErrorCode.NOT_SUPPORTED,
+                f"{what} is not supported for {self._config.architecture}, an encoder-only model; "
+                "start the engine again instead",
+            )
         if self._shape is None:
             raise RequestRefused(
                 ErrorCode.NOT_SUPPORTED,
@@ -165,13 +174,14 @@ class ServedModel:
             storage=storage,
         )
         if self._store is not None:
+            assert not isinstance(runner, EncoderRunner)
             runner.storage.attach_disk(self._store)
         spec.warm_up(runner)
         self._spec, self._runner, self._executor.runner = spec, runner, runner
 
     def _open(self, model: str) -> ModelFiles:
         """Raises RequestRefused: of another shape or format than the model that is served."""
-        files = open_model_files(model, report=logger.info)
+        files = pooled_files(open_model_files(model, report=logger.info), self._options.pooling)
         shape, served = read_model_config(files.config), self._shape
         differences = [
             f"{field.name} is {getattr(shape, field.name)!s:.40}, not "
@@ -208,8 +218,8 @@ def _maker_of(spec: RunnerSpec) -> Callable[[LoadedModel], RunnerSpec]:
     sizes = {
         field.name: getattr(spec.config, field.name) for field in dataclasses.fields(spec.config)
     }
-    del kept["loaded"], kept["config"]
-    del sizes["model"], sizes["ops"], sizes["draft"], sizes["encoder"]
+    del kept["loaded"], kept["config"], sizes["model"], sizes["ops"], sizes["draft"]
+    del sizes["pooler"], sizes["encoder"]
     return lambda loaded: RunnerSpec(
         loaded=loaded,
         config=RunnerConfig(
@@ -217,6 +227,7 @@ def _maker_of(spec: RunnerSpec) -> Callable[[LoadedModel], RunnerSpec]:
             ops=loaded.ops,
             draft=loaded.draft,
             encoder=loaded.encoder,
+            pooler=loaded.pooler,
             **sizes,
         ),
         **kept,

@@ -35,6 +35,7 @@ for path, text in {
     "chat:chat": "Talk with the model. /help lists the commands, Ctrl-C stops an answer, Ctrl-D "
     "leaves.",
     "complete:complete": "Complete a prompt, once.",
+    "embed:embed": "Print a vector for each text, as lines of JSON.",
     "info:info": "Show the daemon's model, limits and statistics, or one request's state.",
     "http:http": "Serve OpenAI's API over HTTP, for daemons that run or that it starts.",
     "http:serve": "Start a daemon and serve OpenAI's API over HTTP. They end together.",

@@ -2,17 +2,21 @@
 thread reads lines; the client runs on an event loop in another thread, so that it serves its
 connection while the user types, and Ctrl-C reaches the reader at once."""
 
+import base64
 import contextlib
 import dataclasses
 import json
+import mimetypes
 import re
 import sys
 import typing
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Annotated, Any
 
 import msgspec
+from cyclopts import Parameter
 
 from frontend.async_llm import AsyncLLM
 from frontend.chat_template import template_process
@@ -25,11 +29,13 @@ from frontend.cli.options import (
     DaemonOptions,
     SamplingOptions,
     SchedulingOptions,
+    UsageError,
     print_fault,
     read_template,
 )
 from frontend.errors import EngineClientError, InvalidInput
 from frontend.event_loop import LoopThread
+from frontend.media import MAX_MEDIA_BYTES
 from frontend.outputs import CompletionOutput, RequestOutput
 from frontend.sampling_params import RequestOutputKind, SamplingParams
 
@@ -37,6 +43,7 @@ _HINT = "/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves"
 _HELP = """\
 /system TEXT      sets the system message; /system alone shows it, /system - removes it
 /set NAME VALUE   sets a sampling parameter; VALUE default resets it, /set alone shows all
+/image FILE       sends a picture with the next message
 /save FILE        writes the conversation: messages as JSON (FILE.json), else Markdown
 /clear            forgets the conversation, not the system message
 /exit             leaves, as Ctrl-D does
@@ -51,6 +58,7 @@ def chat(
     *,
     system: str | None = None,
     chat_template: Path | None = None,
+    image: Annotated[list[Path] | None, Parameter(negative="")] = None,
     markdown: bool = True,
     sampling: SamplingOptions = SAMPLING,
     scheduling: SchedulingOptions = SCHEDULING,
@@ -60,13 +68,19 @@ def chat(
     Args:
         system: The system message.
         chat_template: A file with a Jinja2 template to use in place of the model's.
+        image: A picture to send with the first message; may be repeated.
         markdown: Render answers as Markdown, at a terminal.
 
     Raises:
-        UsageError: sampling options outside their limits, or no chat template.
+        UsageError: sampling options outside their limits, no chat template, or a picture that
+            cannot be read.
         EngineClientError: no engine answers.
     """
     template_process.start()
+    try:
+        images = [_image_part(each) for each in image or ()]
+    except (InvalidInput, OSError) as error:
+        raise UsageError(f"--image: {error}") from None
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     loop = LoopThread("engine-client chat")
     try:
@@ -75,7 +89,9 @@ def chat(
         try:
             params = sampling.to_params(llm.model, RequestOutputKind.DELTA)
             template = read_template(chat_template, llm.model)
-            conversation = _Chat(loop, llm, system, template, params, scheduling, is_terminal)
+            conversation = _Chat(
+                loop, llm, system, template, params, scheduling, is_terminal, images
+            )
             if is_terminal:
                 from frontend.cli.chat_terminal import markdown_answer, open_prompt
 
@@ -117,10 +133,12 @@ class _Chat:
     params: SamplingParams
     scheduling: SchedulingOptions
     is_terminal: bool
+    images: list[dict[str, Any]]
+    """Parts of the next message."""
     prompt: Callable[[], str] | None = None
     """None: lines of standard input."""
     show_answer: Callable[[], AbstractContextManager[Callable[[str], None]]] = _plain_answer
-    turns: list[dict[str, str]] = dataclasses.field(default_factory=list)
+    turns: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
     def read_and_answer(self) -> int:
         self.first_params = self.params
@@ -159,6 +177,7 @@ class _Chat:
             "/clear": self._clear,
             "/system": self._set_system,
             "/set": self._set,
+            "/image": self._attach,
             "/save": self._save,
         }
         name, argument = command[1], command[2] or ""
@@ -175,6 +194,7 @@ class _Chat:
 
     def _clear(self, _argument: str) -> None:
         self.turns.clear()
+        self.images.clear()
         self._say("the conversation starts over")
 
     def _set_system(self, text: str) -> None:
@@ -203,6 +223,13 @@ class _Chat:
         for each in [name] if name else kinds:
             self._tell(f"{each} {getattr(self.params, each)}")
 
+    def _attach(self, file: str) -> None:
+        """Raises OSError: it cannot be read. InvalidInput: there is none, or it is too large."""
+        if not file:
+            raise InvalidInput("/image needs the name of a FILE")
+        self.images.append(_image_part(Path(file).expanduser()))
+        self._tell(f"{len(self.images)} pictures go with the next message")
+
     def _save(self, file: str) -> None:
         """Raises OSError: it cannot be written. InvalidInput: it is there already."""
         path = Path(file).expanduser()
@@ -212,7 +239,7 @@ class _Chat:
         if path.suffix == ".json":
             text = json.dumps(messages, ensure_ascii=False, indent=1) + "\n"
         else:
-            text = "\n".join(f"## {each['role']}\n\n{each['content']}\n" for each in messages)
+            text = "\n".join(f"## {each['role']}\n\n{_shown(each)}\n" for each in messages)
         try:
             with path.open("x", encoding="utf-8") as opened:
                 opened.write(text)
@@ -222,13 +249,17 @@ class _Chat:
 
     # answers
 
-    def _messages(self) -> list[dict[str, str]]:
-        first = [] if self.system is None else [{"role": "system", "content": self.system}]
+    def _messages(self) -> list[dict[str, Any]]:
+        first: list[dict[str, Any]] = []
+        if self.system is not None:
+            first.append({"role": "system", "content": self.system})
         return [*first, *self.turns]
 
     def _answer(self, line: str) -> bool:
-        turns = self.turns
-        turns.append({"role": "user", "content": line})
+        turns, images = self.turns, self.images
+        content = [*images, {"type": "text", "text": line}] if images else line
+        turns.append({"role": "user", "content": content})
+        self.images = []
         outputs: list[RequestOutput] = []
         try:
             self.loop.run_and_wait(self._stream(outputs))
@@ -239,6 +270,7 @@ class _Chat:
         except EngineClientError as error:
             # the question is dropped: it may be asked again, shorter or later
             turns.pop()
+            self.images = images
             hint = "; /clear starts over" if isinstance(error, InvalidInput) else ""
             print_fault(f"{error}{hint}")
             return False
@@ -279,6 +311,25 @@ class _Chat:
         """What the user asked for."""
         sys.stderr.write(text + "\n")
         sys.stderr.flush()
+
+
+def _image_part(path: Path) -> dict[str, Any]:
+    """Raises OSError: it cannot be read. InvalidInput: it is too large."""
+    with path.open("rb") as opened:
+        data = opened.read(MAX_MEDIA_BYTES + 1)
+    if len(data) > MAX_MEDIA_BYTES:
+        raise InvalidInput(f"{path} has more than {MAX_MEDIA_BYTES} bytes; give a smaller file")
+    kind = mimetypes.guess_type(path.name)[0] or "image"
+    url = f"data:{kind};base64,{base64.b64encode(data).decode()}"
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def _shown(message: dict[str, Any]) -> str:
+    """Its text, with a word for each picture."""
+    content = message["content"]
+    if isinstance(content, str):
+        return content
+    return "\n\n".join(part.get("text", "[picture]") for part in content)
 
 
 def _speed(outputs: list[RequestOutput]) -> str:

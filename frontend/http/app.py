@@ -22,6 +22,7 @@ from frontend.http.api_keys import ApiKeys
 from frontend.http.door import Door
 from frontend.http.live_requests import list_requests
 from frontend.http.metrics.exposition import Metrics, get_metrics
+from frontend.http.ollama import embeddings as ollama_embeddings
 from frontend.http.ollama import generation as ollama
 from frontend.http.ollama import models as ollama_models
 from frontend.http.openai import models, tokenize
@@ -30,6 +31,7 @@ from frontend.http.openai.completions import completions
 from frontend.http.openai.transcriptions import transcriptions, translations
 from frontend.http.operations import openapi_document
 from frontend.http.page_files import PageFiles, page
+from frontend.http.pooling import embeddings, scores
 from frontend.http.responses import route as responses
 from frontend.http.responses.store import ResponseStore
 from frontend.http.scheduler_stream import watch_scheduler
@@ -45,10 +47,13 @@ _SETTINGS = ServerSettings()
 OPERATIONS = [
     *(chat_completions, completions, tokenize.tokenize, tokenize.detokenize),
     *(transcriptions, translations),
-    *(models.list_models, models.get_model, *models.EMBEDDINGS),
+    *(models.list_models, models.get_model),
+    *(embeddings.embeddings, embeddings.encode, embeddings.classify, embeddings.cohere_embed),
+    *scores.OPERATIONS,
     *(responses.create_response, responses.get_response),
     *(anthropic.messages, anthropic.count_tokens),
     *(ollama.chat, ollama.generate, ollama_models.pull, ollama_models.show),
+    *(ollama_embeddings.embed, ollama_embeddings.old_embed),
     *(ollama_models.tags, ollama_models.ps, ollama_models.version),
     *(llama_cpp.props, llama_cpp.slots),
     *(health.health, health.ready, health.get_version),

@@ -20,6 +20,7 @@ from frontend.multimodal.pixels import (
     LANCZOS,
     Settings,
     center_cropped,
+    check_scaled,
     normalized,
     resized,
     sides,
@@ -300,6 +301,7 @@ class _Llava(_Family):
         image = item
         if self.settings.get("pads") and image.width != image.height:
             side = max(image.size)
+            check_scaled(side, side)
             color = tuple(int(value * 255) for value in self.settings["image_mean"])
             square = Image.new("RGB", (side, side), color)
             square.paste(image, ((side - image.width) // 2, (side - image.height) // 2))

@@ -34,13 +34,18 @@ def sides(settings: Settings, name: str, *keys: str) -> tuple[int, ...]:
     return tuple(given[key] for key in keys)
 
 
-def resized(image: Image.Image, height: int, width: int, settings: Settings) -> Image.Image:
-    """Raises InvalidInput: larger than any image may be."""
+def check_scaled(height: int, width: int) -> None:
+    """Raises InvalidInput: more pixels than any image may have."""
     if height * width > MAX_PIXELS:
         raise InvalidInput(
-            f"an image would be scaled to {width}x{height} pixels, the limit is {MAX_PIXELS}; cut "
-            "it, its sides differ too much"
+            f"an image would become {width}x{height} pixels, the limit is {MAX_PIXELS}; cut it, "
+            "its sides differ too much"
         )
+
+
+def resized(image: Image.Image, height: int, width: int, settings: Settings) -> Image.Image:
+    """Raises InvalidInput: larger than any image may be."""
+    check_scaled(height, width)
     return image.resize((width, height), resample=settings["resample"])
 
 

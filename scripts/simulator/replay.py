@@ -5,9 +5,11 @@ import dataclasses
 from array import array
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from engine_core.pooler_config import PoolerConfig
 from engine_core.scheduler import (
     ModelRunnerOutput,
     PauseState,
@@ -73,6 +75,8 @@ class Replay:
 
     def __init__(self, trace: StepTrace) -> None:
         self._trace = trace
+        pooler = trace.settings.get("pooler")
+        self._pooler = None if pooler is None else msgspec.convert(pooler, PoolerConfig)
         self._eos_token_ids: list[int] | None = trace.settings.get("eos_token_ids")
         self._scheduler = Scheduler(trace.scheduler_config(), trace.make_cache())
         self._next_step_id: int | None = None
@@ -191,6 +195,7 @@ class Replay:
             cache_salt=arrived.salt,
             adapter=arrived.adapter,
             timeout_s=arrived.timeout_s,
+            pooling_params=arrived.pooling_params,
             is_resumed=True,  # whatever the queue held, this request was taken
         )
         return Request.from_engine_core_request(
@@ -198,6 +203,7 @@ class Replay:
             client_index=arrived.client_index,
             arrival_time=arrived.at_s,
             eos_token_ids=self._eos_token_ids or (),
+            pooler=self._pooler,
         )
 
 

@@ -17,6 +17,7 @@ from engine_core.core import EngineCore
 from engine_core.executor import InProcessExecutor
 from engine_core.kv_cache import KVCacheManager
 from engine_core.lifecycle import Lifecycle
+from engine_core.pooler_config import PoolerConfig
 from engine_core.scheduler import (
     DeviceFault,
     DuplicateRequestId,
@@ -29,6 +30,7 @@ from engine_core.server.clients import ClientRegistry, Rights
 from engine_core.server.validation import RequestValidator
 from protocol.errors import ErrorCode
 from protocol.outputs import FinishReason, Rejected
+from protocol.pooling import PoolingParams, PoolingTask
 from protocol.requests import Abort, EngineRequest
 from protocol.sampling import BeamSearchParams, SamplingParams
 from tests.protocol.all_outputs import all_outputs
@@ -375,12 +377,19 @@ def test_a_scheduler_that_plans_further_than_the_executor_runs_is_refused():
         Served(2, runner_depth=1)
 
 
+POOLER = PoolerConfig(tasks=tuple(PoolingTask), hidden_size=3, vector_size=3)
+
+
 def test_the_engine_makes_a_request_of_a_message_and_gives_it_to_the_scheduler():
     """With every field that it serves. Proves S234."""
     served = Served(1, eos=(7,), runs=False, clock=lambda: 12.5)
     added = []
     served.core._scheduler.add_request = added.append
-    served.core._validator = SimpleNamespace(check=lambda message: None)
+    served.core._validator = SimpleNamespace(
+        check=lambda message: None,
+        read_prompt_embeds=lambda message, frames: ((), []),
+        pooler=POOLER,
+    )
     fields = {
         "request_id": "mine",
         "prompt_token_ids": [4, 5],
@@ -397,12 +406,14 @@ def test_the_engine_makes_a_request_of_a_message_and_gives_it_to_the_scheduler()
     several = {"num_sequences": 2, "beam_search": BeamSearchParams(beam_width=2)}
     message = EngineRequest(**fields)
     beams = msgspec.structs.replace(message, request_id="b", output_token_ids=[], **several)
-    not_served = {"prompt_embeds", "multimodal_inputs", "pooling_params"}
-    assert {*fields, *several, *not_served} == {*EngineRequest.__struct_fields__}
+    pooled = {"pooling_params": PoolingParams(task=PoolingTask.TOKEN_EMBED)}
+    vectors = msgspec.structs.replace(message, request_id="v", output_token_ids=[], **pooled)
+    not_served = {"prompt_embeds", "multimodal_inputs"}
+    assert {*fields, *several, *pooled, *not_served} == {*EngineRequest.__struct_fields__}
     resolve = SimpleNamespace(resolve=lambda message: message.adapter_fingerprint)
     served.core._adapters = resolve
-    served.core._apply([(served.client, message), (served.client, beams)])
-    request, of_beams = added
+    served.core._apply([(served.client, each) for each in (message, beams, vectors)])
+    request, of_beams, of_vectors = added
     assert request.adapter == fields.pop("adapter_fingerprint")
     del fields["adapter"]
     assert request.prompt.tolist() == fields.pop("prompt_token_ids")
@@ -411,7 +422,9 @@ def test_the_engine_makes_a_request_of_a_message_and_gives_it_to_the_scheduler()
     assert (request.client_index, request.arrival_time) == (served.client.index, 12.5)
     assert request.eos_token_ids == {7}
     assert (of_beams.num_sequences, of_beams.beam_search is not None) == (2, True)
-    assert served.client.request_ids == {"mine", "b"}
+    assert of_vectors.pooling_params == pooled["pooling_params"]
+    assert (of_vectors.pools_all_states, of_vectors.num_held_values) == (True, 6)
+    assert served.client.request_ids == {"mine", "b", "v"}
 
 
 @pytest.mark.parametrize(

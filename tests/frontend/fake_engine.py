@@ -7,7 +7,8 @@ import contextlib
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 import msgspec
 import zmq
@@ -19,6 +20,7 @@ from fake_model import (
     arithmetic,
     explanation,
     logprobs,
+    pooled,
     prompt_logprobs,
     sequence_request,
     snapshot,
@@ -72,6 +74,7 @@ class FakeEngine:
         max_num_seqs: int = 64,
         recommends: bool = True,
         instruction_set: str = "",
+        model_fields: Mapping[str, object] = MappingProxyType({}),
         multimodal: MultiModalInfo | None = None,
     ) -> None:
         self.address = address
@@ -93,6 +96,7 @@ class FakeEngine:
         self.max_num_seqs = max_num_seqs
         self.recommends = recommends
         self.instruction_set = instruction_set
+        self.model_fields = model_fields
         self.multimodal = multimodal
         """Its tokenizer knows <image> and <audio> then."""
         self.adapters: dict[str, str] = {}
@@ -206,7 +210,8 @@ class FakeEngine:
             recommends=self.recommends,
             multimodal=self.multimodal,
         )
-        model = msgspec.structs.replace(message.model, instruction_set=self.instruction_set)
+        fields = {"instruction_set": self.instruction_set, **self.model_fields}
+        model = msgspec.structs.replace(message.model, **fields)
         message = msgspec.structs.replace(message, engine_id=self.engine_id, model=model)
         self._send(identity, message, frames)
         self._identities.add(identity)
@@ -306,6 +311,14 @@ class FakeEngine:
                 finish_reason=FinishReason.ERROR,
                 detail=failure,
                 index=index,
+            )
+        if request.pooling_params is not None:
+            return EngineCoreOutput(
+                request_id=request.request_id,
+                new_token_ids=[],
+                finish_reason=FinishReason.STOP,
+                num_cached_tokens=1,
+                pooled=pooled(request),
             )
         token_id = self.next_token(sequence_request(request, index), len(token_ids))
         token_ids.append(token_id)

@@ -14,6 +14,7 @@ from protocol.calls import EngineStatistics, SchedulerSnapshot
 from protocol.explanations import CacheLookup, LookupEnd, Preemption, RequestInfo, WaitReason
 from protocol.multimodal import MultiModalInfo, TensorRef
 from protocol.outputs import Logprobs, ModelInfo, RequestTimings, TokenizerInfo, Welcome
+from protocol.pooling import Pooled, PoolingTask
 from protocol.requests import EngineRequest
 from protocol.sampling import SamplingParams, sequence_seed
 from protocol.snapshots import (
@@ -181,6 +182,20 @@ def prompt_logprobs(prompt_token_ids: list[int], num_top: int) -> Logprobs | Non
         values = struct.pack("<f", -float(place)) + found.logprobs[4:]
         parts.append(msgspec.structs.replace(found, logprobs=values, ranks=[place]))
     return Logprobs.joined(parts)
+
+
+def pooled(request: EngineRequest) -> Pooled:
+    """Of embed the prompt's length and its first and last token, of tokens a row each, of labels
+    1/4 and 3/4, and a score that grows with the length."""
+    ids = request.prompt_token_ids
+    rows = {
+        PoolingTask.EMBED: [[float(len(ids)), float(ids[0]), float(ids[-1]), 0.5]],
+        PoolingTask.CLASSIFY: [[0.25, 0.75]],
+        PoolingTask.SCORE: [[len(ids) / 64]],
+    }.get(request.pooling_params.task, [[float(token_id), 1.0] for token_id in ids])
+    shape = (len(rows), len(rows[0]))
+    data = struct.pack(f"<{shape[0] * shape[1]}f", *(value for row in rows for value in row))
+    return Pooled(shape=shape if request.pooling_params.task.of_tokens else shape[1:], data=data)
 
 
 def timings() -> RequestTimings:

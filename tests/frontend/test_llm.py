@@ -142,11 +142,12 @@ def test_a_batch_with_failed_requests_warns_once_with_their_number(start_engine,
     assert warnings == ["2 of 3 completions ended with finish_reason 'error'; the first: not today"]
 
 
-def test_vllms_other_calls_are_missing_with_a_reason(llm):
-    for name in ("score", "embed", "encode", "classify"):
-        with pytest.raises(AttributeError, match=f"LLM has no {name}: this engine generates text"):
-            getattr(llm, name)
-    assert not hasattr(llm, "nothing")
+def test_a_model_for_text_alone_refuses_to_pool_and_says_how_to_start_it(llm):
+    for call in (llm.embed, llm.classify, llm.encode, llm.reward):
+        with pytest.raises(InvalidInput, match=r"this engine's tasks are generate; .*--convert"):
+            call("a", use_tqdm=False)
+    with pytest.raises(InvalidInput, match="the task is embed"):
+        llm.score("a", "b", use_tqdm=False)
 
 
 def test_a_lost_engine_raises(start_engine):

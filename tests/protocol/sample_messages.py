@@ -37,7 +37,8 @@ from protocol.outputs import (
     Welcome,
 )
 from protocol.pooling import Pooled, PoolingParams, PoolingTask
-from protocol.requests import Abort, Call, EmbeddedSpan, EngineRequest, Goodbye, Hello
+from protocol.prompt_embeds import EmbeddedSpan
+from protocol.requests import Abort, Call, EngineRequest, Goodbye, Hello
 from protocol.sampling import BeamSearchParams, SamplingParams
 from protocol.snapshots import BlockMap, RequestSummary, SchedulerView, StepSummary
 

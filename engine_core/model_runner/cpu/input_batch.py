@@ -25,7 +25,7 @@ class CPUInputBatch:
         self.token_ids: Int32Array = np.zeros((rows, config.max_model_len), np.int32)
         """[row, position]: prompt, then output."""
         self.num_tokens: Int64Array = np.zeros(rows, np.int64)
-        """[row]: tokens known."""
+        """[row]: tokens known; of a row that is pooled one more, so that it is never sampled."""
         self.block_tables: list[Int32Array] = [
             np.zeros((rows, width), np.int32) for _ in range(config.num_groups)
         ]

@@ -23,6 +23,7 @@ from engine_core.model_runner.encoder import EncoderRows
 from engine_core.model_runner.given_states import GivenStates, StepStates
 from engine_core.model_runner.logit_masks import logit_masks
 from engine_core.model_runner.output import runner_output
+from engine_core.model_runner.pooling import PoolingRows, named_answers, pool
 from engine_core.model_runner.prompt_logprobs import PromptColumns, PromptReports
 from engine_core.model_runner.rows import RunnerRows
 from engine_core.models.eagle import EagleHead
@@ -58,6 +59,7 @@ class CPUModelRunner:
             processors=processors,
         )
         self._prompts = PromptReports(config.max_num_seqs)
+        self._pooling = PoolingRows(config.pooler)
         self.given = GivenStates(config.max_num_seqs)
         self._encoder = EncoderRows(config.encoder, self.rows, config.max_num_seqs)
         self._encoded: EncodedRows | None = None
@@ -149,14 +151,22 @@ class CPUModelRunner:
         if self._drafter is not None:
             is_sampled = self.batch.num_tokens[plan.batch.rows] > num_tokens
             drafts = self._drafter.propose(plan, inputs, is_sampled)
-        if not reports and drafts is None:
+        pooled, failures = self._pool(plan, inputs, hidden_TE)
+        if not reports and drafts is None and not pooled and not failures:
             return output
-        return dataclasses.replace(output, prompt_logprobs=reports, draft_token_ids=drafts)
+        return dataclasses.replace(
+            output,
+            prompt_logprobs=reports,
+            draft_token_ids=drafts,
+            pooled=pooled,
+            failures=output.failures | failures,
+        )
 
     def _update_rows(self, plan: SchedulerOutput) -> None:
         for row in self.rows.free(plan):
             self._sampler.free_row(row)
             self._adapters.free_row(row)
+            self._pooling.free_row(row)
             self.given.free_row(row)
             self._encoder.free_row(row)
         for placed in self.rows.place(plan):
@@ -164,9 +174,13 @@ class CPUModelRunner:
             if self._encoded is not None:
                 block_ids = self._encoded.write_row(placed)
             self.batch.write_row(placed.row, placed.token_ids, block_ids)
+            self.batch.num_tokens[placed.row] = placed.num_known
+            self._pooling.write_row(placed.row, placed.pooling, placed.token_ids)
             self._adapters.write_row(placed.row, placed.adapter)
             self.given.place(placed)
-            self._sampler.write_row(placed.row, placed.sampling, placed.token_ids)
+            self._sampler.write_row(
+                placed.row, placed.sampling, placed.token_ids, placed.prompt_embeds
+            )
             self._prompts.write_row(placed.row, placed.sampling)
             self._encoder.write_row(placed.row, placed.mm_features)
             if self._drafter is not None:
@@ -195,6 +209,20 @@ class CPUModelRunner:
             name = plan.batch.req_ids[inputs.batch_index_R[part.index]]
             reports[name] = part.first, columns.on_the_wire()
         return reports
+
+    def _pool(
+        self, plan: SchedulerOutput, inputs: StepInputs, hidden_TE: torch.Tensor
+    ) -> tuple[dict[str, npt.NDArray[np.float32]], dict[str, str]]:
+        if self._pooling.is_empty:
+            return {}, {}
+        counts_R = np.diff(inputs.query_start_R1)
+        ranges = self._pooling.ranges(inputs.rows_R, inputs.seq_lens_R - counts_R, counts_R)
+        answers = pool(
+            (part, hidden_TE[part.offset : part.offset + part.count].float().numpy())
+            for part in ranges
+        )
+        places = {int(inputs.batch_index_R[index]): each for index, each in answers.items()}
+        return named_answers(plan.batch.req_ids, places)
 
     def _write_drafts(self, plan: SchedulerOutput) -> npt.NDArray[np.int64]:
         """Returns how many drafts each sequence has."""

@@ -15,6 +15,7 @@ from engine_core.model_runner.cpu.row_processors import RowProcessors
 from engine_core.model_runner.logit_masks import LogitMasks
 from engine_core.model_runner.output import INFINITE, NO_TOKEN_LEFT, NOT_FINITE, report_logprobs
 from engine_core.model_runner.sampling_params import ResolvedSampling
+from engine_core.scheduler.prompt_embeds import EmbeddedRows, token_ranges
 from kernels.interface.operations import Penalties, SamplingLimits, SamplingOperations
 from protocol.outputs import Logprobs
 from protocol.sampling import SamplingParams
@@ -103,7 +104,13 @@ class CPUSampler:
 
     # ------------------------------------------------------------------ rows
 
-    def write_row(self, row: int, sampling: ResolvedSampling, token_ids: Sequence[int]) -> None:
+    def write_row(
+        self,
+        row: int,
+        sampling: ResolvedSampling,
+        token_ids: Sequence[int],
+        embeds: Sequence[EmbeddedRows] = (),
+    ) -> None:
         """A request takes the row with these tokens; nothing of an earlier one is left."""
         params = sampling.params
         self._temperature[row] = params.temperature
@@ -117,7 +124,7 @@ class CPUSampler:
         self._logprob_ids.pop(row, None)
         if sampling.logprob_ids:
             self._logprob_ids[row] = sampling.logprob_ids
-        rules = self._rules_of(sampling, token_ids)
+        rules = self._rules_of(sampling, token_ids, embeds)
         self._has_rules[row] = rules is not None
         self._is_plain[row] = params.is_greedy and sampling.num_logprobs < 0 and rules is None
         if self._processors is not None and self._processors.write_row(row, sampling, token_ids):
@@ -142,7 +149,12 @@ class CPUSampler:
             if counts is not None:
                 counts.output_counts_V[int(token_ids[index])] += 1
 
-    def _rules_of(self, sampling: ResolvedSampling, token_ids: Sequence[int]) -> LogitRules | None:
+    def _rules_of(
+        self,
+        sampling: ResolvedSampling,
+        token_ids: Sequence[int],
+        embeds: Sequence[EmbeddedRows],
+    ) -> LogitRules | None:
         params = sampling.params
         if not (
             params.has_penalties
@@ -152,6 +164,7 @@ class CPUSampler:
         ):
             return None
         allowed, start = params.allowed_token_ids, sampling.num_prompt_tokens
+        prompt = [id_ for part in token_ranges(embeds, start) for id_ in token_ids[part]]
         return LogitRules(
             params=params,
             min_length=sampling.min_length,
@@ -160,7 +173,7 @@ class CPUSampler:
             bias_values=torch.tensor(list(params.logit_bias.values()), dtype=torch.float32),
             allowed_ids=None if allowed is None else torch.tensor(allowed, dtype=torch.int64),
             counts=(
-                PenaltyCounts.of(token_ids[:start], token_ids[start:], self._vocab_size)
+                PenaltyCounts.of(prompt, token_ids[start:], self._vocab_size)
                 if params.has_penalties
                 else None
             ),

@@ -12,10 +12,12 @@ from engine_core.kv_cache import BlockIds
 from engine_core.model_runner.adapter_rows import AdapterRows
 from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.given_states import GivenStates
+from engine_core.model_runner.pooling import PoolingRows
 from engine_core.model_runner.prompt_logprobs import PromptReports
 from engine_core.model_runner.rows import PlacedRow, RunnerRows
 from engine_core.model_runner.sampling_params import ResolvedSampling
 from engine_core.scheduler import SchedulerOutput
+from engine_core.scheduler.prompt_embeds import token_ranges
 from kernels.interface.sampling_rows import (
     MAX_DEVICE_LOGPROBS,
     MAX_LISTED_TOKENS,
@@ -34,10 +36,11 @@ Int64Array = npt.NDArray[np.int64]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PenaltyRow:
-    """A row whose penalties count its tokens anew: [0, num_prompt_tokens) and [num_prompt_tokens,
+    """A row whose penalties count its tokens anew: the prompt's ranges and [num_prompt_tokens,
     num_tokens) of the row, as they are once the updates are carried out."""
 
     row: int
+    prompt_ranges: list[slice]
     num_prompt_tokens: int
     num_tokens: int
 
@@ -63,7 +66,7 @@ class GPUInputBatch:
         self._vocab_size = config.vocab_size
         self.num_tokens: Int64Array = np.zeros(max_num_rows, np.int64)
         """Tokens of each row, those in flight included; of a step with drafts one until it is known
-        how many there are."""
+        how many there are. Of a row that is pooled one more, so that it is never sampled."""
         self.generation: Int64Array = np.zeros(max_num_rows, np.int64)
         """Grows as a row is written anew."""
         self.is_truncated: npt.NDArray[np.bool_] = np.zeros(max_num_rows, np.bool_)
@@ -73,6 +76,7 @@ class GPUInputBatch:
         self.logprob_ids: dict[int, tuple[int, ...]] = {}
         """Of rows that name the tokens to report: the host does."""
         self.prompts = PromptReports(max_num_rows)
+        self.pooling = PoolingRows(config.pooler)
         self.given = GivenStates(max_num_rows)
         self.refusals: dict[int, str] = {}
         """By row, why the device cannot serve its request."""
@@ -82,6 +86,7 @@ class GPUInputBatch:
         for row in self._rows.free(plan):
             self.refusals.pop(row, None)
             self.adapters.free_row(row)
+            self.pooling.free_row(row)
             self.given.free_row(row)
         changes = RowChanges()
         for placed in self._rows.place(plan):
@@ -113,7 +118,7 @@ class GPUInputBatch:
     def _place(self, placed: PlacedRow, changes: RowChanges) -> None:
         row, sampling = placed.row, placed.sampling
         packed = pack_sampling(sampling, vocab_size=self._vocab_size)
-        self.num_tokens[row] = len(placed.token_ids)
+        self.num_tokens[row] = placed.num_known
         self.generation[row] += 1
         self.is_truncated[row] = sampling.is_truncated
         self.needs_full[row] = packed.needs_full
@@ -123,6 +128,7 @@ class GPUInputBatch:
         if sampling.logprob_ids:
             self.logprob_ids[row] = sampling.logprob_ids
         self.prompts.write_row(row, sampling)
+        self.pooling.write_row(row, placed.pooling, placed.token_ids)
         self.refusals.pop(row, None)
         if packed.refusal is not None:
             self.refusals[row] = packed.refusal
@@ -133,7 +139,12 @@ class GPUInputBatch:
         ]
         if sampling.params.has_penalties:
             changes.penalties.append(
-                PenaltyRow(row, sampling.num_prompt_tokens, len(placed.token_ids))
+                PenaltyRow(
+                    row,
+                    token_ranges(placed.prompt_embeds, sampling.num_prompt_tokens),
+                    sampling.num_prompt_tokens,
+                    len(placed.token_ids),
+                )
             )
 
 

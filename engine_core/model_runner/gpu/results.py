@@ -14,6 +14,7 @@ from engine_core.model_runner.output import (
     report_logprobs,
     runner_output,
 )
+from engine_core.model_runner.pooling import named_answers, pool
 from engine_core.model_runner.prompt_logprobs import PromptColumns
 from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
 from kernels.interface.device_steps import SamplingMode
@@ -30,6 +31,8 @@ class HostResults:
     raw_logits_WV: torch.Tensor | None
     prompts: tuple[PromptColumns, ...] = ()
     """Of each range of the step's prompts."""
+    states: tuple[torch.Tensor, ...] = ()
+    """Of each range that is pooled, [count, E]."""
 
     def fetch_logits(self, logits_NV: torch.Tensor, step: GPUStep) -> None:
         """Copy what the host needs of raw logits, before sampling changes them."""
@@ -64,10 +67,15 @@ def read_results(
         place_S = place_S[~behind_N]
         verified = VerifiedRows.of(plan, place_S)
     output = runner_output(plan, place_S, chosen_N, reports, failed, verified)
-    if not step.prompt_ranges:
+    if not step.prompt_ranges and not step.pooled_ranges:
         return output
+    states = (states_NE.float().numpy() for states_NE in host.states)
+    answers = pool(zip(step.pooled_ranges, states, strict=True))
+    pooled, pooling_failures = named_answers(plan.batch.req_ids, answers)
     return dataclasses.replace(
         output,
+        pooled=pooled,
+        failures=output.failures | pooling_failures,
         prompt_logprobs={
             plan.batch.req_ids[part.index]: (part.first, columns.on_the_wire())
             for part, columns in zip(step.prompt_ranges, host.prompts, strict=True)

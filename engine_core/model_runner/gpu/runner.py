@@ -80,6 +80,7 @@ class GPUModelRunner:
         self._model = config.model
         self._queue = queue
         self._steps = steps
+        self._hidden_size = 0 if config.pooler is None else config.pooler.config.hidden_size
         self._buckets = decode_buckets(config.max_num_logits) if use_graphs else ()
         self.rows = RunnerRows(config)
         self.batch = GPUInputBatch(self.rows, config)
@@ -260,10 +261,15 @@ class GPUModelRunner:
             shape = (len(step.from_host_N), self.config.vocab_size)
             raw_logits_WV = self._queue.host_tensor(shape, torch.float32)
         prompts = () if step is None else step.prompt_ranges
+        pooled = () if step is None else step.pooled_ranges
         results = HostResults(
             self._results[slot],
             raw_logits_WV,
             tuple(PromptColumns.allocate(part, self._queue.host_tensor) for part in prompts),
+            tuple(
+                self._queue.host_tensor((part.count, self._hidden_size), self.config.dtype)
+                for part in pooled
+            ),
         )
 
         @torch.inference_mode()
@@ -352,7 +358,7 @@ class GPUModelRunner:
         tokens = self._device_rows.token_ids[penalty.row]
         self._sampler.rows.write_history(
             penalty.row,
-            tokens[: penalty.num_prompt_tokens],
+            torch.cat([tokens[part] for part in penalty.prompt_ranges]),
             tokens[penalty.num_prompt_tokens : penalty.num_tokens],
         )
 
@@ -385,6 +391,9 @@ class GPUModelRunner:
         hidden_TE = self._model.forward(tensors.token_ids_T, tensors.positions_T, context)
         if results is not None:
             self._report_prompts(hidden_TE, step, results)
+            for part, states_NE in zip(step.pooled_ranges, results.states, strict=True):
+                wanted_NE = hidden_TE[part.offset : part.offset + part.count]
+                states_NE.copy_(wanted_NE, non_blocking=True)
         if not num_sampled:
             return None
         last_NE = hidden_TE.index_select(0, tensors.logits_at_R[:num_sampled])

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from engine_core.model_runner.drafts import VerifiedRows
 from engine_core.model_runner.given_states import StepStates
 from engine_core.model_runner.gpu.input_batch import GPUInputBatch, num_device_logprobs
+from engine_core.model_runner.pooling import PooledRange
 from engine_core.model_runner.prompt_logprobs import PromptRange
 from engine_core.scheduler import SchedulerOutput
 from kernels.interface.device_steps import SamplingMode
@@ -63,6 +64,7 @@ class GPUStep:
         from_host_N: indices among the sampled whose log-probabilities the host reports.
         logprob_ids: of each of those the tokens that it names; empty: the likeliest.
         prompt_ranges: of prompts that are reported; `index` is the place in the plan's order.
+        pooled_ranges: likewise, of prompts that are pooled.
         num_tokens: T.
         num_decodes: leading entries of one token.
         mode: what their sampling needs.
@@ -85,6 +87,7 @@ class GPUStep:
     bucket: int | None
     logprob_ids: tuple[tuple[int, ...], ...] = ()
     prompt_ranges: tuple[PromptRange, ...] = ()
+    pooled_ranges: tuple[PooledRange, ...] = ()
     given: StepStates | None = None
 
     @property
@@ -137,9 +140,10 @@ def arrange_step(
     from_host_N = np.flatnonzero(from_host_N)
     num_decodes = len(order) - int(is_other.sum())
     prompt_ranges = batch.prompts.ranges(rows_R, num_computed_R, num_scheduled_R)
+    pooled_ranges = batch.pooling.ranges(rows_R, num_computed_R, num_scheduled_R)
     given = batch.given.of_step(rows_R, num_computed_R, num_scheduled_R)
     is_graphable = num_decodes == len(order) and given is None
-    is_graphable &= not from_host_N.size and not prompt_ranges
+    is_graphable &= not from_host_N.size and not prompt_ranges and not pooled_ranges
     return GPUStep(
         rows_R=rows_R,
         num_computed_R=num_computed_R,
@@ -160,6 +164,9 @@ def arrange_step(
         given=given,
         prompt_ranges=tuple(
             dataclasses.replace(part, index=int(place_R[part.index])) for part in prompt_ranges
+        ),
+        pooled_ranges=tuple(
+            dataclasses.replace(part, index=int(place_R[part.index])) for part in pooled_ranges
         ),
     )
 

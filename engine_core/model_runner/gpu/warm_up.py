@@ -79,7 +79,7 @@ def changes_of_every_kind() -> RowChanges:
     return RowChanges(
         rows=[RowUpdate(TOKEN_TABLE, 0, 0, [0])],
         sampling=[RowUpdate(TOKEN_TABLE, 0, StateWord.FLAGS, [int(StateFlag.GREEDY)])],
-        penalties=[PenaltyRow(row=0, num_prompt_tokens=1, num_tokens=1)],
+        penalties=[PenaltyRow(0, [slice(0, 1)], num_prompt_tokens=1, num_tokens=1)],
     )
 
 

@@ -24,16 +24,16 @@ class TextBlock(_Block, forbid_unknown_fields=True, kw_only=True, tag="text"):
     text: str
 
 
-class Base64Source(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Of an image. URLs and uploaded files are refused by the type."""
-
-    type: Literal["base64"]
-    media_type: str
-    data: str
+class ImageSource(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    type: Literal["base64", "url"]
+    media_type: str = "image"
+    data: str = ""
+    url: str = ""
+    """Of a data URL, or of a file that the server allows."""
 
 
 class ImageBlock(_Block, forbid_unknown_fields=True, kw_only=True, tag="image"):
-    source: Base64Source
+    source: ImageSource
 
 
 class ThinkingBlock(_Block, forbid_unknown_fields=True, kw_only=True, tag="thinking"):

@@ -79,7 +79,8 @@ def _content(content: str | Sequence[bodies.Block]) -> str | list[dict[str, Any]
     parts = []
     for block in content:
         if isinstance(block, bodies.ImageBlock):
-            url = f"data:{block.source.media_type};base64,{block.source.data}"
+            source = block.source
+            url = source.url or f"data:{source.media_type};base64,{source.data}"
             parts.append({"type": "image_url", "image_url": {"url": url}})
         elif isinstance(block, bodies.TextBlock):
             parts.append({"type": "text", "text": block.text})

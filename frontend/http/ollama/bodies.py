@@ -164,6 +164,40 @@ class GenerateAnswer(Answer, frozen=True, kw_only=True):
     context: list[int] | UnsetType = UNSET
 
 
+class AnyEmbedRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    model: Annotated[str, Meta(min_length=1)]
+    truncate: bool | None = None
+    """Default: texts are cut to the model's length."""
+    dimensions: int | None = None
+    keep_alive: int | float | str | None = None
+    options: Options | None = None
+    """Of no effect on a vector."""
+
+
+class EmbedRequest(AnyEmbedRequest, forbid_unknown_fields=True, kw_only=True):
+    """POST /api/embed."""
+
+    input: str | list[str]
+
+
+class OldEmbedRequest(AnyEmbedRequest, forbid_unknown_fields=True, kw_only=True):
+    """POST /api/embeddings."""
+
+    prompt: str
+
+
+class EmbedAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
+
+
+class OldEmbedAnswer(msgspec.Struct, frozen=True):
+    embedding: list[float]
+
+
 class ModelDetails(msgspec.Struct, frozen=True, kw_only=True):
     parent_model: str = ""
     format: str = ""

@@ -30,6 +30,7 @@ from frontend.http.openai.generation import (
     token_text,
 )
 from frontend.http.openai.parameters import sampling_params
+from frontend.http.openai.prompt_embeds import read_prompt_embeds
 from frontend.http.openai.requests import CompletionRequest
 from frontend.http.openai.responses import Completion, CompletionChoice, CompletionLogprobs
 from frontend.http.openai.structured_outputs import structured_outputs
@@ -69,6 +70,8 @@ async def completions(request: Request, asked: CompletionRequest) -> Response:
 
 
 def _check(asked: CompletionRequest) -> None:
+    if asked.prompt_embeds and asked.echo:
+        raise ApiError(400, "echo with prompt_embeds, which have no text; omit it", param="echo")
     if asked.max_tokens == 0 and not asked.echo:
         raise ApiError(
             400, "max_tokens is 0, it must be at least 1, or 0 with echo=true", param="max_tokens"
@@ -77,9 +80,17 @@ def _check(asked: CompletionRequest) -> None:
 
 def _prompts(asked: CompletionRequest, llm: AsyncLLM) -> list[PromptInput]:
     """Each prompt by itself."""
-    given: list[Any] = asked.prompt if isinstance(asked.prompt, list) else [asked.prompt]
-    if given and isinstance(given[0], int):
-        given = [given]
+    texts: list[Any] = asked.prompt if isinstance(asked.prompt, list) else [asked.prompt]
+    if asked.prompt is None:
+        texts = []
+    elif texts and isinstance(texts[0], int):
+        texts = [texts]
+    files = asked.prompt_embeds or []
+    given: list[Any] = [
+        {"prompt_embeds": read_prompt_embeds(file, llm.model.prompt_embeds)}
+        for file in (files if isinstance(files, list) else [files])[: _MAX_PROMPTS + 1]
+    ]
+    given += texts
     if not 0 < len(given) <= _MAX_PROMPTS:
         raise ApiError(
             400, f"there are {len(given)} prompts, give 1 to {_MAX_PROMPTS}", param="prompt"

@@ -4,10 +4,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from frontend.errors import EngineClientError
-from frontend.http.api_errors import ApiError, unknown_model
+from frontend.http.api_errors import unknown_model
 from frontend.http.event_stream import json_response
 from frontend.http.openai.responses import ModelCard, ModelList
-from frontend.http.operations import Operation, operation
+from frontend.http.operations import operation
 from frontend.http.served_models import ServedModel, ServedModels
 
 
@@ -29,16 +29,6 @@ async def get_model(request: Request) -> Response:
             if card.id == name:
                 return json_response(card)
     raise unknown_model(name, models.names())
-
-
-async def _embed(_request: Request) -> Response:
-    """Refused: the engine does not embed."""
-    raise ApiError(400, "embeddings are not supported: this engine only generates text")
-
-
-EMBEDDINGS = [
-    Operation("POST", path, _embed) for path in ("/v1/embeddings", "/api/embed", "/api/embeddings")
-]
 
 
 async def _cards(model: ServedModel) -> list[ModelCard]:

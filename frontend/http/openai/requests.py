@@ -126,8 +126,11 @@ class GenerationRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
 class CompletionRequest(GenerationRequest, forbid_unknown_fields=True, kw_only=True):
     """POST /v1/completions."""
 
-    prompt: str | list[str | int | list[int]]
+    prompt: str | list[str | int | list[int]] | None = None
     """A text, token ids, or a list of prompts."""
+    prompt_embeds: str | list[str] | None = None
+    """Base64 of a safetensors file with one tensor [positions, hidden size], or several of those:
+    prompts before those of `prompt`. The engine takes them with --enable-prompt-embeds."""
     max_tokens: Annotated[int, Meta(ge=0)] | None = None
     """0: with `echo`, the prompt alone."""
     echo: bool | None = None

@@ -1,6 +1,7 @@
 """POST /tokenize, /detokenize, by vLLM's shapes."""
 
 import asyncio
+import functools
 from typing import Any
 
 import msgspec
@@ -13,7 +14,8 @@ from frontend.http.openai.conversation import template_messages, template_tools,
 from frontend.http.openai.requests import ChatMessage, Tool
 from frontend.http.operations import operation
 from frontend.http.served_models import ServedModels
-from frontend.tokenizer import Tokenizer
+from frontend.input_processor import InputProcessor
+from frontend.media import has_media, in_thread
 
 
 class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -64,7 +66,8 @@ async def tokenize(request: Request, asked: TokenizeRequest) -> Response:
     _, llm = await models.get(asked.model)
     tokenizer = llm.get_tokenizer()
     # in a thread: it may be a long text, and a template may take as long as its limit
-    token_ids = await asyncio.to_thread(_token_ids, asked, tokenizer)
+    make = functools.partial(tokens_of, asked, llm.input_processor)
+    token_ids = await in_thread(make, decodes=has_images(asked))
     strings = None
     if asked.return_token_strs:
         strings = [tokenizer.backend.id_to_token(token_id) or "" for token_id in token_ids]
@@ -73,7 +76,14 @@ async def tokenize(request: Request, asked: TokenizeRequest) -> Response:
     )
 
 
-def _token_ids(asked: TokenizeRequest, tokenizer: Tokenizer) -> list[int]:
+def has_images(asked: TokenizeRequest) -> bool:
+    """Or sounds."""
+    return has_media([{"content": each.content} for each in asked.messages or ()])
+
+
+def tokens_of(asked: TokenizeRequest, processor: InputProcessor) -> list[int]:
+    """Raises ApiError, InvalidInput: not one of both, or a template that fails."""
+    tokenizer = processor.tokenizer
     if (asked.prompt is None) == (asked.messages is None):
         raise ApiError(400, "give prompt or messages, and not both", param="prompt")
     if asked.prompt is not None:
@@ -87,7 +97,7 @@ def _token_ids(asked: TokenizeRequest, tokenizer: Tokenizer) -> list[int]:
     template = asked.chat_template or tokenizer.chat_template or ""
     continues = bool(asked.continue_final_message)
     adds_prompt = asked.add_generation_prompt
-    text = tokenizer.chat_text(
+    prompt = processor.chat_prompt(
         template_messages(asked.messages, template),
         chat_template=asked.chat_template,
         add_generation_prompt=not continues if adds_prompt is None else adds_prompt,
@@ -95,7 +105,12 @@ def _token_ids(asked: TokenizeRequest, tokenizer: Tokenizer) -> list[int]:
         tools=template_tools(asked.tools),
         **template_variables(asked.chat_template_kwargs),
     )
-    return tokenizer.encode(text, add_special_tokens=bool(asked.add_special_tokens))
+    if not asked.add_special_tokens:
+        return prompt["prompt_token_ids"]
+    if "multimodal" in prompt:
+        what = "add_special_tokens goes without images and sounds; omit it"
+        raise ApiError(400, what, param="add_special_tokens")
+    return tokenizer.encode(prompt["prompt"], add_special_tokens=True)
 
 
 @operation("POST", "/detokenize", takes=DetokenizeRequest, gives=DetokenizeResponse)

@@ -1,5 +1,6 @@
 // The chat: what is on the page, and what its buttons do.
 import { ApiError, chat, listModels } from "./api.js";
+import { Attached, content, thumbnail } from "./attached.js";
 import { Store } from "./store.js";
 
 const find = (id) => document.getElementById(id);
@@ -30,6 +31,8 @@ function say(text, isBad = false) {
   find("status").textContent = text;
   find("status").classList.toggle("error", isBad);
 }
+
+const attached = new Attached(find("attached"), say);
 
 function save() {
   const problem = store.save();
@@ -98,7 +101,8 @@ function messageElement(message, index) {
 
 function fill(body, message) {
   if (message.role === "user") {
-    body.textContent = message.content;
+    const shown = (message.images ?? []).map((url, index) => thumbnail(url, `Picture ${index + 1}`));
+    body.replaceChildren(...shown, message.content);
     return;
   }
   const parts = [];
@@ -132,6 +136,7 @@ function isAtEnd() {
 function edit(index) {
   if (running) return;
   find("prompt").value = current.messages[index].content;
+  attached.set(current.messages[index].images ?? []);
   current.messages.length = index;
   changed();
   find("prompt").focus();
@@ -156,7 +161,7 @@ function changed() {
 async function answer() {
   const conversation = current;
   const message = { role: "assistant", model: find("model").value, content: "", reasoning: "" };
-  const messages = conversation.messages.map(({ role, content }) => ({ role, content }));
+  const messages = conversation.messages.map((each) => ({ role: each.role, content: content(each) }));
   if (find("system").value.trim()) messages.unshift({ role: "system", content: find("system").value });
   conversation.messages.push(message);
   showMessages();
@@ -219,9 +224,10 @@ function submit(event) {
     return;
   }
   const text = find("prompt").value.trim();
-  if (!text) return;
-  if (!current.messages.length) current.title = text.slice(0, 60);
-  current.messages.push({ role: "user", content: text });
+  const images = attached.take();
+  if (!text && !images.length) return;
+  if (!current.messages.length) current.title = text.slice(0, 60) || "A picture";
+  current.messages.push({ role: "user", content: text, ...(images.length && { images }) });
   find("prompt").value = "";
   grow();
   changed();
@@ -266,6 +272,22 @@ find("toggle-settings").onclick = () => {
 };
 find("composer").addEventListener("submit", submit);
 find("prompt").addEventListener("input", grow);
+find("add-picture").onclick = () => find("pictures-chosen").click();
+find("pictures-chosen").onchange = (event) => {
+  attached.add([...event.target.files]);
+  event.target.value = "";
+};
+function takeFiles(event, transfer) {
+  const files = [...(transfer?.files ?? [])];
+  if (!files.length) return;
+  event.preventDefault();
+  attached.add(files);
+}
+find("prompt").addEventListener("paste", (event) => takeFiles(event, event.clipboardData));
+document.querySelector("main").addEventListener("drop", (event) => takeFiles(event, event.dataTransfer));
+document.querySelector("main").addEventListener("dragover", (event) => {
+  if (event.dataTransfer?.types.includes("Files")) event.preventDefault();
+});
 find("prompt").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) submit(event);
 });

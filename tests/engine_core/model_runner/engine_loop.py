@@ -44,6 +44,8 @@ class EngineLoop:
         """Likewise: ranks, and tokens and values as bytes, a position each."""
         self.logprob_bytes = collections.defaultdict(list)
         self.ends = {}
+        self.pooled = {}
+        """By request id: shape and bytes."""
         self.num_ahead = 0
 
     def add(
@@ -56,7 +58,7 @@ class EngineLoop:
         beam_search=None,
         priority=0,
         prompt_embeds=(),
-        mm_features=(),
+        **more,
     ):
         self.scheduler.add_request(
             Request(
@@ -67,8 +69,8 @@ class EngineLoop:
                 beam_search=beam_search,
                 eos_token_ids=(7,),
                 priority=priority,
+                **more,
                 prompt_embeds=prompt_embeds,
-                mm_features=mm_features,
                 content_spans=[span for rows in prompt_embeds for span in rows.content_spans(4)],
             )
         )
@@ -106,6 +108,8 @@ class EngineLoop:
                     self.logprob_bytes[place].append(
                         (report.token_ids[cell], report.logprobs[cell])
                     )
+            if output.pooled is not None:
+                self.pooled[output.request_id] = output.pooled
             if output.finish_reason is not None:
                 assert place not in self.ends, "ended twice"
                 self.ends[place] = output.finish_reason

@@ -15,6 +15,8 @@ from engine_core.errors import ConfigurationError
 from engine_core.options.adapters import AdapterOptions
 from engine_core.options.checks import check_device, check_options
 from engine_core.options.engine import EngineOptions
+from engine_core.options.multimodal import MultiModalOptions
+from engine_core.options.pooling import PoolingOptions
 from engine_core.options.scheduling import SchedulingOptions
 from engine_core.options.security import SecurityOptions
 from engine_core.options.speculation import SpeculationOptions
@@ -222,14 +224,22 @@ def test_nothing_given_is_fair_between_clients_without_limits():
     assert (settings(options).preemption_mode, options.host_cache_memory) == ("default", 0)
 
 
-OPTIONS = (EngineOptions, AdapterOptions, SchedulingOptions, SpeculationOptions, SecurityOptions)
-PARTS = ("adapters", "scheduling", "speculation", "security")
+OPTIONS = (
+    EngineOptions,
+    AdapterOptions,
+    MultiModalOptions,
+    PoolingOptions,
+    SchedulingOptions,
+    SpeculationOptions,
+    SecurityOptions,
+)
+PARTS = ("adapters", "multimodal", "pooling", "scheduling", "speculation", "security")
 
 
 def test_every_option_has_a_help_text_and_a_group():
     arguments = app.assemble_argument_collection(parse_docstring=True)
     options = [each for each in arguments if not each.children]
-    assert len(options) >= sum(len(dataclasses.fields(kind)) for kind in OPTIONS) - 4
+    assert len(options) >= sum(len(dataclasses.fields(kind)) for kind in OPTIONS) - len(PARTS)
     for option in options:
         assert option.parameter.help, option.name
         assert option.parameter.group, option.name
@@ -248,7 +258,7 @@ def test_help_shows_the_dozen_common_options_and_help_all_every_one(capsys):
         for options in OPTIONS
         for field in dataclasses.fields(options)
         if field.name  # the last one is broken over a line
-        not in (*PARTS, "long_prefill_token_threshold")
+        not in (*PARTS, "long_prefill_token_threshold", "max_num_encoder_input_tokens")
     ]
     assert len([name for name in names if f" {name} " in common]) == 13
     assert not [name for name in names if name not in everything]

@@ -8,6 +8,7 @@ import numpy as np
 
 from engine_core.scheduler import Request, SchedulerConfig
 from engine_core.scheduler.beam_search import BeamCandidates, BeamSearch
+from protocol.pooling import POOLING_SAMPLING, PoolingParams, PoolingTask
 from protocol.sampling import BeamSearchParams, SamplingParams, sequence_seed
 from tests.engine_core.scheduler.paged_model import VOCAB, log_probabilities, next_token
 
@@ -139,6 +140,10 @@ def draw_request(
         "beam_search": beam_search,
         "adapter": draw.choice([None, None, "l", "m"]),
     }
+    if kind == "one" and draw.random() < 0.2:
+        params = PoolingParams(task=PoolingTask.EMBED)
+        fields |= {"sampling_params": POOLING_SAMPLING, "pooling_params": params}
+        return Expected([[]], Request(**fields, pools_all_states=draw.random() < 0.5))
     request = Request(**fields)
     if beam_search is not None and request.num_prompt_tokens < max_model_len:
         return Expected(beam_answer(request, beam_search, max_model_len), request)

@@ -17,6 +17,7 @@ from engine_core.kv_cache import NULL_BLOCK_ID, KVCacheGroupSpec
 from engine_core.model_runner.decode_steps import run_decode_steps
 from engine_core.scheduler import DraftTokenIds, ModelRunnerOutput, SchedulerOutput
 from protocol.outputs import Logprobs
+from protocol.pooling import PoolingParams
 from protocol.sampling import SamplingParams
 
 VOCAB = 5
@@ -81,6 +82,9 @@ class _Row:
     """Of keys and values."""
     token_salt: str | None
     """Of the choice of tokens."""
+    pooling: PoolingParams | None = None
+    num_pooled: int = 0
+    """Tokens that were computed in this row."""
 
 
 class PagedModel:
@@ -100,6 +104,7 @@ class PagedModel:
         self.rows: dict[int, _Row] = {}
         self.row_of: dict[str, int] = {}
         self.known: dict[str, SamplingParams] = {}
+        self.pooling: dict[str, PoolingParams | None] = {}
         self.salts: dict[str, str | None] = {}
         self.token_salts: dict[str, str | None] = {}
         self.num_copied = [0, 0, 0]
@@ -129,20 +134,29 @@ class PagedModel:
             assert stop <= len(tokens)
             assert not drafts or stop == len(tokens)
             inputs[row_index] = (tokens, start, stop)
+            row.num_pooled += count
             self._write(row, tokens, start, stop)
             self._read(row, tokens, start, stop)
         for row_index, (tokens, start, stop) in inputs.items():
             self._read(self.rows[row_index], tokens, start, stop)
-        sampled, logprobs = [], {}
+        sampled, logprobs, pooled = [], {}, {}
         for row_index, (tokens, _, stop) in inputs.items():
             row = self.rows[row_index]
+            if row.pooling is not None:
+                sampled.append([])
+                if stop == len(tokens):
+                    pooled[row.name] = np.array([row.num_pooled], np.float32)
+                continue
             sampled.append(self._sample(row, tokens) if stop == len(tokens) else [])
             if sampled[-1] and row.params.logprobs is not None:
                 logprobs[row.name], best = self._logprobs(row)
                 sampled[-1] = [best]
             row.token_ids += sampled[-1]
         return ModelRunnerOutput(
-            req_ids=batch.req_ids, sampled_token_ids=sampled, logprobs=logprobs or None
+            req_ids=batch.req_ids,
+            sampled_token_ids=sampled,
+            logprobs=logprobs or None,
+            pooled=pooled,
         )
 
     def draft(self, name: str, wrong: list[bool]) -> DraftTokenIds:
@@ -167,6 +181,7 @@ class PagedModel:
         for new in plan.scheduled_new_reqs:
             assert new.req_id not in self.known
             self.known[new.req_id] = new.sampling_params
+            self.pooling[new.req_id] = new.pooling_params
             tokens = [*new.prompt_token_ids, *new.output_token_ids]
             self._enter(new.req_id, new.row, tokens, new.block_ids)
         for again in plan.resumed_reqs:
@@ -191,7 +206,8 @@ class PagedModel:
         salt = self.salts[request_id]
         token_salt = self.token_salts.get(request_id, salt)
         tables = [list(table) for table in block_ids]
-        self.rows[row] = _Row(name, list(tokens), tables, self.known[name], salt, token_salt)
+        params, pooling = self.known[name], self.pooling[name]
+        self.rows[row] = _Row(name, list(tokens), tables, params, salt, token_salt, pooling)
         self.row_of[name] = row
 
     def _copy(self, plan: SchedulerOutput) -> None:

@@ -1,10 +1,10 @@
 """Random lives of random requests, on pools so small that everything happens.
 
-Both compositions, all policies, every mode of preemption, samples, beams, drafts, adapters, host
-blocks and sliding windows at once; a paged model that reads back each slot says whether it was
-right. With one step at a time, and with a step in flight while the next one is planned.
-Proves S005, S069, S074, S075, S092, S103, S106, S107, S118, S140, S179, S180 under all orders of
-events.
+Both compositions, all policies, every mode of preemption, samples, beams, drafts, pooled prompts,
+adapters, host blocks and sliding windows at once; a paged model that reads back each slot says
+whether it was right. With one step at a time, and with a step in flight while the next one is
+planned. Proves S005, S023, S069, S074, S075, S092, S103, S106, S107, S118, S140, S179, S180 under
+all orders of events.
 """
 
 import random
@@ -287,12 +287,21 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert received == expected[: len(received)]
             if output.detail is None and name not in self.disturbed:
                 assert received == expected
+        if self.requests[name].pooling_params is not None and output.finish_reason == "stop":
+            self._check_pooled(self.requests[name], output.pooled)
         if output.detail == "it failed":
             assert name in self.poison, "only what makes steps fail ends for it"
             assert output.finish_reason is FinishReason.ERROR
         elif output.detail is not None and name not in self.disturbed:
             assert output.finish_reason is FinishReason.LENGTH
             assert self.requests[name].status is RequestStatus.FINISHED_IGNORED
+
+    def _check_pooled(self, request, pooled):
+        """Every token was computed in the row that it ended in, if all hidden states count."""
+        (num_pooled,) = pooled.rows()[0]
+        assert 0 < num_pooled <= request.num_prompt_tokens
+        if request.pools_all_states:
+            assert num_pooled == request.num_prompt_tokens
 
     # ------------------------------------------------------------------ always
 

@@ -7,11 +7,11 @@ import pytest
 
 from engine_core.errors import RequestRefused
 from engine_core.logits_processors import NamedProcessor
+from engine_core.pooler_config import PoolerConfig
 from engine_core.server.validation import RequestValidator
 from protocol.errors import ErrorCode, InvalidParameter
-from protocol.multimodal import MultiModalInput, TensorRef
-from protocol.pooling import PoolingParams, PoolingTask
-from protocol.requests import EmbeddedSpan, EngineRequest
+from protocol.pooling import POOLING_SAMPLING, PoolingParams, PoolingTask
+from protocol.requests import EngineRequest
 from protocol.sampling import BeamSearchParams, SamplingParams
 
 LIMITS = RequestValidator(
@@ -89,32 +89,9 @@ def test_a_good_request_passes():
             "priority is 1, and the scheduling policy is fcfs.*another --scheduling-policy",
         ),
         (
-            replaced(
-                prompt_embeds=(
-                    EmbeddedSpan(start=0, data=TensorRef(frame=0, dtype="float32", shape=(1, 1))),
-                )
-            ),
-            ErrorCode.NOT_SUPPORTED,
-            "prompt_embeds",
-        ),
-        (
-            replaced(
-                multimodal_inputs=(
-                    MultiModalInput(
-                        modality="image",
-                        start=0,
-                        stop=1,
-                        tensors={"pixel_values": TensorRef(frame=0, dtype="uint8", shape=(1,))},
-                    ),
-                )
-            ),
-            ErrorCode.NOT_SUPPORTED,
-            "multimodal_inputs",
-        ),
-        (
             replaced(pooling_params=PoolingParams(task=PoolingTask.EMBED)),
             ErrorCode.NOT_SUPPORTED,
-            "pooling_params",
+            "task is embed, this engine's task is generate; start it with --convert embed",
         ),
     ],
 )
@@ -241,3 +218,50 @@ def test_beams_do_not_go_past_a_logits_processor():
     LIMITS.check(beams)
     with pytest.raises(RequestRefused, match="a beam search does not support logits processors"):
         WITH_PROCESSOR.check(beams)
+
+
+EMBEDDING = PoolerConfig(
+    tasks=(PoolingTask.EMBED, PoolingTask.TOKEN_EMBED),
+    hidden_size=2**22,
+    vector_size=2**22,
+    matryoshka_dimensions=(4, 8),
+)
+
+
+def pooling(**values):
+    params = PoolingParams(**{"task": PoolingTask.EMBED} | values)
+    return replaced(pooling_params=params, sampling_params=POOLING_SAMPLING)
+
+
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        (with_params(), "task is generate, this engine's tasks are embed, token_embed.*--runner"),
+        (pooling(task=PoolingTask.SCORE), "task score is not served.*embed, token_embed"),
+        (pooling(dimensions=5), "dimensions is 5, this model's vectors may be cut to 4, 8"),
+        (
+            msgspec.structs.replace(
+                pooling(task=PoolingTask.TOKEN_EMBED), prompt_token_ids=[1, 2, 3, 4, 5]
+            ),
+            "token_embed of 5 tokens with 4194304 numbers each is 20971520, the limit is 16777216",
+        ),
+        (
+            msgspec.structs.replace(pooling(), sampling_params=SamplingParams(max_tokens=2)),
+            "a pooling request does not support sampling_params",
+        ),
+        (msgspec.structs.replace(pooling(), num_sequences=2), "does not support num_sequences"),
+        (msgspec.structs.replace(pooling(), output_token_ids=[1]), "support output_token_ids"),
+    ],
+)
+def test_what_a_model_for_vectors_cannot_serve_is_refused(request_, words):
+    limits = dataclasses.replace(LIMITS, pooler=EMBEDDING, generates=False)
+    with pytest.raises(RequestRefused, match=words):
+        limits.check(request_)
+
+
+def test_a_pooled_prompt_may_be_as_long_as_the_model_allows():
+    limits = dataclasses.replace(LIMITS, pooler=EMBEDDING)
+    prompt = [1] * LIMITS.max_model_len
+    limits.check(msgspec.structs.replace(pooling(), prompt_token_ids=prompt))
+    with pytest.raises(RequestRefused, match=f"the limit is {LIMITS.max_model_len} "):
+        limits.check(msgspec.structs.replace(pooling(), prompt_token_ids=[*prompt, 1]))

@@ -47,10 +47,13 @@ def test_files_of_another_kind_than_the_options_name_are_refused(
 ):
     monkeypatch.chdir(tmp_path)
     Path("folder").mkdir()
-    files = SimpleNamespace(path=Path(path), quantised_types=frozenset(types), tokenizer=list)
+    files = SimpleNamespace(
+        path=Path(path), quantised_types=frozenset(types), tokenizer=list, name="m", config={},
+        generation_config={}, weight_files=(), given_tokenizer=None,
+    )  # fmt: skip
     monkeypatch.setattr(model_files, "open_model_files", lambda *_args, **_options: files)
     if refusal is None:
-        assert open_model(EngineOptions(model="m", **options)).files is files
+        assert open_model(EngineOptions(model="m", **options)).files.path == files.path
         return
     with pytest.raises(StartupError, match=refusal):
         open_model(EngineOptions(model="m", **options))

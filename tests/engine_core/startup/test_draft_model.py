@@ -1,5 +1,6 @@
 """Which models may make drafts, and how they are loaded beside the one that is served; CPU only."""
 
+import dataclasses
 import json
 
 import pytest
@@ -172,12 +173,25 @@ def test_a_head_is_loaded_beside_its_target_and_its_layer_counted(served, head):
     assert key != store_key(*other, plan.config)
 
 
-def test_a_head_in_fewer_bits(served, head):
-    """--draft-quantization is the head's, whatever the model's weights are."""
-    _, _, loaded = served(head(**STATES), speculative="eagle", draft_quantization="int8")
-    weights = loaded.draft.ops.weight_packing(torch.float32).bytes_by_format()
-    assert "int8" in next(iter(sorted(weights, key=lambda name: -weights[name])))
-    assert loaded.weights == "float32"
+@pytest.mark.parametrize(
+    ("models", "given", "heads"),
+    [
+        ("auto", None, "float32"),
+        ("int4", None, "int8"),
+        ("auto", "int8", "int8"),
+        ("int4", "none", "float32"),
+    ],
+)
+def test_a_head_has_few_bits_if_asked_to_and_beside_a_model_of_few(
+    tmp_path, head, models, given, heads
+):
+    file = tmp_path / "shape.json"
+    file.write_text(json.dumps(SHAPE))
+    options = options_for(file, head(**STATES), speculative="eagle", draft_quantization=given)
+    options = dataclasses.replace(options, quantization=models)
+    loaded = load_with_draft(options, ConfigOnly(file), CPU)
+    sizes = loaded.draft.ops.weight_packing(torch.float32).bytes_by_format()
+    assert heads in max(sizes, key=lambda name: sizes[name])
 
 
 @pytest.mark.parametrize(

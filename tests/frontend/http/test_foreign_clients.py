@@ -195,9 +195,10 @@ def test_a_thinking_budget_is_a_target(serve_text):
     assert [block["type"] for block in content] == ["thinking", "text"]
 
 
-def test_embeddings_are_refused_by_name(http):
+def test_a_model_for_text_alone_does_not_embed(http):
     for path in ("/v1/embeddings", "/api/embed"):
-        assert "embeddings are not supported" in str(refusal(http.post(path, json={"input": "x"})))
+        body = {"model": "fake", "input": "x"}
+        assert "tasks are generate" in str(refusal(http.post(path, json=body)))
 
 
 def test_a_broken_body_is_the_callers_fault(http):

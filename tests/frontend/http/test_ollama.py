@@ -240,9 +240,10 @@ def test_the_server_says_what_it_is(http):
     assert http.get("/api/version").json()["version"].count(".") == 2
 
 
-def test_embeddings_are_refused_by_name(http):
-    for path in ("/api/embed", "/api/embeddings"):
-        assert "embed" in error_of(http.post(path, json={"model": "fake", "input": "x"}), 400)
+def test_a_model_for_text_alone_does_not_embed(http):
+    for path, name in (("/api/embed", "input"), ("/api/embeddings", "prompt")):
+        error = error_of(http.post(path, json={"model": "fake", name: "x"}), 400)
+        assert "this engine's tasks are generate" in error
     error_of(http.post("/api/nothing"), 404)
 
 

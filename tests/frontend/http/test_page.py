@@ -1,5 +1,6 @@
 """The page's files, and (in Chromium, where it is installed) what it does."""
 
+import base64
 import re
 import shutil
 import time
@@ -9,6 +10,7 @@ from fake_model import saying
 from http_server import serving
 
 from frontend.http.page_files import FOLDER
+from tests.frontend.multimodal.multimodal_model import INFO, PARTS_TEMPLATE, png
 
 CHROMIUM = shutil.which("chromium")
 
@@ -100,6 +102,59 @@ def test_a_conversation_is_written_formatted_and_kept(start_engine, open_page):
         assert page.locator("article").count() == 0
         page.get_by_role("button", name="Delete").click()
         assert page.locator("#conversations li").count() <= 1
+
+
+PASTE = """async ([target, kind, field, base64]) => {
+  const data = Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
+  const transfer = new DataTransfer();
+  transfer.items.add(new File([data], "red.png", { type: "image/png" }));
+  const fields = { bubbles: true, cancelable: true, [field]: transfer };
+  const made = kind === "paste" ? new ClipboardEvent(kind, fields) : new DragEvent(kind, fields);
+  document.querySelector(target).dispatchEvent(made);
+}"""
+
+
+@pytest.mark.slow
+@pytest.mark.packages
+def test_pictures_are_chosen_pasted_and_dropped_shown_and_sent(start_engine, open_page, tmp_path):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    engine = start_engine(
+        next_token=saying("red", then_eos=True), multimodal=INFO, chat_template=PARTS_TEMPLATE
+    )
+    wide = tmp_path / "wide.png"
+    wide.write_bytes(png("red", (2000, 10)))
+    with serving(engine.address) as url:
+        page = open_page(url)
+        data = base64.b64encode(png()).decode()
+        page.evaluate(PASTE, ["#prompt", "paste", "clipboardData", data])
+        page.evaluate(PASTE, ["main", "drop", "dataTransfer", data])
+        page.locator("#attached li").nth(1).wait_for()
+        page.set_input_files("#pictures-chosen", wide)
+        page.locator("#attached li").nth(2).wait_for()
+        page.get_by_role("button", name="Remove Picture 2").click()
+        found = axe.Axe().run(page).response["violations"]
+        ask(page, "What is it?")
+        assert page.locator(".user .body img[alt^=Picture]").count() == 2
+        assert page.locator("#attached li").count() == 0
+        assert len(engine.requests[0].multimodal_inputs) == 2
+        page.reload()
+        first, scaled = page.locator(".user .body img").all()
+        assert scaled.evaluate("image => [image.naturalWidth, image.naturalHeight]") == [1280, 6]
+        assert first.evaluate("image => image.src").endswith(data)
+        found += axe.Axe().run(page).response["violations"]
+        assert [each["id"] for each in found if each["impact"] in ("serious", "critical")] == []
+        page.get_by_role("button", name="Edit").first.click()
+        assert page.locator("#attached li").count() == 2
+        page.set_input_files("#pictures-chosen", files=[NO_PICTURE])
+        page.get_by_text("no.txt is no picture that this browser can read").wait_for()
+        page.get_by_role("button", name="Remove Picture 1").click()
+        page.fill("#prompt", "")
+        page.get_by_role("button", name="Send").click()
+        page.get_by_text("The answer is complete.").wait_for()
+        assert len(engine.requests[1].multimodal_inputs) == 1
+
+
+NO_PICTURE = {"name": "no.txt", "mimeType": "text/plain", "buffer": b"hello"}
 
 
 @pytest.mark.slow

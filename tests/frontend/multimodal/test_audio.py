@@ -87,10 +87,11 @@ def test_wav_files_of_every_width_and_of_two_channels(width):
 
 @given(
     rate=st.sampled_from([8000, 11_025, 12_000, 22_050, 24_000, 44_100, 48_000, 96_000]),
-    hertz=st.integers(50, 3000),
+    share=st.floats(0.003, 0.35),
 )
 @settings(max_examples=examples(20), deadline=None)
-def test_a_sine_at_another_rate_is_the_same_sine(rate, hertz):
+def test_a_sine_at_another_rate_is_the_same_sine(rate, share):
+    hertz = round(share * min(rate, 16_000))
     sine = lambda rate: np.sin(2 * np.pi * hertz * np.arange(rate) / rate).astype(np.float32)  # noqa: E731
     found = resampled(sine(rate), rate, 16_000)
     assert found.shape == (16_000,)

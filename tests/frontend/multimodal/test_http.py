@@ -49,6 +49,8 @@ def test_an_image_reaches_the_engine_by_each_api(http, multimodal_engine):
     assert told["input_tokens"] + told["cache_read_input_tokens"] == number
     del asked["max_tokens"]
     assert answer(http, "/v1/messages/count_tokens", asked) == {"input_tokens": number}
+    counted = {"messages": [turned], "add_generation_prompt": False}
+    assert answer(http, "/tokenize", counted)["count"] == number
     turns = [{"role": "user", "content": [block]}, {"role": "user", "content": TEXT}]
     answer(http, "/v1/messages", {**asked, "max_tokens": 2, "messages": turns})
     options = {"model": "fake", "stream": False, "options": {"num_predict": 2}}
@@ -114,6 +116,16 @@ def test_files_of_an_allowed_folder_are_read(multimodal_engine, tmp_path):
         answer(http, "/v1/chat/completions", body)
         assert "not below" in refusal(http, "file:///etc/passwd")
     assert len(multimodal_engine.requests[0].multimodal_inputs) == 1
+
+
+def test_an_image_of_the_network_is_refused_by_anthropics_api_too(http):
+    source = {"type": "url", "url": "https://example.org/a.png"}
+    message = {"role": "user", "content": [{"type": "image", "source": source}]}
+    told = http.post("/v1/messages", json={"model": "m", "max_tokens": 2, "messages": [message]})
+    assert told.status_code in (400, 404)
+    told = http.post("/v1/messages", json={"model": "fake", "max_tokens": 2, "messages": [message]})
+    assert told.status_code == 400
+    assert "nothing is fetched from the network" in told.json()["error"]["message"]
 
 
 def test_a_model_of_texts_refuses_an_image_by_its_name(start_engine):

@@ -111,8 +111,10 @@ def test_what_a_family_cannot_take_is_refused_by_name():
     with pytest.raises(InvalidInput, match="one side of this model's images may be 200 times"):
         case_of("qwen2_5_vl").ours().process("<|image_pad|>", wide, add_special_tokens=True)
     wide = [MediaItem("image", noise(30_000, 1), "image")]
-    with pytest.raises(InvalidInput, match="would be scaled to 6720000x224 pixels, the limit is"):
+    with pytest.raises(InvalidInput, match="would become 6720000x224 pixels, the limit is"):
         case_of("llava of CLIP").ours().process("<image>", wide, add_special_tokens=True)
+    with pytest.raises(InvalidInput, match="would become 30000x30000"):
+        case_of("llava, padded").ours().process("<image>", wide, add_special_tokens=True)
 
 
 @pytest.mark.parametrize(

@@ -1,22 +1,39 @@
-"""Samples and beams record and replay, with host memory and a pool that is too small for all."""
+"""Samples, beams and pooled prompts record and replay, with host memory and too few blocks."""
 
+import dataclasses
 from contextlib import closing
 
 from paged_model import PagedModel
 
 from engine_core.kv_cache import KVCacheManager
 from engine_core.observers import FinishedStep
+from engine_core.pooler_config import PoolerConfig, PoolingType
 from engine_core.scheduler import Request, Scheduler, SchedulerConfig
 from engine_core.trace import TraceWriter
+from protocol.pooling import POOLING_SAMPLING, PoolingParams, PoolingTask
 from protocol.requests import EngineRequest
 from protocol.sampling import BeamSearchParams, SamplingParams
 from scripts.simulator.replay import verify
 from scripts.simulator.step_trace import StepTrace
 
+POOLER = PoolerConfig(
+    tasks=tuple(PoolingTask),
+    hidden_size=2,
+    vector_size=2,
+    seq_pooling_type=PoolingType.MEAN,
+)
+
 
 def asked(index: int) -> EngineRequest:
     name = f"r{index}"
     prompt = [1 + (index * 7 + place) % 4 for place in range(5 + index % 6)]
+    if index % 4 == 1:
+        return EngineRequest(
+            request_id=name,
+            prompt_token_ids=prompt,
+            sampling_params=POOLING_SAMPLING,
+            pooling_params=PoolingParams(task=PoolingTask.EMBED),
+        )
     if index % 3 == 0:
         return EngineRequest(
             request_id=name,
@@ -37,6 +54,7 @@ def record_groups(path):
     limits = {"max_num_batched_tokens": 16, "max_num_seqs": 8, "max_model_len": 64}
     sizes = {"num_blocks": 12, "block_size": 4, "watermark": 0.0, "num_host_blocks": 12}
     config = {**sizes, "scheduler": limits, "eos_token_ids": [0]}
+    config["pooler"] = dataclasses.asdict(POOLER)
     scheduler = Scheduler(SchedulerConfig(**limits), KVCacheManager(**sizes))
     model = PagedModel(({},), sizes["num_blocks"], sizes["block_size"], sizes["num_host_blocks"])
     model.groups = scheduler._kv_cache.groups
@@ -46,7 +64,7 @@ def record_groups(path):
             message = asked(index)
             model.salts[message.request_id] = None
             request = Request.from_engine_core_request(
-                message, client_index=0, arrival_time=now_s, eos_token_ids=[0]
+                message, client_index=0, arrival_time=now_s, eos_token_ids=[0], pooler=POOLER
             )
             scheduler.add_request(request)
             trace.on_arrival(message, 0, now_s)

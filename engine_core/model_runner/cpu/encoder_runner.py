@@ -1,0 +1,138 @@
+"""Runs plans of an encoder on a CPU: every prompt whole in one step, one behind the other without
+padding. Nothing of it is kept for another step; keys and values live for one layer."""
+
+import numpy as np
+import torch
+
+from engine_core.model_runner.config import RunnerConfig
+from engine_core.model_runner.pooling import PoolingRows, named_answers, pool
+from engine_core.model_runner.rows import PlacedRow, RunnerRows
+from engine_core.models.encoder import Encoder
+from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
+from kernels.interface.operations import AttentionSpec, ForwardContext
+
+_BLOCK_SIZE = 16
+"""Of the keys and values of a step: a prompt begins with a block."""
+
+
+class EncoderRunner:
+    """One step at a time: it is computed when it is collected."""
+
+    max_steps_in_flight = 1
+
+    def __init__(self, config: RunnerConfig) -> None:
+        model, ops = config.model, config.ops
+        assert isinstance(model, Encoder)
+        spec = model.kv_cache_spec
+        self.config = config
+        self._model = model
+        self.rows = RunnerRows(config)
+        self._placed: dict[int, PlacedRow] = {}
+        """By row, those of the step."""
+        self._pooling = PoolingRows(config.pooler)
+        self._num_blocks = -(-config.max_num_batched_tokens // _BLOCK_SIZE) + config.max_num_seqs
+        keys_and_values = ops.allocate_kv_cache(
+            self._num_blocks, _BLOCK_SIZE, spec.num_kv_heads, spec.head_size, config.dtype
+        )
+        self._kv_caches = [keys_and_values] * spec.num_layers
+        self._planners = {
+            window: ops.make_attention_planner(
+                AttentionSpec(
+                    num_query_heads=spec.num_query_heads,
+                    num_kv_heads=spec.num_kv_heads,
+                    head_size=spec.head_size,
+                    block_size=_BLOCK_SIZE,
+                    sliding_window=window,
+                    max_num_seqs=config.max_num_seqs,
+                    max_num_batched_tokens=config.max_num_batched_tokens,
+                    max_model_len=config.max_model_len,
+                    dtype=config.dtype,
+                    kv_dtype=config.dtype,
+                    bidirectional=True,
+                )
+            )
+            for window in set(spec.sliding_windows)
+        }
+        self._in_flight: SchedulerOutput | None = None
+
+    def submit(self, plan: SchedulerOutput) -> None:
+        """Take the step that the next `collect` runs."""
+        assert self._in_flight is None, "collect the step in flight first"
+        self._in_flight = plan
+
+    def collect(self) -> ModelRunnerOutput:
+        """See `execute`."""
+        plan, self._in_flight = self._in_flight, None
+        assert plan is not None, "no step is in flight"
+        return self.execute(plan)
+
+    def check_device(self) -> None:
+        """A CPU takes work as long as the process lives."""
+
+    @torch.inference_mode()
+    def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+        """Run one step and pool every prompt of it.
+        Raises Exception: whatever the model raises; the plan's requests cannot go on."""
+        for row in self.rows.free(plan):
+            self._pooling.free_row(row)
+        self._placed = {placed.row: placed for placed in self.rows.place(plan)}
+        for placed in self._placed.values():
+            self._pooling.write_row(placed.row, placed.pooling, placed.token_ids)
+        if not plan.total_num_scheduled_tokens:
+            return ModelRunnerOutput(req_ids=[], sampled_token_ids=[])
+        batch = plan.batch
+        hidden_TE = self._compute([self._placed[row] for row in batch.rows.tolist()])
+        computed_R, counts_R = batch.num_computed_tokens, batch.num_scheduled_tokens
+        answers = pool(
+            (part, hidden_TE[part.offset : part.offset + part.count].float().numpy())
+            for part in self._pooling.ranges(batch.rows, computed_R, counts_R)
+        )
+        pooled, failures = named_answers(batch.req_ids, answers)
+        # what is not pooled asks whether the device still works
+        tokens = np.zeros(len(batch.req_ids), np.int32)
+        return ModelRunnerOutput(
+            req_ids=batch.req_ids, sampled_token_ids=tokens, pooled=pooled, failures=failures
+        )
+
+    def _compute(self, prompts: list[PlacedRow]) -> torch.Tensor:
+        """Hidden states of their tokens."""
+        counts_R = np.array([len(prompt.token_ids) for prompt in prompts])
+        starts_R1 = np.zeros(len(prompts) + 1, np.int32)
+        np.cumsum(counts_R, out=starts_R1[1:])
+        num_tokens = int(starts_R1[-1])
+        token_ids_T = np.fromiter(
+            (token for prompt in prompts for token in prompt.token_ids), np.int64, num_tokens
+        )
+        positions_T = np.arange(num_tokens) - np.repeat(starts_R1[:-1], counts_R)
+        # |    request 0    |    request 1 |   each from a block of its own
+        num_blocks_R = -(-counts_R // _BLOCK_SIZE)
+        first_R = np.cumsum(num_blocks_R) - num_blocks_R
+        slots_T = torch.from_numpy(np.repeat(first_R * _BLOCK_SIZE, counts_R) + positions_T)
+        table_RM = first_R[:, None] + np.arange(num_blocks_R.max())
+        np.minimum(table_RM, self._num_blocks - 1, out=table_RM)
+        plans = {
+            window: planner.plan(
+                query_start_loc_R1=torch.from_numpy(starts_R1),
+                seq_lens_R=torch.from_numpy(counts_R.astype(np.int32)),
+                block_table_RM=torch.from_numpy(table_RM.astype(np.int32)),
+                slot_mapping_T=slots_T,
+                num_decodes=0,
+                num_decode_tokens=0,
+            )
+            for window, planner in self._planners.items()
+        }
+        spec = self._model.kv_cache_spec
+        if spec.num_token_types > 1:
+            for prompt, start, stop in zip(prompts, starts_R1, starts_R1[1:], strict=False):
+                second = None if prompt.pooling is None else prompt.pooling.second_segment_start
+                if second is not None:
+                    positions_T[min(start + second, stop) : stop] += self._model.num_positions
+        return self._model.forward(
+            torch.from_numpy(token_ids_T),
+            torch.from_numpy(positions_T),
+            ForwardContext(
+                kv_caches=self._kv_caches,
+                metadata=[plans[window] for window in spec.sliding_windows],
+                ops=self.config.ops,
+            ),
+        )

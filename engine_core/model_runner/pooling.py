@@ -1,0 +1,212 @@
+"""Hidden states to vectors and labels, on the host, in float32. Both decoders' runners and that of
+encoder-only models call it. A request's bits depend on its own tokens alone: states are added in
+their order, however a prompt was cut into steps, and heads see one request at a time."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from engine_core.pooler_config import PoolerConfig, PoolingType
+from protocol.pooling import PoolingParams, PoolingTask
+
+Float32Array = npt.NDArray[np.float32]
+
+POOLED_NOT_FINITE = "the model's hidden states or labels are not finite numbers"
+_LEAST_NORM = 1e-12
+
+
+def _softmax(x: Float32Array) -> Float32Array:
+    exp: Float32Array = np.exp(x - x.max(axis=-1, keepdims=True))
+    exp /= exp.sum(axis=-1, keepdims=True)
+    return exp
+
+
+def _sigmoid(x: Float32Array) -> Float32Array:
+    half: Float32Array = np.tanh(np.float32(0.5) * x)  # exp would overflow
+    half += 1
+    half *= 0.5
+    return half
+
+
+ACTIVATIONS: dict[str, Callable[[Float32Array], Float32Array]] = {
+    "identity": lambda x: x,
+    "relu": lambda x: np.maximum(x, 0),
+    "sigmoid": _sigmoid,
+    "softmax": _softmax,
+    "tanh": np.tanh,
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DenseLayer:
+    """`activation(x @ weight_OI.T + bias_O)`; `activation` is one of ACTIVATIONS."""
+
+    weight_OI: Float32Array
+    bias_O: Float32Array | None = None
+    activation: str = "identity"
+
+    def __call__(self, x_I: Float32Array) -> Float32Array:
+        """[I] or [N, I]."""
+        out_O: Float32Array = x_I @ self.weight_OI.T
+        return ACTIVATIONS[self.activation](out_O if self.bias_O is None else out_O + self.bias_O)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Pooler:
+    """
+    Attributes:
+        head: hidden state to labels; empty: there are none.
+        projection: hidden state to vector; mostly empty.
+    """
+
+    config: PoolerConfig
+    head: Sequence[Callable[[Float32Array], Float32Array]] = ()
+    projection: Sequence[Callable[[Float32Array], Float32Array]] = ()
+
+    def answer(self, params: PoolingParams, x_E: Float32Array) -> Float32Array:
+        """Of one state [E], or of tokens [N, E]."""
+        for layer in self.head if params.task.has_head else self.projection:
+            x_E = layer(x_E)
+        is_active = params.use_activation
+        if is_active is None:
+            is_active = self.config.use_activation
+        if not params.task.has_head:
+            x_E = x_E[..., : params.dimensions]
+            if is_active:
+                norm = np.linalg.norm(x_E, axis=-1, keepdims=True)
+                x_E = x_E / np.maximum(norm, np.float32(_LEAST_NORM))
+            return x_E
+        if self.config.returned_token_ids and params.task is PoolingTask.TOKEN_CLASSIFY:
+            x_E = x_E[..., list(self.config.returned_token_ids)]
+        return ACTIVATIONS[self.config.label_activation](x_E) if is_active else x_E
+
+
+class _PromptStates:
+    """Of one prompt what its answer needs, from the first chunk to the last."""
+
+    def __init__(self, pooler: Pooler, params: PoolingParams, token_ids: Sequence[int]) -> None:
+        self._pooler = pooler
+        self._params = params
+        self._kind = pooler.config.pooling_type(params)
+        self.num_tokens = len(token_ids)
+        self._is_wanted: npt.NDArray[np.bool_] | None = None
+        if self._kind is PoolingType.STEP and pooler.config.step_tag_id is not None:
+            self._is_wanted = np.asarray(token_ids) == pooler.config.step_tag_id
+        self._parts: list[Float32Array] = []
+
+    def wanted(self, start: int, stop: int) -> tuple[int, int] | None:
+        """Of positions [start, stop) those whose states are needed, maybe none; None: nothing is to
+        be done."""
+        is_last = stop == self.num_tokens
+        match self._kind:
+            case PoolingType.LAST:
+                return (stop - 1, stop) if is_last else None
+            case PoolingType.CLS:
+                return (start, start + int(not start)) if not start or is_last else None
+            case _:
+                return start, stop
+
+    def add(self, start: int, states_NE: Float32Array) -> None:
+        """Of positions [start, start + N)."""
+        if self._kind is PoolingType.MEAN:
+            # one row behind the other, so that chunks change no bit
+            rows_NE = np.concatenate([*self._parts, states_NE])
+            self._parts = [np.add.accumulate(rows_NE, axis=0)[-1:]]
+            return
+        if self._is_wanted is not None:
+            states_NE = states_NE[self._is_wanted[start : start + len(states_NE)]]
+        self._parts.append(states_NE.copy())
+
+    def answer(self) -> Float32Array:
+        x_NE = np.concatenate(self._parts)
+        if self._kind is PoolingType.MEAN:
+            x_NE = x_NE / np.float32(self.num_tokens)
+        states = x_NE if self._params.task.of_tokens else x_NE[0]
+        with np.errstate(all="ignore"):  # what is not finite is told to the request
+            pooled = self._pooler.answer(self._params, states)
+        return np.ascontiguousarray(pooled, np.float32)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PooledRange:
+    """Hidden states [offset, offset + count) of a step's tokens; count may be 0 with the last.
+
+    `index`: which of the step's sequences; `start`: the position of the first."""
+
+    index: int
+    offset: int
+    start: int
+    count: int
+    is_last: bool
+    states: _PromptStates
+
+
+class PoolingRows:
+    """By row of the batch, what is pooled of it. `pooler`: None: no row ever asks."""
+
+    def __init__(self, pooler: Pooler | None) -> None:
+        self._pooler = pooler
+        self._states: dict[int, _PromptStates] = {}
+
+    def write_row(self, row: int, params: PoolingParams | None, token_ids: Sequence[int]) -> None:
+        """The row's prompt begins; `params` None: it is not pooled."""
+        self._states.pop(row, None)
+        if params is not None:
+            assert self._pooler is not None, "a pooling request, and the runner has no pooler"
+            self._states[row] = _PromptStates(self._pooler, params, token_ids)
+
+    def free_row(self, row: int) -> None:
+        self._states.pop(row, None)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._states
+
+    def ranges(
+        self,
+        rows_R: npt.NDArray[np.int64],
+        num_computed_R: npt.NDArray[np.integer],
+        num_scheduled_R: npt.NDArray[np.integer],
+    ) -> list[PooledRange]:
+        """What a step has to pool. Tokens of the step lie in the order of its sequences."""
+        if not self._states:
+            return []
+        offset_R = np.cumsum(num_scheduled_R) - num_scheduled_R
+        found = []
+        for index in np.flatnonzero(np.isin(rows_R, list(self._states))).tolist():
+            states = self._states[int(rows_R[index])]
+            start = int(num_computed_R[index])
+            stop = start + int(num_scheduled_R[index])
+            if (wanted := states.wanted(start, stop)) is not None:
+                first, end = wanted
+                offset = int(offset_R[index]) + first - start
+                is_last = stop == states.num_tokens
+                found.append(PooledRange(index, offset, first, end - first, is_last, states))
+        return found
+
+
+def pool(states: Iterable[tuple[PooledRange, Float32Array]]) -> dict[int, Float32Array]:
+    """By index of the step's sequences, the answers of prompts that are computed.
+    `states`: of each range [count, E]."""
+    answers: dict[int, Float32Array] = {}
+    for part, states_NE in states:
+        if part.count:
+            part.states.add(part.start, states_NE)
+        if part.is_last:
+            answers[part.index] = part.states.answer()
+    return answers
+
+
+def named_answers(
+    req_ids: Sequence[str], answers: Mapping[int, Float32Array]
+) -> tuple[dict[str, Float32Array], dict[str, str]]:
+    """By request, and why others failed. Keys are places in `req_ids`."""
+    pooled, failures = {}, {}
+    for place, answer in answers.items():
+        if np.isfinite(answer).all():
+            pooled[req_ids[place]] = answer
+        else:
+            failures[req_ids[place]] = POOLED_NOT_FINITE
+    return pooled, failures

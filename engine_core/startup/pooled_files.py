@@ -1,0 +1,377 @@
+"""A model's files as those of one whose hidden states are pooled: what of them is its body, what
+its head, and how sentence-transformers' files or options say to pool. Needs no torch by itself."""
+
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engine_core.errors import ConfigurationError, StartupError
+from engine_core.model_files import ModelFiles, TokenizerFiles
+from engine_core.model_files.hf_folder import token_id
+from engine_core.model_files.json_file import read_json_object_if_present
+from engine_core.options.pooling import PoolingOptions
+from engine_core.pooler_config import PoolerConfig, PoolingType
+from protocol.pooling import PoolingTask
+
+if TYPE_CHECKING:
+    from engine_core.model_runner.pooling import DenseLayer, Float32Array, Pooler
+    from engine_core.models import Model
+    from kernels.interface.weights import WeightPart
+
+_CLASSIFIERS = ("ForSequenceClassification", "ForRewardModel", "ForProcessRewardModel")
+_ENCODER = re.compile("(Bert|Roberta|XLMRoberta|Camembert|DistilBert|ModernBert)(Model|For).*")
+_HEAD = ("score.", "classifier.")
+_BODY = ("layers.", "embed_tokens.", "norm.")
+"""Of checkpoints that were saved without their head: names lack their first part."""
+_VOCABULARY = ("lm_head.weight", "model.embed_tokens.weight")
+_ACTIVATIONS = {"Identity": "identity", "Sigmoid": "sigmoid", "Softmax": "softmax", "Tanh": "tanh"}
+_QWEN_STEP_TAG = 151651
+"""Of Qwen2.5-Math-PRM, where its config names none: <extra_0>."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SentenceModules:
+    """What `modules.json` and the files that it names say."""
+
+    pooling_type: PoolingType | None
+    normalizes: bool
+    dense: tuple[Path, ...]
+    """Folders, in order."""
+    max_seq_length: int | None
+    prompts: dict[str, str]
+    """By name: what goes before a text."""
+    default_prompt_name: str | None
+
+
+class PooledFiles:
+    """`ModelFiles` of `files`, of which `tensors` gives the body; then `pooler` has the rest."""
+
+    def __init__(
+        self, files: ModelFiles, options: PoolingOptions, modules: SentenceModules | None
+    ) -> None:
+        self._files = files
+        self._options = options
+        self.modules = modules
+        self.name, self.path = files.name, files.path
+        self.generation_config = files.generation_config
+        self.weight_files = files.weight_files
+        self.quantised_types = files.quantised_types
+        self.given_tokenizer = files.given_tokenizer
+        self.config = files.config | options.overrides
+        names = self.config.get("architectures") or [""]
+        self._architecture = str(names[0])
+        self.is_encoder = _ENCODER.fullmatch(self._architecture) is not None
+        is_classifier = self._architecture.endswith(_CLASSIFIERS)
+        is_classifier |= self.is_encoder and "TokenClassification" in self._architecture
+        is_headless = is_classifier or self.is_encoder or self._architecture.endswith("Model")
+        is_made_for_it = is_headless or bool(modules)
+        pools_only = options.runner == "pooling" or (options.runner == "auto" and is_made_for_it)
+        if options.runner == "generate" and is_headless:
+            raise ConfigurationError(
+                f"--runner generate: {self._architecture} has no head for text; use auto or pooling"
+            )
+        self.generates = not pools_only
+        self.convert = options.convert
+        if options.convert == "auto":
+            self.convert = "embed" if pools_only else "none"
+            if is_classifier:
+                self.convert = "classify"
+        if self.convert == "none" and pools_only:
+            raise ConfigurationError("--runner pooling with --convert none serves nothing; omit it")
+        if pools_only:
+            self.config["tie_word_embeddings"] = True  # so no head is missed
+        if self.convert != "none" and self.config.get("is_causal") is False:
+            raise StartupError(
+                f"{files.name} attends in both directions (is_causal is false), which is not "
+                "supported for decoders; serve another model"
+            )
+        self._taken: dict[str, WeightPart] = {}
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        return self._files.eos_token_ids
+
+    @property
+    def fingerprint(self) -> str:
+        """Of how it is pooled, too."""
+        if self.convert == "none":
+            return self._files.fingerprint
+        parts = [self._files.fingerprint, self.generates, self.convert]
+        parts += [self._options.overrides, self._options.pooler_fields]
+        text = json.dumps(parts, sort_keys=True).encode()
+        size = len(self._files.fingerprint) // 2
+        return hashlib.blake2b(text, digest_size=min(size, 64)).hexdigest()
+
+    @property
+    def max_seq_length(self) -> int | None:
+        """Of what is pooled, if nothing else is done."""
+        return None if self.generates or self.modules is None else self.modules.max_seq_length
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Their names, by the config's `id2label`."""
+        named = self.config.get("id2label") or {}
+        return tuple(str(named[key]) for key in sorted(named, key=int))
+
+    def tokenizer(self) -> TokenizerFiles | None:
+        return self._files.tokenizer()
+
+    def tensors(self, *, keeps_blocks: bool = False) -> "Iterator[tuple[str, WeightPart]]":
+        from_tokens = self.config.get("classifier_from_token")
+        for name, tensor in self._files.tensors(keeps_blocks=keeps_blocks):
+            if self.convert == "none" or self.is_encoder:
+                yield name, tensor
+                continue
+            name = f"model.{name}" if name.startswith(_BODY) else name
+            if name.startswith(_HEAD) or (from_tokens and name in _VOCABULARY):
+                self._taken[name] = tensor
+            if not name.startswith(_HEAD) and (self.generates or not name.startswith("lm_head.")):
+                yield name, tensor
+
+    # ------------------------------------------------------------------ the pooler
+
+    def pooler(self, model: "Model") -> "Pooler | None":
+        """Of the model that `tensors` has become. None: nothing is pooled.
+        Raises StartupError: there is no head of a kind that is known."""
+        if self.convert == "none":
+            return None
+        from engine_core.model_runner.pooling import Pooler
+
+        if self.is_encoder:
+            return self._encoder_pooler(model)
+        head = self._head() if self.convert == "classify" else []
+        self._taken.clear()
+        projection = self._projection()
+        num_labels = len(head[-1].weight_OI) if head else 0
+        config = self._pooler_config(num_labels)
+        return Pooler(_sized(config, projection), head, projection)
+
+    def _projection(self) -> "list[DenseLayer]":
+        return [_dense_module(folder) for folder in self.modules.dense] if self.modules else []
+
+    def _encoder_pooler(self, model: "Model") -> "Pooler":
+        from engine_core.model_runner.pooling import Pooler
+        from engine_core.models.encoder import Encoder
+
+        assert isinstance(model, Encoder)
+        projection = self._projection()
+        if self.convert != "classify":
+            config = self._pooler_config(0, PoolingType.MEAN)
+            return Pooler(_sized(config, projection), (), projection)
+        if model.head is None:
+            raise StartupError(
+                f"{self.name} ({self._architecture}) has no head to classify with; use --convert "
+                "embed"
+            )
+        head = model.head.config
+        default = PoolingType.MEAN if head.pooling == "mean" else PoolingType.CLS
+        config = self._pooler_config(head.num_labels, default)
+        tasks: tuple[PoolingTask, ...] = (PoolingTask.TOKEN_CLASSIFY,)
+        if head.pooling != "tokens":
+            tasks = (PoolingTask.CLASSIFY,)
+            tasks += (PoolingTask.SCORE,) * (head.num_labels == 1)
+        return Pooler(dataclasses.replace(config, tasks=tasks), [model.label], projection)
+
+    def _pooler_config(
+        self, num_labels: int, default: PoolingType = PoolingType.LAST
+    ) -> PoolerConfig:
+        fields, modules, config = self._options.pooler_fields, self.modules, self.config
+        tasks: tuple[PoolingTask, ...] = (PoolingTask.EMBED, PoolingTask.TOKEN_EMBED)
+        is_step = self._architecture.endswith("ForProcessRewardModel")
+        if num_labels:
+            tasks = (PoolingTask.CLASSIFY, PoolingTask.TOKEN_CLASSIFY)
+            if num_labels == 1:
+                tasks += (PoolingTask.SCORE,)
+            if self._architecture.endswith("RewardModel"):
+                tasks = (PoolingTask.TOKEN_CLASSIFY,)
+        tags = {"step_tag_id": _QWEN_STEP_TAG} if is_step else {}
+        kinds = {PoolingType.LAST, PoolingType.MEAN, PoolingType.CLS}
+        wanted = fields.get("pooling_type")
+        seq = fields.get("seq_pooling_type") or (wanted if wanted in kinds else None)
+        tok = fields.get("tok_pooling_type") or (None if wanted in kinds else wanted)
+        try:
+            seq = PoolingType(seq or (modules and modules.pooling_type) or default)
+            tok = PoolingType(tok or (PoolingType.STEP if is_step else PoolingType.ALL))
+        except ValueError as error:
+            raise ConfigurationError(
+                f"--pooler-config: {error}; there is {', '.join(PoolingType)}"
+            ) from error
+        if seq not in kinds or tok in kinds:
+            raise ConfigurationError(
+                f"--pooler-config: seq_pooling_type {seq} and tok_pooling_type {tok}; the first is "
+                "one of LAST, MEAN and CLS, the second ALL or STEP"
+            )
+        dimensions = config.get("matryoshka_dimensions")
+        is_matryoshka = bool(dimensions or config.get("is_matryoshka"))
+        sizes = config.get("text_config") or config
+        hidden_size = sizes.get("hidden_size") or sizes["dim"]  # DistilBERT's
+        normalizes = True if modules is None or num_labels else modules.normalizes
+        return PoolerConfig(
+            tasks=tasks,
+            hidden_size=hidden_size,
+            vector_size=hidden_size,
+            seq_pooling_type=seq,
+            tok_pooling_type=tok,
+            use_activation=fields.get("use_activation", normalizes),
+            num_labels=num_labels,
+            label_activation=self._label_activation(num_labels),
+            step_tag_id=(tags | fields).get("step_tag_id"),
+            returned_token_ids=tuple(fields.get("returned_token_ids") or ()),
+            matryoshka_dimensions=tuple(dimensions or ()) if is_matryoshka else None,
+        )
+
+    def _label_activation(self, num_labels: int) -> str:
+        """As transformers' loss takes `problem_type`; a cross-encoder of sentence-transformers
+        names its own."""
+        config = self.config
+        named = (config.get("sentence_transformers") or {}).get("activation_fn")
+        if named := named or config.get("sbert_ce_default_activation_function"):
+            return _activation(named)
+        by_problem = {"regression": "identity", "multi_label_classification": "sigmoid"}
+        default = "softmax" if num_labels > 1 else "sigmoid"
+        return by_problem.get(config.get("problem_type") or "", default)
+
+    def _head(self) -> "list[DenseLayer]":
+        from engine_core.model_runner.pooling import DenseLayer
+
+        taken = {name: _as_float32(name, part) for name, part in self._taken.items()}
+        if tokens := self.config.get("classifier_from_token"):
+            return [DenseLayer(self._rows_of_tokens(tokens, taken))]
+        for stem in ("score", "classifier"):
+            if (weight := taken.get(f"{stem}.weight")) is not None:
+                return [DenseLayer(weight, taken.get(f"{stem}.bias"))]
+        if "score.0.weight" in taken and "score.2.weight" in taken:
+            first = DenseLayer(taken["score.0.weight"], taken.get("score.0.bias"), "relu")
+            return [first, DenseLayer(taken["score.2.weight"], taken.get("score.2.bias"))]
+        raise StartupError(
+            f"{self.name} has no head to classify with (score.weight), it holds "
+            f"{', '.join(sorted(taken)) or 'none'}; use --convert embed, or name tokens with "
+            '--hf-overrides \'{"classifier_from_token": ["no", "yes"]}\''
+        )
+
+    def _rows_of_tokens(
+        self, tokens: list[str], taken: "dict[str, Float32Array]"
+    ) -> "Float32Array":
+        """Of the head for text; of a reranker that answers with one of two, the second's less the
+        first's, which is the logit of their softmax."""
+        tokenizer = self.tokenizer()
+        document = {} if tokenizer is None else json.loads(tokenizer.tokenizer_json)
+        ids = []
+        for token in tokens:
+            if not document or (number := token_id(document, token)) is None:
+                raise ConfigurationError(
+                    f"classifier_from_token: {token!r} is no token of this model; name others"
+                )
+            ids.append(number)
+        is_tied = self._files.config.get("tie_word_embeddings") or "lm_head.weight" not in taken
+        rows = taken["model.embed_tokens.weight" if is_tied else "lm_head.weight"][ids]
+        method = self.config.get("method")
+        if method == "from_2_way_softmax" or self.config.get("is_original_qwen3_reranker"):
+            return rows[1:2] - rows[0:1]
+        return rows
+
+
+def pooled_files(files: ModelFiles, options: PoolingOptions) -> PooledFiles:
+    """Raises ConfigurationError, StartupError: options or files ask for what cannot be done."""
+    folder = files.path
+    is_sentence_model = folder.is_dir() and (folder / "modules.json").is_file()
+    modules = _read_modules(folder) if is_sentence_model else None
+    return PooledFiles(files, options, modules)
+
+
+def _read_modules(folder: Path) -> SentenceModules:
+    pooling_type, normalizes, dense = None, False, []
+    for module in json.loads((folder / "modules.json").read_text()):
+        kind, path = module["type"].rsplit(".", 1)[-1], folder / module["path"]
+        match kind:
+            case "Transformer":
+                pass
+            case "Pooling":
+                pooling_type = _read_pooling_type(path)
+            case "Normalize":
+                normalizes = True
+            case "Dense":
+                dense.append(path)
+            case _:
+                raise StartupError(
+                    f"{folder}: module {kind} of sentence-transformers is not supported; there is "
+                    "Transformer, Pooling, Dense and Normalize"
+                )
+    config = read_json_object_if_present(folder / "config_sentence_transformers.json")
+    limits = read_json_object_if_present(folder / "sentence_bert_config.json")
+    return SentenceModules(
+        pooling_type,
+        normalizes,
+        tuple(dense),
+        limits.get("max_seq_length"),
+        config.get("prompts") or {},
+        config.get("default_prompt_name"),
+    )
+
+
+def _read_pooling_type(folder: Path) -> PoolingType:
+    config = read_json_object_if_present(folder / "config.json")
+    if config.get("include_prompt") is False:
+        raise StartupError(f"{folder}: include_prompt false is not supported; use another model")
+    modes = {
+        "cls_token": PoolingType.CLS,
+        "cls": PoolingType.CLS,
+        "mean_tokens": PoolingType.MEAN,
+        "mean": PoolingType.MEAN,
+        "lasttoken": PoolingType.LAST,
+    }
+    prefix = "pooling_mode_"
+    on = [name.removeprefix(prefix) for name in config if name.startswith(prefix) and config[name]]
+    on = on or [str(config.get("pooling_mode", "mean"))]
+    if len(on) != 1 or on[0] not in modes:
+        raise StartupError(
+            f"{folder}: pooling by {' and '.join(on)} is not supported; there is one of cls_token, "
+            "mean_tokens and lasttoken, or give --pooler-config and remove the file"
+        )
+    return modes[on[0]]
+
+
+def _sized(config: PoolerConfig, projection: "list[DenseLayer]") -> PoolerConfig:
+    """With the size of what the projection makes, if there is one."""
+    if not projection:
+        return config
+    return dataclasses.replace(config, vector_size=len(projection[-1].weight_OI))
+
+
+def _dense_module(folder: Path) -> "DenseLayer":
+    from safetensors.numpy import load_file
+
+    from engine_core.model_runner.pooling import DenseLayer
+
+    config = read_json_object_if_present(folder / "config.json")
+    if not (folder / "model.safetensors").is_file():
+        raise StartupError(f"{folder} has no model.safetensors; save it again in that format")
+    tensors = load_file(folder / "model.safetensors")
+    bias = tensors.get("linear.bias")
+    return DenseLayer(
+        tensors["linear.weight"].astype("float32"),
+        None if bias is None else bias.astype("float32"),
+        _activation(config.get("activation_function") or "Tanh"),
+    )
+
+
+def _activation(name: str) -> str:
+    """Of a class of torch.nn."""
+    if (known := _ACTIVATIONS.get(name.rsplit(".", 1)[-1])) is None:
+        raise StartupError(
+            f"activation {name} is not supported; there is {', '.join(_ACTIVATIONS)}"
+        )
+    return known
+
+
+def _as_float32(name: str, part: "WeightPart") -> "Float32Array":
+    import torch
+
+    if not isinstance(part, torch.Tensor):
+        raise StartupError(f"{name} is quantised, which is not supported; use the original weights")
+    array: Float32Array = part.float().numpy()
+    return array

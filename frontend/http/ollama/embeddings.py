@@ -1,0 +1,59 @@
+"""POST /api/embed, and the older /api/embeddings."""
+
+import time
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from frontend.http.event_stream import json_response
+from frontend.http.ollama import bodies
+from frontend.http.ollama.models import served_model
+from frontend.http.on_demand.options import keep_alive_seconds
+from frontend.http.operations import operation
+from frontend.http.pooling.bodies import EncodingRequest
+from frontend.http.pooling.embeddings import inputs, pool, pooled, usage
+from frontend.outputs import RequestOutput
+from protocol.pooling import PoolingTask
+
+
+@operation("POST", "/api/embed", takes=bodies.EmbedRequest, gives=bodies.EmbedAnswer)
+async def embed(request: Request, asked: bodies.EmbedRequest) -> Response:
+    """A vector for each text."""
+    started_s = time.monotonic()
+    found, loaded_s = await _found(request, asked, asked.input)
+    now_s = time.monotonic()
+    return json_response(
+        bodies.EmbedAnswer(
+            model=asked.model,
+            embeddings=[pooled(each).rows()[0] for each in found],
+            total_duration=int((now_s - started_s) * 1e9),
+            load_duration=int((loaded_s - started_s) * 1e9),
+            prompt_eval_count=usage(request, found).prompt_tokens,
+        )
+    )
+
+
+@operation("POST", "/api/embeddings", takes=bodies.OldEmbedRequest, gives=bodies.OldEmbedAnswer)
+async def old_embed(request: Request, asked: bodies.OldEmbedRequest) -> Response:
+    """The vector of one text."""
+    found, _ = await _found(request, asked, asked.prompt)
+    usage(request, found)
+    return json_response(bodies.OldEmbedAnswer(pooled(found[0]).rows()[0]))
+
+
+async def _found(
+    request: Request, asked: bodies.AnyEmbedRequest, texts: str | list[str]
+) -> tuple[list[RequestOutput], float]:
+    """And when the model was there."""
+    model, llm = await served_model(request, asked.model)
+    if asked.keep_alive is not None:
+        model.keep_alive(keep_alive_seconds(asked.keep_alive))
+    loaded_s = time.monotonic()
+    is_cut = asked.truncate is not False
+    like_ours = EncodingRequest(
+        input=[*texts] if isinstance(texts, list) else texts,
+        dimensions=asked.dimensions,
+        truncate_prompt_tokens=-1 if is_cut else None,
+    )
+    prompts = [llm.with_prompt(each, None) for each in await inputs(like_ours, llm)]
+    return await pool(request, llm, like_ours, prompts, PoolingTask.EMBED), loaded_s

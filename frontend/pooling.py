@@ -1,0 +1,312 @@
+"""Vectors, classes and scores of prompts, by vLLM's names: what is asked and what comes back, as
+plain lists. `PoolingCalls` are the calls of `AsyncLLM`; those of `LLM` stand on them."""
+
+import abc
+import math
+from collections.abc import Callable, Mapping, Sequence
+from operator import mul
+from typing import Any
+
+import msgspec
+
+from frontend.adapters import LoRARequest, one_adapter
+from frontend.engine_group import EngineGroup
+from frontend.errors import InvalidInput, RequestFailed
+from frontend.input_processor import InputProcessor, PromptsInput, split_prompts
+from frontend.outputs import RequestOutput
+from frontend.pooling_params import PoolingParams
+from frontend.request_state import RequestState
+from frontend.session import EngineSession
+from protocol.pooling import PoolingTask
+
+_MOST_IN_FLIGHT = 32_768
+"""Requests of one call: fewer than the engine lets wait by default."""
+
+
+class PoolingOutput(msgspec.Struct):
+    """`data`: a vector, or a list of them, one a token."""
+
+    data: list[Any]
+
+
+class EmbeddingOutput(msgspec.Struct):
+    embedding: list[float]
+
+    @property
+    def hidden_size(self) -> int:
+        return len(self.embedding)
+
+
+class ClassificationOutput(msgspec.Struct):
+    probs: list[float]
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.probs)
+
+
+class ScoringOutput(msgspec.Struct):
+    score: float
+
+
+class PoolingRequestOutput(msgspec.Struct):
+    """Of one prompt."""
+
+    request_id: str
+    outputs: Any
+    prompt_token_ids: list[int]
+    num_cached_tokens: int = 0
+    finished: bool = True
+
+
+class EmbeddingRequestOutput(PoolingRequestOutput):
+    outputs: EmbeddingOutput
+
+
+class ClassificationRequestOutput(PoolingRequestOutput):
+    outputs: ClassificationOutput
+
+
+class ScoringRequestOutput(PoolingRequestOutput):
+    outputs: ScoringOutput
+
+
+class PoolingCalls(abc.ABC):
+    """
+    Raises:
+        InvalidInput: a prompt or parameter that cannot be served, or a task that the model does not
+            have; nothing was sent.
+        RequestRejected, RequestFailed: the engine refused or could not finish one; the others of
+            the call are aborted.
+        EngineDied: the engine was lost and did not come back.
+    """
+
+    @property
+    @abc.abstractmethod
+    def input_processor(self) -> InputProcessor: ...
+
+    @property
+    @abc.abstractmethod
+    def session(self) -> EngineSession | EngineGroup: ...
+
+    @abc.abstractmethod
+    async def ready(self) -> None: ...
+
+    @abc.abstractmethod
+    async def know_adapter(self, adapter: LoRARequest | None) -> None: ...
+
+    async def embed(
+        self,
+        prompts: PromptsInput,
+        pooling_params: PoolingParams | None = None,
+        *,
+        prompt_name: str | None = None,
+        **more: Any,
+    ) -> list[EmbeddingRequestOutput]:
+        """A vector each. `prompt_name`: of one of the model's (`model.prompts`), to go before each
+        text; default: the model's own, if it names one. `more`: see `pool`."""
+        await self.ready()
+        each_prompt = [self.with_prompt(each, prompt_name) for each in split_prompts(prompts)]
+        found = await self.pool(each_prompt, pooling_params, PoolingTask.EMBED, **more)
+        return [
+            _answer(EmbeddingRequestOutput, each, EmbeddingOutput(_rows(each)[0])) for each in found
+        ]
+
+    async def classify(
+        self,
+        prompts: PromptsInput,
+        pooling_params: PoolingParams | None = None,
+        **more: Any,
+    ) -> list[ClassificationRequestOutput]:
+        """Probabilities of the labels. `more`: see `pool`."""
+        found = await self.pool(
+            split_prompts(prompts), pooling_params, PoolingTask.CLASSIFY, **more
+        )
+        return [
+            _answer(ClassificationRequestOutput, each, ClassificationOutput(_rows(each)[0]))
+            for each in found
+        ]
+
+    async def reward(
+        self,
+        prompts: PromptsInput,
+        pooling_params: PoolingParams | None = None,
+        **more: Any,
+    ) -> list[PoolingRequestOutput]:
+        """The labels of each token, or of each step. `more`: see `pool`."""
+        return await self.encode(prompts, pooling_params, pooling_task="token_classify", **more)
+
+    async def encode(
+        self,
+        prompts: PromptsInput,
+        pooling_params: PoolingParams | None = None,
+        *,
+        pooling_task: str | None = None,
+        **more: Any,
+    ) -> list[PoolingRequestOutput]:
+        """`pooling_task`: a `PoolingTask`; default: that of the parameters, else the model's first.
+        `more`: see `pool`."""
+        await self.ready()
+        own_task = None if pooling_params is None else pooling_params.task
+        task = self.pooling_task(pooling_task or own_task)
+        found = await self.pool(split_prompts(prompts), pooling_params, task, **more)
+        outputs = []
+        for each in found:
+            rows = _rows(each)
+            data: list[Any] = rows if task.of_tokens else rows[0]
+            outputs.append(_answer(PoolingRequestOutput, each, PoolingOutput(data)))
+        return outputs
+
+    async def score(
+        self,
+        data_1: Sequence[str],
+        data_2: Sequence[str],
+        pooling_params: PoolingParams | None = None,
+        **more: Any,
+    ) -> list[ScoringRequestOutput]:
+        """Of each text of `data_2` with that of `data_1`, or with its only one: by a model with one
+        label both as one prompt, by one for vectors the cosine of both. `more`: see `pool`."""
+        await self.ready()
+        if not data_1 or len(data_1) not in (1, len(data_2)):
+            raise InvalidInput(
+                f"data_1 has {len(data_1)} texts and data_2 {len(data_2)}; give one, or as many"
+            )
+        if PoolingTask.SCORE in self.input_processor.model.tasks:
+            firsts = list(data_1) * (len(data_2) if len(data_1) == 1 else 1)
+            pairs = list(zip(firsts, data_2, strict=True))
+            found = await self.pool(pairs, pooling_params, PoolingTask.SCORE, **more)
+            return [
+                _answer(ScoringRequestOutput, each, ScoringOutput(_rows(each)[0][0]))
+                for each in found
+            ]
+        texts = [self.with_prompt(each, None) for each in (*data_1, *data_2)]
+        found = await self.pool(texts, pooling_params, PoolingTask.EMBED, **more)
+        firsts_found, seconds = found[: len(data_1)], found[len(data_1) :]
+        outputs = []
+        for index, second in enumerate(seconds):
+            first = firsts_found[index if len(firsts_found) > 1 else 0]
+            output = _answer(
+                ScoringRequestOutput,
+                second,
+                ScoringOutput(_cosine(_rows(first)[0], _rows(second)[0])),
+            )
+            if first is not firsts_found[0] or not index:  # a text that all share counts once
+                output.prompt_token_ids = [*first.prompt_token_ids, *second.prompt_token_ids]
+            outputs.append(output)
+        return outputs
+
+    async def pool(
+        self,
+        prompts: Sequence[object],
+        pooling_params: PoolingParams | None,
+        task: PoolingTask,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        tenant: str | None = None,
+        cache_salt: str | None = None,
+        timeout_s: float | None = None,
+        adapter: str | None = None,
+        lora_request: LoRARequest | None = None,
+        add_special_tokens: bool = True,
+        on_finished: Callable[[], None] | None = None,
+    ) -> list[RequestOutput]:
+        """Prompts or pairs of texts; all are checked before any is sent, and outputs are in their
+        order. Arguments: see `AsyncLLM.generate`; of several prompts each one's id has its place
+        behind `request_id`."""
+        await self.ready()
+        lora = one_adapter(adapter, lora_request)
+        await self.know_adapter(lora)
+        params, session, requests = pooling_params or PoolingParams(), self.session, []
+        for index, prompt in enumerate(prompts):
+            own_id = (
+                request_id if request_id is None or len(prompts) == 1 else f"{request_id}-{index}"
+            )
+            requests.append(
+                self.input_processor.make_pooling_request(
+                    prompt,
+                    params,
+                    task,
+                    session.requests.new_request_id(own_id),
+                    priority=priority,
+                    tenant=tenant,
+                    cache_salt=cache_salt,
+                    timeout_s=timeout_s,
+                    adapter=None if lora is None else lora.name,
+                    add_special_tokens=add_special_tokens,
+                    name=f"prompt {index}" if len(prompts) > 1 else "prompt",
+                    on_finished=on_finished,
+                )
+            )
+        return await _run_all(session, requests)
+
+    def pooling_task(self, named: str | None) -> PoolingTask:
+        """None: the model's first. Raises InvalidInput: there is no such task."""
+        own = [each for each in self.input_processor.model.tasks if each != "generate"]
+        named = named or next(iter(own), PoolingTask.EMBED)
+        if named not in tuple(PoolingTask):
+            known = ", ".join(PoolingTask)
+            raise InvalidInput(f"the task is {named!r}, there is {known}; use one of these")
+        return PoolingTask(named)
+
+    def with_prompt(self, prompt: object, name: str | None) -> object:
+        """A text behind the model's prompt of this name, or behind its default one.
+        Raises InvalidInput: there is none of this name, or these are token ids."""
+        model = self.input_processor.model
+        text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
+        is_text = isinstance(text, str) and not (
+            isinstance(prompt, Mapping) and prompt.get("prompt_token_ids") is not None
+        )
+        if name is None and (not is_text or (name := model.default_prompt_name) is None):
+            return prompt
+        if name not in model.prompts:
+            known = ", ".join(model.prompts) or "none"
+            raise InvalidInput(f"prompt_name is {name!r}, this model has {known}; omit it")
+        if not is_text:
+            raise InvalidInput(f"prompt_name is {name!r} for token ids; put its tokens before them")
+        text = f"{model.prompts[name]}{text}"
+        return {**prompt, "prompt": text} if isinstance(prompt, Mapping) else text
+
+
+async def _run_all(
+    session: EngineSession | EngineGroup, requests: Sequence[RequestState]
+) -> list[RequestOutput]:
+    outputs = []
+    try:
+        for index, request in enumerate(requests):
+            # the first ones, then another one for each that has ended
+            first = index + _MOST_IN_FLIGHT - 1 if index else 0
+            for each in requests[first : index + _MOST_IN_FLIGHT]:
+                session.submit(each)
+            output = await request.next_output()
+            if output.pooled is None:
+                ended = output.outputs[0]
+                why = f": {ended.detail}" if ended.detail else ""
+                raise RequestFailed(
+                    f"request {output.request_id} ended with reason {ended.finish_reason}{why}",
+                    reason=ended.finish_reason or "error",
+                )
+            outputs.append(output)
+        return outputs
+    finally:
+        for request in requests:
+            session.release(request)
+
+
+def _answer(kind: Any, output: RequestOutput, outputs: Any) -> Any:
+    return kind(
+        request_id=output.request_id,
+        outputs=outputs,
+        prompt_token_ids=output.prompt_token_ids,
+        num_cached_tokens=output.num_cached_tokens or 0,
+    )
+
+
+def _rows(output: RequestOutput) -> list[list[float]]:
+    assert output.pooled is not None
+    return output.pooled.rows()
+
+
+def _cosine(first: Sequence[float], second: Sequence[float]) -> float:
+    norms = math.sqrt(sum(map(mul, first, first)) * sum(map(mul, second, second)))
+    return sum(map(mul, first, second)) / norms if norms else 0.0

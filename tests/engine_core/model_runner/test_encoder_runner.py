@@ -1,0 +1,265 @@
+"""Encoders from their folder through start-up, scheduler and runner, against transformers."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from engine_loop import EngineLoop
+
+from engine_core.errors import ConfigurationError, StartupError
+from engine_core.kv_cache import PlaceholderKVCacheManager
+from engine_core.options.adapters import AdapterOptions
+from engine_core.options.engine import EngineOptions
+from engine_core.options.pooling import PoolingOptions
+from engine_core.options.scheduling import SchedulingOptions
+from engine_core.options.speculation import SpeculationOptions
+from engine_core.scheduler import Scheduler
+from engine_core.startup.before_torch import open_model
+from engine_core.startup.model import load_any_model
+from engine_core.startup.pooled_files import _ENCODER
+from engine_core.startup.resolve import plan_runner, resolve_config
+from protocol.outputs import FinishReason
+from protocol.pooling import POOLING_SAMPLING, PoolingParams, PoolingTask
+
+SHAPE = {
+    "vocab_size": 99,
+    "hidden_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 80,
+    "max_position_embeddings": 64,
+}
+EMBED = PoolingParams(task=PoolingTask.EMBED)
+MODERN = SHAPE | {"local_attention": 8} | {f"{n}_token_id": 1 for n in ("pad", "cls", "bos", "eos")}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Of tiny random models, made when first asked for: name -> path."""
+    made = {}
+
+    def make(name, **options):
+        key = name, *options.items()
+        if key not in made:
+            torch.manual_seed(0)
+            family = name.split("For")[0].removesuffix("Model")
+            shape = MODERN | {"sep_token_id": 1} if family == "ModernBert" else SHAPE
+            config = getattr(transformers, f"{family}Config")(**shape | options)
+            made[key] = tmp_path_factory.mktemp(name)
+            getattr(transformers, name)(config).eval().save_pretrained(made[key])
+        return made[key]
+
+    return make
+
+
+def options_of(folder, **more):
+    return EngineOptions(model=str(folder), device="cpu", **more)
+
+
+def start(folder, scheduling=None, **more):
+    """(loop, resolved configuration), as the daemon has them."""
+    options = options_of(folder, scheduling=SchedulingOptions(**scheduling or {}), **more)
+    files = open_model(options).files
+    spec = plan_runner(options, files, load_any_model(options, files, torch.device("cpu")))
+    config = resolve_config(spec, files, address="ipc://x")
+    runner = spec.build(num_blocks=0, num_host_blocks=0, max_model_len=64)
+    scheduler = Scheduler(config.scheduler, PlaceholderKVCacheManager())
+    return EngineLoop(scheduler, runner, depth=1), config
+
+
+def ask(loop, name, prompt, params=EMBED, **more):
+    loop.add(name, prompt, POOLING_SAMPLING, pooling_params=params, pools_all_states=True, **more)
+
+
+def answer(loop, name):
+    pooled = loop.pooled[name]
+    return torch.from_numpy(np.frombuffer(pooled.data, "<f4").reshape(pooled.shape).copy())
+
+
+def prompts_of(*lengths):
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randint(3, 99, (n,), generator=generator).tolist() for n in lengths]
+
+
+def embedded(model, prompt):
+    """The mean of its hidden states, of length 1."""
+    with torch.inference_mode():
+        mean = model(torch.tensor([prompt])).last_hidden_state[0].mean(0)
+    return mean / mean.norm()
+
+
+@pytest.mark.parametrize("name", ["BertModel", "RobertaModel", "ModernBertModel"])
+def test_vectors_are_those_of_transformers_and_no_prompt_is_cut(folder, name):
+    """Proves S131, S176."""
+    path = folder(name, **({"max_position_embeddings": 66} if "Roberta" in name else {}))
+    loop, config = start(path, {"max_num_batched_tokens": 100})
+    assert (config.num_blocks, config.kv_cache_bytes, config.enable_prefix_caching) == (0, 0, False)
+    prompts = prompts_of(*range(1, 65, 3), 64, 64, 2, 1, 33)
+    for number, prompt in enumerate(prompts):
+        ask(loop, str(number), prompt)
+    lengths = {str(number): len(prompt) for number, prompt in enumerate(prompts)}
+    submit, sizes = loop.runner.submit, []
+
+    def checked(plan):
+        counts = plan.batch.num_scheduled_tokens.tolist()
+        assert counts == [lengths[name] for name in plan.batch.req_ids], "a prompt was cut"
+        sizes.append(sum(counts))
+        submit(plan)
+
+    loop.runner.submit = checked
+    loop.finish()
+    assert max(sizes) <= 100 and len(loop.ends) == len(prompts)
+    assert set(loop.ends.values()) == {FinishReason.STOP}
+    model = getattr(transformers, name).from_pretrained(path).eval()
+    for number, prompt in enumerate(prompts):
+        torch.testing.assert_close(
+            answer(loop, str(number)), embedded(model, prompt), atol=1e-4, rtol=0
+        )
+
+
+def test_a_vector_has_the_same_bits_alone_and_among_others(folder):
+    loop, _ = start(folder("BertModel"))
+    prompts = prompts_of(5, 64, 17, 33, 40)
+    for number, prompt in enumerate(prompts):
+        ask(loop, str(number), prompt)
+    loop.finish()
+    for number, prompt in enumerate(prompts):
+        ask(loop, f"alone {number}", prompt)
+        loop.finish()
+        assert loop.pooled[f"alone {number}"].data == loop.pooled[str(number)].data
+
+
+def test_int8_weights_give_nearly_the_same_vectors(folder):
+    path, (prompt,) = folder("BertModel"), prompts_of(40)
+    vectors = []
+    for more in ({}, {"quantization": "int8"}):
+        loop, _ = start(path, **more)
+        ask(loop, "r", prompt)
+        loop.finish()
+        vectors.append(answer(loop, "r"))
+    assert float(vectors[0] @ vectors[1]) > 0.999
+    assert not torch.equal(*vectors)
+
+
+@pytest.mark.parametrize("labels", [1, 3])
+@pytest.mark.parametrize("family", ["Bert", "Roberta", "ModernBert"])
+def test_pairs_and_labels_are_those_of_transformers(folder, family, labels):
+    path = folder(f"{family}ForSequenceClassification", num_labels=labels)
+    loop, _ = start(path)
+    (prompt,) = prompts_of(30)
+    task = PoolingTask.SCORE if labels == 1 else PoolingTask.CLASSIFY
+    raw = {"task": task, "use_activation": False}
+    ask(loop, "pair", prompt, PoolingParams(**raw, second_segment_start=12))
+    ask(loop, "active", prompt, PoolingParams(task=task))
+    loop.finish()
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(path).eval()
+    types = torch.tensor([[0] * 12 + [1] * 18])
+    typed = {} if family == "ModernBert" else {"token_type_ids": types}
+    with torch.inference_mode():
+        pair, single = (model(torch.tensor([prompt]), **more).logits[0] for more in (typed, {}))
+    torch.testing.assert_close(answer(loop, "pair"), pair, atol=1e-4, rtol=0)
+    active = single.sigmoid() if labels == 1 else single.softmax(-1)
+    torch.testing.assert_close(answer(loop, "active"), active, atol=1e-4, rtol=0)
+    assert family != "Bert" or not torch.allclose(pair, single, atol=1e-4)
+
+
+def test_labels_of_tokens(folder):
+    path, (prompt,) = folder("BertForTokenClassification"), prompts_of(9)
+    loop, _ = start(path)
+    ask(loop, "r", prompt, PoolingParams(task=PoolingTask.TOKEN_CLASSIFY, use_activation=False))
+    loop.finish()
+    model = transformers.AutoModelForTokenClassification.from_pretrained(path).eval()
+    with torch.inference_mode():
+        expected = model(torch.tensor([prompt])).logits[0]
+    torch.testing.assert_close(answer(loop, "r"), expected, atol=1e-4, rtol=0)
+
+
+def test_the_more_urgent_is_first_and_an_aborted_one_is_not_computed(folder):
+    policy = {"scheduling_policy": "priority", "max_num_batched_tokens": 64}
+    loop, _ = start(folder("BertModel"), policy)
+    late, gone, urgent = prompts_of(60, 60, 60)
+    ask(loop, "late", late, priority=5)
+    ask(loop, "gone", gone, priority=3)
+    ask(loop, "urgent", urgent, priority=1)
+    loop.abort("gone")
+    loop.step()
+    assert list(loop.pooled) == ["urgent"]
+    loop.finish()
+    assert list(loop.pooled) == ["urgent", "late"]
+
+
+def test_a_step_that_is_lost_is_computed_again(folder):
+    path, prompts = folder("BertModel"), prompts_of(20, 7)
+    loop, _ = start(path)
+    for number, prompt in enumerate(prompts):
+        ask(loop, str(number), prompt)
+    compute, faults = loop.runner._model.forward, [RuntimeError("lost")]
+    loop.runner._model.forward = lambda *args: compute(*args) if not faults else faults.pop().x
+    plan = loop.scheduler.schedule()
+    loop.runner.submit(plan)
+    with pytest.raises(AttributeError):
+        loop.runner.collect()
+    loop.scheduler.discard_step(plan, "lost")
+    loop.finish()
+    model = transformers.BertModel.from_pretrained(path).eval()
+    for number, prompt in enumerate(prompts):
+        expected = embedded(model, prompt)
+        torch.testing.assert_close(answer(loop, str(number)), expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"num_blocks": 100}, "--num-blocks has no effect on an encoder-only model"),
+        ({"kv_cache_memory": 1 << 30}, "--kv-cache-memory has no effect"),
+        ({"kv_cache_dtype": "int8"}, "--kv-cache-dtype has no effect"),
+        ({"scheduling": SchedulingOptions(max_chunk_size=8)}, "--max-chunk-size has no effect"),
+        ({"scheduling": SchedulingOptions(slo_tpot_ms=8.0)}, "--slo-tpot-ms has no effect"),
+        ({"speculation": SpeculationOptions(speculative="ngram")}, "--speculative has no effect"),
+        ({"adapters": AdapterOptions(enable_lora=True)}, "--enable-lora has no effect"),
+        (
+            {"scheduling": SchedulingOptions(max_num_batched_tokens=63)},
+            "--max-num-batched-tokens is 63, and an encoder computes a prompt of up to 64 tokens",
+        ),
+        ({"max_model_len": 65}, "--max-model-len is 65, the model was made for 64"),
+        ({"pooling": PoolingOptions(runner="generate")}, "--runner generate: BertModel has no"),
+    ],
+)
+def test_what_has_no_effect_is_refused(folder, options, text):
+    with pytest.raises(ConfigurationError, match=text):
+        start(folder("BertModel"), **{"scheduling": None} | _as_dict(options))
+
+
+def _as_dict(options):
+    scheduling = options.get("scheduling")
+    if scheduling is None:
+        return options
+    given = {
+        field.name: getattr(scheduling, field.name)
+        for field in dataclasses.fields(scheduling)
+        if getattr(scheduling, field.name) != field.default
+    }
+    return options | {"scheduling": given}
+
+
+def test_a_gpu_and_a_missing_head_are_refused(folder):
+    options = options_of(folder("BertModel"))
+    files = open_model(options).files
+    with pytest.raises(ConfigurationError, match="encoder-only models run on a CPU only"):
+        load_any_model(options, files, torch.device("cuda"))
+    with pytest.raises(StartupError, match=r"BertModel.* has no head to classify with"):
+        start(folder("BertModel"), pooling=PoolingOptions(convert="classify"))
+
+
+def test_start_up_knows_the_registrys_encoders():
+    from engine_core.models.encoder_configs import EncoderConfig
+    from engine_core.models.registry import SUPPORTED_ARCHITECTURES, read_model_config
+
+    for name in SUPPORTED_ARCHITECTURES:
+        try:
+            config = read_model_config({"architectures": [name]})
+        except Exception:  # decoders' shapes have no defaults
+            config = None
+        assert isinstance(config, EncoderConfig) == bool(_ENCODER.fullmatch(name)), name
