@@ -78,6 +78,8 @@ class TranscribedSegment(msgspec.Struct, kw_only=True):
 
 
 class VerboseTranscription(msgspec.Struct, kw_only=True):
+    """`json` has `text` and `usage` of it."""
+
     task: str
     language: str
     duration: float
@@ -96,13 +98,13 @@ class _Window:
     rate: int
 
 
-@operation("POST", "/v1/audio/transcriptions", gives=Transcription | VerboseTranscription)
+@operation("POST", "/v1/audio/transcriptions", gives=VerboseTranscription)
 async def transcriptions(request: Request) -> Response:
     """The text of a sound."""
     return await _answer(request, "transcribe")
 
 
-@operation("POST", "/v1/audio/translations", gives=Transcription | VerboseTranscription)
+@operation("POST", "/v1/audio/translations", gives=VerboseTranscription)
 async def translations(request: Request) -> Response:
     """The English text of a sound in another language."""
     return await _answer(request, "translate")

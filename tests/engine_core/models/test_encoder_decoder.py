@@ -24,7 +24,10 @@ class EncodedRun(PagedRun):
     """As its base; each sequence attends to an encoder's output, in blocks of its own."""
 
     def __init__(self, model, ops, sequences, inputs, block_size=4):
-        hidden = [model.encode(tensors) for tensors in inputs]
+        hidden = [
+            model.encode({name: tensor.numpy() for name, tensor in tensors.items()})
+            for tensors in inputs
+        ]
         width = max(-(-len(states) // block_size) for states in hidden)
         num_more = width * len(hidden)
         super().__init__(model, ops, sequences, block_size, torch.float32, num_more)
@@ -47,7 +50,7 @@ class EncodedRun(PagedRun):
                 sliding_window=None,
                 max_num_seqs=num_tokens,
                 max_num_batched_tokens=num_tokens,
-                max_model_len=model.encoder_spec.max_tokens,
+                max_model_len=model.max_encoder_tokens,
                 dtype=torch.float32,
                 kv_dtype=torch.float32,
             )
