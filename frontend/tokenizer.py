@@ -82,10 +82,13 @@ class Tokenizer:
             InvalidInput: `text` has a lone surrogate, which no encoding can express; or the model's
                 tokenizer fails on it.
         """
+        return self._encoding(text, add_special_tokens).ids
+
+    def _encoding(self, text: str, add_special_tokens: bool) -> tokenizers.Encoding:
         if not isinstance(text, str):
             raise TypeError(f"text is {type(text).__name__}, it must be a str")
         try:
-            return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+            return self.backend.encode(text, add_special_tokens=add_special_tokens)
         except (UnicodeEncodeError, TypeError):
             raise InvalidInput(
                 "the text has a lone surrogate (half of a UTF-16 pair), which is no character; "
@@ -110,12 +113,7 @@ class Tokenizer:
         """Token ids of a text, or of two as one prompt, at most `limit` with special tokens: of the
         longer text tokens are cut at `side`. And where the second begins, as its type ids say.
         Raises InvalidInput, TypeError: see `encode`."""
-        for each in (text, pair or ""):
-            self.encode(each, add_special_tokens=False)  # which says what is wrong with it
-        parts = [
-            self.backend.encode(each, add_special_tokens=False)
-            for each in ((text,) if pair is None else (text, pair))
-        ]
+        parts = [self._encoding(each, False) for each in (text, pair) if each is not None]
         if limit is not None:
             num_special = self.backend.num_special_tokens_to_add(pair is not None)
             left = max(0, limit - num_special * add_special_tokens)

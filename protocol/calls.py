@@ -253,6 +253,9 @@ class EngineStatistics(Message, frozen=True, tag=2):
     """Seconds from arrival to first step of those, all together."""
     ttft_s: float = 0.0
     """Seconds from arrival to first token of those, all together."""
+    num_draft_tokens_by_method: dict[str, int] = {}
+    """As `--speculative` names the methods; grammar: tokens that a grammar forces."""
+    num_accepted_tokens_by_method: dict[str, int] = {}
 
 
 class PrefixCacheReset(Message, frozen=True, tag=3):

@@ -92,7 +92,7 @@ class EagleHead:
         self._has_offsets = self._is_part or _OFFSETS in names
         self._token_ids = torch.arange(config.draft_vocab_size, device=ops.device)
         """[tokens that it can guess]"""
-        self._tables = list(build.tables.values())
+        self._tables = [table for table in build.tables.values() if isinstance(table, RotaryTable)]
 
     def placements(self) -> Placements:
         """Every tensor that the head takes, by checkpoint name with "model." before it."""
@@ -143,7 +143,6 @@ class EagleHead:
         `token_ids_T`: int64, of each the token behind its position."""
         if len(positions_T):
             for table in self._tables:
-                assert isinstance(table, RotaryTable), "heads of text models alone are read"
                 table.cover(int(positions_T.max()) + 1)
         x_TE = self._hidden_norm(hidden_TE)
         residual_TE = x_TE if self._config.norm_before_residual else hidden_TE

@@ -1,33 +1,38 @@
 """Options of embeddings, classes and scores, by vLLM's names."""
 
 import dataclasses
-import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypedDict
 
+import msgspec
 from cyclopts import Parameter
 
 from engine_core.errors import ConfigurationError
 from engine_core.options.values import MODEL
 
-_POOLER_NAMES = (
-    "pooling_type",
-    "seq_pooling_type",
-    "tok_pooling_type",
-    "use_activation",
-    "step_tag_id",
-    "returned_token_ids",
-)
-_OVERRIDES = (
-    "architectures",
-    "classifier_from_token",
-    "id2label",
-    "is_matryoshka",
-    "is_original_qwen3_reranker",
-    "matryoshka_dimensions",
-    "method",
-    "num_labels",
-    "problem_type",
-)
+
+class PoolerFields(TypedDict, total=False):
+    """Of --pooler-config."""
+
+    pooling_type: str
+    seq_pooling_type: str
+    tok_pooling_type: str
+    use_activation: bool
+    step_tag_id: int
+    returned_token_ids: list[int]
+
+
+class Overrides(TypedDict, total=False):
+    """Of --hf-overrides."""
+
+    architectures: list[str]
+    classifier_from_token: list[str]
+    id2label: dict[str, str]
+    is_matryoshka: bool
+    is_original_qwen3_reranker: bool
+    matryoshka_dimensions: list[int]
+    method: Literal["no_post_processing", "from_2_way_softmax"]
+    num_labels: int
+    problem_type: Literal["regression", "single_label_classification", "multi_label_classification"]
 
 
 @Parameter(name="*", group=MODEL.group)
@@ -46,23 +51,24 @@ class PoolingOptions:
     @property
     def pooler_fields(self) -> dict[str, Any]:
         """Raises ConfigurationError."""
-        return _object("--pooler-config", self.pooler_config, _POOLER_NAMES)
+        return _object("--pooler-config", self.pooler_config, PoolerFields)
 
     @property
     def overrides(self) -> dict[str, Any]:
         """Raises ConfigurationError."""
-        return _object("--hf-overrides", self.hf_overrides, _OVERRIDES)
+        return _object("--hf-overrides", self.hf_overrides, Overrides)
 
 
-def _object(option: str, text: str | None, names: tuple[str, ...]) -> dict[str, Any]:
+def _object(option: str, text: str | None, kind: Any) -> dict[str, Any]:
     try:
-        fields = json.loads(text or "{}")
-    except ValueError as error:
+        fields = msgspec.json.decode(text or "{}")
+        names = kind.__annotations__
+        if isinstance(fields, dict) and (unknown := sorted(fields.keys() - names.keys())):
+            raise ConfigurationError(
+                f"{option}: {', '.join(unknown)} is not supported; there is {', '.join(names)}"
+            )
+        return dict(msgspec.convert(fields, kind))
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(f"{option} is {text}: {error}; correct it") from error
+    except msgspec.DecodeError as error:
         raise ConfigurationError(f"{option} is not JSON: {error}; quote it as a whole") from error
-    if not isinstance(fields, dict):
-        raise ConfigurationError(f"{option} is {text}, it must be an object of JSON")
-    if unknown := sorted(fields.keys() - set(names)):
-        raise ConfigurationError(
-            f"{option}: {', '.join(unknown)} is not supported; there is {', '.join(names)}"
-        )
-    return fields

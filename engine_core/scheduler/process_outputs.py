@@ -21,10 +21,15 @@ class OutputProcessor:
     """Sequences on the fast path are handled as columns, the others one by one."""
 
     def __init__(
-        self, pool: RequestPool, max_model_len: int, speculator: Speculator | None = None
+        self,
+        pool: RequestPool,
+        max_model_len: int,
+        speculator: Speculator | None,
+        draft_method: str,
     ) -> None:
         self._pool = pool
         self._speculator = speculator
+        self._draft_method = draft_method
         self._forks = SequenceForks(pool)
         self._max_model_len = max_model_len
 
@@ -178,8 +183,8 @@ class OutputProcessor:
         sequence.num_computed_tokens -= most - len(token_ids)
         kept = append_until_stop(sequence, token_ids, self._max_model_len)
         if num_drafts:
-            self._count_drafts(request, num_drafts, min(len(kept), len(token_ids) - 1))
-            if self._speculator is not None:
+            self._count_drafts(sequence, num_drafts, min(len(kept), len(token_ids) - 1))
+            if self._speculator is not None and not sequence.has_forced_drafts:
                 self._speculator.observe_drafts(row, num_drafts, len(token_ids) - 1)
         if np.isnan(batch.first_token_s[row]):
             batch.first_token_s[row] = now
@@ -188,8 +193,11 @@ class OutputProcessor:
         self._pool.emit_output(sequence, kept, logprobs)
         batch.fast_path[row] = request.sampling_params.has_plain_outputs
 
-    def _count_drafts(self, request: Request, num_drafts: int, num_accepted: int) -> None:
-        counters = self._pool.counters
+    def _count_drafts(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
+        counters, request = self._pool.counters, sequence.request
+        method = "grammar" if sequence.has_forced_drafts else self._draft_method
+        counters.num_draft_tokens_by_method[method] += num_drafts
+        counters.num_accepted_tokens_by_method[method] += num_accepted
         counters.num_drafts += 1
         counters.num_draft_tokens += num_drafts
         counters.num_accepted_tokens += num_accepted

@@ -408,6 +408,8 @@ class Sequence:
     _output: "array[int]" = dataclasses.field(default_factory=lambda: array("i"))
     _num_computed: int = 0
     _drafts: list[int] = dataclasses.field(default_factory=list)
+    has_forced_drafts: bool = False
+    """Whether its last drafts are those that a grammar forces."""
 
     def __post_init__(self) -> None:
         request_id = self.request.request_id
@@ -557,6 +559,8 @@ class Sequence:
     @spec_token_ids.setter
     def spec_token_ids(self, drafts: list[int]) -> None:
         self._drafts = drafts
+        if drafts:
+            self.has_forced_drafts = False
         if self._batch is not None and self.row is not None:
             rows = self._batch.rows_with_drafts
             (rows.add if drafts else rows.discard)(self.row)

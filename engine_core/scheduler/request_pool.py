@@ -50,6 +50,8 @@ class Counters:
     """Times that a sequence had drafts to verify."""
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    num_draft_tokens_by_method: dict[str, int] = dataclasses.field(default_factory=Counter)
+    num_accepted_tokens_by_method: dict[str, int] = dataclasses.field(default_factory=Counter)
     num_steps_by_tokens: list[int] = dataclasses.field(
         default_factory=lambda: [0] * (len(STEP_TOKENS_BOUNDS) + 1)
     )

@@ -63,6 +63,7 @@ class Scheduler(SchedulerInterface):
         kv_cache: the blocks; this scheduler alone may change it.
         policy, preemption_rule, token_budget: instead of those that the config names.
         proposer: of drafts; None: the runner makes them, if there are any.
+        draft_method: by which they are counted.
         constraints: what structured outputs are made with; None: there are none.
     """
 
@@ -75,6 +76,7 @@ class Scheduler(SchedulerInterface):
         preemption_rule: PreemptionRule | None = None,
         token_budget: TokenBudget | None = None,
         proposer: Proposer | None = None,
+        draft_method: str = "draft",
         constraints: Constraints | None = None,
     ) -> None:
         self._constraints = constraints
@@ -102,7 +104,9 @@ class Scheduler(SchedulerInterface):
         self._speculator: Speculator | None = None
         if config.num_speculative_tokens:
             self._speculator = Speculator(pool, config, proposer)
-        self._output_processor = OutputProcessor(pool, config.max_model_len, self._speculator)
+        self._output_processor = OutputProcessor(
+            pool, config.max_model_len, self._speculator, draft_method
+        )
         self._feedback = StepFeedback(pool, rule, budget)
         self._deadlines = Deadlines()
         self._slo = SLOAttainment(config, pool.counters)
@@ -236,6 +240,7 @@ class Scheduler(SchedulerInterface):
         for sequence, forced in self._constraints.forced_tokens(known):
             most = sequence.max_drafts(self._config.max_model_len)
             sequence.spec_token_ids = forced[: max(0, most)]
+            sequence.has_forced_drafts = True
 
     def update_from_output(
         self,

@@ -191,6 +191,7 @@ def _assemble(
         config.scheduler,
         kv_cache,
         proposer=runner_spec.options.speculation.make_proposer(),
+        draft_method=runner_spec.options.speculation.speculative or "grammar",
         constraints=TokenRules(structured_outputs, vocab_size=vocab_size),
     )
     pool = runner_spec.config.adapters

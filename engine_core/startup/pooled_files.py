@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from engine_core.errors import ConfigurationError, StartupError
 from engine_core.model_files import ModelFiles, TokenizerFiles
 from engine_core.model_files.hf_folder import token_id
@@ -205,6 +207,12 @@ class PooledFiles:
                 f"--pooler-config: seq_pooling_type {seq} and tok_pooling_type {tok}; the first is "
                 "one of LAST, MEAN and CLS, the second ALL or STEP"
             )
+        returned = fields.get("returned_token_ids", ())
+        if wrong := [at for at in returned if not 0 <= at < num_labels]:
+            raise ConfigurationError(
+                f"--pooler-config: returned_token_ids holds {wrong[0]}, and this model has "
+                f"{num_labels} labels, the first is 0; name others"
+            )
         dimensions = config.get("matryoshka_dimensions")
         is_matryoshka = bool(dimensions or config.get("is_matryoshka"))
         sizes = config.get("text_config") or config
@@ -220,7 +228,7 @@ class PooledFiles:
             num_labels=num_labels,
             label_activation=self._label_activation(num_labels),
             step_tag_id=(tags | fields).get("step_tag_id"),
-            returned_token_ids=tuple(fields.get("returned_token_ids") or ()),
+            returned_token_ids=tuple(returned),
             matryoshka_dimensions=tuple(dimensions or ()) if is_matryoshka else None,
         )
 
@@ -271,6 +279,10 @@ class PooledFiles:
         rows = taken["model.embed_tokens.weight" if is_tied else "lm_head.weight"][ids]
         method = self.config.get("method")
         if method == "from_2_way_softmax" or self.config.get("is_original_qwen3_reranker"):
+            if len(tokens) != 2:
+                raise ConfigurationError(
+                    f"classifier_from_token names {len(tokens)} tokens, from_2_way_softmax takes 2"
+                )
             return rows[1:2] - rows[0:1]
         return rows
 
@@ -283,10 +295,21 @@ def pooled_files(files: ModelFiles, options: PoolingOptions) -> PooledFiles:
     return PooledFiles(files, options, modules)
 
 
+class _Module(msgspec.Struct):
+    type: str
+    path: str
+
+
 def _read_modules(folder: Path) -> SentenceModules:
     pooling_type, normalizes, dense = None, False, []
-    for module in json.loads((folder / "modules.json").read_text()):
-        kind, path = module["type"].rsplit(".", 1)[-1], folder / module["path"]
+    try:
+        modules = msgspec.json.decode((folder / "modules.json").read_bytes(), type=list[_Module])
+    except msgspec.DecodeError as error:
+        raise StartupError(
+            f"{folder / 'modules.json'} is none of sentence-transformers: {error}; get it again"
+        ) from error
+    for module in modules:
+        kind, path = module.type.rsplit(".", 1)[-1], folder / module.path
         match kind:
             case "Transformer":
                 pass
@@ -343,18 +366,19 @@ def _sized(config: PoolerConfig, projection: "list[DenseLayer]") -> PoolerConfig
 
 
 def _dense_module(folder: Path) -> "DenseLayer":
-    from safetensors.numpy import load_file
+    from safetensors.torch import load_file
 
     from engine_core.model_runner.pooling import DenseLayer
 
     config = read_json_object_if_present(folder / "config.json")
-    if not (folder / "model.safetensors").is_file():
-        raise StartupError(f"{folder} has no model.safetensors; save it again in that format")
-    tensors = load_file(folder / "model.safetensors")
+    file = folder / "model.safetensors"
+    tensors = load_file(file) if file.is_file() else {}
+    if "linear.weight" not in tensors:
+        raise StartupError(f"{file} with linear.weight is not there; save the model again")
     bias = tensors.get("linear.bias")
     return DenseLayer(
-        tensors["linear.weight"].astype("float32"),
-        None if bias is None else bias.astype("float32"),
+        tensors["linear.weight"].float().numpy(),
+        None if bias is None else bias.float().numpy(),
         _activation(config.get("activation_function") or "Tanh"),
     )
 

@@ -146,28 +146,40 @@ def prompt_lengths(config: RunnerConfig) -> list[int]:
 
 def profile_steps(config: RunnerConfig, *, num_logprobs: int) -> list[SchedulerOutput]:
     """Plans to be run in order on a runner with at least one block: the largest step that computes
-    prompts, the largest that decodes, and one without tokens, which frees all rows. Each has as
-    many tokens and rows as a step may have, and every row samples with all that sampling offers.
+    prompts, the largest that decodes and verifies drafts, and one without tokens, which frees all
+    rows. Each has as many tokens and rows as a step may have, every row samples with all that
+    sampling offers, and of every prompt log-probabilities are reported.
     `num_logprobs`: the most that are reported for a token."""
     lengths = prompt_lengths(config)
     names = [f"profile-{row}" for row in range(len(lengths))]
     counts = np.array(lengths, np.int32)
+    drafts = _num_drafts(lengths, config)
     nothing = np.zeros(len(lengths), np.int32)
     new = [
-        _new_request(name, row, length, config, num_logprobs)
+        _new_request(name, row, length, length + 1 + drafts[row], config, num_logprobs)
         for row, (name, length) in enumerate(zip(names, lengths, strict=True))
     ]
     return [
         _plan(0, names, nothing, counts, new=new),
-        _plan(1, names, counts, np.ones_like(counts)),
+        _plan(1, names, counts, 1 + np.array(drafts, np.int32)),
         _plan(2, [], nothing[:0], nothing[:0], finished=names),
     ]
 
 
+def _num_drafts(lengths: list[int], config: RunnerConfig) -> list[int]:
+    """Of each row: together as many as a step may have, none beyond max_model_len."""
+    left = min(config.max_num_drafts, config.max_num_batched_tokens - len(lengths))
+    drafts = []
+    for length in reversed(lengths):
+        drafts.append(min(left, config.max_model_len - 1 - length))
+        left -= drafts[-1]
+    return drafts[::-1]
+
+
 def _new_request(
-    name: str, row: int, length: int, config: RunnerConfig, num_logprobs: int
+    name: str, row: int, length: int, num_slots: int, config: RunnerConfig, num_logprobs: int
 ) -> NewRequestData:
-    num_blocks = -(-(length + 1) // config.block_size)
+    num_blocks = -(-num_slots // config.block_size)
     return NewRequestData(
         req_id=name,
         prompt_token_ids=[0] * length,
@@ -184,6 +196,7 @@ def _new_request(
             frequency_penalty=0.1,
             seed=row,
             logprobs=num_logprobs,
+            prompt_logprobs=num_logprobs,
         ),
         block_ids=tuple([_ONLY_BLOCK] * num_blocks for _ in range(config.num_groups)),
         num_computed_tokens=0,
@@ -214,7 +227,11 @@ def _plan(
         block_updates=[],
         copies=CacheCopies(),
         total_num_scheduled_tokens=int(scheduled.sum()),
-        scheduled_spec_decode_tokens={},
+        scheduled_spec_decode_tokens={
+            name: [0] * (number - 1)
+            for name, number in zip(names, scheduled.tolist(), strict=True)
+            if number > 1 and not new
+        },
         finished_req_ids=finished or [],
         preempted_req_ids=[],
         num_output_tokens=np.zeros(len(names), np.int32),

@@ -2,14 +2,17 @@
 name; limits bound what a grammar can cost."""
 
 import contextlib
+import itertools
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, StructTag
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
-from engine_core.structured_output.regex_size import check_regex
+from engine_core.structured_output.regexes import check_regex, with_ascii_classes
+from engine_core.structured_output.structural_tags import structural_tag_grammar
 from protocol.structured_output import StructuredOutput, StructuredOutputKind
 
 _WHITE_SPACE = r" |\n{1,2}[ \t]{0,20}"
@@ -59,10 +62,17 @@ class GrammarCompiler:
         return matcher
 
     def _grammar_of(self, asked: StructuredOutput) -> str:
-        grammar = _grammar_of(asked)
+        if asked.kind is StructuredOutputKind.STRUCTURAL_TAG:
+            grammar = _user_grammar(
+                structural_tag_grammar(_read(asked.text), self._markers, _json_rule)
+            )
+        else:
+            grammar = _grammar_of(asked)
         if asked.reasoning is None:
             return grammar
-        start, end = (self._marker(text) for text in (asked.reasoning.start, asked.reasoning.end))
+        start, end = (
+            " ".join(self._markers(text)) for text in (asked.reasoning.start, asked.reasoning.end)
+        )
         if end.startswith("<"):
             rules = [f"thought: TEXT {end}", r"TEXT: /(.|\n)*/"]
         else:
@@ -73,11 +83,17 @@ class GrammarCompiler:
         answer = json.loads(grammar)["grammars"][0] if is_json else {"lark_grammar": grammar}
         return json.dumps({"grammars": [{"lark_grammar": lark}, {**answer, "name": "answer"}]})
 
-    def _marker(self, text: str) -> str:
-        """A special token is no text for a grammar."""
-        first, *more = self._tokenizer.tokenize_str(text, parse_special=True)
-        is_special = not more and self._tokenizer.is_special_token(first)
-        return f"<[{first}]>" if is_special else json.dumps(text)
+    def _markers(self, text: str) -> list[str]:
+        """Of a grammar, the special tokens in a text and the texts between: for a grammar a special
+        token is none."""
+        tokens = self._tokenizer.tokenize_str(text, parse_special=True)
+        parts = []
+        for is_special, run in itertools.groupby(tokens, self._tokenizer.is_special_token):
+            if is_special:
+                parts += [f"<[{token}]>" for token in run]
+            else:
+                parts.append(json.dumps(self._tokenizer.decode_str([*run])))
+        return parts
 
 
 def reason_of(text: str) -> str:
@@ -96,15 +112,44 @@ def _grammar_of(asked: StructuredOutput) -> str:
             return LLMatcher.grammar_from_json_schema(asked.text, overrides=_json_options(asked))
         case StructuredOutputKind.REGEX:
             check_regex(asked.text)
-            return LLMatcher.grammar_from_regex(asked.text)
+            return LLMatcher.grammar_from_regex(with_ascii_classes(asked.text))
         case StructuredOutputKind.CHOICE:
             return LLMatcher.grammar_from_lark(_choice(_read(asked.text)))
         case StructuredOutputKind.GRAMMAR:
             is_gbnf = "::=" in asked.text
-            lark = gbnf_to_lark(asked.text) if is_gbnf else asked.text
-            return LLMatcher.grammar_from_lark(lark)
+            return _user_grammar(gbnf_to_lark(asked.text) if is_gbnf else asked.text)
         case StructuredOutputKind.STRUCTURAL_TAG:
-            return LLMatcher.grammar_from_lark(_structural_tag(_read(asked.text)))
+            raise AssertionError("it needs the tokenizer")
+
+
+def _user_grammar(lark: str) -> str:
+    no_forcing = json.dumps({"no_forcing": not may_force(lark)})
+    return LLMatcher.grammar_from_lark(f"{lark}\n%llguidance {no_forcing}")
+
+
+_STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')
+_JSON_PART = re.compile(r"%json\b.*")
+_FREE_TEXT = (r"/(.|\n)*/", r"/([^{\s](.|\n)*)?/", r"/([^\[\s](.|\n)*)?/")
+"""More than one character may follow each."""
+_DEFINITION = re.compile(r"^\s*[!?]?(\w+)(\[.*\])?[^:\n]*:", re.MULTILINE)
+_LOOPING_REGEX = re.compile(r"/.*[*+{].*/")
+
+
+def may_force(lark: str) -> bool:
+    """Whether forced tokens may be looked for. In llguidance 1.9 that never ends, and takes ever
+    more memory, where a terminal repeats a text and nothing can follow it, as in `start: A A` with
+    `A: /(ab)+/`: the first A takes all. Where a terminal repeats anything it is not done."""
+    for part in _FREE_TEXT:
+        lark = lark.replace(part, "")
+    lark = _JSON_PART.sub("", _STRING.sub("", lark))
+    if "%" in lark.replace("%llguidance", "") or _LOOPING_REGEX.search(lark):
+        return False
+    _, *parts = _DEFINITION.split(lark)  # name, attributes, body, name ...
+    return not any(
+        set(body) & set("*+~{")
+        for name, attributes, body in zip(parts[::3], parts[1::3], parts[2::3], strict=True)
+        if attributes or name[0].isupper()
+    )
 
 
 def _json_options(asked: StructuredOutput) -> Any:
@@ -152,26 +197,11 @@ def _choice(choices: Any) -> str:
     return "start: " + " | ".join(json.dumps(choice) for choice in choices)
 
 
-def _structural_tag(given: Any) -> str:
-    """vLLM's `{"structures": [{"begin", "schema", "end"}], "triggers": [...]}`."""
-    structures = given.get("structures") if isinstance(given, dict) else None
-    if not structures or "format" in given:
-        raise GrammarError(
-            'it must have "structures" (a list of {"begin", "schema", "end"}) and "triggers"; no '
-            "other form is supported"
-        )
-    tags = []
-    for structure in structures:
-        begin = structure["begin"]
-        trigger = next((t for t in given["triggers"] if t and begin.startswith(t)), None)
-        if trigger is None:
-            raise GrammarError(f"no trigger begins {begin!r:.100}; name one in triggers")
-        schema = structure.get("schema") or structure.get("structural_tag") or {}
-        schema = _read(schema) if isinstance(schema, str) else schema
-        check_patterns(schema)
-        schema = {**schema, "x-guidance": {"whitespace_pattern": _WHITE_SPACE}}
-        tags.append(StructTag(trigger=trigger, begin=begin, grammar=schema, end=structure["end"]))
-    return StructTag.to_grammar(tags, assume_special=False)
+def _json_rule(schema: Any) -> str:
+    schema = _read(schema) if isinstance(schema, str) else schema
+    schema = {} if schema is True else schema
+    check_patterns(schema)
+    return f"%json {json.dumps({**schema, 'x-guidance': {'whitespace_pattern': _WHITE_SPACE}})}"
 
 
 @contextlib.contextmanager

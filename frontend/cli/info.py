@@ -61,6 +61,15 @@ def _as_json(document: Any) -> str:
     return json_module.dumps(document, ensure_ascii=False)
 
 
+def drafts_by_method(now: EngineStatistics) -> str:
+    """What became of drafts, by what made them; empty if there were none."""
+    accepted = now.num_accepted_tokens_by_method
+    return ", ".join(
+        f"{method}: {number:,} verified, {accepted.get(method, 0) / number:.0%} accepted"
+        for method, number in now.num_draft_tokens_by_method.items()
+    )
+
+
 def daemon_table(address: str, model: ModelInfo, now: EngineStatistics) -> dict[str, str]:
     """What a person asks first, a line each; `--json` has every counter."""
     finished = ", ".join(
@@ -73,10 +82,7 @@ def daemon_table(address: str, model: ModelInfo, now: EngineStatistics) -> dict[
     drafts = {}
     if now.num_drafts:
         length = 1 + now.num_accepted_tokens / now.num_drafts
-        drafts["drafts"] = (
-            f"{now.num_draft_tokens:,} verified, {now.num_accepted_tokens:,} accepted; "
-            f"{length:.2f} tokens a step that had any"
-        )
+        drafts["drafts"] = f"{drafts_by_method(now)}; {length:.2f} tokens a step that had any"
     return {
         "model": f"{model.name} ({model.architecture}, {model.dtype})",
         "state": f"{now.state}, weights version {now.weights_version}",

@@ -12,7 +12,7 @@ from textual.widgets import DataTable, Footer, Input, Static
 
 from frontend.cli.connected import connected
 from frontend.cli.engine_watch import EngineWatch
-from frontend.cli.info import request_lines
+from frontend.cli.info import drafts_by_method, request_lines
 from frontend.cli.options import DaemonOptions
 from protocol.explanations import RequestInfo
 
@@ -154,7 +154,9 @@ class TopApp(App[None]):
             f"{used:,} used, {whole - used:,} free ({cached:,} cached)\nlatency   first token "
         )
         queue_s, ttft_s = (mean(name, "num_first_tokens") for name in ("queue_time_s", "ttft_s"))
-        return text.append(f"{_milliseconds(ttft_s)}, of it in the queue {_milliseconds(queue_s)}")
+        text.append(f"{_milliseconds(ttft_s)}, of it in the queue {_milliseconds(queue_s)}")
+        drafts = drafts_by_method(now)
+        return text.append(f"\ndrafts    {drafts}") if drafts else text
 
     async def _explain(self) -> None:
         if self._explained is not None:

@@ -30,13 +30,16 @@ async def stream(llm, params, after_tokens=None, interrupt=None):
     return tokens
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("temperature", "more"), [(0.0, ("--speculative", "suffix")), (1.0, ())], ids=str
+)
 async def test_a_killed_daemon_that_comes_back_goes_on_with_the_same_tokens(
-    tiny_llama, tmp_path, temperature
+    tiny_llama, tmp_path, temperature, more
 ):
+    """With drafts too, which do not survive it."""
     bind = f"ipc://{tmp_path}/engine.sock"
     params = parameters(temperature=temperature)
-    first = Daemon(tiny_llama, *OPTIONS, bind=bind)
+    first = Daemon(tiny_llama, *OPTIONS, *more, bind=bind)
     second = None
     try:
         async with AsyncLLM(bind, reconnect_timeout_s=60) as llm:
@@ -50,9 +53,11 @@ async def test_a_killed_daemon_that_comes_back_goes_on_with_the_same_tokens(
             task = asyncio.create_task(stream(llm, params, after_tokens=20, interrupt=kill))
             while first.process.poll() is None:
                 await asyncio.sleep(0.01)
-            second = await asyncio.to_thread(Daemon, tiny_llama, *OPTIONS, bind=bind)
+            second = await asyncio.to_thread(Daemon, tiny_llama, *OPTIONS, *more, bind=bind)
             assert await asyncio.wait_for(task, 60) == expected
-            assert (await llm.statistics()).num_generated_tokens < 200
+            seen = await llm.statistics()
+            assert seen.num_generated_tokens < 200
+            assert (seen.num_accepted_tokens > 0) == bool(more)
     finally:
         first.close()
         if second is not None:

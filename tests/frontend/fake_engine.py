@@ -101,6 +101,8 @@ class FakeEngine:
         """Its tokenizer knows <image> and <audio> then."""
         self.adapters: dict[str, str] = {}
         """Fingerprints by name; LoadAdapter makes them of paths."""
+        self.drafts = 0, 0
+        """Of each request, verified and accepted."""
         self.is_draining = False
         self.must_end = False
         """With a last message that ends all its requests."""
@@ -278,7 +280,13 @@ class FakeEngine:
                 if output.finished:
                     running.ended.add(index)
                     if len(running.ended) == running.request.num_sequences:
-                        output = msgspec.structs.replace(output, timings=timings())
+                        drafts, accepted = self.drafts
+                        output = msgspec.structs.replace(
+                            output,
+                            timings=timings(),
+                            num_draft_tokens=drafts,
+                            num_accepted_tokens=accepted,
+                        )
                 step.add(output, is_first=output.num_cached_tokens is not None)
 
     def _search(self, running: RunningRequest, step: Step) -> None:

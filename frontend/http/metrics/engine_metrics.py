@@ -64,6 +64,13 @@ def _lookups(now: EngineStatistics) -> Samples:
         yield ("miss", ended), count - num_hits
 
 
+def _drafts(now: EngineStatistics) -> Samples:
+    for method, number in now.num_draft_tokens_by_method.items():
+        num_accepted = now.num_accepted_tokens_by_method.get(method, 0)
+        yield (method, "accepted"), num_accepted
+        yield (method, "rejected"), number - num_accepted
+
+
 def _by(**counts: float) -> Samples:
     return [((name,), count) for name, count in counts.items()]
 
@@ -161,6 +168,13 @@ ENGINE_METRICS = [
         "Drafts that are in an output.",
         "num_accepted_tokens",
         in_vllm=True,
+    ),
+    EngineMetric(
+        "counter",
+        "spec_decode_draft_tokens",
+        "Drafts that were verified, by what made them and what became of them.",
+        _drafts,
+        labels=("method", "result"),
     ),
     _counter("step_seconds", "Seconds in steps.", "step_time_s"),
     _counter("model_seconds", "Of step_seconds, those of the model runner.", "model_time_s"),

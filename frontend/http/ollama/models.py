@@ -81,7 +81,8 @@ async def show(request: Request, asked: bodies.ModelRequest) -> Response:
     info, family = llm.model, _family(llm)
     template = ("" if info.tokenizer is None else info.tokenizer.chat_template) or ""
     settings: ServerSettings = request.app.state.settings
-    capabilities = ["completion"]
+    tasks = {"generate": "completion", "embed": "embedding"}
+    capabilities = [name for task, name in tasks.items() if task in info.tasks]
     if "tools" in template and (settings.tool_call_parser or format_of_template(template)):
         capabilities.append("tools")
     if template and answer_format(request, llm, None).reasoning is not None:

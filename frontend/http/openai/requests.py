@@ -35,6 +35,8 @@ class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     structures: list[dict[str, Any]] | None = None
     """Of vLLM's structural_tag: `begin`, `schema` and `end` of each."""
     triggers: list[str] | None = None
+    format: dict[str, Any] | None = None
+    """Of a structural_tag, in their place: one of xgrammar's formats."""
 
 
 class StructuredOutputsFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

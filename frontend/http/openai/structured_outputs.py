@@ -60,7 +60,8 @@ def of_format(asked: ResponseFormat) -> StructuredOutputsParams:
             param = "response_format.json_schema"
             raise ApiError(400, f"{param} is missing; give a name and a schema", param=param)
         case "structural_tag":
-            tag = {"structures": asked.structures, "triggers": asked.triggers}
+            given = ("structures", "triggers", "format")
+            tag = {name: value for name in given if (value := getattr(asked, name)) is not None}
             return StructuredOutputsParams(structural_tag=tag)
         case other:
             raise not_supported(

@@ -4,13 +4,16 @@ format, of calls as the model's family writes them."""
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from keyword import iskeyword
 from typing import Any
 
-from frontend.http.api_errors import ApiError, not_supported
+from frontend.http.api_errors import ApiError
 from frontend.tokenizer import Tokenizer
 
 Schema = dict[str, Any]
 _WHITE_SPACE = {"whitespace_pattern": r" |\n{1,2}[ \t]{0,20}"}
+
+_ESCAPES = 'bfnrt"\\\\'
 
 
 @dataclass(frozen=True)
@@ -58,15 +61,14 @@ def calls_grammar(
     """
     if not must_call and answer is None and not any(tool.is_strict for tool in tools):
         return None
-    if call_format == "pythonic":
-        raise not_supported(
-            "tool_choice", "forced or strict", "this model's calls are no JSON; use auto"
-        )
     rules = _Rules(tokenizer)
     follows = {tool.name for tool in tools if must_call or tool.is_strict}
     arguments = [
-        rules.json(tool.parameters if tool.name in follows else None, is_object=True)
+        rules.keywords(tool, schema or {})
+        if call_format == "pythonic"
+        else rules.json(schema, is_object=True)
         for tool in tools
+        for schema in (tool.parameters if tool.name in follows else None,)
     ]
     names = [tool.name for tool in tools]
     head, calls = _FORMS[call_format](rules, names, arguments, has_one_call, template)
@@ -81,13 +83,15 @@ def calls_grammar(
         rules.add("begun[lazy]", f"TEXT {head}")
     else:
         rules.add("start", f"{calls} | OTHER")
+        opening = "\\[" if call_format == "pythonic" else "{"
+        rules.add("OTHER", rf"/([^{opening}\s](.|\n)*)?/")
     return rules.text()
 
 
 class _Rules:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._lines = [r"TEXT: /(.|\n)*/", r"OTHER: /([^{\s](.|\n)*)?/"]
+        self._lines = [r"TEXT: /(.|\n)*/"]
 
     def add(self, name: str, body: str) -> str:
         if body:
@@ -101,9 +105,37 @@ class _Rules:
         is_special = token_id in added and (added[token_id].special or text.startswith("<"))
         return f"<[{token_id}]>" if is_special else json.dumps(text)
 
-    def json(self, schema: Schema | None, *, is_object: bool = False) -> str:
+    def json(self, schema: Schema | None, *, is_object: bool = False, **options: str) -> str:
         whole = {**({"type": "object"} if is_object else {}), **(schema or {})}
-        return f"%json {json.dumps({**whole, 'x-guidance': _WHITE_SPACE})}"
+        return f"%json {json.dumps({**whole, 'x-guidance': {**_WHITE_SPACE, **options}})}"
+
+    def keywords(self, tool: OfferedTool, schema: Schema) -> str:
+        """`key="value", other=1`: the properties in their order. Values are JSON, with names of
+        constants that the reader of calls knows and escapes that Python has too."""
+        properties = schema.get("properties") or {}
+        names = [*tool.name.split("."), *properties]
+        if wrong := [name for name in names if not name.isidentifier() or iskeyword(name)]:
+            raise ApiError(
+                400,
+                f"tools: {wrong[0]!r:.100} of {tool.name!r:.100} is no name in Python, in which "
+                "this model writes calls; rename it, or use tool_choice auto without strict",
+                param="tools",
+            )
+        if not properties:
+            pair = f'/[a-z][a-z_]{{0,40}}/ "=" {self.json(None, json_allowed_escapes=_ESCAPES)}'
+            is_closed = schema.get("additionalProperties") is False
+            return '""' if is_closed else f'({pair} (", " {pair})*)?'
+        shared: Schema = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+        first = more = '""'
+        for name, each in reversed(properties.items()):
+            whole = {**shared, **(each if isinstance(each, dict) else {})}
+            pair = f'"{name}=" {self.json(whole, json_allowed_escapes=_ESCAPES)} {more}'
+            may_lack = name not in schema.get("required", ())
+            number = len(self._lines)
+            first = self.add(f"first_{number}", f"{pair} | {first}" if may_lack else pair)
+            body = f'", " {pair} | {more}' if may_lack else f'", " {pair}'
+            more = self.add(f"more_{number}", body)
+        return first
 
     def text(self) -> str:
         return "\n".join(["%llguidance {}", *self._lines])
@@ -152,4 +184,19 @@ def _mistral(
     return start, _several(call, f"{start} {call}", has_one_call)
 
 
-_FORMS = {"hermes": _hermes, "llama3_json": _llama3_json, "mistral": _mistral}
+def _pythonic(
+    rules: _Rules, names: list[str], arguments: list[str], has_one_call: bool, template: str
+) -> tuple[str, str]:
+    for number, (name, each) in enumerate(zip(names, arguments, strict=True)):
+        rules.add(f"call_{number}", f'"{name}(" {each} ")"')
+    call = rules.add("call", " | ".join(f"call_{number}" for number in range(len(names))))
+    calls = rules.add("calls", _several(call, f'", " {call}', has_one_call))
+    return "", f'"[" {calls} "]"'
+
+
+_FORMS = {
+    "hermes": _hermes,
+    "llama3_json": _llama3_json,
+    "mistral": _mistral,
+    "pythonic": _pythonic,
+}

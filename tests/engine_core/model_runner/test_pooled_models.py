@@ -225,6 +225,9 @@ def test_a_reranker_made_of_a_model_for_text_scores_as_its_two_tokens(tmp_path):
     [
         ({"convert": "classify"}, StartupError, "no head to classify with.*classifier_from_token"),
         ({"runner": "pooling", "convert": "none"}, ConfigurationError, "serves nothing; omit it"),
+        ({"pooler_config": '{"step_tag_id": "x"}'}, ConfigurationError, "Expected `int`"),
+        ({"pooler_config": '{"returned_token_ids": [1]}'}, ConfigurationError, "has 0 labels"),
+        ({"hf_overrides": '[]'}, ConfigurationError, "Expected `object`, got `array`"),
         ({"pooler_config": "{"}, ConfigurationError, "--pooler-config is not JSON"),
         ({"pooler_config": '{"normalize": true}'}, ConfigurationError, "normalize is not"),
         ({"pooler_config": '{"pooling_type": "MAX"}'}, ConfigurationError, "there is LAST, MEAN"),
@@ -239,6 +242,9 @@ def test_what_cannot_be_pooled_ends_the_start_by_name(tmp_path, options, error, 
 
 def test_modules_that_are_not_known_end_the_start_by_name(tmp_path):
     saved(tmp_path, transformers.AutoModel)
+    (tmp_path / "modules.json").write_text('{"a": 1}')
+    with pytest.raises(StartupError, match="none of sentence-transformers: Expected `array`"):
+        load(tmp_path)
     sentence_model(tmp_path, {"pooling_mode_lasttoken": True}, "WeightedLayerPooling")
     with pytest.raises(StartupError, match="module WeightedLayerPooling of sentence-transformers"):
         load(tmp_path)

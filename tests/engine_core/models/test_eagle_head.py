@@ -79,6 +79,7 @@ def context_for(head, ops):
         (PART | {"hidden_size": 24, "target_hidden_size": 32}, True),
     ],
 )
+@torch.inference_mode()
 def test_logits_and_states_are_those_of_the_published_formula(ops, target, options, own_embedding):
     config = head_config(TARGET, **options)
     tensors = head_tensors(config, own_embedding=own_embedding)
@@ -102,6 +103,7 @@ def test_logits_and_states_are_those_of_the_published_formula(ops, target, optio
 
 
 @pytest.mark.parametrize("ops", ["native"], indirect=True)
+@torch.inference_mode()
 def test_spellings_of_one_head_are_one_head(ops, target):
     config = head_config(TARGET, **PART, norm_before_residual=True)
     tensors = head_tensors(config)
@@ -141,6 +143,11 @@ def test_the_speculators_library_norms_before_the_residual_by_default(target):
         ({"eagle_aux_hidden_state_layer_ids": [2, 2, 3]}, ModelConfigError, "one of them twice"),
         ({"eagle_config": {"use_aux_hidden_state": False}}, UnsupportedArchitecture, "use_aux"),
         ({"parallel_drafting": True}, UnsupportedArchitecture, "parallel_drafting True"),
+        (
+            {"rope_scaling": {"rope_type": "default", "mrope_section": [2, 1, 1]}},
+            UnsupportedArchitecture,
+            "several axes",
+        ),
         ({"layer_types": ["sliding_attention"]}, UnsupportedArchitecture, "sliding attention"),
         ({"fc_norm": True}, ModelWeightsError, "3 tensors of the head are missing: model.fc_norm"),
         ({"rms_norm_eps": "small"}, ModelConfigError, "rms_norm_eps"),

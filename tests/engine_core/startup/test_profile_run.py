@@ -34,7 +34,7 @@ CONFIG = {
 def limits(**changes):
     values = {
         "max_num_batched_tokens": 100, "max_num_seqs": 8, "max_model_len": 64, "block_size": 4,
-        "num_groups": 1,
+        "num_groups": 1, "max_num_drafts": 0,
     }  # fmt: skip
     return SimpleNamespace(**values | changes)
 
@@ -61,8 +61,25 @@ def test_every_row_samples_and_tables_hold_one_token_more():
     assert (last.total_num_scheduled_tokens, len(last.finished_req_ids)) == (0, 8)
     for new in first.scheduled_new_reqs:
         assert new.sampling_params.logprobs == 5
+        assert new.sampling_params.prompt_logprobs == 5
         assert new.sampling_params.has_penalties
         assert [len(table) * 4 > len(new.prompt_token_ids) for table in new.block_ids] == [True] * 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "number"),
+    [({}, 20), ({"max_num_batched_tokens": 12}, 4), ({"max_model_len": 4, "max_num_seqs": 3}, 0)],
+)
+def test_the_largest_decode_verifies_as_many_drafts_as_there_may_be(changes, number):
+    config = limits(max_num_drafts=20, **changes)
+    first, second, _ = profile_steps(config, num_logprobs=5)
+    drafts = second.scheduled_spec_decode_tokens
+    assert not first.scheduled_spec_decode_tokens
+    assert sum(map(len, drafts.values())) == number
+    num_tokens = second.batch.num_computed_tokens + second.batch.num_scheduled_tokens
+    for new, length in zip(first.scheduled_new_reqs, num_tokens.tolist(), strict=True):
+        assert length <= config.max_model_len
+        assert len(new.block_ids[0]) * config.block_size >= length
 
 
 class Meter:
@@ -97,7 +114,9 @@ def device_is_this_cpu(monkeypatch):
 @pytest.mark.parametrize("max_num_batched_tokens", [3, 40])
 def test_a_runner_of_one_block_carries_the_plans_out(ops, max_num_batched_tokens, on_device):
     ops = PaddedOperations() if on_device else ops
-    spec = make_spec(ops, max_num_batched_tokens=max_num_batched_tokens, on_device=on_device)
+    spec = make_spec(
+        ops, max_num_batched_tokens=max_num_batched_tokens, max_num_drafts=9, on_device=on_device
+    )
     plans = spec.profile_steps()
     runner = spec.build(num_blocks=1, num_host_blocks=0, max_model_len=64)
     spec.warm_up(runner)
@@ -107,10 +126,14 @@ def test_a_runner_of_one_block_carries_the_plans_out(ops, max_num_batched_tokens
         assert len(answer.sampled_token_ids) == num_rows
         assert not answer.failures
         assert len(answer.logprobs) == num_rows
+        assert answer.verified_token_ids.keys() == plan.scheduled_spec_decode_tokens.keys()
+        assert len(answer.prompt_logprobs) == sum(
+            length > 1 for length in plan.batch.num_scheduled_tokens
+        ) * (plan is plans[0])
     assert not runner.execute(plans[2]).req_ids
     assert not runner.rows._row_of
     meter = Meter()
-    graph_bytes = len(decode_buckets(7)) * len(SamplingMode) * 12 * 1024**2
+    graph_bytes = len(decode_buckets(7 + 9)) * len(SamplingMode) * 12 * 1024**2
     assert spec.measure_step_bytes(meter) == graph_bytes  # nothing else grew
     assert meter.num_releases == 2
 
@@ -128,7 +151,9 @@ def test_eager_steps_use_no_graph_and_no_memory_for_any(caplog):
     assert spec.measure_step_bytes(Meter()) == 0
 
 
-def make_spec(ops, *, max_num_batched_tokens=40, enforce_eager=False, on_device=False):
+def make_spec(
+    ops, *, max_num_batched_tokens=40, max_num_drafts=0, enforce_eager=False, on_device=False
+):
     model = load_dummy_model(CONFIG, dtype=torch.float32, ops=ops)
     values = dict(  # noqa: C408
         loaded=LoadedModel(
@@ -140,6 +165,7 @@ def make_spec(ops, *, max_num_batched_tokens=40, enforce_eager=False, on_device=
             num_blocks=1,
             max_num_seqs=7,
             max_num_batched_tokens=max_num_batched_tokens,
+            max_num_drafts=max_num_drafts,
             eos_token_ids=(),
         ),
         scheduler=SchedulerConfig(

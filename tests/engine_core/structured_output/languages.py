@@ -124,11 +124,15 @@ def _node(draw: random.Random, depth: int, at: int, number: int) -> Node:
             return Node("class", draw.choice(("[a-c]", "[0-9]", "[^a-z]", "[é-ü_]")))
         return Node("text", draw.choice(("if ", "a", "b", "::", "é🙂", '"q"', "end", "\n", "\\")))
     parts = tuple(_node(draw, depth - 1, at, number) for _ in range(draw.randint(1, 3)))
-    match draw.randrange(3):
+    if len(parts) == 1 and draw.random() < 0.7:
+        return parts[0]
+    match draw.randrange(3) if len(parts) > 1 else 2:
         case 0:
             return Node("sequence", parts=parts)
         case 1:
             return Node("either", parts=parts)
+    if parts[0].kind == "several":  # the GBNF converter loses the brackets between two counts
+        return parts[0]
     return Node("several", draw.choice(((0, 1), (0, None), (1, None), (2, 2), (1, 3))), parts[:1])
 
 

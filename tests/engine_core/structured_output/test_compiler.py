@@ -94,7 +94,10 @@ def test_white_space_is_little_none_or_what_is_asked_for():
     assert not accepts(KIND.JSON, schema, "[1, 1]", disable_any_whitespace=True)
 
 
-@pytest.mark.parametrize("pattern", [r"\d{3}-[a-f]{2,4}", "(é|🙂)+", "a|b|", r"^x[^y]z$"])
+@pytest.mark.parametrize(
+    "pattern",
+    [r"\d{3}-[a-f]{2,4}", "(é|🙂)+", "a|b|", r"^x[^y]z$", r"[\w-]{9}\s+[^\d]\D\W", r"\\d\w{20}"],
+)
 def test_a_regular_expression_is_matched_by_the_whole_text(pattern):
     for seed in range(5):
         text = random_text(compiled(KIND.REGEX, pattern), seed, most=60)
@@ -117,6 +120,27 @@ def test_a_grammar_is_larks_or_gbnf():
         assert not accepts(KIND.GRAMMAR, grammar, "ab")
 
 
+@pytest.mark.parametrize(
+    ("lark", "can_be"),
+    [
+        ('start: "a" | "b" A A\nA: /(if )+/', False),
+        ('start: "a" | "b" A A\nA: "if"\n  | "if "+', False),
+        ('start: "a" | "b" r r\nr[lazy]: "if "+', False),
+        ('start: "a" | "b" /(if )+/ /(if )+/', False),
+        ('start: "a" | "b" %regex { "substring_words": "if" }', False),
+        ('root ::= "a" | "b" r r\nr ::= ("if ")+', False),
+        ('start: "a" | "b" "if " "/x+/" r+\nr: /\\n?/ "]"', True),
+        ('start: "a" | "b" "if " %json {"pattern": "^a+$"}', True),
+    ],
+)
+def test_tokens_are_forced_where_a_terminal_cannot_repeat_for_ever(lark, can_be):
+    """The first of these made llguidance look for forced bytes without end, in the step."""
+    matcher = compiled(KIND.GRAMMAR, lark)
+    matcher.consume_token(tokenizer().token_to_id("b"))
+    matcher.compute_bitmask()
+    assert bool(matcher.compute_ff_tokens()) == can_be
+
+
 def test_a_structural_tag_binds_what_follows_a_trigger():
     schema = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
     tag = {
@@ -130,6 +154,88 @@ def test_a_structural_tag_binds_what_follows_a_trigger():
     assert not accepts(KIND.STRUCTURAL_TAG, tag, 'free <f=one>{"x": "1"}</f>')
 
 
+NUMBER = {"type": "json_schema", "json_schema": {"type": "integer"}}
+ANY = {"type": "any_text"}
+TAGS = [
+    {"begin": "<f=one>", "content": NUMBER, "end": "</f>"},
+    {"begin": "<f=two>", "content": ANY, "end": ["</f>", "</g>"]},
+]
+CALLS = {"type": "triggered_tags", "triggers": ["<f="], "tags": TAGS}
+LIST = {"type": "tags_with_separator", "tags": TAGS[:1], "separator": ", "}
+ONE = "<f=one>1</f>"
+
+
+def constant(value):
+    return {"type": "const_string", "value": value}
+
+
+@pytest.mark.parametrize(
+    ("form", "good", "bad"),
+    [
+        (constant("a<b"), ["a<b"], ["a", "a<bc"]),
+        (NUMBER, ["-7"], ["x"]),
+        ({"type": "regex", "pattern": r"a/\d{2}"}, ["a/12"], ["a/1"]),
+        (ANY, ["", "<f=one>x"], []),
+        (CALLS, ["", "so ", f"so {ONE} and <f=two>x</g>.", ONE], ["<f=one>x</f>", "<f=no>"]),
+        (CALLS | {"at_least_one": True}, [ONE, ONE + " and so on"], ["", "so", f"so {ONE}"]),
+        (CALLS | {"stop_after_first": True}, ["so", f"so {ONE}"], [f"{ONE}{ONE}", f"{ONE}."]),
+        (LIST, ["", ONE, f"{ONE}, {ONE}"], [f"{ONE} {ONE}", ", "]),
+        (LIST | {"at_least_one": True, "stop_after_first": True}, [ONE], ["", f"{ONE}, {ONE}"]),
+        (
+            {"type": "sequence", "elements": [constant("a: "), NUMBER, ANY]},
+            ["a: 1", "a: 1 x"],
+            ["a: "],
+        ),
+        ({"type": "or", "elements": [constant("a"), NUMBER]}, ["a", "5"], ["a5"]),
+        (
+            {"type": "tag", "begin": "<t>", "content": CALLS, "end": "</t>"},
+            ["<t></t>", f"<t>x{ONE}y{ONE}</t>"],
+            ["<t>", "<t></t>x", "<t><f=one></t>"],
+        ),
+        ({"type": "optional", "content": NUMBER}, ["", "12"], ["x"]),
+        ({"type": "star", "content": constant("ab")}, ["", "abab"], ["aba"]),
+        ({"type": "plus", "content": constant("ab")}, ["ab", "abab"], [""]),
+        (
+            {"type": "repeat", "content": constant("ab"), "min": 2, "max": 3},
+            ["abab"],
+            ["ab", "ab" * 4],
+        ),
+    ],
+)
+def test_a_structural_tag_in_xgrammars_formats(form, good, bad):
+    tag = {"type": "structural_tag", "format": form}
+    for texts, is_good in ((good, True), (bad, False)):
+        for text in texts:
+            assert accepts(KIND.STRUCTURAL_TAG, tag, text) == is_good, text
+
+
+@pytest.mark.parametrize(
+    ("form", "words"),
+    [
+        (
+            {"type": "qwen_xml_parameter", "json_schema": {}},
+            "'qwen_xml_parameter' is not supported",
+        ),
+        (
+            {"type": "json_schema", "json_schema": {}, "style": "qwen_xml"},
+            "'qwen_xml', which is not",
+        ),
+        ({"type": "any_text", "excludes": ["a"]}, r"excludes ['a'], which is not enforced"),
+        ({"type": "sequence", "elements": [ANY, constant("a")]}, "'any_text' has no end"),
+        ({"type": "star", "content": ANY}, "'any_text' has no end"),
+        (NUMBER | {"strict": True}, "'json_schema' has no strict"),
+        (CALLS | {"triggers": ["x"]}, "no trigger begins '<f=one>'"),
+        (CALLS | {"tags": [{"begin": "<f="}]}, "not of its form: 'end'"),
+        ({"type": "json_schema", "json_schema": {"not": {}}}, '"not"'),
+        ("text", "format None is not supported"),
+    ],
+)
+def test_a_format_that_cannot_be_enforced_is_refused_by_name(form, words):
+    with pytest.raises(GrammarError) as error:
+        compiled(KIND.STRUCTURAL_TAG, {"format": form})
+    assert words in str(error.value)
+
+
 @pytest.mark.parametrize(
     ("kind", "text", "words"),
     [
@@ -141,7 +247,11 @@ def test_a_structural_tag_binds_what_follows_a_trigger():
         (KIND.JSON, "{", "cannot be used"),
         (KIND.JSON, "[" * 100_000, "nested too deeply"),
         (KIND.STRUCTURAL_TAG, "{}", "triggers"),
-        (KIND.STRUCTURAL_TAG, '{"structures": [{"begin": "a"}], "triggers": ["b"]}', "no trigger"),
+        (
+            KIND.STRUCTURAL_TAG,
+            '{"structures": [{"begin": "a", "end": ""}], "triggers": ["b"]}',
+            "no trigger",
+        ),
     ],
 )
 def test_a_text_that_is_not_of_its_kind_is_refused(kind, text, words):

@@ -106,10 +106,13 @@ async def test_it_shows_steps_blocks_hits_latencies_and_each_requests_progress(s
             engine, A, msgspec.structs.replace(B, num_output_tokens=94), uptime_s=6.0, num_steps=14,
             num_prefill_tokens=400, num_decode_tokens=20, step_time_s=0.1, num_prompt_tokens=100,
             num_cached_prompt_tokens=50, num_first_tokens=2, queue_time_s=0.5, ttft_s=3.0,
+            num_draft_tokens_by_method={"suffix": 40, "grammar": 2},
+            num_accepted_tokens_by_method={"suffix": 10, "grammar": 2},
         )  # fmt: skip
         await until(
             pilot, "75.0 prefill + 5.0 decode tokens, 25 ms", "prefix hits 51%, 50% since",
             "first token 1,500 ms, of it in the queue 250 ms", "94/100",
+            "suffix: 40 verified, 25% accepted, grammar: 2 verified, 100% accepted",
         )  # fmt: skip
 
 

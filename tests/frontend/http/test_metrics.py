@@ -3,7 +3,9 @@
 import threading
 
 import httpx
+import msgspec
 import pytest
+from fake_model import statistics
 from http_server import serving
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -114,6 +116,23 @@ def test_every_counter_of_the_engine_has_a_metric(engine, url):
         if name not in elsewhere | not_served:
             raised = {"stop": 2} if isinstance(value, dict) else value + 1
             assert values(**{name: raised}) != values(), f"{name} is in no metric"
+
+
+def test_drafts_are_counted_by_what_made_them():
+    numbers = statistics(0)
+    numbers = msgspec.structs.replace(
+        numbers,
+        num_draft_tokens_by_method={"ngram": 9, "grammar": 4},
+        num_accepted_tokens_by_method={"ngram": 2, "grammar": 4},
+    )
+    (metric,) = (each for each in ENGINE_METRICS if each.name == "spec_decode_draft_tokens")
+    assert metric.labels == ("method", "result")
+    assert dict(metric.samples(numbers)) == {
+        ("ngram", "accepted"): 2,
+        ("ngram", "rejected"): 7,
+        ("grammar", "accepted"): 4,
+        ("grammar", "rejected"): 0,
+    }
 
 
 def test_an_engine_that_is_away_leaves_what_this_server_saw(start_engine):

@@ -44,6 +44,22 @@ def test_a_conversation_is_answered_with_usage(http):
     assert usage["total_tokens"] == len(RENDERED) + 5
 
 
+def test_usage_says_how_many_drafts_were_accepted_where_there_were_any(http, engine):
+    assert "completion_tokens_details" not in chat(http).json()["usage"]
+    engine.drafts = 7, 3
+    expected = {"accepted_prediction_tokens": 3, "rejected_prediction_tokens": 4}
+    answer = chat(http).json()
+    assert answer["usage"]["completion_tokens_details"] == expected
+    stream = events_of(chat(http, stream=True, stream_options={"include_usage": True}))
+    assert stream[-1]["usage"]["completion_tokens_details"] == expected
+    body = {"prompt": ["a", "b"], "max_tokens": 2}
+    completion = http.post("/v1/completions", json=body).json()
+    assert completion["usage"]["completion_tokens_details"] == {
+        "accepted_prediction_tokens": 6,
+        "rejected_prediction_tokens": 8,
+    }
+
+
 def test_a_stream_says_the_same_in_parts(http):
     response = chat(http, stream=True, stream_options={"include_usage": True})
     assert response.headers["content-type"].startswith("text/event-stream")

@@ -1,11 +1,14 @@
-"""What a regular expression unrolls to: repetitions within repetitions multiply, and a lexer would
-spend seconds on a few characters."""
+"""Regular expressions before they are compiled: what one unrolls to (repetitions within repetitions
+multiply, and a lexer would spend seconds on a few characters), and what its classes are."""
 
 import re
 
 _MAX_SIZE = 20_000
 _PART = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{\d+(?:,\d*)?\}|.", re.DOTALL)
 _NUMBER = re.compile(r"\d+")
+
+
+_ASCII = {r"\d": "0-9", r"\w": "0-9A-Za-z_", r"\s": r" \t\n\r\f\v"}
 
 
 class RegexTooLarge(ValueError):
@@ -36,3 +39,17 @@ def check_regex(pattern: str) -> None:
         raise RegexTooLarge(
             f"{pattern[:100]!r} unrolls to {size} characters, the limit is {_MAX_SIZE}; repeat less"
         )
+
+
+def with_ascii_classes(pattern: str) -> str:
+    r"""Its \d, \w and \s are ASCII, but in classes that exclude them: Unicode's differ from
+    language to language and from version to version, these are of all of them."""
+    parts = []
+    for match in _PART.finditer(pattern):
+        part = match[0]
+        if part in _ASCII:
+            part = f"[{_ASCII[part]}]"
+        elif part[0] == "[" and part[1:2] != "^" and "[" not in part[1:]:
+            part = re.sub(r"\\.", lambda escape: _ASCII.get(escape[0], escape[0]), part)
+        parts.append(part)
+    return "".join(parts)

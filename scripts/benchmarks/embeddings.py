@@ -1,0 +1,118 @@
+"""Sentences a second through client and daemon, in turn with other libraries."""
+
+import json as json_format
+import math
+import os
+import random
+import re
+import statistics
+import subprocess
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from frontend import LLM, PoolingParams
+from scripts.benchmarks import Json, Repeat, cpu_seconds, report, running_daemon
+from scripts.load.report import log
+
+_PEER = Path(__file__).with_name("embedding_peer.py")
+_CUT = PoolingParams(truncate_prompt_tokens=-1)
+
+
+class Ours:
+    """Client and daemon."""
+
+    def __init__(self, llm: LLM, pid: int) -> None:
+        self._llm, self._pid = llm, pid
+
+    def run(self, batches: list[list[str]]) -> tuple[float, float, list[float]]:
+        """Seconds, CPU seconds, the first vector."""
+        started_s, cpu_s = time.perf_counter(), time.process_time() + cpu_seconds(self._pid)
+        outputs = [self._llm.embed(texts, _CUT, use_tqdm=False) for texts in batches]
+        elapsed_s = time.perf_counter() - started_s
+        cpu_s = time.process_time() + cpu_seconds(self._pid) - cpu_s
+        return elapsed_s, cpu_s, list(outputs[0][0].outputs.embedding)
+
+
+class Peer:
+    """Another library, in a process of its own."""
+
+    def __init__(self, python: str, kind: str, folder: str, num_threads: int) -> None:
+        command = [python, "-P", str(_PEER), kind, folder, str(num_threads)]
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        )
+
+    def run(self, batches: list[list[str]]) -> tuple[float, float, list[float]]:
+        """As `Ours.run`. Raises RuntimeError: it has ended."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        print(json_format.dumps(batches), file=self.process.stdin, flush=True)
+        if not (line := self.process.stdout.readline()):
+            raise RuntimeError("the other Python has ended; has it sentence-transformers, onnx?")
+        elapsed_s, cpu_s, vector = json_format.loads(line)
+        return elapsed_s, cpu_s, vector
+
+
+def sentences() -> list[str]:
+    """Of this project's documents: of mixed lengths, in an order that does not change."""
+    folder = Path(__file__).resolve().parents[2] / "docs"
+    text = " ".join(file.read_text() for file in sorted(folder.glob("*.md")))
+    found = [" ".join(part.split()) for part in re.split(r"(?<=[.!?])\s", text)]
+    found = [part for part in found if 3 < len(part) < 1500]
+    random.Random(0).shuffle(found)
+    return found
+
+
+def embeddings(
+    *,
+    folder: Annotated[str, Parameter(help="The model's, as `engine-core pull` prints it.")],
+    peers: Annotated[str | None, Parameter(help="A Python with the other libraries.")] = None,
+    options: Annotated[str, Parameter(allow_leading_hyphen=True, help="Of the daemon.")] = "",
+    threads: int = 2,
+    repeat: Repeat = 5,
+    json: Json = None,
+) -> None:
+    """64 sentences one by one, and 256 at once; medians. CPU: sentences in a second of all THREADS,
+    from the CPU time of all processes. Vectors must be equal to 1e-4."""
+    texts = sentences()
+    work = {"1": [[text] for text in texts[:64]], "256": [texts[:256]]}
+    command = ["--model", folder, "--num-threads", str(threads), *options.split()]
+    running: dict[str, Ours | Peer] = {}
+    times: dict[str, list[tuple[float, float]]] = {}
+    try:
+        with (
+            running_daemon(command) as (daemon, ready),
+            LLM(address=ready["address"]) as llm,
+        ):
+            running["engine-core"] = Ours(llm, daemon.pid)
+            for kind in ("onnxruntime", "sentence-transformers") if peers else ():
+                running[kind] = Peer(str(peers), kind, folder, threads)
+            for number in range(repeat + 1):
+                for batch, batches in work.items():
+                    first = None
+                    for name, each in running.items():
+                        elapsed_s, cpu_s, vector = each.run(batches)
+                        first = first or vector
+                        if math.dist(first, vector) > 1e-4 and not options:
+                            raise RuntimeError(f"{name} gives another vector")
+                        if number:  # the first run warms up
+                            times.setdefault(f"{name}, {batch}", []).append((elapsed_s, cpu_s))
+    finally:
+        for each in running.values():
+            if isinstance(each, Peer):
+                each.process.kill()
+    counts = {batch: sum(map(len, batches)) for batch, batches in work.items()}
+    figures: dict[str, Any] = {}
+    for name, spent in times.items():
+        count = counts[name.rpartition(", ")[2]]
+        wall, cpu = (statistics.median(one[at] for one in spent) for at in range(2))
+        figures[name] = [round(count / wall, 1), round(count / cpu * threads, 1)]
+        log(f"{name:28}{figures[name][0]:9}/s wall{figures[name][1]:9}/s CPU")
+    report({"folder": folder, "options": options, "sentences_per_s": figures}, json)
