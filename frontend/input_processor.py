@@ -76,7 +76,7 @@ ChatMessage = Mapping[str, Any]
 
 _MARKER_TOKENS = 16
 """As many of a prompt's last tokens show whether it ends in a block of reasoning."""
-_KNOWN_KEYS = frozenset({"prompt", "prompt_token_ids", "multi_modal_data", "cache_salt"})
+_KNOWN_KEYS = frozenset({"prompt", "prompt_token_ids", "cache_salt"})
 _EMBEDS_KEYS = frozenset({"prompt_embeds", "prompt_is_token_ids"})
 
 
@@ -341,11 +341,12 @@ class InputProcessor:
                 return prompt
             split = self._encoder.split(prompt)
             return {**split.decoder_prompt, "multimodal": split}
-        if not has_data(prompt):
+        if not isinstance(prompt, Mapping) or "multi_modal_data" not in prompt:
             return prompt
-        assert isinstance(prompt, Mapping)
-        items = items_of(prompt["multi_modal_data"])
         given = {key: value for key, value in prompt.items() if key != "multi_modal_data"}
+        if not has_data(prompt):
+            return given
+        items = items_of(prompt["multi_modal_data"])
         text, token_ids, _ = _parse(given, "prompt")
         media = self._multimodal_processor().process(
             (text or "") if token_ids is None else token_ids, items, add_special_tokens=True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -177,6 +178,8 @@ class SamplingOptions:
     """End before this text; may be repeated."""
     ignore_eos: Annotated[bool, Parameter(negative="")] = False
     """Continue after the model's end-of-sequence."""
+    extra_args: str | None = None
+    """A JSON object for the daemon's logits processors."""
 
     def to_params(
         self, model: ModelInfo, output_kind: RequestOutputKind, **more: Any
@@ -190,6 +193,11 @@ class SamplingOptions:
 
         recommended = SamplingParams.from_defaults(model.default_sampling or FIRST_ANSWER_SAMPLING)
         typed = {name: value for name, value in vars(self).items() if value is not None}
+        if self.extra_args is not None:
+            try:
+                typed["extra_args"] = json.loads(self.extra_args)
+            except ValueError as error:
+                raise UsageError(f"--extra-args is no JSON: {error}") from None
         typed = {"max_tokens": None, **typed, **more, "output_kind": output_kind}
         try:
             return dataclasses.replace(recommended, **typed)

@@ -1,13 +1,17 @@
 """Real daemons with drafts and without: equal tokens, log-probabilities and ends, whatever was
-asked for; what was drafted is told."""
+asked for; what was drafted is told. Weights of 4 bits, a cache of 8."""
 
+import json
 import random
 
 import msgspec
 import pytest
+import torch
 from daemons import running_daemon
+from safetensors.torch import save_file
 
 from frontend import LLM, SamplingParams
+from frontend.sampling_params import StructuredOutputsParams
 
 pytestmark = pytest.mark.slow
 
@@ -26,12 +30,31 @@ def kinds():
     yield {"temperature": 0.4, "top_p": 0.9, "frequency_penalty": 0.3}
     yield {"temperature": 0.3, "min_p": 0.1, "logit_bias": {260: 2.0}, "min_tokens": 20}
     yield {"temperature": 0.2, "n": 3, "top_k": 20, "presence_penalty": 0.2, "logprobs": 0}
+    rows = StructuredOutputsParams(regex=r"(one, two, [a-z]{3,6}\. ){1,9}")
+    yield {"temperature": 0.7, "structured_outputs": rows}
+
+
+@pytest.fixture
+def adapter(tmp_path):
+    """Of SmolLM2's shape, for its queries."""
+    generator = torch.Generator().manual_seed(5)
+    tensors = {}
+    for layer in range(30):
+        prefix = f"base_model.model.model.layers.{layer}.self_attn.q_proj"
+        tensors[f"{prefix}.lora_A.weight"] = torch.randn(4, 576, generator=generator) * 0.05
+        tensors[f"{prefix}.lora_B.weight"] = torch.randn(576, 4, generator=generator) * 0.05
+    save_file(tensors, tmp_path / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8.0, "target_modules": ["q_proj"]}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    return tmp_path
 
 
 def answers(llm, requests):
     outputs = llm.generate(
         [text for text, _ in requests], [params for _, params in requests], use_tqdm=False
     )
+    greedy = SamplingParams(max_tokens=30, temperature=0.0)
+    outputs += llm.generate(TEXTS, greedy, use_tqdm=False, adapter="ann")
     drafts = sum(output.metrics.num_draft_tokens for output in outputs)
     accepted = sum(output.metrics.num_accepted_tokens for output in outputs)
     found = [
@@ -42,16 +65,17 @@ def answers(llm, requests):
     return msgspec.json.encode(found), drafts, accepted
 
 
-def test_no_draft_changes_anything_of_an_answer(smollm2):
+def test_no_draft_changes_anything_of_an_answer(smollm2, adapter):
     draw = random.Random(0)
     requests = [
         (TEXTS[at % 3], SamplingParams(max_tokens=30, seed=draw.getrandbits(60), **kind))
         for at, kind in enumerate(kinds())
     ]
-    options = (smollm2, "--num-blocks", 40, "--max-num-seqs", 6)
+    options = (smollm2, "--num-blocks", 40, "--max-num-seqs", 6, "--adapter", f"ann={adapter}")
+    options += ("--quantization", "int4", "--kv-cache-dtype", "int8")
     with running_daemon(*options) as daemon, LLM(address=daemon.address) as llm:
-        plain, drafts, _ = answers(llm, requests)
-        assert drafts == 0
+        plain, _, _ = answers(llm, requests)
+        assert [*llm.statistics().num_draft_tokens_by_method] == ["grammar"]  # forced ones
     suffix = (*options, "--speculative", "suffix", "--num-speculative-tokens", 6)
     with running_daemon(*suffix) as daemon, LLM(address=daemon.address) as llm:
         for _ in range(2):  # the second time earlier outputs are known
@@ -61,3 +85,5 @@ def test_no_draft_changes_anything_of_an_answer(smollm2):
         statistics = llm.statistics()
         assert statistics.num_accepted_tokens > accepted
         assert statistics.num_draft_tokens > drafts
+        assert statistics.num_draft_tokens_by_method["suffix"] > 0
+        assert statistics.num_accepted_tokens_by_method["grammar"] > 0

@@ -127,6 +127,8 @@ class MessagesRequest(CountTokensRequest, forbid_unknown_fields=True, kw_only=Tr
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=0)] | None = None
     metadata: Metadata | None = None
+    vllm_xargs: dict[str, Any] | None = None
+    """`extra_args` for the engine's logits processors."""
     service_tier: Literal["auto", "standard_only"] | None = None
     """Of no effect: there is one tier."""
 

@@ -154,6 +154,7 @@ def _sampling_params(
         **{name: value for name, value in given.items() if value is not None},
         stop=asked.stop_sequences,
         structured_outputs=parts.structured_outputs,
+        extra_args=asked.vllm_xargs,
         max_tokens=asked.max_tokens,
         skip_special_tokens=not parts.shows_special_tokens,
         output_kind=RequestOutputKind.DELTA if asked.stream else RequestOutputKind.FINAL_ONLY,

@@ -61,6 +61,8 @@ class GenerationRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
     think: bool | Literal["low", "medium", "high"] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0)] | None = None
+    vllm_xargs: dict[str, Any] | None = None
+    """`extra_args` for the engine's logits processors."""
 
 
 class GenerateRequest(GenerationRequest, forbid_unknown_fields=True, kw_only=True):

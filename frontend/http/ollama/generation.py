@@ -206,6 +206,7 @@ def _sampling_params(run: "_Run", num_prompt_tokens: int) -> SamplingParams:
     return dataclasses.replace(
         defaults,
         **{name: value for name, value in given.items() if value is not None},
+        extra_args=asked.vllm_xargs,
         max_tokens=max_tokens,
         structured_outputs=run.parts.structured_outputs,
         skip_special_tokens=not run.parts.shows_special_tokens,

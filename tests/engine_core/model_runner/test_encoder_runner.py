@@ -15,7 +15,7 @@ from engine_core.options.engine import EngineOptions
 from engine_core.options.pooling import PoolingOptions
 from engine_core.options.scheduling import SchedulingOptions
 from engine_core.options.speculation import SpeculationOptions
-from engine_core.scheduler import Scheduler
+from engine_core.scheduler import ModelRunnerOutput, Scheduler
 from engine_core.startup.before_torch import open_model
 from engine_core.startup.model import load_any_model
 from engine_core.startup.pooled_files import _ENCODER
@@ -190,23 +190,39 @@ def test_the_more_urgent_is_first_and_an_aborted_one_is_not_computed(folder):
     assert list(loop.pooled) == ["urgent", "late"]
 
 
-def test_a_step_that_is_lost_is_computed_again(folder):
-    path, prompts = folder("BertModel"), prompts_of(20, 7)
+def test_a_prompt_that_makes_steps_fail_ends_alone(folder):
+    path, prompts = folder("BertModel"), prompts_of(20, 7, 64, 3, 9)
     loop, _ = start(path)
+    prompts[2][5] = poison = 98
+    prompts = [[min(token, 97) if n != 2 else token for token in p] for n, p in enumerate(prompts)]
     for number, prompt in enumerate(prompts):
         ask(loop, str(number), prompt)
-    compute, faults = loop.runner._model.forward, [RuntimeError("lost")]
-    loop.runner._model.forward = lambda *args: compute(*args) if not faults else faults.pop().x
-    plan = loop.scheduler.schedule()
-    loop.runner.submit(plan)
-    with pytest.raises(AttributeError):
-        loop.runner.collect()
-    loop.scheduler.discard_step(plan, "lost")
+    compute = loop.runner._model.forward
+
+    def forward(token_ids_T, *more):
+        if poison in token_ids_T.tolist():
+            raise RuntimeError("poison")
+        return compute(token_ids_T, *more)
+
+    loop.runner._model.forward = forward
+    collect = loop.runner.collect
+
+    def collected():
+        plan = loop.runner._in_flight
+        try:
+            return collect()
+        except RuntimeError as error:
+            loop.scheduler.discard_step(plan, str(error))
+            return ModelRunnerOutput(req_ids=[], sampled_token_ids=[])
+
+    loop.runner.collect = collected
     loop.finish()
     model = transformers.BertModel.from_pretrained(path).eval()
+    assert loop.ends[("2", 0)] is FinishReason.ERROR and "2" not in loop.pooled
     for number, prompt in enumerate(prompts):
-        expected = embedded(model, prompt)
-        torch.testing.assert_close(answer(loop, str(number)), expected, atol=1e-4, rtol=0)
+        if number != 2:
+            expected = embedded(model, prompt)
+            torch.testing.assert_close(answer(loop, str(number)), expected, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize(

@@ -49,12 +49,15 @@ def test_text_is_streamed_to_stdout_and_nothing_else(run, start_engine, address)
 def test_options_reach_the_engine_over_the_models_own_defaults(run, start_engine, address):
     engine = start_engine()
     options = ["--max-tokens", "3", "--top-p", "0.5", "--seed", "0", "--min-p", "0.1"]
-    options += ["--temperature", "0"]
+    options += ["--temperature", "0", "--extra-args", '{"a": [1]}']
     assert run("complete", "Hi", "--address", address, *options)[0] == 0
     params = engine.requests[0].sampling_params
     assert engine.requests[0].prompt_token_ids == ids_of("Hi")
     assert (params.max_tokens, params.top_p, params.seed, params.min_p) == (3, 0.5, 0, 0.1)
     assert (params.temperature, params.top_k) == (0, 7)
+    assert json.loads(params.extra_args) == {"a": [1]}
+    code, _, error = run("complete", "Hi", "--address", address, "--extra-args", "{")
+    assert code == 2 and "--extra-args is no JSON" in error
 
 
 @pytest.mark.parametrize("options", [[], ["--chat"]])

@@ -112,6 +112,15 @@ def test_vllms_extra_arguments_reach_the_engine(http, engine):
     assert http.post("/v1/completions", json=body).status_code == 200
     assert json.loads(engine.requests[-1].sampling_params.extra_args) == body["vllm_xargs"]
     assert refusal(chat(http, vllm_xargs=[1]))["param"].startswith("vllm_xargs")
+    model = http.get("/v1/models").json()["data"][0]["id"]
+    hello = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "stream": False}
+    for path, more in (
+        ("/v1/messages", {"max_tokens": 2}),
+        ("/api/chat", {"options": {"num_predict": 2}}),
+    ):
+        answer = http.post(path, json={**hello, **more, "vllm_xargs": {"path": path}})
+        assert answer.status_code == 200, answer.text
+        assert json.loads(engine.requests[-1].sampling_params.extra_args) == {"path": path}
     assert "the limit is 65536" in refusal(chat(http, vllm_xargs={"a": "x" * 70_000}))["message"]
 
 

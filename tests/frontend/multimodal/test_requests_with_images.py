@@ -214,3 +214,16 @@ def test_files_outside_the_allowed_folder_are_refused(multimodal_engine, tmp_pat
             llm.chat([{"role": "user", "content": [part]}], FEW, use_tqdm=False)
     with pytest.raises(InvalidInput, match="is no folder"):
         LLM(address=multimodal_engine.address, allowed_local_media_path=outside)
+
+
+def test_a_vector_of_an_image_is_refused_by_name(start_engine):
+    """Nothing of a prompt is left out without a word."""
+    tasks = {"tasks": ("generate", "embed")}
+    engine = start_engine(multimodal=INFO, model_fields=tasks)
+    with LLM(address=engine.address) as llm:
+        for data in ({"image": png()}, {}):
+            with pytest.raises(InvalidInput, match="'multi_modal_data', which this engine does"):
+                llm.embed({"prompt": "<image>", "multi_modal_data": data}, use_tqdm=False)
+        text = {"prompt": "hello", "multi_modal_data": None}
+        assert llm.generate(text, FEW, use_tqdm=False)[0].prompt_token_ids == ids_of("hello")
+    assert not engine.requests[0].multimodal_inputs

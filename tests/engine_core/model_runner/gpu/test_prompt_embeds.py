@@ -54,7 +54,7 @@ def expected_of(reference, tokens, spans, number):
     return output.sequences[0].tolist(), logprobs
 
 
-BACKENDS = [("native", False), ("torch", False), ("torch", True)]
+BACKENDS = [("native", False), ("torch", True)]
 pytestmark = pytest.mark.parametrize(("ops", "on_device"), BACKENDS, indirect=["ops"])
 
 
@@ -172,3 +172,17 @@ def test_samples_and_beams_of_such_a_prompt_are_those_of_its_tokens(make_loop, r
         results.append(dict(loop.tokens))
     assert results[0] == results[1]
     assert len(results[0]) == 9
+
+
+def test_ids_that_stand_for_rows_are_counted_by_no_penalty(make_loop, reference):
+    """Two tokens lead by far, and the prompt names one of them. Proves S020."""
+    states, found = states_of(reference, 9, 5), set()
+    for placeholder in (3, 5):
+        loop = make_loop(PLENTY)
+        params = greedy(1, repetition_penalty=2.0, logit_bias={3: 99.0, 5: 99.0})
+        loop.add("a", [placeholder] * 9 + [8], params, prompt_embeds=(rows_of(0, states),))
+        loop.add("b", [placeholder] * 10, params, prompt_embeds=(rows_of(0, states),))
+        loop.finish()
+        found.add(loop.tokens["a", 0][0])
+        assert loop.tokens["b", 0] == [8 - placeholder]  # its last one is a token
+    assert len(found) == 1
