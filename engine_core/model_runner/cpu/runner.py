@@ -123,6 +123,7 @@ class CPUModelRunner:
             self._cache,
             given=None if given is None else given.on_device(self.config.dtype, self._ops.device),
             positions_AT=encoded.positions_AT,
+            ends_T=encoded.ends_T,
         )
         hidden_TE = self._model.forward(
             torch.from_numpy(inputs.token_ids_T), torch.from_numpy(inputs.positions_T), context
