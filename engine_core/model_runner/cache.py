@@ -68,6 +68,7 @@ class PagedKVCache:
         num_decodes: int,
         given: GivenRows | None = None,
         positions_AT: torch.Tensor | None = None,
+        ends_T: torch.Tensor | None = None,
     ) -> ForwardContext:
         """See `AttentionPlanner.plan`; each group has a block table and slots of its own."""
         by_group: list[AttentionMetadata] = [
@@ -78,6 +79,7 @@ class PagedKVCache:
                 slot_mapping_T=slot_mappings_GT[group],
                 num_decodes=num_decodes,
                 num_decode_tokens=num_decodes,
+                ends_T=ends_T,
             )
             for group, planner in enumerate(self._planners)
         ]

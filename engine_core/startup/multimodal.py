@@ -23,8 +23,9 @@ from protocol.multimodal import MultiModalInfo
 logger = logging.getLogger(__name__)
 
 _LEAST_CACHE_SIZE = 8192
-_WIDTHS_A_ROW = 256
-"""Upper estimate of an encoder's activations: so many hidden widths a row of its output."""
+_WIDTHS_A_ROW, _USUAL_ROWS = 64, 2048
+"""Estimate of an encoder's activations: so many hidden widths a row of its output, of an image of
+that size; the largest ones take from what the KV cache leaves free."""
 
 
 def with_encoder(options: EngineOptions, files: ModelFiles, loaded: LoadedModel) -> LoadedModel:
@@ -122,12 +123,13 @@ def text_only_note(files: ModelFiles, loaded: LoadedModel) -> list[str]:
 
 
 def encoder_bytes(loaded: LoadedModel, scheduler: SchedulerConfig) -> int:
-    """Upper estimate of what outputs and a step's activations take."""
+    """Estimate of what outputs and a step's activations take."""
     if loaded.encoder is None:
         return 0
     row_bytes = loaded.model.kv_cache_spec.hidden_size * loaded.dtype.itemsize
     num_rows = scheduler.encoder_cache_size
-    return row_bytes * (num_rows + _WIDTHS_A_ROW * min(num_rows, loaded.encoder.family.most_rows))
+    usual = min(num_rows, loaded.encoder.family.most_rows, _USUAL_ROWS)
+    return row_bytes * (num_rows + _WIDTHS_A_ROW * usual)
 
 
 def make_reader(options: EngineOptions, loaded: LoadedModel) -> MultiModalReader:

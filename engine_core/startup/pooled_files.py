@@ -31,6 +31,8 @@ _BODY = ("layers.", "embed_tokens.", "norm.")
 """Of checkpoints that were saved without their head: names lack their first part."""
 _VOCABULARY = ("lm_head.weight", "model.embed_tokens.weight")
 _ACTIVATIONS = {"Identity": "identity", "Sigmoid": "sigmoid", "Softmax": "softmax", "Tanh": "tanh"}
+_NO_LENGTH = 10**9
+"""transformers writes 10**30 where a tokenizer has no limit."""
 _QWEN_STEP_TAG = 151651
 """Of Qwen2.5-Math-PRM, where its config names none: <extra_0>."""
 
@@ -326,11 +328,13 @@ def _read_modules(folder: Path) -> SentenceModules:
                 )
     config = read_json_object_if_present(folder / "config_sentence_transformers.json")
     limits = read_json_object_if_present(folder / "sentence_bert_config.json")
+    tokenizer = read_json_object_if_present(folder / "tokenizer_config.json")
+    longest = limits.get("max_seq_length") or tokenizer.get("model_max_length")
     return SentenceModules(
         pooling_type,
         normalizes,
         tuple(dense),
-        limits.get("max_seq_length"),
+        longest if isinstance(longest, int) and longest < _NO_LENGTH else None,
         config.get("prompts") or {},
         config.get("default_prompt_name"),
     )

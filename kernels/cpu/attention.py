@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels.cpu.kv_cache import KVCacheFormat, format_of_cache, format_of_dtype, row_length
-from kernels.cpu.library import FLOAT, INT64, POINTER, members, optional_address
+from kernels.cpu.library import FLOAT, INT64, POINTER, check_tensor, members, optional_address
 from kernels.interface.operations import (
     AttentionMetadata,
     AttentionPlanner,
@@ -26,7 +26,7 @@ class AttentionGeometry(ctypes.Structure):
         *members(INT64, "num_requests", "num_tokens", "table_width", "num_blocks", "block_size"),
         *members(INT64, "num_query_heads", "num_kv_heads", "head_size", "window", "kv_format"),
         ("bidirectional", INT64),
-        *members(POINTER, "starts", "lengths", "table", "slots"),
+        *members(POINTER, "starts", "lengths", "table", "slots", "ends"),
     ]
 
 
@@ -91,7 +91,7 @@ class NativeAttentionPlanner(AttentionPlanner):
                 f"slot_mapping is {slot_mapping_T.dtype} {tuple(slot_mapping_T.shape)}; it must be "
                 "int64 of [T]"
             )
-        keeps = (
+        keeps: tuple[torch.Tensor, ...] = (
             query_start_loc_R1.to(torch.int32).contiguous(),
             seq_lens_R.to(torch.int32).contiguous(),
             block_table_RM.to(torch.int32).contiguous(),
@@ -105,6 +105,11 @@ class NativeAttentionPlanner(AttentionPlanner):
         geometry.lengths = keeps[1].data_ptr()
         geometry.table = keeps[2].data_ptr()
         geometry.slots = keeps[3].data_ptr()
+        geometry.ends = None
+        if step.ends_T is not None:
+            check_tensor("ends", step.ends_T, slot_mapping_T.shape, torch.int32)
+            geometry.ends = step.ends_T.data_ptr()
+            keeps = (*keeps, step.ends_T)
         return NativeAttentionPlan(geometry, self._address, keeps)
 
 

@@ -58,6 +58,8 @@ class AttentionMetadata:
         block_size: slots in a block.
         sliding_window: what the plan was made for; None is full attention.
         plan: private to the backend that made it.
+        ends_T: int32 [T], behind the last position that each token sees: at least itself, never
+            falling within a request; None: each is the last that it sees itself.
     """
 
     query_start_loc_R1: torch.Tensor
@@ -67,6 +69,7 @@ class AttentionMetadata:
     block_size: int
     sliding_window: int | None
     plan: object
+    ends_T: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +115,7 @@ class AttentionPlanner(ABC):
         slot_mapping_T: torch.Tensor,
         num_decodes: int,
         num_decode_tokens: int,
+        ends_T: torch.Tensor | None = None,
     ) -> AttentionMetadata:
         """The plan of a step, for all layers of the group.
 
@@ -125,6 +129,7 @@ class AttentionPlanner(ABC):
                 `needs_decodes_first` is slower where a request with one token comes later, and
                 the last bits of such a request may differ.
             num_decode_tokens: of the first `num_decodes` requests: equal to it without drafts.
+            ends_T: on a CPU alone.
 
         Raises:
             ValueError: more requests or tokens than the planner was made for.
@@ -137,6 +142,7 @@ class AttentionPlanner(ABC):
             block_size=self._spec.block_size,
             sliding_window=self._spec.sliding_window,
             plan=None,
+            ends_T=ends_T,
         )
         return replace(step, plan=self._plan_work(step, num_decodes, num_decode_tokens))
 

@@ -84,14 +84,15 @@ class TilePlanner:
         seq_lens_R: Int64Array,
         block_table_RM: Int64Array,
         spec: AttentionSpec,
+        ends_T: npt.NDArray[np.int32] | None = None,
     ) -> tuple[TileGroup, ...]:
         """The groups of a step; every token is a query of exactly one of them."""
         heads_per_kv = spec.num_query_heads // spec.num_kv_heads
         tile_queries = max(16, _TILE_ROWS // heads_per_kv)
-        tiles = _cut_tiles(query_start_loc_R1, seq_lens_R, tile_queries, spec)
+        tiles = _cut_tiles(query_start_loc_R1, seq_lens_R, tile_queries, spec, ends_T)
         num_tokens = int(query_start_loc_R1[-1])
         return tuple(
-            self._build_group(tiles, members, num_tokens, block_table_RM, spec)
+            self._build_group(tiles, members, num_tokens, block_table_RM, spec, ends_T)
             for members in _group_tiles(tiles, spec.num_kv_heads, heads_per_kv)
         )
 
@@ -102,6 +103,7 @@ class TilePlanner:
         num_tokens: int,
         block_table_RM: Int64Array,
         spec: AttentionSpec,
+        ends_T: npt.NDArray[np.int32] | None,
     ) -> TileGroup:
         block_size, num_kv_heads = spec.block_size, spec.num_kv_heads
         heads_per_kv = spec.num_query_heads // num_kv_heads
@@ -132,7 +134,7 @@ class TilePlanner:
                 output_token = torch.from_numpy(flat[real])
 
         mask: torch.Tensor | None = None
-        if num_tiles == 1 and not spec.bidirectional:
+        if num_tiles == 1 and not spec.bidirectional and ends_T is None:
             if num_queries > 1:
                 mask = self._templates.get(
                     num_before=int(tiles.position[members[0]] - key_start_G1[0, 0]),
@@ -142,8 +144,9 @@ class TilePlanner:
                     dtype=dtype,
                 )
         elif num_queries > 1 or bool((key_GL >= key_stop_G1).any()):
+            ends_GQ = None if ends_T is None else ends_T[query_GQ]
             query_GQ = tiles.position[members, None] + step_GQ
-            mask = _group_mask(key_GL, query_GQ, key_stop_G1, heads_per_kv, spec)
+            mask = _group_mask(key_GL, query_GQ, key_stop_G1, heads_per_kv, spec, ends_GQ)
         return TileGroup(
             num_tiles=num_tiles,
             num_queries=num_queries,
@@ -162,6 +165,7 @@ def _cut_tiles(
     seq_lens_R: Int64Array,
     tile_queries: int,
     spec: AttentionSpec,
+    ends_T: npt.NDArray[np.int32] | None,
 ) -> _Tiles:
     num_queries_R = np.diff(query_start_loc_R1)
     num_tiles_R = -(-num_queries_R // tile_queries)
@@ -177,6 +181,8 @@ def _cut_tiles(
     if spec.sliding_window is not None:
         key_start = np.maximum(key_start, position - spec.sliding_window + 1)
         key_stop = np.minimum(key_stop, position + num_queries - 1 + spec.sliding_window)
+    if ends_T is not None:
+        key_stop = ends_T[query_start_loc_R1[request] + offset + num_queries - 1].astype(np.int64)
     return _Tiles(
         request=request,
         query_start=query_start_loc_R1[request] + offset,
@@ -217,6 +223,7 @@ def _group_mask(
     key_stop_G1: Int64Array,
     heads_per_kv: int,
     spec: AttentionSpec,
+    ends_GQ: npt.NDArray[np.int32] | None,
 ) -> torch.Tensor:
     """Additive [G, 1, Q * heads_per_kv, L], or [G, 1, 1, L] for one query a tile.
 
@@ -226,6 +233,8 @@ def _group_mask(
         visible_GQL = np.broadcast_to(
             key_G1L < key_stop_G1[:, :, None], (*query_GQ.shape, key_GL.shape[1])
         ).copy()
+    elif ends_GQ is not None:
+        visible_GQL = key_G1L < ends_GQ[:, :, None]
     else:
         visible_GQL = key_G1L <= query_GQ1
     if spec.sliding_window is not None:
@@ -318,4 +327,5 @@ class TorchAttentionPlanner(AttentionPlanner):
             seq_lens_R=step.seq_lens_R.numpy().astype(np.int64),
             block_table_RM=step.block_table_RM.numpy().astype(np.int64),
             spec=self._spec,
+            ends_T=None if step.ends_T is None else step.ends_T.numpy(),
         )

@@ -4,6 +4,7 @@ A made-up executor takes the runner's place: the token behind n tokens is n. Its
 happened when.
 """
 
+import dataclasses
 import itertools
 import time
 from collections import deque
@@ -27,10 +28,13 @@ from engine_core.scheduler import (
     SchedulerConfig,
 )
 from engine_core.server.clients import ClientRegistry, Rights
+from engine_core.server.prompt_embeds import PromptEmbedsReader
 from engine_core.server.validation import RequestValidator
 from protocol.errors import ErrorCode
+from protocol.multimodal import TensorRef
 from protocol.outputs import FinishReason, Rejected
 from protocol.pooling import PoolingParams, PoolingTask
+from protocol.prompt_embeds import EmbeddedSpan, PromptEmbedsInfo
 from protocol.requests import Abort, EngineRequest
 from protocol.sampling import BeamSearchParams, SamplingParams
 from tests.protocol.all_outputs import all_outputs
@@ -448,3 +452,31 @@ def test_what_the_scheduler_refuses_is_answered_with_its_reason(error, code):
     served.core._apply([(served.client, ask("a", 3, 3))])
     assert answers == [(served.client, Rejected(request_id="a", code=code, message=str(error)))]
     assert not served.client.request_ids
+
+
+def test_prompts_with_rows_are_known_again_by_what_these_hold():
+    """A trace, and what remembers requests that killed the engine, see other ids. Proves S020."""
+    served, seen, kept = Served(1, runs=False), [], []
+    served.core._scheduler.add_request = kept.append
+    served.core._observers.append(
+        SimpleNamespace(on_arrival=lambda message, *_: seen.append(message.prompt_token_ids))
+    )
+    info = PromptEmbedsInfo(hidden_size=2, max_bytes=99)
+    served.core._validator = dataclasses.replace(
+        served.core._validator,
+        prompt_embeds=PromptEmbedsReader(info, block_size=4, largest_number=1e9),
+    )
+    data = TensorRef(frame=0, dtype="float32", shape=(2, 2))
+    for number, frame in enumerate((b"\0" * 16, b"\0" * 16, b"\1" * 16)):
+        message = msgspec.structs.replace(
+            ask(str(number), 3, 3),
+            prompt_token_ids=[5, 0, 0],
+            prompt_embeds=(EmbeddedSpan(start=1, data=data),),
+        )
+        served.client.frames = [frame]
+        served.core._apply([(served.client, message)])
+    assert [each.prompt.tolist() for each in kept] == [[5, 0, 0]] * 3
+    first, same, other = seen
+    assert first == same
+    assert first[0] == other[0] == 5
+    assert all(one != another for one, another in zip(first[1:], other[1:], strict=True))

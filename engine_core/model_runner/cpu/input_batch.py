@@ -90,6 +90,7 @@ class StepInputs:
         cache: PagedKVCache,
         given: GivenRows | None = None,
         positions_AT: Int64Array | None = None,
+        ends_T: Int32Array | None = None,
     ) -> ForwardContext:
         """What a model reads of the step, whose cache this is."""
         return cache.forward_context(
@@ -100,6 +101,7 @@ class StepInputs:
             num_decodes=self.num_decodes,
             given=given,
             positions_AT=None if positions_AT is None else torch.from_numpy(positions_AT),
+            ends_T=None if ends_T is None else torch.from_numpy(ends_T),
         )
 
 

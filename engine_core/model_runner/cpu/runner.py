@@ -128,6 +128,7 @@ class CPUModelRunner:
             self._cache,
             given=None if given is None else given.on_device(self.config.dtype, self._ops.device),
             positions_AT=encoded.positions_AT,
+            ends_T=encoded.ends_T,
         )
         failed = encoded.failures
         if self._encoded is not None:

@@ -10,6 +10,7 @@ from engine_core.models.multimodal.interface import InputFamily, Tensors
 
 _FLOATS = ("float32", "float16")
 _INTS = ("int64", "int32")
+_QWEN_MOST_PIXELS = 12_845_056
 
 
 class _Images:
@@ -146,8 +147,8 @@ class QwenImages(_Images):
         return self._vision.positive_int("spatial_merge_size", 2)
 
     def _rows_of_one(self) -> int:
-        """The most pixels of transformers' own image processor."""
-        return 28 * 28 * 1280 // (14 * 14) // self._merge**2
+        """Of the most pixels that published processors allow."""
+        return _QWEN_MOST_PIXELS // (14 * self._merge) ** 2
 
 
 def _wrong(name: str, shape: tuple[int, ...], wanted: str) -> str:
@@ -158,6 +159,7 @@ def _wrong(name: str, shape: tuple[int, ...], wanted: str) -> str:
 
 
 _FAMILIES: dict[str, type[_Images]] = {
+    "gemma3": Gemma3Images,
     "qwen2_vl": QwenImages,
     "qwen2_5_vl": QwenImages,
     "idefics3": Idefics3Images,

@@ -34,6 +34,14 @@ const char* check_requests(const Attention& a, int64_t num_requests, int64_t num
             return refuse("request %ld has %ld of its %ld tokens in the step; bidirectional "
                           "attention needs all of them", r, queries, length);
         }
+        for (int64_t q = 0, last = 0; a.ends != nullptr && q < queries; ++q) {
+            const int64_t end = a.ends[a.starts[r] + q];
+            if (end <= length - queries + q || end > length || end < last) {
+                return refuse("query %ld of request %ld sees keys before %ld of %ld; ends never "
+                              "fall, and are behind the query", q, r, end, length);
+            }
+            last = end;
+        }
         if ((length + a.block_size - 1) / a.block_size > a.table_width) {
             return refuse("request %ld has %ld tokens, its block table of %ld x %ld slots is too "
                           "short", r, length, a.table_width, a.block_size);
@@ -70,7 +78,7 @@ EC_EXPORT const char* ec_attention(const AttentionGeometry* g, const float* q, i
     const Attention a{q, q_stride, k, v, out, g->starts, g->lengths, g->table, g->table_width,
                       g->block_size, g->num_query_heads, g->num_kv_heads, g->head_size, g->window,
                       g->bidirectional != 0,
-                      g->kv_format, scale, softcap, sinks, slopes};
+                      g->kv_format, scale, softcap, sinks, slopes, g->ends};
     const char* refusal = check_requests(a, g->num_requests, g->num_tokens, g->num_blocks);
     if (refusal != nullptr) return refusal;
     plan.make(a, g->num_requests);

@@ -45,6 +45,7 @@ struct Attention {
     float softcap;        // 0: none
     const float* sinks;   // [H] or null
     const float* slopes;  // [H] or null
+    const int32_t* ends;  // [T] never falling in a request: behind the last key seen; or null
 
     int64_t group() const { return num_query_heads / num_kv_heads; }
     int64_t num_queries(int64_t request) const { return starts[request + 1] - starts[request]; }
@@ -56,6 +57,7 @@ struct Attention {
     }
     int64_t stop_key(int64_t request, int64_t query) const {
         const int64_t own = position(request) + query, length = lengths[request];
+        if (ends != nullptr) return ends[starts[request] + query];
         if (!bidirectional) return own + 1;
         return window != 0 && own + window < length ? own + window : length;
     }

@@ -18,6 +18,7 @@ struct AttentionGeometry {
     const int32_t* lengths;  // [num_requests]
     const int32_t* table;    // [num_requests, table_width]
     const int64_t* slots;    // [num_tokens], where keys and values are written
+    const int32_t* ends;     // [num_tokens], behind the last key that each sees; null: itself
 };
 
 namespace ec {

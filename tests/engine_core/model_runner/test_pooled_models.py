@@ -187,10 +187,12 @@ def test_sentence_transformers_files_say_how_to_pool(tmp_path):
         {"linear.weight": weight}, tmp_path / "2_Dense" / "model.safetensors"
     )
     change(tmp_path / "config_sentence_transformers.json", prompts={"query": "Q: "})
-    change(tmp_path / "sentence_bert_config.json", max_seq_length=48)
+    change(tmp_path / "tokenizer_config.json", model_max_length=48)
     change(tmp_path / "config.json", matryoshka_dimensions=[4, 8])
     files, loaded = load(tmp_path)
     assert (files.modules.prompts, files.modules.max_seq_length) == ({"query": "Q: "}, 48)
+    change(tmp_path / "sentence_bert_config.json", max_seq_length=32)
+    assert load(tmp_path)[0].modules.max_seq_length == 32
     vector = (last_states(model).mean(0) @ weight.T).tanh()
     assert_close(answer(loaded, EMBED), torch.nn.functional.normalize(vector, dim=0))
     cut = PoolingParams(task=EMBED, dimensions=8)

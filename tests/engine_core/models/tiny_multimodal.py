@@ -43,6 +43,13 @@ CONFIGS = {
            "fullatt_block_indexes": [1]},
         **QWEN_IDS,
     },
+    "gemma3": {
+        "text_config": TEXT
+        | {"head_dim": 8, "num_hidden_layers": 3, "sliding_window": 6, "query_pre_attn_scalar": 8,
+           "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+        "vision_config": VISION, "mm_tokens_per_image": 16, "image_token_index": IMAGE,
+        "boi_token_index": BEGIN, "eoi_token_index": END,
+    },
     "smolvlm": {
         "text_config": TEXT | {"model_type": "llama"}, "vision_config": VISION,
         "scale_factor": 2, "image_token_id": IMAGE,
@@ -95,7 +102,7 @@ def make_image(model_type, seed, size=(4, 4)):
         mask = np.ones((1, tiles, 16, 16), np.int64)
         return Image({"pixel_values": pixels, "pixel_attention_mask": mask}, 4 * tiles)
     pixels = draw.standard_normal((1, 3, 16, 16), dtype=np.float32)
-    return Image({"pixel_values": pixels}, 16 if model_type == "llava" else 4)
+    return Image({"pixel_values": pixels}, 16)
 
 
 def make_prompt(model_type, parts):
