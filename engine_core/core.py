@@ -260,12 +260,11 @@ class EngineCore:
         """Raises RequestRefused: its structured output cannot be had."""
         if self._structured_outputs is not None:
             self._structured_outputs.admit(request)
-        elif (params := request.sampling_params).structured_output or params.has_token_rules:
+        elif request.sampling_params.structured_output is not None:
             raise RequestRefused(
                 ErrorCode.NOT_SUPPORTED,
-                "structured_outputs, bad_words and thinking_token_budget need the model's "
-                "tokenizer, which this engine does not have; omit them, or start it with "
-                "--tokenizer",
+                "structured_outputs need the model's tokenizer, which this engine does not have; "
+                "omit them, or start it with --tokenizer",
             )
 
     def _reject(self, client: Client, message: EngineRequest, code: ErrorCode, why: str) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 import msgspec
 
+from frontend.encoder_prompts import EncoderDecoderPrompt, EncoderPrompts, SplitPrompt
 from frontend.errors import InvalidInput
 from frontend.event_loop import Clock
 from frontend.media import has_media, items_of, split_media
@@ -66,7 +67,7 @@ class EmbedsPrompt(TypedDict):
     cache_salt: NotRequired[str]
 
 
-PromptInput = str | Sequence[int] | TextPrompt | TokensPrompt | EmbedsPrompt
+PromptInput = str | Sequence[int] | TextPrompt | TokensPrompt | EmbedsPrompt | EncoderDecoderPrompt
 """One prompt."""
 PromptsInput = PromptInput | Sequence[PromptInput]
 """One prompt or several."""
@@ -106,9 +107,17 @@ class InputProcessor:
         self._clock = clock
         self._media_path = media_path
         self._multimodal: MultiModalProcessor | None = None
+        self._encoder: EncoderPrompts | None = None
+        if model.encoder is not None:
+            self._encoder = EncoderPrompts(model, model.encoder, lambda: self.tokenizer, media_path)
         self._limits = ModelLimits(
             model.max_model_len, model.vocab_size, model.max_logprobs, model.max_num_seqs
         )
+
+    @property
+    def encoder_prompts(self) -> EncoderPrompts | None:
+        """None: the model is a decoder alone."""
+        return self._encoder
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -163,7 +172,7 @@ class InputProcessor:
                 "stop_token_ids"
             )
         prompt = self.with_media(prompt)
-        media: MultiModalPrompt | None = None
+        media: MultiModalPrompt | SplitPrompt | None = None
         if isinstance(prompt, Mapping) and "multimodal" in prompt:
             prompt = dict(prompt)
             media = prompt.pop("multimodal")
@@ -212,6 +221,9 @@ class InputProcessor:
             if params.thinking_token_budget is not None:
                 thinking = thinking_budget(params.thinking_token_budget, self.tokenizer)
                 wire_params = msgspec.structs.replace(wire_params, thinking=thinking)
+            if self.model.encoder is not None and self.model.encoder.rules is not None:
+                rules = self.model.encoder.rules
+                wire_params = msgspec.structs.replace(wire_params, generation_rules=rules)
             self._limits.check_sampling(wire_params, len(token_ids))
         if embeds is not None:
             embeds.check(self.model.prompt_embeds, wire_params)
@@ -324,6 +336,11 @@ class InputProcessor:
     def with_media(self, prompt: object) -> object:
         """A prompt whose `multi_modal_data` is decoded; any other as it is.
         Raises InvalidInput: what cannot be served."""
+        if self._encoder is not None:
+            if isinstance(prompt, Mapping) and "multimodal" in prompt:
+                return prompt
+            split = self._encoder.split(prompt)
+            return {**split.decoder_prompt, "multimodal": split}
         if not isinstance(prompt, Mapping) or "multi_modal_data" not in prompt:
             return prompt
         given = {key: value for key, value in prompt.items() if key != "multi_modal_data"}
@@ -363,7 +380,9 @@ class InputProcessor:
 
 def has_data(prompt: object) -> bool:
     """Whether it takes long to decode."""
-    return isinstance(prompt, Mapping) and bool(prompt.get("multi_modal_data"))
+    return isinstance(prompt, Mapping) and bool(
+        prompt.get("multi_modal_data") or has_data(prompt.get("encoder_prompt"))
+    )
 
 
 def bad_word_ids(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:

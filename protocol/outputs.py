@@ -9,6 +9,7 @@ from protocol.errors import ErrorCode
 from protocol.multimodal import MultiModalInfo, TensorRef
 from protocol.pooling import Pooled
 from protocol.prompt_embeds import PromptEmbedsInfo
+from protocol.sampling import GenerationRules
 
 _ENTRY_BYTES = 4
 """Of a token id or a log-probability in columns."""
@@ -155,6 +156,20 @@ class TokenizerInfo(Message, frozen=True):
     """Template variables such as bos_token and eos_token."""
 
 
+class EncoderInfo(Message, frozen=True):
+    """Of an encoder-decoder model. A request has one `MultiModalInput` at [0, 1): the encoder's
+    input, which is no part of the decoder's prompt."""
+
+    modality: str
+    """"text": the input's tensor is `input_ids`, int64 [length]; "audio": `input_features`."""
+    max_tokens: int
+    """Most that an input becomes."""
+    decoder_start_token_ids: tuple[int, ...]
+    """What a decoder's prompt begins with, unless the request gives one."""
+    rules: GenerationRules | None = None
+    """Of its generation config."""
+
+
 class ModelInfo(Message, frozen=True):
     name: str
     architecture: str
@@ -185,6 +200,8 @@ class ModelInfo(Message, frozen=True):
     """At the time of the greeting; AdaptersUpdated says what becomes of them."""
     multimodal: MultiModalInfo | None = None
     """None: it takes text only."""
+    encoder: EncoderInfo | None = None
+    """None: it is a decoder alone."""
     prompt_embeds: PromptEmbedsInfo | None = None
     """None: it takes none."""
     tasks: tuple[str, ...] = ("generate",)

@@ -138,6 +138,8 @@ class ModelLimits:
             self.check_token_ids(name, token_ids)
         for word in params.bad_words:
             self.check_token_ids("bad_words", word)
+        if params.generation_rules is not None:
+            self.check_token_ids("generation_rules", params.generation_rules.token_ids)
         if (thinking := params.thinking) is not None:
             markers = (thinking.start_token_id, thinking.end_token_id)
             self.check_token_ids("thinking_token_budget's markers", markers)

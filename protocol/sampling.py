@@ -52,6 +52,25 @@ class ThinkingBudget(Message, frozen=True):
         check_whole("thinking_token_budget", self.max_tokens, minimum=0)
 
 
+class GenerationRules(Message, frozen=True):
+    """What a model's generation config says of any answer: transformers' `suppress_tokens`,
+    `begin_suppress_tokens`, `forced_bos_token_id` and `forced_eos_token_id`."""
+
+    suppressed: tuple[int, ...] = ()
+    """Never chosen."""
+    suppressed_first: tuple[int, ...] = ()
+    """Not as the first token."""
+    forced_first: int | None = None
+    forced_last: int | None = None
+    """The token that `max_tokens` makes the last."""
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """All that are named."""
+        forced = (each for each in (self.forced_first, self.forced_last) if each is not None)
+        return (*self.suppressed, *self.suppressed_first, *forced)
+
+
 class SamplingParams(Message, frozen=True):
     """Parameters of one request, in engine terms. Checked on construction and on decode. Raises
     InvalidParameter: a value outside its limits, or two values that contradict each other."""
@@ -95,6 +114,7 @@ class SamplingParams(Message, frozen=True):
     others stand before it."""
     repetition_detection: RepetitionDetection | None = None
     thinking: ThinkingBudget | None = None
+    generation_rules: GenerationRules | None = None
     has_stop_strings: bool = False
     """The client may end it at any token: no step computes several of them."""
     structured_output: StructuredOutput | None = None
@@ -201,7 +221,8 @@ class SamplingParams(Message, frozen=True):
     @property
     def has_token_rules(self) -> bool:
         """Which tokens are possible depends on those before."""
-        return bool(self.bad_words) or self.thinking is not None
+        has_rules = self.thinking is not None or self.generation_rules is not None
+        return has_rules or bool(self.bad_words)
 
     @property
     def has_plain_outputs(self) -> bool:

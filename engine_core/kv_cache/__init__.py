@@ -4,6 +4,7 @@ Imports no tensors, sockets, clocks or scheduler."""
 
 from engine_core.kv_cache.block_pool import BlockPool
 from engine_core.kv_cache.copies import CacheCopies
+from engine_core.kv_cache.cross_attention import CrossAttentionKVCacheManager
 from engine_core.kv_cache.disk import DiskMoves, DiskTier
 from engine_core.kv_cache.groups import KVCacheGroupSpec
 from engine_core.kv_cache.manager import AllocStatus, KVCacheManager
@@ -26,6 +27,7 @@ __all__ = [
     "CacheCopies",
     "CacheHit",
     "ContentSpan",
+    "CrossAttentionKVCacheManager",
     "DiskMoves",
     "DiskTier",
     "KVCacheGroupSpec",

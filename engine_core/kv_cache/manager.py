@@ -130,6 +130,10 @@ class KVCacheManager:
         """References less the blocks in use: blocks saved by sharing."""
         return self._pool.num_references - self._pool.num_in_use
 
+    def num_encoder_blocks(self, num_encoder_tokens: int) -> int:
+        """Blocks for what an encoder made of a request's input; of an encoder-decoder model."""
+        return 0
+
     def num_peak_blocks(self, num_tokens: int, max_chunk: int) -> int:
         """Most blocks of all groups that `num_tokens` need at once, `max_chunk` a step."""
         return sum(
@@ -531,12 +535,17 @@ class KVCacheManager:
         these sequences cover their computed tokens."""
         self._offload.check()
         self._swapped.check()
-        references: Counter[int] = Counter()
-        for seq_blocks in self._blocks_of.values():
-            seq_blocks.check()
-            references.update(seq_blocks.real_blocks())
+        references = self._references()
         for block_id in range(1, self._pool.num_blocks + 1):
             assert self._pool.ref_count(block_id) == references[block_id]
         for seq in seqs:
             seq_blocks = self._blocks_of[seq.sequence_id]
             assert seq_blocks.num_blocks * self.block_size >= seq.num_computed_tokens
+
+    def _references(self) -> Counter[int]:
+        """How often each block stands in a table."""
+        references: Counter[int] = Counter()
+        for seq_blocks in self._blocks_of.values():
+            seq_blocks.check()
+            references.update(seq_blocks.real_blocks())
+        return references

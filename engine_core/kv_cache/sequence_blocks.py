@@ -41,6 +41,14 @@ class CachedSequence(Protocol):
         """Likewise."""
 
     @property
+    def request_id(self) -> str:
+        """Its request's."""
+
+    @property
+    def num_encoder_tokens(self) -> int:
+        """What it attends to beside its own tokens; 0 but for encoder-decoder models."""
+
+    @property
     def content_spans(self) -> Sequence[ContentSpan]:
         """By rising positions, without overlap."""
 

@@ -56,7 +56,7 @@ class PagedKVCache:
         ]
         places = [layout.place_of(first_layer + layer) for layer in range(spec.num_layers)]
         self._group_of_layer = [group for group, _ in places]
-        self._kv_caches = [self.storage.device_tensors[tensor] for _, tensor in places]
+        self.kv_caches = [self.storage.device_tensors[tensor] for _, tensor in places]
 
     def forward_context(
         self,
@@ -84,7 +84,7 @@ class PagedKVCache:
             for group, planner in enumerate(self._planners)
         ]
         return ForwardContext(
-            kv_caches=self._kv_caches,
+            kv_caches=self.kv_caches,
             metadata=[by_group[group] for group in self._group_of_layer],
             ops=self._ops,
             given=given,

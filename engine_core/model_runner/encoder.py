@@ -3,6 +3,7 @@ the tokens of each step."""
 
 import dataclasses
 import logging
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -68,6 +69,11 @@ class EncoderRows:
         """[row], behind the last input."""
         self._shift: Int64Array = np.zeros(max_num_rows, np.int64)
         """[row], what positions behind it are less than the tokens' indexes."""
+
+    @property
+    def outputs(self) -> Mapping[bytes, torch.Tensor | str]:
+        """What plans keep, by identifier; a text says why there is none."""
+        return self._outputs
 
     @property
     def _family(self) -> InputFamily:

@@ -1,11 +1,12 @@
 """What the runner asks of a model."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
-from kernels.interface.operations import ForwardContext
+from kernels.interface.operations import ForwardContext, KVCache, Operations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,3 +45,20 @@ class Model(Protocol):
 
     def compute_logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
         """Rows of `forward`'s result -> float32 logits_RV, final softcap included."""
+
+
+@runtime_checkable
+class EncoderDecoder(Model, Protocol):
+    """A model whose tokens also attend to what an encoder made of the request's input."""
+
+    max_encoder_tokens: int
+    """Most that an input becomes."""
+
+    def write_encoded(
+        self,
+        hidden_SE: torch.Tensor,
+        slots_S: torch.Tensor,
+        kv_caches: Sequence[KVCache],
+        ops: Operations,
+    ) -> None:
+        """Write every layer's keys and values of an encoder's output to the caches."""

@@ -61,7 +61,8 @@ class MultiModalOptions:
         config = Path(model) / "config.json"
         takes_more = "/" in model and not Path(model).exists()  # an id on the hub
         if config.is_file():
-            takes_more = b'"vision_config"' in config.read_bytes()
+            names = (b'"vision_config"', b'"audio_config"', b'"is_encoder_decoder"')
+            takes_more = any(name in config.read_bytes() for name in names)
         return self.max_input_bytes if takes_more else 0
 
     @property

@@ -331,6 +331,11 @@ class Request:
         return any(sequence.row is None for sequence in self.unfinished)
 
     @property
+    def num_encoder_tokens(self) -> int:
+        """What encoders make of its inputs."""
+        return sum(each.num_rows for each in self.mm_features)
+
+    @property
     def scope(self) -> tuple[str | None, str | None]:
         """Requests of different scopes know nothing of each other's tokens."""
         return self.cache_salt, self.adapter
@@ -454,6 +459,14 @@ class Sequence:
     @property
     def adapter(self) -> str | None:
         return self.request.adapter
+
+    @property
+    def request_id(self) -> str:
+        return self.request.request_id
+
+    @property
+    def num_encoder_tokens(self) -> int:
+        return self.request.num_encoder_tokens
 
     @property
     def content_spans(self) -> tuple[ContentSpan, ...]:

@@ -255,6 +255,7 @@ class WaitingScheduler:
         kv_cache = self._kv_cache
         num_needed = self._peak_blocks(request.num_tokens, self._num_lookahead_slots)
         num_needed += (request.num_sequences - 1) * len(kv_cache.groups)
+        num_needed += kv_cache.num_encoder_blocks(request.num_encoder_tokens)
         num_usable = kv_cache.num_blocks
         if request.status is RequestStatus.WAITING:
             num_usable -= kv_cache.watermark_blocks

@@ -1,5 +1,6 @@
-"""Rules that follow a sequence's own tokens: bad words, and a budget of tokens to think with. They
-become masks beside those of grammars, from the tokens that are known, drafts included."""
+"""Rules that follow a sequence's own tokens: bad words, a budget of tokens to think with, and the
+model's on first and last tokens. They become masks beside those of grammars, from the tokens that
+are known, drafts included."""
 
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as AnySequence
@@ -16,7 +17,7 @@ from engine_core.scheduler.constraints import (
     TokenMasks,
 )
 from engine_core.scheduler.request import Request
-from protocol.sampling import ThinkingBudget
+from protocol.sampling import SamplingParams, ThinkingBudget
 
 _WORD_BITS = 32
 
@@ -24,23 +25,25 @@ _WORD_BITS = 32
 class TokenRules(Constraints):
     """
     Args:
-        grammars: make the masks of sequences that follow one.
+        grammars: make the masks of sequences that follow one; None: no sequence does.
         vocab_size: length of a row of logits.
     """
 
-    def __init__(self, grammars: Constraints, *, vocab_size: int) -> None:
+    def __init__(self, grammars: Constraints | None, *, vocab_size: int) -> None:
         self._grammars = grammars
         self._num_words = -(-vocab_size // _WORD_BITS)
 
     def take_compiled(self) -> AnySequence[tuple[Request, str | None]]:
-        return self._grammars.take_compiled()
+        return () if self._grammars is None else self._grammars.take_compiled()
 
     def forced_tokens(self, sequences: Iterable[KnownTokens]) -> Iterable[ForcedTokens]:
-        return self._grammars.forced_tokens(sequences)
+        return () if self._grammars is None else self._grammars.forced_tokens(sequences)
 
     def begin_masks(self, constrained: AnySequence[ConstrainedSequence]) -> TokenMasks | None:
         by_grammar = [each for each in constrained if each.sequence.request.grammar is not None]
-        masks = self._grammars.begin_masks(by_grammar) if by_grammar else None
+        masks = None
+        if by_grammar and self._grammars is not None:
+            masks = self._grammars.begin_masks(by_grammar)
         ruled = [each for each in constrained if each.sequence.sampling_params.has_token_rules]
         rows = [row for each in ruled for row in self._rows(each)]
         if not rows:
@@ -61,10 +64,13 @@ class TokenRules(Constraints):
         for offset in range(len(each.drafts) + 1):
             before = tokens[: num_known + offset]
             thinking = params.thinking
+            forced, forbidden = rule_ids(params, len(before) - num_prompt)
             if thinking is not None and is_used_up(thinking, before):
                 bits = self._mask([thinking.end_token_id], allowed=True)
                 yield each.place, offset, bits, True
-            elif forbidden := forbidden_ids(params.bad_words, before[num_prompt:]):
+            elif forced is not None:
+                yield each.place, offset, self._mask([forced], allowed=True), True
+            elif forbidden := forbidden + forbidden_ids(params.bad_words, before[num_prompt:]):
                 yield each.place, offset, self._mask(forbidden, allowed=False), False
 
     def _mask(self, token_ids: list[int], *, allowed: bool) -> Int32Array:
@@ -72,6 +78,20 @@ class TokenRules(Constraints):
         bits[token_ids] = 1
         words: Int32Array = np.packbits(bits, bitorder="little").view("<i4").astype(np.int32)
         return words if allowed else ~words
+
+
+def rule_ids(params: SamplingParams, num_output_tokens: int) -> tuple[int | None, list[int]]:
+    """By the model's rules, for the token behind that many: the only one, and those that are
+    impossible."""
+    rules = params.generation_rules
+    if rules is None:
+        return None, []
+    is_first, is_last = not num_output_tokens, num_output_tokens == params.max_tokens - 1
+    if is_first and rules.forced_first is not None:
+        return rules.forced_first, []
+    if is_last and rules.forced_last is not None:
+        return rules.forced_last, []
+    return None, [*rules.suppressed, *(rules.suppressed_first if is_first else ())]
 
 
 def forbidden_ids(bad_words: AnySequence[tuple[int, ...]], output: Int32Array) -> list[int]:

@@ -27,6 +27,7 @@ class AcceptedInputs(Protocol):
     """What the model takes; see `engine_core.models.multimodal.interface.InputFamily`."""
 
     has_axes: bool
+    is_cross_attended: bool
 
     def num_rows(self, modality: str, tensors: Mapping[str, npt.NDArray[Any]]) -> int: ...
 
@@ -62,6 +63,11 @@ class MultiModalReader:
                 there is for them.
         """
         given = request.multimodal_inputs
+        if not given and self._inputs is not None and self._inputs.is_cross_attended:
+            raise InvalidParameter(
+                "multimodal_inputs is empty, and this model's encoder needs an input; give "
+                "encoder_prompt, or a sound"
+            )
         if not given:
             return ()
         if self._inputs is None:
@@ -140,7 +146,14 @@ class MultiModalReader:
                 )
             end = offset + count
         num_places = sum(count for _, count in runs)
-        if num_places != num_rows or (self._inputs.has_axes and len(runs) > 1):
+        if self._inputs.is_cross_attended:
+            if (given.start, given.stop) != (0, 1):
+                raise InvalidParameter(
+                    f"{what} has positions [{given.start}, {given.stop}); an encoder's input has "
+                    "[0, 1), as every token attends to it"
+                )
+            runs = ()
+        elif num_places != num_rows or (self._inputs.has_axes and len(runs) > 1):
             raise InvalidParameter(
                 f"{what} has {num_places} places in {len(runs)} runs, its tensors make {num_rows} "
                 "rows; expand the prompt as the model's own processor does"

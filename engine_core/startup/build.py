@@ -13,7 +13,7 @@ from engine_core.config import EngineConfig
 from engine_core.core import EngineCore
 from engine_core.errors import ConfigurationError, StartupError
 from engine_core.executor import InProcessExecutor
-from engine_core.kv_cache import KVCacheManager, PlaceholderKVCacheManager
+from engine_core.kv_cache import PlaceholderKVCacheManager
 from engine_core.lifecycle import Lifecycle
 from engine_core.logits_processors import ServedVocabulary
 from engine_core.model_files import ModelFilesError
@@ -35,6 +35,7 @@ from engine_core.startup.adapters import open_adapters
 from engine_core.startup.before_torch import OpenModel
 from engine_core.startup.device import choose_device
 from engine_core.startup.draft_model import load_with_draft
+from engine_core.startup.encoder_decoder import cache_manager_of, encoder_info
 from engine_core.startup.logits_processors import load_processors
 from engine_core.startup.multimodal import make_reader, multimodal_info, text_only_note
 from engine_core.startup.phases import StartPhases
@@ -163,7 +164,7 @@ def _assemble(
     kv_cache = (
         PlaceholderKVCacheManager()
         if not config.num_blocks
-        else KVCacheManager(
+        else cache_manager_of(runner_spec.loaded.model)(
             num_blocks=config.num_blocks,
             block_size=config.block_size,
             groups=groups,
@@ -186,15 +187,12 @@ def _assemble(
         observers.append(RequestLog())
     if config.trace is not None:
         observers.append(_trace_writer(config.trace, config, replayed))
-    constraints = None
-    if structured_outputs is not None:
-        constraints = TokenRules(structured_outputs, vocab_size=vocab_size)
     scheduler = Scheduler(
         config.scheduler,
         kv_cache,
         proposer=runner_spec.options.speculation.make_proposer(),
         draft_method=runner_spec.options.speculation.speculative or "grammar",
-        constraints=constraints,
+        constraints=TokenRules(structured_outputs, vocab_size=vocab_size),
     )
     pool = runner_spec.config.adapters
     adapters = open_adapters(runner_spec.options.adapters, pool, scheduler, config.model)
@@ -331,6 +329,7 @@ def _handshake(
             + [f"logits processor {name}" for name in config.logits_processors]
             + text_only_note(files, spec.loaded)
         ),
+        encoder=encoder_info(spec.loaded.model, files.config, files.generation_config),
         prompt_embeds=prompt_embeds,
         multimodal=multimodal_info(spec.options, files, spec.loaded),
         tasks=("generate",) * loaded.generates + (() if pooler is None else pooler.config.tasks),

@@ -168,11 +168,13 @@ class RequestBlocks:
     max_chunk_size: int
     block_size: int
     num_lookahead_slots: int = 0
+    num_encoder_blocks: int = 0
+    """For what an encoder makes of its input."""
 
     def num_blocks(self, num_tokens: int) -> int:
         """The most at once while this many tokens are computed."""
         num_slots = self.num_lookahead_slots
-        return sum(
+        return self.num_encoder_blocks + sum(
             group.num_peak_blocks(
                 num_tokens + num_slots, self.max_chunk_size + num_slots, self.block_size
             )

@@ -239,6 +239,10 @@ def _load_through_transformers(files: ModelFiles, dtype: torch.dtype, ops: Opera
             f"{files.name} is quantised ({', '.join(files.quantised_types)}), and transformers' "
             "model code runs unquantised models only here; use those weights"
         )
+    if files.config.get("is_encoder_decoder"):
+        from engine_core.models.encoder_decoder.loading import load_encoder_decoder
+
+        return load_encoder_decoder(files.path, files.config, dtype=dtype)
     from engine_core.models.transformers.model import load_transformers_model
 
     return load_transformers_model(files.path, files.config, dtype=dtype, ops=ops)

@@ -9,11 +9,14 @@ from typing import Any
 from engine_core.errors import ConfigurationError
 from engine_core.model_files import ModelFiles
 from engine_core.model_files.json_file import read_json_object_if_present
+from engine_core.models.encoder_decoder.model import EncoderDecoderModel
 from engine_core.models.multimodal.families import MODEL_TYPES, input_family
+from engine_core.models.multimodal.interface import InputFamily
 from engine_core.models.multimodal.tower import load_encoder
 from engine_core.options.engine import EngineOptions
 from engine_core.scheduler import SchedulerConfig
 from engine_core.server.multimodal import MultiModalReader
+from engine_core.startup.encoder_decoder import with_own_encoder
 from engine_core.startup.model import LoadedModel
 from protocol.multimodal import MultiModalInfo
 
@@ -28,6 +31,8 @@ that size; the largest ones take from what the KV cache leaves free."""
 def with_encoder(options: EngineOptions, files: ModelFiles, loaded: LoadedModel) -> LoadedModel:
     """The model with its encoder, or with the reason why its prompts are text.
     Raises ModelError: the encoder cannot be loaded."""
+    if isinstance(loaded.model, EncoderDecoderModel):
+        return with_own_encoder(options, loaded, loaded.model)
     why_text = _why_text(options, files, loaded)
     if why_text is not None:
         if _has_encoder(files.config):
@@ -89,7 +94,9 @@ def with_encoder_sizes(
                 )
         return scheduler
     family = loaded.encoder.family
-    most_rows = min(family.most_rows, scheduler.max_model_len)
+    most_rows = family.most_rows
+    if not family.is_cross_attended:
+        most_rows = min(most_rows, scheduler.max_model_len)
     num_batched = scheduler.max_num_batched_tokens
     if family.is_bidirectional:
         if scheduler.slo_tpot_ms is not None:
@@ -131,17 +138,23 @@ def make_reader(options: EngineOptions, loaded: LoadedModel) -> MultiModalReader
     given = options.multimodal
     return MultiModalReader(
         family,
-        max_items={} if family is None else given.max_items(family.modalities),
+        max_items={} if family is None else _max_items(options, family),
         max_input_bytes=given.max_input_bytes,
         why_text=loaded.why_text,
     )
+
+
+def _max_items(options: EngineOptions, family: InputFamily) -> dict[str, int]:
+    if family.is_cross_attended:
+        return dict.fromkeys(family.modalities, 1)
+    return options.multimodal.max_items(family.modalities)
 
 
 def multimodal_info(
     options: EngineOptions, files: ModelFiles, loaded: LoadedModel
 ) -> MultiModalInfo | None:
     """What clients are told; None: prompts are text."""
-    if loaded.encoder is None:
+    if loaded.encoder is None or "text" in loaded.encoder.family.modalities:
         return None
     processor: dict[str, Any] = {}
     for name in ("processor_config.json", "preprocessor_config.json"):
@@ -151,6 +164,6 @@ def multimodal_info(
         model_type=str(files.config["model_type"]),
         config_json=json.dumps(files.config).encode(),
         processor_json=json.dumps(processor).encode(),
-        max_items=given.max_items(loaded.encoder.family.modalities),
+        max_items=_max_items(options, loaded.encoder.family),
         max_input_bytes=given.max_input_bytes,
     )

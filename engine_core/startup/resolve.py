@@ -16,6 +16,7 @@ from engine_core.options.engine import EngineOptions
 from engine_core.server.transport import MOST_TOKENS
 from engine_core.startup.adapters import make_adapter_pool
 from engine_core.startup.device import choose_cache_dtype, defaults_of, dtype_name
+from engine_core.startup.encoder_decoder import encoder_blocks
 from engine_core.startup.memory import (
     CudaMeter,
     DeviceMemory,
@@ -155,6 +156,7 @@ def resolve_config(runner: RunnerSpec, files: ModelFiles, *, address: str) -> En
         scheduler.max_chunk,
         options.block_size,
         scheduler.num_lookahead_slots,
+        encoder_blocks(loaded.model, options.block_size),
     )
     is_encoder = isinstance(loaded.model, Encoder)
     num_blocks = 0 if is_encoder else _choose_num_blocks(runner, request_blocks)
@@ -182,7 +184,8 @@ def resolve_config(runner: RunnerSpec, files: ModelFiles, *, address: str) -> En
         kv_cache_bytes=num_blocks * block_bytes,
         num_host_blocks=num_host_blocks,
         host_cache_bytes=num_host_blocks * block_bytes,
-        enable_prefix_caching=options.enable_prefix_caching and not is_encoder,
+        enable_prefix_caching=options.enable_prefix_caching
+        and not (is_encoder or request_blocks.num_encoder_blocks),
         watermark=options.watermark,
         max_loras=0 if adapters is None else adapters.num_slots,
         max_lora_rank=0 if adapters is None else adapters.max_rank,

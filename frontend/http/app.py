@@ -28,6 +28,7 @@ from frontend.http.ollama import models as ollama_models
 from frontend.http.openai import models, tokenize
 from frontend.http.openai.chat import chat_completions
 from frontend.http.openai.completions import completions
+from frontend.http.openai.transcriptions import transcriptions, translations
 from frontend.http.operations import openapi_document
 from frontend.http.page_files import PageFiles, page
 from frontend.http.pooling import embeddings, scores
@@ -45,6 +46,7 @@ _SETTINGS = ServerSettings()
 
 OPERATIONS = [
     *(chat_completions, completions, tokenize.tokenize, tokenize.detokenize),
+    *(transcriptions, translations),
     *(models.list_models, models.get_model),
     *(embeddings.embeddings, embeddings.encode, embeddings.classify, embeddings.cohere_embed),
     *scores.OPERATIONS,

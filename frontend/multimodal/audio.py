@@ -133,6 +133,13 @@ def _filter(old: int, new: int, width: int) -> Floats:
     return kernel
 
 
+def quietest(samples: Floats, size: int) -> int:
+    """The middle of the part of `size` samples with the least energy."""
+    energy = np.cumsum(np.concatenate([[0.0], np.square(samples, dtype=np.float64)]))
+    size = max(1, min(size, len(samples)))
+    return int(np.argmin(energy[size:] - energy[:-size])) + size // 2 or 1
+
+
 @dataclass(frozen=True)
 class LogMel:
     """Whisper's features of a window: `feature_size` mel bins of frames, 100 a second."""

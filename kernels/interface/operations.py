@@ -493,6 +493,8 @@ class ForwardContext:
         kv_caches: by layer.
         metadata: by layer; layers of one KV-cache group share an object.
         ops: the backend that made both.
+        encoded: of an encoder-decoder model where each token finds its encoder's keys and values:
+            a plan in which every token is a request of its own, with their number as length.
         given: on the backend's device; None: every token is embedded.
         positions_AT: int64 [3, T], positions on the axes of M-RoPE; None: those of the tokens, on
             all axes.
@@ -501,6 +503,7 @@ class ForwardContext:
     kv_caches: Sequence[KVCache]
     metadata: Sequence[AttentionMetadata]
     ops: Operations
+    encoded: AttentionMetadata | None = None
     given: GivenRows | None = None
     positions_AT: torch.Tensor | None = None
 

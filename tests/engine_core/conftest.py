@@ -32,7 +32,13 @@ class PagedRun:
     """Sequences of known tokens, fed to a model piece by piece; keeps logits of every position."""
 
     def __init__(
-        self, model: Model, ops: Operations, sequences: Sequence[list[int]], block_size: int, dtype
+        self,
+        model: Model,
+        ops: Operations,
+        sequences: Sequence[list[int]],
+        block_size: int,
+        dtype: torch.dtype,
+        num_more_blocks: int = 0,
     ) -> None:
         self.model, self.ops, self.sequences = model, ops, sequences
         self.block_size, self.dtype = block_size, dtype
@@ -43,7 +49,11 @@ class PagedRun:
         self.block_tables = ids.view(len(sequences), width).int()
         self.caches = [
             ops.allocate_kv_cache(
-                num_blocks + 1, block_size, spec.num_kv_heads, spec.head_size, dtype
+                num_blocks + 1 + num_more_blocks,
+                block_size,
+                spec.num_kv_heads,
+                spec.head_size,
+                dtype,
             )
             for _ in range(spec.num_layers)
         ]
@@ -69,6 +79,9 @@ class PagedRun:
         }
         self.computed = [0] * len(sequences)
         self.logits = [torch.empty(len(s), spec.vocab_size) for s in sequences]
+
+    def encoded(self, row_T):
+        """Where tokens of these sequences find what an encoder gave."""
 
     def step(self, counts: dict[int, int]) -> None:
         """Run the next `counts[i]` tokens of sequence i, in that order."""
@@ -100,6 +113,7 @@ class PagedRun:
             kv_caches=self.caches,
             metadata=[plans[window] for window in spec.sliding_windows],
             ops=self.ops,
+            encoded=self.encoded(row_T),
         )
         with torch.inference_mode():
             hidden = self.model.forward(torch.tensor(tokens), positions_T, context)
@@ -116,19 +130,24 @@ def paged_logits(ops: TorchOperations) -> Callable[..., list[torch.Tensor]]:
     """(model, sequences) -> logits of every position of every sequence; `on`: other operations."""
 
     def run(model, sequences, *, block_size=4, dtype=torch.float32, on=ops):
-        paged = PagedRun(model, on, sequences, block_size, dtype)
-        order = list(range(len(sequences)))
-        chunks = [7, 1, 5, 3, 11, 2]
-        turn = 0
-        while any(paged.computed[i] < len(sequences[i]) for i in order):
-            counts = {}
-            for i in order if turn % 2 else reversed(order):
-                left = len(sequences[i]) - paged.computed[i]
-                if left and (turn + i) % 4 != 3:  # now and then a request sits a step out
-                    counts[i] = min(left, 1 if turn > 5 else chunks[(turn + i) % len(chunks)])
-            turn += 1
-            if counts:
-                paged.step(counts)
-        return paged.logits
+        return in_awkward_steps(PagedRun(model, on, sequences, block_size, dtype))
 
     return run
+
+
+def in_awkward_steps(paged: PagedRun) -> list[torch.Tensor]:
+    """All logits of a run."""
+    sequences = paged.sequences
+    order = list(range(len(sequences)))
+    chunks = [7, 1, 5, 3, 11, 2]
+    turn = 0
+    while any(paged.computed[i] < len(sequences[i]) for i in order):
+        counts = {}
+        for i in order if turn % 2 else reversed(order):
+            left = len(sequences[i]) - paged.computed[i]
+            if left and (turn + i) % 4 != 3:  # now and then a request sits a step out
+                counts[i] = min(left, 1 if turn > 5 else chunks[(turn + i) % len(chunks)])
+        turn += 1
+        if counts:
+            paged.step(counts)
+    return paged.logits

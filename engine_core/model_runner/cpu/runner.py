@@ -18,6 +18,7 @@ from engine_core.model_runner.cpu.row_processors import RowProcessors
 from engine_core.model_runner.cpu.sampler import CPUSampler
 from engine_core.model_runner.decode_steps import run_decode_steps
 from engine_core.model_runner.drafts import VerifiedRows, num_drafts_of
+from engine_core.model_runner.encoded_rows import EncodedRows
 from engine_core.model_runner.encoder import EncoderRows
 from engine_core.model_runner.given_states import GivenStates, StepStates
 from engine_core.model_runner.logit_masks import logit_masks
@@ -26,6 +27,7 @@ from engine_core.model_runner.pooling import PoolingRows, named_answers, pool
 from engine_core.model_runner.prompt_logprobs import PromptColumns, PromptReports
 from engine_core.model_runner.rows import RunnerRows
 from engine_core.models.eagle import EagleHead
+from engine_core.models.interface import EncoderDecoder
 from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
 from kernels.interface.operations import SamplingOperations
 from protocol.outputs import Logprobs
@@ -60,6 +62,9 @@ class CPUModelRunner:
         self._pooling = PoolingRows(config.pooler)
         self.given = GivenStates(config.max_num_seqs)
         self._encoder = EncoderRows(config.encoder, self.rows, config.max_num_seqs)
+        self._encoded: EncodedRows | None = None
+        if isinstance(config.model, EncoderDecoder):
+            self._encoded = EncodedRows(config, config.model, self._cache)
         self._drafter = self._make_drafter(config)
         self._in_flight: SchedulerOutput | None = None
 
@@ -125,16 +130,22 @@ class CPUModelRunner:
             positions_AT=encoded.positions_AT,
             ends_T=encoded.ends_T,
         )
+        failed = encoded.failures
+        if self._encoded is not None:
+            attended, failed = self._encoded.of_step(
+                inputs.rows_R, first_R, num_tokens_R, self._encoder.outputs
+            )
+            context = dataclasses.replace(context, encoded=attended)
         hidden_TE = self._model.forward(
             torch.from_numpy(inputs.token_ids_T), torch.from_numpy(inputs.positions_T), context
         )
         reports = self._report_prompts(plan, inputs, hidden_TE)
         num_tokens = self.batch.num_tokens[plan.batch.rows]
         output = self._sample(plan, inputs, hidden_TE)
-        if encoded.failures:
+        if failed:
             failures = {
                 plan.batch.req_ids[inputs.batch_index_R[place]]: why
-                for place, why in encoded.failures.items()
+                for place, why in failed.items()
             }
             output = dataclasses.replace(output, failures=output.failures | failures)
         drafts = None
@@ -160,7 +171,10 @@ class CPUModelRunner:
             self.given.free_row(row)
             self._encoder.free_row(row)
         for placed in self.rows.place(plan):
-            self.batch.write_row(placed.row, placed.token_ids, placed.block_ids)
+            block_ids = placed.block_ids
+            if self._encoded is not None:
+                block_ids = self._encoded.write_row(placed)
+            self.batch.write_row(placed.row, placed.token_ids, block_ids)
             self.batch.num_tokens[placed.row] = placed.num_known
             self._pooling.write_row(placed.row, placed.pooling, placed.token_ids)
             self._adapters.write_row(placed.row, placed.adapter)

@@ -19,6 +19,7 @@ class _Images:
     modalities: tuple[str, ...] = ("image",)
     is_bidirectional = False
     has_axes = False
+    is_cross_attended = False
     _takes: Mapping[str, tuple[str, ...]] = {"pixel_values": _FLOATS}
 
     def __init__(self, config: Mapping[str, Any]) -> None:

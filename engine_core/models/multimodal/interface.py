@@ -29,6 +29,8 @@ class InputFamily(Protocol):
     """Tokens of a run see all of the run, also what stands behind them."""
     has_axes: bool
     """Each token has a position on each of three axes (M-RoPE)."""
+    is_cross_attended: bool
+    """The decoder attends to the rows: they take no places in its prompt."""
     most_rows: int
     """Of an input, as far as that is bounded by the model."""
 

@@ -10,6 +10,7 @@ takes seconds to import, so it is imported when a model is loaded.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,16 +53,19 @@ def load_transformers_model(
         ModelWeightsError: tensors are missing or of a wrong shape.
         ModelError: transformers cannot load it for another reason.
     """
+    from transformers import AutoModelForCausalLM
+
     _refuse_by_config(config)
-    model = _load(path, config, dtype)
+    model = load_pretrained(path, config, dtype, AutoModelForCausalLM)
+    if model._can_set_experts_implementation():
+        # the grouped product needs rows of whole 16 bytes, and computes nothing else on a CPU
+        model.set_experts_implementation("eager")
     with torch.inference_mode():
         return _make_runnable(model, dtype, ops)
 
 
-def _refuse_by_config(config: dict[str, Any]) -> None:
+def _refuse_by_config(config: Mapping[str, Any]) -> None:
     name = _name(config)
-    if config.get("is_encoder_decoder"):
-        raise UnsupportedArchitecture(f"{name} is an encoder-decoder model; {_SUPPORTED}")
     for key in ("vision_config", "audio_config"):
         if config.get(key) is not None:
             raise UnsupportedArchitecture(f"{name} is multimodal (it has a {key}); {_SUPPORTED}")
@@ -74,12 +78,21 @@ def _refuse_by_config(config: dict[str, Any]) -> None:
         raise UnsupportedArchitecture(f"{name} attends in chunks of its context; {_SUPPORTED}")
 
 
-def _name(config: dict[str, Any]) -> str:
+def _name(config: Mapping[str, Any]) -> str:
     return ", ".join(config.get("architectures") or [str(config.get("model_type"))])
 
 
-def _load(path: Path, config: dict[str, Any], dtype: torch.dtype) -> Any:
-    from transformers import AutoConfig, AutoModelForCausalLM
+def load_pretrained(
+    path: Path, config: Mapping[str, Any], dtype: torch.dtype, auto_class: Any
+) -> Any:
+    """A folder's model, as this class of transformers ("AutoModelFor...") loads it.
+
+    Raises:
+        UnsupportedArchitecture: transformers does not know it, or not as such a model.
+        ModelWeightsError: tensors are missing or of a wrong shape.
+        ModelError: transformers cannot load it for another reason.
+    """
+    from transformers import AutoConfig
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.set_verbosity_error()
@@ -93,13 +106,13 @@ def _load(path: Path, config: dict[str, Any], dtype: torch.dtype) -> Any:
             f"neither this engine nor transformers knows {_name(config)} "
             f"(model_type {config.get('model_type')!r}): {_first_line(error)}"
         ) from error
-    if type(auto_config) not in AutoModelForCausalLM._model_mapping:
+    if type(auto_config) not in auto_class._model_mapping:
+        kind = auto_class.__name__.removeprefix("AutoModelFor")
         raise UnsupportedArchitecture(
-            f"{_name(config)} is not a causal language model, nor an encoder of the families BERT, "
-            f"RoBERTa, XLM-R, CamemBERT, DistilBERT and ModernBERT; {_SUPPORTED}"
+            f"{_name(config)} is not a model of transformers' kind {kind}; {_SUPPORTED}"
         )
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
+        model, report = auto_class.from_pretrained(
             path,
             config=auto_config,
             dtype=dtype,
@@ -117,9 +130,6 @@ def _load(path: Path, config: dict[str, Any], dtype: torch.dtype) -> Any:
             f"({', '.join(wrong[:5])}{', ...' if len(wrong) > 5 else ''}); "
             "use the model's complete folder"
         )
-    if model._can_set_experts_implementation():
-        # the grouped product needs rows of whole 16 bytes, and computes nothing else on a CPU
-        model.set_experts_implementation("eager")
     return model.eval()
 
 

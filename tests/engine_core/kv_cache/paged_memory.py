@@ -29,6 +29,11 @@ class Stream:
     adapter: str | None = None
     content_spans: tuple[ContentSpan, ...] = ()
     num_hashed_bytes: int = 0
+    num_encoder_tokens: int = 0
+
+    @property
+    def request_id(self) -> str:
+        return self.sequence_id.partition("#")[0]
 
     @property
     def num_tokens(self) -> int:

@@ -8,7 +8,7 @@ import pytest
 from engine_core.scheduler import Request
 from engine_core.scheduler.constraints import ConstrainedSequence, MaskRows
 from engine_core.scheduler.token_rules import TokenRules
-from protocol.sampling import SamplingParams, ThinkingBudget
+from protocol.sampling import GenerationRules, SamplingParams, ThinkingBudget
 
 V = 70
 START, END = 40, 65
@@ -119,3 +119,29 @@ def test_a_mask_beside_a_grammars_leaves_what_both_leave():
     assert found == {
         (0, 0): even - {8, 6}, (1, 0): even, (1, 1): even, (2, 0): EVERY - {8},
     }  # fmt: skip
+
+
+def test_a_models_rules_hold_for_first_and_last_tokens_and_for_all():
+    """As transformers' processors of `suppress_tokens`, `begin_suppress_tokens`,
+    `forced_bos_token_id` and `forced_eos_token_id`; 20 tokens are asked for."""
+    rules = GenerationRules(suppressed=(7, 8), suppressed_first=(9,), forced_last=2)
+    everything = set(range(V))
+    assert left(constrained([], generation_rules=rules)) == {(0, 0): everything - {7, 8, 9}}
+    assert left(constrained([1], generation_rules=rules)) == {(0, 0): everything - {7, 8}}
+    found = left(constrained([1] * 17, drafts=[3, 4, 5], generation_rules=rules))
+    assert found == {
+        (0, 0): everything - {7, 8},
+        (0, 1): everything - {7, 8},
+        (0, 2): {2},
+        (0, 3): everything - {7, 8},
+    }
+    first = GenerationRules(forced_first=30)
+    assert left(constrained([], generation_rules=first)) == {(0, 0): {30}}
+    assert left(constrained([30], generation_rules=first)) == {}
+
+
+def test_rules_need_no_grammars():
+    rules = GenerationRules(suppressed=(7,))
+    masks = TokenRules(None, vocab_size=V).begin_masks([constrained([], generation_rules=rules)])
+    assert masks.wait().bits_MW.shape == (1, 3)
+    assert masks.failures() == {}

@@ -1,0 +1,1 @@
+"""Encoder-decoder models: transformers' weights and encoder, our decoder over the paged cache."""

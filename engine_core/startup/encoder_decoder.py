@@ -1,0 +1,80 @@
+"""What is other for an encoder-decoder model: options without effect, its cache, and what its
+clients are told."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from engine_core.errors import ConfigurationError
+from engine_core.kv_cache import CrossAttentionKVCacheManager, KVCacheManager
+from engine_core.models import Model
+from engine_core.models.encoder_decoder.model import EncoderDecoderModel
+from engine_core.options.engine import EngineOptions
+from engine_core.startup.model import LoadedModel
+from protocol.outputs import EncoderInfo
+from protocol.sampling import GenerationRules
+
+
+def with_own_encoder(
+    options: EngineOptions, loaded: LoadedModel, model: EncoderDecoderModel
+) -> LoadedModel:
+    """Raises ConfigurationError: an option that has no effect, or that it cannot have."""
+    refused = {
+        "--host-cache-memory": bool(options.host_cache_memory),
+        "--prefix-cache-dir": options.prefix_cache_dir is not None,
+        "--draft-model": options.speculation.draft_model is not None,
+        "--trace": options.trace is not None,
+        "--language-model-only": options.multimodal.language_model_only,
+        "--limit-mm-per-prompt": options.multimodal.limit_mm_per_prompt is not None,
+    }
+    for name, is_given in refused.items():
+        if is_given:
+            raise ConfigurationError(
+                f"{name} is not supported for {loaded.architecture}, whose tokens attend to an "
+                "encoder's output, one input a request; omit it"
+            )
+    return dataclasses.replace(loaded, encoder=model)
+
+
+def cache_manager_of(model: Model) -> type[KVCacheManager]:
+    """Which bookkeeping the model's blocks need."""
+    return (
+        CrossAttentionKVCacheManager if isinstance(model, EncoderDecoderModel) else KVCacheManager
+    )
+
+
+def encoder_blocks(model: Model, block_size: int) -> int:
+    """Most blocks that a request takes for its encoder's output."""
+    if not isinstance(model, EncoderDecoderModel):
+        return 0
+    return -(-model.max_encoder_tokens // block_size)
+
+
+def encoder_info(
+    model: Model, config: Mapping[str, Any], generation_config: Mapping[str, Any]
+) -> EncoderInfo | None:
+    """What clients are told; None: it is a decoder alone. As transformers' `generate` has it, the
+    generation config counts before the model's."""
+    if not isinstance(model, EncoderDecoderModel):
+        return None
+    settings = {**config, **{k: v for k, v in generation_config.items() if v is not None}}
+    start = settings.get("decoder_start_token_id")
+    if start is None:
+        start = settings.get("bos_token_id")
+    rules = GenerationRules(
+        suppressed=tuple(_ids(settings.get("suppress_tokens"))),
+        suppressed_first=tuple(_ids(settings.get("begin_suppress_tokens"))),
+        forced_first=next(iter(_ids(settings.get("forced_bos_token_id"))), None),
+        forced_last=next(iter(_ids(settings.get("forced_eos_token_id"))), None),
+    )
+    return EncoderInfo(
+        modality=model.family.modalities[0],
+        max_tokens=model.max_encoder_tokens,
+        decoder_start_token_ids=tuple(_ids(start)),
+        rules=None if rules == GenerationRules() else rules,
+    )
+
+
+def _ids(value: Any) -> list[int]:
+    found = value if isinstance(value, list) else [value]
+    return [each for each in found if type(each) is int and each >= 0]
