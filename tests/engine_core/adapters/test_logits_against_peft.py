@@ -6,11 +6,18 @@ import functools
 import pytest
 import torch
 import transformers
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize, quantize
 
 from engine_core.adapters.pool import AdapterPool
 from engine_core.models import load_model
+from kernels.cpu.linear import NativeLinear
+from kernels.cpu.operations import CpuOperations
+from kernels.cpu.weights import quantise_int4
+from kernels.interface.weights import QuantisedTensor
 from kernels.triton.operations import TritonOperations
 from tests.engine_core.conftest import PagedRun
+from tests.native_kernels import native_library_or_skip
 
 peft = pytest.importorskip("peft")
 
@@ -171,3 +178,86 @@ def test_the_gpu_kernels_equal_peft_and_rows_have_the_same_bits_alone(made):
         assert difference.abs().max() < 1e-4
         alone = run(model, ops, folders, [adapter], [{0: length}], which=(which,))
         assert torch.equal(alone[0][:length], mixed[number][:length])
+
+
+QUANTISED = transformers.LlamaConfig(
+    **SHAPE
+    | {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1}
+    | {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+)
+
+
+def rounded(module, args):
+    """As native integer products see their inputs: signed bytes, a scale for 32 of them."""
+    groups = args[0].unflatten(-1, (-1, 32))
+    scales = groups.abs().amax(dim=-1, keepdim=True).clamp(min=1e-30) / 127
+    return ((torch.round(groups / scales) * scales).flatten(-2),)
+
+
+def int8_numbers(weight):
+    scales = weight.abs().amax(dim=1, keepdim=True) / 127
+    return torch.round(weight / scales) * scales
+
+
+def in_blocks(weight, type_name):
+    """A part as a GGUF file's, and its numbers as the gguf package reads them."""
+    kind = GGMLQuantizationType[type_name]
+    blocks = torch.from_numpy(quantize(weight.numpy(), kind))
+    numbers = torch.from_numpy(dequantize(blocks.numpy(), kind))
+    part = QuantisedTensor(type_name, tuple(weight.shape), {"blocks": blocks}, lambda _: numbers)
+    return part, numbers
+
+
+def quantised(weights, kind, library):
+    """What the engine loads, and the numbers that it stands for, by name."""
+    loaded, numbers = {}, {}
+    for name, weight in weights.items():
+        is_vocabulary = "embed_tokens" in name or "lm_head" in name
+        loaded[name] = numbers[name] = weight
+        if weight.dim() == 1:
+            continue
+        if kind.startswith("Q"):
+            loaded[name], numbers[name] = in_blocks(weight, "Q8_0" if is_vocabulary else kind)
+        elif kind == "int8" or is_vocabulary:
+            numbers[name] = int8_numbers(weight)
+        else:
+            rows = torch.arange(len(weight))
+            numbers[name] = NativeLinear(library).gather_rows(rows, quantise_int4(library, weight))
+    return loaded, numbers
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4", "Q8_0", "Q4_1"])
+def test_on_quantised_weights_an_adapter_is_added_in_float32(kind, tmp_path):
+    """PEFT over the dequantised model, whose own products alone have rounded inputs."""
+    library = native_library_or_skip()
+    torch.manual_seed(0)
+    base = transformers.AutoModelForCausalLM.from_config(QUANTISED, attn_implementation="eager")
+    loaded, numbers = quantised(base.eval().state_dict(), kind, library)
+    ops = CpuOperations(library, linear_weights=kind if kind.startswith("int") else "float32")
+    ours = our_model(QUANTISED, loaded, ops)
+    base.load_state_dict(numbers)
+    options = {"r": 5, "lora_alpha": 16, "target_modules": "all-linear"}
+    model = peft.get_peft_model(base, peft.LoraConfig(init_lora_weights=False, **options)).eval()
+    for key, value in model.named_parameters():
+        if "lora_" in key:
+            torch.nn.init.normal_(value, std=0.3)
+    model.save_pretrained(tmp_path)
+    logits = torch.cat(run(ours, ops, {"all": tmp_path}, ["all"] * 4, STEPS))
+    exact = torch.cat(logits_of(model))
+    hooks = [
+        layer.register_forward_pre_hook(rounded)
+        for name, layer in model.named_modules()
+        if name.endswith(("base_layer", "lm_head"))
+    ]
+    assert len(hooks) == 7 + 1
+    expected = torch.cat(logits_of(model))
+    differences = (logits - expected).abs().amax(dim=1)
+    by_rounding = (expected - exact).norm()
+    assert 0.001 * exact.norm() < by_rounding < 0.05 * exact.norm()
+    # where a value lies between two codes, the last bits of what came before decide
+    assert differences.quantile(0.9) < 1e-4
+    assert (logits - expected).norm() < 0.2 * by_rounding
+    for layer in model.modules():  # so it would be, were the adapter given rounded inputs, too
+        if hasattr(layer, "base_layer"):
+            layer.register_forward_pre_hook(rounded)
+    assert (logits - torch.cat(logits_of(model))).norm() > by_rounding
