@@ -390,8 +390,11 @@ class EngineCore:
             observer.on_control(what, arguments, self._scheduler.next_step_id, self._clock())
 
     def statistics(self) -> calls.EngineStatistics:
+        numbers = self._scheduler.statistics()
+        if self._adapters is not None:
+            numbers = self._adapters.by_name(numbers)
         return msgspec.structs.replace(
-            self._scheduler.statistics(),
+            numbers,
             uptime_s=self._clock() - self._started_s,
             num_clients=len(self._clients),
             num_refused_messages=self._inbox.num_refused_messages,

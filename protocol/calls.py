@@ -256,6 +256,12 @@ class EngineStatistics(Message, frozen=True, tag=2):
     num_draft_tokens_by_method: dict[str, int] = {}
     """As `--speculative` names the methods; grammar: tokens that a grammar forces."""
     num_accepted_tokens_by_method: dict[str, int] = {}
+    max_loras: int = 0
+    """Most adapters at once; 0: it serves none."""
+    num_running_by_adapter: dict[str, int] = {}
+    """Of `num_running`, requests with adapters."""
+    num_waiting_by_adapter: dict[str, int] = {}
+    """Of `num_waiting`, requests with adapters."""
 
 
 class PrefixCacheReset(Message, frozen=True, tag=3):

@@ -4,16 +4,18 @@ import dataclasses
 import logging
 import queue
 import threading
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
 from pathlib import Path
+
+import msgspec
 
 from engine_core.adapters.errors import AdapterError
 from engine_core.adapters.pool import AdapterPool, Prepared
 from engine_core.errors import RequestRefused
 from engine_core.observers import ControlMethod, FinishedStep, StepObserver
 from engine_core.scheduler import RequestStatus, SchedulerInterface, SchedulerOutput
-from protocol.calls import AdapterInfo, AdapterList, LoadAdapter
+from protocol.calls import AdapterInfo, AdapterList, EngineStatistics, LoadAdapter
 from protocol.errors import ErrorCode, InvalidParameter
 from protocol.outputs import CallFailed, CallResult
 from protocol.requests import EngineRequest, check_name
@@ -81,6 +83,22 @@ class Adapters(StepObserver):
     def is_busy(self) -> bool:
         """Whether something is being read."""
         return bool(self._num_jobs)
+
+    def by_name(self, statistics: EngineStatistics) -> EngineStatistics:
+        """These numbers of the scheduler, with adapters' names for their fingerprints."""
+
+        def named(counts: Mapping[str, int]) -> dict[str, int]:
+            found: Counter[str] = Counter()
+            for key, count in counts.items():
+                found[self._known[key].name] += count
+            return dict(found)
+
+        return msgspec.structs.replace(
+            statistics,
+            max_loras=self._pool.num_slots,
+            num_running_by_adapter=named(statistics.num_running_by_adapter),
+            num_waiting_by_adapter=named(statistics.num_waiting_by_adapter),
+        )
 
     def resolve(self, request: EngineRequest) -> str:
         """The fingerprint of a request's adapter.

@@ -1,9 +1,11 @@
 """The scheduler's part of EngineStatistics, and the check that its parts agree with each other."""
 
 import dataclasses
+from collections import Counter
+from collections.abc import Iterable
 from copy import copy
 
-from engine_core.scheduler.request import RequestStatus
+from engine_core.scheduler.request import Request, RequestStatus
 from engine_core.scheduler.request_pool import Counters, RequestPool
 from protocol.calls import EngineStatistics
 
@@ -16,6 +18,7 @@ def collect_statistics(
     """The numbers at `now`, in seconds on the clock of `arrival_time`."""
     kv_cache = pool.kv_cache
     running = [seq for request in pool.running.values() for seq in request.unfinished]
+    waiting = [*pool.waiting, *pool.compiling.values()]
     waiting_since = (request.arrival_time for request in pool.waiting)
     return EngineStatistics(
         **{name: copy(getattr(pool.counters, name)) for name in _COUNTERS},
@@ -24,7 +27,9 @@ def collect_statistics(
         step_time_s=0.0,
         model_time_s=0.0,
         num_running=len(pool.running),
-        num_waiting=len(pool.waiting) + len(pool.compiling),
+        num_waiting=len(waiting),
+        num_running_by_adapter=_by_adapter(pool.running.values()),
+        num_waiting_by_adapter=_by_adapter(waiting),
         num_swapped=pool.num_swapped,
         num_queued_tokens=pool.num_queued_tokens,
         max_wait_s=max(0.0, now - min(waiting_since, default=now)),
@@ -42,6 +47,11 @@ def collect_statistics(
         num_deduplicated_blocks=kv_cache.num_deduplicated_blocks,
         service_by_tenant=pool.policy.service_by_tenant(),
     )
+
+
+def _by_adapter(requests: Iterable[Request]) -> dict[str, int]:
+    """By fingerprint."""
+    return dict(Counter(each.adapter for each in requests if each.adapter is not None))
 
 
 def check_pool(pool: RequestPool) -> None:

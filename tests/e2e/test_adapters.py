@@ -72,6 +72,12 @@ async def test_requests_with_several_adapters_and_none_get_the_tokens_of_merged_
                 await tokens_of(llm, adapter="dora")
             with pytest.raises(CallRefused, match="--adapter-dir"):
                 await llm.load_adapter("new", str(folders["ann"]))
+            long = params(max_tokens=400, output_kind=RequestOutputKind.DELTA)
+            stream = llm.generate({"prompt_token_ids": PROMPT}, long, adapter="cid")
+            await anext(stream)
+            numbers = await llm.statistics()
+            assert (numbers.max_loras, numbers.num_running_by_adapter) == (2, {"cid": 1})
+            await stream.aclose()
 
 
 async def test_adapters_come_and_go_while_it_serves(tiny_llama, folders, expected, tmp_path):

@@ -1,6 +1,7 @@
 """GET /metrics: Prometheus text."""
 
 import asyncio
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
@@ -116,6 +117,7 @@ class _Scrape(Collector):
             yield self._engine_metric(metric)
         yield self._step_tokens()
         yield self._cache_config()
+        yield self._lora_requests()
         yield from self._request_histograms()
 
     def _answers(self) -> list[tuple[tuple[str, str], _EngineAnswer]]:
@@ -170,6 +172,20 @@ class _Scrape(Collector):
         for engine, answer in self._answers():
             now = answer.now
             family.add_metric([*engine, str(now.block_size), str(now.num_blocks)], 1)
+        return family
+
+    def _lora_requests(self) -> Metric:
+        """As vLLM's: what it says is in its labels."""
+        prefix = _VLLM if self._is_vllm else _PREFIX
+        names = ("max_lora", "running_lora_adapters", "waiting_lora_adapters")
+        text = "Unix time now, with the adapters of unfinished requests as labels."
+        family = GaugeMetricFamily(f"{prefix}lora_requests_info", text, labels=[*_LABELS, *names])
+        for engine, answer in self._answers():
+            now = answer.now
+            if now.max_loras:
+                by_state = (now.num_running_by_adapter, now.num_waiting_by_adapter)
+                adapters = [",".join(sorted(each)) for each in by_state]
+                family.add_metric([*engine, str(now.max_loras), *adapters], time.time())
         return family
 
     def _request_histograms(self) -> Iterator[Metric]:

@@ -25,6 +25,8 @@ def test_a_request_beyond_the_adapters_in_use_waits_and_others_pass_it():
     info = scenario.scheduler.explain("b")
     assert info.waits_for == "adapters"
     assert "the adapters in use are 1" in info.why
+    numbers = scenario.scheduler.statistics()
+    assert (numbers.num_running_by_adapter, numbers.num_waiting_by_adapter) == ({"x": 2}, {"y": 1})
     # its place is kept: it is the head once the adapter is free
     scenario.add(with_adapter("e", "z"))
     scenario.scheduler.finish_requests(["a", "c"], RequestStatus.FINISHED_ABORTED)

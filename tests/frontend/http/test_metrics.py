@@ -1,6 +1,7 @@
 """GET /metrics: what Prometheus' own parser reads of it, from requests and from the engine."""
 
 import threading
+import time
 
 import httpx
 import msgspec
@@ -101,6 +102,8 @@ def test_every_counter_of_the_engine_has_a_metric(engine, url):
     """Raising any field changes a metric, except those named here."""
     elsewhere = {"num_steps_by_tokens", "block_size", "state"}
     """In a histogram, in the cache's size, and no number."""
+    elsewhere |= {"max_loras", "num_running_by_adapter", "num_waiting_by_adapter"}
+    """In lora_requests_info."""
     not_served = {"num_slots_wasted", "num_preemptions_forced", "service_by_tenant", "num_steps"}
     document = dict.fromkeys(EngineStatistics.__struct_fields__, 1)
     for name in EngineStatistics.__annotations__:
@@ -201,3 +204,31 @@ def test_with_vllms_names_its_dashboard_finds_everything(start_engine):
             if each == "vllm:request_success_total"
         }
         assert "length" in reasons
+
+
+@pytest.mark.parametrize(("names", "prefix"), [("engine-core", "engine_core_"), ("vllm", "vllm:")])
+def test_adapters_of_unfinished_requests_are_labels_as_vllms(engine, monkeypatch, names, prefix):
+    def of_adapters(_call):
+        return msgspec.structs.replace(
+            statistics(0),
+            max_loras=4,
+            num_running_by_adapter={"sql": 2, "poet": 1},
+            num_waiting_by_adapter={"sql": 7},
+        )
+
+    with serving(engine.address, "small", metrics_names=names) as url:
+        assert named(scrape(url), f"{prefix}lora_requests_info") == []  # it serves none
+        monkeypatch.setattr(engine, "_do", of_adapters)
+        (found,) = (
+            (dict(labels), value)
+            for (name, *labels), value in scrape(url).items()
+            if name == f"{prefix}lora_requests_info"
+        )
+    labels, value = found
+    assert {key: labels[key] for key in labels if "lora" in key} == {
+        "max_lora": "4",
+        "running_lora_adapters": "poet,sql",
+        "waiting_lora_adapters": "sql",
+    }
+    assert labels["engine"] == engine.engine_id
+    assert abs(value - time.time()) < 60
