@@ -213,6 +213,7 @@ class FakeEngine:
             multimodal=self.multimodal,
         )
         fields = {"instruction_set": self.instruction_set, **self.model_fields}
+        fields["adapters"] = self._adapter_infos()
         model = msgspec.structs.replace(message.model, **fields)
         message = msgspec.structs.replace(message, engine_id=self.engine_id, model=model)
         self._send(identity, message, frames)
@@ -252,10 +253,13 @@ class FakeEngine:
             outputs = msgspec.structs.replace(step.message(), weights_version=self.weights_version)
             self._send(identity, outputs)
 
-    def _announce_adapters(self) -> calls.AdapterList:
-        infos = tuple(
+    def _adapter_infos(self) -> tuple[calls.AdapterInfo, ...]:
+        return tuple(
             calls.AdapterInfo(name=name, fingerprint=key) for name, key in self.adapters.items()
         )
+
+    def _announce_adapters(self) -> calls.AdapterList:
+        infos = self._adapter_infos()
         for identity in self._identities:
             self._send(identity, AdaptersUpdated(adapters=infos))
         return calls.AdapterList(adapters=infos)

@@ -162,6 +162,79 @@ async def test_a_stream_moves_to_an_equal_engine_that_comes_while_its_own_is_awa
     assert len(other.requests) == 2
 
 
+def refuses_other_weights(request):
+    """As an engine whose adapters have the weights "one"."""
+    is_known = request.adapter_fingerprint in (None, "one")
+    return None if is_known else "adapter 'sql' has other weights than those that it began with"
+
+
+async def test_streams_with_an_adapter_go_on_only_where_it_has_the_same_weights(pair, address):
+    a, b = pair({"die_after_tokens": 20})
+    c = FakeEngine(f"{address}.third").start()
+    a.adapters, b.adapters, c.adapters = {"sql": "one"}, {"sql": "two"}, {"sql": "one"}
+    with c:
+        async with client_of(a, b, c) as llm:
+            results = await asyncio.gather(
+                *(collect(llm.generate(p, GREEDY, adapter="sql")) for p in "abcd")
+            )
+    assert [each[-1].outputs[0].text for each in results] == [expected_text(p, 40) for p in "abcd"]
+    assert all([output.finished for output in each].count(True) == 1 for each in results)
+    moved = [each for each in c.requests if each.is_resumed]
+    assert len(moved) == len(a.requests) > 0
+    assert {(each.adapter, each.adapter_fingerprint) for each in moved} == {("sql", "one")}
+    assert not any(each.is_resumed for each in b.requests)
+
+
+async def test_without_the_same_adapter_elsewhere_a_stream_ends_with_the_reason(pair):
+    a, b = pair({"die_after_tokens": 20})
+    a.adapters, b.adapters = {"sql": "two"}, {"sql": "one"}
+    async with client_of(a, b, reconnect_timeout_s=0.5) as llm:
+        results = await asyncio.gather(
+            *(collect(llm.generate(p, GREEDY, adapter="sql")) for p in "abcd"),
+            return_exceptions=True,
+        )
+        died = [each for each in results if isinstance(each, EngineDied)]
+        assert len(died) == len(a.requests) == 2
+        assert "did not come back within 0.5 s" in str(died[0])
+        # a request that has not begun goes to the engine that is left, with its weights
+        await final(llm.generate("new", GREEDY, adapter="sql"))
+    assert not any(each.is_resumed for each in b.requests)
+
+
+async def test_its_own_engine_with_other_weights_of_the_adapter_ends_a_stream(pair):
+    a, b = pair({"die_after_tokens": 20})
+    a.adapters, b.adapters = {"sql": "two"}, {"sql": "one"}
+    async with client_of(a, b) as llm:
+        streams = asyncio.gather(
+            *(collect(llm.generate(p, GREEDY, adapter="sql")) for p in "abcd"),
+            return_exceptions=True,
+        )
+        await asyncio.to_thread(a.join)
+        again = FakeEngine(
+            a.address, refuse=refuses_other_weights, refusal_code=ErrorCode.UNKNOWN_ADAPTER
+        )
+        again.adapters = {"sql": "one"}
+        with again:
+            results = await streams
+    refused = [each for each in results if isinstance(each, RequestRejected)]
+    assert len(refused) == len(again.requests) == 2
+    assert {each.code for each in refused} == {ErrorCode.UNKNOWN_ADAPTER}
+    assert "other weights" in str(refused[0])
+
+
+async def test_an_adapters_requests_go_where_its_beginnings_are_cached(pair):
+    a, b = pair()
+    a.adapters = b.adapters = {"sql": "one"}
+    async with client_of(a, b) as llm:
+        for number in range(4):
+            for adapter in (None, "sql"):
+                one = SamplingParams(max_tokens=1)
+                await final(llm.generate(f"{LONG}{number}", one, adapter=adapter))
+    adapters = [{each.adapter for each in engine.requests} for engine in (a, b)]
+    assert adapters in ([{None}, {"sql"}], [{"sql"}, {None}])
+    assert len(a.requests) == len(b.requests) == 4
+
+
 async def test_an_engine_that_answers_again_is_used_again(pair):
     a, b = pair()
     async with client_of(a, b) as llm:
