@@ -14,6 +14,7 @@ from daemons import running_daemon
 from raw_client import RawClient
 from test_serve import serving
 
+from frontend import LLM, SamplingParams
 from protocol.calls import ResetPrefixCache
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -65,12 +66,15 @@ def run_all(client, prompts):
 
 
 @pytest.fixture(scope="module")
-def client(smollm2):
-    """Of a daemon with the defaults."""
-    with (
-        running_daemon(smollm2, *FLOATS, "--max-model-len", 2304) as daemon,
-        RawClient(daemon.address) as client,
-    ):
+def daemon(smollm2):
+    """With the defaults."""
+    with running_daemon(smollm2, *FLOATS, "--max-model-len", 2304) as daemon:
+        yield daemon
+
+
+@pytest.fixture(scope="module")
+def client(daemon):
+    with RawClient(daemon.address) as client:
         yield client
 
 
@@ -102,6 +106,29 @@ def test_each_alone(reference, client, prompts, together):
         for index, prompt in enumerate(prompts)
     ]
     same_but_for_near_ties(reference, prompts, alone, together)
+
+
+def test_loglikelihoods_through_llm_are_those_of_transformers(reference, daemon, prompts):
+    """Of texts behind a context, and whether they are greedy, as docs/client.md has it for lm-eval;
+    each context's own best token among them."""
+    contexts = [prompt[: len(prompt) // 2] for prompt in prompts[2:6]]
+    texts = [prompt[len(prompt) // 2 :] for prompt in prompts[2:6]]
+    best = [int(reference(tuple(each), (0,))[0].argmax()) for each in contexts]
+    contexts, texts = contexts * 2, texts + [[token] for token in best]
+    params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
+    with LLM(address=daemon.address) as llm:
+        asked = [context + text for context, text in zip(contexts, texts, strict=True)]
+        outputs = llm.generate(asked, params, use_tqdm=False)
+    greedy = []
+    for context, text, output in zip(contexts, texts, outputs, strict=True):
+        entries = output.prompt_logprobs[-len(text) :]
+        own = [entry[token] for token, entry in zip(text, entries, strict=True)]
+        logprobs_TV = reference(tuple(context), tuple(text)).log_softmax(-1)
+        expected = float(logprobs_TV[range(len(text)), text].sum())
+        assert sum(entry.logprob for entry in own) == pytest.approx(expected, abs=1e-3)
+        greedy.append(all(entry.rank == 1 for entry in own))
+        assert greedy[-1] == (logprobs_TV.argmax(-1).tolist() == text)
+    assert greedy[4:] == [True] * 4 and not all(greedy[:4])
 
 
 def test_with_a_budget_of_16_tokens_a_step_and_no_prefix_cache(
