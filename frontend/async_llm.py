@@ -253,13 +253,14 @@ class AsyncLLM(EngineCalls, PoolingCalls):
             elif info is not None and info.tokenizer_json is not None:
                 document = binary_frame(info.tokenizer_json, session.welcome_frames)
                 tokenizer = Tokenizer.from_welcome(info, document)
+            own = weakref.ref(self)  # no circle: a client that was closed is freed at once
             self._input_processor = InputProcessor(
                 welcome.model,
                 tokenizer,
                 seeds=self._random,
                 clock=self._clock,
                 reasoning=self._reasoning,
-                media_path=lambda: self.allowed_local_media_path,
+                media_path=lambda: None if (it := own()) is None else it.allowed_local_media_path,
             )
         session.welcome_frames = ()  # megabytes that are not read again
 

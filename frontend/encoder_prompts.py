@@ -39,7 +39,7 @@ class EncoderPrompts:
     """For one model.
 
     Args:
-        tokenizer: raises InvalidInput if the model came without one.
+        tokenizer: the model's, if it came with one.
         allowed_path: of files that prompts may name; None: of none.
     """
 
@@ -47,7 +47,7 @@ class EncoderPrompts:
         self,
         model: ModelInfo,
         info: EncoderInfo,
-        tokenizer: Callable[[], Tokenizer],
+        tokenizer: Tokenizer | None,
         allowed_path: Callable[[], Path | None],
     ) -> None:
         self._name = model.name
@@ -105,7 +105,11 @@ class EncoderPrompts:
         if prompt is None or prompt == "":
             return []
         if isinstance(prompt, str):
-            return self._tokenizer().encode(prompt, add_special_tokens=add_special_tokens)
+            if self._tokenizer is None:
+                raise InvalidInput(
+                    "the engine's model came without a tokenizer; send prompt_token_ids"
+                )
+            return self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
         if not isinstance(prompt, list | tuple) or not all(type(each) is int for each in prompt):
             raise InvalidInput(
                 f"a part of the prompt is {prompt!r:.80}; give a text, token ids, or a dictionary "

@@ -109,7 +109,7 @@ class InputProcessor:
         self._multimodal: MultiModalProcessor | None = None
         self._encoder: EncoderPrompts | None = None
         if model.encoder is not None:
-            self._encoder = EncoderPrompts(model, model.encoder, lambda: self.tokenizer, media_path)
+            self._encoder = EncoderPrompts(model, model.encoder, tokenizer, media_path)
         self._limits = ModelLimits(
             model.max_model_len, model.vocab_size, model.max_logprobs, model.max_num_seqs
         )

@@ -3,7 +3,6 @@
 import dataclasses
 from typing import Annotated, Any, Literal, TypedDict
 
-import msgspec
 from cyclopts import Parameter
 
 from engine_core.errors import ConfigurationError
@@ -60,8 +59,12 @@ class PoolingOptions:
 
 
 def _object(option: str, text: str | None, kind: Any) -> dict[str, Any]:
+    if text is None:
+        return {}
+    import msgspec  # --help is there without it
+
     try:
-        fields = msgspec.json.decode(text or "{}")
+        fields = msgspec.json.decode(text)
         names = kind.__annotations__
         if isinstance(fields, dict) and (unknown := sorted(fields.keys() - names.keys())):
             raise ConfigurationError(

@@ -81,7 +81,7 @@ def test_no_draft_changes_anything_of_an_answer(smollm2, adapter):
         for _ in range(2):  # the second time earlier outputs are known
             drafted, drafts, accepted = answers(llm, requests)
             assert drafted == plain
-        assert drafts > accepted > 10
+        assert drafts >= accepted > 10
         statistics = llm.statistics()
         assert statistics.num_accepted_tokens > accepted
         assert statistics.num_draft_tokens > drafts

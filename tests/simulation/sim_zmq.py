@@ -245,7 +245,7 @@ class SimSocket:
         else:
             self.connection = Connection(self.network, self, router)
 
-    def send_multipart(self, frames: Sequence[bytes], flags: int = 0) -> None:
+    def send_multipart(self, frames: Sequence[bytes], flags: int = 0, copy: bool = True) -> None:
         self.process.at_call("send")
         self.has_signal = False
         if self.process.is_dead:
