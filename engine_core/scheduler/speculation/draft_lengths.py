@@ -26,7 +26,7 @@ _FIRST_PRICE = 0.3
 _FIRST_DRAFTS = 2
 _LEAST_PRICE = 0.03
 """A draft costs the host something too."""
-_PRICE_OF_ANY = 0.03
+_PRICE_OF_ANY = 0.08
 """As does any draft of a step for each of its sequences: they are no columns any more."""
 _ASK_AFTER = 8
 """Tokens for which an answer holds, if no draft is verified: to find one takes time, too."""
