@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import zipfile
 from collections.abc import Callable
@@ -359,14 +360,17 @@ def _bars_to(progress: Progress) -> type:
     """A progress bar for the hub's client that shows nothing and passes its bytes on."""
     from tqdm.auto import tqdm
 
+    lock = threading.Lock()  # files are fetched by several threads
+
     class Bar(tqdm):  # type: ignore[misc]
         def __init__(self, *args: Any, **more: Any) -> None:
             self._counts_bytes = more.get("unit") == "B"
             super().__init__(*args, **{**more, "disable": True})
 
         def update(self, n: float | None = 1) -> None:
-            self.n += n or 0
-            if self._counts_bytes and self.total:
-                progress(min(int(self.n), int(self.total)), int(self.total))
+            with lock:
+                self.n += n or 0
+                if self._counts_bytes and self.total:
+                    progress(min(int(self.n), int(self.total)), int(self.total))
 
     return Bar
