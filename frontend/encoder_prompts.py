@@ -142,14 +142,14 @@ class EncoderPrompts:
                 f"the prompt has {len(items)} inputs, model {self._name!r} takes one sound; give "
                 'multi_modal_data={"audio": ...}'
             )
+        log_mel = self.log_mel()  # says what to install if numpy is missing
         from frontend.multimodal.audio import load_audio
 
-        log_mel = self.log_mel()
         source = read_media(items[0], self._allowed_path())
         samples = load_audio(source, items[0].name, log_mel.sampling_rate)
-        return self.features_input(samples, items[0].name)
+        return self._features_input(samples, items[0].name)
 
-    def features_input(
+    def _features_input(
         self, samples: "Floats", name: str
     ) -> tuple[tuple[MultiModalInput, ...], list[memoryview]]:
         """Of up to a window's samples. Raises InvalidInput: there are more."""
