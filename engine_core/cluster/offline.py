@@ -276,7 +276,10 @@ def build_processor(
             ),
         )
         if postprocess is not None:
-            rows = rows.map(lambda row: row if row.get(ERROR_COLUMN) else postprocess(row))
+            no_error = {ERROR_COLUMN: ""} if config.should_continue_on_error else {}
+            rows = rows.map(
+                lambda row: row if row.get(ERROR_COLUMN) else postprocess(row) | no_error
+            )
         return rows
 
     return process
