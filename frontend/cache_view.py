@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
@@ -24,30 +25,37 @@ class CacheView:
     def __init__(self, sessions: Sequence[EngineSession]) -> None:
         self._sessions = sessions
         self.index = PrefixIndex()
-        self.others_loads = [0] * len(sessions)
+        self.others_loads: Counter[int] = Counter()
         """In tokens, as `load_of`."""
-        self.num_snapshots = [0] * len(sessions)
+        self.num_snapshots: Counter[int] = Counter()
         """Times that an engine told all that it holds."""
-        self.num_gaps = [0] * len(sessions)
+        self.num_gaps: Counter[int] = Counter()
         """Times that events were lost."""
-        self._namings: list[BlockNaming | None] = [None] * len(sessions)
-        self._numbers: list[int | None] = [None] * len(sessions)
-        """Of the next events; None: those with all are awaited."""
+        self._namings: dict[int, BlockNaming] = {}
+        self._numbers: dict[int, int] = {}
+        """Of the next events; without one those with all are awaited."""
         self._asking: dict[int, asyncio.Task[None]] = {}
 
     def on_connected(self, engine: int, *, is_new: bool) -> None:
         if is_new:
             self.index.clear(engine)
-            self._namings[engine] = None
+            self._namings.pop(engine, None)
         self.others_loads[engine] = 0
         self._ask(engine)
+
+    def forget(self, engine: int) -> None:
+        """Its number is another engine's from now on."""
+        self.index.clear(engine)
+        counts = (self.others_loads, self.num_snapshots, self.num_gaps)
+        for each in (*counts, self._namings, self._numbers):
+            each.pop(engine, None)
 
     def on_events(self, engine: int, events: CacheEvents) -> None:
         if events.naming is not None:
             self._namings[engine] = events.naming
             self.num_snapshots[engine] += 1
-        elif events.number != self._numbers[engine]:
-            if self._numbers[engine] is not None:
+        elif events.number != self._numbers.get(engine):
+            if engine in self._numbers:
                 self.num_gaps[engine] += 1
                 self._ask(engine)
             return
@@ -57,7 +65,7 @@ class CacheView:
         self.index.update(engine, events.stored, events.removed, is_whole=is_whole)
 
     def _ask(self, engine: int) -> None:
-        self._numbers[engine] = None
+        self._numbers.pop(engine, None)
         if engine in self._asking:
             self._asking[engine].cancel()
         self._asking[engine] = asyncio.create_task(self._watch(engine))
@@ -80,7 +88,7 @@ class CacheView:
         for engine in engines:
             session = self._sessions[engine]
             assert session.welcome is not None
-            naming = self._namings[engine]
+            naming = self._namings.get(engine)
             if naming is None:
                 naming = BlockNaming(block_size=session.welcome.model.block_size)
             adapter = session.adapters.get(request.wire.adapter or "")

@@ -90,7 +90,7 @@ async def test_each_router_knows_what_all_engines_hold_and_what_others_have_them
         addresses = [one.address, other.address]
         async with AsyncLLM(addresses) as first, AsyncLLM(addresses) as second:
             group = second.session
-            await until(lambda: all(group.view.num_snapshots))
+            await until(lambda: len(group.view.num_snapshots) == 2)
             for prompt in prompts:
                 assert await first_cached(first, prompt, tenant="a") == 0
             assert all(first.session.num_sent), "they are shared out"
@@ -115,7 +115,7 @@ async def test_each_router_knows_what_all_engines_hold_and_what_others_have_them
                 await first_cached(first, [number] * 5)
             await stream.aclose()
             assert first.session.num_sent[busy] == before, "the idle one gets short prompts"
-            await until(lambda: not any(first.session.view.others_loads))
+            await until(lambda: not first.session.view.others_loads.total())
 
             await first.engines[busy].reset_prefix_cache()
             await until(lambda: not group.view.index.num_blocks[busy])

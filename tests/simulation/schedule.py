@@ -510,7 +510,7 @@ class Simulation:
             )
             if not session.is_connected or watcher is None or engine.exit_code is not None:
                 continue
-            if watcher.number == group.view._numbers[number] and not watcher.needs_all:
+            if watcher.number == group.view._numbers.get(number) and not watcher.needs_all:
                 self.report.num_views += 1
                 keys = [*memoryview(engine.kv_cache.changes.whole().stored).cast("Q")]
                 missing = [key for key in keys if not group.view.index.match([key], [number])]
@@ -531,7 +531,7 @@ class Simulation:
         num_tokens = 0
         for client in self.clients:
             if isinstance(client.llm.session, EngineGroup):
-                report.num_event_gaps += sum(client.llm.session.view.num_gaps)
+                report.num_event_gaps += sum(client.llm.session.view.num_gaps.values())
             if not client.process.is_dead:
                 session = client.llm.session
                 assert len(session.requests) == session.requests.num_in_flight == 0

@@ -46,6 +46,8 @@ def router_metrics(groups: Iterable[tuple[EngineGroup | None, str]]) -> Iterator
             continue
         view = group.view
         for number, address in enumerate(group.addresses):
+            if address not in group.staying:
+                continue
             labels = [name, address]
             blocks.add_metric(labels, view.index.num_blocks[number])
             load.add_metric([*labels, "own"], group.loads[number])
