@@ -88,7 +88,8 @@ class RayCluster:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
+def ray_cluster(tmp_path_factory):
+    pytest.importorskip("ray")
     before = dict(os.environ)
     os.environ.update(SETTINGS)
     cluster = RayCluster(tmp_path_factory.mktemp("cluster"))
