@@ -16,7 +16,6 @@ from engine_core.cluster.engine_replica import EngineReplica
 from engine_core.cluster.http_replica import HttpReplica
 
 DEFAULT_NAME = "engine-core"
-_ENGINE_CPUS_OF_ACTOR = 0
 _HEALTH_PERIOD_S = 5.0
 _GRACE_S = 20.0
 """Beyond a drain."""
@@ -58,7 +57,10 @@ def _engines(model: ModelDeployment, number: int, directory: str) -> Application
     replicas = serve.deployment(
         EngineReplica,
         name=f"engine-{number}-{re.sub(r'[^A-Za-z0-9]+', '-', model.served_name)}",
-        ray_actor_options=_actor_options(model.resources),
+        ray_actor_options={
+            **_actor_options(model.resources),
+            "runtime_env": {"env_vars": model.env},
+        },
         placement_group_bundles=[model.resources] * model.num_ranks,
         placement_group_strategy=model.placement_strategy,
         autoscaling_config=AutoscalingConfig(

@@ -197,6 +197,11 @@ def _check_models(models: list[ModelDeployment]) -> None:
                 f"model {name!r}: max_replicas is {each.max_replicas}, it must be at least "
                 f"min_replicas, {each.min_replicas}"
             )
+        if each.num_ranks > 1:
+            raise ConfigurationError(
+                f"model {name!r}: replicas of {each.num_ranks} workers are not deployed on Ray "
+                "yet; omit tensor_parallel_size and pipeline_parallel_size"
+            )
         for option in each.options:
             if option in _OWN_OPTIONS:
                 raise ConfigurationError(
