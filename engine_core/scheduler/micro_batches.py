@@ -48,7 +48,7 @@ class MicroBatches:
         if self._num_stages == 1:
             return rows
         batch = self._pool.batch
-        num_decodes = np.count_nonzero(_num_left(batch, batch.order) <= 1)
+        num_decodes = int(np.count_nonzero(_num_left(batch, batch.order) <= 1))
         turn = self._in_flight.next_step_id % self._num_stages
         share = max(1, (num_decodes + turn) // self._num_stages)
         decodes = np.flatnonzero(_num_left(batch, rows) == 1)
