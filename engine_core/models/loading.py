@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from engine_core.distributed.collectives import SINGLE_RANK, Collectives
 from engine_core.layers import MAX_POSITIONS
 from engine_core.layers.parameters import CopyWeight, Placements, place
 from engine_core.models.config import ModelConfig
@@ -19,6 +20,7 @@ from engine_core.models.errors import ModelWeightsError, UnsupportedArchitecture
 from engine_core.models.family_configs import read_llama
 from engine_core.models.interface import Model
 from engine_core.models.registry import Architecture, find_architecture, read_model_config
+from engine_core.models.stages import Stage, split_layers
 from engine_core.models.weight_transfer import WeightTransfer
 from kernels.interface.operations import Operations
 from kernels.interface.weights import WeightPart
@@ -41,6 +43,7 @@ def load_model(
     max_model_len: int | None = None,
     transfer: WeightTransfer | None = None,
     drops_zero_biases: bool = False,
+    collectives: Collectives = SINGLE_RANK,
 ) -> Model:
     """Build the model of a config.json on the device of `ops`, and fill it.
 
@@ -53,16 +56,31 @@ def load_model(
         drops_zero_biases: biases of zeros may come that no layer takes: some quantisers write one
             for every layer.
         transfer: how tensors get to that device; default: by plain copies. Finished here.
+        collectives: of the ranks that share the model: this one takes its part of every tensor.
 
     Raises:
         UnsupportedArchitecture: no exact code here. Raised before the first tensor is read.
         ModelConfigError: the config has impossible values.
         ModelWeightsError: the tensors do not match the config.
     """
-    name, architecture, model = _build(config, dtype=dtype, ops=ops, max_model_len=max_model_len)
+    name, architecture, model = _build(
+        config,
+        dtype=dtype,
+        ops=ops,
+        max_model_len=max_model_len,
+        collectives=collectives,
+    )
     pending = model.placements()
     transfer = transfer or WeightTransfer()
-    _place(pending, tensors, architecture, name, transfer.copy, drops_zero_biases=drops_zero_biases)
+    _place(
+        pending,
+        tensors,
+        architecture,
+        name,
+        transfer.copy,
+        drops_zero_biases=drops_zero_biases,
+        stage=model.stage if isinstance(model, Decoder) else None,
+    )
     _check_complete(pending.keys() - model.optional_names, name)
     try:
         model.finish_loading()
@@ -127,11 +145,18 @@ def load_dummy_model(
     ops: Operations,
     max_model_len: int | None = None,
     seed: int = 0,
+    collectives: Collectives = SINGLE_RANK,
 ) -> Model:
     """Build the model of a config.json with random weights, made on the device of `ops`.
 
     Arguments and errors as of `load_model`; for `seed` see `draw_weight`."""
-    _, _, model = _build(config, dtype=dtype, ops=ops, max_model_len=max_model_len)
+    _, _, model = _build(
+        config,
+        dtype=dtype,
+        ops=ops,
+        max_model_len=max_model_len,
+        collectives=collectives,
+    )
     for name, placement in model.placements().items():
         if name not in model.optional_names:
             weight = draw_weight(name, placement.shape, dtype=dtype, device=ops.device, seed=seed)
@@ -141,7 +166,12 @@ def load_dummy_model(
 
 
 def _build(
-    config: Mapping[str, Any], *, dtype: torch.dtype, ops: Operations, max_model_len: int | None
+    config: Mapping[str, Any],
+    *,
+    dtype: torch.dtype,
+    ops: Operations,
+    max_model_len: int | None,
+    collectives: Collectives,
 ) -> tuple[str, Architecture, Decoder | Encoder]:
     """The architecture and an empty model of it."""
     name, architecture = find_architecture(config)
@@ -154,7 +184,15 @@ def _build(
             architecture,
             Encoder(resolved, dtype=dtype, ops=ops, num_positions=num_positions),
         )
-    model = Decoder(resolved, dtype=dtype, ops=ops, num_positions=num_positions)
+    place = collectives.parallel
+    model = Decoder(
+        resolved,
+        dtype=dtype,
+        ops=ops,
+        num_positions=num_positions,
+        collectives=collectives,
+        stage=split_layers(resolved, place.pp_size)[place.pp_rank],
+    )
     return name, architecture, model
 
 
@@ -166,6 +204,7 @@ def _place(
     copy: CopyWeight,
     *,
     drops_zero_biases: bool,
+    stage: Stage | None = None,
 ) -> None:
     """Hand every tensor to its place; what is left in `pending` did not come."""
     placed: set[str] = set()
@@ -178,7 +217,8 @@ def _place(
         if placement is None:
             if target in placed:
                 raise ModelWeightsError(f"tensor {file_name} comes twice; the files overlap")
-            if target.endswith(_RECOMPUTED_SUFFIXES):
+            is_elsewhere = stage is not None and not stage.takes(target)
+            if target.endswith(_RECOMPUTED_SUFFIXES) or is_elsewhere:
                 continue
             if not (drops_zero_biases and _adds_nothing(target, tensor)):
                 unexpected.append(file_name)
