@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 
 from engine_core.adapters.pool import AdapterPool
+from engine_core.distributed.collectives import SINGLE_RANK, Collectives
 from engine_core.kv_cache import KVCacheGroupSpec
 from engine_core.logits_processors import NamedProcessor
 from engine_core.model_runner.pooling import Pooler
@@ -132,6 +133,7 @@ class RunnerConfig:
         encoder: of images or sounds; None: prompts are text. A CPU's runner has one.
         pooler: of pooling requests; None: there are none.
         stage: of the model, in a pipeline; None: all of it. Only the last one samples.
+        collectives: of the ranks that run the model together.
     """
 
     model: Model
@@ -152,6 +154,7 @@ class RunnerConfig:
     encoder: MultiModalEncoder | None = None
     pooler: Pooler | None = None
     stage: Stage | None = None
+    collectives: Collectives = SINGLE_RANK
 
     def __post_init__(self) -> None:
         """Raises ValueError: two models whose layers cannot share blocks."""

@@ -31,7 +31,9 @@ class LayerBuilder:
     """Makes the parts of a decoder from its config. Layers with equal angles share a table.
 
     Args:
+        config: of several ranks each has its own, see `Sharding`.
         num_positions: most rows of the tables of angles.
+        collectives: of the ranks that share the layers.
         stage: of several, that these parts are of; None: there is one.
     """
 
@@ -42,8 +44,12 @@ class LayerBuilder:
         dtype: torch.dtype,
         ops: Operations,
         num_positions: int,
+        collectives: Collectives = SINGLE_RANK,
         stage: Stage | None = None,
     ) -> None:
+        self._collectives = collectives
+        is_shared = collectives.parallel.tp_size > 1
+        self._all_reduce = collectives.all_reduce_ if is_shared else None
         self._config = config
         self._dtype = dtype
         self._ops = ops
@@ -86,7 +92,10 @@ class LayerBuilder:
                 bias=config.qkv_bias,
             ),
             output=linear(
-                [(f"{name}.o_proj", config.hidden_size)], query_size, bias=config.output_bias
+                [(f"{name}.o_proj", config.hidden_size)],
+                query_size,
+                bias=config.output_bias,
+                all_reduce=self._all_reduce,
             ),
             head_norms=norms,
             rotary=RotaryParams(
@@ -112,6 +121,7 @@ class LayerBuilder:
                 self._config.hidden_size,
                 dtype=self._dtype,
                 ops=self._ops,
+                all_reduce=self._all_reduce,
             )
         return GatedFeedForward(
             f"model.layers.{layer}.mlp",
@@ -121,6 +131,7 @@ class LayerBuilder:
             bias=self._config.mlp_bias,
             dtype=self._dtype,
             ops=self._ops,
+            all_reduce=self._all_reduce,
         )
 
     def vocabulary(self) -> Vocabulary:
@@ -137,6 +148,7 @@ class LayerBuilder:
             heads=self._stage.is_last,
             dtype=self._dtype,
             ops=self._ops,
+            collectives=self._collectives,
         )
 
     def _table(self, rotary: RotaryConfig) -> RotaryTable | StepRotaryTable:
@@ -205,7 +217,12 @@ class Decoder:
     ) -> None:
         self.stage = stage or Stage.whole(config)
         build = LayerBuilder(
-            config, dtype=dtype, ops=ops, num_positions=num_positions, stage=self.stage
+            config,
+            dtype=dtype,
+            ops=ops,
+            num_positions=num_positions,
+            collectives=collectives,
+            stage=self.stage,
         )
         self.kv_cache_spec: KVCacheSpec = config
         self.has_experts = any(experts is not None for experts in config.experts)
@@ -282,8 +299,10 @@ class Decoder:
     def forward(
         self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, context: ForwardContext
     ) -> torch.Tensor:
-        if not self.stage.is_first:
-            token_ids_T = self._passed.receive(len(positions_T))
+        if self.stage.is_first:
+            rows_T = self.vocabulary.rows_of(token_ids_T)
+        else:
+            rows_T = self._passed.receive(len(positions_T))
         if positions_T.device.type == "cpu" and len(positions_T):
             num_positions = int(positions_T.max()) + 1
             for table in self._tables:
@@ -298,7 +317,7 @@ class Decoder:
             if sizes != self._num_positions:
                 self._num_positions = sizes
                 self._forward = self._ops.capture(self._compute)  # which keeps addresses
-        hidden_TE, *states = self._forward(token_ids_T, positions_T, context)
+        hidden_TE, *states = self._forward(rows_T, positions_T, context)
         if not self.stage.is_last:
             self._passed.send(hidden_TE, *states)
             return hidden_TE
@@ -306,15 +325,15 @@ class Decoder:
         return hidden_TE
 
     def _compute(
-        self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, context: ForwardContext
+        self, rows_T: torch.Tensor, positions_T: torch.Tensor, context: ForwardContext
     ) -> tuple[torch.Tensor, ...]:
         """What `forward` consists of; `Operations.capture` says what it may do."""
         out_TE: torch.Tensor | None = None
         if self.stage.is_first:
-            embedded_TE = self.vocabulary.embed(token_ids_T)
+            embedded_TE = self.vocabulary.embed(rows_T)
             residual_TE = self._ops.replace_rows(embedded_TE, context.given)
         else:
-            out_TE, residual_TE = self._passed.rows(token_ids_T, self._ops)
+            out_TE, residual_TE = self._passed.rows(rows_T, self._ops)
         states: list[torch.Tensor] = []
         for number, layer in enumerate(self._layers):
             if out_TE is None:
