@@ -61,7 +61,9 @@ class EngineGroup(Neighbours):
         clock: Clock,
     ) -> None:
         self.requests = OutputProcessor(clock)
+        self.addresses = list(addresses)
         self.sessions = [make_session(each, self.requests, self) for each in addresses]
+        self._make_session = make_session
         self._clock = clock
         self._leader = self.sessions[0]
         """Requests are made for its model."""
@@ -69,8 +71,40 @@ class EngineGroup(Neighbours):
         self._routes: dict[RequestState, _Route] = {}
         self._loads = [0.0] * len(self.sessions)
         self._engine_ids = [""] * len(self.sessions)
-        self._keepers: list[asyncio.Task[None]] = []
+        self._keepers: dict[EngineSession, asyncio.Task[None]] = {}
+        self._leaving: set[EngineSession] = set()
+        """They get no more requests, and are closed when they have none."""
         self._is_closed = False
+
+    @property
+    def staying(self) -> dict[str, EngineSession]:
+        """The engines by address, without those that leave."""
+        return {
+            address: session
+            for address, session in zip(self.addresses, self.sessions, strict=True)
+            if session not in self._leaving
+        }
+
+    def add_engine(self, address: str) -> None:
+        """One more engine; it takes over what waits for a lost one."""
+        session = self._make_session(address, self.requests, self)
+        for number, each in enumerate(self.sessions):
+            if each in self._leaving and each not in self._keepers:  # its number is free
+                self._leaving.remove(each)
+                self.addresses[number], self.sessions[number] = address, session
+                self._loads[number], self._engine_ids[number] = 0.0, ""
+                break
+        else:
+            self.addresses.append(address)
+            self.sessions.append(session)
+            self._loads.append(0.0)
+            self._engine_ids.append("")
+        if self._keepers:
+            self._keepers[session] = asyncio.create_task(self._keep(session))
+
+    def remove_engine(self, address: str) -> None:
+        """It gets no more requests. Those that it has go on, and if it is lost wait for another."""
+        self._leaving.add(self.staying[address])
 
     @property
     def welcome(self) -> Welcome | None:
@@ -108,17 +142,17 @@ class EngineGroup(Neighbours):
             raise ClientClosed("this client is closed; make a new one")
         if not self._keepers:
             await self._wait_for_one()
-            others = [asyncio.ensure_future(each.ready()) for each in self.sessions]
+            others = [asyncio.ensure_future(each.ready()) for each in self.staying.values()]
             await asyncio.wait(others, timeout=_FIRST_ANSWERS_S)
             await _cancel(others)
-            self._keepers = [asyncio.create_task(self._keep(each)) for each in self.sessions]
+            self._keepers = {each: asyncio.create_task(self._keep(each)) for each in self.sessions}
         while not any(each.is_connected for each in self.sessions):
             await self._wait_for_one()
         if not self._leader.is_connected:
             self._leader = next(each for each in self.sessions if each.is_connected)
 
     async def _wait_for_one(self) -> None:
-        attempts = [asyncio.ensure_future(each.ready()) for each in self.sessions]
+        attempts = [asyncio.ensure_future(each.ready()) for each in self.staying.values()]
         errors = []
         try:
             for attempt in asyncio.as_completed(attempts):
@@ -135,16 +169,23 @@ class EngineGroup(Neighbours):
 
     async def _keep(self, session: EngineSession) -> None:
         """An engine that answers again is used again."""
-        while True:
+        while session not in self._leaving:
             with contextlib.suppress(EngineClientError):
                 await session.ready(waits=False)
             await self._clock.sleep(_RETRY_S)
+        number = self.sessions.index(session)
+        while any(route.number == number for route in self._routes.values()):
+            await self._clock.sleep(_RETRY_S)
+        await session.close()
+        del self._keepers[session]
 
     def submit(self, request: RequestState) -> None:
         """Send a request. It must be given to `release` in the end."""
         self.requests.add_request(request)
         choice = self._choose(request)
         if choice is None:  # it waits, or is told why not
+            if self._leader in self._leaving:
+                self._leader = next(iter(self.staying.values()), self._leader)
             choice = Choice(self.sessions.index(self._leader), 0)
         self._send(request, _Route(), choice)
 
@@ -169,7 +210,7 @@ class EngineGroup(Neighbours):
     async def close(self) -> None:
         """End every request with ClientClosed, and every session."""
         self._is_closed = True
-        await _cancel(self._keepers)
+        await _cancel(list(self._keepers.values()))
         for session in self.sessions:
             await session.close()
 
@@ -254,6 +295,8 @@ class EngineGroup(Neighbours):
     ) -> bool:
         welcome, leader = session.welcome, self._leader.welcome
         if welcome is None or leader is None or not session.is_connected or session.is_draining:
+            return False
+        if session in self._leaving:
             return False
         ours, model, wire = leader.model, welcome.model, request.wire
         task = "generate" if wire.pooling_params is None else wire.pooling_params.task.value

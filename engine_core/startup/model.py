@@ -6,6 +6,7 @@ import time
 
 import torch
 
+from engine_core.distributed.collectives import SINGLE_RANK, Collectives
 from engine_core.errors import ConfigurationError, StartupError
 from engine_core.model_files import ModelFiles
 from engine_core.model_files.download import cache_folder
@@ -82,11 +83,19 @@ class LoadedModel:
         return total
 
 
-def load_any_model(options: EngineOptions, files: ModelFiles, device: torch.device) -> LoadedModel:
+def load_any_model(
+    options: EngineOptions,
+    files: ModelFiles,
+    device: torch.device,
+    collectives: Collectives = SINGLE_RANK,
+) -> LoadedModel:
     """The model as the options ask for it, in the formats that the daemon would serve.
     Raises StartupError: the device cannot serve, or neither we nor transformers can run the model;
-    the message says why."""
+    the message says why.
+    `collectives`: of this rank, which loads its part alone; every rank calls this."""
     started_s = time.monotonic()
+    if collectives.parallel.world_size > 1:
+        raise ConfigurationError("models over several ranks are not supported yet; use one")
     if isinstance(files, PooledFiles) and files.is_encoder:
         check_encoder(options, device.type)
     dtype = choose_dtype(options.dtype, device, files.config)
