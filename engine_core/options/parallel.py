@@ -1,44 +1,13 @@
-"""Options for several workers: one model over several devices and machines, several engines. What is
-refused with several workers stands here in one table."""
+"""What is refused with several workers, in one table, and options for them without effect."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Annotated
-
-from cyclopts import Group, Parameter
 
 from engine_core.errors import ConfigurationError
-from engine_core.options.values import COMMON, NOT_NEGATIVE, POSITIVE
-
-if TYPE_CHECKING:
-    from engine_core.options.engine import EngineOptions
-
-_PARALLEL = Parameter(group=Group.create_ordered("Several workers"))
+from engine_core.options.engine import EngineOptions
+from engine_core.options.workers import ParallelOptions
 
 
-@Parameter(name="*", group=_PARALLEL.group)
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class ParallelOptions:
-    tensor_parallel_size: Annotated[
-        int, COMMON, POSITIVE, Parameter(alias="-tp", allow_repeating=False)
-    ] = 1
-    """Workers that share each layer, a device each; on a CPU a share of its cores each."""
-    pipeline_parallel_size: Annotated[int, COMMON, POSITIVE, Parameter(alias="-pp")] = 1
-    """Stages that share the layers, each of --tensor-parallel-size workers."""
-    workers_bind: str | None = None
-    """tcp://HOST:PORT at which workers of other machines join; needs --num-joining."""
-    num_joining: Annotated[int, NOT_NEGATIVE] = 0
-    """How many of the workers come from other machines, by `engine-core --join`."""
-    join: str | None = None
-    """Be a worker of the engine whose --workers-bind this is; of the other options only --model,
-    --tokenizer, --keys, --num-threads, --supervise and those of the log have a meaning."""
-
-    @property
-    def num_workers(self) -> int:
-        """Of one engine, rank 0 included, which is the daemon itself."""
-        return self.tensor_parallel_size * self.pipeline_parallel_size
-
-
-def check_parallel(options: "EngineOptions") -> None:
+def check_parallel(options: EngineOptions) -> None:
     """Raises ConfigurationError: an option without effect, or what several workers cannot do."""
     parallel = options.parallel
     if parallel.join is not None:
@@ -64,7 +33,7 @@ def check_parallel(options: "EngineOptions") -> None:
                 )
 
 
-def _refused(options: "EngineOptions") -> list[tuple[str, bool, str, str]]:
+def _refused(options: EngineOptions) -> list[tuple[str, bool, str, str]]:
     """(option, whether it is given, why, what to do instead)."""
     speculation, parallel = options.speculation, options.parallel
     alone = "omit it, or use one worker"
@@ -121,7 +90,7 @@ _OF_A_JOINED = frozenset({
 })  # fmt: skip
 
 
-def _check_join(options: "EngineOptions") -> None:
+def _check_join(options: EngineOptions) -> None:
     for field in dataclasses.fields(options):
         default = field.default
         if default is dataclasses.MISSING:

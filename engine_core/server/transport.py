@@ -165,8 +165,8 @@ class ZmqTransport:
             )
         self._poller.register(self._socket, zmq.POLLIN)
 
-    def watch(self, file_descriptor: int) -> None:
-        """Let `wait` return also when this descriptor becomes readable."""
+    def watch(self, file_descriptor: "int | zmq.Socket[bytes]") -> None:
+        """Let `wait` return also when this becomes readable."""
         self._poller.register(file_descriptor, zmq.POLLIN)
 
     def unwatch(self, file_descriptor: int) -> None:
@@ -253,6 +253,10 @@ def _check_protection(address: str, has_keys: bool, is_insecure: bool) -> None:
             "port could use this engine and read along. Make keys with `engine-core keys` and give "
             "--keys FOLDER, use --bind tcp://127.0.0.1:PORT and a tunnel, or say --insecure"
         )
+
+
+def is_tcp(address: str | None) -> bool:
+    return address is not None and address.startswith("tcp://")
 
 
 def is_loopback(host: str) -> bool:

@@ -1,8 +1,6 @@
 """This process's place among the ranks of an engine: alone, or rank 0 with a group of workers."""
 
 import dataclasses
-import logging
-from collections.abc import Callable
 
 import torch
 
@@ -15,15 +13,13 @@ from engine_core.errors import ConfigurationError
 from engine_core.executor import InProcessExecutor
 from engine_core.model_files import ModelFiles
 from engine_core.options.engine import EngineOptions
-from engine_core.startup.device import defaults_of, dtype_name
+from engine_core.startup.device import defaults_of
 from engine_core.startup.resolve import resolve_config
 from engine_core.startup.runner_spec import Runner, RunnerSpec
 from engine_core.workers.executor import GroupExecutor, GroupModelHost
 from engine_core.workers.group import WorkerGroup
 from engine_core.workers.messages import Serve, Sizes, Start
 from kernels.cpu.library import available_threads
-
-logger = logging.getLogger(__name__)
 
 
 class OneRank:
@@ -78,7 +74,7 @@ class RankZero(OneRank):
                 max_num_seqs=spec.config.max_num_seqs,
                 max_num_batched_tokens=spec.config.max_num_batched_tokens,
                 max_model_len=spec.config.max_model_len,
-                kv_cache_dtype=dtype_name(spec.config.kv_dtype),
+                keeps_bytes=spec.config.kv_dtype is torch.int8,
             )
         )
         config = resolve_config(spec, files, address=address)
@@ -111,9 +107,7 @@ def room_of(config: EngineConfig) -> Serve:
     )
 
 
-def placed(
-    options: EngineOptions, start: Start
-) -> tuple[EngineOptions, torch.device, Collectives]:
+def placed(options: EngineOptions, start: Start) -> tuple[EngineOptions, torch.device, Collectives]:
     """At any rank: its share of the machine's cores and memory, its device, its collectives. Waits
     for all ranks. Raises ConfigurationError: this machine has too few devices."""
     parallel = Parallel.of(
@@ -148,7 +142,7 @@ def placed(
 
 
 def _share_of_host(options: EngineOptions, start: Start) -> EngineOptions:
-    """Workers of one machine share its cores evenly, at least one each. They are not pinned to them:
+    """Workers of one machine share its cores evenly, at least one each. They are not pinned:
     beside its model a rank has threads that only wake for a moment (messages, collectives, masks),
     and the system finds them a core that is idle."""
     cores = min(available_threads(), options.num_threads or available_threads())
@@ -172,5 +166,5 @@ def with_sizes(options: EngineOptions, sizes: Sizes) -> EngineOptions:
         options,
         scheduling=scheduling,
         max_model_len=sizes.max_model_len,
-        kv_cache_dtype=sizes.kv_cache_dtype,
+        kv_cache_dtype="int8" if sizes.keeps_bytes else options.kv_cache_dtype,
     )

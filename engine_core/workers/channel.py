@@ -64,7 +64,7 @@ class Channel:
             if first == PLAN:
                 return decode_plan(rest[0])
             if first:  # else rank 0 looked whether we are there
-                message = to_worker.decode(first)
+                message: FromRank0 = to_worker.decode(first)
                 if isinstance(message, Stop):
                     self._is_over.set()
                     if message.why:

@@ -94,6 +94,4 @@ def _decode_extension(code: int, frame: memoryview) -> Any:
 
 
 _plans_out = msgspec.msgpack.Encoder(enc_hook=_encode)
-_plans_in = msgspec.msgpack.Decoder(
-    SchedulerOutput, dec_hook=_decode, ext_hook=_decode_extension
-)
+_plans_in = msgspec.msgpack.Decoder(SchedulerOutput, dec_hook=_decode, ext_hook=_decode_extension)

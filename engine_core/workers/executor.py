@@ -61,6 +61,7 @@ class GroupModelHost:
         self._model = model
         """Whose weights are served; None: of no files."""
         self._opened: str | None = None
+        self._fingerprint = ""
 
     @property
     def fingerprint(self) -> str:

@@ -1,4 +1,4 @@
-"""Rank 0's side: starts workers and takes those that join, sends them messages, notices their end."""
+"""Rank 0's side: starts workers, takes those that join, talks to them, notices their end."""
 
 import contextlib
 import dataclasses
@@ -22,6 +22,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from engine_core.errors import ConfigurationError, WorkerLost
 from engine_core.options.engine import EngineOptions
+from engine_core.scheduler import SchedulerOutput
 from engine_core.server.authentication import KeyCheck
 from engine_core.server.keys import KeyFolder
 from engine_core.server.transport import is_loopback
@@ -30,7 +31,6 @@ from engine_core.workers.codec import encode_options, encode_plan
 from engine_core.workers.messages import (
     Answer,
     Change,
-    Failed,
     FromRank0,
     Joins,
     Probe,
@@ -41,7 +41,6 @@ from engine_core.workers.messages import (
     encode,
     to_rank_0,
 )
-from engine_core.scheduler import SchedulerOutput
 from protocol.addresses import check_address, default_socket_folder
 from protocol.base import WIRE_VERSION
 from protocol.errors import InvalidParameter

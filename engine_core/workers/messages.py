@@ -40,7 +40,8 @@ class Sizes(Message, frozen=True, tag=True):
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
-    kv_cache_dtype: str
+    keeps_bytes: bool
+    """The KV cache is int8."""
 
 
 class Serve(Message, frozen=True, tag=True):
