@@ -75,7 +75,7 @@ def build_engine(
         phases.enter("weights")
         options, device = ranks.take_place(options, device, opened.files)
         compilations = CompileCounter()
-        loaded = load_with_draft(options, opened.files, device)
+        loaded = load_with_draft(options, opened.files, device, ranks.collectives)
         if loaded.ops.device.type == "cuda":
             watch_triton(compilations)  # for as long as this process lives
         if loaded.is_packed:

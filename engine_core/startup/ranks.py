@@ -6,7 +6,7 @@ import torch
 
 from engine_core.config import EngineConfig
 from engine_core.control import ModelHost
-from engine_core.distributed.collectives import Collectives, SingleRank, TorchCollectives
+from engine_core.distributed.collectives import SINGLE_RANK, Collectives, TorchCollectives
 from engine_core.distributed.parallel import Parallel
 from engine_core.distributed.rendezvous import local_host, open_store
 from engine_core.errors import ConfigurationError
@@ -25,7 +25,7 @@ from kernels.cpu.library import available_threads
 class OneRank:
     """An engine of one process."""
 
-    collectives: Collectives = SingleRank()
+    collectives: Collectives = SINGLE_RANK
 
     def take_place(
         self, options: EngineOptions, device: torch.device, files: ModelFiles

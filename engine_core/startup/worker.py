@@ -111,8 +111,8 @@ def _follow(channel: Channel, options: EngineOptions, start: Start) -> bool:
         from engine_core.workers.following import follow
     import torch
 
-    options, device, _ = placed(options, start)
-    loaded = load_with_draft(options, opened.files, device)
+    options, device, collectives = placed(options, start)
+    loaded = load_with_draft(options, opened.files, device, collectives)
     if loaded.is_packed:
         torch.set_num_threads(1)
     channel.send(Answer())

@@ -1,6 +1,5 @@
 """A worker's side: messages and plans of rank 0. The process ends with the connection."""
 
-import contextlib
 import logging
 import os
 import threading
@@ -44,9 +43,13 @@ class Channel:
             self._socket.curve_secretkey = key.secret_key.encode()
         self._is_over = threading.Event()
         monitor = self._socket.get_monitor_socket(
-            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | _REFUSED
+            zmq.EVENT_HANDSHAKE_SUCCEEDED
+            | zmq.EVENT_DISCONNECTED
+            | zmq.EVENT_MONITOR_STOPPED
+            | _REFUSED
         )
-        threading.Thread(target=self._end_with_it, args=(monitor,), daemon=True).start()
+        self._thread = threading.Thread(target=self._end_with_it, args=(monitor,), daemon=True)
+        self._thread.start()
         self._socket.connect(address)
         self.send(Joins(version=code_version(), host=machine_id(), pid=os.getpid()))
 
@@ -74,15 +77,17 @@ class Channel:
     def close(self) -> None:
         """What was said is sent."""
         self._is_over.set()
-        with contextlib.suppress(zmq.ZMQError):
-            self._socket.close()
+        self._socket.disable_monitor()
+        self._socket.close()
+        self._thread.join()
+        self._context.term()
 
     def _end_with_it(self, monitor: "zmq.Socket[bytes]") -> None:
         """The thread: rank 0 says Stop, or is gone."""
         while True:
-            try:
-                event = recv_monitor_message(monitor)["event"]
-            except zmq.ZMQError:
+            event = recv_monitor_message(monitor)["event"]
+            if event == zmq.EVENT_MONITOR_STOPPED:
+                monitor.close()
                 return
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 logger.info("joined %s", self._address)

@@ -67,13 +67,13 @@ def _encode(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         if value.dtype.hasobject:
             raise TypeError("an array of objects has no bytes")
-        parts = (value.dtype.str, value.shape, np.ascontiguousarray(value).data.cast("B"))
+        parts = (value.dtype.str, value.shape, value.tobytes())
         return msgspec.msgpack.Ext(_ARRAY, msgspec.msgpack.encode(parts))
     if isinstance(value, array | np.generic):
         return value.tolist()
     if isinstance(value, Path):
         return str(value)
-    if hasattr(value, "wait"):
+    if isinstance(value, TokenMasks):
         return SentMasks(value.wait(), value.failures())
     raise TypeError(f"{type(value).__name__} cannot be sent to a worker")
 

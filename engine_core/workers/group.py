@@ -99,6 +99,8 @@ class WorkerGroup:
     def __init__(self, options: EngineOptions, keys: KeyFolder | None) -> None:
         self._options = options
         self._parallel = options.parallel
+        self.address: str | None = None
+        """At which workers of other machines join."""
         self._num_local = self._parallel.num_workers - 1 - self._parallel.num_joining
         self._keys = keys
         self._key_check: KeyCheck | None = None
@@ -131,7 +133,7 @@ class WorkerGroup:
         self._rendezvous = f"file://{self._folder}/ranks"
         if self._parallel.workers_bind is not None:
             self._bind_for_others(self._parallel.workers_bind)
-        address = f"ipc://{self._folder}/plans.sock"
+        address = f"ipc://{self._folder}/plans"
         with private_files():
             self._bind(address)
         # not in the terminal's group: Ctrl-C is for rank 0, which drains
@@ -158,13 +160,13 @@ class WorkerGroup:
                 "reaches the port could read every request. Make keys with `engine-core keys` and "
                 "give --keys FOLDER; the joining command needs the key of an admin"
             )
-        bound = self._bind(address, self._keys)
+        self.address = self._bind(address, self._keys)
         self._rendezvous = f"tcp://{host}"
         logger.info(
             "%d of %d workers are to join: engine-core --join %s --model ...%s",
             self._parallel.num_joining,
             self._parallel.num_workers,
-            bound,
+            self.address,
             "" if self._keys is None else " --keys FILE",
         )
 
@@ -186,7 +188,8 @@ class WorkerGroup:
             socket.bind(address)
         except zmq.ZMQError as error:
             raise ConfigurationError(
-                f"--workers-bind: cannot listen on {address}: {error}; choose another"
+                f"workers cannot be reached at {address}: {error}; choose another --workers-bind, "
+                "or a shorter XDG_RUNTIME_DIR"
             ) from None
         for each in (socket, monitor):
             self._poller.register(each, zmq.POLLIN)
@@ -205,8 +208,6 @@ class WorkerGroup:
                 said_s = time.monotonic()
                 missing = self._parallel.num_workers - 1 - len(self._workers)
                 logger.info("waiting for %d more workers", missing)
-        for socket in self._sockets:  # no other is taken, and nothing stays on disk
-            socket.unbind(socket.getsockopt_string(zmq.LAST_ENDPOINT))
         hosts = [machine_id(), *(worker.host for worker in self._workers)]
         if self._rendezvous.startswith("tcp://"):
             from engine_core.distributed.rendezvous import free_port
