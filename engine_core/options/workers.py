@@ -13,11 +13,9 @@ _PARALLEL = Parameter(group=Group.create_ordered("Several workers"))
 @Parameter(name="*", group=_PARALLEL.group)
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ParallelOptions:
-    tensor_parallel_size: Annotated[
-        int, COMMON, POSITIVE, Parameter(alias="-tp", allow_repeating=False)
-    ] = 1
+    tensor_parallel_size: Annotated[int, COMMON, POSITIVE, Parameter(alias="-tp")] = 1
     """Workers that share each layer, a device each; on a CPU a share of its cores each."""
-    pipeline_parallel_size: Annotated[int, COMMON, POSITIVE, Parameter(alias="-pp")] = 1
+    pipeline_parallel_size: Annotated[int, POSITIVE, Parameter(alias="-pp")] = 1
     """Stages that share the layers, each of --tensor-parallel-size workers."""
     workers_bind: str | None = None
     """tcp://HOST:PORT at which workers of other machines join; needs --num-joining."""
