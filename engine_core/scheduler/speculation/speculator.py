@@ -23,7 +23,7 @@ too."""
 _ASYNC_SELDOM, _ASYNC_TRY_AFTER = 0.5, 16
 """Likewise where an attempt costs a step in flight."""
 _EMPTY_ASKS, _MOST_PASSED_OVER = 8, 4
-"""For every so many steps on end that got no drafts, behind each of them one more is passed over."""
+"""For every so many steps on end that got no drafts, one more is passed over behind each."""
 
 
 class Speculator:
