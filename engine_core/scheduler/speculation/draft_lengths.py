@@ -21,12 +21,14 @@ _COMMON_DECAY = 0.995
 """Of what all sequences' did."""
 _PRIOR_WEIGHT = 1.0
 """Drafts that a new sequence is believed to have had, at the common rate."""
+_MOST_BELIEVED = 0.7
+"""Of that rate: behind many copies a first chat may come."""
 _FIRST_PRICE = 0.3
 """Until a step with drafts was timed at this number of sequences."""
 _FIRST_DRAFTS = 2
 _LEAST_PRICE = 0.03
 """A draft costs the host something too."""
-_PRICE_OF_ANY = 0.08
+_PRICE_OF_ANY = 0.15
 """As does any draft of a step for each of its sequences: they are no columns any more."""
 _ASK_AFTER = 8
 """Tokens for which an answer holds, if no draft is verified: to find one takes time, too."""
@@ -171,7 +173,7 @@ class DraftLengths:
             return self._measure_again(rows, together, size_class)
         self._measure_at.pop(size_class, None)
         accepted, rejected = self._accepted[rows], self._rejected[rows]
-        common = self._common[0] / (self._common[0] + self._common[1])
+        common = min(_MOST_BELIEVED, self._common[0] / (self._common[0] + self._common[1]))
         rate = (accepted + _PRIOR_WEIGHT * common) / (accepted + rejected + _PRIOR_WEIGHT)
         lengths = self._lengths(rate, price, most)
         # drafts that are accepted make a second worth more tokens
