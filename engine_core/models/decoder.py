@@ -12,6 +12,7 @@ from functools import partial
 
 import torch
 
+from engine_core.distributed.collectives import SINGLE_RANK, Collectives
 from engine_core.layers.attention import Attention
 from engine_core.layers.feed_forward import GatedFeedForward, SparseFeedForward
 from engine_core.layers.linear import FusedLinear
@@ -21,20 +22,39 @@ from engine_core.layers.rotary import RotaryConfig, RotaryTable, StepRotaryTable
 from engine_core.layers.vocabulary import Vocabulary
 from engine_core.models.config import ModelConfig
 from engine_core.models.interface import KVCacheSpec
+from engine_core.models.passed_states import PassedStates
+from engine_core.models.stages import Stage
 from kernels.interface.operations import AttentionParams, ForwardContext, Operations, RotaryParams
 
 
 class LayerBuilder:
     """Makes the parts of a decoder from its config. Layers with equal angles share a table.
-    `num_positions`: most rows of the tables of angles."""
+
+    Args:
+        config: of several ranks each has its own, see `Sharding`.
+        num_positions: most rows of the tables of angles.
+        collectives: of the ranks that share the layers.
+        stage: of several, that these parts are of; None: there is one.
+    """
 
     def __init__(
-        self, config: ModelConfig, *, dtype: torch.dtype, ops: Operations, num_positions: int
+        self,
+        config: ModelConfig,
+        *,
+        dtype: torch.dtype,
+        ops: Operations,
+        num_positions: int,
+        collectives: Collectives = SINGLE_RANK,
+        stage: Stage | None = None,
     ) -> None:
+        self._collectives = collectives
+        is_shared = collectives.parallel.tp_size > 1
+        self._all_reduce = collectives.all_reduce_ if is_shared else None
         self._config = config
         self._dtype = dtype
         self._ops = ops
         self._num_positions = num_positions
+        self._stage = stage or Stage.whole(config)
         self.tables: dict[RotaryConfig, RotaryTable | StepRotaryTable] = {}
 
     def norm(self, name: str, size: int | None = None) -> RMSNorm:
@@ -61,7 +81,7 @@ class LayerBuilder:
         q_norm, k_norm = norms or (None, None)
         linear = partial(FusedLinear, dtype=self._dtype, ops=self._ops)
         return Attention(
-            layer,
+            layer - self._stage.layers.start,
             qkv=linear(
                 [
                     (f"{name}.q_proj", query_size),
@@ -72,7 +92,10 @@ class LayerBuilder:
                 bias=config.qkv_bias,
             ),
             output=linear(
-                [(f"{name}.o_proj", config.hidden_size)], query_size, bias=config.output_bias
+                [(f"{name}.o_proj", config.hidden_size)],
+                query_size,
+                bias=config.output_bias,
+                all_reduce=self._all_reduce,
             ),
             head_norms=norms,
             rotary=RotaryParams(
@@ -98,6 +121,7 @@ class LayerBuilder:
                 self._config.hidden_size,
                 dtype=self._dtype,
                 ops=self._ops,
+                all_reduce=self._all_reduce,
             )
         return GatedFeedForward(
             f"model.layers.{layer}.mlp",
@@ -107,10 +131,11 @@ class LayerBuilder:
             bias=self._config.mlp_bias,
             dtype=self._dtype,
             ops=self._ops,
+            all_reduce=self._all_reduce,
         )
 
     def vocabulary(self) -> Vocabulary:
-        """Embedding and head."""
+        """Embedding and head, as far as the stage has them."""
         return Vocabulary(
             embedding_name="model.embed_tokens.weight",
             head_name="lm_head.weight",
@@ -119,8 +144,11 @@ class LayerBuilder:
             tied=self._config.tied_head,
             embedding_scale=self._config.embedding_scale,
             softcap=self._config.final_softcap,
+            embeds=self._stage.is_first,
+            heads=self._stage.is_last,
             dtype=self._dtype,
             ops=self._ops,
+            collectives=self._collectives,
         )
 
     def _table(self, rotary: RotaryConfig) -> RotaryTable | StepRotaryTable:
@@ -175,25 +203,43 @@ class DecoderLayer:
 
 class Decoder:
     """See the module; implements `engine_core.models.interface.Model`.
-    `num_positions`: see `LayerBuilder`."""
+    Arguments: see `LayerBuilder`."""
 
     def __init__(
-        self, config: ModelConfig, *, dtype: torch.dtype, ops: Operations, num_positions: int
+        self,
+        config: ModelConfig,
+        *,
+        dtype: torch.dtype,
+        ops: Operations,
+        num_positions: int,
+        collectives: Collectives = SINGLE_RANK,
+        stage: Stage | None = None,
     ) -> None:
-        build = LayerBuilder(config, dtype=dtype, ops=ops, num_positions=num_positions)
+        self.stage = stage or Stage.whole(config)
+        build = LayerBuilder(
+            config,
+            dtype=dtype,
+            ops=ops,
+            num_positions=num_positions,
+            collectives=collectives,
+            stage=self.stage,
+        )
         self.kv_cache_spec: KVCacheSpec = config
         self.has_experts = any(experts is not None for experts in config.experts)
         self.vocabulary = build.vocabulary()
         self._layers = [
             DecoderLayer(build, layer, has_output_norms=config.output_norms)
-            for layer in range(config.num_layers)
+            for layer in self.stage.layers
         ]
-        self._final_norm = build.norm("model.norm")
+        self._final_norm = build.norm("model.norm") if self.stage.is_last else None
+        self._passed = PassedStates(
+            config.hidden_size, dtype=dtype, device=ops.device, collectives=collectives
+        )
         self._tables = list(build.tables.values())
         self._ops = ops
         self._forward = ops.capture(self._compute)
         self._num_positions: list[int] = []
-        """Of each table, when the pass was captured."""
+        """Of each table, and of what another stage passes, when the pass was captured."""
         self._kept_layers: frozenset[int] = frozenset()
         self.states: tuple[torch.Tensor, ...] = ()
         """Of the last pass, [T, E] each: see `keep_states`."""
@@ -245,12 +291,18 @@ class Decoder:
 
     def placements(self) -> Placements:
         """Every tensor that the model takes, by checkpoint name."""
-        parts = [self.vocabulary.placements(), self._final_norm.placements()]
-        return merge([*parts, *(layer.placements() for layer in self._layers)])
+        parts = [self.vocabulary.placements(), *(layer.placements() for layer in self._layers)]
+        if self._final_norm is not None:
+            parts.append(self._final_norm.placements())
+        return merge(parts)
 
     def forward(
         self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, context: ForwardContext
     ) -> torch.Tensor:
+        if self.stage.is_first:
+            rows_T = self.vocabulary.rows_of(token_ids_T)
+        else:
+            rows_T = self._passed.receive(len(positions_T))
         if positions_T.device.type == "cpu" and len(positions_T):
             num_positions = int(positions_T.max()) + 1
             for table in self._tables:
@@ -261,20 +313,27 @@ class Decoder:
                 else:
                     table.cover(num_positions)
             sizes = [len(table.cos_sin_PD) for table in self._tables]  # others may share them
+            sizes.append(self._passed.capacity)
             if sizes != self._num_positions:
                 self._num_positions = sizes
                 self._forward = self._ops.capture(self._compute)  # which keeps addresses
-        hidden_TE, *states = self._forward(token_ids_T, positions_T, context)
+        hidden_TE, *states = self._forward(rows_T, positions_T, context)
+        if not self.stage.is_last:
+            self._passed.send(hidden_TE, *states)
+            return hidden_TE
         self.states = tuple(states)
         return hidden_TE
 
     def _compute(
-        self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, context: ForwardContext
+        self, rows_T: torch.Tensor, positions_T: torch.Tensor, context: ForwardContext
     ) -> tuple[torch.Tensor, ...]:
         """What `forward` consists of; `Operations.capture` says what it may do."""
-        embedded_TE = self.vocabulary.embed(token_ids_T)
-        residual_TE = self._ops.replace_rows(embedded_TE, context.given)
         out_TE: torch.Tensor | None = None
+        if self.stage.is_first:
+            embedded_TE = self.vocabulary.embed(rows_T)
+            residual_TE = self._ops.replace_rows(embedded_TE, context.given)
+        else:
+            out_TE, residual_TE = self._passed.rows(rows_T, self._ops)
         states: list[torch.Tensor] = []
         for number, layer in enumerate(self._layers):
             if out_TE is None:
@@ -287,6 +346,8 @@ class Decoder:
             x_TE, residual_TE = layer.feed_forward_norm.add(out_TE, residual_TE)
             out_TE = layer.feed(x_TE)
         assert out_TE is not None
+        if self._final_norm is None:
+            return out_TE, residual_TE
         hidden_TE, residual_TE = self._final_norm.add(out_TE, residual_TE)
         if len(self._layers) in self._kept_layers:
             states.append(residual_TE.clone())

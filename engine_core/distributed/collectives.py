@@ -1,0 +1,205 @@
+"""What ranks exchange: sums and shards within a stage, hidden states from stage to stage."""
+
+import contextlib
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any, Literal, Protocol
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from engine_core.distributed.parallel import Parallel
+
+_Group = Any
+"""dist.ProcessGroupGloo or ProcessGroupNCCL; torch's stubs leave out half of their methods."""
+
+_TWO_PHASE_BYTES = 256 << 10
+"""From here on bytes cost more than one more message; less, the other way round."""
+_NUM_THREADS = 1
+"""Of gloo, for each group: a rank has one operation under way at a time."""
+
+
+class CollectiveError(Exception):
+    """A rank did not answer in time or is gone; the text says which one noticed, and what."""
+
+
+class Collectives(Protocol):
+    """Every rank of a group calls the same operations in the same order, with equal shapes and
+    dtypes; each call returns when this rank's part is done (on a GPU: is queued).
+    All raise CollectiveError."""
+
+    @property
+    def parallel(self) -> Parallel: ...
+
+    def all_reduce_(self, x: torch.Tensor) -> torch.Tensor:
+        """In place, the sum over the stage's ranks -> x. Contiguous. Terms are added by rising
+        rank, in float32 for narrower dtypes, so an element's bits depend on the terms alone: not on
+        the shape, nor on the place in x."""
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, *x.shape], by rank of the stage."""
+
+    def send(self, x: torch.Tensor, stage: int) -> None:
+        """To the rank with this tp_rank in another stage; returns when x may be changed."""
+
+    def recv(self, into: torch.Tensor, stage: int) -> torch.Tensor:
+        """What `send` of such a rank gave -> into. Contiguous."""
+
+    def close(self) -> None:
+        """No call follows; those of other ranks that wait for this one fail."""
+
+
+class SingleRank:
+    """`Collectives` of a rank alone."""
+
+    parallel = Parallel()
+
+    def all_reduce_(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        return x[None]
+
+    def send(self, x: torch.Tensor, stage: int) -> None:
+        raise AssertionError("there is one stage")
+
+    def recv(self, into: torch.Tensor, stage: int) -> torch.Tensor:
+        raise AssertionError("there is one stage")
+
+    def close(self) -> None:
+        pass
+
+
+SINGLE_RANK = SingleRank()
+
+Backend = Literal["gloo", "nccl"]
+
+
+class TorchCollectives:
+    """`Collectives` over torch.distributed. Connects on first use of a group, so `barrier` (which
+    uses all) comes first.
+
+    Args:
+        store: where the ranks find each other: a `torch.distributed.TCPStore`.
+        host: address of this machine that the other ranks reach; gloo binds there.
+        timeout_s: longest wait for another rank in one operation. A dead rank's closed connection
+            is noticed at once.
+        backend: "gloo" on CPUs, "nccl" on GPUs (the current device).
+        world: a name that `store` has not seen before: no two groups share it.
+
+    Raises:
+        CollectiveError: this build of torch lacks the backend.
+    """
+
+    def __init__(
+        self,
+        parallel: Parallel,
+        store: Store,
+        *,
+        host: str = "127.0.0.1",
+        timeout_s: float = 60.0,
+        backend: Backend = "gloo",
+        world: str = "world",
+    ) -> None:
+        is_there = dist.is_nccl_available() if backend == "nccl" else dist.is_gloo_available()
+        if not is_there:
+            raise CollectiveError(f"this build of torch {torch.__version__} has no {backend}")
+        self.parallel = parallel
+        self._timeout = timedelta(seconds=timeout_s)
+        self._host = host
+        self._backend = backend
+        self._groups: list[_Group] = []
+        with self._failures():
+            self._stage = self._group(
+                PrefixStore(f"{world}/tp{parallel.pp_rank}", store),
+                parallel.tp_rank,
+                parallel.tp_size,
+            )
+            self._column = self._group(
+                PrefixStore(f"{world}/pp{parallel.tp_rank}", store),
+                parallel.pp_rank,
+                parallel.pp_size,
+            )
+
+    def _group(self, store: Store, rank: int, size: int) -> _Group | None:
+        if size == 1:
+            return None
+        if self._backend == "gloo":
+            options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+            options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._host)]
+            options._threads = _NUM_THREADS
+            options._timeout = self._timeout
+            group: _Group = dist.ProcessGroupGloo(store, rank, size, options)
+        else:
+            settings = dist.ProcessGroupNCCL.Options()
+            settings._timeout = self._timeout
+            group = dist.ProcessGroupNCCL(store, rank, size, settings)
+        self._groups.append(group)
+        return group
+
+    def barrier(self) -> None:
+        """Returns when every rank of the stage, and of the stages behind this tp_rank, is there."""
+        with self._failures():
+            for group in self._groups:
+                group.barrier().wait()
+
+    def all_reduce_(self, x: torch.Tensor) -> torch.Tensor:
+        group, size = self._stage, self.parallel.tp_size
+        if group is None:
+            return x
+        flat = x.view(-1)
+        if size > 2 and x.nbytes >= _TWO_PHASE_BYTES and not x.numel() % size:
+            # each rank sums a part: the same sums, and 2 (T - 1) / T instead of T - 1 times x
+            with self._failures():
+                terms = torch.empty_like(flat)
+                group.alltoall_base(terms, flat, [], []).wait()
+                part = _sum_by_rank(terms.view(size, -1), flat.new_empty(len(flat) // size))
+                group._allgather_base(flat, part).wait()
+            return x
+        _sum_by_rank(self.all_gather(flat), flat)
+        return x
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        gathered = x.new_empty(self.parallel.tp_size, *x.shape)
+        if self._stage is None:
+            return gathered.copy_(x[None])
+        with self._failures():
+            self._stage._allgather_base(gathered.view(-1), x.contiguous().view(-1)).wait()
+        return gathered
+
+    def send(self, x: torch.Tensor, stage: int) -> None:
+        assert self._column is not None, "there is one stage"
+        with self._failures():
+            self._column.send([x.contiguous()], stage, 0).wait()
+
+    def recv(self, into: torch.Tensor, stage: int) -> torch.Tensor:
+        assert self._column is not None, "there is one stage"
+        with self._failures():
+            self._column.recv([into], stage, 0).wait()
+        return into
+
+    def close(self) -> None:
+        for group in self._groups:
+            group.shutdown()
+        self._groups = []
+        self._stage = self._column = None
+
+    @contextlib.contextmanager
+    def _failures(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            mine = self.parallel
+            reason = str(error).split("\n", 1)[0]
+            raise CollectiveError(
+                f"rank {mine.rank} of {mine.world_size} lost another one: {reason}"
+            ) from error
+
+
+def _sum_by_rank(terms_TN: torch.Tensor, into_N: torch.Tensor) -> torch.Tensor:
+    """-> into, which is none of the terms."""
+    total_N = terms_TN[0] if into_N.dtype.itemsize >= 4 else terms_TN[0].float()
+    for term_N in terms_TN[1:]:
+        total_N += term_N
+    return into_N.copy_(total_N)
