@@ -149,7 +149,9 @@ def sample_from_all(
     ):
         logits_V = logits_RV[row] - best_R[row]
         token_ids = np.flatnonzero(logits_V.numpy() >= float(hopeless_R[row]))
-        if len(token_ids) > vocab_size // _WORTH_SINGLING_OUT:
+        if not len(token_ids):  # every token of this part of the vocabulary is impossible
+            chosen.append(int(best_id_R[row]))
+        elif len(token_ids) > vocab_size // _WORTH_SINGLING_OUT:
             noise_V = noise_of_vocabulary(seed, position, vocab_size, first_token)
             chosen.append(int(noise_V.add_(logits_V).argmax()))
         else:
