@@ -159,9 +159,16 @@ def _with_keys(folder: Path | None, name: str, *, is_admin: bool, is_new: bool) 
     return 0
 
 
+app.command(
+    "engine_core.cluster.command:on_ray",
+    name="on-ray",
+    help="Serve models over HTTP on a Ray cluster, as a deployment file says.",
+)
 app.command(pull)
 app.command(list_models, name="list")
 app.command(rm)
+app.command("engine_core.cluster.batch_command:batch", name="batch", help="Answer a JSONL file of "
+            "requests; run again after an interruption, it goes on.")  # fmt: skip
 
 
 @app.command(name="--help-all")

@@ -88,6 +88,8 @@ class RequestState:
         self._submitted_s = clock.now()
         self.adapter_fingerprint: str | None = None
         """Of its adapter, when it was sent."""
+        self.session_id: str | None = None
+        """Requests with the same one should go to the same one of several engines."""
         self.num_reports = 0
         """Errors of the engine since its last token."""
         self.weights_version: int | None = None

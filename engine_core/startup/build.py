@@ -242,6 +242,7 @@ def _assemble(
         isolates_tenants=config.isolate_tenants,
         structured_outputs=structured_outputs,
         multimodal=make_reader(runner_spec.options, runner_spec.loaded),
+        cache=kv_cache if config.num_blocks else None,
     )
 
 
