@@ -25,32 +25,30 @@ from engine_core.cluster.engine_replica import EngineReplica
 from engine_core.cluster.http_replica import HttpReplica, ServedReplicas
 from engine_core.cluster.resources import actor_options, resource_options
 
-DEFAULT_NAME = "engine-core"
+NAME = "engine-core"
+"""Of the application: a cluster has one."""
 _HEALTH_PERIOD_S = 5.0
 _GRACE_S = 20.0
 """Beyond a drain."""
 
 
 def build(arguments: dict[str, Any]) -> Application:
-    """`arguments`: the tables of a deployment file, or `file`, its path on the head's node; and
-    `name`, of the application, if a cluster has several. Raises ConfigurationError."""
-    tables = dict(arguments)
-    name, file = tables.pop("name", DEFAULT_NAME), tables.pop("file", None)
-    return make_application(
-        deployment_of(tables) if file is None else read_deployment(Path(file)), name
-    )
+    """`arguments`: the tables of a deployment file, or `file`, its path on the head's node.
+    Raises ConfigurationError."""
+    if "file" in arguments:
+        return make_application(read_deployment(Path(arguments["file"])))
+    return make_application(deployment_of(arguments))
 
 
-def make_application(deployment: Deployment, name: str) -> Application:
+def make_application(deployment: Deployment) -> Application:
     """Starts the deployment's directory. Raises InvalidInput: settings of [http] that contradict
     each other."""
     api_keys = deployment.server.check()
-    directory = f"{name}-directory"
-    ensure_directory(directory)
-    engines = [_engines(each, number, directory) for number, each in enumerate(deployment.models)]
+    ensure_directory()
+    engines = [_engines(each, number) for number, each in enumerate(deployment.models)]
     server, http = deployment.server, deployment.http
     served = tuple(map(ServedReplicas.of, deployment.models))
-    arguments = (served, http, server, api_keys, directory)
+    arguments = (served, http, server, api_keys)
     http_replicas = serve.deployment(
         serve.ingress()(HttpReplica),
         name="http",
@@ -69,7 +67,7 @@ def _versioned(deployment: serve.Deployment, arguments: object) -> serve.Deploym
     return deployment.options(version=hashlib.sha256(content).hexdigest(), _internal=True)
 
 
-def _engines(model: ModelDeployment, number: int, directory: str) -> Application:
+def _engines(model: ModelDeployment, number: int) -> Application:
     scaling = model.autoscaling
     limits = {
         "target_ongoing_requests": scaling.target_ongoing_requests,
@@ -105,4 +103,4 @@ def _engines(model: ModelDeployment, number: int, directory: str) -> Application
         max_replicas=None,
         autoscaling=Autoscaling(look_back_period_s=scaling.look_back_period_s),
     )
-    return _versioned(replicas, alike).bind(alike, directory)
+    return _versioned(replicas, alike).bind(alike)

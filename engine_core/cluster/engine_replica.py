@@ -29,17 +29,12 @@ _KILL_S = 10.0
 
 
 class EngineReplica:
-    """
-    Args:
-        directory: the name of the deployment's directory.
-    """
-
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, model: ModelDeployment, directory: str
+        self, model: ModelDeployment
     ) -> None:
         self._model = model
         self._name = model.served_name
-        self._directory = DirectoryClient(directory)
+        self._directory = DirectoryClient()
         self._is_healthy = True
         self._is_ending = False
         self._slo: collections.deque[tuple[float, int, int]] = collections.deque()

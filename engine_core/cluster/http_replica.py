@@ -36,7 +36,6 @@ class HttpReplica:
     """
     Args:
         api_keys: of the deployment file; None: everybody is answered.
-        directory: the name of the deployment's directory.
         replicas: a handle of each model's.
     """
 
@@ -46,13 +45,12 @@ class HttpReplica:
         http: HttpDeployment,
         server: ServerSettings,
         api_keys: ApiKeys | None,
-        directory: str,
         replicas: Sequence[DeploymentHandle],
     ) -> None:
         self._http = http
         self._server = server
         self._api_keys = api_keys
-        self._directory = DirectoryClient(directory)
+        self._directory = DirectoryClient()
         self._key_files = KeyFiles(await self._directory.keys())
         self._models = [self._model(*each) for each in zip(models, replicas, strict=True)]
         self._follower = asyncio.create_task(self._follow_the_directory())
