@@ -9,6 +9,7 @@ from typing import assert_never
 import msgspec
 
 from engine_core.adapters.host import Adapters, adapters_of, answer_unload, answer_with
+from engine_core.block_transfer import TransferStore
 from engine_core.control import EngineControl, ModelHost
 from engine_core.errors import RequestRefused
 from engine_core.executor import InProcessExecutor
@@ -64,6 +65,7 @@ class EngineCore:
         observers: follow the loop, beside the two for the requests' and the steps' times.
         isolates_tenants: a tenant finds no prefixes of another in the cache.
         structured_outputs: also the scheduler's; None: the model has no tokenizer.
+        transfers: one of the observers; None: it exchanges no blocks with other engines.
         multimodal: reads images and sounds; None: prompts are text.
         clock: seconds; the same one that inbox, outbox, executor and lifecycle go by.
     """
@@ -87,6 +89,7 @@ class EngineCore:
         on_adapters: Callable[[tuple[calls.AdapterInfo, ...]], None] = lambda adapters: None,
         isolates_tenants: bool = False,
         structured_outputs: StructuredOutputs | None = None,
+        transfers: TransferStore | None = None,
         multimodal: MultiModalReader | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -101,6 +104,7 @@ class EngineCore:
         self._compilations = compilations or CompileCounter()
         self._isolates_tenants = isolates_tenants
         self._structured_outputs = structured_outputs
+        self._transfers = transfers
         self._multimodal = multimodal or MultiModalReader(None, max_items={}, max_input_bytes=0)
         self._clock = clock
         self._client_log = LimitedLog(logger, logging.INFO, clock)
@@ -406,6 +410,9 @@ class EngineCore:
             num_first_tokens=self._request_times.num_first_tokens,
             queue_time_s=self._request_times.queue_s,
             ttft_s=self._request_times.ttft_s,
+            transfers=(
+                numbers.transfers if self._transfers is None else self._transfers.statistics()
+            ),
         )
 
 
