@@ -397,6 +397,8 @@ class EngineCore:
         numbers = self._scheduler.statistics()
         if self._adapters is not None:
             numbers = self._adapters.by_name(numbers)
+        if self._transfers is not None:
+            numbers = self._transfers.add_statistics(numbers)
         return msgspec.structs.replace(
             numbers,
             uptime_s=self._clock() - self._started_s,
@@ -410,9 +412,6 @@ class EngineCore:
             num_first_tokens=self._request_times.num_first_tokens,
             queue_time_s=self._request_times.queue_s,
             ttft_s=self._request_times.ttft_s,
-            transfers=(
-                numbers.transfers if self._transfers is None else self._transfers.statistics()
-            ),
         )
 
 

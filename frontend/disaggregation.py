@@ -1,4 +1,4 @@
-"""Prompts that one engine computes and another goes on with: whether that pays, and the way there."""
+"""Prompts that one engine computes and another goes on with: whether it pays, and the way."""
 
 import asyncio
 import dataclasses
@@ -33,7 +33,7 @@ class PrefillPlanner:
     """Weighs seconds of waiting, of a prompt and of the streams beside it, as they were measured:
 
         saved    share x tokens x prefill x streams     those streams would stand still; at least 1
-        cost     queued x prefill + hop + tokens x transfer
+        cost     queued x prefill + hop + tokens x transfer + (1 - share) x tokens x prefill
 
     `prefill` and `transfer` are seconds a token, `queued` the tokens before it, `share` the part of
     prompts that arrives. Nothing measured yet: it pays. Each time that it does not, what was
@@ -56,8 +56,9 @@ class PrefillPlanner:
         prefill_s = self._prefill_s
         if prefill_s is None:
             return True
-        saved_s = (1 - self._lost_share) * num_tokens * prefill_s * max(1, num_streams)
-        if saved_s > num_queued * prefill_s + _HOP_S + num_tokens * self._transfer_s:
+        lost, prompt_s = self._lost_share, num_tokens * prefill_s
+        cost_s = num_queued * prefill_s + _HOP_S + num_tokens * self._transfer_s + lost * prompt_s
+        if (1 - lost) * prompt_s * max(1, num_streams) > cost_s:
             return True
         self._transfer_s *= _FORGETTING
         self._lost_share *= _FORGETTING
@@ -151,6 +152,7 @@ class PrefillHandoff:
         prefill = self._prefills.pop(request, None)
         if prefill is not None:
             prefill.task.cancel()
+            self._requests.remove_request(request)
         num_tokens = self._handed_over.pop(request, 0)
         timings = request.metrics.engine
         if num_tokens and timings is not None and timings.first_scheduled_s is not None:
@@ -164,12 +166,12 @@ class PrefillHandoff:
                 prefill.task.cancel()
                 self._end(request, None)
 
-    def close(self) -> None:
-        """End what is under way with ClientClosed."""
-        for request, prefill in self._prefills.items():
-            prefill.task.cancel()
+    def close(self) -> list[asyncio.Task[None]]:
+        """End what is under way with ClientClosed. Returns tasks to cancel."""
+        prefills, self._prefills = self._prefills, {}
+        for request in prefills:
             request.fail(ClientClosed("this client was closed"))
-        self._prefills.clear()
+        return [each.task for each in prefills.values()]
 
     def _num_queued(self, session: EngineSession) -> int:
         return sum(each.num_tokens for each in self._prefills.values() if each.session is session)

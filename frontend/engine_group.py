@@ -7,11 +7,12 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
 
+from frontend.disaggregation import PrefillHandoff, kv_address_of
 from frontend.errors import ClientClosed, EngineClientError, EngineUnavailable, InvalidInput
 from frontend.event_loop import Clock
 from frontend.output_processor import OutputProcessor
 from frontend.request_state import RequestState
-from frontend.router import CacheAwareRouter, Choice, load_of, prefixes_of
+from frontend.router import CacheAwareRouter, Choice, Prefix, load_of, prefixes_of
 from frontend.session import Arithmetic, EngineSession, Neighbours
 from frontend.transport import Frames
 from protocol.calls import AnyCall, AnyResult, GetRequestInfo
@@ -23,6 +24,8 @@ _FIRST_ANSWERS_S = 1.0
 """For the other engines to answer, once the first one has: the first requests are shared out."""
 _SILENT_S, _SILENT_LOAD = 5.0, 10**9
 """An engine that sends nothing for longer may hang: it gets a request only if all are silent."""
+_PREFILL_LOAD = 10**12
+"""An engine that computes prompts for others decodes only if all others are away."""
 _MAX_LOSSES = 3
 """A request that as many engines were lost with, and no output between, may be what ends them: it
 is not given to another one."""
@@ -69,6 +72,9 @@ class EngineGroup(Neighbours):
         """Requests are made for its model."""
         self._router = CacheAwareRouter()
         self._routes: dict[RequestState, _Route] = {}
+        self.handoff = PrefillHandoff(
+            self.requests, place=self._place, may_take=self._may_prefill, clock=clock
+        )
         self._loads = [0.0] * len(self.sessions)
         self._engine_ids = [""] * len(self.sessions)
         self._keepers: dict[EngineSession, asyncio.Task[None]] = {}
@@ -183,6 +189,14 @@ class EngineGroup(Neighbours):
         """Send a request. It must be given to `release` in the end."""
         self.requests.add_request(request)
         choice = self._choose(request)
+        if choice is not None:
+            decoder, prefixes = self.sessions[choice.engine], _prefixes_of(request)
+            if self.handoff.begin(request, prefixes, self.sessions, decoder, choice.num_matched):
+                return
+        self._place(request, choice)
+
+    def _place(self, request: RequestState, choice: Choice | None = None) -> None:
+        choice = choice or self._choose(request)
         if choice is None:  # it waits, or is told why not
             if self._leader in self._leaving:
                 self._leader = next(iter(self.staying.values()), self._leader)
@@ -191,6 +205,7 @@ class EngineGroup(Neighbours):
 
     def release(self, request: RequestState) -> None:
         """Forget a request; its engine stops what still runs of it."""
+        self.handoff.release(request)
         route = self._routes.pop(request, None)
         if route is not None:
             self._loads[route.number] -= route.load
@@ -210,13 +225,14 @@ class EngineGroup(Neighbours):
     async def close(self) -> None:
         """End every request with ClientClosed, and every session."""
         self._is_closed = True
-        await _cancel(list(self._keepers.values()))
+        await _cancel([*self._keepers.values(), *self.handoff.close()])
         for session in self.sessions:
             await session.close()
 
     # what sessions tell
 
     def on_lost(self, session: EngineSession, arithmetic: Arithmetic) -> None:
+        self.handoff.on_lost(session)
         for request in self.requests.in_flight(session):
             route = self._routes.get(request)
             if route is not None:
@@ -282,13 +298,18 @@ class EngineGroup(Neighbours):
         loads = [
             math.inf
             if number in but or not self._may_take(each, request, arithmetic)
-            else load + _SILENT_LOAD * (each.silence_s() > _SILENT_S)
+            else load
+            + _SILENT_LOAD * (each.silence_s() > _SILENT_S)
+            + _PREFILL_LOAD * (kv_address_of(each) is not None)
             for number, (each, load) in enumerate(zip(self.sessions, self._loads, strict=True))
         ]
-        token_ids = request.wire.prompt_token_ids
-        salt, adapter = request.wire.cache_salt, request.wire.adapter
-        prefixes = list(prefixes_of(token_ids, salt if adapter is None else repr((adapter, salt))))
-        return self._router.choose(prefixes, len(token_ids), loads)
+        prefixes, num_tokens = _prefixes_of(request), len(request.wire.prompt_token_ids)
+        return self._router.choose(prefixes, num_tokens, loads)
+
+    def _may_prefill(
+        self, session: EngineSession, request: RequestState, decoder: EngineSession
+    ) -> bool:
+        return self._may_take(session, request, decoder.arithmetic)
 
     def _may_take(
         self, session: EngineSession, request: RequestState, arithmetic: Arithmetic | None
@@ -317,6 +338,12 @@ class EngineGroup(Neighbours):
             and model.max_model_len >= min(length, ours.max_model_len)
             and model.max_num_seqs >= len(request.sequences)
         )
+
+
+def _prefixes_of(request: RequestState) -> list[Prefix]:
+    salt, adapter = request.wire.cache_salt, request.wire.adapter
+    salt = salt if adapter is None else repr((adapter, salt))
+    return list(prefixes_of(request.wire.prompt_token_ids, salt))
 
 
 async def _cancel(tasks: Sequence[asyncio.Future[None]]) -> None:

@@ -55,7 +55,7 @@ class Fetches:
         self._ended: list[Transfer] = []
         self.num_blocks = 0
         """Received."""
-        self.transfer_s = 0.0
+        self.receive_s = 0.0
         """From the begin to the end of each, all together."""
         self.failures: Counter[str] = Counter()
         """Blocks that did not come, by reason."""
@@ -157,7 +157,7 @@ class Fetches:
         self._num_parts_left[transfer] -= 1
         if not self._num_parts_left[transfer]:
             del self._num_parts_left[transfer]
-            self.transfer_s += now_s - self._begun_s.pop(transfer)
+            self.receive_s += now_s - self._begun_s.pop(transfer)
             self._ended.append(transfer)
 
     def check(self) -> None:

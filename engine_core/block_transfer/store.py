@@ -6,6 +6,8 @@ from collections import Counter, deque
 from collections.abc import Callable
 from functools import partial
 
+import msgspec
+
 from engine_core.block_transfer.fetcher import BlockFetcher
 from engine_core.block_transfer.memory import BlockMemory
 from engine_core.block_transfer.server import BlockServer
@@ -14,7 +16,7 @@ from engine_core.kv_cache.host_pool import HashKey
 from engine_core.kv_cache.transfers import Transfer, Transfers
 from engine_core.observers import FinishedStep, StepObserver
 from engine_core.scheduler import SchedulerOutput
-from protocol.calls import TransferStatistics
+from protocol.calls import EngineStatistics
 
 _IDLE_WAIT_S = 0.005
 
@@ -85,24 +87,25 @@ class TransferStore(StepObserver):
         self.tier.on_found([key])
         self.tier.on_gone(evicted)
 
-    def statistics(self) -> TransferStatistics:
-        """Of either direction."""
-        failures, block_bytes = Counter[str](), self.memory.block_bytes
+    def add_statistics(self, numbers: EngineStatistics) -> EngineStatistics:
+        """The numbers with those of either direction."""
+        block_bytes, failures = self.memory.block_bytes, Counter[str]()
         num_sent = num_received = 0
-        transfer_s = 0.0
+        receive_s = 0.0
         if self.server is not None:
             num_sent, failures = self.server.num_blocks, self.server.failures
         if self.fetcher is not None:
             fetches = self.fetcher.fetches
-            num_received, transfer_s = fetches.num_blocks, fetches.transfer_s
+            num_received, receive_s = fetches.num_blocks, fetches.receive_s
             failures = fetches.failures
-        return TransferStatistics(
-            num_blocks_sent=num_sent,
-            num_blocks_received=num_received,
-            num_bytes_sent=num_sent * block_bytes,
-            num_bytes_received=num_received * block_bytes,
-            receive_s=transfer_s,
-            num_blocks_failed=dict(failures),
+        return msgspec.structs.replace(
+            numbers,
+            num_kv_blocks_sent=num_sent,
+            num_kv_bytes_sent=num_sent * block_bytes,
+            num_kv_blocks_received=num_received,
+            num_kv_bytes_received=num_received * block_bytes,
+            kv_receive_s=receive_s,
+            num_kv_blocks_failed={why: count for why, count in failures.items() if count},
         )
 
     def close(self) -> None:
