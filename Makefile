@@ -71,11 +71,11 @@ check: lint types imports unit  ## quick: lint, types, import arrows, unit tests
 
 test: install-dev lint types imports  ## everything, with real models
 	@$(BIN)/engine-core pull $(MODEL)
-	$(PYTEST_PARALLEL) --durations=10 -m 'not packages'
+	$(PYTEST_PARALLEL) --durations=10 -m 'not packages and not ray'
 
-test-all: test  ## and what needs Debian packages; a test without its package says which
-	$(PIP) install --progress-bar off -q -e '.[browser]'
-	$(BIN)/python -m pytest -q -m packages tests/frontend
+test-all: test  ## and what needs Debian packages or Ray; a test without its package says which
+	$(PIP) install --progress-bar off -q -e '.[browser,cluster]'
+	$(BIN)/python -m pytest -q -m 'packages or ray' tests/frontend tests/engine_core/cluster
 
 simulate-faults: install-dev  ## 100,000 simulated schedules of faults; goes on where it stopped
 	$(BIN)/python -m tests.simulation.campaign

@@ -162,6 +162,8 @@ def _with_keys(folder: Path | None, name: str, *, is_admin: bool, is_new: bool) 
 app.command(pull)
 app.command(list_models, name="list")
 app.command(rm)
+app.command("engine_core.cluster.batch_command:batch", name="batch", help="Answer a JSONL file of "
+            "requests; run again after an interruption, it goes on.")  # fmt: skip
 
 
 @app.command(name="--help-all")

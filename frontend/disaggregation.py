@@ -3,8 +3,7 @@
 import asyncio
 import dataclasses
 import logging
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -12,7 +11,6 @@ from frontend.errors import ClientClosed, EngineClientError
 from frontend.event_loop import Clock
 from frontend.output_processor import OutputProcessor
 from frontend.request_state import RequestState, current_tracer
-from frontend.router import CacheAwareRouter, Prefix
 from frontend.sampling_params import RequestOutputKind, SamplingParams
 from frontend.session import EngineSession
 from protocol.sampling import SamplingParams as WireSamplingParams
@@ -90,7 +88,6 @@ class PrefillHandoff:
     Args:
         place: sends a request to an engine that decodes; what has gone wrong before costs time
             only.
-        may_take: whether an engine can serve a request as another one would.
     """
 
     def __init__(
@@ -98,15 +95,12 @@ class PrefillHandoff:
         requests: OutputProcessor,
         *,
         place: Callable[[RequestState], None],
-        may_take: Callable[[EngineSession, RequestState, EngineSession], bool],
         clock: Clock,
     ) -> None:
         self.planner = PrefillPlanner()
         self._requests = requests
         self._place = place
-        self._may_take = may_take
         self._clock = clock
-        self._router = CacheAwareRouter()
         self._prefills: dict[RequestState, _Prefill] = {}
         self._handed_over: dict[RequestState, int] = {}
         """Tokens of the prompts whose blocks are to be fetched."""
@@ -114,37 +108,30 @@ class PrefillHandoff:
     def begin(
         self,
         request: RequestState,
-        prefixes: Sequence[Prefix],
-        sessions: Sequence[EngineSession],
+        engines: Mapping[EngineSession, int],
         decoder: EngineSession,
         num_matched: int,
     ) -> bool:
         """Whether another engine computes the prompt first; `place` is called afterwards.
 
         Args:
+            engines: those that can, each with the number of the prompt's tokens that it has.
             decoder: the engine that would have it now, and `num_matched` tokens of its prompt.
         """
-        wire, info = request.wire, decoder.welcome and decoder.welcome.disaggregation
-        reports_prompt = wire.sampling_params.prompt_logprobs is not None
-        if not info or not info.kv_sources or wire.pooling_params or reports_prompt:
+        wire = request.wire
+        if wire.pooling_params or wire.sampling_params.prompt_logprobs is not None:
             return False
-        num_tokens = len(wire.prompt_token_ids)
-        loads = [
-            self._num_queued(each)
-            if kv_address_of(each) in info.kv_sources and self._may_take(each, request, decoder)
-            else math.inf
-            for each in sessions
-        ]
-        num_streams = len(self._requests.in_flight(decoder))
-        if math.isinf(least := min(loads)) or not self.planner.pays(
-            num_tokens - num_matched, num_streams=num_streams, num_queued=least
+        queued = {each: self._num_queued(each) for each in engines}
+        session = min(engines, key=lambda each: queued[each] - engines[each])
+        if not self.planner.pays(
+            len(wire.prompt_token_ids) - num_matched,
+            num_streams=len(self._requests.in_flight(decoder)),
+            num_queued=queued[session],
         ):
             return False
-        choice = self._router.choose(prefixes, num_tokens, loads)
-        assert choice is not None
-        session = sessions[choice.engine]
         task = asyncio.create_task(self._run(request, session))
-        self._prefills[request] = _Prefill(session, num_tokens - choice.num_matched, task)
+        num_tokens = len(wire.prompt_token_ids) - engines[session]
+        self._prefills[request] = _Prefill(session, num_tokens, task)
         return True
 
     def release(self, request: RequestState) -> None:
@@ -238,5 +225,11 @@ class PrefillHandoff:
 
 def kv_address_of(session: EngineSession) -> str | None:
     """Where this engine gives blocks away, if it computes prompts for others."""
-    info = session.welcome and session.welcome.disaggregation
-    return info.kv_address if info else None
+    info = None if session.welcome is None else session.welcome.disaggregation
+    return None if info is None else info.kv_address
+
+
+def may_hand_over(session: EngineSession, decoder: EngineSession) -> bool:
+    """Whether the second engine fetches the blocks of the first."""
+    info = None if decoder.welcome is None else decoder.welcome.disaggregation
+    return info is not None and kv_address_of(session) in info.kv_sources

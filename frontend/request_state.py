@@ -90,6 +90,8 @@ class RequestState:
         """Of its adapter, when it was sent."""
         self.kv_source: str | None = None
         """Where an engine can get blocks of its prompt."""
+        self.session_id: str | None = None
+        """Requests with the same one should go to the same one of several engines."""
         self.num_reports = 0
         """Errors of the engine since its last token."""
         self.weights_version: int | None = None

@@ -24,6 +24,7 @@ from frontend.event_loop import Clock
 from frontend.output_processor import OutputProcessor
 from frontend.request_state import RequestState
 from frontend.transport import Frames, Transport
+from protocol.cache_events import CacheEvents
 from protocol.calls import AdapterInfo, AnyCall, AnyResult
 from protocol.errors import ErrorCode, MalformedMessage
 from protocol.outputs import (
@@ -60,6 +61,9 @@ class Neighbours(Protocol):
         """Requests in flight may move to engines of that arithmetic; the others stay with it."""
 
     def on_connected(self, session: "EngineSession") -> None: ...
+
+    def on_cache_events(self, session: "EngineSession", events: CacheEvents) -> None:
+        """What this engine's prefix cache holds has changed."""
 
     def take_refused(self, session: "EngineSession", request: RequestState) -> bool:
         """Whether another engine has taken a request that this one is too full for, or drains."""
@@ -254,6 +258,9 @@ class EngineSession:
                 self.adapters = _by_name(message.adapters)
             case Heartbeat():
                 self.is_draining = message.draining
+            case CacheEvents():
+                if self._neighbours is not None:  # else nobody has asked
+                    self._neighbours.on_cache_events(self, message)
             case Welcome():
                 pass
             case _:

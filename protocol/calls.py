@@ -101,6 +101,11 @@ class UnloadAdapter(Message, frozen=True, tag=15):
     name: str
 
 
+class WatchCache(Message, frozen=True, tag=16):
+    """Answered by CacheWatched; CacheEvents follow, the first with all that is cached. Asked again
+    it does the same. Over TCP it needs an admin's key: what others have sent could be guessed."""
+
+
 AnyCall = (
     Ping
     | GetStatistics
@@ -117,6 +122,7 @@ AnyCall = (
     | GetRequests
     | LoadAdapter
     | UnloadAdapter
+    | WatchCache
 )
 
 ADMIN_CALLS = (
@@ -324,6 +330,10 @@ class AdapterList(Message, frozen=True, tag=10):
     adapters: tuple[AdapterInfo, ...]
 
 
+class CacheWatched(Message, frozen=True, tag=11):
+    """CacheEvents follow."""
+
+
 AnyResult = (
     Pong
     | EngineStatistics
@@ -335,4 +345,5 @@ AnyResult = (
     | SchedulerSnapshot
     | RequestInfos
     | AdapterList
+    | CacheWatched
 )

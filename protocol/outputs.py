@@ -4,6 +4,7 @@ import enum
 from collections.abc import Sequence
 
 from protocol.base import Message
+from protocol.cache_events import CacheEvents
 from protocol.calls import AdapterInfo, AnyResult
 from protocol.errors import ErrorCode
 from protocol.multimodal import MultiModalInfo, TensorRef
@@ -302,4 +303,5 @@ EngineMessage = (
     | Heartbeat
     | WeightsUpdated
     | AdaptersUpdated
+    | CacheEvents
 )

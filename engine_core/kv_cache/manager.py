@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from engine_core.kv_cache.block_map import block_map
+from engine_core.kv_cache.changes import CacheChanges
 from engine_core.kv_cache.copies import CacheCopies
 from engine_core.kv_cache.disk import DiskTier
 from engine_core.kv_cache.groups import KVCacheGroupSpec
@@ -89,6 +90,9 @@ class KVCacheManager:
             block_size=block_size,
             is_enabled=enable_prefix_caching,
         )
+        whole = [spec.sliding_window is None for spec in self.groups]
+        group = whole.index(True) if any(whole) else 0
+        self.changes = CacheChanges(self._pool, self.host, group)
         self._swapped = SwappedSequences(self._offload, groups=self.groups, block_size=block_size)
         self._blocks_of: dict[str, SequenceBlocks] = {}
         """By sequence_id; only sequences that hold blocks on the device."""
@@ -116,6 +120,11 @@ class KVCacheManager:
     def num_blocks_free(self) -> int:
         """Not in use, cached or not."""
         return self._pool.num_free
+
+    @property
+    def weights(self) -> str:
+        """A name of the weights that compute the blocks; part of every hash."""
+        return self._prefix_cache.weights
 
     @property
     def num_disk_blocks(self) -> int:

@@ -12,14 +12,19 @@ import torch
 
 from engine_core.layers.linear import FusedLinear
 from engine_core.layers.parameters import CopyWeight, Placement, Placements, merge
-from kernels.interface.operations import ExpertRouting, Operations
+from kernels.interface.operations import AllReduce, ExpertRouting, Operations
 from kernels.interface.weights import ExpertWeights
 
 Activation = Literal["silu", "gelu_tanh"]
 
 
 class GatedFeedForward:
-    """Gate and up are one product. `name`: checkpoint prefix, such as "model.layers.0.mlp"."""
+    """Gate and up are one product.
+
+    Args:
+        name: checkpoint prefix, such as "model.layers.0.mlp".
+        all_reduce: see `FusedLinear`, of down.
+    """
 
     def __init__(
         self,
@@ -31,11 +36,14 @@ class GatedFeedForward:
         bias: bool,
         dtype: torch.dtype,
         ops: Operations,
+        all_reduce: AllReduce | None = None,
     ) -> None:
         linear = partial(FusedLinear, bias=bias, dtype=dtype, ops=ops)
         halves = [(f"{name}.{half}", intermediate_size) for half in ("gate_proj", "up_proj")]
         self._gate_up = linear(halves, hidden_size)
-        self._down = linear([(f"{name}.down_proj", hidden_size)], intermediate_size)
+        self._down = linear(
+            [(f"{name}.down_proj", hidden_size)], intermediate_size, all_reduce=all_reduce
+        )
         self._activate = {"silu": ops.silu_and_mul, "gelu_tanh": ops.gelu_tanh_and_mul}[activation]
 
     @property
@@ -76,7 +84,11 @@ class ExpertConfig:
 
 class SparseFeedForward:
     """Router and experts; gate and up are one product, and all experts one call.
-    `layer`: checkpoint prefix, such as "model.layers.0"."""
+
+    Args:
+        layer: checkpoint prefix, such as "model.layers.0".
+        all_reduce: see `FusedLinear`, of the experts' sum.
+    """
 
     def __init__(
         self,
@@ -86,7 +98,9 @@ class SparseFeedForward:
         *,
         dtype: torch.dtype,
         ops: Operations,
+        all_reduce: AllReduce | None = None,
     ) -> None:
+        self._all_reduce = all_reduce
         self._name = f"{layer}.{experts.block}"
         self._projections = experts.projections
         num_experts, features = experts.num_experts, experts.intermediate_size
@@ -135,7 +149,9 @@ class SparseFeedForward:
     def __call__(self, x_TE: torch.Tensor) -> torch.Tensor:
         """[T, E] -> [T, E]."""
         assert self._experts is not None, f"experts of {self._name} were not loaded"
-        return self._ops.mixture_of_experts(x_TE, self._router(x_TE), self._experts, self._routing)
+        logits_TX = self._router(x_TE)
+        out_TE = self._ops.mixture_of_experts(x_TE, logits_TX, self._experts, self._routing)
+        return out_TE if self._all_reduce is None else self._ops.reduce(out_TE, self._all_reduce)
 
     def _store(
         self, part: int, expert: int, rows: slice, tensor: torch.Tensor, copy: CopyWeight

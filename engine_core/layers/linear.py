@@ -8,7 +8,7 @@ import torch
 
 from engine_core.layers.parameters import CopyWeight, PackedPlacement, Placement, Placements
 from kernels.interface.lora import LoRAStack
-from kernels.interface.operations import Operations
+from kernels.interface.operations import AllReduce, Operations
 from kernels.interface.weights import LinearWeight, WeightPart
 
 
@@ -19,6 +19,8 @@ class FusedLinear:
         parts: (checkpoint prefix such as "model.layers.0.self_attn.q_proj", number of outputs).
         bias: whether every part has a bias.
         least_bits: see `WeightPacking.pack`.
+        all_reduce: sums the outputs over the ranks that have the other inputs; None: all inputs
+            are here.
     """
 
     def __init__(
@@ -30,6 +32,7 @@ class FusedLinear:
         dtype: torch.dtype,
         ops: Operations,
         least_bits: int = 4,
+        all_reduce: AllReduce | None = None,
     ) -> None:
         self.parts = tuple(parts)
         self.num_inputs = num_inputs
@@ -39,6 +42,7 @@ class FusedLinear:
         self._num_missing = len(self.parts) * (2 if bias else 1)
         self._packing = ops.weight_packing(dtype)
         self._least_bits = least_bits
+        self._all_reduce = all_reduce
         self._kept: dict[int, WeightPart] = {}  # by the first output, until all parts are there
         self._weight_NE: torch.Tensor | None = None
         self._bias_N: torch.Tensor | None = None
@@ -67,7 +71,9 @@ class FusedLinear:
         """[T, num_inputs] -> [T, all outputs]."""
         assert self._prepared is not None, f"{self.parts[0][0]} was not loaded"
         out_TN = self._ops.linear(x_TE, self._prepared)
-        return out_TN if self.lora is None else self._ops.add_lora(out_TN, x_TE, self.lora)
+        if self.lora is not None:
+            out_TN = self._ops.add_lora(out_TN, x_TE, self.lora)
+        return out_TN if self._all_reduce is None else self._ops.reduce(out_TN, self._all_reduce)
 
     def _keep_part(self, start: int, part: WeightPart) -> None:
         self._kept[start] = part

@@ -4,6 +4,8 @@ from functools import partial
 
 import torch
 
+from engine_core.distributed.collectives import SINGLE_RANK, Collectives
+from engine_core.distributed.parallel import Parallel
 from engine_core.layers.parameters import (
     AnyPlacement,
     CopyWeight,
@@ -11,15 +13,31 @@ from engine_core.layers.parameters import (
     Placement,
     Placements,
 )
-from kernels.interface.operations import Operations
+from kernels.interface.operations import Operations, SamplingOperations
 from kernels.interface.weights import LinearWeight, QuantisedTensor, WeightPacking, WeightPart
 
 _LEAST_BITS = 8
 """Logits feel every error of a head at once; files in 4 bits keep it in 6 or 8, too."""
 
 
+def token_range(vocab_size: int, parallel: Parallel) -> range:
+    """Ids whose rows of embedding and head a rank has: whole words of a bit mask, if there are
+    enough of them; no rank has none."""
+    unit = 32 if vocab_size // 32 >= parallel.tp_size else 1
+    number = -(-vocab_size // unit)
+    start, stop = (
+        min(vocab_size, rank * number // parallel.tp_size * unit)
+        for rank in (parallel.tp_rank, parallel.tp_rank + 1)
+    )
+    return range(start, stop)
+
+
 class Vocabulary:
     """`embed` at the bottom of a model, `logits` at its top.
+
+    Of several ranks each has the rows of its `tokens`, and one of zeros, which all other ids find:
+    the sum over the ranks is the embedding. A rank's logits are of its tokens, as the host samples
+    from shards; a device that samples on its own gets those of all.
 
     A tied head is the embedding itself where the backend packs weights and reads rows of them;
     where it repacks without that, a copy: memory for one more [V, E], two to five times faster
@@ -29,6 +47,7 @@ class Vocabulary:
         tied: the head is the embedding, unless the checkpoint holds another head.
         embedding_scale: factor on embeddings, rounded to the model's dtype.
         softcap: logits become `softcap * tanh(logits / softcap)`.
+        collectives: of the ranks that share it.
     """
 
     def __init__(
@@ -43,10 +62,15 @@ class Vocabulary:
         softcap: float | None,
         dtype: torch.dtype,
         ops: Operations,
+        collectives: Collectives = SINGLE_RANK,
     ) -> None:
         self._embedding_name = embedding_name
         self._head_name = head_name
-        self._shape = (vocab_size, hidden_size)
+        self._vocab_size = vocab_size
+        self._collectives = collectives
+        self._is_shared = collectives.parallel.tp_size > 1
+        self.tokens = token_range(vocab_size, collectives.parallel)
+        self._shape = (len(self.tokens) + self._is_shared, hidden_size)
         self._tied = tied
         self._dtype = dtype
         self._ops = ops
@@ -88,19 +112,34 @@ class Vocabulary:
         self._head = packed if is_shared else self._pack(self._packing, self._head_name, head)
         self._embedding = packed
 
-    def embed(self, token_ids_T: torch.Tensor) -> torch.Tensor:
-        """Ids in [0, V) -> [T, E]."""
+    def rows_of(self, token_ids_T: torch.Tensor) -> torch.Tensor:
+        """Ids in [0, V) -> what `embed` takes."""
+        if not self._is_shared:
+            return token_ids_T
+        rows_T = token_ids_T - self.tokens.start
+        is_elsewhere_T = (rows_T < 0) | (rows_T >= len(self.tokens))
+        return rows_T.masked_fill_(is_elsewhere_T, len(self.tokens))
+
+    def embed(self, rows_T: torch.Tensor) -> torch.Tensor:
+        """Answers of `rows_of` -> [T, E]."""
         assert self._embedding is not None, "finish_loading was not called"
-        hidden_TE = self._ops.embedding(token_ids_T, self._embedding)
+        hidden_TE = self._ops.embedding(rows_T, self._embedding)
+        if self._is_shared:
+            hidden_TE = self._ops.reduce(hidden_TE, self._collectives.all_reduce_)
         return hidden_TE if self._embedding_scale is None else hidden_TE.mul_(self._embedding_scale)
 
     def logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
-        """[R, E] -> float32 [R, V], softcap included."""
+        """[R, E] -> float32 [R, V], or of this rank's tokens; softcap included."""
         assert self._head is not None, "finish_loading was not called"
         logits_RV = self._ops.linear(hidden_RE, self._head)
+        if self._is_shared:
+            logits_RV = logits_RV[:, : len(self.tokens)]
         if self._softcap is not None:
             logits_RV = (logits_RV / self._softcap).tanh_().mul_(self._softcap)
-        return logits_RV.float()
+        logits_RV = logits_RV.float()
+        if self._is_shared and not isinstance(self._ops, SamplingOperations):
+            return gather_logits(logits_RV, self._vocab_size, self._collectives)
+        return logits_RV
 
     def _placement(self, name: str) -> AnyPlacement:
         if self._packing is None:
@@ -115,6 +154,18 @@ class Vocabulary:
     @staticmethod
     def _pack(packing: WeightPacking, name: str, part: WeightPart) -> LinearWeight:
         return packing.pack(name, [part], least_bits=_LEAST_BITS)
+
+
+def gather_logits(
+    logits_RV: torch.Tensor, vocab_size: int, collectives: Collectives
+) -> torch.Tensor:
+    """Each rank's logits of its own tokens -> those of all tokens, [R, `vocab_size`]."""
+    mine = collectives.parallel
+    places = [Parallel(tp_rank=rank, tp_size=mine.tp_size) for rank in range(mine.tp_size)]
+    sizes = [len(token_range(vocab_size, place)) for place in places]
+    padded_RV = torch.nn.functional.pad(logits_RV, (0, max(sizes) - sizes[mine.tp_rank]))
+    shards = collectives.all_gather(padded_RV)
+    return torch.cat([shard[:, :size] for shard, size in zip(shards, sizes, strict=True)], dim=1)
 
 
 def _are_equal(one: WeightPart, other: WeightPart) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 
 from engine_core.adapters.pool import AdapterPool
+from engine_core.distributed.collectives import SINGLE_RANK, Collectives
 from engine_core.kv_cache import KVCacheGroupSpec
 from engine_core.logits_processors import NamedProcessor
 from engine_core.model_runner.pooling import Pooler
@@ -106,6 +107,7 @@ class RunnerConfig:
         logits_processors: the operator's, in order; a CPU's runner has them.
         encoder: of images or sounds; None: prompts are text. A CPU's runner has one.
         pooler: of pooling requests; None: there are none.
+        collectives: of the ranks that run the model together.
     """
 
     model: Model
@@ -125,6 +127,7 @@ class RunnerConfig:
     logits_processors: tuple[NamedProcessor, ...] = ()
     encoder: MultiModalEncoder | None = None
     pooler: Pooler | None = None
+    collectives: Collectives = SINGLE_RANK
 
     def __post_init__(self) -> None:
         """Raises ValueError: two models whose layers cannot share blocks."""

@@ -12,6 +12,7 @@ from functools import partial
 
 import torch
 
+from engine_core.distributed.collectives import SINGLE_RANK, Collectives
 from engine_core.layers.attention import Attention
 from engine_core.layers.feed_forward import GatedFeedForward, SparseFeedForward
 from engine_core.layers.linear import FusedLinear
@@ -26,11 +27,25 @@ from kernels.interface.operations import AttentionParams, ForwardContext, Operat
 
 class LayerBuilder:
     """Makes the parts of a decoder from its config. Layers with equal angles share a table.
-    `num_positions`: most rows of the tables of angles."""
+
+    Args:
+        config: of several ranks each has its own, see `Sharding`.
+        num_positions: most rows of the tables of angles.
+        collectives: of the ranks that share the layers.
+    """
 
     def __init__(
-        self, config: ModelConfig, *, dtype: torch.dtype, ops: Operations, num_positions: int
+        self,
+        config: ModelConfig,
+        *,
+        dtype: torch.dtype,
+        ops: Operations,
+        num_positions: int,
+        collectives: Collectives = SINGLE_RANK,
     ) -> None:
+        self._collectives = collectives
+        is_shared = collectives.parallel.tp_size > 1
+        self._all_reduce = collectives.all_reduce_ if is_shared else None
         self._config = config
         self._dtype = dtype
         self._ops = ops
@@ -72,7 +87,10 @@ class LayerBuilder:
                 bias=config.qkv_bias,
             ),
             output=linear(
-                [(f"{name}.o_proj", config.hidden_size)], query_size, bias=config.output_bias
+                [(f"{name}.o_proj", config.hidden_size)],
+                query_size,
+                bias=config.output_bias,
+                all_reduce=self._all_reduce,
             ),
             head_norms=norms,
             rotary=RotaryParams(
@@ -98,6 +116,7 @@ class LayerBuilder:
                 self._config.hidden_size,
                 dtype=self._dtype,
                 ops=self._ops,
+                all_reduce=self._all_reduce,
             )
         return GatedFeedForward(
             f"model.layers.{layer}.mlp",
@@ -107,6 +126,7 @@ class LayerBuilder:
             bias=self._config.mlp_bias,
             dtype=self._dtype,
             ops=self._ops,
+            all_reduce=self._all_reduce,
         )
 
     def vocabulary(self) -> Vocabulary:
@@ -121,6 +141,7 @@ class LayerBuilder:
             softcap=self._config.final_softcap,
             dtype=self._dtype,
             ops=self._ops,
+            collectives=self._collectives,
         )
 
     def _table(self, rotary: RotaryConfig) -> RotaryTable | StepRotaryTable:
@@ -175,12 +196,20 @@ class DecoderLayer:
 
 class Decoder:
     """See the module; implements `engine_core.models.interface.Model`.
-    `num_positions`: see `LayerBuilder`."""
+    Arguments: see `LayerBuilder`."""
 
     def __init__(
-        self, config: ModelConfig, *, dtype: torch.dtype, ops: Operations, num_positions: int
+        self,
+        config: ModelConfig,
+        *,
+        dtype: torch.dtype,
+        ops: Operations,
+        num_positions: int,
+        collectives: Collectives = SINGLE_RANK,
     ) -> None:
-        build = LayerBuilder(config, dtype=dtype, ops=ops, num_positions=num_positions)
+        build = LayerBuilder(
+            config, dtype=dtype, ops=ops, num_positions=num_positions, collectives=collectives
+        )
         self.kv_cache_spec: KVCacheSpec = config
         self.has_experts = any(experts is not None for experts in config.experts)
         self.vocabulary = build.vocabulary()
@@ -264,15 +293,16 @@ class Decoder:
             if sizes != self._num_positions:
                 self._num_positions = sizes
                 self._forward = self._ops.capture(self._compute)  # which keeps addresses
-        hidden_TE, *states = self._forward(token_ids_T, positions_T, context)
+        rows_T = self.vocabulary.rows_of(token_ids_T)
+        hidden_TE, *states = self._forward(rows_T, positions_T, context)
         self.states = tuple(states)
         return hidden_TE
 
     def _compute(
-        self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, context: ForwardContext
+        self, rows_T: torch.Tensor, positions_T: torch.Tensor, context: ForwardContext
     ) -> tuple[torch.Tensor, ...]:
         """What `forward` consists of; `Operations.capture` says what it may do."""
-        embedded_TE = self.vocabulary.embed(token_ids_T)
+        embedded_TE = self.vocabulary.embed(rows_T)
         residual_TE = self._ops.replace_rows(embedded_TE, context.given)
         out_TE: torch.Tensor | None = None
         states: list[torch.Tensor] = []

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from engine_core.distributed.collectives import SINGLE_RANK, Collectives
 from engine_core.layers import MAX_POSITIONS
 from engine_core.layers.parameters import CopyWeight, Placements, place
 from engine_core.models.config import ModelConfig
@@ -19,6 +20,7 @@ from engine_core.models.errors import ModelWeightsError, UnsupportedArchitecture
 from engine_core.models.family_configs import read_llama
 from engine_core.models.interface import Model
 from engine_core.models.registry import Architecture, find_architecture, read_model_config
+from engine_core.models.sharding import Sharding
 from engine_core.models.weight_transfer import WeightTransfer
 from kernels.interface.operations import Operations
 from kernels.interface.weights import WeightPart
@@ -41,6 +43,8 @@ def load_model(
     max_model_len: int | None = None,
     transfer: WeightTransfer | None = None,
     drops_zero_biases: bool = False,
+    collectives: Collectives = SINGLE_RANK,
+    block_inputs: Collection[int] = (1,),
 ) -> Model:
     """Build the model of a config.json on the device of `ops`, and fill it.
 
@@ -53,16 +57,34 @@ def load_model(
         drops_zero_biases: biases of zeros may come that no layer takes: some quantisers write one
             for every layer.
         transfer: how tensors get to that device; default: by plain copies. Finished here.
+        collectives: of the ranks that share the model: this one takes its part of every tensor.
+        block_inputs: see `Sharding`.
 
     Raises:
         UnsupportedArchitecture: no exact code here. Raised before the first tensor is read.
         ModelConfigError: the config has impossible values.
         ModelWeightsError: the tensors do not match the config.
     """
-    name, architecture, model = _build(config, dtype=dtype, ops=ops, max_model_len=max_model_len)
+    sharding = make_sharding(config, collectives, block_inputs)
+    name, architecture, model = _build(
+        config,
+        dtype=dtype,
+        ops=ops,
+        max_model_len=max_model_len,
+        sharding=sharding,
+        collectives=collectives,
+    )
     pending = model.placements()
     transfer = transfer or WeightTransfer()
-    _place(pending, tensors, architecture, name, transfer.copy, drops_zero_biases=drops_zero_biases)
+    _place(
+        pending,
+        tensors,
+        architecture,
+        name,
+        transfer.copy,
+        drops_zero_biases=drops_zero_biases,
+        sharding=sharding,
+    )
     _check_complete(pending.keys() - model.optional_names, name)
     try:
         model.finish_loading()
@@ -127,21 +149,59 @@ def load_dummy_model(
     ops: Operations,
     max_model_len: int | None = None,
     seed: int = 0,
+    collectives: Collectives = SINGLE_RANK,
+    block_inputs: Collection[int] = (1,),
 ) -> Model:
     """Build the model of a config.json with random weights, made on the device of `ops`.
 
-    Arguments and errors as of `load_model`; for `seed` see `draw_weight`."""
-    _, _, model = _build(config, dtype=dtype, ops=ops, max_model_len=max_model_len)
+    Arguments and errors as of `load_model`; for `seed` see `draw_weight`. Ranks draw whole tensors,
+    so that their parts are those of one model."""
+    sharding = make_sharding(config, collectives, block_inputs)
+    _, _, model = _build(
+        config,
+        dtype=dtype,
+        ops=ops,
+        max_model_len=max_model_len,
+        sharding=sharding,
+        collectives=collectives,
+    )
     for name, placement in model.placements().items():
         if name not in model.optional_names:
-            weight = draw_weight(name, placement.shape, dtype=dtype, device=ops.device, seed=seed)
+            shape = placement.shape if sharding is None else sharding.whole(name, placement.shape)
+            weight = draw_weight(name, shape, dtype=dtype, device=ops.device, seed=seed)
+            if sharding is not None:
+                part = sharding.take(name, weight)
+                assert isinstance(part, torch.Tensor)
+                weight = part
             place(placement, weight, WeightTransfer().copy)
     model.finish_loading()
     return model
 
 
+def make_sharding(
+    config: Mapping[str, Any], collectives: Collectives, block_inputs: Collection[int]
+) -> Sharding | None:
+    """A rank's part of the model of a config.json; None: it has all of it.
+    Raises UnsupportedArchitecture: a model that cannot be shared. ModelConfigError: not by so many
+    ranks."""
+    if collectives.parallel.tp_size == 1:
+        return None
+    whole = read_model_config(config)
+    if isinstance(whole, EncoderConfig):
+        raise UnsupportedArchitecture(
+            "encoder-only models run on one rank; leave out --tensor-parallel-size"
+        )
+    return Sharding(whole, collectives.parallel, block_inputs=block_inputs)
+
+
 def _build(
-    config: Mapping[str, Any], *, dtype: torch.dtype, ops: Operations, max_model_len: int | None
+    config: Mapping[str, Any],
+    *,
+    dtype: torch.dtype,
+    ops: Operations,
+    max_model_len: int | None,
+    sharding: Sharding | None,
+    collectives: Collectives,
 ) -> tuple[str, Architecture, Decoder | Encoder]:
     """The architecture and an empty model of it."""
     name, architecture = find_architecture(config)
@@ -154,7 +214,13 @@ def _build(
             architecture,
             Encoder(resolved, dtype=dtype, ops=ops, num_positions=num_positions),
         )
-    model = Decoder(resolved, dtype=dtype, ops=ops, num_positions=num_positions)
+    model = Decoder(
+        resolved if sharding is None else sharding.config,
+        dtype=dtype,
+        ops=ops,
+        num_positions=num_positions,
+        collectives=collectives,
+    )
     return name, architecture, model
 
 
@@ -166,6 +232,7 @@ def _place(
     copy: CopyWeight,
     *,
     drops_zero_biases: bool,
+    sharding: Sharding | None = None,
 ) -> None:
     """Hand every tensor to its place; what is left in `pending` did not come."""
     placed: set[str] = set()
@@ -183,6 +250,8 @@ def _place(
             if not (drops_zero_biases and _adds_nothing(target, tensor)):
                 unexpected.append(file_name)
             continue
+        if sharding is not None:
+            tensor = sharding.take(target, tensor)
         if tuple(tensor.shape) != placement.shape:
             raise ModelWeightsError(
                 f"tensor {file_name} has shape {list(tensor.shape)}, config.json asks for "

@@ -252,6 +252,7 @@ def _assemble(
         structured_outputs=structured_outputs,
         transfers=transfer_store,
         multimodal=make_reader(runner_spec.options, runner_spec.loaded),
+        cache=kv_cache if config.num_blocks else None,
     )
 
 

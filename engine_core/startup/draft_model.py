@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from engine_core.distributed.collectives import SINGLE_RANK, Collectives
 from engine_core.errors import ConfigurationError
 from engine_core.model_files import ModelFiles, open_model_files
 from engine_core.model_runner.config import DraftConfig
@@ -32,10 +33,15 @@ FIRST_LAYERS = "first-layers:"
 _LAYER = re.compile(r"\blayers\.(\d+)\.")
 
 
-def load_with_draft(options: EngineOptions, files: ModelFiles, device: torch.device) -> LoadedModel:
+def load_with_draft(
+    options: EngineOptions,
+    files: ModelFiles,
+    device: torch.device,
+    collectives: Collectives = SINGLE_RANK,
+) -> LoadedModel:
     """`load_any_model`, with its `draft` where the options name one.
     Raises ConfigurationError: the draft model cannot make drafts for this one."""
-    loaded = with_encoder(options, files, load_any_model(options, files, device))
+    loaded = with_encoder(options, files, load_any_model(options, files, device, collectives))
     name = options.speculation.draft_model
     if name is None:
         return loaded

@@ -10,6 +10,7 @@ from engine_core.distributed.collectives import SINGLE_RANK, Collectives
 from engine_core.errors import ConfigurationError, StartupError
 from engine_core.model_files import ModelFiles
 from engine_core.model_files.download import cache_folder
+from engine_core.model_files.gguf.header import GgmlType
 from engine_core.model_runner.config import DraftConfig
 from engine_core.model_runner.pooling import Pooler
 from engine_core.models import Model, UnsupportedArchitecture, load_dummy_model, load_model
@@ -28,6 +29,9 @@ from kernels.interface.weights import WeightPacking
 
 logger = logging.getLogger(__name__)
 
+_GROUP_INPUTS = 32
+"""What is quantised here has scales for so many inputs."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LoadedModel:
@@ -42,6 +46,7 @@ class LoadedModel:
         draft: makes drafts for this one.
         draft_fingerprint: of its weights, and how they are kept.
         encoder: of images or sounds; None: prompts are text, because of `why_text`.
+        collectives: of the ranks that run the model together.
     """
 
     model: Model
@@ -58,6 +63,7 @@ class LoadedModel:
     pooler: Pooler | None = None
     generates: bool = True
     max_seq_length: int | None = None
+    collectives: Collectives = SINGLE_RANK
 
     @property
     def is_quantised(self) -> bool:
@@ -94,7 +100,9 @@ def load_any_model(
     the message says why.
     `collectives`: of this rank, which loads its part alone; every rank calls this."""
     started_s = time.monotonic()
-    if collectives.parallel.world_size > 1:
+    if collectives.parallel.pp_size > 1:
+        raise ConfigurationError("models in several stages are not supported yet; use one")
+    if collectives.parallel.tp_size > 1:  # until tokens are chosen from shards of logits
         raise ConfigurationError("models over several ranks are not supported yet; use one")
     if isinstance(files, PooledFiles) and files.is_encoder:
         check_encoder(options, device.type)
@@ -115,16 +123,21 @@ def load_any_model(
     model: Model | None = None
     used_impl = "native"
     if options.load_format == "dummy":
-        model = _load_dummy(options, files, dtype, ops)
+        model = _load_dummy(options, files, dtype, ops, collectives)
     elif options.model_impl != "transformers":
         try:
-            model = _load_native(options, files, dtype, ops)
+            model = _load_native(options, files, dtype, ops, collectives)
         except UnsupportedArchitecture as error:
             if options.model_impl == "native" or not files.path.is_dir():
                 raise StartupError(str(error)) from error
             logger.info("%s; using transformers' model code", error)
     if model is None:
         used_impl = "transformers"
+        if collectives.parallel.world_size > 1:
+            raise ConfigurationError(
+                f"{files.name} runs through transformers' model code, which serves one rank; leave "
+                "out --tensor-parallel-size and --pipeline-parallel-size"
+            )
         if options.quantization in ("int8", "int4"):
             raise ConfigurationError(
                 f"--quantization {options.quantization} has no effect on transformers' model code, "
@@ -145,6 +158,7 @@ def load_any_model(
         pooler=None if pooled is None else pooled.pooler(model),
         generates=pooled is None or pooled.generates,
         max_seq_length=None if pooled is None else pooled.max_seq_length,
+        collectives=collectives,
     )
     if options.batch_invariant and ops.device.type == "cpu" and not loaded.is_packed:
         raise ConfigurationError(
@@ -180,7 +194,11 @@ def _report_what_is_not_as_asked(
 
 
 def _load_native(
-    options: EngineOptions, files: ModelFiles, dtype: torch.dtype, ops: Operations
+    options: EngineOptions,
+    files: ModelFiles,
+    dtype: torch.dtype,
+    ops: Operations,
+    collectives: Collectives,
 ) -> Model:
     packing = ops.weight_packing(dtype)
     limit = DEFAULT_LIMIT_BYTES if options.weight_cache is None else options.weight_cache
@@ -189,7 +207,10 @@ def _load_native(
     is_quantised = keeps or options.quantization in ("int8", "int4")
     # a GPU's layouts are made at once, on the device
     if ops.device.type == "cpu" and packing is not None and is_quantised:
-        packed_as = "blocks" if keeps else options.quantization
+        packed_as: str = "blocks" if keeps else options.quantization
+        mine = collectives.parallel
+        if mine.world_size > 1:
+            packed_as += f" {mine}"
         kept_in = cache.file_for(files.fingerprint, files.weight_files, packed_as)
         cache.open(packing, kept_in)
     model = load_model(
@@ -200,10 +221,18 @@ def _load_native(
         max_model_len=options.max_model_len,
         transfer=weight_transfer_to(ops.device),
         drops_zero_biases=bool(files.quantised_types),
+        collectives=collectives,
+        block_inputs=_block_inputs(files),
     )
     if packing is not None and kept_in is not None:
         cache.save(packing, kept_in)
     return model
+
+
+def _block_inputs(files: ModelFiles) -> frozenset[int]:
+    """Where a matrix in the formats that may be computed with can be cut."""
+    blocks = [GgmlType[name] for name in files.quantised_types if name in GgmlType.__members__]
+    return frozenset({_GROUP_INPUTS, *(each.block_elements for each in blocks)})
 
 
 def _formats_of(packing: WeightPacking) -> str:
@@ -217,7 +246,11 @@ def _has_experts(files: ModelFiles) -> bool:
 
 
 def _load_dummy(
-    options: EngineOptions, files: ModelFiles, dtype: torch.dtype, ops: Operations
+    options: EngineOptions,
+    files: ModelFiles,
+    dtype: torch.dtype,
+    ops: Operations,
+    collectives: Collectives,
 ) -> Model:
     if options.model_impl == "transformers":
         raise ConfigurationError(
@@ -227,7 +260,12 @@ def _load_dummy(
     logger.warning("the weights of %s are random: its answers mean nothing", files.name)
     try:
         return load_dummy_model(
-            files.config, dtype=dtype, ops=ops, max_model_len=options.max_model_len
+            files.config,
+            dtype=dtype,
+            ops=ops,
+            max_model_len=options.max_model_len,
+            collectives=collectives,
+            block_inputs=_block_inputs(files),
         )
     except UnsupportedArchitecture as error:
         raise StartupError(str(error)) from error

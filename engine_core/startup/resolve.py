@@ -136,6 +136,7 @@ def plan_runner(
             encoder=loaded.encoder,
             logits_processors=logits_processors,
             pooler=loaded.pooler,
+            collectives=loaded.collectives,
         ),
         scheduler=scheduler,
         on_device=on_gpu,

@@ -53,6 +53,7 @@ class _Graph:
         self.kv_caches = context.kv_caches
         ops = capture.ops
         self._keeps = (ops, capture.keeps, capture)
+        self.host_calls = capture.host_calls
         self.step = GraphStep(ops=ctypes.addressof(ops), num_ops=len(ops), capacity=capacity)
         self.address = ctypes.addressof(self.step)
 
@@ -108,7 +109,12 @@ class CapturedForward(Generic[PassResult]):
             check_tensor("rows", given.rows_NE, given.rows_NE.shape)
             step.given_places = given.places_N.data_ptr()
             step.given_rows = given.rows_NE.data_ptr()
-        check(self._run(graph.address))
+        refusal = self._run(graph.address)
+        for call in graph.host_calls if refusal else ():
+            if (failure := call.failure) is not None:
+                call.failure = None
+                raise failure
+        check(refusal)
         results = tuple(result[:num_tokens].clone() for result in graph.results)
         return cast("PassResult", results if graph.is_tuple else results[0])
 

@@ -18,7 +18,13 @@ from kernels.cpu.linear import PackedParts
 from kernels.cpu.lora import NativeLoRAStack
 from kernels.cpu.weights import PackedLinear
 from kernels.interface.lora import LoRAStack
-from kernels.interface.operations import AttentionParams, ForwardContext, KVCache, RotaryParams
+from kernels.interface.operations import (
+    AllReduce,
+    AttentionParams,
+    ForwardContext,
+    KVCache,
+    RotaryParams,
+)
 from kernels.interface.weights import LinearWeight
 
 _FLOAT_BYTES = 4
@@ -48,6 +54,7 @@ class GraphOpKind(IntEnum):
     GELU = 15
     ACTIVATE = 16
     EMBEDDING_AT = 17
+    HOST = 18
 
 
 class GraphOp(ctypes.Structure):
@@ -69,6 +76,29 @@ class AttentionOperands(ctypes.Structure):
         ("num_blocks", INT64),
         *members(FLOAT, "scale", "softcap"),
     ]
+
+
+_HOST_FUNCTION = ctypes.CFUNCTYPE(INT64, INT64)
+"""`HostFunction` of src/graph.h."""
+
+
+class HostCall:
+    """What the host does in the middle of a pass, to the first tokens' rows of an activation.
+    `failure`: what ended the pass."""
+
+    def __init__(self, memory: torch.Tensor, change: AllReduce) -> None:
+        self._memory = memory
+        self._change = change
+        self.failure: BaseException | None = None
+        self.function = _HOST_FUNCTION(self._call)
+
+    def _call(self, num_tokens: int) -> int:
+        try:
+            self._change(self._memory[:num_tokens])
+        except BaseException as error:  # nothing may pass through the library
+            self.failure = error
+            return 1
+        return 0
 
 
 class NotCapturable(Exception):
@@ -175,6 +205,7 @@ class GraphCapture:
         self._free: dict[int, list[torch.Tensor]] = {}
         self._ops: list[GraphOp] = []
         self.keeps: list[object] = []
+        self.host_calls: list[HostCall] = []
         self.token_ids = Placeholder(self)
         self.positions = Placeholder(self)
         self._plans = {id(metadata.slot_mapping_T): metadata.plan for metadata in context.metadata}
@@ -237,6 +268,15 @@ class GraphCapture:
         if not x.is_dense_row:
             raise NotCapturable(f"it replaces rows of {x.tail}")
         return _as_tensor(self.add(GraphOpKind.GIVEN_ROWS, out=x, size=x.stride))
+
+    def reduce(self, x_TE: object, all_reduce: AllReduce) -> torch.Tensor:
+        x = _activation(x_TE)
+        if not x.is_dense_row:
+            raise NotCapturable(f"it sums rows of {x.tail} over ranks")
+        call = HostCall(x.memory.tensor, all_reduce)
+        self.host_calls.append(call)
+        operand = ctypes.cast(call.function, ctypes.c_void_p).value or 0
+        return _as_tensor(self.add(GraphOpKind.HOST, out=x, operand=operand, size=x.stride))
 
     def norm(
         self, kind: GraphOpKind, x_TE: object, weight: torch.Tensor, eps: float

@@ -43,6 +43,7 @@ from kernels.interface.given_rows import GivenRows, replace_rows
 from kernels.interface.lora import LoRARows, LoRAStack
 from kernels.interface.operations import (
     Activation,
+    AllReduce,
     AttentionMetadata,
     AttentionParams,
     AttentionPlanner,
@@ -165,6 +166,11 @@ class CpuOperations(NativeSampling, TorchOperations):
         ids, num_ids = token_ids_T.data_ptr(), token_ids_T.numel()
         check(self._embedding(ids, num_ids, weight_VE.data_ptr(), num_rows, size, out.data_ptr()))
         return out
+
+    def reduce(self, x_TE: torch.Tensor, all_reduce: AllReduce) -> torch.Tensor:
+        if capture := capture_of(x_TE):
+            return capture.reduce(x_TE, all_reduce)
+        return all_reduce(x_TE)
 
     def replace_rows(self, x_TE: torch.Tensor, given: GivenRows | None) -> torch.Tensor:
         if capture := capture_of(x_TE):

@@ -36,6 +36,10 @@ or views [B, K, S, D] of one allocation (Triton). Common to all: four dimensions
 head's elements last; everything else goes through `Operations`."""
 
 
+AllReduce = Callable[[torch.Tensor], torch.Tensor]
+"""In place, the sum over the ranks that share a layer -> its argument."""
+
+
 def cached_head_bytes(head_size: int, kv_dtype: torch.dtype) -> int:
     """Bytes of one head's key, or value, of one token in a cache of `kv_dtype`.
 
@@ -356,6 +360,9 @@ class Operations(Protocol):
 
     def gelu_and_mul(self, gate_up_TF2: torch.Tensor) -> torch.Tensor:
         """`gelu(left half) * right half` of [T, 2F] -> [T, F]. Consumes its argument."""
+
+    def reduce(self, x_TE: torch.Tensor, all_reduce: AllReduce) -> torch.Tensor:
+        """`all_reduce(x)`, which a captured pass calls again at each run. Consumes its argument."""
 
     def capture(self, forward: Forward[PassResult]) -> Forward[PassResult]:
         """A model's forward pass, which the backend may run once and replay as a captured graph.

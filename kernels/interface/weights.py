@@ -2,8 +2,10 @@
 
 file -> QuantisedTensor or torch.Tensor, part by part -> WeightPacking.pack -> LinearWeight"""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -43,6 +45,7 @@ class QuantisedTensor:
         decode: such arrays -> float32 [n, E], the values that the type defines.
         row_order_N: int64; row i of the matrix is row `row_order_N[i]` of every array. None: as it
             is; always so where rows of the arrays are not the matrix's.
+        block_inputs: of one block of "blocks"; 0: of types without.
     """
 
     type_name: str
@@ -50,6 +53,7 @@ class QuantisedTensor:
     arrays: Mapping[str, torch.Tensor]
     decode: Callable[[Mapping[str, torch.Tensor]], torch.Tensor]
     row_order_N: torch.Tensor | None = None
+    block_inputs: int = 0
 
     def ordered(self) -> Mapping[str, torch.Tensor]:
         """The arrays, with the rows of the matrix in order; shares memory where it can."""
@@ -60,6 +64,33 @@ class QuantisedTensor:
     def dequantise(self) -> torch.Tensor:
         """float32 [N, E]."""
         return self.decode(self.ordered())
+
+    def narrow(
+        self, dim: int, start: int, stop: int, *, num_zeros: int = 0
+    ) -> QuantisedTensor | None:
+        """Rows (dim 0) or columns (dim 1) [start, stop), then rows of zeros; of mapped arrays
+        nothing but these is ever read. None: the type or its blocks cannot be cut so."""
+        if not self.block_inputs:
+            return None
+        blocks, order = self.arrays["blocks"], self.row_order_N
+        num_rows, num_inputs = self.shape
+        if dim == 1:
+            if start % self.block_inputs or stop % self.block_inputs:
+                return None
+            blocks = blocks.view(num_rows, num_inputs // self.block_inputs, -1)
+            first, last = start // self.block_inputs, stop // self.block_inputs
+            blocks, num_inputs = blocks[:, first:last].flatten(1), stop - start
+        elif order is None:
+            blocks, num_rows = blocks[start:stop], stop - start
+        else:
+            order, num_rows = order[start:stop], stop - start
+        if num_zeros:
+            blocks, order = blocks if order is None else blocks[order], None
+            blocks = torch.cat([blocks, blocks.new_zeros(num_zeros, blocks.shape[1])])
+            num_rows += num_zeros
+        return replace(
+            self, shape=(num_rows, num_inputs), arrays={"blocks": blocks}, row_order_N=order
+        )
 
 
 WeightPart = torch.Tensor | QuantisedTensor

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from kernels.interface.given_rows import GivenRows, replace_rows
 from kernels.interface.lora import LoRARows, LoRAStack
 from kernels.interface.operations import (
+    AllReduce,
     AttentionMetadata,
     AttentionParams,
     AttentionPlanner,
@@ -78,6 +79,9 @@ class TorchOperations:
 
     def weight_packing(self, dtype: torch.dtype) -> WeightPacking | None:
         return None
+
+    def reduce(self, x_TE: torch.Tensor, all_reduce: AllReduce) -> torch.Tensor:
+        return all_reduce(x_TE)
 
     def lora_rows(
         self, num_slots: int, *, max_rank: int, max_num_tokens: int, dtype: torch.dtype

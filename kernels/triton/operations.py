@@ -9,6 +9,7 @@ import torch
 from kernels.interface.given_rows import replace_rows
 from kernels.interface.lora import LoRARows, LoRAStack
 from kernels.interface.operations import (
+    AllReduce,
     AttentionPlanner,
     AttentionSpec,
     ExpertRouting,
@@ -100,6 +101,9 @@ class TritonOperations:
 
     def linear(self, x_TE: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
         return linear_layers.linear(x_TE, weight, batch_invariant=self._batch_invariant)
+
+    def reduce(self, x_TE: torch.Tensor, all_reduce: AllReduce) -> torch.Tensor:
+        return all_reduce(x_TE)
 
     def lora_rows(
         self, num_slots: int, *, max_rank: int, max_num_tokens: int, dtype: torch.dtype

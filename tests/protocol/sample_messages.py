@@ -3,6 +3,7 @@
 import struct
 
 from protocol.base import WIRE_VERSION
+from protocol.cache_events import BlockNaming, CacheEvents
 from protocol.calls import (
     Drain,
     EngineStatistics,
@@ -16,6 +17,7 @@ from protocol.calls import (
     RequestList,
     ResetPrefixCache,
     SchedulerSnapshot,
+    WatchCache,
     WatchScheduler,
 )
 from protocol.explanations import CacheLookup, LookupEnd, Preemption, RequestInfo, WaitReason
@@ -135,6 +137,7 @@ CLIENT_MESSAGES = [
                 GetRequestInfo(request_id="r"),
                 ListRequests(),
                 WatchScheduler(after_step_id=7),
+                WatchCache(),
                 GetRequests(tenant="team"),
             ]
         )
@@ -213,4 +216,11 @@ ENGINE_MESSAGES = [
     Rejected(request_id="r", code="draining", message="no"),
     ErrorMessage(code="wire_version", message="no"),
     Heartbeat(),
+    CacheEvents(
+        number=3,
+        stored=bytes(8),
+        removed=bytes(16),
+        others_load=128,
+        naming=BlockNaming(block_size=16, weights="w", nonce="n", tenant="ann"),
+    ),
 ]

@@ -102,20 +102,22 @@ class GgufFile:
         from kernels.interface.weights import QuantisedTensor
 
         num_rows, num_inputs = tensor.shape
+        kind = tensor.quant_type
 
         def decode(arrays: Mapping[str, torch.Tensor]) -> torch.Tensor:
             blocks = arrays["blocks"]
-            shape = (len(blocks), num_inputs)
-            return dequantize(blocks.reshape(-1), tensor.quant_type, shape)
+            shape = (len(blocks), blocks.shape[1] // kind.block_bytes * kind.block_elements)
+            return dequantize(blocks.reshape(-1), kind, shape)
 
         # a whole row moves, and no block crosses the end of one
         order = None if change == "none" else undo(change, torch.arange(num_rows), self.config)
         return QuantisedTensor(
-            type_name=tensor.quant_type.name,
+            type_name=kind.name,
             shape=(num_rows, num_inputs),
             arrays={"blocks": data.view(num_rows, -1)},
             decode=decode,
             row_order_N=order,
+            block_inputs=kind.block_elements,
         )
 
     def _check_tensors(self, tensors: dict[str, GgufTensor]) -> None:

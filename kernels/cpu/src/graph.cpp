@@ -98,6 +98,9 @@ const char* run_op(const ec::GraphStep& step, int64_t i) {
         case ec::GraphOpKind::copy:
             std::memcpy(c.out, c.subject, num_tokens * c.size * sizeof(float));
             return nullptr;
+        case ec::GraphOpKind::host:
+            if (reinterpret_cast<ec::HostFunction>(c.operand)(num_tokens) == 0) return nullptr;
+            return ec::refuse("the host's part of operation %ld failed", i);
     }
     return ec::refuse("operation %ld is not known", c.kind);
 }

@@ -42,6 +42,7 @@ enum class GraphOpKind : int64_t {
     gelu = 15,            // as silu
     activate = 16,        // out = activation of itself; stride: which
     embedding_at = 17,    // out = rows of operand [stride, size] at the step's positions
+    host = 18,            // out is changed in place by operand, a HostFunction
 };
 
 // Mirrored by `GraphOp` in kernels/cpu/graph_capture.py. Strides are floats from a token's row of
@@ -55,6 +56,9 @@ struct GraphOp {
     int64_t stride, out_stride, size;
     float number;
 };
+
+// Given the step's number of tokens; other than 0: it failed.
+using HostFunction = int64_t (*)(int64_t num_tokens);
 
 // Mirrored by `AttentionOperands` there.
 struct AttentionOperands {

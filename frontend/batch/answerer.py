@@ -1,0 +1,140 @@
+"""Asks an engine what lines ask: by the routes of the HTTP server, in this process."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from typing import Any
+
+import msgspec
+from starlette.types import ASGIApp
+
+from frontend.async_llm import AsyncLLM
+from frontend.batch.lines import Answer, Error, Response, new_id, read_question, refused
+from frontend.daemon import ChildDaemon
+from frontend.errors import EngineUnavailable
+from frontend.http.app import make_app
+from frontend.http.served_models import ServedModel, ServedModels
+from frontend.http.settings import ServerSettings
+
+Lines = Iterable[tuple[int, bytes]]
+"""With their numbers."""
+OnAnswer = Callable[[Answer], None]
+
+_MOST_IN_FLIGHT = 1024
+_STARTUP_S = 3600.0
+_RETRY_S = 1.0
+_TOO_MANY, _UNAVAILABLE = 429, 503
+
+
+class _Told(msgspec.Struct):
+    message: str = ""
+    code: int | str | None = None
+
+
+class _Refusal(msgspec.Struct):
+    error: _Told = msgspec.field(default_factory=_Told)
+
+
+class Answerer:
+    """Made by `answering`."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def answer(self, number: int, line: bytes) -> Answer:
+        """Of the line with this number. What its request is refused for is its answer.
+        Raises EngineUnavailable: it can be asked again, where an engine is."""
+        question = read_question(number, line)
+        if question.refusal is not None:
+            return refused(question.custom_id, question.refusal)
+        body = msgspec.json.encode(question.body)
+        while True:
+            status, request_id, answer = await self._post(question.url, body)
+            if status != _TOO_MANY:  # the queue of an engine that others use, too
+                break
+            await asyncio.sleep(_RETRY_S)
+        error = None
+        if status >= 400:
+            told = msgspec.json.decode(answer, type=_Refusal).error
+            if status == _UNAVAILABLE:
+                raise EngineUnavailable(told.message)
+            error = Error(str(told.code or status), told.message)
+        response = Response(status, request_id, msgspec.Raw(answer))
+        return Answer(new_id(), question.custom_id, response, error)
+
+    async def answer_all(self, lines: Lines, on_answer: OnAnswer) -> None:
+        """Many at once; `on_answer` gets each as it comes. Raises EngineUnavailable."""
+        left = iter(lines)
+
+        async def work() -> None:
+            for number, line in left:
+                on_answer(await self.answer(number, line))
+
+        tasks = [asyncio.create_task(work()) for _ in range(_MOST_IN_FLIGHT)]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _post(self, path: str, body: bytes) -> tuple[int, str, bytes]:
+        """Status, request id and body of the answer."""
+        unsent = [{"type": "http.request", "body": body, "more_body": False}]
+        sent: list[dict[str, Any]] = []
+
+        async def receive() -> dict[str, Any]:
+            if not unsent:
+                await asyncio.Event().wait()  # this client does not leave
+            return unsent.pop()
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": "POST",
+            "scheme": "http",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "root_path": "",
+            "headers": [(b"content-type", b"application/json")],
+            "client": None,
+            "server": None,
+        }
+        await self._app(scope, receive, send)
+        start, *chunks = sent
+        request_id = dict(start["headers"])[b"x-request-id"].decode()
+        return start["status"], request_id, b"".join(each.get("body", b"") for each in chunks)
+
+
+@contextlib.asynccontextmanager
+async def answering(llm: AsyncLLM, names: Sequence[str] = ()) -> AsyncIterator[Answerer]:
+    """Closes the client in the end.
+
+    Args:
+        names: that lines may give as `model`, beside none; default: the engine's own.
+    """
+    settings = ServerSettings(
+        max_body_size=2**40, max_concurrent_requests=2**31, health_timeout=60.0
+    )
+    app = make_app(ServedModels([ServedModel(lambda: llm, names)]), settings)
+    async with app.router.lifespan_context(app):
+        yield Answerer(app)
+
+
+async def launch(model: str, engine_options: Sequence[str]) -> AsyncLLM:
+    """A client of an engine of its own, which is started again when it dies.
+    Raises EngineStartError: it did not get ready."""
+    child = ChildDaemon(["--model", model, "--supervise", *engine_options])
+    return await AsyncLLM.launched(
+        child, client_name="engine-core batch", startup_timeout_s=_STARTUP_S
+    )
+
+
+def names_of(model: str | None, llm: AsyncLLM) -> list[str]:
+    """What lines may call it: as it was given, and its own name."""
+    return list(dict.fromkeys(filter(None, (model, llm.model.name))))

@@ -1,0 +1,50 @@
+"""What ranks run of a model in tests: it is loaded from its files, the whole logits come back."""
+
+from pathlib import Path
+
+import torch
+
+from engine_core.distributed.collectives import Collectives
+from engine_core.layers.vocabulary import gather_logits
+from engine_core.model_files import open_model_files
+from engine_core.models import Model, load_model
+from kernels.cpu.library import load_library
+from kernels.cpu.operations import CpuOperations
+from kernels.interface.operations import Operations
+from kernels.torch.operations import TorchOperations
+from tests.engine_core.conftest import PagedRun, in_awkward_steps
+
+
+class WholeLogits:
+    """A rank's model with the logits of all ranks."""
+
+    def __init__(self, model: Model, collectives: Collectives) -> None:
+        self.model = model
+        self.collectives = collectives
+        self.kv_cache_spec = model.kv_cache_spec
+        self.forward = model.forward
+
+    def compute_logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
+        logits_RV = self.model.compute_logits(hidden_RE)
+        return gather_logits(logits_RV, self.kv_cache_spec.vocab_size, self.collectives)
+
+
+def rank_operations(name: str) -> Operations:
+    """`name`: "torch" or "native"."""
+    return TorchOperations() if name == "torch" else CpuOperations(load_library(1))
+
+
+def load_folder(
+    collectives: Collectives, folder: Path, ops: Operations, dtype: torch.dtype = torch.float32
+) -> Model:
+    files = open_model_files(str(folder), report=print)
+    return load_model(files.config, files.tensors(), dtype=dtype, ops=ops, collectives=collectives)
+
+
+def paged_logits(
+    collectives: Collectives, folder: Path, sequences: list[list[int]], ops_name: str
+) -> list[torch.Tensor]:
+    """As the fixture of this name."""
+    ops = rank_operations(ops_name)
+    model = WholeLogits(load_folder(collectives, folder, ops), collectives)
+    return in_awkward_steps(PagedRun(model, ops, sequences, 4, torch.float32))

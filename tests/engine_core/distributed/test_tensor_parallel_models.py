@@ -1,0 +1,108 @@
+"""Models of several ranks against transformers' eager forward, on tiny random models: every family
+at every number of ranks that can share it."""
+
+import pytest
+import torch
+import transformers
+
+from tests.engine_core.distributed.rank_models import paged_logits
+from tests.engine_core.distributed.rank_processes import RankProcesses
+
+SHAPE = {
+    "vocab_size": 131,
+    "hidden_size": 48,
+    "intermediate_size": 50,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.3,
+}
+WINDOWS = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}
+CASES = {
+    "llama, kv heads in 4": (transformers.LlamaConfig(**SHAPE, head_dim=8), 4),
+    "llama, biases, kv heads in 2 and repeated": (
+        transformers.LlamaConfig(
+            **SHAPE | {"num_key_value_heads": 2}, head_dim=8, attention_bias=True, mlp_bias=True
+        ),
+        4,
+    ),
+    "llama tied, 3 ranks": (
+        transformers.LlamaConfig(
+            **SHAPE | {"num_key_value_heads": 3, "tie_word_embeddings": True}, head_dim=8
+        ),
+        3,
+    ),
+    "mistral, window of 3": (
+        transformers.MistralConfig(**SHAPE, head_dim=4, sliding_window=3),
+        2,
+    ),
+    "qwen2, windows": (transformers.Qwen2Config(**SHAPE | WINDOWS), 2),
+    "qwen3, biases": (transformers.Qwen3Config(**SHAPE, head_dim=10, attention_bias=True), 4),
+    "gemma3, one kv head": (
+        transformers.Gemma3TextConfig(
+            **SHAPE | {"num_key_value_heads": 1, "num_hidden_layers": 7},
+            head_dim=8,
+            sliding_window=3,
+            query_pre_attn_scalar=11,
+            final_logit_softcapping=2.0,
+        ),
+        4,
+    ),
+    "gemma3, 3 ranks": (
+        transformers.Gemma3TextConfig(
+            **SHAPE | {"num_key_value_heads": 1, "vocab_size": 37}, head_dim=8, sliding_window=3
+        ),
+        3,
+    ),
+    "mixtral": (
+        transformers.MixtralConfig(**SHAPE, num_local_experts=4, num_experts_per_tok=2),
+        4,
+    ),
+    "qwen3 with experts": (
+        transformers.Qwen3MoeConfig(
+            **SHAPE,
+            head_dim=8,
+            num_experts=3,
+            num_experts_per_tok=2,
+            moe_intermediate_size=22,
+            norm_topk_prob=True,
+            mlp_only_layers=[0],
+        ),
+        2,
+    ),
+}
+
+
+def random_model(config):
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    model.set_experts_implementation("eager")
+    for name, parameter in model.named_parameters():  # biases and norms begin as 0 or 1
+        if name.endswith("bias") or "norm" in name:
+            torch.nn.init.normal_(parameter, mean=parameter.mean().item(), std=0.3)
+        elif name.endswith("mlp.gate.weight"):  # Qwen's begin as 0: every expert alike
+            torch.nn.init.normal_(parameter, std=0.3)
+    return model.eval()
+
+
+@pytest.mark.parametrize("ops_name", ["native", "torch"])
+@pytest.mark.parametrize("name", CASES)
+def test_ranks_have_the_logits_of_a_full_forward(
+    name: str, ops_name: str, ranks: RankProcesses, tmp_path
+) -> None:
+    config, size = CASES[name]
+    reference = random_model(config)
+    reference.save_pretrained(tmp_path)
+    generator = torch.Generator().manual_seed(1)
+    sequences = [
+        torch.randint(config.vocab_size, (length,), generator=generator).tolist()
+        for length in (17, 1, 9)
+    ]
+    answers = ranks.run(paged_logits, tmp_path, sequences, ops_name, tp_size=size)
+    with torch.inference_mode():
+        for number, tokens in enumerate(sequences):
+            expected = reference(torch.tensor([tokens])).logits[0]
+            for logits in answers:
+                assert torch.equal(logits[number], answers[0][number])
+            torch.testing.assert_close(answers[0][number], expected, atol=5e-5, rtol=1e-4)
