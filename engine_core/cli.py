@@ -159,6 +159,11 @@ def _with_keys(folder: Path | None, name: str, *, is_admin: bool, is_new: bool) 
     return 0
 
 
+app.command(
+    "engine_core.cluster.command:on_ray",
+    name="on-ray",
+    help="Serve models over HTTP on a Ray cluster, as a deployment file says.",
+)
 app.command(pull)
 app.command(list_models, name="list")
 app.command(rm)

@@ -46,6 +46,7 @@ class Vocabulary:
     Args:
         tied: the head is the embedding, unless the checkpoint holds another head.
         embedding_scale: factor on embeddings, rounded to the model's dtype.
+        embeds, heads: whether the stage at hand does, of a model in stages.
         softcap: logits become `softcap * tanh(logits / softcap)`.
         collectives: of the ranks that share it.
     """
@@ -60,6 +61,8 @@ class Vocabulary:
         tied: bool,
         embedding_scale: float | None,
         softcap: float | None,
+        embeds: bool = True,
+        heads: bool = True,
         dtype: torch.dtype,
         ops: Operations,
         collectives: Collectives = SINGLE_RANK,
@@ -72,6 +75,8 @@ class Vocabulary:
         self.tokens = token_range(vocab_size, collectives.parallel)
         self._shape = (len(self.tokens) + self._is_shared, hidden_size)
         self._tied = tied
+        self._embeds = embeds
+        self._heads = heads
         self._dtype = dtype
         self._ops = ops
         self._packing = ops.weight_packing(dtype)
@@ -87,7 +92,9 @@ class Vocabulary:
 
     def placements(self) -> Placements:
         """Of embedding and head."""
-        return {name: self._placement(name) for name in (self._embedding_name, self._head_name)}
+        takes_embedding = self._embeds or (self._heads and self._tied)
+        names = [self._embedding_name] * takes_embedding + [self._head_name] * self._heads
+        return {name: self._placement(name) for name in names}
 
     @property
     def optional_names(self) -> frozenset[str]:
@@ -98,13 +105,18 @@ class Vocabulary:
         """Settle the head once every tensor has come.
 
         As in transformers, a head in the checkpoint of a tied model counts where it differs."""
-        embedding = self._loaded.pop(self._embedding_name)
+        if not (self._embeds or self._heads):
+            return
+        embedding = self._loaded.pop(self._embedding_name, None)
         head = self._loaded.pop(self._head_name, embedding)
+        if embedding is None:  # another stage has it
+            embedding = head
+        assert embedding is not None and head is not None
         if self._tied and head is not embedding and _are_equal(head, embedding):
             head = embedding
         if self._packing is None:
             assert isinstance(embedding, torch.Tensor) and isinstance(head, torch.Tensor)
-            self._head = self._ops.prepare_linear(head)
+            self._head = self._ops.prepare_linear(head) if self._heads else None
             self._embedding = embedding
             return
         packed = self._pack(self._packing, self._embedding_name, embedding)
