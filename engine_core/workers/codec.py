@@ -121,6 +121,10 @@ def _decode_extension(code: int, frame: memoryview) -> Any:
 
 _plans_out = msgspec.msgpack.Encoder(enc_hook=_encode)
 _hooks: Any = {"dec_hook": _decode, "ext_hook": _decode_extension}
-_plans_in = msgspec.msgpack.Decoder(SchedulerOutput, **_hooks)
-_sampled_in = msgspec.msgpack.Decoder(list[SampledTokens], **_hooks)
-_outputs_in = msgspec.msgpack.Decoder(_Output, **_hooks)
+_plans_in: msgspec.msgpack.Decoder[SchedulerOutput] = msgspec.msgpack.Decoder(
+    SchedulerOutput, **_hooks
+)
+_sampled_in: msgspec.msgpack.Decoder[list[SampledTokens]] = msgspec.msgpack.Decoder(
+    list[SampledTokens], **_hooks
+)
+_outputs_in: msgspec.msgpack.Decoder[_Output] = msgspec.msgpack.Decoder(_Output, **_hooks)

@@ -3,17 +3,14 @@
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from daemons import run_to_exit, running_daemon
+from daemons import running_daemon
 
 from engine_core.errors import ExitCode
 from frontend import AsyncLLM, RequestOutputKind, SamplingParams
-from frontend.errors import EngineClientError
 
 pytestmark = pytest.mark.slow
 
@@ -64,10 +61,12 @@ async def generated(llm, prompt=TEXT, interrupt=None, **options):
 async def answers(llm, interrupt=None):
     ways = ({"temperature": 0.0}, {"seed": 5}, {"seed": 6, "top_p": 0.9, "top_k": 40})
     return await asyncio.wait_for(
-        asyncio.gather(*(
-            generated(llm, interrupt=interrupt if number == 0 else None, max_tokens=24, **way)
-            for number, way in enumerate(ways)
-        )),
+        asyncio.gather(
+            *(
+                generated(llm, interrupt=interrupt if number == 0 else None, max_tokens=24, **way)
+                for number, way in enumerate(ways)
+            )
+        ),
         LIMIT_S,
     )
 
