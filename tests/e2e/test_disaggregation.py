@@ -126,9 +126,8 @@ class Pair:
 
         def noting(timeout_s=10.0):
             message = receive(timeout_s)
-            for output in getattr(message, "other_outputs", ()):
-                if output.logprobs is not None:
-                    columns.append(output.logprobs.logprobs)
+            outputs = getattr(message, "other_outputs", ())
+            columns.extend(each.logprobs.logprobs for each in outputs if each.logprobs)
             return message
 
         client.receive = noting
