@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Literal, Protocol
 
@@ -163,17 +163,20 @@ class TorchCollectives:
                 group.barrier().wait()
 
     def all_reduce_(self, x: torch.Tensor, part: str = "vocabulary") -> torch.Tensor:
-        group, size = self._stage, self.parallel.tp_size
-        if group is None:
+        size = self.parallel.tp_size
+        if self._stage is None:
             return x
         flat = x.view(-1)
         if size > 2 and x.nbytes >= _TWO_PHASE_BYTES and not x.numel() % size:
             # each rank sums a part: the same sums, and 2 (T - 1) / T instead of T - 1 times x
-            with self._failures(part, 2 * (x.nbytes - x.nbytes // size)):
-                terms = torch.empty_like(flat)
-                group.alltoall_base(terms, flat, [], []).wait()
-                summed = _sum_by_rank(terms.view(size, -1), flat.new_empty(len(flat) // size))
-                group._allgather_base(flat, summed).wait()
+            terms = torch.empty_like(flat).view(size, -1)
+            with self._failures(part, x.nbytes - x.nbytes // size):
+                if self._backend == "nccl":
+                    self._stage.alltoall_base(terms.view(-1), flat, [], []).wait()
+                else:
+                    self._exchange(flat.view(size, -1), terms)
+            mine = _sum_by_rank(terms, flat.new_empty(len(flat) // size))
+            flat.copy_(self._gathered(mine, part).view(-1))
             return x
         _sum_by_rank(self._gathered(flat, part), flat)
         return x
@@ -182,12 +185,29 @@ class TorchCollectives:
         return self._gathered(x, "vocabulary")
 
     def _gathered(self, x: torch.Tensor, part: str) -> torch.Tensor:
-        gathered = x.new_empty(self.parallel.tp_size, *x.shape)
+        size = self.parallel.tp_size
+        gathered = x.new_empty(size, *x.shape)
         if self._stage is None:
             return gathered.copy_(x[None])
-        with self._failures(part, x.nbytes * (self.parallel.tp_size - 1)):
-            self._stage._allgather_base(gathered.view(-1), x.contiguous().view(-1)).wait()
+        x = x.contiguous()
+        with self._failures(part, x.nbytes * (size - 1)):
+            if self._backend == "nccl":
+                self._stage._allgather_base(gathered.view(-1), x.view(-1)).wait()
+            else:
+                self._exchange([x] * size, gathered)
         return gathered
+
+    def _exchange(self, given: Sequence[torch.Tensor] | torch.Tensor, into: torch.Tensor) -> None:
+        """`given[r]` to rank r of the stage, and what it gave this one into `into[r]`. By gloo's
+        messages: its collectives are done by threads, and take four times as long."""
+        group, mine = self._stage, self.parallel.tp_rank
+        assert group is not None
+        others = [rank for rank in range(self.parallel.tp_size) if rank != mine]
+        messages = [group.recv([into[rank]], rank, 0) for rank in others]
+        messages += [group.send([given[rank]], rank, 0) for rank in others]
+        into[mine].copy_(given[mine])
+        for message in messages:
+            message.wait()
 
     def send(self, x: torch.Tensor, stage: int) -> None:
         assert self._column is not None, "there is one stage"
