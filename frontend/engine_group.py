@@ -39,6 +39,8 @@ class _Route:
     """Since its last output."""
     num_tokens: int = 0
     """Of its output, at the last loss."""
+    arithmetic: Arithmetic | None = None
+    """That made its tokens, when it was moved."""
     refused_by: set[int] = dataclasses.field(default_factory=set)
     """At this attempt."""
 
@@ -232,19 +234,46 @@ class EngineGroup(Neighbours):
         if self._engine_ids[number] != session.welcome.engine_id:
             self._engine_ids[number] = session.welcome.engine_id
             self._router.forget(number)
+        self._fetch_requests()
+
+    def on_paused(self, session: EngineSession) -> None:
+        if session.is_paused:
+            self._move_waiting(session)
+        else:
+            self._fetch_requests()
+
+    def _fetch_requests(self) -> None:
+        """An engine more takes requests: what waits for lost and paused ones moves."""
         for other in self.sessions:
-            if not other.is_connected and other.arithmetic is not None:
+            if other.is_paused:
+                self._move_waiting(other)
+            elif not other.is_connected and other.arithmetic is not None:
                 self._move_requests(other, other.arithmetic)
+
+    def _move_waiting(self, session: EngineSession) -> None:
+        """Of an engine that starts no requests; those that it has begun stay."""
+        for request in self.requests.in_flight(session):
+            route = self._routes.get(request)
+            if route is None or request.finished or request.has_started:
+                continue
+            choice = self._choose(request)
+            if choice is not None and choice.engine != route.number:
+                self._move(request, route, choice)
 
     def take_refused(self, session: EngineSession, request: RequestState) -> bool:
         route = self._routes.get(request)
         if route is None:
             return False
         route.refused_by.add(route.number)
-        arithmetic = session.arithmetic if request.has_started else None
+        arithmetic = (route.arithmetic or session.arithmetic) if request.has_started else None
         choice = self._choose(request, arithmetic, route.refused_by)
+        if choice is None and arithmetic is not None:  # one of its weights may come back
+            away = (each for each in self.sessions if not each.is_connected)
+            home = next((each for each in away if each.arithmetic == arithmetic), None)
+            choice = None if home is None else Choice(self.sessions.index(home), 0)
         if choice is None:
             return False
+        request.weights_fingerprint = None if arithmetic is None else arithmetic[0]
         if not request.metrics.num_resumptions:  # no engine has had it yet
             request.metrics.engine_request_id = None
         self._move(request, route, choice)
@@ -255,7 +284,9 @@ class EngineGroup(Neighbours):
             route = self._routes.get(request)
             if route is None or request.finished or route.num_losses >= _MAX_LOSSES:
                 continue
-            choice = self._choose(request, arithmetic if request.has_started else None)
+            route.arithmetic = arithmetic if request.has_started else None
+            request.weights_fingerprint = arithmetic[0]
+            choice = self._choose(request, route.arithmetic)
             if choice is not None:
                 request.metrics.num_resumptions += 1
                 self._move(request, route, choice)
@@ -282,7 +313,7 @@ class EngineGroup(Neighbours):
         loads = [
             math.inf
             if number in but or not self._may_take(each, request, arithmetic)
-            else load + _SILENT_LOAD * (each.silence_s() > _SILENT_S)
+            else load + _SILENT_LOAD * (each.is_paused or each.silence_s() > _SILENT_S)
             for number, (each, load) in enumerate(zip(self.sessions, self._loads, strict=True))
         ]
         token_ids = request.wire.prompt_token_ids
@@ -296,7 +327,7 @@ class EngineGroup(Neighbours):
         welcome, leader = session.welcome, self._leader.welcome
         if welcome is None or leader is None or not session.is_connected or session.is_draining:
             return False
-        if session in self._leaving:
+        if session in self._leaving or (session.is_paused and not request.has_started):
             return False
         ours, model, wire = leader.model, welcome.model, request.wire
         task = "generate" if wire.pooling_params is None else wire.pooling_params.task.value

@@ -88,6 +88,8 @@ class RequestState:
         self._submitted_s = clock.now()
         self.adapter_fingerprint: str | None = None
         """Of its adapter, when it was sent."""
+        self.weights_fingerprint: str | None = None
+        """Of its tokens so far, once it is sent to another engine of several."""
         self.num_reports = 0
         """Errors of the engine since its last token."""
         self.weights_version: int | None = None
@@ -161,6 +163,7 @@ class RequestState:
             num_sequences=stop - start,
             is_resumed=self.metrics.engine_request_id is not None,
             adapter_fingerprint=self.adapter_fingerprint if self.has_started else None,
+            weights_fingerprint=self.weights_fingerprint if self.has_started else None,
         )
 
     def note_weights(self, version: int) -> None:

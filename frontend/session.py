@@ -47,6 +47,11 @@ _RETRY_S = 0.1
 _MAX_BACK_OFF_S = 5.0
 _MAX_REPORTS = 3
 """So many errors may the engine report in a row while a request makes no progress."""
+_MAY_MOVE = (
+    *(ErrorCode.DRAINING, ErrorCode.QUEUE_FULL),
+    *(ErrorCode.WEIGHTS_REFUSED, ErrorCode.WRONG_STATE),
+)
+"""Refused so, a request may be another engine's."""
 _MIN_LOSSES = 3
 """So many losses without output are borne, however long they take."""
 
@@ -59,8 +64,12 @@ class Neighbours(Protocol):
 
     def on_connected(self, session: "EngineSession") -> None: ...
 
+    def on_paused(self, session: "EngineSession") -> None:
+        """It starts no requests, or again some."""
+
     def take_refused(self, session: "EngineSession", request: RequestState) -> bool:
-        """Whether another engine has taken a request that this one is too full for, or drains."""
+        """Whether another engine has taken a request that this one is too full for, drains, or has
+        other weights for."""
 
 
 class EngineSession:
@@ -98,6 +107,8 @@ class EngineSession:
         """Fingerprints by name, as last heard."""
         self.requests = OutputProcessor(clock) if requests is None else requests
         self.is_draining = False
+        self.is_paused = False
+        """It starts no requests."""
         self._transport = transport
         self._address = options.address
         self._options = options
@@ -248,6 +259,10 @@ class EngineSession:
                 self.adapters = _by_name(message.adapters)
             case Heartbeat():
                 self.is_draining = message.draining
+                if self.is_paused != message.paused:
+                    self.is_paused = message.paused
+                    if self._neighbours is not None:
+                        self._neighbours.on_paused(self)
             case Welcome():
                 pass
             case _:
@@ -257,9 +272,10 @@ class EngineSession:
         is_draining = message.code is ErrorCode.DRAINING
         self.is_draining |= is_draining
         request = self.requests.get_in_flight(message.request_id)
-        if request is not None and self._neighbours is not None and not request.finished:
-            may_move = is_draining or message.code is ErrorCode.QUEUE_FULL
-            if may_move and self._neighbours.take_refused(self, request):
+        may_move = self._neighbours is not None and message.code in _MAY_MOVE
+        if may_move and request is not None and not request.finished:
+            assert self._neighbours is not None
+            if self._neighbours.take_refused(self, request):
                 return
         request = self.requests.pop_rejected(message.request_id, keep_resumed=is_draining)
         if request is not None:
@@ -294,7 +310,7 @@ class EngineSession:
         if self._is_closed or self._connection is None:
             return
         self._connection = None
-        self.is_draining = False
+        self.is_draining = self.is_paused = False
         if not self._num_losses:
             self._first_loss_s = self._clock.now()
         self._num_losses += 1
@@ -363,6 +379,8 @@ class EngineSession:
         for request in self.requests.drop_wire_ids(self):
             if not request.finished:
                 request.metrics.num_resumptions += 1
+                if self._neighbours is not None:
+                    request.weights_fingerprint = fingerprint
                 self._send_request(request)
 
     async def _reconnect(self) -> None:
