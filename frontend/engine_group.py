@@ -39,8 +39,6 @@ class _Route:
     """Since its last output."""
     num_tokens: int = 0
     """Of its output, at the last loss."""
-    arithmetic: Arithmetic | None = None
-    """That made its tokens, when it was moved."""
     refused_by: set[int] = dataclasses.field(default_factory=set)
     """At this attempt."""
 
@@ -265,7 +263,7 @@ class EngineGroup(Neighbours):
         if route is None:
             return False
         route.refused_by.add(route.number)
-        arithmetic = (route.arithmetic or session.arithmetic) if request.has_started else None
+        arithmetic = _needed(request, session.arithmetic)
         choice = self._choose(request, arithmetic, route.refused_by)
         if choice is None and arithmetic is not None:  # one of its weights may come back
             away = (each for each in self.sessions if not each.is_connected)
@@ -273,7 +271,6 @@ class EngineGroup(Neighbours):
             choice = None if home is None else Choice(self.sessions.index(home), 0)
         if choice is None:
             return False
-        request.weights_fingerprint = None if arithmetic is None else arithmetic[0]
         if not request.metrics.num_resumptions:  # no engine has had it yet
             request.metrics.engine_request_id = None
         self._move(request, route, choice)
@@ -284,9 +281,7 @@ class EngineGroup(Neighbours):
             route = self._routes.get(request)
             if route is None or request.finished or route.num_losses >= _MAX_LOSSES:
                 continue
-            route.arithmetic = arithmetic if request.has_started else None
-            request.weights_fingerprint = arithmetic[0]
-            choice = self._choose(request, route.arithmetic)
+            choice = self._choose(request, _needed(request, arithmetic), (route.number,))
             if choice is not None:
                 request.metrics.num_resumptions += 1
                 self._move(request, route, choice)
@@ -348,6 +343,14 @@ class EngineGroup(Neighbours):
             and model.max_model_len >= min(length, ours.max_model_len)
             and model.max_num_seqs >= len(request.sequences)
         )
+
+
+def _needed(request: RequestState, arithmetic: Arithmetic | None) -> Arithmetic | None:
+    """Of an engine that may go on with a request, which one of `arithmetic` had: its weights may
+    have changed behind the request's last token."""
+    if arithmetic is None or not request.has_started:
+        return None
+    return request.weights_fingerprint or arithmetic[0], *arithmetic[1:]
 
 
 async def _cancel(tasks: Sequence[asyncio.Future[None]]) -> None:

@@ -89,7 +89,7 @@ class RequestState:
         self.adapter_fingerprint: str | None = None
         """Of its adapter, when it was sent."""
         self.weights_fingerprint: str | None = None
-        """Of its tokens so far, once it is sent to another engine of several."""
+        """Of its last token, by one of several engines."""
         self.num_reports = 0
         """Errors of the engine since its last token."""
         self.weights_version: int | None = None
@@ -166,9 +166,9 @@ class RequestState:
             weights_fingerprint=self.weights_fingerprint if self.has_started else None,
         )
 
-    def note_weights(self, version: int) -> None:
+    def note_weights(self, version: int, fingerprint: str | None = None) -> None:
         """Its next tokens are of these weights, not of those before."""
-        self.weights_version = version
+        self.weights_version, self.weights_fingerprint = version, fingerprint
         self._weights_versions = [*self._weights_versions, version]  # outputs share the list
 
     def append_output(self, index: int, output: EngineCoreOutput, now_s: float) -> bool:

@@ -16,6 +16,8 @@ NewRequests = Literal["any", "old", "new"]
 _MAX_ATTEMPTS = 3
 """With one engine, which may be lost and come back meanwhile."""
 _PING_S = 60.0
+_RETURN_S = 5.0
+"""For clients to find an engine that was started again, and to send what it had: their back-off."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,11 +146,11 @@ class _Update:
                 await self._load(engine, before)
                 return
             except (EngineDied, EngineUnavailable) as error:
-                self._forget(engine)
                 if attempt == _MAX_ATTEMPTS:
                     raise
                 self._report(f"{engine.address} is lost ({error}); waiting for it to come back")
                 await engine.session.ready()
+                self._forget(engine)
 
     async def _drain(self, engine: Engine) -> None:
         limit_s = self._drain_timeout_s
@@ -194,7 +196,7 @@ class _Update:
 
     def _pause(self, engine: Engine) -> None:
         if engine not in self._paused:
-            call = asyncio.ensure_future(engine.pause_generation(mode="wait"))
+            call = asyncio.ensure_future(_pause(engine))
             call.add_done_callback(lambda done: done.cancelled() or done.exception())
             self._paused[engine] = call
 
@@ -206,13 +208,13 @@ class _Update:
     async def _resume(self, *engines: Engine) -> None:
         for engine in engines:
             if engine in self._paused:
-                self._forget(engine)
                 await engine.resume_generation()
+                self._forget(engine)
                 self._report(f"{engine.address} serves again")
 
     async def resume_all(self) -> None:
         """Of those that are there; an engine that is started again is not paused."""
-        for engine in list(self._paused):
+        for engine in [*self._paused, *self._paused]:  # once more, if the connection was lost
             with contextlib.suppress(EngineClientError):
                 await self._resume(engine)
 
@@ -226,6 +228,12 @@ class _Update:
             return ServedWeights(engine.address, str(error))
         version = found.weights_version
         return ServedWeights(engine.address, found.state.value, version, _fingerprint_of(engine))
+
+
+async def _pause(engine: Engine) -> None:
+    """Returns when its streams have ended, also those that it got back after a restart."""
+    await asyncio.sleep(max(0.0, _RETURN_S - (await engine.ping()).uptime_s))
+    await engine.pause_generation(mode="wait")
 
 
 def _fingerprint_of(engine: Engine) -> str:

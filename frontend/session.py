@@ -103,6 +103,8 @@ class EngineSession:
         self.welcome_frames: Frames = ()
         self._weights = ("", "")
         """The engine's id and the fingerprint of its weights, as last heard."""
+        self._fingerprints: dict[int, str] = {}
+        """Of its weights by version, if requests may move."""
         self.adapters: dict[str, str] = {}
         """Fingerprints by name, as last heard."""
         self.requests = OutputProcessor(clock) if requests is None else requests
@@ -238,7 +240,8 @@ class EngineSession:
                 self._on_lost("it ended with these requests unfinished")
             case EngineCoreOutputs():
                 self._num_losses = 0
-                self._send_abort(*self.requests.process_outputs(message))
+                fingerprint = self._fingerprints.get(message.weights_version)
+                self._send_abort(*self.requests.process_outputs(message, fingerprint))
             case Rejected():
                 self._on_rejected(message)
             case CallResult():
@@ -254,7 +257,7 @@ class EngineSession:
                     self._count_report(message)
                 self._on_lost(f"it reported: {message.message}")
             case WeightsUpdated():
-                self._weights = self._weights[0], message.fingerprint
+                self._note_weights(self._weights[0], message.weights_version, message.fingerprint)
             case AdaptersUpdated():
                 self.adapters = _by_name(message.adapters)
             case Heartbeat():
@@ -267,6 +270,11 @@ class EngineSession:
                 pass
             case _:
                 assert_never(message)
+
+    def _note_weights(self, engine_id: str, version: int, fingerprint: str) -> None:
+        self._weights = engine_id, fingerprint
+        if self._neighbours is not None:
+            self._fingerprints[version] = fingerprint
 
     def _on_rejected(self, message: Rejected) -> None:
         is_draining = message.code is ErrorCode.DRAINING
@@ -350,7 +358,9 @@ class EngineSession:
             opening if child is None else child.unless_it_ends(opening)
         )
         self.welcome = welcome
-        self._weights = welcome.engine_id, welcome.model.fingerprint
+        self._fingerprints.clear()
+        model = welcome.model
+        self._note_weights(welcome.engine_id, model.weights_version, model.fingerprint)
         self.adapters = _by_name(welcome.model.adapters)
         if connection.is_closed:
             raise EngineUnavailable(f"the engine at {self._address} went away; try again")
@@ -360,27 +370,28 @@ class EngineSession:
         """Wait for the engine to come back; resume what was interrupted, or end it."""
         assert self.welcome is not None
         (engine_id, fingerprint), arithmetic = self._weights, self.arithmetic
+        before = self.welcome.model
         try:
             await self._reconnect()
         except EngineClientError as error:
             self._fail_all(error)
             raise
         # an engine that was not restarted carries on with what it has been given meanwhile
-        if engine_id != self._weights[0] and fingerprint != self._weights[1]:
-            if self._neighbours is not None and arithmetic is not None:
-                self._neighbours.on_lost(self, arithmetic)
-            self._fail_all(
-                self._died(
-                    f"came back with another model or other weights ({self.welcome.model.name}, "
-                    f"weights version {self.welcome.model.weights_version}); send the request again"
-                )
-            )
-            return
+        is_other = engine_id != self._weights[0] and fingerprint != self._weights[1]
+        model = self.welcome.model
+        may_begin = self._neighbours is not None and model.tokenizer == before.tokenizer
+        if is_other and self._neighbours is not None and arithmetic is not None:
+            self._neighbours.on_lost(self, arithmetic)
         for request in self.requests.drop_wire_ids(self):
-            if not request.finished:
+            if is_other and (request.has_started or not may_begin):
+                request.fail(
+                    self._died(
+                        f"came back with another model or other weights ({model.name}, weights "
+                        f"version {model.weights_version}); send the request again"
+                    )
+                )
+            elif not request.finished:
                 request.metrics.num_resumptions += 1
-                if self._neighbours is not None:
-                    request.weights_fingerprint = fingerprint
                 self._send_request(request)
 
     async def _reconnect(self) -> None:

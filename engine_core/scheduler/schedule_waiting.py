@@ -154,7 +154,7 @@ class WaitingScheduler:
 
     def _why_skip(self, request: Request) -> tuple[WaitReason, str] | None:
         is_own = request.client_index == PROBE_CLIENT
-        is_new = request.status is RequestStatus.WAITING and not request.num_output_tokens
+        is_new = request.status is RequestStatus.WAITING and not request.is_resumed
         if self.starts_no_new and is_new and not is_own:
             return WaitReason.PAUSED, "the engine pauses when those that have started have ended"
         if (why_wait := self.adapters.why_wait(request)) is not None:

@@ -7,6 +7,7 @@ from typing import Any
 from unittest import mock
 
 import greenlet
+from msgspec.structs import replace
 
 from engine_core.core import EngineCore
 from engine_core.executor import InProcessExecutor
@@ -159,6 +160,7 @@ class EngineProcess:
         fault_rate: float = 0.0,
         poison: dict[tuple[int, ...], int] | None = None,
         address: str = ADDRESS,
+        weights_make_tokens: bool = False,
     ) -> None:
         self.address = address
         self.random = random
@@ -196,7 +198,10 @@ class EngineProcess:
         self.clients = ClientRegistry()
         executor = InProcessExecutor(SimRunner(self, num_blocks, num_host_blocks), clock=self.clock)
         self.host = FakeHost(
-            executor, lambda: SimRunner(self, num_blocks, num_host_blocks), "simulated"
+            executor,
+            lambda: SimRunner(self, num_blocks, num_host_blocks),
+            "simulated",
+            makes_tokens=weights_make_tokens,
         )
         self.outbox = outbox = Outbox(
             self.transport,
@@ -205,14 +210,14 @@ class EngineProcess:
             clock=self.clock,
             sleep=self.sleep,
         )
-        message, frames = welcome("simulated", with_tokenizer=True)
+        self._welcome, frames = welcome("simulated", with_tokenizer=True)
         self.core = EngineCore(
             inbox=Inbox(
                 self.transport,
                 self.clients,
                 outbox,
                 idle_wait_s=HEARTBEAT_S,
-                welcome=lambda hello: (message, list(frames)),
+                welcome=lambda hello: (self._welcome, list(frames)),
                 clock=self.clock,
             ),
             outbox=outbox,
@@ -220,6 +225,7 @@ class EngineProcess:
             scheduler=self.scheduler,
             executor=executor,
             model_host=self.host,
+            on_weights=self._use_weights,
             lifecycle=self.lifecycle,
             validator=RequestValidator(
                 max_model_len=MAX_MODEL_LEN,
@@ -231,6 +237,11 @@ class EngineProcess:
             eos_token_ids=(),
             clock=self.clock,
         )
+
+    def _use_weights(self, version: int, fingerprint: str) -> None:
+        model = self._welcome.model
+        model = replace(model, weights_version=version, fingerprint=fingerprint)
+        self._welcome = replace(self._welcome, model=model)
 
     @property
     def unread_by(self) -> set[str]:
