@@ -208,6 +208,7 @@ class _Update:
     async def _resume(self, *engines: Engine) -> None:
         for engine in engines:
             if engine in self._paused:
+                self._paused[engine].cancel()  # it may not have been sent yet
                 await engine.resume_generation()
                 self._forget(engine)
                 self._report(f"{engine.address} serves again")
