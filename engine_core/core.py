@@ -9,9 +9,12 @@ from typing import assert_never
 import msgspec
 
 from engine_core.adapters.host import Adapters, adapters_of, answer_unload, answer_with
+from engine_core.block_transfer import TransferStore
+from engine_core.cache_publisher import CachePublisher
 from engine_core.control import EngineControl, ModelHost
 from engine_core.errors import RequestRefused
 from engine_core.executor import InProcessExecutor
+from engine_core.kv_cache import KVCacheManager
 from engine_core.lifecycle import Lifecycle, Stage
 from engine_core.live_view import LiveView
 from engine_core.observers import (
@@ -71,7 +74,9 @@ class EngineCore:
         observers: follow the loop, beside the two for the requests' and the steps' times.
         isolates_tenants: a tenant finds no prefixes of another in the cache.
         structured_outputs: also the scheduler's; None: the model has no tokenizer.
+        transfers: one of the observers; None: it exchanges no blocks with other engines.
         multimodal: reads images and sounds; None: prompts are text.
+        cache: the scheduler's, which clients may watch; None: it keeps nothing.
         clock: seconds; the same one that inbox, outbox, executor and lifecycle go by.
     """
 
@@ -94,7 +99,9 @@ class EngineCore:
         on_adapters: Callable[[tuple[calls.AdapterInfo, ...]], None] = lambda adapters: None,
         isolates_tenants: bool = False,
         structured_outputs: StructuredOutputs | None = None,
+        transfers: TransferStore | None = None,
         multimodal: MultiModalReader | None = None,
+        cache: KVCacheManager | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._inbox = inbox
@@ -108,6 +115,7 @@ class EngineCore:
         self._compilations = compilations or CompileCounter()
         self._isolates_tenants = isolates_tenants
         self._structured_outputs = structured_outputs
+        self._transfers = transfers
         self._multimodal = multimodal or MultiModalReader(None, max_items={}, max_input_bytes=0)
         self._clock = clock
         self._client_log = LimitedLog(logger, logging.INFO, clock)
@@ -118,6 +126,12 @@ class EngineCore:
         self._observers = [self._request_times, self._step_times, self.progress, *observers]
         if structured_outputs is not None:
             self._observers.append(structured_outputs)
+        self._cache_publisher: CachePublisher | None = None
+        if cache is not None:
+            self._cache_publisher = CachePublisher(
+                cache, outbox.offer, isolates_tenants=isolates_tenants
+            )
+            self._observers.append(self._cache_publisher)
         self._steps = Steps(scheduler, executor, outbox, self._observers, clock)
         self._live_view = LiveView(
             scheduler,
@@ -204,6 +218,8 @@ class EngineCore:
                 case Call(call=calls.LoadAdapter() as load) if client.rights.is_admin:
                     answer_later = partial(self._outbox.post, client)
                     answer_with(message.call_id, answer_later, self._adapters, load)
+                case Call(call=calls.WatchCache()) if client.rights.is_admin:
+                    self._outbox.post(client, self._watch_cache(client, message))
                 case Call():
                     answer = permitted_answer(client, message, self.answer_call)
                     is_pause = isinstance(message.call, calls.PauseGeneration)
@@ -218,10 +234,19 @@ class EngineCore:
             self._client_log.log("left", f"{client!s:.100} left, {num_requests} requests dropped")
             self._abort(client.request_ids)
             self._live_view.drop(client)
+            if self._cache_publisher is not None:
+                self._cache_publisher.drop(client)
         if not self._control.is_pausing:
             for client, call_id in self._pauses:
                 self._outbox.post(client, self._control.answer_pause(call_id))
             self._pauses.clear()
+
+    def _watch_cache(self, client: Client, call: Call) -> CallResult | CallFailed:
+        if self._cache_publisher is None:
+            why = "WatchCache: this model keeps nothing between steps; there is nothing to watch"
+            return CallFailed(call_id=call.call_id, code=ErrorCode.NOT_SUPPORTED, message=why)
+        self._cache_publisher.watch(client)
+        return CallResult(call_id=call.call_id, result=calls.CacheWatched())
 
     def _add_request(self, client: Client, message: EngineRequest) -> None:
         now_s = self._clock()
@@ -377,8 +402,8 @@ class EngineCore:
                 return self._control.answer(call.call_id, change)
             case calls.UnloadAdapter(name):
                 return answer_unload(call.call_id, self._adapters, name)
-            case calls.WatchScheduler() | calls.LoadAdapter():
-                raise AssertionError("live view and adapters answer it")
+            case calls.WatchScheduler() | calls.LoadAdapter() | calls.WatchCache():
+                raise AssertionError("live view, adapters and the cache's publisher answer it")
             case _:
                 assert_never(call.call)
         return CallResult(call_id=call.call_id, result=result)
@@ -404,6 +429,8 @@ class EngineCore:
         numbers = self._scheduler.statistics()
         if self._adapters is not None:
             numbers = self._adapters.by_name(numbers)
+        if self._transfers is not None:
+            numbers = self._transfers.add_statistics(numbers)
         return msgspec.structs.replace(
             numbers,
             uptime_s=self._clock() - self._started_s,

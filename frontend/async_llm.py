@@ -30,6 +30,7 @@ from frontend.media import allowed_folder, has_media, in_thread
 from frontend.output_processor import OutputProcessor
 from frontend.outputs import BeamSearchOutput, RequestOutput, beam_search_output
 from frontend.pooling import PoolingCalls
+from frontend.router import ROUTING_POLICIES, RoutingPolicy
 from frontend.sampling_params import BeamSearchParams, SamplingParams
 from frontend.session import EngineSession, Neighbours
 from frontend.structured_outputs import reasoning_of_config
@@ -76,6 +77,7 @@ class AsyncLLM(EngineCalls, PoolingCalls):
         keys: the file made by `engine-core keys add`, for an engine that listens on TCP with keys.
         structured_outputs_config: vLLM's, see docs/structured_output.md.
         allowed_local_media_path: a folder; prompts may name files below it as images and sounds.
+        routing_policy: of several engines, which one gets a request; see docs/router.md.
         engine_options: none; `launch` takes them.
     """
 
@@ -91,6 +93,7 @@ class AsyncLLM(EngineCalls, PoolingCalls):
         keys: str | PathLike[str] | None = None,
         structured_outputs_config: Mapping[str, Any] | None = None,
         allowed_local_media_path: str | PathLike[str] | None = None,
+        routing_policy: RoutingPolicy = "cache-aware",
         **engine_options: Any,
     ) -> None:
         self._reasoning = reasoning_of_config(structured_outputs_config)
@@ -118,6 +121,12 @@ class AsyncLLM(EngineCalls, PoolingCalls):
             reconnect_timeout_s=reconnect_timeout_s,
             silence_timeout_s=silence_timeout_s,
         )
+        if routing_policy not in ROUTING_POLICIES:
+            raise InvalidInput(
+                f"routing_policy is {routing_policy!r}, it must be one of "
+                f"{', '.join(ROUTING_POLICIES)}"
+            )
+        self._routing_policy = routing_policy
         self._random = random.SystemRandom() if seed is None else random.Random(seed)
         self._clock = Clock()
         self._child: ChildDaemon | None = None
@@ -221,7 +230,12 @@ class AsyncLLM(EngineCalls, PoolingCalls):
     def _make_client_session(self) -> EngineSession | EngineGroup:
         if len(self.addresses) == 1:
             return self._make_session(self.address)
-        return EngineGroup(self.addresses, self._make_session, clock=self._clock)
+        return EngineGroup(
+            self.addresses,
+            self._make_session,
+            clock=self._clock,
+            routing_policy=self._routing_policy,
+        )
 
     def _make_session(
         self,
@@ -334,6 +348,7 @@ class AsyncLLM(EngineCalls, PoolingCalls):
         timeout_s: float | None = None,
         adapter: str | None = None,
         lora_request: LoRARequest | None = None,
+        session_id: str | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Complete one prompt, as a stream that ends with the output whose `finished` is True.
 
@@ -351,6 +366,8 @@ class AsyncLLM(EngineCalls, PoolingCalls):
                 it ends with what it has and finish reason "timeout".
             adapter: the name of one of the engine's adapters; `lora_request`: vLLM's way to say it,
                 which also loads one that the engine does not know.
+            session_id: requests with the same one are best served by the same one of several
+                engines; see docs/router.md.
 
         Raises:
             InvalidInput: the prompt or the parameters cannot be served, or `request_id` is in use.
@@ -367,6 +384,7 @@ class AsyncLLM(EngineCalls, PoolingCalls):
             cache_salt,
             timeout_s,
             one_adapter(adapter, lora_request),
+            session_id,
         )
 
     async def chat(
@@ -386,6 +404,7 @@ class AsyncLLM(EngineCalls, PoolingCalls):
         timeout_s: float | None = None,
         adapter: str | None = None,
         lora_request: LoRARequest | None = None,
+        session_id: str | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer a conversation: `generate` behind the model's chat template.
         Raises InvalidInput, QueueFull, RequestRejected, EngineDied: see `generate`; also a template
@@ -407,6 +426,7 @@ class AsyncLLM(EngineCalls, PoolingCalls):
             cache_salt,
             timeout_s,
             one_adapter(adapter, lora_request),
+            session_id,
         )
         async with contextlib.aclosing(stream) as outputs:
             async for output in outputs:
@@ -469,6 +489,7 @@ class AsyncLLM(EngineCalls, PoolingCalls):
         cache_salt: str | None,
         timeout_s: float | None,
         adapter: LoRARequest | None,
+        session_id: str | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         await self.ready()
         await self.know_adapter(adapter)
@@ -483,6 +504,7 @@ class AsyncLLM(EngineCalls, PoolingCalls):
             timeout_s=timeout_s,
             adapter=None if adapter is None else adapter.name,
         )
+        request.session_id = session_id
         try:
             self.session.submit(request)
             finished = False

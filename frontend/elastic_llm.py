@@ -16,7 +16,12 @@ class ElasticLLM(AsyncLLM):
     `reconnect_timeout_s`."""
 
     def _make_client_session(self) -> EngineGroup:
-        return EngineGroup(self.addresses, self._make_session, clock=self._clock)
+        return EngineGroup(
+            self.addresses,
+            self._make_session,
+            clock=self._clock,
+            routing_policy=self._routing_policy,
+        )
 
     @property
     def session(self) -> EngineGroup:

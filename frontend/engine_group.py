@@ -7,13 +7,16 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
 
+from frontend.cache_view import CacheView
+from frontend.disaggregation import PrefillHandoff, kv_address_of, may_hand_over
 from frontend.errors import ClientClosed, EngineClientError, EngineUnavailable, InvalidInput
 from frontend.event_loop import Clock
 from frontend.output_processor import OutputProcessor
 from frontend.request_state import RequestState
-from frontend.router import CacheAwareRouter, Choice, load_of, prefixes_of
+from frontend.router import Choice, Router, RoutingPolicy, home_of
 from frontend.session import Arithmetic, EngineSession, Neighbours
 from frontend.transport import Frames
+from protocol.cache_events import CacheEvents, load_of
 from protocol.calls import AnyCall, AnyResult, GetRequestInfo
 from protocol.outputs import Welcome
 
@@ -23,6 +26,8 @@ _FIRST_ANSWERS_S = 1.0
 """For the other engines to answer, once the first one has: the first requests are shared out."""
 _SILENT_S, _SILENT_LOAD = 5.0, 10**9
 """An engine that sends nothing for longer may hang: it gets a request only if all are silent."""
+_PREFILL_LOAD = 10**12
+"""An engine that computes prompts for others decodes only if all others are away."""
 _MAX_LOSSES = 3
 """A request that as many engines were lost with, and no output between, may be what ends them: it
 is not given to another one."""
@@ -46,8 +51,8 @@ class _Route:
 class EngineGroup(Neighbours):
     """What `EngineSession` is for one engine.
 
-    A request goes where `CacheAwareRouter` says, among the engines that are there, do not drain and
-    have the tokenizer of `welcome`. One that an engine has begun moves only where tokens are equal.
+    A request goes where `Router` says, among the engines that are there, do not drain and have the
+    tokenizer of `welcome`. One that an engine has begun moves only where tokens are equal.
 
     Args:
         make_session: from an address, the requests of all sessions, and this group.
@@ -59,6 +64,7 @@ class EngineGroup(Neighbours):
         make_session: Callable[[str, OutputProcessor, Neighbours], EngineSession],
         *,
         clock: Clock,
+        routing_policy: RoutingPolicy = "cache-aware",
     ) -> None:
         self.requests = OutputProcessor(clock)
         self.addresses = list(addresses)
@@ -67,9 +73,16 @@ class EngineGroup(Neighbours):
         self._clock = clock
         self._leader = self.sessions[0]
         """Requests are made for its model."""
-        self._router = CacheAwareRouter()
+        self._router = Router(routing_policy)
+        self.view = CacheView(self.sessions)
         self._routes: dict[RequestState, _Route] = {}
-        self._loads = [0.0] * len(self.sessions)
+        self.handoff = PrefillHandoff(self.requests, place=self._place, clock=clock)
+        self.loads = [0] * len(self.sessions)
+        """Of this client's requests on each engine that are not over (`load_of`)."""
+        self.num_sent = [0] * len(self.sessions)
+        """Requests to each engine."""
+        self.num_new_tokens, self.num_matched_tokens = 0, 0
+        """Of all prompts: the second are those thought to be cached where they were sent."""
         self._engine_ids = [""] * len(self.sessions)
         self._keepers: dict[EngineSession, asyncio.Task[None]] = {}
         self._leaving: set[EngineSession] = set()
@@ -92,12 +105,15 @@ class EngineGroup(Neighbours):
             if each in self._leaving and each not in self._keepers:  # its number is free
                 self._leaving.remove(each)
                 self.addresses[number], self.sessions[number] = address, session
-                self._loads[number], self._engine_ids[number] = 0.0, ""
+                self.loads[number], self._engine_ids[number] = 0, ""
+                self.num_sent[number] = 0
+                self.view.forget(number)
                 break
         else:
             self.addresses.append(address)
             self.sessions.append(session)
-            self._loads.append(0.0)
+            self.loads.append(0)
+            self.num_sent.append(0)
             self._engine_ids.append("")
         if self._keepers:
             self._keepers[session] = asyncio.create_task(self._keep(session))
@@ -183,6 +199,25 @@ class EngineGroup(Neighbours):
         """Send a request. It must be given to `release` in the end."""
         self.requests.add_request(request)
         choice = self._choose(request)
+        if choice is None or not self._is_computed_elsewhere(request, choice):
+            self._place(request, choice)
+
+    def _is_computed_elsewhere(self, request: RequestState, choice: Choice) -> bool:
+        """Whether another engine computes the prompt first; then it is placed afterwards."""
+        decoder = self.sessions[choice.engine]
+        there = [
+            number
+            for number, each in enumerate(self.sessions)
+            if may_hand_over(each, decoder) and self._may_take(each, request, decoder.arithmetic)
+        ]
+        if not there:
+            return False
+        matched = self.view.matched(self.view.prompt(request, there))
+        engines = {self.sessions[number]: matched.get(number, 0) for number in there}
+        return self.handoff.begin(request, engines, decoder, choice.num_matched)
+
+    def _place(self, request: RequestState, choice: Choice | None = None) -> None:
+        choice = choice or self._choose(request)
         if choice is None:  # it waits, or is told why not
             if self._leader in self._leaving:
                 self._leader = next(iter(self.staying.values()), self._leader)
@@ -191,9 +226,10 @@ class EngineGroup(Neighbours):
 
     def release(self, request: RequestState) -> None:
         """Forget a request; its engine stops what still runs of it."""
+        self.handoff.release(request)
         route = self._routes.pop(request, None)
         if route is not None:
-            self._loads[route.number] -= route.load
+            self.loads[route.number] -= route.load
             self.sessions[route.number].release(request)
 
     async def call(self, call: AnyCall) -> AnyResult:
@@ -210,13 +246,15 @@ class EngineGroup(Neighbours):
     async def close(self) -> None:
         """End every request with ClientClosed, and every session."""
         self._is_closed = True
-        await _cancel(list(self._keepers.values()))
+        await _cancel([*self._keepers.values(), *self.handoff.close()])
+        await self.view.close()
         for session in self.sessions:
             await session.close()
 
     # what sessions tell
 
     def on_lost(self, session: EngineSession, arithmetic: Arithmetic) -> None:
+        self.handoff.on_lost(session)
         for request in self.requests.in_flight(session):
             route = self._routes.get(request)
             if route is not None:
@@ -229,9 +267,9 @@ class EngineGroup(Neighbours):
     def on_connected(self, session: EngineSession) -> None:
         number = self.sessions.index(session)
         assert session.welcome is not None
-        if self._engine_ids[number] != session.welcome.engine_id:
-            self._engine_ids[number] = session.welcome.engine_id
-            self._router.forget(number)
+        is_new = self._engine_ids[number] != session.welcome.engine_id
+        self._engine_ids[number] = session.welcome.engine_id
+        self.view.on_connected(number, is_new=is_new)
         self._fetch_requests()
 
     def on_paused(self, session: EngineSession) -> None:
@@ -257,6 +295,9 @@ class EngineGroup(Neighbours):
             choice = self._choose(request)
             if choice is not None and choice.engine != route.number:
                 self._move(request, route, choice)
+
+    def on_cache_events(self, session: EngineSession, events: CacheEvents) -> None:
+        self.view.on_events(self.sessions.index(session), events)
 
     def take_refused(self, session: EngineSession, request: RequestState) -> bool:
         route = self._routes.get(request)
@@ -287,7 +328,7 @@ class EngineGroup(Neighbours):
                 self._move(request, route, choice)
 
     def _move(self, request: RequestState, route: _Route, choice: Choice) -> None:
-        self._loads[route.number] -= route.load
+        self.loads[route.number] -= route.load
         self.sessions[route.number].withdraw(request)
         self._send(request, route, choice)
 
@@ -295,7 +336,10 @@ class EngineGroup(Neighbours):
         num_prompt_tokens = len(request.wire.prompt_token_ids)
         route.number = choice.engine
         route.load = load_of(num_prompt_tokens - choice.num_matched, len(request.sequences))
-        self._loads[route.number] += route.load
+        self.loads[route.number] += route.load
+        self.num_sent[route.number] += 1
+        self.num_matched_tokens += choice.num_matched
+        self.num_new_tokens += num_prompt_tokens - choice.num_matched
         self._routes[request] = route
         self.sessions[route.number].resume(request)
 
@@ -305,16 +349,27 @@ class EngineGroup(Neighbours):
         self, request: RequestState, arithmetic: Arithmetic | None = None, but: Iterable[int] = ()
     ) -> Choice | None:
         """An engine that can take it now; if `arithmetic` is given, of that one."""
-        loads = [
-            math.inf
-            if number in but or not self._may_take(each, request, arithmetic)
-            else load + _SILENT_LOAD * (each.is_paused or each.silence_s() > _SILENT_S)
-            for number, (each, load) in enumerate(zip(self.sessions, self._loads, strict=True))
-        ]
-        token_ids = request.wire.prompt_token_ids
-        salt, adapter = request.wire.cache_salt, request.wire.adapter
-        prefixes = list(prefixes_of(token_ids, salt if adapter is None else repr((adapter, salt))))
-        return self._router.choose(prefixes, len(token_ids), loads)
+        loads = [math.inf] * len(self.sessions)
+        for number, session in enumerate(self.sessions):
+            if number not in but and self._may_take(session, request, arithmetic):
+                load = self.loads[number] + self.view.others_loads[number]
+                load += _PREFILL_LOAD * (kv_address_of(session) is not None)
+                is_last = session.is_paused or session.silence_s() > _SILENT_S
+                loads[number] = load + _SILENT_LOAD * is_last
+        blocks = self.view.prompt(request, [n for n, load in enumerate(loads) if load < math.inf])
+        matched, home = self.view.matched(blocks), self._home(request.session_id, loads)
+        num_tokens = len(request.wire.prompt_token_ids)
+        choice = self._router.choose(matched, num_tokens, loads, home)
+        if choice is not None:
+            self.view.index.use(choice.engine, blocks[choice.engine].keys)
+        return choice
+
+    def _home(self, session_id: str | None, loads: Sequence[float]) -> int | None:
+        """Of a session, an engine that is there and not silent."""
+        there = [number for number, load in enumerate(loads) if load < _SILENT_LOAD]
+        if session_id is None or not there:
+            return None
+        return there[home_of(session_id, [self.addresses[number] for number in there])]
 
     def _may_take(
         self, session: EngineSession, request: RequestState, arithmetic: Arithmetic | None

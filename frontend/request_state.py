@@ -90,6 +90,10 @@ class RequestState:
         """Of its adapter, when it was sent."""
         self.weights_fingerprint: str | None = None
         """Of its last token, by one of several engines."""
+        self.kv_source: str | None = None
+        """Where an engine can get blocks of its prompt."""
+        self.session_id: str | None = None
+        """Requests with the same one should go to the same one of several engines."""
         self.num_reports = 0
         """Errors of the engine since its last token."""
         self.weights_version: int | None = None
@@ -162,6 +166,7 @@ class RequestState:
             output_token_ids=self.sequences[start].token_ids if stop - start == 1 else [],
             num_sequences=stop - start,
             is_resumed=self.metrics.engine_request_id is not None,
+            kv_source=self.kv_source,
             adapter_fingerprint=self.adapter_fingerprint if self.has_started else None,
             weights_fingerprint=self.weights_fingerprint if self.has_started else None,
         )

@@ -5,6 +5,8 @@ import logging
 from collections.abc import Coroutine, Sequence
 from typing import Any, Protocol, assert_never
 
+import msgspec
+
 from frontend.connection import Connection, ConnectionOptions
 from frontend.daemon import ChildDaemon
 from frontend.errors import (
@@ -22,6 +24,7 @@ from frontend.event_loop import Clock
 from frontend.output_processor import OutputProcessor
 from frontend.request_state import RequestState
 from frontend.transport import Frames, Transport
+from protocol.cache_events import CacheEvents
 from protocol.calls import AdapterInfo, AnyCall, AnyResult
 from protocol.errors import ErrorCode, MalformedMessage
 from protocol.outputs import (
@@ -66,6 +69,9 @@ class Neighbours(Protocol):
 
     def on_paused(self, session: "EngineSession") -> None:
         """It starts no requests, or again some."""
+
+    def on_cache_events(self, session: "EngineSession", events: CacheEvents) -> None:
+        """What this engine's prefix cache holds has changed."""
 
     def take_refused(self, session: "EngineSession", request: RequestState) -> bool:
         """Whether another engine has taken a request that this one is too full for, drains, or has
@@ -225,7 +231,11 @@ class EngineSession:
     def _send_request(self, request: RequestState) -> None:
         if not request.has_started and request.wire.adapter is not None:
             request.adapter_fingerprint = self.adapters.get(request.wire.adapter)
+        known = self.welcome and self.welcome.disaggregation
+        sources = known.kv_sources if known else ()
         for message in self.requests.wire_requests(request, self):
+            if message.kv_source not in (None, *sources):
+                message = msgspec.structs.replace(message, kv_source=None)
             if self._connection is not None:
                 self._connection.send(message, request.frames)
 
@@ -266,6 +276,9 @@ class EngineSession:
                     self.is_paused = message.paused
                     if self._neighbours is not None:
                         self._neighbours.on_paused(self)
+            case CacheEvents():
+                if self._neighbours is not None:  # else nobody has asked
+                    self._neighbours.on_cache_events(self, message)
             case Welcome():
                 pass
             case _:

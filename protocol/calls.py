@@ -101,6 +101,11 @@ class UnloadAdapter(Message, frozen=True, tag=15):
     name: str
 
 
+class WatchCache(Message, frozen=True, tag=16):
+    """Answered by CacheWatched; CacheEvents follow, the first with all that is cached. Asked again
+    it does the same. Over TCP it needs an admin's key: what others have sent could be guessed."""
+
+
 AnyCall = (
     Ping
     | GetStatistics
@@ -117,6 +122,7 @@ AnyCall = (
     | GetRequests
     | LoadAdapter
     | UnloadAdapter
+    | WatchCache
 )
 
 ADMIN_CALLS = (
@@ -262,6 +268,16 @@ class EngineStatistics(Message, frozen=True, tag=2):
     """Of `num_running`, requests with adapters."""
     num_waiting_by_adapter: dict[str, int] = {}
     """Of `num_waiting`, requests with adapters."""
+    num_kv_blocks_sent: int = 0
+    """To engines that decode."""
+    num_kv_bytes_sent: int = 0
+    num_kv_blocks_received: int = 0
+    """Of prompts that other engines have computed."""
+    num_kv_bytes_received: int = 0
+    kv_receive_s: float = 0.0
+    """Of each transfer from its begin to its end, all together."""
+    num_kv_blocks_failed: dict[str, int] = {}
+    """Asked for and not moved, by reason: absent, corrupt, late, lost, refused, unknown source."""
 
 
 class PrefixCacheReset(Message, frozen=True, tag=3):
@@ -314,6 +330,10 @@ class AdapterList(Message, frozen=True, tag=10):
     adapters: tuple[AdapterInfo, ...]
 
 
+class CacheWatched(Message, frozen=True, tag=11):
+    """CacheEvents follow."""
+
+
 AnyResult = (
     Pong
     | EngineStatistics
@@ -325,4 +345,5 @@ AnyResult = (
     | SchedulerSnapshot
     | RequestInfos
     | AdapterList
+    | CacheWatched
 )

@@ -40,6 +40,8 @@ class BlockPool:
         self._hashes: list[bytes | None] = [None] * (num_blocks + 1)
         self._group_of = [0] * (num_blocks + 1)
         self._index: list[dict[bytes, int]] = [{} for _ in range(num_groups)]
+        self.touched: set[tuple[int, bytes]] | None = None
+        """Keys that came into the index or left it; None: nobody asks."""
 
     # ------------------------------------------------------------------ numbers
 
@@ -152,6 +154,13 @@ class BlockPool:
         """`find` of one group, for a loop."""
         return self._index[group].get
 
+    def hashes_of(self, group: int) -> Iterable[bytes]:
+        """In the index, those that came first first."""
+        return self._index[group]
+
+    def num_hashes(self, group: int) -> int:
+        return len(self._index[group])
+
     def hash_of(self, block_id: int) -> bytes | None:
         """None if the block is not in the index."""
         return self._hashes[block_id]
@@ -172,7 +181,7 @@ class BlockPool:
         """`register` for logical blocks first .. stop of a table, in one loop.
         Returns the logical blocks whose contents another block has."""
         known_by, own_hashes, group_of = self._index[group].setdefault, self._hashes, self._group_of
-        others = []
+        others, touched = [], self.touched
         for index in range(first, stop):
             block_id = table[index]
             if block_id == NULL_BLOCK_ID:
@@ -185,6 +194,8 @@ class BlockPool:
                 assert own_hashes[block_id] in (None, block_hash), f"block {block_id} is another"
                 own_hashes[block_id] = block_hash
                 group_of[block_id] = group
+                if touched is not None:
+                    touched.add((group, block_hash))
         return others
 
     def unindex(self, block_ids: Iterable[int]) -> None:
@@ -215,6 +226,8 @@ class BlockPool:
             del index[group_of[block_id]][block_hash]
             hashes[block_id] = None
             evicted.append(block_hash)
+        if self.touched is not None:
+            self.touched.update(zip([group_of[each] for each in block_ids], evicted, strict=True))
         self.evicted.add(*evicted)
         return block_ids
 
@@ -223,6 +236,8 @@ class BlockPool:
         assert block_hash is not None
         del self._index[self._group_of[block_id]][block_hash]
         self._hashes[block_id] = None
+        if self.touched is not None:
+            self.touched.add((self._group_of[block_id], block_hash))
         return block_hash
 
     # ------------------------------------------------------------------ invariants

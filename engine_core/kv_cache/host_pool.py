@@ -1,6 +1,7 @@
 """Blocks in host memory: pins, the free list, and the index from hashes to blocks."""
 
 from collections import Counter, OrderedDict
+from collections.abc import Iterable
 
 from engine_core.kv_cache.evicted_hashes import EvictedHashes
 
@@ -35,6 +36,8 @@ class HostPool:
         self._read: set[int] = set()
         self._keys: dict[int, HashKey] = {}
         self._index: dict[HashKey, int] = {}
+        self.touched: set[HashKey] | None = None
+        """As `BlockPool.touched`."""
 
     # ------------------------------------------------------------------ numbers
 
@@ -109,6 +112,15 @@ class HostPool:
         """The block with these contents, if there is one."""
         return self._index.get((group, block_hash))
 
+    def hashes_of(self, group: int) -> Iterable[bytes]:
+        """In the index, those that came first first."""
+        return (block_hash for of_group, block_hash in self._index if of_group == group)
+
+    @property
+    def num_hashes(self) -> int:
+        """Of all groups."""
+        return len(self._index)
+
     def key_of(self, block: int) -> HashKey | None:
         """Its place in the index, if it is there."""
         return self._keys.get(block)
@@ -119,6 +131,8 @@ class HostPool:
         assert key not in self._index, f"two host blocks for one hash, {block} is the second"
         self._index[key] = block
         self._keys[block] = key
+        if self.touched is not None:
+            self.touched.add(key)
         self._settle(block)
 
     def touch(self, block: int) -> None:
@@ -145,6 +159,8 @@ class HostPool:
     def _pop_key(self, block: int) -> bytes:
         key = self._keys.pop(block)
         del self._index[key]
+        if self.touched is not None:
+            self.touched.add(key)
         return key[1]
 
     # ------------------------------------------------------------------ invariants

@@ -18,36 +18,18 @@ from engine_core.kv_cache.sequence_blocks import (
     ContentSpan,
     SequenceBlocks,
 )
+from protocol.block_hashes import BYTES_A_TOKEN, root_hash
 from protocol.explanations import LookupEnd
 
-#     hash(0) = H(root, tokens of block 0)      root = H(weights, adapter, cache salt)
-#     hash(i) = H(hash(i - 1), tokens of block i)
-#
-# A hash covers all tokens before it and whatever else changes their keys and values. H is BLAKE2b
-# with all its 64 bytes, because a collision would show one tenant's text to another; with 16 tokens
-# a block its input is exactly one of BLAKE2b's blocks. All parts of the input have a fixed length,
-# so that different inputs are different bytes. Behind the tokens stands a part for each content
-# span that touches the block:
+# protocol/block_hashes.py says how a block is named. All parts of the hash's input have a fixed
+# length, so that different inputs are different bytes. Behind the tokens stands a part for each
+# content span that touches the block:
 #
 #     block          |..........[=====]|        first  where the span's part begins in the block
 #     span        ...           [==...          count  positions of the block that it has
 #                                               offset of the part in the span; the content's hash
-_PLAIN_ROOT = blake2b(b"engine-core block root").digest()
-BYTES_A_TOKEN = 4
 _FIRST_BLOCKS_A_BLOCK = 4
 _PART = Struct(f"<IIQ{CONTENT_HASH_BYTES}s")
-
-
-def root_hash(*, adapter: str | None, cache_salt: str | None, weights: str = "") -> bytes:
-    """What the first block is chained to.
-    `weights`: a name of the weights that compute the blocks."""
-    root = _PLAIN_ROOT
-    if weights:
-        root = blake2b(root + b"weights " + weights.encode()).digest()
-    if adapter is None and cache_salt is None:
-        return root
-    # repr quotes and escapes, so that no two pairs are spelled alike (None is not 'None')
-    return blake2b(root + repr((adapter, cache_salt)).encode()).digest()
 
 
 def extend_block_hashes(
@@ -251,6 +233,22 @@ class PrefixCache:
                         settled = False
                         break
         return num_blocks
+
+    def missing(self, seq: CachedSequence, num_tokens: int) -> list[HashKey]:
+        """What a hit on the full blocks of the first `num_tokens` tokens lacks, by rising logical
+        block."""
+        num_blocks = min(num_tokens, seq.num_tokens - 1) // self._block_size
+        if not self.is_enabled or num_blocks <= 0:
+            return []
+        self.extend_hashes(seq, num_blocks)
+        keys: list[tuple[int, HashKey]] = []
+        for group, spec in enumerate(self._groups):
+            needed = spec.num_prefix_blocks(self._block_size)
+            first = 0 if needed is None else max(0, num_blocks - needed)
+            keys += [
+                (index, (group, seq.block_hashes[index])) for index in range(first, num_blocks)
+            ]
+        return [key for _, key in sorted(keys) if not self._offload.is_found(*key)]
 
     # ------------------------------------------------------------------ registration
 

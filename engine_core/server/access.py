@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from engine_core.errors import RequestRefused
 from engine_core.server.clients import Client
+from protocol.block_hashes import isolated_salt
 from protocol.calls import (
     ADMIN_CALLS,
     EngineStatistics,
@@ -14,6 +15,7 @@ from protocol.calls import (
     ListRequests,
     RequestInfos,
     SchedulerSnapshot,
+    WatchCache,
 )
 from protocol.errors import ErrorCode
 from protocol.explanations import LookupEnd, RequestInfo
@@ -36,8 +38,7 @@ def owned_request(client: Client, message: EngineRequest, *, isolates: bool) -> 
             )
         tenant = tenant or rights.key_name
     if isolates:
-        # quoted, so that no two are spelled alike
-        salt = repr((client.nonce if tenant is None else None, tenant, salt))
+        salt = isolated_salt(client.nonce, tenant, salt)
     if (tenant, salt) == (message.tenant, message.cache_salt):
         return message
     return replace(message, tenant=tenant, cache_salt=salt)
@@ -52,7 +53,7 @@ def permitted_answer(
     name = client.rights.key_name
     if isinstance(call.call, GetRequests) and name is not None:
         call = replace(call, call=GetRequests(tenant=name))
-    elif isinstance(call.call, (*ADMIN_CALLS, ListRequests, GetRequests)):
+    elif isinstance(call.call, (*ADMIN_CALLS, ListRequests, GetRequests, WatchCache)):
         return _denied(call, type(call.call).__name__)
     return permitted_part(client, call, answer(call))
 

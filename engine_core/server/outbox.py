@@ -103,6 +103,10 @@ class Outbox:
         elif total_bytes > _MAX_TOTAL_BYTES:
             self._drop(max(self._backlogs, key=lambda each: self._backlogs[each].num_bytes))
 
+    def offer(self, client: Client, message: Message) -> bool:
+        """Send a message at once, or not at all. Returns False while the client's queue is full."""
+        return client not in self._backlogs and self._try_to_send(client, [encode(message)])
+
     def close(self) -> None:
         """Clients that do not read get a second to do so."""
         for _ in range(_LAST_TRIES):

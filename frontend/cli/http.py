@@ -21,6 +21,7 @@ from frontend.http.on_demand.options import OnDemandOptions
 from frontend.http.served_models import ServedModel, ServedModels
 from frontend.http.server import Backend
 from frontend.http.settings import ServerSettings
+from frontend.router import RoutingPolicy
 from protocol.addresses import check_address
 from protocol.errors import InvalidParameter
 from protocol.outputs import ModelInfo
@@ -36,6 +37,7 @@ def http(
     *engine_options: _Passed,
     model: _Several = None,
     served_model_name: _Several = None,
+    routing_policy: RoutingPolicy = "cache-aware",
     started: OnDemandOptions = _ON_DEMAND,
     settings: ServerSettings = _SERVER,
     daemon: DaemonOptions = DAEMON,
@@ -50,6 +52,8 @@ def http(
             and stopped when it is idle; may be repeated. Default: the engine at --address, under
             its own name.
         served_model_name: The model's name, instead of its own; may be repeated.
+        routing_policy: Of several engines of a model, which one gets a request: the one with most
+            of its prompt cached and least to do, the one with least to do, or that of its session.
 
     Raises:
         UsageError: a model that is not that, or settings that contradict each other.
@@ -82,7 +86,9 @@ def http(
     served = ServedModels(
         [
             *(
-                ServedModel(functools.partial(daemon.client, "http", addresses), each)
+                ServedModel(
+                    functools.partial(daemon.client, "http", addresses, routing_policy), each
+                )
                 for addresses, each in names.items()
             ),
             *pool.models,

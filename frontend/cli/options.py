@@ -17,6 +17,7 @@ from protocol.addresses import default_address
 
 if TYPE_CHECKING:
     from frontend.async_llm import AsyncLLM
+    from frontend.router import RoutingPolicy
     from frontend.sampling_params import RequestOutputKind, SamplingParams
     from protocol.outputs import ModelInfo
 
@@ -88,7 +89,12 @@ class DaemonOptions:
     keys: Path | None = None
     """Your key's file, for a daemon on TCP with keys (made by `engine-core keys add`)."""
 
-    def client(self, command: str, addresses: Sequence[str] = ()) -> AsyncLLM:
+    def client(
+        self,
+        command: str,
+        addresses: Sequence[str] = (),
+        routing_policy: RoutingPolicy = "cache-aware",
+    ) -> AsyncLLM:
         """Not connected yet; `command` is its name in the daemon's log.
 
         Raises:
@@ -107,6 +113,7 @@ class DaemonOptions:
             connect_timeout_s=self.connect_timeout,
             reconnect_timeout_s=self.reconnect_timeout,
             keys=self.keys,
+            routing_policy=routing_policy,
         )
 
 

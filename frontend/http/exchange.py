@@ -67,6 +67,14 @@ class Exchange:
             "adapter": self.adapter,
         }
 
+    def generates_as(
+        self, user: str | None = None, priority: int | None = None, session: str | None = None
+    ) -> dict[str, Any]:
+        """As `sent_as`, for tokens: of several engines that of its session is preferred. The header
+        X-Session-Id goes before `session`, that before `user`."""
+        session_id = self.headers.get("x-session-id") or session or user
+        return self.sent_as(user, priority) | {"session_id": session_id}
+
     def _priority(self, asked: int | None) -> int:
         floor = None if self.key is None else self.key.min_priority
         if floor is None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from frontend.async_llm import AsyncLLM
 from frontend.engine_calls import Engine
+from frontend.engine_group import EngineGroup
 from frontend.http.api_errors import ApiError, not_supported, unknown_model
 from frontend.http.exchange import current_exchange
 from frontend.http.request_histograms import RequestHistograms
@@ -67,6 +68,12 @@ class ServedModel:
     def known_engines(self) -> list[Engine]:
         """Each engine, there or not; empty before one has answered."""
         return [] if self._client is None else self._client.engines
+
+    @property
+    def group(self) -> EngineGroup | None:
+        """Its engines together, where there are several and one has answered."""
+        session = None if self._client is None else self._client.session
+        return session if isinstance(session, EngineGroup) else None
 
     async def engines(self) -> list[Engine]:
         """Each engine, there or not. EngineClientError: none has answered yet."""

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine_core.kv_cache import KVCacheManager
+from engine_core.kv_cache.changes import CacheChanges
 from engine_core.scheduler import QueueFull, Request, Scheduler, SchedulerConfig
 from engine_core.scheduler.plan import Int32Array, ModelRunnerOutput, SchedulerOutput
 from protocol.calls import EngineStatistics
@@ -74,6 +75,11 @@ class SimulatedEngine:
         """The one that runs, and its end."""
         self._num_idle_steps = 0
         self.counters = EngineCounters()
+
+    @property
+    def changes(self) -> CacheChanges:
+        """Of its prefix cache."""
+        return self._cache.changes
 
     @property
     def is_stepping(self) -> bool:

@@ -1,5 +1,6 @@
 """Engines behind a router in virtual time: which engine a request goes to, and the events."""
 
+import functools
 import heapq
 import itertools
 import math
@@ -7,18 +8,23 @@ from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
-from frontend.router import CacheAwareRouter, Choice, Prefix, load_of
+from engine_core.kv_cache.changes import CacheChange
+from frontend.prefix_index import PrefixIndex
+from frontend.router import ROUTING_POLICIES, Choice, RoutingPolicy, home_of
+from frontend.router import Router as ClientsRouter
+from protocol.block_hashes import block_keys, root_hash
+from protocol.cache_events import load_of
 from scripts.simulator import SimulationError
 from scripts.simulator.engine import SimulatedEngine
 from scripts.traces.trace import TraceRequest
 
 _ARRIVAL, _STEP_END, _STEP_START = range(3)
-
+_ROOT = root_hash(adapter=None, cache_salt=None)
 
 Router = Callable[[TraceRequest, list[int]], Choice]
 """Chooses an engine, by its number. The loads are, for each engine, those of the requests that were
 sent to it and are not over (`load_of`), as far as the router knows (`Fleet`)."""
-READS_LOADS = ("least-loaded", "cache-aware")
+READS_LOADS = ROUTING_POLICIES
 
 
 def round_robin() -> Router:
@@ -31,50 +37,40 @@ def at_random(seed: int) -> Router:
     return lambda request, loads: Choice(int(random.integers(len(loads))), 0)
 
 
-def least_loaded(request: TraceRequest, loads: list[int]) -> Choice:
-    """The fewest tokens; of equals the first."""
-    return Choice(loads.index(min(loads)), 0)
+class PolicyRouter:
+    """The client's router and index of prefixes, which engines tell of their caches."""
 
+    def __init__(self, policy: RoutingPolicy, block_size: int) -> None:
+        self._router = ClientsRouter(policy)
+        self._index = PrefixIndex(max_blocks=1_000_000)
+        self._block_size = block_size
+        self._home = functools.lru_cache(100_000)(
+            lambda session, num_engines: home_of(session, [*map(str, range(num_engines))])
+        )
 
-def sticky(request: TraceRequest, loads: list[int]) -> Choice:
-    """Always the same engine for a session, by its hash; a request without one is its own."""
-    session = request.index if request.session is None else request.session
-    return Choice(hash((session, session)) % len(loads), 0)
-
-
-def cache_aware() -> Router:
-    """The client's router. A trace's prefixes end where its runs of text end (a system prompt, a
-    chat's turn, a 512-token block of a Mooncake trace)."""
-    router = CacheAwareRouter(max_prefixes=1_000_000)
-
-    def choose(request: TraceRequest, loads: list[int]) -> Choice:
-        chosen = router.choose(_prefixes(request), request.num_prompt_tokens, loads)
+    def __call__(self, request: TraceRequest, loads: list[int]) -> Choice:
+        size = self._block_size
+        keys = block_keys(_ROOT, request.prompt().tobytes(), size)
+        matched = {
+            engine: length * size
+            for engine, length in self._index.match(keys, range(len(loads))).items()
+        }
+        session = request.session
+        home = None if session is None else self._home(str(session), len(loads))
+        chosen = self._router.choose(matched, request.num_prompt_tokens, loads, home)
         assert chosen is not None, "every engine may be chosen"
+        self._index.use(chosen.engine, keys)
         return chosen
 
-    return choose
+    def on_change(self, engine: int, change: CacheChange) -> None:
+        self._index.update(engine, change.stored, change.removed, is_whole=change.is_whole)
 
 
-def _prefixes(request: TraceRequest) -> list[Prefix]:
-    """Hashes of numbers are the same in every process."""
-    prefixes = []
-    identity = end = 0
-    for segment in request.segments:
-        identity = hash((identity, segment))
-        end += segment[1]
-        prefixes.append((identity, end))
-    return prefixes
-
-
-def make_router(name: str, seed: int) -> Router:
-    routers: dict[str, Callable[[], Router]] = {
-        "round-robin": round_robin,
-        "random": lambda: at_random(seed),
-        "least-loaded": lambda: least_loaded,
-        "cache-aware": cache_aware,
-        "sticky": lambda: sticky,
-    }
-    return routers[name]()
+def make_router(name: str, seed: int, block_size: int = 16) -> Router:
+    for policy in ROUTING_POLICIES:
+        if name == policy:
+            return PolicyRouter(policy, block_size)
+    return {"round-robin": round_robin, "random": lambda: at_random(seed)}[name]()
 
 
 # ---------------------------------------------------------------------- fleet
@@ -103,6 +99,10 @@ class Fleet:
     ) -> None:
         self._engines = engines
         self._router = router
+        self._told = router.on_change if isinstance(router, PolicyRouter) else None
+        if self._told is not None:
+            for engine in engines:
+                engine.changes.start()
         self._max_duration_s = math.inf if max_duration_s is None else max_duration_s
         self._events: list[tuple[float, int, int, TraceRequest | None]] = []
         """(time, kind, number, the request that arrives). The number is the engine's; of an arrival
@@ -152,6 +152,10 @@ class Fleet:
                 self._arrive(request, now_s)
             elif kind == _STEP_END:
                 finished, refused = self._engines[number].end_step()
+                if self._told is not None:
+                    change = self._engines[number].changes.take()
+                    if change is not None:
+                        self._told(number, change)
                 self.finished_s = now_s
                 self._remove(finished, refused, now_s)
                 self._start_soon(number, now_s)

@@ -234,7 +234,7 @@ class FleetOptions:
     """Engines, their router and the SLO."""
 
     engines: Annotated[int, option("Engines behind the router.", gte=1, lte=MAX_ENGINES)] = 1
-    router: Literal["round-robin", "random", "least-loaded", "cache-aware", "sticky"] = (
+    router: Literal["round-robin", "random", "least-loaded", "cache-aware", "session-sticky"] = (
         "round-robin"
     )
     router_view_ms: Annotated[

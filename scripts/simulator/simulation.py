@@ -11,6 +11,7 @@ from typing import Any
 
 from cyclopts import Parameter
 
+from frontend.router import ROUTING_POLICIES
 from scripts.simulator import SimulationError
 from scripts.simulator.engine import SimulatedEngine
 from scripts.simulator.fleet import Fleet, make_router
@@ -47,7 +48,7 @@ def simulate(scenario: Scenario, picture: Path | None = None) -> dict[str, Any]:
         num_blocks = scenario.step_times.roofline(block_size).num_blocks()
     trace = scenario.trace.make(config.max_model_len)
     model = scenario.step_times.make(block_size, scenario.trace.seed)
-    router = make_router(options.router, scenario.trace.seed)
+    router = make_router(options.router, scenario.trace.seed, block_size)
     metrics, timeline = RequestMetrics(), None if picture is None else Timeline()
     engines = [
         SimulatedEngine(config, scenario.engine.make_cache(num_blocks), model, metrics, timeline)
@@ -71,7 +72,7 @@ def simulate(scenario: Scenario, picture: Path | None = None) -> dict[str, Any]:
         "router": {
             "name": options.router,
             "expected_hit_rate": fleet.expected_hit_rate
-            if options.router == "cache-aware"
+            if options.router in ROUTING_POLICIES
             else None,
         },
     }

@@ -68,6 +68,61 @@ async def test_streams_of_a_killed_daemon_go_on_with_the_same_tokens_at_the_othe
     assert left.num_blocks_in_use == 0
 
 
+async def until(condition):
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+async def first_cached(llm, token_ids, **options):
+    """Prompt tokens that were found in the cache."""
+    params = SamplingParams(max_tokens=1, ignore_eos=True, detokenize=False)
+    outputs = llm.generate({"prompt_token_ids": token_ids}, params, **options)
+    return [output.num_cached_tokens async for output in outputs][-1]
+
+
+async def test_each_router_knows_what_all_engines_hold_and_what_others_have_them_do(tiny_llama):
+    options = ("--isolate-tenants", "--max-num-seqs", 2, "--num-blocks", 64)
+    prompts = [[number, *range(40)] for number in range(50, 60)]
+    with (
+        running_daemon(tiny_llama, *options) as one,
+        running_daemon(tiny_llama, *options) as other,
+    ):
+        addresses = [one.address, other.address]
+        async with AsyncLLM(addresses) as first, AsyncLLM(addresses) as second:
+            group = second.session
+            await until(lambda: len(group.view.num_snapshots) == 2)
+            for prompt in prompts:
+                assert await first_cached(first, prompt, tenant="a") == 0
+            assert all(first.session.num_sent), "they are shared out"
+            await until(lambda: sum(group.view.index.num_blocks.values()) == 2 * len(prompts))
+            for prompt in prompts:  # sent by another client, and again: found all the same
+                assert await first_cached(second, prompt, tenant="a") == 32
+            assert group.num_matched_tokens == 32 * len(prompts)
+            assert await first_cached(second, prompts[0], tenant="b") == 0, "not its own"
+            assert group.num_matched_tokens == 32 * len(prompts)
+            for salt in (None, "s"):
+                own = [await first_cached(first, prompts[1], cache_salt=salt) for _ in range(2)]
+                assert own == [0, 32], "a client without a tenant is one"
+
+            params = SamplingParams(max_tokens=150, ignore_eos=True, detokenize=False)
+            stream = second.generate({"prompt_token_ids": [7] * 40}, params)
+            await anext(stream)
+            busy = group.loads.index(max(group.loads))
+            await until(lambda: first.session.view.others_loads[busy] >= 40)
+            assert first.session.view.others_loads[1 - busy] == group.view.others_loads[busy] == 0
+            before = first.session.num_sent[busy]
+            for number in range(3):
+                await first_cached(first, [number] * 5)
+            await stream.aclose()
+            assert first.session.num_sent[busy] == before, "the idle one gets short prompts"
+            await until(lambda: not first.session.view.others_loads.total())
+
+            await first.engines[busy].reset_prefix_cache()
+            await until(lambda: not group.view.index.num_blocks[busy])
+            one.process.kill()
+            other.process.kill()
+
+
 @contextlib.contextmanager
 def http_server(*addresses):
     command = [sys.executable, "-m", "frontend.cli", "http", "--port", "0"]

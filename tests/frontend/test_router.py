@@ -6,98 +6,72 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frontend.router import PREFIX_TOKENS, CacheAwareRouter, load_of, prefixes_of
+from frontend.router import ROUTING_POLICIES, Router, home_of
+from protocol.cache_events import load_of
 
-LOADS = st.lists(st.one_of(st.integers(0, 5000), st.just(inf)), min_size=1, max_size=6)
-PROMPTS = st.lists(
-    st.builds(
-        lambda begin, end: [begin] * 64 + end,
-        st.integers(0, 3),
-        st.lists(st.integers(0, 3), max_size=80),
-    ),
-    min_size=1,
-    max_size=20,
-)
+LOAD = st.one_of(st.integers(0, 5000), st.just(inf))
+NAMES = [f"ipc:///run/{number}.sock" for number in range(5)]
 
 
-def send(router, tokens, loads):
-    return router.choose(list(prefixes_of(tokens)), len(tokens), loads)
+@st.composite
+def asked(draw):
+    """Loads of some engines, what of a prompt each has, and its session's engine."""
+    loads = draw(st.lists(LOAD, min_size=1, max_size=6))
+    usable = [number for number, load in enumerate(loads) if load < inf]
+    if not usable:
+        return loads, {}, None
+    matched = draw(st.dictionaries(st.sampled_from(usable), st.integers(1, 1000)))
+    return loads, matched, draw(st.sampled_from([None, *usable]))
 
 
-def whole_runs(one, other):
-    """Of their common beginning, the tokens in whole runs."""
-    pairs = zip(one, other, strict=False)
-    same = next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
-    return same - same % PREFIX_TOKENS
-
-
-@given(prompts=PROMPTS, data=st.data())
-def test_the_least_load_less_twice_what_was_sent_wins(prompts, data):
-    num_engines = data.draw(st.integers(1, 5))
-    router, sent = CacheAwareRouter(), [[] for _ in range(num_engines)]
-    for tokens in prompts:
-        loads = data.draw(st.lists(LOADS.map(max), min_size=num_engines, max_size=num_engines))
-        if data.draw(st.booleans()):
-            lost = data.draw(st.integers(0, num_engines - 1))
-            router.forget(lost)
-            sent[lost].clear()
-        known = [max((whole_runs(tokens, each) for each in one), default=0) for one in sent]
-        costs = [load - 2 * num for load, num in zip(loads, known, strict=True)]
-        choice = send(router, tokens, loads)
+@pytest.mark.parametrize("policy", ROUTING_POLICIES)
+@given(questions=st.lists(asked(), max_size=10))
+def test_each_policy_chooses_what_it_promises_and_never_who_must_not_be_chosen(policy, questions):
+    router = Router(policy)
+    for loads, matched, home in questions:
+        choice = router.choose(matched, 1000, loads, home)
         if min(loads) == inf:
             assert choice is None
             continue
-        assert costs[choice.engine] == min(costs)
-        assert choice.num_matched == known[choice.engine]
-        sent[choice.engine].append(tokens)
-
-
-@given(loads=LOADS, tokens=st.lists(st.integers(0, 5), max_size=100))
-def test_an_engine_that_must_not_be_chosen_is_not_even_with_the_whole_prompt(loads, tokens):
-    router = CacheAwareRouter()
-    for number in range(len(loads)):
-        send(router, tokens, [0 if each == number else inf for each in range(len(loads))])
-    choice = send(router, tokens, loads)
-    assert (choice is None) == (min(loads) == inf)
-    assert choice is None or loads[choice.engine] < inf
-
-
-@given(
-    prompts=st.lists(st.lists(st.integers(0, 9), max_size=200), max_size=30),
-    max_prefixes=st.integers(1, 20),
-)
-def test_no_more_prefixes_are_kept_than_allowed_and_the_last_prompts_longest(prompts, max_prefixes):
-    router = CacheAwareRouter(max_prefixes=max_prefixes)
-    for tokens in prompts:
-        send(router, tokens, [0])
-        assert len(router._engines_by_prefix) <= max_prefixes
-        again = send(router, tokens, [0])
-        kept = min(len(tokens) // PREFIX_TOKENS, max_prefixes)
-        assert again.num_matched == kept * PREFIX_TOKENS
+        assert loads[choice.engine] < inf
+        assert choice.num_matched == matched.get(choice.engine, 0)
+        if policy == "session-sticky" and home is not None:
+            assert choice.engine == home
+        elif policy == "least-loaded":
+            assert loads[choice.engine] == min(loads)
+        else:
+            costs = [load - 2 * matched.get(number, 0) for number, load in enumerate(loads)]
+            assert costs[choice.engine] == min(costs)
 
 
 def test_equal_engines_share_prompts_out():
-    router = CacheAwareRouter()
-    chosen = [send(router, [number] * 32, [0] * 4).engine for number in range(8)]
+    router = Router()
+    chosen = [router.choose({}, 32, [0] * 4).engine for _ in range(8)]
     assert chosen == [0, 1, 2, 3, 0, 1, 2, 3]
 
 
+def test_of_equal_engines_that_of_the_session_is_taken():
+    router = Router()
+    assert [router.choose({}, 32, [0] * 4, home=2).engine for _ in range(3)] == [2, 2, 2]
+    assert router.choose({1: 16}, 32, [0] * 4, home=2).engine == 1
+
+
 def test_requests_with_a_common_beginning_do_not_all_go_to_one_engine():
-    router, loads = CacheAwareRouter(), [0, 0]
-    for number in range(40):
-        tokens = [7] * 512 + [number] * 20
-        engine, num_matched = send(router, tokens, loads)
-        loads[engine] += load_of(len(tokens) - num_matched)
+    router, loads, held = Router(), [0, 0], {}
+    for _ in range(40):
+        engine, num_matched = router.choose(held, 532, loads)
+        loads[engine] += load_of(532 - num_matched)
+        held[engine] = 512
     assert abs(loads[0] - loads[1]) < 1500
 
 
-def test_prefixes_differ_by_all_tokens_before_and_by_the_salt():
-    one, other = list(range(64)), [1, *range(1, 64)]
-    assert [end for _, end in prefixes_of(one)] == [16, 32, 48, 64]
-    assert list(prefixes_of(one)) == list(prefixes_of(one[:])) != list(prefixes_of(other))
-    assert not {p for p, _ in prefixes_of(one)} & {p for p, _ in prefixes_of(other)}
-    assert not {p for p, _ in prefixes_of(one)} & {p for p, _ in prefixes_of(one, "salt")}
-    assert list(prefixes_of(one[:15])) == []
+def test_a_session_has_one_engine_and_only_those_of_a_lost_engine_move():
+    homes = {str(number): NAMES[home_of(str(number), NAMES)] for number in range(500)}
+    assert set(homes.values()) == set(NAMES)
+    left = NAMES[:2] + NAMES[3:]
+    for session, name in homes.items():
+        now = left[home_of(session, left)]
+        assert now == name if name in left else now in left
 
 
 @pytest.mark.parametrize("num_sequences", [1, 4])

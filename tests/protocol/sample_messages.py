@@ -3,6 +3,7 @@
 import struct
 
 from protocol.base import WIRE_VERSION
+from protocol.cache_events import BlockNaming, CacheEvents
 from protocol.calls import (
     Drain,
     EngineStatistics,
@@ -16,6 +17,7 @@ from protocol.calls import (
     RequestList,
     ResetPrefixCache,
     SchedulerSnapshot,
+    WatchCache,
     WatchScheduler,
 )
 from protocol.explanations import CacheLookup, LookupEnd, Preemption, RequestInfo, WaitReason
@@ -24,6 +26,7 @@ from protocol.outputs import (
     CallFailed,
     CallResult,
     DecodedTokens,
+    DisaggregationInfo,
     EngineCoreOutput,
     EngineCoreOutputs,
     ErrorMessage,
@@ -105,6 +108,7 @@ REQUEST = EngineRequest(
     tenant="team",
     cache_salt="salt",
     timeout_s=2.5,
+    kv_source="tcp://10.0.0.1:5700",
     prompt_embeds=(EmbeddedSpan(start=1, data=TensorRef(frame=0, dtype="float32", shape=(2, 4))),),
     multimodal_inputs=(
         MultiModalInput(
@@ -133,6 +137,7 @@ CLIENT_MESSAGES = [
                 GetRequestInfo(request_id="r"),
                 ListRequests(),
                 WatchScheduler(after_step_id=7),
+                WatchCache(),
                 GetRequests(tenant="team"),
             ]
         )
@@ -168,6 +173,7 @@ ENGINE_MESSAGES = [
                 max_input_bytes=9,
             ),
         ),
+        disaggregation=DisaggregationInfo("decode", kv_sources=("tcp://10.0.0.1:5700",)),
     ),
     EngineCoreOutputs(
         other_outputs=[
@@ -210,4 +216,11 @@ ENGINE_MESSAGES = [
     Rejected(request_id="r", code="draining", message="no"),
     ErrorMessage(code="wire_version", message="no"),
     Heartbeat(),
+    CacheEvents(
+        number=3,
+        stored=bytes(8),
+        removed=bytes(16),
+        others_load=128,
+        naming=BlockNaming(block_size=16, weights="w", nonce="n", tenant="ann"),
+    ),
 ]

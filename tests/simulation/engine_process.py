@@ -22,11 +22,12 @@ from engine_core.scheduler import (
     SchedulerOutput,
 )
 from engine_core.server import transport as transport_module
-from engine_core.server.clients import ClientRegistry
+from engine_core.server.clients import Client, ClientRegistry
 from engine_core.server.inbox import Inbox
 from engine_core.server.outbox import Outbox
 from engine_core.server.transport import ZmqTransport
 from engine_core.server.validation import RequestValidator
+from protocol.base import Message
 from tests.engine_core.fake_host import FakeHost, NoSalt
 from tests.engine_core.scheduler.paged_model import VOCAB, PagedModel
 from tests.frontend.fake_model import welcome
@@ -142,6 +143,7 @@ class EngineProcess:
         config: the scheduler's.
         kill_at_call: the number of the call into socket, runner or clock at which it is killed.
         fault_rate: of steps that raise.
+        event_fault_rate: of messages on what the cache holds that are lost, late or doubled.
         poison: by prompt, the first position that makes steps raise.
     """
 
@@ -161,6 +163,7 @@ class EngineProcess:
         poison: dict[tuple[int, ...], int] | None = None,
         address: str = ADDRESS,
         weights_make_tokens: bool = False,
+        event_fault_rate: float = 0.0,
     ) -> None:
         self.address = address
         self.random = random
@@ -235,8 +238,24 @@ class EngineProcess:
                 scheduling_policy=config.scheduling_policy,
             ),
             eos_token_ids=(),
+            cache=self.kv_cache,
             clock=self.clock,
         )
+
+        self._late_events: list[tuple[Client, Message]] = []
+        if event_fault_rate:
+            draws = Random(len(name) + num_blocks)
+            send = self.core._cache_publisher._send
+
+            def send_badly(client: Client, events: Message) -> bool:
+                late, self._late_events = self._late_events, []
+                copies = draws.choice([0, 1, 2]) if draws.random() < event_fault_rate else 1
+                was_sent = [send(client, events) for _ in range(copies)]
+                if copies == 1 and draws.random() < event_fault_rate / 3:
+                    self._late_events.append((client, events))
+                return all([*was_sent, *(send(*each) for each in late)])
+
+            self.core._cache_publisher._send = send_badly
 
     def _use_weights(self, version: int, fingerprint: str) -> None:
         model = self._welcome.model

@@ -14,6 +14,7 @@ import engine_core.server.transport as engine_transport
 import frontend.output_processor as output_processor
 from engine_core.scheduler import SchedulerConfig
 from frontend import BeamSearchParams, SamplingParams
+from frontend.engine_group import EngineGroup
 from frontend.errors import (
     ClientClosed,
     EngineClientError,
@@ -66,6 +67,8 @@ class Settings:
     """Behind a drain the engine is started again only when all clients have given up."""
     is_tight: tuple[bool, ...] = (False, False, True)
     """Little memory for many small requests: they preempt each other."""
+    event_fault_rate: tuple[float, ...] = (0.0, 0.3)
+    """Of messages on what caches hold: lost, late or doubled."""
     engines: tuple[int, ...] = (1,)
     """Of one model, each at an address of its own."""
     num_clients: tuple[int, ...] = (1, 2, 3)
@@ -95,7 +98,8 @@ def only(**what: tuple[Any, ...]) -> Settings:
     nothing = {
         field.name: (False,) if field.name in flags else (0,)
         for field in dataclasses.fields(Settings)
-        if field.name.startswith("num_") or field.name in ("fault_rate", "poison_rate", *flags)
+        if field.name.startswith("num_")
+        or field.name in ("fault_rate", "poison_rate", "event_fault_rate", *flags)
     }
     kept = {"num_clients": (3,), "num_requests": (6,), "max_queued": (None,)}
     return Settings(**(nothing | kept | what))
@@ -116,6 +120,10 @@ class Report:
     """Times that a client's queue was full, and its messages were merged."""
     num_dropped: int = 0
     """Slow clients."""
+    num_views: int = 0
+    """Clients that knew at the end what an engine's cache holds."""
+    num_event_gaps: int = 0
+    """Times that a client found messages on caches missing."""
     num_resumptions: int = 0
     """Times that an interrupted request was sent again."""
     num_stopped_updates: int = 0
@@ -128,6 +136,7 @@ class Simulation:
     def __init__(self, seed: int, settings: Settings) -> None:
         self.random = Random(seed)
         self.random_kinds = Random(seed + 3)
+        self.random_stages = Random(seed + 5)
         """What kind of request, apart from the faults and their times."""
         self.settings = settings
         self.report = Report(seed)
@@ -181,6 +190,7 @@ class Simulation:
             poison=self.poison,
             address=address,
             weights_make_tokens=bool(self.num_rolling),
+            event_fault_rate=self.event_fault_rate,
         )
         engine.on_exit = lambda: self._engine_has_ended(engine)
         if self.kills_left and self.random.random() < 0.5:
@@ -222,14 +232,21 @@ class Simulation:
             max_num_seqs=draw.choice([3, 8, 16]),
             max_model_len=MAX_MODEL_LEN,
             max_steps_in_flight=draw.choice([1, 2]),
+            min_micro_batch_tokens=self.random_stages.choice([1, 8, 256]),
             max_queued_requests=draw.choice(settings.max_queued),
             scheduling_policy=draw.choice(["fcfs", "fair"]),
             preemption_mode=self.random_kinds.choice(["default", "swap", "recompute", "auto"]),
         )
+        num_stages = self.random_stages.choice([1, 1, 1, 2, 3, 4])
+        if num_stages > 1:
+            self.config = dataclasses.replace(
+                self.config, max_steps_in_flight=num_stages, pipeline_parallel_size=num_stages
+            )
         self.fault_rate = draw.choice(settings.fault_rate)
         self.kills_left = draw.choice(settings.num_kills)
         self.away_s = draw.choice(settings.away_s)
         self.stays_away = draw.choice(settings.stays_away)
+        self.event_fault_rate = Random(self.report.seed + 5).choice(settings.event_fault_rate)
         self.poison_rate = self.random_kinds.choice(settings.poison_rate)
         self.num_rolling = Random(self.report.seed + 5).choice(settings.num_rolling)
 
@@ -510,6 +527,7 @@ class Simulation:
         """Clients close; the engine that is left has nothing to do and is well."""
         for client in self.clients:
             if not client.process.is_dead:
+                self._judge_view(client)
                 await client.llm.close()
         while any(each.exit_code is not None or each.process.is_paused for each in self.last_lives):
             await asyncio.sleep(0.5)
@@ -525,6 +543,25 @@ class Simulation:
                 assert not engine.host.runner.model.rows, "rows are left"
             engine.kill("at the end")
 
+    def _judge_view(self, client: ClientProcess) -> None:
+        """Who has missed nothing of what an engine said knows all that it holds."""
+        group = client.llm.session
+        if not isinstance(group, EngineGroup):
+            return
+        for number, session in enumerate(group.sessions):
+            engine = next(each for each in self.last_lives if each.address == session._address)
+            watchers = engine.core._cache_publisher._watchers
+            watcher = next(
+                (one for each, one in watchers.items() if each.name == client.name), None
+            )
+            if not session.is_connected or watcher is None or engine.exit_code is not None:
+                continue
+            if watcher.number == group.view._numbers.get(number) and not watcher.needs_all:
+                self.report.num_views += 1
+                keys = [*memoryview(engine.kv_cache.changes.whole().stored).cast("Q")]
+                missing = [key for key in keys if not group.view.index.match([key], [number])]
+                assert not missing, f"{client.name} does not know {len(missing)} of {len(keys)}"
+
     def _judge(self) -> None:
         report = self.report
         self.has_losses = bool(self.num_connection_faults or self.corrupted)
@@ -539,6 +576,8 @@ class Simulation:
         assert not self.loop_errors, self.loop_errors
         num_tokens = 0
         for client in self.clients:
+            if isinstance(client.llm.session, EngineGroup):
+                report.num_event_gaps += sum(client.llm.session.view.num_gaps.values())
             if not client.process.is_dead:
                 session = client.llm.session
                 assert len(session.requests) == session.requests.num_in_flight == 0

@@ -54,7 +54,7 @@ async def messages(request: Request, asked: bodies.MessagesRequest) -> Response:
         template_messages(asked),
         _sampling_params(llm, asked, parts),
         **_template_options(llm, asked, parts),
-        **exchange_of(request).sent_as(user),
+        **exchange_of(request).generates_as(user),
     )
     answer = _Answer(asked)
     if asked.stream:

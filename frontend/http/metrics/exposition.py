@@ -21,6 +21,7 @@ from starlette.responses import Response
 from frontend.engine_calls import Engine
 from frontend.errors import EngineClientError
 from frontend.http.metrics.engine_metrics import ENGINE_METRICS, VLLM_ONLY, EngineMetric
+from frontend.http.metrics.router_metrics import router_metrics
 from frontend.http.operations import operation
 from frontend.http.request_histograms import add_histogram
 from frontend.http.served_models import ServedModel, ServedModels
@@ -118,6 +119,8 @@ class _Scrape(Collector):
         yield self._step_tokens()
         yield self._cache_config()
         yield self._lora_requests()
+        named = self._by_model().items()
+        yield from router_metrics((each[0].group, _served_name(*each)) for each in named)
         yield from self._request_histograms()
 
     def _answers(self) -> list[tuple[tuple[str, str], _EngineAnswer]]:
@@ -132,6 +135,9 @@ class _Scrape(Collector):
             for model, _, answer in self._engines
             if answer is not None
         ]
+
+    def _by_model(self) -> dict[ServedModel, _EngineAnswer | None]:
+        return {model: answer for model, _, answer in self._engines}
 
     def _engines_up(self) -> Iterator[Metric]:
         text = f"1: the engine answered within {_ANSWER_S:g} s."
@@ -191,7 +197,7 @@ class _Scrape(Collector):
     def _request_histograms(self) -> Iterator[Metric]:
         prefix = _VLLM if self._is_vllm else _PREFIX
         families: dict[str, HistogramMetricFamily] = {}
-        for model, answer in {model: answer for model, _, answer in self._engines}.items():
+        for model, answer in self._by_model().items():
             for histogram in model.histograms:
                 name = prefix + histogram.name
                 family = families.get(name) or HistogramMetricFamily(

@@ -86,7 +86,7 @@ async def _answer(request: Request, asked: bodies.ChatRequest | bodies.GenerateR
         raise ApiError(400, f"{asked.model!r} does not support thinking; use think=false")
     prompt = await in_thread(functools.partial(_prompt, llm, asked), decodes=_has_images(asked))
     params = _sampling_params(run, len(prompt["prompt_token_ids"]))
-    outputs = llm.generate(prompt, params, **run.exchange.sent_as())
+    outputs = llm.generate(prompt, params, **run.exchange.generates_as())
     if asked.stream is not False:
         return await streamed(
             request, outputs, lambda each: _lines(each, run), error_line, LineStream

@@ -160,7 +160,9 @@ def generate_chat(
         ),
         chat_template_kwargs=variables,
         cache_salt=asked.cache_salt,
-        **exchange.sent_as(asked.user or asked.safety_identifier, asked.priority),
+        **exchange.generates_as(
+            asked.user or asked.safety_identifier, asked.priority, asked.prompt_cache_key
+        ),
     )
 
 

@@ -124,7 +124,9 @@ def _generate(
             prompt,
             params,
             cache_salt=asked.cache_salt,
-            **exchange.sent_as(asked.user or asked.safety_identifier, asked.priority),
+            **exchange.generates_as(
+                asked.user or asked.safety_identifier, asked.priority, asked.prompt_cache_key
+            ),
         )
         for prompt in prompts
     ]

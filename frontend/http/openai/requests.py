@@ -90,7 +90,7 @@ class GenerationRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
     safety_identifier: str | None = None
     """OpenAI's newer name of `user`."""
     prompt_cache_key: str | None = None
-    """Of no effect: every prompt is cached."""
+    """Its session, where several engines serve the model; every prompt is cached."""
     priority: int | None = None
     """Smaller is more urgent."""
     cache_salt: str | None = None

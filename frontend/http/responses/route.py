@@ -34,7 +34,7 @@ from frontend.outputs import RequestOutput
 
 _SAME_NAMES = (
     "temperature", "top_p", "top_k", "seed", "stop", "ignore_eos", "user", "priority",
-    "safety_identifier", "cache_salt", "chat_template_kwargs", "tool_choice",
+    "safety_identifier", "prompt_cache_key", "cache_salt", "chat_template_kwargs", "tool_choice",
     "parallel_tool_calls",
 )  # fmt: skip
 _MEDIA_TYPE = "application/json"

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_core.kv_cache import ContentSpan
-from engine_core.kv_cache.prefix_cache import extend_block_hashes, root_hash
+from engine_core.kv_cache.prefix_cache import extend_block_hashes
+from protocol.block_hashes import root_hash
 
 
 def hashes_of(tokens, block_size=4, adapter=None, cache_salt=None, spans=()):

@@ -23,6 +23,10 @@ TOKEN = st.sampled_from([0, 0, 0, 1])
 """Mostly alike, so that there is much to share."""
 
 
+def keys(joined):
+    return set(memoryview(joined).cast("Q"))
+
+
 class CacheMachine(CacheDriver, RuleBasedStateMachine):
     """`running` holds device blocks, `swapped` host blocks, `waiting` nothing."""
 
@@ -36,6 +40,21 @@ class CacheMachine(CacheDriver, RuleBasedStateMachine):
     )
     def start(self, **options):
         self.begin(**options)
+
+    def begin(self, **options):
+        super().begin(**options)
+        self.told = set()
+        """What a follower of the changes knows, as keys."""
+        self._follow(self.cache.changes.whole())
+        self.cache.changes.start()
+
+    def _follow(self, change):
+        if change is None:
+            return
+        self.told = (set() if change.is_whole else self.told - keys(change.removed)) | keys(
+            change.stored
+        )
+        assert not keys(change.stored) & keys(change.removed)
 
     # ------------------------------------------------------------------ drawing
 
@@ -168,6 +187,13 @@ class CacheMachine(CacheDriver, RuleBasedStateMachine):
                     for slot in range(max(0, first - index * size), size):
                         self.memory.blocks[table[index]][slot] = -1
         stream.num_computed_tokens = first
+
+    @rule()
+    def tell_changes(self):
+        changes = self.cache.changes
+        self._follow(changes.take())
+        assert self.told == keys(changes.whole().stored)
+        assert changes.take() is None
 
     @rule()
     def reset(self):

@@ -17,6 +17,7 @@ from protocol.calls import (
     Pong,
     RequestInfos,
     RequestList,
+    WatchCache,
 )
 from protocol.errors import ErrorCode
 from protocol.explanations import CacheLookup, LookupEnd, RequestInfo
@@ -64,7 +65,11 @@ def info(request_id, tenant=None, ended=LookupEnd.OTHER_SALT_OR_ADAPTER):
 @pytest.mark.parametrize(
     ("kind", "rights"),
     [
-        *((kind, rights) for kind in (*ADMIN_CALLS, ListRequests) for rights in (ALICE, NO_KEY)),
+        *(
+            (kind, rights)
+            for kind in (*ADMIN_CALLS, ListRequests, WatchCache)
+            for rights in (ALICE, NO_KEY)
+        ),
         (GetRequests, NO_KEY),
     ],
 )

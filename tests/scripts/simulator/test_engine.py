@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulation_parts import LinearStepModel, request, serve
 
-from frontend.router import Choice, load_of
+from frontend.router import ROUTING_POLICIES, Choice
+from protocol.cache_events import load_of
 from scripts.simulator import SimulationError
 from scripts.simulator.fleet import Fleet, make_router
 from scripts.simulator.metrics import SLO
@@ -140,7 +141,7 @@ def test_a_run_that_does_not_end_in_time_is_broken_off():
         max_size=25,
     ),
     num_engines=st.integers(1, 3),
-    router=st.sampled_from(("round-robin", "random", "least-loaded", "cache-aware", "sticky")),
+    router=st.sampled_from(("round-robin", "random", *ROUTING_POLICIES)),
     num_blocks=st.integers(14, 60),
     budget=st.integers(1, 200),
 )

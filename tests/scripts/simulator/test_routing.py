@@ -3,7 +3,8 @@
 import pytest
 from simulation_parts import LinearStepModel, request, serve
 
-from scripts.simulator.fleet import cache_aware, least_loaded, make_router, round_robin, sticky
+from frontend.router import ROUTING_POLICIES
+from scripts.simulator.fleet import make_router, round_robin
 from scripts.traces.trace import Turn, shared_segment
 
 
@@ -19,8 +20,10 @@ def test_round_robin_takes_turns():
     ]
 
 
-def test_least_loaded_takes_the_fewest_tokens_and_of_equals_the_first():
-    assert least_loaded(prompt(0), [5, 3, 3, 9]).engine == 1
+def test_least_loaded_takes_the_fewest_tokens_wherever_the_prompt_is_cached():
+    router = make_router("least-loaded", 0)
+    assert router(prompt(0, (1, 500)), [5, 3, 3, 9]).engine == 1
+    assert router(prompt(1, (1, 500)), [5, 4, 3, 9]).engine == 2
 
 
 def test_random_is_a_function_of_the_seed_and_reaches_every_engine():
@@ -33,7 +36,7 @@ def test_random_is_a_function_of_the_seed_and_reaches_every_engine():
 
 
 def test_sticky_sends_a_session_to_one_engine_and_spreads_sessions():
-    router, loads = sticky, [0] * 10
+    router, loads = make_router("session-sticky", 0), [0] * 10
     by_session = {
         session: {router(prompt(index, session=session), loads).engine for index in range(5)}
         for session in range(300)
@@ -44,13 +47,13 @@ def test_sticky_sends_a_session_to_one_engine_and_spreads_sessions():
 
 
 def test_cache_aware_goes_where_the_prefix_was_sent():
-    router = cache_aware()
+    router = make_router("cache-aware", 0)
     first = router(prompt(0, (1, 500)), [0, 5, 5])
     assert first == (0, 0)
     assert router(prompt(1, (2, 500)), [9, 5, 0]) == (2, 0)
 
-    assert router(prompt(2, (1, 500)), [50, 5, 0]) == (0, 500)
-    assert router(prompt(3, (2, 500)), [0, 0, 50]) == (2, 500)
+    assert router(prompt(2, (1, 500)), [50, 5, 0]) == (0, 496)  # in whole blocks
+    assert router(prompt(3, (2, 500)), [0, 0, 50]) == (2, 496)
     assert router(prompt(4, (3, 500)), [50, 0, 9]) == (1, 0)
 
 
@@ -62,7 +65,7 @@ def test_routers_that_know_chats_find_their_turns_cached_and_others_do_not():
         for index in range(21)  # no multiple of the engines
     ]
     hits = {}
-    for name in ("round-robin", "random", "cache-aware", "sticky"):
+    for name in ("round-robin", "random", "cache-aware", "session-sticky"):
         run = serve(
             *chats,
             num_engines=8,
@@ -74,9 +77,9 @@ def test_routers_that_know_chats_find_their_turns_cached_and_others_do_not():
         hits[name] = sum(one.num_cached_prompt_tokens for one in counts) / sum(
             one.num_prompt_tokens for one in counts
         )
-        # what a client knows it sent: prompts, not answers
         expected = run.fleet.expected_hit_rate
-        assert expected == (pytest.approx(hits[name], abs=0.1) if name == "cache-aware" else 0)
-    assert hits["sticky"] == pytest.approx(hits["cache-aware"], abs=0.1)
-    assert min(hits["sticky"], hits["cache-aware"]) > 0.5
+        knows = name in ROUTING_POLICIES  # answers too, as engines tell of their caches
+        assert expected == (pytest.approx(hits[name], abs=0.02) if knows else 0)
+    assert hits["session-sticky"] == pytest.approx(hits["cache-aware"], abs=0.1)
+    assert min(hits["session-sticky"], hits["cache-aware"]) > 0.5
     assert max(hits["round-robin"], hits["random"]) < 0.6 * hits["cache-aware"]
