@@ -93,6 +93,10 @@ def _serve(
     from engine_core.daemon import run_daemon
 
     try:
+        if options.parallel.join is not None:
+            from engine_core.startup.worker import join
+
+            return join(options, owner)
         return run_daemon(options, owner, service_manager, suspects)
     except ConfigurationError as error:
         return _end_with(error, ExitCode.WRONG_OPTIONS, options)
@@ -159,6 +163,11 @@ def _with_keys(folder: Path | None, name: str, *, is_admin: bool, is_new: bool) 
     return 0
 
 
+app.command(
+    "engine_core.cluster.command:on_ray",
+    name="on-ray",
+    help="Serve models over HTTP on a Ray cluster, as a deployment file says.",
+)
 app.command(pull)
 app.command(list_models, name="list")
 app.command(rm)

@@ -32,10 +32,13 @@ _MAX_VERSION = 2**53 - 1
 class ModelHost(Protocol):
     """Holds the model that the executor runs. Every method is called between two steps."""
 
-    fingerprint: str
-    """Of the weights that are served."""
-    keeps_cache: bool
-    """Whether `update` keeps the cache's contents, done or refused."""
+    @property
+    def fingerprint(self) -> str:
+        """Of the weights that are served."""
+
+    @property
+    def keeps_cache(self) -> bool:
+        """Whether `update` keeps the cache's contents, done or refused."""
 
     def check_sleep(self, level: int) -> None:
         """Raises RequestRefused if this model cannot sleep so."""

@@ -42,11 +42,13 @@ class Steps:
         self._clock = clock
         self._launch_fault: Exception | None = None
         """Why the last step in flight could not be launched; reported when it is collected."""
+        self._may_launch = False
+        """Whether a step has brought something since the last one was planned."""
 
     def launch(self) -> None:
         """Plan a step and launch it. Never fails: a fault is reported when the step is
         collected."""
-        now_s = self._clock()
+        now_s, self._may_launch = self._clock(), False
         plan = self._scheduler.schedule(now=now_s)
         for observer in self._observers:
             observer.on_plan(plan, now_s)
@@ -57,20 +59,21 @@ class Steps:
 
     def to_collect(self) -> InFlightStep | None:
         """The oldest step, if its result is needed before the next step is planned: no more steps
-        may be in flight, or the last one computes nothing."""
+        may be in flight, or the last one computes nothing and nothing has come since."""
         steps = self._scheduler.in_flight
         if not steps:
             return None
         is_full = len(steps) >= self._scheduler.max_steps_in_flight
         last = steps[-1]
         is_idle = not last.plan.total_num_scheduled_tokens or last.is_discarded
-        return steps[0] if is_full or is_idle or self._launch_fault is not None else None
+        waits = is_full or (is_idle and not self._may_launch) or self._launch_fault is not None
+        return steps[0] if waits else None
 
     def complete(self, step: InFlightStep) -> None:
         """Wait for the oldest step and send what it brought.
         Raises DeviceFault: no step can be run any more, whichever requests it holds."""
         output = self._collect(step)
-        now_s = self._clock()
+        now_s, self._may_launch = self._clock(), step.plan.total_num_scheduled_tokens > 0
         outputs = self._scheduler.update_from_output(step.plan, output, now=now_s)
         self.send(outputs, now_s)
         finished = FinishedStep(

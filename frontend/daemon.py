@@ -34,6 +34,7 @@ class ChildDaemon:
 
     Args:
         arguments: of the command line, without `--bind`.
+        bind: another address than a private socket; `address` is what became of it, once ready.
         command: what to run; default: the engine of this Python.
         shows_log: its standard error is this process's; else its last lines are kept for errors.
         on_line: gets each line of its standard error, in a thread.
@@ -43,13 +44,14 @@ class ChildDaemon:
         self,
         arguments: Sequence[str],
         *,
+        bind: str | None = None,
         command: Sequence[str] | None = None,
         shows_log: bool = False,
         on_line: Callable[[str], object] = lambda _line: None,
     ) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="engine-"))  # mode 0700
         socket_path = self._folder / SOCKET_NAME
-        self.address = f"ipc://{socket_path}"
+        self.address = bind or f"ipc://{socket_path}"
         if len(os.fsencode(socket_path)) > _MAX_UNIX_PATH_BYTES:
             self._folder.rmdir()
             raise EngineStartError(
@@ -118,6 +120,7 @@ class ChildDaemon:
         with contextlib.suppress(ValueError, TypeError, KeyError):
             self.said = json.loads(line)
             self._is_ready = self.said["event"] == "ready"
+            self.address = self.said["address"]
         if not self._is_ready:
             raise EngineStartError(
                 f"the engine's first line is not its ready line but {line.strip()!r}; check that "

@@ -54,7 +54,10 @@ class PagedKVCache:
             )
             for group in layout.groups
         ]
-        places = [layout.place_of(first_layer + layer) for layer in range(spec.num_layers)]
+        layers = range(first_layer, first_layer + spec.num_layers)
+        if config.stage is not None:
+            layers = config.stage.layers
+        places = [layout.place_of(layer) for layer in layers]
         self._group_of_layer = [group for group, _ in places]
         self.kv_caches = [self.storage.device_tensors[tensor] for _, tensor in places]
 

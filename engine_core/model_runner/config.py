@@ -14,6 +14,7 @@ from engine_core.models import Model
 from engine_core.models.eagle import EagleHead
 from engine_core.models.interface import KVCacheSpec
 from engine_core.models.multimodal.interface import MultiModalEncoder
+from engine_core.models.stages import Stage
 from kernels.interface.operations import Operations, cached_head_bytes
 
 
@@ -53,9 +54,16 @@ class CacheLayout:
         raise KeyError(layer)
 
 
-def plan_cache_layout(sliding_windows: Sequence[int | None]) -> CacheLayout:
-    """Group a model's layers.
-    `sliding_windows`: for each layer its window in tokens, or None for full attention."""
+def plan_cache_layout(
+    sliding_windows: Sequence[int | None], stage: Stage | None = None
+) -> CacheLayout:
+    """Group a model's layers. All stages have the whole model's groups, as one scheduler writes
+    their tables: each shares out its own layers among them, and has their part of every block.
+
+    Args:
+        sliding_windows: for each layer its window in tokens, or None for full attention.
+        stage: of the model; None: all of it.
+    """
     kinds: dict[int | None, list[int]] = {}
     for layer, window in enumerate(sliding_windows):
         kinds.setdefault(window, []).append(layer)
@@ -70,7 +78,24 @@ def plan_cache_layout(sliding_windows: Sequence[int | None]) -> CacheLayout:
         for window, layers in ordered
         for start in range(0, len(layers), size)
     )
-    return CacheLayout(groups, num_tensors=size)
+    if stage is not None:
+        groups = tuple(
+            group
+            for window, layers in ordered
+            for group in _shared_out(
+                [layer for layer in layers if layer in stage.layers],
+                window,
+                num_groups=-(-len(layers) // size),
+            )
+        )
+    return CacheLayout(groups, num_tensors=max(len(group.layers) for group in groups))
+
+
+def _shared_out(layers: list[int], window: int | None, *, num_groups: int) -> list[LayerGroup]:
+    """Evenly; the last groups may be empty."""
+    size = -(-len(layers) // num_groups)
+    starts = range(0, size * num_groups, size) if size else [0] * num_groups
+    return [LayerGroup(tuple(layers[start : start + size]), window) for start in starts]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -107,6 +132,7 @@ class RunnerConfig:
         logits_processors: the operator's, in order; a CPU's runner has them.
         encoder: of images or sounds; None: prompts are text. A CPU's runner has one.
         pooler: of pooling requests; None: there are none.
+        stage: of the model, in a pipeline; None: all of it. Only the last one samples.
         collectives: of the ranks that run the model together.
     """
 
@@ -127,6 +153,7 @@ class RunnerConfig:
     logits_processors: tuple[NamedProcessor, ...] = ()
     encoder: MultiModalEncoder | None = None
     pooler: Pooler | None = None
+    stage: Stage | None = None
     collectives: Collectives = SINGLE_RANK
 
     def __post_init__(self) -> None:
@@ -153,7 +180,7 @@ class RunnerConfig:
         windows = self.model.kv_cache_spec.sliding_windows
         if self.draft is not None:
             windows += self.draft.model.kv_cache_spec.sliding_windows
-        return plan_cache_layout(windows)
+        return plan_cache_layout(windows, self.stage)
 
     @property
     def tensor_specs(self) -> list[KVCacheSpec]:

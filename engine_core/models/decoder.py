@@ -22,6 +22,8 @@ from engine_core.layers.rotary import RotaryConfig, RotaryTable, StepRotaryTable
 from engine_core.layers.vocabulary import Vocabulary
 from engine_core.models.config import ModelConfig
 from engine_core.models.interface import KVCacheSpec
+from engine_core.models.passed_states import PassedStates
+from engine_core.models.stages import Stage
 from kernels.interface.operations import AttentionParams, ForwardContext, Operations, RotaryParams
 
 
@@ -32,6 +34,7 @@ class LayerBuilder:
         config: of several ranks each has its own, see `Sharding`.
         num_positions: most rows of the tables of angles.
         collectives: of the ranks that share the layers.
+        stage: of several, that these parts are of; None: there is one.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class LayerBuilder:
         ops: Operations,
         num_positions: int,
         collectives: Collectives = SINGLE_RANK,
+        stage: Stage | None = None,
     ) -> None:
         self._collectives = collectives
         is_shared = collectives.parallel.tp_size > 1
@@ -50,6 +54,7 @@ class LayerBuilder:
         self._dtype = dtype
         self._ops = ops
         self._num_positions = num_positions
+        self._stage = stage or Stage.whole(config)
         self.tables: dict[RotaryConfig, RotaryTable | StepRotaryTable] = {}
 
     def norm(self, name: str, size: int | None = None) -> RMSNorm:
@@ -76,7 +81,7 @@ class LayerBuilder:
         q_norm, k_norm = norms or (None, None)
         linear = partial(FusedLinear, dtype=self._dtype, ops=self._ops)
         return Attention(
-            layer,
+            layer - self._stage.layers.start,
             qkv=linear(
                 [
                     (f"{name}.q_proj", query_size),
@@ -130,7 +135,7 @@ class LayerBuilder:
         )
 
     def vocabulary(self) -> Vocabulary:
-        """Embedding and head."""
+        """Embedding and head, as far as the stage has them."""
         return Vocabulary(
             embedding_name="model.embed_tokens.weight",
             head_name="lm_head.weight",
@@ -139,6 +144,8 @@ class LayerBuilder:
             tied=self._config.tied_head,
             embedding_scale=self._config.embedding_scale,
             softcap=self._config.final_softcap,
+            embeds=self._stage.is_first,
+            heads=self._stage.is_last,
             dtype=self._dtype,
             ops=self._ops,
             collectives=self._collectives,
@@ -206,23 +213,33 @@ class Decoder:
         ops: Operations,
         num_positions: int,
         collectives: Collectives = SINGLE_RANK,
+        stage: Stage | None = None,
     ) -> None:
+        self.stage = stage or Stage.whole(config)
         build = LayerBuilder(
-            config, dtype=dtype, ops=ops, num_positions=num_positions, collectives=collectives
+            config,
+            dtype=dtype,
+            ops=ops,
+            num_positions=num_positions,
+            collectives=collectives,
+            stage=self.stage,
         )
         self.kv_cache_spec: KVCacheSpec = config
         self.has_experts = any(experts is not None for experts in config.experts)
         self.vocabulary = build.vocabulary()
         self._layers = [
             DecoderLayer(build, layer, has_output_norms=config.output_norms)
-            for layer in range(config.num_layers)
+            for layer in self.stage.layers
         ]
-        self._final_norm = build.norm("model.norm")
+        self._final_norm = build.norm("model.norm") if self.stage.is_last else None
+        self._passed = PassedStates(
+            config.hidden_size, dtype=dtype, device=ops.device, collectives=collectives
+        )
         self._tables = list(build.tables.values())
         self._ops = ops
         self._forward = ops.capture(self._compute)
         self._num_positions: list[int] = []
-        """Of each table, when the pass was captured."""
+        """Of each table, and of what another stage passes, when the pass was captured."""
         self._kept_layers: frozenset[int] = frozenset()
         self.states: tuple[torch.Tensor, ...] = ()
         """Of the last pass, [T, E] each: see `keep_states`."""
@@ -274,12 +291,18 @@ class Decoder:
 
     def placements(self) -> Placements:
         """Every tensor that the model takes, by checkpoint name."""
-        parts = [self.vocabulary.placements(), self._final_norm.placements()]
-        return merge([*parts, *(layer.placements() for layer in self._layers)])
+        parts = [self.vocabulary.placements(), *(layer.placements() for layer in self._layers)]
+        if self._final_norm is not None:
+            parts.append(self._final_norm.placements())
+        return merge(parts)
 
     def forward(
         self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, context: ForwardContext
     ) -> torch.Tensor:
+        if self.stage.is_first:
+            rows_T = self.vocabulary.rows_of(token_ids_T)
+        else:
+            rows_T = self._passed.receive(len(positions_T))
         if positions_T.device.type == "cpu" and len(positions_T):
             num_positions = int(positions_T.max()) + 1
             for table in self._tables:
@@ -290,11 +313,14 @@ class Decoder:
                 else:
                     table.cover(num_positions)
             sizes = [len(table.cos_sin_PD) for table in self._tables]  # others may share them
+            sizes.append(self._passed.capacity)
             if sizes != self._num_positions:
                 self._num_positions = sizes
                 self._forward = self._ops.capture(self._compute)  # which keeps addresses
-        rows_T = self.vocabulary.rows_of(token_ids_T)
         hidden_TE, *states = self._forward(rows_T, positions_T, context)
+        if not self.stage.is_last:
+            self._passed.send(hidden_TE, *states)
+            return hidden_TE
         self.states = tuple(states)
         return hidden_TE
 
@@ -302,9 +328,12 @@ class Decoder:
         self, rows_T: torch.Tensor, positions_T: torch.Tensor, context: ForwardContext
     ) -> tuple[torch.Tensor, ...]:
         """What `forward` consists of; `Operations.capture` says what it may do."""
-        embedded_TE = self.vocabulary.embed(rows_T)
-        residual_TE = self._ops.replace_rows(embedded_TE, context.given)
         out_TE: torch.Tensor | None = None
+        if self.stage.is_first:
+            embedded_TE = self.vocabulary.embed(rows_T)
+            residual_TE = self._ops.replace_rows(embedded_TE, context.given)
+        else:
+            out_TE, residual_TE = self._passed.rows(rows_T, self._ops)
         states: list[torch.Tensor] = []
         for number, layer in enumerate(self._layers):
             if out_TE is None:
@@ -317,6 +346,8 @@ class Decoder:
             x_TE, residual_TE = layer.feed_forward_norm.add(out_TE, residual_TE)
             out_TE = layer.feed(x_TE)
         assert out_TE is not None
+        if self._final_norm is None:
+            return out_TE, residual_TE
         hidden_TE, residual_TE = self._final_norm.add(out_TE, residual_TE)
         if len(self._layers) in self._kept_layers:
             states.append(residual_TE.clone())

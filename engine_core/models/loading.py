@@ -21,6 +21,7 @@ from engine_core.models.family_configs import read_llama
 from engine_core.models.interface import Model
 from engine_core.models.registry import Architecture, find_architecture, read_model_config
 from engine_core.models.sharding import Sharding
+from engine_core.models.stages import Stage, split_layers
 from engine_core.models.weight_transfer import WeightTransfer
 from kernels.interface.operations import Operations
 from kernels.interface.weights import WeightPart
@@ -83,6 +84,7 @@ def load_model(
         name,
         transfer.copy,
         drops_zero_biases=drops_zero_biases,
+        stage=model.stage if isinstance(model, Decoder) else None,
         sharding=sharding,
     )
     _check_complete(pending.keys() - model.optional_names, name)
@@ -214,12 +216,14 @@ def _build(
             architecture,
             Encoder(resolved, dtype=dtype, ops=ops, num_positions=num_positions),
         )
+    place = collectives.parallel
     model = Decoder(
         resolved if sharding is None else sharding.config,
         dtype=dtype,
         ops=ops,
         num_positions=num_positions,
         collectives=collectives,
+        stage=split_layers(resolved, place.pp_size)[place.pp_rank],
     )
     return name, architecture, model
 
@@ -232,6 +236,7 @@ def _place(
     copy: CopyWeight,
     *,
     drops_zero_biases: bool,
+    stage: Stage | None = None,
     sharding: Sharding | None = None,
 ) -> None:
     """Hand every tensor to its place; what is left in `pending` did not come."""
@@ -245,7 +250,8 @@ def _place(
         if placement is None:
             if target in placed:
                 raise ModelWeightsError(f"tensor {file_name} comes twice; the files overlap")
-            if target.endswith(_RECOMPUTED_SUFFIXES):
+            is_elsewhere = stage is not None and not stage.takes(target)
+            if target.endswith(_RECOMPUTED_SUFFIXES) or is_elsewhere:
                 continue
             if not (drops_zero_biases and _adds_nothing(target, tensor)):
                 unexpected.append(file_name)

@@ -11,7 +11,7 @@ import torch
 
 from engine_core.distributed.parallel import Parallel
 from engine_core.layers.feed_forward import ExpertConfig
-from engine_core.layers.vocabulary import token_range
+from engine_core.layers.vocabulary import token_ranges
 from engine_core.models.config import ModelConfig
 from engine_core.models.errors import ModelConfigError, ModelWeightsError
 from kernels.interface.weights import QuantisedTensor, WeightPart
@@ -67,7 +67,7 @@ class Sharding:
             if each is not None
         }
         self._of_expert = next(iter(of_expert.values()), self._intermediate)
-        tokens = token_range(config.vocab_size, parallel)
+        tokens = token_ranges(config.vocab_size, size)[rank]
         # one row of zeros at least: that of all other ranks' tokens
         self._tokens = Cut(0, tokens.start, tokens.stop, config.vocab_size, num_zeros=1)
         self.config = dataclasses.replace(

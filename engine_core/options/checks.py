@@ -5,6 +5,7 @@ import math
 
 from engine_core.errors import ConfigurationError
 from engine_core.options.engine import EngineOptions
+from engine_core.options.parallel import check_parallel
 
 
 def check_options(options: EngineOptions) -> None:
@@ -17,6 +18,7 @@ def check_options(options: EngineOptions) -> None:
             raise ConfigurationError(f"--{name} is {value}, it must be finite")
     _check_weights(options)
     options.speculation.check()
+    check_parallel(options)
     if options.speculation.speculative is not None and options.trace is not None:
         raise ConfigurationError(
             "--trace with --speculative cannot be replayed, as a trace holds no drafts; omit one "

@@ -25,6 +25,7 @@ from engine_core.options.values import (
     SIZE,
     at_least,
 )
+from engine_core.options.workers import ParallelOptions
 
 DeviceName = Literal["auto", "cuda", "cpu"]
 DtypeName = Literal["auto", "bfloat16", "float16", "float32"]
@@ -105,6 +106,7 @@ class EngineOptions:
 
     scheduling: SchedulingOptions = dataclasses.field(default_factory=SchedulingOptions)
     speculation: SpeculationOptions = dataclasses.field(default_factory=SpeculationOptions)
+    parallel: ParallelOptions = dataclasses.field(default_factory=ParallelOptions)
 
     bind: Annotated[str | None, COMMON] = None
     """ipc://PATH or tcp://HOST:PORT (port 0: any); default: a private Unix socket."""

@@ -4,6 +4,7 @@ from engine_core.scheduler.config import SchedulerConfig
 from engine_core.scheduler.decode_steps import DecodeSteps
 from engine_core.scheduler.explanations import Explanations
 from engine_core.scheduler.forced_preemption import ForcedPreemption
+from engine_core.scheduler.micro_batches import MicroBatches
 from engine_core.scheduler.plan import PlanBuilder
 from engine_core.scheduler.preemption import Preemptor
 from engine_core.scheduler.request_pool import RequestPool
@@ -23,11 +24,12 @@ class MixedBatching:
         waiting: WaitingScheduler,
         explanations: Explanations,
         config: SchedulerConfig,
+        micro_batches: MicroBatches,
     ) -> None:
         self._pool = pool
         self._forced = ForcedPreemption(pool, preemptor, waiting, config)
         self._explanations = explanations
-        self._running = RunningScheduler(pool, preemptor, config, waiting.encoder)
+        self._running = RunningScheduler(pool, preemptor, config, waiting.encoder, micro_batches)
         self._waiting = waiting
         self._decode_steps = DecodeSteps(pool, config)
         self._delay_factor = config.prefill_delay_factor

@@ -27,6 +27,8 @@ _MINIMUM = {
     "max_num_encoder_input_tokens": 0,
     "encoder_cache_size": 0,
     "max_steps_in_flight": 1,
+    "pipeline_parallel_size": 1,
+    "min_micro_batch_tokens": 1,
     "priority_min_gain": 1,
     "prefill_delay_factor": 0,
 }
@@ -102,6 +104,10 @@ class SchedulerConfig:
     """All of an input is computed in one step: the model attends to it in both directions."""
     max_steps_in_flight: int = 1
     """Most steps planned and not updated; as many as the executor runs."""
+    pipeline_parallel_size: int = 1
+    """Stages, each of which has a step of its own."""
+    min_micro_batch_tokens: int = 256
+    """With several stages prompts are not cut into shorter chunks to keep all of them at work."""
 
     def __post_init__(self) -> None:
         self._check_values()
@@ -176,8 +182,13 @@ class SchedulerConfig:
         if self.num_decode_steps > 1 and self.max_steps_in_flight > 1:
             raise ValueError(
                 f"--num-decode-steps is {self.num_decode_steps}, and on a GPU each step is planned "
-                "while the one before it runs, which hides the same time; omit it, or run with "
-                "--device cpu"
+                "while the one before it runs, which hides the same time, as in each stage of a "
+                "pipeline; omit it, or run with --device cpu and without --pipeline-parallel-size"
+            )
+        if self.pipeline_parallel_size not in (1, self.max_steps_in_flight):
+            raise ValueError(
+                f"--pipeline-parallel-size is {self.pipeline_parallel_size}, and "
+                f"{self.max_steps_in_flight} steps may be in flight; make them equal"
             )
         most, most_long = self.max_num_partial_prefills, self.max_long_partial_prefills
         if (most_long is None) != (self.long_prefill_token_threshold is None):

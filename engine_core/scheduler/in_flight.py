@@ -60,7 +60,8 @@ class InFlightStep:
     """Which sequences of the batch get a token."""
     planned_s: float
     is_behind: bool
-    """Whether another step was in flight when it was planned: the device ran that one first."""
+    """Whether another step was in flight when it was planned: the device ran that one first. A
+    pipeline's stages run both at once."""
     placeholders: RowSnapshot | None = None
     """Rows that have one output placeholder more until this step is updated."""
     blocked: RowSnapshot | None = None
@@ -81,10 +82,16 @@ class InFlightSteps:
     or the host has a part in it, the sequence is blocked until the result is known: at its last
     token by length, with drafts to verify, for beams, and before a fork. A sequence that ends at b
     (end-of-sequence, abort) computes one token more: its row has another owner by then, and the
-    result is dropped. A prompt chunk that is not the last samples nothing, so it needs neither."""
+    result is dropped. A prompt chunk that is not the last samples nothing, so it needs neither.
 
-    def __init__(self, pool: RequestPool, max_steps_in_flight: int) -> None:
+    With `is_pipeline` the first stage would need b while another stage computes it: each sequence
+    is blocked until its token is known, and the steps in flight are of different sequences."""
+
+    def __init__(
+        self, pool: RequestPool, max_steps_in_flight: int, *, is_pipeline: bool = False
+    ) -> None:
         self._pool = pool
+        self._is_pipeline = is_pipeline
         self._batch = pool.batch
         self.max_steps_in_flight = max_steps_in_flight
         self.next_step_id = 0
@@ -124,7 +131,8 @@ class InFlightSteps:
         batch = self._batch
         rows = RowSnapshot(batch, plan.batch.rows)
         needs_sampling: BoolArray = batch.num_computed_tokens[rows.rows] >= batch.lengths(rows.rows)
-        step = InFlightStep(plan, rows, needs_sampling, now, is_behind=bool(self._steps))
+        is_behind = bool(self._steps) and not self._is_pipeline
+        step = InFlightStep(plan, rows, needs_sampling, now, is_behind)
         if self.max_steps_in_flight > 1:
             self._mark(step)
         self._steps.append(step)
@@ -154,6 +162,7 @@ class InFlightSteps:
         goes_on &= may_schedule_async
         goes_on &= step.needs_sampling
         goes_on &= ~batch.is_constrained[rows]
+        goes_on &= not self._is_pipeline
         drafts = step.plan.scheduled_spec_decode_tokens
         if drafts:
             goes_on &= np.array([name not in drafts for name in step.plan.batch.req_ids])

@@ -7,6 +7,7 @@ import numpy as np
 from engine_core.scheduler.batch_state import BoolArray, Int32Array, Int64Array
 from engine_core.scheduler.config import SchedulerConfig
 from engine_core.scheduler.encoder_inputs import EncoderInputs
+from engine_core.scheduler.micro_batches import MicroBatches
 from engine_core.scheduler.plan import PlanBuilder
 from engine_core.scheduler.preemption import Preemptor
 from engine_core.scheduler.request import Request, RequestStatus, Sequence
@@ -33,9 +34,11 @@ class RunningScheduler:
         preemptor: Preemptor,
         config: SchedulerConfig,
         encoder: EncoderInputs,
+        micro_batches: MicroBatches,
     ) -> None:
         self._pool = pool
         self._encoder = encoder
+        self._micro_batches = micro_batches
         self._kv_cache = pool.kv_cache
         self._preemptor = preemptor
         self._max_chunk = config.max_chunk
@@ -46,7 +49,7 @@ class RunningScheduler:
         """Spend the plan's budget on running sequences. Never fails for lack of memory: requests
         are preempted, the asking one itself last."""
         batch = self._pool.batch
-        rows = batch.schedulable
+        rows = self._micro_batches.part_of(batch.schedulable)
         if select is not Select.ALL:
             rows = rows[self._is_prefill(rows) == (select is Select.PREFILLS)]
         if not len(rows) or not plan.budget:

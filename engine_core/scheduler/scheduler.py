@@ -18,6 +18,7 @@ from engine_core.scheduler.explanations import Explanations
 from engine_core.scheduler.fault_isolation import PROBE_CLIENT, FaultIsolation
 from engine_core.scheduler.in_flight import InFlightStep, InFlightSteps
 from engine_core.scheduler.interface import PauseState, SchedulerInterface
+from engine_core.scheduler.micro_batches import MicroBatches
 from engine_core.scheduler.plan import (
     DraftTokenIds,
     ModelRunnerOutput,
@@ -97,17 +98,24 @@ class Scheduler(SchedulerInterface):
         self._waiting = WaitingScheduler(
             pool, self._explanations, config, self._adapters, self._encoder
         )
+        self._in_flight = InFlightSteps(
+            pool,
+            config.max_steps_in_flight,
+            is_pipeline=config.pipeline_parallel_size > 1,
+        )
+        micro_batches = MicroBatches(pool, self._in_flight, config)
         batching = MixedBatching if config.batching == "mixed" else PrefillFirstBatching
-        self._batching = batching(pool, preemptor, self._waiting, self._explanations, config)
+        self._batching = batching(
+            pool, preemptor, self._waiting, self._explanations, config, micro_batches
+        )
         self._isolation = FaultIsolation(pool, preemptor)
-        self._in_flight = InFlightSteps(pool, config.max_steps_in_flight)
         self._speculator: Speculator | None = None
         if config.num_speculative_tokens:
             self._speculator = Speculator(pool, config, proposer)
         self._output_processor = OutputProcessor(
             pool, config.max_model_len, self._speculator, draft_method
         )
-        self._feedback = StepFeedback(pool, rule, budget)
+        self._feedback = StepFeedback(pool, rule, budget, micro_batches)
         self._deadlines = Deadlines()
         self._slo = SLOAttainment(config, pool.counters)
         self._pause_why = ""

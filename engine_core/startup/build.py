@@ -11,8 +11,7 @@ import torch
 
 from engine_core.config import EngineConfig
 from engine_core.core import EngineCore
-from engine_core.errors import ConfigurationError, StartupError
-from engine_core.executor import InProcessExecutor
+from engine_core.errors import ConfigurationError, StartupError, WorkerLost
 from engine_core.kv_cache import PlaceholderKVCacheManager
 from engine_core.lifecycle import Lifecycle
 from engine_core.logits_processors import ServedVocabulary
@@ -40,11 +39,13 @@ from engine_core.startup.logits_processors import load_processors
 from engine_core.startup.multimodal import make_reader, multimodal_info, text_only_note
 from engine_core.startup.phases import StartPhases
 from engine_core.startup.prefix_store import open_prefix_store
-from engine_core.startup.resolve import plan_runner, resolve_config
+from engine_core.startup.ranks import OneRank, RankZero
+from engine_core.startup.resolve import plan_runner
 from engine_core.startup.runner_spec import Runner, RunnerSpec
 from engine_core.startup.served_model import ServedModel
 from engine_core.structured_output.manager import Compiler, StructuredOutputs
 from engine_core.trace import TraceWriter
+from engine_core.workers.group import WorkerGroup
 from kernels.compile_counter import CompileCounter, watch_triton
 from protocol.outputs import ModelInfo
 from protocol.prompt_embeds import PromptEmbedsInfo
@@ -61,36 +62,41 @@ def build_engine(
     transport: ZmqTransport,
     lifecycle: Lifecycle,
     phases: StartPhases,
+    group: WorkerGroup | None = None,
 ) -> tuple[EngineCore, EngineConfig]:
-    """Load the model and build everything around it.
-    Raises StartupError: with one line for the operator."""
+    """Load the model and build everything around it. `group`: of workers that run it with this
+    process. Raises StartupError: with one line for the operator."""
     if options.num_threads is not None:
         torch.set_num_threads(options.num_threads)
     device = choose_device(options.device)
     check_device(options, device.type)
     try:
+        ranks = OneRank() if group is None else RankZero(group)
         phases.enter("weights")
+        options, device = ranks.take_place(options, device, opened.files)
         compilations = CompileCounter()
-        loaded = load_with_draft(options, opened.files, device)
+        loaded = load_with_draft(options, opened.files, device, ranks.collectives)
         if loaded.ops.device.type == "cuda":
             watch_triton(compilations)  # for as long as this process lives
         if loaded.is_packed:
             # what is left to torch is small, and its threads would take turns on the same cores
             # with those of the native library
             torch.set_num_threads(1)
+        ranks.loaded()
         phases.enter("cache")
         vocab_size, tokenizer = loaded.model.kv_cache_spec.vocab_size, opened.tokenizer
         text = None if tokenizer is None else tokenizer.tokenizer_json.decode()
         vocabulary = ServedVocabulary(vocab_size, opened.files.eos_token_ids, text)
         processors = load_processors(options.logits_processors, vocabulary)
         runner_spec = plan_runner(options, opened.files, loaded, processors)
-        config = resolve_config(runner_spec, opened.files, address=transport.address)
+        config = ranks.resolve(runner_spec, opened.files, transport.address)
         # to a person at a terminal it is noise
         level = logging.DEBUG if sys.stderr.isatty() else logging.INFO
         logger.log(level, "configuration: %s", config)
         store = open_prefix_store(options, opened.files, loaded, runner_spec.config)
         structured_outputs = _structured_outputs(opened, runner_spec)
         runner = _warm_runner(runner_spec, config, compilations, phases, store)
+        ranks.serving()
         core = _assemble(
             opened,
             runner_spec,
@@ -101,8 +107,12 @@ def build_engine(
             compilations,
             store,
             structured_outputs,
+            ranks,
         )
         return core, config
+    except WorkerLost as error:
+        kind = ConfigurationError if error.is_wrong_option else StartupError
+        raise kind(str(error)) from error
     except (ModelFilesError, ModelError) as error:
         raise StartupError(str(error)) from error
     except torch.OutOfMemoryError as error:
@@ -158,6 +168,7 @@ def _assemble(
     compilations: CompileCounter,
     store: PrefixStore | None,
     structured_outputs: StructuredOutputs | None,
+    ranks: OneRank,
 ) -> EngineCore:
     vocab_size = runner_spec.config.vocab_size
     groups = runner_spec.config.layout.group_specs
@@ -181,7 +192,7 @@ def _assemble(
         "eos_token_ids": list(opened.files.eos_token_ids),
         "pooler": None if pooler is None else dataclasses.asdict(pooler.config),
     }
-    executor = InProcessExecutor(runner)
+    executor = ranks.executor(runner)
     observers: list[StepObserver] = [] if store is None else [store]
     if logger.isEnabledFor(logging.DEBUG):
         observers.append(RequestLog())
@@ -235,7 +246,9 @@ def _assemble(
         eos_token_ids=opened.files.eos_token_ids,
         observers=observers,
         compilations=compilations,
-        model_host=ServedModel(runner_spec, config, opened.files, executor, runner, store),
+        model_host=ranks.model_host(
+            ServedModel(runner_spec, config, opened.files, executor, runner, store)
+        ),
         on_weights=handshake.use_weights,
         adapters=adapters,
         on_adapters=handshake.use_adapters,

@@ -11,7 +11,9 @@ from engine_core.model_files import ModelFiles
 from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.cpu.runner import CPUModelRunner
 from engine_core.model_runner.gpu import GPUModelRunner
+from engine_core.models.decoder import Decoder
 from engine_core.models.encoder import Encoder
+from engine_core.models.stages import Stage
 from engine_core.options.engine import EngineOptions
 from engine_core.server.transport import MOST_TOKENS
 from engine_core.startup.adapters import make_adapter_pool
@@ -82,6 +84,13 @@ def plan_runner(
             f"--kv-cache-dtype {options.kv_cache_dtype} needs our own model code, and "
             f"{loaded.architecture} runs through transformers'; leave it at auto"
         )
+    num_stages = loaded.collectives.parallel.pp_size
+    if on_gpu and num_stages > 1:
+        raise ConfigurationError(
+            f"--pipeline-parallel-size is {num_stages}, and stages run on CPUs only; use "
+            "--tensor-parallel-size, or --device cpu"
+        )
+    most_in_flight = (GPUModelRunner if on_gpu else CPUModelRunner).max_steps_in_flight
     num_drafts = options.speculation.max_drafts
     # of grammars; on a GPU they would take memory and graphs from those who have none
     forced_tokens = 0 if on_gpu else _FORCED_TOKENS
@@ -99,7 +108,8 @@ def plan_runner(
             (options.scheduling.num_decode_steps or 1) - 1,
             num_drafts if loaded.draft is not None else 0,
         ),
-        max_steps_in_flight=(GPUModelRunner if on_gpu else CPUModelRunner).max_steps_in_flight,
+        max_steps_in_flight=num_stages if num_stages > 1 else most_in_flight,
+        pipeline_parallel_size=num_stages,
     )
     scheduler = with_encoder_sizes(options, loaded, scheduler)
     if is_encoder:
@@ -137,10 +147,21 @@ def plan_runner(
             logits_processors=logits_processors,
             pooler=loaded.pooler,
             collectives=loaded.collectives,
+            stage=None if num_stages == 1 else _stage_of(loaded),
         ),
         scheduler=scheduler,
         on_device=on_gpu,
     )
+
+
+def _stage_of(loaded: LoadedModel) -> Stage:
+    """Raises ConfigurationError: the model is not ours, which alone can be split."""
+    if not isinstance(loaded.model, Decoder):
+        raise ConfigurationError(
+            f"--pipeline-parallel-size: {loaded.architecture} has no stages here, only our own "
+            "decoders have; omit it"
+        )
+    return loaded.model.stage
 
 
 def resolve_config(runner: RunnerSpec, files: ModelFiles, *, address: str) -> EngineConfig:
@@ -175,6 +196,8 @@ def resolve_config(runner: RunnerSpec, files: ModelFiles, *, address: str) -> En
         weights=loaded.weights,
         kv_cache_dtype=dtype_name(runner.config.kv_dtype),
         device=loaded.ops.device.type,
+        tensor_parallel_size=options.parallel.tensor_parallel_size,
+        pipeline_parallel_size=options.parallel.pipeline_parallel_size,
         load_format=options.load_format,
         batch_invariant=options.batch_invariant,
         capture_at_start=options.capture_at_start,

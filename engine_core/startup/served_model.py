@@ -61,6 +61,7 @@ class ServedModel:
         self._store = store
         self._config = config
         self._options = spec.options
+        self._collectives = spec.loaded.collectives
         self._device = spec.loaded.ops.device
         self._model = self._options.model
         self._weights = spec.loaded.weights
@@ -202,7 +203,7 @@ class ServedModel:
         return files
 
     def _load(self, files: ModelFiles) -> LoadedModel:
-        loaded = load_with_draft(self._options, files, self._device)
+        loaded = load_with_draft(self._options, files, self._device, self._collectives)
         if loaded.weights != self._weights:
             raise RequestRefused(
                 ErrorCode.WEIGHTS_REFUSED,

@@ -469,6 +469,7 @@ class SamplingOperations(Protocol):
         seeds_R: torch.Tensor,
         positions_R: torch.Tensor,
         limits: SamplingLimits | None = None,
+        first_token: int = 0,
     ) -> torch.Tensor:
         """One token a row, int64 [R], each with its softmax probability, renormalised over the
         tokens that `limits` leaves.
@@ -480,6 +481,8 @@ class SamplingOperations(Protocol):
             logits_RV: float32.
             seeds_R: the 64 bits of each row's seed, as int64.
             positions_R: int64, index in the sequence of the token being chosen.
+            first_token: of column 0, where the columns are a part of the vocabulary and `limits`
+                is None; the result are columns.
         """
 
     def apply_penalties(

@@ -128,6 +128,7 @@ class Simulation:
     def __init__(self, seed: int, settings: Settings) -> None:
         self.random = Random(seed)
         self.random_kinds = Random(seed + 3)
+        self.random_stages = Random(seed + 5)
         """What kind of request, apart from the faults and their times."""
         self.settings = settings
         self.report = Report(seed)
@@ -220,10 +221,16 @@ class Simulation:
             max_num_seqs=draw.choice([3, 8, 16]),
             max_model_len=MAX_MODEL_LEN,
             max_steps_in_flight=draw.choice([1, 2]),
+            min_micro_batch_tokens=self.random_stages.choice([1, 8, 256]),
             max_queued_requests=draw.choice(settings.max_queued),
             scheduling_policy=draw.choice(["fcfs", "fair"]),
             preemption_mode=self.random_kinds.choice(["default", "swap", "recompute", "auto"]),
         )
+        num_stages = self.random_stages.choice([1, 1, 1, 2, 3, 4])
+        if num_stages > 1:
+            self.config = dataclasses.replace(
+                self.config, max_steps_in_flight=num_stages, pipeline_parallel_size=num_stages
+            )
         self.fault_rate = draw.choice(settings.fault_rate)
         self.kills_left = draw.choice(settings.num_kills)
         self.away_s = draw.choice(settings.away_s)

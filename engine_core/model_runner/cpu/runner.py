@@ -26,6 +26,8 @@ from engine_core.model_runner.output import runner_output
 from engine_core.model_runner.pooling import PoolingRows, named_answers, pool
 from engine_core.model_runner.prompt_logprobs import PromptColumns, PromptReports
 from engine_core.model_runner.rows import RunnerRows
+from engine_core.model_runner.sampled_tokens import SampledTokens
+from engine_core.model_runner.vocabulary_rows import vocabulary_rows
 from engine_core.models.eagle import EagleHead
 from engine_core.models.interface import EncoderDecoder
 from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
@@ -52,11 +54,15 @@ class CPUModelRunner:
         processors = None
         if config.logits_processors:
             processors = RowProcessors(config.logits_processors, self.batch.token_ids)
+        self._vocabulary, sampling = vocabulary_rows(
+            config.ops, config.collectives, config.vocab_size
+        )
         self._sampler = CPUSampler(
-            config.ops,
+            sampling,
             max_num_rows=config.max_num_seqs,
             vocab_size=config.vocab_size,
             processors=processors,
+            vocabulary=self._vocabulary,
         )
         self._prompts = PromptReports(config.max_num_seqs)
         self._pooling = PoolingRows(config.pooler)
@@ -67,6 +73,8 @@ class CPUModelRunner:
             self._encoded = EncodedRows(config, config.model, self._cache)
         self._drafter = self._make_drafter(config)
         self._in_flight: SchedulerOutput | None = None
+        self._placed_in = np.zeros(config.max_num_seqs, np.int64)
+        """By row, the step in which it was written anew."""
 
     def _make_drafter(self, config: RunnerConfig) -> Drafter | None:
         if config.draft is None:
@@ -91,6 +99,15 @@ class CPUModelRunner:
 
     def check_device(self) -> None:
         """A CPU takes work as long as the process lives."""
+
+    def take_sampled(self, sampled: SampledTokens) -> None:
+        """Tokens that the last stage of the pipeline sampled in an earlier step. A row that another
+        sequence has had since, or that was resumed, takes none."""
+        rows, positions = sampled.rows, sampled.positions
+        is_next = (positions >= self.batch.num_tokens[rows]) & (
+            self._placed_in[rows] <= sampled.step_id
+        )
+        self.batch.append_tokens(rows[is_next], positions[is_next], sampled.token_ids[is_next])
 
     @torch.inference_mode()
     def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
@@ -139,6 +156,8 @@ class CPUModelRunner:
         hidden_TE = self._model.forward(
             torch.from_numpy(inputs.token_ids_T), torch.from_numpy(inputs.positions_T), context
         )
+        if self.config.stage is not None and not self.config.stage.is_last:
+            return ModelRunnerOutput(req_ids=[], sampled_token_ids=[])
         reports = self._report_prompts(plan, inputs, hidden_TE)
         num_tokens = self.batch.num_tokens[plan.batch.rows]
         output = self._sample(plan, inputs, hidden_TE)
@@ -176,6 +195,7 @@ class CPUModelRunner:
                 block_ids = self._encoded.write_row(placed)
             self.batch.write_row(placed.row, placed.token_ids, block_ids)
             self.batch.num_tokens[placed.row] = placed.num_known
+            self._placed_in[placed.row] = plan.step_id
             self._pooling.write_row(placed.row, placed.pooling, placed.token_ids)
             self._adapters.write_row(placed.row, placed.adapter)
             self.given.place(placed)
@@ -205,7 +225,7 @@ class CPUModelRunner:
                 torch.from_numpy(tokens),
                 part,
                 self._model.compute_logits,
-                self.config.vocab_size,
+                self._vocabulary,
             )
             name = plan.batch.req_ids[inputs.batch_index_R[part.index]]
             reports[name] = part.first, columns.on_the_wire()

@@ -21,12 +21,14 @@ _COMMON_DECAY = 0.995
 """Of what all sequences' did."""
 _PRIOR_WEIGHT = 1.0
 """Drafts that a new sequence is believed to have had, at the common rate."""
+_MOST_BELIEVED = 0.7
+"""Of that rate: behind many copies a first chat may come."""
 _FIRST_PRICE = 0.3
 """Until a step with drafts was timed at this number of sequences."""
 _FIRST_DRAFTS = 2
 _LEAST_PRICE = 0.03
 """A draft costs the host something too."""
-_PRICE_OF_ANY = 0.08
+_PRICE_OF_ANY = 0.15
 """As does any draft of a step for each of its sequences: they are no columns any more."""
 _ASK_AFTER = 8
 """Tokens for which an answer holds, if no draft is verified: to find one takes time, too."""
@@ -88,18 +90,22 @@ class DraftLengths:
 
     # ------------------------------------------------------------------ what steps tell
 
-    def observe_step(self, load: StepLoad, duration_s: float) -> None:
-        """A step that computed the last token of each sequence, and drafts. Most steps have none:
-        some of them say enough."""
-        size_class = load.num_sequences.bit_length()
-        cost = self._costs.setdefault(size_class, CostModel())
+    def counts_step(self, num_sequences: int, num_drafts: int) -> bool:
+        """Counts a step that computed the last token of each sequence, and drafts. Returns whether
+        `observe_step` is to hear of it: most steps have no drafts, and some of them say enough."""
+        size_class = num_sequences.bit_length()
         self._num_steps += 1
-        num_plain = cost.num_observed - cost.num_observed_with_chunks
-        has_drafts = load.num_tokens > load.num_sequences
-        if has_drafts:
+        if num_drafts:
             self._measure_at.pop(size_class, None)
-        if has_drafts or num_plain < _OBSERVE_ALL or self._num_steps % _OBSERVE_EACH == 0:
-            cost.observe(load, duration_s)
+            return True
+        cost = self._costs.get(size_class)
+        num_plain = 0 if cost is None else cost.num_observed - cost.num_observed_with_chunks
+        return num_plain < _OBSERVE_ALL or self._num_steps % _OBSERVE_EACH == 0
+
+    def observe_step(self, load: StepLoad, duration_s: float) -> None:
+        """How long such a step took."""
+        size_class = load.num_sequences.bit_length()
+        self._costs.setdefault(size_class, CostModel()).observe(load, duration_s)
 
     def observe_drafts(self, row: int, num_drafts: int, num_accepted: int) -> None:
         """Of one sequence. What is behind the first rejected draft was not tested."""
@@ -120,14 +126,10 @@ class DraftLengths:
 
     # ------------------------------------------------------------------ what the next one gets
 
-    def choose(self, rows: Int64Array, num_sequences: int, num_context: int) -> Int64Array:
-        """Most drafts for each of these rows.
-
-        Args:
-            num_sequences: of the next step.
-            num_context: their tokens.
-        """
-        batch, size_class = self._batch, num_sequences.bit_length()
+    def choose(self, rows: Int64Array, order: Int64Array) -> Int64Array:
+        """Most drafts for each of these rows. `order`: all rows of the next step."""
+        batch, num_sequences = self._batch, len(order)
+        size_class = num_sequences.bit_length()
         num_tokens = batch.num_tokens[rows]
         is_due = num_tokens >= self._ask_at[rows]
         is_due |= self._generation[rows] != batch.generation[rows]
@@ -135,6 +137,7 @@ class DraftLengths:
         if is_limited or size_class != self._size_class or np.count_nonzero(is_due):
             self._claim(rows)
             self._size_class = size_class
+            num_context = int(batch.num_tokens[order].sum())
             self._given[rows] = self._worth(rows, num_sequences, num_context)
             self._ask_at[rows] = num_tokens + _ASK_AFTER
         return self._given[rows]
@@ -170,7 +173,7 @@ class DraftLengths:
             return self._measure_again(rows, together, size_class)
         self._measure_at.pop(size_class, None)
         accepted, rejected = self._accepted[rows], self._rejected[rows]
-        common = self._common[0] / (self._common[0] + self._common[1])
+        common = min(_MOST_BELIEVED, self._common[0] / (self._common[0] + self._common[1]))
         rate = (accepted + _PRIOR_WEIGHT * common) / (accepted + rejected + _PRIOR_WEIGHT)
         lengths = self._lengths(rate, price, most)
         # drafts that are accepted make a second worth more tokens

@@ -22,6 +22,8 @@ _SELDOM, _TRY_AFTER = 0.17, 4
 too."""
 _ASYNC_SELDOM, _ASYNC_TRY_AFTER = 0.5, 16
 """Likewise where an attempt costs a step in flight."""
+_EMPTY_ASKS, _MOST_PASSED_OVER = 8, 4
+"""For every so many steps on end that got no drafts, one more is passed over behind each."""
 
 
 class Speculator:
@@ -52,6 +54,9 @@ class Speculator:
         self._is_held: BoolArray = np.zeros(batch.max_num_rows, np.bool_)
         self._found: Float64Array = np.ones(batch.max_num_rows)
         """How many attempts found drafts, of the last ones."""
+        self._try_at: Int64Array = np.zeros(batch.max_num_rows, np.int64)
+        """Length of the sequence from which on the next attempt is made."""
+        self._num_empty = self._num_to_pass_over = 0
         self._seldom = _ASYNC_SELDOM if self._is_async else _SELDOM
         self._try_after = _ASYNC_TRY_AFTER if self._is_async else _TRY_AFTER
 
@@ -64,50 +69,68 @@ class Speculator:
     def observe_time(self, step: InFlightStep, duration_s: float) -> None:
         """Of a step that is over, if it computed nothing but last tokens and drafts. Those that the
         runner makes take time in the step that makes them and in the one that verifies them."""
-        plan = step.plan
-        num_drafts = sum(map(len, plan.scheduled_spec_decode_tokens.values()))
+        plan, num_drafts = step.plan, 0
+        if plan.scheduled_spec_decode_tokens:
+            num_drafts = sum(map(len, plan.scheduled_spec_decode_tokens.values()))
         num_sequences = len(plan.batch.req_ids)
-        if num_sequences and plan.total_num_scheduled_tokens == num_sequences + num_drafts:
-            if plan.num_drafts_wanted is not None:
-                num_drafts = (num_drafts + int(plan.num_drafts_wanted.sum()) + 1) // 2
-            num_tokens = num_sequences + num_drafts
+        if not num_sequences or plan.total_num_scheduled_tokens != num_sequences + num_drafts:
+            return
+        if plan.num_drafts_wanted is not None:
+            num_drafts = (num_drafts + int(plan.num_drafts_wanted.sum()) + 1) // 2
+        if self._lengths.counts_step(num_sequences, num_drafts):
             num_context = int(plan.batch.num_computed_tokens.sum()) + num_sequences
+            num_tokens = num_sequences + num_drafts
             load = StepLoad(num_tokens, num_sequences, num_context, num_context)
             self._lengths.observe_step(load, duration_s)
 
     # ------------------------------------------------------------------ what the next one gets
 
     def propose(self) -> None:
-        """Drafts for all running sequences whose last token alone is to be computed next."""
-        batch, proposer = self._batch, self._proposer
-        if proposer is None or not len(rows := self._decodes(batch.order)):
+        """Drafts for all running sequences whose last token alone is to be computed next. Where
+        steps get none, only some are asked for: to ask takes time while no step is in flight."""
+        if self._proposer is None:
             return
+        if self._num_to_pass_over and not self._is_async:
+            self._num_to_pass_over -= 1
+            return
+        rows = self._decodes(self._batch.order)
+        if not len(rows) or self._ask(self._proposer, rows):
+            self._num_empty = 0
+        else:
+            self._num_empty += 1
+        self._num_to_pass_over = min(self._num_empty // _EMPTY_ASKS, _MOST_PASSED_OVER)
+
+    def _ask(self, proposer: Proposer, rows: Int64Array) -> bool:
+        """Returns whether any of the rows gets drafts."""
+        batch = self._batch
         num_tokens = batch.num_tokens[rows]
         most = np.minimum(self._choose(rows), batch.max_len[rows] - num_tokens - 1)
         self._begin_new(rows)
-        tries = (self._found[rows] >= self._seldom) | (num_tokens % self._try_after == 0)
-        tries &= most > 0
+        tries = (num_tokens >= self._try_at[rows]) & (most > 0)
         if self._is_async:
             tries = self._hold_back(rows, tries)
         proposed: dict[int, Sequence] = {}
         for index in np.flatnonzero(tries).tolist():
-            row = int(rows[index])
+            row, length = int(rows[index]), int(num_tokens[index])
             sequence = self._pool.sequence_in(row)
             if sequence.request.beam_search is not None:
                 continue
-            tokens = batch.token_ids[row, sequence.request.embeds_stop : num_tokens[index]]
+            tokens = batch.token_ids[row, sequence.request.embeds_stop : length]
             drafts = proposer.propose(tokens, sequence.request.scope, int(most[index]))
             if drafts:
                 sequence.spec_token_ids = drafts[: most[index]]
                 proposed[row] = sequence
-            found = _FOUND_DECAY * self._found[row]
-            self._found[row] = found + (1 - _FOUND_DECAY) * bool(drafts)
+            found = _FOUND_DECAY * self._found[row] + (1 - _FOUND_DECAY) * bool(drafts)
+            self._found[row] = found
+            self._try_at[row] = length + (1 if found >= self._seldom else self._try_after)
         if not proposed:
-            return
+            return False
         counts = np.array([len(each.spec_token_ids) for each in proposed.values()])
-        if not self._lengths.are_worth_a_step(np.array([*proposed]), counts, len(batch.order)):
+        is_worth = self._lengths.are_worth_a_step(np.array([*proposed]), counts, len(batch.order))
+        if not is_worth:
             for sequence in proposed.values():
                 sequence.spec_token_ids = []
+        return is_worth
 
     def num_wanted(self, plan: PlanBuilder) -> Int64Array | None:
         """Drafts that the runner is to make for each sequence of a plan behind what it samples;
@@ -138,8 +161,7 @@ class Speculator:
         return rows[(num_left <= 1) & (batch.num_tokens[rows] > batch.num_prompt_tokens[rows])]
 
     def _choose(self, rows: Int64Array) -> Int64Array:
-        order = self._batch.order
-        return self._lengths.choose(rows, len(order), int(self._batch.num_tokens[order].sum()))
+        return self._lengths.choose(rows, self._batch.order)
 
     def _begin_new(self, rows: Int64Array) -> None:
         """Rows that another sequence had begin anew."""
@@ -147,7 +169,7 @@ class Speculator:
         if np.count_nonzero(is_new):
             new = rows[is_new]
             self._generation[new] = self._batch.generation[new]
-            self._is_held[new], self._found[new] = False, 1.0
+            self._is_held[new], self._found[new], self._try_at[new] = False, 1.0, 0
 
     def _hold_back(self, rows: Int64Array, wants: BoolArray) -> BoolArray:
         """Which of the rows that want drafts are not in flight, so that they can have some now."""

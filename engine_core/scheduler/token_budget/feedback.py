@@ -5,6 +5,7 @@ import numpy as np
 
 from engine_core.scheduler.batch_state import Int64Array
 from engine_core.scheduler.in_flight import InFlightStep
+from engine_core.scheduler.micro_batches import MicroBatches
 from engine_core.scheduler.preemption import PreemptionRule
 from engine_core.scheduler.request_pool import RequestPool
 from engine_core.scheduler.token_budget.base import (
@@ -18,8 +19,15 @@ from engine_core.scheduler.token_budget.base import (
 class StepFeedback:
     """Asks the token budget before each step; feeds budget, rule and policy after it."""
 
-    def __init__(self, pool: RequestPool, preemption: PreemptionRule, budget: TokenBudget) -> None:
+    def __init__(
+        self,
+        pool: RequestPool,
+        preemption: PreemptionRule,
+        budget: TokenBudget,
+        micro_batches: MicroBatches,
+    ) -> None:
         self._pool = pool
+        self._micro_batches = micro_batches
         self._policy = pool.policy
         self._preemption = preemption
         self._budget = budget
@@ -32,9 +40,9 @@ class StepFeedback:
         """Most tokens of the step to be planned."""
         self.now = now
         if not self._budget.looks_at_load:
-            return self._budget.max_num_tokens
+            return self._micro_batches.limit(self._budget.max_num_tokens)
         batch = self._pool.batch
-        order = batch.order
+        order = self._micro_batches.rows
         running = RunningSequences(
             num_tokens=batch.num_tokens[order],
             num_computed_tokens=batch.num_computed_tokens[order],
@@ -43,7 +51,8 @@ class StepFeedback:
             arrival_s=batch.arrival_s[order],
             max_len=batch.max_len[order],
         )
-        return self._budget.num_tokens(now, running, self._waiting())
+        num_tokens = self._budget.num_tokens(now, running, self._waiting())
+        return self._micro_batches.limit(num_tokens)
 
     def _waiting(self) -> WaitingRequests | None:
         pool = self._pool

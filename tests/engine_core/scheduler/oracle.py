@@ -68,7 +68,9 @@ def beam_answer(
     return [found.token_ids for found in search.results]
 
 
-def draw_config(draw: random.Random, *, max_steps_in_flight: int) -> SchedulerConfig:
+def draw_config(
+    draw: random.Random, *, max_steps_in_flight: int, is_pipeline: bool = False
+) -> SchedulerConfig:
     """Small limits, and anything that may be chosen."""
     policy = draw.choice(["fcfs", "fcfs", "priority", "fair"])
     batching = draw.choice(["mixed", "mixed", "prefill-first"])
@@ -92,6 +94,8 @@ def draw_config(draw: random.Random, *, max_steps_in_flight: int) -> SchedulerCo
         num_decode_steps=draw.choice([1, 3]) if max_steps_in_flight == 1 else 1,
         max_num_adapters=draw.choice([None, 1]),
         max_steps_in_flight=max_steps_in_flight,
+        pipeline_parallel_size=max_steps_in_flight if is_pipeline else 1,
+        min_micro_batch_tokens=draw.choice([1, 3, 256]) if is_pipeline else 256,
     )
 
 

@@ -21,11 +21,12 @@ def time_steps(lengths, number, *, draft_s, plain_s=0.02):
     for step in range(60):
         num_drafts = step % 6
         load = StepLoad(number + num_drafts, number, number * 100, number * 100)
-        lengths.observe_step(load, plain_s + num_drafts * draft_s)
+        if lengths.counts_step(number, num_drafts):
+            lengths.observe_step(load, plain_s + num_drafts * draft_s)
 
 
 def chosen(lengths, rows):
-    return lengths.choose(np.array(rows), len(rows), 100 * len(rows)).tolist()
+    return lengths.choose(np.array(rows), np.array(rows)).tolist()
 
 
 def test_cheap_drafts_that_are_accepted_come_in_full_length_and_rejected_ones_stop():
@@ -114,7 +115,8 @@ def dear_steps(lengths, number, num_steps):
         num_drafts = sum(chosen(lengths, rows))
         drafted += [step] * num_drafts
         load = StepLoad(number + num_drafts, number, number * 100, number * 100)
-        lengths.observe_step(load, 0.01 * number + 0.03 * num_drafts)
+        if lengths.counts_step(number, num_drafts):
+            lengths.observe_step(load, 0.01 * number + 0.03 * num_drafts)
         for row in rows[-num_drafts:] if num_drafts else ():
             lengths.observe_drafts(row, 1, 1)
     return drafted

@@ -36,6 +36,7 @@ GROUPS = [
 
 class SchedulerMachine(RuleBasedStateMachine):
     depth = 1
+    is_pipeline = False
 
     @initialize(groups=st.sampled_from(GROUPS), seed=SEEDS)
     def start(self, groups, seed):
@@ -45,7 +46,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         block_size = draw.randint(1, 4)
         num_blocks = draw.randint(8, 40) * len(groups) // block_size + 1
         num_host_blocks = draw.choice([0, 0, num_blocks // 2, 2 * num_blocks])
-        self.config = draw_config(draw, max_steps_in_flight=self.depth)
+        self._draw_depth(draw)
+        self.config = draw_config(
+            draw, max_steps_in_flight=self.depth, is_pipeline=self.is_pipeline
+        )
         self.kv_cache = KVCacheManager(
             num_blocks=num_blocks,
             block_size=block_size,
@@ -57,7 +61,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         self._draw_more(draw)
         self.scheduler = Scheduler(self.config, self.kv_cache)
         self.model = PagedModel(groups, num_blocks, block_size, num_host_blocks)
-        self.device = PagedDevice(self.model, self.depth, has_columns=draw.random() < 0.5)
+        self.device = PagedDevice(
+            self.model,
+            self.depth,
+            has_columns=draw.random() < 0.5,
+            is_pipeline=self.is_pipeline,
+        )
         self.has_groups = draw.random() < 0.6
         self.now = 0.0
         self.expected: dict[str, Expected] = {}
@@ -70,6 +79,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         """By request, the position whose computation makes a step fail."""
         self.num_probes = 0
         self.model.salts["probe"] = None
+
+    def _draw_depth(self, draw):
+        """Another machine has stages."""
 
     def _draw_more(self, draw):
         """Another machine changes the config."""
@@ -346,11 +358,24 @@ class SchedulerMachineAhead(SchedulerMachine):
     depth = 2
 
 
+class SchedulerMachineInStages(SchedulerMachine):
+    """Two to four micro-batches in flight, of different sequences."""
+
+    is_pipeline = True
+
+    def _draw_depth(self, draw):
+        self.depth = draw.randint(2, 4)
+
+
 TestSchedulerMachine = SchedulerMachine.TestCase
 TestSchedulerMachineAhead = SchedulerMachineAhead.TestCase
+TestSchedulerMachineInStages = SchedulerMachineInStages.TestCase
 TestSchedulerMachine.settings = TestSchedulerMachineAhead.settings = settings(
     max_examples=examples(2) * settings().max_examples,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+TestSchedulerMachineInStages.settings = settings(
+    TestSchedulerMachine.settings, max_examples=settings().max_examples
 )

@@ -1,0 +1,79 @@
+"""Which layers each stage of a pipeline has."""
+
+import dataclasses
+from functools import cache
+
+from engine_core.models.config import ModelConfig
+from engine_core.models.errors import ModelConfigError
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stage:
+    """Contiguous layers of a model. The first stage embeds, the last one has norm and head."""
+
+    layers: range
+    num_layers: int
+    """Of the whole model."""
+
+    @classmethod
+    def whole(cls, config: ModelConfig) -> "Stage":
+        """All layers."""
+        return cls(range(config.num_layers), config.num_layers)
+
+    @property
+    def is_first(self) -> bool:
+        return self.layers.start == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.layers.stop == self.num_layers
+
+    def takes(self, name: str) -> bool:
+        """Whether a tensor may be its own, by the name in our own spelling."""
+        kind, _, rest = name.removeprefix("model.").partition(".")
+        if kind == "layers":
+            layer = rest.partition(".")[0]
+            return not layer.isdecimal() or int(layer) in self.layers
+        return self.is_first if kind == "embed_tokens" else self.is_last
+
+
+def split_layers(config: ModelConfig, num_stages: int) -> tuple[Stage, ...]:
+    """Stages whose dearest one is as cheap as can be. A part costs what a decode reads for a token:
+    a layer's weights (of experts those that a token takes) and the head's, a row of the embedding.
+    Raises ModelConfigError: a stage would have no layer."""
+    if not 1 <= num_stages <= config.num_layers:
+        raise ModelConfigError(
+            f"--pipeline-parallel-size is {num_stages}, and the model has {config.num_layers} "
+            "layers, of which each stage needs one; lower it"
+        )
+    costs = [_layer_cost(config, layer) for layer in range(config.num_layers)]
+    costs[0] += config.hidden_size
+    costs[-1] += config.vocab_size * config.hidden_size
+
+    @cache
+    def best(start: int, num_left: int) -> tuple[int, tuple[int, ...]]:
+        """The dearest of so many stages from this layer on, and where they end."""
+        if num_left == 1:
+            return sum(costs[start:]), (config.num_layers,)
+        choices = []
+        for stop in range(start + 1, config.num_layers - num_left + 2):
+            dearest, stops = best(stop, num_left - 1)
+            choices.append((max(sum(costs[start:stop]), dearest), (stop, *stops)))
+        return min(choices)
+
+    stops = best(0, num_stages)[1]
+    starts = (0, *stops[:-1])
+    return tuple(
+        Stage(range(start, stop), config.num_layers)
+        for start, stop in zip(starts, stops, strict=True)
+    )
+
+
+def _layer_cost(config: ModelConfig, layer: int) -> int:
+    heads = 2 * config.num_query_heads + 2 * config.num_kv_heads
+    cost = config.hidden_size * config.head_size * heads
+    experts = config.experts[layer]
+    if experts is None:
+        return cost + 3 * config.hidden_size * config.intermediate_size
+    active = experts.top_k * experts.intermediate_size
+    return cost + config.hidden_size * (3 * active + experts.num_experts)
