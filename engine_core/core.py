@@ -9,6 +9,7 @@ from typing import assert_never
 import msgspec
 
 from engine_core.adapters.host import Adapters, adapters_of, answer_unload, answer_with
+from engine_core.block_transfer import TransferStore
 from engine_core.cache_publisher import CachePublisher
 from engine_core.control import EngineControl, ModelHost
 from engine_core.errors import RequestRefused
@@ -66,6 +67,7 @@ class EngineCore:
         observers: follow the loop, beside the two for the requests' and the steps' times.
         isolates_tenants: a tenant finds no prefixes of another in the cache.
         structured_outputs: also the scheduler's; None: the model has no tokenizer.
+        transfers: one of the observers; None: it exchanges no blocks with other engines.
         multimodal: reads images and sounds; None: prompts are text.
         cache: the scheduler's, which clients may watch; None: it keeps nothing.
         clock: seconds; the same one that inbox, outbox, executor and lifecycle go by.
@@ -90,6 +92,7 @@ class EngineCore:
         on_adapters: Callable[[tuple[calls.AdapterInfo, ...]], None] = lambda adapters: None,
         isolates_tenants: bool = False,
         structured_outputs: StructuredOutputs | None = None,
+        transfers: TransferStore | None = None,
         multimodal: MultiModalReader | None = None,
         cache: KVCacheManager | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -105,6 +108,7 @@ class EngineCore:
         self._compilations = compilations or CompileCounter()
         self._isolates_tenants = isolates_tenants
         self._structured_outputs = structured_outputs
+        self._transfers = transfers
         self._multimodal = multimodal or MultiModalReader(None, max_items={}, max_input_bytes=0)
         self._clock = clock
         self._client_log = LimitedLog(logger, logging.INFO, clock)
@@ -414,6 +418,8 @@ class EngineCore:
         numbers = self._scheduler.statistics()
         if self._adapters is not None:
             numbers = self._adapters.by_name(numbers)
+        if self._transfers is not None:
+            numbers = self._transfers.add_statistics(numbers)
         return msgspec.structs.replace(
             numbers,
             uptime_s=self._clock() - self._started_s,

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 
 from frontend.cache_view import CacheView
+from frontend.disaggregation import PrefillHandoff, kv_address_of, may_hand_over
 from frontend.errors import ClientClosed, EngineClientError, EngineUnavailable, InvalidInput
 from frontend.event_loop import Clock
 from frontend.output_processor import OutputProcessor
@@ -25,6 +26,8 @@ _FIRST_ANSWERS_S = 1.0
 """For the other engines to answer, once the first one has: the first requests are shared out."""
 _SILENT_S, _SILENT_LOAD = 5.0, 10**9
 """An engine that sends nothing for longer may hang: it gets a request only if all are silent."""
+_PREFILL_LOAD = 10**12
+"""An engine that computes prompts for others decodes only if all others are away."""
 _MAX_LOSSES = 3
 """A request that as many engines were lost with, and no output between, may be what ends them: it
 is not given to another one."""
@@ -73,6 +76,7 @@ class EngineGroup(Neighbours):
         self._router = Router(routing_policy)
         self.view = CacheView(self.sessions)
         self._routes: dict[RequestState, _Route] = {}
+        self.handoff = PrefillHandoff(self.requests, place=self._place, clock=clock)
         self.loads = [0] * len(self.sessions)
         """Of this client's requests on each engine that are not over (`load_of`)."""
         self.num_sent = [0] * len(self.sessions)
@@ -195,6 +199,25 @@ class EngineGroup(Neighbours):
         """Send a request. It must be given to `release` in the end."""
         self.requests.add_request(request)
         choice = self._choose(request)
+        if choice is None or not self._is_computed_elsewhere(request, choice):
+            self._place(request, choice)
+
+    def _is_computed_elsewhere(self, request: RequestState, choice: Choice) -> bool:
+        """Whether another engine computes the prompt first; then it is placed afterwards."""
+        decoder = self.sessions[choice.engine]
+        there = [
+            number
+            for number, each in enumerate(self.sessions)
+            if may_hand_over(each, decoder) and self._may_take(each, request, decoder.arithmetic)
+        ]
+        if not there:
+            return False
+        matched = self.view.matched(self.view.prompt(request, there))
+        engines = {self.sessions[number]: matched.get(number, 0) for number in there}
+        return self.handoff.begin(request, engines, decoder, choice.num_matched)
+
+    def _place(self, request: RequestState, choice: Choice | None = None) -> None:
+        choice = choice or self._choose(request)
         if choice is None:  # it waits, or is told why not
             if self._leader in self._leaving:
                 self._leader = next(iter(self.staying.values()), self._leader)
@@ -203,6 +226,7 @@ class EngineGroup(Neighbours):
 
     def release(self, request: RequestState) -> None:
         """Forget a request; its engine stops what still runs of it."""
+        self.handoff.release(request)
         route = self._routes.pop(request, None)
         if route is not None:
             self.loads[route.number] -= route.load
@@ -222,7 +246,7 @@ class EngineGroup(Neighbours):
     async def close(self) -> None:
         """End every request with ClientClosed, and every session."""
         self._is_closed = True
-        await _cancel(list(self._keepers.values()))
+        await _cancel([*self._keepers.values(), *self.handoff.close()])
         await self.view.close()
         for session in self.sessions:
             await session.close()
@@ -230,6 +254,7 @@ class EngineGroup(Neighbours):
     # what sessions tell
 
     def on_lost(self, session: EngineSession, arithmetic: Arithmetic) -> None:
+        self.handoff.on_lost(session)
         for request in self.requests.in_flight(session):
             route = self._routes.get(request)
             if route is not None:
@@ -314,6 +339,7 @@ class EngineGroup(Neighbours):
         for number, session in enumerate(self.sessions):
             if number not in but and self._may_take(session, request, arithmetic):
                 load = self.loads[number] + self.view.others_loads[number]
+                load += _PREFILL_LOAD * (kv_address_of(session) is not None)
                 loads[number] = load + _SILENT_LOAD * (session.silence_s() > _SILENT_S)
         blocks = self.view.prompt(request, [n for n, load in enumerate(loads) if load < math.inf])
         matched, home = self.view.matched(blocks), self._home(request.session_id, loads)

@@ -88,6 +88,8 @@ class RequestState:
         self._submitted_s = clock.now()
         self.adapter_fingerprint: str | None = None
         """Of its adapter, when it was sent."""
+        self.kv_source: str | None = None
+        """Where an engine can get blocks of its prompt."""
         self.session_id: str | None = None
         """Requests with the same one should go to the same one of several engines."""
         self.num_reports = 0
@@ -162,6 +164,7 @@ class RequestState:
             output_token_ids=self.sequences[start].token_ids if stop - start == 1 else [],
             num_sequences=stop - start,
             is_resumed=self.metrics.engine_request_id is not None,
+            kv_source=self.kv_source,
             adapter_fingerprint=self.adapter_fingerprint if self.has_started else None,
         )
 

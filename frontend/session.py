@@ -5,6 +5,8 @@ import logging
 from collections.abc import Coroutine, Sequence
 from typing import Any, Protocol, assert_never
 
+import msgspec
+
 from frontend.connection import Connection, ConnectionOptions
 from frontend.daemon import ChildDaemon
 from frontend.errors import (
@@ -219,7 +221,11 @@ class EngineSession:
     def _send_request(self, request: RequestState) -> None:
         if not request.has_started and request.wire.adapter is not None:
             request.adapter_fingerprint = self.adapters.get(request.wire.adapter)
+        known = self.welcome and self.welcome.disaggregation
+        sources = known.kv_sources if known else ()
         for message in self.requests.wire_requests(request, self):
+            if message.kv_source not in (None, *sources):
+                message = msgspec.structs.replace(message, kv_source=None)
             if self._connection is not None:
                 self._connection.send(message, request.frames)
 

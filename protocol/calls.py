@@ -268,6 +268,16 @@ class EngineStatistics(Message, frozen=True, tag=2):
     """Of `num_running`, requests with adapters."""
     num_waiting_by_adapter: dict[str, int] = {}
     """Of `num_waiting`, requests with adapters."""
+    num_kv_blocks_sent: int = 0
+    """To engines that decode."""
+    num_kv_bytes_sent: int = 0
+    num_kv_blocks_received: int = 0
+    """Of prompts that other engines have computed."""
+    num_kv_bytes_received: int = 0
+    kv_receive_s: float = 0.0
+    """Of each transfer from its begin to its end, all together."""
+    num_kv_blocks_failed: dict[str, int] = {}
+    """Asked for and not moved, by reason: absent, corrupt, late, lost, refused, unknown source."""
 
 
 class PrefixCacheReset(Message, frozen=True, tag=3):

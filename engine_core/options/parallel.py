@@ -50,6 +50,12 @@ def _refused(options: EngineOptions) -> list[tuple[str, bool, str, str]]:
             "each worker has a part of a block, and one folder holds whole ones",
             "keep prompts in memory with --host-cache-memory",
         ),
+        (
+            "--disaggregation-mode",
+            options.disaggregation.disaggregation_mode is not None,
+            "each worker has a part of a block, and whole ones are moved",
+            alone,
+        ),
         ("--enable-lora", options.adapters.is_enabled, "adapters are not split yet", alone),
         (
             "--enable-prompt-embeds",

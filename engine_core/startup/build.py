@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from engine_core.block_transfer import TransferStore
 from engine_core.config import EngineConfig
 from engine_core.core import EngineCore
 from engine_core.errors import ConfigurationError, StartupError, WorkerLost
@@ -32,6 +33,7 @@ from engine_core.server.transport import ZmqTransport
 from engine_core.server.validation import RequestValidator
 from engine_core.startup.adapters import open_adapters
 from engine_core.startup.before_torch import OpenModel
+from engine_core.startup.block_transfer import disaggregation_info, open_block_transfer
 from engine_core.startup.device import choose_device
 from engine_core.startup.draft_model import load_with_draft
 from engine_core.startup.encoder_decoder import cache_manager_of, encoder_info
@@ -51,6 +53,8 @@ from protocol.outputs import ModelInfo
 from protocol.prompt_embeds import PromptEmbedsInfo
 
 logger = logging.getLogger(__name__)
+
+BlockStore = PrefixStore | TransferStore
 
 HEARTBEAT_S = 0.25
 """Longest silence towards a client, so that a dead one is found within that time."""
@@ -93,7 +97,8 @@ def build_engine(
         # to a person at a terminal it is noise
         level = logging.DEBUG if sys.stderr.isatty() else logging.INFO
         logger.log(level, "configuration: %s", config)
-        store = open_prefix_store(options, opened.files, loaded, runner_spec.config)
+        about_cache = options, opened.files, loaded, runner_spec.config
+        store = open_prefix_store(*about_cache) or open_block_transfer(*about_cache)
         structured_outputs = _structured_outputs(opened, runner_spec)
         runner = _warm_runner(runner_spec, config, compilations, phases, store)
         ranks.serving()
@@ -134,7 +139,7 @@ def _warm_runner(
     config: EngineConfig,
     compilations: CompileCounter,
     phases: StartPhases,
-    store: PrefixStore | None,
+    store: BlockStore | None,
 ) -> Runner:
     """Nothing that it can launch is left to be compiled."""
     runner = runner_spec.build(
@@ -166,7 +171,7 @@ def _assemble(
     transport: ZmqTransport,
     lifecycle: Lifecycle,
     compilations: CompileCounter,
-    store: PrefixStore | None,
+    store: BlockStore | None,
     structured_outputs: StructuredOutputs | None,
     ranks: OneRank,
 ) -> EngineCore:
@@ -193,6 +198,7 @@ def _assemble(
         "pooler": None if pooler is None else dataclasses.asdict(pooler.config),
     }
     executor = ranks.executor(runner)
+    transfer_store = store if isinstance(store, TransferStore) else None
     observers: list[StepObserver] = [] if store is None else [store]
     if logger.isEnabledFor(logging.DEBUG):
         observers.append(RequestLog())
@@ -204,6 +210,7 @@ def _assemble(
         proposer=runner_spec.options.speculation.make_proposer(),
         draft_method=runner_spec.options.speculation.speculative or "grammar",
         constraints=TokenRules(structured_outputs, vocab_size=vocab_size),
+        transfers=None if transfer_store is None else transfer_store.transfers,
     )
     pool = runner_spec.config.adapters
     adapters = open_adapters(runner_spec.options.adapters, pool, scheduler, config.model)
@@ -215,6 +222,7 @@ def _assemble(
     handshake = _handshake(
         opened, config, vocab_size, runner_spec, None if embeds is None else embeds.info
     )
+    handshake.use_disaggregation(disaggregation_info(runner_spec.options, transfer_store))
     if adapters is not None:
         handshake.use_adapters(adapters.infos)
     return EngineCore(
@@ -242,6 +250,7 @@ def _assemble(
             prompt_embeds=embeds,
             pooler=None if pooler is None else pooler.config,
             generates=runner_spec.loaded.generates,
+            fetches_blocks=transfer_store is not None and transfer_store.fetcher is not None,
         ),
         eos_token_ids=opened.files.eos_token_ids,
         observers=observers,
@@ -254,6 +263,7 @@ def _assemble(
         on_adapters=handshake.use_adapters,
         isolates_tenants=config.isolate_tenants,
         structured_outputs=structured_outputs,
+        transfers=transfer_store,
         multimodal=make_reader(runner_spec.options, runner_spec.loaded),
         cache=kv_cache if config.num_blocks else None,
     )

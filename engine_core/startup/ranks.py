@@ -16,7 +16,7 @@ from engine_core.options.engine import EngineOptions
 from engine_core.startup.device import defaults_of
 from engine_core.startup.resolve import resolve_config
 from engine_core.startup.runner_spec import Runner, RunnerSpec
-from engine_core.workers.executor import GroupExecutor, GroupModelHost
+from engine_core.workers.executor import GroupExecutor, GroupModelHost, PipelineExecutor
 from engine_core.workers.group import WorkerGroup
 from engine_core.workers.messages import Serve, Sizes, Start
 from kernels.cpu.library import available_threads
@@ -92,6 +92,9 @@ class RankZero(OneRank):
         self._group.serving()
 
     def executor(self, runner: Runner) -> InProcessExecutor:
+        num_stages = self.collectives.parallel.pp_size
+        if num_stages > 1:
+            return PipelineExecutor(runner, self._group, num_stages=num_stages)
         return GroupExecutor(runner, self._group)
 
     def model_host(self, host: ModelHost) -> ModelHost:

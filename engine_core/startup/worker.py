@@ -141,7 +141,7 @@ def _follow(channel: Channel, options: EngineOptions, start: Start) -> bool:
     host = ServedModel(spec, config, opened.files, executor, runner, None)
     del opened, loaded, spec, runner  # the model is the host's, to be given back
     channel.send(Answer())
-    return follow(channel, executor, host)
+    return follow(channel, executor, host, collectives.parallel)
 
 
 def _name_rank(rank: int) -> None:

@@ -9,13 +9,16 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from engine_core.errors import ExitCode, StartupError
+from engine_core.model_runner.sampled_tokens import SampledTokens
 from engine_core.scheduler import SchedulerOutput
-from engine_core.workers.codec import decode_plan
+from engine_core.workers.codec import decode_plan, decode_sampled
 from engine_core.workers.group import HEARTBEAT_MS, PLAN, SILENCE_MS, code_version, machine_id
 from engine_core.workers.messages import FromRank0, FromWorker, Joins, Stop, encode, to_worker
 from protocol.keys import ClientKey
 
 logger = logging.getLogger(__name__)
+
+SentPlan = tuple[SchedulerOutput, list[SampledTokens]]
 
 _GRACE_S = 1.0
 _REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
@@ -56,7 +59,7 @@ class Channel:
     def send(self, message: FromWorker) -> None:
         self._socket.send(encode(message))
 
-    def receive(self, timeout_s: float | None = None) -> FromRank0 | SchedulerOutput | None:
+    def receive(self, timeout_s: float | None = None) -> FromRank0 | SentPlan | None:
         """None: nothing came in time. Raises StartupError: this worker is not taken."""
         until_s = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
@@ -65,7 +68,7 @@ class Channel:
                 return None
             first, *rest = self._socket.recv_multipart()
             if first == PLAN:
-                return decode_plan(rest[0])
+                return decode_plan(rest[0]), decode_sampled(rest[1])
             if first:  # else rank 0 looked whether we are there
                 message: FromRank0 = to_worker.decode(first)
                 if isinstance(message, Stop):

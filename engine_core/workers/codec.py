@@ -2,14 +2,16 @@
 
 import dataclasses
 from array import array
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from engine_core.model_runner.sampled_tokens import SampledTokens
 from engine_core.options.engine import EngineOptions
-from engine_core.scheduler import SchedulerOutput
+from engine_core.scheduler import DraftTokenIds, ModelRunnerOutput, SchedulerOutput
 from engine_core.scheduler.constraints import MaskRows, TokenMasks
 
 _ARRAY = 1
@@ -55,6 +57,30 @@ def is_empty(plan: SchedulerOutput) -> bool:
     )
 
 
+def encode_sampled(sampled: Sequence[SampledTokens]) -> bytes:
+    return _plans_out.encode(sampled)
+
+
+def decode_sampled(frame: bytes) -> list[SampledTokens]:
+    return _sampled_in.decode(frame)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Output(ModelRunnerOutput):
+    """msgspec cannot tell a list from an array."""
+
+    sampled_token_ids: Any
+    draft_token_ids: DraftTokenIds | None = None
+
+
+def encode_output(output: ModelRunnerOutput) -> bytes:
+    return _plans_out.encode(output)
+
+
+def decode_output(frame: bytes) -> ModelRunnerOutput:
+    return _outputs_in.decode(frame)
+
+
 def encode_options(options: EngineOptions) -> bytes:
     return msgspec.msgpack.encode(options, enc_hook=_encode)
 
@@ -94,4 +120,11 @@ def _decode_extension(code: int, frame: memoryview) -> Any:
 
 
 _plans_out = msgspec.msgpack.Encoder(enc_hook=_encode)
-_plans_in = msgspec.msgpack.Decoder(SchedulerOutput, dec_hook=_decode, ext_hook=_decode_extension)
+_hooks: Any = {"dec_hook": _decode, "ext_hook": _decode_extension}
+_plans_in: msgspec.msgpack.Decoder[SchedulerOutput] = msgspec.msgpack.Decoder(
+    SchedulerOutput, **_hooks
+)
+_sampled_in: msgspec.msgpack.Decoder[list[SampledTokens]] = msgspec.msgpack.Decoder(
+    list[SampledTokens], **_hooks
+)
+_outputs_in: msgspec.msgpack.Decoder[_Output] = msgspec.msgpack.Decoder(_Output, **_hooks)

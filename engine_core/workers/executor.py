@@ -1,8 +1,14 @@
 """Runs every plan here and in all workers; sleep and new weights likewise, in the same order."""
 
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
 from engine_core.control import ModelHost
 from engine_core.errors import RequestRefused, WorkerLost
 from engine_core.executor import InProcessExecutor, StepRunner
+from engine_core.model_runner.cpu.runner import CPUModelRunner
+from engine_core.model_runner.sampled_tokens import SampledTokens
 from engine_core.scheduler import DeviceFault, ModelRunnerOutput, SchedulerOutput
 from engine_core.workers.codec import is_empty
 from engine_core.workers.group import WorkerGroup
@@ -50,6 +56,71 @@ class GroupExecutor(InProcessExecutor):
     def close(self) -> None:
         super().close()
         self._group.close()
+
+
+class PipelineExecutor(GroupExecutor):
+    """With several stages. `runner` is the first one's and runs on a thread, so that the loop plans
+    on; what a step brought comes from the last stage, and what it sampled goes to all stages with
+    the next plan."""
+
+    def __init__(self, runner: StepRunner, group: WorkerGroup, *, num_stages: int) -> None:
+        super().__init__(runner, group)
+        self.max_steps_in_flight = num_stages
+        self._thread = ThreadPoolExecutor(1, "first-stage")
+        self._in_flight: deque[tuple[SchedulerOutput, Future[ModelRunnerOutput]]] = deque()
+        self._sampled: list[SampledTokens] = []
+        """Of steps that were collected since the last plan."""
+
+    def submit(self, plan: SchedulerOutput) -> None:
+        self._group.check()
+        if not self._num_in_flight:
+            self._busy_since_s = self._clock()
+        sampled: list[SampledTokens] = []
+        if not is_empty(plan):
+            sampled, self._sampled = self._sampled, []
+            self._group.send_plan(plan, sampled)
+        self._in_flight.append((plan, self._thread.submit(run_step, self.runner, plan, sampled)))
+        self._num_in_flight += 1
+
+    def collect(self) -> ModelRunnerOutput:
+        plan, here = self._in_flight.popleft()
+        self._num_in_flight -= 1
+        output = here.result()
+        if plan.total_num_scheduled_tokens:
+            output = self._group.output_of(plan.step_id)
+            sampled = SampledTokens.of(plan, output)
+            if sampled is not None:
+                self._sampled.append(sampled)
+            now_s = self._clock()
+            self.model_time_s += now_s - self._busy_since_s
+            self._busy_since_s = now_s
+        return output
+
+    def check_device(self) -> None:
+        """Raises DeviceFault, always: stages are at different steps."""
+        try:
+            self._group.check_after_fault()
+        except WorkerLost as error:
+            raise DeviceFault(f"a worker is lost: {error}") from error
+        raise DeviceFault("the first stage failed; the others have gone on")
+
+    def close(self) -> None:
+        self._group.close()  # first, for a step here may wait for another stage
+        super().close()
+        self._thread.shutdown()
+
+
+def run_step(
+    runner: StepRunner | None, plan: SchedulerOutput, sampled: Sequence[SampledTokens]
+) -> ModelRunnerOutput:
+    """A stage's part of a step. `sampled`: by earlier ones, whose tokens it may read."""
+    if runner is None:  # asleep
+        return ModelRunnerOutput(req_ids=[], sampled_token_ids=[])
+    assert isinstance(runner, CPUModelRunner), "plan_runner refuses stages on a GPU"
+    for tokens in sampled:
+        runner.take_sampled(tokens)
+    runner.submit(plan)
+    return runner.collect()
 
 
 class GroupModelHost:

@@ -3,12 +3,13 @@
 import logging
 
 from engine_core.control import ModelHost
+from engine_core.distributed.parallel import Parallel
 from engine_core.errors import RequestRefused
 from engine_core.executor import InProcessExecutor
-from engine_core.scheduler import SchedulerOutput
 from engine_core.workers.channel import Channel
-from engine_core.workers.executor import carry_out
-from engine_core.workers.messages import Answer, Change, Failed, Probe, Stop
+from engine_core.workers.codec import encode_output
+from engine_core.workers.executor import carry_out, run_step
+from engine_core.workers.messages import Answer, Change, Failed, Probe, StepOutput, Stop
 
 logger = logging.getLogger(__name__)
 
@@ -19,8 +20,11 @@ _NEXT_PLAN_S = 0.001
 """A step in flight is collected if no plan follows it for so long."""
 
 
-def follow(channel: Channel, executor: InProcessExecutor, host: ModelHost) -> bool:
+def follow(
+    channel: Channel, executor: InProcessExecutor, host: ModelHost, parallel: Parallel
+) -> bool:
     """Until the engine ends. Returns False: a step has failed here alone."""
+    reports = parallel.pp_rank == parallel.pp_size - 1 and parallel.tp_rank == 0
     in_flight: list[int] = []
     failed_step: int | None = None
     while True:
@@ -39,7 +43,12 @@ def follow(channel: Channel, executor: InProcessExecutor, host: ModelHost) -> bo
                 case None:
                     step_id = in_flight.pop(0)
                     executor.collect()
-                case SchedulerOutput() as plan if failed_step is None:
+                case (plan, sampled) if failed_step is None and parallel.pp_size > 1:
+                    step_id = plan.step_id
+                    output = run_step(executor.runner, plan, sampled)
+                    if plan.total_num_scheduled_tokens and reports:
+                        channel.send(StepOutput(step_id=step_id, output=encode_output(output)))
+                case (plan, _) if failed_step is None:
                     step_id = plan.step_id
                     executor.submit(plan)
                     in_flight.append(step_id)

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections import deque
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Self
@@ -21,13 +22,19 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from engine_core.errors import ConfigurationError, WorkerLost
+from engine_core.model_runner.sampled_tokens import SampledTokens
 from engine_core.options.engine import EngineOptions
-from engine_core.scheduler import SchedulerOutput
+from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
 from engine_core.server.authentication import KeyCheck
 from engine_core.server.keys import KeyFolder
 from engine_core.server.transport import is_loopback
 from engine_core.server.unix_socket import make_private_folder, private_files
-from engine_core.workers.codec import encode_options, encode_plan
+from engine_core.workers.codec import (
+    decode_output,
+    encode_options,
+    encode_plan,
+    encode_sampled,
+)
 from engine_core.workers.messages import (
     Answer,
     Change,
@@ -37,6 +44,7 @@ from engine_core.workers.messages import (
     Serve,
     Sizes,
     Start,
+    StepOutput,
     Stop,
     encode,
     to_rank_0,
@@ -48,12 +56,13 @@ from protocol.errors import InvalidParameter
 logger = logging.getLogger(__name__)
 
 PLAN = b"plan"
-"""The first of a plan's two frames."""
+"""The first of a plan's three frames."""
 HEARTBEAT_MS, SILENCE_MS = 2_000, 30_000
 """A machine that is silent for so long is lost."""
 _TICK_S = 0.2
 _STOP_S = 5.0
 _PROBE_S = 10.0
+_SHOWN_S = 1.0
 
 
 def code_version() -> str:
@@ -106,6 +115,7 @@ class WorkerGroup:
         self._key_check: KeyCheck | None = None
         self._workers: list[_Worker] = []
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._outputs: deque[StepOutput] = deque()
         self._failure = ""
         """Why the group cannot go on."""
         self._is_wrong_option = False
@@ -270,11 +280,20 @@ class WorkerGroup:
             for worker in self._workers
         ]
 
-    def send_plan(self, plan: SchedulerOutput) -> None:
-        """Raises WorkerLost."""
-        frame = encode_plan(plan)
+    def send_plan(self, plan: SchedulerOutput, sampled: Sequence[SampledTokens] = ()) -> None:
+        """`sampled`: of steps that stages have not heard of. Raises WorkerLost."""
+        frames = PLAN, encode_plan(plan), encode_sampled(sampled)
         for worker in self._workers:
-            self._send_frames(worker, PLAN, frame)
+            self._send_frames(worker, *frames)
+
+    def output_of(self, step_id: int) -> ModelRunnerOutput:
+        """What the last stage says of a step that had tokens. Raises WorkerLost."""
+        while not self._outputs:
+            self.check()
+            self.poll(_TICK_S)
+        brought = self._outputs.popleft()
+        assert brought.step_id == step_id
+        return decode_output(brought.output)
 
     def change(self, what: Change) -> None:
         """`answers_to_change` has what came of it. Raises WorkerLost."""
@@ -301,6 +320,14 @@ class WorkerGroup:
             if answer.failed_step is None or answer.failed_step != step_id:
                 which = why or "it computed a step that failed at another rank"
                 raise WorkerLost(f"{worker}: {which}")
+
+    def check_after_fault(self) -> None:
+        """Raises WorkerLost if one has ended or failed, which shows a moment after its peers have
+        failed."""
+        until_s = time.monotonic() + _SHOWN_S
+        while time.monotonic() < until_s:
+            self.check()
+            self.poll(_TICK_S)
 
     def _check_alive(self) -> None:
         self.poll()
@@ -390,6 +417,8 @@ class WorkerGroup:
             if (worker.socket, worker.identity) == (socket, identity):
                 if isinstance(message, Answer):
                     worker.answers.append(message)
+                elif isinstance(message, StepOutput):
+                    self._outputs.append(message)
                 elif message.step_id is not None:
                     worker.failed_because = message.why
                 else:

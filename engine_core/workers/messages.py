@@ -81,6 +81,13 @@ class Answer(Message, frozen=True, tag=True):
     failed_step: int | None = None
 
 
+class StepOutput(Message, frozen=True, tag=True):
+    """From the last stage of several."""
+
+    step_id: int
+    output: bytes
+
+
 class Failed(Message, frozen=True, tag=True):
     """A start or a step; after that of a start the worker ends."""
 
@@ -90,7 +97,7 @@ class Failed(Message, frozen=True, tag=True):
 
 
 FromRank0 = Start | Sizes | Serve | Change | Probe | Stop
-FromWorker = Joins | Answer | Failed
+FromWorker = Joins | Answer | StepOutput | Failed
 
 to_worker = msgspec.msgpack.Decoder(FromRank0)
 to_rank_0 = msgspec.msgpack.Decoder(FromWorker)

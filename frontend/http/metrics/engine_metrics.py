@@ -188,6 +188,32 @@ ENGINE_METRICS = [
     ),
     EngineMetric(
         "counter",
+        "kv_transfer_blocks",
+        "KV blocks that moved from engine to engine.",
+        lambda now: _by(sent=now.num_kv_blocks_sent, received=now.num_kv_blocks_received),
+        labels=("direction",),
+    ),
+    EngineMetric(
+        "counter",
+        "kv_transfer_bytes",
+        "Bytes of those blocks.",
+        lambda now: _by(sent=now.num_kv_bytes_sent, received=now.num_kv_bytes_received),
+        labels=("direction",),
+    ),
+    _counter(
+        "kv_transfer_seconds",
+        "Seconds from the begin of each transfer of a prompt's blocks to its end.",
+        "kv_receive_s",
+    ),
+    EngineMetric(
+        "counter",
+        "kv_transfer_failures",
+        "KV blocks that were asked for and did not move, by reason; they are computed.",
+        _by_name(lambda now: now.num_kv_blocks_failed),
+        labels=("reason",),
+    ),
+    EngineMetric(
+        "counter",
         "requests_finished",
         "Finished requests by reason.",
         _by_name(lambda now: now.num_finished),

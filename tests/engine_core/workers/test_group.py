@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from engine_core.control import ModelHost
+from engine_core.distributed.parallel import Parallel
 from engine_core.errors import ConfigurationError, RequestRefused, StartupError, WorkerLost
 from engine_core.executor import InProcessExecutor
 from engine_core.options.engine import EngineOptions
@@ -113,7 +114,7 @@ class Joined:
             )
             self.served = self.channel.receive()
             self.channel.send(Answer())
-            self.over = follow(self.channel, InProcessExecutor(self.rank), self.rank)
+            self.over = follow(self.channel, InProcessExecutor(self.rank), self.rank, Parallel())
         except StartupError as error:
             self.over = error
         except Killed:
