@@ -6,6 +6,7 @@ import sys
 import time
 from collections import deque
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from engine_core.cli import main
 from engine_core.executor import InProcessExecutor, StepRunner
 from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
-from engine_core.startup import build
 from scripts.simulator.step_times import work_of
 
 _TOKEN_ID = 300
@@ -50,11 +50,13 @@ class SleepingRunner:
         pass
 
 
-class _SleepingExecutor(InProcessExecutor):
-    def __init__(self, runner: StepRunner) -> None:
-        super().__init__(SleepingRunner())
+_init = InProcessExecutor.__init__
+
+
+def _init_asleep(self: InProcessExecutor, runner: StepRunner, **options: Any) -> None:
+    _init(self, SleepingRunner(), **options)
 
 
 if __name__ == "__main__":
-    build.InProcessExecutor = _SleepingExecutor  # type: ignore[misc]
+    InProcessExecutor.__init__ = _init_asleep  # type: ignore[method-assign]
     main()
