@@ -165,7 +165,7 @@ async def test_over_http_streams_go_on_and_a_daemon_is_used_again_when_it_is_bac
             ready = (await http.get("/ready")).json()
             names = [f"small at {each.address}" for each in daemons]
             assert ready == {"status": "ok", "engines": dict.fromkeys(names, "ok")}
-            expected = [await streamed(http, number) for number in range(9)]
+            expected = await asyncio.gather(*(streamed(http, number) for number in range(9)))
 
             tasks = [asyncio.create_task(streamed(http, number)) for number in range(9)]
             for daemon in daemons[:2]:
