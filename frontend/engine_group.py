@@ -317,6 +317,18 @@ class EngineGroup(Neighbours):
         self._move(request, route, choice)
         return True
 
+    def why_not_moved(self, session: EngineSession, request: RequestState) -> str:
+        there = sum(each.is_connected for each in self.sessions if each is not session)
+        route = self._routes.get(request)
+        if route is None or not there:
+            return ""
+        if route.num_losses >= _MAX_LOSSES:
+            return f"it was not given to another one, as {_MAX_LOSSES} were lost with it in a row"
+        return (
+            f"none of the {there} other engines that are there could go on with it: they differ in "
+            "weights, dtype, formats, --max-model-len or instruction set, drain or are full"
+        )
+
     def _move_requests(self, session: EngineSession, arithmetic: Arithmetic) -> None:
         for request in self.requests.in_flight(session):
             route = self._routes.get(request)

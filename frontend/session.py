@@ -73,6 +73,9 @@ class Neighbours(Protocol):
     def on_cache_events(self, session: "EngineSession", events: CacheEvents) -> None:
         """What this engine's prefix cache holds has changed."""
 
+    def why_not_moved(self, session: "EngineSession", request: RequestState) -> str:
+        """Why no other engine goes on with it; empty if none is there."""
+
     def take_refused(self, session: "EngineSession", request: RequestState) -> bool:
         """Whether another engine has taken a request that this one is too full for, drains, or has
         other weights for."""
@@ -438,7 +441,10 @@ class EngineSession:
 
     def _fail_all(self, error: Exception) -> None:
         for request in self.requests.drop_wire_ids(self):
-            request.fail(error)
+            why = ""
+            if isinstance(error, EngineDied) and self._neighbours is not None:
+                why = self._neighbours.why_not_moved(self, request)
+            request.fail(EngineDied(f"{error}; {why}", address=self._address) if why else error)
         self._fail_calls(error)
 
     def _fail_calls(self, error: Exception) -> None:
