@@ -37,15 +37,12 @@ def on_ray(
             "ends with this command.",
         ),
     ] = None,
-    name: Annotated[
-        str, Parameter(show=True, help="Of the application, where a cluster has several.")
-    ] = "engine-core",
     detach: Annotated[
         bool,
         Parameter(show=True, help="Return when it serves, and leave it running.", negative=""),
     ] = False,
     stop: Annotated[
-        bool, Parameter(show=True, help="End what was left running under this name.", negative="")
+        bool, Parameter(show=True, help="End what was left running.", negative="")
     ] = False,
     check: Annotated[bool, Parameter(show=True, help="Only check the file.", negative="")] = False,
 ) -> int:
@@ -63,16 +60,14 @@ def on_ray(
             "on-ray needs Ray, the extra `cluster`; install it with "
             "`pip install 'engine-core[cluster]'`, on every node of the cluster"
         )
-    return _on_ray(deployment, address, name, detach=detach, stop=stop)
+    return _on_ray(deployment, address, detach=detach, stop=stop)
 
 
-def _on_ray(
-    deployment: Deployment, address: str | None, name: str, *, detach: bool, stop: bool
-) -> int:
+def _on_ray(deployment: Deployment, address: str | None, *, detach: bool, stop: bool) -> int:
     import ray
     from ray import serve
 
-    from engine_core.cluster.application import make_application
+    from engine_core.cluster.application import NAME, make_application
     from engine_core.cluster.directory_actor import remove_directory
 
     server = deployment.server
@@ -94,17 +89,17 @@ def _on_ray(
                 },
             )
             try:
-                serve.run(make_application(deployment, name), name=name, route_prefix="/")
+                serve.run(make_application(deployment), name=NAME, route_prefix="/")
                 _announce(deployment)
                 if detach:
                     return 0
                 threading.Event().wait()
             except KeyboardInterrupt:
                 logger.info("stopping; requests that run have their drain timeouts to end")
-        serve.delete(name)
-        remove_directory(f"{name}-directory")
+        serve.delete(NAME)
+        remove_directory()
     except (RuntimeError, TimeoutError, ray.exceptions.RayError) as error:
-        raise StartupError(f"{name} did not start: {error}; see Ray Serve's logs") from None
+        raise StartupError(f"the deployment did not start: {error}; see Ray Serve's logs") from None
     finally:
         ray.shutdown()
     return 0

@@ -1,7 +1,7 @@
 """What ranks exchange: sums and shards within a stage, hidden states from stage to stage."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any, Literal, Protocol
 
@@ -145,28 +145,48 @@ class TorchCollectives:
                 group.barrier().wait()
 
     def all_reduce_(self, x: torch.Tensor) -> torch.Tensor:
-        group, size = self._stage, self.parallel.tp_size
-        if group is None:
+        size = self.parallel.tp_size
+        if self._stage is None:
             return x
         flat = x.view(-1)
         if size > 2 and x.nbytes >= _TWO_PHASE_BYTES and not x.numel() % size:
             # each rank sums a part: the same sums, and 2 (T - 1) / T instead of T - 1 times x
+            terms = torch.empty_like(flat).view(size, -1)
             with self._failures():
-                terms = torch.empty_like(flat)
-                group.alltoall_base(terms, flat, [], []).wait()
-                part = _sum_by_rank(terms.view(size, -1), flat.new_empty(len(flat) // size))
-                group._allgather_base(flat, part).wait()
+                if self._backend == "nccl":
+                    self._stage.alltoall_base(terms.view(-1), flat, [], []).wait()
+                else:
+                    self._exchange(flat.view(size, -1), terms)
+            part = _sum_by_rank(terms, flat.new_empty(len(flat) // size))
+            flat.copy_(self.all_gather(part).view(-1))
             return x
         _sum_by_rank(self.all_gather(flat), flat)
         return x
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        gathered = x.new_empty(self.parallel.tp_size, *x.shape)
+        size = self.parallel.tp_size
+        gathered = x.new_empty(size, *x.shape)
         if self._stage is None:
             return gathered.copy_(x[None])
+        x = x.contiguous()
         with self._failures():
-            self._stage._allgather_base(gathered.view(-1), x.contiguous().view(-1)).wait()
+            if self._backend == "nccl":
+                self._stage._allgather_base(gathered.view(-1), x.view(-1)).wait()
+            else:
+                self._exchange([x] * size, gathered)
         return gathered
+
+    def _exchange(self, given: Sequence[torch.Tensor] | torch.Tensor, into: torch.Tensor) -> None:
+        """`given[r]` to rank r of the stage, and what it gave this one into `into[r]`. By gloo's
+        messages: its collectives are done by threads, and take four times as long."""
+        group, mine = self._stage, self.parallel.tp_rank
+        assert group is not None
+        others = [rank for rank in range(self.parallel.tp_size) if rank != mine]
+        messages = [group.recv([into[rank]], rank, 0) for rank in others]
+        messages += [group.send([given[rank]], rank, 0) for rank in others]
+        into[mine].copy_(given[mine])
+        for message in messages:
+            message.wait()
 
     def send(self, x: torch.Tensor, stage: int) -> None:
         assert self._column is not None, "there is one stage"
