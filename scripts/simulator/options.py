@@ -174,10 +174,13 @@ class EngineOptions(SchedulerConfig):
     ] = 1
     min_micro_batch_tokens: Annotated[int, _Unset] = 256
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "max_steps_in_flight", self.pipeline_parallel_size)
+        SchedulerConfig.__post_init__(self)
+
     def scheduler_config(self, slo: "FleetOptions") -> SchedulerConfig:
         names = [field.name for field in dataclasses.fields(SchedulerConfig)]
         settings = {name: getattr(self, name) for name in names}
-        settings["max_steps_in_flight"] = self.pipeline_parallel_size
         if self.slo_budget:
             if slo.slo_tpot_ms is None:
                 raise SimulationError(
