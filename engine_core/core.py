@@ -416,6 +416,8 @@ class EngineCore:
 
     def statistics(self) -> calls.EngineStatistics:
         numbers = self._scheduler.statistics()
+        collectives = self._executor.collectives
+        counts = list(collectives.counts.items())  # a stage's thread counts on
         if self._adapters is not None:
             numbers = self._adapters.by_name(numbers)
         if self._transfers is not None:
@@ -429,6 +431,9 @@ class EngineCore:
             weights_version=self._control.weights_version,
             step_time_s=self._step_times.total_s,
             model_time_s=self._executor.model_time_s,
+            num_workers=collectives.parallel.world_size,
+            num_collective_bytes={part: each.num_bytes for part, each in counts},
+            collective_time_s={part: each.seconds for part, each in counts},
             num_compilations_after_ready=self._compilations.num_after_ready,
             num_first_tokens=self._request_times.num_first_tokens,
             queue_time_s=self._request_times.queue_s,

@@ -6,6 +6,7 @@
     python scripts/bench.py bounds --num-requests 100000
     python scripts/bench.py isolation
     python scripts/bench.py offline
+    python scripts/bench.py parallel --ways "-tp 3" "-pp 2"
     python scripts/bench.py http
     python scripts/bench.py speculation
     python scripts/bench.py structured-outputs
@@ -34,6 +35,7 @@ for name, text in {
     "bounds": "Does a daemon grow under load? Memory, descriptors, threads, others' latency.",
     "isolation": "What the time to the first token tells of another tenant's prompts.",
     "offline": "Throughput and single-stream speed, through daemon and client library.",
+    "parallel": "Workers of a share of the cores beside one of all, and their collectives.",
     "http": "CPU time of a streamed token: in the client library, and over HTTP.",
     "speculation": "With drafts and without, on copy-heavy prompts and on chat.",
     "structured-outputs": "What following a JSON schema costs in a step.",

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 _BACK_OFF_S = 1.0
 """After the loss of an engine its blocks are computed here."""
-_SILENT_S = 2.0
+_SILENT_S = 5.0
 """Without an answer that is due an engine counts as lost."""
 _HEARTBEAT_MS = 1_000
 _HEADER_BYTES = 1 << 20

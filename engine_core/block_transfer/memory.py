@@ -32,6 +32,10 @@ class BlockMemory:
                 self._blocks.move_to_end(key)
             return self._blocks.get(key)
 
+    def clear(self) -> None:
+        with self._lock:
+            self._blocks.clear()
+
     def delete(self, key: HashKey) -> None:
         with self._lock:
             self._blocks.pop(key, None)

@@ -50,6 +50,10 @@ class TransferStore(StepObserver):
         self.tier.on_written(key, is_there=True)
         self.tier.on_gone(evicted)
 
+    def on_cache_reset(self, now_s: float) -> None:
+        """At once: an idle engine plans no step that would delete them."""
+        self.memory.clear()
+
     def on_plan(self, plan: SchedulerOutput, now_s: float) -> None:
         """Memory answers at once: what this plan wants read the next one may load."""
         tier = self.tier

@@ -93,9 +93,13 @@ class RankZero(OneRank):
 
     def executor(self, runner: Runner) -> InProcessExecutor:
         num_stages = self.collectives.parallel.pp_size
-        if num_stages > 1:
-            return PipelineExecutor(runner, self._group, num_stages=num_stages)
-        return GroupExecutor(runner, self._group)
+        executor = (
+            PipelineExecutor(runner, self._group, num_stages=num_stages)
+            if num_stages > 1
+            else GroupExecutor(runner, self._group)
+        )
+        executor.collectives = self.collectives
+        return executor
 
     def model_host(self, host: ModelHost) -> ModelHost:
         return GroupModelHost(host, self._group, self._model)

@@ -222,7 +222,8 @@ def test_a_bad_answer_is_given_up_with_its_reason(address, answer, why):
         assert failures(other) == {why: 2}
 
 
-def test_an_engine_that_says_nothing_counts_as_lost(address):
+def test_an_engine_that_says_nothing_counts_as_lost(address, monkeypatch):
+    monkeypatch.setattr("engine_core.block_transfer.fetcher._SILENT_S", 0.3)
     with BadServer(address, lambda fetch: None), fetching(address) as other:
         begun_s = time.monotonic()
         assert fetched(other, address, 1) == []
