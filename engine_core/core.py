@@ -26,7 +26,14 @@ from engine_core.observers import (
     StepTimes,
     fingerprint,
 )
-from engine_core.scheduler import DuplicateRequestId, QueueFull, Request, RequestStatus, Scheduler
+from engine_core.scheduler import (
+    DuplicateRequestId,
+    PauseState,
+    QueueFull,
+    Request,
+    RequestStatus,
+    Scheduler,
+)
 from engine_core.server.access import owned_request, permitted_answer, permitted_part
 from engine_core.server.clients import Client, ClientRegistry
 from engine_core.server.inbox import Inbox, Incoming
@@ -173,7 +180,10 @@ class EngineCore:
     def _stopping(self) -> bool:
         self._lifecycle.poll()
         stage = self._lifecycle.stage
-        self._outbox.draining = stage is not Stage.SERVING
+        self._outbox.tell_state(
+            draining=stage is not Stage.SERVING,
+            paused=self._scheduler.pause_state is not PauseState.UNPAUSED,
+        )
         if stage is Stage.ABORTING:
             self.end_all(FinishReason.ABORT, "the engine is stopping")
             return True
@@ -246,6 +256,7 @@ class EngineCore:
                     ErrorCode.DRAINING, "the engine is draining; send the request to another"
                 )
             self._validator.check(message)
+            self._control.check_weights(message.weights_fingerprint)
             embeds, spans = self._validator.read_prompt_embeds(message, client.frames)
             if message.adapter is not None:
                 fingerprint = adapters_of(self._adapters).resolve(message)

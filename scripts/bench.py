@@ -14,6 +14,7 @@
     python scripts/bench.py cpu-operations --only attention
     python scripts/bench.py cpu-model --rows 1 32
     python scripts/bench.py adapters --threads 1
+    python scripts/bench.py fleet --rate 8 12 16
     python scripts/bench.py embeddings --folder FOLDER --peers PYTHON
 
 Exit code 0, 1 if something failed, 2 for wrong options.
@@ -43,6 +44,7 @@ for name, text in {
     "cpu-operations": "Native CPU operations beside torch's, each alone.",
     "cpu-model": "A whole model on the native CPU backend beside torch's.",
     "adapters": "Decode steps with adapters, and what requests without one pay for them.",
+    "fleet": "Engines behind the HTTP server, beside what the simulator foretells of them.",
     "embeddings": "Sentences a second, in turn with sentence-transformers and onnxruntime.",
     "cpu-overhead": "What of a decode step is spent inside the native library.",
 }.items():
