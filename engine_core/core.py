@@ -26,7 +26,14 @@ from engine_core.observers import (
     StepTimes,
     fingerprint,
 )
-from engine_core.scheduler import DuplicateRequestId, QueueFull, Request, RequestStatus, Scheduler
+from engine_core.scheduler import (
+    DuplicateRequestId,
+    PauseState,
+    QueueFull,
+    Request,
+    RequestStatus,
+    Scheduler,
+)
 from engine_core.server.access import owned_request, permitted_answer, permitted_part
 from engine_core.server.clients import Client, ClientRegistry
 from engine_core.server.inbox import Inbox, Incoming
@@ -173,7 +180,10 @@ class EngineCore:
     def _stopping(self) -> bool:
         self._lifecycle.poll()
         stage = self._lifecycle.stage
-        self._outbox.draining = stage is not Stage.SERVING
+        self._outbox.tell_state(
+            draining=stage is not Stage.SERVING,
+            paused=self._scheduler.pause_state is not PauseState.UNPAUSED,
+        )
         if stage is Stage.ABORTING:
             self.end_all(FinishReason.ABORT, "the engine is stopping")
             return True
@@ -246,6 +256,7 @@ class EngineCore:
                     ErrorCode.DRAINING, "the engine is draining; send the request to another"
                 )
             self._validator.check(message)
+            self._control.check_weights(message.weights_fingerprint)
             embeds, spans = self._validator.read_prompt_embeds(message, client.frames)
             if message.adapter is not None:
                 fingerprint = adapters_of(self._adapters).resolve(message)
@@ -416,6 +427,8 @@ class EngineCore:
 
     def statistics(self) -> calls.EngineStatistics:
         numbers = self._scheduler.statistics()
+        collectives = self._executor.collectives
+        counts = list(collectives.counts.items())  # a stage's thread counts on
         if self._adapters is not None:
             numbers = self._adapters.by_name(numbers)
         if self._transfers is not None:
@@ -429,6 +442,9 @@ class EngineCore:
             weights_version=self._control.weights_version,
             step_time_s=self._step_times.total_s,
             model_time_s=self._executor.model_time_s,
+            num_workers=collectives.parallel.world_size,
+            num_collective_bytes={part: each.num_bytes for part, each in counts},
+            collective_time_s={part: each.seconds for part, each in counts},
             num_compilations_after_ready=self._compilations.num_after_ready,
             num_first_tokens=self._request_times.num_first_tokens,
             queue_time_s=self._request_times.queue_s,

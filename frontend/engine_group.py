@@ -270,9 +270,31 @@ class EngineGroup(Neighbours):
         is_new = self._engine_ids[number] != session.welcome.engine_id
         self._engine_ids[number] = session.welcome.engine_id
         self.view.on_connected(number, is_new=is_new)
+        self._fetch_requests()
+
+    def on_paused(self, session: EngineSession) -> None:
+        if session.is_paused:
+            self._move_waiting(session)
+        else:
+            self._fetch_requests()
+
+    def _fetch_requests(self) -> None:
+        """An engine more takes requests: what waits for lost and paused ones moves."""
         for other in self.sessions:
-            if not other.is_connected and other.arithmetic is not None:
+            if other.is_paused:
+                self._move_waiting(other)
+            elif not other.is_connected and other.arithmetic is not None:
                 self._move_requests(other, other.arithmetic)
+
+    def _move_waiting(self, session: EngineSession) -> None:
+        """Of an engine that starts no requests; those that it has begun stay."""
+        for request in self.requests.in_flight(session):
+            route = self._routes.get(request)
+            if route is None or request.finished or request.has_started:
+                continue
+            choice = self._choose(request)
+            if choice is not None and choice.engine != route.number:
+                self._move(request, route, choice)
 
     def on_cache_events(self, session: EngineSession, events: CacheEvents) -> None:
         self.view.on_events(self.sessions.index(session), events)
@@ -282,8 +304,12 @@ class EngineGroup(Neighbours):
         if route is None:
             return False
         route.refused_by.add(route.number)
-        arithmetic = session.arithmetic if request.has_started else None
+        arithmetic = _needed(request, session.arithmetic)
         choice = self._choose(request, arithmetic, route.refused_by)
+        if choice is None and arithmetic is not None:  # one of its weights may come back
+            away = (each for each in self.sessions if not each.is_connected)
+            home = next((each for each in away if each.arithmetic == arithmetic), None)
+            choice = None if home is None else Choice(self.sessions.index(home), 0)
         if choice is None:
             return False
         if not request.metrics.num_resumptions:  # no engine has had it yet
@@ -291,12 +317,24 @@ class EngineGroup(Neighbours):
         self._move(request, route, choice)
         return True
 
+    def why_not_moved(self, session: EngineSession, request: RequestState) -> str:
+        there = sum(each.is_connected for each in self.sessions if each is not session)
+        route = self._routes.get(request)
+        if route is None or not there:
+            return ""
+        if route.num_losses >= _MAX_LOSSES:
+            return f"it was not given to another one, as {_MAX_LOSSES} were lost with it in a row"
+        return (
+            f"none of the {there} other engines that are there could go on with it: they differ in "
+            "weights, dtype, formats, --max-model-len or instruction set, drain or are full"
+        )
+
     def _move_requests(self, session: EngineSession, arithmetic: Arithmetic) -> None:
         for request in self.requests.in_flight(session):
             route = self._routes.get(request)
             if route is None or request.finished or route.num_losses >= _MAX_LOSSES:
                 continue
-            choice = self._choose(request, arithmetic if request.has_started else None)
+            choice = self._choose(request, _needed(request, arithmetic), (route.number,))
             if choice is not None:
                 request.metrics.num_resumptions += 1
                 self._move(request, route, choice)
@@ -328,7 +366,8 @@ class EngineGroup(Neighbours):
             if number not in but and self._may_take(session, request, arithmetic):
                 load = self.loads[number] + self.view.others_loads[number]
                 load += _PREFILL_LOAD * (kv_address_of(session) is not None)
-                loads[number] = load + _SILENT_LOAD * (session.silence_s() > _SILENT_S)
+                is_last = session.is_paused or session.silence_s() > _SILENT_S
+                loads[number] = load + _SILENT_LOAD * is_last
         blocks = self.view.prompt(request, [n for n, load in enumerate(loads) if load < math.inf])
         matched, home = self.view.matched(blocks), self._home(request.session_id, loads)
         num_tokens = len(request.wire.prompt_token_ids)
@@ -350,7 +389,7 @@ class EngineGroup(Neighbours):
         welcome, leader = session.welcome, self._leader.welcome
         if welcome is None or leader is None or not session.is_connected or session.is_draining:
             return False
-        if session in self._leaving:
+        if session in self._leaving or (session.is_paused and not request.has_started):
             return False
         ours, model, wire = leader.model, welcome.model, request.wire
         task = "generate" if wire.pooling_params is None else wire.pooling_params.task.value
@@ -371,6 +410,14 @@ class EngineGroup(Neighbours):
             and model.max_model_len >= min(length, ours.max_model_len)
             and model.max_num_seqs >= len(request.sequences)
         )
+
+
+def _needed(request: RequestState, arithmetic: Arithmetic | None) -> Arithmetic | None:
+    """Of an engine that may go on with a request, which one of `arithmetic` had: its weights may
+    have changed behind the request's last token."""
+    if arithmetic is None or not request.has_started:
+        return None
+    return request.weights_fingerprint or arithmetic[0], *arithmetic[1:]
 
 
 async def _cancel(tasks: Sequence[asyncio.Future[None]]) -> None:

@@ -183,6 +183,12 @@ class EngineStatistics(Message, frozen=True, tag=2):
     """Seconds spent in steps, all together."""
     model_time_s: float
     """Of `step_time_s`, the share of the model runner."""
+    num_workers: int = 1
+    """Ranks that run the model, this engine's own process included."""
+    num_collective_bytes: dict[str, int] = {}
+    """Sent by rank 0 to other ranks, by part of the model."""
+    collective_time_s: dict[str, float] = {}
+    """Of `model_time_s`, what rank 0 spent in that, the wait for other ranks included."""
     num_swapped: int = 0
     """Of `num_waiting`, those whose KV blocks are in host memory."""
     num_queued_tokens: int = 0

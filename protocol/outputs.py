@@ -275,9 +275,11 @@ class ErrorMessage(Message, frozen=True, tag=6):
 
 
 class Heartbeat(Message, frozen=True, tag=7):
-    """Nothing happened, and the engine is alive."""
+    """Nothing happened, and the engine is alive; or what it says of it has changed."""
 
     draining: bool = False
+    paused: bool = False
+    """It starts no request, by a pause or a sleep."""
 
 
 class WeightsUpdated(Message, frozen=True, tag=8):

@@ -64,6 +64,9 @@ class EngineRequest(Message, frozen=True, tag=2):
     pooling_params: PoolingParams | None = None
     """If given, `sampling_params` are POOLING_SAMPLING, and the answer is one terminal output with
     `pooled` or a reason why not."""
+    weights_fingerprint: str | None = None
+    """That the weights must have: of a request that another engine began. It is refused where they
+    are others, or may be soon: by an engine that has paused."""
 
 
 class Abort(Message, frozen=True, tag=3):

@@ -17,6 +17,9 @@ from frontend.errors import InvalidInput
 from frontend.http.settings import ServerSettings
 from frontend.router import RoutingPolicy
 
+NAME = "engine-core"
+"""Of Serve's application: a cluster has one."""
+
 _Count = Annotated[int, Meta(ge=1)]
 _OrNone = Annotated[int, Meta(ge=0)]
 _Seconds = Annotated[float, Meta(ge=0)]

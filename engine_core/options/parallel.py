@@ -13,6 +13,13 @@ def check_parallel(options: EngineOptions) -> None:
     if parallel.join is not None:
         _check_join(options)
         return
+    if parallel.data_parallel_size > 1:
+        raise ConfigurationError(
+            f"--data-parallel-size is {parallel.data_parallel_size}, and this command starts one "
+            "engine; start so many, each with a --bind of its own, and give the HTTP server all of "
+            "them: engine-client http --model NAME=ADDRESS --model NAME=ADDRESS ... "
+            "(docs/parallel.md), or use engine-core on-ray"
+        )
     if bool(parallel.num_joining) != (parallel.workers_bind is not None):
         raise ConfigurationError(
             "--workers-bind and --num-joining have no effect without each other; give both, or "

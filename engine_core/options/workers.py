@@ -17,6 +17,8 @@ class ParallelOptions:
     """Workers that share each layer, a device each; on a CPU a share of its cores each."""
     pipeline_parallel_size: Annotated[int, POSITIVE, Parameter(alias="-pp")] = 1
     """Stages that share the layers, each of --tensor-parallel-size workers."""
+    data_parallel_size: Annotated[int, POSITIVE, Parameter(alias="-dp")] = 1
+    """Whole engines behind one address list; only 1 here: more are started one by one."""
     workers_bind: str | None = None
     """tcp://HOST:PORT at which workers of other machines join; needs --num-joining."""
     num_joining: Annotated[int, NOT_NEGATIVE] = 0

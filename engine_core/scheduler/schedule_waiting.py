@@ -156,7 +156,8 @@ class WaitingScheduler:
 
     def _why_skip(self, request: Request) -> tuple[WaitReason, str] | None:
         is_own = request.client_index == PROBE_CLIENT
-        if self.starts_no_new and request.status is RequestStatus.WAITING and not is_own:
+        is_new = request.status is RequestStatus.WAITING and not request.is_resumed
+        if self.starts_no_new and is_new and not is_own:
             return WaitReason.PAUSED, "the engine pauses when those that have started have ended"
         if (why_wait := self.adapters.why_wait(request)) is not None:
             return why_wait

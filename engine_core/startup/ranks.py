@@ -1,5 +1,6 @@
 """This process's place among the ranks of an engine: alone, or rank 0 with a group of workers."""
 
+import contextlib
 import dataclasses
 
 import torch
@@ -12,6 +13,10 @@ from engine_core.distributed.rendezvous import local_host, open_store
 from engine_core.errors import ConfigurationError
 from engine_core.executor import InProcessExecutor
 from engine_core.model_files import ModelFiles
+from engine_core.models.config import ModelConfig
+from engine_core.models.errors import UnsupportedArchitecture
+from engine_core.models.registry import read_model_config
+from engine_core.models.stages import split_layers
 from engine_core.options.engine import EngineOptions
 from engine_core.startup.device import defaults_of
 from engine_core.startup.resolve import resolve_config
@@ -61,6 +66,7 @@ class RankZero(OneRank):
         self, options: EngineOptions, device: torch.device, files: ModelFiles
     ) -> tuple[EngineOptions, torch.device]:
         self._model = options.model
+        _check_stages(options, files)
         start = self._group.assemble(device.type, files.fingerprint)
         options, device, self.collectives = placed(options, start)
         return options, device
@@ -93,12 +99,24 @@ class RankZero(OneRank):
 
     def executor(self, runner: Runner) -> InProcessExecutor:
         num_stages = self.collectives.parallel.pp_size
-        if num_stages > 1:
-            return PipelineExecutor(runner, self._group, num_stages=num_stages)
-        return GroupExecutor(runner, self._group)
+        executor = (
+            PipelineExecutor(runner, self._group, num_stages=num_stages)
+            if num_stages > 1
+            else GroupExecutor(runner, self._group)
+        )
+        executor.collectives = self.collectives
+        return executor
 
     def model_host(self, host: ModelHost) -> ModelHost:
         return GroupModelHost(host, self._group, self._model)
+
+
+def _check_stages(options: EngineOptions, files: ModelFiles) -> None:
+    """Before any rank loads. Raises ModelConfigError: the model has too few layers."""
+    with contextlib.suppress(UnsupportedArchitecture):  # what loads it says why
+        config = read_model_config(files.config)
+        if isinstance(config, ModelConfig):
+            split_layers(config, options.parallel.pipeline_parallel_size)
 
 
 def room_of(config: EngineConfig) -> Serve:

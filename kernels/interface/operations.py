@@ -200,11 +200,13 @@ class ExpertRouting:
         top_k: experts a token, in [1, X].
         renormalise: a token's weights are divided by their sum.
         weights_dtype: what they are rounded to: float32 (Mixtral), the model's (Qwen3-MoE).
+        first_expert: of those whose weights are here; the others add nothing. On a CPU alone.
     """
 
     top_k: int
     renormalise: bool
     weights_dtype: torch.dtype = torch.float32
+    first_expert: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,5 @@
-"""One model on several workers: an engine of several processes, seen by clients and operators."""
+"""One model on several workers: an engine of several processes, seen by clients and operators.
+Proves S197, S198."""
 
 import asyncio
 import os

@@ -104,14 +104,15 @@ class Script:
 class RecordingOutbox:
     """Stands where the outbox stands."""
 
-    draining = False
-
     def __init__(self, clients, log):
         self.clients = clients
         self.log = log
         self.tokens = {}
         self.ends = {}
         self.engine_ends = False
+
+    def tell_state(self, *, draining, paused):
+        pass
 
     def close(self):
         pass
@@ -413,9 +414,11 @@ def test_the_engine_makes_a_request_of_a_message_and_gives_it_to_the_scheduler()
     pooled = {"pooling_params": PoolingParams(task=PoolingTask.TOKEN_EMBED)}
     vectors = msgspec.structs.replace(message, request_id="v", output_token_ids=[], **pooled)
     not_served = {"prompt_embeds", "multimodal_inputs"}
+    checked_before = {"weights_fingerprint"}
     moved = {"kv_source": "tcp://10.0.0.1:5700"}
     beams = msgspec.structs.replace(beams, **moved)
-    assert {*fields, *several, *pooled, *not_served, *moved} == {*EngineRequest.__struct_fields__}
+    known = {*fields, *several, *pooled, *not_served, *moved, *checked_before}
+    assert known == {*EngineRequest.__struct_fields__}
     resolve = SimpleNamespace(resolve=lambda message: message.adapter_fingerprint)
     served.core._adapters = resolve
     served.core._apply([(served.client, each) for each in (message, beams, vectors)])

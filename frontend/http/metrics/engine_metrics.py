@@ -1,6 +1,6 @@
 """What an engine counts, as metrics: the same from every server of that engine."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -52,7 +52,7 @@ def _one(value: Callable[[EngineStatistics], float]) -> Callable[[EngineStatisti
 
 
 def _by_name(
-    counts: Callable[[EngineStatistics], dict[str, int]],
+    counts: Callable[[EngineStatistics], Mapping[str, float]],
 ) -> Callable[[EngineStatistics], Samples]:
     return lambda now: [((name,), count) for name, count in counts(now).items()]
 
@@ -178,6 +178,21 @@ ENGINE_METRICS = [
     ),
     _counter("step_seconds", "Seconds in steps.", "step_time_s"),
     _counter("model_seconds", "Of step_seconds, those of the model runner.", "model_time_s"),
+    _gauge("workers", "Processes that run the model.", "num_workers"),
+    EngineMetric(
+        "counter",
+        "collective_bytes",
+        "Sent by rank 0 to the other ranks.",
+        _by_name(lambda now: now.num_collective_bytes),
+        labels=("part",),
+    ),
+    EngineMetric(
+        "counter",
+        "collective_seconds",
+        "Of model_seconds, those in which rank 0 exchanged data with other ranks, or waited.",
+        _by_name(lambda now: now.collective_time_s),
+        labels=("part",),
+    ),
     _counter("first_tokens", "Requests that got their first token.", "num_first_tokens"),
     EngineMetric(
         "counter",
