@@ -25,8 +25,6 @@ from engine_core.cluster.engine_replica import EngineReplica
 from engine_core.cluster.http_replica import HttpReplica, ServedReplicas
 from engine_core.cluster.resources import actor_options, resource_options
 
-NAME = "engine-core"
-"""Of the application: a cluster has one."""
 _HEALTH_PERIOD_S = 5.0
 _GRACE_S = 20.0
 """Beyond a drain."""

@@ -17,6 +17,9 @@ from frontend.errors import InvalidInput
 from frontend.http.settings import ServerSettings
 from frontend.router import RoutingPolicy
 
+NAME = "engine-core"
+"""Of Serve's application: a cluster has one."""
+
 _Count = Annotated[int, Meta(ge=1)]
 _OrNone = Annotated[int, Meta(ge=0)]
 _Seconds = Annotated[float, Meta(ge=0)]
@@ -37,6 +40,7 @@ _OWN_OPTIONS = {
     "workers_bind": "the workers of a replica join at a port of its node",
     "num_joining": "the workers of a replica join at a port of its node",
     "join": "the workers of a replica join at a port of its node",
+    "disaggregation_mode": "a deployment's replicas are alike; start such engines by address",
     "data_parallel_size": "say how many replicas by `min_replicas` and `max_replicas`",
 }
 """Of the daemon: what a deployment decides itself."""

@@ -151,7 +151,23 @@ def test_replicas_follow_the_load_and_rest_without_one(ray_cluster, expected):
     assert all(whole(each, expected) for each in outcomes)
 
 
-def test_what_is_stopped_is_gone(ray_cluster, expected):
+def test_a_node_with_a_worker_of_a_replica_is_lost_under_load(ray_cluster):
+    ray_cluster.add_node(rank=2)
+    node, _ = ray_cluster.add_node(rank=1)
+    several = MODEL.replace("{engine = 1}", "{rank = 1}") + "tensor_parallel_size = 3\n"
+    ray_cluster.deploy(f"resources = {{front = 1}}\n{several}")
+    undisturbed = ask(ray_cluster)
+    assert {each.how for each in undisturbed} == {DONE}
+
+    def replace_node():
+        ray_cluster.kill_node(node)
+        ray_cluster.add_node(rank=1)
+
+    outcomes = ask(ray_cluster, once_after(100, replace_node))
+    assert whole(outcomes, [each.text for each in undisturbed])
+
+
+def test_what_is_stopped_is_gone(ray_cluster):
     ray_cluster.delete()
     eventually(lambda: not engine_pids())
     assert not is_answered(ray_cluster.url)
