@@ -1,17 +1,27 @@
 """This process's place among the ranks of an engine: alone, or rank 0 with a group of workers."""
 
+import contextlib
 import dataclasses
 
 import torch
 
 from engine_core.config import EngineConfig
 from engine_core.control import ModelHost
-from engine_core.distributed.collectives import SINGLE_RANK, Collectives, TorchCollectives
+from engine_core.distributed.collectives import (
+    SINGLE_RANK,
+    CollectiveError,
+    Collectives,
+    TorchCollectives,
+)
 from engine_core.distributed.parallel import Parallel
 from engine_core.distributed.rendezvous import local_host, open_store
-from engine_core.errors import ConfigurationError
+from engine_core.errors import ConfigurationError, StartupError
 from engine_core.executor import InProcessExecutor
 from engine_core.model_files import ModelFiles
+from engine_core.models.config import ModelConfig
+from engine_core.models.errors import UnsupportedArchitecture
+from engine_core.models.registry import read_model_config
+from engine_core.models.stages import split_layers
 from engine_core.options.engine import EngineOptions
 from engine_core.startup.device import defaults_of
 from engine_core.startup.resolve import resolve_config
@@ -61,8 +71,10 @@ class RankZero(OneRank):
         self, options: EngineOptions, device: torch.device, files: ModelFiles
     ) -> tuple[EngineOptions, torch.device]:
         self._model = options.model
+        _check_stages(options, files)
         start = self._group.assemble(device.type, files.fingerprint)
-        options, device, self.collectives = placed(options, start)
+        options, device = placed(options, start)
+        self.collectives = self._group.while_all_live(lambda: connected(options, device, start))
         return options, device
 
     def loaded(self) -> None:
@@ -105,6 +117,14 @@ class RankZero(OneRank):
         return GroupModelHost(host, self._group, self._model)
 
 
+def _check_stages(options: EngineOptions, files: ModelFiles) -> None:
+    """Before any rank loads. Raises ModelConfigError: the model has too few layers."""
+    with contextlib.suppress(UnsupportedArchitecture):  # what loads it says why
+        config = read_model_config(files.config)
+        if isinstance(config, ModelConfig):
+            split_layers(config, options.parallel.pipeline_parallel_size)
+
+
 def room_of(config: EngineConfig) -> Serve:
     """What a rank's memory allows."""
     return Serve(
@@ -114,14 +134,9 @@ def room_of(config: EngineConfig) -> Serve:
     )
 
 
-def placed(options: EngineOptions, start: Start) -> tuple[EngineOptions, torch.device, Collectives]:
-    """At any rank: its share of the machine's cores and memory, its device, its collectives. Waits
-    for all ranks. Raises ConfigurationError: this machine has too few devices."""
-    parallel = Parallel.of(
-        start.rank,
-        tp_size=options.parallel.tensor_parallel_size,
-        pp_size=options.parallel.pipeline_parallel_size,
-    )
+def placed(options: EngineOptions, start: Start) -> tuple[EngineOptions, torch.device]:
+    """At any rank: its share of the machine's cores and memory, and its device.
+    Raises ConfigurationError: this machine has too few devices."""
     device = torch.device(start.device)
     if start.device == "cuda":
         num_devices = torch.cuda.device_count()
@@ -137,15 +152,33 @@ def placed(options: EngineOptions, start: Start) -> tuple[EngineOptions, torch.d
         options = _share_of_host(options, start)
     if options.num_threads is not None:
         torch.set_num_threads(options.num_threads)
-    store = open_store(start.rendezvous, rank=start.rank, world_size=parallel.world_size)
-    collectives = TorchCollectives(
-        parallel,
-        store,
-        host=local_host(start.rendezvous),
-        backend="nccl" if start.device == "cuda" else "gloo",
+    return options, device
+
+
+def connected(options: EngineOptions, device: torch.device, start: Start) -> Collectives:
+    """Waits for all ranks. Raises StartupError: they do not come."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # of this thread
+    parallel = Parallel.of(
+        start.rank,
+        tp_size=options.parallel.tensor_parallel_size,
+        pp_size=options.parallel.pipeline_parallel_size,
     )
-    collectives.barrier()
-    return options, device, collectives
+    try:
+        collectives = TorchCollectives(
+            parallel,
+            open_store(start.rendezvous, rank=start.rank, world_size=parallel.world_size),
+            host=local_host(start.rendezvous),
+            backend="nccl" if device.type == "cuda" else "gloo",
+        )
+        collectives.barrier()
+    except (CollectiveError, OSError, RuntimeError) as error:
+        reason = str(error).split("\n", 1)[0]
+        raise StartupError(
+            f"rank {start.rank} cannot reach the others ({reason}); see their logs, and let the "
+            "engine's machines reach each other at every port"
+        ) from error
+    return collectives
 
 
 def _share_of_host(options: EngineOptions, start: Start) -> EngineOptions:

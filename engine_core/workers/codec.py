@@ -115,7 +115,8 @@ def _decode(kind: Any, value: Any) -> Any:
 
 def _decode_extension(code: int, frame: memoryview) -> Any:
     assert code == _ARRAY
-    dtype, shape, contents = msgspec.msgpack.decode(frame, type=tuple[str, list[int], bytes])
+    # written by nobody, but torch warns of an array that cannot be
+    dtype, shape, contents = msgspec.msgpack.decode(frame, type=tuple[str, list[int], bytearray])
     return np.frombuffer(contents, dtype).reshape(shape)
 
 

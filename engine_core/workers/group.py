@@ -11,13 +11,16 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from importlib.metadata import version
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
+import msgspec
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
@@ -55,6 +58,8 @@ from protocol.errors import InvalidParameter
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 PLAN = b"plan"
 """The first of a plan's three frames."""
 HEARTBEAT_MS, SILENCE_MS = 2_000, 30_000
@@ -63,6 +68,9 @@ _TICK_S = 0.2
 _STOP_S = 5.0
 _PROBE_S = 10.0
 _SHOWN_S = 1.0
+_LOOK_S = 5.0
+_LAST_WORDS_MS = 200
+"""In which what a process said before its end arrives."""
 
 
 def code_version() -> str:
@@ -119,6 +127,8 @@ class WorkerGroup:
         self._failure = ""
         """Why the group cannot go on."""
         self._is_wrong_option = False
+        self._look_until_s = 0.0
+        """Whether all are there, as a connection was lost."""
         self._is_serving = False
         self._resources = contextlib.ExitStack()
         self._poller = zmq.Poller()
@@ -239,6 +249,23 @@ class WorkerGroup:
         for worker, start in zip(self._workers, starts[1:], strict=True):
             self._send(worker, start)
         return starts[0]
+
+    def while_all_live(self, wait: Callable[[], T]) -> T:
+        """What `wait` gives, on a thread: it may wait long for a worker that has ended.
+        Raises WorkerLost."""
+        done: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(wait())
+            except BaseException as error:
+                done.set_exception(error)
+
+        threading.Thread(target=run, daemon=True).start()
+        while not done.done():
+            self.poll(_TICK_S / 10)
+            self.check()
+        return done.result()
 
     def loaded(self) -> None:
         """Returns when all have their part of the model. Raises WorkerLost."""
@@ -386,27 +413,34 @@ class WorkerGroup:
         """Take what has come."""
         if self._key_check is not None:
             self._key_check.answer_all()
-        if not self._poller.poll(round(timeout_s * 1e3)) and self._is_serving:
-            return
+        if self._poller.poll(round(timeout_s * 1e3)):
+            self._read()
+        if time.monotonic() < self._look_until_s:
+            for worker in self._workers:
+                with contextlib.suppress(WorkerLost):
+                    self._send_frames(worker, b"")
+        for number, process in enumerate(self._processes, start=1):
+            if process.poll() is not None and not self._failure:
+                self._poller.poll(_LAST_WORDS_MS)
+                self._read()
+                if not self._failure:
+                    self._failure = f"rank {number} (pid {process.pid}) {_how(process.returncode)}"
+
+    def _read(self) -> None:
         for socket in self._sockets:
             with contextlib.suppress(zmq.Again):
                 while True:
                     parts = socket.recv_multipart(zmq.NOBLOCK, copy=False)
-                    self._take(socket, parts[0].bytes, parts[-1])
-        is_lost = False
+                    try:
+                        self._take(socket, parts[0].bytes, parts[-1])
+                    except msgspec.MsgspecError as error:
+                        logger.warning("what came at a worker's address is no message: %s", error)
         for monitor in self._monitors:
             with contextlib.suppress(zmq.Again):
                 while True:
                     recv_monitor_message(monitor, zmq.NOBLOCK)
-                    is_lost = True
-        if is_lost:
-            for worker in self._workers:
-                with contextlib.suppress(WorkerLost):
-                    self._send_frames(worker, b"")
-        known = {worker.pid for worker in self._workers if worker.process is not None}
-        for number, process in enumerate(self._processes, start=1):
-            if process.pid not in known and process.poll() is not None and not self._failure:
-                self._failure = f"rank {number} (pid {process.pid}) {_how(process.returncode)}"
+                    # the socket learns later than its monitor whose connection that was
+                    self._look_until_s = time.monotonic() + _LOOK_S
 
     def _take(self, socket: "zmq.Socket[bytes]", identity: bytes, frame: zmq.Frame) -> None:
         message = to_rank_0.decode(frame.buffer)
