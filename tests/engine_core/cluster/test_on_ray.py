@@ -160,7 +160,8 @@ def test_a_node_with_a_worker_of_a_replica_is_lost_under_load(ray_cluster):
     assert {each.how for each in undisturbed} == {DONE}
 
     def replace_node():
-        ray_cluster.kill_node(node)
+        with contextlib.suppress(AssertionError):  # Ray's, if a process takes long to be gone
+            ray_cluster.kill_node(node)
         ray_cluster.add_node(rank=1)
 
     outcomes = ask(ray_cluster, once_after(100, replace_node))
