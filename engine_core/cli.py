@@ -93,6 +93,10 @@ def _serve(
     from engine_core.daemon import run_daemon
 
     try:
+        if options.parallel.join is not None:
+            from engine_core.startup.worker import join
+
+            return join(options, owner)
         return run_daemon(options, owner, service_manager, suspects)
     except ConfigurationError as error:
         return _end_with(error, ExitCode.WRONG_OPTIONS, options)

@@ -19,6 +19,8 @@ class EngineConfig:
     """Formats of the dense layers' weights, the one with most bytes first: "Q4_1+Q8_0"."""
     kv_cache_dtype: str
     device: str
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
     load_format: Literal["auto", "safetensors", "gguf", "dummy"]
     batch_invariant: bool
     capture_at_start: bool

@@ -32,10 +32,13 @@ _MAX_VERSION = 2**53 - 1
 class ModelHost(Protocol):
     """Holds the model that the executor runs. Every method is called between two steps."""
 
-    fingerprint: str
-    """Of the weights that are served."""
-    keeps_cache: bool
-    """Whether `update` keeps the cache's contents, done or refused."""
+    @property
+    def fingerprint(self) -> str:
+        """Of the weights that are served."""
+
+    @property
+    def keeps_cache(self) -> bool:
+        """Whether `update` keeps the cache's contents, done or refused."""
 
     def check_sleep(self, level: int) -> None:
         """Raises RequestRefused if this model cannot sleep so."""
@@ -136,6 +139,24 @@ class EngineControl:
             return self._status(call_id)
         why = f"the engine is {self.state}, and not all that had started has ended; pause again"
         return CallFailed(call_id=call_id, code=ErrorCode.WRONG_STATE, message=why)
+
+    def check_weights(self, began_with: str | None) -> None:
+        """Raises RequestRefused: a request that another engine began would get tokens of other
+        weights here, or might: those that it waits for may be others."""
+        if began_with is None or self._host is None:
+            return
+        if began_with != self._host.fingerprint:
+            raise RequestRefused(
+                ErrorCode.WEIGHTS_REFUSED,
+                "the engine serves other weights than those that this request began with; send it "
+                "to one of those weights, or anew",
+            )
+        if self._scheduler.pause_state is PauseState.PAUSED_ALL:
+            raise RequestRefused(
+                ErrorCode.WRONG_STATE,
+                f"the engine is {self.state}, and its weights may change before it goes on; send "
+                "the request to another one, or anew",
+            )
 
     def pause(self, mode: str) -> None:
         """Raises RequestRefused: an unknown mode; or asleep, where nothing can end."""

@@ -9,6 +9,7 @@ from typing import assert_never
 import msgspec
 
 from engine_core.adapters.host import Adapters, adapters_of, answer_unload, answer_with
+from engine_core.block_transfer import TransferStore
 from engine_core.cache_publisher import CachePublisher
 from engine_core.control import EngineControl, ModelHost
 from engine_core.errors import RequestRefused
@@ -25,7 +26,14 @@ from engine_core.observers import (
     StepTimes,
     fingerprint,
 )
-from engine_core.scheduler import DuplicateRequestId, QueueFull, Request, RequestStatus, Scheduler
+from engine_core.scheduler import (
+    DuplicateRequestId,
+    PauseState,
+    QueueFull,
+    Request,
+    RequestStatus,
+    Scheduler,
+)
 from engine_core.server.access import owned_request, permitted_answer, permitted_part
 from engine_core.server.clients import Client, ClientRegistry
 from engine_core.server.inbox import Inbox, Incoming
@@ -66,6 +74,7 @@ class EngineCore:
         observers: follow the loop, beside the two for the requests' and the steps' times.
         isolates_tenants: a tenant finds no prefixes of another in the cache.
         structured_outputs: also the scheduler's; None: the model has no tokenizer.
+        transfers: one of the observers; None: it exchanges no blocks with other engines.
         multimodal: reads images and sounds; None: prompts are text.
         cache: the scheduler's, which clients may watch; None: it keeps nothing.
         clock: seconds; the same one that inbox, outbox, executor and lifecycle go by.
@@ -90,6 +99,7 @@ class EngineCore:
         on_adapters: Callable[[tuple[calls.AdapterInfo, ...]], None] = lambda adapters: None,
         isolates_tenants: bool = False,
         structured_outputs: StructuredOutputs | None = None,
+        transfers: TransferStore | None = None,
         multimodal: MultiModalReader | None = None,
         cache: KVCacheManager | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -105,6 +115,7 @@ class EngineCore:
         self._compilations = compilations or CompileCounter()
         self._isolates_tenants = isolates_tenants
         self._structured_outputs = structured_outputs
+        self._transfers = transfers
         self._multimodal = multimodal or MultiModalReader(None, max_items={}, max_input_bytes=0)
         self._clock = clock
         self._client_log = LimitedLog(logger, logging.INFO, clock)
@@ -169,7 +180,10 @@ class EngineCore:
     def _stopping(self) -> bool:
         self._lifecycle.poll()
         stage = self._lifecycle.stage
-        self._outbox.draining = stage is not Stage.SERVING
+        self._outbox.tell_state(
+            draining=stage is not Stage.SERVING,
+            paused=self._scheduler.pause_state is not PauseState.UNPAUSED,
+        )
         if stage is Stage.ABORTING:
             self.end_all(FinishReason.ABORT, "the engine is stopping")
             return True
@@ -242,6 +256,7 @@ class EngineCore:
                     ErrorCode.DRAINING, "the engine is draining; send the request to another"
                 )
             self._validator.check(message)
+            self._control.check_weights(message.weights_fingerprint)
             embeds, spans = self._validator.read_prompt_embeds(message, client.frames)
             if message.adapter is not None:
                 fingerprint = adapters_of(self._adapters).resolve(message)
@@ -412,8 +427,12 @@ class EngineCore:
 
     def statistics(self) -> calls.EngineStatistics:
         numbers = self._scheduler.statistics()
+        collectives = self._executor.collectives
+        counts = list(collectives.counts.items())  # a stage's thread counts on
         if self._adapters is not None:
             numbers = self._adapters.by_name(numbers)
+        if self._transfers is not None:
+            numbers = self._transfers.add_statistics(numbers)
         return msgspec.structs.replace(
             numbers,
             uptime_s=self._clock() - self._started_s,
@@ -423,6 +442,9 @@ class EngineCore:
             weights_version=self._control.weights_version,
             step_time_s=self._step_times.total_s,
             model_time_s=self._executor.model_time_s,
+            num_workers=collectives.parallel.world_size,
+            num_collective_bytes={part: each.num_bytes for part, each in counts},
+            collective_time_s={part: each.seconds for part, each in counts},
             num_compilations_after_ready=self._compilations.num_after_ready,
             num_first_tokens=self._request_times.num_first_tokens,
             queue_time_s=self._request_times.queue_s,

@@ -18,7 +18,7 @@ from engine_core.options.engine import EngineOptions
 from engine_core.owner import Owner
 from engine_core.server.descriptors import limit_clients
 from engine_core.server.keys import KeyFolder
-from engine_core.server.transport import ZmqTransport, most_message_bytes
+from engine_core.server.transport import ZmqTransport, is_tcp, most_message_bytes
 from engine_core.service_manager import READY, STOPPING, ServiceManager
 from engine_core.startup.before_torch import (
     OpenModel,
@@ -26,6 +26,7 @@ from engine_core.startup.before_torch import (
     load_torch_library_beside,
     no_garbage_collection,
     open_model,
+    share_the_cores,
 )
 from engine_core.startup.phases import StartPhases
 from engine_core.suspects import Suspects
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from engine_core.core import EngineCore
 
 logger = logging.getLogger(__name__)
+
+WorkerList = list[dict[str, int | str]]
 
 
 def run_daemon(
@@ -57,7 +60,7 @@ def run_daemon(
     phases = StartPhases()
     check_options(options)
     faulthandler.enable()
-    _share_the_cores()
+    share_the_cores()
     options = dataclasses.replace(options, max_clients=limit_clients(options.max_clients))
     lifecycle = Lifecycle(
         drain_timeout_s=options.drain_timeout,
@@ -67,24 +70,26 @@ def run_daemon(
     # The address first: if it is taken, say so before the model has been loaded.
     security = options.security
     keys = None if security.keys is None else KeyFolder(security.keys)
+    # on a Unix socket there are none; then those that are given are for workers that join
+    is_for_workers = options.parallel.workers_bind is not None and not is_tcp(options.bind)
     with (
         ZmqTransport(
             options.bind,
-            keys=keys,
+            keys=None if is_for_workers else keys,
             is_insecure=security.insecure,
             max_message_bytes=max(
                 most_message_bytes(options.max_model_len, options.prompt_embeds_bytes),
                 options.multimodal.most_frame_bytes(options.model),
             ),
         ) as transport,
-        contextlib.ExitStack() as listing,
+        contextlib.ExitStack() as resources,
     ):
-        core, config = _start(options, transport, lifecycle, phases, listing)
+        core, config, workers = _start(options, transport, lifecycle, phases, resources, keys)
         if suspects is not None:
             core.watch_suspects(suspects)
         with lifecycle.listen(transport):
             phases.enter("serving")
-            _announce(config, phases)
+            _announce(config, phases, workers)
             service_manager.notify(READY, f"STATUS=serving {config.model} at {config.address}")
             progress = core.progress
             with _watched(core, options), service_manager.pings(lambda: progress.num_steps):
@@ -96,8 +101,10 @@ def _start(
     transport: ZmqTransport,
     lifecycle: Lifecycle,
     phases: StartPhases,
-    listing: contextlib.ExitStack,
-) -> tuple[EngineCore, EngineConfig]:
+    resources: contextlib.ExitStack,
+    keys: KeyFolder | None,
+) -> tuple[EngineCore, EngineConfig, WorkerList]:
+    group = None
     try:
         with no_garbage_collection():
             load_torch_library_beside()
@@ -105,7 +112,11 @@ def _start(
             options.scheduling.check()
             phases.enter("files")
             opened = open_model(options)
-            listing.enter_context(listed(_listing(options, opened, transport)))
+            resources.enter_context(listed(_listing(options, opened, transport)))
+            if options.parallel.num_workers > 1:
+                from engine_core.workers.group import WorkerGroup
+
+                group = resources.enter_context(WorkerGroup(options, keys))
             phases.enter("imports")
             from engine_core.startup.build import build_engine  # torch
 
@@ -116,7 +127,12 @@ def _start(
             f"there is not enough memory to load libraries ({error}); raise the limit of this "
             "process (`ulimit -v`) or of its container, or free some"
         ) from error
-    return build_engine(options, opened, transport, lifecycle, phases)
+    core, config = build_engine(options, opened, transport, lifecycle, phases, group)
+    if group is None:
+        return core, config, []
+    for socket in group.wakes:
+        transport.watch(socket)
+    return core, config, group.described
 
 
 def _listing(options: EngineOptions, opened: OpenModel, transport: ZmqTransport) -> RunningDaemon:
@@ -161,7 +177,7 @@ def _serve(core: EngineCore, *, is_supervised: bool) -> int:
     return ExitCode.DRAINED
 
 
-def _announce(config: EngineConfig, phases: StartPhases) -> None:
+def _announce(config: EngineConfig, phases: StartPhases, workers: WorkerList) -> None:
     """One line of JSON on stdout, or a text for a person. A parent that has exited is no reason to
     fail."""
     document = {
@@ -175,6 +191,9 @@ def _announce(config: EngineConfig, phases: StartPhases) -> None:
         "kv_cache_dtype": config.kv_cache_dtype,
         "kv_cache_bytes": config.kv_cache_bytes,
         "device": config.device,
+        "tensor_parallel_size": config.tensor_parallel_size,
+        "pipeline_parallel_size": config.pipeline_parallel_size,
+        "workers": workers,
         "ready_s": round(phases.total_s, 3),
         "phases_s": {phase: round(spent_s, 3) for phase, spent_s in phases.spent_s().items()},
     }
@@ -198,14 +217,3 @@ def _for_a_person(config: EngineConfig, phases: StartPhases) -> str:
         f"  engine-client{address} info\n\n"
         "Ctrl-C stops the daemon.\n"
     )
-
-
-def _share_the_cores() -> None:
-    """Let idle OpenMP threads sleep soon. Must come before torch is imported.
-
-    They spin between operations, by default for milliseconds. When another process needs a core,
-    the spinning threads take it from the thread that has work: a decode step then takes a hundred
-    times as long. At this count it takes three times as long, and 5 to 10 % more on an idle
-    machine (docs/benchmarks.md). Variables that are set already are left alone."""
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "3000")

@@ -42,6 +42,14 @@ class CacheTooSmall(StartupError):
     """The memory given does not hold a useful KV cache."""
 
 
+class WorkerLost(EngineError):
+    """One of several workers has ended or failed, so the engine cannot go on. Names its rank."""
+
+    def __init__(self, message: str, *, is_wrong_option: bool = False) -> None:
+        super().__init__(message)
+        self.is_wrong_option = is_wrong_option
+
+
 class RequestRefused(EngineError):
     """This engine cannot serve a request; the others go on.
     `code`: why, for programs; the message says it for people."""

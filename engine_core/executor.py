@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from engine_core.distributed.collectives import SINGLE_RANK, Collectives
 from engine_core.scheduler import DeviceFault, ModelRunnerOutput, SchedulerOutput
 
 
@@ -37,6 +38,8 @@ class InProcessExecutor:
         self.max_steps_in_flight = runner.max_steps_in_flight
         self.model_time_s = 0.0
         """Seconds in which the model ran, in total."""
+        self.collectives: Collectives = SINGLE_RANK
+        """Of the ranks that run the model."""
         self._num_in_flight = 0
         self._busy_since_s = 0.0
 

@@ -88,7 +88,7 @@ def supervise(
         num_oom_kills = oom_kills()
         child = os.fork()
         if not child:
-            _end_with(parent)
+            end_with(parent)
             os.setsid()  # Ctrl-C is for the parent, which drains the engine
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             if relay is not None:
@@ -161,7 +161,7 @@ def _wait(child: int, drain_timeout_s: float, relay: Relay | None) -> tuple[int,
                 return os.waitstatus_to_exitcode(ended[1]), is_stopping
 
 
-def _end_with(parent: int) -> None:
+def end_with(parent: int) -> None:
     """The kernel kills this process when its parent dies, however that dies.
 
     Source: prctl(2), PR_SET_PDEATHSIG."""

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 
 from frontend.cache_view import CacheView
+from frontend.disaggregation import PrefillHandoff, kv_address_of, may_hand_over
 from frontend.errors import ClientClosed, EngineClientError, EngineUnavailable, InvalidInput
 from frontend.event_loop import Clock
 from frontend.output_processor import OutputProcessor
@@ -25,6 +26,8 @@ _FIRST_ANSWERS_S = 1.0
 """For the other engines to answer, once the first one has: the first requests are shared out."""
 _SILENT_S, _SILENT_LOAD = 5.0, 10**9
 """An engine that sends nothing for longer may hang: it gets a request only if all are silent."""
+_PREFILL_LOAD = 10**12
+"""An engine that computes prompts for others decodes only if all others are away."""
 _MAX_LOSSES = 3
 """A request that as many engines were lost with, and no output between, may be what ends them: it
 is not given to another one."""
@@ -73,6 +76,7 @@ class EngineGroup(Neighbours):
         self._router = Router(routing_policy)
         self.view = CacheView(self.sessions)
         self._routes: dict[RequestState, _Route] = {}
+        self.handoff = PrefillHandoff(self.requests, place=self._place, clock=clock)
         self.loads = [0] * len(self.sessions)
         """Of this client's requests on each engine that are not over (`load_of`)."""
         self.num_sent = [0] * len(self.sessions)
@@ -195,6 +199,25 @@ class EngineGroup(Neighbours):
         """Send a request. It must be given to `release` in the end."""
         self.requests.add_request(request)
         choice = self._choose(request)
+        if choice is None or not self._is_computed_elsewhere(request, choice):
+            self._place(request, choice)
+
+    def _is_computed_elsewhere(self, request: RequestState, choice: Choice) -> bool:
+        """Whether another engine computes the prompt first; then it is placed afterwards."""
+        decoder = self.sessions[choice.engine]
+        there = [
+            number
+            for number, each in enumerate(self.sessions)
+            if may_hand_over(each, decoder) and self._may_take(each, request, decoder.arithmetic)
+        ]
+        if not there:
+            return False
+        matched = self.view.matched(self.view.prompt(request, there))
+        engines = {self.sessions[number]: matched.get(number, 0) for number in there}
+        return self.handoff.begin(request, engines, decoder, choice.num_matched)
+
+    def _place(self, request: RequestState, choice: Choice | None = None) -> None:
+        choice = choice or self._choose(request)
         if choice is None:  # it waits, or is told why not
             if self._leader in self._leaving:
                 self._leader = next(iter(self.staying.values()), self._leader)
@@ -203,6 +226,7 @@ class EngineGroup(Neighbours):
 
     def release(self, request: RequestState) -> None:
         """Forget a request; its engine stops what still runs of it."""
+        self.handoff.release(request)
         route = self._routes.pop(request, None)
         if route is not None:
             self.loads[route.number] -= route.load
@@ -222,7 +246,7 @@ class EngineGroup(Neighbours):
     async def close(self) -> None:
         """End every request with ClientClosed, and every session."""
         self._is_closed = True
-        await _cancel(list(self._keepers.values()))
+        await _cancel([*self._keepers.values(), *self.handoff.close()])
         await self.view.close()
         for session in self.sessions:
             await session.close()
@@ -230,6 +254,7 @@ class EngineGroup(Neighbours):
     # what sessions tell
 
     def on_lost(self, session: EngineSession, arithmetic: Arithmetic) -> None:
+        self.handoff.on_lost(session)
         for request in self.requests.in_flight(session):
             route = self._routes.get(request)
             if route is not None:
@@ -245,9 +270,31 @@ class EngineGroup(Neighbours):
         is_new = self._engine_ids[number] != session.welcome.engine_id
         self._engine_ids[number] = session.welcome.engine_id
         self.view.on_connected(number, is_new=is_new)
+        self._fetch_requests()
+
+    def on_paused(self, session: EngineSession) -> None:
+        if session.is_paused:
+            self._move_waiting(session)
+        else:
+            self._fetch_requests()
+
+    def _fetch_requests(self) -> None:
+        """An engine more takes requests: what waits for lost and paused ones moves."""
         for other in self.sessions:
-            if not other.is_connected and other.arithmetic is not None:
+            if other.is_paused:
+                self._move_waiting(other)
+            elif not other.is_connected and other.arithmetic is not None:
                 self._move_requests(other, other.arithmetic)
+
+    def _move_waiting(self, session: EngineSession) -> None:
+        """Of an engine that starts no requests; those that it has begun stay."""
+        for request in self.requests.in_flight(session):
+            route = self._routes.get(request)
+            if route is None or request.finished or request.has_started:
+                continue
+            choice = self._choose(request)
+            if choice is not None and choice.engine != route.number:
+                self._move(request, route, choice)
 
     def on_cache_events(self, session: EngineSession, events: CacheEvents) -> None:
         self.view.on_events(self.sessions.index(session), events)
@@ -257,8 +304,12 @@ class EngineGroup(Neighbours):
         if route is None:
             return False
         route.refused_by.add(route.number)
-        arithmetic = session.arithmetic if request.has_started else None
+        arithmetic = _needed(request, session.arithmetic)
         choice = self._choose(request, arithmetic, route.refused_by)
+        if choice is None and arithmetic is not None:  # one of its weights may come back
+            away = (each for each in self.sessions if not each.is_connected)
+            home = next((each for each in away if each.arithmetic == arithmetic), None)
+            choice = None if home is None else Choice(self.sessions.index(home), 0)
         if choice is None:
             return False
         if not request.metrics.num_resumptions:  # no engine has had it yet
@@ -266,12 +317,24 @@ class EngineGroup(Neighbours):
         self._move(request, route, choice)
         return True
 
+    def why_not_moved(self, session: EngineSession, request: RequestState) -> str:
+        there = sum(each.is_connected for each in self.sessions if each is not session)
+        route = self._routes.get(request)
+        if route is None or not there:
+            return ""
+        if route.num_losses >= _MAX_LOSSES:
+            return f"it was not given to another one, as {_MAX_LOSSES} were lost with it in a row"
+        return (
+            f"none of the {there} other engines that are there could go on with it: they differ in "
+            "weights, dtype, formats, --max-model-len or instruction set, drain or are full"
+        )
+
     def _move_requests(self, session: EngineSession, arithmetic: Arithmetic) -> None:
         for request in self.requests.in_flight(session):
             route = self._routes.get(request)
             if route is None or request.finished or route.num_losses >= _MAX_LOSSES:
                 continue
-            choice = self._choose(request, arithmetic if request.has_started else None)
+            choice = self._choose(request, _needed(request, arithmetic), (route.number,))
             if choice is not None:
                 request.metrics.num_resumptions += 1
                 self._move(request, route, choice)
@@ -302,7 +365,9 @@ class EngineGroup(Neighbours):
         for number, session in enumerate(self.sessions):
             if number not in but and self._may_take(session, request, arithmetic):
                 load = self.loads[number] + self.view.others_loads[number]
-                loads[number] = load + _SILENT_LOAD * (session.silence_s() > _SILENT_S)
+                load += _PREFILL_LOAD * (kv_address_of(session) is not None)
+                is_last = session.is_paused or session.silence_s() > _SILENT_S
+                loads[number] = load + _SILENT_LOAD * is_last
         blocks = self.view.prompt(request, [n for n, load in enumerate(loads) if load < math.inf])
         matched, home = self.view.matched(blocks), self._home(request.session_id, loads)
         num_tokens = len(request.wire.prompt_token_ids)
@@ -324,7 +389,7 @@ class EngineGroup(Neighbours):
         welcome, leader = session.welcome, self._leader.welcome
         if welcome is None or leader is None or not session.is_connected or session.is_draining:
             return False
-        if session in self._leaving:
+        if session in self._leaving or (session.is_paused and not request.has_started):
             return False
         ours, model, wire = leader.model, welcome.model, request.wire
         task = "generate" if wire.pooling_params is None else wire.pooling_params.task.value
@@ -345,6 +410,14 @@ class EngineGroup(Neighbours):
             and model.max_model_len >= min(length, ours.max_model_len)
             and model.max_num_seqs >= len(request.sequences)
         )
+
+
+def _needed(request: RequestState, arithmetic: Arithmetic | None) -> Arithmetic | None:
+    """Of an engine that may go on with a request, which one of `arithmetic` had: its weights may
+    have changed behind the request's last token."""
+    if arithmetic is None or not request.has_started:
+        return None
+    return request.weights_fingerprint or arithmetic[0], *arithmetic[1:]
 
 
 async def _cancel(tasks: Sequence[asyncio.Future[None]]) -> None:

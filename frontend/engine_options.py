@@ -28,10 +28,8 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "config_format": ("auto", "hf"),
     "data_parallel_size": (1,),
     "enable_chunked_prefill": (None, True),
-    "pipeline_parallel_size": (1,),
     "swap_space": (0, 4),
     "task": (None, "auto", "generate"),
-    "tensor_parallel_size": (1,),
 }
 """vLLM's options that this engine does not have, with the values that ask for nothing."""
 _NEUTRAL_IF_EMPTY = frozenset({
@@ -49,7 +47,7 @@ _CHANGE_NO_RESULT = {
     "async_scheduling": "the engine decides",
     "compilation_config": "the engine decides; see enforce_eager",
     "disable_async_output_proc": "outputs are always processed in the client",
-    "distributed_executor_backend": "the engine runs in one process",
+    "distributed_executor_backend": "workers are processes of the engine's own",
     "max_parallel_loading_workers": "the engine decides",
     "max_seq_len_to_capture": "graphs have no length; see enforce_eager",
     "tokenizer_mode": "there is one tokenizer, the fast one",
@@ -79,9 +77,8 @@ _ADVICE = {
     "exit_on_stdin_eof": "an engine that is started here always ends with this process",
     "parent_pid": "an engine that is started here always ends with this process",
     "load_format": "start engine-core --load-format dummy --model-config FILE and connect to it",
-    "tensor_parallel_size": "use 1",
-    "pipeline_parallel_size": "use 1",
-    "data_parallel_size": "use 1",
+    "data_parallel_size": "start so many engine-core, each with its own --bind, and give AsyncLLM "
+    "or engine-client http all addresses",
     "enable_chunked_prefill": "long prompts are always chunked; see max_chunk_size",
     "tokenizer_mode": "the model's own tokenizer is read; use 'auto'",
     "task": "use runner='pooling' with convert='embed' or 'classify'",

@@ -56,7 +56,7 @@ class LLM:
         allowed_local_media_path: see `AsyncLLM`.
         engine_options: those of `engine-core` with underscores (docs/daemon.md), also by vLLM's
             names. vLLM's other engine arguments are accepted as long as they ask for nothing, such
-            as `tensor_parallel_size=1`, and refused by name otherwise.
+            as `data_parallel_size=1`, and refused by name otherwise.
 
     Raises:
         InvalidInput, EngineStartError: see `AsyncLLM.launch`.

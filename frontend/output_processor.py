@@ -151,10 +151,13 @@ class OutputProcessor:
         return None if part is None else part.request
 
     def process_outputs(
-        self, outputs: EngineCoreOutputs
+        self, outputs: EngineCoreOutputs, fingerprint: str | None = None
     ) -> tuple[list[str], list[tuple[str, int]]]:
         """Give each output to its sequence. Outputs of forgotten wire ids are dropped: they were
         sent before a request's abort arrived.
+
+        Args:
+            fingerprint: of the weights that made the tokens.
 
         Returns:
             What the engine continues after a stop string: wire ids none of whose sequences goes on,
@@ -165,7 +168,8 @@ class OutputProcessor:
         samples: list[tuple[str, int]] = []
         ends: dict[str, EngineCoreOutput] = {}
         if outputs.decoded is not None:
-            self._process_columns(outputs.decoded, outputs.weights_version, now_s, stopped, samples)
+            weights = outputs.weights_version, fingerprint
+            self._process_columns(outputs.decoded, weights, now_s, stopped, samples)
         for output in outputs.other_outputs:
             part = self._in_flight.get(output.request_id)
             if part is None:
@@ -176,7 +180,7 @@ class OutputProcessor:
             if output.finished:
                 ends[output.request_id] = output
             if output.new_token_ids and part.request.weights_version != outputs.weights_version:
-                part.request.note_weights(outputs.weights_version)
+                part.request.note_weights(outputs.weights_version, fingerprint)
             try:
                 must_abort = part.request.append_output(part.start + output.index, output, now_s)
                 if must_abort:
@@ -197,7 +201,7 @@ class OutputProcessor:
     def _process_columns(
         self,
         columns: DecodedTokens,
-        weights_version: int,
+        weights: tuple[int, str | None],
         now_s: float,
         stopped: dict[str, None],
         samples: list[tuple[str, int]],
@@ -214,8 +218,8 @@ class OutputProcessor:
             if part is None:
                 continue
             request = part.request
-            if request.weights_version != weights_version:
-                request.note_weights(weights_version)
+            if request.weights_version != weights[0]:
+                request.note_weights(*weights)
             sequence = request.sequences[part.start + index]
             if is_observed:
                 last_s = sequence.last_token_s

@@ -31,14 +31,14 @@ class PrefixIndex:
         for length, key in enumerate(keys):
             held = left & self._engines.get(key, 0)
             if held != left:
-                for engine in _numbers(left & ~held):
-                    lengths[engine] = length
+                if length:
+                    lengths.update(dict.fromkeys(_numbers(left & ~held), length))
                 left = held
                 if not left:
-                    break
-        for engine in _numbers(left):
-            lengths[engine] = len(keys)
-        return {engine: length for engine, length in lengths.items() if length}
+                    return lengths
+        if keys:
+            lengths.update(dict.fromkeys(_numbers(left), len(keys)))
+        return lengths
 
     def use(self, engine: int, keys: Sequence[int]) -> None:
         """A prompt is sent there: it will have these blocks, unless they are evicted again."""

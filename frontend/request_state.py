@@ -88,6 +88,10 @@ class RequestState:
         self._submitted_s = clock.now()
         self.adapter_fingerprint: str | None = None
         """Of its adapter, when it was sent."""
+        self.weights_fingerprint: str | None = None
+        """Of its last token, by one of several engines."""
+        self.kv_source: str | None = None
+        """Where an engine can get blocks of its prompt."""
         self.session_id: str | None = None
         """Requests with the same one should go to the same one of several engines."""
         self.num_reports = 0
@@ -162,12 +166,14 @@ class RequestState:
             output_token_ids=self.sequences[start].token_ids if stop - start == 1 else [],
             num_sequences=stop - start,
             is_resumed=self.metrics.engine_request_id is not None,
+            kv_source=self.kv_source,
             adapter_fingerprint=self.adapter_fingerprint if self.has_started else None,
+            weights_fingerprint=self.weights_fingerprint if self.has_started else None,
         )
 
-    def note_weights(self, version: int) -> None:
+    def note_weights(self, version: int, fingerprint: str | None = None) -> None:
         """Its next tokens are of these weights, not of those before."""
-        self.weights_version = version
+        self.weights_version, self.weights_fingerprint = version, fingerprint
         self._weights_versions = [*self._weights_versions, version]  # outputs share the list
 
     def append_output(self, index: int, output: EngineCoreOutput, now_s: float) -> bool:

@@ -5,6 +5,8 @@ import logging
 from collections.abc import Coroutine, Sequence
 from typing import Any, Protocol, assert_never
 
+import msgspec
+
 from frontend.connection import Connection, ConnectionOptions
 from frontend.daemon import ChildDaemon
 from frontend.errors import (
@@ -48,6 +50,11 @@ _RETRY_S = 0.1
 _MAX_BACK_OFF_S = 5.0
 _MAX_REPORTS = 3
 """So many errors may the engine report in a row while a request makes no progress."""
+_MAY_MOVE = (
+    *(ErrorCode.DRAINING, ErrorCode.QUEUE_FULL),
+    *(ErrorCode.WEIGHTS_REFUSED, ErrorCode.WRONG_STATE),
+)
+"""Refused so, a request may be another engine's."""
 _MIN_LOSSES = 3
 """So many losses without output are borne, however long they take."""
 
@@ -60,11 +67,18 @@ class Neighbours(Protocol):
 
     def on_connected(self, session: "EngineSession") -> None: ...
 
+    def on_paused(self, session: "EngineSession") -> None:
+        """It starts no requests, or again some."""
+
     def on_cache_events(self, session: "EngineSession", events: CacheEvents) -> None:
         """What this engine's prefix cache holds has changed."""
 
+    def why_not_moved(self, session: "EngineSession", request: RequestState) -> str:
+        """Why no other engine goes on with it; empty if none is there."""
+
     def take_refused(self, session: "EngineSession", request: RequestState) -> bool:
-        """Whether another engine has taken a request that this one is too full for, or drains."""
+        """Whether another engine has taken a request that this one is too full for, drains, or has
+        other weights for."""
 
 
 class EngineSession:
@@ -98,10 +112,14 @@ class EngineSession:
         self.welcome_frames: Frames = ()
         self._weights = ("", "")
         """The engine's id and the fingerprint of its weights, as last heard."""
+        self._fingerprints: dict[int, str] = {}
+        """Of its weights by version, if requests may move."""
         self.adapters: dict[str, str] = {}
         """Fingerprints by name, as last heard."""
         self.requests = OutputProcessor(clock) if requests is None else requests
         self.is_draining = False
+        self.is_paused = False
+        """It starts no requests."""
         self._transport = transport
         self._address = options.address
         self._options = options
@@ -216,7 +234,11 @@ class EngineSession:
     def _send_request(self, request: RequestState) -> None:
         if not request.has_started and request.wire.adapter is not None:
             request.adapter_fingerprint = self.adapters.get(request.wire.adapter)
+        known = self.welcome and self.welcome.disaggregation
+        sources = known.kv_sources if known else ()
         for message in self.requests.wire_requests(request, self):
+            if message.kv_source not in (None, *sources):
+                message = msgspec.structs.replace(message, kv_source=None)
             if self._connection is not None:
                 self._connection.send(message, request.frames)
 
@@ -231,7 +253,8 @@ class EngineSession:
                 self._on_lost("it ended with these requests unfinished")
             case EngineCoreOutputs():
                 self._num_losses = 0
-                self._send_abort(*self.requests.process_outputs(message))
+                fingerprint = self._fingerprints.get(message.weights_version)
+                self._send_abort(*self.requests.process_outputs(message, fingerprint))
             case Rejected():
                 self._on_rejected(message)
             case CallResult():
@@ -247,11 +270,15 @@ class EngineSession:
                     self._count_report(message)
                 self._on_lost(f"it reported: {message.message}")
             case WeightsUpdated():
-                self._weights = self._weights[0], message.fingerprint
+                self._note_weights(self._weights[0], message.weights_version, message.fingerprint)
             case AdaptersUpdated():
                 self.adapters = _by_name(message.adapters)
             case Heartbeat():
                 self.is_draining = message.draining
+                if self.is_paused != message.paused:
+                    self.is_paused = message.paused
+                    if self._neighbours is not None:
+                        self._neighbours.on_paused(self)
             case CacheEvents():
                 if self._neighbours is not None:  # else nobody has asked
                     self._neighbours.on_cache_events(self, message)
@@ -260,13 +287,19 @@ class EngineSession:
             case _:
                 assert_never(message)
 
+    def _note_weights(self, engine_id: str, version: int, fingerprint: str) -> None:
+        self._weights = engine_id, fingerprint
+        if self._neighbours is not None:
+            self._fingerprints[version] = fingerprint
+
     def _on_rejected(self, message: Rejected) -> None:
         is_draining = message.code is ErrorCode.DRAINING
         self.is_draining |= is_draining
         request = self.requests.get_in_flight(message.request_id)
-        if request is not None and self._neighbours is not None and not request.finished:
-            may_move = is_draining or message.code is ErrorCode.QUEUE_FULL
-            if may_move and self._neighbours.take_refused(self, request):
+        may_move = self._neighbours is not None and message.code in _MAY_MOVE
+        if may_move and request is not None and not request.finished:
+            assert self._neighbours is not None
+            if self._neighbours.take_refused(self, request):
                 return
         request = self.requests.pop_rejected(message.request_id, keep_resumed=is_draining)
         if request is not None:
@@ -301,7 +334,7 @@ class EngineSession:
         if self._is_closed or self._connection is None:
             return
         self._connection = None
-        self.is_draining = False
+        self.is_draining = self.is_paused = False
         if not self._num_losses:
             self._first_loss_s = self._clock.now()
         self._num_losses += 1
@@ -341,7 +374,9 @@ class EngineSession:
             opening if child is None else child.unless_it_ends(opening)
         )
         self.welcome = welcome
-        self._weights = welcome.engine_id, welcome.model.fingerprint
+        self._fingerprints.clear()
+        model = welcome.model
+        self._note_weights(welcome.engine_id, model.weights_version, model.fingerprint)
         self.adapters = _by_name(welcome.model.adapters)
         if connection.is_closed:
             raise EngineUnavailable(f"the engine at {self._address} went away; try again")
@@ -351,24 +386,27 @@ class EngineSession:
         """Wait for the engine to come back; resume what was interrupted, or end it."""
         assert self.welcome is not None
         (engine_id, fingerprint), arithmetic = self._weights, self.arithmetic
+        before = self.welcome.model
         try:
             await self._reconnect()
         except EngineClientError as error:
             self._fail_all(error)
             raise
         # an engine that was not restarted carries on with what it has been given meanwhile
-        if engine_id != self._weights[0] and fingerprint != self._weights[1]:
-            if self._neighbours is not None and arithmetic is not None:
-                self._neighbours.on_lost(self, arithmetic)
-            self._fail_all(
-                self._died(
-                    f"came back with another model or other weights ({self.welcome.model.name}, "
-                    f"weights version {self.welcome.model.weights_version}); send the request again"
-                )
-            )
-            return
+        is_other = engine_id != self._weights[0] and fingerprint != self._weights[1]
+        model = self.welcome.model
+        may_begin = self._neighbours is not None and model.tokenizer == before.tokenizer
+        if is_other and self._neighbours is not None and arithmetic is not None:
+            self._neighbours.on_lost(self, arithmetic)
         for request in self.requests.drop_wire_ids(self):
-            if not request.finished:
+            if is_other and (request.has_started or not may_begin):
+                request.fail(
+                    self._died(
+                        f"came back with another model or other weights ({model.name}, weights "
+                        f"version {model.weights_version}); send the request again"
+                    )
+                )
+            elif not request.finished:
                 request.metrics.num_resumptions += 1
                 self._send_request(request)
 
@@ -403,7 +441,10 @@ class EngineSession:
 
     def _fail_all(self, error: Exception) -> None:
         for request in self.requests.drop_wire_ids(self):
-            request.fail(error)
+            why = ""
+            if isinstance(error, EngineDied) and self._neighbours is not None:
+                why = self._neighbours.why_not_moved(self, request)
+            request.fail(EngineDied(f"{error}; {why}", address=self._address) if why else error)
         self._fail_calls(error)
 
     def _fail_calls(self, error: Exception) -> None:

@@ -183,6 +183,12 @@ class EngineStatistics(Message, frozen=True, tag=2):
     """Seconds spent in steps, all together."""
     model_time_s: float
     """Of `step_time_s`, the share of the model runner."""
+    num_workers: int = 1
+    """Ranks that run the model, this engine's own process included."""
+    num_collective_bytes: dict[str, int] = {}
+    """Sent by rank 0 to other ranks, by part of the model."""
+    collective_time_s: dict[str, float] = {}
+    """Of `model_time_s`, what rank 0 spent in that, the wait for other ranks included."""
     num_swapped: int = 0
     """Of `num_waiting`, those whose KV blocks are in host memory."""
     num_queued_tokens: int = 0
@@ -268,6 +274,16 @@ class EngineStatistics(Message, frozen=True, tag=2):
     """Of `num_running`, requests with adapters."""
     num_waiting_by_adapter: dict[str, int] = {}
     """Of `num_waiting`, requests with adapters."""
+    num_kv_blocks_sent: int = 0
+    """To engines that decode."""
+    num_kv_bytes_sent: int = 0
+    num_kv_blocks_received: int = 0
+    """Of prompts that other engines have computed."""
+    num_kv_bytes_received: int = 0
+    kv_receive_s: float = 0.0
+    """Of each transfer from its begin to its end, all together."""
+    num_kv_blocks_failed: dict[str, int] = {}
+    """Asked for and not moved, by reason: absent, corrupt, late, lost, refused, unknown source."""
 
 
 class PrefixCacheReset(Message, frozen=True, tag=3):

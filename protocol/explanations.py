@@ -36,6 +36,8 @@ class WaitReason(enum.StrEnum):
     """Running requests report as many log-probabilities of prompts as one step may."""
     DISK = "disk"
     """Blocks of its prompt are being read from disk."""
+    TRANSFER = "transfer"
+    """Blocks of its prompt are being fetched from the engine that computed them."""
     ENCODER = "encoder"
     """Its next image or sound is to be encoded: the step's budget for that is spent, or the encoder
     cache is full of what running requests need."""

@@ -223,6 +223,17 @@ class ModelInfo(Message, frozen=True):
         return self.fingerprint, self.dtype, self.instruction_set, self.formats, length
 
 
+class DisaggregationInfo(Message, frozen=True):
+    """What an engine does for others, or others for it, when prompts are computed elsewhere."""
+
+    mode: str
+    """"prefill" or "decode"."""
+    kv_address: str | None = None
+    """Where it gives blocks away."""
+    kv_sources: tuple[str, ...] = ()
+    """Where it fetches them: values that a request's `kv_source` may have."""
+
+
 class Welcome(Message, frozen=True, tag=1):
     """The answer to HELLO. `engine_id` differs after every start of the daemon."""
 
@@ -231,6 +242,8 @@ class Welcome(Message, frozen=True, tag=1):
     heartbeat_s: float
     """The engine sends something at least this often, except during longer steps."""
     model: ModelInfo
+    disaggregation: DisaggregationInfo | None = None
+    """None: it computes prompts and decodes, and exchanges no blocks."""
 
 
 class CallResult(Message, frozen=True, tag=3):
@@ -262,9 +275,11 @@ class ErrorMessage(Message, frozen=True, tag=6):
 
 
 class Heartbeat(Message, frozen=True, tag=7):
-    """Nothing happened, and the engine is alive."""
+    """Nothing happened, and the engine is alive; or what it says of it has changed."""
 
     draining: bool = False
+    paused: bool = False
+    """It starts no request, by a pause or a sleep."""
 
 
 class WeightsUpdated(Message, frozen=True, tag=8):

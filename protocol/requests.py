@@ -58,9 +58,15 @@ class EngineRequest(Message, frozen=True, tag=2):
     """Sent again after the engine was lost: a full queue takes it."""
     adapter_fingerprint: str | None = None
     """That the adapter must have: of a request that is sent again."""
+    kv_source: str | None = None
+    """The address at which another engine gives blocks of this prompt away, which it has computed;
+    one of the engine's `kv_sources`."""
     pooling_params: PoolingParams | None = None
     """If given, `sampling_params` are POOLING_SAMPLING, and the answer is one terminal output with
     `pooled` or a reason why not."""
+    weights_fingerprint: str | None = None
+    """That the weights must have: of a request that another engine began. It is refused where they
+    are others, or may be soon: by an engine that has paused."""
 
 
 class Abort(Message, frozen=True, tag=3):

@@ -6,6 +6,7 @@
     python scripts/bench.py bounds --num-requests 100000
     python scripts/bench.py isolation
     python scripts/bench.py offline
+    python scripts/bench.py parallel --ways "-tp 3" "-pp 2"
     python scripts/bench.py http
     python scripts/bench.py speculation
     python scripts/bench.py structured-outputs
@@ -13,6 +14,7 @@
     python scripts/bench.py cpu-operations --only attention
     python scripts/bench.py cpu-model --rows 1 32
     python scripts/bench.py adapters --threads 1
+    python scripts/bench.py fleet --rate 8 12 16
     python scripts/bench.py embeddings --folder FOLDER --peers PYTHON
 
 Exit code 0, 1 if something failed, 2 for wrong options.
@@ -34,6 +36,7 @@ for name, text in {
     "bounds": "Does a daemon grow under load? Memory, descriptors, threads, others' latency.",
     "isolation": "What the time to the first token tells of another tenant's prompts.",
     "offline": "Throughput and single-stream speed, through daemon and client library.",
+    "parallel": "Workers of a share of the cores beside one of all, and their collectives.",
     "http": "CPU time of a streamed token: in the client library, and over HTTP.",
     "speculation": "With drafts and without, on copy-heavy prompts and on chat.",
     "structured-outputs": "What following a JSON schema costs in a step.",
@@ -41,6 +44,7 @@ for name, text in {
     "cpu-operations": "Native CPU operations beside torch's, each alone.",
     "cpu-model": "A whole model on the native CPU backend beside torch's.",
     "adapters": "Decode steps with adapters, and what requests without one pay for them.",
+    "fleet": "Engines behind the HTTP server, beside what the simulator foretells of them.",
     "embeddings": "Sentences a second, in turn with sentence-transformers and onnxruntime.",
     "cpu-overhead": "What of a decode step is spent inside the native library.",
 }.items():

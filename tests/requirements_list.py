@@ -149,7 +149,8 @@ def page(rows: list[Row], proofs: dict[str, list[Proof]]) -> str:
         if row.section != section:
             section = row.section
             lines += ["", f"## {section}", "", "| id | what | state | |", "|---|---|---|---|"]
-        why = [] if state == "done" or not row.why else [_cell(row.why)]
+        is_reached = state == "done" and row.state == "planned"
+        why = [] if is_reached or not row.why else [_cell(row.why)]
         where = "; ".join(why + _places(proofs[row.id]))
         lines.append(f"| {row.id} | {_cell(row.name)} | {state} | {where} |")
     return "\n".join(lines) + "\n"

@@ -1,54 +1,71 @@
 """From a deployment to an application of Ray Serve, for `engine-core on-ray` and for Serve's own
 configuration files, such as KubeRay's: `import_path: engine_core.cluster.application:build`."""
 
+import hashlib
 import re
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from ray import serve
+import msgspec
+from ray import cloudpickle, serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
 from engine_core.cluster.autoscaling import ScaleByLoad
-from engine_core.cluster.deployment import Deployment, ModelDeployment, read_deployment
+from engine_core.cluster.deployment import (
+    Autoscaling,
+    Deployment,
+    ModelDeployment,
+    deployment_of,
+    read_deployment,
+)
 from engine_core.cluster.directory_actor import ensure_directory
 from engine_core.cluster.engine_replica import EngineReplica
-from engine_core.cluster.http_replica import HttpReplica
+from engine_core.cluster.http_replica import HttpReplica, ServedReplicas
+from engine_core.cluster.resources import actor_options, resource_options
 
-DEFAULT_NAME = "engine-core"
 _HEALTH_PERIOD_S = 5.0
 _GRACE_S = 20.0
 """Beyond a drain."""
 
 
 def build(arguments: dict[str, Any]) -> Application:
-    """`arguments`: `file`, the path of a deployment file on the head node, and `name`, of the
-    application, if a cluster has several. Raises ConfigurationError."""
-    file = Path(arguments["file"])
-    return make_application(read_deployment(file), arguments.get("name", DEFAULT_NAME))
+    """`arguments`: the tables of a deployment file, or `file`, its path on the head's node.
+    Raises ConfigurationError."""
+    if "file" in arguments:
+        return make_application(read_deployment(Path(arguments["file"])))
+    return make_application(deployment_of(arguments))
 
 
-def make_application(deployment: Deployment, name: str) -> Application:
+def make_application(deployment: Deployment) -> Application:
     """Starts the deployment's directory. Raises InvalidInput: settings of [http] that contradict
     each other."""
     api_keys = deployment.server.check()
-    directory = f"{name}-directory"
-    ensure_directory(directory)
-    engines = [_engines(each, number, directory) for number, each in enumerate(deployment.models)]
+    ensure_directory()
+    engines = [_engines(each, number) for number, each in enumerate(deployment.models)]
     server, http = deployment.server, deployment.http
+    served = tuple(map(ServedReplicas.of, deployment.models))
+    arguments = (served, http, server, api_keys)
     http_replicas = serve.deployment(
         serve.ingress()(HttpReplica),
         name="http",
         num_replicas=http.replicas,
-        ray_actor_options=_actor_options(http.resources),
+        ray_actor_options=resource_options(http.resources),
         max_ongoing_requests=2 * server.max_concurrent_requests,  # refused by the application
         graceful_shutdown_timeout_s=server.drain_timeout,
         graceful_shutdown_wait_loop_s=1.0,
     )
-    return http_replicas.bind(deployment, api_keys, directory, engines)
+    return _versioned(http_replicas, arguments).bind(*arguments, engines)
 
 
-def _engines(model: ModelDeployment, number: int, directory: str) -> Application:
+def _versioned(deployment: serve.Deployment, arguments: object) -> serve.Deployment:
+    """Else `serve.run` would replace every replica each time, also those that do not change."""
+    content = version("engine-core").encode() + cloudpickle.dumps(arguments)
+    return deployment.options(version=hashlib.sha256(content).hexdigest(), _internal=True)
+
+
+def _engines(model: ModelDeployment, number: int) -> Application:
     scaling = model.autoscaling
     limits = {
         "target_ongoing_requests": scaling.target_ongoing_requests,
@@ -57,10 +74,7 @@ def _engines(model: ModelDeployment, number: int, directory: str) -> Application
     replicas = serve.deployment(
         EngineReplica,
         name=f"engine-{number}-{re.sub(r'[^A-Za-z0-9]+', '-', model.served_name)}",
-        ray_actor_options={
-            **_actor_options(model.resources),
-            "runtime_env": {"env_vars": model.env},
-        },
+        ray_actor_options=actor_options(model),
         placement_group_bundles=[model.resources] * model.num_ranks,
         placement_group_strategy=model.placement_strategy,
         autoscaling_config=AutoscalingConfig(
@@ -81,13 +95,10 @@ def _engines(model: ModelDeployment, number: int, directory: str) -> Application
         graceful_shutdown_timeout_s=model.drain_timeout_s + _GRACE_S,
         graceful_shutdown_wait_loop_s=0.1,
     )
-    return replicas.bind(model, directory)
-
-
-def _actor_options(resources: dict[str, float]) -> dict[str, Any]:
-    """Ray's keywords for what a bundle has as a table."""
-    own = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
-    options: dict[str, Any] = {"num_cpus": 0}
-    options |= {own[name]: amount for name, amount in resources.items() if name in own}
-    others = {name: amount for name, amount in resources.items() if name not in own}
-    return {**options, "resources": others} if others else options
+    alike = msgspec.structs.replace(
+        model,
+        min_replicas=0,
+        max_replicas=None,
+        autoscaling=Autoscaling(look_back_period_s=scaling.look_back_period_s),
+    )
+    return _versioned(replicas, alike).bind(alike)

@@ -1,5 +1,6 @@
 """`engine-core on-ray`: deploys a file on a Ray cluster, or on one of this machine's own."""
 
+import contextlib
 import json
 import logging
 import signal
@@ -11,12 +12,15 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from engine_core.cluster.deployment import Deployment, read_deployment
+from engine_core.cluster.deployment import NAME, Deployment, read_deployment
 from engine_core.errors import ConfigurationError, StartupError
 from engine_core.logs import log_to_stderr
 from frontend.errors import EngineClientError
 
 logger = logging.getLogger(__name__)
+
+_MOST_SAID = 2000
+"""Characters of a replica's end."""
 
 _CONTROLLER_ENVIRONMENT = {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60"}
 """A proxy imports for longer than the default of 5 s on a busy machine, and would be killed."""
@@ -37,15 +41,12 @@ def on_ray(
             "ends with this command.",
         ),
     ] = None,
-    name: Annotated[
-        str, Parameter(show=True, help="Of the application, where a cluster has several.")
-    ] = "engine-core",
     detach: Annotated[
         bool,
         Parameter(show=True, help="Return when it serves, and leave it running.", negative=""),
     ] = False,
     stop: Annotated[
-        bool, Parameter(show=True, help="End what was left running under this name.", negative="")
+        bool, Parameter(show=True, help="End what was left running.", negative="")
     ] = False,
     check: Annotated[bool, Parameter(show=True, help="Only check the file.", negative="")] = False,
 ) -> int:
@@ -63,12 +64,10 @@ def on_ray(
             "on-ray needs Ray, the extra `cluster`; install it with "
             "`pip install 'engine-core[cluster]'`, on every node of the cluster"
         )
-    return _on_ray(deployment, address, name, detach=detach, stop=stop)
+    return _on_ray(deployment, address, detach=detach, stop=stop)
 
 
-def _on_ray(
-    deployment: Deployment, address: str | None, name: str, *, detach: bool, stop: bool
-) -> int:
+def _on_ray(deployment: Deployment, address: str | None, *, detach: bool, stop: bool) -> int:
     import ray
     from ray import serve
 
@@ -83,31 +82,46 @@ def _on_ray(
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ray.init() has set another
     try:
         if not stop:
-            serve.start(
-                proxy_location="EveryNode",
-                controller_options={"runtime_env": {"env_vars": _CONTROLLER_ENVIRONMENT}},
-                http_options={
-                    "host": server.host,
-                    "port": server.port,
-                    "ssl_certfile": server.ssl_certfile and str(server.ssl_certfile),
-                    "ssl_keyfile": server.ssl_keyfile and str(server.ssl_keyfile),
-                },
-            )
+            with contextlib.suppress(TimeoutError):  # slow proxies; `run` waits again
+                serve.start(
+                    proxy_location="EveryNode",
+                    controller_options={"runtime_env": {"env_vars": _CONTROLLER_ENVIRONMENT}},
+                    http_options={
+                        "host": server.host,
+                        "port": server.port,
+                        "ssl_certfile": server.ssl_certfile and str(server.ssl_certfile),
+                        "ssl_keyfile": server.ssl_keyfile and str(server.ssl_keyfile),
+                    },
+                )
             try:
-                serve.run(make_application(deployment, name), name=name, route_prefix="/")
+                serve.run(make_application(deployment), name=NAME, route_prefix="/")
                 _announce(deployment)
                 if detach:
                     return 0
                 threading.Event().wait()
             except KeyboardInterrupt:
                 logger.info("stopping; requests that run have their drain timeouts to end")
-        serve.delete(name)
-        remove_directory(f"{name}-directory")
+        serve.delete(NAME)
+        remove_directory()
     except (RuntimeError, TimeoutError, ray.exceptions.RayError) as error:
-        raise StartupError(f"{name} did not start: {error}; see Ray Serve's logs") from None
+        raise StartupError(f"the deployment did not start: {_reason(error)}") from None
     finally:
         ray.shutdown()
     return 0
+
+
+def _reason(error: Exception) -> str:
+    """With what replicas ended with, where Serve knows it."""
+    from ray import serve
+    from ray.exceptions import RayError
+
+    said = [str(error), "see Ray Serve's logs"]
+    with contextlib.suppress(RayError, KeyError):
+        for deployment in serve.status().applications[NAME].deployments.values():
+            text = deployment.message.strip()
+            if deployment.status not in ("HEALTHY", "UPDATING") and text:
+                said.insert(1, text.rpartition("EngineStartError: ")[2][-_MOST_SAID:])
+    return "\n".join(said)
 
 
 def _announce(deployment: Deployment) -> None:

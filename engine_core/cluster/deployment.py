@@ -15,6 +15,10 @@ from engine_core.errors import ConfigurationError
 from frontend.engine_options import daemon_arguments
 from frontend.errors import InvalidInput
 from frontend.http.settings import ServerSettings
+from frontend.router import RoutingPolicy
+
+NAME = "engine-core"
+"""Of Serve's application: a cluster has one."""
 
 _Count = Annotated[int, Meta(ge=1)]
 _OrNone = Annotated[int, Meta(ge=0)]
@@ -33,9 +37,13 @@ _OWN_OPTIONS = {
     "max_restarts": "Ray starts a replica again",
     "tensor_parallel_size": "give it beside `options`",
     "pipeline_parallel_size": "give it beside `options`",
+    "workers_bind": "the workers of a replica join at a port of its node",
+    "num_joining": "the workers of a replica join at a port of its node",
+    "join": "the workers of a replica join at a port of its node",
     "data_parallel_size": "say how many replicas by `min_replicas` and `max_replicas`",
 }
 """Of the daemon: what a deployment decides itself."""
+_OF_WORKERS = ("tokenizer", "num_threads", "log_level", "log_format")
 _NOT_BEHIND_RAY = {
     "uds": "Ray Serve's proxies listen on `host` and `port`",
     "request_timeout": "Ray Serve's proxies read the requests, without that limit",
@@ -106,13 +114,26 @@ class ModelDeployment(msgspec.Struct, forbid_unknown_fields=True, frozen=True, k
         return float(self.options.get("drain_timeout", 30.0))
 
     def daemon_arguments(self) -> list[str]:
-        """Of the command line, without its address.
+        """Of the command line, without addresses.
         Raises InvalidInput: an option that is not one."""
+        sizes = [
+            f"--tensor-parallel-size={self.tensor_parallel_size}",
+            f"--pipeline-parallel-size={self.pipeline_parallel_size}",
+        ]
         options = {"model_name": self.served_name, **self.options}
+        arguments = [*daemon_arguments(self.model, options), *self._num_threads()]
+        return arguments + sizes * (self.num_ranks > 1)
+
+    def worker_arguments(self) -> list[str]:
+        """What a worker that joins is told beside the model; it hears the rest from its engine."""
+        given = {name: self.options[name] for name in _OF_WORKERS if name in self.options}
+        return [*daemon_arguments(self.model, given)[2:], *self._num_threads()]
+
+    def _num_threads(self) -> list[str]:
         num_cpus = int(self.resources.get("CPU", 0))
-        if num_cpus and "num_threads" not in options and "GPU" not in self.resources:
-            options["num_threads"] = num_cpus
-        return daemon_arguments(self.model, options)
+        if not num_cpus or "num_threads" in self.options or "GPU" in self.resources:
+            return []
+        return [f"--num-threads={num_cpus}"]
 
 
 class HttpDeployment(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -121,6 +142,8 @@ class HttpDeployment(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw
     replicas: _Count = 1
     resources: dict[str, _Positive] = msgspec.field(default_factory=_one_cpu)
     """Of each."""
+    routing_policy: RoutingPolicy = "cache-aware"
+    """Which engine gets a request; docs/router.md."""
     reconnect_timeout_s: _Positive = 600.0
     """For a stream whose engine is lost: until another one has its place."""
 
@@ -141,21 +164,30 @@ def read_deployment(path: Path) -> Deployment:
     """A TOML file; names have dashes or underscores. The daemon's options are checked by the
     daemon. Raises ConfigurationError: there is no such file, or it cannot be deployed."""
     try:
-        tables = msgspec.toml.decode(path.read_bytes())
-        for table in tables.get("models", ()):
+        return deployment_of(msgspec.toml.decode(path.read_bytes()))
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {path}: {error.strerror}; check the path") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path}: {error}") from None
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{path}: {error}") from None
+
+
+def deployment_of(tables: dict[str, Any]) -> Deployment:
+    """What a file has. Raises ConfigurationError: it cannot be deployed."""
+    try:
+        models = [_underscored(each) for each in tables.get("models", ())]
+        for table in models:
             for name in ("options", "autoscaling"):
                 if name in table:
                     table[name] = _underscored(table[name])
-        tables["models"] = [_underscored(each) for each in tables.get("models", ())]
-        file = msgspec.convert(tables, _File)
+        file = msgspec.convert({**tables, "models": models}, _File)
         http, server = _http(_underscored(file.http))
         _check_models(file.models)
-    except OSError as error:
-        raise ConfigurationError(f"cannot read {path}: {error.strerror}; check the path") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, AttributeError, TypeError) as error:
-        raise ConfigurationError(f"{path}: {error}; see docs/cluster.md") from None
-    except (InvalidInput, ConfigurationError) as error:
-        raise ConfigurationError(f"{path}: {error}") from None
+    except (msgspec.ValidationError, AttributeError, TypeError) as error:
+        raise ConfigurationError(f"{error}; see docs/cluster.md") from None
+    except InvalidInput as error:
+        raise ConfigurationError(str(error)) from None
     return Deployment(tuple(file.models), http, server)
 
 
@@ -196,11 +228,6 @@ def _check_models(models: list[ModelDeployment]) -> None:
             raise ConfigurationError(
                 f"model {name!r}: max_replicas is {each.max_replicas}, it must be at least "
                 f"min_replicas, {each.min_replicas}"
-            )
-        if each.num_ranks > 1:
-            raise ConfigurationError(
-                f"model {name!r}: replicas of {each.num_ranks} workers are not deployed on Ray "
-                "yet; omit tensor_parallel_size and pipeline_parallel_size"
             )
         for option in each.options:
             if option in _OWN_OPTIONS:

@@ -10,7 +10,7 @@ from ray.exceptions import RayError
 from engine_core.cluster.directory import EngineDirectory, Snapshot
 from engine_core.cluster.keys import make_keys
 
-NAMESPACE = "engine-core"
+_NAME, _NAMESPACE = "directory", "engine-core"
 _RETRY_S = 1.0
 
 
@@ -20,11 +20,11 @@ class _DirectoryActor(EngineDirectory):
         super().__init__(keys, is_restarted=is_restarted)
 
 
-def ensure_directory(name: str) -> None:
+def ensure_directory() -> None:
     """Start it, unless it is there: a deployment that changes keeps its keys."""
     ray.remote(_DirectoryActor).options(
-        name=name,
-        namespace=NAMESPACE,
+        name=_NAME,
+        namespace=_NAMESPACE,
         get_if_exists=True,
         lifetime="detached",
         max_restarts=-1,
@@ -33,16 +33,15 @@ def ensure_directory(name: str) -> None:
     ).remote(make_keys())
 
 
-def remove_directory(name: str) -> None:
+def remove_directory() -> None:
     with contextlib.suppress(ValueError, RayError):  # there is none
-        ray.kill(ray.get_actor(name, NAMESPACE))
+        ray.kill(ray.get_actor(_NAME, _NAMESPACE))
 
 
 class DirectoryClient:
     """Calls of the directory; each is tried until it is answered."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self) -> None:
         self._actor: Any = None
 
     async def keys(self) -> dict[str, bytes]:
@@ -63,7 +62,7 @@ class DirectoryClient:
         while True:
             try:
                 if self._actor is None:
-                    self._actor = ray.get_actor(self._name, NAMESPACE)
+                    self._actor = ray.get_actor(_NAME, _NAMESPACE)
                 return await getattr(self._actor, method).remote(*arguments)
             except (ValueError, RayError):  # it is away, or starts
                 self._actor = None

@@ -6,16 +6,20 @@ import collections
 import contextlib
 import os
 import signal
+import socket
 import sys
 import time
+from collections.abc import Awaitable
 
 import ray
+from ray.exceptions import RayError
 
 from engine_core.cluster.autoscaling import RUNNING, SLO_MET, SLO_MISSED, WAITING
 from engine_core.cluster.deployment import ModelDeployment
 from engine_core.cluster.directory import REPORT_S
 from engine_core.cluster.directory_actor import DirectoryClient
 from engine_core.cluster.keys import KeyFiles
+from engine_core.cluster.rank import start_ranks
 from frontend.async_llm import AsyncLLM
 from frontend.daemon import ChildDaemon
 
@@ -25,28 +29,31 @@ _KILL_S = 10.0
 
 
 class EngineReplica:
-    """
-    Args:
-        directory: the name of the deployment's directory.
-    """
-
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, model: ModelDeployment, directory: str
+        self, model: ModelDeployment
     ) -> None:
         self._model = model
         self._name = model.served_name
-        self._directory = DirectoryClient(directory)
+        self._directory = DirectoryClient()
         self._is_healthy = True
         self._is_ending = False
         self._slo: collections.deque[tuple[float, int, int]] = collections.deque()
         """When, and requests met and missed until then."""
         self._key_files = KeyFiles(await self._directory.keys())
+        host = _host(ray.util.get_node_ip_address())
+        arguments = [*model.daemon_arguments(), "--keys", str(self._key_files.folder)]
+        if model.num_ranks > 1:
+            workers = f"tcp://{host}:{_free_port(host)}"
+            arguments += ["--workers-bind", workers, f"--num-joining={model.num_ranks - 1}"]
         self._child = ChildDaemon(
-            [*model.daemon_arguments(), "--keys", str(self._key_files.folder)],
-            bind=f"tcp://{_host(ray.util.get_node_ip_address())}:0",
+            arguments,
+            bind=f"tcp://{host}:0",
             on_line=lambda line: sys.stderr.write(f"{line}\n"),
         )
+        self._ends: list[Awaitable[str]] = [self._child.wait()]
         try:
+            if model.num_ranks > 1:
+                self._ends += start_ranks(model, workers, await self._directory.keys())
             await self._child.ready(model.startup_timeout_s)
             self._llm = AsyncLLM(
                 self._child.address, client_name="replica", keys=self._key_files.of_client
@@ -108,10 +115,11 @@ class EngineReplica:
         await self._directory.leave(self._name, self._child.address)
 
     async def _end_with_the_engine(self) -> None:
-        """Serve starts another replica for an actor that has ended, at once."""
-        said = await self._child.wait()
+        """Or with another of its ranks. Serve starts another replica for an actor that has
+        ended, at once."""
+        first = await next(asyncio.as_completed([_said(each) for each in self._ends]))
         if not self._is_ending:
-            sys.stderr.write(f"{self._name}: {said}\n")
+            sys.stderr.write(f"{self._name}: {first}\n")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LEAVE_S):
                     await self._leave()
@@ -139,6 +147,22 @@ class EngineReplica:
         await self._llm.close()
         await self._child.close()
         self._key_files.close()
+
+
+async def _said(end: Awaitable[str]) -> str:
+    try:
+        return await end
+    except RayError as error:
+        return f"a worker is lost: {error}"
+
+
+def _free_port(host: str) -> int:
+    address = host.strip("[]")
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family) as listener:
+        listener.bind((address, 0))
+        port: int = listener.getsockname()[1]
+        return port
 
 
 def _host(address: str) -> str:

@@ -2,9 +2,10 @@
 says, none while it is scaled to zero. Knows nothing of Ray."""
 
 import asyncio
+import logging
 import time
-from collections.abc import Awaitable, Callable
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 from frontend.async_llm import AsyncLLM
 from frontend.elastic_llm import ElasticLLM
@@ -14,7 +15,9 @@ from frontend.http.api_errors import ApiError
 from frontend.http.exchange import current_exchange
 from frontend.http.served_models import ServedModel
 
-_CHECK_S = 0.1
+logger = logging.getLogger(__name__)
+
+_CHECK_S, _RETRY_S = 0.1, 1.0
 
 
 class ReplicatedModel(ServedModel):
@@ -23,24 +26,23 @@ class ReplicatedModel(ServedModel):
         start: asks for a replica where there may be none, and returns when there is one.
         may_rest: whether it may have no replica; a request starts one then.
         startup_timeout_s: for a request to wait for a replica.
+        client_options: of `ElasticLLM`.
     """
 
     def __init__(
         self,
         name: str,
         *,
-        keys: Path,
         start: Callable[[], Awaitable[object]],
         may_rest: bool,
         startup_timeout_s: float,
-        reconnect_timeout_s: float,
+        client_options: Mapping[str, Any],
     ) -> None:
         super().__init__(self._make_llm, [name])
-        self._keys = keys
         self._start = start
         self._may_rest = may_rest
         self._startup_timeout_s = startup_timeout_s
-        self._reconnect_timeout_s = reconnect_timeout_s
+        self._client_options = client_options
         self._addresses: tuple[str, ...] = ()
         self._starting: asyncio.Task[None] | None = None
         self._since_s = 0.0
@@ -111,6 +113,9 @@ class ReplicatedModel(ServedModel):
     async def _start_one(self) -> None:
         try:
             await self._start()
+        except Exception as error:
+            logger.warning("no replica of %s can be asked for: %s", self.names[0], error)
+            await asyncio.sleep(_RETRY_S)
         finally:
             self._starting = None
 
@@ -120,9 +125,4 @@ class ReplicatedModel(ServedModel):
         await super().close()
 
     def _make_llm(self) -> ElasticLLM:
-        return ElasticLLM(
-            self._addresses,
-            client_name="engine-core on-ray",
-            keys=self._keys,
-            reconnect_timeout_s=self._reconnect_timeout_s,
-        )
+        return ElasticLLM(self._addresses, client_name="on-ray", **self._client_options)

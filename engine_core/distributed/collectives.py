@@ -1,7 +1,9 @@
 """What ranks exchange: sums and shards within a stage, hidden states from stage to stage."""
 
 import contextlib
-from collections.abc import Iterator
+import dataclasses
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Literal, Protocol
 
@@ -24,6 +26,16 @@ class CollectiveError(Exception):
     """A rank did not answer in time or is gone; the text says which one noticed, and what."""
 
 
+@dataclasses.dataclass(slots=True)
+class CollectiveCount:
+    """Of this rank, since it started. On a GPU seconds are those of launches."""
+
+    num_bytes: int = 0
+    """Sent."""
+    seconds: float = 0.0
+    """The wait for slower ranks included."""
+
+
 class Collectives(Protocol):
     """Every rank of a group calls the same operations in the same order, with equal shapes and
     dtypes; each call returns when this rank's part is done (on a GPU: is queued).
@@ -32,10 +44,14 @@ class Collectives(Protocol):
     @property
     def parallel(self) -> Parallel: ...
 
-    def all_reduce_(self, x: torch.Tensor) -> torch.Tensor:
+    @property
+    def counts(self) -> Mapping[str, CollectiveCount]:
+        """By what it was for."""
+
+    def all_reduce_(self, x: torch.Tensor, part: str = "vocabulary") -> torch.Tensor:
         """In place, the sum over the stage's ranks -> x. Contiguous. Terms are added by rising
         rank, in float32 for narrower dtypes, so an element's bits depend on the terms alone: not on
-        the shape, nor on the place in x."""
+        the shape, nor on the place in x. `part`: of the model, which it is counted for."""
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         """[T, *x.shape], by rank of the stage."""
@@ -54,8 +70,9 @@ class SingleRank:
     """`Collectives` of a rank alone."""
 
     parallel = Parallel()
+    counts: Mapping[str, CollectiveCount] = {}
 
-    def all_reduce_(self, x: torch.Tensor) -> torch.Tensor:
+    def all_reduce_(self, x: torch.Tensor, part: str = "vocabulary") -> torch.Tensor:
         return x
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
@@ -106,6 +123,7 @@ class TorchCollectives:
         if not is_there:
             raise CollectiveError(f"this build of torch {torch.__version__} has no {backend}")
         self.parallel = parallel
+        self.counts: dict[str, CollectiveCount] = {}
         self._timeout = timedelta(seconds=timeout_s)
         self._host = host
         self._backend = backend
@@ -144,38 +162,61 @@ class TorchCollectives:
             for group in self._groups:
                 group.barrier().wait()
 
-    def all_reduce_(self, x: torch.Tensor) -> torch.Tensor:
-        group, size = self._stage, self.parallel.tp_size
-        if group is None:
+    def all_reduce_(self, x: torch.Tensor, part: str = "vocabulary") -> torch.Tensor:
+        size = self.parallel.tp_size
+        if self._stage is None:
             return x
         flat = x.view(-1)
         if size > 2 and x.nbytes >= _TWO_PHASE_BYTES and not x.numel() % size:
             # each rank sums a part: the same sums, and 2 (T - 1) / T instead of T - 1 times x
-            with self._failures():
-                terms = torch.empty_like(flat)
-                group.alltoall_base(terms, flat, [], []).wait()
-                part = _sum_by_rank(terms.view(size, -1), flat.new_empty(len(flat) // size))
-                group._allgather_base(flat, part).wait()
+            terms = torch.empty_like(flat).view(size, -1)
+            with self._failures(part, x.nbytes - x.nbytes // size):
+                if self._backend == "nccl":
+                    self._stage.alltoall_base(terms.view(-1), flat, [], []).wait()
+                else:
+                    self._exchange(flat.view(size, -1), terms)
+            mine = _sum_by_rank(terms, flat.new_empty(len(flat) // size))
+            flat.copy_(self._gathered(mine, part).view(-1))
             return x
-        _sum_by_rank(self.all_gather(flat), flat)
+        _sum_by_rank(self._gathered(flat, part), flat)
         return x
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        gathered = x.new_empty(self.parallel.tp_size, *x.shape)
+        return self._gathered(x, "vocabulary")
+
+    def _gathered(self, x: torch.Tensor, part: str) -> torch.Tensor:
+        size = self.parallel.tp_size
+        gathered = x.new_empty(size, *x.shape)
         if self._stage is None:
             return gathered.copy_(x[None])
-        with self._failures():
-            self._stage._allgather_base(gathered.view(-1), x.contiguous().view(-1)).wait()
+        x = x.contiguous()
+        with self._failures(part, x.nbytes * (size - 1)):
+            if self._backend == "nccl":
+                self._stage._allgather_base(gathered.view(-1), x.view(-1)).wait()
+            else:
+                self._exchange([x] * size, gathered)
         return gathered
+
+    def _exchange(self, given: Sequence[torch.Tensor] | torch.Tensor, into: torch.Tensor) -> None:
+        """`given[r]` to rank r of the stage, and what it gave this one into `into[r]`. By gloo's
+        messages: its collectives are done by threads, and take four times as long."""
+        group, mine = self._stage, self.parallel.tp_rank
+        assert group is not None
+        others = [rank for rank in range(self.parallel.tp_size) if rank != mine]
+        messages = [group.recv([into[rank]], rank, 0) for rank in others]
+        messages += [group.send([given[rank]], rank, 0) for rank in others]
+        into[mine].copy_(given[mine])
+        for message in messages:
+            message.wait()
 
     def send(self, x: torch.Tensor, stage: int) -> None:
         assert self._column is not None, "there is one stage"
-        with self._failures():
+        with self._failures("stages", x.nbytes):
             self._column.send([x.contiguous()], stage, 0).wait()
 
     def recv(self, into: torch.Tensor, stage: int) -> torch.Tensor:
         assert self._column is not None, "there is one stage"
-        with self._failures():
+        with self._failures("stages", 0):
             self._column.recv([into], stage, 0).wait()
         return into
 
@@ -186,9 +227,15 @@ class TorchCollectives:
         self._stage = self._column = None
 
     @contextlib.contextmanager
-    def _failures(self) -> Iterator[None]:
+    def _failures(self, part: str = "", num_bytes: int = 0) -> Iterator[None]:
+        """Counts what is done for a part."""
+        began_s = time.perf_counter()
         try:
             yield
+            if part:
+                count = self.counts.setdefault(part, CollectiveCount())
+                count.num_bytes += num_bytes
+                count.seconds += time.perf_counter() - began_s
         except RuntimeError as error:
             mine = self.parallel
             reason = str(error).split("\n", 1)[0]

@@ -17,6 +17,7 @@ from engine_core.kv_cache.sequence_blocks import (
     ContentSpan,
     TableUpdate,
 )
+from engine_core.kv_cache.transfers import Transfer, Transfers
 
 __all__ = [
     "CONTENT_HASH_BYTES",
@@ -34,4 +35,6 @@ __all__ = [
     "KVCacheManager",
     "PlaceholderKVCacheManager",
     "TableUpdate",
+    "Transfer",
+    "Transfers",
 ]

@@ -71,6 +71,11 @@ class DiskTier:
         """On disk, and of this model and cache."""
         return len(self._known)
 
+    @property
+    def may_save(self) -> bool:
+        """Whether blocks wait to be saved, and may be."""
+        return bool(self._to_save) and self.num_free_saves > 0
+
     # ------------------------------------------------------------------ for the cache
 
     def stage(self, keys: Collection[HashKey]) -> int:

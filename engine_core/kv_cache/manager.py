@@ -9,6 +9,7 @@ from engine_core.kv_cache.changes import CacheChanges
 from engine_core.kv_cache.copies import CacheCopies
 from engine_core.kv_cache.disk import DiskTier
 from engine_core.kv_cache.groups import KVCacheGroupSpec
+from engine_core.kv_cache.host_pool import HashKey
 from engine_core.kv_cache.offload import OffloadManager
 from engine_core.kv_cache.prefix_cache import CacheHit, PrefixCache
 from engine_core.kv_cache.sequence_blocks import (
@@ -256,6 +257,16 @@ class KVCacheManager:
         num_free = self._offload.num_copy_targets if has_copies else self._pool.num_free
         has_room = num_free - (num_total - num_shared) >= head_room
         return AllocStatus.OK if has_room else AllocStatus.LATER
+
+    def missing_blocks(self, seq: CachedSequence, num_tokens: int) -> list[HashKey]:
+        """What is not in memory or on disk of the full blocks of the first `num_tokens` tokens, as
+        far as a hit on all of them needs it."""
+        return self._prefix_cache.missing(seq, num_tokens)
+
+    @property
+    def has_blocks_to_save(self) -> bool:
+        """Whether the next plan will save some, if it computes anything or not."""
+        return self._offload.disk is not None and self._offload.disk.may_save
 
     def stage(self, hit: CacheHit) -> int:
         """Have what `hit` found on disk read. Returns how many blocks are still to come; 0: it may

@@ -234,6 +234,22 @@ class PrefixCache:
                         break
         return num_blocks
 
+    def missing(self, seq: CachedSequence, num_tokens: int) -> list[HashKey]:
+        """What a hit on the full blocks of the first `num_tokens` tokens lacks, by rising logical
+        block."""
+        num_blocks = min(num_tokens, seq.num_tokens - 1) // self._block_size
+        if not self.is_enabled or num_blocks <= 0:
+            return []
+        self.extend_hashes(seq, num_blocks)
+        keys: list[tuple[int, HashKey]] = []
+        for group, spec in enumerate(self._groups):
+            needed = spec.num_prefix_blocks(self._block_size)
+            first = 0 if needed is None else max(0, num_blocks - needed)
+            keys += [
+                (index, (group, seq.block_hashes[index])) for index in range(first, num_blocks)
+            ]
+        return [key for _, key in sorted(keys) if not self._offload.is_found(*key)]
+
     # ------------------------------------------------------------------ registration
 
     def register_computed(self, seq: CachedSequence, seq_blocks: SequenceBlocks) -> None:

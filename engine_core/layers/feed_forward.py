@@ -71,6 +71,7 @@ class ExpertConfig:
         round_weights: they are rounded to the model's dtype before they are used.
         block: the part of a layer that holds router and experts.
         projections: names of an expert's gate, up and down.
+        here: those whose weights are here; None: all.
     """
 
     num_experts: int
@@ -80,6 +81,7 @@ class ExpertConfig:
     round_weights: bool
     block: str
     projections: tuple[str, str, str]
+    here: range | None = None
 
 
 class SparseFeedForward:
@@ -104,12 +106,14 @@ class SparseFeedForward:
         self._name = f"{layer}.{experts.block}"
         self._projections = experts.projections
         num_experts, features = experts.num_experts, experts.intermediate_size
-        self._gate_up_shape = (num_experts, 2 * features, hidden_size)
-        self._down_shape = (num_experts, hidden_size, features)
+        self._here = range(num_experts) if experts.here is None else experts.here
+        self._gate_up_shape = (len(self._here), 2 * features, hidden_size)
+        self._down_shape = (len(self._here), hidden_size, features)
         self._routing = ExpertRouting(
             top_k=experts.top_k,
             renormalise=experts.renormalise,
             weights_dtype=dtype if experts.round_weights else torch.float32,
+            first_expert=self._here.start,
         )
         self._dtype = dtype
         self._ops = ops
@@ -121,7 +125,7 @@ class SparseFeedForward:
             ops=ops,
             least_bits=32,  # a router that errs sends tokens through other experts
         )
-        self._num_missing = 3 * num_experts
+        self._num_missing = 3 * len(self._here)
         self._fused: tuple[torch.Tensor, torch.Tensor] | None = None
         self._experts: ExpertWeights | None = None
 
@@ -131,18 +135,18 @@ class SparseFeedForward:
         return [self._router]
 
     def placements(self) -> Placements:
-        """Of the router, and of gate, up and down of every expert."""
-        num_experts, hidden_size, features = self._down_shape
+        """Of the router, and of gate, up and down of every expert that is here."""
+        _, hidden_size, features = self._down_shape
         gate, up, down = self._projections
         placements = self._router.placements()
-        for expert in range(num_experts):
+        for place, expert in enumerate(self._here):
             for name, shape, part, rows in (
                 (gate, (features, hidden_size), 0, slice(None, features)),
                 (up, (features, hidden_size), 0, slice(features, None)),
                 (down, (hidden_size, features), 1, slice(None)),
             ):
                 placements[f"{self._name}.experts.{expert}.{name}.weight"] = Placement(
-                    shape, partial(self._store, part, expert, rows)
+                    shape, partial(self._store, part, place, rows)
                 )
         return placements
 
@@ -154,11 +158,11 @@ class SparseFeedForward:
         return out_TE if self._all_reduce is None else self._ops.reduce(out_TE, self._all_reduce)
 
     def _store(
-        self, part: int, expert: int, rows: slice, tensor: torch.Tensor, copy: CopyWeight
+        self, part: int, place: int, rows: slice, tensor: torch.Tensor, copy: CopyWeight
     ) -> None:
         if self._fused is None:  # allocated on first use: only the layers being read exist
             self._fused = (self._new(self._gate_up_shape), self._new(self._down_shape))
-        copy(self._fused[part][expert, rows], tensor)
+        copy(self._fused[part][place, rows], tensor)
         self._num_missing -= 1
         if not self._num_missing:
             self._experts = self._ops.prepare_experts(*self._fused)

@@ -1,11 +1,11 @@
 """Token embedding and language-model head, tied or not. Logits leave as float32."""
 
 from functools import partial
+from itertools import pairwise
 
 import torch
 
 from engine_core.distributed.collectives import SINGLE_RANK, Collectives
-from engine_core.distributed.parallel import Parallel
 from engine_core.layers.parameters import (
     AnyPlacement,
     CopyWeight,
@@ -20,16 +20,13 @@ _LEAST_BITS = 8
 """Logits feel every error of a head at once; files in 4 bits keep it in 6 or 8, too."""
 
 
-def token_range(vocab_size: int, parallel: Parallel) -> range:
-    """Ids whose rows of embedding and head a rank has: whole words of a bit mask, if there are
+def token_ranges(vocab_size: int, num_ranks: int) -> list[range]:
+    """Ids whose rows of embedding and head each rank has: whole words of a bit mask, if there are
     enough of them; no rank has none."""
-    unit = 32 if vocab_size // 32 >= parallel.tp_size else 1
+    unit = 32 if vocab_size // 32 >= num_ranks else 1
     number = -(-vocab_size // unit)
-    start, stop = (
-        min(vocab_size, rank * number // parallel.tp_size * unit)
-        for rank in (parallel.tp_rank, parallel.tp_rank + 1)
-    )
-    return range(start, stop)
+    stops = [min(vocab_size, rank * number // num_ranks * unit) for rank in range(num_ranks + 1)]
+    return [range(*pair) for pair in pairwise(stops)]
 
 
 class Vocabulary:
@@ -71,8 +68,9 @@ class Vocabulary:
         self._head_name = head_name
         self._vocab_size = vocab_size
         self._collectives = collectives
-        self._is_shared = collectives.parallel.tp_size > 1
-        self.tokens = token_range(vocab_size, collectives.parallel)
+        mine = collectives.parallel
+        self._is_shared = mine.tp_size > 1
+        self.tokens = token_ranges(vocab_size, mine.tp_size)[mine.tp_rank]
         self._shape = (len(self.tokens) + self._is_shared, hidden_size)
         self._tied = tied
         self._embeds = embeds
@@ -173,8 +171,7 @@ def gather_logits(
 ) -> torch.Tensor:
     """Each rank's logits of its own tokens -> those of all tokens, [R, `vocab_size`]."""
     mine = collectives.parallel
-    places = [Parallel(tp_rank=rank, tp_size=mine.tp_size) for rank in range(mine.tp_size)]
-    sizes = [len(token_range(vocab_size, place)) for place in places]
+    sizes = [len(tokens) for tokens in token_ranges(vocab_size, mine.tp_size)]
     padded_RV = torch.nn.functional.pad(logits_RV, (0, max(sizes) - sizes[mine.tp_rank]))
     shards = collectives.all_gather(padded_RV)
     return torch.cat([shard[:, :size] for shard, size in zip(shards, sizes, strict=True)], dim=1)

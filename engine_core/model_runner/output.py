@@ -8,6 +8,7 @@ import numpy.typing as npt
 import torch
 
 from engine_core.model_runner.drafts import VerifiedRows
+from engine_core.model_runner.vocabulary_rows import VocabularyRows
 from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
 from protocol.outputs import Logprobs
 
@@ -89,6 +90,7 @@ def report_logprobs(
     chosen_W: npt.NDArray[np.int64],
     num_logprobs_W: npt.NDArray[np.int64],
     named: Mapping[int, tuple[int, ...]],
+    vocabulary: VocabularyRows,
 ) -> list[Logprobs]:
     """The sampled token, then the likeliest, a row each: one `topk` for each number asked for.
 
@@ -97,20 +99,21 @@ def report_logprobs(
         chosen_W: the sampled tokens.
         num_logprobs_W: how many of the likeliest tokens each row reports, at most V.
         named: by row, tokens that it reports in their place, as many.
+        vocabulary: that the columns are of.
     """
     chosen_W1 = torch.from_numpy(chosen_W)[:, None]
-    own_W1 = logprobs_WV.gather(1, chosen_W1)
-    ranks = ((logprobs_WV > own_W1).sum(dim=1) + 1).tolist()
+    own_W1 = vocabulary.of_tokens(logprobs_WV, chosen_W1)
+    ranks = (vocabulary.num_above(logprobs_WV, own_W1) + 1).tolist()
     reports: dict[int, Logprobs] = {}
     for number in sorted(set(num_logprobs_W.tolist())):  # np.unique imports numpy.ma
         indices = np.flatnonzero(num_logprobs_W == number)
         alike = torch.from_numpy(indices)
-        likeliest_NK = logprobs_WV[alike].topk(number, dim=1).indices
+        _, likeliest_NK = vocabulary.topk(logprobs_WV[alike], number)
         ids_NL = torch.cat([chosen_W1[alike], likeliest_NK], dim=1)
         for place, index in enumerate(indices.tolist()):
             if index in named:
                 ids_NL[place, 1:] = torch.tensor(named[index])
-        values = logprobs_WV[alike].gather(1, ids_NL).numpy().astype("<f4")
+        values = vocabulary.of_tokens(logprobs_WV[alike], ids_NL).numpy().astype("<f4")
         ids = ids_NL.numpy().astype("<i4")
         for index, row_ids, row_values in zip(indices.tolist(), ids, values, strict=True):
             reports[index] = Logprobs(

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 
 from engine_core.model_runner.sampling_params import ResolvedSampling
+from engine_core.model_runner.vocabulary_rows import VocabularyRows
 from protocol.outputs import Logprobs
 
 _SLICE_ENTRIES = 2**22
@@ -97,23 +98,24 @@ class PromptColumns:
         token_ids_P: torch.Tensor,
         part: PromptRange,
         compute_logits: Callable[[torch.Tensor], torch.Tensor],
-        vocab_size: int,
+        vocabulary: VocabularyRows,
     ) -> None:
         """
         Args:
             hidden_TE: of the step.
             token_ids_P: of the range, on the model's device.
+            vocabulary: that the logits' columns are of.
         """
-        for start, stop in _slices(part.count, vocab_size):
+        for start, stop in _slices(part.count, vocabulary.size):
             logits_SV = compute_logits(hidden_TE[part.offset + start : part.offset + stop])
-            logprobs_SV = logits_SV.log_softmax(dim=1)
+            logprobs_SV = vocabulary.log_softmax(logits_SV)
             own_S1 = token_ids_P[start:stop, None].long()
-            own_logprobs_S1 = logprobs_SV.gather(1, own_S1)
-            values_SN, ids_SN = logprobs_SV.topk(part.num_logprobs, dim=1)
+            own_logprobs_S1 = vocabulary.of_tokens(logprobs_SV, own_S1)
+            values_SN, ids_SN = vocabulary.topk(logprobs_SV, part.num_logprobs)
             for host, found in (
                 (self.token_ids_PK, torch.cat([own_S1, ids_SN], dim=1)),
                 (self.logprobs_PK, torch.cat([own_logprobs_S1, values_SN], dim=1)),
-                (self.ranks_P, (logprobs_SV > own_logprobs_S1).sum(dim=1) + 1),
+                (self.ranks_P, vocabulary.num_above(logprobs_SV, own_logprobs_S1) + 1),
             ):
                 host[start:stop].copy_(found.to(host.dtype), non_blocking=True)
 

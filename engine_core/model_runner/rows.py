@@ -5,7 +5,7 @@ import dataclasses
 
 from engine_core.kv_cache import BlockIds
 from engine_core.model_runner.config import RunnerConfig
-from engine_core.model_runner.sampling_params import ResolvedSampling, resolve_sampling
+from engine_core.model_runner.sampling_params import ResolvedSampling, Seeds, resolve_sampling
 from engine_core.scheduler import SchedulerOutput
 from engine_core.scheduler.mm_features import MultiModalFeature
 from engine_core.scheduler.plan import NewRequestData, ResumedRequestData
@@ -40,6 +40,7 @@ class RunnerRows:
     def __init__(self, config: RunnerConfig) -> None:
         self._eos_token_ids = config.eos_token_ids
         self._vocab_size = config.vocab_size
+        self._seeds = Seeds(config.collectives, config.ops.device)
         self._row_of: dict[str, int] = {}
         self._sequence_of: list[str | None] = [None] * config.max_num_seqs
         self._sampling_of: dict[str, ResolvedSampling] = {}
@@ -82,6 +83,7 @@ class RunnerRows:
                 num_prompt_tokens=len(new.prompt_token_ids),
                 eos_token_ids=self._eos_token_ids,
                 vocab_size=self._vocab_size,
+                draw_seed=self._seeds.draw,
             )
         placed = [
             self._place(new, [*new.prompt_token_ids, *new.output_token_ids])

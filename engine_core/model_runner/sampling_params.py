@@ -1,11 +1,14 @@
 """What a request asked of sampling, resolved once for its whole life: both runners read this."""
 
 import dataclasses
+import random
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
+import torch
 
+from engine_core.distributed.collectives import Collectives
 from protocol.sampling import SamplingParams
 
 
@@ -32,12 +35,34 @@ class ResolvedSampling:
     min_length: int
 
 
+class Seeds:
+    """For requests that come without: the same on every rank of a stage, which place the same
+    requests in the same order."""
+
+    def __init__(self, collectives: Collectives, device: torch.device) -> None:
+        self._collectives = collectives
+        self._device = device
+        self._random: random.Random | None = None
+
+    def draw(self) -> int:
+        """64 bits."""
+        if self._random is None:
+            drawn = torch.tensor([secrets.randbits(63)], device=self._device)
+            self._random = random.Random(int(self._collectives.all_gather(drawn)[0, 0]))
+        return self._random.getrandbits(64)
+
+
 def resolve_sampling(
-    params: SamplingParams, *, num_prompt_tokens: int, eos_token_ids: Iterable[int], vocab_size: int
+    params: SamplingParams,
+    *,
+    num_prompt_tokens: int,
+    eos_token_ids: Iterable[int],
+    vocab_size: int,
+    draw_seed: Callable[[], int],
 ) -> ResolvedSampling:
     """A request without a seed gets one here: once, so that a preemption changes no token."""
     if not params.is_greedy and params.seed is None:
-        params = msgspec.structs.replace(params, seed=secrets.randbits(64))
+        params = msgspec.structs.replace(params, seed=draw_seed())
     top_k = params.top_k if params.top_k < vocab_size else 0
     min_tokens_ids = {*eos_token_ids, *params.stop_token_ids} if params.min_tokens else ()
     num_logprobs = -1 if params.logprobs is None else params.logprobs

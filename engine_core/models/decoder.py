@@ -24,7 +24,13 @@ from engine_core.models.config import ModelConfig
 from engine_core.models.interface import KVCacheSpec
 from engine_core.models.passed_states import PassedStates
 from engine_core.models.stages import Stage
-from kernels.interface.operations import AttentionParams, ForwardContext, Operations, RotaryParams
+from kernels.interface.operations import (
+    AllReduce,
+    AttentionParams,
+    ForwardContext,
+    Operations,
+    RotaryParams,
+)
 
 
 class LayerBuilder:
@@ -48,8 +54,6 @@ class LayerBuilder:
         stage: Stage | None = None,
     ) -> None:
         self._collectives = collectives
-        is_shared = collectives.parallel.tp_size > 1
-        self._all_reduce = collectives.all_reduce_ if is_shared else None
         self._config = config
         self._dtype = dtype
         self._ops = ops
@@ -95,7 +99,7 @@ class LayerBuilder:
                 [(f"{name}.o_proj", config.hidden_size)],
                 query_size,
                 bias=config.output_bias,
-                all_reduce=self._all_reduce,
+                all_reduce=self._all_reduce("attention"),
             ),
             head_norms=norms,
             rotary=RotaryParams(
@@ -111,6 +115,11 @@ class LayerBuilder:
             ),
         )
 
+    def _all_reduce(self, part: str) -> AllReduce | None:
+        if self._collectives.parallel.tp_size == 1:
+            return None
+        return partial(self._collectives.all_reduce_, part=part)
+
     def feed_forward(self, layer: int) -> GatedFeedForward | SparseFeedForward:
         """The feed-forward of one layer, dense or sparse."""
         experts = self._config.experts[layer]
@@ -121,7 +130,7 @@ class LayerBuilder:
                 self._config.hidden_size,
                 dtype=self._dtype,
                 ops=self._ops,
-                all_reduce=self._all_reduce,
+                all_reduce=self._all_reduce("experts"),
             )
         return GatedFeedForward(
             f"model.layers.{layer}.mlp",
@@ -131,7 +140,7 @@ class LayerBuilder:
             bias=self._config.mlp_bias,
             dtype=self._dtype,
             ops=self._ops,
-            all_reduce=self._all_reduce,
+            all_reduce=self._all_reduce("feed_forward"),
         )
 
     def vocabulary(self) -> Vocabulary:

@@ -66,7 +66,7 @@ def load_model(
         ModelConfigError: the config has impossible values.
         ModelWeightsError: the tensors do not match the config.
     """
-    sharding = make_sharding(config, collectives, block_inputs)
+    sharding = make_sharding(config, ops, collectives, block_inputs)
     name, architecture, model = _build(
         config,
         dtype=dtype,
@@ -158,7 +158,7 @@ def load_dummy_model(
 
     Arguments and errors as of `load_model`; for `seed` see `draw_weight`. Ranks draw whole tensors,
     so that their parts are those of one model."""
-    sharding = make_sharding(config, collectives, block_inputs)
+    sharding = make_sharding(config, ops, collectives, block_inputs)
     _, _, model = _build(
         config,
         dtype=dtype,
@@ -181,7 +181,10 @@ def load_dummy_model(
 
 
 def make_sharding(
-    config: Mapping[str, Any], collectives: Collectives, block_inputs: Collection[int]
+    config: Mapping[str, Any],
+    ops: Operations,
+    collectives: Collectives,
+    block_inputs: Collection[int],
 ) -> Sharding | None:
     """A rank's part of the model of a config.json; None: it has all of it.
     Raises UnsupportedArchitecture: a model that cannot be shared. ModelConfigError: not by so many
@@ -193,7 +196,12 @@ def make_sharding(
         raise UnsupportedArchitecture(
             "encoder-only models run on one rank; leave out --tensor-parallel-size"
         )
-    return Sharding(whole, collectives.parallel, block_inputs=block_inputs)
+    return Sharding(
+        whole,
+        collectives.parallel,
+        block_inputs=block_inputs,
+        by_expert=ops.device.type == "cpu",  # kernels of a GPU have all experts of a layer
+    )
 
 
 def _build(
@@ -250,7 +258,7 @@ def _place(
         if placement is None:
             if target in placed:
                 raise ModelWeightsError(f"tensor {file_name} comes twice; the files overlap")
-            is_elsewhere = stage is not None and not stage.takes(target)
+            is_elsewhere = any(each and not each.takes(target) for each in (stage, sharding))
             if target.endswith(_RECOMPUTED_SUFFIXES) or is_elsewhere:
                 continue
             if not (drops_zero_biases and _adds_nothing(target, tensor)):

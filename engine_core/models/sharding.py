@@ -1,7 +1,8 @@
 """One rank's part of a decoder: the shapes of its layers, and what it takes of a checkpoint.
 
 q, k, v, gate, up   rows (outputs), whole heads     o, down       columns (inputs), at block borders
-embedding, head     rows (tokens), then zeros       the rest      whole"""
+embedding, head     rows (tokens), then zeros       the rest      whole
+experts             some of them, or all as gate, up and down"""
 
 import dataclasses
 import re
@@ -11,7 +12,7 @@ import torch
 
 from engine_core.distributed.parallel import Parallel
 from engine_core.layers.feed_forward import ExpertConfig
-from engine_core.layers.vocabulary import token_range
+from engine_core.layers.vocabulary import token_ranges
 from engine_core.models.config import ModelConfig
 from engine_core.models.errors import ModelConfigError, ModelWeightsError
 from kernels.interface.weights import QuantisedTensor, WeightPart
@@ -40,6 +41,8 @@ class Sharding:
     Args:
         config: of the whole model.
         block_inputs: inputs of a block of the weights' formats; 1: they are floating.
+        by_expert: ranks have some experts each, where their number can be shared evenly; else, a
+            part of every one.
 
     Raises:
         ModelConfigError: so many ranks cannot share its heads; the text says how many can.
@@ -50,7 +53,12 @@ class Sharding:
     """
 
     def __init__(
-        self, config: ModelConfig, parallel: Parallel, *, block_inputs: Collection[int] = (1,)
+        self,
+        config: ModelConfig,
+        parallel: Parallel,
+        *,
+        block_inputs: Collection[int] = (1,),
+        by_expert: bool = False,
     ) -> None:
         _check_heads(config, parallel.tp_size)
         rank, size = parallel.tp_rank, parallel.tp_size
@@ -61,13 +69,15 @@ class Sharding:
         self._queries = _heads(rank * num_queries, num_queries, config.num_query_heads, config)
         self._keys = _heads(first_kv_head, num_kv_heads, config.num_kv_heads, config)
         self._intermediate = _share(config.intermediate_size, parallel, block_inputs)
-        of_expert = {
-            each.intermediate_size: _share(each.intermediate_size, parallel, block_inputs)
-            for each in config.experts
-            if each is not None
-        }
-        self._of_expert = next(iter(of_expert.values()), self._intermediate)
-        tokens = token_range(config.vocab_size, parallel)
+        experts = next((each for each in config.experts if each is not None), None)
+        self._experts: range | None = None
+        self._of_expert: Cut | None = None
+        if experts is not None and by_expert and not experts.num_experts % size:
+            number = experts.num_experts // size
+            self._experts = range(rank * number, (rank + 1) * number)
+        elif experts is not None:
+            self._of_expert = _share(experts.intermediate_size, parallel, block_inputs)
+        tokens = token_ranges(config.vocab_size, size)[rank]
         # one row of zeros at least: that of all other ranks' tokens
         self._tokens = Cut(0, tokens.start, tokens.stop, config.vocab_size, num_zeros=1)
         self.config = dataclasses.replace(
@@ -75,8 +85,20 @@ class Sharding:
             num_query_heads=num_queries,
             num_kv_heads=num_kv_heads,
             intermediate_size=self._intermediate.stop - self._intermediate.start,
-            experts=tuple(_narrowed(each, of_expert) for each in config.experts),
+            experts=tuple(self._part_of(each) for each in config.experts),
         )
+
+    def _part_of(self, experts: ExpertConfig | None) -> ExpertConfig | None:
+        if experts is None:
+            return None
+        if (cut := self._of_expert) is None:
+            return dataclasses.replace(experts, here=self._experts)
+        return dataclasses.replace(experts, intermediate_size=cut.stop - cut.start)
+
+    def takes(self, name: str) -> bool:
+        """Whether any of a tensor is this rank's."""
+        match = _EXPERT.fullmatch(name)
+        return match is None or self._experts is None or int(match["number"]) in self._experts
 
     def take(self, name: str, part: WeightPart) -> WeightPart:
         """The rank's part of a checkpoint's tensor, by its name here; shares memory where it can.
@@ -119,11 +141,9 @@ class Sharding:
         if layer == "o_proj" and kind == "weight":
             return dataclasses.replace(self._queries, dim=1)
         features = self._of_expert if _EXPERT.fullmatch(name) else self._intermediate
-        if layer in _GATE_AND_UP:
-            return features
-        if layer in _DOWN and kind == "weight":
+        if features is not None and layer in _DOWN and kind == "weight":
             return dataclasses.replace(features, dim=1)
-        return None
+        return features if layer in _GATE_AND_UP else None
 
 
 def allowed_sizes(config: ModelConfig) -> list[int]:
@@ -169,10 +189,3 @@ def _share(size: int, parallel: Parallel, block_inputs: Collection[int]) -> Cut:
         for rank in (parallel.tp_rank, parallel.tp_rank + 1)
     )
     return Cut(0, start, stop, size)
-
-
-def _narrowed(expert: ExpertConfig | None, cuts: dict[int, Cut]) -> ExpertConfig | None:
-    if expert is None:
-        return None
-    cut = cuts[expert.intermediate_size]
-    return dataclasses.replace(expert, intermediate_size=cut.stop - cut.start)

@@ -5,6 +5,7 @@ import math
 
 from engine_core.errors import ConfigurationError
 from engine_core.options.engine import EngineOptions
+from engine_core.options.parallel import check_parallel
 
 
 def check_options(options: EngineOptions) -> None:
@@ -17,6 +18,7 @@ def check_options(options: EngineOptions) -> None:
             raise ConfigurationError(f"--{name} is {value}, it must be finite")
     _check_weights(options)
     options.speculation.check()
+    check_parallel(options)
     if options.speculation.speculative is not None and options.trace is not None:
         raise ConfigurationError(
             "--trace with --speculative cannot be replayed, as a trace holds no drafts; omit one "
@@ -41,6 +43,7 @@ def check_options(options: EngineOptions) -> None:
             "--no-enable-prefix-caching; omit it, or one of those"
         )
     _check_prefix_store(options)
+    _check_disaggregation(options)
     if options.security.isolate_tenants and not options.enable_prefix_caching:
         raise ConfigurationError(
             "--isolate-tenants has no effect with --no-enable-prefix-caching; omit one of them"
@@ -77,6 +80,23 @@ def _check_prefix_store(options: EngineOptions) -> None:
             "--trace with --prefix-cache-dir cannot be replayed, as a replay has no disk; omit "
             "one of them"
         )
+
+
+def _check_disaggregation(options: EngineOptions) -> None:
+    options.disaggregation.check()
+    if options.disaggregation.disaggregation_mode is None:
+        return
+    others = {
+        "--no-enable-prefix-caching": not options.enable_prefix_caching,
+        "--prefix-cache-dir": options.prefix_cache_dir is not None,
+        "--trace": options.trace is not None,
+    }
+    for option, is_given in others.items():
+        if is_given:
+            raise ConfigurationError(
+                f"--disaggregation-mode cannot be combined with {option}: blocks that move are "
+                "prefix blocks in memory, which a replay does not have; omit one of them"
+            )
 
 
 def check_device(options: EngineOptions, device_type: str) -> None:
@@ -117,6 +137,7 @@ def check_encoder(options: EngineOptions, device_type: str) -> None:
         "--kv-cache-dtype": options.kv_cache_dtype != "auto",
         "--host-cache-memory": options.host_cache_memory > 0,
         "--prefix-cache-dir": options.prefix_cache_dir is not None,
+        "--disaggregation-mode": options.disaggregation.disaggregation_mode is not None,
         "--memory-fraction": options.memory_fraction is not None,
         "--enable-lora": options.adapters.is_enabled,
         "--enable-prompt-embeds": options.enable_prompt_embeds,
@@ -153,6 +174,11 @@ def _check_gpu(options: EngineOptions) -> None:
         raise ConfigurationError(
             "--prefix-cache-dir keeps blocks of a CPU only: those of a GPU are not copied to "
             "disk; omit it, or run with --device cpu"
+        )
+    if options.disaggregation.disaggregation_mode is not None:
+        raise ConfigurationError(
+            "--disaggregation-mode moves blocks of a CPU only: those of a GPU are not copied to "
+            "host memory for it; omit it, or run with --device cpu"
         )
     if options.kv_cache_dtype in ("bfloat16", "int8"):
         raise ConfigurationError(

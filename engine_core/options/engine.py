@@ -9,6 +9,7 @@ from cyclopts import Parameter, validators
 
 from engine_core.logs import LogFormat
 from engine_core.options.adapters import AdapterOptions
+from engine_core.options.disaggregation import DisaggregationOptions
 from engine_core.options.multimodal import MultiModalOptions
 from engine_core.options.pooling import PoolingOptions
 from engine_core.options.scheduling import SchedulingOptions
@@ -25,6 +26,7 @@ from engine_core.options.values import (
     SIZE,
     at_least,
 )
+from engine_core.options.workers import ParallelOptions
 
 DeviceName = Literal["auto", "cuda", "cpu"]
 DtypeName = Literal["auto", "bfloat16", "float16", "float32"]
@@ -105,6 +107,8 @@ class EngineOptions:
 
     scheduling: SchedulingOptions = dataclasses.field(default_factory=SchedulingOptions)
     speculation: SpeculationOptions = dataclasses.field(default_factory=SpeculationOptions)
+    disaggregation: DisaggregationOptions = dataclasses.field(default_factory=DisaggregationOptions)
+    parallel: ParallelOptions = dataclasses.field(default_factory=ParallelOptions)
 
     bind: Annotated[str | None, COMMON] = None
     """ipc://PATH or tcp://HOST:PORT (port 0: any); default: a private Unix socket."""

@@ -4,7 +4,7 @@ for each step. What a grammar is, only `engine_core/structured_output/` knows.""
 import dataclasses
 from collections.abc import Iterable
 from collections.abc import Sequence as AnySequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +44,7 @@ class MaskRows:
     bits_MW: npt.NDArray[np.int32]
 
 
+@runtime_checkable
 class TokenMasks(Protocol):
     """Of one step; made while it is computed."""
 

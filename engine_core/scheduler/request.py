@@ -10,7 +10,7 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from engine_core.kv_cache import ContentSpan
+from engine_core.kv_cache import ContentSpan, Transfer
 from engine_core.pooler_config import PoolerConfig
 from engine_core.scheduler.batch_state import BatchState, Int32Array
 from engine_core.scheduler.beam_search import BeamSearch
@@ -109,6 +109,7 @@ class Request:
         prompt_embeds: hidden states in place of embeddings, by rising positions.
         content_spans: what of the prompt is more than its tokens, likewise.
         mm_features: images and sounds of the prompt, in order, without overlap.
+        kv_source: where blocks of the prompt may be fetched from.
     """
 
     def __init__(
@@ -135,6 +136,7 @@ class Request:
         prompt_embeds: tuple[EmbeddedRows, ...] = (),
         content_spans: AnySequence[ContentSpan] = (),
         mm_features: AnySequence[MultiModalFeature] = (),
+        kv_source: str | None = None,
     ) -> None:
         if not request_id:
             raise ValueError("request_id is empty; give each request an id of its own")
@@ -208,6 +210,7 @@ class Request:
         """Drafts that are in the output."""
         self.num_prompt_logprobs = 0
         """Tokens of the prompt whose log-probabilities were sent; the first has none."""
+        self.transfer = None if kv_source is None else Transfer(kv_source)
         self.first_output_sent = False
         self.runs_alone = False
         """Whether no other request may run beside it."""
@@ -254,6 +257,7 @@ class Request:
             beam_search=message.beam_search,
             timeout_s=message.timeout_s,
             is_resumed=message.is_resumed,
+            kv_source=message.kv_source,
             pooling_params=params,
             pools_all_states=pools_all_states,
             num_held_values=num_held_values,

@@ -3,7 +3,7 @@ lasts: rows, tokens of the step, KV blocks."""
 
 import numpy as np
 
-from engine_core.kv_cache import AllocStatus, CacheHit
+from engine_core.kv_cache import AllocStatus, CacheHit, Transfers
 from engine_core.scheduler.adapters import AdapterSlots
 from engine_core.scheduler.batch_state import Int64Array
 from engine_core.scheduler.config import SchedulerConfig
@@ -79,11 +79,13 @@ class WaitingScheduler:
         config: SchedulerConfig,
         adapters: AdapterSlots,
         encoder: EncoderInputs,
+        transfers: Transfers | None = None,
     ) -> None:
         self._pool = pool
         self._kv_cache = pool.kv_cache
         self.adapters = adapters
         self.encoder = encoder
+        self._transfers = transfers
         self.partial = PartialPrefills(pool, config)
         self._explanations = explanations
         self._config = config
@@ -154,7 +156,8 @@ class WaitingScheduler:
 
     def _why_skip(self, request: Request) -> tuple[WaitReason, str] | None:
         is_own = request.client_index == PROBE_CLIENT
-        if self.starts_no_new and request.status is RequestStatus.WAITING and not is_own:
+        is_new = request.status is RequestStatus.WAITING and not request.is_resumed
+        if self.starts_no_new and is_new and not is_own:
             return WaitReason.PAUSED, "the engine pauses when those that have started have ended"
         if (why_wait := self.adapters.why_wait(request)) is not None:
             return why_wait
@@ -162,7 +165,19 @@ class WaitingScheduler:
             return WaitReason.PROMPT_LOGPROBS, why_not
         if (why_not := self.partial.why_skip(request)) is not None:
             return WaitReason.PARTIAL_PREFILLS, why_not
+        if (why_not := self._why_transfer(request)) is not None:
+            return WaitReason.TRANSFER, why_not
         return None
+
+    def _why_transfer(self, request: Request) -> str | None:
+        """Begins it, when the request is first looked at."""
+        transfer, transfers = request.transfer, self._transfers
+        if transfer is None or transfers is None or request.computes_whole_prompt:
+            return None
+        if not transfer.has_begun:
+            first, num_tokens = request.unfinished[0], request.num_prompt_tokens
+            transfers.begin(transfer, self._kv_cache.missing_blocks(first, num_tokens))
+        return transfers.why_wait(transfer)
 
     def _why_no_report(self, request: Request) -> str | None:
         """So that what steps report and hold of prompts is bounded, whatever a request may ask."""

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from engine_core.kv_cache import KVCacheManager
+from engine_core.kv_cache import KVCacheManager, Transfers
 from engine_core.scheduler.adapters import AdapterSlots
 from engine_core.scheduler.batch_state import BatchState, IdsOfRows
 from engine_core.scheduler.batching import MixedBatching, PrefillFirstBatching
@@ -66,6 +66,7 @@ class Scheduler(SchedulerInterface):
         proposer: of drafts; None: the runner makes them, if there are any.
         draft_method: by which they are counted.
         constraints: what structured outputs are made with; None: there are none.
+        transfers: of blocks from other engines; None: there are none.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Scheduler(SchedulerInterface):
         proposer: Proposer | None = None,
         draft_method: str = "draft",
         constraints: Constraints | None = None,
+        transfers: Transfers | None = None,
     ) -> None:
         self._constraints = constraints
         self._config = config
@@ -96,7 +98,7 @@ class Scheduler(SchedulerInterface):
         self._adapters = AdapterSlots(config.max_num_adapters, loads=config.loads_adapters)
         self._encoder = EncoderInputs(pool, self._explanations, config)
         self._waiting = WaitingScheduler(
-            pool, self._explanations, config, self._adapters, self._encoder
+            pool, self._explanations, config, self._adapters, self._encoder, transfers
         )
         self._in_flight = InFlightSteps(
             pool,
@@ -450,7 +452,7 @@ class Scheduler(SchedulerInterface):
     def may_progress(self) -> bool:
         if self.pause_state is PauseState.PAUSED_ALL:
             return self._pool.outputs.has_terminal
-        return self.has_work()
+        return self.has_work() or self._kv_cache.has_blocks_to_save
 
     def set_pause_state(self, state: PauseState, why: str = "") -> None:
         self.pause_state, self._pause_why = state, why

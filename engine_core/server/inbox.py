@@ -20,7 +20,14 @@ from protocol.calls import AdapterInfo
 from protocol.codec import check_wire_version, decode_client_message, request_id_of
 from protocol.errors import ErrorCode, MalformedMessage, WireVersionMismatch
 from protocol.multimodal import TensorRef
-from protocol.outputs import ErrorMessage, ModelInfo, Rejected, TokenizerInfo, Welcome
+from protocol.outputs import (
+    DisaggregationInfo,
+    ErrorMessage,
+    ModelInfo,
+    Rejected,
+    TokenizerInfo,
+    Welcome,
+)
 from protocol.requests import Abort, Call, ClientMessage, EngineRequest, Goodbye, Hello
 
 logger = logging.getLogger(__name__)
@@ -185,6 +192,9 @@ class Handshake:
         """Those that requests may name from now on."""
         model = replace(self._welcome.model, adapters=adapters)
         self._welcome = replace(self._welcome, model=model)
+
+    def use_disaggregation(self, info: DisaggregationInfo | None) -> None:
+        self._welcome = replace(self._welcome, disaggregation=info)
 
     def welcome(self, hello: Hello) -> tuple[Welcome, list[Frame]]:
         """The message and the binary frames behind it."""

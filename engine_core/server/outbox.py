@@ -56,7 +56,16 @@ class Outbox:
         """Clients that did not read."""
         self._untold: dict[bytes, Message] = {}
         """Why clients have lost their connection, as soon as their full queue has room."""
-        self.draining = False
+        self._state = Heartbeat()
+        """What clients were told."""
+
+    def tell_state(self, *, draining: bool, paused: bool) -> None:
+        """To every client, if it starts or ends a pause; the rest with the next heartbeat."""
+        is_news = paused != self._state.paused
+        self._state = Heartbeat(draining=draining, paused=paused)
+        if is_news:
+            for client in list(self._clients):
+                self.post(client, self._state)
 
     @property
     def has_backlogs(self) -> bool:
@@ -124,7 +133,7 @@ class Outbox:
             if self._clients.by_index(client.index) is None:
                 del self._backlogs[client]
             # A heartbeat shows whether there is room, before much is encoded.
-            elif self._try_to_send(client, [encode(Heartbeat(draining=self.draining))]):
+            elif self._try_to_send(client, [encode(self._state)]):
                 while len(backlog) and self._try_to_send(client, backlog.first()):
                     backlog.pop_first()
                 if not len(backlog):
@@ -169,4 +178,4 @@ class Outbox:
         due_s = self._clock() - self._heartbeat_s
         for client in self._clients:
             if client.last_sent_s <= due_s:
-                self.post(client, Heartbeat(draining=self.draining))
+                self.post(client, self._state)

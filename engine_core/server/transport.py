@@ -165,8 +165,8 @@ class ZmqTransport:
             )
         self._poller.register(self._socket, zmq.POLLIN)
 
-    def watch(self, file_descriptor: int) -> None:
-        """Let `wait` return also when this descriptor becomes readable."""
+    def watch(self, file_descriptor: "int | zmq.Socket[bytes]") -> None:
+        """Let `wait` return also when this becomes readable."""
         self._poller.register(file_descriptor, zmq.POLLIN)
 
     def unwatch(self, file_descriptor: int) -> None:
@@ -235,7 +235,7 @@ def _check_protection(address: str, has_keys: bool, is_insecure: bool) -> None:
     """Raises ConfigurationError: the address has less protection than it needs, or an option for it
     has no effect."""
     is_tcp = address.startswith("tcp://")
-    is_open = is_tcp and not _is_loopback(address.removeprefix("tcp://").rpartition(":")[0])
+    is_open = is_tcp and not is_loopback(address.removeprefix("tcp://").rpartition(":")[0])
     if has_keys and is_insecure:
         raise ConfigurationError("--keys and --insecure contradict each other; omit one of them")
     if has_keys and not is_tcp:
@@ -255,7 +255,11 @@ def _check_protection(address: str, has_keys: bool, is_insecure: bool) -> None:
         )
 
 
-def _is_loopback(host: str) -> bool:
+def is_tcp(address: str | None) -> bool:
+    return address is not None and address.startswith("tcp://")
+
+
+def is_loopback(host: str) -> bool:
     """Whether only this machine reaches it, whatever the name stands for."""
     try:
         found = socket.getaddrinfo(host.strip("[]"), None)

@@ -30,12 +30,14 @@ class RequestValidator(ModelLimits):
     pooler: PoolerConfig | None = None
     """None: no request may be pooled."""
     generates: bool = True
+    fetches_blocks: bool = False
+    """Whether it fetches blocks from other engines."""
 
     def check(self, request: EngineRequest) -> None:
         """Raises RequestRefused: the request cannot be served by this engine."""
         try:
             check_name("request_id", request.request_id)
-            for name in ("tenant", "cache_salt", "adapter"):
+            for name in ("tenant", "cache_salt", "adapter", "kv_source"):
                 if (value := getattr(request, name)) is not None:
                     check_name(name, value)
         except InvalidParameter as error:
@@ -44,6 +46,12 @@ class RequestValidator(ModelLimits):
             _refuse(
                 f"request_id {request.request_id!r} ends like the name of a request's further "
                 "sequence; let it not end with # and a number"
+            )
+        if request.kv_source is not None and not self.fetches_blocks:
+            _refuse(
+                f"kv_source is {request.kv_source!r}, and this engine fetches no blocks; omit it, "
+                "or start the engine with --disaggregation-mode decode",
+                ErrorCode.NOT_SUPPORTED,
             )
         if request.priority != 0 and self.scheduling_policy == "fcfs":
             _refuse(

@@ -7,6 +7,7 @@ import dataclasses
 import gc
 import importlib.util
 import logging
+import os
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -165,3 +166,14 @@ def _check_formats(options: EngineOptions, files: "ModelFiles") -> None:
             f"--quantization {named}: the weights of {files.path} are "
             f"{' and '.join(sorted(methods)) or 'not quantised'}; use auto, or name another model"
         )
+
+
+def share_the_cores() -> None:
+    """Let idle OpenMP threads sleep soon. Must come before torch is imported.
+
+    They spin between operations, by default for milliseconds. When another process needs a core,
+    the spinning threads take it from the thread that has work: a decode step then takes a hundred
+    times as long. At this count it takes three times as long, and 5 to 10 % more on an idle
+    machine (docs/benchmarks.md). Variables that are set already are left alone."""
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "3000")

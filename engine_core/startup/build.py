@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
+from engine_core.block_transfer import TransferStore
 from engine_core.config import EngineConfig
 from engine_core.core import EngineCore
-from engine_core.errors import ConfigurationError, StartupError
-from engine_core.executor import InProcessExecutor
+from engine_core.errors import ConfigurationError, StartupError, WorkerLost
 from engine_core.kv_cache import PlaceholderKVCacheManager
 from engine_core.lifecycle import Lifecycle
 from engine_core.logits_processors import ServedVocabulary
@@ -33,6 +33,7 @@ from engine_core.server.transport import ZmqTransport
 from engine_core.server.validation import RequestValidator
 from engine_core.startup.adapters import open_adapters
 from engine_core.startup.before_torch import OpenModel
+from engine_core.startup.block_transfer import disaggregation_info, open_block_transfer
 from engine_core.startup.device import choose_device
 from engine_core.startup.draft_model import load_with_draft
 from engine_core.startup.encoder_decoder import cache_manager_of, encoder_info
@@ -40,16 +41,20 @@ from engine_core.startup.logits_processors import load_processors
 from engine_core.startup.multimodal import make_reader, multimodal_info, text_only_note
 from engine_core.startup.phases import StartPhases
 from engine_core.startup.prefix_store import open_prefix_store
-from engine_core.startup.resolve import plan_runner, resolve_config
+from engine_core.startup.ranks import OneRank, RankZero
+from engine_core.startup.resolve import plan_runner
 from engine_core.startup.runner_spec import Runner, RunnerSpec
 from engine_core.startup.served_model import ServedModel
 from engine_core.structured_output.manager import Compiler, StructuredOutputs
 from engine_core.trace import TraceWriter
+from engine_core.workers.group import WorkerGroup
 from kernels.compile_counter import CompileCounter, watch_triton
 from protocol.outputs import ModelInfo
 from protocol.prompt_embeds import PromptEmbedsInfo
 
 logger = logging.getLogger(__name__)
+
+BlockStore = PrefixStore | TransferStore
 
 HEARTBEAT_S = 0.25
 """Longest silence towards a client, so that a dead one is found within that time."""
@@ -61,36 +66,42 @@ def build_engine(
     transport: ZmqTransport,
     lifecycle: Lifecycle,
     phases: StartPhases,
+    group: WorkerGroup | None = None,
 ) -> tuple[EngineCore, EngineConfig]:
-    """Load the model and build everything around it.
-    Raises StartupError: with one line for the operator."""
+    """Load the model and build everything around it. `group`: of workers that run it with this
+    process. Raises StartupError: with one line for the operator."""
     if options.num_threads is not None:
         torch.set_num_threads(options.num_threads)
     device = choose_device(options.device)
     check_device(options, device.type)
     try:
+        ranks = OneRank() if group is None else RankZero(group)
         phases.enter("weights")
+        options, device = ranks.take_place(options, device, opened.files)
         compilations = CompileCounter()
-        loaded = load_with_draft(options, opened.files, device)
+        loaded = load_with_draft(options, opened.files, device, ranks.collectives)
         if loaded.ops.device.type == "cuda":
             watch_triton(compilations)  # for as long as this process lives
         if loaded.is_packed:
             # what is left to torch is small, and its threads would take turns on the same cores
             # with those of the native library
             torch.set_num_threads(1)
+        ranks.loaded()
         phases.enter("cache")
         vocab_size, tokenizer = loaded.model.kv_cache_spec.vocab_size, opened.tokenizer
         text = None if tokenizer is None else tokenizer.tokenizer_json.decode()
         vocabulary = ServedVocabulary(vocab_size, opened.files.eos_token_ids, text)
         processors = load_processors(options.logits_processors, vocabulary)
         runner_spec = plan_runner(options, opened.files, loaded, processors)
-        config = resolve_config(runner_spec, opened.files, address=transport.address)
+        config = ranks.resolve(runner_spec, opened.files, transport.address)
         # to a person at a terminal it is noise
         level = logging.DEBUG if sys.stderr.isatty() else logging.INFO
         logger.log(level, "configuration: %s", config)
-        store = open_prefix_store(options, opened.files, loaded, runner_spec.config)
+        about_cache = options, opened.files, loaded, runner_spec.config
+        store = open_prefix_store(*about_cache) or open_block_transfer(*about_cache)
         structured_outputs = _structured_outputs(opened, runner_spec)
         runner = _warm_runner(runner_spec, config, compilations, phases, store)
+        ranks.serving()
         core = _assemble(
             opened,
             runner_spec,
@@ -101,8 +112,12 @@ def build_engine(
             compilations,
             store,
             structured_outputs,
+            ranks,
         )
         return core, config
+    except WorkerLost as error:
+        kind = ConfigurationError if error.is_wrong_option else StartupError
+        raise kind(str(error)) from error
     except (ModelFilesError, ModelError) as error:
         raise StartupError(str(error)) from error
     except torch.OutOfMemoryError as error:
@@ -124,7 +139,7 @@ def _warm_runner(
     config: EngineConfig,
     compilations: CompileCounter,
     phases: StartPhases,
-    store: PrefixStore | None,
+    store: BlockStore | None,
 ) -> Runner:
     """Nothing that it can launch is left to be compiled."""
     runner = runner_spec.build(
@@ -156,8 +171,9 @@ def _assemble(
     transport: ZmqTransport,
     lifecycle: Lifecycle,
     compilations: CompileCounter,
-    store: PrefixStore | None,
+    store: BlockStore | None,
     structured_outputs: StructuredOutputs | None,
+    ranks: OneRank,
 ) -> EngineCore:
     vocab_size = runner_spec.config.vocab_size
     groups = runner_spec.config.layout.group_specs
@@ -181,7 +197,8 @@ def _assemble(
         "eos_token_ids": list(opened.files.eos_token_ids),
         "pooler": None if pooler is None else dataclasses.asdict(pooler.config),
     }
-    executor = InProcessExecutor(runner)
+    executor = ranks.executor(runner)
+    transfer_store = store if isinstance(store, TransferStore) else None
     observers: list[StepObserver] = [] if store is None else [store]
     if logger.isEnabledFor(logging.DEBUG):
         observers.append(RequestLog())
@@ -193,6 +210,7 @@ def _assemble(
         proposer=runner_spec.options.speculation.make_proposer(),
         draft_method=runner_spec.options.speculation.speculative or "grammar",
         constraints=TokenRules(structured_outputs, vocab_size=vocab_size),
+        transfers=None if transfer_store is None else transfer_store.transfers,
     )
     pool = runner_spec.config.adapters
     adapters = open_adapters(runner_spec.options.adapters, pool, scheduler, config.model)
@@ -204,6 +222,7 @@ def _assemble(
     handshake = _handshake(
         opened, config, vocab_size, runner_spec, None if embeds is None else embeds.info
     )
+    handshake.use_disaggregation(disaggregation_info(runner_spec.options, transfer_store))
     if adapters is not None:
         handshake.use_adapters(adapters.infos)
     return EngineCore(
@@ -231,16 +250,20 @@ def _assemble(
             prompt_embeds=embeds,
             pooler=None if pooler is None else pooler.config,
             generates=runner_spec.loaded.generates,
+            fetches_blocks=transfer_store is not None and transfer_store.fetcher is not None,
         ),
         eos_token_ids=opened.files.eos_token_ids,
         observers=observers,
         compilations=compilations,
-        model_host=ServedModel(runner_spec, config, opened.files, executor, runner, store),
+        model_host=ranks.model_host(
+            ServedModel(runner_spec, config, opened.files, executor, runner, store)
+        ),
         on_weights=handshake.use_weights,
         adapters=adapters,
         on_adapters=handshake.use_adapters,
         isolates_tenants=config.isolate_tenants,
         structured_outputs=structured_outputs,
+        transfers=transfer_store,
         multimodal=make_reader(runner_spec.options, runner_spec.loaded),
         cache=kv_cache if config.num_blocks else None,
     )

@@ -22,6 +22,7 @@ def with_own_encoder(
     refused = {
         "--host-cache-memory": bool(options.host_cache_memory),
         "--prefix-cache-dir": options.prefix_cache_dir is not None,
+        "--disaggregation-mode": options.disaggregation.disaggregation_mode is not None,
         "--draft-model": options.speculation.draft_model is not None,
         "--trace": options.trace is not None,
         "--language-model-only": options.multimodal.language_model_only,

@@ -100,10 +100,6 @@ def load_any_model(
     the message says why.
     `collectives`: of this rank, which loads its part alone; every rank calls this."""
     started_s = time.monotonic()
-    if collectives.parallel.pp_size > 1:
-        raise ConfigurationError("models in several stages are not supported yet; use one")
-    if collectives.parallel.tp_size > 1:  # until tokens are chosen from shards of logits
-        raise ConfigurationError("models over several ranks are not supported yet; use one")
     if isinstance(files, PooledFiles) and files.is_encoder:
         check_encoder(options, device.type)
     dtype = choose_dtype(options.dtype, device, files.config)

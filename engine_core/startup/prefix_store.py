@@ -48,13 +48,25 @@ def open_prefix_store(
 def store_key(
     options: EngineOptions, files: ModelFiles, loaded: LoadedModel, runner: RunnerConfig
 ) -> bytes:
-    """Of all that decides what bytes the same tokens have in a block: weights, code, dtypes and
-    layout. Times of change count, because a fingerprint reads only samples of large files."""
+    """As `cache_key`. Times of change count, because a fingerprint reads only samples of large
+    files."""
+    times = [file.stat().st_mtime_ns for file in files.weight_files]
+    return cache_key(options, files, loaded, runner, times=times)
+
+
+def cache_key(
+    options: EngineOptions,
+    files: ModelFiles,
+    loaded: LoadedModel,
+    runner: RunnerConfig,
+    **more: object,
+) -> bytes:
+    """Of all that decides what bytes the same tokens have in a block: weights, code, dtypes,
+    layout, and `more`."""
     spec, layout = runner.model.kv_cache_spec, runner.layout
-    weight_files = [file.stat() for file in files.weight_files]
-    parts = {
+    parts = more | {
         "weights": [files.fingerprint, loaded.weights, options.quantization],
-        "weight_files": [[status.st_size, status.st_mtime_ns] for status in weight_files],
+        "weight_files": [file.stat().st_size for file in files.weight_files],
         "code": [loaded.model_impl, loaded.ops.name, loaded.ops.build],
         "max_model_len": options.max_model_len,  # some rotary scalings go by it
         "dtypes": [str(loaded.dtype), str(runner.kv_dtype)],

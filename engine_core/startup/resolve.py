@@ -196,6 +196,8 @@ def resolve_config(runner: RunnerSpec, files: ModelFiles, *, address: str) -> En
         weights=loaded.weights,
         kv_cache_dtype=dtype_name(runner.config.kv_dtype),
         device=loaded.ops.device.type,
+        tensor_parallel_size=options.parallel.tensor_parallel_size,
+        pipeline_parallel_size=options.parallel.pipeline_parallel_size,
         load_format=options.load_format,
         batch_invariant=options.batch_invariant,
         capture_at_start=options.capture_at_start,

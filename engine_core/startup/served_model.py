@@ -13,14 +13,13 @@ from engine_core.config import EngineConfig
 from engine_core.errors import RequestRefused, StartupError
 from engine_core.executor import InProcessExecutor
 from engine_core.model_files import ModelFiles, ModelFilesError, open_model_files
-from engine_core.model_runner.cache import BlockStorage
+from engine_core.model_runner.cache import BlockStorage, DiskStore
 from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.cpu.encoder_runner import EncoderRunner
 from engine_core.models import ModelError
 from engine_core.models.config import ModelConfig
 from engine_core.models.decoder import Decoder
 from engine_core.models.registry import read_model_config
-from engine_core.prefix_store import PrefixStore
 from engine_core.startup.draft_model import load_with_draft
 from engine_core.startup.model import LoadedModel
 from engine_core.startup.pooled_files import pooled_files
@@ -38,7 +37,7 @@ class ServedModel:
     Args:
         files: that they were loaded from. Not kept, as they map whole models.
         executor: runs `runner`, which `spec` has built.
-        store: blocks on disk, of all weights: their hashes differ.
+        store: blocks on disk or from other engines, of all weights: their hashes differ.
     """
 
     def __init__(
@@ -48,7 +47,7 @@ class ServedModel:
         files: ModelFiles,
         executor: InProcessExecutor,
         runner: Runner,
-        store: PrefixStore | None,
+        store: DiskStore | None,
     ) -> None:
         self.fingerprint = files.fingerprint
         self.keeps_cache = not spec.on_device
@@ -61,6 +60,7 @@ class ServedModel:
         self._store = store
         self._config = config
         self._options = spec.options
+        self._collectives = spec.loaded.collectives
         self._device = spec.loaded.ops.device
         self._model = self._options.model
         self._weights = spec.loaded.weights
@@ -202,7 +202,7 @@ class ServedModel:
         return files
 
     def _load(self, files: ModelFiles) -> LoadedModel:
-        loaded = load_with_draft(self._options, files, self._device)
+        loaded = load_with_draft(self._options, files, self._device, self._collectives)
         if loaded.weights != self._weights:
             raise RequestRefused(
                 ErrorCode.WEIGHTS_REFUSED,

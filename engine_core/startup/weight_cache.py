@@ -95,8 +95,9 @@ class PackedWeightCache:
         """Remove files until `num_bytes` more fit, the least recently used first."""
         for file in self.folder.iterdir():
             is_ours = file.suffix == _SUFFIX
-            if not is_ours and time.time() - file.stat().st_mtime > _ABANDONED_S:
-                file.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):  # another rank's, which has its name now
+                if not is_ours and time.time() - file.stat().st_mtime > _ABANDONED_S:
+                    file.unlink(missing_ok=True)
         kept = [file for file in self.folder.glob(f"*{_SUFFIX}") if file != but]
         used = {file: file.stat() for file in kept}
         total_bytes = sum(status.st_size for status in used.values())

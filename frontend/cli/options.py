@@ -77,7 +77,7 @@ class DaemonOptions:
     address: Annotated[
         str | None,
         Parameter(
-            help="ipc://PATH or tcp://HOST:PORT. "
+            help="ipc://PATH or tcp://HOST:PORT, or with commas several that serve one model. "
             f"[default: {default_address()}, the default of engine-core]",
             show_default=False,
         ),
@@ -108,7 +108,7 @@ class DaemonOptions:
                 option = name.replace("_", "-")
                 raise UsageError(f"--{option} is {limit_s:g}, it must be a number above 0")
         return AsyncLLM(
-            addresses or self.address,
+            addresses or (None if self.address is None else self.address.split(",")),
             client_name=f"engine-client {command}",
             connect_timeout_s=self.connect_timeout,
             reconnect_timeout_s=self.reconnect_timeout,

@@ -11,7 +11,9 @@ class NativeSampling:
     another dtype or shape than it says."""
 
     def __init__(self, library: NativeLibrary) -> None:
-        self._sample = library.function("ec_sample", POINTER, *[INT64] * 3, *[POINTER] * 6)
+        self._sample = library.function(
+            "ec_sample", POINTER, *[INT64] * 3, *[POINTER] * 5, INT64, POINTER
+        )
         self._best_of_rows = library.function(
             "ec_best_of_rows", POINTER, *[INT64] * 3, *[POINTER] * 5
         )
@@ -43,6 +45,7 @@ class NativeSampling:
         seeds_R: torch.Tensor,
         positions_R: torch.Tensor,
         limits: SamplingLimits | None = None,
+        first_token: int = 0,
     ) -> torch.Tensor:
         logits_RV = _rows(logits_RV)
         num_rows, vocab_size = logits_RV.shape
@@ -65,6 +68,7 @@ class NativeSampling:
                 seeds_R.data_ptr(),
                 positions_R.data_ptr(),
                 *([tensor.data_ptr() for tensor in kept] or (None, None, None)),
+                first_token,
                 chosen_R.data_ptr(),
             )
         )

@@ -200,11 +200,13 @@ class ExpertRouting:
         top_k: experts a token, in [1, X].
         renormalise: a token's weights are divided by their sum.
         weights_dtype: what they are rounded to: float32 (Mixtral), the model's (Qwen3-MoE).
+        first_expert: of those whose weights are here; the others add nothing. On a CPU alone.
     """
 
     top_k: int
     renormalise: bool
     weights_dtype: torch.dtype = torch.float32
+    first_expert: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -472,6 +474,7 @@ class SamplingOperations(Protocol):
         seeds_R: torch.Tensor,
         positions_R: torch.Tensor,
         limits: SamplingLimits | None = None,
+        first_token: int = 0,
     ) -> torch.Tensor:
         """One token a row, int64 [R], each with its softmax probability, renormalised over the
         tokens that `limits` leaves.
@@ -483,6 +486,8 @@ class SamplingOperations(Protocol):
             logits_RV: float32.
             seeds_R: the 64 bits of each row's seed, as int64.
             positions_R: int64, index in the sequence of the token being chosen.
+            first_token: of column 0, where the columns are a part of the vocabulary and `limits`
+                is None; the result are columns.
         """
 
     def apply_penalties(

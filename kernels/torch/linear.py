@@ -114,9 +114,12 @@ def mixture_of_experts(
     ids_P = ids_TA.flatten()
     order_P = ids_P.argsort(stable=True)
     token_P = order_P // top_k
-    y_PE = x_TE.new_empty(num_tokens * top_k, width)
-    stop = 0
-    for expert, count in enumerate(ids_P.bincount(minlength=experts.num_experts).tolist()):
+    counts_X = ids_P.bincount(minlength=router_logits_TX.shape[1])
+    first, last = routing.first_expert, routing.first_expert + experts.num_experts
+    is_whole = experts.num_experts == len(counts_X)
+    y_PE = (x_TE.new_empty if is_whole else x_TE.new_zeros)(num_tokens * top_k, width)
+    stop = int(counts_X[:first].sum())
+    for expert, count in enumerate(counts_X[first:last].tolist()):
         if not count:
             continue
         start, stop = stop, stop + count

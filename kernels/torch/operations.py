@@ -135,9 +135,11 @@ class TorchOperations:
         seeds_R: torch.Tensor,
         positions_R: torch.Tensor,
         limits: SamplingLimits | None = None,
+        first_token: int = 0,
     ) -> torch.Tensor:
         if limits is None:
-            return sampling.sample_from_all(logits_RV, seeds_R, positions_R)
+            return sampling.sample_from_all(logits_RV, seeds_R, positions_R, first_token)
+        assert not first_token, "rows of some tokens have no limits of their own"
         return sampling.sample_truncated(logits_RV, seeds_R, positions_R, limits)
 
     def make_attention_planner(self, spec: AttentionSpec) -> AttentionPlanner:

@@ -20,7 +20,7 @@ LARGEST_NOISE = 16.64
 
 _PIECE = 4096
 
-_FIRST_CANDIDATES = 256
+FIRST_CANDIDATES = 256
 """Truncated distributions nearly always lie within so many of the likeliest tokens."""
 
 _WORTH_SINGLING_OUT = 6
@@ -88,7 +88,9 @@ def gumbel_noise(
     return _to_gumbel(torch.from_numpy(chosen_RC.astype(np.float32)))
 
 
-def noise_of_vocabulary(seed: int, position: int, vocab_size: int) -> torch.Tensor:
+def noise_of_vocabulary(
+    seed: int, position: int, vocab_size: int, first_token: int = 0
+) -> torch.Tensor:
     """`gumbel_noise` of every token of one row, float32 [V], at a quarter of the cost a token.
 
     A piece at a time keeps every temporary in the core's own cache.
@@ -96,15 +98,17 @@ def noise_of_vocabulary(seed: int, position: int, vocab_size: int) -> torch.Tens
     Args:
         seed: 64 bits, signed or not.
         position: index in the sequence of the token being chosen.
+        first_token: the result is of the tokens from this one on.
     """
-    quads = np.arange((vocab_size + 3) // 4, dtype=np.uint64)
+    quads = np.arange(first_token // 4, (first_token + vocab_size + 3) // 4, dtype=np.uint64)
     words_Q4 = np.empty((len(quads), 4), np.float32)
     for start in range(0, len(quads), _PIECE):
         piece = slice(start, start + _PIECE)
         words = _words(quads[piece], np.uint64(seed % 2**64), np.uint64(position))
         for lane, word in enumerate(words):
             words_Q4[piece, lane] = word >> np.uint64(9)
-    return _to_gumbel(torch.from_numpy(words_Q4.reshape(-1)[:vocab_size]))
+    start = first_token % 4
+    return _to_gumbel(torch.from_numpy(words_Q4.reshape(-1)[start : start + vocab_size]))
 
 
 def _words(quads: UInt64, seed: UInt64, position: UInt64) -> tuple[npt.NDArray[np.uint64], ...]:
@@ -125,7 +129,10 @@ def best_of_rows(logits_RV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def sample_from_all(
-    logits_RV: torch.Tensor, seeds_R: torch.Tensor, positions_R: torch.Tensor
+    logits_RV: torch.Tensor,
+    seeds_R: torch.Tensor,
+    positions_R: torch.Tensor,
+    first_token: int = 0,
 ) -> torch.Tensor:
     """One token a row, int64 [R], each with its softmax probability: the Gumbel-max trick.
 
@@ -134,7 +141,7 @@ def sample_from_all(
     not lift over the likeliest token's own sum need none."""
     vocab_size = logits_RV.shape[1]
     best_R, best_id_R = logits_RV.max(dim=1)
-    best_noise_R = gumbel_noise(seeds_R, positions_R, best_id_R[:, None])[:, 0]
+    best_noise_R = gumbel_noise(seeds_R, positions_R, first_token + best_id_R[:, None])[:, 0]
     hopeless_R = best_noise_R - (LARGEST_NOISE + 0.01)
     chosen = []
     for row, (seed, position) in enumerate(
@@ -142,12 +149,14 @@ def sample_from_all(
     ):
         logits_V = logits_RV[row] - best_R[row]
         token_ids = np.flatnonzero(logits_V.numpy() >= float(hopeless_R[row]))
-        if len(token_ids) > vocab_size // _WORTH_SINGLING_OUT:
-            noise_V = noise_of_vocabulary(seed, position, vocab_size)
+        if not len(token_ids):  # every token of this part of the vocabulary is impossible
+            chosen.append(int(best_id_R[row]))
+        elif len(token_ids) > vocab_size // _WORTH_SINGLING_OUT:
+            noise_V = noise_of_vocabulary(seed, position, vocab_size, first_token)
             chosen.append(int(noise_V.add_(logits_V).argmax()))
         else:
             ids_C, one = torch.from_numpy(token_ids), slice(row, row + 1)
-            noise_C = gumbel_noise(seeds_R[one], positions_R[one], ids_C[None])[0]
+            noise_C = gumbel_noise(seeds_R[one], positions_R[one], first_token + ids_C[None])[0]
             chosen.append(int(ids_C[(noise_C + logits_V[ids_C]).argmax()]))
     return torch.tensor(chosen, dtype=torch.int64)
 
@@ -161,20 +170,12 @@ def sample_truncated(
     """One token a row, int64 [R], from what min_p, top_k and top_p leave, in that order.
 
     Equal to masking the rest with -inf and `sample_from_all`."""
-    chosen_R = torch.empty(logits_RV.shape[0], dtype=torch.int64)
     # The same width for every row, so that a row's arithmetic does not depend on its neighbours.
-    width = min(logits_RV.shape[1], _FIRST_CANDIDATES)
+    width = min(logits_RV.shape[1], FIRST_CANDIDATES)
     values_RC, token_ids_RC = logits_RV.topk(width, dim=1)
-    keep_RC, complete_R = _truncate(values_RC, logits_RV.logsumexp(dim=1), limits)
-    done = complete_R.nonzero()[:, 0]
-    if done.numel():
-        num_kept = int(keep_RC[done].sum(dim=1).max())
-        kept_values = values_RC[done, :num_kept] - values_RC[done, :1]
-        kept_values.masked_fill_(~keep_RC[done, :num_kept], -torch.inf)
-        kept_ids = token_ids_RC[done, :num_kept]
-        noise = gumbel_noise(seeds_R[done], positions_R[done], kept_ids)
-        best = (kept_values + noise).argmax(dim=1, keepdim=True)
-        chosen_R[done] = kept_ids.gather(1, best)[:, 0]
+    chosen_R, complete_R = sample_candidates(
+        values_RC, token_ids_RC, logits_RV.logsumexp(dim=1), seeds_R, positions_R, limits
+    )
     for row in (~complete_R).nonzero()[:, 0].tolist():
         kept_V = truncate_by_sorting(
             logits_RV[row],
@@ -186,6 +187,35 @@ def sample_truncated(
             kept_V[None], seeds_R[row : row + 1], positions_R[row : row + 1]
         )[0]
     return chosen_R
+
+
+def sample_candidates(
+    values_RC: torch.Tensor,
+    token_ids_RC: torch.Tensor,
+    log_total_R: torch.Tensor,
+    seeds_R: torch.Tensor,
+    positions_R: torch.Tensor,
+    limits: SamplingLimits,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`sample_truncated` from the likeliest tokens alone -> (int64 [R], bool [R]: whether the row
+    needed no others; else its token is not meant).
+
+    Args:
+        values_RC: the C largest logits, falling.
+        log_total_R: logarithm of the sum over the whole vocabulary.
+    """
+    chosen_R = torch.empty(len(values_RC), dtype=torch.int64)
+    keep_RC, complete_R = _truncate(values_RC, log_total_R, limits)
+    done = complete_R.nonzero()[:, 0]
+    if done.numel():
+        num_kept = int(keep_RC[done].sum(dim=1).max())
+        kept_values = values_RC[done, :num_kept] - values_RC[done, :1]
+        kept_values.masked_fill_(~keep_RC[done, :num_kept], -torch.inf)
+        kept_ids = token_ids_RC[done, :num_kept]
+        noise = gumbel_noise(seeds_R[done], positions_R[done], kept_ids)
+        best = (kept_values + noise).argmax(dim=1, keepdim=True)
+        chosen_R[done] = kept_ids.gather(1, best)[:, 0]
+    return chosen_R, complete_R
 
 
 def truncate_by_sorting(

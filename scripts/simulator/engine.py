@@ -4,6 +4,7 @@ drain the inbox -> schedule(now) -> the step lasts model(plan) -> update_from_ou
 
 import dataclasses
 import functools
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -71,8 +72,12 @@ class SimulatedEngine:
         self._inbox: list[TraceRequest] = []
         self._live: dict[str, _Live] = {}
         self._times = TokenTimes(config.max_num_seqs)
-        self._step: tuple[SchedulerOutput, float] | None = None
-        """The one that runs, and its end."""
+        self._steps: deque[tuple[SchedulerOutput, PlannedRows, float]] = deque()
+        """Those that run, and their ends."""
+        self._has_news = False
+        """A step with tokens has ended since the last plan."""
+        self._stages_free_s = [0.0] * config.pipeline_parallel_size
+        """When each can begin another step."""
         self._num_idle_steps = 0
         self.counters = EngineCounters()
 
@@ -82,8 +87,18 @@ class SimulatedEngine:
         return self._cache.changes
 
     @property
-    def is_stepping(self) -> bool:
-        return self._step is not None
+    def may_start(self) -> bool:
+        """Whether a step may be planned: as many are in flight as there are stages at most, and
+        none behind one that has found nothing to do, before a result comes."""
+        if len(self._steps) == len(self._stages_free_s):
+            return False
+        last = self._steps[-1][0] if self._steps else None
+        return last is None or self._has_news or last.total_num_scheduled_tokens > 0
+
+    @property
+    def free_s(self) -> float:
+        """When the first stage can begin another step."""
+        return self._stages_free_s[0]
 
     def statistics(self) -> EngineStatistics:
         """The production counters."""
@@ -97,29 +112,34 @@ class SimulatedEngine:
     def start_step(self, now_s: float) -> tuple[float | None, list[TraceRequest]]:
         """Drain the inbox and plan a step. Returns the step's end, None if there is nothing to do,
         and the requests that were refused."""
-        assert self._step is None
+        assert self.may_start
         refused = self._drain() if self._inbox else []
         if not self._scheduler.has_work():
             return None, refused
         plan = self._scheduler.schedule(now=now_s)
+        self._has_news = False
         self._follow_rows(plan)
-        work = work_of(plan, self._times.planned(plan))
+        planned = self._times.planned(plan)
+        work = work_of(plan, len(planned.sampled))
         duration_s = self._model.duration_s(work)
         if work.num_tokens:
             self._num_idle_steps = 0
-        else:
+        elif not self._steps:
             duration_s = self._idle(duration_s)
-        self._count(work, now_s, duration_s)
-        end_s = now_s + duration_s
-        self._step = plan, end_s
+        self._count(work, planned, now_s, duration_s)
+        end_s = now_s
+        for stage, free_s in enumerate(self._stages_free_s):
+            end_s = max(end_s, free_s) + duration_s / len(self._stages_free_s)
+            self._stages_free_s[stage] = end_s
+        self._steps.append((plan, planned, end_s))
         return end_s, refused
 
     def end_step(self) -> tuple[list[TraceRequest], list[TraceRequest]]:
         """The step's tokens are there. Returns what finished, and what will never run."""
-        assert self._step is not None
-        (plan, end_s), self._step = self._step, None
+        plan, planned, end_s = self._steps.popleft()
+        self._has_news = self._has_news or plan.total_num_scheduled_tokens > 0
         sampled = ModelRunnerOutput(
-            req_ids=plan.batch.req_ids, sampled_token_ids=self._times.sampled(end_s)
+            req_ids=plan.batch.req_ids, sampled_token_ids=self._times.sampled(planned, end_s)
         )
         outputs = self._scheduler.update_from_output(plan, sampled, now=end_s)
         finished: list[TraceRequest] = []
@@ -201,19 +221,21 @@ class SimulatedEngine:
             )
         return max(duration_s, _IDLE_STEP_S) if self._num_idle_steps > 1 else duration_s
 
-    def _count(self, work: StepWork, now_s: float, duration_s: float) -> None:
+    def _count(
+        self, work: StepWork, planned: "PlannedRows", now_s: float, duration_s: float
+    ) -> None:
         counters = self.counters
         num_blocks = self._cache.num_blocks_in_use
         counters.block_seconds += num_blocks * duration_s
         counters.peak_blocks = max(counters.peak_blocks, num_blocks)
         if work.num_tokens:
             counters.num_steps += 1
-            counters.busy_s += duration_s
+            counters.busy_s += duration_s / len(self._stages_free_s)
             counters.num_step_tokens += work.num_tokens
             counters.num_step_sequences += work.num_sequences
         if self._timeline is not None:
             running, waiting = self._scheduler.get_request_counts()
-            num_decodes = self._times.num_decodes()
+            num_decodes = planned.num_decodes
             values = (work.num_tokens - num_decodes, num_decodes, num_blocks, running, waiting, 1)
             self._timeline.add(now_s, duration_s, values)
 
@@ -221,6 +243,16 @@ class SimulatedEngine:
 @functools.lru_cache(maxsize=65536)
 def _sampling_params(max_tokens: int) -> SamplingParams:
     return SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PlannedRows:
+    """Slots of a planned step's sequences, and of those that get a token."""
+
+    slots: npt.NDArray[np.int64]
+    sampled: npt.NDArray[np.int64]
+    num_decodes: int
+    """Sequences that compute one token behind an earlier one."""
 
 
 class TokenTimes:
@@ -236,10 +268,6 @@ class TokenTimes:
         self._num_prompt_tokens = np.zeros(0, np.int32)
         self._last_token_s = np.zeros(0)
         self._longest_gap_s = np.zeros(0)
-        self._planned = self._sampled = np.zeros(0, np.int64)
-        """Slots of the last planned step, and those of them that get a token."""
-        self._counts: Int32Array = np.zeros(0, np.int32)
-        self._needs_sampling: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
 
     def add_sequence(self, num_prompt_tokens: int, token_id: int) -> int:
         """Returns its slot."""
@@ -262,28 +290,26 @@ class TokenTimes:
             self._slot_of_row = _longer(self._slot_of_row, row + 1)
         self._slot_of_row[row] = slot
 
-    def planned(self, plan: SchedulerOutput) -> int:
-        """Returns how many of the step's sequences get a token: their tokens are then computed."""
+    def planned(self, plan: SchedulerOutput) -> PlannedRows:
+        """Sequences get a token when all their tokens are computed."""
         batch = plan.batch
-        self._planned = slots = self._slot_of_row[batch.rows]
+        slots = self._slot_of_row[batch.rows]
         stop = batch.num_computed_tokens + batch.num_scheduled_tokens
         needs_sampling = stop == self._num_prompt_tokens[slots] + plan.num_output_tokens
-        self._counts, self._needs_sampling = batch.num_scheduled_tokens, needs_sampling
         num_sampled = int(np.count_nonzero(needs_sampling))
-        self._sampled = slots if num_sampled == len(slots) else slots[needs_sampling]
-        return num_sampled
+        return PlannedRows(
+            slots,
+            slots if num_sampled == len(slots) else slots[needs_sampling],
+            int(np.count_nonzero(needs_sampling & (batch.num_scheduled_tokens == 1))),
+        )
 
-    def num_decodes(self) -> int:
-        """Sequences of the planned step that compute one token behind an earlier one."""
-        return int(np.count_nonzero(self._needs_sampling & (self._counts == 1)))
-
-    def sampled(self, now_s: float) -> Int32Array:
-        """The planned step's tokens are there. Returns one for each sequence of its batch."""
-        slots = self._sampled
+    def sampled(self, planned: PlannedRows, now_s: float) -> Int32Array:
+        """The step's tokens are there. Returns one for each sequence of its batch."""
+        slots = planned.sampled
         gaps = now_s - self._last_token_s[slots]  # NaN before the first token: fmax ignores it
         self._longest_gap_s[slots] = np.fmax(self._longest_gap_s[slots], gaps)
         self._last_token_s[slots] = now_s
-        return self._token_ids[self._planned]
+        return self._token_ids[planned.slots]
 
     def _grow(self) -> None:
         old = len(self._token_ids)

@@ -161,10 +161,15 @@ class Fleet:
                 self._start_soon(number, now_s)
             else:
                 self._will_start[number] = False
-                end_s, refused = self._engines[number].start_step(now_s)
+                engine = self._engines[number]
+                if not engine.may_start:
+                    continue
+                end_s, refused = engine.start_step(now_s)
                 self._remove([], refused, now_s)
                 if end_s is not None:
                     heapq.heappush(self._events, (end_s, _STEP_END, number, None))
+                    if engine.may_start:
+                        self._start_soon(number, engine.free_s)
 
     def _push_next(self, requests: Iterator[TraceRequest]) -> None:
         request = next(requests, None)
@@ -184,11 +189,12 @@ class Fleet:
         self.num_requests += 1
         engine = self._engines[number]
         engine.receive(request)
-        if not engine.is_stepping:
+        if engine.may_start:
             self._start_soon(number, now_s)
 
     def _start_soon(self, number: int, now_s: float) -> None:
-        """After all that happens at this moment."""
+        """After all that happens at this moment, or when the first stage is free."""
+        now_s = max(now_s, self._engines[number].free_s)
         if not self._will_start[number]:
             self._will_start[number] = True
             heapq.heappush(self._events, (now_s, _STEP_START, number, None))

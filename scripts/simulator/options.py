@@ -169,6 +169,14 @@ class EngineOptions(SchedulerConfig):
     max_num_adapters: Annotated[int | None, _Unset] = None
     loads_adapters: Annotated[bool, _Unset] = False
     max_steps_in_flight: Annotated[int, _Unset] = 1
+    pipeline_parallel_size: Annotated[
+        int, Parameter(help="Stages that share the layers, each with a step of its own.")
+    ] = 1
+    min_micro_batch_tokens: Annotated[int, _Unset] = 256
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "max_steps_in_flight", self.pipeline_parallel_size)
+        SchedulerConfig.__post_init__(self)
 
     def scheduler_config(self, slo: "FleetOptions") -> SchedulerConfig:
         names = [field.name for field in dataclasses.fields(SchedulerConfig)]
@@ -197,6 +205,7 @@ class StepTimeOptions:
 
     hardware: Annotated[Literal[tuple(HARDWARE)], Parameter(help="Roofline of.")] = "h200"  # type: ignore[valid-type]
     model: Annotated[Literal[tuple(SHAPES)], Parameter(help="Its shapes.")] = "llama-3.1-8b"  # type: ignore[valid-type]
+    tensor_parallel_size: Annotated[int, option("Devices that share each layer.", gte=1)] = 1
     step_overhead_ms: Annotated[float, option("Added to every step.", gte=0)] = 0.0
     fitted: Annotated[
         Path | None, Parameter(help="Fit the daemon's step trace instead (engine-core --trace).")
@@ -205,13 +214,24 @@ class StepTimeOptions:
         bool | None, Parameter(help="Fitted: draw deviations from those of the fit. Default: yes.")
     ] = None
 
-    def roofline(self, block_size: int) -> Roofline:
+    def roofline(self, block_size: int, num_stages: int) -> Roofline:
         hardware = dataclasses.replace(
             HARDWARE[self.hardware], overhead_s=self.step_overhead_ms / 1000
         )
-        return Roofline(hardware, SHAPES[self.model], block_size)
+        return Roofline(
+            hardware,
+            SHAPES[self.model],
+            block_size,
+            tensor_parallel_size=self.tensor_parallel_size,
+            pipeline_parallel_size=num_stages,
+        )
 
-    def make(self, block_size: int, seed: int) -> StepTimeModel:
+    def make(self, block_size: int, seed: int, num_stages: int) -> StepTimeModel:
+        if self.fitted is not None and self.tensor_parallel_size * num_stages > 1:
+            raise SimulationError(
+                "--fitted has the times of one engine as it ran; omit --tensor-parallel-size and "
+                "--pipeline-parallel-size"
+            )
         if self.fitted is not None and self.step_overhead_ms:
             raise SimulationError(
                 f"--step-overhead-ms is {self.step_overhead_ms} and does nothing with --fitted, "
@@ -223,7 +243,7 @@ class StepTimeOptions:
                     f"--{'' if self.noise else 'no-'}noise needs --fitted: a roofline has no "
                     "deviations"
                 )
-            return self.roofline(block_size)
+            return self.roofline(block_size, num_stages)
         model = fit_step_trace(self.fitted)
         return model if self.noise is False else NoisyModel(model, seed)
 

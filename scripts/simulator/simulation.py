@@ -44,10 +44,11 @@ def simulate(scenario: Scenario, picture: Path | None = None) -> dict[str, Any]:
     slo = options.slo()
     config = scenario.engine.scheduler_config(options)
     block_size, num_blocks = scenario.engine.block_size, scenario.engine.num_blocks
+    num_stages = config.pipeline_parallel_size
     if num_blocks is None:
-        num_blocks = scenario.step_times.roofline(block_size).num_blocks()
+        num_blocks = scenario.step_times.roofline(block_size, num_stages).num_blocks()
     trace = scenario.trace.make(config.max_model_len)
-    model = scenario.step_times.make(block_size, scenario.trace.seed)
+    model = scenario.step_times.make(block_size, scenario.trace.seed, num_stages)
     router = make_router(options.router, scenario.trace.seed, block_size)
     metrics, timeline = RequestMetrics(), None if picture is None else Timeline()
     engines = [

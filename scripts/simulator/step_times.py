@@ -87,6 +87,10 @@ class Hardware:
     """Bytes a second between device and host memory."""
     overhead_s: float = 0.0
     """Added to each step."""
+    link_bandwidth: float = 0.0
+    """Bytes a second from one device to another, each way; 0: there are no others."""
+    link_latency_s: float = 10e-6
+    """Of an exchange of few bytes between devices: an assumption."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -121,7 +125,8 @@ class ModelShape:
 HARDWARE = {
     hardware.name: hardware
     for hardware in (
-        Hardware("h200", 790e12, 4.3e12, 139 * 2**30, 50e9),
+        # NVLink 4: 900 GB/s a GPU, both ways together (NVIDIA's data sheet of the H200)
+        Hardware("h200", 790e12, 4.3e12, 139 * 2**30, 50e9, link_bandwidth=450e9),
         Hardware("cpu-2", 123e9, 17e9, 4 * 2**30, 7.5e9),
     )
 }
@@ -129,6 +134,7 @@ SHAPES = {
     shape.name: shape
     for shape in (
         ModelShape("llama-3.1-8b", 32, 4096, 32, 8, 128, 14336, 128256),
+        ModelShape("llama-3.1-70b", 80, 8192, 64, 8, 128, 28672, 128256),
         ModelShape("qwen3-8b", 36, 4096, 32, 8, 128, 12288, 151936),
         ModelShape("qwen3-0.6b", 28, 1024, 16, 8, 128, 3072, 151936),
         ModelShape("smollm2-135m", 30, 576, 9, 3, 64, 1536, 49152, 4, 4),
@@ -144,18 +150,62 @@ class Roofline:
 
     The output layer counts for sampled tokens only; embeddings are looked up, not read. A dense
     product costs two operations a weight and a token, attention four an element of a query head and
-    a pair. `block_size` is that of the cache, in tokens."""
+    a pair.
 
-    def __init__(self, hardware: Hardware, shape: ModelShape, block_size: int) -> None:
+    With T ranks a layer each has a T-th of all that, and sums the hidden states of a step behind
+    attention, feed-forward and embedding: 2 (T - 1) / T of their bytes cross each link. Between P
+    stages the residual stream and its last summand do. A step passes one stage after the other: its
+    time is their sum.
+
+    Args:
+        block_size: of the cache, in tokens.
+
+    Raises:
+        SimulationError: the hardware has no links.
+    """
+
+    def __init__(
+        self,
+        hardware: Hardware,
+        shape: ModelShape,
+        block_size: int,
+        *,
+        tensor_parallel_size: int = 1,
+        pipeline_parallel_size: int = 1,
+    ) -> None:
+        self._num_ranks, self._num_stages = tensor_parallel_size, pipeline_parallel_size
+        if self._num_ranks * self._num_stages > 1 and not hardware.link_bandwidth:
+            raise SimulationError(
+                f"{hardware.name} is one device; omit --tensor-parallel-size and "
+                "--pipeline-parallel-size, or choose --hardware h200"
+            )
+        # beyond as many ranks as there are heads of keys and values, they have copies
+        num_copies = max(1.0, self._num_ranks / shape.num_kv_heads)
+        hardware = dataclasses.replace(
+            hardware,
+            flops=hardware.flops * self._num_ranks,
+            memory_bandwidth=hardware.memory_bandwidth * self._num_ranks,
+            host_bandwidth=hardware.host_bandwidth * self._num_ranks,
+            memory_bytes=hardware.memory_bytes * self._num_ranks * self._num_stages,
+        )
         self._hardware = hardware
         self._shape = shape
-        self._block_bytes = shape.cache_bytes_per_token * block_size
+        self._block_bytes = shape.cache_bytes_per_token * block_size * num_copies
         weights = shape.num_layer_weights + shape.num_output_weights
         pair_operations = 4 * shape.num_layers * shape.num_query_heads * shape.head_dim
         self._read_s = weights * shape.bytes_per_weight / hardware.memory_bandwidth
         self._token_s = 2 * shape.num_layer_weights / hardware.flops
         self._sample_s = 2 * shape.num_output_weights / hardware.flops
-        self._context_s = shape.cache_bytes_per_token / hardware.memory_bandwidth
+        self._context_s = self._block_bytes / block_size / hardware.memory_bandwidth
+        num_sums = 2 * shape.num_layers + 1 if self._num_ranks > 1 else 0
+        num_passes = self._num_stages - 1
+        self._links_s = (num_sums + num_passes) * hardware.link_latency_s
+        self._linked_token_s = 0.0
+        if num_sums or num_passes:
+            share = 2 * (self._num_ranks - 1) / self._num_ranks
+            num_states = num_sums * share + 2 * num_passes
+            state_s = shape.hidden * shape.bytes_per_weight / hardware.link_bandwidth
+            self._linked_token_s = num_states * state_s
         self._pair_s = pair_operations / hardware.flops
         self._copy_s = self._block_bytes / hardware.host_bandwidth
 
@@ -166,7 +216,8 @@ class Roofline:
         dense_s = work.num_tokens * self._token_s + work.num_sampled * self._sample_s
         cache_s = work.num_context_tokens * self._context_s
         attention_s = work.num_attention_pairs * self._pair_s
-        return copies_s + max(self._read_s, dense_s) + max(cache_s, attention_s)
+        links_s = self._links_s + work.num_tokens * self._linked_token_s
+        return copies_s + max(self._read_s, dense_s) + max(cache_s, attention_s) + links_s
 
     def num_blocks(self, memory_share: float = 0.9) -> int:
         """Blocks that fit beside weights and embeddings into this share of the memory."""
@@ -185,6 +236,8 @@ class Roofline:
             "model": "roofline",
             "hardware": dataclasses.asdict(self._hardware),
             "shape": dataclasses.asdict(self._shape),
+            "tensor_parallel_size": self._num_ranks,
+            "pipeline_parallel_size": self._num_stages,
         }
 
 

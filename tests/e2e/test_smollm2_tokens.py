@@ -195,3 +195,33 @@ def test_echo_with_logprobs_is_transformers_log_softmax(smollm2, reference):
             assert found[str(token)]["logprob"] == value
             likeliest = sorted((each["logprob"] for each in found.values()), reverse=True)[:2]
             assert likeliest == pytest.approx(best_T2[place].tolist(), abs=1e-4)
+
+
+def test_three_ranks_give_the_tokens_of_one(smollm2, client, prompts, reference):
+    """9 heads and 3 key/value heads: a group of heads each. Seeded ones are those of the engine of
+    one rank, to the first place where two tokens are nearly equal; here there is none."""
+    chosen = [prompts[LENGTHS.index(length)] for length in (2, 17, 65, 257)]
+    answers = []
+    with (
+        running_daemon(
+            smollm2, *FLOATS, "--max-model-len", 2304, "--tensor-parallel-size", 3
+        ) as daemon,
+        RawClient(daemon.address) as shared,
+    ):
+        for each in (shared, client):
+            names = []
+            for number, prompt in enumerate(chosen):
+                for kind, options in (
+                    ("greedy", {}),
+                    ("seeded", {"temperature": 0.8, "seed": number, "top_p": 0.9}),
+                    ("all", {"temperature": 1.0, "seed": number}),
+                ):
+                    names.append(f"{kind} {number}")
+                    each.request(names[-1], prompt, max_tokens=12, **options)
+            answers.append(each.collect(*names, timeout_s=600))
+    found, expected = answers
+    for number, prompt in enumerate(chosen):
+        assert_greedy(reference, prompt, found[f"greedy {number}"][0])
+    assert {name: tokens for name, (tokens, _) in found.items()} == {
+        name: tokens for name, (tokens, _) in expected.items()
+    }

@@ -17,6 +17,9 @@ class WeightsSalt(dict):
     def __missing__(self, _request_id: str) -> str | None:
         return self.weights
 
+    def get(self, _request_id: str, _default: str | None = None) -> str | None:
+        return self.weights
+
 
 class NoSalt(dict):
     def __missing__(self, _request_id: str) -> None:
@@ -30,13 +33,20 @@ class FakeHost:
     """
     Args:
         make_runner: of a runner with a PagedModel as `model`.
-        fingerprint: of all weights.
+        fingerprint: of all weights; or, with `makes_tokens`, of those at the start.
+        makes_tokens: the weights' name is their fingerprint, and tokens differ by it, too.
     """
 
     def __init__(
-        self, executor: InProcessExecutor, make_runner: Callable[[], object], fingerprint: str
+        self,
+        executor: InProcessExecutor,
+        make_runner: Callable[[], object],
+        fingerprint: str,
+        *,
+        makes_tokens: bool = False,
     ) -> None:
         self.fingerprint = fingerprint
+        self._makes_tokens = makes_tokens
         self.keeps_cache = True
         self.are_files_gone = False
         self._executor = executor
@@ -59,18 +69,20 @@ class FakeHost:
 
     def open(self, model: str) -> str:
         self._opened = model
-        return self.fingerprint
+        return model if self._makes_tokens else self.fingerprint
 
     def update(self) -> None:
         if self._opened == "broken":
             raise RequestRefused(ErrorCode.WEIGHTS_REFUSED, "a tensor is broken; give another")
         self._weights = self._opened
+        if self._makes_tokens:
+            self.fingerprint = self._opened
         if self._executor.runner is not None:
             self._use(self._make_runner(), self._executor.runner.model.memory)
 
     def _use(self, runner, memory) -> None:
         runner.model.salts = WeightsSalt(self._weights)
-        runner.model.token_salts = NoSalt()
+        runner.model.token_salts = WeightsSalt(self._weights) if self._makes_tokens else NoSalt()
         if memory is not None:
             runner.model.memory = memory
         self.runner = self._executor.runner = runner

@@ -104,14 +104,15 @@ class Script:
 class RecordingOutbox:
     """Stands where the outbox stands."""
 
-    draining = False
-
     def __init__(self, clients, log):
         self.clients = clients
         self.log = log
         self.tokens = {}
         self.ends = {}
         self.engine_ends = False
+
+    def tell_state(self, *, draining, paused):
+        pass
 
     def close(self):
         pass
@@ -413,7 +414,11 @@ def test_the_engine_makes_a_request_of_a_message_and_gives_it_to_the_scheduler()
     pooled = {"pooling_params": PoolingParams(task=PoolingTask.TOKEN_EMBED)}
     vectors = msgspec.structs.replace(message, request_id="v", output_token_ids=[], **pooled)
     not_served = {"prompt_embeds", "multimodal_inputs"}
-    assert {*fields, *several, *pooled, *not_served} == {*EngineRequest.__struct_fields__}
+    checked_before = {"weights_fingerprint"}
+    moved = {"kv_source": "tcp://10.0.0.1:5700"}
+    beams = msgspec.structs.replace(beams, **moved)
+    known = {*fields, *several, *pooled, *not_served, *moved, *checked_before}
+    assert known == {*EngineRequest.__struct_fields__}
     resolve = SimpleNamespace(resolve=lambda message: message.adapter_fingerprint)
     served.core._adapters = resolve
     served.core._apply([(served.client, each) for each in (message, beams, vectors)])
@@ -426,6 +431,7 @@ def test_the_engine_makes_a_request_of_a_message_and_gives_it_to_the_scheduler()
     assert (request.client_index, request.arrival_time) == (served.client.index, 12.5)
     assert request.eos_token_ids == {7}
     assert (of_beams.num_sequences, of_beams.beam_search is not None) == (2, True)
+    assert (of_beams.transfer.source, request.transfer) == (moved["kv_source"], None)
     assert of_vectors.pooling_params == pooled["pooling_params"]
     assert (of_vectors.pools_all_states, of_vectors.num_held_values) == (True, 6)
     assert served.client.request_ids == {"mine", "b", "v"}

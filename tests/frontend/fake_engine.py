@@ -39,6 +39,7 @@ from protocol.outputs import (
     AdaptersUpdated,
     CallFailed,
     CallResult,
+    DisaggregationInfo,
     EngineCoreOutput,
     EngineCoreOutputs,
     ErrorMessage,
@@ -76,6 +77,7 @@ class FakeEngine:
         instruction_set: str = "",
         model_fields: Mapping[str, object] = MappingProxyType({}),
         multimodal: MultiModalInfo | None = None,
+        disaggregation: DisaggregationInfo | None = None,
     ) -> None:
         self.address = address
         self.next_token = next_token
@@ -97,6 +99,7 @@ class FakeEngine:
         self.recommends = recommends
         self.instruction_set = instruction_set
         self.model_fields = model_fields
+        self.disaggregation = disaggregation
         self.multimodal = multimodal
         """Its tokenizer knows <image> and <audio> then."""
         self.adapters: dict[str, str] = {}
@@ -215,7 +218,12 @@ class FakeEngine:
         fields = {"instruction_set": self.instruction_set, **self.model_fields}
         fields["adapters"] = self._adapter_infos()
         model = msgspec.structs.replace(message.model, **fields)
-        message = msgspec.structs.replace(message, engine_id=self.engine_id, model=model)
+        message = msgspec.structs.replace(
+            message,
+            engine_id=self.engine_id,
+            model=model,
+            disaggregation=self.disaggregation,
+        )
         self._send(identity, message, frames)
         self._identities.add(identity)
 

@@ -40,7 +40,7 @@ def socket_folder(daemon):
 
 def test_a_model_starts_an_engine_that_ends_with_the_llm(behave):
     started = behave("serve")
-    with LLM(model="some-model", max_num_seqs=2, tensor_parallel_size=1) as llm:
+    with LLM(model="some-model", max_num_seqs=2, data_parallel_size=1) as llm:
         [output] = llm.generate("x", SamplingParams(max_tokens=4), use_tqdm=False)
         [daemon] = started
         assert socket_folder(daemon).stat().st_mode & 0o777 == 0o700
@@ -93,8 +93,8 @@ def test_a_talkative_engine_is_not_held_up(behave):
 
 def test_a_wrong_option_starts_nothing(behave):
     started = behave("serve")
-    with pytest.raises(InvalidInput, match="tensor_parallel_size"):
-        LLM(model="x", tensor_parallel_size=8)
+    with pytest.raises(InvalidInput, match="data_parallel_size"):
+        LLM(model="x", data_parallel_size=8)
     assert started == []
 
 

@@ -131,9 +131,9 @@ def test_logits_processors_are_names():
 
 def test_what_asks_for_nothing_is_accepted():
     neutral = {
-        "tensor_parallel_size": 1, "trust_remote_code": False,
+        "data_parallel_size": 1, "trust_remote_code": False,
         "disable_log_stats": True, "swap_space": 4, "quantization": None,
-        "enable_chunked_prefill": True, "pipeline_parallel_size": 1, "enable_lora": False,
+        "enable_chunked_prefill": True, "enable_lora": False,
     }  # fmt: skip
     assert daemon_arguments("m", neutral) == ["--model", "m"]
 
@@ -141,7 +141,7 @@ def test_what_asks_for_nothing_is_accepted():
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("tensor_parallel_size", 2),
+        ("data_parallel_size", 2),
         ("tokenizer_mode", "mistral"),
         ("enable_chunked_prefill", False),
         ("load_format", "dummy"),

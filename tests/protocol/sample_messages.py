@@ -26,6 +26,7 @@ from protocol.outputs import (
     CallFailed,
     CallResult,
     DecodedTokens,
+    DisaggregationInfo,
     EngineCoreOutput,
     EngineCoreOutputs,
     ErrorMessage,
@@ -107,6 +108,7 @@ REQUEST = EngineRequest(
     tenant="team",
     cache_salt="salt",
     timeout_s=2.5,
+    kv_source="tcp://10.0.0.1:5700",
     prompt_embeds=(EmbeddedSpan(start=1, data=TensorRef(frame=0, dtype="float32", shape=(2, 4))),),
     multimodal_inputs=(
         MultiModalInput(
@@ -171,6 +173,7 @@ ENGINE_MESSAGES = [
                 max_input_bytes=9,
             ),
         ),
+        disaggregation=DisaggregationInfo("decode", kv_sources=("tcp://10.0.0.1:5700",)),
     ),
     EngineCoreOutputs(
         other_outputs=[

@@ -7,6 +7,7 @@ from typing import Any
 from unittest import mock
 
 import greenlet
+from msgspec.structs import replace
 
 from engine_core.core import EngineCore
 from engine_core.executor import InProcessExecutor
@@ -161,6 +162,7 @@ class EngineProcess:
         fault_rate: float = 0.0,
         poison: dict[tuple[int, ...], int] | None = None,
         address: str = ADDRESS,
+        weights_make_tokens: bool = False,
         event_fault_rate: float = 0.0,
     ) -> None:
         self.address = address
@@ -199,7 +201,10 @@ class EngineProcess:
         self.clients = ClientRegistry()
         executor = InProcessExecutor(SimRunner(self, num_blocks, num_host_blocks), clock=self.clock)
         self.host = FakeHost(
-            executor, lambda: SimRunner(self, num_blocks, num_host_blocks), "simulated"
+            executor,
+            lambda: SimRunner(self, num_blocks, num_host_blocks),
+            "simulated",
+            makes_tokens=weights_make_tokens,
         )
         self.outbox = outbox = Outbox(
             self.transport,
@@ -208,14 +213,14 @@ class EngineProcess:
             clock=self.clock,
             sleep=self.sleep,
         )
-        message, frames = welcome("simulated", with_tokenizer=True)
+        self._welcome, frames = welcome("simulated", with_tokenizer=True)
         self.core = EngineCore(
             inbox=Inbox(
                 self.transport,
                 self.clients,
                 outbox,
                 idle_wait_s=HEARTBEAT_S,
-                welcome=lambda hello: (message, list(frames)),
+                welcome=lambda hello: (self._welcome, list(frames)),
                 clock=self.clock,
             ),
             outbox=outbox,
@@ -223,6 +228,7 @@ class EngineProcess:
             scheduler=self.scheduler,
             executor=executor,
             model_host=self.host,
+            on_weights=self._use_weights,
             lifecycle=self.lifecycle,
             validator=RequestValidator(
                 max_model_len=MAX_MODEL_LEN,
@@ -250,6 +256,11 @@ class EngineProcess:
                 return all([*was_sent, *(send(*each) for each in late)])
 
             self.core._cache_publisher._send = send_badly
+
+    def _use_weights(self, version: int, fingerprint: str) -> None:
+        model = self._welcome.model
+        model = replace(model, weights_version=version, fingerprint=fingerprint)
+        self._welcome = replace(self._welcome, model=model)
 
     @property
     def unread_by(self) -> set[str]:

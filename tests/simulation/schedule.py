@@ -23,6 +23,8 @@ from frontend.errors import (
     QueueFull,
     RequestRejected,
 )
+from frontend.rolling_update import RollingUpdateStopped, rolling_update
+from protocol.errors import ErrorCode
 from protocol.sampling import sequence_seed
 from tests.engine_core.scheduler.oracle import beam_answer
 from tests.engine_core.scheduler.paged_model import VOCAB, log_probabilities, next_token
@@ -75,6 +77,9 @@ class Settings:
     num_closes: tuple[int, ...] = (0, 0, 0, 1)
     num_controls: tuple[int, ...] = (0, 0, 1, 3)
     """Of an operator: pauses, sleeps and new weights, each ended after a while."""
+    num_rolling: tuple[int, ...] = (0,)
+    """Updates of the weights of all engines. Then tokens are those of one set of weights."""
+    drain_timeout_s: tuple[float, ...] = (60.0,)
     num_floods: tuple[int, ...] = (0,) * 9 + (1,)
     num_corrupted: tuple[int, ...] = (0,) * 9 + (1,)
     """Spans of time in which all requests of a client arrive as garbage."""
@@ -121,6 +126,9 @@ class Report:
     """Times that a client found messages on caches missing."""
     num_resumptions: int = 0
     """Times that an interrupted request was sent again."""
+    num_stopped_updates: int = 0
+    num_new: int = 0
+    """Answers of other weights than the first."""
     trace: str = ""
 
 
@@ -154,6 +162,8 @@ class Simulation:
         self.drained_s = float("inf")
         self.corrupted: str | None = None
         self.loop_errors: list[str] = []
+        self.weights: list[str | None] = [None]
+        """That tokens may be of."""
 
     def log(self, text: str) -> None:
         self.trace.append(f"{self.loop.time():9.4f} {text}")
@@ -179,6 +189,7 @@ class Simulation:
             fault_rate=self.fault_rate,
             poison=self.poison,
             address=address,
+            weights_make_tokens=bool(self.num_rolling),
             event_fault_rate=self.event_fault_rate,
         )
         engine.on_exit = lambda: self._engine_has_ended(engine)
@@ -237,6 +248,7 @@ class Simulation:
         self.stays_away = draw.choice(settings.stays_away)
         self.event_fault_rate = Random(self.report.seed + 5).choice(settings.event_fault_rate)
         self.poison_rate = self.random_kinds.choice(settings.poison_rate)
+        self.num_rolling = Random(self.report.seed + 5).choice(settings.num_rolling)
 
     def params(self) -> SamplingParams:
         draw = self.random
@@ -435,7 +447,8 @@ class Simulation:
         for address in self.addresses:
             self.start_engine(address)
         random = Random(self.report.seed + 3)
-        self.operator = ClientProcess("operator", self.network, self.loop, random)
+        addresses = self.addresses if self.num_rolling else [ADDRESS]
+        self.operator = ClientProcess("operator", self.network, self.loop, random, addresses)
         for index in range(self.random.choice(self.settings.num_clients)):
             seed = self.random.getrandbits(32)
             self.clients.append(
@@ -475,7 +488,33 @@ class Simulation:
             self.log("the operator ends it")
             while not await self._is_done(undo):
                 await operator.clock.sleep(0.3)
+        for number in range(self.num_rolling):
+            await operator.clock.sleep(draw.choice([0.0, 0.2, 1.5]) * draw.random())
+            await self._roll(f"new {number}", draw)
         await operator.llm.close()
+
+    async def _roll(self, model: str, draw: Random) -> None:
+        """Again, until it gets to its end."""
+        operator = self.operator
+        self.weights.append(model)
+        new_requests = draw.choice(["any", "old", "new"])
+        while True:
+            try:
+                await operator.open()
+                served = await rolling_update(
+                    operator.llm.engines,
+                    model,
+                    new_requests=new_requests,
+                    drain_timeout_s=draw.choice(self.settings.drain_timeout_s),
+                    report=self.log,
+                )
+            except RollingUpdateStopped as error:
+                self.log(str(error))
+                self.report.num_stopped_updates += 1
+                await operator.clock.sleep(0.3)
+                continue
+            assert {each.fingerprint for each in served} == {model}, served
+            return
 
     async def _is_done(self, call) -> bool:
         try:
@@ -563,17 +602,19 @@ class Simulation:
             assert asked.num_ends <= 1
         elif not asked.is_left:
             assert asked.num_ends == 1, f"{asked.name}: {asked.num_ends} terminal events"
+        weights = self._weights_of(asked)
+        self.report.num_new += weights is not None
         if isinstance(asked.params, BeamSearchParams):
-            self._judge_beams(asked, asked.params)
+            self._judge_beams(asked, asked.params, weights)
         for index, (tokens, reason) in enumerate(zip(asked.tokens, asked.reasons, strict=True)):
             if isinstance(asked.params, BeamSearchParams):
                 break
-            whole, text, why = answer(asked, asked.params, index)
+            whole, text, why = answer(asked, asked.params, index, weights)
             what = f"{asked.name}[{index}]: {tokens} ({reason}: {asked.details.get(index)}), "
             what += f"the model says {whole} ({why})"
             assert tokens == whole[: len(tokens)], what
             if asked.params.logprobs is not None:
-                self._judge_logprobs(asked, index, asked.params.logprobs)
+                self._judge_logprobs(asked, index, asked.params.logprobs, weights)
             if reason in ("stop", "length"):
                 assert (tokens, reason) == (whole, why), what
                 assert asked.texts[index] == text, f"{asked.texts[index]!r} is not {text!r}: {what}"
@@ -608,6 +649,18 @@ class Simulation:
             )
             or (isinstance(asked.error, RequestRejected) and self.corrupted == client.name)
             or (isinstance(asked.error, RequestRejected) and self.num_drains)
+            or (  # what it had said was lost under way, and it has other weights by now
+                isinstance(asked.error, RequestRejected)
+                and asked.error.code in (ErrorCode.WRONG_STATE, ErrorCode.WEIGHTS_REFUSED)
+                and self.num_rolling
+                and any(asked.tokens)
+                and (self.has_losses or self.report.num_dropped)
+            )
+            or (  # an engine with new weights was lost, and serves the old ones again
+                isinstance(asked.error, EngineDied)
+                and "with another model or other weights" in str(asked.error)
+                and weights is not None
+            )
             or (isinstance(asked.error, ClientClosed) and client.is_closed)
             or (
                 # what the engine had when it was told to stop, it finished, and who reads has it
@@ -625,45 +678,72 @@ class Simulation:
         )
         assert excuse, f"{asked.name} failed: {asked.error!r}"
 
-    def _judge_logprobs(self, asked: Asked, index: int, wanted: int) -> None:
+    def _weights_of(self, asked: Asked) -> str | None:
+        """Those that made all of its tokens, if any have."""
+        for weights in self.weights[1:]:
+            if isinstance(asked.params, BeamSearchParams):
+                if asked.tokens and asked.tokens == self._beams(asked, asked.params, weights):
+                    return weights
+            elif any(asked.tokens) and all(
+                tokens == answer(asked, asked.params, index, weights)[0][: len(tokens)]
+                for index, tokens in enumerate(asked.tokens)
+            ):
+                values = log_probabilities(asked.prompt, weights)
+                first = next((each[0] for each in asked.logprobs.values() if each), {})
+                is_best = list(first) == best_tokens(asked.prompt, len(first), weights)
+                if is_best and all(
+                    abs(first[each].logprob - values[each]) < 1e-6 for each in first
+                ):
+                    return weights
+        return None
+
+    def _judge_logprobs(self, asked: Asked, index: int, wanted: int, weights: str | None) -> None:
         """The likeliest tokens of each position, in order, and their values."""
         entries = asked.logprobs.get(index, [])
         assert len(entries) == len(asked.tokens[index]), f"{asked.name}: {len(entries)} logprobs"
         for position, entry in enumerate(entries):
             prefix = [*asked.prompt, *asked.tokens[index][:position]]
-            values, best = log_probabilities(prefix, None), best_tokens(prefix, wanted)
+            values = log_probabilities(prefix, weights)
+            best = best_tokens(prefix, wanted, weights)
             assert list(entry) == best, f"{asked.name}[{index}]: {entry}, the model says {best}"
             for token, found in entry.items():
                 assert abs(found.logprob - values[token]) < 1e-6, (found, values)
 
-    def _judge_beams(self, asked: Asked, params: BeamSearchParams) -> None:
+    def _judge_beams(self, asked: Asked, params: BeamSearchParams, weights: str | None) -> None:
         is_over = asked.num_ends and asked.error is None and not asked.is_aborted
         if not is_over or (
             not asked.tokens and (self.num_drains or tuple(asked.prompt) in self.poison)
         ):
             return
+        expected = self._beams(asked, params, weights)
+        assert asked.tokens == expected, (
+            f"{asked.name}: {asked.tokens}, the model says {expected}; {asked.details}"
+        )
+
+    def _beams(
+        self, asked: Asked, params: BeamSearchParams, weights: str | None
+    ) -> list[list[int]]:
         request = mock.Mock(
             sampling_params=params.sampling_params().to_wire(len(asked.prompt), MAX_MODEL_LEN),
             num_prompt_tokens=len(asked.prompt),
             prompt_token_ids=asked.prompt,
-            cache_salt=None,
+            cache_salt=weights,
         )
-        expected = beam_answer(request, params.to_wire(), MAX_MODEL_LEN)
-        assert asked.tokens == expected, (
-            f"{asked.name}: {asked.tokens}, the model says {expected}; {asked.details}"
-        )
+        return beam_answer(request, params.to_wire(), MAX_MODEL_LEN)
 
     def _explain(self, why: str) -> str:
         lines = "\n".join(self.trace)
         return f"seed {self.report.seed}: {why}\n{lines}"
 
 
-def best_tokens(prefix: list[int], num_tokens: int) -> list[int]:
-    values = log_probabilities(prefix, None)
+def best_tokens(prefix: list[int], num_tokens: int, weights: str | None = None) -> list[int]:
+    values = log_probabilities(prefix, weights)
     return sorted(range(VOCAB), key=lambda token: -values[token])[:num_tokens]
 
 
-def answer(asked: Asked, params: SamplingParams, index: int) -> tuple[list[int], str, str]:
+def answer(
+    asked: Asked, params: SamplingParams, index: int, weights: str | None = None
+) -> tuple[list[int], str, str]:
     """What the model alone says to sequence `index`: tokens, text, finish reason."""
     assert params.seed is not None
     seed = params.seed if index == 0 else sequence_seed(params.seed, index)
@@ -674,9 +754,9 @@ def answer(asked: Asked, params: SamplingParams, index: int) -> tuple[list[int],
     while True:
         prefix = [*asked.prompt, *tokens]
         if params.logprobs is None:
-            token = next_token(prefix, None, seed)
+            token = next_token(prefix, weights, seed)
         else:
-            token = best_tokens(prefix, 1)[0]
+            token = best_tokens(prefix, 1, weights)[0]
         tokens.append(token)
         if token in (params.stop_token_ids or []):
             return tokens, TOKENIZER.decode(tokens[:-1]), "stop"

@@ -67,6 +67,24 @@ def test_lost_late_and_doubled_words_on_caches_are_asked_for_again_and_cost_no_r
     assert sum(report.num_views for report in reports) > 0
 
 
+def test_a_rolling_update_loses_no_request_and_each_answer_is_of_one_set_of_weights():
+    faults = {"num_kills": (0, 0, 1, 2), "num_cuts": (0, 1), "num_pauses": (0, 1)}
+    reports = [
+        run_schedule(
+            seed,
+            only(
+                engines=(2, 3),
+                num_rolling=(1, 2),
+                num_requests=(10, 30),
+                drain_timeout_s=(0.5, 60.0),
+                **(faults if seed % 2 else {}),
+            ),
+        )
+        for seed in range(examples(12))
+    ]
+    assert sum(report.num_new for report in reports) > 5
+
+
 def test_a_seed_gives_the_same_schedule_again():
     for seed in range(5):
         one, other = run_schedule(seed, keeps_trace=True), run_schedule(seed, keeps_trace=True)

@@ -27,6 +27,7 @@ from engine_core.model_runner.pooling import PoolingRows, named_answers, pool
 from engine_core.model_runner.prompt_logprobs import PromptColumns, PromptReports
 from engine_core.model_runner.rows import RunnerRows
 from engine_core.model_runner.sampled_tokens import SampledTokens
+from engine_core.model_runner.vocabulary_rows import vocabulary_rows
 from engine_core.models.eagle import EagleHead
 from engine_core.models.interface import EncoderDecoder
 from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
@@ -53,11 +54,15 @@ class CPUModelRunner:
         processors = None
         if config.logits_processors:
             processors = RowProcessors(config.logits_processors, self.batch.token_ids)
+        self._vocabulary, sampling = vocabulary_rows(
+            config.ops, config.collectives, config.vocab_size
+        )
         self._sampler = CPUSampler(
-            config.ops,
+            sampling,
             max_num_rows=config.max_num_seqs,
             vocab_size=config.vocab_size,
             processors=processors,
+            vocabulary=self._vocabulary,
         )
         self._prompts = PromptReports(config.max_num_seqs)
         self._pooling = PoolingRows(config.pooler)
@@ -221,7 +226,7 @@ class CPUModelRunner:
                 torch.from_numpy(tokens),
                 part,
                 self._model.compute_logits,
-                self.config.vocab_size,
+                self._vocabulary,
             )
             name = plan.batch.req_ids[inputs.batch_index_R[part.index]]
             reports[name] = part.first, columns.on_the_wire()

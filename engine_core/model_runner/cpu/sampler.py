@@ -15,6 +15,7 @@ from engine_core.model_runner.cpu.row_processors import RowProcessors
 from engine_core.model_runner.logit_masks import LogitMasks
 from engine_core.model_runner.output import INFINITE, NO_TOKEN_LEFT, NOT_FINITE, report_logprobs
 from engine_core.model_runner.sampling_params import ResolvedSampling
+from engine_core.model_runner.vocabulary_rows import VocabularyRows, WholeVocabulary
 from engine_core.scheduler.prompt_embeds import EmbeddedRows, token_ranges
 from kernels.interface.operations import Penalties, SamplingLimits, SamplingOperations
 from protocol.outputs import Logprobs
@@ -54,14 +55,15 @@ class PenaltyCounts:
 
 @dataclasses.dataclass(slots=True)
 class LogitRules:
-    """What changes single logits of a row before the distribution is formed. Ids are int64."""
+    """What changes single logits of a row before the distribution is formed. Columns are
+    int64."""
 
     params: SamplingParams
     min_length: int
-    min_tokens_ids: torch.Tensor
-    bias_ids: torch.Tensor
+    min_tokens_columns: torch.Tensor
+    bias_columns: torch.Tensor
     bias_values: torch.Tensor
-    allowed_ids: torch.Tensor | None
+    allowed_columns: torch.Tensor | None
     counts: PenaltyCounts | None
 
 
@@ -70,7 +72,7 @@ class CPUSampler:
 
     Args:
         ops: the backend.
-        vocab_size: length of a row of logits.
+        vocabulary: that a row of logits is of; None: `vocab_size` tokens.
         processors: the operator's; None: there are none.
     """
 
@@ -81,8 +83,10 @@ class CPUSampler:
         max_num_rows: int,
         vocab_size: int,
         processors: RowProcessors | None = None,
+        vocabulary: VocabularyRows | None = None,
     ) -> None:
         self._ops = ops
+        self._vocabulary = vocabulary or WholeVocabulary(vocab_size)
         self._processors = processors
         self._vocab_size = vocab_size
         self._temperature: npt.NDArray[np.float32] = np.ones(max_num_rows, np.float32)
@@ -164,20 +168,27 @@ class CPUSampler:
         ):
             return None
         allowed, start = params.allowed_token_ids, sampling.num_prompt_tokens
+        first, tokens = self._vocabulary.tokens.start, self._vocabulary.tokens
+        bias = {id_: value for id_, value in params.logit_bias.items() if id_ in tokens}
         prompt = [id_ for part in token_ranges(embeds, start) for id_ in token_ids[part]]
         return LogitRules(
             params=params,
             min_length=sampling.min_length,
-            min_tokens_ids=torch.tensor(sampling.min_tokens_ids, dtype=torch.int64),
-            bias_ids=torch.tensor(list(params.logit_bias), dtype=torch.int64),
-            bias_values=torch.tensor(list(params.logit_bias.values()), dtype=torch.float32),
-            allowed_ids=None if allowed is None else torch.tensor(allowed, dtype=torch.int64),
+            min_tokens_columns=self._columns(sampling.min_tokens_ids),
+            bias_columns=torch.tensor(list(bias), dtype=torch.int64) - first,
+            bias_values=torch.tensor(list(bias.values()), dtype=torch.float32),
+            allowed_columns=None if allowed is None else self._columns(allowed),
             counts=(
                 PenaltyCounts.of(prompt, token_ids[start:], self._vocab_size)
                 if params.has_penalties
                 else None
             ),
         )
+
+    def _columns(self, token_ids: Sequence[int]) -> torch.Tensor:
+        """Of those of these tokens that rows of logits have."""
+        columns = torch.tensor(token_ids, dtype=torch.int64) - self._vocabulary.tokens.start
+        return columns[(columns >= 0) & (columns < len(self._vocabulary.tokens))]
 
     # ------------------------------------------------------------------ one step
 
@@ -207,7 +218,7 @@ class CPUSampler:
         if requested.size:  # the usual "all of them" without a copy
             all_rows = requested.size == len(rows)
             requested_WV = logits_RV if all_rows else logits_RV[torch.from_numpy(requested)]
-            raw_WV = requested_WV.log_softmax(dim=1)
+            raw_WV = self._vocabulary.log_softmax(requested_WV)
         is_changed = self._has_rules[rows]
         ruled = np.flatnonzero(is_changed) if self._rules else _NONE
         if masks is None or self._processors is not None:
@@ -245,7 +256,9 @@ class CPUSampler:
                 for at, row in enumerate(asking.tolist() if self._logprob_ids else ())
                 if row in self._logprob_ids
             }
-            reported = report_logprobs(raw_WV, chosen[requested], self._num_logprobs[asking], named)
+            reported = report_logprobs(
+                raw_WV, chosen[requested], self._num_logprobs[asking], named, self._vocabulary
+            )
             logprobs = {
                 index: columns
                 for index, columns in zip(requested.tolist(), reported, strict=True)
@@ -320,14 +333,14 @@ def _apply_rules(
 ) -> None:
     """Change one row of logits, in place. `drafts`: the last tokens before `position`, which are
     not counted yet."""
-    if rules.allowed_ids is not None:
-        allowed = logits_V[rules.allowed_ids]
+    if rules.allowed_columns is not None:
+        allowed = logits_V[rules.allowed_columns]
         logits_V.fill_(-torch.inf)
-        logits_V[rules.allowed_ids] = allowed
+        logits_V[rules.allowed_columns] = allowed
     if position < rules.min_length:
-        logits_V[rules.min_tokens_ids] = -torch.inf
-    if rules.bias_ids.numel():
-        logits_V[rules.bias_ids] += rules.bias_values
+        logits_V[rules.min_tokens_columns] = -torch.inf
+    if rules.bias_columns.numel():
+        logits_V[rules.bias_columns] += rules.bias_values
     if rules.counts is not None:
         output_counts_V = rules.counts.output_counts_V
         if drafts:

@@ -16,6 +16,7 @@ from engine_core.model_runner.output import (
 )
 from engine_core.model_runner.pooling import named_answers, pool
 from engine_core.model_runner.prompt_logprobs import PromptColumns
+from engine_core.model_runner.vocabulary_rows import WholeVocabulary
 from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
 from kernels.interface.device_steps import SamplingMode
 from kernels.interface.sampling_rows import StepResults
@@ -123,5 +124,6 @@ def _host_reports(
         chosen_N[step.from_host_N],
         step.num_logprobs_N[step.from_host_N],
         {at: ids for at, ids in enumerate(step.logprob_ids) if ids},
+        WholeVocabulary(host.raw_logits_WV.shape[1]),
     )
     return dict(zip(step.from_host_N.tolist(), reports, strict=True))

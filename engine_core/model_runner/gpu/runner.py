@@ -32,6 +32,7 @@ from engine_core.model_runner.gpu.warm_up import (
 )
 from engine_core.model_runner.prompt_logprobs import PromptColumns
 from engine_core.model_runner.rows import RunnerRows
+from engine_core.model_runner.vocabulary_rows import WholeVocabulary
 from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
 from engine_core.scheduler.constraints import TokenMasks
 from kernels.interface.device_steps import DeviceStepOperations, LogitMasks, SamplingMode
@@ -427,7 +428,7 @@ class GPUModelRunner:
                 row[part.first : part.first + part.count],
                 part,
                 self._model.compute_logits,
-                self.config.vocab_size,
+                WholeVocabulary(self.config.vocab_size),
             )
 
     def _check_size(self, step: GPUStep) -> None:

@@ -1,6 +1,6 @@
 """What an engine counts, as metrics: the same from every server of that engine."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -52,7 +52,7 @@ def _one(value: Callable[[EngineStatistics], float]) -> Callable[[EngineStatisti
 
 
 def _by_name(
-    counts: Callable[[EngineStatistics], dict[str, int]],
+    counts: Callable[[EngineStatistics], Mapping[str, float]],
 ) -> Callable[[EngineStatistics], Samples]:
     return lambda now: [((name,), count) for name, count in counts(now).items()]
 
@@ -178,6 +178,21 @@ ENGINE_METRICS = [
     ),
     _counter("step_seconds", "Seconds in steps.", "step_time_s"),
     _counter("model_seconds", "Of step_seconds, those of the model runner.", "model_time_s"),
+    _gauge("workers", "Processes that run the model.", "num_workers"),
+    EngineMetric(
+        "counter",
+        "collective_bytes",
+        "Sent by rank 0 to the other ranks.",
+        _by_name(lambda now: now.num_collective_bytes),
+        labels=("part",),
+    ),
+    EngineMetric(
+        "counter",
+        "collective_seconds",
+        "Of model_seconds, those in which rank 0 exchanged data with other ranks, or waited.",
+        _by_name(lambda now: now.collective_time_s),
+        labels=("part",),
+    ),
     _counter("first_tokens", "Requests that got their first token.", "num_first_tokens"),
     EngineMetric(
         "counter",
@@ -185,6 +200,32 @@ ENGINE_METRICS = [
         "Seconds of those to their first token: in the queue, and computing the prompt.",
         lambda now: _by(queue=now.queue_time_s, prefill=now.ttft_s - now.queue_time_s),
         labels=("phase",),
+    ),
+    EngineMetric(
+        "counter",
+        "kv_transfer_blocks",
+        "KV blocks that moved from engine to engine.",
+        lambda now: _by(sent=now.num_kv_blocks_sent, received=now.num_kv_blocks_received),
+        labels=("direction",),
+    ),
+    EngineMetric(
+        "counter",
+        "kv_transfer_bytes",
+        "Bytes of those blocks.",
+        lambda now: _by(sent=now.num_kv_bytes_sent, received=now.num_kv_bytes_received),
+        labels=("direction",),
+    ),
+    _counter(
+        "kv_transfer_seconds",
+        "Seconds from the begin of each transfer of a prompt's blocks to its end.",
+        "kv_receive_s",
+    ),
+    EngineMetric(
+        "counter",
+        "kv_transfer_failures",
+        "KV blocks that were asked for and did not move, by reason; they are computed.",
+        _by_name(lambda now: now.num_kv_blocks_failed),
+        labels=("reason",),
     ),
     EngineMetric(
         "counter",

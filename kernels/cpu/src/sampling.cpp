@@ -32,6 +32,7 @@ struct Row {
     int64_t size;
     int64_t best;
     float top;
+    int64_t first;   // token of logits[0]
     int32_t* ids;    // [size]
     float* numbers;  // [size]
 };
@@ -84,17 +85,19 @@ int64_t choose(const Row& row, uint64_t seed, uint64_t position, int64_t top_k, 
     if (min_p > 0.0f) limit = row.top + std::log(min_p);
     if (top_k > 0 && top_k < row.size) limit = std::max(limit, kth_largest(row, top_k));
     // What the largest noise could not lift over the likeliest token's own sum needs none.
-    const float own_noise = EC_CHOOSE(noise_of_token)(seed, position, row.best);
+    const float own_noise = EC_CHOOSE(noise_of_token)(seed, position, row.first + row.best);
     const float least_candidate = row.top + (own_noise - (largest_noise + 0.01f));
     int64_t count;
     if (top_p < 1.0f) {
         count = keep_top_p(row, limit, top_p);
     } else {
         count = EC_CHOOSE(find_at_least)(row.logits, row.size, std::max(limit, least_candidate), row.ids);
-        if (count > row.size / 6 && least_candidate >= limit)  // cheaper than token by token
-            return EC_CHOOSE(best_of_all)(row.logits, row.size, row.top, seed, position);
+        // cheaper than token by token
+        if (count > row.size / 6 && least_candidate >= limit && row.first % 4 == 0)
+            return EC_CHOOSE(best_of_all)(row.logits, row.size, row.top, seed, position, row.first);
     }
-    return EC_CHOOSE(best_of_tokens)(row.logits, row.ids, count, row.top, seed, position);
+    return EC_CHOOSE(best_of_tokens)(row.logits, row.ids, count, row.top, seed, position,
+                                     row.first);
 }
 
 thread_local Buffer row_ids;
@@ -105,10 +108,11 @@ thread_local Buffer row_numbers;
 
 // logits [num_rows, size], rows `stride` floats apart -> chosen [num_rows]. top_k (0: no limit),
 // top_p (1: no limit) and min_p (0: no limit) are all given, or all null: no limits.
+// Column i has the noise of token `first_token` + i.
 EC_EXPORT const char* ec_sample(const float* logits, int64_t stride, int64_t num_rows, int64_t size,
                                 const int64_t* seeds, const int64_t* positions,
                                 const int64_t* top_k, const float* top_p, const float* min_p,
-                                int64_t* chosen) {
+                                int64_t first_token, int64_t* chosen) {
     using namespace ec;
     if (size < 1 || size > std::numeric_limits<int32_t>::max()) {
         return refuse("a vocabulary of %ld, it must be in [1, 2^31)", size);
@@ -124,6 +128,7 @@ EC_EXPORT const char* ec_sample(const float* logits, int64_t stride, int64_t num
         row.size = size;
         row.best = EC_CHOOSE(largest_of)(row.logits, size);
         row.top = row.logits[row.best];
+        row.first = first_token;
         row.ids = row_ids.reserve<int32_t>(size);
         row.numbers = row_numbers.reserve<float>(size);
         const bool free = top_k == nullptr;

@@ -53,9 +53,10 @@ static float noise_of_token(uint64_t seed, uint64_t position, int64_t token) {
     return gumbel_of(vu{} + static_cast<uint32_t>(words.word[token % 4][0]))[0];
 }
 
-// The index of the largest of logits[t] - top + noise(t) over [0, stop), the lowest of equals.
+// The index of the largest of logits[t] - top + noise(first + t) over [0, stop), the lowest of
+// equals. first: a multiple of 4.
 static int64_t best_of_all(const float* logits, int64_t stop, float top, uint64_t seed,
-                           uint64_t position) {
+                           uint64_t position, int64_t first) {
     constexpr int64_t piece = 512;
     uint32_t words[piece + 64];
     vq lanes;
@@ -65,7 +66,7 @@ static int64_t best_of_all(const float* logits, int64_t stop, float top, uint64_
     for (int64_t start = 0; start < stop; start += piece) {
         const int64_t size = stop - start < piece ? stop - start : piece;
         for (int64_t i = 0; i < size; i += 4 * QUADS) {
-            const vq quads = lanes + static_cast<uint64_t>((start + i) / 4);
+            const vq quads = lanes + static_cast<uint64_t>((first + start + i) / 4);
             const Words four = philox(quads, seed, position);
             const vq low = four.word[0] | (four.word[1] << 32);
             const vq high = four.word[2] | (four.word[3] << 32);
@@ -98,19 +99,19 @@ static int64_t best_of_all(const float* logits, int64_t stop, float top, uint64_
     return at;
 }
 
-// As best_of_all, over `count` ids in rising order.
+// As best_of_all, over `count` ids in rising order, with any first.
 static int64_t best_of_tokens(const float* logits, const int32_t* ids, int64_t count, float top,
-                              uint64_t seed, uint64_t position) {
+                              uint64_t seed, uint64_t position, int64_t first) {
     float found = -INFINITY;
     int64_t at = count > 0 ? ids[0] : 0;
     for (int64_t i = 0; i < count; i += QUADS) {
         const int64_t size = count - i < QUADS ? count - i : QUADS;
         vq quads = vq{};
-        for (int64_t j = 0; j < size; ++j) quads[j] = static_cast<uint64_t>(ids[i + j]) / 4;
+        for (int64_t j = 0; j < size; ++j) quads[j] = static_cast<uint64_t>(first + ids[i + j]) / 4;
         const Words four = philox(quads, seed, position);
         vu bits = vu{};
         for (int64_t j = 0; j < size; ++j)
-            bits[j] = static_cast<uint32_t>(four.word[ids[i + j] % 4][j]);
+            bits[j] = static_cast<uint32_t>(four.word[(first + ids[i + j]) % 4][j]);
         const vf noise = gumbel_of(bits);
         for (int64_t j = 0; j < size; ++j) {
             const float sum = (logits[ids[i + j]] - top) + noise[j];

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import httpx
 import pytest
@@ -19,6 +20,7 @@ SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
+    "PYTHONPATH": str(Path.cwd()),
 }
 WITHIN_S = 600
 OBJECT_STORE_BYTES = 80 * 2**20
@@ -47,7 +49,7 @@ class RayCluster:
 
         self._folder = folder
         self.port = free_port()
-        head = self._node_options(num_cpus=0, resources={"front": 2})
+        head = self._node_options(num_cpus=0, resources={"front": 1})
         self._cluster = Cluster(initialize_head=True, head_node_args=head, shutdown_at_exit=True)
 
     def _node_options(self, **options):
@@ -65,6 +67,16 @@ class RayCluster:
     def kill_node(self, node):
         """SIGKILL, as when a machine is switched off."""
         self._cluster.remove_node(node, allow_graceful=False)
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.port}"
+
+    def engines(self):
+        """The state of each engine by name and address."""
+        with contextlib.suppress(httpx.HTTPError):
+            return httpx.get(f"{self.url}/health", timeout=60).json()["engines"]
+        return {}
 
     def deploy(self, text):
         file = self._folder / "deployment.toml"
@@ -99,10 +111,3 @@ def ray_cluster(tmp_path_factory):
         cluster.close()
         os.environ.clear()
         os.environ.update(before)
-
-
-def engines(url):
-    """The state of each engine by name and address."""
-    with contextlib.suppress(httpx.HTTPError):
-        return httpx.get(f"{url}/health", timeout=60).json()["engines"]
-    return {}

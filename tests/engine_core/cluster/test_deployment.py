@@ -122,3 +122,13 @@ def test_what_cannot_be_deployed_is_named(read, text, said):
 def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(ConfigurationError, match="No such file or directory; check the path"):
         read_deployment(tmp_path / "x.toml")
+
+
+def test_workers_of_a_replica_are_told_of_its_sizes_and_those_that_join_of_their_own(read):
+    text = f"{SMALL}tensor_parallel_size = 3\nresources = {{CPU = 2}}\n"
+    (model,) = read(f"{text}options = {{max_num_seqs = 8, log_format = 'json'}}").models
+    assert model.num_ranks == 3
+    assert model.daemon_arguments()[-2:] == [
+        "--tensor-parallel-size=3", "--pipeline-parallel-size=1",
+    ]  # fmt: skip
+    assert model.worker_arguments() == ["--log-format=json", "--num-threads=2"]

@@ -2,10 +2,11 @@
 `Collectives`. One thread each."""
 
 import multiprocessing
+import pickle
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
@@ -61,22 +62,29 @@ class RankProcesses:
     ) -> list[Any]:
         """The answers of `tp_size * pp_size` ranks; an exception if any raised one."""
         self.start(function, *arguments, tp_size=tp_size, pp_size=pp_size)
-        answers = [self.answer(rank) for rank in range(tp_size * pp_size)]
-        for rank, (is_error, answer) in enumerate(answers):
-            assert not is_error, f"rank {rank} of {len(answers)}:\n{answer}"
-        return [answer for _, answer in answers]
+        pipes = self._pipes[: tp_size * pp_size]
+        answers: dict[int, Any] = {}
+        while len(answers) < len(pipes):
+            ready = wait([p for rank, p in enumerate(pipes) if rank not in answers], _WAIT_S)
+            for rank in [pipes.index(pipe) for pipe in ready]:
+                is_error, answers[rank] = self.answer(rank)
+                # others may wait for a rank that has failed
+                assert not is_error, f"rank {rank} of {len(pipes)}:\n{answers[rank]}"
+            assert ready, "no rank answers"
+        return [answers[rank] for rank in range(len(pipes))]
 
     def start(
         self, function: RankFunction, *arguments: Any, tp_size: int = 1, pp_size: int = 1
     ) -> None:
         """Begin what `run` does."""
         for pipe in self._pipes[: tp_size * pp_size]:
-            pipe.send((function, arguments, tp_size, pp_size))
+            # not `send`, which would share tensors' memory through a thread
+            pipe.send_bytes(pickle.dumps((function, arguments, tp_size, pp_size)))
 
     def answer(self, rank: int) -> tuple[bool, Any]:
         """(whether it is an error, the answer or the error's text)."""
         assert self._pipes[rank].poll(_WAIT_S), f"rank {rank} does not answer"
-        is_error, answer = self._pipes[rank].recv()
+        is_error, answer = pickle.loads(self._pipes[rank].recv_bytes())
         return is_error, answer
 
 
@@ -86,7 +94,7 @@ def _serve(pipe: Connection, port: int, rank: int, timeout_s: float) -> None:
     groups: dict[tuple[int, int], Collectives] = {(1, 1): SingleRank()}
     while True:
         try:
-            function, arguments, tp_size, pp_size = pipe.recv()
+            function, arguments, tp_size, pp_size = pickle.loads(pipe.recv_bytes())
         except EOFError:
             return
         try:
@@ -97,6 +105,7 @@ def _serve(pipe: Connection, port: int, rank: int, timeout_s: float) -> None:
                     timeout_s=timeout_s,
                     world=f"{tp_size}x{pp_size}",
                 )
-            pipe.send((False, function(groups[tp_size, pp_size], *arguments)))
+            answer = False, function(groups[tp_size, pp_size], *arguments)
         except Exception:
-            pipe.send((True, traceback.format_exc()))
+            answer = True, traceback.format_exc()
+        pipe.send_bytes(pickle.dumps(answer))

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from conftest import CONFIGS, SHAPE
 from engine_loop import EngineLoop, make_scheduler
 from runners import load_reference, runner_config, spoiled
 from same_answers import draw_params
@@ -20,6 +19,7 @@ from engine_core.models.registry import read_model_config
 from engine_core.models.stages import Stage, split_layers
 from engine_core.scheduler import DraftTokenIds
 from protocol.sampling import BeamSearchParams, SamplingParams
+from tests.engine_core.model_runner.conftest import CONFIGS, SHAPE
 
 FAMILIES = {
     "llama": transformers.LlamaConfig(**SHAPE, num_hidden_layers=4),

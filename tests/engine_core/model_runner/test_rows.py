@@ -5,7 +5,9 @@ from types import SimpleNamespace
 import pytest
 from plans import Plans
 
+from engine_core.distributed.collectives import SINGLE_RANK
 from engine_core.model_runner.rows import RunnerRows
+from kernels.torch.operations import TorchOperations
 from protocol.sampling import SamplingParams
 
 PARAMS = SamplingParams(max_tokens=9)
@@ -13,7 +15,15 @@ PARAMS = SamplingParams(max_tokens=9)
 
 def make():
     plans = Plans(num_groups=1)
-    rows = RunnerRows(SimpleNamespace(max_num_seqs=8, eos_token_ids=(7,), vocab_size=131))
+    rows = RunnerRows(
+        SimpleNamespace(
+            max_num_seqs=8,
+            eos_token_ids=(7,),
+            vocab_size=131,
+            collectives=SINGLE_RANK,
+            ops=TorchOperations(),
+        )
+    )
     plans.add("a", [1, 2, 3], PARAMS)
     placed = rows.place(plans.plan({"a": 3}))
     assert [(each.row, each.token_ids) for each in placed] == [(plans.lines["a"].row, [1, 2, 3])]

@@ -21,6 +21,7 @@ from engine_core.options.scheduling import SchedulingOptions
 from engine_core.options.security import SecurityOptions
 from engine_core.options.speculation import SpeculationOptions
 from engine_core.options.values import parse_bytes
+from engine_core.options.workers import ParallelOptions
 from engine_core.scheduler import SchedulerConfig
 
 
@@ -232,8 +233,9 @@ OPTIONS = (
     SchedulingOptions,
     SpeculationOptions,
     SecurityOptions,
+    ParallelOptions,
 )
-PARTS = ("adapters", "multimodal", "pooling", "scheduling", "speculation", "security")
+PARTS = ("adapters", "multimodal", "parallel", "pooling", "scheduling", "speculation", "security")
 
 
 def test_every_option_has_a_help_text_and_a_group():
@@ -260,7 +262,7 @@ def test_help_shows_the_dozen_common_options_and_help_all_every_one(capsys):
         if field.name  # the last one is broken over a line
         not in (*PARTS, "long_prefill_token_threshold", "max_num_encoder_input_tokens")
     ]
-    assert len([name for name in names if f" {name} " in common]) == 13
+    assert len([name for name in names if f" {name} " in common]) == 14
     assert not [name for name in names if name not in everything]
     assert "--help-all" in common
     assert "Advanced scheduling" in everything

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine_core.kv_cache import DiskTier, KVCacheManager
+from engine_core.kv_cache import DiskTier, KVCacheManager, Transfers
 from engine_core.scheduler import (
     DraftTokenIds,
     ModelRunnerOutput,
@@ -30,6 +30,7 @@ _FIELDS = (
     "client_index",
     "eos_token_ids",
     "is_resumed",
+    "kv_source",
     "num_sequences",
     "priority",
     "tenant",
@@ -57,6 +58,7 @@ class Scenario:
     Args:
         num_blocks, block_size, watermark, enable_prefix_caching, num_host_blocks, disk: of the
             cache.
+        transfers: of blocks from other engines.
         settings: of SchedulerConfig; roomy if not given.
     """
 
@@ -69,6 +71,7 @@ class Scenario:
         enable_prefix_caching: bool = True,
         num_host_blocks: int = 0,
         disk: DiskTier | None = None,
+        transfers: Transfers | None = None,
         **settings,
     ) -> None:
         self.kv_cache = KVCacheManager(
@@ -80,7 +83,8 @@ class Scenario:
             disk=disk,
         )
         roomy = {"max_num_batched_tokens": 8192, "max_num_seqs": 64, "max_model_len": 4096}
-        self.scheduler = Scheduler(SchedulerConfig(**{**roomy, **settings}), self.kv_cache)
+        config = SchedulerConfig(**{**roomy, **settings})
+        self.scheduler = Scheduler(config, self.kv_cache, transfers=transfers)
         self.requests: dict[str, Request] = {}
         self.outputs: dict[str, EngineCoreOutput] = {}
         self.now = 0.0

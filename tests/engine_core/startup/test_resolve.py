@@ -106,7 +106,7 @@ def test_host_blocks_are_not_taken_from_the_gpu(resolve, monkeypatch):
 
 
 def test_a_gpu_without_room_for_the_weights_is_one_line_for_the_operator(monkeypatch, tmp_path):
-    def load(options, files, device):
+    def load(options, files, device, collectives):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB. GPU 0 has ...")
 
     monkeypatch.setattr(build_module, "load_with_draft", load)

@@ -294,3 +294,30 @@ def test_what_the_library_refuses_is_an_error(ops):
     with pytest.raises(ValueError, match=r"slot 160 of token 6 is outside the cache"):
         context.metadata[0].slot_mapping_T[6] = NUM_BLOCKS * BLOCK
         model.captured(token_ids, positions, context)
+
+
+def test_a_captured_pass_calls_the_host_between_its_operations(ops):
+    """Each run gives the host its step's rows; what fails there ends the pass, not the next."""
+    seen, failing = [], []
+
+    def all_reduce(x_TE):
+        seen.append(x_TE.clone())
+        if failing:
+            raise OSError("another rank is gone")
+        return x_TE.mul_(2.0)
+
+    def forward(token_ids_T, positions_T, context):
+        return ops.reduce(ops.embedding(token_ids_T, weight(VOCAB, WIDTH)), all_reduce)
+
+    captured = ops.capture(forward)
+    context = ForwardContext(kv_caches=[], metadata=[], ops=ops)
+    for ids in (torch.tensor([3, 1, 4]), torch.tensor([1])):
+        out = captured(ids, torch.arange(len(ids)), context)
+        assert torch.equal(seen[-1], weight(VOCAB, WIDTH)[ids])
+        assert torch.equal(out, 2.0 * seen[-1])
+    assert captured.is_captured
+    failing.append(True)
+    with pytest.raises(OSError, match="another rank is gone"):
+        captured(torch.tensor([2]), torch.tensor([0]), context)
+    failing.clear()
+    assert torch.equal(captured(torch.tensor([2]), torch.tensor([0]), context), 2.0 * seen[-1])

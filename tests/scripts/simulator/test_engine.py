@@ -191,3 +191,41 @@ def test_a_router_knows_what_it_sent_and_what_it_saw_when_it_looked_last():
     first, second, third = load_of(10), load_of(11), load_of(12)
     assert load_when_asked(2.0) == [[0, 0], [first, 0], [first, second], [third, 0], [0, 0]]
     assert load_when_asked(0.0) == [[0, 0], [first, 0], [0, 0], [third, 0], [0, 0]]
+
+
+def test_stages_have_a_step_each_and_a_round_takes_as_long_as_before():
+    """
+    A step takes 1 s, half of it in each stage.
+
+    0.0   a and b arrive; both prompts are in one step
+    1.0   their first tokens are there: a's step begins, and b's in the first stage at 1.5
+    2.0   a's 2nd token, 2.5 b's, 3.0 a's 3rd, 3.5 b's
+    """
+    run = serve(
+        request(0, 0.0, 5, 3),
+        request(1, 0.0, 5, 3),
+        model=LinearStepModel(1.0),
+        max_steps_in_flight=2,
+        pipeline_parallel_size=2,
+    )
+
+    assert run.metrics.latencies("ttft") == pytest.approx([1.0, 1.0])
+    assert run.metrics.latencies("end_to_end") == pytest.approx([3.0, 3.5])
+    assert run.engines[0].counters.busy_s == pytest.approx(2.5)
+
+
+def test_many_requests_keep_all_stages_at_work():
+    requests = [request(number, 0.0, 5, 40) for number in range(8)]
+    ends = []
+    for num_stages in (1, 4):
+        run = serve(
+            *requests,
+            model=LinearStepModel(1.0),
+            max_steps_in_flight=num_stages,
+            pipeline_parallel_size=num_stages,
+        )
+        ends.append(run.fleet.finished_s)
+        assert len(run.metrics.latencies("tpot")) == 8
+
+    assert ends[0] == pytest.approx(40.0)
+    assert ends[1] == pytest.approx(40.0, rel=0.05), "a step takes as long, whatever it computes"

@@ -179,3 +179,31 @@ def test_too_few_steps_and_a_step_without_duration_are_refused():
         FittedModel.from_rows(rows(3), np.ones(3))
     with pytest.raises(SimulationError, match=r"a step of 0.0 s"):
         FittedModel.from_rows(rows(9), np.zeros(9))
+
+
+def test_ranks_share_a_step_and_exchange_sums_stages_pass_states_on():
+    shape, hardware = SHAPES["llama-3.1-8b"], HARDWARE["h200"]
+    alone = Roofline(hardware, shape, 16).duration_s(decode(64, 1024))
+    for ranks in (2, 4, 8):
+        shared = Roofline(hardware, shape, 16, tensor_parallel_size=ranks)
+        crossing = 65 * 64 * 4096 * 2 * 2 * (ranks - 1) / ranks / 450e9
+        expected = alone / ranks + 65 * 10e-6 + crossing
+        assert shared.duration_s(decode(64, 1024)) == pytest.approx(expected)
+    stages = Roofline(hardware, shape, 16, pipeline_parallel_size=4)
+    expected = alone + 3 * (10e-6 + 64 * 2 * 4096 * 2 / 450e9)
+    assert stages.duration_s(decode(64, 1024)) == pytest.approx(expected)
+
+
+def test_devices_together_hold_more_blocks_and_copies_of_heads_take_some_of_them():
+    def num_blocks(name, **sizes):
+        return Roofline(HARDWARE["h200"], SHAPES[name], 16, **sizes).num_blocks()
+
+    one = num_blocks("llama-3.1-8b")
+    assert num_blocks("llama-3.1-8b", tensor_parallel_size=2) > 2 * one
+    assert num_blocks("llama-3.1-8b", pipeline_parallel_size=2) > 2 * one
+    eight = num_blocks("llama-3.1-8b", tensor_parallel_size=8)
+    assert num_blocks("llama-3.1-8b", tensor_parallel_size=16) == pytest.approx(eight, rel=0.05)
+    with pytest.raises(SimulationError, match="choose a smaller model"):
+        num_blocks("llama-3.1-70b")
+    with pytest.raises(SimulationError, match="cpu-2 is one device"):
+        Roofline(HARDWARE["cpu-2"], SHAPES["smollm2-135m"], 16, tensor_parallel_size=2)

@@ -1,5 +1,7 @@
 """What a plan changes on the device, and how it is cut into copies. No device is needed."""
 
+import secrets
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -68,7 +70,11 @@ def test_a_buffer_that_holds_no_update_is_refused():
 def pack(vocab_size=131, **fields):
     params = SamplingParams(**{"max_tokens": 9, "seed": 2**63 + 5, **fields})
     sampling = resolve_sampling(
-        params, num_prompt_tokens=10, eos_token_ids=(7,), vocab_size=vocab_size
+        params,
+        num_prompt_tokens=10,
+        eos_token_ids=(7,),
+        vocab_size=vocab_size,
+        draw_seed=lambda: secrets.randbits(64),
     )
     packed = pack_sampling(sampling, vocab_size=vocab_size)
     return sampling, packed, packed.tables[TOKEN_TABLE]

@@ -65,7 +65,8 @@ def sampling(library: NativeLibrary, case: RandomCase) -> None:
         "min_p_R": torch.rand(num_rows) * case.below(2),
     }
     truncated = run.sample(logits, seeds, positions, SamplingLimits(**limits))
-    for chosen in (tokens, truncated):
+    of_a_shard = run.sample(logits, seeds, positions, first_token=case.below(2**20))
+    for chosen in (tokens, truncated, of_a_shard):
         assert ((chosen >= 0) & (chosen < size)).all(), f"token {chosen} of {size}"
     if num_rows:
         limits["top_k_R"][0] = -1 - case.below(100)

@@ -1,0 +1,123 @@
+"""What is refused with several workers, in one table, and options for them without effect."""
+
+import dataclasses
+
+from engine_core.errors import ConfigurationError
+from engine_core.options.engine import EngineOptions
+from engine_core.options.workers import ParallelOptions
+
+
+def check_parallel(options: EngineOptions) -> None:
+    """Raises ConfigurationError: an option without effect, or what several workers cannot do."""
+    parallel = options.parallel
+    if parallel.join is not None:
+        _check_join(options)
+        return
+    if parallel.data_parallel_size > 1:
+        raise ConfigurationError(
+            f"--data-parallel-size is {parallel.data_parallel_size}, and this command starts one "
+            "engine; start so many, each with a --bind of its own, and give the HTTP server all of "
+            "them: engine-client http --model NAME=ADDRESS --model NAME=ADDRESS ... "
+            "(docs/parallel.md), or use engine-core on-ray"
+        )
+    if bool(parallel.num_joining) != (parallel.workers_bind is not None):
+        raise ConfigurationError(
+            "--workers-bind and --num-joining have no effect without each other; give both, or "
+            "omit both"
+        )
+    if parallel.num_joining and parallel.num_joining >= parallel.num_workers:
+        raise ConfigurationError(
+            f"--num-joining is {parallel.num_joining}, and there are {parallel.num_workers} "
+            "workers, of which one is the daemon itself; lower it, or raise "
+            "--tensor-parallel-size or --pipeline-parallel-size"
+        )
+    if parallel.num_workers > 1:
+        for option, is_given, why, instead in _refused(options):
+            if is_given:
+                raise ConfigurationError(
+                    f"{option} is not supported with {parallel.num_workers} workers: {why}; "
+                    f"{instead}"
+                )
+
+
+def _refused(options: EngineOptions) -> list[tuple[str, bool, str, str]]:
+    """(option, whether it is given, why, what to do instead)."""
+    speculation, parallel = options.speculation, options.parallel
+    alone = "omit it, or use one worker"
+    return [
+        (
+            "--draft-model",
+            speculation.draft_model is not None,
+            "a draft model is not split yet",
+            "use --speculative ngram or suffix",
+        ),
+        (
+            "--prefix-cache-dir",
+            options.prefix_cache_dir is not None,
+            "each worker has a part of a block, and one folder holds whole ones",
+            "keep prompts in memory with --host-cache-memory",
+        ),
+        (
+            "--disaggregation-mode",
+            options.disaggregation.disaggregation_mode is not None,
+            "each worker has a part of a block, and whole ones are moved",
+            alone,
+        ),
+        ("--enable-lora", options.adapters.is_enabled, "adapters are not split yet", alone),
+        (
+            "--enable-prompt-embeds",
+            options.enable_prompt_embeds,
+            "hidden states would be sent to every worker",
+            alone,
+        ),
+        (
+            "--logits-processors",
+            bool(options.logits_processors),
+            "its code would run in every worker, and need not choose the same",
+            alone,
+        ),
+        (
+            "--model-impl transformers",
+            options.model_impl == "transformers",
+            "transformers' model code is not split here",
+            alone,
+        ),
+        (
+            "--runner pooling",
+            options.pooling.runner == "pooling",
+            "heads of pooling models are not split",
+            alone,
+        ),
+        (
+            "--num-decode-steps",
+            (options.scheduling.num_decode_steps or 1) > 1 and parallel.pipeline_parallel_size > 1,
+            "a stage waits for the token of each step",
+            "omit it, or use --tensor-parallel-size alone",
+        ),
+    ]
+
+
+_OF_A_JOINED = frozenset({
+    "model", "tokenizer", "security", "parallel", "num_threads", "log_level", "log_format",
+    "supervise", "max_restarts", "exit_on_stdin_eof", "parent_pid",
+})  # fmt: skip
+
+
+def _check_join(options: EngineOptions) -> None:
+    for field in dataclasses.fields(options):
+        default = field.default
+        if default is dataclasses.MISSING:
+            assert field.default_factory is not dataclasses.MISSING
+            default = field.default_factory()
+        if field.name not in _OF_A_JOINED and getattr(options, field.name) != default:
+            raise ConfigurationError(
+                f"--{field.name.replace('_', '-')} has no effect with --join: the engine that is "
+                "joined decides it; omit it here, and give it there"
+            )
+    if options.parallel != ParallelOptions(join=options.parallel.join):
+        raise ConfigurationError(
+            "--join comes alone: the engine that is joined has the sizes; omit the other options "
+            "for several workers"
+        )
+    if options.model is None:
+        raise ConfigurationError("--join needs --model, the same files as the engine's; give both")

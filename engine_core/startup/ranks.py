@@ -1,0 +1,191 @@
+"""This process's place among the ranks of an engine: alone, or rank 0 with a group of workers."""
+
+import contextlib
+import dataclasses
+
+import torch
+
+from engine_core.config import EngineConfig
+from engine_core.control import ModelHost
+from engine_core.distributed.collectives import SINGLE_RANK, Collectives, TorchCollectives
+from engine_core.distributed.parallel import Parallel
+from engine_core.distributed.rendezvous import local_host, open_store
+from engine_core.errors import ConfigurationError
+from engine_core.executor import InProcessExecutor
+from engine_core.model_files import ModelFiles
+from engine_core.models.config import ModelConfig
+from engine_core.models.errors import UnsupportedArchitecture
+from engine_core.models.registry import read_model_config
+from engine_core.models.stages import split_layers
+from engine_core.options.engine import EngineOptions
+from engine_core.startup.device import defaults_of
+from engine_core.startup.resolve import resolve_config
+from engine_core.startup.runner_spec import Runner, RunnerSpec
+from engine_core.workers.executor import GroupExecutor, GroupModelHost, PipelineExecutor
+from engine_core.workers.group import WorkerGroup
+from engine_core.workers.messages import Serve, Sizes, Start
+from kernels.cpu.library import available_threads
+
+
+class OneRank:
+    """An engine of one process."""
+
+    collectives: Collectives = SINGLE_RANK
+
+    def take_place(
+        self, options: EngineOptions, device: torch.device, files: ModelFiles
+    ) -> tuple[EngineOptions, torch.device]:
+        """Options and device of this rank, before the model is loaded."""
+        return options, device
+
+    def loaded(self) -> None:
+        """This rank has its part of the model."""
+
+    def resolve(self, spec: RunnerSpec, files: ModelFiles, address: str) -> EngineConfig:
+        """See `resolve_config`: what every rank has room for."""
+        return resolve_config(spec, files, address=address)
+
+    def serving(self) -> None:
+        """This rank can follow plans."""
+
+    def executor(self, runner: Runner) -> InProcessExecutor:
+        return InProcessExecutor(runner)
+
+    def model_host(self, host: ModelHost) -> ModelHost:
+        return host
+
+
+class RankZero(OneRank):
+    """The methods raise WorkerLost."""
+
+    def __init__(self, group: WorkerGroup) -> None:
+        self._group = group
+        self._model: str | None = None
+
+    def take_place(
+        self, options: EngineOptions, device: torch.device, files: ModelFiles
+    ) -> tuple[EngineOptions, torch.device]:
+        self._model = options.model
+        _check_stages(options, files)
+        start = self._group.assemble(device.type, files.fingerprint)
+        options, device, self.collectives = placed(options, start)
+        return options, device
+
+    def loaded(self) -> None:
+        self._group.loaded()
+
+    def resolve(self, spec: RunnerSpec, files: ModelFiles, address: str) -> EngineConfig:
+        self._group.measure(
+            Sizes(
+                max_num_seqs=spec.config.max_num_seqs,
+                max_num_batched_tokens=spec.config.max_num_batched_tokens,
+                max_model_len=spec.config.max_model_len,
+                keeps_bytes=spec.config.kv_dtype is torch.int8,
+            )
+        )
+        config = resolve_config(spec, files, address=address)
+        least = self._group.agree_on(room_of(config))
+        return dataclasses.replace(
+            config,
+            num_blocks=least.num_blocks,
+            kv_cache_bytes=least.num_blocks * spec.config.block_bytes,
+            num_host_blocks=least.num_host_blocks,
+            host_cache_bytes=least.num_host_blocks * spec.config.block_bytes,
+            scheduler=dataclasses.replace(config.scheduler, max_model_len=least.max_model_len),
+        )
+
+    def serving(self) -> None:
+        self._group.serving()
+
+    def executor(self, runner: Runner) -> InProcessExecutor:
+        num_stages = self.collectives.parallel.pp_size
+        executor = (
+            PipelineExecutor(runner, self._group, num_stages=num_stages)
+            if num_stages > 1
+            else GroupExecutor(runner, self._group)
+        )
+        executor.collectives = self.collectives
+        return executor
+
+    def model_host(self, host: ModelHost) -> ModelHost:
+        return GroupModelHost(host, self._group, self._model)
+
+
+def _check_stages(options: EngineOptions, files: ModelFiles) -> None:
+    """Before any rank loads. Raises ModelConfigError: the model has too few layers."""
+    with contextlib.suppress(UnsupportedArchitecture):  # what loads it says why
+        config = read_model_config(files.config)
+        if isinstance(config, ModelConfig):
+            split_layers(config, options.parallel.pipeline_parallel_size)
+
+
+def room_of(config: EngineConfig) -> Serve:
+    """What a rank's memory allows."""
+    return Serve(
+        num_blocks=config.num_blocks,
+        num_host_blocks=config.num_host_blocks,
+        max_model_len=config.scheduler.max_model_len,
+    )
+
+
+def placed(options: EngineOptions, start: Start) -> tuple[EngineOptions, torch.device, Collectives]:
+    """At any rank: its share of the machine's cores and memory, its device, its collectives. Waits
+    for all ranks. Raises ConfigurationError: this machine has too few devices."""
+    parallel = Parallel.of(
+        start.rank,
+        tp_size=options.parallel.tensor_parallel_size,
+        pp_size=options.parallel.pipeline_parallel_size,
+    )
+    device = torch.device(start.device)
+    if start.device == "cuda":
+        num_devices = torch.cuda.device_count()
+        if start.num_workers_here > num_devices:
+            raise ConfigurationError(
+                f"{start.num_workers_here} workers on a machine with {num_devices} GPUs, and each "
+                "needs one; lower --tensor-parallel-size or --pipeline-parallel-size, or let "
+                "workers of other machines join"
+            )
+        device = torch.device("cuda", start.local_rank)
+        torch.cuda.set_device(device)
+    else:
+        options = _share_of_host(options, start)
+    if options.num_threads is not None:
+        torch.set_num_threads(options.num_threads)
+    store = open_store(start.rendezvous, rank=start.rank, world_size=parallel.world_size)
+    collectives = TorchCollectives(
+        parallel,
+        store,
+        host=local_host(start.rendezvous),
+        backend="nccl" if start.device == "cuda" else "gloo",
+    )
+    collectives.barrier()
+    return options, device, collectives
+
+
+def _share_of_host(options: EngineOptions, start: Start) -> EngineOptions:
+    """Workers of one machine share its cores evenly, at least one each. They are not pinned:
+    beside its model a rank has threads that only wake for a moment (messages, collectives, masks),
+    and the system finds them a core that is idle."""
+    cores = min(available_threads(), options.num_threads or available_threads())
+    base, more = divmod(cores, start.num_workers_here)
+    fraction = options.memory_fraction or defaults_of(torch.device("cpu")).memory_fraction
+    return dataclasses.replace(
+        options,
+        num_threads=max(1, base + (start.local_rank < more)),
+        memory_fraction=fraction / start.num_workers_here,
+    )
+
+
+def with_sizes(options: EngineOptions, sizes: Sizes) -> EngineOptions:
+    """A worker's options, with what rank 0 has chosen by its own part of the model."""
+    scheduling = dataclasses.replace(
+        options.scheduling,
+        max_num_seqs=sizes.max_num_seqs,
+        max_num_batched_tokens=sizes.max_num_batched_tokens,
+    )
+    return dataclasses.replace(
+        options,
+        scheduling=scheduling,
+        max_model_len=sizes.max_model_len,
+        kv_cache_dtype="int8" if sizes.keeps_bytes else options.kv_cache_dtype,
+    )
