@@ -72,6 +72,8 @@ async def rolling_update(
             the rest; None: such an engine stays paused.
         report: gets a line a step.
 
+    An engine that is paused already, as an update that was killed leaves it, runs in the end.
+
     Raises:
         RollingUpdateStopped: an engine refuses the weights, its streams take longer, or it is lost
             and does not come back. It serves what it did before, where it can; those before it
@@ -110,8 +112,8 @@ class _Update:
     async def run(self, version: int | None, new_requests: NewRequests) -> list[ServedWeights]:
         before = {engine: await self._served_by(engine) for engine in self._engines}
         for each in before.values():
-            if each.state != EngineState.RUNNING:
-                raise _Stop(f"{each.address} is not running but {each.state}")
+            if each.state not in (EngineState.RUNNING, EngineState.PAUSED):  # as one left behind
+                raise _Stop(f"{each.address} cannot be updated, it is {each.state}")
         versions = [each.weights_version or 0 for each in before.values()]
         self._version = max(versions) + 1 if version is None else version
         for number, engine in enumerate(self._engines):
@@ -209,13 +211,17 @@ class _Update:
         for engine in engines:
             if engine in self._paused:
                 self._paused[engine].cancel()  # it may not have been sent yet
-                await engine.resume_generation()
+                try:
+                    await engine.resume_generation()
+                except EngineDied:  # or the connection alone was lost
+                    await engine.session.ready()
+                    await engine.resume_generation()
                 self._forget(engine)
                 self._report(f"{engine.address} serves again")
 
     async def resume_all(self) -> None:
         """Of those that are there; an engine that is started again is not paused."""
-        for engine in [*self._paused, *self._paused]:  # once more, if the connection was lost
+        for engine in list(self._paused):
             with contextlib.suppress(EngineClientError):
                 await self._resume(engine)
 

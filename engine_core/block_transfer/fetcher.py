@@ -56,7 +56,11 @@ class _Link:
             self.socket.setsockopt(zmq.CURVE_PUBLICKEY, key.public_key.encode())
             self.socket.setsockopt(zmq.CURVE_SECRETKEY, key.secret_key.encode())
         self.monitor = self.socket.get_monitor_socket(_LOSS_EVENTS)
-        self.socket.connect(source)
+        try:
+            self.socket.connect(source)
+        except zmq.ZMQError:
+            self.close()
+            raise
 
     def close(self) -> None:
         self.socket.disable_monitor()
@@ -160,10 +164,18 @@ class BlockFetcher:
                 self.fetches.give_up(transfer, "unknown source")
             elif self._back_at_s.get(source, 0.0) > now_s:
                 self.fetches.give_up(transfer, "lost")
-            else:
-                if source not in self._links:
-                    self._links[source] = _Link(context, source, self._key, self._most_bytes)
+            elif source in self._links or self._connect(context, source):
                 self.fetches.begin(transfer, now_s)
+            else:
+                self.fetches.give_up(transfer, "lost")
+        return True
+
+    def _connect(self, context: zmq.Context[zmq.Socket[bytes]], source: str) -> bool:
+        try:
+            self._links[source] = _Link(context, source, self._key, self._most_bytes)
+        except zmq.ZMQError as error:  # too many sockets, a name that is no host's
+            self._log.log("connect", f"cannot connect to {source}: {error}")
+            return False
         return True
 
     def _serve(self, source: str) -> None:

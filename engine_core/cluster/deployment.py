@@ -40,6 +40,7 @@ _OWN_OPTIONS = {
     "workers_bind": "the workers of a replica join at a port of its node",
     "num_joining": "the workers of a replica join at a port of its node",
     "join": "the workers of a replica join at a port of its node",
+    "disaggregation_mode": "a deployment's replicas are alike; start such engines by address",
     "data_parallel_size": "say how many replicas by `min_replicas` and `max_replicas`",
 }
 """Of the daemon: what a deployment decides itself."""

@@ -7,10 +7,15 @@ import torch
 
 from engine_core.config import EngineConfig
 from engine_core.control import ModelHost
-from engine_core.distributed.collectives import SINGLE_RANK, Collectives, TorchCollectives
+from engine_core.distributed.collectives import (
+    SINGLE_RANK,
+    CollectiveError,
+    Collectives,
+    TorchCollectives,
+)
 from engine_core.distributed.parallel import Parallel
 from engine_core.distributed.rendezvous import local_host, open_store
-from engine_core.errors import ConfigurationError
+from engine_core.errors import ConfigurationError, StartupError
 from engine_core.executor import InProcessExecutor
 from engine_core.model_files import ModelFiles
 from engine_core.models.config import ModelConfig
@@ -68,7 +73,8 @@ class RankZero(OneRank):
         self._model = options.model
         _check_stages(options, files)
         start = self._group.assemble(device.type, files.fingerprint)
-        options, device, self.collectives = placed(options, start)
+        options, device = placed(options, start)
+        self.collectives = self._group.while_all_live(lambda: connected(options, device, start))
         return options, device
 
     def loaded(self) -> None:
@@ -128,14 +134,9 @@ def room_of(config: EngineConfig) -> Serve:
     )
 
 
-def placed(options: EngineOptions, start: Start) -> tuple[EngineOptions, torch.device, Collectives]:
-    """At any rank: its share of the machine's cores and memory, its device, its collectives. Waits
-    for all ranks. Raises ConfigurationError: this machine has too few devices."""
-    parallel = Parallel.of(
-        start.rank,
-        tp_size=options.parallel.tensor_parallel_size,
-        pp_size=options.parallel.pipeline_parallel_size,
-    )
+def placed(options: EngineOptions, start: Start) -> tuple[EngineOptions, torch.device]:
+    """At any rank: its share of the machine's cores and memory, and its device.
+    Raises ConfigurationError: this machine has too few devices."""
     device = torch.device(start.device)
     if start.device == "cuda":
         num_devices = torch.cuda.device_count()
@@ -151,15 +152,33 @@ def placed(options: EngineOptions, start: Start) -> tuple[EngineOptions, torch.d
         options = _share_of_host(options, start)
     if options.num_threads is not None:
         torch.set_num_threads(options.num_threads)
-    store = open_store(start.rendezvous, rank=start.rank, world_size=parallel.world_size)
-    collectives = TorchCollectives(
-        parallel,
-        store,
-        host=local_host(start.rendezvous),
-        backend="nccl" if start.device == "cuda" else "gloo",
+    return options, device
+
+
+def connected(options: EngineOptions, device: torch.device, start: Start) -> Collectives:
+    """Waits for all ranks. Raises StartupError: they do not come."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # of this thread
+    parallel = Parallel.of(
+        start.rank,
+        tp_size=options.parallel.tensor_parallel_size,
+        pp_size=options.parallel.pipeline_parallel_size,
     )
-    collectives.barrier()
-    return options, device, collectives
+    try:
+        collectives = TorchCollectives(
+            parallel,
+            open_store(start.rendezvous, rank=start.rank, world_size=parallel.world_size),
+            host=local_host(start.rendezvous),
+            backend="nccl" if device.type == "cuda" else "gloo",
+        )
+        collectives.barrier()
+    except (CollectiveError, OSError, RuntimeError) as error:
+        reason = str(error).split("\n", 1)[0]
+        raise StartupError(
+            f"rank {start.rank} cannot reach the others ({reason}); see their logs, and let the "
+            "engine's machines reach each other at every port"
+        ) from error
+    return collectives
 
 
 def _share_of_host(options: EngineOptions, start: Start) -> EngineOptions:

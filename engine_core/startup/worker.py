@@ -105,13 +105,14 @@ def _follow(channel: Channel, options: EngineOptions, start: Start) -> bool:
             )
         from engine_core.executor import InProcessExecutor
         from engine_core.startup.draft_model import load_with_draft
-        from engine_core.startup.ranks import placed, room_of, with_sizes
+        from engine_core.startup.ranks import connected, placed, room_of, with_sizes
         from engine_core.startup.resolve import plan_runner, resolve_config
         from engine_core.startup.served_model import ServedModel
         from engine_core.workers.following import follow
     import torch
 
-    options, device, collectives = placed(options, start)
+    options, device = placed(options, start)
+    collectives = connected(options, device, start)
     loaded = load_with_draft(options, opened.files, device, collectives)
     if loaded.is_packed:
         torch.set_num_threads(1)

@@ -556,7 +556,8 @@ class Simulation:
             )
             if not session.is_connected or watcher is None or engine.exit_code is not None:
                 continue
-            if watcher.number == group.view._numbers.get(number) and not watcher.needs_all:
+            is_told_all = not engine.kv_cache._pool.touched and not watcher.needs_all
+            if is_told_all and watcher.number == group.view._numbers.get(number):
                 self.report.num_views += 1
                 keys = [*memoryview(engine.kv_cache.changes.whole().stored).cast("Q")]
                 missing = [key for key in keys if not group.view.index.match([key], [number])]

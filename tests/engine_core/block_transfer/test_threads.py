@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 import zmq
-from sample_messages import STATISTICS
 
 from engine_core.block_transfer import BlockMemory, Fetches, TransferStore
 from engine_core.block_transfer.fetcher import BlockFetcher
@@ -19,6 +18,7 @@ from engine_core.kv_cache.transfers import Transfer
 from engine_core.server.keys import KeyFolder
 from engine_core.server.transport import ZmqTransport
 from protocol.keys import ClientKey, read_secret_file
+from tests.protocol.sample_messages import STATISTICS
 
 BLOCK_BYTES = 100_000
 KEY = b"k" * 16
@@ -167,6 +167,12 @@ def test_an_engine_that_is_away_or_goes_costs_no_more_than_its_blocks(address):
             store.close()
         assert fetched(other, address, 2) == []
     assert failures(other) == {"lost": 3}
+
+
+def test_an_address_that_cannot_be_used_costs_no_more_than_its_blocks():
+    with fetching("tcp://no host:1") as other:
+        assert fetched(other, "tcp://no host:1", 1) == []
+        assert failures(other) == {"lost": 1}
 
 
 class BadServer(threading.Thread):
