@@ -11,7 +11,7 @@ class PrefixIndex:
 
     Args:
         max_blocks: beyond them those are forgotten that were stored or looked up longest ago; of a
-            prompt its end first. 200 bytes each.
+            prompt its end first. 150 bytes each.
     """
 
     def __init__(self, *, max_blocks: int = 200_000) -> None:

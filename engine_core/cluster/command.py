@@ -6,6 +6,7 @@ import logging
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -19,6 +20,7 @@ from frontend.errors import EngineClientError
 
 logger = logging.getLogger(__name__)
 
+_PROXY_ATTEMPTS = 5
 _MOST_SAID = 2000
 """Characters of a replica's end."""
 
@@ -82,19 +84,19 @@ def _on_ray(deployment: Deployment, address: str | None, *, detach: bool, stop: 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ray.init() has set another
     try:
         if not stop:
-            with contextlib.suppress(TimeoutError):  # slow proxies; `run` waits again
-                serve.start(
-                    proxy_location="EveryNode",
-                    controller_options={"runtime_env": {"env_vars": _CONTROLLER_ENVIRONMENT}},
-                    http_options={
-                        "host": server.host,
-                        "port": server.port,
-                        "ssl_certfile": server.ssl_certfile and str(server.ssl_certfile),
-                        "ssl_keyfile": server.ssl_keyfile and str(server.ssl_keyfile),
-                    },
-                )
+            http_options = {
+                "host": server.host,
+                "port": server.port,
+                "ssl_certfile": server.ssl_certfile and str(server.ssl_certfile),
+                "ssl_keyfile": server.ssl_keyfile and str(server.ssl_keyfile),
+            }
+            environment = {"runtime_env": {"env_vars": _CONTROLLER_ENVIRONMENT}}
+            _patiently(
+                lambda: serve.start("EveryNode", http_options, controller_options=environment)
+            )
             try:
-                serve.run(make_application(deployment), name=NAME, route_prefix="/")
+                application = make_application(deployment)
+                _patiently(lambda: serve.run(application, name=NAME, route_prefix="/"))
                 _announce(deployment)
                 if detach:
                     return 0
@@ -108,6 +110,17 @@ def _on_ray(deployment: Deployment, address: str | None, *, detach: bool, stop: 
     finally:
         ray.shutdown()
     return 0
+
+
+def _patiently(start: Callable[[], object]) -> None:
+    """Serve waits a minute for its proxies, which a busy machine exceeds; they start all the same,
+    and calling it again changes nothing. Raises TimeoutError: they do not."""
+    for _ in range(_PROXY_ATTEMPTS - 1):
+        with contextlib.suppress(TimeoutError):
+            start()
+            return
+        logger.info("Ray Serve's proxies are not there yet")
+    start()
 
 
 def _reason(error: Exception) -> str:

@@ -23,7 +23,7 @@ from engine_core.models.registry import Architecture, find_architecture, read_mo
 from engine_core.models.sharding import Sharding
 from engine_core.models.stages import Stage, split_layers
 from engine_core.models.weight_transfer import WeightTransfer
-from kernels.interface.operations import Operations
+from kernels.interface.operations import Operations, SamplingOperations
 from kernels.interface.weights import WeightPart
 
 _RECOMPUTED_SUFFIXES = (
@@ -200,7 +200,8 @@ def make_sharding(
         whole,
         collectives.parallel,
         block_inputs=block_inputs,
-        by_expert=ops.device.type == "cpu",  # kernels of a GPU have all experts of a layer
+        # a device that samples on its own also has all experts of a layer in its kernels
+        by_expert=isinstance(ops, SamplingOperations),
     )
 
 

@@ -12,7 +12,7 @@ from engine_core.errors import ExitCode, StartupError
 from engine_core.model_runner.sampled_tokens import SampledTokens
 from engine_core.scheduler import SchedulerOutput
 from engine_core.workers.codec import decode_plan, decode_sampled
-from engine_core.workers.group import HEARTBEAT_MS, PLAN, SILENCE_MS, code_version, machine_id
+from engine_core.workers.meeting import HEARTBEAT_MS, PLAN, SILENCE_MS, code_version, machine_id
 from engine_core.workers.messages import FromRank0, FromWorker, Joins, Stop, encode, to_worker
 from protocol.keys import ClientKey
 

@@ -2,22 +2,16 @@
 
 import contextlib
 import dataclasses
-import ipaddress
 import logging
 import os
-import platform
 import shutil
-import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from importlib.metadata import version
-from pathlib import Path
 from typing import Self, TypeVar
 
 import msgspec
@@ -30,13 +24,22 @@ from engine_core.options.engine import EngineOptions
 from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
 from engine_core.server.authentication import KeyCheck
 from engine_core.server.keys import KeyFolder
-from engine_core.server.transport import is_loopback
-from engine_core.server.unix_socket import make_private_folder, private_files
+from engine_core.server.unix_socket import private_files
 from engine_core.workers.codec import (
     decode_output,
     encode_options,
     encode_plan,
     encode_sampled,
+)
+from engine_core.workers.meeting import (
+    HEARTBEAT_MS,
+    PLAN,
+    SILENCE_MS,
+    code_version,
+    host_to_join,
+    how_it_ended,
+    machine_id,
+    make_folder,
 )
 from engine_core.workers.messages import (
     Answer,
@@ -52,18 +55,11 @@ from engine_core.workers.messages import (
     encode,
     to_rank_0,
 )
-from protocol.addresses import check_address, default_socket_folder
-from protocol.base import WIRE_VERSION
-from protocol.errors import InvalidParameter
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-PLAN = b"plan"
-"""The first of a plan's three frames."""
-HEARTBEAT_MS, SILENCE_MS = 2_000, 30_000
-"""A machine that is silent for so long is lost."""
 _TICK_S = 0.2
 _STOP_S = 5.0
 _PROBE_S = 10.0
@@ -71,19 +67,6 @@ _SHOWN_S = 1.0
 _LOOK_S = 5.0
 _LAST_WORDS_MS = 200
 """In which what a process said before its end arrives."""
-
-
-def code_version() -> str:
-    """Equal at all ranks."""
-    return f"{version('engine-core')}, wire {WIRE_VERSION}"
-
-
-def machine_id() -> str:
-    """Equal for all processes of one machine."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return platform.node()
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -143,11 +126,7 @@ class WorkerGroup:
     # ------------------------------------------------------------------ start
 
     def _begin(self) -> None:
-        make_private_folder(default_socket_folder(), "set XDG_RUNTIME_DIR to another")
-        _remove_left_folders(default_socket_folder())
-        self._folder = Path(
-            tempfile.mkdtemp(prefix=f"workers-{os.getpid()}-", dir=default_socket_folder())
-        )
+        self._folder = make_folder()
         self._resources.callback(shutil.rmtree, self._folder, ignore_errors=True)
         self._context = self._resources.enter_context(zmq.Context())
         self._rendezvous = f"file://{self._folder}/ranks"
@@ -164,22 +143,7 @@ class WorkerGroup:
 
     def _bind_for_others(self, address: str) -> None:
         """Raises ConfigurationError."""
-        try:
-            check_address(address)
-        except InvalidParameter as error:
-            raise ConfigurationError(f"--workers-bind: {error}") from None
-        host = address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
-        if not address.startswith("tcp://") or _is_any(host):
-            raise ConfigurationError(
-                f"--workers-bind {address} names no address that other machines reach; give "
-                "tcp://HOST:PORT with this machine's address in their network"
-            )
-        if self._keys is None and not is_loopback(host):
-            raise ConfigurationError(
-                f"--workers-bind {address} is open to the network, and there are no keys: whoever "
-                "reaches the port could read every request. Make keys with `engine-core keys` and "
-                "give --keys FOLDER; the joining command needs the key of an admin"
-            )
+        host = host_to_join(address, has_keys=self._keys is not None)
         self.address = self._bind(address, self._keys)
         self._rendezvous = f"tcp://{host}"
         logger.info(
@@ -396,7 +360,7 @@ class WorkerGroup:
             worker.socket.send_multipart([worker.identity, *frames], zmq.NOBLOCK)
         except zmq.ZMQError as error:
             is_gone = error.errno == zmq.EHOSTUNREACH
-            self._fail(worker, _how_it_ended(worker) if is_gone else f"takes no message: {error}")
+            self._fail(worker, _how(worker) if is_gone else f"takes no message: {error}")
             raise WorkerLost(self._failure) from None
 
     def _answers(self, limit_s: float = float("inf")) -> list[Answer]:
@@ -424,7 +388,9 @@ class WorkerGroup:
                 self._poller.poll(_LAST_WORDS_MS)
                 self._read()
                 if not self._failure:
-                    self._failure = f"rank {number} (pid {process.pid}) {_how(process.returncode)}"
+                    self._failure = (
+                        f"rank {number} (pid {process.pid}) {how_it_ended(process.returncode)}"
+                    )
 
     def _read(self) -> None:
         for socket in self._sockets:
@@ -498,29 +464,10 @@ class WorkerGroup:
             self._failure = f"{worker} {why}{before if worker.failed_because else ''}"
 
 
-def _how_it_ended(worker: _Worker) -> str:
+def _how(worker: _Worker) -> str:
     if worker.process is None:
         return "is gone, or its network is"
     try:
-        return _how(worker.process.wait(_STOP_S))
+        return how_it_ended(worker.process.wait(_STOP_S))
     except subprocess.TimeoutExpired:
         return "has closed its connection"
-
-
-def _how(code: int) -> str:
-    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-
-
-def _is_any(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_unspecified
-    except ValueError:
-        return host == "*"
-
-
-def _remove_left_folders(folder: Path) -> None:
-    """Of engines that were killed while they started."""
-    for left in folder.glob("workers-*"):
-        pid = left.name.split("-")[1]
-        if pid.isdecimal() and not Path(f"/proc/{pid}").exists():
-            shutil.rmtree(left, ignore_errors=True)

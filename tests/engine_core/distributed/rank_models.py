@@ -26,11 +26,17 @@ class WholeLogits:
 
     def compute_logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
         logits_RV = self.model.compute_logits(hidden_RE)
+        if logits_RV.shape[1] == self.kv_cache_spec.vocab_size:
+            return logits_RV  # a device that samples on its own gets them all
         return gather_logits(logits_RV, self.kv_cache_spec.vocab_size, self.collectives)
 
 
 def rank_operations(name: str) -> Operations:
-    """`name`: "torch" or "native"."""
+    """`name`: "torch", "native", or "triton" under its interpreter."""
+    if name == "triton":
+        from kernels.triton.operations import TritonOperations
+
+        return TritonOperations(torch.device("cpu"))
     return TorchOperations() if name == "torch" else CpuOperations(load_library(1))
 
 
