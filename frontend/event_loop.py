@@ -6,7 +6,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol, TypeVar
+from concurrent.futures import CancelledError
+from typing import Any, Generic, Protocol, TypeVar
 
 T = TypeVar("T")
 
@@ -72,15 +73,15 @@ class LoopThread:
         if not self._thread.is_alive():
             coroutine.close()
             raise RuntimeError("the event loop's thread has ended")
-        ended = threading.Event()
-        future = asyncio.run_coroutine_threadsafe(_and_then(coroutine, ended), self._loop)
+        call = _Call(coroutine)
+        self._loop.call_soon_threadsafe(call.start)
         try:
-            return future.result()
+            call.ended.acquire()
         except BaseException:
-            if not ended.is_set():
-                future.cancel()
-                ended.wait(timeout=5)
+            self._loop.call_soon_threadsafe(call.cancel)
+            call.ended.acquire(timeout=5)
             raise
+        return call.result()
 
     def close(self) -> None:
         """Stop the loop and wait for its thread. Calling it again does nothing."""
@@ -89,8 +90,41 @@ class LoopThread:
             self._thread.join()
 
 
-async def _and_then(coroutine: Coroutine[Any, Any, T], ended: threading.Event) -> T:
-    try:
-        return await coroutine
-    finally:
-        ended.set()
+class _Call(Generic[T]):
+    """A coroutine that another thread waits for. `asyncio.run_coroutine_threadsafe` passes its
+    result through two futures, which takes longer than all else of a short call."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
+        self._coroutine = coroutine
+        self._task: asyncio.Task[None] | None = None
+        self._values: list[T] = []
+        self._error: BaseException | None = None
+        self.ended = threading.Lock()
+        """Held until it has ended."""
+        self.ended.acquire()
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    def result(self) -> T:
+        """Or its exception is raised."""
+        if self._error is None:
+            return self._values[0]
+        try:
+            if isinstance(self._error, asyncio.CancelledError):
+                raise CancelledError from self._error
+            raise self._error
+        finally:
+            self._error = None  # whose traceback holds this object
+
+    async def _run(self) -> None:
+        try:
+            self._values.append(await self._coroutine)
+        except BaseException as error:
+            self._error = error
+        finally:
+            self.ended.release()

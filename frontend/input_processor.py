@@ -78,6 +78,7 @@ _MARKER_TOKENS = 16
 """As many of a prompt's last tokens show whether it ends in a block of reasoning."""
 _KNOWN_KEYS = frozenset({"prompt", "prompt_token_ids", "cache_salt"})
 _EMBEDS_KEYS = frozenset({"prompt_embeds", "prompt_is_token_ids"})
+_POOLED = SamplingParams(detokenize=False)
 
 
 class InputProcessor:
@@ -311,7 +312,7 @@ class InputProcessor:
         )
         return RequestState(
             request,
-            SamplingParams(detokenize=False),
+            _POOLED,
             prompt_text=text,
             output_kind=RequestOutputKind.FINAL_ONLY,
             tokenizer=None,

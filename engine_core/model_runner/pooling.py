@@ -75,8 +75,10 @@ class Pooler:
         if not params.task.has_head:
             x_E = x_E[..., : params.dimensions]
             if is_active:
-                norm = np.linalg.norm(x_E, axis=-1, keepdims=True)
-                x_E = x_E / np.maximum(norm, np.float32(_LEAST_NORM))
+                norm = np.sqrt(np.add.reduce(x_E * x_E, axis=-1, keepdims=True))
+                x_E = (x_E / np.maximum(norm, np.float32(_LEAST_NORM))).astype(
+                    np.float32, copy=False
+                )
             return x_E
         if self.config.returned_token_ids and params.task is PoolingTask.TOKEN_CLASSIFY:
             x_E = x_E[..., list(self.config.returned_token_ids)]
@@ -112,15 +114,15 @@ class _PromptStates:
         """Of positions [start, start + N)."""
         if self._kind is PoolingType.MEAN:
             # one row behind the other, so that chunks change no bit
-            rows_NE = np.concatenate([*self._parts, states_NE])
-            self._parts = [np.add.accumulate(rows_NE, axis=0)[-1:]]
+            rows_NE = np.concatenate([*self._parts, states_NE]) if self._parts else states_NE
+            self._parts = [np.add.reduce(rows_NE, axis=0, keepdims=True)]
             return
         if self._is_wanted is not None:
             states_NE = states_NE[self._is_wanted[start : start + len(states_NE)]]
         self._parts.append(states_NE.copy())
 
     def answer(self) -> Float32Array:
-        x_NE = np.concatenate(self._parts)
+        x_NE = self._parts[0] if len(self._parts) == 1 else np.concatenate(self._parts)
         if self._kind is PoolingType.MEAN:
             x_NE = x_NE / np.float32(self.num_tokens)
         states = x_NE if self._params.task.of_tokens else x_NE[0]
@@ -173,17 +175,19 @@ class PoolingRows:
         """What a step has to pool. Tokens of the step lie in the order of its sequences."""
         if not self._states:
             return []
-        offset_R = np.cumsum(num_scheduled_R) - num_scheduled_R
-        found = []
-        for index in np.flatnonzero(np.isin(rows_R, list(self._states))).tolist():
-            states = self._states[int(rows_R[index])]
-            start = int(num_computed_R[index])
-            stop = start + int(num_scheduled_R[index])
-            if (wanted := states.wanted(start, stop)) is not None:
+        found, next_offset = [], 0
+        columns = (rows_R.tolist(), num_computed_R.tolist(), num_scheduled_R.tolist())
+        for index, (row, start, count) in enumerate(zip(*columns, strict=True)):
+            offset, stop = next_offset, start + count
+            next_offset += count
+            states = self._states.get(row)
+            if states is not None and (wanted := states.wanted(start, stop)) is not None:
                 first, end = wanted
-                offset = int(offset_R[index]) + first - start
                 is_last = stop == states.num_tokens
-                found.append(PooledRange(index, offset, first, end - first, is_last, states))
+                range_ = PooledRange(
+                    index, offset + first - start, first, end - first, is_last, states
+                )
+                found.append(range_)
         return found
 
 

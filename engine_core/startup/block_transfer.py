@@ -5,7 +5,7 @@ import torch
 from engine_core.block_transfer import BlockMemory, Fetches, TransferStore
 from engine_core.block_transfer.fetcher import BlockFetcher
 from engine_core.block_transfer.server import BlockServer
-from engine_core.errors import ConfigurationError
+from engine_core.errors import AddressInUse, ConfigurationError
 from engine_core.model_files import ModelFiles
 from engine_core.model_runner.config import RunnerConfig
 from engine_core.options.engine import EngineOptions
@@ -44,7 +44,7 @@ def open_block_transfer(
         keys = None if own.kv_transfer_keys is None else KeyFolder(own.kv_transfer_keys)
         try:
             transport = ZmqTransport(own.kv_transfer_bind, keys=keys)
-        except ConfigurationError as error:
+        except (AddressInUse, ConfigurationError) as error:
             why = str(error).replace("--bind", "--kv-transfer-bind")
             raise type(error)(why.replace("--keys", "--kv-transfer-keys")) from None
         store = TransferStore(memory, keeps=True)

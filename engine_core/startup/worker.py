@@ -78,9 +78,9 @@ def _work(channel: Channel, mine: EngineOptions | None) -> int:
     try:
         has_followed = _follow(channel, options, start)
     except Exception as error:
-        if not isinstance(error, StartupError):
+        is_known = isinstance(error, (StartupError, MemoryError, *_errors_of_models()))
+        if not is_known:
             logger.exception("the worker failed")
-        is_known = isinstance(error, StartupError | MemoryError)
         channel.send(
             Failed(
                 why=str(error) if is_known else f"{type(error).__name__}: {error}",
@@ -143,6 +143,15 @@ def _follow(channel: Channel, options: EngineOptions, start: Start) -> bool:
     del opened, loaded, spec, runner  # the model is the host's, to be given back
     channel.send(Answer())
     return follow(channel, executor, host, collectives.parallel)
+
+
+def _errors_of_models() -> tuple[type[Exception], ...]:
+    import torch
+
+    from engine_core.model_files import ModelFilesError
+    from engine_core.models import ModelError
+
+    return ModelFilesError, ModelError, torch.OutOfMemoryError
 
 
 def _name_rank(rank: int) -> None:

@@ -55,22 +55,25 @@ class Answerer:
             await asyncio.sleep(_RETRY_S)
         error = None
         if status >= 400:
-            told = msgspec.json.decode(answer, type=_Refusal).error
+            told = _Told(answer.decode(errors="replace"))
+            with contextlib.suppress(msgspec.DecodeError):
+                told = msgspec.json.decode(answer, type=_Refusal).error
             if status == _UNAVAILABLE:
                 raise EngineUnavailable(told.message)
             error = Error(str(told.code or status), told.message)
-        response = Response(status, request_id, msgspec.Raw(answer))
+        response = Response(status, request_id, msgspec.Raw(answer or b"null"))
         return Answer(new_id(), question.custom_id, response, error)
 
     async def answer_all(self, lines: Lines, on_answer: OnAnswer) -> None:
         """Many at once; `on_answer` gets each as it comes. Raises EngineUnavailable."""
-        left = iter(lines)
+        given = list(lines)
+        left = iter(given)
 
         async def work() -> None:
             for number, line in left:
                 on_answer(await self.answer(number, line))
 
-        tasks = [asyncio.create_task(work()) for _ in range(_MOST_IN_FLIGHT)]
+        tasks = [asyncio.create_task(work()) for _ in range(min(len(given), _MOST_IN_FLIGHT))]
         try:
             await asyncio.gather(*tasks)
         finally:
@@ -105,9 +108,13 @@ class Answerer:
             "client": None,
             "server": None,
         }
-        await self._app(scope, receive, send)
+        try:
+            await self._app(scope, receive, send)
+        except Exception:  # raised again once it was answered with 500, and logged
+            if not sent:
+                raise
         start, *chunks = sent
-        request_id = dict(start["headers"])[b"x-request-id"].decode()
+        request_id = dict(start["headers"]).get(b"x-request-id", b"").decode()
         return start["status"], request_id, b"".join(each.get("body", b"") for each in chunks)
 
 

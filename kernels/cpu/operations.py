@@ -85,6 +85,7 @@ class CpuOperations(NativeSampling, TorchOperations):
         self._packing = NativePacking(library, linear_weights, keeps_blocks=keeps_blocks)
         self._linear = NativeLinear(library)
         find = library.function
+        self._wake_threads = find("ec_pool_wake")
         self._rms_norm = find("ec_rms_norm", POINTER, INT64, *[POINTER] * 2, *[INT64] * 2, FLOAT)
         self._add_rms_norm = find("ec_add_rms_norm", *[POINTER] * 3, *[INT64] * 2, FLOAT)
         self._layer_norm = find(
@@ -114,6 +115,9 @@ class CpuOperations(NativeSampling, TorchOperations):
     @property
     def num_threads(self) -> int:
         return self._library.num_threads
+
+    def wake_threads(self) -> None:
+        self._wake_threads()
 
     def prepare_linear(
         self, weight_NE: torch.Tensor, bias_N: torch.Tensor | None = None

@@ -253,6 +253,9 @@ class Operations(Protocol):
     def num_threads(self) -> int:
         """Host threads that share the work of an operation."""
 
+    def wake_threads(self) -> None:
+        """A forward pass comes at once: those that sleep may wake meanwhile."""
+
     @property
     def needs_decodes_first(self) -> bool:
         """Whether the requests that compute one token should come first in a step."""

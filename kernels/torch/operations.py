@@ -72,6 +72,9 @@ class TorchOperations:
     def num_threads(self) -> int:
         return torch.get_num_threads()
 
+    def wake_threads(self) -> None:
+        """They are torch's."""
+
     def prepare_linear(
         self, weight_NE: torch.Tensor, bias_N: torch.Tensor | None = None
     ) -> LinearWeight:

@@ -94,6 +94,9 @@ class TritonOperations:
     def num_threads(self) -> int:
         return torch.get_num_threads()
 
+    def wake_threads(self) -> None:
+        """They are torch's."""
+
     def weight_packing(self, dtype: torch.dtype) -> WeightPacking | None:
         if self._packs and self._packing is None:
             self._packing = TritonPacking(self.device, dtype)

@@ -1,6 +1,8 @@
 """Runs plans of an encoder on a CPU: every prompt whole in one step, one behind the other without
 padding. Nothing of it is kept for another step; keys and values live for one layer."""
 
+import itertools
+
 import numpy as np
 import torch
 
@@ -73,6 +75,8 @@ class EncoderRunner:
     def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step and pool every prompt of it.
         Raises Exception: whatever the model raises; the plan's requests cannot go on."""
+        if plan.total_num_scheduled_tokens:
+            self.config.ops.wake_threads()
         for row in self.rows.free(plan):
             self._pooling.free_row(row)
         self._placed = {placed.row: placed for placed in self.rows.place(plan)}
@@ -100,9 +104,8 @@ class EncoderRunner:
         starts_R1 = np.zeros(len(prompts) + 1, np.int32)
         np.cumsum(counts_R, out=starts_R1[1:])
         num_tokens = int(starts_R1[-1])
-        token_ids_T = np.fromiter(
-            (token for prompt in prompts for token in prompt.token_ids), np.int64, num_tokens
-        )
+        every_token = itertools.chain.from_iterable(prompt.token_ids for prompt in prompts)
+        token_ids_T = np.fromiter(every_token, np.int64, num_tokens)
         positions_T = np.arange(num_tokens) - np.repeat(starts_R1[:-1], counts_R)
         # |    request 0    |    request 1 |   each from a block of its own
         num_blocks_R = -(-counts_R // _BLOCK_SIZE)

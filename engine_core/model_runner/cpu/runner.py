@@ -123,6 +123,7 @@ class CPUModelRunner:
 
     def _run(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         """One step, whose rows are in place."""
+        self._ops.wake_threads()
         inputs = gather_step_inputs(
             self.batch,
             rows=plan.batch.rows,

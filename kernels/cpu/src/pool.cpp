@@ -90,13 +90,18 @@ public:
         num_tasks_ = num_tasks;
         next_.store(0, std::memory_order_relaxed);
         open_.store(true);
-        signal_.fetch_add(1);
-        if (sleepers_.load() > 0) futex(&signal_, FUTEX_WAKE, INT_MAX);
+        wake();
         work(0);
         open_.store(false);
         wait_until_left();
         working_ = false;
         busy_.store(false);
+    }
+
+    // Helpers that sleep wake and spin.
+    void wake() {
+        signal_.fetch_add(1);
+        if (sleepers_.load() > 0) futex(&signal_, FUTEX_WAKE, INT_MAX);
     }
 
     int64_t next_task() const { return next_.load(std::memory_order_relaxed); }
@@ -236,6 +241,12 @@ EC_EXPORT const char* ec_pool_start(int num_threads) {
         return ec::refuse("num_threads is %d, it must be in [1, %d]", num_threads, ec::max_threads);
     }
     ec::pool().start(num_threads);
+    return nullptr;
+}
+
+// A job comes within some 100 us: a thread takes longer to wake than most tasks.
+EC_EXPORT const char* ec_pool_wake() {
+    ec::pool().wake();
     return nullptr;
 }
 

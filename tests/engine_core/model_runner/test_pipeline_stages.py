@@ -88,7 +88,7 @@ def assert_same(one, other, *, to_the_bit=False):
         np.testing.assert_allclose(*np.swapaxes(values, 0, 1), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("num_stages", [2, 3, 4])
+@pytest.mark.parametrize("num_stages", [2, 4])
 def test_stages_give_the_tokens_of_one_worker_and_of_transformers(family, ops, num_stages):
     pair = loops(family, ops, num_stages)
     prompts = [prompt_of(length, length) for length in (3, 17, 30, 9, 17)]
@@ -115,13 +115,13 @@ def test_stages_give_the_tokens_of_one_worker_and_of_transformers(family, ops, n
         assert pair[1].tokens[f"r{number}", 0] == tokens[len(prompts[number]) :]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 def test_whatever_is_asked_preempted_cached_or_aborted_the_answers_are_one_workers(
     reference, ops, seed
 ):
     """Recompute and swap, chunks, cached prefixes, forks, beams, aborts."""
     draw = random.Random(seed)
-    num_stages = draw.randint(2, 3)
+    num_stages = 3 - seed % 2
     has_windows = getattr(reference.config, "sliding_window", None) is not None
     options = {
         "num_blocks": 110 if has_windows else 45,

@@ -8,6 +8,7 @@ from http_server import TEMPLATE
 from frontend.async_llm import AsyncLLM
 from frontend.batch.answerer import answering
 from frontend.errors import EngineUnavailable
+from frontend.http.served_models import ServedModels
 
 
 async def answers_of(engine, *lines):
@@ -45,6 +46,20 @@ async def test_each_line_has_one_answer_also_those_that_are_refused(start_engine
     assert found["line-5"]["error"]["code"] == "invalid_request"
     assert all(found[f"more {number}"]["error"] is None for number in range(2000))
     assert len({each["id"] for each in found.values()}) == len(found)
+
+
+async def test_a_defect_is_the_error_of_its_row_alone(engine, monkeypatch):
+    find = ServedModels.find
+
+    async def fails_once(self, name):
+        monkeypatch.setattr(ServedModels, "find", find)
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(ServedModels, "find", fails_once)
+    found = await answers_of(engine, {"prompt": "A"}, {"prompt": "B"})
+    assert found["line-1"]["response"]["status_code"] == 500
+    assert "ZeroDivisionError" in found["line-1"]["error"]["message"]
+    assert found["line-2"]["error"] is None
 
 
 async def test_an_engine_that_is_gone_is_not_the_rows_error(engine):
