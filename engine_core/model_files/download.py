@@ -361,6 +361,7 @@ def _bars_to(progress: Progress) -> type:
     from tqdm.auto import tqdm
 
     lock = threading.Lock()  # files are fetched by several threads
+    most = 0  # the hub's client has two bars: of bytes that came, and of those that were written
 
     class Bar(tqdm):  # type: ignore[misc]
         def __init__(self, *args: Any, **more: Any) -> None:
@@ -368,9 +369,11 @@ def _bars_to(progress: Progress) -> type:
             super().__init__(*args, **{**more, "disable": True})
 
         def update(self, n: float | None = 1) -> None:
+            nonlocal most
             with lock:
                 self.n += n or 0
                 if self._counts_bytes and self.total:
-                    progress(min(int(self.n), int(self.total)), int(self.total))
+                    most = max(most, min(int(self.n), int(self.total)))
+                    progress(most, int(self.total))
 
     return Bar
