@@ -68,12 +68,13 @@ class StepFeedback:
 
     def observe(self, step: InFlightStep, decoded: Int64Array, now: float) -> float:
         """A step is over; `decoded` are the rows that got a token as columns. Returns the seconds
-        that it took."""
+        that it took, with those of the host behind the step before it, unless nothing was to do."""
         self.now = now
         plan = step.plan
         # a step that was planned behind another began when that one ended
         began_s = max(step.planned_s, self._last_end_s) if step.is_behind else step.planned_s
-        duration_s, self._last_end_s = now - began_s, now
+        duration_s, host_s = now - began_s, began_s - self._last_end_s
+        self._last_end_s = now
         copies = plan.copies
         num_copied = len(copies.swap_in) + len(copies.swap_out) + len(copies.copy)
         self._preemption.observe(plan.total_num_scheduled_tokens, num_copied, duration_s)
@@ -89,7 +90,7 @@ class StepFeedback:
             self._budget.observe(load, duration_s)
         if self._policy.counts_service:
             self._count_service(decoded)
-        return duration_s
+        return duration_s + (host_s if 0 <= host_s < duration_s else 0.0)
 
     def _count_service(self, decoded: Int64Array) -> None:
         served = self._pool.drain_served()
