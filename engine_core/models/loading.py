@@ -66,14 +66,8 @@ def load_model(
         ModelConfigError: the config has impossible values.
         ModelWeightsError: the tensors do not match the config.
     """
-    sharding = make_sharding(config, ops, collectives, block_inputs)
-    name, architecture, model = _build(
-        config,
-        dtype=dtype,
-        ops=ops,
-        max_model_len=max_model_len,
-        sharding=sharding,
-        collectives=collectives,
+    name, architecture, model, sharding = _build(
+        config, dtype, ops, max_model_len, collectives, block_inputs
     )
     pending = model.placements()
     transfer = transfer or WeightTransfer()
@@ -158,15 +152,7 @@ def load_dummy_model(
 
     Arguments and errors as of `load_model`; for `seed` see `draw_weight`. Ranks draw whole tensors,
     so that their parts are those of one model."""
-    sharding = make_sharding(config, ops, collectives, block_inputs)
-    _, _, model = _build(
-        config,
-        dtype=dtype,
-        ops=ops,
-        max_model_len=max_model_len,
-        sharding=sharding,
-        collectives=collectives,
-    )
+    _, _, model, sharding = _build(config, dtype, ops, max_model_len, collectives, block_inputs)
     for name, placement in model.placements().items():
         if name not in model.optional_names:
             shape = placement.shape if sharding is None else sharding.whole(name, placement.shape)
@@ -207,24 +193,21 @@ def make_sharding(
 
 def _build(
     config: Mapping[str, Any],
-    *,
     dtype: torch.dtype,
     ops: Operations,
     max_model_len: int | None,
-    sharding: Sharding | None,
     collectives: Collectives,
-) -> tuple[str, Architecture, Decoder | Encoder]:
-    """The architecture and an empty model of it."""
+    block_inputs: Collection[int],
+) -> tuple[str, Architecture, Decoder | Encoder, Sharding | None]:
+    """The architecture, an empty model of it, and how tensors are cut for it."""
+    sharding = make_sharding(config, ops, collectives, block_inputs)
     name, architecture = find_architecture(config)
     resolved = read_model_config(config)
     num_positions = min(max_model_len or resolved.max_model_len, MAX_POSITIONS)
     if isinstance(resolved, EncoderConfig):
         num_positions = min(num_positions, resolved.max_model_len)
-        return (
-            name,
-            architecture,
-            Encoder(resolved, dtype=dtype, ops=ops, num_positions=num_positions),
-        )
+        encoder = Encoder(resolved, dtype=dtype, ops=ops, num_positions=num_positions)
+        return name, architecture, encoder, sharding
     place = collectives.parallel
     model = Decoder(
         resolved if sharding is None else sharding.config,
@@ -234,7 +217,7 @@ def _build(
         collectives=collectives,
         stage=split_layers(resolved, place.pp_size)[place.pp_rank],
     )
-    return name, architecture, model
+    return name, architecture, model, sharding
 
 
 def _place(
