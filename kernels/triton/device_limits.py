@@ -14,4 +14,5 @@ def shared_memory(device: torch.device) -> int:
     """Most bytes of shared memory of a thread block; the interpreter's are Hopper's."""
     if device.type != "cuda":
         return HOPPER_SHARED_BYTES
-    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
+    properties = torch.cuda.get_device_properties(device)
+    return int(properties.shared_memory_per_block_optin)  # type: ignore[attr-defined]
