@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from kernels.torch import elementwise
+from kernels.triton.device_limits import dependent_launch
 from kernels.triton.quantised import QUANTISED_MAX, quantise, quantise_rows_reference, row_scale
 from kernels.triton.tensor_checks import FLOATS, check_tensor
 
@@ -50,7 +51,11 @@ def activation_kernel(
     F: tl.constexpr,
     BLOCK_F: tl.constexpr,
     IS_GELU: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     column_F = tl.program_id(1) * BLOCK_F + tl.arange(0, BLOCK_F)
     is_inside_F = column_F < F
@@ -158,6 +163,7 @@ def _launch(
             gate_up_TF2.stride(0),
             out_TF.stride(0),
             **_constants(F, _BLOCK_F, is_gelu),
+            **dependent_launch(device),
             num_warps=4,
         )
     return out_TF

@@ -5,7 +5,6 @@ import torch
 from kernels.interface.operations import AttentionMetadata, AttentionParams
 from kernels.triton.attention_decode import decode_attention
 from kernels.triton.attention_prefill import prefill_attention
-from kernels.triton.attention_reduce import reduce_splits
 from kernels.triton.attention_work import AttentionWork
 from kernels.triton.tensor_checks import check_tensor
 
@@ -104,7 +103,7 @@ def paged_attention(
         k_cache, v_cache: `kv[:, 0]` and `kv[:, 1]` of [B, 2, K, S, D]; of q's dtype or
             float8_e4m3fn. D contiguous.
         metadata: its `plan` is the `AttentionWork` of `AttentionWorkspace.plan`, made with the same
-            window and head counts. Requests are ordered: decodes first, then prefills.
+            window and head counts.
         params: scale and softcap above 0.
         out: written in place and returned if given, [T, H, D] of q's dtype, D contiguous; must not
             share memory with q. Rows of tokens that belong to no request stay as they are.
@@ -120,7 +119,7 @@ def paged_attention(
     for name, numbers_H in (("sinks_H", params.sinks_H), ("alibi_slopes_H", params.alibi_slopes_H)):
         if numbers_H is not None:
             check_tensor(name, numbers_H, (H,), torch.float32, device)
-    starts_R1, num_requests = metadata.query_start_loc_R1, work.num_decodes + work.num_prefills
+    starts_R1, num_requests = metadata.query_start_loc_R1, work.num_requests
     check_tensor("query_start_loc_R1", starts_R1, starts_R1.shape, torch.int32, device)
     table_RM = metadata.block_table_RM[:num_requests]  # it may have more rows
     shape = (num_requests, table_RM.shape[-1])
@@ -132,16 +131,8 @@ def paged_attention(
     if lse_TH is not None:
         check_tensor("lse_TH", lse_TH, (T, H), torch.float32, device, contiguous_dims=1)
     tables = (q_THD, k_cache, v_cache, metadata.block_table_RM, work)
-    if work.num_decodes:
-        decode_attention(*tables, params, k_scale=k_scale)
-        reduce_splits(
-            work,
-            metadata.query_start_loc_R1,
-            out,
-            v_scale=v_scale,
-            sinks_H=params.sinks_H,
-            lse_TH=lse_TH,
-        )
+    if work.has_decodes:
+        decode_attention(*tables, params, out, k_scale=k_scale, v_scale=v_scale, lse_TH=lse_TH)
     if work.max_tiles:
         prefill_attention(*tables, params, out, k_scale=k_scale, v_scale=v_scale, lse_TH=lse_TH)
     return out
@@ -194,7 +185,7 @@ def _check(
             f"q is on {q_THD.device}, the cache on {k_cache_BKSD.device}, the plan on"
             f" {work.splits_W8.device}; give one device"
         )
-    rows = work.splits_W8.shape[0] * work.max_decode_queries * work.num_query_heads
+    rows = work.partial_lse.numel()
     if work.partial_out.numel() < rows * head_size:
         raise ValueError(
             f"scratch of {work.partial_out.numel()} numbers, {rows * head_size} are needed; make"

@@ -16,3 +16,11 @@ def shared_memory(device: torch.device) -> int:
         return HOPPER_SHARED_BYTES
     properties = torch.cuda.get_device_properties(device)
     return int(properties.shared_memory_per_block_optin)  # type: ignore[attr-defined]
+
+
+@functools.cache
+def dependent_launch(device: torch.device) -> dict[str, bool]:
+    """Launch options of a kernel that begins with `if PDL: gdc_wait()`: from Hopper on its blocks
+    are on their way while the kernel before it ends (programmatic dependent launch)."""
+    has_it = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    return {"PDL": True, "launch_pdl": True} if has_it else {"PDL": False}

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from kernels.torch.elementwise import rms_norm as torch_rms_norm
+from kernels.triton.device_limits import dependent_launch
 from kernels.triton.quantised import QUANTISED_MAX, quantise, quantise_rows_reference, row_scale
 from kernels.triton.tensor_checks import FLOATS, check_tensor
 
@@ -50,7 +51,11 @@ def rms_norm_kernel(
     BLOCK_E: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     IS_QUANTISED: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     dtype: tl.constexpr = x_ptr.dtype.element_ty
     middle: tl.constexpr = weight_ptr.dtype.element_ty
     stored: tl.constexpr = out_ptr.dtype.element_ty
@@ -182,6 +187,7 @@ def _launch(
         HAS_RESIDUAL=residual_TE is not None,
         IS_QUANTISED=scales_T is not None,
         **_constants(E),
+        **dependent_launch(device),
         num_warps=_num_warps(E),
     )
 

@@ -11,6 +11,7 @@ import triton.language as tl
 
 from kernels.interface.operations import KVCache, RotaryParams
 from kernels.torch.kv_cache import rotary_and_cache as torch_rotary_and_cache
+from kernels.triton.device_limits import dependent_launch
 from kernels.triton.quantised import quantise, quantise_reference
 from kernels.triton.tensor_checks import check_tensor
 
@@ -167,7 +168,11 @@ def rotary_cache_kernel(
     HAS_ROPE: tl.constexpr,
     HAS_Q_NORM: tl.constexpr,
     HAS_K_NORM: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     #  |<- ceil(H / BLOCK_H) ->|<- ceil(K / BLOCK_H) ->|<- ceil(K / BLOCK_H) ->|  programs a token
     #             q                       k                       v
     Q_PROGRAMS: tl.constexpr = (H + BLOCK_H - 1) // BLOCK_H
@@ -335,6 +340,7 @@ def _launch(
         HAS_Q_NORM=q_weight is not None,
         HAS_K_NORM=k_weight is not None,
         **_constants(H, K, D, rotary_size),
+        **dependent_launch(k_TKD.device),
         num_warps=_num_warps(rotary_size),
     )
 
