@@ -85,7 +85,6 @@ class RankZero(OneRank):
             Sizes(
                 max_num_seqs=spec.config.max_num_seqs,
                 max_num_batched_tokens=spec.config.max_num_batched_tokens,
-                max_model_len=spec.config.max_model_len,
                 keeps_bytes=spec.config.kv_dtype is torch.int8,
             )
         )
@@ -205,6 +204,5 @@ def with_sizes(options: EngineOptions, sizes: Sizes) -> EngineOptions:
     return dataclasses.replace(
         options,
         scheduling=scheduling,
-        max_model_len=sizes.max_model_len,
         kv_cache_dtype="int8" if sizes.keeps_bytes else options.kv_cache_dtype,
     )
