@@ -185,9 +185,9 @@ def _check(
             f"q is on {q_THD.device}, the cache on {k_cache_BKSD.device}, the plan on"
             f" {work.splits_W8.device}; give one device"
         )
-    rows = work.partial_lse.numel()
-    if work.partial_out.numel() < rows * head_size:
+    numbers = work.num_scratch_rows * head_size
+    if work.partial_out.numel() < numbers:
         raise ValueError(
-            f"scratch of {work.partial_out.numel()} numbers, {rows * head_size} are needed; make"
+            f"scratch of {work.partial_out.numel()} numbers, {numbers} are needed; make"
             f" the workspace for head size {head_size}"
         )

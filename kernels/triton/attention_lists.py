@@ -5,6 +5,8 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.interface.long_prefills import LONG_SEQUENCE, MOST_SPLIT_ROWS
+
 SHORT_SPAN = 2048
 SHORTEST_SPLIT = 128
 """Of requests that see at most SHORT_SPAN keys; of others twice that."""
@@ -13,9 +15,9 @@ MOST_SPLITS = 64
 `split_bound`."""
 TILE_ROWS = 128
 """Rows of a prefill tile: query tokens times query heads of a key/value head."""
-SPLIT_PROGRAMS = 128
+SPLIT_PROGRAMS = 2 * MOST_SPLIT_ROWS // TILE_ROWS
 """Tiles x splits x key/value heads of one prefill at most: about a GPU's multiprocessors."""
-SHORTEST_TILE_SPLIT = 1024
+SHORTEST_TILE_SPLIT = LONG_SEQUENCE
 """Keys; fewer are not worth the joining."""
 MOST_SPLIT_PREFILLS = 16
 """Of one launch: scratch is for so many. More take more launches, and no other bits."""

@@ -86,6 +86,7 @@ class TritonAttentionPlanner(AttentionPlanner):
                 than one token.
             TypeError: `query_start_loc_R1` or `seq_lens_R` is not int32.
         """
+        num_requests = step.seq_lens_R.shape[0]
         if num_decode_tokens > num_decodes:
             raise ValueError(
                 f"{num_decodes} decodes of {num_decode_tokens} tokens: one token each is the limit;"
@@ -97,8 +98,9 @@ class TritonAttentionPlanner(AttentionPlanner):
             query_start_loc_R1=step.query_start_loc_R1,
             seq_lens_R=step.seq_lens_R,
             has_decodes=num_decodes > 0,
-            num_prefills=step.seq_lens_R.shape[0] - num_decodes,
+            num_prefills=num_requests - num_decode_tokens,
             num_prefill_tokens=step.slot_mapping_T.shape[0] - num_decode_tokens,
+            num_long_prefills=step.num_long_prefills,
         )
 
 

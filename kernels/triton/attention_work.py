@@ -41,6 +41,7 @@ class AttentionWork:
         splits_W8, tiles_W8, tile_splits_W8, counts_3: see ENTRY and the kernel.
         partial_out, partial_lse: float32, flat, scratch for the splits' results; may be shared by
             all groups of layers, because layers run one after another.
+        num_scratch_rows: of them, for these layers.
         decode_arrivals_RK, tile_arrivals: int32, how many splits of a request (of a tile) are done
             and not joined; all 0 between two launches.
         num_programs: persistent programs of the decode kernel, four a multiprocessor.
@@ -62,6 +63,7 @@ class AttentionWork:
     counts_3: torch.Tensor
     partial_out: torch.Tensor
     partial_lse: torch.Tensor
+    num_scratch_rows: int
     decode_arrivals_RK: torch.Tensor
     tile_arrivals: torch.Tensor
     num_programs: int
@@ -186,6 +188,7 @@ class AttentionWorkspace:
             counts_3=integers(3),
             partial_out=partial_out,
             partial_lse=partial_lse,
+            num_scratch_rows=rows,
             decode_arrivals_RK=integers(limits.max_requests, limits.num_kv_heads),
             tile_arrivals=integers(max(1, slots) * limits.num_kv_heads),
             num_programs=num_programs,
@@ -248,7 +251,7 @@ class AttentionWorkspace:
                 1 << 30 if work.sliding_window is None else work.sliding_window,
                 HAS_SPLITS=has_decodes,
                 HAS_TILES=num_prefills > 0,
-                **list_constants(limits),
+                **list_constants(limits, has_decodes=has_decodes),
                 **dependent_launch(device),
             )
         num_long = num_prefills if num_long_prefills is None else num_long_prefills
@@ -261,10 +264,10 @@ class AttentionWorkspace:
         )
 
 
-def list_constants(limits: WorkLimits) -> dict[str, int]:
+def list_constants(limits: WorkLimits, *, has_decodes: bool) -> dict[str, int]:
     """Of `list_work_kernel`, but for what a step has."""
     return {
-        "QUERIES": limits.max_decode_queries,
+        "QUERIES": limits.max_decode_queries if has_decodes else 0,
         "SHORT": SHORT_SPAN,
         "SHORTEST": SHORTEST_SPLIT,
         "MOST": MOST_SPLITS,

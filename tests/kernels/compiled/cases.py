@@ -314,7 +314,7 @@ def attention_work_lists() -> Iterator[KernelVariant]:
             arguments=dict.fromkeys(("query_start_loc_R1", "seq_lens_R", "counts_3"), INT32)
             | dict.fromkeys(("splits_W8", "tiles_W8", "tile_splits_W8"), INT32)
             | {"num_requests": 64, "window": 1 << 30},
-            constants=attention_work.list_constants(limits)
+            constants=attention_work.list_constants(limits, has_decodes=has_splits)
             | {"HAS_SPLITS": has_splits, "HAS_TILES": has_tiles, "PDL": True},
         )
 

@@ -106,7 +106,9 @@ def test_a_split_is_long_enough_for_64_to_cover_the_span():
 def test_more_requests_than_a_program_counts_at_once_are_listed_in_order(monkeypatch):
     constants = attention_work.list_constants
     monkeypatch.setattr(
-        attention_work, "list_constants", lambda limits: constants(limits) | {"BLOCK_R": 16}
+        attention_work,
+        "list_constants",
+        lambda limits, **has: constants(limits, **has) | {"BLOCK_R": 16},
     )
     requests = [(50 + 37 * row % 900, 1 + 8 * (row % 5 == 0)) for row in range(40)]
     work = plan(make_workspace(), requests)

@@ -7,10 +7,14 @@ from test_steps_in_flight import KINDS, PROMPTS, Plans, in_flight
 
 from engine_core.model_runner.gpu.graphs import GraphKey, StepGraphs
 from engine_core.model_runner.gpu.queue import CudaQueue
+from engine_core.model_runner.gpu.step_buckets import StepBucket, StepBuckets
 from kernels.interface.device_steps import SamplingMode
 
+DECODES = (StepBucket(1, 1), StepBucket(2, 2), StepBucket(4, 4))
+MIXED = (StepBucket(16, 4), StepBucket(24, 4))
 
-def capturing(buckets, *, has_adapters=False):
+
+def capturing(decodes, *, mixed=MIXED, has_adapters=False):
     """Graphs, and the keys in the order in which they are captured."""
     order = []
 
@@ -18,25 +22,30 @@ def capturing(buckets, *, has_adapters=False):
         order.append(key)
         return lambda: None
 
-    return StepGraphs(buckets, has_adapters=has_adapters, capture=capture), order
+    return StepGraphs(
+        StepBuckets(decodes, mixed), has_adapters=has_adapters, capture=capture
+    ), order
 
 
 @pytest.mark.parametrize("has_adapters", [False, True])
 def test_the_largest_with_all_sampling_comes_first_so_that_the_others_fit_into_its_memory(
     has_adapters,
 ):
-    graphs, order = capturing((1, 2, 4), has_adapters=has_adapters)
+    graphs, order = capturing(DECODES, has_adapters=has_adapters)
     graphs.capture(graphs.all)
     assert order == graphs.all
-    assert order[0] == GraphKey(4, SamplingMode.FULL)
-    assert len(set(order)) == len(order) == 3 * 4 * (1 + has_adapters)
-    assert {key.bucket for key in graphs.largest} == {4}
-    sizes = [key.bucket for key in graphs.at_start if key not in graphs.largest]
-    assert sizes == sorted(sizes, reverse=True)
+    assert order[0] == GraphKey(StepBucket(4, 4), SamplingMode.FULL)
+    assert len(set(order)) == len(order) == 3 * 4 * (1 + has_adapters) + 2 * len(MIXED)
+    assert {key.bucket for key in graphs.largest} == {StepBucket(4, 4), MIXED[-1]}
+    assert not any(key.bucket.is_mixed and key.has_adapters for key in order)
+    for is_mixed in (False, True):
+        later = [key.bucket for key in graphs.at_start if key not in graphs.largest]
+        sizes = [bucket for bucket in later if bucket.is_mixed == is_mixed]
+        assert sizes == sorted(sizes, reverse=True)
 
 
 def test_without_buckets_there_is_nothing_to_capture():
-    graphs, order = capturing(())
+    graphs, order = capturing((), mixed=())
     graphs.capture(graphs.all)
     assert graphs.next_missing() is None
     assert not order
