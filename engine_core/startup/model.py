@@ -14,9 +14,7 @@ from engine_core.model_files.gguf.header import GgmlType
 from engine_core.model_runner.config import DraftConfig
 from engine_core.model_runner.pooling import Pooler
 from engine_core.models import Model, UnsupportedArchitecture, load_dummy_model, load_model
-from engine_core.models.config import ModelConfig
 from engine_core.models.multimodal.interface import MultiModalEncoder
-from engine_core.models.registry import read_model_config
 from engine_core.models.weight_transfer import weight_transfer_to
 from engine_core.options.checks import check_encoder
 from engine_core.options.engine import EngineOptions
@@ -150,7 +148,7 @@ def load_any_model(
         architecture=architecture,
         model_impl=used_impl,
         weights=dtype_name(dtype) if packing is None else _formats_of(packing),
-        is_packed=ops.device.type == "cpu" and packing is not None and not _has_experts(files),
+        is_packed=ops.device.type == "cpu" and packing is not None,
         pooler=None if pooled is None else pooled.pooler(model),
         generates=pooled is None or pooled.generates,
         max_seq_length=None if pooled is None else pooled.max_seq_length,
@@ -234,11 +232,6 @@ def _block_inputs(files: ModelFiles) -> frozenset[int]:
 def _formats_of(packing: WeightPacking) -> str:
     by_format = packing.bytes_by_format()
     return "+".join(sorted(by_format, key=lambda name: -by_format[name]))
-
-
-def _has_experts(files: ModelFiles) -> bool:
-    config = read_model_config(files.config)
-    return isinstance(config, ModelConfig) and any(each is not None for each in config.experts)
 
 
 def _load_dummy(
