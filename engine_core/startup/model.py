@@ -158,7 +158,7 @@ def load_any_model(
         raise ConfigurationError(
             f"--batch-invariant on a CPU: {architecture} in {dtype_name(dtype)} "
             f"({used_impl} code) has products that torch computes, in an order that depends on the "
-            "batch; leave the option out, or use --dtype float32 and a dense model"
+            "batch; leave the option out, or use --dtype float32 and a model with native code"
         )
     logger.info(
         "loaded %s in %.1f s; weights: %s", files.name, time.monotonic() - started_s, loaded.weights

@@ -23,7 +23,7 @@ class Rows {
 public:
     Rows(LinearKind kind, int64_t num_inputs, Buffer& buffer, int64_t num_rows)
         : kind_(kind), num_inputs_(num_inputs), stride_(bytes_of(kind, num_inputs)),
-          at_(buffer.try_reserve<uint8_t>(num_rows * stride_)) {}
+          at_(buffer.try_reserve<uint8_t>((num_rows + read_behind) * stride_)) {}
 
     bool has_memory() const { return at_ != nullptr; }
 
@@ -55,6 +55,8 @@ public:
     }
 
 private:
+    static constexpr int64_t read_behind = 15;  // a tile's rows, of no meaning
+
     static int64_t bytes_of(LinearKind kind, int64_t num_inputs) {
         if (kind == LinearKind::f32) return num_inputs * 4;
         if (kind == LinearKind::bf16) return PairedActivations::stride_of(num_inputs) * 4;
