@@ -41,6 +41,10 @@ from kernels.triton.row_maxima import TILE, num_splits
 
 BF16, FP16, FP32, FP8 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn
 INT8, INT32, INT64 = torch.int8, torch.int32, torch.int64
+SHARED_BYTES = {
+    80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024,
+}  # fmt: skip
+"""What a thread block may have, by ten times the compute capability."""
 VOCABULARIES = (151936, 50257)
 """A multiple of 16, and not."""
 
@@ -78,8 +82,8 @@ class KernelVariant:
         return str(self.kernel.fn.__module__)
 
 
-def variants() -> list[KernelVariant]:
-    """All of them."""
+def variants(shared_bytes: int = SHARED_BYTES[90]) -> list[KernelVariant]:
+    """All of them, on a GPU that gives a thread block so much shared memory."""
     groups = (
         activations,
         decode_attention,
