@@ -63,7 +63,7 @@ SWITCH_VARIABLE = "ENGINE_CORE_NATIVE"
 CACHE_VARIABLE = "ENGINE_CORE_NATIVE_CACHE"
 THREADS_VARIABLE = "ENGINE_CORE_NATIVE_THREADS"
 
-ISA_NAMES = ("portable", "avx2", "avx512")
+ISA_NAMES = ("portable", "avx2", "avx512", "avx512_bf16")
 
 _SOURCES = Path(__file__).parent / "src"
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-pthread")

@@ -82,6 +82,7 @@ class CpuOperations(NativeSampling, TorchOperations):
         TorchOperations.__init__(self)
         NativeSampling.__init__(self, library)
         self._library = library
+        self._multiplies_bfloat16 = linear_weights == "bfloat16"
         self._packing = NativePacking(library, linear_weights, keeps_blocks=keeps_blocks)
         self._linear = NativeLinear(library)
         find = library.function
@@ -103,7 +104,10 @@ class CpuOperations(NativeSampling, TorchOperations):
 
     @property
     def name(self) -> str:
-        return f"native-cpu-{self._library.isa}"
+        isa = self._library.isa
+        if isa == "avx512_bf16" and not self._multiplies_bfloat16:
+            isa = "avx512"  # whose bits it gives
+        return f"native-cpu-{isa}"
 
     @property
     def build(self) -> str:

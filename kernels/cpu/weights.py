@@ -1,4 +1,4 @@
-"""Weights in the native library's layouts: float32, int8 a row, 4-bit groups.
+"""Weights in the native library's layouts: float32, bfloat16, int8 a row, 4-bit groups.
 
 `src/linear.h` draws the layouts; GGUF's blocks come through `gguf_blocks`.
 
@@ -36,6 +36,7 @@ class LinearKind(IntEnum):
     Q4_MINIMUM = 4
     Q4_K = 5
     Q6_K = 6
+    BF16 = 7
 
 
 class LinearArguments(ctypes.Structure):
@@ -96,6 +97,21 @@ def pack_float(
     blob = _pack_panels(reserve or library.memory.reserve, num_outputs, panels)
     bias = _pad_bias(bias_N, num_outputs)
     return packed_linear(library, LinearKind.F32, num_outputs, num_inputs, blob, bias)
+
+
+def pack_bfloat16(
+    library: NativeLibrary, weight_NE: torch.Tensor, bias_N: torch.Tensor | None = None
+) -> PackedLinear:
+    """A floating weight in bfloat16, rounded to even. Raises ValueError: as `pack_float`."""
+    num_outputs, num_inputs = _check_weight(weight_NE)
+    num_panels, num_groups = -(-num_outputs // _PANEL), -(-num_inputs // _GROUP)
+    blob = library.memory.reserve(num_panels * num_groups * _GROUP * _PANEL * 2)
+    rounded_NE = weight_NE.to(torch.bfloat16).contiguous()
+    pack = library.function("ec_pack_bf16", POINTER, *[INT64] * 2, POINTER, INT64)
+    sizes = num_outputs, num_inputs
+    check(pack(rounded_NE.data_ptr(), *sizes, blob.data_ptr(), blob.numel()))
+    bias = _pad_bias(bias_N, num_outputs)
+    return packed_linear(library, LinearKind.BF16, num_outputs, num_inputs, blob, bias)
 
 
 def quantise_int8(

@@ -23,7 +23,8 @@ Isa machine_isa() {
             __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
             __builtin_cpu_supports("avx512vnni");
-        return has_avx512 ? Isa::avx512 : Isa::avx2;
+        if (!has_avx512) return Isa::avx2;
+        return __builtin_cpu_supports("avx512bf16") ? Isa::avx512_bf16 : Isa::avx512;
     }();
     return found;
 #else

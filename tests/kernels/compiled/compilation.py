@@ -31,7 +31,7 @@ FOLDER = Path(__file__).resolve().parents[3] / ".cache" / f"triton-{VERSION}"
 NUM_PROCESSES = 2
 CAPABILITY = 90
 """The table's: an H100's or H200's."""
-_FIGURES_FILE = "figures.2.json"
+_FIGURES_FILE = "figures.3.json"
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 

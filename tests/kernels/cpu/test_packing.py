@@ -221,5 +221,5 @@ def test_a_file_that_is_not_ours_is_refused(
 def test_what_does_not_fit_is_refused_by_name(library: NativeLibrary) -> None:
     with pytest.raises(ValueError, match=r"mlp: parts of shapes \(4, 64\), \(4, 32\)"):
         NativePacking(library).pack("mlp", [torch.randn(4, 64), torch.randn(4, 32)])
-    with pytest.raises(ValueError, match='"int3", only float32, int8, int4'):
+    with pytest.raises(ValueError, match='"int3", only float32, bfloat16, int8, int4'):
         NativePacking(library, "int3")  # type: ignore[arg-type]

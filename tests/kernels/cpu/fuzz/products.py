@@ -8,11 +8,17 @@ from kernels.cpu.gguf_blocks import GGUF_KINDS, pack_gguf
 from kernels.cpu.library import NativeLibrary, check
 from kernels.cpu.linear import NativeLinear, PackedParts
 from kernels.cpu.lora import NativeLoRARows
-from kernels.cpu.weights import PackedLinear, pack_float, quantise_int4, quantise_int8
+from kernels.cpu.weights import (
+    PackedLinear,
+    pack_bfloat16,
+    pack_float,
+    quantise_int4,
+    quantise_int8,
+)
 from kernels.interface.lora import LoRAPart
 from tests.kernels.cpu.fuzz.random_case import RandomCase, must_refuse
 
-_PACKERS = (pack_float, quantise_int8, quantise_int4)
+_PACKERS = (pack_float, pack_bfloat16, quantise_int8, quantise_int4)
 _BLOCKS = {"Q8_0": (32, 34), "Q4_0": (32, 18), "Q4_1": (32, 20), "Q4_K": (256, 144)}
 _BLOCKS["Q6_K"] = (256, 210)
 
@@ -54,7 +60,7 @@ def wrong_linear(library: NativeLibrary, case: RandomCase) -> None:
     weight = random_weight(library, case)
     arguments = weight.arguments
     field, value = (
-        ("kind", (-1, 7, 2**31 - 1)[case.below(3)]),
+        ("kind", (-1, 8, 2**31 - 1)[case.below(3)]),
         ("num_outputs", (0, -1, 2**62, weight.num_outputs + 32)[case.below(4)]),
         ("num_inputs", (0, -1, 2**62, weight.num_inputs + 256)[case.below(4)]),
         ("blob_bytes", (0, -1, weight.num_bytes + 1)[case.below(3)]),
