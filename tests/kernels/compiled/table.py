@@ -201,3 +201,22 @@ def write_table(
     compiler = {"triton": triton_version, "ptxas": ptxas}
     document = {"target": target, "compiler": compiler, "variants": rows}
     path.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def write_other_gpus(
+    path: Path, outcomes: Mapping[int, Iterable[Outcome]], *, triton_version: str
+) -> None:
+    """A row a variant, by compute capability: registers, bytes spilled, bytes of shared memory."""
+    rows: dict[Key, dict[str, list[int]]] = {}
+    for capability, of_one in outcomes.items():
+        for outcome in of_one:
+            if (figures := outcome.figures) is not None:
+                spilled = figures.spill_store_bytes + figures.spill_load_bytes
+                row = rows.setdefault(outcome.key, {})
+                row[f"sm_{capability}"] = [figures.registers, spilled, figures.shared_bytes]
+    variants = [{"module": key[0], "variant": key[1], **row} for key, row in rows.items()]
+    columns = ["registers", "spilled_bytes", "shared_bytes"]
+    document = {"triton": triton_version, "columns": columns, "variants": variants}
+    lines = [json.dumps(row) for row in variants]
+    head = json.dumps(document | {"variants": []}, indent=1).removesuffix("[]\n}")
+    path.write_text(head + "[\n  " + ",\n  ".join(lines) + "\n ]\n}\n")
