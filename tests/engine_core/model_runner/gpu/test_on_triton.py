@@ -86,9 +86,7 @@ def test_experts_in_flight_give_the_tokens_of_the_cpu(make_device_runner, make_r
     assert tokens == one_at_a_time(make_runner(), names, 5).tokens
 
 
-def test_graphs_of_decodes_and_of_mixed_steps_give_the_tokens_of_the_cpu(
-    triton_runner, make_runner
-):
+def test_graphs_of_decodes_and_mixed_steps_give_the_tokens_of_the_cpu(triton_runner, make_runner):
     names = ["greedy", "truncated", "min tokens"]
     expected = one_at_a_time(make_runner(), names, 4)
     plans = Plans(num_groups=triton_runner.config.num_groups)
