@@ -130,6 +130,11 @@ class NativeLibrary:
         """The best that this machine has."""
         return ISA_NAMES[self._dll.ec_machine_isa()]
 
+    @property
+    def has_bfloat16(self) -> bool:
+        """Whether the set in use multiplies bfloat16."""
+        return ISA_NAMES.index(self.isa) >= ISA_NAMES.index("avx512_bf16")
+
     @contextmanager
     def forced_isa(self, name: str) -> Iterator[None]:
         """For tests: another instruction set for all threads of the process, until it is left.
