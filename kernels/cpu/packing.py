@@ -24,6 +24,7 @@ from kernels.cpu.weights import (
     PackedLinear,
     pack_bfloat16,
     pack_float,
+    pack_float_parts,
     packed_linear,
     quantise_int4,
     quantise_int8,
@@ -292,6 +293,8 @@ def _at_least(floats: str, least_bits: int) -> str:
 
 
 def _pack(library: NativeLibrary, piece: _Piece, bias_N: torch.Tensor | None) -> PackedLinear:
+    if piece.format == _FLOAT32:
+        return pack_float_parts(library, piece.parts, bias_N)
     pack_floats = _PACKERS.get(piece.format)
     if pack_floats is not None:
         floats = [
