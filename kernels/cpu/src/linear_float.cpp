@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "half.h"
 #include "linear.h"
 
 #define EC_BODY "linear_float_tile.h"
