@@ -40,7 +40,7 @@ def sequences():
 
 
 @pytest.mark.parametrize("ops", ["torch"], indirect=True)
-@pytest.mark.parametrize("weights", ["float32", "int8", "int4"])
+@pytest.mark.parametrize("weights", ["float32", "bfloat16", "int8", "int4"])
 @pytest.mark.parametrize("name", DENSE)
 def test_every_dense_model_of_ours_is_captured_and_has_the_same_bits(
     name, weights, native, paged_logits
