@@ -54,12 +54,13 @@ def test_dense_models_are_packed_in_the_format_asked_for(load, floats, weights):
 
 def test_experts_stay_floating_and_so_does_their_router(load):
     loaded = load(SPARSE, quantization="int8")
-    assert (loaded.weights, loaded.is_packed) == ("int8+float32", False)
+    assert (loaded.weights, loaded.is_packed) == ("int8+float32", True)
 
 
-def test_bfloat16_is_packed_with_activations_in_float32(load):
-    loaded = load(dtype="bfloat16", batch_invariant=True)
-    assert (loaded.weights, loaded.is_packed) == ("bfloat16", True)
+@pytest.mark.parametrize(("config", "weights"), [(DENSE, "bfloat16"), (SPARSE, "bfloat16+float32")])
+def test_bfloat16_is_packed_with_activations_and_routers_in_float32(load, config, weights):
+    loaded = load(config, dtype="bfloat16", batch_invariant=True)
+    assert (loaded.weights, loaded.is_packed) == (weights, True)
     assert loaded.numbers == Numbers("bfloat16", torch.float32, "bfloat16")
 
 
@@ -80,7 +81,7 @@ def test_other_types_are_not_packed(load):
     assert (loaded.weights, loaded.is_packed) == ("float16", False)
 
 
-@pytest.mark.parametrize(("config", "options"), [(SPARSE, {}), (DENSE, {"dtype": "float16"})])
+@pytest.mark.parametrize(("config", "options"), [(DENSE, {"dtype": "float16"})])
 def test_batch_invariance_is_refused_where_torch_has_a_part_in_products(load, config, options):
     with pytest.raises(ConfigurationError, match=r"--batch-invariant on a CPU: .* torch computes"):
         load(config, batch_invariant=True, **options)
