@@ -24,3 +24,13 @@ def dependent_launch(device: torch.device) -> dict[str, bool]:
     are on their way while the kernel before it ends (programmatic dependent launch)."""
     has_it = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
     return {"PDL": True, "launch_pdl": True} if has_it else {"PDL": False}
+
+
+_FAST_FLOAT64 = ((8, 0), (9, 0), (10, 0))
+"""A100, H100, B200 compute float64 at half the rate of float32; other GPUs at 1/64 or so."""
+
+
+@functools.cache
+def has_fast_float64(device: torch.device) -> bool:
+    """Whether kernels may compute in float64; the interpreter's do."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) in _FAST_FLOAT64
