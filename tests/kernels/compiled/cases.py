@@ -770,13 +770,16 @@ def truncations() -> Iterator[KernelVariant]:
         splits = num_splits(vocab_size)
         values = pointers | {"stride_r": vocab_size, "V": vocab_size, "S": splits}
         constants = {"SPLITS": triton.next_power_of_2(splits), "TILE": TILE}
-        launches = [("gather", truncation._gather_kernel, {}, truncation._WARPS)]
+        launches = [
+            (f"gather {at}", truncation._gather_kernel, {"ROUND": at}, truncation._WARPS)
+            for at in (1, 2)
+        ]
         for is_wide in (True, False):
             weighing = {"FLOAT64": is_wide}
             name = "" if is_wide else " in float32"
             launches += [
                 (f"round {at}{name}", truncation._round_kernel, weighing | {"ROUND": at}, warps)
-                for at, warps in enumerate((truncation._WARPS,) * 2)
+                for at, warps in enumerate((truncation._WARPS,) * truncation.NUM_ROUNDS)
             ]
             finish = truncation._finish_kernel, weighing, truncation._FINISH_WARPS
             launches.append((f"finish{name}", *finish))
