@@ -8,7 +8,6 @@ from kernels.triton.attention_work import AttentionWork, AttentionWorkspace, Wor
 from kernels.triton.device_limits import SHORT_SHARED_BYTES, shared_memory
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-_PROGRAMS_A_MULTIPROCESSOR = 4
 _INTERPRETED_PROGRAMS = 3
 _LARGEST_HEAD = 256
 _LARGEST_FLOAT32_HEAD = 128
@@ -72,7 +71,7 @@ class TritonAttentionPlanner(AttentionPlanner):
         self._workspace = AttentionWorkspace(
             limits,
             device=device,
-            num_programs=_num_programs(device),
+            num_programs=_num_programs(device, programs_a_multiprocessor(spec)),
             partial_out=partial_out,
             partial_lse=partial_lse,
         )
@@ -104,12 +103,22 @@ class TritonAttentionPlanner(AttentionPlanner):
         )
 
 
-def _num_programs(device: torch.device) -> int:
+def programs_a_multiprocessor(spec: AttentionSpec) -> int:
+    """Of the decode kernel, as the registers that it takes leave room for (see the table of
+    compiled kernels)."""
+    if spec.dtype == torch.float32:
+        return 2
+    if spec.kv_dtype == torch.float8_e4m3fn:
+        return 3 if spec.head_size <= 64 else 2
+    return 4 if spec.head_size <= 128 else 3
+
+
+def _num_programs(device: torch.device, a_multiprocessor: int) -> int:
     """Persistent programs of the decode kernel."""
     if device.type != "cuda":
         return _INTERPRETED_PROGRAMS
     properties = torch.cuda.get_device_properties(device)
-    return _PROGRAMS_A_MULTIPROCESSOR * int(properties.multi_processor_count)
+    return a_multiprocessor * int(properties.multi_processor_count)
 
 
 def _check(spec: AttentionSpec) -> None:

@@ -44,7 +44,7 @@ class AttentionWork:
         num_scratch_rows: of them, for these layers.
         decode_arrivals_RK, tile_arrivals: int32, how many splits of a request (of a tile) are done
             and not joined; all 0 between two launches.
-        num_programs: persistent programs of the decode kernel, four a multiprocessor.
+        num_programs: persistent programs of the decode kernel, as many as run at once.
     """
 
     num_requests: int

@@ -36,6 +36,7 @@ def dummy_step(counts: list[int], mode: SamplingMode, *, num_rows: int) -> GPUSt
         from_host_N=np.zeros(0, np.int64),
         num_tokens=sum(counts),
         num_decodes=counts.count(1),
+        num_long_prefills=sum(count > 1 for count in counts),
         mode=mode,
         bucket=None,
     )
