@@ -114,27 +114,32 @@ def paged_attention(
         raise TypeError(
             f"the plan is a {type(work).__name__}; make it with AttentionWorkspace.plan"
         )
-    _check(q_THD, k_cache, v_cache, work, params)
-    device, (T, H) = q_THD.device, q_THD.shape[:2]
-    for name, numbers_H in (("sinks_H", params.sinks_H), ("alibi_slopes_H", params.alibi_slopes_H)):
-        if numbers_H is not None:
-            check_tensor(name, numbers_H, (H,), torch.float32, device)
-    starts_R1, num_requests = metadata.query_start_loc_R1, work.num_requests
-    check_tensor("query_start_loc_R1", starts_R1, starts_R1.shape, torch.int32, device)
-    table_RM = metadata.block_table_RM[:num_requests]  # it may have more rows
-    shape = (num_requests, table_RM.shape[-1])
-    check_tensor("block_table_RM", table_RM, shape, torch.int32, device, contiguous_dims=1)
     if out is None:
         out = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
-    else:
+
+    def check() -> None:
+        _check(q_THD, k_cache, v_cache, work, params)
+        device, (T, H) = q_THD.device, q_THD.shape[:2]
+        for name, numbers_H in (
+            ("sinks_H", params.sinks_H),
+            ("alibi_slopes_H", params.alibi_slopes_H),
+        ):
+            if numbers_H is not None:
+                check_tensor(name, numbers_H, (H,), torch.float32, device)
+        table_RM = metadata.block_table_RM[: work.num_requests]  # it may have more rows
+        shape = (work.num_requests, table_RM.shape[-1])
+        check_tensor("block_table_RM", table_RM, shape, torch.int32, device, contiguous_dims=1)
         check_tensor("out", out, q_THD.shape, q_THD.dtype, device, contiguous_dims=1)
-    if lse_TH is not None:
-        check_tensor("lse_TH", lse_TH, (T, H), torch.float32, device, contiguous_dims=1)
-    tables = (q_THD, k_cache, v_cache, metadata.block_table_RM, work)
+        if lse_TH is not None:
+            check_tensor("lse_TH", lse_TH, (T, H), torch.float32, device, contiguous_dims=1)
+
+    tables = (q_THD, k_cache, v_cache, metadata.block_table_RM, work, params, out, lse_TH)
     if work.has_decodes:
-        decode_attention(*tables, params, out, k_scale=k_scale, v_scale=v_scale, lse_TH=lse_TH)
+        decode_attention(*tables, check, k_scale=k_scale, v_scale=v_scale)
     if work.max_tiles:
-        prefill_attention(*tables, params, out, k_scale=k_scale, v_scale=v_scale, lse_TH=lse_TH)
+        prefill_attention(*tables, check, k_scale=k_scale, v_scale=v_scale)
+    if not (work.has_decodes or work.max_tiles):
+        check()
     return out
 
 

@@ -3,6 +3,8 @@
 The specification is in `attention`; a split's result is attention over its keys alone. Whichever
 program ends a request's last split joins them all, always in the same order."""
 
+from collections.abc import Callable, Hashable
+
 import torch
 import triton
 import triton.language as tl
@@ -11,6 +13,7 @@ from kernels.interface.operations import AttentionParams
 from kernels.triton.attention_reduce import all_arrived, join_splits
 from kernels.triton.attention_tile import attend_tile
 from kernels.triton.attention_work import AttentionWork
+from kernels.triton.bound_launch import BoundLaunches, Launch
 from kernels.triton.device_limits import dependent_launch
 
 LOG2_E = 1.4426950408889634
@@ -151,28 +154,19 @@ def decode_attention(
     work: AttentionWork,
     params: AttentionParams,
     out_THD: torch.Tensor,
+    lse_TH: torch.Tensor | None,
+    check: Callable[[], None],
     *,
     k_scale: float,
     v_scale: float,
-    lse_TH: torch.Tensor | None,
 ) -> None:
     """Write the decodes' rows of `out_THD` (and `lse_TH`).
 
     `out = softmax(scores) v` over the keys of a split, then over all splits, see
     `attention_reduce`. The split-KV form is that of "Flash-Decoding" (Dao, Haziza, Massa, Sizov
-    2023). Arguments are those of `attention.paged_attention`, which has checked them."""
-    _, num_kv_heads, block_size, head_size = k_cache_BKSD.shape
-    group_size = work.num_query_heads // num_kv_heads
+    2023). Arguments are those of `attention.paged_attention`, which `check` checks."""
     sinks_H, alibi_slopes_H = params.sinks_H, params.alibi_slopes_H
-    score_scale, multiplier = score_numbers(params, k_scale)
-    constants, launch = configuration(
-        group_size=group_size,
-        head_size=head_size,
-        max_queries=work.max_decode_queries,
-        kv_bytes=k_cache_BKSD.element_size(),
-        split_bound=work.split_bound,
-    )
-    decode_kernel[(work.num_programs,)](
+    tensors = (
         q_THD,
         k_cache_BKSD,
         v_cache_BKSD,
@@ -186,29 +180,64 @@ def decode_attention(
         work.decode_arrivals_RK,
         out_THD,
         out_THD if lse_TH is None else lse_TH,
-        block_table_RM.stride(0),
-        q_THD.stride(0),
-        q_THD.stride(1),
-        out_THD.stride(0),
-        out_THD.stride(1),
-        0 if lse_TH is None else lse_TH.stride(0),
-        *k_cache_BKSD.stride()[:3],
-        *v_cache_BKSD.stride()[:3],
-        score_scale,
-        multiplier,
-        v_scale,
-        work.sliding_window or 0,
-        K=num_kv_heads,
-        S=block_size,
-        HAS_WINDOW=work.sliding_window is not None,
-        HAS_SOFTCAP=params.softcap is not None,
-        HAS_ALIBI=alibi_slopes_H is not None,
-        HAS_SINKS=sinks_H is not None,
-        HAS_LSE=lse_TH is not None,
-        **constants,
-        **launch,
-        **dependent_launch(q_THD.device),
     )
+
+    def prepare() -> Launch:
+        check()
+        _, num_kv_heads, block_size, head_size = k_cache_BKSD.shape
+        score_scale, multiplier = score_numbers(params, k_scale)
+        constants, launch = configuration(
+            group_size=work.num_query_heads // num_kv_heads,
+            head_size=head_size,
+            max_queries=work.max_decode_queries,
+            kv_bytes=k_cache_BKSD.element_size(),
+            split_bound=work.split_bound,
+        )
+        return Launch(
+            (work.num_programs,),
+            (
+                block_table_RM.stride(0),
+                *q_THD.stride()[:2],
+                *out_THD.stride()[:2],
+                0 if lse_TH is None else lse_TH.stride(0),
+                *k_cache_BKSD.stride()[:3],
+                *v_cache_BKSD.stride()[:3],
+                score_scale,
+                multiplier,
+                v_scale,
+                work.sliding_window or 0,
+            ),
+            {
+                "K": num_kv_heads,
+                "S": block_size,
+                "HAS_WINDOW": work.sliding_window is not None,
+                "HAS_SOFTCAP": params.softcap is not None,
+                "HAS_ALIBI": alibi_slopes_H is not None,
+                "HAS_SINKS": sinks_H is not None,
+                "HAS_LSE": lse_TH is not None,
+                **constants,
+                **launch,
+                **dependent_launch(q_THD.device),
+            },
+        )
+
+    _launches(tensors, launch_options(work, params, lse_TH, k_scale, v_scale), prepare)
+
+
+_launches = BoundLaunches(decode_kernel)
+
+
+def launch_options(
+    work: AttentionWork,
+    params: AttentionParams,
+    lse_TH: torch.Tensor | None,
+    k_scale: float,
+    v_scale: float,
+) -> Hashable:
+    """All that a launch of attention follows from, beside its tensors."""
+    has = (params.sinks_H is None, params.alibi_slopes_H is None, lse_TH is None)
+    own = (params.scale, params.softcap, params.sliding_window, k_scale, v_scale, *has)
+    return own, work.host_numbers
 
 
 def configuration(

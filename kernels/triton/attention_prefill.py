@@ -8,16 +8,19 @@ see many keys, programs take splits of these, and the last of a tile joins them.
 Key tiles are always visited from the left and start at multiples of BLOCK_N, so that a query's
 result does not depend on how its prompt was chunked. The specification is in `attention`."""
 
+from collections.abc import Callable
+
 import torch
 import triton
 import triton.language as tl
 
 from kernels.interface.operations import AttentionParams
-from kernels.triton.attention_decode import score_numbers
+from kernels.triton.attention_decode import launch_options, score_numbers
 from kernels.triton.attention_lists import MOST_SPLIT_PREFILLS, TILE_ROWS
 from kernels.triton.attention_reduce import all_arrived, join_splits
 from kernels.triton.attention_tile import attend_tile
 from kernels.triton.attention_work import AttentionWork
+from kernels.triton.bound_launch import BoundLaunches, Launch
 from kernels.triton.device_limits import SHORT_SHARED_BYTES, dependent_launch, shared_memory
 
 
@@ -218,32 +221,25 @@ def prefill_attention(
     work: AttentionWork,
     params: AttentionParams,
     out_THD: torch.Tensor,
+    lse_TH: torch.Tensor | None,
+    check: Callable[[], None],
     *,
     k_scale: float,
     v_scale: float,
-    lse_TH: torch.Tensor | None,
 ) -> None:
     """Write the prefills' rows of `out_THD` (and `lse_TH`).
 
     `out = softmax(scores) v`, see `attention`. The running softmax over tiles is that of
-    "FlashAttention-2" (Dao 2023). Arguments are those of `attention.paged_attention`, which has
-    checked them."""
-    _, num_kv_heads, block_size, head_size = k_cache_BKSD.shape
+    "FlashAttention-2" (Dao 2023). Arguments are those of `attention.paged_attention`, which `check`
+    checks."""
     sinks_H, alibi_slopes_H = params.sinks_H, params.alibi_slopes_H
-    score_scale, multiplier = score_numbers(params, k_scale)
-    common = {
-        "group_size": work.num_query_heads // num_kv_heads,
-        "head_size": head_size,
-        "kv_bytes": k_cache_BKSD.element_size(),
-        "shared_bytes": shared_memory(q_THD.device),
-    }
+    options = launch_options(work, params, lse_TH, k_scale, v_scale)
     launches = [(work.tiles_W8, work.max_tiles, 0, 0)]
     for first in range(0, work.max_split_prefills, MOST_SPLIT_PREFILLS):
         number = min(work.max_split_prefills - first, MOST_SPLIT_PREFILLS)
         launches.append((work.tile_splits_W8, number * work.tile_slots, work.tile_slots, first))
     for entries_W8, num_entries, slots, first in launches:
-        constants, launch = configuration(**common, tile_slots=slots)
-        prefill_kernel[(num_entries, num_kv_heads)](
+        tensors = (
             q_THD,
             k_cache_BKSD,
             v_cache_BKSD,
@@ -257,30 +253,54 @@ def prefill_attention(
             work.tile_arrivals,
             out_THD,
             out_THD if lse_TH is None else lse_TH,
-            block_table_RM.stride(0),
-            q_THD.stride(0),
-            q_THD.stride(1),
-            out_THD.stride(0),
-            out_THD.stride(1),
-            0 if lse_TH is None else lse_TH.stride(0),
-            *k_cache_BKSD.stride()[:3],
-            *v_cache_BKSD.stride()[:3],
-            score_scale,
-            multiplier,
-            v_scale,
-            work.sliding_window or 0,
-            first,
-            K=num_kv_heads,
-            S=block_size,
-            HAS_WINDOW=work.sliding_window is not None,
-            HAS_SOFTCAP=params.softcap is not None,
-            HAS_ALIBI=alibi_slopes_H is not None,
-            HAS_SINKS=sinks_H is not None,
-            HAS_LSE=lse_TH is not None,
-            **constants,
-            **launch,
-            **dependent_launch(q_THD.device),
         )
+
+        def prepare(
+            num_entries: int = num_entries, slots: int = slots, first: int = first
+        ) -> Launch:
+            check()
+            _, num_kv_heads, block_size, head_size = k_cache_BKSD.shape
+            score_scale, multiplier = score_numbers(params, k_scale)
+            constants, launch = configuration(
+                group_size=work.num_query_heads // num_kv_heads,
+                head_size=head_size,
+                kv_bytes=k_cache_BKSD.element_size(),
+                shared_bytes=shared_memory(q_THD.device),
+                tile_slots=slots,
+            )
+            return Launch(
+                (num_entries, num_kv_heads),
+                (
+                    block_table_RM.stride(0),
+                    *q_THD.stride()[:2],
+                    *out_THD.stride()[:2],
+                    0 if lse_TH is None else lse_TH.stride(0),
+                    *k_cache_BKSD.stride()[:3],
+                    *v_cache_BKSD.stride()[:3],
+                    score_scale,
+                    multiplier,
+                    v_scale,
+                    work.sliding_window or 0,
+                    first,
+                ),
+                {
+                    "K": num_kv_heads,
+                    "S": block_size,
+                    "HAS_WINDOW": work.sliding_window is not None,
+                    "HAS_SOFTCAP": params.softcap is not None,
+                    "HAS_ALIBI": alibi_slopes_H is not None,
+                    "HAS_SINKS": sinks_H is not None,
+                    "HAS_LSE": lse_TH is not None,
+                    **constants,
+                    **launch,
+                    **dependent_launch(q_THD.device),
+                },
+            )
+
+        _launches(tensors, (options, slots, first), prepare)
+
+
+_launches = BoundLaunches(prefill_kernel)
 
 
 def configuration(

@@ -68,6 +68,23 @@ class AttentionWork:
     tile_arrivals: torch.Tensor
     num_programs: int
 
+    @property
+    def host_numbers(self) -> tuple[int | None, ...]:
+        """All of them that launches follow from."""
+        return (
+            self.num_requests,
+            self.max_tiles,
+            self.max_split_prefills,
+            self.max_decode_queries,
+            self.split_bound,
+            self.tile_slots,
+            self.num_query_heads,
+            self.num_kv_heads,
+            self.sliding_window,
+            self.num_scratch_rows,
+            self.num_programs,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkLimits:
