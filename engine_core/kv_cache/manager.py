@@ -10,6 +10,7 @@ from engine_core.kv_cache.copies import CacheCopies
 from engine_core.kv_cache.disk import DiskTier
 from engine_core.kv_cache.groups import KVCacheGroupSpec
 from engine_core.kv_cache.host_pool import HashKey
+from engine_core.kv_cache.next_blocks import NextBlocks
 from engine_core.kv_cache.offload import OffloadManager
 from engine_core.kv_cache.prefix_cache import CacheHit, PrefixCache
 from engine_core.kv_cache.sequence_blocks import (
@@ -96,6 +97,10 @@ class KVCacheManager:
         self._swapped = SwappedSequences(self._offload, groups=self.groups, block_size=block_size)
         self._blocks_of: dict[str, SequenceBlocks] = {}
         """By sequence_id; only sequences that hold blocks on the device."""
+        self.next_blocks: NextBlocks | None = None
+        """Where every sequence has one table, without a window."""
+        if self.groups == (KVCacheGroupSpec(),):
+            self.next_blocks = NextBlocks(self._offload, self._prefix_cache, self._blocks_of)
         self._sliding = [
             group for group, spec in enumerate(self.groups) if spec.sliding_window is not None
         ]

@@ -280,6 +280,42 @@ class PrefixCache:
         replaced = [index for index in computed if self._replace(seq, seq_blocks, index)]
         return min(replaced, default=None)
 
+    def register_last(
+        self,
+        seqs: Sequence[CachedSequence],
+        holders: Sequence[SequenceBlocks],
+        indexes: Sequence[int],
+        contents: bytes,
+        size: int,
+    ) -> list[int]:
+        """Register the last block of each sequence, `index` - 1, which is full: of one group, where
+        all blocks before it are registered and no equal one is known. `contents`: of these blocks,
+        `size` bytes each. Returns the places of those whose last block is registered now."""
+        places, block_ids, names, stop = [], [], [], 0
+        for place, (seq, own, index) in enumerate(zip(seqs, holders, indexes, strict=True)):
+            start, stop = stop, stop + size
+            hashes = seq.block_hashes
+            if (
+                own.num_blocks != index
+                or own.num_registered < index - 1
+                or own.duplicates
+                or not 1 < index <= len(hashes) + 1
+                or seq.content_spans
+            ):
+                continue
+            if len(hashes) < index:
+                hashes.append(blake2b(hashes[-1] + contents[start:stop]).digest())
+            places.append(place)
+            block_ids.append(own.tables[0][-1])
+            names.append(hashes[index - 1])
+        others = self._pool.register_run(block_ids, 0, names, 0, len(places))
+        if others:
+            kept = set(range(len(places))).difference(others)
+            places = [places[number] for number in sorted(kept)]
+        for place in places:
+            holders[place].num_registered = indexes[place]
+        return places
+
     def register_filling(
         self, seq: CachedSequence, seq_blocks: SequenceBlocks, num_full: int
     ) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Mapping
 from collections.abc import Sequence as AnySequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -79,8 +79,7 @@ class ResumedRequestData:
     num_computed_tokens: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class BlockUpdate:
+class BlockUpdate(NamedTuple):
     """Ids to be written into a known sequence's block tables, from logical block `start` on. Mostly
     new blocks behind the last; also one that was copied before its first write, or was replaced by
     an equal one. Blocks that fell out of a sliding window are not listed: the runner masks."""
@@ -347,6 +346,13 @@ class PlanBuilder:
             block_ids = tuple([old + new for old, new in zip(kept, block_ids, strict=True)])
             start = earlier.start
         self._updates[name] = BlockUpdate(name, row, start, block_ids)
+
+    def add_next_block(self, sequence: Sequence, index: int, block_id: int) -> None:
+        """`add_block_update` of one block behind the last, in one table, and the first of the step
+        for this sequence."""
+        name, row = sequence.sequence_id, sequence.row
+        assert row is not None
+        self._updates[name] = BlockUpdate(name, row, index, ([block_id],))
 
     def drop(self, request: Request) -> None:
         """The request is preempted after it was scheduled: its tokens are refunded. Its sequences
