@@ -129,7 +129,8 @@ class PrefixCache:
         self._groups = tuple(groups)
         self._block_size = block_size
         has_more = offload.host.num_blocks or offload.disk is not None
-        self._has_one_tier = self._groups == (KVCacheGroupSpec(),) and not has_more
+        self.has_one_tier = self._groups == (KVCacheGroupSpec(),) and not has_more
+        """Blocks are on the device only, one table a sequence."""
         self._first_blocks = FirstBlocks(_FIRST_BLOCKS_A_BLOCK * self._pool.num_blocks)
 
     # ------------------------------------------------------------------ hashes
@@ -152,7 +153,7 @@ class PrefixCache:
             return CacheHit(0, tuple([] for _ in self._groups))
         self.extend_hashes(seq, num_reusable)
         hashes = seq.block_hashes[:num_reusable]
-        return self._find_on_device(hashes) if self._has_one_tier else self._find_anywhere(hashes)
+        return self._find_on_device(hashes) if self.has_one_tier else self._find_anywhere(hashes)
 
     def _find_on_device(self, block_hashes: Sequence[bytes]) -> CacheHit:
         """Of one full group, without a host: the leading blocks."""

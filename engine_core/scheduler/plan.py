@@ -231,6 +231,8 @@ class PlanBuilder:
         self._counts: list[Int32Array] = []
         self._single_rows: list[int] = []
         self._single_counts: list[int] = []
+        self._scheduled: set[int] | None = None
+        """Rows of the plan; made when it is first asked for."""
         self._drafts: dict[str, list[int]] = {}
         self._num_decode_steps: Int32Array | None = None
         self._new: dict[str, NewRequestData] = {}
@@ -250,6 +252,7 @@ class PlanBuilder:
             self._join_singles()
             self._rows.append(rows)
             self._counts.append(num_tokens)
+            self._scheduled = None
             is_decode = num_tokens[num_tokens.argmax()] == 1  # a fraction of the sum's cost
             self.budget -= len(rows) if is_decode else int(num_tokens.sum())
             assert self.budget >= 0
@@ -260,6 +263,8 @@ class PlanBuilder:
         assert 0 < num_tokens <= self.budget
         self._single_rows.append(sequence.row)
         self._single_counts.append(num_tokens)
+        if self._scheduled is not None:
+            self._scheduled.add(sequence.row)
         self.budget -= num_tokens
 
     def add_drafts(self, sequence: Sequence, drafts: list[int]) -> None:
@@ -291,7 +296,9 @@ class PlanBuilder:
             self._single_rows, self._single_counts = [], []
 
     def is_scheduled(self, sequence: Sequence) -> bool:
-        return sequence.row in self._single_rows or any(sequence.row in part for part in self._rows)
+        if self._scheduled is None:
+            self._scheduled = set(self.scheduled_rows[0].tolist())
+        return sequence.row in self._scheduled
 
     @property
     def is_empty(self) -> bool:
@@ -362,6 +369,8 @@ class PlanBuilder:
         self._join_singles()
         gone = [sequence for sequence in request.unfinished if sequence.row is not None]
         rows = np.asarray([sequence.row for sequence in gone], np.int64)
+        if self._scheduled is not None:
+            self._scheduled.difference_update(rows.tolist())
         for index, part in enumerate(self._rows):
             is_gone = np.isin(part, rows)
             if is_gone.any():
