@@ -109,6 +109,7 @@ def load_any_model(
             batch_invariant=options.batch_invariant,
             float_weights=float_weights_of(options.quantization),
             keeps_blocks=keeps_blocks(options.quantization, options.dtype),
+            fp8_cache=options.kv_cache_dtype == "fp8",
             num_threads=options.num_threads,
             quantised_types=files.quantised_types,
             report=logger.info,

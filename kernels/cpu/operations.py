@@ -27,6 +27,7 @@ from kernels.cpu.library import (
     FLOAT,
     INT,
     INT64,
+    ISA_NAMES,
     POINTER,
     NativeFunction,
     NativeLibrary,
@@ -57,6 +58,7 @@ from kernels.interface.weights import LinearWeight, WeightPacking
 from kernels.torch.operations import TorchOperations
 
 _FLOAT32 = torch.float32
+_AVX512 = ISA_NAMES.index("avx512")
 _GATED = (GraphOpKind.SILU, GraphOpKind.GELU_TANH, GraphOpKind.GELU)
 """By the numbers of ec_gated_activation."""
 
@@ -105,7 +107,7 @@ class CpuOperations(NativeSampling, TorchOperations):
     @property
     def name(self) -> str:
         isa = self._library.isa
-        if isa == "avx512_bf16" and not self._multiplies_bfloat16:
+        if ISA_NAMES.index(isa) > _AVX512 and not self._multiplies_bfloat16:
             isa = "avx512"  # whose bits it gives
         return f"native-cpu-{isa}"
 

@@ -96,6 +96,7 @@ def mixture_of_experts(
     router_logits_TX: torch.Tensor,
     experts: ExpertWeights,
     routing: ExpertRouting,
+    slot_mapping_T: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See `Operations.mixture_of_experts`: tokens gathered by expert, each expert computed once.
 

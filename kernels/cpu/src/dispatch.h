@@ -40,8 +40,8 @@ typedef int32_t ec_shuffle_4 __attribute__((vector_size(16)));
 namespace ec {
 
 // In this order; a set has all that those before it have, and runs their kernels where it has none of
-// its own.
-enum class Isa : int { portable = 0, avx2 = 1, avx512 = 2, avx512_bf16 = 3 };
+// its own. The last is never chosen by itself: tests force it where vectors have all of avx512_bf16.
+enum class Isa : int { portable = 0, avx2 = 1, avx512 = 2, avx512_bf16 = 3, amx = 4, amx_emulated = 5 };
 
 // The best that this machine has.
 Isa machine_isa();

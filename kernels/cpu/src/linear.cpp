@@ -57,10 +57,11 @@ namespace {
 // Panels and rows of a task such that there are about eight tasks a thread: enough to even out
 // threads that are late, few enough that taking one costs nothing.
 struct Split {
-    int64_t panels_a_task, panel_tasks, row_tasks;
+    int64_t panels_a_task, panel_tasks, row_tasks, num_rows;
+    int64_t row_step = isa() >= Isa::amx ? 32 : 1;  // whole tiles
 
-    Split(const LinearWeight& w, int64_t num_rows) {
-        constexpr int64_t least_rows = 24;
+    Split(const LinearWeight& w, int64_t rows) : num_rows(rows) {
+        const int64_t least_rows = std::max(int64_t{24}, row_step);
         const int64_t wanted = int64_t{8} * num_threads(), panels = num_panels(w);
         panels_a_task = std::max<int64_t>(1, panels / wanted);
         panel_tasks = (panels + panels_a_task - 1) / panels_a_task;
@@ -68,6 +69,11 @@ struct Split {
                         ? 1
                         : std::max<int64_t>(1, std::min(num_rows / least_rows,
                                                         (wanted + panel_tasks - 1) / panel_tasks));
+    }
+
+    // Where part `part` of the rows begins.
+    int64_t row(int64_t part) const {
+        return part == row_tasks ? num_rows : num_rows * part / row_tasks / row_step * row_step;
     }
 };
 
@@ -94,8 +100,7 @@ void run_split(const LinearWeight& w, const LinearWeight* next, int64_t num_rows
         const int64_t panel = task / split.row_tasks * split.panels_a_task;
         const int64_t part = task % split.row_tasks;
         run(LinearTask{panel, std::min(panel + split.panels_a_task, panels),
-                       num_rows * part / split.row_tasks,
-                       num_rows * (part + 1) / split.row_tasks,
+                       split.row(part), split.row(part + 1),
                        after_task(w, split, task, next, num_rows)});
     });
 }
@@ -153,7 +158,8 @@ const char* linear(const LinearWeight& w, const LinearWeight* next, const float*
     thread_local Buffer buffer;
     if (kind == LinearKind::bf16) {
         const int64_t stride = PairedActivations::stride_of(num_inputs);
-        auto* pairs = buffer.try_reserve<uint32_t>(num_rows * stride);
+        constexpr int64_t tile_rows = 16;  // what follows the last row has no meaning, but memory
+        auto* pairs = buffer.try_reserve<uint32_t>((num_rows + tile_rows - 1) * stride);
         if (pairs == nullptr) return refuse("no memory to round %ld rows", num_rows);
         each_row(num_rows, num_inputs, 65536, [&](int64_t row) {
             round_row(x + row * x_stride, num_inputs, pairs + row * stride);

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "linear.h"
+#include "linear_tiles.h"
 
 #define EC_BODY "linear_float_tile.h"
 #define EC_WITH_BF16
@@ -16,6 +17,9 @@ void ec::linear_f32(const LinearWeight& w, const float* x, int64_t x_stride, con
 
 void ec::linear_bf16(const LinearWeight& w, const PairedActivations& x, const Results& out,
                      const LinearTask& task) {
+#if EC_X86
+    if (isa() >= Isa::amx) return linear_bf16_tiles(w, x, out, task);
+#endif
     const auto* pairs = reinterpret_cast<const float*>(x.pairs);
     EC_CHOOSE_BF16(run_float<true>)(w, pairs, x.stride, out, task);
 }

@@ -29,13 +29,16 @@ def test_the_product_is_that_of_rounded_values_with_the_same_bits_on_every_set(
         x = torch.randn(num_rows, num_inputs)
         expected = rounded(x) @ rounded(w).T + bias.double()
         largest = rounded(x).abs() @ rounded(w).abs().T + bias.double().abs()
-        out = linear(x, weight)
+        with library.forced_isa("portable"):
+            out = linear(x, weight)
         assert ((out.double() - expected).abs() <= 1e-6 * largest).all()
-        for row in {0, num_rows // 3, num_rows - 1}:
-            assert torch.equal(linear(x[row : row + 1], weight)[0], out[row])
-        for isa in ISA_NAMES[: ISA_NAMES.index(library.machine_isa)]:
+        for isa in library.isas:
+            if isa.startswith("amx"):
+                continue  # other sums, see test_tiles.py
             with library.forced_isa(isa):
                 assert torch.equal(linear(x, weight), out), isa
+                for row in {0, num_rows // 3, num_rows - 1}:
+                    assert torch.equal(linear(x[row : row + 1], weight)[0], out[row])
 
 
 def test_panels_hold_pairs_of_inputs_and_zeros_behind_the_last(library: NativeLibrary) -> None:
