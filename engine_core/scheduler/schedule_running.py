@@ -152,7 +152,7 @@ class RunningScheduler:
             needs_blocks |= counts > 1
         places = needs_blocks.nonzero()[0]
         num_wanted = len(places) * (1 + int(most) // self._block_size)  # at most
-        if len(places) > 1 and num_wanted <= self._kv_cache.num_blocks_free:
+        if len(places) > 4 and num_wanted <= self._kv_cache.num_blocks_free:
             places = self._allocate_next_blocks(plan, rows, counts, computed, places)
         for index in places.tolist():
             sequence = sequences[rows[index]]
