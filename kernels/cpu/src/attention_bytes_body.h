@@ -7,8 +7,8 @@
 //   q = scale * (256 high + low), both signed       key bytes + 128
 //   w = scale * (256 high + low), both unsigned     value bytes
 //
-// are what the dot products of four bytes take. Keys are transposed by dwords, [ceil(D / 4)][64],
-// values by fours of keys, [16][D] dwords.
+// are what the dot products of four bytes take. Keys are transposed by dwords,
+// [ceil(D / 4)][128], values by fours of keys, [32][D] dwords.
 
 typedef int32_t dword_unaligned __attribute__((aligned(1), may_alias));
 
@@ -51,7 +51,8 @@ __attribute__((noinline)) void dot_bytes(const int32_t* vectors, int64_t stride,
 class ByteTile {
 public:
     static constexpr int most_rows = 3;  // two sums each
-    static constexpr int fetches = 6;
+    static constexpr int64_t pass_keys = 4 * unit_keys;
+    static constexpr int fetches = 12;
 
     // Sums of D products of a byte and a digit stay below 2^24, where floats are integers.
     static bool can_take(const Attention& a) { return a.head_size <= 512; }
@@ -61,7 +62,7 @@ public:
     // [high digits][low digits], the scale, and the sums that a key's 128 adds.
     static void take_query(const Attention& a, const float* from, float* query) {
         const int64_t dwords = dwords_of(a), size = a.head_size;
-        const __m512 factor = _mm512_set1_ps(a.scale);
+        const __m512 factor = _mm512_set1_ps(a.scale * log2_e);
         const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
         __m512i most = _mm512_setzero_si512();  // of integers: NaN is above all numbers
         for (int64_t d = 0; d < size; d += 16) {
@@ -149,38 +150,33 @@ public:
         }
     }
 
-    // scores[r][j] = q[r] . keys[j], of the first UNITS units.
-    template <int ROWS, int UNITS>
-    void score(const float* queries, float* scores) const {
-        const int64_t dwords = dwords_of(a_), stride = query_floats(a_);
-        vi sums[2 * ROWS][UNITS];
-        dot_bytes<true, 2 * ROWS, UNITS>(keys_, tile_keys, dwords_at(queries), stride, dwords,
-                                         dwords, sums[0]);
-        for (int r = 0; r < ROWS; ++r) {
-            const vf scale = splat(queries[r * stride + 2 * dwords]);
-            const dword_unaligned* starts = dwords_at(queries + r * stride + 2 * dwords + 1);
-            for (int u = 0; u < UNITS; ++u) {
-                const vi high = sums[2 * r][u] + starts[0], low = sums[2 * r + 1][u] + starts[1];
-                const vf scales = scale * load(key_scales_ + u * unit_keys);
-                store(scores + r * tile_keys + u * unit_keys, of_digits(high, low) * scales);
-            }
-        }
+    // scores[r][j] = q[r] . keys[j], of keys [at, at + pass_keys), so far as they lie in the first
+    // `units` units.
+    template <int ROWS>
+    void score(const float* queries, int64_t at, int64_t units, float* scores) const {
+        const int64_t width = units - at / unit_keys;
+        if (width >= 4) return score_columns<ROWS, 4>(queries, at, scores);
+        if (width == 3) return score_columns<ROWS, 3>(queries, at, scores);
+        if (width == 2) return score_columns<ROWS, 2>(queries, at, scores);
+        score_columns<ROWS, 1>(queries, at, scores);
     }
 
-    // states[r] = scales[r] * states[r] + weights[r] . values, of keys [first, stop).
-    template <int ROWS, int UNITS>
-    void add(int64_t first, int64_t stop, const float* weights, const float* scales,
+    // states[r] = own[r] * states[r] + other[r] * weights[r] . values, of keys [first, stop).
+    // Overwrites the weights.
+    template <int ROWS>
+    void add(int64_t first, int64_t stop, float* weights, const float* own, const float* other,
              float* states) const {
         alignas(64) uint8_t digits[2 * ROWS][tile_keys];
-        float own_scales[ROWS];
-        take_weights<ROWS, UNITS>(weights, digits, own_scales);
+        float scales[ROWS];
+        take_weights<ROWS>((stop + unit_keys - 1) / unit_keys, weights, digits, scales);
+        for (int r = 0; r < ROWS; ++r) scales[r] *= other[r];
         const int64_t padded = a_.padded();
         const int64_t four = first / 4, four_stop = (stop + 3) / 4;
         int64_t d = 0;
         for (; d + 64 <= padded; d += 64)
-            add_columns<ROWS, 4>(four, four_stop, d, digits, own_scales, scales, states);
+            add_columns<ROWS, 4>(four, four_stop, d, digits, scales, own, states);
         for (; d < padded; d += 16)
-            add_columns<ROWS, 1>(four, four_stop, d, digits, own_scales, scales, states);
+            add_columns<ROWS, 1>(four, four_stop, d, digits, scales, own, states);
     }
 
 private:
@@ -196,20 +192,38 @@ private:
         return static_cast<__mmask16>(count >= 16 ? 0xffff : (1 << count) - 1);
     }
 
+    template <int ROWS, int WIDTH>
+    void score_columns(const float* queries, int64_t at, float* scores) const {
+        const int64_t dwords = dwords_of(a_), stride = query_floats(a_);
+        vi sums[2 * ROWS][WIDTH];
+        dot_bytes<true, 2 * ROWS, WIDTH>(keys_ + at, tile_keys, dwords_at(queries), stride, dwords,
+                                         dwords, sums[0]);
+        for (int r = 0; r < ROWS; ++r) {
+            const vf scale = splat(queries[r * stride + 2 * dwords]);
+            const dword_unaligned* starts = dwords_at(queries + r * stride + 2 * dwords + 1);
+            for (int c = 0; c < WIDTH; ++c) {
+                const vi high = sums[2 * r][c] + starts[0], low = sums[2 * r + 1][c] + starts[1];
+                const vf scales = scale * load(key_scales_ + at + c * unit_keys);
+                store(scores + r * tile_keys + at + c * unit_keys, of_digits(high, low) * scales);
+            }
+        }
+    }
+
     // Digits of rows' weights times the values' scales, and what their codes stand for. A value that
     // is not a number shows in the rows that see it.
-    template <int ROWS, int UNITS>
-    __attribute__((always_inline)) void take_weights(const float* weights,
+    template <int ROWS>
+    __attribute__((always_inline)) void take_weights(int64_t units, float* weights,
                                                      uint8_t (*digits)[tile_keys],
                                                      float* scales) const {
-        vf x[ROWS][UNITS];
         vi most[ROWS];  // of integers: NaN is above all numbers
-        for (int r = 0; r < ROWS; ++r) {
-            most[r] = vi{};
-            for (int u = 0; u < UNITS; ++u) {
-                const vf weight = load(weights + r * tile_keys + u * unit_keys);
-                x[r][u] = weight != 0.0f ? weight * load(value_scales_ + u * unit_keys) : vf{};
-                most[r] = (vi)x[r][u] > most[r] ? (vi)x[r][u] : most[r];
+        for (int r = 0; r < ROWS; ++r) most[r] = vi{};
+        for (int64_t at = 0; at < units * unit_keys; at += unit_keys) {
+            const vf value_scales = load(value_scales_ + at);
+            for (int r = 0; r < ROWS; ++r) {
+                const vf weight = load(weights + r * tile_keys + at);
+                const vf x = weight != 0.0f ? weight * value_scales : vf{};
+                store(weights + r * tile_keys + at, x);
+                most[r] = (vi)x > most[r] ? (vi)x : most[r];
             }
         }
         vf inverses[ROWS];
@@ -221,11 +235,12 @@ private:
             scales[r] = has_codes ? largest / 65535.0f : largest <= 1e-30f ? 0.0f : NAN;
             inverses[r] = splat(has_codes ? 65535.0f / largest : 0.0f);
         }
-        for (int r = 0; r < ROWS; ++r) {
-            for (int u = 0; u < UNITS; ++u) {
-                const __m512i code = _mm512_cvtps_epi32((__m512)(x[r][u] * inverses[r]));
-                auto* high = reinterpret_cast<__m128i*>(digits[2 * r] + u * unit_keys);
-                auto* low = reinterpret_cast<__m128i*>(digits[2 * r + 1] + u * unit_keys);
+        for (int64_t at = 0; at < units * unit_keys; at += unit_keys) {
+            for (int r = 0; r < ROWS; ++r) {
+                const vf x = load(weights + r * tile_keys + at);
+                const __m512i code = _mm512_cvtps_epi32((__m512)(x * inverses[r]));
+                auto* high = reinterpret_cast<__m128i*>(digits[2 * r] + at);
+                auto* low = reinterpret_cast<__m128i*>(digits[2 * r + 1] + at);
                 _mm_store_si128(high, _mm512_cvtepi32_epi8(_mm512_srli_epi32(code, 8)));
                 _mm_store_si128(low, _mm512_cvtepi32_epi8(code));
             }
@@ -235,8 +250,7 @@ private:
     template <int ROWS, int WIDTH>
     __attribute__((always_inline)) void add_columns(int64_t four, int64_t four_stop, int64_t d,
                                       const uint8_t (*digits)[tile_keys],
-                                      const float* own_scales, const float* scales,
-                                      float* states) const {
+                                      const float* scales, const float* own, float* states) const {
         const int64_t padded = a_.padded(), state = a_.state();
         constexpr int64_t row_dwords = tile_keys / 4;
         vi sums[2 * ROWS][WIDTH];
@@ -247,14 +261,14 @@ private:
             for (int c = 0; c < WIDTH; ++c) {
                 float* to = states + r * state + d + 16 * c;
                 const vf sum = of_digits(sums[2 * r][c], sums[2 * r + 1][c]);
-                store(to, fma(sum, splat(own_scales[r]), load(to) * splat(scales[r])));
+                store(to, fma(load(to), splat(own[r]), sum * splat(scales[r])));
             }
         }
     }
 
     const Attention& a_;
-    int32_t* keys_;    // [ceil(D / 4)][64]
-    int32_t* values_;  // [16][padded D]
+    int32_t* keys_;    // [ceil(D / 4)][128]
+    int32_t* values_;  // [32][padded D]
     float key_scales_[tile_keys];
     float value_scales_[tile_keys];
 };
