@@ -73,9 +73,9 @@ static void take_block(const Attention& a, const Tile& tile, int64_t tile_start,
             }
             const int64_t head = query_head / group * group + (query_head + row) % group;
             with_rows<3>(left, [&](auto rows) {
-                soften<rows.value>(a, tile_start, head, sees + row, take.units,
+                soften<rows.value>(a, tile, tile_start, head, sees + row, take.units,
                                    scores + row * tile_keys, softened.tops + row,
-                                   softened.totals + row);
+                                   softened.totals + row, softened.largest + row);
             });
         }
     }
@@ -85,8 +85,8 @@ static void take_block(const Attention& a, const Tile& tile, int64_t tile_start,
         if (take.units == 0) continue;
         with_rows<most>(take.count, [&](auto rows) {
             tile.template add<rows.value>(take.low, take.high, scores + take.row * tile_keys,
-                                          softened.tops + take.row, softened.totals + take.row,
-                                          states + take.row * state);
+                                          softened.largest + take.row, softened.tops + take.row,
+                                          softened.totals + take.row, states + take.row * state);
         });
     }
 }

@@ -195,9 +195,14 @@ public:
         }
     }
 
+    // A weight as `add` wants it, and the largest of those, if it wants that.
+    vf weigh(vf weight, int64_t, vf&) const { return weight; }
+
+    static float largest_of(vf) { return 0.0f; }
+
     // states[r] = own[r] * states[r] + other[r] * weights[r] . values, of keys [first, stop).
     template <int ROWS>
-    void add(int64_t first, int64_t stop, const float* weights, const float* own,
+    void add(int64_t first, int64_t stop, const float* weights, const float*, const float* own,
              const float* other, float* states) const {
         const int64_t padded = a_.padded(), state = a_.state();
         int64_t d = 0;

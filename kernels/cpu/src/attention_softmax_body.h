@@ -21,6 +21,7 @@ EC_INLINE Sight sight_of(const AttentionRow& row, int64_t tile_start) {
 struct Softened {
     alignas(64) float tops[most_block_rows + W];    // largest scores
     alignas(64) float totals[most_block_rows + W];  // sums of weights
+    float largest[most_block_rows];  // weights, as the tile wants them; if it does
 };
 
 // One register of a row's scores, as they are after softcap, slopes and sight.
@@ -44,14 +45,14 @@ EC_INLINE vf shown(const Attention& a, vf score, vi key, int64_t tile_start, int
 // Scores of ROWS rows to weights, in place, in the first `units` units: nothing behind those is
 // touched. What a row does not see weighs nothing. Rows take each step together: one alone would
 // wait for its own results.
-template <int ROWS>
-EC_INLINE void soften(const Attention& a, int64_t tile_start, int64_t query_head,
+template <int ROWS, class Tile>
+EC_INLINE void soften(const Attention& a, const Tile& tile, int64_t tile_start, int64_t query_head,
                       const AttentionRow* sees, int64_t units, float* scores, float* tops,
-                      float* totals) {
+                      float* totals, float* largest) {
     const int64_t stop = units * unit_keys, group = a.group();
     vi lane;
     for (int i = 0; i < W; ++i) lane[i] = i;
-    vf top[ROWS], sums[ROWS], bases[ROWS];
+    vf top[ROWS], sums[ROWS], bases[ROWS], most[ROWS];
     for (int r = 0; r < ROWS; ++r) {
         const Sight sight = sight_of(sees[r], tile_start);
         float* own = scores + r * tile_keys;
@@ -69,16 +70,19 @@ EC_INLINE void soften(const Attention& a, int64_t tile_start, int64_t query_head
     for (int r = 0; r < ROWS; ++r) {
         tops[r] = max_of(top[r]);
         bases[r] = splat(tops[r] == -INFINITY ? 0.0f : tops[r]);  // nothing seen
-        sums[r] = vf{};
+        sums[r] = most[r] = vf{};
     }
     for (int64_t at = 0; at < stop; at += W) {
         for (int r = 0; r < ROWS; ++r) {
             const vf weight = exp2_to_one(load(scores + r * tile_keys + at) - bases[r]);
-            store(scores + r * tile_keys + at, weight);
+            store(scores + r * tile_keys + at, tile.weigh(weight, at, most[r]));
             sums[r] = sums[r] + weight;
         }
     }
-    for (int r = 0; r < ROWS; ++r) totals[r] = sum_of(sums[r]);
+    for (int r = 0; r < ROWS; ++r) {
+        totals[r] = sum_of(sums[r]);
+        largest[r] = Tile::largest_of(most[r]);
+    }
 }
 
 static void clear_states(float* states, int64_t rows, int64_t padded, int64_t state) {
