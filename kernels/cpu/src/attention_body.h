@@ -23,8 +23,9 @@ EC_INLINE void with_rows(int64_t count, const Run& run) {
 
 // `num_rows` rows that follow one another, of one key/value head, against one tile: products
 // and softmax each of all rows, so that what they read stays in the nearest cache.
+// `ahead`: for the first block of a tile, else null.
 template <class Tile>
-static void take_block(const Attention& a, const Tile& tile, int64_t tile_start,
+static void take_block(const Attention& a, Tile& tile, Ahead* ahead, int64_t tile_start,
                        int64_t query_head, int64_t num_rows, int64_t first, int64_t stop,
                        const AttentionRow* sees, const float* queries, float* scores,
                        float* states) {
@@ -51,6 +52,7 @@ static void take_block(const Attention& a, const Tile& tile, int64_t tile_start,
         take.units = take.low < take.high ? (take.high + unit_keys - 1) / unit_keys : 0;
     }
     for (int64_t at = 0; at < stop; at += Tile::pass_keys) {
+        if (ahead != nullptr) tile.prepare(at, *ahead);
         for (int64_t t = 0; t < num_takes; ++t) {
             const Take& take = takes[t];
             if (take.units * unit_keys <= at) continue;
@@ -166,7 +168,8 @@ static void attend_with(const Attention& a, const AttentionPlan& plan, int64_t i
             const int64_t num_blocks = (head_rows + most_block_rows - 1) / most_block_rows;
             for (int64_t n = 0; n < num_blocks; ++n) {
                 const int64_t row = head_rows * n / num_blocks;
-                take_block<Tile>(a, tile, start, head * group + row % group,
+                take_block<Tile>(a, tile, n == 0 ? &ahead : nullptr, start,
+                                 head * group + row % group,
                                  head_rows * (n + 1) / num_blocks - row, first, stop, sees + row,
                                  queries + (base + row) * query_floats, scores,
                                  states + (base + row) * state);

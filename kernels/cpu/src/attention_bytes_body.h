@@ -136,6 +136,8 @@ public:
         }
     }
 
+    void prepare(int64_t, Ahead&) {}
+
     // scores[r][j] = q[r] . keys[j], of keys [at, at + pass_keys), so far as they lie in the first
     // `units` units.
     template <int ROWS>

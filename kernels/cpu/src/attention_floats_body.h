@@ -133,13 +133,13 @@ public:
           padded_values_(read_keys_ + tile_keys * a.head_size) {}
 
     // Keys and values [first, stop); others repeat one of them: they are never counted.
-    void read(const uint8_t* const* k, const uint8_t* const* v, int64_t first, int64_t stop,
-              Ahead& ahead) {
+    void read(const uint8_t* const* k, const uint8_t* const* v, int64_t first, int64_t stop, Ahead&) {
         const int64_t head_size = a_.head_size, padded = a_.padded();
-        const float* key_rows[tile_keys];
+        first_ = first;
+        stop_ = stop;
         if (a_.kv_format == static_cast<int64_t>(KVCacheFormat::f32)) {
             for (int64_t j = first; j < stop; ++j) {
-                key_rows[j] = reinterpret_cast<const float*>(k[j]);
+                key_rows_[j] = reinterpret_cast<const float*>(k[j]);
                 value_rows_[j] = reinterpret_cast<const float*>(v[j]);
                 if (padded == head_size) continue;
                 float* to = padded_values_ + j * padded;
@@ -153,14 +153,19 @@ public:
                 read_row(a_.kv_format, k[j], head_size, key);
                 read_row(a_.kv_format, v[j], head_size, value);
                 for (int64_t d = head_size; d < padded; ++d) value[d] = 0.0f;
-                key_rows[j] = key;
+                key_rows_[j] = key;
                 value_rows_[j] = value;
             }
         }
         constexpr int64_t whole = unit_keys;
-        for (int64_t j = first / whole * whole; j < first; ++j) key_rows[j] = key_rows[first];
-        for (int64_t j = stop; j % whole != 0; ++j) key_rows[j] = key_rows[stop - 1];
-        transpose(key_rows, first, stop, head_size, keys_, ahead);
+        for (int64_t j = first / whole * whole; j < first; ++j) key_rows_[j] = key_rows_[first];
+        for (int64_t j = stop; j % whole != 0; ++j) key_rows_[j] = key_rows_[stop - 1];
+    }
+
+    // Before the first `score` from `at` on: a pass that is scored at once is in the nearest cache.
+    void prepare(int64_t at, Ahead& ahead) {
+        const int64_t stop = at + pass_keys < stop_ ? at + pass_keys : stop_;
+        transpose(key_rows_, at > first_ ? at : first_, stop, a_.head_size, keys_, ahead);
     }
 
     // scores[r][j] = q[r] . keys[:, j], of the WIDTH registers of keys from `at` on.
@@ -219,5 +224,7 @@ private:
     float* keys_;  // [D][128]
     float* read_keys_;
     float* padded_values_;
+    const float* key_rows_[tile_keys];
     const float* value_rows_[tile_keys];
+    int64_t first_ = 0, stop_ = 0;
 };
