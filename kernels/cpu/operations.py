@@ -13,6 +13,7 @@ from kernels.cpu.attention import (
     fill_rotary,
 )
 from kernels.cpu.captured_forward import CapturedForward
+from kernels.cpu.experts import NativeExpertWeights
 from kernels.cpu.graph_capture import ACTIVATIONS, GraphOpKind, Placeholder, capture_of
 from kernels.cpu.kv_cache import (
     KVCacheFormat,
@@ -27,6 +28,7 @@ from kernels.cpu.library import (
     FLOAT,
     INT,
     INT64,
+    ISA_NAMES,
     POINTER,
     NativeFunction,
     NativeLibrary,
@@ -48,15 +50,17 @@ from kernels.interface.operations import (
     AttentionParams,
     AttentionPlanner,
     AttentionSpec,
+    ExpertRouting,
     Forward,
     KVCache,
     PassResult,
     RotaryParams,
 )
-from kernels.interface.weights import LinearWeight, WeightPacking
+from kernels.interface.weights import ExpertWeights, LinearWeight, WeightPacking
 from kernels.torch.operations import TorchOperations
 
 _FLOAT32 = torch.float32
+_AVX512 = ISA_NAMES.index("avx512")
 _GATED = (GraphOpKind.SILU, GraphOpKind.GELU_TANH, GraphOpKind.GELU)
 """By the numbers of ec_gated_activation."""
 
@@ -82,6 +86,7 @@ class CpuOperations(NativeSampling, TorchOperations):
         TorchOperations.__init__(self)
         NativeSampling.__init__(self, library)
         self._library = library
+        self._multiplies_bfloat16 = linear_weights == "bfloat16"
         self._packing = NativePacking(library, linear_weights, keeps_blocks=keeps_blocks)
         self._linear = NativeLinear(library)
         find = library.function
@@ -103,7 +108,10 @@ class CpuOperations(NativeSampling, TorchOperations):
 
     @property
     def name(self) -> str:
-        return f"native-cpu-{self._library.isa}"
+        isa = self._library.isa
+        if ISA_NAMES.index(isa) > _AVX512 and not self._multiplies_bfloat16:
+            isa = "avx512"  # whose bits it gives
+        return f"native-cpu-{isa}"
 
     @property
     def build(self) -> str:
@@ -135,6 +143,28 @@ class CpuOperations(NativeSampling, TorchOperations):
         if not isinstance(weight, PackedLinear | PackedParts):
             return super().linear(x_TE, weight)
         return self._linear(x_TE, weight)
+
+    def prepare_experts(self, gate_up_XFE: torch.Tensor, down_XEF: torch.Tensor) -> ExpertWeights:
+        if gate_up_XFE.dtype is not _FLOAT32:
+            return super().prepare_experts(gate_up_XFE, down_XEF)
+        pack = self._packing.pack_expert
+        return NativeExpertWeights(self._library, gate_up_XFE, down_XEF, pack)
+
+    def mixture_of_experts(
+        self,
+        x_TE: torch.Tensor,
+        router_logits_TX: torch.Tensor,
+        experts: ExpertWeights,
+        routing: ExpertRouting,
+        slot_mapping_T: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        if capture := capture_of(x_TE):
+            return capture.mixture_of_experts(x_TE, router_logits_TX, experts, routing)
+        if not isinstance(experts, NativeExpertWeights):
+            return super().mixture_of_experts(
+                x_TE, router_logits_TX, experts, routing, slot_mapping_T
+            )
+        return experts(x_TE, router_logits_TX, routing)
 
     def lora_rows(
         self, num_slots: int, *, max_rank: int, max_num_tokens: int, dtype: torch.dtype

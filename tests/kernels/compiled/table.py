@@ -9,10 +9,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.kernels.compiled.cases import KernelVariant
+from tests.kernels.compiled.cases import SHARED_BYTES, KernelVariant
 
-MAX_SHARED_BYTES = 227 * 1024
-"""Of one thread block on sm_90."""
 REGISTERS_OF_SLACK = 8
 """Registers are allotted in eights; a compiler that moves one about changes no occupancy."""
 Key = tuple[str, str]
@@ -21,6 +19,7 @@ Key = tuple[str, str]
 _RESOURCES = re.compile(r"REG:(\d+) STACK:(\d+)")
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 _WGMMA = re.compile(r"\bwgmma\.mma_async\.")
+_WAITS = re.compile(r"\bcp\.async\.wait_group\s+(?:0x)?([0-9a-f]+)")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +31,8 @@ class Figures:
         stack_bytes, spill_store_bytes, spill_load_bytes: a thread; spilled values live on the
             stack, which is device memory.
         shared_bytes: a thread block.
+        copies_under_way: most groups of asynchronous copies that a wait leaves under way; 0: what a
+            loop asks for it waits for at once.
         num_wgmma: instructions for Hopper's tensor cores in the PTX.
         wgmma_serialized: ptxas could not let them run asynchronously: much slower.
         compile_s: seconds when it was compiled; later runs read all this from triton's cache.
@@ -42,6 +43,7 @@ class Figures:
     spill_store_bytes: int
     spill_load_bytes: int
     shared_bytes: int
+    copies_under_way: int
     num_wgmma: int
     wgmma_serialized: bool
     ptx_bytes: int
@@ -101,6 +103,7 @@ def read_figures(
         spill_store_bytes=sum(stores for stores, _ in spills),
         spill_load_bytes=sum(loads for _, loads in spills),
         shared_bytes=shared_bytes,
+        copies_under_way=max((int(wait, 16) for wait in _WAITS.findall(ptx)), default=0),
         num_wgmma=len(_WGMMA.findall(ptx)),
         wgmma_serialized="wgmma.mma_async instructions are serialized" in ptxas_report,
         ptx_bytes=len(ptx),
@@ -108,12 +111,20 @@ def read_figures(
     )
 
 
-def find_faults(outcome: Outcome) -> list[str]:
-    """What is wrong with a variant by itself, one sentence each."""
+def find_faults(outcome: Outcome, capability: int = 90) -> list[str]:
+    """What is wrong with a variant by itself, one sentence each. Other GPUs than the table's need
+    no wgmma, and spill what their fewer registers and bytes of shared memory leave no room for."""
     variant, figures = outcome.variant, outcome.figures
     if figures is None:
         return [f"{outcome} does not compile: {outcome.error}"]
-    problems = []
+    problems, most_shared = [], SHARED_BYTES[capability]
+    if figures.shared_bytes > most_shared:
+        problems.append(
+            f"{outcome} uses {figures.shared_bytes} bytes of shared memory, the limit is "
+            f"{most_shared}; use smaller tiles or fewer stages"
+        )
+    if capability != 90:
+        return problems
     spilled = figures.spill_store_bytes + figures.spill_load_bytes
     if variant.max_spill_bytes and not variant.spill_reason:
         problems.append(f"{outcome} may spill without a reason; give a spill_reason")
@@ -132,11 +143,8 @@ def find_faults(outcome: Outcome) -> list[str]:
         )
     if variant.needs_wgmma and figures.wgmma_serialized:
         problems.append(f"{outcome}: ptxas serialised its wgmma instructions")
-    if figures.shared_bytes > MAX_SHARED_BYTES:
-        problems.append(
-            f"{outcome} uses {figures.shared_bytes} bytes of shared memory, the limit is "
-            f"{MAX_SHARED_BYTES}; use smaller tiles or fewer stages"
-        )
+    if variant.needs_prefetch and not figures.copies_under_way:
+        problems.append(f"{outcome} waits for each tile at once; it takes more num_stages")
     return problems
 
 
@@ -155,6 +163,11 @@ def compare(outcomes: Iterable[Outcome], committed: Mapping[Key, Figures]) -> li
                 )
             if before.num_wgmma and not now.num_wgmma:
                 problems.append(f"{outcome} has no wgmma any more, {before.num_wgmma} in the table")
+            if before.copies_under_way and not now.copies_under_way:
+                problems.append(
+                    f"{outcome} waits for each copy at once, with {before.copies_under_way} under "
+                    "way in the table"
+                )
     gone = [key for key in committed if key not in seen]
     return problems + [f"{_label(key)} is in the table and not in the cases" for key in gone]
 
@@ -188,3 +201,22 @@ def write_table(
     compiler = {"triton": triton_version, "ptxas": ptxas}
     document = {"target": target, "compiler": compiler, "variants": rows}
     path.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def write_other_gpus(
+    path: Path, outcomes: Mapping[int, Iterable[Outcome]], *, triton_version: str
+) -> None:
+    """A row a variant, by compute capability: registers, bytes spilled, bytes of shared memory."""
+    rows: dict[Key, dict[str, list[int]]] = {}
+    for capability, of_one in outcomes.items():
+        for outcome in of_one:
+            if (figures := outcome.figures) is not None:
+                spilled = figures.spill_store_bytes + figures.spill_load_bytes
+                row = rows.setdefault(outcome.key, {})
+                row[f"sm_{capability}"] = [figures.registers, spilled, figures.shared_bytes]
+    variants = [{"module": key[0], "variant": key[1], **row} for key, row in rows.items()]
+    columns = ["registers", "spilled_bytes", "shared_bytes"]
+    document = {"triton": triton_version, "columns": columns, "variants": variants}
+    lines = [json.dumps(row) for row in variants]
+    head = json.dumps(document | {"variants": []}, indent=1).removesuffix("[]\n}")
+    path.write_text(head + "[\n  " + ",\n  ".join(lines) + "\n ]\n}\n")

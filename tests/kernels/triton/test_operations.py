@@ -10,6 +10,7 @@ from kernels.interface.operations import (
     ExpertRouting,
 )
 from kernels.torch.operations import TorchOperations
+from kernels.triton import attention_planner
 from kernels.triton.kv_cache import whole_cache
 from kernels.triton.operations import TritonOperations
 
@@ -250,19 +251,19 @@ def test_blocks_are_copied_within_a_cache_and_to_the_host_and_back(dtype):
     assert not whole.float().any()
     whole.copy_(random(*whole.shape).to(dtype))
     before = whole.float().clone()
-    host = TRITON.allocate_host_kv_cache(cache, 3)
-    assert [view.stride() for view in host] == [view.stride() for view in cache]
-    TRITON.copy_blocks(cache, host, torch.tensor([5, 1]), torch.tensor([0, 2]))
-    TRITON.copy_blocks(host, cache, torch.tensor([2, 0]), torch.tensor([3, 4]))
-    TRITON.copy_blocks(cache, cache, torch.tensor([3, 0]), torch.tensor([0, 1]))
-    TRITON.copy_blocks(cache, cache, torch.empty(0).long(), torch.empty(0).long())
+    copier = TRITON.make_block_copier([cache], 3)
+    assert [view.stride() for view in copier.host_caches[0]] == [view.stride() for view in cache]
+    copier.swap_out(torch.tensor([5, 1]), torch.tensor([0, 2]))
+    copier.swap_in(torch.tensor([2, 0]), torch.tensor([3, 4]))
+    copier.copy(torch.tensor([3, 0]), torch.tensor([0, 1]))
+    copier.copy(torch.empty(0).long(), torch.empty(0).long())
     assert torch.equal(whole.float(), before[[1, 0, 2, 1, 5, 5]])
 
 
 def test_a_pair_of_tensors_that_is_no_cache_of_this_backend_is_refused():
     cache = TORCH.allocate_kv_cache(6, BLOCK_SIZE, 2, 8, torch.float32)
     with pytest.raises(ValueError, match="not views of one cache; allocate it with"):
-        TRITON.copy_blocks(cache, cache, torch.tensor([1]), torch.tensor([2]))
+        TRITON.make_block_copier([cache], 0)
 
 
 @pytest.mark.parametrize(
@@ -359,13 +360,17 @@ def test_the_padding_of_a_bucket_changes_nothing_for_the_others(ops):
 
 
 @pytest.mark.parametrize(
-    ("head_size", "options", "words"),
+    ("head_size", "options", "shared_kib", "words"),
     [
-        (256, {}, "256 elements in float32, the limit on a GPU is 128; choose --dtype bfloat16"),
-        (64, {"kv_dtype": torch.float8_e4m3fn}, "float32 model with a KV cache of .*float8_e4m3fn"),
+        (256, {}, 227, "256 elements in float32, the limit on this GPU is 128; choose --dtype bf"),
+        (128, {}, 99, "128 elements in float32, the limit on this GPU is 64; choose --dtype bf"),
+        (64, {"kv_dtype": torch.float8_e4m3fn}, 227, "float32 model with a KV cache of .*e4m3fn"),
     ],
 )
-def test_float32_that_a_gpu_has_no_room_for_is_refused_there(head_size, options, words):
+def test_float32_that_a_gpu_has_no_room_for_is_refused_there(
+    monkeypatch, head_size, options, shared_kib, words
+):
     """Before anything is put on the device, which is not there."""
+    monkeypatch.setattr(attention_planner, "shared_memory", lambda device: shared_kib * 1024)
     with pytest.raises(ValueError, match=words):
         planner_of(TritonOperations(torch.device("cuda:0")), (4, 2), head_size, **options)
