@@ -173,8 +173,7 @@ public:
         vf inverses[ROWS];
         for (int r = 0; r < ROWS; ++r) {
             const bool has_codes = largest[r] > 1e-30f && largest[r] <= FLT_MAX;
-            const float scale = has_codes ? largest[r] / 255.0f : largest[r] <= 1e-30f ? 0.0f : NAN;
-            scales[r] = scale * other[r];
+            scales[r] = has_codes ? largest[r] / 255.0f : largest[r] <= 1e-30f ? 0.0f : NAN;
             inverses[r] = splat(has_codes ? 255.0f / largest[r] : 0.0f);
         }
         for (int64_t at = 0; at < stop; at += unit_keys) {
@@ -188,9 +187,9 @@ public:
         const int64_t four = first / 4, four_stop = (stop + 3) / 4;
         int64_t d = 0;
         for (; d + 64 <= padded; d += 64)
-            add_columns<ROWS, 4>(four, four_stop, d, codes, scales, own, states);
+            add_columns<ROWS, 4>(four, four_stop, d, codes, scales, own, other, states);
         for (; d < padded; d += 16)
-            add_columns<ROWS, 1>(four, four_stop, d, codes, scales, own, states);
+            add_columns<ROWS, 1>(four, four_stop, d, codes, scales, own, other, states);
     }
 
 private:
@@ -223,7 +222,8 @@ private:
 
     template <int ROWS, int WIDTH>
     void add_columns(int64_t four, int64_t four_stop, int64_t d, const uint8_t (*codes)[tile_keys],
-                     const float* scales, const float* own, float* states) const {
+                     const float* scales, const float* own, const float* other,
+                     float* states) const {
         const int64_t padded = a_.padded(), state = a_.state();
         vi sums[ROWS][WIDTH];
         dot_bytes<false, ROWS, WIDTH>(values_ + four * padded + d, padded,
@@ -232,8 +232,9 @@ private:
         for (int r = 0; r < ROWS; ++r) {
             for (int c = 0; c < WIDTH; ++c) {
                 float* to = states + r * state + d + 16 * c;
-                const vf sum = __builtin_convertvector(sums[r][c], vf);
-                store(to, fma(load(to), splat(own[r]), sum * splat(scales[r])));
+                // as a tile's own result would be: it is rounded before it is joined
+                const vf sum = __builtin_convertvector(sums[r][c], vf) * splat(scales[r]);
+                store(to, fma(load(to), splat(own[r]), sum * splat(other[r])));
             }
         }
     }
