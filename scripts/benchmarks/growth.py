@@ -267,6 +267,7 @@ def _exponent(before: Row, row: Row, part: str) -> str:
 
 
 def _draw(figures: dict[str, list[Row]], path: Path) -> None:
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(13, 6.5), layout="constrained")
@@ -281,7 +282,9 @@ def _draw(figures: dict[str, list[Row]], path: Path) -> None:
         panel.set(xscale="log", yscale="log", ylim=(10, 1e4))
         panel.set_xlabel(_CASES[what][0].replace(", ", ",\n"))
         panel.grid(alpha=0.3)
+        panel.minorticks_off()
     for panel in panels[:, 0]:
         panel.set_ylabel("CPU time, microseconds")
     panels[0, 0].legend()
-    figure.savefig(path, format="svg", metadata={"Date": None})
+    with rc_context({"svg.fonttype": "none"}):  # letters as letters
+        figure.savefig(path, format="svg", metadata={"Date": None})
