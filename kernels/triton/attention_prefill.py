@@ -269,7 +269,7 @@ def prefill_attention(
                 tile_slots=slots,
             )
             return Launch(
-                (num_entries, num_kv_heads),
+                (number, num_kv_heads),
                 (
                     block_table_RM.stride(0),
                     *q_THD.stride()[:2],
