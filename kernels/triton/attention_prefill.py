@@ -255,9 +255,7 @@ def prefill_attention(
             out_THD if lse_TH is None else lse_TH,
         )
 
-        def prepare(
-            num_entries: int = num_entries, slots: int = slots, first: int = first
-        ) -> Launch:
+        def prepare(number: int = num_entries, slots: int = slots, first: int = first) -> Launch:
             check()
             _, num_kv_heads, block_size, head_size = k_cache_BKSD.shape
             score_scale, multiplier = score_numbers(params, k_scale)
