@@ -116,8 +116,8 @@ def reference_float8_linear(
     """`(q * scale) @ (w * scales).T + bias` in float32."""
 
     def widened(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-        wide = codes.float().unflatten(1, (scales.shape[1], -1)) * scales[..., None]
-        return wide.flatten(1)
+        wide: torch.Tensor = codes.float().unflatten(1, (scales.shape[1], -1))
+        return (wide * scales[..., None]).flatten(1)
 
     out_TN = widened(q_TE, scale_TG) @ widened(weight.weight_NE, weight.scales_NG).T
     return out_TN if bias_N is None else out_TN + bias_N.float()
@@ -384,7 +384,7 @@ def choose_tile_rows(num_rows: int, *, batch_invariant: bool = False) -> int:
     """Rows of the kernel's tile: a power of two from 16 to 128."""
     if batch_invariant:
         return _FEW_ROWS
-    return max(16, min(128, triton.next_power_of_2(num_rows)))
+    return max(16, min(128, int(triton.next_power_of_2(num_rows))))
 
 
 def product_configuration(

@@ -79,6 +79,10 @@ class TritonOperations:
         self.device = device
         self._packs = bool(quantised_types & QUANTISED_TYPES)
         self._packing: TritonPacking | None = None
+        # the interpreter has float8, as tensor cores have from Ada on
+        self._multiplies_float8 = device.type != "cuda" or torch.cuda.get_device_capability(
+            device
+        ) >= (8, 9)
         self._batch_invariant = batch_invariant
         self._scratch = SplitScratch(device)
 
@@ -99,7 +103,9 @@ class TritonOperations:
 
     def weight_packing(self, dtype: torch.dtype) -> WeightPacking | None:
         if self._packs and self._packing is None:
-            self._packing = TritonPacking(self.device, dtype)
+            self._packing = TritonPacking(
+                self.device, dtype, rounds_to_float8=self._multiplies_float8
+            )
         return self._packing
 
     def linear(self, x_TE: torch.Tensor, weight: LinearWeight) -> torch.Tensor:

@@ -36,8 +36,8 @@ def load_scaled(
 ):
     """Bytes [j_start, j_start + BLOCK_J) of some rows: (low, high) float32 [BLOCK_N, BLOCK_J].
 
-    8 bits have no high half. GROUP_J is the bytes of a group: groups are whole numbers of blocks, or
-    blocks of groups. IN_BOUNDS says that no block reaches beyond N or J."""
+    8 bits have no high half. GROUP_J is the bytes of a group: groups are whole numbers of blocks,
+    or blocks of groups. IN_BOUNDS says that no block reaches beyond N or J."""
     GROUPS: tl.constexpr = BLOCK_J // GROUP_J if GROUP_J < BLOCK_J else 1
     ROW_GROUPS: tl.constexpr = J // GROUP_J
     j_J = j_start + tl.arange(0, BLOCK_J)

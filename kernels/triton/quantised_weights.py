@@ -1,4 +1,5 @@
-"""Weight-only float8, int8 and int4: one packed layout (`QuantisedWeight`), and the way into it from files.
+"""Weight-only float8, int8 and int4: one packed layout (`QuantisedWeight`), and the way into it
+from files.
 
 Shape suffixes here: G groups a row, J bytes a row."""
 

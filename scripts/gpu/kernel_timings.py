@@ -87,7 +87,9 @@ LINEARS: dict[str, tuple[Callable[..., Any], Callable[[torch.Tensor, Any], objec
     "torch linear bf16": (torch.Tensor.bfloat16, F.linear, 2.0),
     "own linear bf16": (torch.Tensor.bfloat16, own_linear, 2.0),
     "fp8 linear": (
-        lambda weight: prepare_float8(*reference_quantise_rows(weight)), float8_linear, 1.0
+        lambda weight: prepare_float8(*reference_quantise_rows(weight)),
+        float8_linear,
+        1.0,
     ),
     "fp8 linear in blocks": (
         lambda weight: prepare_float8(*reference_quantise_rows(weight, grouped=True)),

@@ -24,9 +24,7 @@ def check_rows(num_rows: int, width: int, *, device: str) -> float:
     return row_error(q_TE.float() * scale_T1, x_TE.float())
 
 
-def check(
-    num_rows: int, inputs: int, outputs: int, *, device: str, grouped: bool = False
-) -> float:
+def check(num_rows: int, inputs: int, outputs: int, *, device: str, grouped: bool = False) -> float:
     """Against the same rounded operands, multiplied in float32."""
     weight_NE = torch.randn(outputs, inputs, device=device).mul_(inputs**-0.5)
     weight = prepare_float8(*reference_quantise_rows(weight_NE, grouped=grouped))
