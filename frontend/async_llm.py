@@ -1,5 +1,6 @@
 """`AsyncLLM`: prompts in, streams of outputs out, on an engine in another process."""
 
+import asyncio
 import contextlib
 import dataclasses
 import functools
@@ -13,7 +14,7 @@ from typing import Any, Self
 from frontend.adapters import LoRARequest, one_adapter
 from frontend.chat_template import template_process
 from frontend.connection import ConnectionOptions
-from frontend.daemon import ChildDaemon
+from frontend.daemon import ChildDaemon, start_daemons
 from frontend.engine_calls import Engine, EngineCalls
 from frontend.engine_group import EngineGroup
 from frontend.engine_options import daemon_arguments
@@ -129,7 +130,8 @@ class AsyncLLM(EngineCalls, PoolingCalls):
         self._routing_policy = routing_policy
         self._random = random.SystemRandom() if seed is None else random.Random(seed)
         self._clock = Clock()
-        self._child: ChildDaemon | None = None
+        self._children: dict[str, ChildDaemon] = {}
+        """Engines that end with this client, by address."""
         self._session: EngineSession | EngineGroup | None = None
         self._input_processor: InputProcessor | None = None
         self.allowed_local_media_path = allowed_folder(allowed_local_media_path)
@@ -168,7 +170,8 @@ class AsyncLLM(EngineCalls, PoolingCalls):
 
         Args:
             startup_timeout_s: for the engine to get ready, also when it is started again.
-            engine_options: those of `LLM`.
+            engine_options: those of `LLM`; with `data_parallel_size` so many engines share the
+                machine, each with the other options.
 
         Raises:
             InvalidInput: an option that this engine does not support.
@@ -176,9 +179,9 @@ class AsyncLLM(EngineCalls, PoolingCalls):
         """
         reasoning_of_config(structured_outputs_config)
         folder = allowed_folder(allowed_local_media_path)
-        child = ChildDaemon(daemon_arguments(model, engine_options))
+        number = engine_options.pop("data_parallel_size", 1)
         client = await cls.launched(
-            child,
+            *start_daemons(daemon_arguments(model, engine_options), number),
             client_name=client_name,
             seed=seed,
             startup_timeout_s=startup_timeout_s,
@@ -190,28 +193,27 @@ class AsyncLLM(EngineCalls, PoolingCalls):
     @classmethod
     async def launched(
         cls,
-        child: ChildDaemon,
-        *,
+        *children: ChildDaemon,
         client_name: str = "",
         seed: int | None = None,
         startup_timeout_s: float = 600.0,
         structured_outputs_config: Mapping[str, Any] | None = None,
     ) -> Self:
-        """A client of an engine that is starting, and ends with the client.
+        """A client of engines that are starting, and end with the client.
         Raises EngineStartError: see `launch`."""
         try:
-            await child.ready(startup_timeout_s)
+            await asyncio.gather(*(each.ready(startup_timeout_s) for each in children))
             client = cls(
-                child.address,
+                [each.address for each in children],
                 client_name=client_name,
                 seed=seed,
                 reconnect_timeout_s=startup_timeout_s,
                 structured_outputs_config=structured_outputs_config,
             )
-            client._child = child
+            client._children = {each.address: each for each in children}
             await client.open()
         except BaseException:
-            await child.close()
+            await asyncio.gather(*(each.close() for each in children))
             raise
         return client
 
@@ -247,7 +249,7 @@ class AsyncLLM(EngineCalls, PoolingCalls):
             ZmqTransport(address, self._key),
             dataclasses.replace(self._options, address=address),
             clock=self._clock,
-            child=self._child,
+            child=self._children.get(address),
             requests=requests,
             neighbours=neighbours,
         )
@@ -282,8 +284,7 @@ class AsyncLLM(EngineCalls, PoolingCalls):
         """Abort what runs, disconnect, and stop an engine that `launch` started."""
         if self._session is not None:
             await self._session.close()
-        if self._child is not None:
-            await self._child.close()
+        await asyncio.gather(*(each.close() for each in self._children.values()))
         _open_clients.discard(self)
         if not _open_clients:
             template_process.close()

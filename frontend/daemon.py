@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
-from frontend.errors import EngineDied, EngineStartError
+from frontend.errors import EngineDied, EngineStartError, InvalidInput
 from protocol.addresses import SOCKET_NAME
 
 T = TypeVar("T")
@@ -26,6 +26,24 @@ _NUM_SHOWN_LINES = 15
 _MAX_UNIX_PATH_BYTES = 107
 _EXIT_WAIT_S = 5.0
 _POLL_S = 0.01
+
+
+def start_daemons(
+    arguments: Sequence[str], number: int = 1, *, shows_log: bool = False
+) -> list["ChildDaemon"]:
+    """Engines of one model that share this machine; see `ChildDaemon`.
+    Raises InvalidInput: their number is no positive one. EngineStartError: see there."""
+    if not isinstance(number, int) or number < 1:
+        raise InvalidInput(f"data_parallel_size is {number!r}, it must be a positive number")
+    if number > 1:
+        arguments = [*arguments, f"--data-parallel-size={number}"]
+    return [
+        ChildDaemon(
+            [*arguments, f"--data-parallel-rank={rank}"] if number > 1 else arguments,
+            shows_log=shows_log,
+        )
+        for rank in range(number)
+    ]
 
 
 class ChildDaemon:

@@ -26,7 +26,6 @@ _QUANTIZATIONS = {"awq_marlin": "awq", "gptq_marlin": "gptq", "compressed-tensor
 
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     "config_format": ("auto", "hf"),
-    "data_parallel_size": (1,),
     "enable_chunked_prefill": (None, True),
     "swap_space": (0, 4),
     "task": (None, "auto", "generate"),
@@ -77,8 +76,6 @@ _ADVICE = {
     "exit_on_stdin_eof": "an engine that is started here always ends with this process",
     "parent_pid": "an engine that is started here always ends with this process",
     "load_format": "start engine-core --load-format dummy --model-config FILE and connect to it",
-    "data_parallel_size": "start so many engine-core, each with its own --bind, and give AsyncLLM "
-    "or engine-client http all addresses",
     "enable_chunked_prefill": "long prompts are always chunked; see max_chunk_size",
     "tokenizer_mode": "the model's own tokenizer is read; use 'auto'",
     "task": "use runner='pooling' with convert='embed' or 'classify'",

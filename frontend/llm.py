@@ -56,7 +56,8 @@ class LLM:
         allowed_local_media_path: see `AsyncLLM`.
         engine_options: those of `engine-core` with underscores (docs/daemon.md), also by vLLM's
             names. vLLM's other engine arguments are accepted as long as they ask for nothing, such
-            as `data_parallel_size=1`, and refused by name otherwise.
+            as `task="auto"`, and refused by name otherwise. With `data_parallel_size` so many
+            engines share the machine.
 
     Raises:
         InvalidInput, EngineStartError: see `AsyncLLM.launch`.

@@ -115,7 +115,7 @@ class TorchCollectives:
         store: Store,
         *,
         host: str = "127.0.0.1",
-        timeout_s: float = 60.0,
+        timeout_s: float = 300.0,
         backend: Backend = "gloo",
         world: str = "world",
     ) -> None:

@@ -144,7 +144,7 @@ class EngineOptions:
     """With --supervise: restarts within 600 s (default 10); the next death ends the parent
     too."""
     capture_at_start: bool = False
-    """Capture every CUDA graph before ready, not at first use; GPU only."""
+    """Capture every CUDA graph before ready, the rare ones too; GPU only."""
     enforce_eager: bool = False
     """Launch every step kernel by kernel, without CUDA graphs; a CPU has none."""
 

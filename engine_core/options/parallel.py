@@ -13,13 +13,7 @@ def check_parallel(options: EngineOptions) -> None:
     if parallel.join is not None:
         _check_join(options)
         return
-    if parallel.data_parallel_size > 1:
-        raise ConfigurationError(
-            f"--data-parallel-size is {parallel.data_parallel_size}, and this command starts one "
-            "engine; start so many, each with a --bind of its own, and give the HTTP server all of "
-            "them: engine-client http --model NAME=ADDRESS --model NAME=ADDRESS ... "
-            "(docs/parallel.md), or use engine-core on-ray"
-        )
+    _check_data_parallel(parallel)
     if bool(parallel.num_joining) != (parallel.workers_bind is not None):
         raise ConfigurationError(
             "--workers-bind and --num-joining have no effect without each other; give both, or "
@@ -38,6 +32,21 @@ def check_parallel(options: EngineOptions) -> None:
                     f"{option} is not supported with {parallel.num_workers} workers: {why}; "
                     f"{instead}"
                 )
+
+
+def _check_data_parallel(parallel: ParallelOptions) -> None:
+    size, rank = parallel.data_parallel_size, parallel.data_parallel_rank
+    if size > 1 and rank is None:
+        raise ConfigurationError(
+            f"--data-parallel-size is {size}, and this command starts one engine; use "
+            f"engine-client serve MODEL --data-parallel-size {size}, or start so many, each with "
+            "--data-parallel-rank and a --bind of its own (docs/parallel.md), or engine-core on-ray"
+        )
+    if rank is not None and rank >= size:
+        raise ConfigurationError(
+            f"--data-parallel-rank is {rank}, and --data-parallel-size {size}; ranks count from 0: "
+            "lower the rank, or raise the size"
+        )
 
 
 def _refused(options: EngineOptions) -> list[tuple[str, bool, str, str]]:

@@ -18,7 +18,11 @@ class ParallelOptions:
     pipeline_parallel_size: Annotated[int, POSITIVE, Parameter(alias="-pp")] = 1
     """Stages that share the layers, each of --tensor-parallel-size workers."""
     data_parallel_size: Annotated[int, POSITIVE, Parameter(alias="-dp")] = 1
-    """Whole engines behind one address list; only 1 here: more are started one by one."""
+    """Whole engines of this machine that serve the model, each of them a command of its own with a
+    rank; `engine-client serve` and LLM start them all."""
+    data_parallel_rank: Annotated[int | None, NOT_NEGATIVE] = None
+    """Which of --data-parallel-size this one is, from 0: it takes its share of the machine's cores
+    and memory, or its own GPUs."""
     workers_bind: str | None = None
     """tcp://HOST:PORT at which workers of other machines join; needs --num-joining."""
     num_joining: Annotated[int, NOT_NEGATIVE] = 0

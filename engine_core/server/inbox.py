@@ -50,6 +50,8 @@ class Inbox:
         welcome: makes the answer to a HELLO: the message and its binary frames.
         max_clients: a HELLO of one more is refused.
         rights: of a routing id; default: all.
+        while_quiet: called in a blocking drain when nothing has come for `idle_wait_s`; some tens
+            of milliseconds of work that later requests need not wait for.
         clock: seconds; the loop's.
     """
 
@@ -63,6 +65,7 @@ class Inbox:
         welcome: Callable[[Hello], tuple[Message, list[Frame]]],
         max_clients: int = 1024,
         rights: Callable[[bytes], Rights] = lambda _identity: Rights(),
+        while_quiet: Callable[[], object] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._transport = transport
@@ -72,6 +75,7 @@ class Inbox:
         self._welcome = welcome
         self._max_clients = max_clients
         self._rights = rights
+        self._while_quiet = while_quiet
         self._clock = clock
         self._arrivals = LimitedLog(logger, logging.INFO, clock)
         self._refusals = LimitedLog(logger, logging.WARNING, clock)
@@ -86,7 +90,9 @@ class Inbox:
         for the next call. With `block`, wait a while if there is nothing."""
         if block:
             is_behind = self._outbox.has_backlogs
-            self._transport.wait(_BACKLOG_WAIT_S if is_behind else self._idle_wait_s)
+            has_some = self._transport.wait(_BACKLOG_WAIT_S if is_behind else self._idle_wait_s)
+            if not has_some and not is_behind:
+                self._while_quiet()
         deadline_s = self._clock() + _MAX_DRAIN_S
         for identity, frames in itertools.islice(self._transport.receive_all(), _MAX_MESSAGES):
             client = self._clients.find(identity)

@@ -59,8 +59,8 @@ def most_message_bytes(max_model_len: int | None, most_tensor_bytes: int = 0) ->
 class Transport(Protocol):
     """Exchanges frames with clients, each known by its routing id."""
 
-    def wait(self, timeout_s: float) -> None:
-        """Return when there is something to read, or after `timeout_s`."""
+    def wait(self, timeout_s: float) -> bool:
+        """Return when there is something to read, or after `timeout_s`; says which."""
 
     def receive_all(self) -> Iterator[tuple[bytes, list[Frame]]]:
         """Messages that have arrived, by turns of the clients: (routing id, frames). Never
@@ -172,8 +172,8 @@ class ZmqTransport:
     def unwatch(self, file_descriptor: int) -> None:
         self._poller.unregister(file_descriptor)
 
-    def wait(self, timeout_s: float) -> None:
-        self._poller.poll(round(timeout_s * 1000))
+    def wait(self, timeout_s: float) -> bool:
+        return bool(self._poller.poll(round(timeout_s * 1000)))
 
     def receive_all(self) -> Iterator[tuple[bytes, list[Frame]]]:
         if self._key_check is not None:

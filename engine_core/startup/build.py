@@ -43,7 +43,7 @@ from engine_core.startup.phases import StartPhases
 from engine_core.startup.prefix_store import open_prefix_store
 from engine_core.startup.ranks import OneRank, RankZero
 from engine_core.startup.resolve import plan_runner
-from engine_core.startup.runner_spec import Runner, RunnerSpec
+from engine_core.startup.runner_spec import Runner, RunnerSpec, prepare_ahead
 from engine_core.startup.served_model import ServedModel
 from engine_core.structured_output.manager import Compiler, StructuredOutputs
 from engine_core.trace import TraceWriter
@@ -234,6 +234,7 @@ def _assemble(
             welcome=handshake.welcome,
             max_clients=config.max_clients,
             rights=transport.rights,
+            while_quiet=lambda: prepare_ahead(executor.runner),
         ),
         outbox=outbox,
         clients=clients,

@@ -41,7 +41,9 @@ class OneRank:
         self, options: EngineOptions, device: torch.device, files: ModelFiles
     ) -> tuple[EngineOptions, torch.device]:
         """Options and device of this rank, before the model is loaded."""
-        return options, device
+        if options.parallel.data_parallel_size == 1:
+            return options, device
+        return share_of_machine(options, device, num_workers=1, local_rank=0)
 
     def loaded(self) -> None:
         """This rank has its part of the model."""
@@ -85,7 +87,6 @@ class RankZero(OneRank):
             Sizes(
                 max_num_seqs=spec.config.max_num_seqs,
                 max_num_batched_tokens=spec.config.max_num_batched_tokens,
-                max_model_len=spec.config.max_model_len,
                 keeps_bytes=spec.config.kv_dtype is torch.int8,
             )
         )
@@ -135,21 +136,36 @@ def room_of(config: EngineConfig) -> Serve:
 
 
 def placed(options: EngineOptions, start: Start) -> tuple[EngineOptions, torch.device]:
-    """At any rank: its share of the machine's cores and memory, and its device.
-    Raises ConfigurationError: this machine has too few devices."""
-    device = torch.device(start.device)
-    if start.device == "cuda":
+    """Of a worker: see `share_of_machine`."""
+    return share_of_machine(
+        options,
+        torch.device(start.device),
+        num_workers=start.num_workers_here,
+        local_rank=start.local_rank,
+    )
+
+
+def share_of_machine(
+    options: EngineOptions, device: torch.device, *, num_workers: int, local_rank: int
+) -> tuple[EngineOptions, torch.device]:
+    """What one of this engine's `num_workers` here has of the machine, which it shares with those
+    of other data parallel engines too. Raises ConfigurationError: the machine has too few devices.
+    """
+    parallel = options.parallel
+    local_rank += num_workers * (parallel.data_parallel_rank or 0)
+    num_workers *= parallel.data_parallel_size
+    if device.type == "cuda":
         num_devices = torch.cuda.device_count()
-        if start.num_workers_here > num_devices:
+        if num_workers > num_devices:
             raise ConfigurationError(
-                f"{start.num_workers_here} workers on a machine with {num_devices} GPUs, and each "
-                "needs one; lower --tensor-parallel-size or --pipeline-parallel-size, or let "
-                "workers of other machines join"
+                f"{num_workers} workers on a machine with {num_devices} GPUs, and each "
+                "needs one; lower --tensor-parallel-size, --pipeline-parallel-size or "
+                "--data-parallel-size, or let workers of other machines join"
             )
-        device = torch.device("cuda", start.local_rank)
+        device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
     else:
-        options = _share_of_host(options, start)
+        options = _share_of_host(options, num_workers, local_rank)
     if options.num_threads is not None:
         torch.set_num_threads(options.num_threads)
     return options, device
@@ -181,17 +197,17 @@ def connected(options: EngineOptions, device: torch.device, start: Start) -> Col
     return collectives
 
 
-def _share_of_host(options: EngineOptions, start: Start) -> EngineOptions:
+def _share_of_host(options: EngineOptions, num_workers: int, local_rank: int) -> EngineOptions:
     """Workers of one machine share its cores evenly, at least one each. They are not pinned:
     beside its model a rank has threads that only wake for a moment (messages, collectives, masks),
     and the system finds them a core that is idle."""
     cores = min(available_threads(), options.num_threads or available_threads())
-    base, more = divmod(cores, start.num_workers_here)
+    base, more = divmod(cores, num_workers)
     fraction = options.memory_fraction or defaults_of(torch.device("cpu")).memory_fraction
     return dataclasses.replace(
         options,
-        num_threads=max(1, base + (start.local_rank < more)),
-        memory_fraction=fraction / start.num_workers_here,
+        num_threads=max(1, base + (local_rank < more)),
+        memory_fraction=fraction / num_workers,
     )
 
 
@@ -205,6 +221,5 @@ def with_sizes(options: EngineOptions, sizes: Sizes) -> EngineOptions:
     return dataclasses.replace(
         options,
         scheduling=scheduling,
-        max_model_len=sizes.max_model_len,
         kv_cache_dtype="int8" if sizes.keeps_bytes else options.kv_cache_dtype,
     )

@@ -6,20 +6,19 @@ import logging
 import numpy as np
 
 from engine_core.errors import StartupError
+from engine_core.executor import StepRunner
 from engine_core.kv_cache import CacheCopies
 from engine_core.model_runner.cache import BlockStorage
 from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.cpu.encoder_runner import EncoderRunner
 from engine_core.model_runner.cpu.runner import CPUModelRunner
 from engine_core.model_runner.gpu import CudaQueue, GPUModelRunner
-from engine_core.model_runner.gpu.step import decode_buckets
 from engine_core.models.encoder import Encoder
 from engine_core.options.engine import EngineOptions
 from engine_core.scheduler import NewRequestData, ScheduledBatch, SchedulerConfig, SchedulerOutput
 from engine_core.startup.memory import CudaMeter, measure_extra_bytes
 from engine_core.startup.model import LoadedModel
 from kernels.backends import device_step_operations
-from kernels.interface.device_steps import SamplingMode
 from kernels.interface.sampling_rows import MAX_DEVICE_LOGPROBS
 from protocol.sampling import SamplingParams
 
@@ -28,8 +27,8 @@ logger = logging.getLogger(__name__)
 Runner = CPUModelRunner | GPUModelRunner | EncoderRunner
 
 _BYTES_A_GRAPH = 12 * 1024**2
-"""Allowed for each CUDA graph: one of the largest is measured, the others share its memory for
-tensors, and the driver keeps some MiB of each."""
+"""Allowed for each CUDA graph: the largest are measured, the others share their memory for tensors,
+and the driver keeps some MiB of each."""
 _ONLY_BLOCK = 1
 """Every entry of every block table of a profile step. Rows overwrite each other there: memory is
 measured, not answers."""
@@ -107,24 +106,34 @@ class RunnerSpec:
         largest steps, graphs, loaded kernels. Runs them on a runner that is thrown away.
         Raises Exception: whatever the model raises, torch.OutOfMemoryError among others."""
 
+        num_graphs = 0
+
         def run() -> None:
+            nonlocal num_graphs
             runner = self.build(
                 num_blocks=1, num_host_blocks=0, max_model_len=self.config.max_model_len
             )
-            for plan in self.profile_steps():
-                runner.submit(plan)
-                runner.collect()
+            assert isinstance(runner, GPUModelRunner)
+            num_graphs = len(runner.graphs.all)
+            # While serving, steps keep their memory beside the graphs': prompts behind them, too.
+            for _ in range(2):
+                for plan in self.profile_steps():
+                    runner.submit(plan)
+                    runner.collect()
+                runner.capture_graphs(runner.graphs.largest)
 
         # the null block and the only one
         extra = measure_extra_bytes(run, meter, expected_bytes=2 * self.config.block_bytes)
         meter.release()
-        num_buckets = (
-            0 if self.options.enforce_eager else len(decode_buckets(self.config.max_num_logits))
-        )
-        num_graphs = num_buckets * len(SamplingMode) * (1 if self.config.adapters is None else 2)
         total = extra + num_graphs * _BYTES_A_GRAPH
         logger.info("steps take up to %.0f MiB beside weights and cache", total / 1024**2)
         return total
+
+
+def prepare_ahead(runner: StepRunner | None) -> None:
+    """While no request has come: a short piece of what a later step would otherwise wait for."""
+    if isinstance(runner, GPUModelRunner):
+        runner.capture_next_graph()
 
 
 # ------------------------------------------------------------------ the largest step

@@ -39,7 +39,6 @@ class Sizes(Message, frozen=True, tag=True):
 
     max_num_seqs: int
     max_num_batched_tokens: int
-    max_model_len: int
     keeps_bytes: bool
     """The KV cache is int8."""
 

@@ -1,5 +1,6 @@
 """`engine-client http` and `engine-client serve`."""
 
+import asyncio
 import dataclasses
 import functools
 import subprocess
@@ -12,7 +13,7 @@ from cyclopts import Parameter
 
 from frontend.async_llm import AsyncLLM
 from frontend.cli.options import DAEMON, EXIT_ADDRESS, DaemonOptions, UsageError, print_fault
-from frontend.daemon import ChildDaemon
+from frontend.daemon import ChildDaemon, start_daemons
 from frontend.errors import InvalidInput
 from frontend.http import server
 from frontend.http.listeners import AddressUnavailable
@@ -138,6 +139,7 @@ def serve(
     /,
     *engine_options: _Passed,
     served_model_name: _Several = None,
+    data_parallel_size: Annotated[int, Parameter(alias="-dp")] = 1,
     startup_timeout: float = 3600.0,
     settings: ServerSettings = _SERVER,
 ) -> int:
@@ -148,6 +150,8 @@ def serve(
         engine_options: Other options are the daemon's (`engine-core --help-all`). It is started
             again when it dies, but for --no-supervise.
         served_model_name: The model's name, instead of its own; may be repeated.
+        data_parallel_size: So many daemons share the machine; requests go where most of their
+            prompt is cached and least is to do.
         startup_timeout: Seconds for the daemon to get ready, downloads included.
 
     Raises:
@@ -158,9 +162,9 @@ def serve(
     arguments = ["--model", model, *supervision, *engine_options]
 
     async def start() -> Backend:
-        child = ChildDaemon(arguments, shows_log=True)
+        children = start_daemons(arguments, data_parallel_size, shows_log=True)
         llm = await AsyncLLM.launched(
-            child, client_name="engine-client serve", startup_timeout_s=startup_timeout
+            *children, client_name="engine-client serve", startup_timeout_s=startup_timeout
         )
         # a known name is what its user will ask for; of a path the model's own name is
         names = served_model_name or [llm.model.name if Path(model).exists() else model]
@@ -169,11 +173,17 @@ def serve(
         has_key = settings.api_key or settings.api_key_file
         return Backend(
             ServedModels([served]),
-            lost=child.wait,
+            lost=functools.partial(_first_end, children),
             text=lambda url: _first_steps(names[0], url, llm.model, has_key=bool(has_key)),
         )
 
     return _serve(settings, start)
+
+
+async def _first_end(children: Sequence[ChildDaemon]) -> str:
+    for first in asyncio.as_completed([each.wait() for each in children]):
+        return await first
+    raise AssertionError("no daemons")
 
 
 def _first_steps(name: str, url: str, model: ModelInfo, *, has_key: bool) -> str:

@@ -63,7 +63,8 @@ SWITCH_VARIABLE = "ENGINE_CORE_NATIVE"
 CACHE_VARIABLE = "ENGINE_CORE_NATIVE_CACHE"
 THREADS_VARIABLE = "ENGINE_CORE_NATIVE_THREADS"
 
-ISA_NAMES = ("portable", "avx2", "avx512")
+# the last is for tests: the kernels of "amx", whose instructions are computed in C++
+ISA_NAMES = ("portable", "avx2", "avx512", "avx512_bf16", "amx", "amx_emulated")
 
 _SOURCES = Path(__file__).parent / "src"
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-pthread")
@@ -129,6 +130,12 @@ class NativeLibrary:
     def machine_isa(self) -> str:
         """The best that this machine has."""
         return ISA_NAMES[self._dll.ec_machine_isa()]
+
+    @property
+    def isas(self) -> tuple[str, ...]:
+        """Those that `forced_isa` takes on this machine."""
+        found = ISA_NAMES[: ISA_NAMES.index(self.machine_isa) + 1]
+        return (*found, "amx_emulated") if "avx512_bf16" in found else found
 
     @contextmanager
     def forced_isa(self, name: str) -> Iterator[None]:

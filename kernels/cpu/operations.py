@@ -27,6 +27,7 @@ from kernels.cpu.library import (
     FLOAT,
     INT,
     INT64,
+    ISA_NAMES,
     POINTER,
     NativeFunction,
     NativeLibrary,
@@ -57,6 +58,7 @@ from kernels.interface.weights import LinearWeight, WeightPacking
 from kernels.torch.operations import TorchOperations
 
 _FLOAT32 = torch.float32
+_AVX512 = ISA_NAMES.index("avx512")
 _GATED = (GraphOpKind.SILU, GraphOpKind.GELU_TANH, GraphOpKind.GELU)
 """By the numbers of ec_gated_activation."""
 
@@ -82,6 +84,7 @@ class CpuOperations(NativeSampling, TorchOperations):
         TorchOperations.__init__(self)
         NativeSampling.__init__(self, library)
         self._library = library
+        self._multiplies_bfloat16 = linear_weights == "bfloat16"
         self._packing = NativePacking(library, linear_weights, keeps_blocks=keeps_blocks)
         self._linear = NativeLinear(library)
         find = library.function
@@ -103,7 +106,10 @@ class CpuOperations(NativeSampling, TorchOperations):
 
     @property
     def name(self) -> str:
-        return f"native-cpu-{self._library.isa}"
+        isa = self._library.isa
+        if ISA_NAMES.index(isa) > _AVX512 and not self._multiplies_bfloat16:
+            isa = "avx512"  # whose bits it gives
+        return f"native-cpu-{isa}"
 
     @property
     def build(self) -> str:

@@ -22,7 +22,9 @@ from kernels.cpu.weights import (
     Bytes,
     LinearKind,
     PackedLinear,
+    pack_bfloat16,
     pack_float,
+    pack_float_parts,
     packed_linear,
     quantise_int4,
     quantise_int8,
@@ -150,13 +152,24 @@ def _first_tensor(header_bytes: int) -> int:
     return -(-(_START.size + header_bytes) // _ALIGNMENT) * _ALIGNMENT
 
 
-FloatFormat = Literal["float32", "int8", "int4"]
+FloatFormat = Literal["float32", "bfloat16", "int8", "int4"]
 
 _FLOAT32 = "float32"
-_PACKERS = {_FLOAT32: pack_float, "int8": quantise_int8, "int4": quantise_int4}
-_BITS: tuple[tuple[str, int], ...] = (("int4", 4), ("int8", 8), (_FLOAT32, 32))
+_PACKERS = {
+    _FLOAT32: pack_float,
+    "bfloat16": pack_bfloat16,
+    "int8": quantise_int8,
+    "int4": quantise_int4,
+}
+_BITS: tuple[tuple[str, int], ...] = (
+    ("int4", 4),
+    ("int8", 8),
+    ("bfloat16", 16),
+    (_FLOAT32, 32),
+)
 _KINDS = GGUF_KINDS | {
     _FLOAT32: LinearKind.F32,
+    "bfloat16": LinearKind.BF16,
     "int8": LinearKind.I8_ROW,
     "int4": LinearKind.Q4_MINIMUM,
 }
@@ -263,10 +276,11 @@ class NativePacking:
     def _find_or_pack(self, name: str, piece: _Piece, bias_N: torch.Tensor | None) -> PackedLinear:
         weight = self._found.get(name)
         wanted = (piece.kind, *piece.shape)
+        is_float = piece.kind in (LinearKind.F32, LinearKind.BF16)  # packed faster than read
         if weight is None or wanted != (weight.kind, weight.num_outputs, weight.num_inputs):
             weight = _pack(self._library, piece, bias_N)
-            self._num_new += piece.kind is not LinearKind.F32
-        if piece.kind is not LinearKind.F32:
+            self._num_new += not is_float
+        if not is_float:
             self._packed[name] = weight
         self._bytes[piece.format] = self._bytes.get(piece.format, 0) + weight.num_bytes
         return weight
@@ -279,11 +293,12 @@ def _at_least(floats: str, least_bits: int) -> str:
 
 
 def _pack(library: NativeLibrary, piece: _Piece, bias_N: torch.Tensor | None) -> PackedLinear:
+    if piece.format == _FLOAT32:
+        return pack_float_parts(library, piece.parts, bias_N)
     pack_floats = _PACKERS.get(piece.format)
     if pack_floats is not None:
         floats = [
-            part.dequantise() if isinstance(part, QuantisedTensor) else part.to(torch.float32)
-            for part in piece.parts
+            part.dequantise() if isinstance(part, QuantisedTensor) else part for part in piece.parts
         ]
         weight_NE = floats[0] if len(floats) == 1 else torch.cat(floats)
         return pack_floats(library, weight_NE, bias_N)

@@ -1,4 +1,4 @@
-"""Weights in the native library's layouts: float32, int8 a row, 4-bit groups.
+"""Weights in the native library's layouts: float32, bfloat16, int8 a row, 4-bit groups.
 
 `src/linear.h` draws the layouts; GGUF's blocks come through `gguf_blocks`.
 
@@ -6,7 +6,7 @@
 """
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from kernels.cpu.library import INT64, POINTER, NativeLibrary, check, members
+from kernels.interface.weights import QuantisedTensor, WeightPart
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -24,6 +25,9 @@ Fields = tuple[npt.NDArray[Any], ...]
 _PANEL = 32
 _GROUP = 32
 _ROWS_AT_ONCE = 64 * _PANEL
+_FLOAT_ROWS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+_BLOCK_ROWS = {"Q4_0": 3, "Q4_1": 4, "Q5_0": 5, "Q8_0": 6, "Q4_K": 7, "Q5_K": 8, "Q6_K": 9}
+"""By the numbers of `row_types` in src/pack_floats.cpp."""
 
 
 class LinearKind(IntEnum):
@@ -36,6 +40,7 @@ class LinearKind(IntEnum):
     Q4_MINIMUM = 4
     Q4_K = 5
     Q6_K = 6
+    BF16 = 7
 
 
 class LinearArguments(ctypes.Structure):
@@ -86,16 +91,76 @@ def pack_float(
 ) -> PackedLinear:
     """A floating weight in float32. `reserve`: gives the memory for it; default: the library's.
     Raises ValueError: a weight that is not [N, E], or a bias that is not [N]."""
-    num_outputs, num_inputs = _check_weight(weight_NE)
+    _check_weight(weight_NE)
+    return pack_float_parts(library, [weight_NE], bias_N, reserve=reserve)
 
-    def panels(rows: slice) -> Bytes:
-        padded = _pad_outputs(weight_NE[rows].to(torch.float32).numpy())
-        turned = padded.reshape(-1, _PANEL, num_inputs).transpose(0, 2, 1)
-        return np.ascontiguousarray(turned).view(np.uint8)
 
-    blob = _pack_panels(reserve or library.memory.reserve, num_outputs, panels)
+def pack_float_parts(
+    library: NativeLibrary,
+    parts: Sequence[WeightPart],
+    bias_N: torch.Tensor | None = None,
+    *,
+    reserve: Callable[[int], torch.Tensor] | None = None,
+) -> PackedLinear:
+    """As `pack_float`, of parts [n, E] side by side: floats of any type, or quantised ones, which
+    are dequantised on their way into the panels."""
+    num_outputs, num_inputs = sum(part.shape[0] for part in parts), parts[0].shape[1]
+    num_floats = -(-num_outputs // _PANEL) * _PANEL * num_inputs
+    blob = (reserve or library.memory.reserve)(num_floats * 4)
+    panels = blob.view(torch.float32)
+    if num_outputs % _PANEL:
+        panels[-_PANEL * num_inputs :].zero_()
+    pack = library.function(
+        "ec_pack_floats", POINTER, *[INT64] * 3, POINTER, *[INT64] * 2, POINTER, *[INT64] * 2
+    )
+    first = 0
+    for part in parts:
+        rows, row_type, order = _rows_of(part)
+        check(
+            pack(
+                rows.data_ptr(),
+                row_type,
+                len(rows),
+                rows.shape[1] * rows.itemsize,
+                None if order is None else order.data_ptr(),
+                part.shape[0],
+                num_inputs,
+                panels.data_ptr(),
+                num_outputs,
+                first,
+            )
+        )
+        first += part.shape[0]
     bias = _pad_bias(bias_N, num_outputs)
     return packed_linear(library, LinearKind.F32, num_outputs, num_inputs, blob, bias)
+
+
+def _rows_of(part: WeightPart) -> tuple[torch.Tensor, int, torch.Tensor | None]:
+    """Contiguous rows, their type by the number in src/pack_floats.cpp, and their order."""
+    if isinstance(part, QuantisedTensor):
+        if part.type_name in _BLOCK_ROWS:
+            order = part.row_order_N
+            rows = part.arrays["blocks"].contiguous()
+            return rows, _BLOCK_ROWS[part.type_name], None if order is None else order.contiguous()
+        part = part.dequantise()
+    if part.dtype not in _FLOAT_ROWS:
+        part = part.to(torch.float32)
+    return part.contiguous(), _FLOAT_ROWS[part.dtype], None
+
+
+def pack_bfloat16(
+    library: NativeLibrary, weight_NE: torch.Tensor, bias_N: torch.Tensor | None = None
+) -> PackedLinear:
+    """A floating weight in bfloat16, rounded to even. Raises ValueError: as `pack_float`."""
+    num_outputs, num_inputs = _check_weight(weight_NE)
+    num_panels, num_groups = -(-num_outputs // _PANEL), -(-num_inputs // _GROUP)
+    blob = library.memory.reserve(num_panels * num_groups * _GROUP * _PANEL * 2)
+    rounded_NE = weight_NE.to(torch.bfloat16).contiguous()
+    pack = library.function("ec_pack_bf16", POINTER, *[INT64] * 2, POINTER, INT64)
+    sizes = num_outputs, num_inputs
+    check(pack(rounded_NE.data_ptr(), *sizes, blob.data_ptr(), blob.numel()))
+    bias = _pad_bias(bias_N, num_outputs)
+    return packed_linear(library, LinearKind.BF16, num_outputs, num_inputs, blob, bias)
 
 
 def quantise_int8(

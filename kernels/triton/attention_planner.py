@@ -10,6 +10,7 @@ from kernels.triton.attention_work import (
     AttentionWorkspace,
     split_bound,
 )
+from kernels.triton.device_limits import SHORT_SHARED_BYTES, shared_memory
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _PROGRAMS_A_MULTIPROCESSOR = 4
@@ -56,7 +57,7 @@ class TritonAttentionPlanner(AttentionPlanner):
         """Raises ValueError: heads, a block size or a dtype that the kernels cannot take."""
         _check(spec)
         if device.type == "cuda":
-            _check_float32(spec)
+            _check_float32(spec, shared_memory(device))
         super().__init__(spec)
         group_size = spec.num_query_heads // spec.num_kv_heads
         self._only_tiles = only_tiles or group_size > MOST_DECODE_ROWS
@@ -138,14 +139,16 @@ def _check(spec: AttentionSpec) -> None:
         )
 
 
-def _check_float32(spec: AttentionSpec) -> None:
+def _check_float32(spec: AttentionSpec, shared_bytes: int) -> None:
     """What a GPU has no room for, and the interpreter has."""
     if spec.dtype != torch.float32:
         return
-    if spec.head_size > _LARGEST_FLOAT32_HEAD:
+    is_short = shared_bytes < SHORT_SHARED_BYTES
+    limit = _LARGEST_FLOAT32_HEAD // 2 if is_short else _LARGEST_FLOAT32_HEAD
+    if spec.head_size > limit:
         raise ValueError(
-            f"heads of {spec.head_size} elements in float32, the limit on a GPU is "
-            f"{_LARGEST_FLOAT32_HEAD}; choose --dtype bfloat16 or float16"
+            f"heads of {spec.head_size} elements in float32, the limit on this GPU is "
+            f"{limit}; choose --dtype bfloat16 or float16"
         )
     if spec.kv_dtype != spec.dtype:
         raise ValueError(

@@ -15,6 +15,7 @@ from kernels.interface.operations import AttentionParams
 from kernels.triton.attention_decode import score_numbers
 from kernels.triton.attention_tile import attend_tile
 from kernels.triton.attention_work import TILE_ROWS, AttentionWork
+from kernels.triton.device_limits import SHORT_SHARED_BYTES, shared_memory
 
 
 @triton.jit(do_not_specialize=["window", "table_stride"])
@@ -169,10 +170,11 @@ def prefill_attention(
     _, num_kv_heads, block_size, head_size = k_cache_BKSD.shape
     sinks_H, alibi_slopes_H = params.sinks_H, params.alibi_slopes_H
     score_scale, multiplier = score_numbers(params, k_scale)
-    constants, launch = _configuration(
+    constants, launch = configuration(
         group_size=work.num_query_heads // num_kv_heads,
         head_size=head_size,
         kv_bytes=k_cache_BKSD.element_size(),
+        shared_bytes=shared_memory(q_THD.device),
     )
     prefill_kernel[(work.max_tiles, num_kv_heads)](
         q_THD,
@@ -208,16 +210,14 @@ def prefill_attention(
     )
 
 
-def _configuration(
-    *, group_size: int, head_size: int, kv_bytes: int
+def configuration(
+    *, group_size: int, head_size: int, kv_bytes: int, shared_bytes: int
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """(constants, launch options); BLOCK_M is what the list of tiles was made for. The accumulator
-    of 256 elements a head leaves few registers, and converting fp8 takes some more."""
+    """(constants, launch options); BLOCK_M is what the list of tiles was made for.
+
+    `shared_bytes`: of a thread block, see `shared_memory`."""
     padded = max(16, triton.next_power_of_2(head_size))
-    block_n = 64 if padded <= 128 else min(32, 16 * kv_bytes)
-    num_stages = 3
-    if kv_bytes == 4:  # keys of twice the bytes; above 64 elements a head some registers spill
-        block_n, num_stages = 32, 2
+    block_n, num_stages = key_tile(padded, kv_bytes, shared_bytes)
     constants = {
         "G": group_size,
         "D": head_size,
@@ -226,3 +226,18 @@ def _configuration(
         "BLOCK_N": block_n,
     }
     return constants, {"num_warps": 8, "num_stages": num_stages}
+
+
+def key_tile(padded_head_size: int, kv_bytes: int, shared_bytes: int) -> tuple[int, int]:
+    """(BLOCK_N, num_stages). Five stages have two tiles of keys under way while one is multiplied:
+    one stage goes to the block table, so with three each tile is waited for as soon as it is
+    asked for. The accumulator of 256 elements a head leaves few registers, and converting fp8
+    takes some more. What each takes of sm_80 to sm_120 is in the table of compiled kernels."""
+    is_short = shared_bytes < SHORT_SHARED_BYTES
+    if kv_bytes == 4:  # above 64 elements a head some registers spill; a short memory has no room
+        return (16, 5) if is_short else (32, 2)
+    if padded_head_size <= 128:
+        return (32 if is_short and kv_bytes == 1 and padded_head_size == 128 else 64), 5
+    if is_short and kv_bytes == 2:
+        return 16, 3
+    return 16 * kv_bytes, 5

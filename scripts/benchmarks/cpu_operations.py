@@ -13,7 +13,13 @@ from kernels.cpu.gguf_blocks import pack_gguf
 from kernels.cpu.library import ISA_NAMES, NativeLibrary, load_library
 from kernels.cpu.linear import NativeLinear
 from kernels.cpu.operations import CpuOperations
-from kernels.cpu.weights import PackedLinear, pack_float, quantise_int4, quantise_int8
+from kernels.cpu.weights import (
+    PackedLinear,
+    pack_bfloat16,
+    pack_float,
+    quantise_int4,
+    quantise_int8,
+)
 from kernels.interface.operations import (
     AttentionParams,
     AttentionSpec,
@@ -190,8 +196,13 @@ GGUF_BLOCKS = {
     "Q4_K": (256, 144, (0, 2)),
     "Q6_K": (256, 210, (208,)),
 }
-OWN_KINDS = {"float32": pack_float, "int8": quantise_int8, "int4": quantise_int4}
-Kind = Literal["float32", "int8", "int4", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K"]
+OWN_KINDS = {
+    "float32": pack_float,
+    "bfloat16": pack_bfloat16,
+    "int8": quantise_int8,
+    "int4": quantise_int4,
+}
+Kind = Literal["float32", "bfloat16", "int8", "int4", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K"]
 ALL_KINDS: tuple[Kind, ...] = get_args(Kind)
 Shape = tuple[int, int]
 Product = Callable[[torch.Tensor], torch.Tensor]

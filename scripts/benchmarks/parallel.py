@@ -19,9 +19,7 @@ from scripts.benchmarks import (
 from scripts.benchmarks.offline import random_prompt, time_generate
 
 NUM_PROMPTS, PROMPT, OUTPUT = (1, 32), 64, 64
-Ways = Annotated[
-    tuple[str, ...], Parameter(consume_multiple=True, negative="", allow_leading_hyphen=True)
-]
+Ways = Annotated[tuple[str, ...], Parameter(negative="", allow_leading_hyphen=True)]
 
 
 def parallel(
@@ -36,7 +34,7 @@ def parallel(
     requests at once. A daemon for each way, in turn; tokens a second of outputs are medians.
 
     Args:
-        ways: options of a group of workers each, such as "-tp 3".
+        ways: options of a group of workers, such as "-tp 3"; may be given several times.
         options: of all daemons.
     """
     figures = {way: measure(model, options, way, repeat) for way in ("", *ways)}

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from engine_core.model_runner.gpu.graphs import GraphKey
 from engine_core.models import load_dummy_model
 from engine_core.scheduler import SchedulerOutput
 from kernels.interface.device_steps import SamplingMode
@@ -49,7 +50,7 @@ class ReadyEngine:
         stream, again and again the same one."""
         runner = self.engine.runner
         runner.execute(self._plan([(context, context - 1)] * batch))
-        return runner.graphs[batch, SamplingMode.PLAIN]
+        return runner.graphs.replay_of(GraphKey(batch, SamplingMode.PLAIN))
 
     def prefill(self, num_tokens: int) -> Callable[[], object]:
         """What computes a prompt in one step and waits for it."""

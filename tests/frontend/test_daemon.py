@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import frontend.async_llm
+import frontend.daemon
 from frontend import LLM, AsyncLLM, EngineDied, EngineStartError, InvalidInput, SamplingParams
 from frontend.daemon import ChildDaemon
 
@@ -22,11 +22,12 @@ def behave(monkeypatch):
     started: list[ChildDaemon] = []
 
     def set_mode(mode):
-        def start(arguments):
+        def start(arguments, shows_log):
+            assert not shows_log
             started.append(ChildDaemon(arguments, command=[sys.executable, _CHILD, mode]))
             return started[-1]
 
-        monkeypatch.setattr(frontend.async_llm, "ChildDaemon", start)
+        monkeypatch.setattr(frontend.daemon, "ChildDaemon", start)
         return started
 
     yield set_mode
@@ -88,14 +89,28 @@ def test_a_talkative_engine_is_not_held_up(behave):
     behave("noisy")
     with LLM(model="x") as llm:
         assert llm.generate("x", SamplingParams(max_tokens=4), use_tqdm=False)[0].finished
-        assert len(llm._client._child._tail) <= 50
+        assert len(llm._client._children[llm._client.address]._tail) <= 50
 
 
 def test_a_wrong_option_starts_nothing(behave):
     started = behave("serve")
-    with pytest.raises(InvalidInput, match="data_parallel_size"):
-        LLM(model="x", data_parallel_size=8)
+    with pytest.raises(InvalidInput, match="cpu_offload_gb"):
+        LLM(model="x", cpu_offload_gb=8)
+    with pytest.raises(InvalidInput, match="data_parallel_size is 0"):
+        LLM(model="x", data_parallel_size=0)
     assert started == []
+
+
+def test_data_parallel_engines_share_the_requests_and_end_with_the_llm(behave):
+    started = behave("serve")
+    with LLM(model="some-model", data_parallel_size=2) as llm:
+        llm.generate(["x"] * 8, SamplingParams(max_tokens=4), use_tqdm=False)
+        assert [
+            f"'--data-parallel-size=2', '--data-parallel-rank={rank}'" in daemon._last_lines()
+            for rank, daemon in enumerate(started)
+        ] == [True, True]
+        assert sorted(llm._client.session.num_sent) == [4, 4]
+    assert [daemon._process.returncode for daemon in started] == [0, 0]
 
 
 def test_the_engine_ends_when_its_parent_is_killed(tmp_path):
@@ -123,13 +138,13 @@ def test_an_llm_that_was_not_closed_ends_with_the_interpreter(tmp_path):
     script = tmp_path / "user.py"
     script.write_text(
         "import sys\n"
-        "import frontend.async_llm\n"
+        "import frontend.daemon\n"
         "from frontend import LLM, SamplingParams\n"
         "from frontend.daemon import ChildDaemon\n"
-        "frontend.async_llm.ChildDaemon = lambda arguments: ChildDaemon(\n"
+        "frontend.daemon.ChildDaemon = lambda arguments, **_: ChildDaemon(\n"
         f"    arguments, command=[sys.executable, {_CHILD!r}, 'serve'])\n"
         "llm = LLM('x')\n"
-        "print(llm._client._child._process.pid)\n"
+        "print(llm._client._children[llm._client.address].pid)\n"
         "print(llm.generate('x', SamplingParams(max_tokens=3), use_tqdm=False)[0].finished)\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(frontend.__file__).parents[1])}

@@ -131,7 +131,7 @@ def test_logits_processors_are_names():
 
 def test_what_asks_for_nothing_is_accepted():
     neutral = {
-        "data_parallel_size": 1, "trust_remote_code": False,
+        "trust_remote_code": False,
         "disable_log_stats": True, "swap_space": 4, "quantization": None,
         "enable_chunked_prefill": True, "enable_lora": False,
     }  # fmt: skip
@@ -141,7 +141,6 @@ def test_what_asks_for_nothing_is_accepted():
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("data_parallel_size", 2),
         ("tokenizer_mode", "mistral"),
         ("enable_chunked_prefill", False),
         ("load_format", "dummy"),

@@ -1,6 +1,7 @@
 """The order in which a device works: launches, waits, pinned memory, captured graphs. All that
 depends on streams, events or graphs of CUDA is behind the protocol `DeviceQueue`."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Protocol
 
@@ -53,11 +54,17 @@ class CudaQueue:
         return event.synchronize
 
     def capture(self, work: Work) -> Work:
+        # Not torch.cuda.graph, which gives cached memory back first: what the next prompt takes
+        # would be allocated again, and a capture's memory could not be measured beside a step's.
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(
-            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
-        ):
+        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        try:
             work()
+        except BaseException:
+            with contextlib.suppress(RuntimeError):  # that the capture is not whole
+                graph.capture_end()
+            raise
+        graph.capture_end()
         return graph.replay
 
     def synchronize(self) -> None:

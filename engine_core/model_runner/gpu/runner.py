@@ -6,6 +6,7 @@ device                |  n .......................... | n + 1 .................
 
 import collections
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,7 @@ from engine_core.model_runner.cache import PagedKVCache
 from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.drafts import num_drafts_of
 from engine_core.model_runner.gpu.grammar_masks import GrammarMasks
+from engine_core.model_runner.gpu.graphs import GraphKey, StepGraphs
 from engine_core.model_runner.gpu.input_batch import GPUInputBatch, PenaltyRow, RowChanges
 from engine_core.model_runner.gpu.packing import PackedStepBuffer
 from engine_core.model_runner.gpu.queue import DeviceQueue, Work
@@ -82,7 +84,8 @@ class GPUModelRunner:
         self._queue = queue
         self._steps = steps
         self._hidden_size = 0 if config.pooler is None else config.pooler.config.hidden_size
-        self._buckets = decode_buckets(config.max_num_logits) if use_graphs else ()
+        most = min(config.max_num_logits, config.max_num_batched_tokens)
+        self._buckets = decode_buckets(most) if use_graphs else ()
         self.rows = RunnerRows(config)
         self.batch = GPUInputBatch(self.rows, config)
         self._buffer = PackedStepBuffer(
@@ -123,12 +126,11 @@ class GPUModelRunner:
             token_ids=self._sampler.rows.state_NX, block_tables=self._sampler.rows.lists_3NM
         )
         """The sampling state as rows that updates are written to."""
-        self.graphs: dict[tuple[int, SamplingMode | None], Work] = {}
-        """Captured decode steps by bucket and mode; None: only up to the logits."""
-        self.adapter_graphs: dict[tuple[int, SamplingMode | None], Work] = {}
-        """Likewise, of steps with adapters: the others launch nothing for them."""
-        self._logits_of_graph: dict[tuple[int, bool], torch.Tensor] = {}
-        """By bucket, and whether it is one of `adapter_graphs`."""
+        self.graphs = StepGraphs(
+            self._buckets, has_adapters=config.adapters is not None, capture=self._capture
+        )
+        self._graph_logits_NV: torch.Tensor | None = None
+        """Of the graph without sampling that was replayed last: room for the largest."""
         self._grammar_masks: GrammarMasks | None = None
         self._in_flight: collections.deque[_InFlightStep] = collections.deque()
         self._free_slots = collections.deque(range(_MAX_STEPS_IN_FLIGHT))
@@ -213,27 +215,32 @@ class GPUModelRunner:
     # ------------------------------------------------------------------ before the first request
 
     def warm_up(self, *, capture_at_start: bool = False) -> None:
-        """Launch everything once that a plan may ask for, so that nothing is compiled later.
-
-        Called before the first plan.
-        `capture_at_start`: capture every graph now, not when it is first used."""
+        """Launch everything once that a plan may ask for, so that nothing is compiled later, and
+        capture the graphs of plain and truncated sampling. Called before the first plan.
+        `capture_at_start`: all graphs now, none while the engine is idle."""
         for counts in steps_of_every_kind(self.config):
             for mode in SamplingMode:
                 self._run_dummy(self._dummy(counts, mode))
         for counts in steps_of_every_size(self.config):
             self._run_dummy(self._dummy(counts, SamplingMode.PLAIN))
         self._run_dummy(self._dummy(largest_step(self.config), SamplingMode.FULL))
+        self.capture_graphs(self.graphs.all if capture_at_start else self.graphs.at_start)
 
-        @torch.inference_mode()
-        def capture() -> None:
-            for bucket in reversed(self._buckets):  # the others fit into the largest one's memory
-                for mode in (*SamplingMode, None):
-                    self._graph(bucket, mode, has_adapters=False)
-                    if self.config.adapters is not None:
-                        self._graph(bucket, mode, has_adapters=True)
+    @torch.inference_mode()
+    def capture_graphs(self, keys: Sequence[GraphKey]) -> None:
+        """Those of them that are missing; nothing may be in flight."""
+        self._queue.launch(lambda: self.graphs.capture(keys))()
 
-        if capture_at_start:
-            self._queue.launch(capture)()
+    def capture_next_graph(self) -> bool:
+        """Capture one that is missing. Returns whether there was one, and nothing in flight."""
+        key = self.graphs.next_missing()
+        if key is None or self._in_flight:
+            return False
+        try:
+            self.capture_graphs([key])
+        except Exception as error:
+            self.graphs.give_up(key, error)
+        return True
 
     def _dummy(self, counts: list[int], mode: SamplingMode) -> GPUStep:
         return dummy_step(counts, mode, num_rows=self.config.max_num_seqs)
@@ -278,7 +285,7 @@ class GPUModelRunner:
             graph = None
             if step is not None and step.bucket is not None:
                 mode = step.mode if masks is None else None
-                graph = self._graph(step.bucket, mode, has_adapters=slots_T is not None)
+                graph = self.graphs.replay_of(GraphKey(step.bucket, mode, slots_T is not None))
             self.storage.carry_out(copies)
             self._buffer.send(
                 packed, self._steps, rows=self._device_rows, sampling=self._sampling_tables
@@ -295,7 +302,7 @@ class GPUModelRunner:
                 logits_NV = None
                 if graph is not None:
                     graph()
-                    logits_NV = self._logits_of_graph[step.bucket or 0, slots_T is not None]
+                    logits_NV = self._graph_logits_NV
                 self._choose_masked(slot, step, results, logits_NV, masks)
             elif graph is None:
                 self._compute(step, results)
@@ -329,26 +336,25 @@ class GPUModelRunner:
         masks_sent = self._grammar_masks.send(slot, step, masks)
         self._choose(step, logits_NV[: len(step.sampled_N)], masks_sent)
 
-    def _graph(self, bucket: int, mode: SamplingMode | None, *, has_adapters: bool) -> Work:
-        """What replays a decode step of the bucket; called inside launched work, before the step's
-        own words are sent."""
-        graphs = self.adapter_graphs if has_adapters else self.graphs
-        graph = graphs.get((bucket, mode))
-        if graph is None:
-            padded = self._dummy([1] * bucket, mode or SamplingMode.PLAIN)
-            adapters = self.batch.adapters
-            adapters.begin_step(adapters.of_dummy(bucket) if has_adapters else None)
+    def _capture(self, key: GraphKey) -> Work:
+        """What replays a decode step; called inside launched work, before the step's own words are
+        sent."""
+        padded = self._dummy([1] * key.bucket, key.mode or SamplingMode.PLAIN)
+        adapters = self.batch.adapters
+        adapters.begin_step(adapters.of_dummy(key.bucket) if key.has_adapters else None)
 
-            def compute() -> None:
-                if mode is not None:
-                    self._compute(padded)
-                elif (logits_NV := self._forward(padded)) is not None:
-                    self._logits_of_graph[bucket, has_adapters] = logits_NV
+        def compute() -> None:
+            if key.mode is not None:
+                self._compute(padded)
+            elif (logits_NV := self._forward(padded)) is not None:
+                if self._graph_logits_NV is None:  # outside of the graphs' memory, as it stays
+                    shape = (self._buckets[-1], logits_NV.shape[1])
+                    self._graph_logits_NV = logits_NV.new_empty(shape)
+                self._graph_logits_NV[: key.bucket].copy_(logits_NV)
 
-            self._buffer.send_empty()
-            compute()  # once, so that nothing is compiled or set up during capture
-            graph = graphs[bucket, mode] = self._queue.capture(compute)
-        return graph
+        self._buffer.send_empty()
+        compute()  # once, so that nothing is compiled or set up during capture
+        return self._queue.capture(compute)
 
     def _update_rows(self) -> None:
         """Carry out the updates in the step's buffer."""

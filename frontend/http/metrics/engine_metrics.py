@@ -47,6 +47,17 @@ _gauge = partial(_number, "gauge")
 _counter = partial(_number, "counter")
 
 
+def _split(
+    name: str,
+    text: str,
+    samples: Callable[[EngineStatistics], Samples],
+    label: str,
+    vllm: tuple[str, ...] | None = None,
+) -> EngineMetric:
+    """A counter by one label."""
+    return EngineMetric("counter", name, text, samples, (label,), vllm)
+
+
 def _one(value: Callable[[EngineStatistics], float]) -> Callable[[EngineStatistics], Samples]:
     return lambda now: [((), value(now))]
 
@@ -135,21 +146,19 @@ ENGINE_METRICS = [
         "num_prompt_tokens",
         in_vllm=True,
     ),
-    EngineMetric(
-        "counter",
+    _split(
         "prompt_tokens_cached_by_source",
         "Prompt tokens found in the prefix cache: on the device, in host memory, on disk.",
         _cached_tokens,
-        labels=("source",),
+        "source",
         vllm=("prompt_tokens_cached_by_source", "source"),
     ),
     _counter("generation_tokens", "Generated tokens.", "num_generated_tokens", in_vllm=True),
-    EngineMetric(
-        "counter",
+    _split(
         "scheduled_tokens",
         "Tokens computed in steps: prefill, several of a sequence; decode, one.",
         lambda now: _by(prefill=now.num_prefill_tokens, decode=now.num_decode_tokens),
-        labels=("phase",),
+        "phase",
     ),
     _counter(
         "spec_decode_num_drafts",
@@ -179,69 +188,61 @@ ENGINE_METRICS = [
     _counter("step_seconds", "Seconds in steps.", "step_time_s"),
     _counter("model_seconds", "Of step_seconds, those of the model runner.", "model_time_s"),
     _gauge("workers", "Processes that run the model.", "num_workers"),
-    EngineMetric(
-        "counter",
+    _split(
         "collective_bytes",
         "Sent by rank 0 to the other ranks.",
         _by_name(lambda now: now.num_collective_bytes),
-        labels=("part",),
+        "part",
     ),
-    EngineMetric(
-        "counter",
+    _split(
         "collective_seconds",
         "Of model_seconds, those in which rank 0 exchanged data with other ranks, or waited.",
         _by_name(lambda now: now.collective_time_s),
-        labels=("part",),
+        "part",
     ),
     _counter("first_tokens", "Requests that got their first token.", "num_first_tokens"),
-    EngineMetric(
-        "counter",
+    _split(
         "first_token_seconds",
         "Seconds of those to their first token: in the queue, and computing the prompt.",
         lambda now: _by(queue=now.queue_time_s, prefill=now.ttft_s - now.queue_time_s),
-        labels=("phase",),
+        "phase",
     ),
-    EngineMetric(
-        "counter",
+    _split(
         "kv_transfer_blocks",
         "KV blocks that moved from engine to engine.",
         lambda now: _by(sent=now.num_kv_blocks_sent, received=now.num_kv_blocks_received),
-        labels=("direction",),
+        "direction",
     ),
-    EngineMetric(
-        "counter",
+    _split(
         "kv_transfer_bytes",
         "Bytes of those blocks.",
         lambda now: _by(sent=now.num_kv_bytes_sent, received=now.num_kv_bytes_received),
-        labels=("direction",),
+        "direction",
     ),
     _counter(
         "kv_transfer_seconds",
         "Seconds from the begin of each transfer of a prompt's blocks to its end.",
         "kv_receive_s",
     ),
-    EngineMetric(
-        "counter",
+    _split(
         "kv_transfer_failures",
         "KV blocks that were asked for and did not move, by reason; they are computed.",
         _by_name(lambda now: now.num_kv_blocks_failed),
-        labels=("reason",),
+        "reason",
     ),
-    EngineMetric(
-        "counter",
+    _split(
         "requests_finished",
         "Finished requests by reason.",
         _by_name(lambda now: now.num_finished),
-        labels=("reason",),
+        "reason",
         vllm=("request_success", "finished_reason"),
     ),
     _counter("requests_refused", "Requests refused because the queue was full.", "num_refused"),
-    EngineMetric(
-        "counter",
+    _split(
         "preemptions",
         "Preemptions by cause.",
         _by_name(lambda now: now.num_preemptions_by_cause),
-        labels=("cause",),
+        "cause",
     ),
     _counter(
         "preemptions_by_swap",
@@ -260,12 +261,11 @@ ENGINE_METRICS = [
         "Full blocks freed because an equal one was cached.",
         "num_deduplicated_blocks",
     ),
-    EngineMetric(
-        "counter",
+    _split(
         "encoder_inputs",
         "Images and sounds, by whether they were encoded or found in the encoder cache.",
         lambda now: _by(encoded=now.num_encoder_inputs, cached=now.num_encoder_cache_hits),
-        labels=("result",),
+        "result",
     ),
     EngineMetric(
         "gauge",
@@ -273,19 +273,17 @@ ENGINE_METRICS = [
         "Tokens in the encoder cache.",
         _one(lambda now: now.num_encoder_cache_tokens),
     ),
-    EngineMetric(
-        "counter",
+    _split(
         "slo_requests",
         "Finished requests measured against SLOs, by whether they met all.",
         lambda now: _by(met=now.num_slo_met, missed=now.num_slo_requests - now.num_slo_met),
-        labels=("result",),
+        "result",
     ),
-    EngineMetric(
-        "counter",
+    _split(
         "slo_violations",
         "Violations by SLO; a request may have both.",
         lambda now: _by(ttft=now.num_slo_ttft_violations, tpot=now.num_slo_tpot_violations),
-        labels=("slo",),
+        "slo",
     ),
     _counter(
         "refused_messages", "Messages of clients that could not be read.", "num_refused_messages"

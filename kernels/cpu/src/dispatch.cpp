@@ -4,6 +4,8 @@
 #include <cstdarg>
 #include <cstdio>
 
+#include "tiles.h"
+
 namespace ec {
 namespace {
 
@@ -23,7 +25,9 @@ Isa machine_isa() {
             __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
             __builtin_cpu_supports("avx512vnni");
-        return has_avx512 ? Isa::avx512 : Isa::avx2;
+        if (!has_avx512) return Isa::avx2;
+        if (!__builtin_cpu_supports("avx512bf16")) return Isa::avx512;
+        return obtain_tiles() ? Isa::amx : Isa::avx512_bf16;
     }();
     return found;
 #else
@@ -52,9 +56,13 @@ EC_EXPORT int ec_isa() { return static_cast<int>(ec::isa()); }
 
 // level: an `Isa`, or -1 for the machine's own again.
 EC_EXPORT const char* ec_force_isa(int level) {
-    if (level < -1 || level > static_cast<int>(ec::machine_isa())) {
-        return ec::refuse("instruction set %d is not in [-1, %d], what this machine has", level,
-                          static_cast<int>(ec::machine_isa()));
+    using ec::Isa;
+    const int machine = static_cast<int>(ec::machine_isa());
+    const bool is_emulated = level == static_cast<int>(Isa::amx_emulated);
+    if (is_emulated ? machine < static_cast<int>(Isa::avx512_bf16) : level < -1 || level > machine) {
+        return ec::refuse("instruction set %d is not in [-1, %d], what this machine has, nor %d with "
+                          "at least %d", level, machine, static_cast<int>(Isa::amx_emulated),
+                          static_cast<int>(Isa::avx512_bf16));
     }
     ec::forced_isa.store(level);
     return nullptr;

@@ -30,14 +30,18 @@ typedef int32_t ec_shuffle_4 __attribute__((vector_size(16)));
 #define EC_END_TARGET _Pragma("GCC pop_options")
 #endif
 #define EC_BEGIN_AVX2 EC_BEGIN("avx2,fma,f16c")
-#define EC_BEGIN_AVX512 EC_BEGIN("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")
+#define EC_AVX512 "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"
+#define EC_BEGIN_AVX512 EC_BEGIN(EC_AVX512)
+#define EC_BEGIN_AVX512_BF16 EC_BEGIN(EC_AVX512 ",avx512bf16")
 #else
 #define EC_X86 0
 #endif
 
 namespace ec {
 
-enum class Isa : int { portable = 0, avx2 = 1, avx512 = 2 };
+// In this order; a set has all that those before it have, and runs their kernels where it has none of
+// its own. The last is never chosen by itself: tests force it where vectors have all of avx512_bf16.
+enum class Isa : int { portable = 0, avx2 = 1, avx512 = 2, avx512_bf16 = 3, amx = 4, amx_emulated = 5 };
 
 // The best that this machine has.
 Isa machine_isa();

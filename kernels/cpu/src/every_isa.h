@@ -1,5 +1,6 @@
 // Compiles EC_BODY once an instruction set, in namespaces ec::portable, ec::avx2 and ec::avx512,
-// and makes EC_CHOOSE(function) the one for this machine.
+// and makes EC_CHOOSE(function) the one for this machine. With EC_WITH_BF16 defined there is
+// ec::avx512_bf16 as well, and EC_CHOOSE_BF16.
 //
 // Include it last, after `#define EC_BODY "..."` and every other header: what the standard library
 // gives must not be compiled for instructions that a machine may lack. No include guard.
@@ -36,10 +37,25 @@ namespace ec::avx512 {
 EC_END_TARGET
 #undef EC_LEVEL
 
+#ifdef EC_WITH_BF16
+#define EC_LEVEL 3
+EC_BEGIN_AVX512_BF16
+namespace ec::avx512_bf16 {
+#include "lanes.h"
+#include EC_BODY
+}  // namespace ec::avx512_bf16
+EC_END_TARGET
+#undef EC_LEVEL
+#endif
+
 #define EC_CHOOSE(function)                                                     \
-    (::ec::isa() == ::ec::Isa::avx512 ? ::ec::avx512::function                  \
+    (::ec::isa() >= ::ec::Isa::avx512 ? ::ec::avx512::function                  \
      : ::ec::isa() == ::ec::Isa::avx2 ? ::ec::avx2::function                    \
                                       : ::ec::portable::function)
+#define EC_CHOOSE_BF16(function)                                                \
+    (::ec::isa() >= ::ec::Isa::avx512_bf16 ? ::ec::avx512_bf16::function        \
+                                           : EC_CHOOSE(function))
 #else
 #define EC_CHOOSE(function) (::ec::portable::function)
+#define EC_CHOOSE_BF16(function) (::ec::portable::function)
 #endif

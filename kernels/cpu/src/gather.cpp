@@ -2,6 +2,7 @@
 //
 // Each value is what gguf's reference dequantisation gives, operation by operation.
 #include <algorithm>
+#include <cstring>
 
 #include "half.h"
 #include "linear.h"
@@ -60,6 +61,14 @@ void read_row(const LinearWeight& w, int64_t row, float* out) {
     if (kind == LinearKind::f32) {
         const auto* from = reinterpret_cast<const float*>(panel) + lane;
         for (int64_t i = 0; i < w.num_inputs; ++i) out[i] = from[i * panel_outputs];
+        return;
+    }
+    if (kind == LinearKind::bf16) {
+        const auto* from = reinterpret_cast<const uint16_t*>(panel) + 2 * lane;
+        for (int64_t i = 0; i < w.num_inputs; ++i) {
+            const uint32_t bits = uint32_t{from[i / 2 * 2 * panel_outputs + i % 2]} << 16;
+            std::memcpy(out + i, &bits, 4);
+        }
         return;
     }
     const float row_scale = kind == LinearKind::i8_row ? w.row_scales[row] : 1;

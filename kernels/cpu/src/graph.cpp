@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "dispatch.h"
+#include "tiles.h"
 
 namespace {
 
@@ -120,5 +121,6 @@ EC_EXPORT const char* ec_run_graph(const ec::GraphStep* step) {
         }
         if (const char* refusal = run_op(*step, i)) return refusal;
     }
+    ec::release_tiles();  // until the next step the caller's thread may do something else
     return nullptr;
 }

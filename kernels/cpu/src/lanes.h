@@ -6,7 +6,7 @@
 // `vf` is what one register holds: 4, 8 or 16 floats. Multiply-adds are written by name, so that
 // the same source gives the same bits wherever it is inlined.
 
-constexpr int W = EC_LEVEL == 2 ? 16 : EC_LEVEL == 1 ? 8 : 4;
+constexpr int W = EC_LEVEL >= 2 ? 16 : EC_LEVEL == 1 ? 8 : 4;
 
 typedef float vf __attribute__((vector_size(W * 4)));
 typedef int32_t vi __attribute__((vector_size(W * 4)));
@@ -19,7 +19,7 @@ EC_INLINE vf splat(float x) { return x - vf{}; }  // plus zero would not be x fo
 
 // Past the caches, to whole lines.
 EC_INLINE void stream(float* at, vf x) {
-#if EC_LEVEL == 2
+#if EC_LEVEL >= 2
     _mm512_stream_ps(at, (__m512)x);
 #elif EC_LEVEL == 1
     _mm256_stream_ps(at, (__m256)x);
@@ -30,7 +30,7 @@ EC_INLINE void stream(float* at, vf x) {
 
 // a * b + c
 EC_INLINE vf fma(vf a, vf b, vf c) {
-#if EC_LEVEL == 2
+#if EC_LEVEL >= 2
     return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #elif EC_LEVEL == 1
     return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
@@ -43,7 +43,7 @@ EC_INLINE vf max(vf a, vf b) { return a > b ? a : b; }
 
 // In halves: the same order for every number of lanes in use.
 EC_INLINE float sum_of(vf x) {
-#if EC_LEVEL == 2
+#if EC_LEVEL >= 2
     return _mm512_reduce_add_ps((__m512)x);
 #else
     float lanes[W];
@@ -55,7 +55,7 @@ EC_INLINE float sum_of(vf x) {
 }
 
 EC_INLINE float max_of(vf x) {
-#if EC_LEVEL == 2
+#if EC_LEVEL >= 2
     return _mm512_reduce_max_ps((__m512)x);
 #else
     float lanes[W];
@@ -68,7 +68,7 @@ EC_INLINE float max_of(vf x) {
 
 // Bit i: x[i] >= limit[i]. False for NaN.
 EC_INLINE uint32_t at_least(vf x, vf limit) {
-#if EC_LEVEL == 2
+#if EC_LEVEL >= 2
     return _mm512_cmp_ps_mask((__m512)x, (__m512)limit, _CMP_GE_OQ);
 #elif EC_LEVEL == 1
     return static_cast<uint32_t>(

@@ -16,11 +16,12 @@ int64_t expected_bytes(int32_t kind, int64_t num_outputs, int64_t num_inputs) {
     constexpr int64_t most = int64_t{1} << 28;  // their product, in bytes, is an int64_t
     if (num_outputs < 1 || num_inputs < 1 || num_outputs > most || num_inputs > most) return -1;
     const int64_t panels = (num_outputs + panel_outputs - 1) / panel_outputs;
-    if (kind < 0 || kind > static_cast<int32_t>(LinearKind::q6_k)) return -1;
+    if (kind < 0 || kind > static_cast<int32_t>(LinearKind::bf16)) return -1;
     const auto own = static_cast<LinearKind>(kind);
     if (own == LinearKind::f32) return panels * num_inputs * panel_outputs * 4;
-    const Record record = record_of(own);
     const int64_t groups = (num_inputs + group_inputs - 1) / group_inputs;
+    if (own == LinearKind::bf16) return panels * groups * group_inputs * panel_outputs * 2;
+    const Record record = record_of(own);
     return panels * (groups / record.groups) * record.bytes;
 }
 
@@ -56,10 +57,11 @@ namespace {
 // Panels and rows of a task such that there are about eight tasks a thread: enough to even out
 // threads that are late, few enough that taking one costs nothing.
 struct Split {
-    int64_t panels_a_task, panel_tasks, row_tasks;
+    int64_t panels_a_task, panel_tasks, row_tasks, num_rows;
+    int64_t row_step = isa() >= Isa::amx ? 32 : 1;  // whole tiles
 
-    Split(const LinearWeight& w, int64_t num_rows) {
-        constexpr int64_t least_rows = 24;
+    Split(const LinearWeight& w, int64_t rows) : num_rows(rows) {
+        const int64_t least_rows = std::max(int64_t{24}, row_step);
         const int64_t wanted = int64_t{8} * num_threads(), panels = num_panels(w);
         panels_a_task = std::max<int64_t>(1, panels / wanted);
         panel_tasks = (panels + panels_a_task - 1) / panels_a_task;
@@ -67,6 +69,11 @@ struct Split {
                         ? 1
                         : std::max<int64_t>(1, std::min(num_rows / least_rows,
                                                         (wanted + panel_tasks - 1) / panel_tasks));
+    }
+
+    // Where part `part` of the rows begins.
+    int64_t row(int64_t part) const {
+        return part == row_tasks ? num_rows : num_rows * part / row_tasks / row_step * row_step;
     }
 };
 
@@ -93,17 +100,25 @@ void run_split(const LinearWeight& w, const LinearWeight* next, int64_t num_rows
         const int64_t panel = task / split.row_tasks * split.panels_a_task;
         const int64_t part = task % split.row_tasks;
         run(LinearTask{panel, std::min(panel + split.panels_a_task, panels),
-                       num_rows * part / split.row_tasks,
-                       num_rows * (part + 1) / split.row_tasks,
+                       split.row(part), split.row(part + 1),
                        after_task(w, split, task, next, num_rows)});
+    });
+}
+
+// A task has some `values_a_task`: fewer are not worth a thread's wake-up.
+template <typename Fn>
+void each_row(int64_t num_rows, int64_t num_inputs, int64_t values_a_task, Fn&& run) {
+    const int64_t rows_a_task = std::max<int64_t>(1, values_a_task / num_inputs);
+    parallel((num_rows + rows_a_task - 1) / rows_a_task, [&](int64_t task, int) {
+        const int64_t stop = std::min((task + 1) * rows_a_task, num_rows);
+        for (int64_t row = task * rows_a_task; row < stop; ++row) run(row);
     });
 }
 
 // Whether results are more than a second cache holds, and lines are written once and whole.
 bool can_stream(const LinearWeight& w, const float* out, int64_t num_rows, int64_t out_stride) {
     constexpr int64_t least_bytes = 4 << 20, line_floats = 16;
-    const bool is_once =
-        static_cast<LinearKind>(w.kind) != LinearKind::f32 || w.num_inputs <= chain_inputs;
+    const bool is_once = !is_float(w) || num_steps(w) <= chain_steps;
     return is_once && num_rows * w.num_outputs * 4 >= least_bytes &&
            out_stride % line_floats == 0 && reinterpret_cast<uintptr_t>(out) % 64 == 0;
 }
@@ -140,18 +155,27 @@ const char* linear(const LinearWeight& w, const LinearWeight* next, const float*
         });
         return nullptr;
     }
-    const int64_t stride = num_groups(w);
     thread_local Buffer buffer;
+    if (kind == LinearKind::bf16) {
+        const int64_t stride = PairedActivations::stride_of(num_inputs);
+        constexpr int64_t tile_rows = 16;  // what follows the last row has no meaning, but memory
+        auto* pairs = buffer.try_reserve<uint32_t>((num_rows + tile_rows - 1) * stride);
+        if (pairs == nullptr) return refuse("no memory to round %ld rows", num_rows);
+        each_row(num_rows, num_inputs, 65536, [&](int64_t row) {
+            round_row(x + row * x_stride, num_inputs, pairs + row * stride);
+        });
+        run_split(w, next, num_rows, [&](const LinearTask& task) {
+            linear_bf16(w, {pairs, stride}, results, task);
+            finish_stream(results);
+        });
+        return nullptr;
+    }
+    const int64_t stride = num_groups(w);
     auto* groups = buffer.try_reserve<ActivationGroup>(num_rows * stride);
     if (groups == nullptr) return refuse("no memory to quantise %ld rows", num_rows);
     const int32_t zero = record_of(kind).zero;
-    // a task quantises some 16,000 values: less is not worth a thread's wake-up
-    const int64_t rows_a_task = std::max<int64_t>(1, 16384 / num_inputs);
-    parallel((num_rows + rows_a_task - 1) / rows_a_task, [&](int64_t task, int) {
-        const int64_t stop = std::min((task + 1) * rows_a_task, num_rows);
-        for (int64_t row = task * rows_a_task; row < stop; ++row) {
-            quantise_row(x + row * x_stride, num_inputs, zero, groups + row * stride);
-        }
+    each_row(num_rows, num_inputs, 16384, [&](int64_t row) {
+        quantise_row(x + row * x_stride, num_inputs, zero, groups + row * stride);
     });
     const Activations quantised{groups, stride};
     run_split(w, next, num_rows, [&](const LinearTask& task) {

@@ -4,6 +4,7 @@
 // G = ceil(E / 32) groups of inputs.
 //
 //   f32        [P][E][32] float
+//   bf16       [P][G * 16][32][2] bfloat16: two inputs that follow one another, zeros behind the last
 //   i8_row     [P][G] records: codes [8][32][4], code = weight + 128; row_scales [P * 32] float
 //   q8_group   [P][G] records: 32 scales f16, then codes [8][32][4], code = weight + 128
 //   q4_group   [P][G] records: 32 scales f16, then nibbles, code = weight + 8
@@ -20,6 +21,7 @@
 // A weight is scale * (code - zero) (+ minimum). Activations are quantised to signed bytes, with a
 // scale a group of 32 (one a row costs SmolLM2 4 % of perplexity); dots of bytes are exact integers,
 // the float32 sums over groups run in their order. So a row's bits do not depend on the others.
+// To bf16 weights activations are rounded to bf16 (to even); products and sums are float32.
 #pragma once
 
 #include <algorithm>
@@ -32,7 +34,8 @@ namespace ec {
 constexpr int64_t panel_outputs = 32;
 constexpr int64_t group_inputs = 32;
 constexpr int64_t superblock_inputs = 256;
-constexpr int64_t chain_inputs = 768;  // of f32: those whose products are one chain of additions
+// 128 bytes of a panel of floats: one input of f32, two of bf16. A chain of additions has so many.
+constexpr int64_t chain_steps = 768;
 
 enum class LinearKind : int32_t {
     f32 = 0,
@@ -42,6 +45,7 @@ enum class LinearKind : int32_t {
     q4_minimum = 4,
     q4_k = 5,
     q6_k = 6,
+    bf16 = 7,
 };
 
 // Mirrored by `LinearArguments` in kernels/cpu/weights.py. `row_scales` (i8_row only) and `bias`
@@ -93,6 +97,17 @@ inline int64_t num_groups(const LinearWeight& w) {
     return (w.num_inputs + group_inputs - 1) / group_inputs;
 }
 
+inline bool is_float(const LinearWeight& w) {
+    const auto kind = static_cast<LinearKind>(w.kind);
+    return kind == LinearKind::f32 || kind == LinearKind::bf16;
+}
+
+// Of a panel of floats, each 128 bytes.
+inline int64_t num_steps(const LinearWeight& w) {
+    return static_cast<LinearKind>(w.kind) == LinearKind::f32 ? w.num_inputs
+                                                              : num_groups(w) * group_inputs / 2;
+}
+
 // One group of a row of activations, a line of the cache: x = scale * code. Sums are of codes; `start` values are
 // -zero * sum, where a dot product of unsigned codes begins so that it ends as that of weights.
 struct ActivationGroup {
@@ -111,6 +126,18 @@ struct Activations {
     int64_t stride;
 };
 
+// Rows of activations in bfloat16, zeros behind the last input: two that follow one another in one
+// dword. `stride` dwords from a row to the next, an odd number of lines of the cache, so that rows of
+// a tile do not drive each other out.
+struct PairedActivations {
+    const uint32_t* pairs;
+    int64_t stride;
+
+    static int64_t stride_of(int64_t num_inputs) {
+        return ((num_inputs + group_inputs - 1) / group_inputs | 1) * (group_inputs / 2);
+    }
+};
+
 // Results, `stride` floats from a row to the next.
 struct Results {
     float* at;
@@ -118,7 +145,7 @@ struct Results {
     // Written past the caches: more than they hold, each line once and whole. Rows of logits lie a
     // multiple of 4 KiB apart, so those of a tile would drive each other out as well.
     bool streams = false;
-    // Added to what is there, instead of written over it; of f32 only.
+    // Added to what is there, instead of written over it; of floats only.
     bool adds = false;
 
     Results from_row(int64_t row) const { return {at + row * stride, stride, streams, adds}; }
@@ -147,6 +174,8 @@ struct LinearTask {
 
 void linear_f32(const LinearWeight& w, const float* x, int64_t x_stride, const Results& out,
                 const LinearTask& task);
+void linear_bf16(const LinearWeight& w, const PairedActivations& x, const Results& out,
+                 const LinearTask& task);
 void linear_integer(const LinearWeight& w, const Activations& x, const Results& out,
                     const LinearTask& task);
 
@@ -164,8 +193,7 @@ inline Upcoming upcoming_panel(const LinearWeight& w, int64_t panel) {
     constexpr int64_t most_bytes = 256 << 10;
     const int64_t panel_bytes = w.blob_bytes / num_panels(w);
     int64_t bytes = panel_bytes;
-    if (static_cast<LinearKind>(w.kind) == LinearKind::f32)
-        bytes = std::min(w.num_inputs, chain_inputs) * panel_outputs * 4;
+    if (is_float(w)) bytes = std::min(num_steps(w), chain_steps) * panel_outputs * 4;
     return {w.blob + panel * panel_bytes, bytes <= most_bytes ? bytes : 0};
 }
 
@@ -181,5 +209,8 @@ const char* linear(const LinearWeight& w, const LinearWeight* next, const float*
 // Quantises one row of `num_inputs` floats. `zero` is what the weight's codes subtract.
 void quantise_row(const float* x, int64_t num_inputs, int32_t zero,
                   ActivationGroup* groups);
+
+// Rounds one row to bfloat16; writes whole groups of 32, the last one padded with zeros.
+void round_row(const float* x, int64_t num_inputs, uint32_t* pairs);
 
 }  // namespace ec

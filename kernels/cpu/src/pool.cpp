@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "dispatch.h"
+#include "tiles.h"
 
 namespace ec {
 namespace {
@@ -180,6 +181,7 @@ private:
                 pause();
             }
         } while (std::chrono::steady_clock::now() < stop);
+        release_tiles();
         sleepers_.fetch_add(1);
         uint32_t signal = signal_.load();
         while (signal == done) {
@@ -214,7 +216,10 @@ thread_local int Pool::own_index_ = 0;
 Pool& pool() {
     static Pool* const only = [] {
         auto* made = new Pool;
-        pthread_atfork(nullptr, nullptr, [] { pool().forget_threads(); });
+        pthread_atfork(nullptr, nullptr, [] {
+            pool().forget_threads();
+            release_tiles();  // a child begins without their shapes
+        });
         return made;
     }();
     return *only;

@@ -53,6 +53,10 @@ def test_decode_steps_are_no_matter_of_tensor_parallelism():
     ("options", "why"),
     [
         ({"parallel": ParallelOptions(data_parallel_size=2)}, "this command starts one engine"),
+        (
+            {"parallel": ParallelOptions(data_parallel_size=2, data_parallel_rank=2)},
+            "--data-parallel-rank is 2",
+        ),
         ({"parallel": ParallelOptions(num_joining=1)}, "no effect without each other"),
         ({"parallel": ParallelOptions(workers_bind="tcp://h:1")}, "no effect without each other"),
         (

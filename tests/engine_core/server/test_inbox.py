@@ -35,6 +35,7 @@ class ScriptedTransport:
 
     def wait(self, timeout_s):
         assert self.frames, "waits though there is something to read"
+        return True
 
     def receive_all(self):
         while self.frames:
@@ -44,7 +45,7 @@ class ScriptedTransport:
         self.sent.append(decode_engine_message(frames[0]))
 
 
-def make_inbox(transport, clock=lambda: 0.0):
+def make_inbox(transport, clock=lambda: 0.0, **options):
     clients = ClientRegistry()
     outbox = Outbox(transport, clients, heartbeat_s=1e9, clock=clock)
     inbox = Inbox(
@@ -54,6 +55,7 @@ def make_inbox(transport, clock=lambda: 0.0):
         idle_wait_s=1.0,
         welcome=lambda hello: (Heartbeat(), []),  # any message will do
         clock=clock,
+        **options,
     )
     return inbox, clients
 
@@ -65,6 +67,18 @@ def test_a_pass_takes_so_many_messages_and_leaves_the_others_for_the_next(block)
     counts = [len(list(inbox.drain(block=block))) for _ in range(4)]
     assert counts == [255, 256, 256, 232]
     assert not transport.frames
+
+
+def test_work_ahead_is_done_when_nothing_comes_for_a_while_and_not_before():
+    transport, done = ScriptedTransport([HELLO]), []
+    inbox, _ = make_inbox(transport, while_quiet=lambda: done.append(len(transport.frames)))
+    list(inbox.drain(block=True))
+    assert not done
+    transport.wait = lambda timeout_s: False
+    list(inbox.drain(block=False))
+    assert not done
+    list(inbox.drain(block=True))
+    assert done == [0]
 
 
 def test_garbage_counts_as_messages_do():

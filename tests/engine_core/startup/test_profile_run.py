@@ -19,10 +19,12 @@ from kernels.interface.device_steps import SamplingMode
 sys.path.insert(0, str(Path(__file__).parents[1] / "model_runner"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "model_runner" / "gpu"))
 from fake_device import PaddedOperations, SynchronousQueue
+from fake_gpu import FakeGpu
 from runners import runner_config
 
 from tests.kernels.torch_device_steps import TorchDeviceSteps
 
+MIB = 1024**2
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 24,
     "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 3,
@@ -133,9 +135,37 @@ def test_a_runner_of_one_block_carries_the_plans_out(ops, max_num_batched_tokens
     assert not runner.execute(plans[2]).req_ids
     assert not runner.rows._row_of
     meter = Meter()
-    graph_bytes = len(decode_buckets(7 + 9)) * len(SamplingMode) * 12 * 1024**2
-    assert spec.measure_step_bytes(meter) == graph_bytes  # nothing else grew
-    assert meter.num_releases == 2
+    if on_device:
+        num_modes = len(SamplingMode) + 1  # and only up to the logits
+        num_graphs = len(decode_buckets(min(7 + 9, max_num_batched_tokens))) * num_modes
+        assert spec.measure_step_bytes(meter) == num_graphs * 12 * MIB  # nothing else grew
+        assert meter.num_releases == 2
+
+
+def test_what_is_measured_is_a_step_beside_the_graphs(monkeypatch):
+    """Proves S194: while serving, both have their memory at once."""
+    gpu, queue = FakeGpu(), SynchronousQueue()
+
+    def launch(work):
+        work()
+        gpu.take(600 * MIB)
+        gpu.drop(600 * MIB)
+        return lambda: None
+
+    pool = [300 * MIB]  # of all graphs, as the first is the largest
+
+    def capture(work):
+        gpu.held += pool.pop() if pool else 0
+        gpu.peak = max(gpu.peak, gpu.held)
+        return work
+
+    queue.launch, queue.capture = launch, capture
+    monkeypatch.setattr(runner_spec, "CudaQueue", lambda device: queue)
+    spec = make_spec(PaddedOperations(), on_device=True)
+    gpu.release()
+    num_graphs = 4 * len(decode_buckets(7))
+    cache = 2 * spec.config.block_bytes
+    assert spec.measure_step_bytes(gpu) == (900 + num_graphs * 12) * MIB - cache
 
 
 def test_eager_steps_use_no_graph_and_no_memory_for_any(caplog):

@@ -37,6 +37,7 @@ from kernels.triton import (
     step_inputs,
     truncation,
 )
+from kernels.triton.device_limits import HOPPER_SHARED_BYTES
 from kernels.triton.row_maxima import TILE, num_splits
 
 BF16, FP16, FP32, FP8 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn
@@ -55,6 +56,7 @@ class KernelVariant:
         arguments: by parameter name: a dtype for a pointer, a number for a scalar.
         constants: the `tl.constexpr` parameters.
         num_warps, num_stages: as launched.
+        needs_prefetch: a pipelined loop must have copies under way while it computes.
         needs_wgmma: the compiled code must use Hopper's tensor-core instructions.
         max_registers: most registers a thread; 255 is the machine's limit.
         max_spill_bytes: most bytes of spilled registers, stores and loads together; above 0 only
@@ -67,6 +69,7 @@ class KernelVariant:
     constants: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     num_warps: int = 4
     num_stages: int = 3
+    needs_prefetch: bool = False
     needs_wgmma: bool = False
     max_registers: int = 255
     max_spill_bytes: int = 0
@@ -218,6 +221,7 @@ def decode_attention() -> Iterator[KernelVariant]:
             constants=constants
             | {"K": kv_heads, "S": block_size}
             | {f"HAS_{each}": each in options for each in ("WINDOW", "SOFTCAP", "ALIBI")},
+            needs_prefetch=True,
             **launch,
         )
 
@@ -242,8 +246,11 @@ def prefill_attention() -> Iterator[KernelVariant]:
     ]
     for (name, dtype, kv_heads, group, head_size, block_size, kv_dtype), options in cases:
         is_wide = dtype == FP32 and head_size > 64
-        constants, launch = attention_prefill._configuration(
-            group_size=group, head_size=head_size, kv_bytes=kv_dtype.itemsize
+        constants, launch = attention_prefill.configuration(
+            group_size=group,
+            head_size=head_size,
+            kv_bytes=kv_dtype.itemsize,
+            shared_bytes=HOPPER_SHARED_BYTES,
         )
         yield KernelVariant(
             name=f"prefill {name}",
@@ -259,6 +266,7 @@ def prefill_attention() -> Iterator[KernelVariant]:
                 f"HAS_{each}": each in options
                 for each in ("WINDOW", "SOFTCAP", "ALIBI", "SINKS", "LSE")
             },
+            needs_prefetch=dtype != FP32,
             needs_wgmma=True,
             max_spill_bytes=WIDE_SPILL_BYTES if is_wide else 0,
             spill_reason=WIDE_SPILL if is_wide else "",

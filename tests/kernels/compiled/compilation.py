@@ -32,7 +32,7 @@ NUM_PROCESSES = 2
 CAPABILITY = 90
 _ARCHITECTURE = "sm_90a"
 """How triton calls ptxas for that capability; without the "a" there is no wgmma."""
-_FIGURES_FILE = "figures.2.json"
+_FIGURES_FILE = "figures.3.json"
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 

@@ -21,6 +21,7 @@ Key = tuple[str, str]
 _RESOURCES = re.compile(r"REG:(\d+) STACK:(\d+)")
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 _WGMMA = re.compile(r"\bwgmma\.mma_async\.")
+_WAITS = re.compile(r"\bcp\.async\.wait_group\s+(?:0x)?([0-9a-f]+)")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,8 @@ class Figures:
         stack_bytes, spill_store_bytes, spill_load_bytes: a thread; spilled values live on the
             stack, which is device memory.
         shared_bytes: a thread block.
+        copies_under_way: most groups of asynchronous copies that a wait leaves under way; 0: what a
+            loop asks for it waits for at once.
         num_wgmma: instructions for Hopper's tensor cores in the PTX.
         wgmma_serialized: ptxas could not let them run asynchronously: much slower.
         compile_s: seconds when it was compiled; later runs read all this from triton's cache.
@@ -42,6 +45,7 @@ class Figures:
     spill_store_bytes: int
     spill_load_bytes: int
     shared_bytes: int
+    copies_under_way: int
     num_wgmma: int
     wgmma_serialized: bool
     ptx_bytes: int
@@ -101,6 +105,7 @@ def read_figures(
         spill_store_bytes=sum(stores for stores, _ in spills),
         spill_load_bytes=sum(loads for _, loads in spills),
         shared_bytes=shared_bytes,
+        copies_under_way=max((int(wait, 16) for wait in _WAITS.findall(ptx)), default=0),
         num_wgmma=len(_WGMMA.findall(ptx)),
         wgmma_serialized="wgmma.mma_async instructions are serialized" in ptxas_report,
         ptx_bytes=len(ptx),
@@ -132,6 +137,8 @@ def find_faults(outcome: Outcome) -> list[str]:
         )
     if variant.needs_wgmma and figures.wgmma_serialized:
         problems.append(f"{outcome}: ptxas serialised its wgmma instructions")
+    if variant.needs_prefetch and not figures.copies_under_way:
+        problems.append(f"{outcome} waits for each tile at once; it takes more num_stages")
     if figures.shared_bytes > MAX_SHARED_BYTES:
         problems.append(
             f"{outcome} uses {figures.shared_bytes} bytes of shared memory, the limit is "
@@ -155,6 +162,11 @@ def compare(outcomes: Iterable[Outcome], committed: Mapping[Key, Figures]) -> li
                 )
             if before.num_wgmma and not now.num_wgmma:
                 problems.append(f"{outcome} has no wgmma any more, {before.num_wgmma} in the table")
+            if before.copies_under_way and not now.copies_under_way:
+                problems.append(
+                    f"{outcome} waits for each copy at once, with {before.copies_under_way} under "
+                    "way in the table"
+                )
     gone = [key for key in committed if key not in seen]
     return problems + [f"{_label(key)} is in the table and not in the cases" for key in gone]
 

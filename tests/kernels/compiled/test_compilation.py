@@ -33,6 +33,7 @@ FIGURES = Figures(
     spill_store_bytes=0,
     spill_load_bytes=0,
     shared_bytes=1024,
+    copies_under_way=3,
     num_wgmma=4,
     wgmma_serialized=False,
     ptx_bytes=5000,
@@ -47,11 +48,20 @@ USAGE = "Resource usage:\n Function k:\n  REG:40 STACK:{} SHARED:0 LOCAL:0 CONST
 MODULE = example_kernels.__name__
 
 
-def outcome(name="a", *, needs_wgmma=False, max_registers=255, spill=(0, ""), **changes):
+def outcome(
+    name="a",
+    *,
+    needs_wgmma=False,
+    needs_prefetch=False,
+    max_registers=255,
+    spill=(0, ""),
+    **changes,
+):
     variant = dataclasses.replace(
         example_kernels.variants()[0],
         name=name,
         needs_wgmma=needs_wgmma,
+        needs_prefetch=needs_prefetch,
         max_registers=max_registers,
         max_spill_bytes=spill[0],
         spill_reason=spill[1],
@@ -101,6 +111,7 @@ def test_a_tool_that_says_nothing_is_an_error_and_not_a_kernel_without_spills():
         (outcome(spill=(12, "")), "may spill without a reason"),
         (outcome(max_registers=99), "takes 100 registers, its limit is 99"),
         (outcome(needs_wgmma=True, num_wgmma=0), "needs wgmma and has none"),
+        (outcome(needs_prefetch=True, copies_under_way=0), "waits for each tile at once"),
         (outcome(needs_wgmma=True, wgmma_serialized=True), "serialised"),
         (outcome(shared_bytes=232449), "232449 bytes of shared memory, the limit is 232448"),
         (Outcome(outcome().variant, error="CompileError: no"), "does not compile: CompileError"),
@@ -140,6 +151,7 @@ def test_missing_and_new_variants_are_named():
         ({"registers": 109}, "takes 109 registers, 100 in the table"),
         ({"registers": 50, "num_wgmma": 1}, None),
         ({"num_wgmma": 0}, "no wgmma any more, 4 in the table"),
+        ({"copies_under_way": 0}, "waits for each copy at once, with 3 under way in the table"),
     ],
 )
 def test_figures_that_got_worse_are_named(changes, words):

@@ -14,7 +14,14 @@ from kernels.cpu.library import NativeLibrary
 from kernels.cpu.linear import NativeLinear, PackedParts
 from kernels.cpu.operations import CpuOperations
 from kernels.cpu.packing import NativePacking
-from kernels.cpu.weights import LinearKind, PackedLinear, pack_float, quantise_int4, quantise_int8
+from kernels.cpu.weights import (
+    LinearKind,
+    PackedLinear,
+    pack_float,
+    pack_float_parts,
+    quantise_int4,
+    quantise_int8,
+)
 from kernels.interface.weights import PackedFileError, QuantisedTensor
 
 
@@ -44,10 +51,11 @@ def blocks_of(
 def unreadable(part: QuantisedTensor) -> QuantisedTensor:
     """The same from outside, and nothing inside."""
 
-    def decode(arrays: object) -> torch.Tensor:
-        raise AssertionError("it was read")
+    return QuantisedTensor(part.type_name, part.shape, {}, unread)
 
-    return QuantisedTensor(part.type_name, part.shape, {}, decode)
+
+def unread(arrays: object) -> torch.Tensor:
+    raise AssertionError("it was dequantised before it was packed")
 
 
 def test_a_block_of_5_bits_is_one_of_8_with_the_same_numbers() -> None:
@@ -70,6 +78,30 @@ def test_rows_of_a_packed_matrix_are_those_of_the_file(
     weight = packing.pack("table", [part])
     ids = torch.tensor([44, 0, 7, 7])
     assert torch.equal(CpuOperations(library).embedding(ids, weight), part.dequantise()[ids])
+
+
+@pytest.mark.parametrize("type_name", ["Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K"])
+def test_blocks_become_the_floats_that_gguf_says_wherever_their_rows_lie(
+    library: NativeLibrary, type_name: str
+) -> None:
+    kind = GGMLQuantizationType[type_name]
+    block_inputs, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+    num_inputs = 3 * block_inputs
+    generator = np.random.default_rng(len(type_name))
+    raw = generator.integers(0, 256, (45, 3 * block_bytes)).astype(np.uint8)
+    with np.errstate(invalid="ignore"):  # any bytes: some scales are not finite
+        values = dequantize(raw, kind)
+    order = torch.randperm(45, generator=torch.Generator().manual_seed(2))
+    blocks = QuantisedTensor(
+        type_name, (45, num_inputs), {"blocks": torch.from_numpy(raw)}, unread, order
+    )
+    before, behind = torch.randn(7, num_inputs).half(), torch.randn(50, num_inputs).bfloat16()
+    packed = pack_float_parts(library, [before, blocks, behind])
+    rows = NativeLinear(library).gather_rows(torch.arange(102), packed)
+    wanted = torch.cat([before.float(), torch.from_numpy(values)[order], behind.float()])
+    same = rows.view(torch.int32) == wanted.view(torch.int32)
+    assert bool((same | (rows.isnan() & wanted.isnan())).all())
+    assert not packed.blob.view(torch.float32).view(-1, num_inputs, 32)[-1, :, 6:].any()
 
 
 def test_parts_of_one_type_become_one_weight_in_their_own_order(library: NativeLibrary) -> None:
@@ -221,5 +253,5 @@ def test_a_file_that_is_not_ours_is_refused(
 def test_what_does_not_fit_is_refused_by_name(library: NativeLibrary) -> None:
     with pytest.raises(ValueError, match=r"mlp: parts of shapes \(4, 64\), \(4, 32\)"):
         NativePacking(library).pack("mlp", [torch.randn(4, 64), torch.randn(4, 32)])
-    with pytest.raises(ValueError, match='"int3", only float32, int8, int4'):
+    with pytest.raises(ValueError, match='"int3", only float32, bfloat16, int8, int4'):
         NativePacking(library, "int3")  # type: ignore[arg-type]

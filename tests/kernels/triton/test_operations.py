@@ -10,6 +10,7 @@ from kernels.interface.operations import (
     ExpertRouting,
 )
 from kernels.torch.operations import TorchOperations
+from kernels.triton import attention_planner
 from kernels.triton.kv_cache import whole_cache
 from kernels.triton.operations import TritonOperations
 
@@ -359,13 +360,17 @@ def test_the_padding_of_a_bucket_changes_nothing_for_the_others(ops):
 
 
 @pytest.mark.parametrize(
-    ("head_size", "options", "words"),
+    ("head_size", "options", "shared_kib", "words"),
     [
-        (256, {}, "256 elements in float32, the limit on a GPU is 128; choose --dtype bfloat16"),
-        (64, {"kv_dtype": torch.float8_e4m3fn}, "float32 model with a KV cache of .*float8_e4m3fn"),
+        (256, {}, 227, "256 elements in float32, the limit on this GPU is 128; choose --dtype bf"),
+        (128, {}, 99, "128 elements in float32, the limit on this GPU is 64; choose --dtype bf"),
+        (64, {"kv_dtype": torch.float8_e4m3fn}, 227, "float32 model with a KV cache of .*e4m3fn"),
     ],
 )
-def test_float32_that_a_gpu_has_no_room_for_is_refused_there(head_size, options, words):
+def test_float32_that_a_gpu_has_no_room_for_is_refused_there(
+    monkeypatch, head_size, options, shared_kib, words
+):
     """Before anything is put on the device, which is not there."""
+    monkeypatch.setattr(attention_planner, "shared_memory", lambda device: shared_kib * 1024)
     with pytest.raises(ValueError, match=words):
         planner_of(TritonOperations(torch.device("cuda:0")), (4, 2), head_size, **options)

@@ -76,4 +76,6 @@ def test_tokens_with_adapters_are_those_of_each_sequence_alone_on_both_runners(r
         )
         device.warm_up()
         assert tokens_of(spoiled(device), names) == alone
-        assert bool(device.adapter_graphs) == use_graphs
+        with_adapters = [key for key in device.graphs.all if key.has_adapters]
+        assert all(key in device.graphs for key in device.graphs.at_start)
+        assert bool(with_adapters) == use_graphs

@@ -8,11 +8,17 @@ from kernels.cpu.gguf_blocks import GGUF_KINDS, pack_gguf
 from kernels.cpu.library import NativeLibrary, check
 from kernels.cpu.linear import NativeLinear, PackedParts
 from kernels.cpu.lora import NativeLoRARows
-from kernels.cpu.weights import PackedLinear, pack_float, quantise_int4, quantise_int8
+from kernels.cpu.weights import (
+    PackedLinear,
+    pack_bfloat16,
+    pack_float,
+    quantise_int4,
+    quantise_int8,
+)
 from kernels.interface.lora import LoRAPart
 from tests.kernels.cpu.fuzz.random_case import RandomCase, must_refuse
 
-_PACKERS = (pack_float, quantise_int8, quantise_int4)
+_PACKERS = (pack_float, pack_bfloat16, quantise_int8, quantise_int4)
 _BLOCKS = {"Q8_0": (32, 34), "Q4_0": (32, 18), "Q4_1": (32, 20), "Q4_K": (256, 144)}
 _BLOCKS["Q6_K"] = (256, 210)
 
@@ -36,6 +42,43 @@ def random_weight(
     return _PACKERS[chosen % len(_PACKERS)](library, weight, bias)
 
 
+def packed_floats(library: NativeLibrary, case: RandomCase) -> None:
+    """Rows of any type, some of them in any order, anywhere in a weight."""
+    sizes = ((1, 4), (1, 2), (1, 2), (32, 18), (32, 20), (32, 22), (32, 34))
+    sizes += ((256, 144), (256, 176), (256, 210))
+    row_type = case.below(len(sizes))
+    inputs, num_bytes = sizes[row_type]
+    num_blocks, num_stored = case.between(1, 1000 // inputs), case.size(100)
+    num_inputs, row_bytes = num_blocks * inputs, num_blocks * num_bytes
+    rows = case.integers((num_stored, row_bytes), 256, torch.uint8)
+    ordered = case.one_in(2)
+    num_rows = case.between(0, 150 if ordered else num_stored)
+    order = case.integers((num_rows,), num_stored, torch.int64)
+    first = case.below(70)
+    num_outputs = first + num_rows + case.below(40)
+    panels = torch.empty(-(-num_outputs // 32) * 32 * num_inputs)
+    p, n = ctypes.c_void_p, ctypes.c_int64
+    run = library.function("ec_pack_floats", p, n, n, n, p, n, n, p, n, n)
+
+    def pack(**wrong: int) -> None:
+        sizes = {"type": row_type, "stored": num_stored, "bytes": row_bytes}
+        sizes |= {"rows": num_rows, "inputs": num_inputs, "outputs": num_outputs, "first": first}
+        a = sizes | wrong
+        where = order.data_ptr() if ordered else None
+        source = rows.data_ptr(), a["type"], a["stored"], a["bytes"], where, a["rows"], a["inputs"]
+        check(run(*source, panels.data_ptr(), a["outputs"], a["first"]))
+
+    pack()
+    must_refuse("a row type", lambda: pack(type=case.index(10)))
+    must_refuse("rows of other bytes", lambda: pack(bytes=row_bytes + 1))
+    must_refuse("no inputs", lambda: pack(inputs=0))
+    must_refuse("too many outputs", lambda: pack(first=num_outputs - num_rows + 1))
+    must_refuse("an output before the first", lambda: pack(first=-1))
+    if num_rows:
+        order[case.below(num_rows)] = case.index(num_stored)
+        must_refuse("rows that are not there", lambda: pack(stored=num_stored if ordered else 0))
+
+
 def linear(library: NativeLibrary, case: RandomCase) -> None:
     run = NativeLinear(library)
     weight = random_weight(library, case)
@@ -54,7 +97,7 @@ def wrong_linear(library: NativeLibrary, case: RandomCase) -> None:
     weight = random_weight(library, case)
     arguments = weight.arguments
     field, value = (
-        ("kind", (-1, 7, 2**31 - 1)[case.below(3)]),
+        ("kind", (-1, 8, 2**31 - 1)[case.below(3)]),
         ("num_outputs", (0, -1, 2**62, weight.num_outputs + 32)[case.below(4)]),
         ("num_inputs", (0, -1, 2**62, weight.num_inputs + 256)[case.below(4)]),
         ("blob_bytes", (0, -1, weight.num_bytes + 1)[case.below(3)]),

@@ -94,3 +94,15 @@ def threads_and_instructions(library: NativeLibrary, case: RandomCase) -> None:
     force = library.function("ec_force_isa", ctypes.c_int)
     level = len(ISA_NAMES) + case.below(5)
     must_refuse(f"instruction set {level}", lambda: check(force(level)))
+
+
+def tiles(library: NativeLibrary, case: RandomCase) -> None:
+    p, n = ctypes.c_void_p, ctypes.c_int
+    prove = library.function("ec_tiles_prove", n, n, p, p, p)
+    x, w, sums = (case.integers((16, 64), 256, torch.uint8) for _ in range(3))
+    addresses = x.data_ptr(), w.data_ptr(), sums.data_ptr()
+    if library.isa.startswith("amx"):
+        check(prove(case.below(3), 1, *addresses))
+        must_refuse("a product 3", lambda: check(prove(3, 1, *addresses)))
+    else:
+        must_refuse("a set without tiles", lambda: check(prove(0, 1, *addresses)))

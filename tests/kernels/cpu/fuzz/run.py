@@ -24,7 +24,6 @@ from cyclopts import App, Parameter
 sys.path.insert(0, str(Path(__file__).resolve().parents[4]))
 
 from kernels.cpu.library import (
-    ISA_NAMES,
     NativeFunction,
     NativeLibrary,
     NativeLibraryUnavailable,
@@ -56,6 +55,7 @@ def fuzz(path: Path, seconds: float, seed: int) -> None:
     from tests.kernels.cpu.fuzz.random_case import ExactMemory, RandomCase
 
     operations: tuple[Callable[[NativeLibrary, RandomCase], None], ...] = (
+        products.packed_floats,
         products.linear,
         products.wrong_linear,
         products.gather,
@@ -65,6 +65,7 @@ def fuzz(path: Path, seconds: float, seed: int) -> None:
         rows.norms_and_activations,
         rows.sampling,
         rows.threads_and_instructions,
+        rows.tiles,
         steps.attention,
         steps.rotary,
         steps.captured_step,
@@ -74,7 +75,7 @@ def fuzz(path: Path, seconds: float, seed: int) -> None:
     stop = time.monotonic() + seconds
     rounds = 0
     while rounds == 0 or time.monotonic() < stop:
-        for isa in ISA_NAMES[: ISA_NAMES.index(library.machine_isa) + 1]:
+        for isa in library.isas:
             with library.forced_isa(isa):
                 for operation in operations:
                     print(f"{operation.__name__} on {isa}, --seed {seed + rounds}", flush=True)

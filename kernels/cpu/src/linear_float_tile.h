@@ -1,25 +1,47 @@
-// Tiles of float32 products. Included by every_isa.h: no include guard.
+// Tiles of float32 and bfloat16 products. Included by every_isa.h: no include guard.
 //
-// Each output is one chain of multiply-adds over `chain_inputs`, and the chains are added in order;
-// so a row has the same bits in any tile, and with AVX2 as with AVX-512.
+// A step is a dword of each output's weights and of a row's activations: one float32, or with PAIRS
+// two bfloat16. Each output is one chain of multiply-adds over `chain_steps`, and the chains are
+// added in order; so a row has the same bits in any tile, and with AVX2 as with AVX-512.
 
 // The registers of a tile are rows * panels * 32 floats.
-constexpr int MAX_ROWS = EC_LEVEL == 2 ? 12 : EC_LEVEL == 1 ? 3 : 1;
-constexpr int MAX_PANELS = EC_LEVEL == 2 ? 4 : EC_LEVEL == 1 ? 2 : 1;
+constexpr int MAX_ROWS = EC_LEVEL >= 2 ? 12 : EC_LEVEL == 1 ? 3 : 1;
+constexpr int MAX_PANELS = EC_LEVEL >= 2 ? 4 : EC_LEVEL == 1 ? 2 : 1;
 // How far ahead a panel's first tile fetches weights; later ones find them in a cache.
 constexpr int64_t ahead_floats = 24 * panel_outputs;
 constexpr int vectors = panel_outputs / W;
 
-template <int ROWS, int PANELS>
+// sum + x * w, of pairs the later input first, as vdpbf16ps adds them; a product of two bfloat16 is
+// exact in float32.
+template <bool PAIRS>
+EC_INLINE vf add_step(vf sum, vf x, vf w) {
+    if constexpr (!PAIRS) return fma(x, w, sum);
+#if EC_LEVEL == 3
+    return (vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)x, (__m512bh)w);
+#else
+    const vu later = vu{} + 0xFFFF0000u;
+    sum = fma((vf)((vu)x & later), (vf)((vu)w & later), sum);
+    return fma((vf)((vu)x << 16), (vf)((vu)w << 16), sum);
+#endif
+}
+
+// One dword in every lane, whatever it means as a float.
+EC_INLINE vf splat_bits(const float* at) {
+    uint32_t bits;
+    std::memcpy(&bits, at, 4);
+    return (vf)(vu{} + bits);
+}
+
+template <bool PAIRS, int ROWS, int PANELS>
 inline __attribute__((always_inline)) void tile(const float* x, int64_t x_stride, const float* w,
-                                                int64_t panel_floats, int64_t num_inputs,
+                                                int64_t panel_floats, int64_t num_steps,
                                                 int64_t ahead, Upcoming soon, vf* sums) {
     vf acc[ROWS][PANELS][vectors];
     for (int r = 0; r < ROWS; ++r)
         for (int p = 0; p < PANELS; ++p)
             for (int v = 0; v < vectors; ++v) acc[r][p][v] = vf{};
 #pragma GCC unroll 2  // twenty-four multiply-adds do not hide what a turn costs
-    for (int64_t k = 0; k < num_inputs; ++k) {
+    for (int64_t k = 0; k < num_steps; ++k) {
         __builtin_prefetch(soon.at + k * soon.bytes, 0, 2);
         vf weights[PANELS][vectors];
         for (int p = 0; p < PANELS; ++p) {
@@ -29,10 +51,10 @@ inline __attribute__((always_inline)) void tile(const float* x, int64_t x_stride
             for (int v = 0; v < vectors; ++v) weights[p][v] = load(at + v * W);
         }
         for (int r = 0; r < ROWS; ++r) {
-            const vf value = splat(x[r * x_stride + k]);
+            const vf value = splat_bits(x + r * x_stride + k);
             for (int p = 0; p < PANELS; ++p)
                 for (int v = 0; v < vectors; ++v)
-                    acc[r][p][v] = fma(value, weights[p][v], acc[r][p][v]);
+                    acc[r][p][v] = add_step<PAIRS>(acc[r][p][v], value, weights[p][v]);
         }
     }
     for (int r = 0; r < ROWS; ++r)
@@ -41,16 +63,16 @@ inline __attribute__((always_inline)) void tile(const float* x, int64_t x_stride
 }
 
 // One tile's chain, added to what `out` holds, or to the bias if it is the first and starts anew.
-template <int ROWS, int PANELS>
+template <bool PAIRS, int ROWS, int PANELS>
 __attribute__((noinline)) void add_chain(const LinearWeight& weight, const float* x,
                                          int64_t x_stride, const Results& out, int64_t panel,
                                          int64_t k, int64_t k_stop, int64_t ahead,
                                          Upcoming soon) {
-    const int64_t panel_floats = weight.num_inputs * panel_outputs;
+    const int64_t panel_floats = num_steps(weight) * panel_outputs;
     if (ROWS > 1 && !out.streams) prefetch_results(out.at + panel * panel_outputs, out.stride, ROWS);
     const float* w = reinterpret_cast<const float*>(weight.blob) + panel * panel_floats;
     vf sums[ROWS * PANELS * vectors];
-    tile<ROWS, PANELS>(x + k, x_stride, w + k * panel_outputs, panel_floats, k_stop - k, ahead,
+    tile<PAIRS, ROWS, PANELS>(x + k, x_stride, w + k * panel_outputs, panel_floats, k_stop - k, ahead,
                        soon, sums);
     for (int p = 0; p < PANELS; ++p) {
         const int64_t n = (panel + p) * panel_outputs;
@@ -86,29 +108,30 @@ __attribute__((noinline)) void add_chain(const LinearWeight& weight, const float
     }
 }
 
-template <int ROWS, int PANELS>
+template <bool PAIRS, int ROWS, int PANELS>
 void some_rows(int64_t num_rows, const LinearWeight& weight, const float* x, int64_t x_stride,
                const Results& out, int64_t panel, int64_t k, int64_t k_stop, int64_t ahead,
                Upcoming soon) {
     if (num_rows == ROWS) {
-        add_chain<ROWS, PANELS>(weight, x, x_stride, out, panel, k, k_stop, ahead, soon);
+        add_chain<PAIRS, ROWS, PANELS>(weight, x, x_stride, out, panel, k, k_stop, ahead, soon);
     } else if constexpr (ROWS > 1) {
-        some_rows<ROWS - 1, PANELS>(num_rows, weight, x, x_stride, out, panel, k, k_stop, ahead,
-                                    soon);
+        some_rows<PAIRS, ROWS - 1, PANELS>(num_rows, weight, x, x_stride, out, panel, k, k_stop,
+                                           ahead, soon);
     }
 }
 
 // The chain from `k` on, or of the next panel, or of the next task.
 inline Upcoming after_chain(const LinearWeight& weight, const LinearTask& task, int64_t panel,
                             int64_t k) {
-    if (k == weight.num_inputs)
+    if (k == num_steps(weight))
         return panel + 1 < task.panel_stop ? upcoming_panel(weight, panel + 1) : task.after;
-    const int64_t floats = (panel * weight.num_inputs + k) * panel_outputs;
+    const int64_t floats = (panel * num_steps(weight) + k) * panel_outputs;
     return {weight.blob + 4 * floats,
-            std::min(chain_inputs, weight.num_inputs - k) * panel_outputs * 4};
+            std::min(chain_steps, num_steps(weight) - k) * panel_outputs * 4};
 }
 
-static void run_f32(const LinearWeight& weight, const float* x, int64_t x_stride,
+template <bool PAIRS>
+void run_float(const LinearWeight& weight, const float* x, int64_t x_stride,
                     const Results& out, const LinearTask& task) {
     const int64_t num_rows = task.row_stop - task.row;
     const float* first = x + task.row * x_stride;
@@ -116,9 +139,9 @@ static void run_f32(const LinearWeight& weight, const float* x, int64_t x_stride
     int64_t panel = task.panel;
     if (num_rows == 1) {  // several panels at once: one row alone has too few chains
         for (; panel + MAX_PANELS <= task.panel_stop; panel += MAX_PANELS) {
-            for (int64_t k = 0; k < weight.num_inputs; k += chain_inputs) {
-                const int64_t stop = std::min(k + chain_inputs, weight.num_inputs);
-                add_chain<1, MAX_PANELS>(weight, first, x_stride, to, panel, k, stop, ahead_floats,
+            for (int64_t k = 0; k < num_steps(weight); k += chain_steps) {
+                const int64_t stop = std::min(k + chain_steps, num_steps(weight));
+                add_chain<PAIRS, 1, MAX_PANELS>(weight, first, x_stride, to, panel, k, stop, ahead_floats,
                                          Upcoming{weight.blob, 0});
             }
         }
@@ -126,17 +149,38 @@ static void run_f32(const LinearWeight& weight, const float* x, int64_t x_stride
     // tiles of nearly equal height: 13 rows are 7 and 6, not 12 and 1
     const int64_t num_tiles = (num_rows + MAX_ROWS - 1) / MAX_ROWS;
     for (; panel < task.panel_stop; ++panel) {
-        for (int64_t k = 0; k < weight.num_inputs; k += chain_inputs) {
-            const int64_t stop = std::min(k + chain_inputs, weight.num_inputs);
+        for (int64_t k = 0; k < num_steps(weight); k += chain_steps) {
+            const int64_t stop = std::min(k + chain_steps, num_steps(weight));
             const Upcoming next = after_chain(weight, task, panel, stop);
             for (int64_t t = 0; t < num_tiles; ++t) {
                 const int64_t row = num_rows * t / num_tiles;
                 const int64_t row_stop = num_rows * (t + 1) / num_tiles;
-                some_rows<MAX_ROWS, 1>(row_stop - row, weight, first + row * x_stride, x_stride,
+                some_rows<PAIRS, MAX_ROWS, 1>(row_stop - row, weight, first + row * x_stride, x_stride,
                                        to.from_row(row), panel, k, stop,
                                        t == 0 ? ahead_floats : 0,
                                        next.part(t, num_tiles, stop - k));
             }
         }
     }
+}
+
+static void round_row(const float* x, int64_t num_inputs, uint32_t* pairs) {
+    const int64_t padded = (num_inputs + group_inputs - 1) / group_inputs * group_inputs;
+    auto* out = reinterpret_cast<uint16_t*>(pairs);
+    int64_t i = 0;
+#if EC_LEVEL == 3
+    for (; i + group_inputs <= num_inputs; i += group_inputs) {
+        const __m512bh both =
+            _mm512_cvtne2ps_pbh((__m512)load(x + i + 16), (__m512)load(x + i));
+        _mm512_storeu_si512(out + i, (__m512i)both);
+    }
+#endif
+    for (; i < num_inputs; ++i) {
+        uint32_t bits;
+        std::memcpy(&bits, x + i, 4);
+        const uint32_t rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
+        const bool is_nan = (bits & 0x7FFFFFFF) > 0x7F800000;
+        out[i] = static_cast<uint16_t>(is_nan ? bits >> 16 | 0x40 : rounded);
+    }
+    for (; i < padded; ++i) out[i] = 0;
 }

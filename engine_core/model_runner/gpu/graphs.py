@@ -1,0 +1,78 @@
+"""Decode steps captured as CUDA graphs: which there are, and when each is captured."""
+
+import itertools
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from engine_core.model_runner.gpu.queue import Work
+from kernels.interface.device_steps import SamplingMode
+
+logger = logging.getLogger(__name__)
+
+
+class GraphKey(NamedTuple):
+    """`mode` None: only up to the logits. Steps without adapters launch nothing for them."""
+
+    bucket: int
+    mode: SamplingMode | None
+    has_adapters: bool = False
+
+
+class StepGraphs:
+    """All graphs take their memory from one pool, in which a smaller graph finds room in the parts
+    of a larger one. So the largest is captured before all others, with all that sampling offers,
+    and the pool grows no more.
+
+    Args:
+        buckets: rising sizes; empty: there are no graphs.
+        has_adapters: whether steps may have adapters.
+        capture: makes what replays the step of a key.
+    """
+
+    def __init__(
+        self, buckets: Sequence[int], *, has_adapters: bool, capture: Callable[[GraphKey], Work]
+    ) -> None:
+        self._capture = capture
+        self._captured: dict[GraphKey, Work] = {}
+        self._is_broken = False
+
+        def keys(sizes: Sequence[int], *modes: SamplingMode | None) -> list[GraphKey]:
+            kinds = (False, True) if has_adapters else (False,)
+            return [GraphKey(*key) for key in itertools.product(sizes, modes, kinds)]
+
+        self.largest = keys(buckets[-1:], SamplingMode.FULL, None)
+        common = keys(buckets[::-1], SamplingMode.PLAIN, SamplingMode.TRUNCATED)
+        self.at_start = [*self.largest, *common]
+        """What no step waits for."""
+        self.all = [*self.at_start, *keys(buckets[:-1], SamplingMode.FULL, None)]
+
+    def __len__(self) -> int:
+        """How many are captured."""
+        return len(self._captured)
+
+    def __contains__(self, key: GraphKey) -> bool:
+        return key in self._captured
+
+    def replay_of(self, key: GraphKey) -> Work:
+        """What replays it; captured now if it is not yet. Called inside launched work."""
+        graph = self._captured.get(key)
+        if graph is None:
+            graph = self._captured[key] = self._capture(key)
+        return graph
+
+    def capture(self, keys: Iterable[GraphKey]) -> None:
+        """Those of them that are missing. Called inside launched work."""
+        for key in keys:
+            self.replay_of(key)
+
+    def next_missing(self) -> GraphKey | None:
+        """What to capture while nothing else runs; None: nothing is left, or it failed."""
+        if self._is_broken:
+            return None
+        return next((key for key in self.all if key not in self._captured), None)
+
+    def give_up(self, key: GraphKey, error: Exception) -> None:
+        """From now on each is captured when a step needs it."""
+        self._is_broken = True
+        logger.warning("the CUDA graph %s was not captured ahead of its first use: %s", key, error)

@@ -1,0 +1,18 @@
+"""What launches must know of a device: asked for once."""
+
+import functools
+
+import torch
+
+HOPPER_SHARED_BYTES = 227 * 1024
+SHORT_SHARED_BYTES = 160 * 1024
+"""Devices below it (sm_86, 89, 120) give a thread block 99 KiB; sm_80 gives 163, the others 227."""
+
+
+@functools.cache
+def shared_memory(device: torch.device) -> int:
+    """Most bytes of shared memory of a thread block; the interpreter's are Hopper's."""
+    if device.type != "cuda":
+        return HOPPER_SHARED_BYTES
+    properties = torch.cuda.get_device_properties(device)
+    return int(properties.shared_memory_per_block_optin)  # type: ignore[attr-defined]
