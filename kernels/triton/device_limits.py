@@ -16,3 +16,8 @@ def shared_memory(device: torch.device) -> int:
         return HOPPER_SHARED_BYTES
     properties = torch.cuda.get_device_properties(device)
     return int(properties.shared_memory_per_block_optin)  # type: ignore[attr-defined]
+
+
+def multiplies_float8(device: torch.device) -> bool:
+    """Whether tensor cores do: from Ada (8.9) on. The interpreter does."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 9)

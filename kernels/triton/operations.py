@@ -24,6 +24,7 @@ from kernels.triton import kv_cache as cache_of_layer
 from kernels.triton import linear as linear_layers
 from kernels.triton.attention import paged_attention
 from kernels.triton.attention_planner import SplitScratch, TritonAttentionPlanner
+from kernels.triton.device_limits import multiplies_float8
 from kernels.triton.linear import QUANTISED_TYPES, TritonLinearWeight, TritonPacking
 from kernels.triton.moe_linear import (
     TritonExpertWeights,
@@ -79,10 +80,6 @@ class TritonOperations:
         self.device = device
         self._packs = bool(quantised_types & QUANTISED_TYPES)
         self._packing: TritonPacking | None = None
-        # the interpreter has float8, as tensor cores have from Ada on
-        self._multiplies_float8 = device.type != "cuda" or torch.cuda.get_device_capability(
-            device
-        ) >= (8, 9)
         self._batch_invariant = batch_invariant
         self._scratch = SplitScratch(device)
 
@@ -104,7 +101,7 @@ class TritonOperations:
     def weight_packing(self, dtype: torch.dtype) -> WeightPacking | None:
         if self._packs and self._packing is None:
             self._packing = TritonPacking(
-                self.device, dtype, rounds_to_float8=self._multiplies_float8
+                self.device, dtype, rounds_to_float8=multiplies_float8(self.device)
             )
         return self._packing
 

@@ -19,6 +19,7 @@ from engine_core.model_files import BrokenModelFile, UnsupportedModelFile, open_
 from engine_core.models import load_model
 from engine_core.options.engine import EngineOptions
 from engine_core.startup.model import load_any_model
+from kernels.triton import operations
 from kernels.triton.operations import TritonOperations
 from tests.engine_core.conftest import PagedRun
 
@@ -115,7 +116,7 @@ def test_a_gpu_without_float8_keeps_the_weights_and_rounds_no_activations(
     reference = reference_of(LLAMA)
     rounded = write_float8(tmp_path, reference, RECIPES[name])
     ops = triton_for(tmp_path)
-    monkeypatch.setattr(ops, "_multiplies_float8", False)
+    monkeypatch.setattr(operations, "multiplies_float8", lambda device: False)
     model = load(tmp_path, ops)
     kept = set(ops.weight_packing(torch.float32).bytes_by_format()) - {"float32"}
     assert kept == {"fp8-block-w8a16" if "blocks" in name else "fp8-w8a16"}
