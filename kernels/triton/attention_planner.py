@@ -99,7 +99,8 @@ class TritonAttentionPlanner(AttentionPlanner):
             has_decodes=num_decodes > 0,
             num_prefills=num_requests - num_decode_tokens,
             num_prefill_tokens=step.slot_mapping_T.shape[0] - num_decode_tokens,
-            num_long_prefills=step.num_long_prefills,
+            # without decodes even one token may have its keys split
+            num_long_prefills=None if self._only_tiles else step.num_long_prefills,
         )
 
 

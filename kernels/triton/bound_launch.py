@@ -19,7 +19,7 @@ class BoundLaunches:
     """The launches of one kernel.
 
     Args:
-        kernel: the `@triton.jit` function.
+        kernel: as Triton decorates it.
         most: what is kept; above, all are bound anew.
     """
 

@@ -1,5 +1,6 @@
 """When graphs are captured: the common ones before the first request, the others while idle."""
 
+import numpy as np
 import pytest
 import torch
 from fake_device import LateQueue
@@ -7,8 +8,9 @@ from test_steps_in_flight import KINDS, PROMPTS, Plans, in_flight
 
 from engine_core.model_runner.gpu.graphs import GraphKey, StepGraphs
 from engine_core.model_runner.gpu.queue import CudaQueue
-from engine_core.model_runner.gpu.step_buckets import StepBucket, StepBuckets
+from engine_core.model_runner.gpu.step_buckets import MAX_LONG_PREFILLS, StepBucket, StepBuckets
 from kernels.interface.device_steps import SamplingMode
+from kernels.interface.long_prefills import is_long_prefill
 
 DECODES = (StepBucket(1, 1), StepBucket(2, 2), StepBucket(4, 4))
 MIXED = (StepBucket(16, 4), StepBucket(24, 4))
@@ -139,3 +141,30 @@ def test_a_capture_gives_no_cached_memory_back_and_waits_for_nothing(monkeypatch
     with pytest.raises(AssertionError, match="stops the engine"):
         queue.capture(refuse)
     assert FakeGraph.calls[-2:] == [begin, "end"], "the stream captures no longer"
+
+
+def test_a_prompt_beside_decodes_is_replayed_if_its_sampling_needs_no_more(make_device_runner):
+    queue = LateQueue()
+    runner = make_device_runner(queue=queue)
+    plans = Plans(num_groups=runner.config.num_groups)
+    num_replayed = []
+    for name in ("greedy", "truncated", "penalised"):
+        plans.add(name, PROMPTS[name], KINDS[name])
+        others = [other for other in plans.lines if other != name]
+        counts = dict.fromkeys(others, 1) | {name: len(PROMPTS[name])}
+        runner.execute(plans.plan(counts))
+        num_replayed.append(queue.num_replayed)
+    assert num_replayed == [1, 2, 2]
+    assert {key.bucket.num_tokens for key in runner.graphs.all if key in runner.graphs} == {16}
+
+
+def test_a_step_of_many_short_chunks_behind_long_prefixes_has_no_graph():
+    few, more = ([(6000, 9)] * number + [(9000, 4000)] for number in (2, 3))
+    assert count_long(few) == 2 <= MAX_LONG_PREFILLS
+    assert count_long(more) == 3 > MAX_LONG_PREFILLS
+    assert count_long([(9000, 1), (1024, 9), (1025, 256)]) == 1
+
+
+def count_long(requests):
+    lengths, queries = np.array(requests).T
+    return int(is_long_prefill(queries, lengths, num_query_heads=32).sum())
