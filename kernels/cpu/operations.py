@@ -156,6 +156,7 @@ class CpuOperations(NativeSampling, TorchOperations):
         router_logits_TX: torch.Tensor,
         experts: ExpertWeights,
         routing: ExpertRouting,
+        slot_mapping_T: torch.Tensor | None = None,
     ) -> torch.Tensor:
         if capture := capture_of(x_TE):
             return capture.mixture_of_experts(x_TE, router_logits_TX, experts, routing)
