@@ -15,6 +15,8 @@ class EngineConfig:
     architecture: str
     model_impl: str
     dtype: str
+    dtype_reason: str = ""
+    """Why `auto` means it; empty: it was named."""
     weights: str
     """Formats of the dense layers' weights, the one with most bytes first: "Q4_1+Q8_0"."""
     kv_cache_dtype: str

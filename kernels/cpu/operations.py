@@ -161,7 +161,9 @@ class CpuOperations(NativeSampling, TorchOperations):
         if capture := capture_of(x_TE):
             return capture.mixture_of_experts(x_TE, router_logits_TX, experts, routing)
         if not isinstance(experts, NativeExpertWeights):
-            return super().mixture_of_experts(x_TE, router_logits_TX, experts, routing)
+            return super().mixture_of_experts(
+                x_TE, router_logits_TX, experts, routing, slot_mapping_T
+            )
         return experts(x_TE, router_logits_TX, routing)
 
     def lora_rows(
