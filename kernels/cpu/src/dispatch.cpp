@@ -9,7 +9,7 @@
 namespace ec {
 namespace {
 
-constexpr int with_avx_vnni = 256;  // of a forced avx2
+constexpr int with_avx_vnni = 256;  // beside a forced avx2
 
 std::atomic<int> forced_isa{-1};
 thread_local char refusal[512];
