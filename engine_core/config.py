@@ -15,6 +15,8 @@ class EngineConfig:
     architecture: str
     model_impl: str
     dtype: str
+    instruction_set: str
+    """That the kernels use: "amx", "avx512"."""
     weights: str
     """Formats of the dense layers' weights, the one with most bytes first: "Q4_1+Q8_0"."""
     kv_cache_dtype: str

@@ -187,6 +187,7 @@ def _announce(config: EngineConfig, phases: StartPhases, workers: WorkerList) ->
         "max_model_len": config.scheduler.max_model_len,
         "num_blocks": config.num_blocks,
         "block_size": config.block_size,
+        "instruction_set": config.instruction_set,
         "weights": config.weights,
         "kv_cache_dtype": config.kv_cache_dtype,
         "kv_cache_bytes": config.kv_cache_bytes,

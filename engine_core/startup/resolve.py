@@ -193,6 +193,7 @@ def resolve_config(runner: RunnerSpec, files: ModelFiles, *, address: str) -> En
         architecture=loaded.architecture,
         model_impl=loaded.model_impl,
         dtype=dtype_name(loaded.dtype),
+        instruction_set=loaded.ops.instruction_set,
         weights=loaded.weights,
         kv_cache_dtype=dtype_name(runner.config.kv_dtype),
         device=loaded.ops.device.type,

@@ -112,6 +112,10 @@ class CpuOperations(NativeSampling, TorchOperations):
         return f"native-cpu-{isa}"
 
     @property
+    def instruction_set(self) -> str:
+        return self._library.isa
+
+    @property
     def build(self) -> str:
         return f"{super().build}-{self._library.build}"
 

@@ -243,6 +243,10 @@ class Operations(Protocol):
         """Name of the backend, for reports: "torch-cpu"."""
 
     @property
+    def instruction_set(self) -> str:
+        """What its kernels are compiled for, or choose on this machine: "avx2", "sm_90"."""
+
+    @property
     def build(self) -> str:
         """Of its code: another build may round otherwise."""
 
