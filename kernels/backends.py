@@ -1,8 +1,13 @@
 """Chooses the backend of a device. Backends are imported when they are chosen."""
 
 import importlib.util
+import os
+import shutil
+import sys
+import sysconfig
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -12,7 +17,8 @@ from kernels.interface.operations import Operations
 
 _LOWEST_CAPABILITY = (8, 0)
 """Ampere: the first with bfloat16 in its tensor cores and asynchronous copies to shared memory."""
-
+_LOWEST_CAPABILITY_OF_FP8 = (8, 9)
+"""Ada: the first that converts e4m3."""
 
 FloatWeights = Literal["float32", "int8", "int4"]
 """float32; int8 with a scale a row; 4 bits with a scale and a minimum for 32 inputs."""
@@ -28,6 +34,7 @@ def select_operations(
     batch_invariant: bool = False,
     float_weights: FloatWeights = "float32",
     keeps_blocks: bool = True,
+    fp8_cache: bool = False,
     num_threads: int | None = None,
     quantised_types: AbstractSet[str] = frozenset(),
     report: Callable[[str], None] = lambda line: None,
@@ -42,6 +49,7 @@ def select_operations(
         float_weights: the format of floating dense weights; the native library only.
         keeps_blocks: quantised blocks that the backend runs stay as they are; else they are
             dequantised, and become `float_weights`.
+        fp8_cache: keys and values will be float8_e4m3fn, on a GPU.
         num_threads: of the native library; None: `kernels.cpu.library.available_threads`.
         quantised_types: of the model, see `QuantisedTensor.type_name`. A GPU keeps those that it
             runs, if `keeps_blocks`.
@@ -61,6 +69,8 @@ def select_operations(
             "--device cpu or --device cuda"
         )
     numbered = _check_cuda(chosen)
+    if fp8_cache:
+        check_fp8(numbered, "--kv-cache-dtype fp8", "use --kv-cache-dtype auto")
     from kernels.triton.operations import TritonOperations
 
     return TritonOperations(
@@ -68,6 +78,17 @@ def select_operations(
         batch_invariant=batch_invariant,
         quantised_types=quantised_types if keeps_blocks else frozenset(),
     )
+
+
+def check_fp8(device: torch.device, what: str, cure: str) -> None:
+    """Raises UnsupportedDevice: the GPU has no arithmetic on float8_e4m3fn, which `what` needs."""
+    capability = torch.cuda.get_device_capability(device)
+    if capability < _LOWEST_CAPABILITY_OF_FP8:
+        raise UnsupportedDevice(
+            f"{what} needs compute capability 8.9 (Ada, Hopper) or above, device "
+            f'"{device}" ({torch.cuda.get_device_name(device)}) has '
+            f"{capability[0]}.{capability[1]}; {cure}"
+        )
 
 
 def device_step_operations(device: torch.device) -> DeviceStepOperations:
@@ -141,4 +162,27 @@ def _check_cuda(device: torch.device) -> torch.device:
             f'device "{device}" needs triton, which is not installed; install it '
             "(pip install triton), or run with --device cpu"
         )
+    if (missing := _missing_of_c_compiler()) is not None:
+        raise UnsupportedDevice(
+            f'device "{device}" needs a C compiler at its first start, with which triton builds '
+            f"the launchers of its kernels, and {missing}; or run with --device cpu"
+        )
     return numbered
+
+
+def _missing_of_c_compiler() -> str | None:
+    """What triton lacks to build a launcher, and how to install it. None: nothing, or an earlier
+    start has left launchers in triton's cache."""
+    cache = os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache"
+    if next(Path(cache).glob("*/__triton_launcher*"), None) is not None:
+        return None
+    compilers = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]
+    if not any(map(shutil.which, compilers)):
+        names = " nor ".join(compilers)
+        return f"there is no {names}; install one (apt-get install gcc) or set CC to its path"
+    scheme = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")
+    header = Path(sysconfig.get_paths(scheme)["include"], "Python.h")
+    if not header.is_file():
+        package = f"python{sys.version_info.major}.{sys.version_info.minor}-dev"
+        return f"{header} is missing; install this Python's headers (apt-get install {package})"
+    return None

@@ -150,11 +150,15 @@ class SparseFeedForward:
                 )
         return placements
 
-    def __call__(self, x_TE: torch.Tensor) -> torch.Tensor:
-        """[T, E] -> [T, E]."""
+    def __call__(
+        self, x_TE: torch.Tensor, slot_mapping_T: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """[T, E] -> [T, E]. `slot_mapping_T`: -1 for tokens that are padding."""
         assert self._experts is not None, f"experts of {self._name} were not loaded"
         logits_TX = self._router(x_TE)
-        out_TE = self._ops.mixture_of_experts(x_TE, logits_TX, self._experts, self._routing)
+        out_TE = self._ops.mixture_of_experts(
+            x_TE, logits_TX, self._experts, self._routing, slot_mapping_T
+        )
         return out_TE if self._all_reduce is None else self._ops.reduce(out_TE, self._all_reduce)
 
     def _store(

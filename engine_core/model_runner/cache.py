@@ -33,7 +33,6 @@ class PagedKVCache:
         spec, layout, first_layer = config.model.kv_cache_spec, config.layout, 0
         self._ops = config.ops
         self.storage = storage or BlockStorage(config)
-        self.storage.ops = config.ops
         if draft is not None:
             self._ops, first_layer = draft.ops, spec.num_layers
             spec = draft.model.kv_cache_spec
@@ -115,10 +114,9 @@ class BlockStorage:
     One id addresses its block in every tensor of its tier, so a pair is copied in all of them."""
 
     def __init__(self, config: RunnerConfig) -> None:
-        self.ops = config.ops
         self._num_blocks = config.num_blocks
         self.device_tensors: list[KVCache] = [
-            self.ops.allocate_kv_cache(
+            config.ops.allocate_kv_cache(
                 config.num_blocks + 1,  # with the null block
                 config.block_size,
                 spec.num_kv_heads,
@@ -130,12 +128,8 @@ class BlockStorage:
         self._disk: DiskStore | None = None
         self._bytes: list[np.ndarray] = []
         """The device's tensors as bytes, a row a block."""
-        self.host_tensors: list[KVCache] = []
-        if config.num_host_blocks:
-            self.host_tensors = [
-                self.ops.allocate_host_kv_cache(like, config.num_host_blocks)
-                for like in self.device_tensors
-            ]
+        self._copier = config.ops.make_block_copier(self.device_tensors, config.num_host_blocks)
+        self.host_tensors = self._copier.host_caches
 
     def attach_disk(self, store: DiskStore) -> None:
         """From now on plans may name blocks on disk. For tensors on a CPU."""
@@ -165,28 +159,22 @@ class BlockStorage:
         """Do what a plan wants copied, in its order."""
         if copies.disk is not None:
             self._move_to_and_from_disk(copies.disk)
-        device, host = self.device_tensors, self.host_tensors
         first_host = self._num_blocks + 1
-        self._copy(host, device, copies.swap_in, src_offset=first_host)
-        self._copy(device, host, copies.swap_out, dst_offset=first_host)
-        self._copy(device, device, copies.copy)
+        if copies.swap_in:
+            self._copier.swap_in(*_ids(copies.swap_in, src_offset=first_host))
+        if copies.swap_out:
+            self._copier.swap_out(*_ids(copies.swap_out, dst_offset=first_host))
+        if copies.copy:
+            self._copier.copy(*_ids(copies.copy))
 
-    def _copy(
-        self,
-        src_tensors: Sequence[KVCache],
-        dst_tensors: Sequence[KVCache],
-        pairs: Sequence[BlockPair],
-        *,
-        src_offset: int = 0,
-        dst_offset: int = 0,
-    ) -> None:
-        if not pairs:
-            return
-        origins = origin_of_each(pairs)
-        src_ids = torch.tensor(list(origins.values()), dtype=torch.int64) - src_offset
-        dst_ids = torch.tensor(list(origins), dtype=torch.int64) - dst_offset
-        for src, dst in zip(src_tensors, dst_tensors, strict=True):
-            self.ops.copy_blocks(src, dst, src_ids, dst_ids)
+
+def _ids(
+    pairs: Sequence[BlockPair], *, src_offset: int = 0, dst_offset: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sources and destinations, each destination once."""
+    origins = origin_of_each(pairs)
+    src_ids = torch.tensor(list(origins.values()), dtype=torch.int64) - src_offset
+    return src_ids, torch.tensor(list(origins), dtype=torch.int64) - dst_offset
 
 
 def origin_of_each(pairs: Sequence[BlockPair]) -> dict[int, int]:

@@ -204,9 +204,12 @@ class DecoderLayer:
         out_TE = self.attention(x_TE, positions_T, context)
         return out_TE if self._attention_norm is None else self._attention_norm(out_TE)
 
-    def feed(self, x_TE: torch.Tensor) -> torch.Tensor:
+    def feed(self, x_TE: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """What the feed-forward adds to the residual stream, from its normed value."""
-        out_TE = self.feed_forward(x_TE)
+        if isinstance(self.feed_forward, SparseFeedForward):
+            out_TE = self.feed_forward(x_TE, context.metadata[0].slot_mapping_T)
+        else:
+            out_TE = self.feed_forward(x_TE)
         return out_TE if self._output_norm is None else self._output_norm(out_TE)
 
 
@@ -353,7 +356,7 @@ class Decoder:
                 states.append(residual_TE.clone())  # it is written on
             out_TE = layer.attend(x_TE, positions_T, context)
             x_TE, residual_TE = layer.feed_forward_norm.add(out_TE, residual_TE)
-            out_TE = layer.feed(x_TE)
+            out_TE = layer.feed(x_TE, context)
         assert out_TE is not None
         if self._final_norm is None:
             return out_TE, residual_TE

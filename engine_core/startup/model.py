@@ -14,9 +14,7 @@ from engine_core.model_files.gguf.header import GgmlType
 from engine_core.model_runner.config import DraftConfig
 from engine_core.model_runner.pooling import Pooler
 from engine_core.models import Model, UnsupportedArchitecture, load_dummy_model, load_model
-from engine_core.models.config import ModelConfig
 from engine_core.models.multimodal.interface import MultiModalEncoder
-from engine_core.models.registry import read_model_config
 from engine_core.models.weight_transfer import weight_transfer_to
 from engine_core.options.checks import check_encoder
 from engine_core.options.engine import EngineOptions
@@ -109,6 +107,7 @@ def load_any_model(
             batch_invariant=options.batch_invariant,
             float_weights=float_weights_of(options.quantization),
             keeps_blocks=keeps_blocks(options.quantization, options.dtype),
+            fp8_cache=options.kv_cache_dtype == "fp8",
             num_threads=options.num_threads,
             quantised_types=files.quantised_types,
             report=logger.info,
@@ -150,7 +149,7 @@ def load_any_model(
         architecture=architecture,
         model_impl=used_impl,
         weights=dtype_name(dtype) if packing is None else _formats_of(packing),
-        is_packed=ops.device.type == "cpu" and packing is not None and not _has_experts(files),
+        is_packed=ops.device.type == "cpu" and packing is not None,
         pooler=None if pooled is None else pooled.pooler(model),
         generates=pooled is None or pooled.generates,
         max_seq_length=None if pooled is None else pooled.max_seq_length,
@@ -160,7 +159,7 @@ def load_any_model(
         raise ConfigurationError(
             f"--batch-invariant on a CPU: {architecture} in {dtype_name(dtype)} "
             f"({used_impl} code) has products that torch computes, in an order that depends on the "
-            "batch; leave the option out, or use --dtype float32 and a dense model"
+            "batch; leave the option out, or use --dtype float32 and a model with native code"
         )
     logger.info(
         "loaded %s in %.1f s; weights: %s", files.name, time.monotonic() - started_s, loaded.weights
@@ -234,11 +233,6 @@ def _block_inputs(files: ModelFiles) -> frozenset[int]:
 def _formats_of(packing: WeightPacking) -> str:
     by_format = packing.bytes_by_format()
     return "+".join(sorted(by_format, key=lambda name: -by_format[name]))
-
-
-def _has_experts(files: ModelFiles) -> bool:
-    config = read_model_config(files.config)
-    return isinstance(config, ModelConfig) and any(each is not None for each in config.experts)
 
 
 def _load_dummy(

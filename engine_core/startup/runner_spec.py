@@ -111,7 +111,9 @@ class RunnerSpec:
         def run() -> None:
             nonlocal num_graphs
             runner = self.build(
-                num_blocks=1, num_host_blocks=0, max_model_len=self.config.max_model_len
+                num_blocks=1,
+                num_host_blocks=int(self.options.host_cache_memory > 0),  # copies are staged
+                max_model_len=self.config.max_model_len,
             )
             assert isinstance(runner, GPUModelRunner)
             num_graphs = len(runner.graphs.all)

@@ -13,6 +13,7 @@ from typing import Any, NoReturn, cast
 import torch
 
 from kernels.cpu.attention import NativeAttentionPlan, Rotary, check_caches, fill_rotary
+from kernels.cpu.experts import NativeExpertWeights
 from kernels.cpu.library import FLOAT, INT64, POINTER, members, optional_address
 from kernels.cpu.linear import PackedParts
 from kernels.cpu.lora import NativeLoRAStack
@@ -21,11 +22,12 @@ from kernels.interface.lora import LoRAStack
 from kernels.interface.operations import (
     AllReduce,
     AttentionParams,
+    ExpertRouting,
     ForwardContext,
     KVCache,
     RotaryParams,
 )
-from kernels.interface.weights import LinearWeight
+from kernels.interface.weights import ExpertWeights, LinearWeight
 
 _FLOAT_BYTES = 4
 
@@ -55,6 +57,7 @@ class GraphOpKind(IntEnum):
     ACTIVATE = 16
     EMBEDDING_AT = 17
     HOST = 18
+    EXPERTS = 19
 
 
 class GraphOp(ctypes.Structure):
@@ -320,6 +323,21 @@ class GraphCapture:
             self.add(kind, subject=x, operand=operand, out=out, column=column, size=size)
             column += size
         return _as_tensor(out)
+
+    def mixture_of_experts(
+        self, x_TE: object, logits_TX: object, experts: ExpertWeights, routing: ExpertRouting
+    ) -> torch.Tensor:
+        x, logits = _activation(x_TE), _activation(logits_TX)
+        if not isinstance(experts, NativeExpertWeights):
+            raise NotCapturable(f"experts in {type(experts).__name__} are not native")
+        if x.tail != (experts.num_inputs,) or not x.is_dense_row or not logits.is_dense_row:
+            raise NotCapturable(f"experts take {experts.num_inputs} inputs, they get {x.tail}")
+        layer = experts.layer(logits.stride, routing)
+        layer.logits = logits.address
+        self.keeps += [layer, experts]
+        out, size = self.new(experts.num_inputs), experts.num_inputs
+        operand, kind = ctypes.addressof(layer), GraphOpKind.EXPERTS
+        return _as_tensor(self.add(kind, subject=x, operand=operand, out=out, size=size))
 
     def add_lora(self, out_TN: object, x_TE: object, stack: LoRAStack) -> torch.Tensor:
         out, x = _activation(out_TN), _activation(x_TE)

@@ -13,6 +13,7 @@ from kernels.cpu.attention import (
     fill_rotary,
 )
 from kernels.cpu.captured_forward import CapturedForward
+from kernels.cpu.experts import NativeExpertWeights
 from kernels.cpu.graph_capture import ACTIVATIONS, GraphOpKind, Placeholder, capture_of
 from kernels.cpu.kv_cache import (
     KVCacheFormat,
@@ -49,12 +50,13 @@ from kernels.interface.operations import (
     AttentionParams,
     AttentionPlanner,
     AttentionSpec,
+    ExpertRouting,
     Forward,
     KVCache,
     PassResult,
     RotaryParams,
 )
-from kernels.interface.weights import LinearWeight, WeightPacking
+from kernels.interface.weights import ExpertWeights, LinearWeight, WeightPacking
 from kernels.torch.operations import TorchOperations
 
 _FLOAT32 = torch.float32
@@ -145,6 +147,25 @@ class CpuOperations(NativeSampling, TorchOperations):
         if not isinstance(weight, PackedLinear | PackedParts):
             return super().linear(x_TE, weight)
         return self._linear(x_TE, weight)
+
+    def prepare_experts(self, gate_up_XFE: torch.Tensor, down_XEF: torch.Tensor) -> ExpertWeights:
+        if gate_up_XFE.dtype is not _FLOAT32:
+            return super().prepare_experts(gate_up_XFE, down_XEF)
+        pack = self._packing.pack_expert
+        return NativeExpertWeights(self._library, gate_up_XFE, down_XEF, pack)
+
+    def mixture_of_experts(
+        self,
+        x_TE: torch.Tensor,
+        router_logits_TX: torch.Tensor,
+        experts: ExpertWeights,
+        routing: ExpertRouting,
+    ) -> torch.Tensor:
+        if capture := capture_of(x_TE):
+            return capture.mixture_of_experts(x_TE, router_logits_TX, experts, routing)
+        if not isinstance(experts, NativeExpertWeights):
+            return super().mixture_of_experts(x_TE, router_logits_TX, experts, routing)
+        return experts(x_TE, router_logits_TX, routing)
 
     def lora_rows(
         self, num_slots: int, *, max_rank: int, max_num_tokens: int, dtype: torch.dtype

@@ -253,6 +253,12 @@ class NativePacking:
         """A floating weight that is no part of the model's file."""
         return _PACKERS[self._floats](self._library, weight_NE, bias_N)
 
+    def pack_expert(self, weight_NE: torch.Tensor) -> PackedLinear:
+        """Of a mixture of experts, which are not quantised."""
+        return _PACKERS["bfloat16" if self._floats == "bfloat16" else _FLOAT32](
+            self._library, weight_NE
+        )
+
     def open(self, file: Path) -> None:
         self._found = map_packed(self._library, file, key=file.stem)
 

@@ -23,6 +23,7 @@ from typing import Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
 
+from kernels.interface.block_copies import BlockCopier
 from kernels.interface.given_rows import GivenRows
 from kernels.interface.lora import LoRARows, LoRAStack
 from kernels.interface.weights import ExpertWeights, LinearWeight, WeightPacking
@@ -307,6 +308,7 @@ class Operations(Protocol):
         router_logits_TX: torch.Tensor,
         experts: ExpertWeights,
         routing: ExpertRouting,
+        slot_mapping_T: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Each token through its `top_k` likeliest experts (arXiv:1701.06538) -> [T, E].
 
@@ -322,6 +324,8 @@ class Operations(Protocol):
         Args:
             x_TE: float32, float16 or bfloat16, as the experts' weights.
             router_logits_TX: floating, contiguous rows.
+            slot_mapping_T: the step's; a token with a slot of -1 is padding and may go to no
+                expert: its result is undefined. None: no token is.
         """
 
     def embedding(
@@ -444,17 +448,9 @@ class Operations(Protocol):
     ) -> KVCache:
         """The zeroed cache of one layer on `device`; `dtype` is the planner's `kv_dtype`."""
 
-    def allocate_host_kv_cache(self, like: KVCache, num_blocks: int) -> KVCache:
-        """Uninitialised blocks in host memory, in the layout of `like`; page-locked for a GPU."""
-
-    def copy_blocks(
-        self, src: KVCache, dst: KVCache, src_ids_N: torch.Tensor, dst_ids_N: torch.Tensor
-    ) -> None:
-        """`dst[dst_ids[i]] = src[src_ids[i]]`, keys and values; all is read before any is written.
-
-        Args: src and dst may be one cache, or one of them in host memory. ids: int64 on the CPU,
-            `dst_ids_N` each once.
-        """
+    def make_block_copier(self, caches: Sequence[KVCache], num_host_blocks: int) -> BlockCopier:
+        """For these caches of `allocate_kv_cache`, with so many blocks of host memory beside them,
+        page-locked for a GPU. Raises MemoryError: there is not so much."""
 
 
 @runtime_checkable

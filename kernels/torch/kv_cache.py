@@ -1,7 +1,10 @@
 """Writes to the KV cache: with the rotation of q and k, as they are, and whole blocks copied."""
 
+from collections.abc import Sequence
+
 import torch
 
+from kernels.interface.block_copies import check_ids
 from kernels.interface.operations import KVCache, RotaryParams
 from kernels.torch.elementwise import rms_norm
 
@@ -46,12 +49,41 @@ def rotary_and_cache(
     return q_THD
 
 
-def copy_blocks(
-    src: KVCache, dst: KVCache, src_ids_N: torch.Tensor, dst_ids_N: torch.Tensor
+class TorchBlockCopier:
+    """See `kernels.interface.block_copies.BlockCopier`."""
+
+    def __init__(self, caches: Sequence[KVCache], num_host_blocks: int) -> None:
+        self._caches = caches
+        self.host_caches: list[KVCache] = []
+        if num_host_blocks:
+            self.host_caches = [
+                (_host_blocks(keys, num_host_blocks), _host_blocks(values, num_host_blocks))
+                for keys, values in caches
+            ]
+
+    def copy(self, src_ids_N: torch.Tensor, dst_ids_N: torch.Tensor) -> None:
+        _copy_all(self._caches, self._caches, src_ids_N, dst_ids_N)
+
+    def swap_in(self, host_ids_N: torch.Tensor, block_ids_N: torch.Tensor) -> None:
+        _copy_all(self.host_caches, self._caches, host_ids_N, block_ids_N)
+
+    def swap_out(self, block_ids_N: torch.Tensor, host_ids_N: torch.Tensor) -> None:
+        _copy_all(self._caches, self.host_caches, block_ids_N, host_ids_N)
+
+
+def _host_blocks(like: torch.Tensor, num_blocks: int) -> torch.Tensor:
+    return torch.empty((num_blocks, *like.shape[1:]), dtype=like.dtype)
+
+
+def _copy_all(
+    src_caches: Sequence[KVCache],
+    dst_caches: Sequence[KVCache],
+    src_ids_N: torch.Tensor,
+    dst_ids_N: torch.Tensor,
 ) -> None:
-    """See `Operations.copy_blocks`. Gathers on the source's side, so that one piece travels."""
-    for source, destination in zip(src, dst, strict=True):
-        gathered_NSKD = source.index_select(0, src_ids_N.to(source.device))
-        destination.index_copy_(
-            0, dst_ids_N.to(destination.device), gathered_NSKD.to(destination.device)
-        )
+    if not src_caches or not dst_caches:
+        raise ValueError("there is no host memory for blocks")
+    check_ids(src_ids_N, dst_ids_N, len(src_caches[0][0]), len(dst_caches[0][0]))
+    for src, dst in zip(src_caches, dst_caches, strict=True):
+        for source, destination in zip(src, dst, strict=True):
+            destination.index_copy_(0, dst_ids_N, source.index_select(0, src_ids_N))

@@ -64,7 +64,7 @@ class TorchExpertWeights:
         return len(self.down)
 
 
-def prepare_experts(gate_up_XFE: torch.Tensor, down_XEF: torch.Tensor) -> TorchExpertWeights:
+def prepare_experts(gate_up_XFE: torch.Tensor, down_XEF: torch.Tensor) -> ExpertWeights:
     """See `Operations.prepare_experts`. A layer that is repacked is in memory twice meanwhile."""
     num_experts, width, features = down_XEF.shape
     if tuple(gate_up_XFE.shape) != (num_experts, 2 * features, width):
@@ -96,6 +96,7 @@ def mixture_of_experts(
     router_logits_TX: torch.Tensor,
     experts: ExpertWeights,
     routing: ExpertRouting,
+    slot_mapping_T: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See `Operations.mixture_of_experts`: tokens gathered by expert, each expert computed once.
 

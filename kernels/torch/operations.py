@@ -48,7 +48,7 @@ class TorchOperations:
     activate = staticmethod(elementwise.activate)
     rotary_and_cache = staticmethod(kv_cache.rotary_and_cache)
     write_kv_cache = staticmethod(kv_cache.write_kv_cache)
-    copy_blocks = staticmethod(kv_cache.copy_blocks)
+    make_block_copier = staticmethod(kv_cache.TorchBlockCopier)
     apply_penalties = staticmethod(sampling.apply_penalties)
     best_of_masked_rows = staticmethod(sampling.best_of_masked_rows)
     linear = staticmethod(linear)
@@ -165,12 +165,6 @@ class TorchOperations:
     ) -> KVCache:
         shape = (num_blocks, block_size, num_kv_heads, head_size)
         return _untouched_zeros(shape, dtype), _untouched_zeros(shape, dtype)
-
-    def allocate_host_kv_cache(self, like: KVCache, num_blocks: int) -> KVCache:
-        keys, values = (
-            torch.empty((num_blocks, *cache.shape[1:]), dtype=cache.dtype) for cache in like
-        )
-        return keys, values
 
 
 def _untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

@@ -197,6 +197,7 @@ def mixture_of_experts(
     router_logits_TX: torch.Tensor,
     experts: TritonExpertWeights,
     routing: ExpertRouting,
+    slot_mapping_T: torch.Tensor | None = None,
     *,
     tile_rows: int | None = None,
 ) -> torch.Tensor:
@@ -211,7 +212,8 @@ def mixture_of_experts(
 
     Args:
         x_TE: float32, float16 or bfloat16; the last dimension contiguous.
-        router_logits_TX, routing: see `moe_routing.route`.
+        router_logits_TX, routing, slot_mapping_T: see `moe_routing.route`. Rows of padding are
+            whatever memory held.
         tile_rows: 16, 64 or 128; None chooses by `choose_tile_rows`.
     """
     num_tokens, num_experts, top_k = x_TE.shape[0], experts.num_experts, routing.top_k
@@ -222,7 +224,9 @@ def mixture_of_experts(
         )
     if tile_rows is None:
         tile_rows = choose_tile_rows(num_tokens, top_k, num_experts, x_TE.dtype)
-    ids_TA, weights_TA = route(router_logits_TX, top_k, routing.renormalise, routing.weights_dtype)
+    ids_TA, weights_TA = route(
+        router_logits_TX, top_k, routing.renormalise, routing.weights_dtype, slot_mapping_T
+    )
     tiles = build_expert_tiles(ids_TA, num_experts, tile_rows)
     h_PF = grouped_linear(
         x_TE, experts.gate_up_XNE, tiles, experts.gate_up_scale_XN, pairs_a_row=top_k, gated=True

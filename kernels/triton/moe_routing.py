@@ -24,7 +24,7 @@ class ExpertTiles:
         tile_expert_L      0        0        0     2             3        3        3         3  -1
 
     Attributes:
-        sorted_pairs_P: int32, numbers of pairs by expert.
+        sorted_pairs_P: int32, numbers of pairs by expert; undefined behind the last that has one.
         tile_expert_L: int32, -1 for tiles that are not needed this time; those come last.
         tile_start_L, tile_stop_L: int32, the half-open range of `sorted_pairs_P` of each tile that
             is needed; undefined for the others.
@@ -60,10 +60,13 @@ def reference_expert_tiles(
 ) -> ExpertTiles:
     """What `build_expert_tiles` computes, with 0 where that leaves entries undefined."""
     ids_P = expert_ids_TA.reshape(-1)
+    num_left_out = int((ids_P < 0).sum())
     length = most_tiles(ids_P.numel(), num_experts, tile_rows)
     tiles = []
     stop = 0
-    for expert, count in enumerate(torch.bincount(ids_P, minlength=num_experts).tolist()):
+    for expert, count in enumerate(
+        torch.bincount(ids_P[ids_P >= 0], minlength=num_experts).tolist()
+    ):
         start, stop = stop, stop + count
         tiles += [
             (expert, first, min(first + tile_rows, stop)) for first in range(start, stop, tile_rows)
@@ -71,7 +74,7 @@ def reference_expert_tiles(
     tiles += [(-1, 0, 0)] * (length - len(tiles))
     columns = torch.tensor(tiles, dtype=torch.int32).reshape(-1, 3).T.contiguous()
     return ExpertTiles(
-        sorted_pairs_P=torch.sort(ids_P, stable=True).indices.to(torch.int32),
+        sorted_pairs_P=torch.sort(ids_P, stable=True).indices.to(torch.int32).roll(-num_left_out),
         tile_expert_L=columns[0],
         tile_start_L=columns[1],
         tile_stop_L=columns[2],
@@ -82,6 +85,7 @@ def reference_expert_tiles(
 @triton.jit(do_not_specialize=["num_tokens"])
 def _route_kernel(
     logits_ptr,  # [T, X], rows `logits_stride` apart
+    slots_ptr,  # int64 [T], read if HAS_SLOTS
     ids_ptr,  # int32 [T, A]
     weights_ptr,  # float [T, A]
     num_tokens,
@@ -91,6 +95,7 @@ def _route_kernel(
     TOP_K: tl.constexpr,
     K_PAD: tl.constexpr,
     RENORMALISE: tl.constexpr,
+    HAS_SLOTS: tl.constexpr,
     BLOCK_T: tl.constexpr,
 ):
     token_T = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
@@ -121,6 +126,9 @@ def _route_kernel(
         left_TX = tl.where(x_X[None, :] == id_T[:, None], -2.0, left_TX)
     if RENORMALISE:
         weights_TA = weights_TA / tl.sum(weights_TA, axis=1)[:, None]
+    if HAS_SLOTS:
+        slot_T = tl.load(slots_ptr + token_T, mask=valid_T, other=-1)
+        ids_TA = tl.where((slot_T >= 0)[:, None], ids_TA, -1)
     at_TA = token_T[:, None] * TOP_K + k_A[None, :]
     store_TA = valid_T[:, None] & (k_A < TOP_K)[None, :]
     tl.store(ids_ptr + at_TA, ids_TA, mask=store_TA)
@@ -200,6 +208,7 @@ def route(
     top_k: int,
     renormalise: bool,
     weights_dtype: torch.dtype = torch.float32,
+    slot_mapping_T: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The experts of each token and their weights: softmax over all experts, then the top k.
 
@@ -208,7 +217,8 @@ def route(
 
     Mixtral (Jiang et al., 2024): renormalise, float32. Qwen3-MoE: renormalise as its
     `norm_topk_prob` says, weights rounded to the dtype of the logits. `router_logits_TX`: floating;
-    the last dimension contiguous. Returns (int32 expert_ids_TA, expert_weights_TA), new tensors."""
+    the last dimension contiguous. `slot_mapping_T`: int64; a token with a slot of -1, padding, has
+    -1 as its experts. Returns (int32 expert_ids_TA, expert_weights_TA), new tensors."""
     if router_logits_TX.ndim != 2 or router_logits_TX.stride(1) != 1:
         raise ValueError(
             f"router logits have shape {tuple(router_logits_TX.shape)} and strides "
@@ -221,12 +231,17 @@ def route(
     if not 1 <= top_k <= num_experts:
         raise ValueError(f"top_k is {top_k}; it must lie in [1, {num_experts}], the experts")
     device = router_logits_TX.device
+    if slot_mapping_T is not None:
+        check_tensor("slot_mapping_T", slot_mapping_T, (num_tokens,), torch.int64, device)
     ids_TA = torch.empty(num_tokens, top_k, dtype=torch.int32, device=device)
     weights_TA = torch.empty(num_tokens, top_k, dtype=weights_dtype, device=device)
     if num_tokens:
-        constants = _route_constants(num_experts, top_k, renormalise)
+        constants = _route_constants(
+            num_experts, top_k, renormalise, has_slots=slot_mapping_T is not None
+        )
         _route_kernel[(triton.cdiv(num_tokens, constants["BLOCK_T"]),)](
             router_logits_TX,
+            ids_TA if slot_mapping_T is None else slot_mapping_T,
             ids_TA,
             weights_TA,
             num_tokens,
@@ -243,7 +258,8 @@ def build_expert_tiles(
     """Sort pairs by expert and cut them into tiles. Two launches, no host synchronisation.
 
     Args:
-        expert_ids_TA: int32, contiguous, each in [0, num_experts): as `route` gives them.
+        expert_ids_TA: int32, contiguous, each in [0, num_experts), or -1 for a pair that no expert
+            computes: as `route` gives them.
         tile_rows: most pairs of a tile, a power of two.
     """
     ids = expert_ids_TA
@@ -291,7 +307,9 @@ def _check_experts(num_experts: int) -> None:
         raise ValueError(f"{num_experts} experts; between 1 and {_MOST_EXPERTS} are supported")
 
 
-def _route_constants(num_experts: int, top_k: int, renormalise: bool) -> dict[str, int | bool]:
+def _route_constants(
+    num_experts: int, top_k: int, renormalise: bool, *, has_slots: bool
+) -> dict[str, int | bool]:
     x_pad = triton.next_power_of_2(num_experts)
     return {
         "X": num_experts,
@@ -299,6 +317,7 @@ def _route_constants(num_experts: int, top_k: int, renormalise: bool) -> dict[st
         "TOP_K": top_k,
         "K_PAD": triton.next_power_of_2(top_k),
         "RENORMALISE": renormalise,
+        "HAS_SLOTS": has_slots,
         "BLOCK_T": max(1, _ROUTED_AT_ONCE // x_pad),
     }
 

@@ -24,6 +24,7 @@ from kernels.triton import kv_cache as cache_of_layer
 from kernels.triton import linear as linear_layers
 from kernels.triton.attention import paged_attention
 from kernels.triton.attention_planner import SplitScratch, TritonAttentionPlanner
+from kernels.triton.block_copies import TritonBlockCopier
 from kernels.triton.linear import QUANTISED_TYPES, TritonLinearWeight, TritonPacking
 from kernels.triton.moe_linear import (
     TritonExpertWeights,
@@ -38,7 +39,7 @@ class TritonOperations:
 
     Holds scratch of attention, so one thread uses an instance at a time, on one stream. Operations
     queue their work and wait for nothing; those of a model's forward pass can be captured in a CUDA
-    graph (`copy_blocks` is not meant to be: ids are checked on the host).
+    graph.
 
     Args:
         device: a CUDA device, or the CPU under Triton's interpreter.
@@ -62,8 +63,7 @@ class TritonOperations:
     rotary_and_cache = staticmethod(rotary_cache.rotary_and_cache)
     write_kv_cache = staticmethod(rotary_cache.write_kv_cache)
     read_kv_cache = staticmethod(cache_of_layer.read_kv_cache)
-    copy_blocks = staticmethod(cache_of_layer.copy_blocks)
-    allocate_host_kv_cache = staticmethod(cache_of_layer.allocate_host_kv_cache)
+    make_block_copier = staticmethod(TritonBlockCopier)
     paged_attention = staticmethod(paged_attention)
     prepare_linear = staticmethod(TritonLinearWeight)
     prepare_experts = staticmethod(prepare_experts)
@@ -135,10 +135,13 @@ class TritonOperations:
         router_logits_TX: torch.Tensor,
         experts: ExpertWeights,
         routing: ExpertRouting,
+        slot_mapping_T: torch.Tensor | None = None,
     ) -> torch.Tensor:
         assert isinstance(experts, TritonExpertWeights), "prepared by another backend"
         tile_rows = invariant_tile_rows(x_TE.dtype) if self._batch_invariant else None
-        return mixture_of_experts(x_TE, router_logits_TX, experts, routing, tile_rows=tile_rows)
+        return mixture_of_experts(
+            x_TE, router_logits_TX, experts, routing, slot_mapping_T, tile_rows=tile_rows
+        )
 
     def capture(self, forward: Forward[PassResult]) -> Forward[PassResult]:
         return forward

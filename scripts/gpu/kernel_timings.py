@@ -11,7 +11,6 @@ from kernels.interface.operations import ExpertRouting
 from kernels.triton.activation import silu_and_mul
 from kernels.triton.dense_linear import dense_linear as own_linear
 from kernels.triton.fp8_linear import float8_linear, prepare_float8
-from kernels.triton.kv_cache import copy_within
 from kernels.triton.moe_linear import TritonExpertWeights, mixture_of_experts
 from kernels.triton.moe_routing import route
 from kernels.triton.norm import add_rms_norm
@@ -74,12 +73,30 @@ def time_rotary(shape: rotary.Shape, num_tokens: int, *, device: str = "cuda") -
 
 def time_block_copies(pairs: int, num_layers: int, *, device: str = "cuda") -> Work:
     """One copy-on-write of some blocks in all layers of a model."""
-    caches = block_copies.make_caches(num_layers, block_copies.BLOCK, device)
+    copier, caches = block_copies.make_copier(num_layers, block_copies.BLOCK, 0, device)
     ids = torch.randperm(block_copies.NUM_BLOCKS)
     src_ids, dst_ids = ids[:pairs], ids[pairs : 2 * pairs]
     return Work(
-        call=lambda: [copy_within(cache, src_ids, dst_ids) for cache in caches],
+        call=lambda: copier.copy(src_ids, dst_ids),
         num_bytes=2.0 * num_layers * pairs * caches[0][0].numel() * 2,
+        fits_graph=False,
+    )
+
+
+def time_swaps(pairs: int, num_layers: int, *, device: str = "cuda") -> Work:
+    """Scattered blocks of all layers of a model, to host memory and to other blocks again."""
+    copier, caches = block_copies.make_copier(num_layers, block_copies.BLOCK, pairs, device)
+    ids = torch.randperm(block_copies.NUM_BLOCKS)
+    host_ids = torch.randperm(pairs)
+
+    def call() -> None:
+        copier.swap_out(ids[:pairs], host_ids)
+        copier.swap_in(host_ids, ids[pairs : 2 * pairs])
+
+    return Work(
+        call=call,
+        num_bytes=2.0 * num_layers * pairs * caches[0][0].numel() * 2,
+        fits_graph=False,
     )
 
 
@@ -216,6 +233,7 @@ def elementwise_timings() -> list[TimingGroup]:
     normed = partial(norm.check, 300, 4096, BF16), norm.BF16_ROUNDING
     activated = partial(activation.check, 300, 14336, BF16), activation.BF16_ROUNDING
     copied = partial(block_copies.check_copies, 100, overlapping=False), 0
+    swapped = partial(block_copies.check_swaps, 40), 0
     copies = "copy {} blocks in {} layers"
 
     def rotary_group(name: str, *num_tokens: int) -> TimingGroup:
@@ -230,6 +248,7 @@ def elementwise_timings() -> list[TimingGroup]:
         rotary_group("Llama-3.1-8B", 1, 256, 8192),
         rotary_group("Qwen3-0.6B", 256),
         _group("block copies", copied, copies, time_block_copies, [(1, 32), (64, 32)]),
+        _group("swaps", swapped, "swap {} blocks of {} layers", time_swaps, [(200, 32)]),
     ]
 
 

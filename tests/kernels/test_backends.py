@@ -1,6 +1,8 @@
 """Which backend serves a device, and what is said where none does. No device is touched."""
 
 import importlib.util
+import shutil
+import sysconfig
 
 import pytest
 import torch
@@ -11,8 +13,13 @@ from tests.native_kernels import native_library_or_skip
 
 
 @pytest.fixture
-def cuda(monkeypatch):
-    """(count, capability) -> a machine that says it has such devices."""
+def cuda(monkeypatch, tmp_path):
+    """(count, capability) -> a machine that says it has such devices, and can compile C."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(sysconfig, "get_paths", lambda scheme: {"include": str(tmp_path)})
+    (tmp_path / "Python.h").touch()
 
     def pretend(count=1, capability=(9, 0)):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
@@ -116,6 +123,45 @@ def test_a_missing_triton_is_named(cuda):
     cuda.monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UnsupportedDevice, match=r"needs triton, which is not installed; install"):
         select_operations("cuda")
+
+
+def test_a_missing_c_compiler_is_named_with_its_cure(cuda, tmp_path):
+    cuda()
+    cuda.monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(UnsupportedDevice, match=r"no gcc nor clang; install one \(apt-get .*CC"):
+        select_operations("cuda")
+    cuda.monkeypatch.setenv("CC", "/opt/cc")
+    with pytest.raises(UnsupportedDevice, match=r"no /opt/cc; .*or run with --device cpu"):
+        select_operations("cuda")
+    launcher = tmp_path / "cache" / "hash" / "__triton_launcher.so"
+    launcher.parent.mkdir(parents=True)
+    launcher.touch()  # of an earlier start, whose cache came along
+    assert selected_device("cuda").index == 0
+
+
+def test_missing_headers_of_python_are_named_with_their_cure(cuda, tmp_path):
+    cuda()
+    (tmp_path / "Python.h").unlink()
+    with pytest.raises(
+        UnsupportedDevice, match=r"Python\.h is missing; .*install python3\.\d+-dev"
+    ):
+        select_operations("cuda")
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 6)])
+def test_an_fp8_cache_is_refused_below_compute_capability_8_9(cuda, capability):
+    cuda(capability=capability)
+    with pytest.raises(
+        UnsupportedDevice, match=r"--kv-cache-dtype fp8 needs .* 8\.9 .*use --kv-cache-dtype auto"
+    ):
+        select_operations("cuda", fp8_cache=True)
+    assert selected_device("cuda").index == 0
+
+
+@pytest.mark.parametrize("capability", [(8, 9), (9, 0), (10, 0), (12, 0)])
+def test_an_fp8_cache_is_taken_from_compute_capability_8_9_on(cuda, capability):
+    cuda(capability=capability)
+    assert select_operations("cuda", fp8_cache=True).device.index == 0
 
 
 def test_another_kind_of_device_is_refused_by_name():

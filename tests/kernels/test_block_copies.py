@@ -1,54 +1,86 @@
-"""`copy_blocks` against a plain loop."""
+"""Copies of blocks of several caches against a plain loop: torch's, and Triton's interpreted."""
 
 import pytest
 import torch
 
 from kernels.torch.operations import TorchOperations
+from kernels.triton.operations import TritonOperations
 
-OPS = TorchOperations()
-
-
-def random_cache(num_blocks, dtype):
-    return tuple(torch.randn(num_blocks, 3, 2, 5).to(dtype) for _ in range(2))
+NUM_BLOCKS, NUM_HOST_BLOCKS = 9, 5
+BACKENDS = {"torch": TorchOperations(), "triton": TritonOperations(torch.device("cpu"))}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("number", [0, 1, 7])
-def test_copying_to_another_cache_equals_a_loop(number, dtype):
-    src, dst = random_cache(9, dtype), random_cache(11, dtype)
-    src_ids = torch.randint(9, (number,))
-    dst_ids = torch.randperm(11)[:number]
-    expected = [tensor.clone() for tensor in dst]
-    for source, destination in zip(src_ids.tolist(), dst_ids.tolist(), strict=True):
-        for part in range(2):
-            expected[part][destination] = src[part][source]
-    OPS.copy_blocks(src, dst, src_ids, dst_ids)
-    assert all(map(torch.equal, dst, expected))
+@pytest.fixture(params=BACKENDS)
+def ops(request):
+    return BACKENDS[request.param]
 
 
-def test_within_one_cache_everything_is_read_before_anything_is_written():
-    cache = random_cache(4, torch.float32)
-    before = [tensor.clone() for tensor in cache]
-    OPS.copy_blocks(cache, cache, torch.tensor([0, 1, 2]), torch.tensor([1, 2, 0]))
-    for old, new in zip(before, cache, strict=True):
-        assert torch.equal(new, old[[2, 0, 1, 3]])
+def make_copier(ops, dtype=torch.bfloat16, num_host_blocks=NUM_HOST_BLOCKS):
+    """Three layers, one of other heads; every block differs. Copier, device's caches, host's."""
+    caches = [ops.allocate_kv_cache(NUM_BLOCKS, 4, heads, 8, dtype) for heads in (2, 3, 2)]
+    copier = ops.make_block_copier(caches, num_host_blocks)
+    for at, tensor in enumerate(tensors_of(caches) + tensors_of(copier.host_caches)):
+        tensor.copy_(torch.randn(tensor.shape, generator=torch.Generator().manual_seed(at)))
+    return copier, tensors_of(caches), tensors_of(copier.host_caches)
 
 
-def test_host_blocks_have_the_shape_of_device_blocks_and_take_copies():
-    cache = random_cache(5, torch.float32)
-    host = OPS.allocate_host_kv_cache(cache, 2)
-    assert [tensor.shape for tensor in host] == [(2, 3, 2, 5)] * 2
-    OPS.copy_blocks(cache, host, torch.tensor([4, 1]), torch.tensor([0, 1]))
-    for kept, tensor in zip(host, cache, strict=True):
-        assert torch.equal(kept, tensor[[4, 1]])
+def tensors_of(caches):
+    return [tensor for pair in caches for tensor in pair]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_blocks_travel_between_pinned_host_memory_and_a_gpu():
-    host = tuple(tensor.pin_memory() for tensor in random_cache(6, torch.bfloat16))
-    device = tuple(tensor.cuda() for tensor in random_cache(8, torch.bfloat16))
-    back = tuple(torch.zeros_like(tensor).pin_memory() for tensor in host)
-    OPS.copy_blocks(host, device, torch.tensor([5, 0, 3]), torch.tensor([7, 1, 2]))
-    OPS.copy_blocks(device, back, torch.tensor([7, 1, 2]), torch.tensor([0, 1, 2]))
-    for sent, returned in zip(host, back, strict=True):
-        assert torch.equal(returned[:3], sent[[5, 0, 3]])
+def ids(*numbers):
+    return torch.tensor(numbers, dtype=torch.int64)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
+def test_blocks_go_where_they_are_sent_and_others_stay(ops, dtype):
+    if dtype is torch.float8_e4m3fn and ops is BACKENDS["torch"]:
+        pytest.skip("a GPU's")
+    copier, device, host = make_copier(ops, dtype)
+    memory = [(d.float(), h.float()) for d, h in zip(device, host, strict=True)]
+    copier.swap_out(ids(5, 1, 8), ids(3, 0, 4))
+    copier.swap_in(ids(4, 1, 2), ids(0, 5, 6))
+    copier.copy(ids(0, 0, 3), ids(2, 7, 8))
+    for (d, h), device_now, host_now in zip(memory, device, host, strict=True):
+        h[[3, 0, 4]] = d[[5, 1, 8]]
+        d[[0, 5, 6]] = h[[4, 1, 2]]
+        d[[2, 7, 8]] = d[[0, 0, 3]]
+        assert torch.equal(device_now.float(), d)
+        assert torch.equal(host_now.float(), h)
+
+
+@pytest.mark.parametrize(
+    ("src", "dst"), [((0, 1, 2), (1, 2, 0)), ((1, 2), (2, 1)), ((4,), (4,)), ((), ())]
+)
+def test_all_is_read_before_any_is_written(ops, src, dst):
+    copier, device, _ = make_copier(ops)
+    before = [tensor.clone() for tensor in device]
+    copier.copy(ids(*src), ids(*dst))
+    for old, new in zip(before, device, strict=True):
+        assert torch.equal(new[list(dst)], old[list(src)])
+
+
+def test_without_host_blocks_there_is_no_second_tier(ops):
+    copier, _, host = make_copier(ops, num_host_blocks=0)
+    assert not host
+    with pytest.raises(ValueError):
+        copier.swap_out(ids(1), ids(0))
+
+
+@pytest.mark.parametrize(
+    ("method", "src", "dst", "words"),
+    [
+        ("copy", ids(0, 0), ids(1, 9), r"destination ids span 1\.\.9, there are blocks 0\.\.8"),
+        ("swap_out", ids(0), ids(5), r"destination ids span 5\.\.5, there are blocks 0\.\.4"),
+        ("swap_in", ids(-1), ids(1), r"source ids span -1"),
+        ("copy", ids(0, 1), ids(2, 2), "twice among destinations"),
+        ("swap_in", ids(0, 1), ids(2), "2 sources, 1 destinations"),
+        ("copy", ids(0).int(), ids(2), r"torch\.int32 .* make them int64"),
+    ],
+)
+def test_ids_that_cannot_be_are_refused_by_name(ops, method, src, dst, words):
+    copier, device, host = make_copier(ops)
+    before = [tensor.clone() for tensor in device + host]
+    with pytest.raises(ValueError, match=words):
+        getattr(copier, method)(src, dst)
+    assert all(map(torch.equal, before, device + host))

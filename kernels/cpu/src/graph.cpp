@@ -94,6 +94,9 @@ const char* run_op(const ec::GraphStep& step, int64_t i) {
         case ec::GraphOpKind::lora:
             return ec_lora(static_cast<const ec::LoraStack*>(c.operand), c.subject, c.stride,
                            num_tokens, c.out, c.out_stride);
+        case ec::GraphOpKind::experts:
+            return ec_experts(static_cast<const ec::ExpertLayer*>(c.operand), c.subject, num_tokens,
+                              c.size, c.out);
         case ec::GraphOpKind::given_rows:
             return overwrite_given_rows(step, c);
         case ec::GraphOpKind::copy:

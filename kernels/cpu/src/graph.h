@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "experts.h"
 #include "linear.h"
 #include "lora.h"
 #include "rope.h"
@@ -43,6 +44,7 @@ enum class GraphOpKind : int64_t {
     activate = 16,        // out = activation of itself; stride: which
     embedding_at = 17,    // out = rows of operand [stride, size] at the step's positions
     host = 18,            // out is changed in place by operand, a HostFunction
+    experts = 19,         // out = mixture of experts of subject; operand: ExpertLayer
 };
 
 // Mirrored by `GraphOp` in kernels/cpu/graph_capture.py. Strides are floats from a token's row of

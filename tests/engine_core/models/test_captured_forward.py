@@ -1,4 +1,4 @@
-"""Which models run as one call a step on a CPU: all dense ones of ours, by their bits."""
+"""Which models run as one call a step on a CPU: every architecture of ours, by their bits."""
 
 import pytest
 import torch
@@ -6,8 +6,10 @@ import transformers
 
 from engine_core.layers import rotary
 from engine_core.models.loading import load_dummy_model
+from engine_core.models.registry import SUPPORTED_ARCHITECTURES, find_architecture
 from kernels.cpu.captured_forward import CapturedForward
 from kernels.cpu.operations import CpuOperations
+from tests.engine_core.models.encoder_cases import CONFIGS as ENCODERS
 from tests.native_kernels import native_library_or_skip
 
 SHAPE = {
@@ -20,13 +22,25 @@ SHAPE = {
     "head_dim": 16,
     "max_position_embeddings": 128,
 }
-DENSE = {
+SPARSE = {"moe_intermediate_size": 32, "num_experts": 5, "num_experts_per_tok": 2}
+TEXT = SHAPE | {"rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3]}}
+DECODERS = {
     "llama": transformers.LlamaConfig(**SHAPE, attention_bias=True),
     "mistral": transformers.MistralConfig(**SHAPE, sliding_window=5, tie_word_embeddings=True),
     "qwen2": transformers.Qwen2Config(**SHAPE),
     "qwen3": transformers.Qwen3Config(**SHAPE),
-    "gemma3": transformers.Gemma3TextConfig(**SHAPE, sliding_window=6),
+    "gemma3_text": transformers.Gemma3TextConfig(**SHAPE, sliding_window=6),
+    "mixtral": transformers.MixtralConfig(**SHAPE, num_local_experts=3, num_experts_per_tok=2),
+    "qwen3_moe": transformers.Qwen3MoeConfig(**SHAPE, **SPARSE, mlp_only_layers=[1]),
+    "qwen2_vl": transformers.Qwen2VLConfig(text_config=TEXT),
+    "qwen2_5_vl": transformers.Qwen2_5_VLConfig(text_config=TEXT),
+    "idefics3": transformers.Idefics3Config(text_config={"model_type": "llama", **SHAPE}),
+    "smolvlm": transformers.SmolVLMConfig(text_config={"model_type": "llama", **SHAPE}),
+    "llava": transformers.LlavaConfig(text_config={"model_type": "llama", **SHAPE}),
+    "gemma3": transformers.Gemma3Config(text_config={**SHAPE, "sliding_window": 6}),
 }
+NOT_CAPTURED: dict[str, str] = {}
+"""Architectures of ours whose pass is not one call, and why."""
 
 
 @pytest.fixture(scope="module")
@@ -40,13 +54,16 @@ def sequences():
 
 
 @pytest.mark.parametrize("ops", ["torch"], indirect=True)
-@pytest.mark.parametrize("weights", ["float32", "int8", "int4"])
-@pytest.mark.parametrize("name", DENSE)
-def test_every_dense_model_of_ours_is_captured_and_has_the_same_bits(
+@pytest.mark.parametrize(
+    ("name", "weights"),
+    [(name, "float32") for name in DECODERS]
+    + [(name, weights) for name in ("llama", "qwen3_moe") for weights in ("int8", "int4")],
+)
+def test_every_decoder_of_ours_is_captured_and_has_the_same_bits(
     name, weights, native, paged_logits
 ):
     ops = CpuOperations(native, linear_weights=weights)
-    model = load_dummy_model(DENSE[name].to_dict(), dtype=torch.float32, ops=ops)
+    model = load_dummy_model(DECODERS[name].to_dict(), dtype=torch.float32, ops=ops)
     assert isinstance(model._forward, CapturedForward)
     captured = paged_logits(model, sequences(), on=ops)
     assert model._forward.is_captured
@@ -55,11 +72,19 @@ def test_every_dense_model_of_ours_is_captured_and_has_the_same_bits(
         assert torch.equal(ours, expected)
 
 
+def test_no_architecture_of_ours_is_left_out():
+    """Decoders are those above, encoders those of `test_encoders_against_transformers`."""
+    configs = [*DECODERS.values(), *(make() for make in ENCODERS.values())]
+    tried = {config.model_type for config in configs}
+    ours = {find_architecture({"architectures": [name]})[1] for name in SUPPORTED_ARCHITECTURES}
+    assert {each.model_type for each in ours} - NOT_CAPTURED.keys() == tried
+
+
 @pytest.mark.parametrize("ops", ["torch"], indirect=True)
 def test_states_that_are_kept_are_those_of_single_operations(native, paged_logits):
     """Those that enter the first layer, the last one, and what leaves that; the result stays."""
     ops = CpuOperations(native)
-    model = load_dummy_model(DENSE["qwen3"].to_dict(), dtype=torch.float32, ops=ops)
+    model = load_dummy_model(DECODERS["qwen3"].to_dict(), dtype=torch.float32, ops=ops)
     plain = paged_logits(model, sequences(), on=ops)
     model.keep_states([0, 2, 3])
     kept = []
@@ -74,20 +99,19 @@ def test_states_that_are_kept_are_those_of_single_operations(native, paged_logit
 
 
 @pytest.mark.parametrize("ops", ["torch"], indirect=True)
-def test_experts_and_16_bits_are_run_as_they_are(native, paged_logits):
-    experts = transformers.MixtralConfig(**SHAPE, num_local_experts=3, num_experts_per_tok=2)
-    for config, dtype in ((experts, torch.float32), (DENSE["llama"], torch.bfloat16)):
-        ops = CpuOperations(native)
-        model = load_dummy_model(config.to_dict(), dtype=dtype, ops=ops)
-        logits = paged_logits(model, sequences(), on=ops, dtype=dtype)
-        assert all(one.isfinite().all() for one in logits)
-        assert model._forward.is_captured is False
+@pytest.mark.parametrize("name", ["llama", "mixtral"])
+def test_activations_in_16_bits_are_run_as_they_are(name, native, paged_logits):
+    ops = CpuOperations(native)
+    model = load_dummy_model(DECODERS[name].to_dict(), dtype=torch.bfloat16, ops=ops)
+    logits = paged_logits(model, sequences(), on=ops, dtype=torch.bfloat16)
+    assert all(one.isfinite().all() for one in logits)
+    assert model._forward.is_captured is False
 
 
 @pytest.mark.parametrize("ops", ["torch"], indirect=True)
-@pytest.mark.parametrize("name", ["llama", "gemma3"])  # one table, and two
+@pytest.mark.parametrize("name", ["llama", "gemma3_text"])  # one table, and two
 def test_tables_that_grow_while_serving_change_no_bit(name, native, paged_logits, monkeypatch):
-    config = DENSE[name].to_dict()
+    config = DECODERS[name].to_dict()
     ops = CpuOperations(native)
     whole = paged_logits(
         load_dummy_model(config, dtype=torch.float32, ops=ops), sequences(), on=ops

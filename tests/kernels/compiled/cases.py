@@ -7,6 +7,7 @@ or a multiple of 16, change what is compiled.
 import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,9 +21,9 @@ from kernels.triton import (
     attention_prefill,
     attention_reduce,
     attention_work,
+    block_copies,
     dense_linear,
     fp8_linear,
-    kv_cache,
     logits_processors,
     logprobs,
     lora,
@@ -37,11 +38,15 @@ from kernels.triton import (
     step_inputs,
     truncation,
 )
-from kernels.triton.device_limits import HOPPER_SHARED_BYTES
+from kernels.triton.device_limits import HOPPER_SHARED_BYTES, SHORT_SHARED_BYTES
 from kernels.triton.row_maxima import TILE, num_splits
 
 BF16, FP16, FP32, FP8 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn
 INT8, INT32, INT64 = torch.int8, torch.int32, torch.int64
+SHARED_BYTES = {
+    80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024,
+}  # fmt: skip
+"""What a thread block may have, by ten times the compute capability."""
 VOCABULARIES = (151936, 50257)
 """A multiple of 16, and not."""
 
@@ -76,17 +81,24 @@ class KernelVariant:
     spill_reason: str = ""
 
     @property
+    def uses_fp8(self) -> bool:
+        """Such a cache, and such weights, are refused below compute capability 8.9."""
+        return FP8 in self.arguments.values()
+
+    @property
     def module(self) -> str:
         """Import name of the kernel's file."""
         return str(self.kernel.fn.__module__)
 
 
-def variants() -> list[KernelVariant]:
-    """All of them."""
+def variants(
+    shared_bytes: int = HOPPER_SHARED_BYTES, *, has_fp8: bool = True
+) -> list[KernelVariant]:
+    """All of them, on a GPU that gives a thread block so much shared memory."""
     groups = (
         activations,
         decode_attention,
-        prefill_attention,
+        partial(prefill_attention, shared_bytes),
         attention_reductions,
         attention_work_lists,
         copied_blocks,
@@ -108,7 +120,8 @@ def variants() -> list[KernelVariant]:
         masks_of_tokens,
         truncations,
     )
-    return [variant for group in groups for variant in group()]
+    listed = [variant for group in groups for variant in group()]
+    return [each for each in listed if has_fp8 or not each.uses_fp8]
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -233,7 +246,7 @@ WIDE_SPILL = (
 )
 
 
-def prefill_attention() -> Iterator[KernelVariant]:
+def prefill_attention(shared_bytes: int) -> Iterator[KernelVariant]:
     """Heads served, and the options."""
     cases: list[tuple[tuple[Any, ...], str]] = [(heads, "") for heads in SERVED_HEADS]
     cases += [
@@ -246,11 +259,13 @@ def prefill_attention() -> Iterator[KernelVariant]:
     ]
     for (name, dtype, kv_heads, group, head_size, block_size, kv_dtype), options in cases:
         is_wide = dtype == FP32 and head_size > 64
+        if is_wide and shared_bytes < SHORT_SHARED_BYTES:
+            continue  # refused by the planner
         constants, launch = attention_prefill.configuration(
             group_size=group,
             head_size=head_size,
             kv_bytes=kv_dtype.itemsize,
-            shared_bytes=HOPPER_SHARED_BYTES,
+            shared_bytes=shared_bytes,
         )
         yield KernelVariant(
             name=f"prefill {name}",
@@ -320,14 +335,15 @@ def attention_work_lists() -> Iterator[KernelVariant]:
 
 
 def copied_blocks() -> Iterator[KernelVariant]:
-    """Blocks of models in use, by their bytes."""
-    for K, S, D, size in ((8, 16, 128, 2), (8, 64, 128, 1), (2, 16, 64, 2), (32, 16, 80, 2)):
+    """Of Llama-3.1-8B: within the device, and to and from staging memory."""
+    for name, direction in (("copy", 0), ("gather", 1), ("scatter", 2)):
         yield KernelVariant(
-            name=f"copy_blocks K={K} S={S} D={D} {8 * size} bit",
-            kernel=kv_cache.copy_blocks_kernel,
-            arguments=_pointers(INT64, "cache src_ids dst_ids"),
-            constants={"W": 2 * K * S * D * size // 8, "BLOCK_W": kv_cache._BLOCK_W},
-            num_warps=kv_cache._NUM_WARPS,
+            name=f"{name} blocks of 32 layers K=8 S=16 D=128",
+            kernel=block_copies.move_blocks_kernel,
+            arguments=_pointers(INT64, "caches src_ids dst_ids packed"),
+            constants={"P": 32 * 2 * 8 * 16 * 128 * 2 // 8, "DIRECTION": direction}
+            | {"BLOCK_W": block_copies._BLOCK_W},
+            num_warps=block_copies._NUM_WARPS,
         )
 
 
@@ -458,9 +474,10 @@ def expert_routing() -> Iterator[KernelVariant]:
             yield KernelVariant(
                 name=f"route {name} {_name(dtype)}{', rounded' * (weights != FP32)}",
                 kernel=moe_routing._route_kernel,
-                arguments={"logits_ptr": dtype, "ids_ptr": INT32, "weights_ptr": weights}
+                arguments={"logits_ptr": dtype, "slots_ptr": INT64, "ids_ptr": INT32}
+                | {"weights_ptr": weights}
                 | {"num_tokens": 64, "logits_stride": num_experts},
-                constants=moe_routing._route_constants(num_experts, top_k, True),
+                constants=moe_routing._route_constants(num_experts, top_k, True, has_slots=True),
             )
         for tile_rows in (16, 64, 128):
             yield KernelVariant(

@@ -1,4 +1,4 @@
-"""Compiles kernel variants for sm_90 on a machine without a GPU, with one version of triton.
+"""Compiles kernel variants for GPUs on a machine without one, with one version of triton.
 
 Worker processes compile: only they import that triton, and a compiler that aborts ends one of them.
 """
@@ -22,7 +22,7 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tests.kernels.compiled.cases import KernelVariant
+from tests.kernels.compiled.cases import SHARED_BYTES, KernelVariant
 from tests.kernels.compiled.table import Figures, Outcome, read_figures
 
 VERSION = "3.6.0"
@@ -30,8 +30,7 @@ VERSION = "3.6.0"
 FOLDER = Path(__file__).resolve().parents[3] / ".cache" / f"triton-{VERSION}"
 NUM_PROCESSES = 2
 CAPABILITY = 90
-_ARCHITECTURE = "sm_90a"
-"""How triton calls ptxas for that capability; without the "a" there is no wgmma."""
+"""The table's: an H100's or H200's."""
 _FIGURES_FILE = "figures.3.json"
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -76,10 +75,13 @@ def _is_complete(folder: Path) -> bool:
     return metadata.is_file() and all((tools / name).is_file() for name in ("ptxas", "cuobjdump"))
 
 
-def compile_all(module: str, variants: Iterable[KernelVariant]) -> list[Outcome]:
-    """Figures of each variant, or what went wrong; the module lists the same ones."""
+def compile_all(
+    module: str, variants: Iterable[KernelVariant], capability: int = CAPABILITY
+) -> list[Outcome]:
+    """Figures of each variant on GPUs of a compute capability (times 10), or what went wrong; for
+    this capability the module lists the same ones."""
     variants = list(variants)
-    items = [(module, index, variant.name) for index, variant in enumerate(variants)]
+    items = [(module, capability, f"{each.module} {each.name}") for each in variants]
     with _compiling():
         results = run_in_workers(compile_variant, items, lambda _: "it ends the compiler's process")
     return [
@@ -135,33 +137,34 @@ def _start(num_processes: int) -> ProcessPoolExecutor:
 
 
 def compile_variant(item: tuple[str, int, str]) -> Figures | str:
-    """In a worker: the variant of a module, by its place and name."""
-    module, index, name = item
+    """In a worker: the variant of a module, by its file and name."""
+    module, capability, name = item
     # triton prints the whole source when ptxas fails
     with contextlib.redirect_stdout(io.StringIO()):
         try:
-            variant = _variants(module)[index]
-            assert variant.name == name, f"{module} has {variant.name} where {name} was"
-            return _compile(variant)
+            return _compile(_variants(module, capability)[name], capability)
         except Exception as error:
             return _first_lines(error)
 
 
 @functools.cache
-def _variants(module: str) -> list[KernelVariant]:
-    return list(importlib.import_module(module).variants())
+def _variants(module: str, capability: int) -> dict[str, KernelVariant]:
+    listed = importlib.import_module(module).variants(SHARED_BYTES[capability])
+    return {f"{each.module} {each.name}": each for each in listed}
 
 
 class _NoDevice:
-    """Stands in for the driver of a GPU that is not there."""
+    """Stands in for the driver of GPUs that are not there; a device's number is its capability."""
+
+    capability = CAPABILITY
 
     def get_current_target(self) -> Any:
         from triton.backends.compiler import GPUTarget
 
-        return GPUTarget("cuda", CAPABILITY, 32)
+        return GPUTarget("cuda", self.capability, 32)
 
     def get_current_device(self) -> int:
-        return 0
+        return self.capability
 
     def get_current_stream(self, device: int | None = None) -> int:
         return 0
@@ -177,11 +180,13 @@ def _tools() -> Path:
     return Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 
-def _compile(variant: KernelVariant) -> Figures:
+def _compile(variant: KernelVariant, capability: int) -> Figures:
     import torch
+    from triton.backends.nvidia.compiler import get_ptxas, sm_arch_from_capability
     from triton.runtime.cache import get_cache_manager
 
     tools = _tools()
+    _NoDevice.capability = capability
     start_s = time.perf_counter()
     compiled = variant.kernel.warmup(
         **{
@@ -206,8 +211,9 @@ def _compile(variant: KernelVariant) -> Figures:
         cubin.write_bytes(compiled.asm["cubin"])
         source.write_text(ptx)
         report = _run(
-            tools / "ptxas",
-            *("-v", f"--gpu-name={_ARCHITECTURE}", source, "-o", Path(folder, "again")),
+            get_ptxas(capability).path,
+            *("-v", f"--gpu-name={sm_arch_from_capability(capability)}"),
+            *(source, "-o", Path(folder, "again")),
         )
         usage = _run(tools / "cuobjdump", "-res-usage", cubin)
     figures = read_figures(

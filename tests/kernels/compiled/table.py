@@ -9,10 +9,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.kernels.compiled.cases import KernelVariant
+from tests.kernels.compiled.cases import SHARED_BYTES, KernelVariant
 
-MAX_SHARED_BYTES = 227 * 1024
-"""Of one thread block on sm_90."""
 REGISTERS_OF_SLACK = 8
 """Registers are allotted in eights; a compiler that moves one about changes no occupancy."""
 Key = tuple[str, str]
@@ -113,12 +111,20 @@ def read_figures(
     )
 
 
-def find_faults(outcome: Outcome) -> list[str]:
-    """What is wrong with a variant by itself, one sentence each."""
+def find_faults(outcome: Outcome, capability: int = 90) -> list[str]:
+    """What is wrong with a variant by itself, one sentence each. Other GPUs than the table's need
+    no wgmma, and spill what their fewer registers and bytes of shared memory leave no room for."""
     variant, figures = outcome.variant, outcome.figures
     if figures is None:
         return [f"{outcome} does not compile: {outcome.error}"]
-    problems = []
+    problems, most_shared = [], SHARED_BYTES[capability]
+    if figures.shared_bytes > most_shared:
+        problems.append(
+            f"{outcome} uses {figures.shared_bytes} bytes of shared memory, the limit is "
+            f"{most_shared}; use smaller tiles or fewer stages"
+        )
+    if capability != 90:
+        return problems
     spilled = figures.spill_store_bytes + figures.spill_load_bytes
     if variant.max_spill_bytes and not variant.spill_reason:
         problems.append(f"{outcome} may spill without a reason; give a spill_reason")
@@ -139,11 +145,6 @@ def find_faults(outcome: Outcome) -> list[str]:
         problems.append(f"{outcome}: ptxas serialised its wgmma instructions")
     if variant.needs_prefetch and not figures.copies_under_way:
         problems.append(f"{outcome} waits for each tile at once; it takes more num_stages")
-    if figures.shared_bytes > MAX_SHARED_BYTES:
-        problems.append(
-            f"{outcome} uses {figures.shared_bytes} bytes of shared memory, the limit is "
-            f"{MAX_SHARED_BYTES}; use smaller tiles or fewer stages"
-        )
     return problems
 
 
@@ -200,3 +201,22 @@ def write_table(
     compiler = {"triton": triton_version, "ptxas": ptxas}
     document = {"target": target, "compiler": compiler, "variants": rows}
     path.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def write_other_gpus(
+    path: Path, outcomes: Mapping[int, Iterable[Outcome]], *, triton_version: str
+) -> None:
+    """A row a variant, by compute capability: registers, bytes spilled, bytes of shared memory."""
+    rows: dict[Key, dict[str, list[int]]] = {}
+    for capability, of_one in outcomes.items():
+        for outcome in of_one:
+            if (figures := outcome.figures) is not None:
+                spilled = figures.spill_store_bytes + figures.spill_load_bytes
+                row = rows.setdefault(outcome.key, {})
+                row[f"sm_{capability}"] = [figures.registers, spilled, figures.shared_bytes]
+    variants = [{"module": key[0], "variant": key[1], **row} for key, row in rows.items()]
+    columns = ["registers", "spilled_bytes", "shared_bytes"]
+    document = {"triton": triton_version, "columns": columns, "variants": variants}
+    lines = [json.dumps(row) for row in variants]
+    head = json.dumps(document | {"variants": []}, indent=1).removesuffix("[]\n}")
+    path.write_text(head + "[\n  " + ",\n  ".join(lines) + "\n ]\n}\n")

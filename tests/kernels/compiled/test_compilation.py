@@ -136,6 +136,14 @@ def test_a_variant_within_its_limits_is_sound(found):
     assert find_faults(found) == []
 
 
+def test_what_fits_hopper_may_not_fit_a_gpu_of_less_shared_memory():
+    found = outcome(shared_bytes=106624, needs_wgmma=True, num_wgmma=0, spill_store_bytes=8)
+    (problem,) = find_faults(found, 86)
+    assert "106624 bytes of shared memory, the limit is 101376" in problem
+    assert not find_faults(found, 80)
+    assert len(find_faults(found)) == 2
+
+
 def test_missing_and_new_variants_are_named():
     problems = compare([outcome("a"), outcome("new")], table("a", "gone"))
     assert problems == [

@@ -1,7 +1,7 @@
 """Every kernel compiles for the GPU without spilling, and no worse than the committed table says.
 
 Needs no GPU: triton is fetched once. After a kernel was changed on purpose:
-`python -m pytest tests/kernels/compiled --write-kernel-table`
+`python -m pytest tests/kernels/compiled --write-kernel-table [--every-gpu]`
 """
 
 from pathlib import Path
@@ -9,10 +9,19 @@ from pathlib import Path
 import pytest
 
 from tests.kernels.compiled import cases
+from tests.kernels.compiled.cases import SHARED_BYTES
 from tests.kernels.compiled.compilation import CAPABILITY, VERSION, compile_all, ptxas_version
-from tests.kernels.compiled.table import compare, find_faults, read_table, write_table
+from tests.kernels.compiled.table import (
+    compare,
+    find_faults,
+    read_table,
+    write_other_gpus,
+    write_table,
+)
 
+WIDEST = ("prefill bf16 G=2 D=256 S=16", "decode bf16 G=2 D=256 S=16")
 TABLE = Path(__file__).parents[3] / "docs" / "benchmarks" / "kernels_sm90.json"
+OTHER_GPUS = TABLE.with_name("kernels_other_gpus.json")
 
 
 @pytest.mark.timeout(1800)  # a minute or two where triton's cache is empty
@@ -24,6 +33,24 @@ def test_every_kernel_compiles_for_sm90_as_well_as_the_table_says(request):
         write_table(TABLE, outcomes, target=target, triton_version=VERSION, ptxas=ptxas)
     else:
         problems += compare(outcomes, read_table(TABLE, VERSION))
+    assert not problems, "\n".join(problems)
+
+
+@pytest.mark.timeout(7200)
+def test_kernels_compile_for_other_gpus_within_their_shared_memory(request):
+    """Of two of them the widest heads; of all, all kernels, with --every-gpu."""
+    is_whole = request.config.getoption("--every-gpu", default=False)
+    capabilities = [each for each in SHARED_BYTES if each != CAPABILITY] if is_whole else [86, 120]
+    outcomes, problems = {}, []
+    for capability in capabilities:
+        listed = cases.variants(SHARED_BYTES[capability], has_fp8=capability >= 89)
+        wanted = [each for each in listed if is_whole or each.name in WIDEST]
+        outcomes[capability] = compile_all(cases.__name__, wanted, capability)
+        assert len(outcomes[capability]) == len(wanted) > 1
+        for outcome in outcomes[capability]:
+            problems += [f"sm_{capability}: {each}" for each in find_faults(outcome, capability)]
+    if is_whole and request.config.getoption("--write-kernel-table", default=False):
+        write_other_gpus(OTHER_GPUS, outcomes, triton_version=VERSION)
     assert not problems, "\n".join(problems)
 
 

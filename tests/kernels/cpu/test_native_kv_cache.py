@@ -207,16 +207,16 @@ def test_copies_within_the_cache_and_through_host_memory_carry_everything(ops, d
     q = torch.randn(2, HEADS, 16)
     pieces = [(0, 60, 61), (1, 60, 61)]
     before, _, _ = sequences.attend(q, pieces)
-    host = ops.allocate_host_kv_cache(sequences.caches, 20)
+    copier = ops.make_block_copier([sequences.caches], 20)
     blocks = sequences.table[0].long()
     away = torch.arange(len(blocks))
-    ops.copy_blocks(sequences.caches, host, blocks, away)
+    copier.swap_out(blocks, away)
     for cache in sequences.caches:
         cache[blocks] = 77
-    ops.copy_blocks(host, sequences.caches, away, blocks)
+    copier.swap_in(away, blocks)
     # and the second sequence's blocks trade places with the first's
     both = torch.cat([blocks, sequences.table[1].long()])
-    ops.copy_blocks(sequences.caches, sequences.caches, both, both.roll(len(blocks)))
+    copier.copy(both, both.roll(len(blocks)))
     sequences.table = sequences.table.flip(0)
     after, _, _ = sequences.attend(q, pieces)
     assert torch.equal(before, after)

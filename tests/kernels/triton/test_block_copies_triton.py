@@ -1,100 +1,155 @@
-"""Copies of KV blocks against torch, in Triton's interpreter."""
+"""Swaps through staging memory: the order of two streams, and the host memory that is taken."""
+
+import random
 
 import pytest
 import torch
 
-from kernels.triton.kv_cache import (
-    copy_blocks_reference,
-    copy_within,
-    runs_of,
-    swap_blocks,
-)
+from kernels.triton import block_copies, host_memory
+from kernels.triton.block_copies import TritonBlockCopier, runs_of
+from kernels.triton.kv_cache import allocate_kv_cache, whole_cache
 
-DTYPES = [torch.float32, torch.bfloat16, torch.float8_e4m3fn]
-
-
-def _cache(num_blocks: int, dtype: torch.dtype = torch.bfloat16, D: int = 80) -> torch.Tensor:
-    torch.manual_seed(num_blocks)
-    return torch.randn(num_blocks, 2, 3, 16, D).to(dtype)
+CPU = torch.device("cpu")
+NUM_BLOCKS, NUM_HOST_BLOCKS = 12, 7
+FIRST_OF_HOST = 13
 
 
-def _bytes(cache: torch.Tensor) -> torch.Tensor:
-    return cache.view(torch.uint8)
+class ShuffledLanes:
+    """Does work as late as it likes, in each lane in order, and not before what it waits for."""
+
+    def __init__(self, seed):
+        self.waiting = {"compute": [], "travel": []}
+        self.done = set()
+        self.draw = random.Random(seed)
+        self.num_submitted = 0
+
+    def compute(self, work, after=None):
+        return self._submit("compute", work, after)
+
+    def travel(self, work, after=None):
+        return self._submit("travel", work, after)
+
+    def _submit(self, lane, work, after):
+        self.num_submitted += 1
+        self.waiting[lane].append((self.num_submitted, work, after))
+        return self.num_submitted
+
+    def finish(self):
+        while any(self.waiting.values()):
+            ready = [
+                lane
+                for lane, works in self.waiting.items()
+                if works and (works[0][2] is None or works[0][2] in self.done)
+            ]
+            number, work, _ = self.waiting[self.draw.choice(ready)].pop(0)
+            work()
+            self.done.add(number)
 
 
-def _ids(*ids: int) -> torch.Tensor:
-    return torch.tensor(ids, dtype=torch.int64)
+def ids(*numbers):
+    return torch.tensor(numbers, dtype=torch.int64)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("D", [64, 80])
-def test_blocks_are_copied_and_others_stay(dtype: torch.dtype, D: int) -> None:
-    cache = _cache(9, dtype, D)
-    before, expected = cache.clone(), cache.clone()
-    src_ids, dst_ids = _ids(0, 8, 8, 3), _ids(5, 1, 2, 7)
-    copy_blocks_reference(expected, src_ids, dst_ids)
-    copy_within(cache, src_ids, dst_ids)
-    assert torch.equal(_bytes(cache), _bytes(expected))
-    for block in (0, 3, 4, 6, 8):
-        assert torch.equal(_bytes(cache[block]), _bytes(before[block]))
+def make(lanes, staging_blocks=2, dtype=torch.bfloat16):
+    caches = [allocate_kv_cache(NUM_BLOCKS, 2, 1, 4, dtype, CPU) for _ in range(3)]
+    block_bytes = 3 * 2 * 2 * 4 * dtype.itemsize
+    copier = TritonBlockCopier(
+        caches, NUM_HOST_BLOCKS, lanes=lanes, staging_bytes=staging_blocks * block_bytes
+    )
+    for at, cache in enumerate(caches):
+        whole_cache(cache).copy_(torch.arange(1, NUM_BLOCKS + 1).view(-1, 1, 1, 1, 1) + 20 * at)
+    for at, (keys, values) in enumerate(copier.host_caches):
+        for part in (keys, values):
+            part.copy_(FIRST_OF_HOST + torch.arange(NUM_HOST_BLOCKS).view(-1, 1, 1, 1) + 20 * at)
+    return copier, caches
 
 
-@pytest.mark.parametrize(
-    ("src_ids", "dst_ids"),
-    [(_ids(1, 2, 3), _ids(2, 3, 4)), (_ids(1, 2), _ids(2, 1)), (_ids(4), _ids(4))],
-    ids=["chain", "exchange", "itself"],
-)
-def test_all_is_read_before_any_is_written(src_ids: torch.Tensor, dst_ids: torch.Tensor) -> None:
-    cache = _cache(6)
-    before = cache.clone()
-    copy_within(cache, src_ids, dst_ids)
-    for src, dst in zip(src_ids.tolist(), dst_ids.tolist(), strict=True):
-        assert torch.equal(cache[dst], before[src])
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("staging_blocks", [1, 2, 5])
+def test_however_late_a_stream_is_every_block_arrives_whole(seed, staging_blocks):
+    lanes, draw = ShuffledLanes(seed), random.Random(seed)
+    copier, caches = make(lanes, staging_blocks)
+    device = list(range(1, NUM_BLOCKS + 1))
+    host = list(range(FIRST_OF_HOST, FIRST_OF_HOST + NUM_HOST_BLOCKS))
+    for _ in range(8):
+        number = draw.randint(1, NUM_HOST_BLOCKS)
+        blocks = draw.sample(range(NUM_BLOCKS), number)
+        hosts = draw.sample(range(NUM_HOST_BLOCKS), number)
+        if draw.random() < 0.5:
+            copier.swap_out(ids(*blocks), ids(*hosts))
+            for block, place in zip(blocks, hosts, strict=True):
+                host[place] = device[block]
+        else:
+            copier.swap_in(ids(*hosts), ids(*blocks))
+            for block, place in zip(blocks, hosts, strict=True):
+                device[block] = host[place]
+        overwritten = draw.randrange(NUM_BLOCKS)  # a step writes as soon as the call is queued
+        device[overwritten] = 0
+        lanes.compute(lambda at=overwritten: [whole_cache(cache)[at].zero_() for cache in caches])
+    lanes.finish()
+    for at, (cache, kept) in enumerate(zip(caches, copier.host_caches, strict=True)):
+        for tensors, numbers in ((cache, device), (kept, host)):
+            expected = torch.tensor([number and number + 20 * at for number in numbers])
+            for tensor in tensors:
+                assert (tensor == expected.view(-1, 1, 1, 1)).all()
 
 
-def test_no_pairs_copy_nothing() -> None:
-    cache = _cache(3)
-    before = cache.clone()
-    copy_within(cache, _ids(), _ids())
-    swap_blocks(cache, _cache(2), _ids(), _ids())
-    assert torch.equal(cache, before)
+def test_blocks_that_follow_one_another_in_host_memory_travel_as_one():
+    assert runs_of([3, 4, 7, 8, 9]) == [(0, 3, 2), (2, 7, 3)]
+    assert runs_of([5]) == [(0, 5, 1)]
+    assert runs_of([]) == []
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_swap_out_and_in_returns_every_byte(dtype: torch.dtype) -> None:
-    device, host = _cache(8, dtype), _cache(5, dtype)
-    before, host_before = device.clone(), host.clone()
-    device_ids, host_ids = _ids(7, 2, 3, 4), _ids(0, 2, 3, 1)
-    swap_blocks(device, host, device_ids, host_ids)
-    assert torch.equal(_bytes(host[host_ids]), _bytes(before[device_ids]))
-    assert torch.equal(_bytes(host[4]), _bytes(host_before[4]))
-    _bytes(device)[device_ids] = 0
-    swap_blocks(host, device, host_ids, device_ids)
-    assert torch.equal(_bytes(device), _bytes(before))
+def test_ids_are_sent_once_and_one_launch_copies_all_layers(monkeypatch):
+    copier, _ = make(None)
+    launches, sent = [], []
+    kernel, send = block_copies.move_blocks_kernel, copier._send
+
+    class Counting:
+        def __getitem__(self, grid):
+            launches.append(grid)
+            return kernel[grid]
+
+    monkeypatch.setattr(block_copies, "move_blocks_kernel", Counting())
+    monkeypatch.setattr(copier, "_send", lambda each: sent.append(each) or send(each))
+    copier.copy(ids(1, 2), ids(3, 4))
+    assert (len(launches), len(sent)) == (1, 2)
+    copier.swap_out(ids(1, 2, 3), ids(0, 1, 2))
+    assert (len(launches), len(sent)) == (3, 4), "a launch and a transfer of ids for each part"
 
 
-def test_pairs_that_rise_together_are_one_run() -> None:
-    assert runs_of(_ids(7, 3, 4, 5), _ids(2, 0, 1, 9)) == [(3, 0, 2), (5, 9, 1), (7, 2, 1)]
-    assert runs_of(_ids(4, 5, 6), _ids(1, 2, 3)) == [(4, 1, 3)]
-    assert runs_of(_ids(4, 5), _ids(2, 1)) == [(4, 2, 1), (5, 1, 1)]
-    assert runs_of(_ids(), _ids()) == []
+class FakeRuntime:
+    def __init__(self, error=0):
+        self.error, self.locked = error, {}
+
+    def cudaHostRegister(self, address, num_bytes, flags):  # noqa: N802
+        self.locked[address] = num_bytes
+        return self.error
+
+    def cudaHostUnregister(self, address):  # noqa: N802
+        del self.locked[address]
 
 
-def test_what_does_not_fit_is_refused_by_name() -> None:
-    cache = _cache(4)
-    with pytest.raises(ValueError, match=r"dst_ids_N spans 1\.\.4, the cache has blocks 0\.\.3"):
-        copy_within(cache, _ids(0, 0), _ids(1, 4))
-    with pytest.raises(ValueError, match=r"src_ids_N spans -1"):
-        copy_within(cache, _ids(-1), _ids(1))
-    with pytest.raises(ValueError, match="twice in dst_ids_N"):
-        copy_within(cache, _ids(0, 1), _ids(2, 2))
-    with pytest.raises(ValueError, match="2 sources, 1 destinations"):
-        copy_within(cache, _ids(0, 1), _ids(2))
-    with pytest.raises(ValueError, match=r"torch.int32 .* make it int64"):
-        copy_within(cache, _ids(0).int(), _ids(2))
-    with pytest.raises(ValueError, match=r"make it \[B, 2, K, S, D\]"):
-        copy_within(cache[:, 0], _ids(0), _ids(2))
-    with pytest.raises(ValueError, match="one cache; use copy_within"):
-        swap_blocks(cache, cache, _ids(0), _ids(2))
-    with pytest.raises(ValueError, match="allocate both tiers alike"):
-        swap_blocks(cache, _cache(4, torch.float32), _ids(0), _ids(2))
+@pytest.mark.parametrize("num_bytes", [640 << 10, (640 << 10) + 8])
+def test_exactly_what_was_asked_for_is_page_locked_until_nothing_uses_it(monkeypatch, num_bytes):
+    runtime = FakeRuntime()
+    waited = []
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    memory = host_memory.pinned_memory(num_bytes, torch.device("cuda", 0))
+    assert list(runtime.locked.items()) == [(memory.data_ptr(), num_bytes)]
+    assert memory.shape == (num_bytes,)
+    view = memory.view(torch.int64)[3:]
+    view.fill_(7)
+    del memory
+    assert runtime.locked
+    assert view.sum() == 7 * len(view)
+    del view
+    assert not runtime.locked
+    assert waited == [torch.device("cuda", 0)]
+
+
+def test_memory_that_cannot_be_page_locked_is_refused_with_its_size(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: FakeRuntime(error=2))
+    with pytest.raises(MemoryError, match=r"0\.5 GiB .*CUDA error 2.*--host-cache-memory"):
+        host_memory.pinned_memory(512 << 20, torch.device("cuda", 0))

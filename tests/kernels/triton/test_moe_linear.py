@@ -189,3 +189,18 @@ def test_wrong_arguments_are_refused_by_name():
         run(x, logits, w_gate_up.to(torch.float8_e4m3fn), w_down)
     with pytest.raises(ValueError, match="tile_rows is 32"):
         run(x, logits, w_gate_up, w_down, tile_rows=32)
+
+
+def test_padding_of_a_bucket_reads_no_expert_and_changes_no_other_token():
+    """What padding holds is whatever memory held, NaN too."""
+    x, logits, gate_up, down = make_layer(8, 6, 32, 16)
+    slots = torch.arange(8)
+    slots[5:] = -1
+    x[5:] = torch.nan
+    alone = run(x[:5], logits[:5], gate_up, down, tile_rows=16)
+    chosen = set(torch.topk(logits[:5], 2).indices.flatten().tolist())
+    for expert in set(range(6)) - chosen:
+        gate_up[expert], down[expert] = torch.nan, torch.nan
+    experts, routing = TritonExpertWeights(gate_up, down), ExpertRouting(top_k=2, renormalise=True)
+    out = mixture_of_experts(x, logits, experts, routing, slots, tile_rows=16)
+    assert torch.equal(out[:5], alone)

@@ -126,3 +126,31 @@ def test_wrong_arguments_are_refused_by_name():
         build_expert_tiles(torch.zeros(2, 2, dtype=torch.int32), 4, 24)
     with pytest.raises(ValueError, match="2000 experts"):
         build_expert_tiles(torch.zeros(2, 2, dtype=torch.int32), 2000, 16)
+
+
+def test_padding_has_no_expert_and_no_tile():
+    logits, slots = torch.randn(16, 12), torch.arange(16)
+    slots[9:] = -1
+    ids, weights = route(logits, 2, True, slot_mapping_T=slots)
+    alone, alone_weights = route(logits[:9], 2, True)
+    assert (ids[9:] == -1).all()
+    assert torch.equal(ids[:9], alone)
+    assert torch.equal(weights[:9], alone_weights)
+    tiles, expected = build_expert_tiles(ids, 12, 16), build_expert_tiles(alone, 12, 16)
+    reference = reference_expert_tiles(ids, 12, 16)
+    num_tiles = int((expected.tile_expert_L >= 0).sum())
+    for got in (tiles, reference):
+        assert torch.equal(got.sorted_pairs_P[: 9 * 2], expected.sorted_pairs_P)
+        assert (got.tile_expert_L[num_tiles:] == -1).all()
+        for part in ("tile_expert_L", "tile_start_L", "tile_stop_L"):
+            assert torch.equal(getattr(got, part)[:num_tiles], getattr(expected, part)[:num_tiles])
+
+
+def test_a_bucket_of_padding_alone_takes_no_expert():
+    ids, _ = route(torch.randn(4, 3), 2, True, slot_mapping_T=torch.full((4,), -1))
+    assert (build_expert_tiles(ids, 3, 16).tile_expert_L == -1).all()
+
+
+def test_slots_of_another_step_are_refused():
+    with pytest.raises(ValueError, match=r"slot_mapping_T is int64 \[3\]"):
+        route(torch.randn(4, 3), 2, True, slot_mapping_T=torch.zeros(3).long())

@@ -251,19 +251,19 @@ def test_blocks_are_copied_within_a_cache_and_to_the_host_and_back(dtype):
     assert not whole.float().any()
     whole.copy_(random(*whole.shape).to(dtype))
     before = whole.float().clone()
-    host = TRITON.allocate_host_kv_cache(cache, 3)
-    assert [view.stride() for view in host] == [view.stride() for view in cache]
-    TRITON.copy_blocks(cache, host, torch.tensor([5, 1]), torch.tensor([0, 2]))
-    TRITON.copy_blocks(host, cache, torch.tensor([2, 0]), torch.tensor([3, 4]))
-    TRITON.copy_blocks(cache, cache, torch.tensor([3, 0]), torch.tensor([0, 1]))
-    TRITON.copy_blocks(cache, cache, torch.empty(0).long(), torch.empty(0).long())
+    copier = TRITON.make_block_copier([cache], 3)
+    assert [view.stride() for view in copier.host_caches[0]] == [view.stride() for view in cache]
+    copier.swap_out(torch.tensor([5, 1]), torch.tensor([0, 2]))
+    copier.swap_in(torch.tensor([2, 0]), torch.tensor([3, 4]))
+    copier.copy(torch.tensor([3, 0]), torch.tensor([0, 1]))
+    copier.copy(torch.empty(0).long(), torch.empty(0).long())
     assert torch.equal(whole.float(), before[[1, 0, 2, 1, 5, 5]])
 
 
 def test_a_pair_of_tensors_that_is_no_cache_of_this_backend_is_refused():
     cache = TORCH.allocate_kv_cache(6, BLOCK_SIZE, 2, 8, torch.float32)
     with pytest.raises(ValueError, match="not views of one cache; allocate it with"):
-        TRITON.copy_blocks(cache, cache, torch.tensor([1]), torch.tensor([2]))
+        TRITON.make_block_copier([cache], 0)
 
 
 @pytest.mark.parametrize(

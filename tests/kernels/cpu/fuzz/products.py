@@ -8,6 +8,7 @@ from kernels.cpu.gguf_blocks import GGUF_KINDS, pack_gguf
 from kernels.cpu.library import NativeLibrary, check
 from kernels.cpu.linear import NativeLinear, PackedParts
 from kernels.cpu.lora import NativeLoRARows
+from kernels.cpu.operations import CpuOperations
 from kernels.cpu.weights import (
     PackedLinear,
     pack_bfloat16,
@@ -16,6 +17,7 @@ from kernels.cpu.weights import (
     quantise_int8,
 )
 from kernels.interface.lora import LoRAPart
+from kernels.interface.operations import ExpertRouting
 from tests.kernels.cpu.fuzz.random_case import RandomCase, must_refuse
 
 _PACKERS = (pack_float, pack_bfloat16, quantise_int8, quantise_int4)
@@ -136,6 +138,36 @@ def quantised_activations(library: NativeLibrary, case: RandomCase) -> None:
     addresses = codes.data_ptr(), scales.data_ptr()
     check(run(x.data_ptr(), num_rows, num_inputs, *addresses))
     must_refuse("no inputs", lambda: check(run(x.data_ptr(), 1, 0, *addresses)))
+
+
+def experts(library: NativeLibrary, case: RandomCase) -> None:
+    """Any experts here of those that are routed to; a row of the result is the same alone."""
+    num_experts, width, features = case.between(1, 12), case.size(130), case.size(90)
+    first = case.below(num_experts)
+    here = case.between(1, num_experts - first)
+    ops = CpuOperations(library, linear_weights=("float32", "bfloat16")[case.below(2)])
+    layer = ops.prepare_experts(
+        torch.randn(here, 2 * features, width), torch.randn(here, width, features)
+    )
+    x, logits = (case.numbers(case.below(120), width), case.numbers(120, num_experts))
+    logits = logits[: len(x)].clone()
+    top_k = case.between(1, num_experts)
+    renormalise = case.one_in(2)
+
+    def run(rows: slice, top_k: int, first: int) -> torch.Tensor:
+        routing = ExpertRouting(top_k=top_k, renormalise=renormalise, first_expert=first)
+        return ops.mixture_of_experts(x[rows].clone(), logits[rows].clone(), layer, routing)
+
+    out = run(slice(None), top_k, first)
+    if len(x):
+        row = case.below(len(x))
+        alone = run(slice(row, row + 1), top_k, first)[0]
+        same = torch.allclose(alone, out[row], rtol=0, atol=0, equal_nan=True)
+        assert same, f"row {row} of {len(x)} has other bits alone"
+    must_refuse("more experts a token than there are", lambda: run(slice(None), 13, first))
+    must_refuse("no experts a token", lambda: run(slice(None), 0, first))
+    outside = (-1, num_experts - here + 1)[case.below(2)]
+    must_refuse("experts that are none", lambda: run(slice(None), top_k, outside))
 
 
 def lora(library: NativeLibrary, case: RandomCase) -> None:

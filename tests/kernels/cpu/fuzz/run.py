@@ -61,6 +61,7 @@ def fuzz(path: Path, seconds: float, seed: int) -> None:
         products.gather,
         products.quantised_activations,
         products.lora,
+        products.experts,
         rows.embedding,
         rows.norms_and_activations,
         rows.sampling,

@@ -1,0 +1,88 @@
+"""Mixtures of experts through the native library (`src/experts.h`): one call a layer."""
+
+import ctypes
+from collections.abc import Callable
+
+import torch
+
+from kernels.cpu.library import INT64, POINTER, NativeLibrary, check, check_tensor, members
+from kernels.cpu.weights import LinearArguments, PackedLinear
+from kernels.interface.operations import ExpertRouting
+
+
+class ExpertLayer(ctypes.Structure):
+    """Mirrors `ExpertLayer` of src/experts.h."""
+
+    _fields_ = [
+        *members(POINTER, "gate_up", "down", "logits"),
+        *members(INT64, "num_experts", "num_here", "first_expert", "top_k", "renormalise"),
+    ]
+
+
+class NativeExpertWeights:
+    """The experts of one layer, packed.
+
+    Args:
+        gate_up_XFE, down_XEF: see `Operations.prepare_experts`.
+        pack: makes a weight [N, E] of one kind.
+
+    Raises:
+        ValueError: shapes that do not fit each other.
+    """
+
+    def __init__(
+        self,
+        library: NativeLibrary,
+        gate_up_XFE: torch.Tensor,
+        down_XEF: torch.Tensor,
+        pack: Callable[[torch.Tensor], PackedLinear],
+    ) -> None:
+        num_experts, width, features = down_XEF.shape
+        if tuple(gate_up_XFE.shape) != (num_experts, 2 * features, width):
+            raise ValueError(
+                f"gate_up weights are {tuple(gate_up_XFE.shape)} and down weights "
+                f"{tuple(down_XEF.shape)}; give [X, 2F, E] and [X, E, F]"
+            )
+        self._run = library.function("ec_experts", *[POINTER] * 2, *[INT64] * 2, POINTER)
+        self._weights = [[pack(each) for each in stack] for stack in (gate_up_XFE, down_XEF)]
+        self._arrays = [
+            (LinearArguments * num_experts)(*(weight.arguments for weight in stack))
+            for stack in self._weights
+        ]
+        self.num_experts = num_experts
+        self.num_inputs = width
+
+    def layer(self, num_experts: int, routing: ExpertRouting) -> ExpertLayer:
+        """What the library is given; the logits' address is still to be set. Points into this
+        object. `num_experts`: those that are routed to, here or elsewhere.
+        Raises ValueError: weights that are rounded to anything but float32."""
+        if routing.weights_dtype is not torch.float32:
+            raise ValueError(
+                f"experts' weights are rounded to {routing.weights_dtype}, float32 experts take "
+                "float32"
+            )
+        gate_up, down = map(ctypes.addressof, self._arrays)
+        return ExpertLayer(
+            gate_up=gate_up,
+            down=down,
+            num_experts=num_experts,
+            num_here=self.num_experts,
+            first_expert=routing.first_expert,
+            top_k=routing.top_k,
+            renormalise=routing.renormalise,
+        )
+
+    def __call__(
+        self, x_TE: torch.Tensor, router_logits_TX: torch.Tensor, routing: ExpertRouting
+    ) -> torch.Tensor:
+        """See `Operations.mixture_of_experts`. A row's bits do not depend on the other rows.
+        Raises ValueError: tensors of another shape, dtype or layout."""
+        num_rows, num_experts = router_logits_TX.shape
+        check_tensor("x", x_TE, (num_rows, self.num_inputs))
+        check_tensor("router_logits", router_logits_TX, router_logits_TX.shape)
+        layer = self.layer(num_experts, routing)
+        layer.logits = router_logits_TX.data_ptr()
+        out_TE = torch.empty_like(x_TE)
+        call = x_TE.data_ptr(), num_rows, self.num_inputs, out_TE.data_ptr()
+        check(self._run(ctypes.addressof(layer), *call))
+        return out_TE
