@@ -15,6 +15,8 @@ class EngineConfig:
     architecture: str
     model_impl: str
     dtype: str
+    dtype_reason: str = ""
+    """Why `auto` means it; empty: it was named."""
     instruction_set: str
     """That the kernels use: "amx", "avx512"."""
     weights: str

@@ -187,6 +187,8 @@ def _announce(config: EngineConfig, phases: StartPhases, workers: WorkerList) ->
         "max_model_len": config.scheduler.max_model_len,
         "num_blocks": config.num_blocks,
         "block_size": config.block_size,
+        "dtype": config.dtype,
+        "dtype_reason": config.dtype_reason,
         "instruction_set": config.instruction_set,
         "weights": config.weights,
         "kv_cache_dtype": config.kv_cache_dtype,

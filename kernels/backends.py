@@ -20,8 +20,11 @@ _LOWEST_CAPABILITY = (8, 0)
 _LOWEST_CAPABILITY_OF_FP8 = (8, 9)
 """Ada: the first that converts e4m3."""
 
-FloatWeights = Literal["float32", "int8", "int4"]
-"""float32; int8 with a scale a row; 4 bits with a scale and a minimum for 32 inputs."""
+FloatWeights = Literal["float32", "bfloat16", "int8", "int4"]
+"""float32; bfloat16; int8 with a scale a row; 4 bits with a scale and a minimum for 32 inputs."""
+
+Bfloat16Products = Literal["units", "widened"]
+"""By the CPU's own units, or in float32, with the same results."""
 
 
 class UnsupportedDevice(Exception):
@@ -78,6 +81,22 @@ def select_operations(
         batch_invariant=batch_invariant,
         quantised_types=quantised_types if keeps_blocks else frozenset(),
     )
+
+
+def native_bfloat16(
+    device: torch.device, num_threads: int | None, report: Callable[[str], None]
+) -> Bfloat16Products | None:
+    """How the native library multiplies weights of bfloat16; None: there is none, or no CPU.
+    Arguments: see `select_operations`."""
+    if device.type != "cpu":
+        return None
+    from kernels.cpu.library import NativeLibraryUnavailable, load_library
+
+    try:
+        library = load_library(num_threads, report)
+    except NativeLibraryUnavailable:
+        return None
+    return "units" if library.has_bfloat16 else "widened"
 
 
 def check_fp8(device: torch.device, what: str, cure: str) -> None:

@@ -42,8 +42,8 @@ class EngineOptions:
     device: Annotated[DeviceName, MODEL, COMMON] = "auto"
     """Where the model runs; auto: on an NVIDIA GPU if torch sees one."""
     dtype: Annotated[DtypeName, MODEL, COMMON] = "auto"
-    """Weights and activations; auto: float32 on a CPU; on a GPU the checkpoint's own 16-bit
-    type, bfloat16 if it has none."""
+    """Weights and activations; auto: on a CPU float32, or bfloat16 where it has units for that
+    and the checkpoint 16 bits; on a GPU the checkpoint's 16-bit type, else bfloat16."""
     batch_invariant: Annotated[bool, MODEL] = False
     """A request gets the same bits whatever runs beside it: on a GPU slower, on a CPU always so
     with native kernels, and refused without."""

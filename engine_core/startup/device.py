@@ -8,10 +8,40 @@ import torch
 
 from engine_core.options.engine import CacheDtypeName, DeviceName, DtypeName
 from engine_core.options.speculation import QuantizationName
-from kernels.backends import FloatWeights
+from kernels.backends import Bfloat16Products, FloatWeights
 
 _CACHE_DTYPES = {"fp8": torch.float8_e4m3fn, "bfloat16": torch.bfloat16, "int8": torch.int8}
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_NAMES: dict[str, DtypeName] = {
+    "float32": "float32",
+    "bfloat16": "bfloat16",
+    "float16": "float16",
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Numbers:
+    """What a model computes in.
+
+    Attributes:
+        name: as `--dtype` calls it.
+        activations: their dtype, and that of weights that are not packed.
+        weights: what floating weights of dense layers become.
+        reason: why `auto` means this; empty: it was named.
+    """
+
+    name: DtypeName
+    activations: torch.dtype
+    weights: FloatWeights = "float32"
+    reason: str = ""
+
+    def by_torch(self, why: str) -> "Numbers":
+        """Without the native products of bfloat16. `why`: a reason, for `auto`."""
+        if self.weights != "bfloat16":
+            return self
+        if self.reason:
+            return Numbers("float32", torch.float32, reason=why)
+        return Numbers(self.name, torch.bfloat16)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -53,15 +83,45 @@ def choose_device(name: DeviceName) -> torch.device:
     return torch.device(name)
 
 
-def choose_dtype(name: DtypeName, device: torch.device, config: Mapping[str, Any]) -> torch.dtype:
-    """Of weights and activations.
-    `config`: as in config.json, which says in which type the checkpoint was written."""
-    if name != "auto":
-        return _DTYPES[name]
-    if device.type != "cuda":
-        return torch.float32
+def choose_numbers(
+    name: DtypeName,
+    device: torch.device,
+    config: Mapping[str, Any],
+    *,
+    quantization: QuantizationName = "auto",
+    has_blocks: bool = False,
+    native_bfloat16: Bfloat16Products | None = None,
+) -> Numbers:
+    """
+    Args:
+        config: as in config.json, which says in which type the checkpoint was written.
+        has_blocks: most of the weights stay the quantised blocks of a file.
+        native_bfloat16: see `kernels.backends.native_bfloat16`.
+    """
     stored = _stored_dtype(config)
-    return stored if stored in (torch.bfloat16, torch.float16) else torch.bfloat16
+    if device.type == "cuda":
+        if name != "auto":
+            return Numbers(name, _DTYPES[name])
+        why = "a GPU computes in 16 bits, the checkpoint's where it has some"
+        chosen: DtypeName = "float16" if stored == "float16" else "bfloat16"
+        return Numbers(chosen, _DTYPES[chosen], reason=why)
+    if quantization in ("int8", "int4"):
+        return Numbers("float32", torch.float32, quantization)
+    if name == "bfloat16" and native_bfloat16 is not None:
+        return Numbers(name, torch.float32, "bfloat16")
+    if name != "auto":
+        return Numbers(name, _DTYPES[name])
+    written = f"the checkpoint is {stored or 'of no known dtype'}"
+    if has_blocks:
+        why = "the file's quantised blocks stay as they are, and the rest is float32"
+    elif stored not in ("bfloat16", "float16"):
+        why = written
+    elif native_bfloat16 != "units":
+        why = "this CPU has no units for bfloat16"
+    else:
+        why = f"{written}, and this CPU has units for bfloat16"
+        return Numbers("bfloat16", torch.float32, "bfloat16", why)
+    return Numbers("float32", torch.float32, reason=why)
 
 
 def float_weights_of(quantization: QuantizationName) -> FloatWeights:
@@ -75,12 +135,12 @@ def keeps_blocks(quantization: QuantizationName, dtype: DtypeName) -> bool:
 
 
 def choose_cache_dtype(
-    name: CacheDtypeName, dtype: torch.dtype, *, keeps_bytes: bool = False
+    name: CacheDtypeName, numbers: Numbers, *, keeps_bytes: bool = False
 ) -> torch.dtype:
-    """Of keys and values, for a model that computes in `dtype`.
+    """Of keys and values, for a model that computes in `numbers`.
     `keeps_bytes`: `auto` is int8. Beside weights of 8 or 4 bits it costs SmolLM2 0.03 % of
     perplexity, and attention reads a quarter of the bytes."""
-    return _CACHE_DTYPES.get(name, torch.int8 if keeps_bytes else dtype)
+    return _CACHE_DTYPES.get(name, torch.int8 if keeps_bytes else _DTYPES[numbers.name])
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -88,12 +148,12 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _stored_dtype(config: Mapping[str, Any]) -> torch.dtype | None:
+def _stored_dtype(config: Mapping[str, Any]) -> DtypeName | None:
     """Newer transformers write "dtype", older "torch_dtype"; multimodal ones for each part."""
     text_config = config.get("text_config")
     for part in (config, text_config if isinstance(text_config, Mapping) else {}):
         for key in ("dtype", "torch_dtype"):
             name = part.get(key)
             if isinstance(name, str):
-                return _DTYPES.get(name.removeprefix("torch."))
+                return _NAMES.get(name.removeprefix("torch."))
     return None

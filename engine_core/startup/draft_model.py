@@ -103,7 +103,9 @@ def _with_head(
     ops = select_operations(
         loaded.ops.device,
         batch_invariant=False,
-        float_weights=float_weights_of(quantization),
+        float_weights=(
+            loaded.numbers.weights if quantization == "auto" else float_weights_of(quantization)
+        ),
         keeps_blocks=keeps_blocks(quantization, "auto"),
         num_threads=options.num_threads,
         quantised_types=head_files.quantised_types,

@@ -18,15 +18,16 @@ from engine_core.models.multimodal.interface import MultiModalEncoder
 from engine_core.models.weight_transfer import weight_transfer_to
 from engine_core.options.checks import check_encoder
 from engine_core.options.engine import EngineOptions
-from engine_core.startup.device import choose_dtype, dtype_name, float_weights_of, keeps_blocks
+from engine_core.startup.device import Numbers, choose_numbers, keeps_blocks
 from engine_core.startup.pooled_files import PooledFiles
 from engine_core.startup.weight_cache import DEFAULT_LIMIT_BYTES, PackedWeightCache
-from kernels.backends import UnsupportedDevice, select_operations
+from kernels.backends import UnsupportedDevice, native_bfloat16, select_operations
 from kernels.interface.operations import Operations
 from kernels.interface.weights import WeightPacking
 
 logger = logging.getLogger(__name__)
 
+_THROUGH_TRANSFORMERS = "transformers' model code computes in float32"
 _GROUP_INPUTS = 32
 """What is quantised here has scales for so many inputs."""
 
@@ -49,7 +50,7 @@ class LoadedModel:
 
     model: Model
     ops: Operations
-    dtype: torch.dtype
+    numbers: Numbers
     architecture: str
     model_impl: str
     weights: str
@@ -62,6 +63,11 @@ class LoadedModel:
     generates: bool = True
     max_seq_length: int | None = None
     collectives: Collectives = SINGLE_RANK
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of activations."""
+        return self.numbers.activations
 
     @property
     def is_quantised(self) -> bool:
@@ -100,34 +106,34 @@ def load_any_model(
     started_s = time.monotonic()
     if isinstance(files, PooledFiles) and files.is_encoder:
         check_encoder(options, device.type)
-    dtype = choose_dtype(options.dtype, device, files.config)
-    try:
-        ops = select_operations(
-            device,
-            batch_invariant=options.batch_invariant,
-            float_weights=float_weights_of(options.quantization),
-            keeps_blocks=keeps_blocks(options.quantization, options.dtype),
-            fp8_cache=options.kv_cache_dtype == "fp8",
-            num_threads=options.num_threads,
-            quantised_types=files.quantised_types,
-            report=logger.info,
-        )
-    except UnsupportedDevice as error:
-        raise ConfigurationError(str(error)) from error
+    keeps = keeps_blocks(options.quantization, options.dtype)
+    numbers = choose_numbers(
+        options.dtype,
+        device,
+        files.config,
+        quantization=options.quantization,
+        has_blocks=keeps and bool(files.quantised_types) and not files.path.is_dir(),
+        native_bfloat16=native_bfloat16(device, options.num_threads, logger.info),
+    )
+    if options.model_impl == "transformers":
+        numbers = numbers.by_torch(_THROUGH_TRANSFORMERS)
+    ops = _operations(options, files, device, numbers)
     _report_what_is_not_as_asked(options, files, ops)
     model: Model | None = None
     used_impl = "native"
     if options.load_format == "dummy":
-        model = _load_dummy(options, files, dtype, ops, collectives)
+        model = _load_dummy(options, files, numbers.activations, ops, collectives)
     elif options.model_impl != "transformers":
         try:
-            model = _load_native(options, files, dtype, ops, collectives)
+            model = _load_native(options, files, numbers.activations, ops, collectives)
         except UnsupportedArchitecture as error:
             if options.model_impl == "native" or not files.path.is_dir():
                 raise StartupError(str(error)) from error
             logger.info("%s; using transformers' model code", error)
     if model is None:
         used_impl = "transformers"
+        if numbers != (numbers := numbers.by_torch(_THROUGH_TRANSFORMERS)):
+            ops = _operations(options, files, device, numbers)
         if collectives.parallel.world_size > 1:
             raise ConfigurationError(
                 f"{files.name} runs through transformers' model code, which serves one rank; leave "
@@ -138,17 +144,17 @@ def load_any_model(
                 f"--quantization {options.quantization} has no effect on transformers' model code, "
                 f"which {files.name} needs or --model-impl asks for; leave it out"
             )
-        model = _load_through_transformers(files, dtype, ops)
+        model = _load_through_transformers(files, numbers.activations, ops)
     pooled = files if isinstance(files, PooledFiles) else None
     architecture = ", ".join(files.config.get("architectures") or [files.config["model_type"]])
-    packing = ops.weight_packing(dtype) if used_impl == "native" else None
+    packing = ops.weight_packing(numbers.activations) if used_impl == "native" else None
     loaded = LoadedModel(
         model=model,
         ops=ops,
-        dtype=dtype,
+        numbers=numbers,
         architecture=architecture,
         model_impl=used_impl,
-        weights=dtype_name(dtype) if packing is None else _formats_of(packing),
+        weights=numbers.name if packing is None else _formats_of(packing),
         is_packed=ops.device.type == "cpu" and packing is not None,
         pooler=None if pooled is None else pooled.pooler(model),
         generates=pooled is None or pooled.generates,
@@ -157,14 +163,36 @@ def load_any_model(
     )
     if options.batch_invariant and ops.device.type == "cpu" and not loaded.is_packed:
         raise ConfigurationError(
-            f"--batch-invariant on a CPU: {architecture} in {dtype_name(dtype)} "
+            f"--batch-invariant on a CPU: {architecture} in {numbers.name} "
             f"({used_impl} code) has products that torch computes, in an order that depends on the "
             "batch; leave the option out, or use --dtype float32 and a model with native code"
         )
     logger.info(
-        "loaded %s in %.1f s; weights: %s", files.name, time.monotonic() - started_s, loaded.weights
+        "loaded %s in %.1f s; weights: %s%s",
+        files.name,
+        time.monotonic() - started_s,
+        loaded.weights,
+        f" ({numbers.reason})" if numbers.reason else "",
     )
     return loaded
+
+
+def _operations(
+    options: EngineOptions, files: ModelFiles, device: torch.device, numbers: Numbers
+) -> Operations:
+    try:
+        return select_operations(
+            device,
+            batch_invariant=options.batch_invariant,
+            float_weights=numbers.weights,
+            keeps_blocks=keeps_blocks(options.quantization, options.dtype),
+            fp8_cache=options.kv_cache_dtype == "fp8",
+            num_threads=options.num_threads,
+            quantised_types=files.quantised_types,
+            report=logger.info,
+        )
+    except UnsupportedDevice as error:
+        raise ConfigurationError(str(error)) from error
 
 
 def _report_what_is_not_as_asked(

@@ -77,7 +77,7 @@ def plan_runner(
         )
     defaults = defaults_of(loaded.ops.device, is_quantised=loaded.is_quantised)
     cache_dtype = choose_cache_dtype(
-        options.kv_cache_dtype, loaded.dtype, keeps_bytes=loaded.computes_in_bytes
+        options.kv_cache_dtype, loaded.numbers, keeps_bytes=loaded.computes_in_bytes
     )
     if loaded.model_impl == "transformers" and cache_dtype != loaded.dtype:
         raise ConfigurationError(
@@ -192,7 +192,8 @@ def resolve_config(runner: RunnerSpec, files: ModelFiles, *, address: str) -> En
         model=options.model_name or files.name,
         architecture=loaded.architecture,
         model_impl=loaded.model_impl,
-        dtype=dtype_name(loaded.dtype),
+        dtype=loaded.numbers.name,
+        dtype_reason=loaded.numbers.reason,
         instruction_set=loaded.ops.instruction_set,
         weights=loaded.weights,
         kv_cache_dtype=dtype_name(runner.config.kv_dtype),

@@ -63,7 +63,7 @@ class ServedModel:
         self._collectives = spec.loaded.collectives
         self._device = spec.loaded.ops.device
         self._model = self._options.model
-        self._weights = spec.loaded.weights
+        self._weights, self._dtype = spec.loaded.weights, spec.loaded.numbers.name
         self._quantised_types = files.quantised_types
         self._shape: ModelConfig | None = None
         """None: not our own model code, which alone can be given back and exchanged."""
@@ -202,7 +202,10 @@ class ServedModel:
         return files
 
     def _load(self, files: ModelFiles) -> LoadedModel:
-        loaded = load_with_draft(self._options, files, self._device, self._collectives)
+        options = self._options
+        if not files.quantised_types:  # else a named dtype would undo the blocks
+            options = dataclasses.replace(options, dtype=self._dtype)
+        loaded = load_with_draft(options, files, self._device, self._collectives)
         if loaded.weights != self._weights:
             raise RequestRefused(
                 ErrorCode.WEIGHTS_REFUSED,

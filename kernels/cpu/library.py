@@ -132,6 +132,11 @@ class NativeLibrary:
         return ISA_NAMES[self._dll.ec_machine_isa()]
 
     @property
+    def has_bfloat16(self) -> bool:
+        """Whether the set in use multiplies bfloat16."""
+        return ISA_NAMES.index(self.isa) >= ISA_NAMES.index("avx512_bf16")
+
+    @property
     def isas(self) -> tuple[str, ...]:
         """Those that `forced_isa` takes on this machine."""
         found = ISA_NAMES[: ISA_NAMES.index(self.machine_isa) + 1]

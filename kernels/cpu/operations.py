@@ -160,11 +160,14 @@ class CpuOperations(NativeSampling, TorchOperations):
         router_logits_TX: torch.Tensor,
         experts: ExpertWeights,
         routing: ExpertRouting,
+        slot_mapping_T: torch.Tensor | None = None,
     ) -> torch.Tensor:
         if capture := capture_of(x_TE):
             return capture.mixture_of_experts(x_TE, router_logits_TX, experts, routing)
         if not isinstance(experts, NativeExpertWeights):
-            return super().mixture_of_experts(x_TE, router_logits_TX, experts, routing)
+            return super().mixture_of_experts(
+                x_TE, router_logits_TX, experts, routing, slot_mapping_T
+            )
         return experts(x_TE, router_logits_TX, routing)
 
     def lora_rows(

@@ -173,6 +173,7 @@ _KINDS = GGUF_KINDS | {
     "int8": LinearKind.I8_ROW,
     "int4": LinearKind.Q4_MINIMUM,
 }
+_FLOAT_KINDS = (LinearKind.F32, LinearKind.BF16)
 _CONVERSIONS: dict[str, tuple[str, Callable[[Bytes], Bytes]]] = {"Q5_0": ("Q8_0", q5_0_as_q8_0)}
 """Types that run as another which holds the same numbers."""
 
@@ -282,7 +283,7 @@ class NativePacking:
     def _find_or_pack(self, name: str, piece: _Piece, bias_N: torch.Tensor | None) -> PackedLinear:
         weight = self._found.get(name)
         wanted = (piece.kind, *piece.shape)
-        is_float = piece.kind in (LinearKind.F32, LinearKind.BF16)  # packed faster than read
+        is_float = piece.kind in _FLOAT_KINDS  # packed as fast as read
         if weight is None or wanted != (weight.kind, weight.num_outputs, weight.num_inputs):
             weight = _pack(self._library, piece, bias_N)
             self._num_new += not is_float
@@ -299,12 +300,13 @@ def _at_least(floats: str, least_bits: int) -> str:
 
 
 def _pack(library: NativeLibrary, piece: _Piece, bias_N: torch.Tensor | None) -> PackedLinear:
-    if piece.format == _FLOAT32:
-        return pack_float_parts(library, piece.parts, bias_N)
+    if piece.kind in _FLOAT_KINDS:
+        return pack_float_parts(library, piece.parts, bias_N, kind=piece.kind)
     pack_floats = _PACKERS.get(piece.format)
     if pack_floats is not None:
         floats = [
-            part.dequantise() if isinstance(part, QuantisedTensor) else part for part in piece.parts
+            part.dequantise() if isinstance(part, QuantisedTensor) else part.to(torch.float32)
+            for part in piece.parts
         ]
         weight_NE = floats[0] if len(floats) == 1 else torch.cat(floats)
         return pack_floats(library, weight_NE, bias_N)

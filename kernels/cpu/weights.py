@@ -100,18 +100,20 @@ def pack_float_parts(
     parts: Sequence[WeightPart],
     bias_N: torch.Tensor | None = None,
     *,
+    kind: LinearKind = LinearKind.F32,
     reserve: Callable[[int], torch.Tensor] | None = None,
 ) -> PackedLinear:
-    """As `pack_float`, of parts [n, E] side by side: floats of any type, or quantised ones, which
-    are dequantised on their way into the panels."""
+    """As `pack_float`, or in BF16 by `kind`, of parts [n, E] side by side: floats of any type, or
+    quantised ones, which are dequantised on their way into the panels."""
     num_outputs, num_inputs = sum(part.shape[0] for part in parts), parts[0].shape[1]
-    num_floats = -(-num_outputs // _PANEL) * _PANEL * num_inputs
-    blob = (reserve or library.memory.reserve)(num_floats * 4)
-    panels = blob.view(torch.float32)
+    in_pairs = kind is LinearKind.BF16
+    row_bytes = -(-num_inputs // _GROUP) * _GROUP * 2 if in_pairs else num_inputs * 4
+    num_panels = -(-num_outputs // _PANEL)
+    blob = (reserve or library.memory.reserve)(num_panels * _PANEL * row_bytes)
     if num_outputs % _PANEL:
-        panels[-_PANEL * num_inputs :].zero_()
+        blob[-_PANEL * row_bytes :].zero_()
     pack = library.function(
-        "ec_pack_floats", POINTER, *[INT64] * 3, POINTER, *[INT64] * 2, POINTER, *[INT64] * 2
+        "ec_pack_floats", POINTER, *[INT64] * 3, POINTER, *[INT64] * 2, POINTER, *[INT64] * 3
     )
     first = 0
     for part in parts:
@@ -125,14 +127,15 @@ def pack_float_parts(
                 None if order is None else order.data_ptr(),
                 part.shape[0],
                 num_inputs,
-                panels.data_ptr(),
+                blob.data_ptr(),
                 num_outputs,
                 first,
+                in_pairs,
             )
         )
         first += part.shape[0]
     bias = _pad_bias(bias_N, num_outputs)
-    return packed_linear(library, LinearKind.F32, num_outputs, num_inputs, blob, bias)
+    return packed_linear(library, kind, num_outputs, num_inputs, blob, bias)
 
 
 def _rows_of(part: WeightPart) -> tuple[torch.Tensor, int, torch.Tensor | None]:
@@ -152,15 +155,8 @@ def pack_bfloat16(
     library: NativeLibrary, weight_NE: torch.Tensor, bias_N: torch.Tensor | None = None
 ) -> PackedLinear:
     """A floating weight in bfloat16, rounded to even. Raises ValueError: as `pack_float`."""
-    num_outputs, num_inputs = _check_weight(weight_NE)
-    num_panels, num_groups = -(-num_outputs // _PANEL), -(-num_inputs // _GROUP)
-    blob = library.memory.reserve(num_panels * num_groups * _GROUP * _PANEL * 2)
-    rounded_NE = weight_NE.to(torch.bfloat16).contiguous()
-    pack = library.function("ec_pack_bf16", POINTER, *[INT64] * 2, POINTER, INT64)
-    sizes = num_outputs, num_inputs
-    check(pack(rounded_NE.data_ptr(), *sizes, blob.data_ptr(), blob.numel()))
-    bias = _pad_bias(bias_N, num_outputs)
-    return packed_linear(library, LinearKind.BF16, num_outputs, num_inputs, blob, bias)
+    _check_weight(weight_NE)
+    return pack_float_parts(library, [weight_NE], bias_N, kind=LinearKind.BF16)
 
 
 def quantise_int8(

@@ -4,6 +4,7 @@ changes the mathematics and is not understood is refused by name.
 Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md and llama.cpp's llama-hparams.h"""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -155,6 +156,7 @@ def _build_config(meta: GgufMetadata, tensors: dict[str, GgufTensor]) -> dict[st
         "max_position_embeddings": int(meta.number("context_length")),
         "tie_word_embeddings": "output.weight" not in tensors,
         "rope_parameters": rope_parameters(meta),
+        "dtype": _dtype(tensors),
     }
     for field, largest in _LARGEST.items():
         if not 0 < config[field] <= largest:
@@ -169,6 +171,16 @@ def _build_config(meta: GgufMetadata, tensors: dict[str, GgufTensor]) -> dict[st
     else:
         config |= _llama_like(meta, tensors)
     return config
+
+
+def _dtype(tensors: dict[str, GgufTensor]) -> str | None:
+    """The floating type that most bytes have. F16 counts as bfloat16: models that were made in that
+    have larger activations than a float16."""
+    sizes: Counter[str] = Counter()
+    for tensor in tensors.values():
+        sizes[tensor.quant_type.name] += tensor.num_bytes
+    ((largest, _),) = sizes.most_common(1)
+    return {"F16": "bfloat16", "BF16": "bfloat16", "F32": "float32"}.get(largest)
 
 
 def _head_dim(meta: GgufMetadata, hidden_size: int, num_heads: int) -> int:

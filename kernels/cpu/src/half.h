@@ -1,4 +1,4 @@
-// Reading float16 without the instructions for it.
+// Reading float16 and rounding to bfloat16 without the instructions for it.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +22,15 @@ inline float half_at(const uint8_t* from) {
     float value;
     std::memcpy(&value, &bits, 4);
     return value;
+}
+
+// Rounded to even; a NaN stays one.
+inline uint32_t bfloat16_of(float value) {
+    uint32_t bits;
+    std::memcpy(&bits, &value, 4);
+    const uint32_t rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
+    const bool is_nan = (bits & 0x7FFFFFFF) > 0x7F800000;
+    return is_nan ? bits >> 16 | 0x40 : rounded;
 }
 
 }  // namespace ec

@@ -11,6 +11,8 @@
 
 #include <cstdint>
 
+#include "half.h"
+
 namespace ec {
 
 enum class KVCacheFormat : int64_t { f32 = 0, bf16 = 1, i8 = 2 };

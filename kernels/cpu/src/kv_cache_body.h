@@ -3,11 +3,7 @@
 
 static void store_bf16(const float* x, int64_t size, uint8_t* out) {
     for (int64_t i = 0; i < size; ++i) {
-        uint32_t bits;
-        std::memcpy(&bits, x + i, 4);
-        const uint32_t rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
-        const bool is_nan = (bits & 0x7FFFFFFF) > 0x7F800000;
-        const auto half = static_cast<uint16_t>(is_nan ? bits >> 16 | 0x40 : rounded);
+        const auto half = static_cast<uint16_t>(bfloat16_of(x[i]));
         std::memcpy(out + 2 * i, &half, 2);
     }
 }

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "half.h"
 #include "linear.h"
 #include "linear_tiles.h"
 

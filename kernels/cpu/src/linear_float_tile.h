@@ -175,12 +175,6 @@ static void round_row(const float* x, int64_t num_inputs, uint32_t* pairs) {
         _mm512_storeu_si512(out + i, (__m512i)both);
     }
 #endif
-    for (; i < num_inputs; ++i) {
-        uint32_t bits;
-        std::memcpy(&bits, x + i, 4);
-        const uint32_t rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
-        const bool is_nan = (bits & 0x7FFFFFFF) > 0x7F800000;
-        out[i] = static_cast<uint16_t>(is_nan ? bits >> 16 | 0x40 : rounded);
-    }
+    for (; i < num_inputs; ++i) out[i] = static_cast<uint16_t>(bfloat16_of(x[i]));
     for (; i < padded; ++i) out[i] = 0;
 }

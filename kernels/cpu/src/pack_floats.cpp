@@ -1,4 +1,4 @@
-// Rows of floats, or of GGUF's blocks, to the panels of a float32 weight (linear.h), on all threads.
+// Rows of floats, or of GGUF's blocks, to the panels of a weight of floats (linear.h), on all threads.
 //
 // Blocks: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h. Each value is what gguf's
 // reference dequantisation gives, operation by operation.
@@ -118,15 +118,36 @@ constexpr void (*decoders[])(const uint8_t*, int64_t, float*) = {
     decode_row<5>, decode_row<6>, decode_row<7>, decode_row<8>, decode_row<9>,
 };
 
+// Columns of a chunk become steps of a panel.
+void turn(const float (&values)[panel_outputs][padded_chunk], int64_t lanes, int64_t count,
+          uint32_t* steps) {
+    for (int64_t j = 0; j < count; ++j)
+        for (int64_t lane = 0; lane < lanes; ++lane)
+            std::memcpy(steps + j * panel_outputs + lane, &values[lane][j], 4);
+}
+
+void turn_pairs(const float (&values)[panel_outputs][padded_chunk], int64_t lanes, int64_t count,
+                uint32_t* steps) {
+    uint32_t pairs[panel_outputs][padded_chunk / 2];
+    for (int64_t lane = 0; lane < lanes; ++lane)
+        for (int64_t j = 0; j < count; j += 2)
+            pairs[lane][j / 2] =
+                bfloat16_of(values[lane][j]) | bfloat16_of(values[lane][j + 1]) << 16;
+    for (int64_t j = 0; j < count / 2; ++j)
+        for (int64_t lane = 0; lane < lanes; ++lane)
+            steps[j * panel_outputs + lane] = pairs[lane][j];
+}
+
 }  // namespace
 }  // namespace ec
 
-// Fills outputs [first_output, first_output + num_rows) of panels [P][num_inputs][32].
+// Fills outputs [first_output, first_output + num_rows) of panels, see linear.h. `in_pairs`: of
+// bf16, else of f32.
 // rows [num_stored, row_bytes], contiguous; output first_output + i is row order[i] (null: i).
 EC_EXPORT const char* ec_pack_floats(const uint8_t* rows, int64_t type, int64_t num_stored,
                                      int64_t row_bytes, const int64_t* order, int64_t num_rows,
-                                     int64_t num_inputs, float* panels, int64_t num_outputs,
-                                     int64_t first_output) {
+                                     int64_t num_inputs, uint32_t* panels, int64_t num_outputs,
+                                     int64_t first_output, int64_t in_pairs) {
     constexpr int64_t num_types = sizeof ec::row_types / sizeof *ec::row_types;
     if (type < 0 || type >= num_types) {
         return ec::refuse("row type %ld is not in [0, %ld)", type, num_types);
@@ -150,24 +171,32 @@ EC_EXPORT const char* ec_pack_floats(const uint8_t* rows, int64_t type, int64_t 
         }
     }
     constexpr int64_t size = ec::panel_outputs;
+    constexpr int64_t group = ec::group_inputs;
+    const int64_t padded_inputs =
+        in_pairs != 0 ? (num_inputs + group - 1) / group * group : num_inputs;
+    const int64_t panel_steps = in_pairs != 0 ? padded_inputs / 2 : num_inputs;
     const int64_t first_panel = first_output / size;
     const int64_t end = first_output + num_rows;
     ec::parallel((end + size - 1) / size - first_panel, [&](int64_t task, int) {
-        alignas(64) float values[size][ec::padded_chunk];
+        alignas(64) float values[size][ec::padded_chunk] = {};
         const int64_t start = std::max((first_panel + task) * size, first_output);
         const int64_t stop = std::min((first_panel + task + 1) * size, end);
-        float* panel = panels + (first_panel + task) * size * num_inputs + start % size;
+        uint32_t* panel = panels + (first_panel + task) * size * panel_steps + start % size;
         for (int64_t i = 0; i < num_inputs; i += ec::chunk) {
             const int64_t count = std::min(ec::chunk, num_inputs - i);
+            const int64_t padded = std::min(ec::chunk, padded_inputs - i);
             for (int64_t output = start; output < stop; ++output) {
                 const int64_t i_row = output - first_output;
                 const int64_t row = order == nullptr ? i_row : order[i_row];
                 const uint8_t* from = rows + row * row_bytes + i / t.inputs * t.bytes;
-                ec::decoders[type](from, count, values[output - start]);
+                float* to = values[output - start];
+                ec::decoders[type](from, count, to);
+                std::fill(to + count, to + padded, 0.0f);
             }
-            for (int64_t j = 0; j < count; ++j) {
-                float* line = panel + (i + j) * size;
-                for (int64_t lane = 0; lane < stop - start; ++lane) line[lane] = values[lane][j];
+            if (in_pairs != 0) {
+                ec::turn_pairs(values, stop - start, padded, panel + i / 2 * size);
+            } else {
+                ec::turn(values, stop - start, count, panel + i * size);
             }
         }
     });

@@ -56,7 +56,7 @@ def sequences():
 @pytest.mark.parametrize("ops", ["torch"], indirect=True)
 @pytest.mark.parametrize(
     ("name", "weights"),
-    [(name, "float32") for name in DECODERS]
+    [(name, weights) for name in DECODERS for weights in ("float32", "bfloat16")]
     + [(name, weights) for name in ("llama", "qwen3_moe") for weights in ("int8", "int4")],
 )
 def test_every_decoder_of_ours_is_captured_and_has_the_same_bits(

@@ -12,6 +12,7 @@ from engine_core.models import load_dummy_model
 from engine_core.options.engine import EngineOptions
 from engine_core.scheduler import SchedulerConfig
 from engine_core.startup import runner_spec
+from engine_core.startup.device import Numbers
 from engine_core.startup.model import LoadedModel
 from engine_core.startup.runner_spec import RunnerSpec, profile_steps, prompt_lengths
 from kernels.interface.device_steps import SamplingMode
@@ -187,7 +188,13 @@ def make_spec(
     model = load_dummy_model(CONFIG, dtype=torch.float32, ops=ops)
     values = dict(  # noqa: C408
         loaded=LoadedModel(
-            model, ops, torch.float32, "LlamaForCausalLM", "native", "float32", is_packed=False
+            model,
+            ops,
+            Numbers("float32", torch.float32),
+            "LlamaForCausalLM",
+            "native",
+            "float32",
+            is_packed=False,
         ),
         config=runner_config(
             model,

@@ -16,6 +16,7 @@ from engine_core.startup import build as build_module
 from engine_core.startup import resolve as resolve_module
 from engine_core.startup.before_torch import open_model
 from engine_core.startup.build import build_engine
+from engine_core.startup.device import Numbers
 from engine_core.startup.model import LoadedModel
 from engine_core.startup.phases import StartPhases
 from engine_core.startup.resolve import plan_runner, resolve_config
@@ -43,7 +44,13 @@ def loaded(ops):
     model = load_dummy_model(CONFIG, dtype=torch.bfloat16, ops=ops)
     device = SimpleNamespace(device=torch.device("cuda", 0), num_threads=1, instruction_set="sm_90")
     return LoadedModel(
-        model, device, torch.bfloat16, "LlamaForCausalLM", "native", "bfloat16", is_packed=False
+        model,
+        device,
+        Numbers("bfloat16", torch.bfloat16),
+        "LlamaForCausalLM",
+        "native",
+        "bfloat16",
+        is_packed=False,
     )
 
 

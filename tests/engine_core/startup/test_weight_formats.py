@@ -8,7 +8,7 @@ import torch
 from engine_core.errors import ConfigurationError
 from engine_core.model_files import ConfigOnly
 from engine_core.options.engine import EngineOptions
-from engine_core.startup.device import float_weights_of, keeps_blocks
+from engine_core.startup.device import Numbers, float_weights_of, keeps_blocks
 from engine_core.startup.model import load_any_model
 from tests.native_kernels import native_library_or_skip
 
@@ -57,12 +57,31 @@ def test_experts_stay_floating_and_so_does_their_router(load):
     assert (loaded.weights, loaded.is_packed) == ("int8+float32", True)
 
 
-def test_other_types_than_float32_are_not_packed(load):
-    loaded = load(dtype="bfloat16")
-    assert (loaded.weights, loaded.is_packed) == ("bfloat16", False)
+@pytest.mark.parametrize(("config", "weights"), [(DENSE, "bfloat16"), (SPARSE, "bfloat16+float32")])
+def test_bfloat16_is_packed_with_activations_and_routers_in_float32(load, config, weights):
+    loaded = load(config, dtype="bfloat16", batch_invariant=True)
+    assert (loaded.weights, loaded.is_packed) == (weights, True)
+    assert loaded.numbers == Numbers("bfloat16", torch.float32, "bfloat16")
 
 
-@pytest.mark.parametrize(("config", "options"), [(DENSE, {"dtype": "bfloat16"})])
+def test_auto_is_bfloat16_for_a_checkpoint_of_16_bits_where_the_cpu_has_units(load):
+    library = native_library_or_skip()
+    loaded = load(DENSE | {"dtype": "bfloat16"}, dtype="auto")
+    assert loaded.weights == ("bfloat16" if library.has_bfloat16 else "float32")
+    with library.forced_isa("portable"):
+        loaded = load(DENSE | {"dtype": "bfloat16"}, dtype="auto")
+    assert (loaded.weights, loaded.numbers.reason) == (
+        "float32",
+        "this CPU has no units for bfloat16",
+    )
+
+
+def test_other_types_are_not_packed(load):
+    loaded = load(dtype="float16")
+    assert (loaded.weights, loaded.is_packed) == ("float16", False)
+
+
+@pytest.mark.parametrize(("config", "options"), [(DENSE, {"dtype": "float16"})])
 def test_batch_invariance_is_refused_where_torch_has_a_part_in_products(load, config, options):
     with pytest.raises(ConfigurationError, match=r"--batch-invariant on a CPU: .* torch computes"):
         load(config, batch_invariant=True, **options)

@@ -58,9 +58,11 @@ def packed_floats(library: NativeLibrary, case: RandomCase) -> None:
     order = case.integers((num_rows,), num_stored, torch.int64)
     first = case.below(70)
     num_outputs = first + num_rows + case.below(40)
-    panels = torch.empty(-(-num_outputs // 32) * 32 * num_inputs)
+    in_pairs = case.below(2)
+    row_floats = -(-num_inputs // 32) * 16 if in_pairs else num_inputs
+    panels = torch.empty(-(-num_outputs // 32) * 32 * row_floats)
     p, n = ctypes.c_void_p, ctypes.c_int64
-    run = library.function("ec_pack_floats", p, n, n, n, p, n, n, p, n, n)
+    run = library.function("ec_pack_floats", p, n, n, n, p, n, n, p, n, n, n)
 
     def pack(**wrong: int) -> None:
         sizes = {"type": row_type, "stored": num_stored, "bytes": row_bytes}
@@ -68,7 +70,7 @@ def packed_floats(library: NativeLibrary, case: RandomCase) -> None:
         a = sizes | wrong
         where = order.data_ptr() if ordered else None
         source = rows.data_ptr(), a["type"], a["stored"], a["bytes"], where, a["rows"], a["inputs"]
-        check(run(*source, panels.data_ptr(), a["outputs"], a["first"]))
+        check(run(*source, panels.data_ptr(), a["outputs"], a["first"], in_pairs))
 
     pack()
     must_refuse("a row type", lambda: pack(type=case.index(10)))
