@@ -1,10 +1,12 @@
 """Batches on a cluster of two nodes on this machine: an actor, a node and the driver are killed."""
 
+import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -45,7 +47,7 @@ def rows(tmp_path):
         {
             "custom_id": f"row {number}",
             "url": "/v1/completions",
-            "body": {"prompt": f"{number} and", "max_tokens": 8, "temperature": 0},
+            "body": {"prompt": f"{number} and", "max_tokens": 24, "temperature": 0},
         }
         for number in range(NUM_ROWS)
     ]
@@ -71,15 +73,20 @@ def wait_for_answers(folder, process, num_rows):
 
     while num_answered() < num_rows:
         assert process.poll() is None, (folder / "log").read_text()
+        time.sleep(0.1)
     return num_answered()
 
 
-def kill_actor(node):
-    """The pool's actor on this node."""
-    [raylet] = node.all_processes["raylet"]
-    command = ["pgrep", "-P", str(raylet.process.pid), "-f", "ray::.*MapWorker"]
-    found = subprocess.run(command, capture_output=True, text=True)
-    os.kill(int(found.stdout.split()[0]), signal.SIGKILL)
+def kill_actor(nodes):
+    """One of the pool's. Returns the index of its node."""
+    for index in itertools.islice(itertools.cycle(range(len(nodes))), 6000):
+        [raylet] = nodes[index].all_processes["raylet"]
+        command = ["pgrep", "-P", str(raylet.process.pid), "-f", "ray::.*MapWorker"]
+        if found := subprocess.run(command, capture_output=True, text=True).stdout:
+            os.kill(int(found.split()[0]), signal.SIGKILL)
+            return index
+        time.sleep(0.1)
+    raise AssertionError("there is no actor")
 
 
 def assert_answered(folder, rows):
@@ -93,9 +100,9 @@ def assert_answered(folder, rows):
 def test_each_row_is_answered_once_whatever_is_killed(cluster, nodes, rows, tmp_path):
     process = batch(cluster, tmp_path, MODEL)
     before = wait_for_answers(tmp_path, process, 5)
-    kill_actor(nodes[1])
+    killed = kill_actor(nodes)
     before = wait_for_answers(tmp_path, process, before + 20)
-    cluster.remove_node(nodes[0], allow_graceful=False)
+    cluster.remove_node(nodes[1 - killed], allow_graceful=False)
     before = wait_for_answers(tmp_path, process, before + 20)
     process.kill()
     process.wait()

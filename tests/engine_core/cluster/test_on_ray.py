@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.engine_core.cluster.conftest import eventually
+from tests.engine_core.cluster.conftest import WITHIN_S, eventually
 from tests.engine_core.cluster.streams import BROKEN, DONE, streams
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
@@ -29,7 +29,7 @@ health_timeout_s = 5
 ELASTIC = """
 max_replicas = 3
 [models.autoscaling]
-target_ongoing_requests = 4
+target_ongoing_requests = 2
 upscale_delay_s = 1
 downscale_delay_s = 5
 downscale_to_zero_delay_s = 5
@@ -48,8 +48,8 @@ def expected(ray_cluster):
     return [each.text for each in found]
 
 
-def ask(cluster, on_piece=lambda: None, url=None):
-    return asyncio.run(streams(url or cluster.url, "small", PROMPTS, NUM_TOKENS, on_piece))
+def ask(cluster, on_piece=lambda: None, url=None, num_tokens=NUM_TOKENS):
+    return asyncio.run(streams(url or cluster.url, "small", PROMPTS, num_tokens, on_piece))
 
 
 def once_after(num_pieces, action):
@@ -156,15 +156,21 @@ def test_a_node_with_a_worker_of_a_replica_is_lost_under_load(ray_cluster):
     node, _ = ray_cluster.add_node(rank=1)
     several = MODEL.replace("{engine = 1}", "{rank = 1}") + "tensor_parallel_size = 3\n"
     ray_cluster.deploy(f"resources = {{front = 1}}\n{several}")
-    undisturbed = ask(ray_cluster)
+    undisturbed = ask(ray_cluster, num_tokens=50)  # they are slow
     assert {each.how for each in undisturbed} == {DONE}
 
-    def replace_node():
-        with contextlib.suppress(AssertionError):  # Ray's, if a process takes long to be gone
-            ray_cluster.kill_node(node)
-        ray_cluster.add_node(rank=1)
+    outcomes, begun = [], threading.Event()
 
-    outcomes = ask(ray_cluster, once_after(100, replace_node))
+    def load():
+        outcomes.extend(ask(ray_cluster, once_after(100, begun.set), num_tokens=50))
+
+    thread = threading.Thread(target=load)
+    thread.start()
+    assert begun.wait(WITHIN_S)
+    with contextlib.suppress(AssertionError):  # Ray's, if a process takes long to be gone
+        ray_cluster.kill_node(node)
+    ray_cluster.add_node(rank=1)  # which Ray does in the main thread alone
+    thread.join()
     assert whole(outcomes, [each.text for each in undisturbed])
 
 
