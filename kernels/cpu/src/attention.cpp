@@ -90,7 +90,7 @@ EC_EXPORT const char* ec_attention(const AttentionGeometry* g, const float* q, i
         attend(a, made, i, partials, item_scratch.reserve<float>(scratch));
     });
     if (made.joins.empty()) return nullptr;
-    const auto join = EC_CHOOSE(join_segments);
+    const auto join = EC_CHOOSE(join_tiles);
     // a task joins all heads of a request: one alone is not worth a thread's while
     const int64_t num_joins = static_cast<int64_t>(made.joins.size()) / a.num_kv_heads;
     parallel(num_joins, [&](int64_t i, int) {

@@ -1,12 +1,13 @@
 // Paged attention: what one call computes, and how it is cut into items.
 //
-//   sequence   |segment 0: keys [0, 128)  |segment 1: keys [128, 256) |segment 2 ...
-//              | tile     | tile          |
+//   sequence   |tile 0: keys [0, 128)  |tile 1: keys [128, 256) |tile 2 ...
 //
-// The keys of a segment are taken a tile at a time into an online softmax (arXiv:1805.02867); the
-// segments' results are joined in order. Tiles and segments begin at multiples of their size,
-// whatever the window or the chunk, so a token's bits depend on its own sequence alone, and are
-// the same when it is computed in a prompt or one by one, or beside others with the same prefix.
+// A tile's keys have a softmax of their own, and the tiles' results are joined in order
+// (arXiv:1805.02867). Tiles begin at multiples of their size, whatever the window or the chunk, so
+// a token's bits depend on its own sequence alone, and are the same when it is computed in a
+// prompt or one by one, or beside others with the same prefix.
+//
+// Scores are in units of log2(e): their weights are powers of 2.
 #pragma once
 
 #include <algorithm>
@@ -18,9 +19,10 @@
 
 namespace ec {
 
-constexpr int64_t tile_keys = 64;
-constexpr int64_t segment_keys = 128;
-constexpr int most_rows_at_once = 6;
+constexpr int64_t tile_keys = 128;
+constexpr int most_rows_at_once = 6;      // in registers
+constexpr int64_t most_block_rows = 24;   // whose scores against a tile are kept
+constexpr float log2_e = 1.44269504088896341f;
 
 // A query's position, and the keys [first, stop) that it sees.
 struct AttentionRow {
@@ -78,19 +80,19 @@ struct AttentionMember {
     int64_t partial;  // where its rows' states go, in floats: [K][query][H / K]; -1: into `out`
 };
 
-// Key/value heads [head, head_stop) and segments [segment, segment_stop) of one member, or of
+// Key/value heads [head, head_stop) and tiles [tile, tile_stop) of one member, or of
 // several whose keys there lie in the same blocks. Rows of the item are [head][query][H / K], the
 // queries those of its members in turn.
 struct AttentionItem {
     int64_t member, num_members, num_queries;
-    int64_t head, head_stop, segment, segment_stop;
+    int64_t head, head_stop, tile, tile_stop;
 
     int64_t rows(const Attention& a) const { return (head_stop - head) * num_queries * a.group(); }
 };
 
-// A head of a request whose segments were computed apart, the first one's states at `partial`.
+// A head of a request whose tiles were computed apart, the first one's states at `partial`.
 struct AttentionJoin {
-    int64_t request, head, partial, num_segments;
+    int64_t request, head, partial, num_tiles;
 };
 
 struct AttentionPlan {
@@ -118,9 +120,9 @@ struct AttentionPlan {
 // Floats that one item needs while it is computed.
 inline int64_t scratch_floats(const Attention& a, const AttentionPlan& plan) {
     constexpr int64_t line = 16;
-    return plan.most_rows * (a.head_size + line + 2 * a.state()) +
+    return plan.most_rows * (a.head_size + line + a.state()) +
            plan.most_queries * (2 + 3 * a.group()) +
-           tile_keys * (2 * a.head_size + a.padded() + line) + most_rows_at_once * tile_keys +
+           tile_keys * (2 * a.head_size + a.padded() + line) + most_block_rows * tile_keys +
            8 * line;
 }
 

@@ -12,63 +12,85 @@
 #include "attention_bytes_body.h"
 #endif
 
-// Of ROWS rows, three at a time: so many have room in the registers.
-template <int ROWS, int UNITS>
-EC_INLINE void soften_all(const Attention& a, int64_t tile_start, int64_t query_head,
-                          const AttentionRow* sees, float* scores, float* states, float* scales) {
-    constexpr int some = ROWS < 3 ? ROWS : 3;
-    soften<some, UNITS>(a, tile_start, query_head, sees, scores, states, scales);
-    if constexpr (ROWS > some) {
-        const int64_t group = a.group();
-        query_head = query_head / group * group + (query_head + some) % group;
-        soften_all<ROWS - some, UNITS>(a, tile_start, query_head, sees + some,
-                                       scores + some * tile_keys, states + some * a.state(),
-                                       scales + some);
+// Calls `run` with a count of at most MOST as a constant.
+template <int MOST, class Run>
+EC_INLINE void with_rows(int64_t count, const Run& run) {
+    if constexpr (MOST > 1) {
+        if (count < MOST) return with_rows<MOST - 1>(count, run);
     }
+    run(std::integral_constant<int, MOST>{});
 }
 
-// ROWS rows that follow one another, of one key/value head, against one tile.
-template <class Tile, int ROWS, int UNITS>
-static void take_rows(const Attention& a, const Tile& tile, int64_t tile_start, int64_t query_head,
-                      int64_t first, int64_t stop, const AttentionRow* sees, const float* queries,
-                      float* scores, float* states) {
-    float scales[ROWS];
-    tile.template score<ROWS, UNITS>(queries, scores);
-    soften_all<ROWS, UNITS>(a, tile_start, query_head, sees, scores, states, scales);
-    tile.template add<ROWS, UNITS>(first, stop, scores, scales, states);
-}
-
-template <class Tile, int ROWS>
-static void take_units(const Attention& a, const Tile& tile, int64_t tile_start,
-                       int64_t query_head, int64_t first, int64_t stop, const AttentionRow* sees,
-                       const float* queries, float* scores, float* states) {
-    int64_t low = tile_keys, high = 0;  // keys that any of the rows sees
-    for (int r = 0; r < ROWS; ++r) {
-        const Sight sight = sight_of(sees[r], tile_start);
-        low = sight.low < low ? sight.low : low;
-        high = sight.high > high ? sight.high : high;
+// `num_rows` rows that follow one another, of one key/value head, against one tile: products
+// and softmax each of all rows, so that what they read stays in the nearest cache.
+// `ahead`: for the first block of a tile, else null.
+template <class Tile>
+static void take_block(const Attention& a, Tile& tile, Ahead* ahead, int64_t tile_start,
+                       int64_t query_head, int64_t num_rows, int64_t first, int64_t stop,
+                       const AttentionRow* sees, const float* queries, float* scores,
+                       float* states) {
+    constexpr int most = Tile::most_rows;
+    constexpr int64_t most_takes = most_block_rows / most;
+    const int64_t num_takes = (num_rows + most - 1) / most, group = a.group();
+    const int64_t query_floats = Tile::query_floats(a), state = a.state();
+    struct Take {
+        int64_t row, count, low, high, units;
+    } takes[most_takes];
+    Softened softened;
+    for (int64_t t = 0; t < num_takes; ++t) {
+        Take& take = takes[t];
+        take.row = num_rows * t / num_takes;
+        take.count = num_rows * (t + 1) / num_takes - take.row;
+        int64_t low = tile_keys, high = 0;  // keys that any of the rows sees
+        for (int64_t r = take.row; r < take.row + take.count; ++r) {
+            const Sight sight = sight_of(sees[r], tile_start);
+            low = sight.low < low ? sight.low : low;
+            high = sight.high > high ? sight.high : high;
+        }
+        take.low = first > low ? first : low;
+        take.high = stop < high ? stop : high;
+        take.units = take.low < take.high ? (take.high + unit_keys - 1) / unit_keys : 0;
     }
-    first = first > low ? first : low;
-    stop = stop < high ? stop : high;
-    if (first >= stop) return;
-    const auto take = stop <= unit_keys       ? take_rows<Tile, ROWS, 1>
-                      : stop <= 2 * unit_keys ? take_rows<Tile, ROWS, 2>
-                      : stop <= 3 * unit_keys ? take_rows<Tile, ROWS, 3>
-                                              : take_rows<Tile, ROWS, 4>;
-    take(a, tile, tile_start, query_head, first, stop, sees, queries, scores, states);
-}
-
-template <class Tile, int ROWS = Tile::most_rows>
-static void take(int64_t num_rows, const Attention& a, const Tile& tile, int64_t tile_start,
-                 int64_t query_head, int64_t first, int64_t stop, const AttentionRow* sees,
-                 const float* queries, float* scores, float* states) {
-    if constexpr (ROWS > 1) {
-        if (num_rows < ROWS)
-            return take<Tile, ROWS - 1>(num_rows, a, tile, tile_start, query_head, first, stop,
-                                        sees, queries, scores, states);
+    for (int64_t at = 0; at < stop; at += Tile::pass_keys) {
+        if (ahead != nullptr) tile.prepare(at, *ahead);
+        for (int64_t t = 0; t < num_takes; ++t) {
+            const Take& take = takes[t];
+            if (take.units * unit_keys <= at) continue;
+            with_rows<most>(take.count, [&](auto rows) {
+                tile.template score<rows.value>(queries + take.row * query_floats, at, take.units,
+                                                scores + take.row * tile_keys);
+            });
+        }
     }
-    take_units<Tile, ROWS>(a, tile, tile_start, query_head, first, stop, sees, queries, scores,
-                           states);
+    for (int64_t t = 0; t < num_takes; ++t) {
+        const Take& take = takes[t];
+        for (int64_t row = take.row; row < take.row + take.count; row += 3) {
+            const int64_t left = take.row + take.count - row;
+            if (take.units == 0) {
+                for (int64_t r = row; r < row + left; ++r) {
+                    softened.tops[r] = -INFINITY;
+                    softened.totals[r] = 0.0f;
+                }
+                break;
+            }
+            const int64_t head = query_head / group * group + (query_head + row) % group;
+            with_rows<3>(left, [&](auto rows) {
+                soften<rows.value>(a, tile, tile_start, head, sees + row, take.units,
+                                   scores + row * tile_keys, softened.tops + row,
+                                   softened.totals + row, softened.largest + row);
+            });
+        }
+    }
+    join_tile(num_rows, a.padded(), state, states, softened);
+    for (int64_t t = 0; t < num_takes; ++t) {
+        const Take& take = takes[t];
+        if (take.units == 0) continue;
+        with_rows<most>(take.count, [&](auto rows) {
+            tile.template add<rows.value>(take.low, take.high, scores + take.row * tile_keys,
+                                          softened.largest + take.row, softened.tops + take.row,
+                                          softened.totals + take.row, states + take.row * state);
+        });
+    }
 }
 
 // Item `index`, into its members' partial states or into `out`. `scratch` holds `scratch_floats`.
@@ -88,8 +110,7 @@ static void attend_with(const Attention& a, const AttentionPlan& plan, int64_t i
     };
     float* queries = take_floats(rows * query_floats);
     float* states = take_floats(rows * state);
-    float* all = take_floats(rows * state);
-    float* scores = take_floats(most_rows_at_once * tile_keys);
+    float* scores = take_floats(most_block_rows * tile_keys);
     auto* sees = reinterpret_cast<AttentionRow*>(take_floats(3 * head_rows));
     auto* tokens = reinterpret_cast<int32_t*>(take_floats(item.num_queries));
     Tile tile(a, scratch);
@@ -112,55 +133,50 @@ static void attend_with(const Attention& a, const AttentionPlan& plan, int64_t i
                          queries + r * query_floats);
     }
     const int32_t* blocks = a.table + members[0].request * a.table_width;
-    const bool is_joined = item.segment_stop - item.segment > 1;
-    if (is_joined) clear_states(all, rows, padded, state);
-    for (int64_t segment = item.segment; segment < item.segment_stop; ++segment) {
-        clear_states(states, rows, padded, state);
-        for (int64_t start = segment * segment_keys; start < (segment + 1) * segment_keys;
-             start += tile_keys) {
-            const int64_t first = first_key > start ? first_key - start : 0;
-            const int64_t seen = stop_key - start;
-            const int64_t stop = seen < tile_keys ? seen : tile_keys;
-            if (first >= stop) continue;
-            Ahead ahead;
-            const int64_t next_start = start + tile_keys;
-            if (next_start < stop_key && next_start < item.segment_stop * segment_keys) {
-                ahead.take(a, item, members[item.num_members - 1], next_start);
-            } else if (const AttentionItem* other = plan.after(index)) {
-                ahead.take(a, *other, *plan.members_of(*other), other->segment * segment_keys);
+    clear_states(states, rows, padded, state);
+    for (int64_t start = item.tile * tile_keys; start < item.tile_stop * tile_keys;
+         start += tile_keys) {
+        const int64_t first = first_key > start ? first_key - start : 0;
+        const int64_t seen = stop_key - start;
+        const int64_t stop = seen < tile_keys ? seen : tile_keys;
+        if (first >= stop) continue;
+        Ahead ahead;
+        const int64_t next_start = start + tile_keys;
+        if (next_start < stop_key && next_start < item.tile_stop * tile_keys) {
+            ahead.take(a, item, members[item.num_members - 1], next_start);
+        } else if (const AttentionItem* other = plan.after(index)) {
+            ahead.take(a, *other, *plan.members_of(*other), other->tile * tile_keys);
+        }
+        ahead.divide((item.head_stop - item.head) * Tile::fetches);
+        int64_t slots[tile_keys];
+        int64_t block = (start + first) / a.block_size, held = block * a.block_size - start;
+        for (int64_t j = first; j < stop; ++block) {
+            const int64_t slot = blocks[block] * a.block_size - held;
+            held += a.block_size;
+            for (; j < stop && j < held; ++j) slots[j] = slot + j;
+        }
+        for (int64_t head = item.head; head < item.head_stop; ++head) {
+            const uint8_t* k[tile_keys];
+            const uint8_t* v[tile_keys];
+            for (int64_t j = first; j < stop; ++j) {
+                const int64_t at = (slots[j] * a.num_kv_heads + head) * row_bytes;
+                k[j] = a.k + at;
+                v[j] = a.v + at;
             }
-            ahead.divide((item.head_stop - item.head) * Tile::fetches);
-            int64_t slots[tile_keys];
-            int64_t block = (start + first) / a.block_size, held = block * a.block_size - start;
-            for (int64_t j = first; j < stop; ++block) {
-                const int64_t slot = blocks[block] * a.block_size - held;
-                held += a.block_size;
-                for (; j < stop && j < held; ++j) slots[j] = slot + j;
-            }
-            for (int64_t head = item.head; head < item.head_stop; ++head) {
-                const uint8_t* k[tile_keys];
-                const uint8_t* v[tile_keys];
-                for (int64_t j = first; j < stop; ++j) {
-                    const int64_t at = (slots[j] * a.num_kv_heads + head) * row_bytes;
-                    k[j] = a.k + at;
-                    v[j] = a.v + at;
-                }
-                tile.read(k, v, first, stop, ahead);
-                const int64_t base = (head - item.head) * head_rows;
-                const int64_t num_takes = (head_rows + Tile::most_rows - 1) / Tile::most_rows;
-                for (int64_t t = 0; t < num_takes; ++t) {
-                    const int64_t row = head_rows * t / num_takes;
-                    take<Tile>(head_rows * (t + 1) / num_takes - row, a, tile, start,
-                               head * group + row % group, first, stop, sees + row,
-                               queries + (base + row) * query_floats, scores,
-                               states + (base + row) * state);
-                }
+            tile.read(k, v, first, stop, ahead);
+            const int64_t base = (head - item.head) * head_rows;
+            const int64_t num_blocks = (head_rows + most_block_rows - 1) / most_block_rows;
+            for (int64_t n = 0; n < num_blocks; ++n) {
+                const int64_t row = head_rows * n / num_blocks;
+                take_block<Tile>(a, tile, n == 0 ? &ahead : nullptr, start,
+                                 head * group + row % group,
+                                 head_rows * (n + 1) / num_blocks - row, first, stop, sees + row,
+                                 queries + (base + row) * query_floats, scores,
+                                 states + (base + row) * state);
             }
         }
-        if (!is_joined) continue;
-        for (int64_t r = 0; r < rows; ++r) join_state(all + r * state, states + r * state, padded);
     }
-    float* results = is_joined ? all : states;
+    float* results = states;
     for (int64_t head = item.head; head < item.head_stop; ++head) {
         const int32_t* token = tokens;
         for (int64_t m = 0; m < item.num_members; ++m) {
@@ -190,13 +206,13 @@ static void attend(const Attention& a, const AttentionPlan& plan, int64_t index,
     attend_with<FloatTile>(a, plan, index, partials, scratch);
 }
 
-// Joins the partial states of a head's segments in order and writes their rows.
-static void join_segments(const Attention& a, const AttentionJoin& join, float* partials) {
+// Joins the partial states of a head's tiles in order and writes their rows.
+static void join_tiles(const Attention& a, const AttentionJoin& join, float* partials) {
     const int64_t state = a.state(), group = a.group();
     const int64_t rows = a.num_queries(join.request) * group;
     for (int64_t r = 0; r < rows; ++r) {
         float* own = partials + join.partial + r * state;
-        for (int64_t s = 1; s < join.num_segments; ++s)
+        for (int64_t s = 1; s < join.num_tiles; ++s)
             join_state(own, own + s * a.num_kv_heads * rows * state, a.padded());
         const int64_t query_head = join.head * group + r % group;
         const int64_t token = a.starts[join.request] + r / group;

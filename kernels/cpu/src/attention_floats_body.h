@@ -1,7 +1,7 @@
 // A tile of keys and values as floats, for any form of the cache; see attention.h. Included by
 // attention_body.h: no include guard.
 //
-// The keys are transposed once, [D][64], and serve all rows; a row's scores are then chains over D,
+// The keys are transposed once, [D][128], and serve all rows; a row's scores are then chains over D,
 // and its values chains over the keys: the order is that of the indices for any number of rows at
 // once.
 
@@ -91,15 +91,14 @@ static void transpose(const float* const* keys, int64_t first, int64_t stop, int
 }
 #endif
 
-// states[r][d...] = scale[r] * states[r][d...] + sum over j of weights[r][j] * values[j][d...].
+// states[r][d...] = own[r] * states[r][d...] + other[r] * sum over j of weights[r][j] * values[j][d...].
 template <int ROWS, int WIDTH>
 EC_INLINE void add_columns(const float* const* values, int64_t first, int64_t stop, int64_t d,
-                           const float* weights, const float* scales, float* states,
-                           int64_t state) {
+                           const float* weights, const float* own, const float* other,
+                           float* states, int64_t state) {
     vf sums[ROWS][WIDTH];
     for (int r = 0; r < ROWS; ++r)
-        for (int c = 0; c < WIDTH; ++c)
-            sums[r][c] = load(states + r * state + d + c * W) * splat(scales[r]);
+        for (int c = 0; c < WIDTH; ++c) sums[r][c] = vf{};
 #pragma GCC unroll 2
     for (int64_t j = first; j < stop; ++j) {
         vf value[WIDTH];
@@ -109,19 +108,24 @@ EC_INLINE void add_columns(const float* const* values, int64_t first, int64_t st
             for (int c = 0; c < WIDTH; ++c) sums[r][c] = fma(weight, value[c], sums[r][c]);
         }
     }
-    for (int r = 0; r < ROWS; ++r)
-        for (int c = 0; c < WIDTH; ++c) store(states + r * state + d + c * W, sums[r][c]);
+    for (int r = 0; r < ROWS; ++r) {
+        for (int c = 0; c < WIDTH; ++c) {
+            float* to = states + r * state + d + c * W;
+            store(to, fma(load(to), splat(own[r]), sums[r][c] * splat(other[r])));
+        }
+    }
 }
 
 class FloatTile {
 public:
     static constexpr int most_rows = most_rows_at_once;
+    static constexpr int64_t pass_keys = COLUMNS * W;
     static constexpr int fetches = tile_keys / 4;  // steps that reading a tile takes, about
 
     static int64_t query_floats(const Attention& a) { return a.head_size; }
 
     static void take_query(const Attention& a, const float* from, float* query) {
-        for (int64_t d = 0; d < a.head_size; ++d) query[d] = from[d] * a.scale;
+        for (int64_t d = 0; d < a.head_size; ++d) query[d] = from[d] * (a.scale * log2_e);
     }
 
     FloatTile(const Attention& a, float* scratch)
@@ -129,13 +133,13 @@ public:
           padded_values_(read_keys_ + tile_keys * a.head_size) {}
 
     // Keys and values [first, stop); others repeat one of them: they are never counted.
-    void read(const uint8_t* const* k, const uint8_t* const* v, int64_t first, int64_t stop,
-              Ahead& ahead) {
+    void read(const uint8_t* const* k, const uint8_t* const* v, int64_t first, int64_t stop, Ahead&) {
         const int64_t head_size = a_.head_size, padded = a_.padded();
-        const float* key_rows[tile_keys];
+        first_ = first;
+        stop_ = stop;
         if (a_.kv_format == static_cast<int64_t>(KVCacheFormat::f32)) {
             for (int64_t j = first; j < stop; ++j) {
-                key_rows[j] = reinterpret_cast<const float*>(k[j]);
+                key_rows_[j] = reinterpret_cast<const float*>(k[j]);
                 value_rows_[j] = reinterpret_cast<const float*>(v[j]);
                 if (padded == head_size) continue;
                 float* to = padded_values_ + j * padded;
@@ -149,56 +153,78 @@ public:
                 read_row(a_.kv_format, k[j], head_size, key);
                 read_row(a_.kv_format, v[j], head_size, value);
                 for (int64_t d = head_size; d < padded; ++d) value[d] = 0.0f;
-                key_rows[j] = key;
+                key_rows_[j] = key;
                 value_rows_[j] = value;
             }
         }
         constexpr int64_t whole = unit_keys;
-        for (int64_t j = first / whole * whole; j < first; ++j) key_rows[j] = key_rows[first];
-        for (int64_t j = stop; j % whole != 0; ++j) key_rows[j] = key_rows[stop - 1];
-        transpose(key_rows, first, stop, head_size, keys_, ahead);
+        for (int64_t j = first / whole * whole; j < first; ++j) key_rows_[j] = key_rows_[first];
+        for (int64_t j = stop; j % whole != 0; ++j) key_rows_[j] = key_rows_[stop - 1];
     }
 
-    // scores[r][j] = q[r] . keys[:, j], of the first UNITS units.
-    template <int ROWS, int UNITS>
-    void score(const float* q, float* scores) const {
-        constexpr int columns = COLUMNS < UNITS * unit_registers ? COLUMNS : UNITS * unit_registers;
+    // Before the first `score` from `at` on: a pass that is scored at once is in the nearest cache.
+    void prepare(int64_t at, Ahead& ahead) {
+        const int64_t stop = at + pass_keys < stop_ ? at + pass_keys : stop_;
+        transpose(key_rows_, at > first_ ? at : first_, stop, a_.head_size, keys_, ahead);
+    }
+
+    // scores[r][j] = q[r] . keys[:, j], of the WIDTH registers of keys from `at` on.
+    template <int ROWS, int WIDTH>
+    void score_columns(const float* q, int64_t at, float* scores) const {
         const int64_t head_size = a_.head_size;
-        for (int64_t at = 0; at < UNITS * unit_keys; at += columns * W) {
-            vf sums[ROWS][columns];
-            for (int r = 0; r < ROWS; ++r)
-                for (int c = 0; c < columns; ++c) sums[r][c] = vf{};
+        vf sums[ROWS][WIDTH];
+        for (int r = 0; r < ROWS; ++r)
+            for (int c = 0; c < WIDTH; ++c) sums[r][c] = vf{};
 #pragma GCC unroll 2
-            for (int64_t d = 0; d < head_size; ++d) {
-                vf key[columns];
-                for (int c = 0; c < columns; ++c) key[c] = load(keys_ + d * tile_keys + at + c * W);
-                for (int r = 0; r < ROWS; ++r) {
-                    const vf value = splat(q[r * head_size + d]);
-                    for (int c = 0; c < columns; ++c) sums[r][c] = fma(value, key[c], sums[r][c]);
-                }
+        for (int64_t d = 0; d < head_size; ++d) {
+            vf key[WIDTH];
+            for (int c = 0; c < WIDTH; ++c) key[c] = load(keys_ + d * tile_keys + at + c * W);
+            for (int r = 0; r < ROWS; ++r) {
+                const vf value = splat(q[r * head_size + d]);
+                for (int c = 0; c < WIDTH; ++c) sums[r][c] = fma(value, key[c], sums[r][c]);
             }
-            for (int r = 0; r < ROWS; ++r)
-                for (int c = 0; c < columns; ++c)
-                    store(scores + r * tile_keys + at + c * W, sums[r][c]);
+        }
+        for (int r = 0; r < ROWS; ++r)
+            for (int c = 0; c < WIDTH; ++c) store(scores + r * tile_keys + at + c * W, sums[r][c]);
+    }
+
+    // Of keys [at, at + pass_keys), so far as they lie in the first `units` units.
+    template <int ROWS>
+    void score(const float* q, int64_t at, int64_t units, float* scores) const {
+        const int64_t registers = (units * unit_keys - at) / W;
+        if (registers >= COLUMNS) return score_columns<ROWS, COLUMNS>(q, at, scores);
+        if constexpr (COLUMNS == 4) {
+            if (registers == 3) return score_columns<ROWS, 3>(q, at, scores);
+            if (registers == 2) return score_columns<ROWS, 2>(q, at, scores);
+            score_columns<ROWS, 1>(q, at, scores);
         }
     }
 
-    // states[r] = scales[r] * states[r] + weights[r] . values, of keys [first, stop).
-    template <int ROWS, int UNITS>
-    void add(int64_t first, int64_t stop, const float* weights, const float* scales,
-             float* states) const {
+    // A weight as `add` wants it, and the largest of those, if it wants that.
+    vf weigh(vf weight, int64_t, vf&) const { return weight; }
+
+    static float largest_of(vf) { return 0.0f; }
+
+    // states[r] = own[r] * states[r] + other[r] * weights[r] . values, of keys [first, stop).
+    template <int ROWS>
+    void add(int64_t first, int64_t stop, const float* weights, const float*, const float* own,
+             const float* other, float* states) const {
         const int64_t padded = a_.padded(), state = a_.state();
         int64_t d = 0;
-        for (; d + COLUMNS * W <= padded; d += COLUMNS * W)
-            add_columns<ROWS, COLUMNS>(value_rows_, first, stop, d, weights, scales, states, state);
+        for (; d + COLUMNS * W <= padded; d += COLUMNS * W) {
+            add_columns<ROWS, COLUMNS>(value_rows_, first, stop, d, weights, own, other, states,
+                                       state);
+        }
         for (; d < padded; d += W)
-            add_columns<ROWS, 1>(value_rows_, first, stop, d, weights, scales, states, state);
+            add_columns<ROWS, 1>(value_rows_, first, stop, d, weights, own, other, states, state);
     }
 
 private:
     const Attention& a_;
-    float* keys_;  // [D][64]
+    float* keys_;  // [D][128]
     float* read_keys_;
     float* padded_values_;
+    const float* key_rows_[tile_keys];
     const float* value_rows_[tile_keys];
+    int64_t first_ = 0, stop_ = 0;
 };

@@ -1,8 +1,8 @@
-// The online softmax of attention, a row at a time; see attention.h. Included by attention_body.h:
-// no include guard.
+// The softmax of attention, some rows at a time; see attention.h. Included by attention_body.h: no
+// include guard.
 //
-// A row's scores against a tile become weights of the largest score so far, which the sum of values
-// so far is scaled to. A tile is taken in units of 16 keys.
+// A row's scores against a tile become weights of its largest score there. A tile is taken in units
+// of 16 keys.
 
 constexpr int unit_keys = 16;
 constexpr int unit_registers = unit_keys / W;
@@ -17,68 +17,71 @@ EC_INLINE Sight sight_of(const AttentionRow& row, int64_t tile_start) {
     return {low > 0 ? low : 0, high < tile_keys ? high : tile_keys};
 }
 
-// Scores of some rows to weights, in place; a row's state ends with (largest score, sum of weights).
-// scales[r]: what the sum of values so far must be multiplied with. What a row does not see is
-// hidden, it sees the first UNITS units at most, and nothing behind those is touched. Rows take
-// each step together: one alone would wait for its own results.
-template <int ROWS, int UNITS>
-EC_INLINE void soften(const Attention& a, int64_t tile_start, int64_t query_head,
-                      const AttentionRow* sees, float* scores, float* states, float* scales) {
-    constexpr int registers = UNITS * unit_registers;
-    const int64_t state = a.state(), padded = a.padded(), group = a.group();
+// The results of a block of rows against a tile, or what joins them to the rows' states.
+struct Softened {
+    alignas(64) float tops[most_block_rows + W];    // largest scores
+    alignas(64) float totals[most_block_rows + W];  // sums of weights
+    float largest[most_block_rows];  // weights, as the tile wants them; if it does
+};
+
+// One register of a row's scores, as they are after softcap, slopes and sight.
+EC_INLINE vf shown(const Attention& a, vf score, vi key, int64_t tile_start, int64_t query_head,
+                   const AttentionRow& row) {
+    if (a.softcap != 0.0f) {  // tanh(y) = 1 - 2 / (e^2y + 1)
+        const vf power = exp_of(score * splat(2.0f / (a.softcap * log2_e)));
+        score = splat(a.softcap * log2_e) * (splat(1.0f) - splat(2.0f) / (power + splat(1.0f)));
+    }
+    if (a.slopes != nullptr) {
+        const auto distance = static_cast<int32_t>(tile_start - row.position);
+        const vf steps = __builtin_convertvector(key + distance, vf);
+        score = fma(splat(a.slopes[query_head] * log2_e), steps, score);
+    }
+    const Sight sight = sight_of(row, tile_start);
+    const vi seen = (key >= static_cast<int32_t>(sight.low)) &
+                    (key < static_cast<int32_t>(sight.high));
+    return seen ? score : splat(-INFINITY);
+}
+
+// Scores of ROWS rows to weights, in place, in the first `units` units: nothing behind those is
+// touched. What a row does not see weighs nothing. Rows take each step together: one alone would
+// wait for its own results.
+template <int ROWS, class Tile>
+EC_INLINE void soften(const Attention& a, const Tile& tile, int64_t tile_start, int64_t query_head,
+                      const AttentionRow* sees, int64_t units, float* scores, float* tops,
+                      float* totals, float* largest) {
+    const int64_t stop = units * unit_keys, group = a.group();
     vi lane;
     for (int i = 0; i < W; ++i) lane[i] = i;
-    const vf hidden = splat(-INFINITY);
-    vf x[ROWS][registers], top[ROWS];
+    vf top[ROWS], sums[ROWS], bases[ROWS], most[ROWS];
     for (int r = 0; r < ROWS; ++r) {
         const Sight sight = sight_of(sees[r], tile_start);
-        top[r] = hidden;
-        for (int c = 0; c < registers; ++c) {
-            vf score = load(scores + r * tile_keys + c * W);
-            if (a.softcap != 0.0f) {  // tanh(y) = 1 - 2 / (e^2y + 1)
-                const vf power = exp_of(score * splat(2.0f / a.softcap));
-                score = splat(a.softcap) * (splat(1.0f) - splat(2.0f) / (power + splat(1.0f)));
+        float* own = scores + r * tile_keys;
+        if (sight.low > 0 || sight.high < stop || a.softcap != 0.0f || a.slopes != nullptr) {
+            const int64_t head = query_head / group * group + (query_head + r) % group;
+            for (int64_t at = 0; at < stop; at += W) {
+                const vi key = lane + static_cast<int32_t>(at);
+                store(own + at, shown(a, load(own + at), key, tile_start, head, sees[r]));
             }
-            const vi key = lane + c * W;
-            if (a.slopes != nullptr) {
-                const auto distance = static_cast<int32_t>(tile_start - sees[r].position);
-                const vf steps = __builtin_convertvector(key + distance, vf);
-                const int64_t own = query_head / group * group + (query_head + r) % group;
-                score = fma(splat(a.slopes[own]), steps, score);
-            }
-            if (sight.low > c * W || sight.high < (c + 1) * W) {
-                const vi seen = (key >= static_cast<int32_t>(sight.low)) &
-                                (key < static_cast<int32_t>(sight.high));
-                score = seen ? score : hidden;
-            }
-            x[r][c] = score;
-            top[r] = max(score, top[r]);
         }
+        top[r] = load(own);
     }
-    float bases[ROWS], befores[W] = {};
+    for (int64_t at = W; at < stop; at += W)
+        for (int r = 0; r < ROWS; ++r) top[r] = max(load(scores + r * tile_keys + at), top[r]);
     for (int r = 0; r < ROWS; ++r) {
-        float* own = states + r * state + padded;
-        const float tops = max_of(top[r]);
-        const float now = tops > own[0] ? tops : own[0];
-        bases[r] = now == -INFINITY ? 0.0f : now;  // nothing seen yet
-        befores[r] = own[0] - bases[r];
-        own[0] = now;
+        tops[r] = max_of(top[r]);
+        bases[r] = splat(tops[r] == -INFINITY ? 0.0f : tops[r]);  // nothing seen
+        sums[r] = most[r] = vf{};
     }
-    vf sums[ROWS];
-    for (int r = 0; r < ROWS; ++r) sums[r] = vf{};
-    for (int c = 0; c < registers; ++c) {
+    for (int64_t at = 0; at < stop; at += W) {
         for (int r = 0; r < ROWS; ++r) {
-            x[r][c] = exp_to_one(x[r][c] - splat(bases[r]));
-            store(scores + r * tile_keys + c * W, x[r][c]);
-            sums[r] = sums[r] + x[r][c];
+            const vf weight = exp2_to_one(load(scores + r * tile_keys + at) - bases[r]);
+            store(scores + r * tile_keys + at, tile.weigh(weight, at, most[r]));
+            sums[r] = sums[r] + weight;
         }
     }
-    static_assert(ROWS <= W);
-    const vf before_scales = exp_to_one(load(befores));
     for (int r = 0; r < ROWS; ++r) {
-        float* own = states + r * state + padded;
-        scales[r] = before_scales[r];
-        own[1] = own[1] * scales[r] + sum_of(sums[r]);
+        totals[r] = sum_of(sums[r]);
+        largest[r] = Tile::largest_of(most[r]);
     }
 }
 
@@ -90,26 +93,57 @@ static void clear_states(float* states, int64_t rows, int64_t padded, int64_t st
     }
 }
 
+// What two sums of values are multiplied with where one joins the other. Their keys follow one
+// another; `tops` and `totals` become those of both.
+EC_INLINE void join_scales(vf& tops, vf& totals, vf other_tops, vf other_totals, vf& own,
+                           vf& other) {
+    const vf joined = tops > other_tops ? tops : other_tops;
+    const vf base = joined == splat(-INFINITY) ? vf{} : joined;
+    own = exp2_to_one(tops - base);
+    other = exp2_to_one(other_tops - base);
+    totals = totals * own + other_totals * other;
+    tops = joined;
+}
+
+// Joins largest scores and sums of weights to those of the rows' states; in their place come the
+// scales: of the states' own sums of values in `tops`, of the tile's in `totals`.
+static void join_tile(int64_t num_rows, int64_t padded, int64_t state, float* states,
+                      Softened& tile) {
+    for (int64_t row = 0; row < num_rows; row += W) {
+        const int64_t count = num_rows - row < W ? num_rows - row : W;
+        vf tops{}, totals{}, own, other;
+        for (int64_t i = 0; i < count; ++i) {
+            tops[i] = states[(row + i) * state + padded];
+            totals[i] = states[(row + i) * state + padded + 1];
+        }
+        join_scales(tops, totals, load(tile.tops + row), load(tile.totals + row), own, other);
+        store(tile.tops + row, own);
+        store(tile.totals + row, other);
+        for (int64_t i = 0; i < count; ++i) {
+            states[(row + i) * state + padded] = tops[i];
+            states[(row + i) * state + padded + 1] = totals[i];
+        }
+    }
+}
+
 // The keys of `from` come after those of `into`.
 static void join_state(float* into, const float* from, int64_t padded) {
-    const float top = into[padded] > from[padded] ? into[padded] : from[padded];
-    const float base = top == -INFINITY ? 0.0f : top;
-    const float own = exp_to_one(splat(into[padded] - base))[0];
-    const float other = exp_to_one(splat(from[padded] - base))[0];
+    vf tops = splat(into[padded]), totals = splat(into[padded + 1]), own, other;
+    join_scales(tops, totals, splat(from[padded]), splat(from[padded + 1]), own, other);
     for (int64_t d = 0; d < padded; d += W)
-        store(into + d, fma(load(into + d), splat(own), load(from + d) * splat(other)));
-    into[padded] = top;
-    into[padded + 1] = into[padded + 1] * own + from[padded + 1] * other;
+        store(into + d, fma(load(into + d), own, load(from + d) * other));
+    into[padded] = tops[0];
+    into[padded + 1] = totals[0];
 }
 
 static void write_row(const Attention& a, int64_t query_head, float* state, float* out) {
     const int64_t padded = a.padded();
     float own = 1.0f, total = state[padded + 1];
     if (a.sinks != nullptr) {
-        const float sink = a.sinks[query_head];
+        const float sink = a.sinks[query_head] * log2_e;
         const float top = sink > state[padded] ? sink : state[padded];
-        own = exp_of(splat(state[padded] - top))[0];
-        total = total * own + exp_of(splat(sink - top))[0];
+        own = exp2_to_one(splat(state[padded] - top))[0];
+        total = total * own + exp2_to_one(splat(sink - top))[0];
     }
     const float factor = own / total;
     for (int64_t d = 0; d < a.head_size; ++d) out[d] = state[d] * factor;

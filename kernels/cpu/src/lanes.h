@@ -98,6 +98,21 @@ EC_INLINE vf exp_to_one(vf x) {
     return x < splat(-87.0f) ? vf{} : y * (vf)exponent;
 }
 
+// 2^x within 2 units of the last place, exactly 1 for 0, 0 below -125, for x of 127 at most.
+EC_INLINE vf exp2_to_one(vf x) {
+    const vf to_integer = splat(12582912.0f);  // as above: what it adds is shifted out below
+    const vf shifted = x + to_integer;
+    const vf r = x - (shifted - to_integer);
+    vf p = splat(1.3264727247e-3f);
+    p = fma(p, r, splat(9.6715126881e-3f));
+    p = fma(p, r, splat(5.5507337436e-2f));
+    p = fma(p, r, splat(2.4022242085e-1f));
+    p = fma(p, r, splat(6.9314697760e-1f));
+    p = fma(p, r, splat(1.0f));
+    const vf y = (vf)((vu)p + ((vu)shifted << 23));
+    return x < splat(-125.0f) ? vf{} : y;
+}
+
 // The same for any x: infinite above 88.3.
 EC_INLINE vf exp_of(vf x) {
     const vf above = splat(88.3f);
