@@ -45,6 +45,8 @@ __attribute__((noinline)) void dot_bytes(const int32_t* vectors, int64_t stride,
 
 class ByteTile {
 public:
+    static constexpr bool is_matrix = false;
+    static constexpr int64_t block_rows = 24;
     static constexpr int most_rows = most_rows_at_once;
     static constexpr int64_t pass_keys = 4 * unit_keys;
     static constexpr int fetches = 12;
@@ -141,7 +143,7 @@ public:
     // scores[r][j] = q[r] . keys[j], of keys [at, at + pass_keys), so far as they lie in the first
     // `units` units.
     template <int ROWS>
-    void score(const float* queries, int64_t at, int64_t units, float* scores) const {
+    void score(std::integral_constant<int, ROWS>, const float* queries, int64_t at, int64_t units, float* scores) const {
         const int64_t width = units - at / unit_keys;
         if (width >= 4) return score_columns<ROWS, 4>(queries, at, scores);
         if (width == 3) return score_columns<ROWS, 3>(queries, at, scores);
@@ -166,34 +168,36 @@ public:
 
     // states[r] = own[r] * states[r] + other[r] * weights[r] . values, of keys [first, stop).
     template <int ROWS>
-    void add(int64_t first, int64_t stop, const float* weights, const float* largest,
+    void add(std::integral_constant<int, ROWS>, int64_t first, int64_t stop, const float* weights, const float* largest,
              const float* own, const float* other, float* states) const {
         alignas(64) uint8_t codes[ROWS][tile_keys];
         float scales[ROWS];
-        vf inverses[ROWS];
-        for (int r = 0; r < ROWS; ++r) {
-            const bool has_codes = largest[r] > 1e-30f && largest[r] <= FLT_MAX;
-            const float scale = has_codes ? largest[r] / 255.0f : largest[r] <= 1e-30f ? 0.0f : NAN;
-            scales[r] = scale * other[r];
-            inverses[r] = splat(has_codes ? 255.0f / largest[r] : 0.0f);
-        }
-        for (int64_t at = 0; at < stop; at += unit_keys) {
-            for (int r = 0; r < ROWS; ++r) {
-                const vf x = load(weights + r * tile_keys + at) * inverses[r];
-                _mm_store_si128(reinterpret_cast<__m128i*>(codes[r] + at),
-                                _mm512_cvtepi32_epi8(_mm512_cvtps_epi32((__m512)x)));
-            }
-        }
+        take_codes(ROWS, stop, weights, largest, codes, scales);
         const int64_t padded = a_.padded();
         const int64_t four = first / 4, four_stop = (stop + 3) / 4;
         int64_t d = 0;
         for (; d + 64 <= padded; d += 64)
-            add_columns<ROWS, 4>(four, four_stop, d, codes, scales, own, states);
+            add_columns<ROWS, 4>(four, four_stop, d, codes, scales, own, other, states);
         for (; d < padded; d += 16)
-            add_columns<ROWS, 1>(four, four_stop, d, codes, scales, own, states);
+            add_columns<ROWS, 1>(four, four_stop, d, codes, scales, own, other, states);
     }
 
-private:
+protected:
+    // Rows' weights as codes, and what those stand for.
+    EC_INLINE void take_codes(int64_t rows, int64_t stop, const float* weights,
+                              const float* largest, uint8_t (*codes)[tile_keys], float* scales) {
+        for (int64_t r = 0; r < rows; ++r) {
+            const bool has_codes = largest[r] > 1e-30f && largest[r] <= FLT_MAX;
+            scales[r] = has_codes ? largest[r] / 255.0f : largest[r] <= 1e-30f ? 0.0f : NAN;
+            const vf inverse = splat(has_codes ? 255.0f / largest[r] : 0.0f);
+            for (int64_t at = 0; at < stop; at += unit_keys) {
+                const vf x = load(weights + r * tile_keys + at) * inverse;
+                _mm_store_si128(reinterpret_cast<__m128i*>(codes[r] + at),
+                                _mm512_cvtepi32_epi8(_mm512_cvtps_epi32((__m512)x)));
+            }
+        }
+    }
+
     static int64_t dwords_of(const Attention& a) { return (a.head_size + 3) / 4; }
 
     static const dword_unaligned* dwords_at(const void* from) {
@@ -223,7 +227,8 @@ private:
 
     template <int ROWS, int WIDTH>
     void add_columns(int64_t four, int64_t four_stop, int64_t d, const uint8_t (*codes)[tile_keys],
-                     const float* scales, const float* own, float* states) const {
+                     const float* scales, const float* own, const float* other,
+                     float* states) const {
         const int64_t padded = a_.padded(), state = a_.state();
         vi sums[ROWS][WIDTH];
         dot_bytes<false, ROWS, WIDTH>(values_ + four * padded + d, padded,
@@ -233,7 +238,7 @@ private:
             for (int c = 0; c < WIDTH; ++c) {
                 float* to = states + r * state + d + 16 * c;
                 const vf sum = __builtin_convertvector(sums[r][c], vf);
-                store(to, fma(load(to), splat(own[r]), sum * splat(scales[r])));
+                store(to, fma(load(to), splat(own[r]), sum * splat(scales[r]) * splat(other[r])));
             }
         }
     }

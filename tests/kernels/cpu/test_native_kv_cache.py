@@ -206,9 +206,10 @@ def test_bytes_are_multiplied_exactly(ops, isa, head_size):
     out, _, _ = sequences.attend(q, [(0, 100, 300)])
     seen = torch.arange(300) <= torch.arange(100, 300)[:, None]
     weight = (seen[..., None] & (signs > 0)).float().repeat_interleave(HEADS // KV_HEADS, dim=2)
-    expected = torch.einsum(
-        "qkh,khd->qhd", weight, values.repeat_interleave(HEADS // KV_HEADS, dim=1)
-    ) / weight.sum(dim=1)[..., None]
+    expected = (
+        torch.einsum("qkh,khd->qhd", weight, values.repeat_interleave(HEADS // KV_HEADS, dim=1))
+        / weight.sum(dim=1)[..., None]
+    )
     torch.testing.assert_close(out, expected, atol=1e-4, rtol=1e-6)
 
 
