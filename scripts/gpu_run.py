@@ -1,11 +1,11 @@
 """Runs all checks and timings of a GPU machine, and writes one JSON document.
 
-    python scripts/gpu_run.py --json run.json [--wheels DIR] [--only TEXT]
+    python3 scripts/gpu_run.py --json run.json [--wheels DIR] [--only TEXT]
 
-Needs torch, triton, transformers and numpy. What else is missing comes from a folder of wheels (see
-docs/gpu.md), unpacked to a temporary folder. The document is rewritten as results come; what the
-time limit cut off stands in it as "not run". Exit code 0, 1 if something failed or did not run,
-2 for wrong options, 130 after Ctrl-C.
+Needs torch, triton, transformers and numpy. What else is missing comes from a folder of wheels, by
+default the one that `python3 -m scripts.gpu.carry` fills, unpacked to a temporary folder. The
+document is rewritten as results come; what the time limit cut off stands in it as "not run". Exit
+code 0, 1 if something failed or did not run, 2 for wrong options, 130 after Ctrl-C.
 """
 
 import argparse
@@ -21,6 +21,7 @@ from typing import Annotated, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from scripts.gpu.carry import CARRIED, commit_of
 from scripts.gpu.processes import CHECKS_AT_ONCE, ROOT, check_file, run_worker, unpacked_wheels
 from scripts.gpu.timing import FAMILIES, Instruction, Row, load_family
 
@@ -28,8 +29,11 @@ FILE_LIMIT_S = 180.0
 """A file of checks or a family of timings that takes longer hangs."""
 SHARE_OF_CHECKS = 0.55
 """Of the time limit, after which no check begins or goes on: the rest is for timings."""
-FIRST = ("whole_models", "batch_invariance", "daemon")
+FIRST = ("whole_models", "batch_invariance")
 """They take longest: begun last, everything would wait for them."""
+ALONE = "daemon"
+"""In the names of files that run when all others have ended: a daemon measures the device's memory,
+and must not take what its neighbours do there for its own."""
 FINE = ("passed", "timed", "measured")
 
 
@@ -59,16 +63,20 @@ class GpuRun:
         self._save, self._clock = save, clock
         self._start_s = clock()
         self._limit_s = time_limit_s
-        self.document: dict[str, Any] = {"seed": seed, "device": None, "ceilings": None}
+        self.document: dict[str, Any] = {"commit": commit_of(ROOT), "seed": seed}
+        self.document |= {"device": None, "ceilings": None}
         self.document |= {"checks": [], "timings": []}
 
     def execute(self) -> dict[str, Any]:
         """All phases. Returns the document."""
         self._measure_ceilings()
         files = find_checks(self._only, uses_gpu=self._uses_gpu)
+        alone = [file for file in files if ALONE in file]
         with ThreadPoolExecutor(CHECKS_AT_ONCE) as pool:
-            for rows in pool.map(self._check, files):
+            for rows in pool.map(self._check, [file for file in files if file not in alone]):
                 self._add("checks", rows)
+        for file in alone:
+            self._add("checks", self._check(file))
         for family in FAMILIES:
             self._add("timings", self._time(family))
         self.document["seconds"] = round(self._clock() - self._start_s, 1)
@@ -101,25 +109,41 @@ class GpuRun:
             groups = load_family(family)
         except Exception as error:
             return [{"name": family, "state": "error", "why": f"cannot be imported: {error!r}"}]
-        names = {name: group.name for group in groups for name in group.names() if only in name}
-        seconds = self._seconds_left(self._limit_s)
+        names = {group.name: group.names(only) for group in groups}
         rows: list[Row] = []
+        done: list[str] = []
         lost = {"state": "not run", "why": "time limit"}
         if self.document["ceilings"] is None:
             why = f"no ceilings: {self.document['why_no_ceilings']}"
             lost = {"state": "not run", "why": why}
-        elif names and seconds > 0:
-            ceilings = self.document["ceilings"]
-            rows, ended = run_worker(Instruction(family, only, seconds, self._seed, ceilings))
-            lost = ended or lost
-        missing = names.keys() - {row["name"] for row in rows}
-        return rows + [
-            {"group": names[name], "name": name} | lost for name in names if name in missing
-        ]
+        elif any(names.values()):
+            while (seconds := self._seconds_left(self._limit_s)) > 0:
+                ceilings = self.document["ceilings"]
+                instruction = Instruction(family, only, seconds, self._seed, ceilings, tuple(done))
+                new, ended = run_worker(instruction)
+                rows += new
+                known = {row["name"] for row in rows}
+                left = [n for n, wanted in names.items() if n not in done and {*wanted} - known]
+                if ended is None or not left:
+                    break
+                # that group ended the process; the others go on in another one
+                rows += _lost_rows(left[0], names[left[0]], known, ended)
+                done = [name for name in names if name not in left[1:]]
+                if not left[1:]:
+                    break
+        known = {row["name"] for row in rows}
+        for group, wanted in names.items():
+            rows += _lost_rows(group, wanted, known, lost)
+        device = (self.document["device"] or {}).get("name")
+        return [row | {"device": device} for row in rows]
 
     def _add(self, kind: str, rows: list[Row]) -> None:
         self.document[kind] += rows
         self._save(self.document)
+
+
+def _lost_rows(group: str, names: list[str], known: set[str], lost: Row) -> list[Row]:
+    return [{"group": group, "name": name} | lost for name in names if name not in known]
 
 
 def as_table(document: dict[str, Any]) -> str:
@@ -131,7 +155,7 @@ def as_table(document: dict[str, Any]) -> str:
         copy, product = document["ceilings"].values()
         lines = [
             f"{document['device']['name']}: copy {copy / 1e12:.2f} TB/s, "
-            f"bf16 product {product / 1e12:.0f} TFLOP/s"
+            f"bf16 product {product / 1e12:.0f} TFLOP/s; commit {document['commit']}"
         ]
     states = Counter(row["state"] for row in checks)
     lines.append("checks: " + ", ".join(f"{number} {state}" for state, number in states.items()))
@@ -171,6 +195,8 @@ def main(arguments: list[str]) -> int:
         parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         parser.add_argument("--wheels", nargs="?", type=Path)
         folder = parser.parse_known_args(arguments)[0].wheels
+        if folder is None and any(CARRIED.glob("*.whl")):
+            folder = CARRIED
         if folder is not None:
             try:
                 wheels.enter_context(unpacked_wheels(folder))
@@ -189,9 +215,10 @@ def main(arguments: list[str]) -> int:
             json: Annotated[Path | None, Parameter(help="Write the document there.")] = None,
             wheels: Annotated[Path | None, Parameter(help="Folder of missing packages.")] = None,
             only: Annotated[
-                str, Parameter(help="Files of checks and names of timings with this in them.")
+                str,
+                Parameter(help="Files of checks, groups and names of timings with this in them."),
             ] = "",
-            time_limit: Annotated[float, Parameter(help="Seconds for everything.")] = 540.0,
+            time_limit: Annotated[float, Parameter(help="Seconds for everything.")] = 560.0,
             seed: Annotated[
                 int | None, Parameter(help="Of all inputs; default: a new one.")
             ] = None,

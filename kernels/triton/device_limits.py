@@ -16,3 +16,13 @@ def shared_memory(device: torch.device) -> int:
         return HOPPER_SHARED_BYTES
     properties = torch.cuda.get_device_properties(device)
     return int(properties.shared_memory_per_block_optin)  # type: ignore[attr-defined]
+
+
+_FAST_FLOAT64 = ((8, 0), (9, 0), (10, 0))
+"""A100, H100, B200 compute float64 at half the rate of float32; other GPUs at 1/64 or so."""
+
+
+@functools.cache
+def has_fast_float64(device: torch.device) -> bool:
+    """Whether kernels may compute in float64; the interpreter's do."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) in _FAST_FLOAT64

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from kernels.torch.sampling import truncate_by_sorting
+from kernels.triton.device_limits import has_fast_float64
 from kernels.triton.row_maxima import TILE, is_finite, num_splits, row_best
 from kernels.triton.sampling_columns import SamplingColumns
 from kernels.triton.tensor_checks import check_tensor
@@ -72,6 +73,7 @@ def _round_kernel(
     V,
     S,
     ROUND: tl.constexpr,
+    FLOAT64: tl.constexpr,
     SPLITS: tl.constexpr,
     TILE: tl.constexpr,
 ):
@@ -92,7 +94,7 @@ def _round_kernel(
     ids = split * TILE + tl.arange(0, TILE)  # [TILE]
     logits = tl.load(logits_ptr + row * stride_r + ids, ids < V, -float("inf"))
     x = tl.div_rn(logits, temperature)  # [TILE]
-    value = tl.where(ids < V, worth(x, best, by_mass), 0)  # [TILE]
+    value = tl.where(ids < V, worth(x, best, by_mass, FLOAT64), 0)  # [TILE]
     sums_ptr += row * (2 * _PIVOTS + 1)
     pivots_ptr += row * 2 * _PIVOTS
     if ROUND == 0:
@@ -215,6 +217,7 @@ def _finish_kernel(
     last_tie_ptr,  # int32 [R], written
     V,
     S,
+    FLOAT64: tl.constexpr,
     SPLITS: tl.constexpr,
     TILE: tl.constexpr,
 ):
@@ -247,21 +250,27 @@ def _finish_kernel(
     divisor = tl.where(fits, 1.0, temperature)
     length = tl.where(fits, length, V)
     if top_k > 0:
-        kth = bisect(source_ptr, length, divisor, best, low, high, above, target, False, TILE)
+        kth = bisect(
+            source_ptr, length, divisor, best, low, high, above, target, False, FLOAT64, TILE
+        )
         threshold = tl.maximum(threshold, kth)
         low = threshold
         high = unordered(ordered(best) + 1)
         above = tl.cast(0, tl.int64)
     if top_p < 1:
         if top_k > 0:
-            total = measure(source_ptr, length, divisor, best, low, high, True, TILE)
+            total = measure(source_ptr, length, divisor, best, low, high, True, FLOAT64, TILE)
             target = share(total, top_p)
-        threshold = bisect(source_ptr, length, divisor, best, low, high, above, target, True, TILE)
+        threshold = bisect(
+            source_ptr, length, divisor, best, low, high, above, target, True, FLOAT64, TILE
+        )
         # of the tokens equal to the threshold, as many as the target still lacks
         higher = unordered(ordered(threshold) + 1)
-        above += measure(source_ptr, length, divisor, best, higher, high, True, TILE)
-        num_ties = measure(source_ptr, length, divisor, best, threshold, higher, False, TILE)
-        weight = tl.maximum(weights(threshold, best), 1)
+        above += measure(source_ptr, length, divisor, best, higher, high, True, FLOAT64, TILE)
+        num_ties = measure(
+            source_ptr, length, divisor, best, threshold, higher, False, FLOAT64, TILE
+        )
+        weight = tl.maximum(weights(threshold, best, FLOAT64), 1)
         num_kept = (target - above + weight - 1) // weight
         if num_kept < num_ties:
             before = tl.cast(0, tl.int64)
@@ -295,6 +304,7 @@ def find_thresholds(
     Tokens that tie with the k-th stay; the token that crosses p stays; among tokens that tie where
     top_p ends the lowest ids stay. Rows that are greedy, without limits or not finite keep all.
     Weights are float64 as on the CPU: cuts differ only where p is within 1e-10 of a token's edge.
+    On GPUs with few units for float64 they are float32: within 1e-6 of one.
 
     Args:
         logits_RV: float32; -inf is an impossible token. Not changed.
@@ -314,6 +324,7 @@ def find_thresholds(
     t = truncation
     t.sums_RN[:rows].zero_()
     constants = {"SPLITS": triton.next_power_of_2(splits), "TILE": TILE}
+    weighing = {"FLOAT64": has_fast_float64(logits_RV.device)}
     row_arguments = (logits_RV, logits_RV.stride(0), columns.num_rows_1, columns.is_greedy_N)
     limits = (columns.temperature_N, columns.top_k_N, columns.top_p_N)
     measured = (t.pivots_R2P, t.sums_RN, t.high_R, t.above_R, t.target_R)
@@ -329,6 +340,7 @@ def find_thresholds(
             splits,
             ROUND=round_number,
             **constants,
+            **weighing,
             num_warps=_WARPS,
         )
     _gather_kernel[(splits, rows)](
@@ -355,5 +367,6 @@ def find_thresholds(
         vocab_size,
         splits,
         **constants,
+        **weighing,
         num_warps=_FINISH_WARPS,
     )

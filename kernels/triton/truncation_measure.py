@@ -1,7 +1,7 @@
 """How much of a row lies at or above a value, and where that reaches a target: device functions.
 
-A measure is a count of tokens or a sum of weights exp(x - best), the latter in float64 rounded to
-2**-43: int64 either way, hence exact and the same in any order, in all kernels of `truncation`."""
+A measure is a count of tokens or a sum of weights exp(x - best), each rounded to 2**-43: int64
+either way, hence exact and the same in any order, in all kernels of `truncation`."""
 
 from __future__ import annotations
 
@@ -80,25 +80,28 @@ def unordered(order):
 @triton.jit
 def lowest_by_min_p(best, min_p):
     """The smallest float32 at or above `best + log(min_p)` in float64; -inf without a limit."""
-    exact = best.to(tl.float64) + tl.log(tl.where(min_p > 0, min_p, 1.0).to(tl.float64))
-    rounded = exact.to(tl.float32)
-    above = unordered(ordered(rounded) + 1)
-    lowest = tl.where(rounded.to(tl.float64) < exact, above, rounded)
-    return tl.where(min_p > 0, lowest, -float("inf"))
+    lowest = tl.cast(-float("inf"), tl.float32)
+    if min_p > 0:
+        exact = best.to(tl.float64) + tl.log(min_p.to(tl.float64))
+        rounded = exact.to(tl.float32)
+        above = unordered(ordered(rounded) + 1)
+        lowest = tl.where(rounded.to(tl.float64) < exact, above, rounded)
+    return lowest
 
 
 @triton.jit
-def weights(x, best):
-    """exp(x - best) in units of 2**-43, int64."""
-    weight = tl.exp(x.to(tl.float64) - best.to(tl.float64))
+def weights(x, best, FLOAT64: tl.constexpr):
+    """exp(x - best) in units of 2**-43, int64; from float32 within 1e-6 of itself where it counts:
+    a weight of exp(-d) errs by about (d + 4) * 2**-24."""
+    weight = tl.exp(x.to(tl.float64) - best.to(tl.float64)) if FLOAT64 else tl.exp(x - best)
     return (weight * 8796093022208.0 + 0.5).to(tl.int64)
 
 
 @triton.jit
-def worth(x, best, by_mass):
+def worth(x, best, by_mass, FLOAT64: tl.constexpr):
     """What each token adds to the measure, int64 like x."""
     if by_mass:  # noqa: SIM108 - a branch, so that counting rows skip the exponential
-        added = weights(x, best)
+        added = weights(x, best, FLOAT64)
     else:
         added = (x == x).to(tl.int64)
     return added
@@ -124,7 +127,17 @@ def narrow(pivots_ptr, sums_ptr, target, high, above):
 
 
 @triton.jit
-def measure(source_ptr, length, divisor, best, bound, high, by_mass, TILE: tl.constexpr):
+def measure(
+    source_ptr,
+    length,
+    divisor,
+    best,
+    bound,
+    high,
+    by_mass,
+    FLOAT64: tl.constexpr,
+    TILE: tl.constexpr,
+):
     """Measure of the source's elements in [bound, high), int64."""
     total = tl.cast(0, tl.int64)
     for start in range(0, length, TILE):
@@ -132,13 +145,23 @@ def measure(source_ptr, length, divisor, best, bound, high, by_mass, TILE: tl.co
         x = tl.load(source_ptr + index, index < length, -float("inf"))
         x = tl.div_rn(x, divisor)
         wanted = (index < length) & (x >= bound) & (x < high)
-        total += tl.sum(tl.where(wanted, worth(x, best, by_mass), 0), axis=0)
+        total += tl.sum(tl.where(wanted, worth(x, best, by_mass, FLOAT64), 0), axis=0)
     return total
 
 
 @triton.jit
 def bisect(
-    source_ptr, length, divisor, best, low, high, above, target, by_mass, TILE: tl.constexpr
+    source_ptr,
+    length,
+    divisor,
+    best,
+    low,
+    high,
+    above,
+    target,
+    by_mass,
+    FLOAT64: tl.constexpr,
+    TILE: tl.constexpr,
 ):
     """The largest t with `above + measure([t, high)) >= target`; low has enough, high has not."""
     enough = ordered(low)
@@ -146,7 +169,9 @@ def bisect(
     while short - enough > 1:
         middle = (enough + short) >> 1
         value = unordered(middle)
-        reached = above + measure(source_ptr, length, divisor, best, value, high, by_mass, TILE)
+        reached = above + measure(
+            source_ptr, length, divisor, best, value, high, by_mass, FLOAT64, TILE
+        )
         is_enough = reached >= target
         enough = tl.where(is_enough, middle, enough)
         short = tl.where(is_enough, short, middle)

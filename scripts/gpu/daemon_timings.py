@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -48,6 +48,7 @@ def measure_daemon(
         started_s = time.perf_counter()
         seen = daemon.serve(requests)
         seconds = time.perf_counter() - started_s
+        num_compiled = daemon.num_compilations_after_ready()
         daemon.stop()
     for at, pair in enumerate(zip(requests, seen, strict=True)):
         if is_wrong(*pair, shape["vocab_size"]):
@@ -57,6 +58,7 @@ def measure_daemon(
         "output_tok_s": round(sum(num_outputs) / seconds, 1),
         "seconds": round(seconds, 2),
         "median_first_token_s": round(first_tokens[number // 2], 3),
+        "num_compilations_after_ready": num_compiled,
     }
 
 
@@ -113,11 +115,27 @@ def _measure_peer(shape: Shape, device: str) -> dict[str, Any]:
     }
 
 
-def daemon_timings() -> list[TimingGroup]:
+def _figures(name: str, figures: dict[str, Callable[[], dict[str, Any]]]) -> list[TimingGroup]:
     """Each measurement checks its own requests."""
-    shape, of_it = PUBLISHED["Qwen3-0.6B"], f"Qwen3-0.6B, 256 x {SHORTEST}-{LONGEST} in and out"
-    figures = {
-        f"daemon, {of_it}": partial(measure_daemon, shape),
-        f"transformers, {of_it}": partial(measure_peer, shape),
-    }
-    return [TimingGroup("end to end", lambda: 0.0, 0, figures=figures)]
+    return [TimingGroup(name, lambda: 0.0, 0, figures=figures)]
+
+
+_SMALL = f"Qwen3-0.6B, {NUM_REQUESTS} x {SHORTEST}-{LONGEST} in and out"
+
+
+def daemon_timings() -> list[TimingGroup]:
+    """Our own."""
+    measured = partial(measure_daemon, PUBLISHED["Qwen3-0.6B"])
+    return _figures("end to end", {f"daemon, {_SMALL}": measured})
+
+
+def peer_timings() -> list[TimingGroup]:
+    """Another engine on the same workload."""
+    measured = partial(measure_peer, PUBLISHED["Qwen3-0.6B"])
+    return _figures("peer", {f"transformers, {_SMALL}": measured})
+
+
+def long_timings() -> list[TimingGroup]:
+    """A model that fills the device, if time is left."""
+    measured = partial(measure_daemon, PUBLISHED["Llama-3.1-8B"], shortest=1000, longest=1000)
+    return _figures("long", {f"daemon, Llama-3.1-8B, {NUM_REQUESTS} x 1000 in and out": measured})

@@ -340,3 +340,13 @@ def sampling_timings() -> list[TimingGroup]:
         group("logprobs", partial(logprobs.check, 63, VOCAB_SIZE), 1e-5, time_logprobs),
         _group("step inputs", steps, "step inputs {} rows", time_step_inputs, num_rows),
     ]
+
+
+def all_timings() -> list[TimingGroup]:
+    """In the order of their worth."""
+    return [
+        *attention_timings(),
+        *product_timings(),
+        *elementwise_timings(),
+        *sampling_timings(),
+    ]

@@ -55,8 +55,10 @@ class TimingGroup:
     timings: Mapping[str, Callable[[], Work]] = field(default_factory=dict)
     figures: Mapping[str, Callable[[], Mapping[str, Any]]] = field(default_factory=dict)
 
-    def names(self) -> list[str]:
-        return [*self.timings, *self.figures]
+    def names(self, only: str = "") -> list[str]:
+        """Those with this text in them, or all if it is in the group's name."""
+        names = [*self.timings, *self.figures]
+        return names if only in self.name else [name for name in names if only in name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +83,9 @@ def run_group(
     deadline_s: float,
     emit: Callable[[Row], None],
 ) -> None:
-    """The check, then what has `only` in its name; `emit` gets a row for each as it is known.
+    """The check, then what `only` names; `emit` gets a row for each as it is known.
     `measure` times a call, `in_graph` or not; it gives at least `median_us`."""
-    names = [name for name in group.names() if only in name]
+    names = group.names(only)
     if not names or clock() >= deadline_s:
         return
     try:
@@ -100,14 +102,21 @@ def run_group(
         if clock() >= deadline_s:
             return
         try:
-            if name in group.figures:
-                emit(row | {"state": "measured", "figures": dict(group.figures[name]())})
-                continue
-            work = group.timings[name]()
-            times = measure(work.call, in_graph=work.fits_graph)
-            emit(row | {"state": "timed"} | times | _rates(work, ceilings, times["median_us"]))
+            emit(row | _result(group, name, ceilings, measure))
         except Exception as problem:
             emit(row | {"state": "error", "why": _describe(problem)})
+
+
+def _result(
+    group: TimingGroup, name: str, ceilings: Ceilings, measure: Callable[..., dict[str, Any]]
+) -> Row:
+    """Of one timing or figure. Nothing of its work is left when this returns: the next one may
+    need all of the device's memory."""
+    if name in group.figures:
+        return {"state": "measured", "figures": dict(group.figures[name]())}
+    work = group.timings[name]()
+    times = measure(work.call, in_graph=work.fits_graph)
+    return {"state": "timed"} | times | _rates(work, ceilings, times["median_us"])
 
 
 def _rates(work: Work, ceilings: Ceilings, median_us: float) -> Row:
@@ -134,12 +143,11 @@ def _describe(problem: Exception) -> str:
 FAMILIES = {
     "daemon": "scripts.gpu.daemon_timings:daemon_timings",
     "steps": "scripts.gpu.step_timings:step_timings",
-    "attention": "scripts.gpu.kernel_timings:attention_timings",
-    "products": "scripts.gpu.kernel_timings:product_timings",
-    "elementwise": "scripts.gpu.kernel_timings:elementwise_timings",
-    "sampling": "scripts.gpu.kernel_timings:sampling_timings",
+    "kernels": "scripts.gpu.kernel_timings:all_timings",
+    "peer": "scripts.gpu.daemon_timings:peer_timings",
+    "long": "scripts.gpu.daemon_timings:long_timings",
 }
-"""In the order of their worth, should time be up."""
+"""In the order of their worth, should time be up. A process of its own costs each some seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +158,7 @@ class Instruction:
         family: see `FAMILIES`; empty to describe the machine and measure its ceilings.
         seconds: that it has.
         seed: of all random inputs.
+        skip: groups that are done, or ended a process before.
     """
 
     family: str
@@ -157,6 +166,7 @@ class Instruction:
     seconds: float
     seed: int
     ceilings: dict[str, float] | None = None
+    skip: tuple[str, ...] = ()
 
 
 def load_family(name: str) -> list[TimingGroup]:

@@ -9,6 +9,7 @@ import httpx
 import pytest
 import safetensors.torch
 import torch
+from adapter_folders import make_adapter, merged_model
 from daemons import Daemon, running_daemon
 
 from frontend import LLM, AsyncLLM, SamplingParams
@@ -147,3 +148,34 @@ async def test_a_killed_daemon_that_comes_back_is_sent_them_again(
         first.close()
         if second is not None:
             second.close()
+
+
+def test_they_come_from_disk_and_through_an_adapter(tiny_llama, tmp_path, reference, states):
+    """With an adapter as transformers' model that it is merged into; neither finds the other's
+    blocks, and a daemon after the first one finds those of both."""
+    folder = make_adapter(tmp_path / "ann", tiny_llama, seed=1)
+    merged = merged_model(tiny_llama, folder)
+    merged.generation_config.eos_token_id = None
+    states = torch.cat([states] * 4)
+    expected = [
+        model.generate(
+            inputs_embeds=states[None],
+            attention_mask=torch.ones(1, 100, dtype=torch.int64),
+            max_new_tokens=30,
+            do_sample=False,
+        )[0].tolist()
+        for model in (reference, merged)
+    ]
+    assert expected[0] != expected[1]
+    options = (*OPTIONS, f"--adapter=ann={folder}", "--prefix-cache-dir", tmp_path / "disk")
+    cached = []
+    for _ in range(2):
+        with (
+            running_daemon(tiny_llama, *options) as daemon,
+            contextlib.closing(LLM(address=daemon.address)) as llm,
+        ):
+            for adapter, tokens in zip((None, "ann"), expected, strict=True):
+                [found] = llm.generate([{"prompt_embeds": states}], GREEDY, adapter=adapter)
+                assert found.outputs[0].token_ids == tokens
+                cached.append(found.num_cached_tokens)
+    assert cached == [0, 0, 96, 96]

@@ -129,6 +129,10 @@ class DaemonRun:
         """All of them at once, of one client."""
         return run(_serve(self.ready["address"], requests, temperature))
 
+    def num_compilations_after_ready(self) -> int:
+        """Of kernels that the daemon's warm-up has missed."""
+        return run(_num_compilations(self.ready["address"]))
+
     def stop(self) -> int:
         """Ask it to end. Returns its exit code."""
         self._process.send_signal(signal.SIGTERM)
@@ -150,6 +154,11 @@ class DaemonRun:
 def _number(pattern: str, log: str) -> float | None:
     found = re.search(pattern, log)
     return None if found is None else float(found[1])
+
+
+async def _num_compilations(address: str) -> int:
+    async with AsyncLLM(address) as llm:
+        return (await llm.statistics()).num_compilations_after_ready
 
 
 async def _serve(

@@ -16,6 +16,17 @@ TINY_OPTIONS = ("--max-num-seqs", "8", "--max-model-len", "128", "--num-blocks",
 # few blocks: other tests share the device
 OPTIONS = ("--max-num-seqs", "256", "--max-model-len", "4096", "--num-blocks", "4096")
 OPTIONS += ("--max-num-batched-tokens", "8192")
+TWO_LAYERS = PUBLISHED["Qwen3-0.6B"] | {"num_hidden_layers": 2}
+# blocks for a dozen of sequences: the others are preempted, and come back from host memory
+SWAPPING = ("--max-num-seqs", "64", "--max-model-len", "1024", "--num-blocks", "300")
+SWAPPING += (
+    "--kv-cache-dtype",
+    "fp8",
+    "--host-cache-memory",
+    "256MiB",
+    "--preemption-mode",
+    "swap",
+)
 
 
 def random_requests(vocab_size, number, longest):
@@ -34,7 +45,8 @@ def random_requests(vocab_size, number, longest):
     ("shape", "options", "number", "longest"),
     [
         pytest.param(TINY, TINY_OPTIONS, 12, 30, id="tiny"),
-        on_gpu(PUBLISHED["Qwen3-0.6B"] | {"num_hidden_layers": 2}, OPTIONS, 60, 300, id="Qwen3"),
+        on_gpu(TWO_LAYERS, OPTIONS, 60, 300, id="Qwen3"),
+        on_gpu(TWO_LAYERS, SWAPPING, 60, 300, id="Qwen3 fp8 swapped"),
     ],
 )
 def test_every_request_ends_once_also_beside_clients_that_go_away(
@@ -45,6 +57,7 @@ def test_every_request_ends_once_also_beside_clients_that_go_away(
         seen = daemon.serve(requests)
         # behind those that went away
         seen += daemon.serve(requests[1:5])
+        assert daemon.num_compilations_after_ready() == 0
         assert daemon.stop() == 0
     pairs = zip([*requests, *requests[1:5]], seen, strict=True)
     assert not [pair for pair in pairs if is_wrong(*pair, shape["vocab_size"])]

@@ -4,6 +4,8 @@ import json
 import math
 import subprocess
 import sys
+import time
+import weakref
 import zipfile
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import pytest
 import torch
 
 from scripts import gpu_run
-from scripts.gpu import daemon_timings, kernel_timings, processes, step_timings
+from scripts.gpu import carry, daemon_timings, kernel_timings, processes, step_timings, worker
 from scripts.gpu.timing import FAMILIES, Ceilings, TimingGroup, Work, load_family, run_group
 from scripts.gpu_run import as_table
 from tests.gpu.checks import moe, rotary
@@ -75,6 +77,72 @@ def test_a_timing_that_raises_takes_no_other_along():
     rows = rows_of(group)
     assert [row["state"] for row in rows.values()] == ["error", "timed", "measured"]
     assert "test_gpu_run.py" in rows["bad"]["why"]
+
+
+def test_nothing_of_a_timing_is_left_when_the_next_one_is_made():
+    """Each may need all of the device's memory."""
+    made = []
+
+    def prepare():
+        assert [alive() for alive in made] == [None] * len(made)
+        tensor = torch.zeros(10)
+        made.append(weakref.ref(tensor))
+        return Work(call=lambda: tensor.sum(), num_bytes=4e6)
+
+    timings = dict.fromkeys("abc", prepare)
+    rows = rows_of(TimingGroup("g", lambda: 0.0, 0, timings))
+    assert [row["state"] for row in rows.values()] == ["timed"] * 3
+
+
+class FakeDevice:
+    """Work is queued by a host that takes its time, and done in order. Microseconds."""
+
+    def __init__(self, monkeypatch):
+        self.host_us = self.device_us = 0.0
+        monkeypatch.setattr(torch.cuda, "synchronize", self.wait)
+        monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: FakeEvent(self))
+        monkeypatch.setattr(torch, "ones", lambda number, **_: FakeBuffer(self, 4 * number))
+
+    def launch(self, host_us, device_us):
+        self.host_us += host_us
+        self.device_us = max(self.device_us, self.host_us) + device_us
+
+    def wait(self):
+        self.host_us = self.device_us = max(self.host_us, self.device_us)
+
+
+class FakeEvent:
+    def __init__(self, device):
+        self.device = device
+
+    def record(self):
+        self.device.launch(2, 0)
+        self.at_us = self.device.device_us
+
+    def elapsed_time(self, other):
+        return (other.at_us - self.at_us) / 1e3
+
+
+class FakeBuffer:
+    def __init__(self, device, num_bytes):
+        self.device, self.num_bytes = device, num_bytes
+
+    def sum(self):
+        self.device.launch(20, self.num_bytes / 4.8e6)  # at 4.8 TB/s
+
+
+@pytest.mark.parametrize(("num_launches", "kernel_us"), [(1, 3.0), (6, 4.0), (12, 2.5)])
+def test_a_cold_median_is_the_devices_time_however_slow_the_host(
+    monkeypatch, num_launches, kernel_us
+):
+    device = FakeDevice(monkeypatch)
+
+    def call():
+        for _ in range(num_launches):
+            device.launch(35, kernel_us)
+
+    times = worker.CudaTimer().measure(call, in_graph=False)
+    assert times["median_us"] == times["again_us"] == pytest.approx(num_launches * kernel_us, abs=3)
 
 
 def test_time_limit_and_selection_leave_the_rest_alone():
@@ -147,6 +215,7 @@ def test_the_daemon_is_measured():
     )
     assert figures["output_tok_s"] > 0
     assert figures["launch_to_ready_s"] >= figures["ready_s"] > 0
+    assert figures["num_compilations_after_ready"] == 0
 
 
 def test_a_file_of_tests_gives_a_row_a_test_and_what_a_dying_process_lost(tmp_path):
@@ -212,7 +281,8 @@ MACHINE = {"device": {"name": "a GPU"}, "ceilings": {"copy_bytes_s": 4e12, "matm
 
 
 def test_a_worker_that_dies_leaves_its_rest_by_name(monkeypatch):
-    timed = {"name": "masks 1 x 151936", "group": "masks", "state": "timed", "median_us": 2.0}
+    timed = {"name": "sample free 1 x 151936", "group": "sampling free", "state": "timed"}
+    timed |= {"median_us": 2.0}
     timed |= {"floor_us": 1.0, "of_floor": 0.5, "gigabytes_s": 2000.0}
     failed = {"file": "f", "name": "f::b", "state": "failed", "why": "1 > 0"}
     run, saved = make_run(
@@ -223,8 +293,9 @@ def test_a_worker_that_dies_leaves_its_rest_by_name(monkeypatch):
     )
     document = run.execute()
     states = {row["name"]: row for row in document["timings"]}
-    assert states["masks 1 x 151936"]["state"] == "timed"
-    assert states["masks 64 x 151936"]["why"] == "its process ended with -6"
+    assert states["sample free 1 x 151936"]["state"] == "timed"
+    assert states["sample free 64 x 151936"]["why"] == "its process ended with -6"
+    assert not any("masks" in name for name in states)
     assert json.loads(saved[-1]) == document
     table = as_table(document)
     assert "a GPU: copy 4.00 TB/s, bf16 product 800 TFLOP/s" in table
@@ -233,6 +304,90 @@ def test_a_worker_that_dies_leaves_its_rest_by_name(monkeypatch):
         line.split()[-6:] == ["2.0", "0.0", "-", "1.0", "50", "%", "2000"][-6:]
         for line in table.splitlines()
     )
+
+
+def test_the_groups_behind_one_that_ends_its_process_go_on_in_another(monkeypatch):
+    asked = []
+
+    def worker_that_dies(instruction):
+        if instruction.ceilings is None:
+            return [MACHINE], None
+        asked.append(instruction.skip)
+        if instruction.family != "kernels":
+            return [], None
+        names = {group.name: group.names("sampl") for group in load_family("kernels")}
+        names = {name: wanted for name, wanted in names.items() if wanted}
+        if not instruction.skip:
+            first = next(iter(names))
+            timed = {"group": first, "state": "timed", "median_us": 2.0}
+            return [timed | {"name": names[first][0]}], {"state": "error", "why": "it died"}
+        left = [name for name in names if name not in instruction.skip]
+        return [{"name": n, "state": "timed"} for name in left for n in names[name]], None
+
+    run, _ = make_run(monkeypatch, ceilings=([MACHINE], None), timings=[], checks=[])
+    run._only = "sampl"
+    monkeypatch.setattr(gpu_run, "run_worker", worker_that_dies)
+    rows = {row["name"]: row for row in run.execute()["timings"] if "sampl" in row["name"]}
+    states = [row["state"] for row in rows.values()]
+    assert states == ["timed", "error", "error"] + ["timed"] * (len(rows) - 3)
+    assert len(rows) == 6
+    assert {row["device"] for row in rows.values()} == {"a GPU"}
+    assert any("sampling free" in skip and "masks" in skip for skip in asked)
+
+
+def test_everything_ends_in_570_seconds_though_every_process_takes_all_it_may(monkeypatch):
+    now_s = [0.0]
+
+    def slow_worker(instruction):
+        if instruction.ceilings is None:
+            now_s[0] += 20
+            return [MACHINE], None
+        now_s[0] += instruction.seconds + 1
+        return [], {"state": "not run", "why": "its process was killed"}
+
+    def slow_check(file, seconds, seed, *, uses_gpu):
+        now_s[0] += (seconds + 1) / processes.CHECKS_AT_ONCE
+        return [{"file": file, "name": file, "state": "passed"}]
+
+    run, _ = make_run(monkeypatch, clock=lambda: now_s[0], checks=[])
+    run._only, run._limit_s = "", 560.0  # the option's default
+    monkeypatch.setattr(gpu_run, "run_worker", slow_worker)
+    monkeypatch.setattr(gpu_run, "check_file", slow_check)
+    document = run.execute()
+    assert 540 < now_s[0] < 570
+    named = {n for family in FAMILIES for group in load_family(family) for n in group.names()}
+    assert {row["name"] for row in document["timings"]} == named
+
+
+def test_daemons_are_checked_when_nothing_else_takes_memory(monkeypatch):
+    running, seen = set(), []
+
+    def check(file, seconds, seed, *, uses_gpu):
+        running.add(file)
+        time.sleep(0.01)
+        seen.append((file, len(running)))
+        running.remove(file)
+        return []
+
+    run, _ = make_run(monkeypatch, ceilings=([MACHINE], None), timings=([], None), checks=[])
+    run._only = "test_"
+    monkeypatch.setattr(gpu_run, "check_file", check)
+    run.execute()
+    assert seen[-1] == ("tests/gpu/test_daemon.py", 1)
+    assert sum("daemon" in file for file, _ in seen) == 1
+    assert len(seen) > 20
+
+
+def test_the_commit_is_gits_or_what_was_written_into_a_copy_without_git(tmp_path):
+    commit = carry.commit_of(ROOT)
+    git = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
+    head = subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
+    assert commit.removesuffix("+") == head
+    assert carry.commit_of(tmp_path) is None
+    written = tmp_path / carry.CARRIED.relative_to(ROOT) / "commit"
+    written.parent.mkdir(parents=True)
+    written.write_text(f"{head}\n")
+    assert carry.commit_of(tmp_path) == head
 
 
 def test_what_the_time_limit_cut_off_is_not_run(monkeypatch):

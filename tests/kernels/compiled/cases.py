@@ -769,12 +769,17 @@ def truncations() -> Iterator[KernelVariant]:
         splits = num_splits(vocab_size)
         values = pointers | {"stride_r": vocab_size, "V": vocab_size, "S": splits}
         constants = {"SPLITS": triton.next_power_of_2(splits), "TILE": TILE}
-        for name, kernel, more, warps in (
-            ("round 0", truncation._round_kernel, {"ROUND": 0}, truncation._WARPS),
-            ("round 1", truncation._round_kernel, {"ROUND": 1}, truncation._WARPS),
-            ("gather", truncation._gather_kernel, {}, truncation._WARPS),
-            ("finish", truncation._finish_kernel, {}, truncation._FINISH_WARPS),
-        ):
+        launches = [("gather", truncation._gather_kernel, {}, truncation._WARPS)]
+        for is_wide in (True, False):
+            weighing = {"FLOAT64": is_wide}
+            name = "" if is_wide else " in float32"
+            launches += [
+                (f"round {at}{name}", truncation._round_kernel, weighing | {"ROUND": at}, warps)
+                for at, warps in enumerate((truncation._WARPS,) * 2)
+            ]
+            finish = truncation._finish_kernel, weighing, truncation._FINISH_WARPS
+            launches.append((f"finish{name}", *finish))
+        for name, kernel, more, warps in launches:
             yield KernelVariant(
                 name=f"{name} V={vocab_size}",
                 kernel=kernel,

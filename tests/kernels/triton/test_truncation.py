@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from kernels.triton import device_limits
 from kernels.triton import truncation as module
 from kernels.triton.row_maxima import (
     TILE,
@@ -76,6 +77,12 @@ def check(logits, limits, temperature=None):
     expected = truncate_reference(*scaled) > -torch.inf
     for row in range(rows):
         assert torch.equal(kept[row], expected[row]), (row, limits[row], kept[row].sum())
+
+
+@pytest.fixture
+def float32_weights(monkeypatch):
+    """As on a GPU with few units for float64."""
+    monkeypatch.setattr(module, "has_fast_float64", lambda device: False)
 
 
 def random_logits(rows, vocab_size, spread, seed=0):
@@ -186,3 +193,44 @@ def test_too_little_memory_is_refused():
     asked, best = columns([NONE, NONE]), torch.zeros(2, 1)
     with pytest.raises(ValueError, match="the truncation has 1 rows"):
         find_thresholds(logits, asked, best_RS=best, truncation=poisoned(1))
+
+
+@pytest.mark.parametrize("spread", [0.5, 30.0])
+def test_float32_weights_cut_within_a_millionth_of_the_edge(float32_weights, spread):
+    limits = [limit for limit in LIMITS if limit[1] < 1 and not limit[0] and not limit[2]]
+    rows = 3 * len(limits)
+    logits, temperature = random_logits(rows, 700, spread, 3), torch.linspace(0.3, 2.0, rows)
+    truncation = poisoned(rows)
+    asked = columns(limits * 3, temperature_N=temperature)
+    find_thresholds(logits, asked, best_RS=maxima(logits)[0], truncation=truncation)
+    x = logits / temperature[:, None]
+    is_tie = (x == truncation.threshold_R[:, None]) & (
+        torch.arange(700) <= truncation.last_tie_R[:, None]
+    )
+    kept = (x > truncation.threshold_R[:, None]) | is_tie
+    shares = torch.softmax(x.double(), dim=1)
+    for row, (_, top_p, _) in enumerate(limits * 3):
+        assert kept[row].any()
+        mass, least = shares[row][kept[row]].sum(), shares[row][kept[row]].min()
+        assert not (shares[row][~kept[row]] > least).any()
+        assert mass >= top_p - 1e-6
+        assert mass - least < top_p + 1e-6
+
+
+def test_float32_weights_keep_what_the_specification_keeps_away_from_edges(float32_weights):
+    check(
+        random_logits(len(LIMITS), 1000, 3.0, 1000), LIMITS, torch.linspace(0.3, 2.5, len(LIMITS))
+    )
+    check(torch.zeros(5, 1000), [(3, 1.0, 0.0), (0, 0.5, 0.0), (0, 0.9, 0.0), NONE, (4, 0.6, 0.0)])
+
+
+@pytest.mark.parametrize(
+    ("capability", "is_fast"),
+    [((8, 0), True), ((9, 0), True), ((10, 0), True), ((8, 6), False), ((8, 9), False),
+     ((10, 3), False), ((12, 0), False)],
+)  # fmt: skip
+def test_float64_is_used_where_there_are_units_for_it(monkeypatch, capability, is_fast):
+    device_limits.has_fast_float64.cache_clear()
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert device_limits.has_fast_float64(torch.device("cuda", 0)) is is_fast
+    device_limits.has_fast_float64.cache_clear()
