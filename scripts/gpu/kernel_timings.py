@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from kernels.interface.operations import ExpertRouting
 from kernels.triton.activation import silu_and_mul
 from kernels.triton.dense_linear import dense_linear as own_linear
-from kernels.triton.fp8_linear import float8_linear, prepare_float8
+from kernels.triton.fp8_linear import float8_linear, prepare_float8, reference_quantise_rows
 from kernels.triton.moe_linear import TritonExpertWeights, mixture_of_experts
 from kernels.triton.moe_routing import route
 from kernels.triton.norm import add_rms_norm
@@ -103,7 +103,16 @@ def time_swaps(pairs: int, num_layers: int, *, device: str = "cuda") -> Work:
 LINEARS: dict[str, tuple[Callable[..., Any], Callable[[torch.Tensor, Any], object], float]] = {
     "torch linear bf16": (torch.Tensor.bfloat16, F.linear, 2.0),
     "own linear bf16": (torch.Tensor.bfloat16, own_linear, 2.0),
-    "fp8 linear": (prepare_float8, float8_linear, 1.0),
+    "fp8 linear": (
+        lambda weight: prepare_float8(*reference_quantise_rows(weight)),
+        float8_linear,
+        1.0,
+    ),
+    "fp8 linear in blocks": (
+        lambda weight: prepare_float8(*reference_quantise_rows(weight, grouped=True)),
+        float8_linear,
+        1 + 4 / 128,
+    ),
     "int8 linear": (partial(quantise, num_bits=8, group_size=128), packed_linear, 1 + 4 / 128),
     "int4 linear": (partial(quantise, num_bits=4, group_size=128), packed_linear, 0.5 + 4 / 128),
 }

@@ -237,8 +237,9 @@ protected:
         for (int r = 0; r < ROWS; ++r) {
             for (int c = 0; c < WIDTH; ++c) {
                 float* to = states + r * state + d + 16 * c;
-                const vf sum = __builtin_convertvector(sums[r][c], vf);
-                store(to, fma(load(to), splat(own[r]), sum * splat(scales[r]) * splat(other[r])));
+                // as a tile's own result would be: it is rounded before it is joined
+                const vf sum = __builtin_convertvector(sums[r][c], vf) * splat(scales[r]);
+                store(to, fma(load(to), splat(own[r]), sum * splat(other[r])));
             }
         }
     }

@@ -103,7 +103,7 @@ def variants(
         attention_work_lists,
         copied_blocks,
         dense_products,
-        float8_rows,
+        float8_products,
         reported_logprobs,
         adapters_beside_products,
         expert_products,
@@ -373,15 +373,45 @@ def dense_products() -> Iterator[KernelVariant]:
         )
 
 
-def float8_rows() -> Iterator[KernelVariant]:
-    """Rounding of rows that fit one block, and of longer ones."""
-    for dtype, width in itertools.product((BF16, FP16), (4096, 14336)):
+def float8_products() -> Iterator[KernelVariant]:
+    """Rounding of rows that fit one block, of longer ones, by a given scale and by groups; products
+    of both kinds of scales, in splits and not."""
+    for dtype, width, is_given in (
+        *((dtype, width, False) for dtype in (BF16, FP16) for width in (4096, 14336)),
+        (BF16, 14336, True),
+    ):
         yield KernelVariant(
-            name=f"quantise {_name(dtype)} rows of {width}",
+            name=f"quantise {_name(dtype)} rows of {width}{', given' * is_given}",
             kernel=fp8_linear._quantise_rows_kernel,
-            arguments={"x_ptr": dtype, "q_ptr": FP8, "scale_ptr": FP32, "x_stride": width},
-            constants=fp8_linear._constants(width),
+            arguments={"x_ptr": dtype, "q_ptr": FP8, "scale_ptr": FP32, "x_stride": width}
+            | {"given_ptr": FP32 if is_given else None},
+            constants=fp8_linear.row_constants(width) | {"IS_GIVEN": is_given},
         )
+    for width in (2048, 14336):
+        yield KernelVariant(
+            name=f"quantise groups of rows of {width}",
+            kernel=fp8_linear._quantise_groups_kernel,
+            arguments={"x_ptr": BF16, "q_ptr": FP8, "scale_ptr": FP32, "x_stride": width},
+            constants=fp8_linear.group_constants(width),
+        )
+    for outputs, inputs, grouped in ((6144, 4096, True), (6144, 4096, False), (576, 2048, True)):
+        weight = fp8_linear.Float8Weight(
+            weight_NE=torch.empty(outputs, inputs, dtype=FP8, device="meta"),
+            scales_NG=torch.empty(outputs, inputs // 128 if grouped else 1, device="meta"),
+        )
+        for rows, in_splits in ((16, True), (32, True), (64, True), (128, False)):
+            constants, launch = fp8_linear.product_configuration(weight, rows, in_splits=in_splits)
+            splits = constants["SPLITS"]
+            yield KernelVariant(
+                name=f"float8 {inputs} -> {outputs}, {rows} rows{', grouped' * grouped}",
+                kernel=fp8_linear._float8_kernel,
+                arguments=_pointers(FP8, "q w")
+                | _pointers(FP32, "scale w_scale")
+                | {"bias_ptr": None, "out_ptr": BF16 if splits == 1 else FP32, "num_rows": rows},
+                constants=constants | {"HAS_BIAS": False},
+                needs_wgmma=True,
+                **launch,
+            )
 
 
 def adapters_beside_products() -> Iterator[KernelVariant]:
@@ -569,14 +599,17 @@ LAYOUTS = (  # name, bits, inputs a group, offsets, dtype of scales; weights of 
     ("int8 groups of 64 with zeros", 8, 64, True, FP32),
     ("int8 groups of 128", 8, 128, False, FP16),
     ("int8 groups of 128 with zeros", 8, 128, True, FP32),
+    ("float8 groups of 128", 8, 128, False, FP32),
+    ("float8, a scale a row", 8, 4096, False, FP32),
 )
 """Each layout that a file can give."""
 
 
 def _packed(layout: tuple[str, int, int, bool, torch.dtype]) -> tuple[dict[str, Any], ...]:
     """Arguments and constants of a weight."""
-    _, bits, group, has_offsets, scales = layout
-    arguments = {"packed_ptr": torch.uint8 if bits == 4 else INT8, "scales_ptr": scales}
+    name, bits, group, has_offsets, scales = layout
+    has_bytes = bits == 4 or name.startswith("float8")
+    arguments = {"packed_ptr": torch.uint8 if has_bytes else INT8, "scales_ptr": scales}
     arguments |= {"offsets_ptr": scales if has_offsets else None}
     constants = {"N": 4096, "K": 4096, "BITS": bits, "GROUP": group, "HAS_OFFSETS": has_offsets}
     constants |= {"BLOCK_N": quantised_linear.BLOCK_N, "BLOCK_J": quantised_linear.BLOCK_J}

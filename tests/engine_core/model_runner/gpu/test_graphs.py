@@ -42,6 +42,7 @@ def test_without_buckets_there_is_nothing_to_capture():
     assert not order
 
 
+@pytest.mark.parametrize("reference", ["one group"], indirect=True)
 def test_what_warm_up_leaves_is_captured_one_at_a_time_while_nothing_runs(make_device_runner):
     queue = LateQueue()
     runner = make_device_runner(queue=queue)
@@ -67,6 +68,7 @@ def test_what_warm_up_leaves_is_captured_one_at_a_time_while_nothing_runs(make_d
     assert len(graphs) == len(graphs.all)
 
 
+@pytest.mark.parametrize("reference", ["one group"], indirect=True)
 def test_captures_between_steps_change_no_token(make_device_runner):
     names = ["greedy", "truncated", "penalised", "min tokens"]
     expected, _ = in_flight(make_device_runner(), names, 6)
