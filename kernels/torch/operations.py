@@ -66,6 +66,10 @@ class TorchOperations:
         return "torch-cpu"
 
     @property
+    def instruction_set(self) -> str:
+        return torch.backends.cpu.get_cpu_capability().lower()
+
+    @property
     def build(self) -> str:
         return f"torch-{torch.__version__}"
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from engine_core.model_runner.gpu.graphs import GraphKey
+from engine_core.model_runner.gpu.step_buckets import StepBucket
 from engine_core.models import load_dummy_model
 from engine_core.scheduler import SchedulerOutput
 from kernels.interface.device_steps import SamplingMode
@@ -52,7 +53,7 @@ class ReadyEngine:
         stream, again and again the same one."""
         runner = self.engine.runner
         runner.execute(self._plan([(context, context - 1)] * batch))
-        return runner.graphs.replay_of(GraphKey(batch, SamplingMode.PLAIN))
+        return runner.graphs.replay_of(GraphKey(StepBucket(batch, batch), SamplingMode.PLAIN))
 
     def prefill(self, num_tokens: int, prefix: int = 0) -> Callable[[], object]:
         """What computes a prompt behind what is cached of it in one step, and waits for it."""

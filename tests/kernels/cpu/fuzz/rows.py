@@ -116,7 +116,7 @@ def tiles(library: NativeLibrary, case: RandomCase) -> None:
     x, w, sums = (case.integers((16, 64), 256, torch.uint8) for _ in range(3))
     addresses = x.data_ptr(), w.data_ptr(), sums.data_ptr()
     if library.isa.startswith("amx"):
-        check(prove(case.below(3), 1, *addresses))
-        must_refuse("a product 3", lambda: check(prove(3, 1, *addresses)))
+        check(prove(case.below(4), 1, *addresses))
+        must_refuse("a product 4", lambda: check(prove(4, 1, *addresses)))
     else:
         must_refuse("a set without tiles", lambda: check(prove(0, 1, *addresses)))
