@@ -131,13 +131,19 @@ class StepSuspects(StepObserver):
     def __init__(self, suspects: Suspects) -> None:
         self._suspects = suspects
         self._fingerprints: dict[str, int] = {}
+        self._last: tuple[list[str], list[int]] = [], []
+        """The sequences of a plan, and the fingerprints of their requests: mostly those of the next
+        plan too, which has the same list then."""
 
     def on_arrival(self, message: EngineRequest, client_index: int, now_s: float) -> None:
         self._fingerprints[message.request_id] = fingerprint(message)
 
     def on_plan(self, plan: SchedulerOutput, now_s: float) -> None:
-        found = {self._fingerprints.get(request_of(name)) for name in plan.batch.req_ids}
-        self._suspects.begin_step(plan.step_id, [each for each in found if each is not None])
+        names = plan.batch.req_ids
+        if names is not self._last[0]:
+            found = {self._fingerprints.get(request_of(name)) for name in names}
+            self._last = names, [each for each in found if each is not None]
+        self._suspects.begin_step(plan.step_id, self._last[1])
 
     def on_outputs(self, outputs: Mapping[int, EngineCoreOutputs], now_s: float) -> None:
         for per_client in outputs.values():

@@ -1,6 +1,7 @@
 """Benchmarks of this machine. A table goes to stderr, one JSON document to stdout as the last line.
 
     python scripts/bench.py scheduler
+    python scripts/bench.py growth --picture docs/benchmarks/growth.svg
     python scripts/bench.py startup --options "--dtype float32"
     python scripts/bench.py restart --options "--dtype float32"
     python scripts/bench.py bounds --num-requests 100000
@@ -31,6 +32,7 @@ from scripts.command_line import make_app, run_app
 app = make_app("bench", __doc__)
 for name, text in {
     "scheduler": "Microseconds that the scheduler takes; no model and no torch.",
+    "growth": "How a step and a request grow with what the engine holds.",
     "startup": "From launch to ready and to the first token, and the daemon's memory.",
     "restart": "Time to first token after kill -9, with and without --prefix-cache-dir.",
     "bounds": "Does a daemon grow under load? Memory, descriptors, threads, others' latency.",

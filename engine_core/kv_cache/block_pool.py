@@ -1,5 +1,6 @@
 """The device's blocks: reference counts, the free list, and the index from hashes to blocks."""
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Set
 
@@ -33,6 +34,8 @@ class BlockPool:
         self.num_groups = num_groups
         self.num_references = 0
         """Of all blocks together."""
+        self._num_reused = 0
+        """Cached blocks that came into use again, or left the index, since the start."""
         self.evicted = EvictedHashes(_EVICTED_A_BLOCK * num_blocks)
         self._empty = list(range(num_blocks, 0, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()
@@ -49,6 +52,11 @@ class BlockPool:
     def num_free(self) -> int:
         """Blocks that can be taken now, cached ones included."""
         return len(self._empty) + len(self._cached)
+
+    @property
+    def num_free_or_reused(self) -> int:
+        """Free blocks, and all that came into use as cached ones or left the index so far."""
+        return len(self._empty) + len(self._cached) + self._num_reused
 
     @property
     def num_cached(self) -> int:
@@ -96,18 +104,19 @@ class BlockPool:
         return block_ids
 
     def _allocate_avoiding(self, num_blocks: int, avoid: Set[int]) -> list[int]:
-        """O(free blocks); for the few that are copied into."""
-        usable = [block_id for block_id in reversed(self._empty) if block_id not in avoid]
-        usable += [block_id for block_id in self._cached if block_id not in avoid]
-        block_ids = usable[:num_blocks]
+        empty, block_ids, passed = self._empty, list[int](), list[int]()
+        while empty and len(block_ids) < num_blocks:
+            block_id = empty.pop()
+            (passed if block_id in avoid else block_ids).append(block_id)
+        empty += reversed(passed)
+        oldest = (block_id for block_id in self._cached if block_id not in avoid)
+        for block_id in list(itertools.islice(oldest, num_blocks - len(block_ids))):
+            del self._cached[block_id]
+            self.evicted.add(self._pop_hash(block_id))
+            block_ids.append(block_id)
         assert len(block_ids) == num_blocks, "no free block left; the caller must ask first"
         for block_id in block_ids:
-            if block_id in self._cached:
-                del self._cached[block_id]
-                self.evicted.add(self._pop_hash(block_id))
             self._ref_counts[block_id] = 1
-        taken = set(block_ids)
-        self._empty = [block_id for block_id in self._empty if block_id not in taken]
         self.num_references += num_blocks
         return block_ids
 
@@ -123,6 +132,7 @@ class BlockPool:
             if ref_counts[block_id] == 0:
                 assert self._hashes[block_id] is not None, f"block {block_id} holds nothing known"
                 del self._cached[block_id]
+                self._num_reused += 1
             ref_counts[block_id] += 1
         self.num_references += len(block_ids)
 
@@ -219,6 +229,7 @@ class BlockPool:
         pop = self._cached.popitem
         assert len(self._cached) >= num_blocks, "no free block left; the caller must ask first"
         block_ids = [pop(last=False)[0] for _ in range(num_blocks)]
+        self._num_reused += num_blocks
         evicted = []
         for block_id in block_ids:
             block_hash = hashes[block_id]
@@ -236,6 +247,7 @@ class BlockPool:
         assert block_hash is not None
         del self._index[self._group_of[block_id]][block_hash]
         self._hashes[block_id] = None
+        self._num_reused += 1
         if self.touched is not None:
             self.touched.add((self._group_of[block_id], block_hash))
         return block_hash

@@ -10,8 +10,10 @@ from engine_core.kv_cache.copies import CacheCopies
 from engine_core.kv_cache.disk import DiskTier
 from engine_core.kv_cache.groups import KVCacheGroupSpec
 from engine_core.kv_cache.host_pool import HashKey
+from engine_core.kv_cache.next_blocks import NextBlocks
 from engine_core.kv_cache.offload import OffloadManager
 from engine_core.kv_cache.prefix_cache import CacheHit, PrefixCache
+from engine_core.kv_cache.refusal import Refusal
 from engine_core.kv_cache.sequence_blocks import (
     NULL_BLOCK_ID,
     BlockIds,
@@ -96,6 +98,11 @@ class KVCacheManager:
         self._swapped = SwappedSequences(self._offload, groups=self.groups, block_size=block_size)
         self._blocks_of: dict[str, SequenceBlocks] = {}
         """By sequence_id; only sequences that hold blocks on the device."""
+        self._refusal: Refusal | None = None
+        self.next_blocks: NextBlocks | None = None
+        """Where every sequence has one table, without a window."""
+        if self.groups == (KVCacheGroupSpec(),):
+            self.next_blocks = NextBlocks(self._offload, self._prefix_cache, self._blocks_of)
         self._sliding = [
             group for group, spec in enumerate(self.groups) if spec.sliding_window is not None
         ]
@@ -255,8 +262,22 @@ class KVCacheManager:
             return AllocStatus.NEVER
         has_copies = hit.host_blocks or hit.disk_blocks
         num_free = self._offload.num_copy_targets if has_copies else self._pool.num_free
-        has_room = num_free - (num_total - num_shared) >= head_room
-        return AllocStatus.OK if has_room else AllocStatus.LATER
+        num_lacking = head_room - (num_free - (num_total - num_shared))
+        if num_lacking <= 0:
+            return AllocStatus.OK
+        if self._prefix_cache.has_one_tier:
+            num_found, num_hashed = len(hit.block_ids[0]), len(seq.block_hashes)
+            is_whole = num_found >= min(num_hashed, (seq.num_tokens - 1) // self.block_size)
+            missing = None if is_whole else seq.block_hashes[num_found]
+            num_now = self._pool.num_free_or_reused
+            self._refusal = Refusal(seq, seq.num_tokens, missing, num_lacking, head_room, num_now)
+        return AllocStatus.LATER
+
+    def still_lacks_blocks(self, seq: CachedSequence, head_room: int) -> bool:
+        """Whether `can_admit` said LATER to this sequence last, and would again, whatever is cached
+        of it now. Costs nothing a block."""
+        refusal = self._refusal
+        return refusal is not None and refusal.holds(self._pool, seq, head_room)
 
     def missing_blocks(self, seq: CachedSequence, num_tokens: int) -> list[HashKey]:
         """What is not in memory or on disk of the full blocks of the first `num_tokens` tokens, as

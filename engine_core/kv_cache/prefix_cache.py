@@ -129,7 +129,8 @@ class PrefixCache:
         self._groups = tuple(groups)
         self._block_size = block_size
         has_more = offload.host.num_blocks or offload.disk is not None
-        self._has_one_tier = self._groups == (KVCacheGroupSpec(),) and not has_more
+        self.has_one_tier = self._groups == (KVCacheGroupSpec(),) and not has_more
+        """Blocks are on the device only, one table a sequence."""
         self._first_blocks = FirstBlocks(_FIRST_BLOCKS_A_BLOCK * self._pool.num_blocks)
 
     # ------------------------------------------------------------------ hashes
@@ -152,7 +153,7 @@ class PrefixCache:
             return CacheHit(0, tuple([] for _ in self._groups))
         self.extend_hashes(seq, num_reusable)
         hashes = seq.block_hashes[:num_reusable]
-        return self._find_on_device(hashes) if self._has_one_tier else self._find_anywhere(hashes)
+        return self._find_on_device(hashes) if self.has_one_tier else self._find_anywhere(hashes)
 
     def _find_on_device(self, block_hashes: Sequence[bytes]) -> CacheHit:
         """Of one full group, without a host: the leading blocks."""
@@ -279,6 +280,42 @@ class PrefixCache:
         seq_blocks.duplicates.difference_update(computed)
         replaced = [index for index in computed if self._replace(seq, seq_blocks, index)]
         return min(replaced, default=None)
+
+    def register_last(
+        self,
+        seqs: Sequence[CachedSequence],
+        holders: Sequence[SequenceBlocks],
+        indexes: Sequence[int],
+        contents: bytes,
+        size: int,
+    ) -> list[int]:
+        """Register the last block of each sequence, `index` - 1, which is full: of one group, where
+        all blocks before it are registered and no equal one is known. `contents`: of these blocks,
+        `size` bytes each. Returns the places of those whose last block is registered now."""
+        places, block_ids, names, stop = [], [], [], 0
+        for place, (seq, own, index) in enumerate(zip(seqs, holders, indexes, strict=True)):
+            start, stop = stop, stop + size
+            hashes = seq.block_hashes
+            if (
+                own.num_blocks != index
+                or own.num_registered < index - 1
+                or own.duplicates
+                or not 1 < index <= len(hashes) + 1
+                or seq.content_spans
+            ):
+                continue
+            if len(hashes) < index:
+                hashes.append(blake2b(hashes[-1] + contents[start:stop]).digest())
+            places.append(place)
+            block_ids.append(own.tables[0][-1])
+            names.append(hashes[index - 1])
+        others = self._pool.register_run(block_ids, 0, names, 0, len(places))
+        if others:
+            kept = set(range(len(places))).difference(others)
+            places = [places[number] for number in sorted(kept)]
+        for place in places:
+            holders[place].num_registered = indexes[place]
+        return places
 
     def register_filling(
         self, seq: CachedSequence, seq_blocks: SequenceBlocks, num_full: int

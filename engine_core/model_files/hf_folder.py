@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine_core.model_files.errors import ModelNotFound, UnsupportedModelFile
 from engine_core.model_files.fingerprint import fingerprint_files
+from engine_core.model_files.float8 import find_float8_layers, join_float8_layers, read_float8
 from engine_core.model_files.grouped_integers import (
     dequantised,
     find_layers,
@@ -76,19 +77,27 @@ class HfFolder:
         self.path = folder
         self.name = name or folder.resolve().name
         self.config = _read_config(folder)
-        self._quantisation = read_quantisation(self.config, folder)
-        # it describes the files, and `tensors` gives what a plain folder would hold
-        self.config.pop("quantization_config", None)
+        float8 = read_float8(self.config, folder)
+        grouped = read_quantisation(self.config, folder) if float8 is None else None
+        # they describe the files, and `tensors` gives what a plain folder would hold
+        for name in ("quantization_config", "compression_config"):
+            self.config.pop(name, None)
         self.generation_config: dict[str, Any] = read_json_object_if_present(
             folder / "generation_config.json"
         )
         shards = find_safetensors_shards(folder)
         self.weight_files = tuple(shards)
+        names = [name for names in shards.values() for name in names]
         self.quantised_types: frozenset[str] = frozenset()
-        if self._quantisation is not None:
-            self.quantised_types = frozenset({self._quantisation.type_name})
-            names = [name for names in shards.values() for name in names]
-            self._quantised_layers = find_layers(names, folder)
+        self._join: Callable[..., Iterator[tuple[str, WeightPart]]] | None = None
+        if float8 is not None:
+            self.quantised_types = frozenset({float8.type_name})
+            layers = find_float8_layers(names, folder, float8)
+            self._join = partial(join_float8_layers, layers=layers, how=float8)
+        elif grouped is not None:
+            self.quantised_types = frozenset({grouped.type_name})
+            layers = find_layers(names, folder)
+            self._join = partial(join_layers, layers=layers, quantisation=grouped)
 
     @cached_property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -106,9 +115,9 @@ class HfFolder:
 
     def tensors(self, *, keeps_blocks: bool = False) -> Iterator[tuple[str, WeightPart]]:
         tensors = read_safetensors(self.weight_files)
-        if self._quantisation is None:
+        if self._join is None:
             return tensors
-        parts = join_layers(tensors, self._quantised_layers, self._quantisation)
+        parts = self._join(tensors)
         if keeps_blocks:
             return parts
         return ((name, dequantised(part)) for name, part in parts)

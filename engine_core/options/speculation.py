@@ -11,7 +11,7 @@ from engine_core.options.values import COMMON, POSITIVE, SPECULATION
 if TYPE_CHECKING:
     from engine_core.scheduler.speculation.base import Proposer
 
-QuantizationName = Literal["auto", "none", "int8", "int4", "awq", "gptq", "gguf"]
+QuantizationName = Literal["auto", "none", "int8", "int4", "awq", "gptq", "gguf", "fp8"]
 SpeculativeName = Literal["ngram", "suffix", "draft", "eagle"]
 _IN_THE_RUNNER = {"draft": "a model, such as first-layers:4", "eagle": "an EAGLE-3 head"}
 """Drafts that a model makes, and which."""

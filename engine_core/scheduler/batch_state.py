@@ -8,6 +8,8 @@ Int64Array = npt.NDArray[np.int64]
 """Row numbers are of this type everywhere: numpy indexes with int64 several times as fast as with
 other integers."""
 BoolArray = npt.NDArray[np.bool_]
+Ids = npt.NDArray[np.object_]
+"""Of strings: so that rows are picked as of the other columns."""
 
 
 class BatchState:
@@ -60,8 +62,8 @@ class BatchState:
         """Its next output is one token and nothing else."""
         self.arrival_s: npt.NDArray[np.float64] = np.zeros(max_num_rows, np.float64)
         self.first_token_s: npt.NDArray[np.float64] = np.zeros(max_num_rows, np.float64)
-        self.request_ids = [""] * max_num_rows
-        self.sequence_ids = [""] * max_num_rows
+        self.request_ids: Ids = np.full(max_num_rows, "", object)
+        self.sequence_ids: Ids = np.full(max_num_rows, "", object)
         """Of a free row, that of its last sequence."""
         self.rows_with_drafts: set[int] = set()
         self.generation: Int64Array = np.zeros(max_num_rows, np.int64)
@@ -153,7 +155,7 @@ class IdsOfRows:
     step to step the batch mostly stays. The lists must not be changed.
     `ids`: `batch.sequence_ids` or `batch.request_ids`."""
 
-    def __init__(self, batch: BatchState, ids: list[str]) -> None:
+    def __init__(self, batch: BatchState, ids: Ids) -> None:
         self._batch = batch
         self._ids = ids
         self._key: tuple[int, bytes] | None = None
@@ -163,7 +165,6 @@ class IdsOfRows:
         """An id for each of these rows, all of them in use."""
         key = (self._batch.version, rows.tobytes())
         if key != self._key:
-            ids = self._ids
-            self._list = [ids[row] for row in rows.tolist()]
+            self._list = self._ids[rows].tolist()
             self._key = key
         return self._list

@@ -16,13 +16,15 @@ from engine_core.scheduler.request_pool import RequestPool
 class RowSnapshot:
     """Some rows, and which sequences have them at this moment."""
 
-    __slots__ = ("_batch", "_version", "generations", "rows")
+    __slots__ = ("_batch", "_positions", "_version", "generations", "rows")
 
     def __init__(self, batch: BatchState, rows: Int64Array) -> None:
         self._batch = batch
         self.rows = rows
         self.generations: Int64Array = batch.generation[rows]
         self._version = batch.version
+        self._positions: Int64Array | None = None
+        """By row, -1 for others; made when it is first asked for."""
 
     @property
     def all_unchanged(self) -> bool:
@@ -42,10 +44,12 @@ class RowSnapshot:
         sequence."""
         if sequence.row is None:
             return None
-        found = (self.rows == sequence.row).nonzero()[0]
-        if not len(found):
+        if self._positions is None:
+            self._positions = np.full(self._batch.max_num_rows, -1, np.int64)
+            self._positions[self.rows] = np.arange(len(self.rows))
+        position = int(self._positions[sequence.row])
+        if position < 0:
             return None
-        position = int(found[0])
         is_its = self.generations[position] == self._batch.generation[sequence.row]
         return position if is_its else None
 

@@ -102,9 +102,11 @@ class OutputCollector:
         if np.count_nonzero(clients == first) == len(rows):
             self._decoded[first] = self._as_columns(first, rows, token_ids)
             return
-        for client in sorted(set(clients.tolist())):
-            is_own = clients == client
-            self._decoded[client] = self._as_columns(client, rows[is_own], token_ids[is_own])
+        places = np.argsort(clients, kind="stable")
+        ends = np.flatnonzero(np.diff(clients[places])) + 1
+        for own in np.split(places, ends):
+            client = int(clients[own[0]])
+            self._decoded[client] = self._as_columns(client, rows[own], token_ids[own])
 
     def _as_columns(self, client: int, rows: Int64Array, token_ids: Int32Array) -> DecodedTokens:
         ids = self._request_ids.get(client)

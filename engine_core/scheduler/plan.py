@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Mapping
 from collections.abc import Sequence as AnySequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -79,8 +79,7 @@ class ResumedRequestData:
     num_computed_tokens: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class BlockUpdate:
+class BlockUpdate(NamedTuple):
     """Ids to be written into a known sequence's block tables, from logical block `start` on. Mostly
     new blocks behind the last; also one that was copied before its first write, or was replaced by
     an equal one. Blocks that fell out of a sliding window are not listed: the runner masks."""
@@ -232,6 +231,8 @@ class PlanBuilder:
         self._counts: list[Int32Array] = []
         self._single_rows: list[int] = []
         self._single_counts: list[int] = []
+        self._scheduled: set[int] | None = None
+        """Rows of the plan; made when it is first asked for."""
         self._drafts: dict[str, list[int]] = {}
         self._num_decode_steps: Int32Array | None = None
         self._new: dict[str, NewRequestData] = {}
@@ -251,6 +252,7 @@ class PlanBuilder:
             self._join_singles()
             self._rows.append(rows)
             self._counts.append(num_tokens)
+            self._scheduled = None
             is_decode = num_tokens[num_tokens.argmax()] == 1  # a fraction of the sum's cost
             self.budget -= len(rows) if is_decode else int(num_tokens.sum())
             assert self.budget >= 0
@@ -261,6 +263,8 @@ class PlanBuilder:
         assert 0 < num_tokens <= self.budget
         self._single_rows.append(sequence.row)
         self._single_counts.append(num_tokens)
+        if self._scheduled is not None:
+            self._scheduled.add(sequence.row)
         self.budget -= num_tokens
 
     def add_drafts(self, sequence: Sequence, drafts: list[int]) -> None:
@@ -292,7 +296,9 @@ class PlanBuilder:
             self._single_rows, self._single_counts = [], []
 
     def is_scheduled(self, sequence: Sequence) -> bool:
-        return sequence.row in self._single_rows or any(sequence.row in part for part in self._rows)
+        if self._scheduled is None:
+            self._scheduled = set(self.scheduled_rows[0].tolist())
+        return sequence.row in self._scheduled
 
     @property
     def is_empty(self) -> bool:
@@ -348,6 +354,13 @@ class PlanBuilder:
             start = earlier.start
         self._updates[name] = BlockUpdate(name, row, start, block_ids)
 
+    def add_next_block(self, sequence: Sequence, index: int, block_id: int) -> None:
+        """`add_block_update` of one block behind the last, in one table, and the first of the step
+        for this sequence."""
+        name, row = sequence.sequence_id, sequence.row
+        assert row is not None
+        self._updates[name] = BlockUpdate(name, row, index, ([block_id],))
+
     def drop(self, request: Request) -> None:
         """The request is preempted after it was scheduled: its tokens are refunded. Its sequences
         still have their rows."""
@@ -356,6 +369,8 @@ class PlanBuilder:
         self._join_singles()
         gone = [sequence for sequence in request.unfinished if sequence.row is not None]
         rows = np.asarray([sequence.row for sequence in gone], np.int64)
+        if self._scheduled is not None:
+            self._scheduled.difference_update(rows.tolist())
         for index, part in enumerate(self._rows):
             is_gone = np.isin(part, rows)
             if is_gone.any():

@@ -13,8 +13,8 @@ class PromptShares:
         budget 128    |long: 64               |short: 64              |
         two long ones |long: 64               |long: 32  |short: 32   |
 
-    So a short prompt behind k long ones starts in the next step and has `budget >> k` tokens of each
-    step at least, less one for each decode; and a long one keeps half of its pace."""
+    So a short prompt behind k long ones starts in the next step and has `budget >> k` tokens of
+    each step at least, less one for each decode; and a long one keeps half of its pace."""
 
     def __init__(self, pool: RequestPool, max_num_seqs: int) -> None:
         self._pool = pool

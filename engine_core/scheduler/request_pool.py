@@ -121,6 +121,8 @@ class RequestPool:
         """Rows that the running requests have or will have."""
         self.num_queued_tokens = 0
         """Prompt and output tokens of the waiting requests."""
+        self.num_queued_by_adapter: Counter[str] = Counter()
+        """The waiting requests, by fingerprint."""
         self.num_swapped = 0
         self._served: Counter[int] = Counter()
         self._forked: dict[str, Sequence] = {}
@@ -191,10 +193,14 @@ class RequestPool:
         request.num_queued_tokens = sum(sequence.num_tokens for sequence in request.unfinished)
         self.num_queued_tokens += request.num_queued_tokens
         self.num_swapped += request.status is RequestStatus.SWAPPED
+        if request.adapter is not None:
+            self.num_queued_by_adapter[request.adapter] += 1
 
     def _uncount_queued(self, request: Request) -> None:
         self.num_queued_tokens -= request.num_queued_tokens
         self.num_swapped -= request.status is RequestStatus.SWAPPED
+        if request.adapter is not None:
+            self.num_queued_by_adapter[request.adapter] -= 1
 
     # ------------------------------------------------------------------ rows
 

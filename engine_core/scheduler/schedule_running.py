@@ -41,6 +41,7 @@ class RunningScheduler:
         self._encoder = encoder
         self._micro_batches = micro_batches
         self._kv_cache = pool.kv_cache
+        self._block_size = pool.kv_cache.block_size
         self._preemptor = preemptor
         self._max_chunk = config.max_chunk
         self._shares = PromptShares(pool, config.max_num_seqs)
@@ -148,15 +149,54 @@ class RunningScheduler:
         if self._num_lookahead_slots:
             ends += self._num_lookahead_slots
         needs_blocks = ends > batch.num_allocated_slots[rows]
-        if counts[counts.argmax()] > 1:
+        most = counts[counts.argmax()]
+        if most > 1:
             # blocks that a chunk fills enter the prefix cache now, also where no new one is needed
             needs_blocks |= counts > 1
-        for index in needs_blocks.nonzero()[0].tolist():
+        places = needs_blocks.nonzero()[0]
+        num_wanted = len(places) * (1 + int(most) // self._block_size)  # at most
+        if len(places) > 4 and num_wanted <= self._kv_cache.num_blocks_free:
+            places = self._allocate_next_blocks(plan, rows, counts, computed, places)
+        for index in places.tolist():
             sequence = sequences[rows[index]]
             assert sequence is not None
             if not self._allocate(plan, sequence, int(counts[index])):
                 return int(index)
         return len(rows)
+
+    def _allocate_next_blocks(
+        self,
+        plan: PlanBuilder,
+        rows: Int64Array,
+        counts: Int32Array,
+        computed: Int32Array,
+        places: Int64Array,
+    ) -> Int64Array:
+        """A block for each of the decodes at these places of `rows` whose last block is just full,
+        all at once; none of the others will lack one. Returns the places that are left."""
+        batch, next_blocks, size = self._pool.batch, self._kv_cache.next_blocks, self._block_size
+        if next_blocks is None or self._num_lookahead_slots:
+            return places
+        starts, own_rows = computed[places], rows[places]
+        is_full = (starts % size == 0) & (starts <= batch.num_tokens[own_rows]) & (starts > 0)
+        is_full &= counts[places] == 1
+        ready = is_full.nonzero()[0]
+        if not len(ready):
+            return places
+        starts, own_rows = starts[ready], own_rows[ready]
+        filled = batch.token_ids[own_rows[:, None], starts[:, None] + np.arange(-size, 0)]
+        sequences = [self._pool.sequence_in(row) for row in own_rows.tolist()]
+        indexes = (starts // size).tolist()
+        found = next_blocks.allocate(sequences, indexes, filled.tobytes())
+        for place, block_id in found.items():
+            sequence = sequences[place]
+            if sequence.has_runner_row:
+                plan.add_next_block(sequence, indexes[place], block_id)
+            else:
+                plan.add_new_sequence(sequence, self._kv_cache.block_ids(sequence))
+        done = np.fromiter(found, np.int64, len(found))
+        batch.num_allocated_slots[own_rows[done]] = starts[done] + size
+        return np.delete(places, ready[done])
 
     def _allocate(self, plan: PlanBuilder, sequence: Sequence, num_tokens: int) -> bool:
         update = self._kv_cache.allocate_slots(sequence, num_tokens, self._num_lookahead_slots)

@@ -199,6 +199,8 @@ class WaitingScheduler:
         if request.status is RequestStatus.SWAPPED:
             return self._try_swap_in(request, plan)
         first = request.unfinished[0]
+        if self._kv_cache.still_lacks_blocks(first, self._head_room()):
+            return self._has_room(request, AllocStatus.LATER)
         hit = self.find_cached_prefix(request)
         num_left = first.num_tokens - hit.num_tokens
         num_tokens = min(num_left, self._max_chunk, plan.budget)

@@ -18,8 +18,12 @@ def collect_statistics(
     """The numbers at `now`, in seconds on the clock of `arrival_time`."""
     kv_cache = pool.kv_cache
     running = [seq for request in pool.running.values() for seq in request.unfinished]
-    waiting = [*pool.waiting, *pool.compiling.values()]
-    waiting_since = (request.arrival_time for request in pool.waiting)
+    # in order of arrival: the first that waits has done so for the longest time
+    waiting_since = (
+        request.arrival_time
+        for request_id, request in pool.by_id.items()
+        if request_id not in pool.running and request_id not in pool.compiling
+    )
     return EngineStatistics(
         **{name: copy(getattr(pool.counters, name)) for name in _COUNTERS},
         uptime_s=0.0,
@@ -27,12 +31,12 @@ def collect_statistics(
         step_time_s=0.0,
         model_time_s=0.0,
         num_running=len(pool.running),
-        num_waiting=len(waiting),
+        num_waiting=len(pool.waiting) + len(pool.compiling),
         num_running_by_adapter=_by_adapter(pool.running.values()),
-        num_waiting_by_adapter=_by_adapter(waiting),
+        num_waiting_by_adapter=dict(+pool.num_queued_by_adapter),
         num_swapped=pool.num_swapped,
         num_queued_tokens=pool.num_queued_tokens,
-        max_wait_s=max(0.0, now - min(waiting_since, default=now)),
+        max_wait_s=max(0.0, now - next(waiting_since, now)),
         num_blocks=kv_cache.num_blocks,
         num_blocks_in_use=kv_cache.num_blocks_in_use,
         num_blocks_cached=kv_cache.num_blocks_cached,
@@ -86,6 +90,7 @@ def check_pool(pool: RequestPool) -> None:
     swapped = [request for request in waiting if request.status is RequestStatus.SWAPPED]
     assert waiting[: len(swapped)] == swapped, "swapped requests stand in front"
     assert pool.num_swapped == len(swapped)
+    assert +pool.num_queued_by_adapter == Counter(_by_adapter(waiting))
     assert pool.num_queued_tokens == sum(
         sequence.num_tokens for request in waiting for sequence in request.unfinished
     )

@@ -2,8 +2,10 @@
 at least once a heartbeat: its death frees its requests within that time. What a client does not
 read yet is merged, up to a bound."""
 
+import itertools
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 
 from engine_core.server.backlog import Backlog
@@ -50,6 +52,11 @@ class Outbox:
         self._losses = LimitedLog(logger, logging.INFO, clock)
         self._backlogs: dict[Client, Backlog] = {}
         """Of clients whose queue is full."""
+        self._backlog_bytes = 0
+        """Of all of them."""
+        self._by_silence: OrderedDict[Client, None] = OrderedDict()
+        """Clients that were sent something, and may have left since; the one that was sent nothing
+        for the longest time first: a step does nothing for the others."""
         self.num_backlogs = 0
         """So far."""
         self.num_dropped = 0
@@ -96,11 +103,12 @@ class Outbox:
                 return
             backlog = self._backlogs[client] = Backlog()
             self.num_backlogs += 1
+        num_bytes = backlog.num_bytes
         backlog.add(message, frames)
-        total_bytes = sum(each.num_bytes for each in self._backlogs.values())
+        self._backlog_bytes += backlog.num_bytes - num_bytes
         if backlog.num_bytes > _MAX_BACKLOG_BYTES:
             self._drop(client)
-        elif total_bytes > _MAX_TOTAL_BYTES:
+        elif self._backlog_bytes > _MAX_TOTAL_BYTES:
             self._drop(max(self._backlogs, key=lambda each: self._backlogs[each].num_bytes))
 
     def offer(self, client: Client, message: Message) -> bool:
@@ -126,22 +134,30 @@ class Outbox:
             self._remove(client)
             return False
         client.last_sent_s = self._clock()
+        self._by_silence[client] = None
+        self._by_silence.move_to_end(client)
         return True
 
     def _send_backlogs(self) -> None:
         for client, backlog in list(self._backlogs.items()):
             if self._clients.by_index(client.index) is None:
-                del self._backlogs[client]
+                self._forget_backlog(client)
             # A heartbeat shows whether there is room, before much is encoded.
             elif self._try_to_send(client, [encode(self._state)]):
                 while len(backlog) and self._try_to_send(client, backlog.first()):
+                    num_bytes = backlog.num_bytes
                     backlog.pop_first()
+                    self._backlog_bytes -= num_bytes - backlog.num_bytes
                 if not len(backlog):
-                    self._backlogs.pop(client, None)
+                    self._forget_backlog(client)
+
+    def _forget_backlog(self, client: Client) -> None:
+        backlog = self._backlogs.pop(client, None)
+        self._backlog_bytes -= 0 if backlog is None else backlog.num_bytes
 
     def _remove(self, client: Client) -> None:
         self._clients.remove(client)
-        self._backlogs.pop(client, None)
+        self._forget_backlog(client)
 
     def _drop(self, client: Client) -> None:
         self.num_dropped += 1
@@ -176,6 +192,9 @@ class Outbox:
 
     def _send_heartbeats(self) -> None:
         due_s = self._clock() - self._heartbeat_s
-        for client in self._clients:
-            if client.last_sent_s <= due_s:
+        silent = itertools.takewhile(lambda each: each.last_sent_s <= due_s, self._by_silence)
+        for client in list(silent):
+            if self._clients.by_index(client.index) is client:
                 self.post(client, self._state)
+            else:
+                del self._by_silence[client]

@@ -158,7 +158,7 @@ def _check_formats(options: EngineOptions, files: "ModelFiles") -> None:
             "auto, or name another model"
         )
     named = options.quantization
-    if named not in ("awq", "gptq", "gguf"):
+    if named not in ("awq", "gptq", "gguf", "fp8"):
         return
     methods = {"gguf"} if not is_folder else {t.partition("-")[0] for t in files.quantised_types}
     if named not in {method.removesuffix("_v2") for method in methods}:

@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 _THROUGH_TRANSFORMERS = "transformers' model code computes in float32"
 _GROUP_INPUTS = 32
 """What is quantised here has scales for so many inputs."""
+_FLOAT8_BLOCK_INPUTS = 128
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -154,7 +155,7 @@ def load_any_model(
         numbers=numbers,
         architecture=architecture,
         model_impl=used_impl,
-        weights=numbers.name if packing is None else _formats_of(packing),
+        weights=_with_origin(numbers.name if packing is None else _formats_of(packing), files),
         is_packed=ops.device.type == "cpu" and packing is not None,
         pooler=None if pooled is None else pooled.pooler(model),
         generates=pooled is None or pooled.generates,
@@ -254,13 +255,31 @@ def _load_native(
 
 def _block_inputs(files: ModelFiles) -> frozenset[int]:
     """Where a matrix in the formats that may be computed with can be cut."""
-    blocks = [GgmlType[name] for name in files.quantised_types if name in GgmlType.__members__]
-    return frozenset({_GROUP_INPUTS, *(each.block_elements for each in blocks)})
+    names = files.quantised_types
+    blocks = [GgmlType[name].block_elements for name in names if name in GgmlType.__members__]
+    if any(name.startswith("fp8-block") for name in names):
+        blocks.append(_FLOAT8_BLOCK_INPUTS)
+    return frozenset({_GROUP_INPUTS, *blocks})
 
 
 def _formats_of(packing: WeightPacking) -> str:
     by_format = packing.bytes_by_format()
     return "+".join(sorted(by_format, key=lambda name: -by_format[name]))
+
+
+def _with_origin(weights: str, files: ModelFiles) -> str:
+    """Says what became of float8 that the device does not multiply as the files ask for it."""
+    wanted = next((name for name in files.quantised_types if name.startswith("fp8")), None)
+    kept = weights.split("+")
+    if wanted is None or wanted in kept:
+        return weights
+    if f"{wanted}-w8a16" in kept:
+        logger.warning(
+            "this GPU multiplies no float8 (that needs compute capability 8.9): the weights stay "
+            "float8 and are widened as they are read, activations stay in 16 bits"
+        )
+        return weights
+    return f"{weights} (dequantised from {wanted})"
 
 
 def _load_dummy(

@@ -36,16 +36,19 @@ class QuantisedTensor:
 
     Attributes:
         type_name: what `arrays` mean: GGUF's name of a block type, such as "Q4_1", or
-            "gptq-int4", "gptq-int8", "gptq_v2-int4", "gptq_v2-int8", "awq-int4".
+            "gptq-int4", "gptq-int8", "gptq_v2-int4", "gptq_v2-int8", "awq-int4", "fp8",
+            "fp8-block", and the last two with "-w8a16": activations are not rounded.
         shape: (N, E).
         arrays: by name. Of a GGUF type there is one: "blocks", uint8 [N, bytes a row], each row a
-            whole number of blocks. Of the other types there are "qweight", "qzeros" and "scales"
-            as their libraries lay them out. May be mapped from a file: they are read when asked
-            for.
+            whole number of blocks. Of GPTQ and AWQ there are "qweight", "qzeros" and "scales" as
+            their libraries lay them out. Of float8 there are "weight", float8_e4m3fn [N, E],
+            "weight_scale", float32 [N, G], one a row or one for each 128 inputs, and "input_scale",
+            float32 [1], where activations have one scale. May be mapped from a file: they are read
+            when asked for.
         decode: such arrays -> float32 [n, E], the values that the type defines.
         row_order_N: int64; row i of the matrix is row `row_order_N[i]` of every array. None: as it
             is; always so where rows of the arrays are not the matrix's.
-        block_inputs: of one block of "blocks"; 0: of types without.
+        block_inputs: of one block: columns are cut between two; 0: of types that are not cut.
     """
 
     type_name: str
@@ -72,24 +75,36 @@ class QuantisedTensor:
         nothing but these is ever read. None: the type or its blocks cannot be cut so."""
         if not self.block_inputs:
             return None
-        blocks, order = self.arrays["blocks"], self.row_order_N
+        order = self.row_order_N
         num_rows, num_inputs = self.shape
+        rows, blocks = slice(None), slice(None)
         if dim == 1:
             if start % self.block_inputs or stop % self.block_inputs:
                 return None
-            blocks = blocks.view(num_rows, num_inputs // self.block_inputs, -1)
-            first, last = start // self.block_inputs, stop // self.block_inputs
-            blocks, num_inputs = blocks[:, first:last].flatten(1), stop - start
-        elif order is None:
-            blocks, num_rows = blocks[start:stop], stop - start
+            blocks = slice(start // self.block_inputs, stop // self.block_inputs)
+            num_inputs = stop - start
         else:
-            order, num_rows = order[start:stop], stop - start
-        if num_zeros:
-            blocks, order = blocks if order is None else blocks[order], None
-            blocks = torch.cat([blocks, blocks.new_zeros(num_zeros, blocks.shape[1])])
-            num_rows += num_zeros
+            num_rows = stop - start
+            order, rows = (None, slice(start, stop)) if order is None else (order[start:stop], rows)
+
+        def cut(array: torch.Tensor) -> torch.Tensor:
+            if array.ndim < 2:  # of the whole matrix
+                return array
+            if dim == 1 and array.shape[1] > 1:  # one is that of a row
+                num_blocks = self.shape[1] // self.block_inputs
+                array = array.view(len(array), num_blocks, -1)[:, blocks].flatten(1)
+            array = array[rows]
+            if num_zeros:
+                array = array if order is None else array[order]
+                zeros = torch.zeros(num_zeros, *array.shape[1:], dtype=array.dtype)
+                array = torch.cat([array, zeros])
+            return array
+
         return replace(
-            self, shape=(num_rows, num_inputs), arrays={"blocks": blocks}, row_order_N=order
+            self,
+            shape=(num_rows + num_zeros, num_inputs),
+            arrays={name: cut(array) for name, array in self.arrays.items()},
+            row_order_N=None if num_zeros else order,
         )
 
 

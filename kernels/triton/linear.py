@@ -12,12 +12,15 @@ import torch.nn.functional as F
 
 from kernels.interface.weights import LinearWeight, PackedFileError, QuantisedTensor, WeightPart
 from kernels.triton.dense_linear import dense_linear
+from kernels.triton.fp8_linear import Float8Weight, float8_linear, join_float8, prepare_float8
 from kernels.triton.quantised_linear import quantised_linear
 from kernels.triton.quantised_weights import (
     GGUF_TYPES,
+    INPUTS_A_SPAN,
     QuantisedWeight,
     dequantise,
     from_awq,
+    from_float8,
     from_gguf,
     from_gptq,
     join_outputs,
@@ -43,9 +46,10 @@ class TritonLinearWeight:
 
 @dataclass(frozen=True, slots=True)
 class TritonQuantisedWeight:
-    """A weight of 8 or 4 bits with its bias, for a model that computes in `dtype`."""
+    """A weight of 8 or 4 bits with its bias, for a model that computes in `dtype`; activations are
+    rounded where it is a `Float8Weight`."""
 
-    weight: QuantisedWeight
+    weight: QuantisedWeight | Float8Weight
     bias_N: torch.Tensor | None
     dtype: torch.dtype
 
@@ -80,10 +84,10 @@ def linear(x_TE: torch.Tensor, weight: LinearWeight, *, batch_invariant: bool) -
         case TritonLinearWeight():
             product = dense_linear if batch_invariant else F.linear
             return product(x_TE, weight.weight_NE, weight.bias_N)
-        case TritonQuantisedWeight():
-            return quantised_linear(
-                x_TE, weight.weight, weight.bias_N, batch_invariant=batch_invariant
-            )
+        case TritonQuantisedWeight(Float8Weight() as codes, bias_N):
+            return float8_linear(x_TE, codes, bias_N, batch_invariant=batch_invariant)
+        case TritonQuantisedWeight(QuantisedWeight() as codes, bias_N):
+            return quantised_linear(x_TE, codes, bias_N, batch_invariant=batch_invariant)
         case TritonWeightParts():
             parts = [linear(x_TE, part, batch_invariant=batch_invariant) for part in weight.parts]
             return torch.cat(parts, dim=1)
@@ -99,8 +103,7 @@ def gather_rows(token_ids_T: torch.Tensor, weight_VE: torch.Tensor | LinearWeigh
             return F.embedding(token_ids_T, weight_VE)
         case TritonLinearWeight():
             return F.embedding(token_ids_T, weight_VE.weight_NE)
-        case TritonQuantisedWeight():
-            table = weight_VE.weight
+        case TritonQuantisedWeight(QuantisedWeight() as table):
             offsets_NG = table.offsets_NG
             rows = replace(
                 table,
@@ -141,13 +144,20 @@ _BY_ARRAYS: Mapping[str, Callable[[_Arrays], QuantisedWeight]] = {
     "awq-int4": _awq,
 }
 
-QUANTISED_TYPES = frozenset(GGUF_TYPES) | frozenset(_BY_ARRAYS)
-"""The types that stay quantised: GGUF's blocks, and the arrays of `GPTQ` and `AWQ` checkpoints
-(qweight, qzeros, scales)."""
+_WEIGHT_ONLY = "-w8a16"
+_FLOAT8 = frozenset({"fp8", "fp8-block", f"fp8{_WEIGHT_ONLY}", f"fp8-block{_WEIGHT_ONLY}"})
+
+QUANTISED_TYPES = frozenset(GGUF_TYPES) | frozenset(_BY_ARRAYS) | _FLOAT8
+"""The types that stay quantised: GGUF's blocks, the arrays of `GPTQ` and `AWQ` checkpoints
+(qweight, qzeros, scales), and float8 with its scales."""
+
+_Weight = torch.Tensor | QuantisedWeight | Float8Weight
+"""[N, E] without a bias."""
 
 
 class _Kind(NamedTuple):
-    """What neighbouring parts must share to be one weight. Floating: ("", 0, 0)."""
+    """What neighbouring parts must share to be one weight. Floating: ("", 0, 0). The name is that
+    of the format that is reported."""
 
     type_name: str
     num_bits: int
@@ -162,10 +172,15 @@ class TritonPacking:
     Args:
         device: where the weights go.
         dtype: of the model: of everything that is not quantised here.
+        rounds_to_float8: activations, where the files ask for it; else their weights are widened
+            in registers: of devices whose tensor cores have no float8.
     """
 
-    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, device: torch.device, dtype: torch.dtype, *, rounds_to_float8: bool = True
+    ) -> None:
         self._device = device
+        self._rounds_to_float8 = rounds_to_float8
         self._dtype = dtype
         self._bytes: dict[str, int] = {}
 
@@ -181,17 +196,18 @@ class TritonPacking:
             shapes = ", ".join(str(tuple(part.shape)) for part in parts)
             raise ValueError(f"{name}: parts of shapes {shapes} do not take the same inputs")
         bias_N = None if bias_N is None else bias_N.to(self._device, self._dtype)
-        loaded = [self._load(part) for part in parts]
+        loaded = [(*self._load(part), part.shape[0]) for part in parts]
         packed: list[TritonLinearWeight | TritonQuantisedWeight] = []
         start = 0
-        for kind, group in groupby(loaded, lambda pair: pair[0]):
-            weight = self._join(kind, [each for _, each in group])
-            stop = start + weight.num_outputs
+        for kind, group in groupby(loaded, lambda each: each[0]):
+            _, weights, sizes = zip(*group, strict=True)
+            stop = start + sum(sizes)
             bias = None if bias_N is None else bias_N[start:stop].contiguous()
+            weight = self._join(kind, weights)
             packed.append(
-                TritonQuantisedWeight(weight, bias, self._dtype)
-                if isinstance(weight, QuantisedWeight)
-                else TritonLinearWeight(weight.weight_NE, bias)
+                TritonLinearWeight(weight, bias)
+                if isinstance(weight, torch.Tensor)
+                else TritonQuantisedWeight(weight, bias, self._dtype)
             )
             start = stop
         return packed[0] if len(packed) == 1 else TritonWeightParts(tuple(packed))
@@ -208,14 +224,28 @@ class TritonPacking:
     def bytes_by_format(self) -> Mapping[str, int]:
         return dict(self._bytes)
 
-    def _load(self, part: WeightPart) -> tuple[_Kind, QuantisedWeight | torch.Tensor]:
+    def _load(self, part: WeightPart) -> tuple[_Kind, _Weight]:
         """On the device: in the layout, or floating."""
         if isinstance(part, torch.Tensor):
             return _FLOATING, part.to(self._device, self._dtype)
-        if part.type_name not in QUANTISED_TYPES:
+        is_float8 = part.type_name in _FLOAT8
+        # float8 of fewer inputs than a span is what a cut for many ranks leaves
+        if part.type_name not in QUANTISED_TYPES or (is_float8 and part.shape[1] % INPUTS_A_SPAN):
             return _FLOATING, part.dequantise().to(self._device, self._dtype)
+        if is_float8:
+            return self._float8(part)
         weight = self._quantised(part)
         return _Kind(part.type_name, weight.num_bits, weight.group_size), weight
+
+    def _float8(self, part: QuantisedTensor) -> tuple[_Kind, _Weight]:
+        arrays = {name: each.to(self._device) for name, each in part.ordered().items()}
+        codes, scales_NG = arrays["weight"], arrays["weight_scale"]
+        name = part.type_name.removesuffix(_WEIGHT_ONLY)
+        num_groups = scales_NG.shape[1]
+        if name != part.type_name or not self._rounds_to_float8:
+            return _Kind(name + _WEIGHT_ONLY, 8, num_groups), from_float8(codes, scales_NG)
+        weight = prepare_float8(codes, scales_NG, arrays.get("input_scale"))
+        return _Kind(name, 8, num_groups), weight
 
     def _quantised(self, part: QuantisedTensor) -> QuantisedWeight:
         arrays = part.ordered()
@@ -231,14 +261,17 @@ class TritonPacking:
             ]
         )
 
-    def _join(
-        self, kind: _Kind, weights: Sequence[QuantisedWeight | torch.Tensor]
-    ) -> QuantisedWeight | TritonLinearWeight:
+    def _join(self, kind: _Kind, weights: Sequence[_Weight]) -> _Weight:
         floats = [each for each in weights if isinstance(each, torch.Tensor)]
         if floats:
             weight_NE = floats[0] if len(floats) == 1 else torch.cat(floats)
             self._count(str(self._dtype).removeprefix("torch."), [weight_NE])
-            return TritonLinearWeight(weight_NE, None)
+            return weight_NE
+        float8 = [each for each in weights if isinstance(each, Float8Weight)]
+        if float8:
+            weight = float8[0] if len(float8) == 1 else join_float8(float8)
+            self._count(kind.type_name, [weight.weight_NE, weight.scales_NG])
+            return weight
         quantised = [each for each in weights if isinstance(each, QuantisedWeight)]
         joined = narrowed(join_outputs(quantised))
         self._count(kind.type_name, [joined.packed_NJ, joined.scales_NG, joined.offsets_NG])

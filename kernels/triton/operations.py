@@ -25,6 +25,7 @@ from kernels.triton import linear as linear_layers
 from kernels.triton.attention import paged_attention
 from kernels.triton.attention_planner import SplitScratch, TritonAttentionPlanner
 from kernels.triton.block_copies import TritonBlockCopier
+from kernels.triton.device_limits import multiplies_float8
 from kernels.triton.linear import QUANTISED_TYPES, TritonLinearWeight, TritonPacking
 from kernels.triton.moe_linear import (
     TritonExpertWeights,
@@ -99,7 +100,9 @@ class TritonOperations:
 
     def weight_packing(self, dtype: torch.dtype) -> WeightPacking | None:
         if self._packs and self._packing is None:
-            self._packing = TritonPacking(self.device, dtype)
+            self._packing = TritonPacking(
+                self.device, dtype, rounds_to_float8=multiplies_float8(self.device)
+            )
         return self._packing
 
     def linear(self, x_TE: torch.Tensor, weight: LinearWeight) -> torch.Tensor:

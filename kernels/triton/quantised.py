@@ -39,7 +39,13 @@ def quantise(x, inverse_scale, dtype: tl.constexpr):
     """`x * inverse_scale` as tl.float8e4nv or tl.int8; `x` as it is for any other dtype."""
     if dtype == tl.float8e4nv:
         scaled = x.to(tl.float32) * inverse_scale
-        return tl.minimum(tl.maximum(scaled, -448.0), 448.0).to(tl.float8e4nv)
+        scaled = tl.minimum(tl.maximum(scaled, -448.0), 448.0)
+        # Put on the grid of e4m3 here, ties to even, so that the cast is exact on every device: at
+        # 1.5 * 2^20 times a number's power of two, float32 has 3 mantissa bits left for it. Below
+        # 2^-6 the grid is even.
+        power = (scaled.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
+        coarse = tl.maximum(power, 0.015625) * 1572864.0
+        return ((scaled + coarse) - coarse).to(tl.float8e4nv)
     elif dtype == tl.int8:  # noqa: RET505  one return type a compilation
         scaled = x.to(tl.float32) * inverse_scale
         scaled = tl.minimum(tl.maximum(scaled, -127.0), 127.0)

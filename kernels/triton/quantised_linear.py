@@ -1,4 +1,4 @@
-"""Products with weight-only int8 and int4: y = x W^T + bias.
+"""Products with weight-only float8, int8 and int4: y = x W^T + bias.
 
 Up to 64 rows the kernel widens the packed weight in registers, in splits along E that follow from
 the weight's shape alone. Above, cuBLAS takes the widened weight, except with `batch_invariant`."""
@@ -20,7 +20,7 @@ BLOCK_J = 64
 
 @triton.jit
 def load_scaled(
-    packed_ptr,  # uint8 or int8 [N, J]
+    packed_ptr,  # uint8 or int8 [N, J]; with BITS == 8, uint8 is e4m3
     scales_ptr,  # [N, G]
     offsets_ptr,  # [N, G]; unused without HAS_OFFSETS
     n_N,  # int64 [BLOCK_N]
@@ -36,8 +36,8 @@ def load_scaled(
 ):
     """Bytes [j_start, j_start + BLOCK_J) of some rows: (low, high) float32 [BLOCK_N, BLOCK_J].
 
-    int8 has no high half. GROUP_J is the bytes of a group: groups are whole numbers of blocks, or
-    blocks of groups. IN_BOUNDS says that no block reaches beyond N or J."""
+    8 bits have no high half. GROUP_J is the bytes of a group: groups are whole numbers of blocks,
+    or blocks of groups. IN_BOUNDS says that no block reaches beyond N or J."""
     GROUPS: tl.constexpr = BLOCK_J // GROUP_J if GROUP_J < BLOCK_J else 1
     ROW_GROUPS: tl.constexpr = J // GROUP_J
     j_J = j_start + tl.arange(0, BLOCK_J)
@@ -54,15 +54,26 @@ def load_scaled(
         offset_NG = tl.load(offsets_ptr + at_NG, mask=valid_NG, other=0.0).to(tl.float32)
         offset_NG1 = offset_NG[:, :, None]
     bytes_NGI = tl.reshape(bytes_NJ, (BLOCK_N, GROUPS, BLOCK_J // GROUPS))
+    # 2**23 + q and 2**19 + q, by their bits: exact, and units that convert are few
     if BITS == 8:
-        low_NGI = bytes_NGI.to(tl.float32) * scale_NG1
+        if packed_ptr.dtype.element_ty == tl.uint8:
+            # float8: float16's exponent begins 8 lower
+            bits_NGI = bytes_NGI.to(tl.uint16)
+            half_NGI = ((bits_NGI & 128) << 8) | ((bits_NGI & 127) << 7)
+            q_NGI = half_NGI.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+        else:
+            words_NGI = bytes_NGI.to(tl.uint8, bitcast=True).to(tl.int32)
+            q_NGI = (words_NGI ^ 128 | 0x4B000000).to(tl.float32, bitcast=True)
+            q_NGI = q_NGI - (8388608.0 + 128.0)
+        low_NGI = q_NGI * scale_NG1
         high_NGI = low_NGI
-    elif HAS_OFFSETS:
-        low_NGI = (bytes_NGI & 15).to(tl.float32) * scale_NG1
-        high_NGI = (bytes_NGI >> 4).to(tl.float32) * scale_NG1
     else:
-        low_NGI = ((bytes_NGI & 15).to(tl.float32) - 8.0) * scale_NG1
-        high_NGI = ((bytes_NGI >> 4).to(tl.float32) - 8.0) * scale_NG1
+        words_NGI = bytes_NGI.to(tl.int32)
+        low_NGI = (words_NGI & 15 | 0x4B000000).to(tl.float32, bitcast=True)
+        high_NGI = (words_NGI & 240 | 0x49000000).to(tl.float32, bitcast=True)
+        zero = 0.0 if HAS_OFFSETS else 8.0
+        low_NGI = (low_NGI - (8388608.0 + zero)) * scale_NG1
+        high_NGI = (high_NGI - (524288.0 + zero)) * scale_NG1
     if HAS_OFFSETS:
         low_NGI = low_NGI + offset_NG1
         high_NGI = high_NGI + offset_NG1
@@ -320,8 +331,13 @@ def _multiply(
         num_warps=4,
         num_stages=4,
     )
-    if splits == 1:
-        return
+    if splits > 1:
+        add_parts(parts, bias_N, out_TN)
+
+
+def add_parts(parts: torch.Tensor, bias_N: torch.Tensor | None, out_TN: torch.Tensor) -> None:
+    """`out = sum of parts + bias`, in the parts' order: float32 [SPLITS, T, N], contiguous."""
+    splits, num_rows, num_outputs = parts.shape
     _add_parts_kernel[(num_rows, triton.cdiv(num_outputs, _REDUCED_AT_ONCE))](
         parts,
         bias_N,

@@ -1,4 +1,5 @@
-"""Weight-only int8 and int4: one packed layout (`QuantisedWeight`), and the way into it from files.
+"""Weight-only float8, int8 and int4: one packed layout (`QuantisedWeight`), and the way into it
+from files.
 
 Shape suffixes here: G groups a row, J bytes a row."""
 
@@ -25,18 +26,19 @@ GGUF_TYPES = tuple(_GGUF_BLOCKS)
 class QuantisedWeight:
     """W[n, k] = scales[n, k // G] * q[n, k] + offsets[n, k // G]; a `LinearWeight`.
 
-    int8: q as it is. int4: q in [0, 16), two in a byte, so that a byte has one group:
+    int8: q as it is. float8: q is e4m3. int4: q in [0, 16), two in a byte, so that a byte has one
+    group:
 
         inputs   32 j ... 32 j + 15 | 32 j + 16 ... 32 j + 31
         bytes       low nibbles of  |    high nibbles of          bytes 16 j ... 16 j + 15
 
-    Without offsets W = scales * q for int8 and scales * (q - 8) for int4. Offsets are in scaled
+    Without offsets W = scales * q for 8 bits and scales * (q - 8) for int4. Offsets are in scaled
     units, not zero points, because some formats have none.
 
     Attributes:
         num_bits: 4 or 8.
         group_size: inputs that share a scale: a power of two of at least 32 (16 for int8), or all.
-        packed_NJ: uint8 [N, E / 2] for int4, int8 [N, E] for int8.
+        packed_NJ: uint8 [N, E / 2] for int4, int8 [N, E] for int8, uint8 [N, E] for float8.
         scales_NG, offsets_NG: floating [N, G], of one dtype; offsets None if symmetric.
         input_order_E: int64; if given, column k of the packed weight belongs to input
             `input_order_E[k]` (GPTQ's act-order).
@@ -51,10 +53,16 @@ class QuantisedWeight:
     offsets_NG: torch.Tensor | None = None
     input_order_E: torch.Tensor | None = None
 
+    @property
+    def is_float8(self) -> bool:
+        return self.num_bits == 8 and self.packed_NJ.dtype == torch.uint8
+
 
 def dequantise(weight: QuantisedWeight) -> torch.Tensor:
     """The reference: float32 [N, E], inputs in the model's order."""
     q_NE = unpack_nibbles(weight.packed_NJ) if weight.num_bits == 4 else weight.packed_NJ
+    if weight.is_float8:
+        q_NE = q_NE.view(torch.float8_e4m3fn)
     if weight.num_bits == 4 and weight.offsets_NG is None:
         q_NE = q_NE.to(torch.int8) - 8
     q_NGI = q_NE.float().view(weight.num_outputs, -1, weight.group_size)
@@ -252,6 +260,21 @@ def from_gguf(
     q = (low_bits | (high_bits << 4)).to(torch.int8) - 32
     scale_16 = data[:, 192:208].contiguous().view(torch.int8).float()
     return _build(q.view(rows), 8, 16, (_halves(data, 208) * scale_16).view(rows), None)
+
+
+def from_float8(weight_NE: torch.Tensor, scales_NG: torch.Tensor) -> QuantisedWeight:
+    """float8_e4m3fn with its scales, which are as many a row as it has groups; not copied."""
+    num_outputs, num_inputs = weight_NE.shape
+    group_size = num_inputs // scales_NG.shape[1]
+    _check_groups(8, num_inputs, group_size)
+    return QuantisedWeight(
+        num_bits=8,
+        group_size=group_size,
+        num_inputs=num_inputs,
+        num_outputs=num_outputs,
+        packed_NJ=weight_NE.view(torch.uint8),
+        scales_NG=scales_NG,
+    )
 
 
 def _halves(data: torch.Tensor, start: int) -> torch.Tensor:

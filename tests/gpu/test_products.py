@@ -45,15 +45,19 @@ def test_rows_in_float8_are_within_its_rounding(rows, width, device):
     assert fp8_linear.check_rows(rows, width, device=device) <= fp8_linear.FP8_ROUNDING
 
 
+@pytest.mark.parametrize("grouped", [False, True])
 @pytest.mark.parametrize(
     ("rows", "inputs", "outputs", "tolerance"),
     [
-        (3, 64, 32, 2 * fp8_linear.ROUNDING),
+        (3, 256, 32, 2 * fp8_linear.ROUNDING),
         *(on_gpu(rows, 4096, 3072, fp8_linear.ROUNDING) for rows in (1, 17, 300)),
     ],
 )
-def test_a_float8_product_is_that_of_the_rounded_operands(rows, inputs, outputs, tolerance, device):
-    assert fp8_linear.check(rows, inputs, outputs, device=device) <= tolerance
+def test_a_float8_product_is_that_of_the_rounded_operands(
+    rows, inputs, outputs, tolerance, grouped, device
+):
+    error = fp8_linear.check(rows, inputs, outputs, device=device, grouped=grouped)
+    assert error <= tolerance
 
 
 @pytest.mark.parametrize("num_bits", [8, 4])

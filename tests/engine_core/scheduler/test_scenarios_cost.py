@@ -1,34 +1,11 @@
 """What a step costs, in lines of Python that run: no clock, so that it holds on any machine."""
 
-import gc
-import sys
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 from scenario_help import Scenario, make_request
 
 from engine_core.scheduler import ModelRunnerOutput
-
-
-def lines_run(work: Callable[[], object]) -> int:
-    """Lines executed in Python code while `work` runs, each turn of a loop counted."""
-    count = 0
-
-    def trace(frame, event, argument):
-        nonlocal count
-        count += event == "line"
-        return trace
-
-    before = sys.gettrace()
-    gc.disable()  # others' callbacks run Python lines of their own
-    sys.settrace(trace)
-    try:
-        work()
-    finally:
-        sys.settrace(before)
-        gc.enable()
-    return count
+from tests.engine_core.lines_run import lines_run
 
 
 def decoding(num_running: int, **settings) -> Scenario:

@@ -7,6 +7,7 @@ from kernels.triton.fp8_linear import (
     prepare_float8,
     quantise_rows,
     reference_float8_linear,
+    reference_quantise_rows,
 )
 from tests.gpu.checks.errors import row_error
 
@@ -19,15 +20,16 @@ FP8_ROUNDING = 0.07
 def check_rows(num_rows: int, width: int, *, device: str) -> float:
     x_TE = torch.randn(num_rows, width, dtype=torch.bfloat16, device=device)
     x_TE[1::7] = 0
-    q_TE, scale_T = quantise_rows(x_TE)
-    return row_error(q_TE.float() * scale_T[:, None], x_TE.float())
+    q_TE, scale_T1 = quantise_rows(x_TE)
+    return row_error(q_TE.float() * scale_T1, x_TE.float())
 
 
-def check(num_rows: int, inputs: int, outputs: int, *, device: str) -> float:
+def check(num_rows: int, inputs: int, outputs: int, *, device: str, grouped: bool = False) -> float:
     """Against the same rounded operands, multiplied in float32."""
     weight_NE = torch.randn(outputs, inputs, device=device).mul_(inputs**-0.5)
-    weight = prepare_float8(weight_NE.bfloat16())
+    weight = prepare_float8(*reference_quantise_rows(weight_NE, grouped=grouped))
     x_TE = torch.randn(num_rows, inputs, dtype=torch.bfloat16, device=device)
     bias_N = torch.randn(outputs, dtype=torch.bfloat16, device=device)
-    reference = reference_float8_linear(*quantise_rows(x_TE), weight, bias_N)
+    rows = quantise_rows(x_TE, grouped=grouped)
+    reference = reference_float8_linear(*rows, weight, bias_N)
     return row_error(float8_linear(x_TE, weight, bias_N), reference)

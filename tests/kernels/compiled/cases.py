@@ -18,8 +18,8 @@ from kernels.interface.step_inputs import PackedLayout
 from kernels.triton import (
     activation,
     attention_decode,
+    attention_lists,
     attention_prefill,
-    attention_reduce,
     attention_work,
     block_copies,
     dense_linear,
@@ -99,11 +99,10 @@ def variants(
         activations,
         decode_attention,
         partial(prefill_attention, shared_bytes),
-        attention_reductions,
         attention_work_lists,
         copied_blocks,
         dense_products,
-        float8_rows,
+        float8_products,
         reported_logprobs,
         adapters_beside_products,
         expert_products,
@@ -161,7 +160,7 @@ def activations() -> Iterator[KernelVariant]:
             arguments={"gate_up_ptr": BF16 if is_quantised else out, "out_ptr": out}
             | {"gate_up_stride_t": 2 * width, "out_stride_t": width}
             | ({"scales_ptr": FP32} if is_quantised else {}),
-            constants=constants,
+            constants=constants | ({} if is_quantised else {"PDL": True}),
             num_warps=activation._num_warps(constants["BLOCK_F"]) if is_quantised else 4,
         )
 
@@ -183,10 +182,22 @@ def _attention_arguments(
         **{f"{part}_block_stride": 2 * kv_heads * head for part in "kv"},
         **{f"{part}_head_stride": head for part in "kv"},
         **{f"{part}_slot_stride": head_size for part in "kv"},
+        **dict.fromkeys(("partial_out", "partial_lse", "sinks_H", "lse_TH"), FP32),
+        "out_THD": dtype,
+        "out_token_stride": kv_heads * group * head_size,
+        "out_head_stride": head_size,
+        "lse_token_stride": kv_heads * group,
         "score_scale": 0.1,
         "multiplier": 0.1,
+        "v_scale": 1.0,
         "window": 512,
     }
+
+
+def _attention_constants(kv_heads: int, block_size: int, options: str) -> dict[str, Any]:
+    names = ("WINDOW", "SOFTCAP", "ALIBI", "SINKS", "LSE")
+    flags = {f"HAS_{name}": name in options for name in names}
+    return {"K": kv_heads, "S": block_size, "PDL": True} | flags
 
 
 SERVED_HEADS = (  # name, dtype, K, G, D, S, cache dtype
@@ -206,6 +217,13 @@ SERVED_HEADS = (  # name, dtype, K, G, D, S, cache dtype
 """Of models served most, in both kinds of cache; both attention kernels have them."""
 
 
+JOIN_SPILL_BYTES = 16
+JOIN_SPILL = (
+    "one or two numbers while splits are joined, once a sequence; float32 is for checking answers, "
+    "and the runner launches decodes of one query token"
+)
+
+
 def decode_attention() -> Iterator[KernelVariant]:
     """Heads served, and the options."""
     cases: list[tuple[tuple[Any, ...], str, int]] = [(heads, "", 1) for heads in SERVED_HEADS]
@@ -217,6 +235,7 @@ def decode_attention() -> Iterator[KernelVariant]:
         (("fp8 G=8 D=128 S=16 8 queries", BF16, 8, 8, 128, 16, FP8), "", 8),
         (("bf16 G=8 D=128 S=32", BF16, 8, 8, 128, 32, BF16), "", 1),
         (("fp32 G=4 D=128 S=16 window", FP32, 8, 4, 128, 16, FP32), "WINDOW", 1),
+        (("bf16 G=8 D=64 S=16 window sinks lse", BF16, 8, 8, 64, 16, BF16), "WINDOW SINKS LSE", 1),
     ]
     for (name, dtype, kv_heads, group, head_size, block_size, kv_dtype), options, queries in cases:
         constants, launch = attention_decode.configuration(
@@ -224,17 +243,17 @@ def decode_attention() -> Iterator[KernelVariant]:
             head_size=head_size,
             max_queries=queries,
             kv_bytes=kv_dtype.itemsize,
+            split_bound=64,
         )
         yield KernelVariant(
             name=f"decode {name}",
             kernel=attention_decode.decode_kernel,
             arguments=_attention_arguments(kv_heads, group, head_size, block_size, dtype, kv_dtype)
-            | {"splits_W8": INT32, "first_split_R1": INT32}
-            | {"partial_out": FP32, "partial_lse": FP32, "num_decodes": 64, "capacity": 999},
-            constants=constants
-            | {"K": kv_heads, "S": block_size}
-            | {f"HAS_{each}": each in options for each in ("WINDOW", "SOFTCAP", "ALIBI")},
+            | {"splits_W8": INT32, "counts_3": INT32, "arrivals_RK": INT32},
+            constants=constants | _attention_constants(kv_heads, block_size, options),
             needs_prefetch=True,
+            max_spill_bytes=JOIN_SPILL_BYTES if dtype == FP32 or queries > 5 else 0,
+            spill_reason=JOIN_SPILL if dtype == FP32 or queries > 5 else "",
             **launch,
         )
 
@@ -254,6 +273,12 @@ def prefill_attention(shared_bytes: int) -> Iterator[KernelVariant]:
         (("bf16 G=2 D=256 S=16 window softcap", BF16, 8, 2, 256, 16, BF16), "WINDOW SOFTCAP"),
         (("bf16 G=1 D=128 S=16 alibi", BF16, 8, 1, 128, 16, BF16), "ALIBI"),
         (("bf16 G=8 D=64 S=16 window sinks lse", BF16, 8, 8, 64, 16, BF16), "WINDOW SINKS LSE"),
+        (("bf16 G=4 D=128 S=16 splits", BF16, 8, 4, 128, 16, BF16), ""),
+        (("bf16 G=3 D=64 S=16 splits", BF16, 3, 3, 64, 16, BF16), ""),
+        (("bf16 G=2 D=256 S=16 splits", BF16, 8, 2, 256, 16, BF16), ""),
+        (("fp8 G=4 D=128 S=16 splits", BF16, 8, 4, 128, 16, FP8), ""),
+        (("bf16 G=8 D=64 S=16 splits window sinks", BF16, 8, 8, 64, 16, BF16), "WINDOW SINKS"),
+        (("fp32 G=3 D=64 S=16 splits", FP32, 8, 3, 64, 16, FP32), ""),
         (("fp32 G=3 D=64 S=16 window", FP32, 8, 3, 64, 16, FP32), "WINDOW"),
         (("fp32 G=4 D=128 S=16 window", FP32, 8, 4, 128, 16, FP32), "WINDOW"),
     ]
@@ -266,21 +291,14 @@ def prefill_attention(shared_bytes: int) -> Iterator[KernelVariant]:
             head_size=head_size,
             kv_bytes=kv_dtype.itemsize,
             shared_bytes=shared_bytes,
+            tile_slots=128 // kv_heads if "splits" in name else 0,
         )
         yield KernelVariant(
             name=f"prefill {name}",
             kernel=attention_prefill.prefill_kernel,
             arguments=_attention_arguments(kv_heads, group, head_size, block_size, dtype, kv_dtype)
-            | {"tiles_W8": INT32, "num_tiles_1": INT32, "sinks_H": FP32}
-            | {"out_THD": dtype, "lse_TH": FP32, "v_scale": 1.0}
-            | {"out_token_stride": kv_heads * group * head_size, "out_head_stride": head_size}
-            | {"lse_token_stride": kv_heads * group},
-            constants=constants
-            | {"S": block_size}
-            | {
-                f"HAS_{each}": each in options
-                for each in ("WINDOW", "SOFTCAP", "ALIBI", "SINKS", "LSE")
-            },
+            | {"tiles_W8": INT32, "counts_3": INT32, "arrivals": INT32, "first_prefill": 0},
+            constants=constants | _attention_constants(kv_heads, block_size, options),
             needs_prefetch=dtype != FP32,
             needs_wgmma=True,
             max_spill_bytes=WIDE_SPILL_BYTES if is_wide else 0,
@@ -289,48 +307,30 @@ def prefill_attention(shared_bytes: int) -> Iterator[KernelVariant]:
         )
 
 
-def attention_reductions() -> Iterator[KernelVariant]:
-    """Reduce for the head sizes and options served."""
-    for name, kv_heads, group, head_size, queries, options, dtype in (
-        ("bf16 G=4 D=128", 8, 4, 128, 1, False, BF16),
-        ("bf16 G=3 D=64", 3, 3, 64, 1, False, BF16),
-        ("bf16 G=1 D=80", 32, 1, 80, 1, False, BF16),
-        ("bf16 G=2 D=256 5 queries sinks lse", 8, 2, 256, 5, True, BF16),
-        ("fp16 G=4 D=128", 8, 4, 128, 1, False, FP16),
-        ("fp32 G=4 D=128", 8, 4, 128, 1, False, FP32),
-    ):
-        heads = kv_heads * group
-        yield KernelVariant(
-            name=f"reduce {name}",
-            kernel=attention_reduce.reduce_splits_kernel,
-            arguments=dict.fromkeys(("partial_out", "partial_lse", "sinks_H", "lse_TH"), FP32)
-            | {"query_start_loc_R1": INT32, "first_split_R1": INT32, "out_THD": dtype}
-            | {"capacity": 999, "v_scale": 0.5, "lse_token_stride": heads}
-            | {"out_token_stride": heads * head_size, "out_head_stride": head_size},
-            constants={"K": kv_heads, "G": group, "QUERIES": queries}
-            | {"HAS_SINKS": options, "HAS_LSE": options}
-            | attention_reduce._reduce_constants(head_size, 64),
-            num_warps=attention_reduce._REDUCE_WARPS,
-        )
-
-
 def attention_work_lists() -> Iterator[KernelVariant]:
-    """Both lists; a tile's queries for groups of 3 and 4 heads."""
-    common = {"query_start_loc_R1": INT32, "seq_lens_R": INT32, "capacity": 999}
-    yield KernelVariant(
-        name="list splits",
-        kernel=attention_work.list_splits_kernel,
-        arguments=common
-        | {"splits_W8": INT32, "first_split_R1": INT32, "num_decodes": 64, "window": 1 << 30},
-        constants=attention_work._SPLITS_CONSTANTS,
-    )
-    for queries in map(attention_work.queries_per_tile, (3, 4)):
+    """Of steps of decodes, of prefills and of both, for groups of 3 and 4 heads."""
+    for group, kv_heads, has_splits, has_tiles in (
+        (4, 8, True, True),
+        (4, 8, True, False),
+        (3, 3, False, True),
+    ):
+        limits = attention_work.WorkLimits(
+            max_requests=256,
+            max_prefill_tokens=8192,
+            max_seq_len=8192,
+            num_query_heads=group * kv_heads,
+            num_kv_heads=kv_heads,
+            head_size=128,
+        )
+        what = [name for name, has in (("splits", has_splits), ("tiles", has_tiles)) if has]
         yield KernelVariant(
-            name=f"list tiles of {queries} queries",
-            kernel=attention_work.list_tiles_kernel,
-            arguments=common
-            | {"tiles_W8": INT32, "num_tiles_1": INT32, "num_decodes": 30, "num_prefills": 30},
-            constants={"TILE_QUERIES": queries, "BLOCK_R": 256, "BLOCK_W": 64},
+            name=f"list {' and '.join(what)}, G={group}",
+            kernel=attention_lists.list_work_kernel,
+            arguments=dict.fromkeys(("query_start_loc_R1", "seq_lens_R", "counts_3"), INT32)
+            | dict.fromkeys(("splits_W8", "tiles_W8", "tile_splits_W8"), INT32)
+            | {"num_requests": 64, "window": 1 << 30},
+            constants=attention_work.list_constants(limits, has_decodes=has_splits)
+            | {"HAS_SPLITS": has_splits, "HAS_TILES": has_tiles, "PDL": True},
         )
 
 
@@ -373,15 +373,45 @@ def dense_products() -> Iterator[KernelVariant]:
         )
 
 
-def float8_rows() -> Iterator[KernelVariant]:
-    """Rounding of rows that fit one block, and of longer ones."""
-    for dtype, width in itertools.product((BF16, FP16), (4096, 14336)):
+def float8_products() -> Iterator[KernelVariant]:
+    """Rounding of rows that fit one block, of longer ones, by a given scale and by groups; products
+    of both kinds of scales, in splits and not."""
+    for dtype, width, is_given in (
+        *((dtype, width, False) for dtype in (BF16, FP16) for width in (4096, 14336)),
+        (BF16, 14336, True),
+    ):
         yield KernelVariant(
-            name=f"quantise {_name(dtype)} rows of {width}",
+            name=f"quantise {_name(dtype)} rows of {width}{', given' * is_given}",
             kernel=fp8_linear._quantise_rows_kernel,
-            arguments={"x_ptr": dtype, "q_ptr": FP8, "scale_ptr": FP32, "x_stride": width},
-            constants=fp8_linear._constants(width),
+            arguments={"x_ptr": dtype, "q_ptr": FP8, "scale_ptr": FP32, "x_stride": width}
+            | {"given_ptr": FP32 if is_given else None},
+            constants=fp8_linear.row_constants(width) | {"IS_GIVEN": is_given},
         )
+    for width in (2048, 14336):
+        yield KernelVariant(
+            name=f"quantise groups of rows of {width}",
+            kernel=fp8_linear._quantise_groups_kernel,
+            arguments={"x_ptr": BF16, "q_ptr": FP8, "scale_ptr": FP32, "x_stride": width},
+            constants=fp8_linear.group_constants(width),
+        )
+    for outputs, inputs, grouped in ((6144, 4096, True), (6144, 4096, False), (576, 2048, True)):
+        weight = fp8_linear.Float8Weight(
+            weight_NE=torch.empty(outputs, inputs, dtype=FP8, device="meta"),
+            scales_NG=torch.empty(outputs, inputs // 128 if grouped else 1, device="meta"),
+        )
+        for rows, in_splits in ((16, True), (32, True), (64, True), (128, False)):
+            constants, launch = fp8_linear.product_configuration(weight, rows, in_splits=in_splits)
+            splits = constants["SPLITS"]
+            yield KernelVariant(
+                name=f"float8 {inputs} -> {outputs}, {rows} rows{', grouped' * grouped}",
+                kernel=fp8_linear._float8_kernel,
+                arguments=_pointers(FP8, "q w")
+                | _pointers(FP32, "scale w_scale")
+                | {"bias_ptr": None, "out_ptr": BF16 if splits == 1 else FP32, "num_rows": rows},
+                constants=constants | {"HAS_BIAS": False},
+                needs_wgmma=True,
+                **launch,
+            )
 
 
 def adapters_beside_products() -> Iterator[KernelVariant]:
@@ -524,7 +554,7 @@ def norms() -> Iterator[KernelVariant]:
             | {"scales_ptr": FP32 if is_quantised else weight}
             | dict.fromkeys(("x_stride_t", "residual_stride_t", "out_stride_t"), E),
             constants=norm._constants(E)
-            | {"HAS_RESIDUAL": has_residual, "IS_QUANTISED": is_quantised},
+            | {"HAS_RESIDUAL": has_residual, "IS_QUANTISED": is_quantised, "PDL": True},
             num_warps=norm._num_warps(E),
         )
 
@@ -569,14 +599,17 @@ LAYOUTS = (  # name, bits, inputs a group, offsets, dtype of scales; weights of 
     ("int8 groups of 64 with zeros", 8, 64, True, FP32),
     ("int8 groups of 128", 8, 128, False, FP16),
     ("int8 groups of 128 with zeros", 8, 128, True, FP32),
+    ("float8 groups of 128", 8, 128, False, FP32),
+    ("float8, a scale a row", 8, 4096, False, FP32),
 )
 """Each layout that a file can give."""
 
 
 def _packed(layout: tuple[str, int, int, bool, torch.dtype]) -> tuple[dict[str, Any], ...]:
     """Arguments and constants of a weight."""
-    _, bits, group, has_offsets, scales = layout
-    arguments = {"packed_ptr": torch.uint8 if bits == 4 else INT8, "scales_ptr": scales}
+    name, bits, group, has_offsets, scales = layout
+    has_bytes = bits == 4 or name.startswith("float8")
+    arguments = {"packed_ptr": torch.uint8 if has_bytes else INT8, "scales_ptr": scales}
     arguments |= {"offsets_ptr": scales if has_offsets else None}
     constants = {"N": 4096, "K": 4096, "BITS": bits, "GROUP": group, "HAS_OFFSETS": has_offsets}
     constants |= {"BLOCK_N": quantised_linear.BLOCK_N, "BLOCK_J": quantised_linear.BLOCK_J}
@@ -653,7 +686,8 @@ def rotary_and_cache() -> Iterator[KernelVariant]:
             | {"norm_eps": 1e-6, "k_inverse_scale": 0.5, "v_inverse_scale": 0.5}
             | dict.fromkeys(strides, 16 * D),
             constants=rotary_cache._constants(H, K, D, rotary_size)
-            | {"S": S, "HAS_ROPE": has_rope, "HAS_Q_NORM": has_norm, "HAS_K_NORM": has_norm},
+            | {"S": S, "HAS_ROPE": has_rope, "HAS_Q_NORM": has_norm, "HAS_K_NORM": has_norm}
+            | {"PDL": True},
             num_warps=rotary_cache._num_warps(rotary_size),
         )
 
@@ -769,13 +803,16 @@ def truncations() -> Iterator[KernelVariant]:
         splits = num_splits(vocab_size)
         values = pointers | {"stride_r": vocab_size, "V": vocab_size, "S": splits}
         constants = {"SPLITS": triton.next_power_of_2(splits), "TILE": TILE}
-        launches = [("gather", truncation._gather_kernel, {}, truncation._WARPS)]
+        launches = [
+            (f"gather {at}", truncation._gather_kernel, {"ROUND": at}, truncation._WARPS)
+            for at in (1, 2)
+        ]
         for is_wide in (True, False):
             weighing = {"FLOAT64": is_wide}
             name = "" if is_wide else " in float32"
             launches += [
                 (f"round {at}{name}", truncation._round_kernel, weighing | {"ROUND": at}, warps)
-                for at, warps in enumerate((truncation._WARPS,) * 2)
+                for at, warps in enumerate((truncation._WARPS,) * truncation.NUM_ROUNDS)
             ]
             finish = truncation._finish_kernel, weighing, truncation._FINISH_WARPS
             launches.append((f"finish{name}", *finish))

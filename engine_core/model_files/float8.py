@@ -1,0 +1,263 @@
+"""Linear layers of a Hugging Face folder in float8 (e4m3), as DeepSeek and Qwen publish them
+(quant_method "fp8") and as llm-compressor writes them ("compressed-tensors").
+
+    q_proj.weight, q_proj.weight_scale[_inv][, q_proj.input_scale]   ->   q_proj.weight
+
+    W[n, k] = scale * q[n, k], with a scale of the tensor, of output n, or of a block of 128 x 128
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from engine_core.model_files.errors import BrokenModelFile, UnsupportedModelFile
+
+if TYPE_CHECKING:
+    import torch
+
+    from kernels.interface.weights import QuantisedTensor, WeightPart
+
+logger = logging.getLogger(__name__)
+
+_BLOCK = 128
+_LEAST_INPUTS = 32
+"""What a layer's inputs must be a multiple of to be computed with as it is."""
+_WEIGHT_SCALES = ("weight_scale", "weight_scale_inv")
+_INPUT_SCALES = ("input_scale", "activation_scale")
+_CACHE_SCALE = re.compile(r".+\.(?:kv?_scale|[vq]_scale|prob_scale|output_scale)")
+_FORMATS = ("float-quantized", "naive-quantized")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Float8:
+    """How a folder's linear layers are rounded."""
+
+    in_blocks: bool
+    """Whether a scale is that of 128 x 128 weights, and of 128 inputs of a token."""
+    activations: Literal["dynamic", "static", "none"]
+    """Their scale: from their values, from the files, or they are not rounded."""
+
+    @property
+    def type_name(self) -> str:
+        """Of `QuantisedTensor`: "fp8", "fp8-block", "fp8-w8a16" or "fp8-block-w8a16"."""
+        return "fp8" + "-block" * self.in_blocks + "-w8a16" * (self.activations == "none")
+
+
+def read_float8(config: Mapping[str, Any], folder: Path) -> Float8 | None:
+    """What config.json says; None: it is no float8 of these kinds.
+    Raises UnsupportedModelFile: a variant that is not read."""
+    fields = config.get("quantization_config") or config.get("compression_config")
+    fields = fields if isinstance(fields, dict) else {}
+    method = fields.get("quant_method")
+    if method not in ("fp8", "compressed-tensors"):
+        return None
+    read = _read_fp8 if method == "fp8" else _read_compressed_tensors
+    try:
+        return read(fields)
+    except _NotRead as error:
+        raise UnsupportedModelFile(
+            f"{folder} is quantised with {method} {error}, which is not read; use a version in "
+            "float8 (e4m3) by tensor, channel or blocks of 128 x 128, or the unquantised model"
+        ) from error
+
+
+class _NotRead(Exception):
+    """Says what."""
+
+
+def _read_fp8(fields: Mapping[str, Any]) -> Float8:
+    for name, allowed in (
+        ("fmt", (None, "e4m3")),
+        ("scale_fmt", (None, "float")),
+        ("expert_dtype", (None, "fp8")),
+        ("weight_block_size", (None, [_BLOCK, _BLOCK])),
+        ("activation_scheme", ("dynamic", "static")),
+    ):
+        if fields.get(name) not in allowed:
+            raise _NotRead(f"and {name} {fields.get(name)!r}")
+    in_blocks = fields.get("weight_block_size") is not None
+    if in_blocks and fields["activation_scheme"] == "static":
+        raise _NotRead("in blocks, with activation_scheme 'static'")
+    return Float8(in_blocks, fields["activation_scheme"])
+
+
+def _read_compressed_tensors(fields: Mapping[str, Any]) -> Float8:
+    sparsity = fields.get("sparsity_config") or {}
+    if sparsity.get("format", "dense") != "dense":
+        raise _NotRead(f"and sparse ({sparsity['format']})")
+    if fields.get("transform_config"):
+        raise _NotRead("with rotated inputs (transform_config)")
+    groups = fields.get("config_groups")
+    if not isinstance(groups, dict) or not groups:
+        raise _NotRead("without config_groups")
+    found = {_read_group(group, fields.get("format")) for group in groups.values()}
+    if len(found) != 1:
+        raise _NotRead("in several ways (config_groups)")
+    return found.pop()
+
+
+def _read_group(group: Mapping[str, Any], format_name: str | None) -> Float8:
+    format_name = group.get("format") or format_name
+    weights, inputs = group.get("weights") or {}, group.get("input_activations")
+    for each in (weights, inputs or weights):
+        if (each.get("type"), each.get("num_bits")) != ("float", 8):
+            raise _NotRead(f"in {each.get('num_bits')} bits of type {each.get('type')}")
+        if each.get("symmetric") is False:
+            raise _NotRead("with zero points")
+    if format_name not in _FORMATS:
+        raise _NotRead(f"in the format {format_name!r}, not {' or '.join(map(repr, _FORMATS))}")
+    if group.get("output_activations"):
+        raise _NotRead("with output_activations")
+    strategy = weights.get("strategy")
+    block: Any = weights.get("block_structure")
+    if strategy not in ("tensor", "channel", "block") or (
+        strategy == "block" and block not in ([_BLOCK, _BLOCK], f"{_BLOCK}x{_BLOCK}")
+    ):
+        raise _NotRead(f"by {strategy}{f' of {block}' if block else ''}")
+    in_blocks = strategy == "block"
+    if inputs is None:
+        return Float8(in_blocks, "none")
+    rounded = (inputs.get("strategy"), inputs.get("dynamic"), inputs.get("group_size"))
+    if in_blocks and rounded == ("group", True, _BLOCK):
+        return Float8(in_blocks, "dynamic")
+    # a scale of all tokens that follows from them would let one's bits depend on the others: each
+    # token has its own
+    if not in_blocks and rounded[0] in ("tensor", "token") and rounded[1] is True:
+        return Float8(in_blocks, "dynamic")
+    if not in_blocks and rounded[:2] == ("tensor", False):
+        return Float8(in_blocks, "static")
+    raise _NotRead(
+        f"by {strategy}, with activations by {rounded[0]} (dynamic {rounded[1]}, group_size "
+        f"{rounded[2]})"
+    )
+
+
+def find_float8_layers(
+    names: Collection[str], folder: Path, how: Float8
+) -> dict[str, frozenset[str]]:
+    """Prefixes of layers in float8, such as "model.layers.0.mlp.up_proj", with the suffixes of the
+    tensors that each has. Says which scales are of no use here.
+
+    Raises:
+        UnsupportedModelFile: no layer has a scale.
+        BrokenModelFile: a layer lacks a tensor.
+    """
+    found: dict[str, set[str]] = {}
+    wanted = {"weight", *_WEIGHT_SCALES, *(_INPUT_SCALES if how.activations == "static" else ())}
+    for name in names:
+        prefix, _, suffix = name.rpartition(".")
+        if suffix in wanted:
+            found.setdefault(prefix, set()).add(suffix)
+    found = {prefix: suffixes for prefix, suffixes in found.items() if suffixes != {"weight"}}
+    if not found:
+        raise UnsupportedModelFile(
+            f"{folder} is in float8 by its config.json, but no tensor is called weight_scale or "
+            "weight_scale_inv; use the unquantised model"
+        )
+    for prefix, suffixes in found.items():
+        for kinds in ({"weight"}, set(_WEIGHT_SCALES), set(_INPUT_SCALES)):
+            if not kinds & suffixes and (kinds & wanted):
+                raise BrokenModelFile(
+                    f"{folder} lacks {' or '.join(sorted(kinds))} of the float8 layer {prefix}; "
+                    "download its weight files again"
+                )
+    if unused := sorted(name for name in names if _is_unused(name, how)):
+        logger.warning(
+            "%s: %d scales of keys, values or activations are not used (%s): the KV cache is kept "
+            "as --kv-cache-dtype says, without scales, and activations are not rounded by them",
+            folder,
+            len(unused),
+            ", ".join(unused[:3]) + (", ..." if len(unused) > 3 else ""),
+        )
+    return {prefix: frozenset(suffixes) for prefix, suffixes in found.items()}
+
+
+def _is_unused(name: str, how: Float8) -> bool:
+    is_input = name.endswith(tuple(f".{suffix}" for suffix in _INPUT_SCALES))
+    return _CACHE_SCALE.fullmatch(name) is not None or (is_input and how.activations != "static")
+
+
+def join_float8_layers(
+    tensors: Iterable[tuple[str, torch.Tensor]],
+    layers: Mapping[str, frozenset[str]],
+    how: Float8,
+) -> Iterator[tuple[str, WeightPart]]:
+    """The tensors, those of a float8 layer as its one weight [N, E] when the last has come. One
+    whose inputs are no whole number of blocks comes in float32.
+    Raises BrokenModelFile: shapes or types that contradict each other or the configuration."""
+    import torch
+
+    waiting: dict[str, dict[str, torch.Tensor]] = {}
+    for name, tensor in tensors:
+        prefix, _, suffix = name.rpartition(".")
+        if _is_unused(name, how):
+            continue
+        if suffix not in layers.get(prefix, ()):
+            if tensor.dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+                raise BrokenModelFile(
+                    f"tensor {name} is {tensor.dtype} without a scale; download the weights again"
+                )
+            yield name, tensor
+            continue
+        arrays = waiting.setdefault(prefix, {})
+        arrays[suffix] = tensor
+        if arrays.keys() == layers[prefix]:
+            part = _as_one(prefix, waiting.pop(prefix), how)
+            whole = _BLOCK if part.arrays["weight_scale"].shape[1] > 1 else _LEAST_INPUTS
+            yield f"{prefix}.weight", part.dequantise() if part.shape[1] % whole else part
+
+
+def _as_one(prefix: str, arrays: Mapping[str, torch.Tensor], how: Float8) -> QuantisedTensor:
+    import torch
+
+    from kernels.interface.weights import QuantisedTensor
+
+    def named(names: tuple[str, ...]) -> torch.Tensor | None:
+        return next((arrays[name] for name in names if name in arrays), None)
+
+    weight, scale, input_scale = arrays["weight"], named(_WEIGHT_SCALES), named(_INPUT_SCALES)
+    assert scale is not None
+    if weight.dtype != torch.float8_e4m3fn or weight.ndim != 2:
+        raise BrokenModelFile(
+            f"{prefix}.weight is {weight.dtype} {list(weight.shape)} and has a scale; float8 layers"
+            " are matrices of float8_e4m3fn: download the weights again"
+        )
+    num_outputs, num_inputs = weight.shape
+    scale = scale.float()
+    blocks = [-(-num_outputs // _BLOCK), -(-num_inputs // _BLOCK)]
+    if how.in_blocks and list(scale.shape) == blocks:
+        scales_NG = scale.repeat_interleave(_BLOCK, dim=0)[:num_outputs].contiguous()
+    elif not how.in_blocks and scale.numel() in (1, num_outputs):
+        scales_NG = scale.reshape(-1, 1).expand(num_outputs, 1).contiguous()
+    else:
+        wanted = f"{blocks}, its blocks" if how.in_blocks else f"1 or {num_outputs} numbers"
+        raise BrokenModelFile(
+            f"{prefix}: the scale of {list(weight.shape)} weights has shape {list(scale.shape)}, "
+            f"not {wanted}: config.json belongs to other weights"
+        )
+    given = {} if input_scale is None else {"input_scale": input_scale.float().reshape(-1)}
+    if given and given["input_scale"].numel() != 1:
+        raise BrokenModelFile(
+            f"{prefix}: the scale of its inputs has {given['input_scale'].numel()} numbers, not 1; "
+            "download the weights again"
+        )
+    return QuantisedTensor(
+        type_name=how.type_name,
+        shape=(num_outputs, num_inputs),
+        arrays={"weight": weight, "weight_scale": scales_NG, **given},
+        decode=_decode,
+        block_inputs=_BLOCK if how.in_blocks else 1,
+    )
+
+
+def _decode(arrays: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """float32 [N, E], by the formula above; scales are [N, G], the last group may be short."""
+    weight, scales_NG = arrays["weight"].float(), arrays["weight_scale"]
+    if scales_NG.shape[1] > 1:
+        scales_NG = scales_NG.repeat_interleave(_BLOCK, dim=1)[:, : weight.shape[1]]
+    return weight.mul_(scales_NG)
