@@ -66,7 +66,7 @@ def test_what_cannot_start_says_why_in_one_line(options, words):
     ("options", "words"),
     [
         (["--device", "cuda"], "sees no CUDA device"),
-        (["--batch-invariant", "--dtype", "bfloat16"], "has products that torch computes"),
+        (["--batch-invariant", "--dtype", "float16"], "has products that torch computes"),
         (["--quantization", "int8", "--dtype", "bfloat16"], "computes in float32, not in bfloat16"),
         (["--quantization", "int4", "--device", "cuda"], "int4 runs on a CPU only"),
         (["--weight-cache", "1GiB", "--device", "cuda"], "--weight-cache has no effect on a GPU"),
