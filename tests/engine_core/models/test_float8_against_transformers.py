@@ -138,6 +138,20 @@ def test_a_cpu_dequantises_it_at_load_and_says_so(tmp_path, ops, name):
     assert not loaded.is_quantised
 
 
+@pytest.mark.parametrize(
+    "name", ["fp8 in blocks", "compressed-tensors by tensor, static", "fp8 by tensor"]
+)
+def test_experts_in_float8_give_the_logits_of_transformers(tmp_path, name):
+    recipe = RECIPES[name]
+    reference = reference_of(EXPERTS)
+    rounded = write_float8(tmp_path, reference, recipe)
+    ops = triton_for(tmp_path)
+    model = load(tmp_path, ops)
+    by_format = ops.weight_packing(torch.float32).bytes_by_format()
+    assert by_format["float32"] == (2 * V + 3) * 256 * 4  # embedding, head and router
+    assert_as_transformers(model, reference, rounded, recipe, ops)
+
+
 @pytest.mark.parametrize("name", ["fp8 in blocks"])
 def test_experts_on_a_cpu_are_dequantised_too(tmp_path, ops, name):
     reference = reference_of(EXPERTS)
