@@ -393,10 +393,12 @@ class EngineSession:
             self._fail_all(error)
             raise
         # an engine that was not restarted carries on with what it has been given meanwhile
-        is_other = engine_id != self._weights[0] and fingerprint != self._weights[1]
+        is_new = engine_id != self._weights[0]
+        is_other = is_new and fingerprint != self._weights[1]
         model = self.welcome.model
+        counts_otherwise = is_new and model.numerics != before.numerics
         may_begin = self._neighbours is not None and model.tokenizer == before.tokenizer
-        if is_other and self._neighbours is not None and arithmetic is not None:
+        if (is_other or counts_otherwise) and self._neighbours is not None and arithmetic:
             self._neighbours.on_lost(self, arithmetic)
         for request in self.requests.drop_wire_ids(self):
             if is_other and (request.has_started or not may_begin):
@@ -404,6 +406,14 @@ class EngineSession:
                     self._died(
                         f"came back with another model or other weights ({model.name}, weights "
                         f"version {model.weights_version}); send the request again"
+                    )
+                )
+            elif counts_otherwise and request.has_started:
+                theirs, ours = ", ".join(model.numerics), ", ".join(before.numerics)
+                request.fail(
+                    self._died(
+                        f"came back as one whose tokens differ ({theirs}; it was {ours}); send "
+                        "the request again"
                     )
                 )
             elif not request.finished:

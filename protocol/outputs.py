@@ -219,8 +219,12 @@ class ModelInfo(Message, frozen=True):
     def arithmetic(self) -> tuple[str, ...]:
         """Another engine may go on with a request, to the token, if this is the same. Some
         models' rotary scaling goes by the length."""
-        length = str(self.max_model_len)
-        return self.fingerprint, self.dtype, self.instruction_set, self.formats, length
+        return self.fingerprint, *self.numerics, str(self.max_model_len)
+
+    @property
+    def numerics(self) -> tuple[str, ...]:
+        """What a model of the same weights computes in: others, other tokens."""
+        return self.dtype, self.instruction_set, self.formats
 
 
 class DisaggregationInfo(Message, frozen=True):

@@ -68,11 +68,14 @@ class PagedKVCache:
         block_tables_GRM: Sequence[torch.Tensor] | torch.Tensor,
         slot_mappings_GT: Sequence[torch.Tensor] | torch.Tensor,
         num_decodes: int,
+        num_decode_tokens: int | None = None,
+        num_long_prefills: int | None = None,
         given: GivenRows | None = None,
         positions_AT: torch.Tensor | None = None,
         ends_T: torch.Tensor | None = None,
     ) -> ForwardContext:
-        """See `AttentionPlanner.plan`; each group has a block table and slots of its own."""
+        """See `AttentionPlanner.plan`; each group has a block table and slots of its own.
+        `num_decode_tokens`: None: one for each decode."""
         by_group: list[AttentionMetadata] = [
             planner.plan(
                 query_start_loc_R1=query_start_loc_R1,
@@ -80,8 +83,9 @@ class PagedKVCache:
                 block_table_RM=block_tables_GRM[group],
                 slot_mapping_T=slot_mappings_GT[group],
                 num_decodes=num_decodes,
-                num_decode_tokens=num_decodes,
+                num_decode_tokens=num_decodes if num_decode_tokens is None else num_decode_tokens,
                 ends_T=ends_T,
+                num_long_prefills=num_long_prefills,
             )
             for group, planner in enumerate(self._planners)
         ]

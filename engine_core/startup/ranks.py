@@ -87,6 +87,7 @@ class RankZero(OneRank):
             Sizes(
                 max_num_seqs=spec.config.max_num_seqs,
                 max_num_batched_tokens=spec.config.max_num_batched_tokens,
+                dtype=spec.loaded.numbers.name,
                 keeps_bytes=spec.config.kv_dtype is torch.int8,
             )
         )

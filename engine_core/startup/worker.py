@@ -120,6 +120,11 @@ def _follow(channel: Channel, options: EngineOptions, start: Start) -> bool:
     sizes = channel.receive()
     if not isinstance(sizes, Sizes):
         return True
+    if sizes.dtype != loaded.numbers.name:
+        raise ConfigurationError(
+            f"this worker computes in {loaded.numbers.name} ({loaded.numbers.reason}), rank 0 in "
+            f"{sizes.dtype}; start the engine with --dtype {sizes.dtype} or {loaded.numbers.name}"
+        )
     spec = plan_runner(with_sizes(options, sizes), opened.files, loaded)
     config = resolve_config(spec, opened.files, address="")
     channel.send(Answer(serve=room_of(config)))

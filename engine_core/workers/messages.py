@@ -39,6 +39,7 @@ class Sizes(Message, frozen=True, tag=True):
 
     max_num_seqs: int
     max_num_batched_tokens: int
+    dtype: str
     keeps_bytes: bool
     """The KV cache is int8."""
 

@@ -65,6 +65,8 @@ class AttentionMetadata:
         plan: private to the backend that made it.
         ends_T: int32 [T], behind the last position that each token sees: at least itself, never
             falling within a request; None: each is the last that it sees itself.
+        num_long_prefills: of the step's requests those of `long_prefills`, or more; None: perhaps
+            all but its decodes.
     """
 
     query_start_loc_R1: torch.Tensor
@@ -75,6 +77,7 @@ class AttentionMetadata:
     sliding_window: int | None
     plan: object
     ends_T: torch.Tensor | None = None
+    num_long_prefills: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +124,7 @@ class AttentionPlanner(ABC):
         num_decodes: int,
         num_decode_tokens: int,
         ends_T: torch.Tensor | None = None,
+        num_long_prefills: int | None = None,
     ) -> AttentionMetadata:
         """The plan of a step, for all layers of the group.
 
@@ -133,8 +137,10 @@ class AttentionPlanner(ABC):
                 a bucket, with a sequence length of 0), those after them at least 1. A backend with
                 `needs_decodes_first` is slower where a request with one token comes later, and
                 the last bits of such a request may differ.
-            num_decode_tokens: of the first `num_decodes` requests: equal to it without drafts.
+            num_decode_tokens: of the first `num_decodes` requests: equal to it without drafts. 0 on
+                a GPU: any of them may decode or not, as the device finds.
             ends_T: on a CPU alone.
+            num_long_prefills: see AttentionMetadata; for a GPU.
 
         Raises:
             ValueError: more requests or tokens than the planner was made for.
@@ -148,6 +154,7 @@ class AttentionPlanner(ABC):
             sliding_window=self._spec.sliding_window,
             plan=None,
             ends_T=ends_T,
+            num_long_prefills=num_long_prefills,
         )
         return replace(step, plan=self._plan_work(step, num_decodes, num_decode_tokens))
 

@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 
 from kernels.torch import elementwise
+from kernels.triton.bound_launch import BoundLaunches, Launch
+from kernels.triton.device_limits import dependent_launch
 from kernels.triton.quantised import QUANTISED_MAX, quantise, quantise_rows_reference, row_scale
 from kernels.triton.tensor_checks import FLOATS, check_tensor
 
@@ -50,7 +52,11 @@ def activation_kernel(
     F: tl.constexpr,
     BLOCK_F: tl.constexpr,
     IS_GELU: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     column_F = tl.program_id(1) * BLOCK_F + tl.arange(0, BLOCK_F)
     is_inside_F = column_F < F
@@ -146,21 +152,28 @@ def silu_and_mul_quantised(
 def _launch(
     gate_up_TF2: torch.Tensor, out_TF: torch.Tensor | None, *, is_gelu: bool
 ) -> torch.Tensor:
-    T, F = _checked_shape(gate_up_TF2)
     if out_TF is None:
-        out_TF = torch.empty((T, F), dtype=gate_up_TF2.dtype, device=gate_up_TF2.device)
+        T, width = gate_up_TF2.shape if gate_up_TF2.dim() == 2 else _checked_shape(gate_up_TF2)
+        shape = (T, width // 2)
+        out_TF = torch.empty(shape, dtype=gate_up_TF2.dtype, device=gate_up_TF2.device)
+    tensors = (gate_up_TF2, out_TF)
+    if gate_up_TF2.numel():
+        _launches(tensors, is_gelu, lambda: _checked_launch(*tensors, is_gelu=is_gelu))
+    else:
+        _checked_launch(*tensors, is_gelu=is_gelu)
+    return out_TF
+
+
+_launches = BoundLaunches(activation_kernel)
+
+
+def _checked_launch(gate_up_TF2: torch.Tensor, out_TF: torch.Tensor, *, is_gelu: bool) -> Launch:
+    T, F = _checked_shape(gate_up_TF2)
     dtype, device = gate_up_TF2.dtype, gate_up_TF2.device
     check_tensor("out_TF", out_TF, (T, F), dtype, device, contiguous_dims=1)
-    if T:
-        activation_kernel[(T, triton.cdiv(F, _BLOCK_F))](
-            gate_up_TF2,
-            out_TF,
-            gate_up_TF2.stride(0),
-            out_TF.stride(0),
-            **_constants(F, _BLOCK_F, is_gelu),
-            num_warps=4,
-        )
-    return out_TF
+    constants = {**_constants(F, _BLOCK_F, is_gelu), **dependent_launch(device), "num_warps": 4}
+    grid = (T, triton.cdiv(F, _BLOCK_F))
+    return Launch(grid, (gate_up_TF2.stride(0), out_TF.stride(0)), constants)
 
 
 def _checked_shape(gate_up_TF2: torch.Tensor) -> tuple[int, int]:

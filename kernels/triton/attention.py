@@ -5,7 +5,6 @@ import torch
 from kernels.interface.operations import AttentionMetadata, AttentionParams
 from kernels.triton.attention_decode import decode_attention
 from kernels.triton.attention_prefill import prefill_attention
-from kernels.triton.attention_reduce import reduce_splits
 from kernels.triton.attention_work import AttentionWork
 from kernels.triton.tensor_checks import check_tensor
 
@@ -104,7 +103,7 @@ def paged_attention(
         k_cache, v_cache: `kv[:, 0]` and `kv[:, 1]` of [B, 2, K, S, D]; of q's dtype or
             float8_e4m3fn. D contiguous.
         metadata: its `plan` is the `AttentionWork` of `AttentionWorkspace.plan`, made with the same
-            window and head counts. Requests are ordered: decodes first, then prefills.
+            window and head counts.
         params: scale and softcap above 0.
         out: written in place and returned if given, [T, H, D] of q's dtype, D contiguous; must not
             share memory with q. Rows of tokens that belong to no request stay as they are.
@@ -115,35 +114,32 @@ def paged_attention(
         raise TypeError(
             f"the plan is a {type(work).__name__}; make it with AttentionWorkspace.plan"
         )
-    _check(q_THD, k_cache, v_cache, work, params)
-    device, (T, H) = q_THD.device, q_THD.shape[:2]
-    for name, numbers_H in (("sinks_H", params.sinks_H), ("alibi_slopes_H", params.alibi_slopes_H)):
-        if numbers_H is not None:
-            check_tensor(name, numbers_H, (H,), torch.float32, device)
-    starts_R1, num_requests = metadata.query_start_loc_R1, work.num_decodes + work.num_prefills
-    check_tensor("query_start_loc_R1", starts_R1, starts_R1.shape, torch.int32, device)
-    table_RM = metadata.block_table_RM[:num_requests]  # it may have more rows
-    shape = (num_requests, table_RM.shape[-1])
-    check_tensor("block_table_RM", table_RM, shape, torch.int32, device, contiguous_dims=1)
     if out is None:
         out = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
-    else:
+
+    def check() -> None:
+        _check(q_THD, k_cache, v_cache, work, params)
+        device, (T, H) = q_THD.device, q_THD.shape[:2]
+        for name, numbers_H in (
+            ("sinks_H", params.sinks_H),
+            ("alibi_slopes_H", params.alibi_slopes_H),
+        ):
+            if numbers_H is not None:
+                check_tensor(name, numbers_H, (H,), torch.float32, device)
+        table_RM = metadata.block_table_RM[: work.num_requests]  # it may have more rows
+        shape = (work.num_requests, table_RM.shape[-1])
+        check_tensor("block_table_RM", table_RM, shape, torch.int32, device, contiguous_dims=1)
         check_tensor("out", out, q_THD.shape, q_THD.dtype, device, contiguous_dims=1)
-    if lse_TH is not None:
-        check_tensor("lse_TH", lse_TH, (T, H), torch.float32, device, contiguous_dims=1)
-    tables = (q_THD, k_cache, v_cache, metadata.block_table_RM, work)
-    if work.num_decodes:
-        decode_attention(*tables, params, k_scale=k_scale)
-        reduce_splits(
-            work,
-            metadata.query_start_loc_R1,
-            out,
-            v_scale=v_scale,
-            sinks_H=params.sinks_H,
-            lse_TH=lse_TH,
-        )
+        if lse_TH is not None:
+            check_tensor("lse_TH", lse_TH, (T, H), torch.float32, device, contiguous_dims=1)
+
+    tables = (q_THD, k_cache, v_cache, metadata.block_table_RM, work, params, out, lse_TH)
+    if work.has_decodes:
+        decode_attention(*tables, check, k_scale=k_scale, v_scale=v_scale)
     if work.max_tiles:
-        prefill_attention(*tables, params, out, k_scale=k_scale, v_scale=v_scale, lse_TH=lse_TH)
+        prefill_attention(*tables, check, k_scale=k_scale, v_scale=v_scale)
+    if not (work.has_decodes or work.max_tiles):
+        check()
     return out
 
 
@@ -194,9 +190,9 @@ def _check(
             f"q is on {q_THD.device}, the cache on {k_cache_BKSD.device}, the plan on"
             f" {work.splits_W8.device}; give one device"
         )
-    rows = work.splits_W8.shape[0] * work.max_decode_queries * work.num_query_heads
-    if work.partial_out.numel() < rows * head_size:
+    numbers = work.num_scratch_rows * head_size
+    if work.partial_out.numel() < numbers:
         raise ValueError(
-            f"scratch of {work.partial_out.numel()} numbers, {rows * head_size} are needed; make"
+            f"scratch of {work.partial_out.numel()} numbers, {numbers} are needed; make"
             f" the workspace for head size {head_size}"
         )

@@ -1,34 +1,45 @@
 """Decode attention: persistent programs over a list of (request, split) pieces of keys.
 
-The specification is in `attention`; a split's result is attention over its keys alone."""
+The specification is in `attention`; a split's result is attention over its keys alone. Whichever
+program ends a request's last split joins them all, always in the same order."""
+
+from collections.abc import Callable, Hashable
 
 import torch
 import triton
 import triton.language as tl
 
 from kernels.interface.operations import AttentionParams
+from kernels.triton.attention_reduce import all_arrived, join_splits
 from kernels.triton.attention_tile import attend_tile
 from kernels.triton.attention_work import AttentionWork
+from kernels.triton.bound_launch import BoundLaunches, Launch
+from kernels.triton.device_limits import dependent_launch
 
 LOG2_E = 1.4426950408889634
 
 
-@triton.jit(do_not_specialize=["num_decodes", "capacity", "window", "table_stride"])
+@triton.jit(do_not_specialize=["window", "table_stride", "v_scale"])
 def decode_kernel(
     q_THD,  # [T, H, D], D contiguous
     k_cache_BKSD,  # [B, K, S, D], D contiguous
     v_cache_BKSD,
     block_table_RM,  # int32 [R, M]
-    splits_W8,  # int32 [W, 8], see attention_work
-    first_split_R1,  # int32 [num_decodes + 1]
+    splits_W8,  # int32 [W, 8], see attention_lists
+    counts_3,  # int32 [3]: the first is the number of splits
     alibi_slopes_H,  # float32 [H], read if HAS_ALIBI
+    sinks_H,  # float32 [H], read if HAS_SINKS
     partial_out,  # float32 [W, K, QUERIES * G, D], written
     partial_lse,  # float32 [W, K, QUERIES * G], written, in units of log2
-    num_decodes,
-    capacity,  # W
+    arrivals_RK,  # int32 [R, K], all 0 before and after
+    out_THD,  # [T, H, D], written
+    lse_TH,  # float32 [T, H], written if HAS_LSE, natural logarithm
     table_stride,
     q_token_stride,
     q_head_stride,
+    out_token_stride,
+    out_head_stride,
+    lse_token_stride,
     k_block_stride,
     k_head_stride,
     k_slot_stride,
@@ -37,6 +48,7 @@ def decode_kernel(
     v_slot_stride,
     score_scale,
     multiplier,
+    v_scale,
     window,
     K: tl.constexpr,
     G: tl.constexpr,
@@ -46,16 +58,25 @@ def decode_kernel(
     QUERIES: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    ROWS: tl.constexpr,
+    SPLITS_PAD: tl.constexpr,
+    JOINED_D: tl.constexpr,
+    BLOCK_P: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     HAS_ALIBI: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    HAS_LSE: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Program p takes pieces p, p + P, ...; a piece is one split and one key/value head."""
+    if PDL:
+        tl.extra.cuda.gdc_wait()
     row_M = tl.arange(0, BLOCK_M)
     query_M = row_M // G
     head_M = row_M % G
     d_D = tl.arange(0, D_PAD)
-    num_pieces = tl.minimum(tl.load(first_split_R1 + num_decodes), capacity) * K
+    num_pieces = tl.load(counts_3) * K
     for piece in range(tl.program_id(0), num_pieces, tl.num_programs(0)):
         split = tl.cast(piece // K, tl.int64)
         kv_head = tl.cast(piece % K, tl.int64)
@@ -103,6 +124,19 @@ def decode_kernel(
         )
         tl.store(partial_lse + out_row_M, lse_M, mask=valid_M)
 
+        count = tl.load(entry + 7)
+        if all_arrived(arrivals_RK + request * K + kv_head, count):
+            joined_M = tl.arange(0, ROWS)
+            token_M = (token_start + joined_M // G).to(tl.int64)
+            join_splits(
+                partial_out, partial_lse,
+                (tl.load(entry + 6).to(tl.int64) * K + kv_head) * (QUERIES * G), K * QUERIES * G,
+                count, joined_M < (token_stop - token_start) * G, kv_head * G + joined_M % G,
+                token_M, sinks_H, out_THD, lse_TH,
+                out_token_stride, out_head_stride, lse_token_stride, v_scale,
+                D, D_PAD, JOINED_D, ROWS, SPLITS_PAD, BLOCK_P, HAS_SINKS, HAS_LSE,
+            )  # fmt: skip
+
 
 def score_numbers(params: AttentionParams, k_scale: float) -> tuple[float, float]:
     """(score_scale, multiplier) of `attend_tile`, which works in units of log2."""
@@ -119,70 +153,112 @@ def decode_attention(
     block_table_RM: torch.Tensor,
     work: AttentionWork,
     params: AttentionParams,
+    out_THD: torch.Tensor,
+    lse_TH: torch.Tensor | None,
+    check: Callable[[], None],
     *,
     k_scale: float,
+    v_scale: float,
 ) -> None:
-    """Write each split's output and log-sum-exp to the scratch of `work`.
+    """Write the decodes' rows of `out_THD` (and `lse_TH`).
 
-    `out = softmax(scores) v` over the keys of the split, unscaled by v_scale, float32 and the
-    log-sum-exp in units of log2. The split-KV form is that of "Flash-Decoding" (Dao, Haziza, Massa,
-    Sizov 2023). Arguments are those of `attention.paged_attention`, which has checked them."""
-    _, num_kv_heads, block_size, head_size = k_cache_BKSD.shape
-    group_size = work.num_query_heads // num_kv_heads
-    alibi_slopes_H = params.alibi_slopes_H
-    score_scale, multiplier = score_numbers(params, k_scale)
-    constants, launch = configuration(
-        group_size=group_size,
-        head_size=head_size,
-        max_queries=work.max_decode_queries,
-        kv_bytes=k_cache_BKSD.element_size(),
-    )
-    decode_kernel[(work.num_programs,)](
+    `out = softmax(scores) v` over the keys of a split, then over all splits, see
+    `attention_reduce`. The split-KV form is that of "Flash-Decoding" (Dao, Haziza, Massa, Sizov
+    2023). Arguments are those of `attention.paged_attention`, which `check` checks."""
+    sinks_H, alibi_slopes_H = params.sinks_H, params.alibi_slopes_H
+    tensors = (
         q_THD,
         k_cache_BKSD,
         v_cache_BKSD,
         block_table_RM,
         work.splits_W8,
-        work.first_split_R1,
+        work.counts_3,
         q_THD if alibi_slopes_H is None else alibi_slopes_H,
+        q_THD if sinks_H is None else sinks_H,
         work.partial_out,
         work.partial_lse,
-        work.num_decodes,
-        work.splits_W8.shape[0],
-        block_table_RM.stride(0),
-        q_THD.stride(0),
-        q_THD.stride(1),
-        *k_cache_BKSD.stride()[:3],
-        *v_cache_BKSD.stride()[:3],
-        score_scale,
-        multiplier,
-        work.sliding_window or 0,
-        K=num_kv_heads,
-        S=block_size,
-        HAS_WINDOW=work.sliding_window is not None,
-        HAS_SOFTCAP=params.softcap is not None,
-        HAS_ALIBI=alibi_slopes_H is not None,
-        **constants,
-        **launch,
+        work.decode_arrivals_RK,
+        out_THD,
+        out_THD if lse_TH is None else lse_TH,
     )
+
+    def prepare() -> Launch:
+        check()
+        _, num_kv_heads, block_size, head_size = k_cache_BKSD.shape
+        score_scale, multiplier = score_numbers(params, k_scale)
+        constants, launch = configuration(
+            group_size=work.num_query_heads // num_kv_heads,
+            head_size=head_size,
+            max_queries=work.max_decode_queries,
+            kv_bytes=k_cache_BKSD.element_size(),
+            split_bound=work.split_bound,
+        )
+        return Launch(
+            (work.num_programs,),
+            (
+                block_table_RM.stride(0),
+                *q_THD.stride()[:2],
+                *out_THD.stride()[:2],
+                0 if lse_TH is None else lse_TH.stride(0),
+                *k_cache_BKSD.stride()[:3],
+                *v_cache_BKSD.stride()[:3],
+                score_scale,
+                multiplier,
+                v_scale,
+                work.sliding_window or 0,
+            ),
+            {
+                "K": num_kv_heads,
+                "S": block_size,
+                "HAS_WINDOW": work.sliding_window is not None,
+                "HAS_SOFTCAP": params.softcap is not None,
+                "HAS_ALIBI": alibi_slopes_H is not None,
+                "HAS_SINKS": sinks_H is not None,
+                "HAS_LSE": lse_TH is not None,
+                **constants,
+                **launch,
+                **dependent_launch(q_THD.device),
+            },
+        )
+
+    _launches(tensors, launch_options(work, params, lse_TH, k_scale, v_scale), prepare)
+
+
+_launches = BoundLaunches(decode_kernel)
+
+
+def launch_options(
+    work: AttentionWork,
+    params: AttentionParams,
+    lse_TH: torch.Tensor | None,
+    k_scale: float,
+    v_scale: float,
+) -> Hashable:
+    """All that a launch of attention follows from, beside its tensors."""
+    has = (params.sinks_H is None, params.alibi_slopes_H is None, lse_TH is None)
+    own = (params.scale, params.softcap, params.sliding_window, k_scale, v_scale, *has)
+    return own, work.host_numbers
 
 
 def configuration(
-    *, group_size: int, head_size: int, max_queries: int, kv_bytes: int
+    *, group_size: int, head_size: int, max_queries: int, kv_bytes: int, split_bound: int
 ) -> tuple[dict[str, int], dict[str, int]]:
     """(constants, launch options). Tiles of keys are 8 KiB and so few registers are used that four
     programs fit on a multiprocessor (two to three with fp8 or 256 elements a head): decode waits
     for memory, and only other programs fill the gaps between pieces. Five stages give two buffers,
     because a stage before the keys goes to the block table."""
     padded = max(16, triton.next_power_of_2(head_size))
-    block_m = max(16, triton.next_power_of_2(max_queries * group_size))
-    block_n = min(64, max(16, 8192 // (padded * kv_bytes)))
+    rows = int(triton.next_power_of_2(max_queries * group_size))
     constants = {
         "G": group_size,
         "D": head_size,
         "D_PAD": padded,
         "QUERIES": max_queries,
-        "BLOCK_M": block_m,
-        "BLOCK_N": block_n,
+        "BLOCK_M": max(16, rows),
+        "BLOCK_N": min(64, max(16, 8192 // (padded * kv_bytes))),
+        "ROWS": rows,
+        "SPLITS_PAD": triton.next_power_of_2(max(split_bound, 2)),
+        "JOINED_D": min(padded, 4096 // rows),
+        "BLOCK_P": min(8, max(1, 4096 // (padded * rows))),
     }
     return constants, {"num_warps": 4, "num_stages": 5}

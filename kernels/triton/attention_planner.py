@@ -3,17 +3,11 @@
 import torch
 
 from kernels.interface.operations import AttentionMetadata, AttentionPlanner, AttentionSpec
-from kernels.triton.attention_work import (
-    MOST_DECODE_ROWS,
-    TILE_ROWS,
-    AttentionWork,
-    AttentionWorkspace,
-    split_bound,
-)
+from kernels.triton.attention_lists import MOST_DECODE_ROWS, TILE_ROWS
+from kernels.triton.attention_work import AttentionWork, AttentionWorkspace, WorkLimits
 from kernels.triton.device_limits import SHORT_SHARED_BYTES, shared_memory
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-_PROGRAMS_A_MULTIPROCESSOR = 4
 _INTERPRETED_PROGRAMS = 3
 _LARGEST_HEAD = 256
 _LARGEST_FLOAT32_HEAD = 128
@@ -45,11 +39,12 @@ class SplitScratch:
 class TritonAttentionPlanner(AttentionPlanner):
     """See `kernels.interface.operations.AttentionPlanner`.
 
-    Decodes are cut into splits of their keys, all else into tiles of queries. Both kernels give a
-    request the same bits whatever else is in the step, but a token not the same bits as a decode
-    and as part of a prefill. So with `only_tiles` every request is cut into tiles: then a token's
-    bits do not depend on how its sequence was chunked either. Groups of more query heads than a
-    split has room for are always cut so."""
+    Decodes are cut into splits of their keys, all else into tiles of queries, and the keys of a few
+    tiles into splits, too. Both kernels give a request the same bits whatever else is in the step,
+    but a token not the same bits as a decode, in a short chunk and in a long one. So with
+    `only_tiles` every request is cut into tiles that see all keys: then a token's bits do not
+    depend on how its sequence was chunked either. Groups of more query heads than a split of a
+    decode has room for are always cut into tiles."""
 
     def __init__(
         self, spec: AttentionSpec, *, device: torch.device, scratch: SplitScratch, only_tiles: bool
@@ -61,21 +56,22 @@ class TritonAttentionPlanner(AttentionPlanner):
         super().__init__(spec)
         group_size = spec.num_query_heads // spec.num_kv_heads
         self._only_tiles = only_tiles or group_size > MOST_DECODE_ROWS
-        max_decodes = 0 if self._only_tiles else spec.max_num_seqs
-        bound = split_bound(spec.max_model_len, spec.sliding_window, max_queries=1)
-        num_rows = max_decodes * bound * spec.num_query_heads
-        partial_out, partial_lse = scratch.of(num_rows, spec.head_size)
-        self._workspace = AttentionWorkspace(
-            device=device,
-            max_decodes=max_decodes,
+        limits = WorkLimits(
+            max_requests=spec.max_num_seqs,
             max_prefill_tokens=spec.max_num_batched_tokens,
-            max_prefills=spec.max_num_seqs,
             max_seq_len=spec.max_model_len,
             num_query_heads=spec.num_query_heads,
             num_kv_heads=spec.num_kv_heads,
             head_size=spec.head_size,
-            num_programs=_num_programs(device),
+            max_decode_queries=0 if self._only_tiles else 1,
             sliding_window=spec.sliding_window,
+            splits_tiles=not only_tiles,
+        )
+        partial_out, partial_lse = scratch.of(limits.num_rows, spec.head_size)
+        self._workspace = AttentionWorkspace(
+            limits,
+            device=device,
+            num_programs=_num_programs(device, programs_a_multiprocessor(spec)),
             partial_out=partial_out,
             partial_lse=partial_lse,
         )
@@ -89,6 +85,7 @@ class TritonAttentionPlanner(AttentionPlanner):
                 than one token.
             TypeError: `query_start_loc_R1` or `seq_lens_R` is not int32.
         """
+        num_requests = step.seq_lens_R.shape[0]
         if num_decode_tokens > num_decodes:
             raise ValueError(
                 f"{num_decodes} decodes of {num_decode_tokens} tokens: one token each is the limit;"
@@ -99,18 +96,30 @@ class TritonAttentionPlanner(AttentionPlanner):
         return self._workspace.plan(
             query_start_loc_R1=step.query_start_loc_R1,
             seq_lens_R=step.seq_lens_R,
-            num_decodes=num_decodes,
-            num_prefills=step.seq_lens_R.shape[0] - num_decodes,
+            has_decodes=num_decodes > 0,
+            num_prefills=num_requests - num_decode_tokens,
             num_prefill_tokens=step.slot_mapping_T.shape[0] - num_decode_tokens,
+            # without decodes even one token may have its keys split
+            num_long_prefills=None if self._only_tiles else step.num_long_prefills,
         )
 
 
-def _num_programs(device: torch.device) -> int:
+def programs_a_multiprocessor(spec: AttentionSpec) -> int:
+    """Of the decode kernel, as the registers that it takes leave room for (see the table of
+    compiled kernels)."""
+    if spec.dtype == torch.float32:
+        return 2
+    if spec.kv_dtype == torch.float8_e4m3fn:
+        return 3 if spec.head_size <= 64 else 2
+    return 4 if spec.head_size <= 128 else 3
+
+
+def _num_programs(device: torch.device, a_multiprocessor: int) -> int:
     """Persistent programs of the decode kernel."""
     if device.type != "cuda":
         return _INTERPRETED_PROGRAMS
     properties = torch.cuda.get_device_properties(device)
-    return _PROGRAMS_A_MULTIPROCESSOR * int(properties.multi_processor_count)
+    return a_multiprocessor * int(properties.multi_processor_count)
 
 
 def _check(spec: AttentionSpec) -> None:

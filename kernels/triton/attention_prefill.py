@@ -1,4 +1,5 @@
-"""Prefill attention: one program a tile of packed query rows and key/value head.
+"""Prefill attention: one program a tile of packed query rows and key/value head. Where few queries
+see many keys, programs take splits of these, and the last of a tile joins them.
 
     keys of a tile    [low ---- | ------- all visible to every row ------- | diagonal ---- stop)
                        masked      no masks, whole tiles of BLOCK_N keys      masked
@@ -7,27 +8,35 @@
 Key tiles are always visited from the left and start at multiples of BLOCK_N, so that a query's
 result does not depend on how its prompt was chunked. The specification is in `attention`."""
 
+from collections.abc import Callable
+
 import torch
 import triton
 import triton.language as tl
 
 from kernels.interface.operations import AttentionParams
-from kernels.triton.attention_decode import score_numbers
+from kernels.triton.attention_decode import launch_options, score_numbers
+from kernels.triton.attention_lists import MOST_SPLIT_PREFILLS, TILE_ROWS
+from kernels.triton.attention_reduce import all_arrived, join_splits
 from kernels.triton.attention_tile import attend_tile
-from kernels.triton.attention_work import TILE_ROWS, AttentionWork
-from kernels.triton.device_limits import SHORT_SHARED_BYTES, shared_memory
+from kernels.triton.attention_work import AttentionWork
+from kernels.triton.bound_launch import BoundLaunches, Launch
+from kernels.triton.device_limits import SHORT_SHARED_BYTES, dependent_launch, shared_memory
 
 
-@triton.jit(do_not_specialize=["window", "table_stride"])
+@triton.jit(do_not_specialize=["window", "table_stride", "first_prefill"])
 def prefill_kernel(
     q_THD,  # [T, H, D], D contiguous
     k_cache_BKSD,  # [B, K, S, D], D contiguous
     v_cache_BKSD,
     block_table_RM,  # int32 [R, M]
-    tiles_W8,  # int32 [W, 8], see attention_work
-    num_tiles_1,  # int32 [1]
+    tiles_W8,  # int32 [W, 8], see attention_lists; tile splits if SPLITS_PAD
+    counts_3,  # int32 [3]: splits of decodes, tiles, prefills that are split
     alibi_slopes_H,  # float32 [H], read if HAS_ALIBI
     sinks_H,  # float32 [H], read if HAS_SINKS
+    partial_out,  # float32 [slots, K, BLOCK_M, D], written where keys are split
+    partial_lse,  # float32 [slots, K, BLOCK_M], likewise, in units of log2
+    arrivals,  # int32 [slots, K], all 0 before and after
     out_THD,  # [T, H, D], written
     lse_TH,  # float32 [T, H], written if HAS_LSE, natural logarithm
     table_stride,
@@ -46,24 +55,38 @@ def prefill_kernel(
     multiplier,
     v_scale,
     window,
+    first_prefill,  # of this launch, of those that are split
+    K: tl.constexpr,
     G: tl.constexpr,
     D: tl.constexpr,
     D_PAD: tl.constexpr,
     S: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    SLOTS: tl.constexpr,  # entries of a prefill that is split
+    SPLITS_PAD: tl.constexpr,  # 0: keys are not split
+    JOINED_D: tl.constexpr,  # columns joined at once
     HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     HAS_ALIBI: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     HAS_LSE: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    """Program (tile, key/value head)."""
+    """Program (tile, or split of a tile; key/value head)."""
+    if PDL:
+        tl.extra.cuda.gdc_wait()
     TILE_QUERIES: tl.constexpr = BLOCK_M // G
     tile = tl.program_id(0)
     kv_head = tl.program_id(1).to(tl.int64)
-    if tile < tl.load(num_tiles_1):
+    if SPLITS_PAD == 0:
         entry = tiles_W8 + tile.to(tl.int64) * 8
+        has_work = tile < tl.load(counts_3 + 1)
+    else:
+        entry = tiles_W8 + (first_prefill * SLOTS + tile).to(tl.int64) * 8
+        has_work = first_prefill + tile // SLOTS < tl.load(counts_3 + 2)
+        has_work = has_work & (tl.load(entry + 7) > 0)
+    if has_work:
         request = tl.load(entry + 0).to(tl.int64)
         token_start = tl.load(entry + 1)
         token_stop = tl.minimum(tl.load(entry + 2), token_start + TILE_QUERIES)
@@ -84,7 +107,7 @@ def prefill_kernel(
         if HAS_ALIBI:
             slope_M = tl.load(alibi_slopes_H + q_head_M).to(tl.float32) * 1.4426950408889634
 
-        # [low, left) masked, [left, right) seen by all rows, [right, key_stop) masked
+        # [first, left) masked, [left, right) seen by all rows, [right, stop) masked
         low = 0
         left = 0
         right = (position + 1) // BLOCK_N * BLOCK_N
@@ -93,6 +116,13 @@ def prefill_kernel(
             all_see = tl.maximum(key_stop - window, 0)
             left = tl.minimum((all_see + BLOCK_N - 1) // BLOCK_N * BLOCK_N, key_stop)
             right = tl.maximum(right, left)
+        first = low // BLOCK_N * BLOCK_N
+        stop = key_stop
+        if SPLITS_PAD > 0:  # a split begins and ends where a tile of keys does
+            first = tl.maximum(first, tl.load(entry + 4))
+            stop = tl.minimum(stop, tl.load(entry + 5))
+            left = tl.minimum(tl.maximum(left, first), stop)
+            right = tl.minimum(tl.maximum(right, left), stop)
 
         acc_MD = tl.zeros([BLOCK_M, D_PAD], dtype=tl.float32)
         peak_M = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
@@ -101,9 +131,9 @@ def prefill_kernel(
         v_cache = v_cache_BKSD + kv_head * v_head_stride
         table = block_table_RM + request * table_stride
         if HAS_WINDOW:
-            for first_key in range(low // BLOCK_N * BLOCK_N, left, BLOCK_N):
+            for first_key in range(first, left, BLOCK_N):
                 acc_MD, peak_M, total_M = attend_tile(
-                    q_MD, acc_MD, peak_M, total_M, first_key, low, key_stop,
+                    q_MD, acc_MD, peak_M, total_M, first_key, low, stop,
                     position_M, slope_M, k_cache, v_cache, table,
                     k_block_stride, k_slot_stride, v_block_stride, v_slot_stride,
                     score_scale, multiplier, window,
@@ -111,15 +141,15 @@ def prefill_kernel(
                 )  # fmt: skip
         for first_key in range(left, right, BLOCK_N):
             acc_MD, peak_M, total_M = attend_tile(
-                q_MD, acc_MD, peak_M, total_M, first_key, low, key_stop,
+                q_MD, acc_MD, peak_M, total_M, first_key, low, stop,
                 position_M, slope_M, k_cache, v_cache, table,
                 k_block_stride, k_slot_stride, v_block_stride, v_slot_stride,
                 score_scale, multiplier, window,
                 D, D_PAD, S, BLOCK_N, False, HAS_WINDOW, HAS_SOFTCAP, HAS_ALIBI,
             )  # fmt: skip
-        for first_key in range(right, key_stop, BLOCK_N):
+        for first_key in range(right, stop, BLOCK_N):
             acc_MD, peak_M, total_M = attend_tile(
-                q_MD, acc_MD, peak_M, total_M, first_key, low, key_stop,
+                q_MD, acc_MD, peak_M, total_M, first_key, low, stop,
                 position_M, slope_M, k_cache, v_cache, table,
                 k_block_stride, k_slot_stride, v_block_stride, v_slot_stride,
                 score_scale, multiplier, window,
@@ -128,25 +158,59 @@ def prefill_kernel(
 
         if not HAS_ALIBI:
             peak_M = peak_M * multiplier
-        if HAS_SINKS:
-            sink_M = tl.load(sinks_H + q_head_M).to(tl.float32) * 1.4426950408889634
-            new_peak_M = tl.maximum(peak_M, sink_M)
-            decay_M = tl.exp2(peak_M - new_peak_M)
-            total_M = total_M * decay_M + tl.exp2(sink_M - new_peak_M)
-            acc_MD = acc_MD * decay_M[:, None]
-            peak_M = new_peak_M
-        # a padding row may have seen nothing; it is not stored
-        total_M = tl.where(total_M > 0.0, total_M, 1.0)
-        acc_MD = acc_MD * (v_scale / total_M)[:, None]
-        out_row_M = token_M * out_token_stride + q_head_M * out_head_stride
-        tl.store(
-            out_THD + out_row_M[:, None] + d_D[None, :],
-            acc_MD.to(out_THD.dtype.element_ty),
-            mask=mask_MD,
-        )
-        if HAS_LSE:
-            lse_M = (peak_M + tl.log2(total_M)) * 0.6931471805599453
-            tl.store(lse_TH + token_M * lse_token_stride + q_head_M, lse_M, mask=valid_M)
+        if SPLITS_PAD == 0:
+            _store_tile(
+                acc_MD, peak_M, total_M, token_M, q_head_M, valid_M, sinks_H, out_THD, lse_TH,
+                out_token_stride, out_head_stride, lse_token_stride, v_scale,
+                D, D_PAD, HAS_SINKS, HAS_LSE,
+            )  # fmt: skip
+        else:
+            slot = tl.load(entry + 6).to(tl.int64) - first_prefill * SLOTS
+            own_row_M = (tile.to(tl.int64) * K + kv_head) * BLOCK_M + row_M
+            seen_M = total_M > 0.0
+            total_M = tl.where(seen_M, total_M, 1.0)
+            tl.store(
+                partial_out + (own_row_M * D)[:, None] + d_D[None, :],
+                acc_MD / total_M[:, None],
+                mask=mask_MD,
+            )
+            lse_M = tl.where(seen_M, peak_M + tl.log2(total_M), float("-inf"))
+            tl.store(partial_lse + own_row_M, lse_M, mask=valid_M)
+            if all_arrived(arrivals + slot * K + kv_head, tl.load(entry + 7)):
+                join_splits(
+                    partial_out, partial_lse, (slot * K + kv_head) * BLOCK_M, K * BLOCK_M,
+                    tl.load(entry + 7), valid_M, q_head_M, token_M, sinks_H, out_THD, lse_TH,
+                    out_token_stride, out_head_stride, lse_token_stride, v_scale,
+                    D, D_PAD, JOINED_D, BLOCK_M, SPLITS_PAD, 1, HAS_SINKS, HAS_LSE,
+                )  # fmt: skip
+
+
+@triton.jit
+def _store_tile(
+    acc_MD, peak_M, total_M, token_M, q_head_M, valid_M, sinks_H, out_THD, lse_TH,
+    out_token_stride, out_head_stride, lse_token_stride, v_scale,
+    D: tl.constexpr, D_PAD: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_LSE: tl.constexpr,
+):  # fmt: skip
+    if HAS_SINKS:
+        sink_M = tl.load(sinks_H + q_head_M).to(tl.float32) * 1.4426950408889634
+        new_peak_M = tl.maximum(peak_M, sink_M)
+        decay_M = tl.exp2(peak_M - new_peak_M)
+        total_M = total_M * decay_M + tl.exp2(sink_M - new_peak_M)
+        acc_MD = acc_MD * decay_M[:, None]
+        peak_M = new_peak_M
+    d_D = tl.arange(0, D_PAD)
+    # a padding row may have seen nothing; it is not stored
+    total_M = tl.where(total_M > 0.0, total_M, 1.0)
+    acc_MD = acc_MD * (v_scale / total_M)[:, None]
+    out_row_M = token_M * out_token_stride + q_head_M * out_head_stride
+    tl.store(
+        out_THD + out_row_M[:, None] + d_D[None, :],
+        acc_MD.to(out_THD.dtype.element_ty),
+        mask=valid_M[:, None] & (d_D < D)[None, :],
+    )
+    if HAS_LSE:
+        lse_M = (peak_M + tl.log2(total_M)) * 0.6931471805599453
+        tl.store(lse_TH + token_M * lse_token_stride + q_head_M, lse_M, mask=valid_M)
 
 
 def prefill_attention(
@@ -157,61 +221,88 @@ def prefill_attention(
     work: AttentionWork,
     params: AttentionParams,
     out_THD: torch.Tensor,
+    lse_TH: torch.Tensor | None,
+    check: Callable[[], None],
     *,
     k_scale: float,
     v_scale: float,
-    lse_TH: torch.Tensor | None,
 ) -> None:
     """Write the prefills' rows of `out_THD` (and `lse_TH`).
 
     `out = softmax(scores) v`, see `attention`. The running softmax over tiles is that of
-    "FlashAttention-2" (Dao 2023). Arguments are those of `attention.paged_attention`, which has
-    checked them."""
-    _, num_kv_heads, block_size, head_size = k_cache_BKSD.shape
+    "FlashAttention-2" (Dao 2023). Arguments are those of `attention.paged_attention`, which `check`
+    checks."""
     sinks_H, alibi_slopes_H = params.sinks_H, params.alibi_slopes_H
-    score_scale, multiplier = score_numbers(params, k_scale)
-    constants, launch = configuration(
-        group_size=work.num_query_heads // num_kv_heads,
-        head_size=head_size,
-        kv_bytes=k_cache_BKSD.element_size(),
-        shared_bytes=shared_memory(q_THD.device),
-    )
-    prefill_kernel[(work.max_tiles, num_kv_heads)](
-        q_THD,
-        k_cache_BKSD,
-        v_cache_BKSD,
-        block_table_RM,
-        work.tiles_W8,
-        work.num_tiles_1,
-        q_THD if alibi_slopes_H is None else alibi_slopes_H,
-        q_THD if sinks_H is None else sinks_H,
-        out_THD,
-        out_THD if lse_TH is None else lse_TH,
-        block_table_RM.stride(0),
-        q_THD.stride(0),
-        q_THD.stride(1),
-        out_THD.stride(0),
-        out_THD.stride(1),
-        0 if lse_TH is None else lse_TH.stride(0),
-        *k_cache_BKSD.stride()[:3],
-        *v_cache_BKSD.stride()[:3],
-        score_scale,
-        multiplier,
-        v_scale,
-        work.sliding_window or 0,
-        S=block_size,
-        HAS_WINDOW=work.sliding_window is not None,
-        HAS_SOFTCAP=params.softcap is not None,
-        HAS_ALIBI=alibi_slopes_H is not None,
-        HAS_SINKS=sinks_H is not None,
-        HAS_LSE=lse_TH is not None,
-        **constants,
-        **launch,
-    )
+    options = launch_options(work, params, lse_TH, k_scale, v_scale)
+    launches = [(work.tiles_W8, work.max_tiles, 0, 0)]
+    for first in range(0, work.max_split_prefills, MOST_SPLIT_PREFILLS):
+        number = min(work.max_split_prefills - first, MOST_SPLIT_PREFILLS)
+        launches.append((work.tile_splits_W8, number * work.tile_slots, work.tile_slots, first))
+    for entries_W8, num_entries, slots, first in launches:
+        tensors = (
+            q_THD,
+            k_cache_BKSD,
+            v_cache_BKSD,
+            block_table_RM,
+            entries_W8,
+            work.counts_3,
+            q_THD if alibi_slopes_H is None else alibi_slopes_H,
+            q_THD if sinks_H is None else sinks_H,
+            work.partial_out,
+            work.partial_lse,
+            work.tile_arrivals,
+            out_THD,
+            out_THD if lse_TH is None else lse_TH,
+        )
+
+        def prepare(number: int = num_entries, slots: int = slots, first: int = first) -> Launch:
+            check()
+            _, num_kv_heads, block_size, head_size = k_cache_BKSD.shape
+            score_scale, multiplier = score_numbers(params, k_scale)
+            constants, launch = configuration(
+                group_size=work.num_query_heads // num_kv_heads,
+                head_size=head_size,
+                kv_bytes=k_cache_BKSD.element_size(),
+                shared_bytes=shared_memory(q_THD.device),
+                tile_slots=slots,
+            )
+            return Launch(
+                (number, num_kv_heads),
+                (
+                    block_table_RM.stride(0),
+                    *q_THD.stride()[:2],
+                    *out_THD.stride()[:2],
+                    0 if lse_TH is None else lse_TH.stride(0),
+                    *k_cache_BKSD.stride()[:3],
+                    *v_cache_BKSD.stride()[:3],
+                    score_scale,
+                    multiplier,
+                    v_scale,
+                    work.sliding_window or 0,
+                    first,
+                ),
+                {
+                    "K": num_kv_heads,
+                    "S": block_size,
+                    "HAS_WINDOW": work.sliding_window is not None,
+                    "HAS_SOFTCAP": params.softcap is not None,
+                    "HAS_ALIBI": alibi_slopes_H is not None,
+                    "HAS_SINKS": sinks_H is not None,
+                    "HAS_LSE": lse_TH is not None,
+                    **constants,
+                    **launch,
+                    **dependent_launch(q_THD.device),
+                },
+            )
+
+        _launches(tensors, (options, slots, first), prepare)
+
+
+_launches = BoundLaunches(prefill_kernel)
 
 
 def configuration(
-    *, group_size: int, head_size: int, kv_bytes: int, shared_bytes: int
+    *, group_size: int, head_size: int, kv_bytes: int, shared_bytes: int, tile_slots: int
 ) -> tuple[dict[str, int], dict[str, int]]:
     """(constants, launch options); BLOCK_M is what the list of tiles was made for.
 
@@ -224,6 +315,9 @@ def configuration(
         "D_PAD": padded,
         "BLOCK_M": TILE_ROWS,
         "BLOCK_N": block_n,
+        "SLOTS": tile_slots,
+        "SPLITS_PAD": triton.next_power_of_2(tile_slots) if tile_slots else 0,
+        "JOINED_D": min(64, padded),
     }
     return constants, {"num_warps": 8, "num_stages": num_stages}
 

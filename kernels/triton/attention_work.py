@@ -6,188 +6,22 @@ Buffers have a fixed capacity and grids follow host numbers alone: a captured st
 from dataclasses import dataclass, replace
 
 import torch
-import triton
-import triton.language as tl
 
-SHORTEST_SPLIT = 256
-MOST_SPLITS = 64
-"""Of a request whose span is a whole number of splits; others can touch two more, see
-`split_bound`."""
-TILE_ROWS = 128
-"""Rows of a prefill tile: query tokens times query heads of a key/value head."""
-MOST_DECODE_ROWS = 64
-"""Of a decode tile: more rows would not fit in the registers of its four warps."""
-ENTRY = 8
-"""int32 of an entry. Keys are positions of the sequence; tokens are rows of q.
-
-splits   request, first key, key stop, first token, token stop, position of first token, 0, 0
-tiles    request, first token, token stop, position of first token, 0, 0, 0, 0; last tile first
-"""
-
-
-def split_length(span: int) -> int:
-    """Keys of a split of a request that sees `span` keys: 256, doubled until 64 splits suffice."""
-    length = SHORTEST_SPLIT
-    while length * MOST_SPLITS < span:
-        length *= 2
-    return length
-
-
-def split_bound(max_seq_len: int, sliding_window: int | None, max_queries: int) -> int:
-    """Most splits that a decode request can have; a window's first split may be cut anywhere."""
-    if sliding_window is None or sliding_window >= max_seq_len:
-        span = max_seq_len
-        return min(MOST_SPLITS, -(-span // SHORTEST_SPLIT))
-    longest = min(MOST_SPLITS, -(-sliding_window // SHORTEST_SPLIT))
-    return longest + 1 + -(-max_queries // SHORTEST_SPLIT)
-
-
-def queries_per_tile(group_size: int) -> int:
-    """Query tokens of a prefill tile at `group_size` query heads a key/value head."""
-    return TILE_ROWS // group_size
-
-
-def reference_splits(
-    query_start_loc_R1: torch.Tensor,
-    seq_lens_R: torch.Tensor,
-    num_decodes: int,
-    sliding_window: int | None,
-) -> list[list[int]]:
-    """The list of splits as its definition reads."""
-    starts, entries = query_start_loc_R1.tolist(), []
-    for request, seq_len in enumerate(seq_lens_R.tolist()[:num_decodes]):
-        start, stop = starts[request], starts[request + 1]
-        position, low, span = seq_len - (stop - start), 0, seq_len
-        if sliding_window is not None:
-            low, span = max(0, position - sliding_window + 1), min(seq_len, sliding_window)
-        length = split_length(span)
-        first = low // length
-        while stop > start and first * length < seq_len:
-            keys = (max(low, first * length), min(seq_len, (first + 1) * length))
-            entries.append([request, *keys, start, stop, position, 0, 0])
-            first += 1
-    return entries
-
-
-def reference_tiles(
-    query_start_loc_R1: torch.Tensor, seq_lens_R: torch.Tensor, num_decodes: int, tile_queries: int
-) -> list[list[int]]:
-    """The list of prefill tiles as its definition reads."""
-    starts, entries = query_start_loc_R1.tolist(), []
-    for request, seq_len in enumerate(seq_lens_R.tolist()):
-        start, stop = starts[request], starts[request + 1]
-        if request >= num_decodes:
-            for first in reversed(range(start, stop, tile_queries)):
-                position = seq_len - stop + first
-                entries.append([request, first, stop, position, 0, 0, 0, 0])
-    return entries
-
-
-@triton.jit
-def _cut_decode(start, stop, seq_len, window, SHORTEST: tl.constexpr, MOST: tl.constexpr):
-    """(first key, split length, first split, number of splits) of scalars or vectors."""
-    position = seq_len - (stop - start)
-    low = tl.maximum(position - window + 1, 0)
-    span = tl.minimum(seq_len, window)
-    length = span * 0 + SHORTEST
-    for _ in tl.static_range(18):
-        length = tl.where(length.to(tl.int64) * MOST < span, length * 2, length)
-    first = low // length
-    count = tl.where(stop > start, tl.maximum((seq_len + length - 1) // length - first, 0), 0)
-    return low, length, first, count
-
-
-@triton.jit(do_not_specialize=["num_decodes", "capacity", "window"])
-def list_splits_kernel(
-    query_start_loc_R1,  # int32 [R + 1]
-    seq_lens_R,  # int32 [R]
-    splits_W8,  # int32 [W, 8], written
-    first_split_R1,  # int32 [num_decodes + 1], written; the last is how many there are
-    num_decodes,
-    capacity,
-    window,
-    SHORTEST: tl.constexpr,
-    MOST: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_W: tl.constexpr,
-):
-    """Program r counts the splits of the requests before it and writes those of request r."""
-    request = tl.program_id(0)
-    before = 0
-    for chunk in range(0, request, BLOCK_R):
-        request_R = chunk + tl.arange(0, BLOCK_R)
-        mask_R = request_R < request
-        start_R = tl.load(query_start_loc_R1 + request_R, mask=mask_R, other=0)
-        stop_R = tl.load(query_start_loc_R1 + request_R + 1, mask=mask_R, other=0)
-        seq_len_R = tl.load(seq_lens_R + request_R, mask=mask_R, other=0)
-        _, _, _, count_R = _cut_decode(start_R, stop_R, seq_len_R, window, SHORTEST, MOST)
-        before += tl.sum(tl.where(mask_R, count_R, 0), axis=0)
-    start = tl.load(query_start_loc_R1 + request)
-    stop = tl.load(query_start_loc_R1 + request + 1)
-    seq_len = tl.load(seq_lens_R + request)
-    low, length, first, count = _cut_decode(start, stop, seq_len, window, SHORTEST, MOST)
-    tl.store(first_split_R1 + request, before)
-    if request == num_decodes - 1:
-        tl.store(first_split_R1 + num_decodes, before + count)
-    for chunk in range(0, count, BLOCK_W):
-        index_W = chunk + tl.arange(0, BLOCK_W)
-        mask_W = (index_W < count) & (before + index_W < capacity)
-        entry_W = splits_W8 + (before + index_W).to(tl.int64) * 8
-        key_W = (first + index_W) * length
-        zero_W = index_W * 0
-        tl.store(entry_W + 0, zero_W + request, mask=mask_W)
-        tl.store(entry_W + 1, tl.maximum(key_W, low), mask=mask_W)
-        tl.store(entry_W + 2, tl.minimum(key_W + length, seq_len), mask=mask_W)
-        tl.store(entry_W + 3, zero_W + start, mask=mask_W)
-        tl.store(entry_W + 4, zero_W + stop, mask=mask_W)
-        tl.store(entry_W + 5, zero_W + seq_len - (stop - start), mask=mask_W)
-        tl.store(entry_W + 6, zero_W, mask=mask_W)
-        tl.store(entry_W + 7, zero_W, mask=mask_W)
-
-
-@triton.jit(do_not_specialize=["num_decodes", "num_prefills", "capacity"])
-def list_tiles_kernel(
-    query_start_loc_R1,  # int32 [R + 1]
-    seq_lens_R,  # int32 [R]
-    tiles_W8,  # int32 [W, 8], written
-    num_tiles_1,  # int32 [1], written
-    num_decodes,
-    num_prefills,
-    capacity,
-    TILE_QUERIES: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_W: tl.constexpr,
-):
-    """Program r counts the tiles of the prefills before it and writes those of prefill r."""
-    prefill = tl.program_id(0)
-    before = 0
-    for chunk in range(0, prefill, BLOCK_R):
-        prefill_R = chunk + tl.arange(0, BLOCK_R)
-        mask_R = prefill_R < prefill
-        pointer_R = query_start_loc_R1 + num_decodes + prefill_R
-        start_R = tl.load(pointer_R, mask=mask_R, other=0)
-        stop_R = tl.load(pointer_R + 1, mask=mask_R, other=0)
-        count_R = (stop_R - start_R + TILE_QUERIES - 1) // TILE_QUERIES
-        before += tl.sum(tl.where(mask_R, count_R, 0), axis=0)
-    request = num_decodes + prefill
-    start = tl.load(query_start_loc_R1 + request)
-    stop = tl.load(query_start_loc_R1 + request + 1)
-    seq_len = tl.load(seq_lens_R + request)
-    count = (stop - start + TILE_QUERIES - 1) // TILE_QUERIES
-    if prefill == num_prefills - 1:
-        tl.store(num_tiles_1, tl.minimum(before + count, capacity))
-    for chunk in range(0, count, BLOCK_W):
-        index_W = chunk + tl.arange(0, BLOCK_W)
-        mask_W = (index_W < count) & (before + index_W < capacity)
-        entry_W = tiles_W8 + (before + index_W).to(tl.int64) * 8
-        token_W = start + (count - 1 - index_W) * TILE_QUERIES
-        zero_W = index_W * 0
-        tl.store(entry_W + 0, zero_W + request, mask=mask_W)
-        tl.store(entry_W + 1, token_W, mask=mask_W)
-        tl.store(entry_W + 2, zero_W + stop, mask=mask_W)
-        tl.store(entry_W + 3, seq_len - stop + token_W, mask=mask_W)
-        for column in tl.static_range(4, 8):
-            tl.store(entry_W + column, zero_W, mask=mask_W)
+from kernels.triton.attention_lists import (
+    ENTRY,
+    MOST_DECODE_ROWS,
+    MOST_SPLIT_PREFILLS,
+    MOST_SPLITS,
+    SHORT_SPAN,
+    SHORTEST_SPLIT,
+    SHORTEST_TILE_SPLIT,
+    SPLIT_PROGRAMS,
+    TILE_ROWS,
+    list_work_kernel,
+    queries_per_tile,
+    split_bound,
+)
+from kernels.triton.device_limits import dependent_launch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,134 +29,215 @@ class AttentionWork:
     """The lists of one step and the host numbers that launches are made from.
 
     Attributes:
-        num_decodes: requests [0, num_decodes) are cut into splits of their keys.
-        num_prefills: requests [num_decodes, num_decodes + num_prefills) into tiles of queries.
-        max_decode_queries: most query tokens of a decode.
-        max_tiles: at least as many as there are tiles.
+        num_requests: R.
+        has_decodes: whether requests of at most `max_decode_queries` tokens may be among them;
+            they are cut into splits of their keys, all others into tiles of queries.
+        max_tiles: at least as many as there are; 0: there are none.
+        max_split_prefills: at least as many prefills as have the keys of their tiles split.
+        max_decode_queries: 0: there are only tiles.
         split_bound: most splits of a decode.
+        tile_slots: entries of a prefill that is split; 0: none is.
         num_query_heads, num_kv_heads, sliding_window: what the lists were made for.
-        splits_W8, first_split_R1, tiles_W8, num_tiles_1: see ENTRY and the kernels.
+        splits_W8, tiles_W8, tile_splits_W8, counts_3: see ENTRY and the kernel.
         partial_out, partial_lse: float32, flat, scratch for the splits' results; may be shared by
             all groups of layers, because layers run one after another.
-        num_programs: persistent programs of the decode kernel, four a multiprocessor.
+        num_scratch_rows: of them, for these layers.
+        decode_arrivals_RK, tile_arrivals: int32, how many splits of a request (of a tile) are done
+            and not joined; all 0 between two launches.
+        num_programs: persistent programs of the decode kernel, as many as run at once.
     """
 
-    num_decodes: int
-    num_prefills: int
-    max_decode_queries: int
+    num_requests: int
+    has_decodes: bool
     max_tiles: int
+    max_split_prefills: int
+    max_decode_queries: int
     split_bound: int
+    tile_slots: int
     num_query_heads: int
     num_kv_heads: int
     sliding_window: int | None
     splits_W8: torch.Tensor
-    first_split_R1: torch.Tensor
     tiles_W8: torch.Tensor
-    num_tiles_1: torch.Tensor
+    tile_splits_W8: torch.Tensor
+    counts_3: torch.Tensor
     partial_out: torch.Tensor
     partial_lse: torch.Tensor
+    num_scratch_rows: int
+    decode_arrivals_RK: torch.Tensor
+    tile_arrivals: torch.Tensor
     num_programs: int
+
+    @property
+    def host_numbers(self) -> tuple[int | None, ...]:
+        """All of them that launches follow from."""
+        return (
+            self.num_requests,
+            self.max_tiles,
+            self.max_split_prefills,
+            self.max_decode_queries,
+            self.split_bound,
+            self.tile_slots,
+            self.num_query_heads,
+            self.num_kv_heads,
+            self.sliding_window,
+            self.num_scratch_rows,
+            self.num_programs,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkLimits:
+    """What a workspace is made for, of one group of layers with equal heads and window.
+
+    Attributes:
+        max_requests, max_prefill_tokens, max_seq_len: of a step.
+        max_decode_queries: requests of at most so many tokens are decodes; 0: none is.
+        splits_tiles: few queries that see many keys have these split: a GPU is not filled by their
+            tiles. Then a token's bits depend on the chunk that it is in.
+    Raises ValueError: heads that do not divide, too many heads or query tokens for a tile."""
+
+    max_requests: int
+    max_prefill_tokens: int
+    max_seq_len: int
+    num_query_heads: int
+    num_kv_heads: int
+    head_size: int
+    max_decode_queries: int = 1
+    sliding_window: int | None = None
+    splits_tiles: bool = True
+
+    def __post_init__(self) -> None:
+        if self.num_query_heads % self.num_kv_heads:
+            raise ValueError(
+                f"{self.num_query_heads} query heads over {self.num_kv_heads} key/value heads: the "
+                "first must be a multiple of the second"
+            )
+        if self.decode_rows > MOST_DECODE_ROWS:
+            raise ValueError(
+                f"{self.max_decode_queries} query tokens a decode are {self.decode_rows} rows, the "
+                f"limit is {MOST_DECODE_ROWS}; plan such requests as prefills"
+            )
+
+    @property
+    def decode_rows(self) -> int:
+        return self.max_decode_queries * (self.num_query_heads // self.num_kv_heads)
+
+    @property
+    def tile_queries(self) -> int:
+        return queries_per_tile(self.num_query_heads // self.num_kv_heads)
+
+    @property
+    def split_bound(self) -> int:
+        return split_bound(self.max_seq_len, self.sliding_window, self.max_decode_queries)
+
+    @property
+    def tile_slots(self) -> int:
+        """Entries of a prefill that is split; 0: none can be."""
+        slots = SPLIT_PROGRAMS // self.num_kv_heads
+        is_long = self.max_seq_len > SHORTEST_TILE_SPLIT
+        return slots if self.splits_tiles and is_long and slots > 1 else 0
+
+    @property
+    def num_split_prefills(self) -> int:
+        return min(MOST_SPLIT_PREFILLS, self.max_requests)
+
+    @property
+    def num_rows(self) -> int:
+        """Of scratch: those of decodes, then, in the same memory, those of prefills."""
+        decodes = 0
+        if self.max_decode_queries:
+            decodes = self.max_requests * self.split_bound * self.decode_rows * self.num_kv_heads
+        tiles = self.num_split_prefills * self.tile_slots * self.num_kv_heads
+        return max(decodes, tiles * TILE_ROWS)
 
 
 class AttentionWorkspace:
-    """The lists of one group of layers with equal heads and window, allocated once.
-
-    Capacity in splits is `max_decodes * split_bound`, or less if the decodes of a step never hold
-    more than `max_decode_keys` tokens together. A request that does not fit has its output filled
-    with NaN: loud, and without writing out of bounds.
+    """The lists of one group of layers, allocated once.
     `work`: of a step without requests, over the same lists."""
 
     def __init__(
         self,
+        limits: WorkLimits,
         *,
         device: torch.device,
-        max_decodes: int,
-        max_prefill_tokens: int,
-        max_prefills: int,
-        max_seq_len: int,
-        num_query_heads: int,
-        num_kv_heads: int,
-        head_size: int,
         num_programs: int,
-        max_decode_queries: int = 1,
-        sliding_window: int | None = None,
-        max_decode_keys: int | None = None,
         partial_out: torch.Tensor | None = None,
         partial_lse: torch.Tensor | None = None,
     ) -> None:
         """Allocate. `partial_*` of another workspace may be given to share its scratch.
-        Raises ValueError: heads that do not divide, too many heads or query tokens for a tile, or
-        scratch that is too small."""
-        if num_query_heads % num_kv_heads:
-            raise ValueError(
-                f"{num_query_heads} query heads over {num_kv_heads} key/value heads: the first must"
-                " be a multiple of the second"
-            )
-        decode_rows = max_decode_queries * (num_query_heads // num_kv_heads)
-        if max_decodes and decode_rows > MOST_DECODE_ROWS:
-            raise ValueError(
-                f"{max_decode_queries} query tokens a decode are {decode_rows} rows, the limit is"
-                f" {MOST_DECODE_ROWS}; plan such requests as prefills"
-            )
-        self._max_decodes, self._max_prefills = max_decodes, max_prefills
-        self._max_prefill_tokens = max_prefill_tokens
-        most_splits = split_bound(max_seq_len, sliding_window, max_decode_queries)
-        capacity = max_decodes * most_splits
-        if max_decode_keys is not None:
-            capacity = min(capacity, max_decode_keys // SHORTEST_SPLIT + 2 * max_decodes)
-        self._tile_queries = queries_per_tile(num_query_heads // num_kv_heads)
-        max_tiles = max_prefill_tokens // self._tile_queries + max_prefills
+        Raises ValueError: scratch that is too small."""
+        self.limits = limits
+        capacity = 0
+        if limits.max_decode_queries:
+            capacity = limits.max_requests * limits.split_bound
 
         def integers(*shape: int) -> torch.Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=device)
 
-        rows = capacity * max_decode_queries * num_query_heads
+        rows, numbers = limits.num_rows, limits.num_rows * limits.head_size
         if partial_out is None:
-            partial_out = torch.empty(rows * head_size, dtype=torch.float32, device=device)
+            partial_out = torch.empty(numbers, dtype=torch.float32, device=device)
         if partial_lse is None:
             partial_lse = torch.empty(rows, dtype=torch.float32, device=device)
-        if partial_out.numel() < rows * head_size or partial_lse.numel() < rows:
+        if partial_out.numel() < numbers or partial_lse.numel() < rows:
             raise ValueError(
                 f"scratch of {partial_out.numel()} and {partial_lse.numel()} numbers, but"
-                f" {rows * head_size} and {rows} are needed; share the scratch of the largest group"
+                f" {numbers} and {rows} are needed; share the scratch of the largest group"
             )
+        slots = limits.num_split_prefills * limits.tile_slots
         self.work = AttentionWork(
-            num_decodes=0,
-            num_prefills=0,
-            max_decode_queries=max_decode_queries,
+            num_requests=0,
+            has_decodes=False,
             max_tiles=0,
-            split_bound=most_splits,
-            num_query_heads=num_query_heads,
-            num_kv_heads=num_kv_heads,
-            sliding_window=sliding_window,
+            max_split_prefills=0,
+            max_decode_queries=limits.max_decode_queries,
+            split_bound=limits.split_bound,
+            tile_slots=limits.tile_slots,
+            num_query_heads=limits.num_query_heads,
+            num_kv_heads=limits.num_kv_heads,
+            sliding_window=limits.sliding_window,
             splits_W8=integers(capacity, ENTRY),
-            first_split_R1=integers(max_decodes + 1),
-            tiles_W8=integers(max_tiles, ENTRY),
-            num_tiles_1=integers(1),
+            tiles_W8=integers(
+                self._max_tiles(limits.max_prefill_tokens, limits.max_requests), ENTRY
+            ),
+            tile_splits_W8=integers(limits.max_requests * limits.tile_slots, ENTRY),
+            counts_3=integers(3),
             partial_out=partial_out,
             partial_lse=partial_lse,
+            num_scratch_rows=rows,
+            decode_arrivals_RK=integers(limits.max_requests, limits.num_kv_heads),
+            tile_arrivals=integers(max(1, slots) * limits.num_kv_heads),
             num_programs=num_programs,
         )
+
+    def _max_tiles(self, num_tokens: int, num_prefills: int) -> int:
+        """Of as many prefills with so many tokens at most."""
+        return num_tokens // self.limits.tile_queries + num_prefills
 
     def plan(
         self,
         *,
         query_start_loc_R1: torch.Tensor,
         seq_lens_R: torch.Tensor,
-        num_decodes: int,
+        has_decodes: bool = True,
         num_prefills: int = 0,
         num_prefill_tokens: int = 0,
+        num_long_prefills: int | None = None,
     ) -> AttentionWork:
-        """List the work of a step; launches at most two kernels and does not wait for them.
+        """List the work of a step; launches one kernel and does not wait for it.
 
         Overwrites the lists of the step before. Safe to capture in a CUDA graph: with equal host
-        numbers the launches are equal.
+        numbers the launches are equal, and which requests decode is found on the device.
 
         Args:
-            query_start_loc_R1: int32 [num_decodes + num_prefills + 1 or more]. Decodes come first.
-                A padding request has no tokens, or a sequence length of 0.
-            seq_lens_R: int32, with this step's tokens.
+            query_start_loc_R1: int32 [R + 1 or more]. A padding request has no tokens.
+            seq_lens_R: int32 [R], with this step's tokens.
+            has_decodes: whether requests of at most `max_decode_queries` tokens may be among them.
+            num_prefills: requests of more tokens, or more than there are.
             num_prefill_tokens: query tokens of all prefills, or more.
+            num_long_prefills: of them those with more than SHORTEST_TILE_SPLIT keys, or more; None:
+                perhaps all.
 
         Raises:
             TypeError: a tensor is not int32.
@@ -331,53 +246,51 @@ class AttentionWorkspace:
         for tensor, name in ((query_start_loc_R1, "query_start_loc"), (seq_lens_R, "seq_lens")):
             if tensor.dtype != torch.int32:
                 raise TypeError(f"{name} is {tensor.dtype}; give int32")
-        if seq_lens_R.shape[0] < num_decodes + num_prefills:
-            raise ValueError(
-                f"{num_decodes} decodes and {num_prefills} prefills, but only"
-                f" {seq_lens_R.shape[0]} sequence lengths; give one a request"
-            )
+        limits, num_requests = self.limits, seq_lens_R.shape[0]
         for value, limit, name in (
-            (num_decodes, self._max_decodes, "decodes"),
-            (num_prefills, self._max_prefills, "prefills"),
-            (num_prefill_tokens, self._max_prefill_tokens, "prefill tokens"),
+            (num_requests, limits.max_requests, "requests"),
+            (num_prefill_tokens, limits.max_prefill_tokens, "prefill tokens"),
         ):
             if value > limit:
                 raise ValueError(f"{value} {name}, the limit is {limit}; plan fewer a step")
-        lists, work = (query_start_loc_R1, seq_lens_R), self.work
-        if num_decodes:
-            list_splits_kernel[(num_decodes,)](
-                *lists,
+        has_decodes = has_decodes and limits.max_decode_queries > 0
+        work, device = self.work, seq_lens_R.device
+        if num_requests and (has_decodes or num_prefills):
+            list_work_kernel[(num_requests,)](
+                query_start_loc_R1,
+                seq_lens_R,
                 work.splits_W8,
-                work.first_split_R1,
-                num_decodes,
-                work.splits_W8.shape[0],
+                work.tiles_W8,
+                work.tile_splits_W8,
+                work.counts_3,
+                num_requests,
                 # without a window every key is inside it; half of int32 leaves room for sums
                 1 << 30 if work.sliding_window is None else work.sliding_window,
-                **_SPLITS_CONSTANTS,
+                HAS_SPLITS=has_decodes,
+                HAS_TILES=num_prefills > 0,
+                **list_constants(limits, has_decodes=has_decodes),
+                **dependent_launch(device),
             )
-        if num_prefills:
-            list_tiles_kernel[(num_prefills,)](
-                *lists,
-                work.tiles_W8,
-                work.num_tiles_1,
-                num_decodes,
-                num_prefills,
-                work.tiles_W8.shape[0],
-                TILE_QUERIES=self._tile_queries,
-                BLOCK_R=256,
-                BLOCK_W=64,
-            )
+        num_long = num_prefills if num_long_prefills is None else num_long_prefills
         return replace(
             work,
-            num_decodes=num_decodes,
-            num_prefills=num_prefills,
-            max_tiles=num_prefill_tokens // self._tile_queries + num_prefills,
+            num_requests=num_requests,
+            has_decodes=has_decodes and num_requests > 0,
+            max_tiles=self._max_tiles(num_prefill_tokens, num_prefills) if num_prefills else 0,
+            max_split_prefills=min(num_long, num_prefills) if limits.tile_slots else 0,
         )
 
 
-_SPLITS_CONSTANTS: dict[str, int] = {
-    "SHORTEST": SHORTEST_SPLIT,
-    "MOST": MOST_SPLITS,
-    "BLOCK_R": 256,
-    "BLOCK_W": 64,
-}
+def list_constants(limits: WorkLimits, *, has_decodes: bool) -> dict[str, int]:
+    """Of `list_work_kernel`, but for what a step has."""
+    return {
+        "QUERIES": limits.max_decode_queries if has_decodes else 0,
+        "SHORT": SHORT_SPAN,
+        "SHORTEST": SHORTEST_SPLIT,
+        "MOST": MOST_SPLITS,
+        "TILE_QUERIES": limits.tile_queries,
+        "TILE_MOST": limits.tile_slots,
+        "TILE_SHORTEST": SHORTEST_TILE_SPLIT,
+        "BLOCK_R": 256,
+        "BLOCK_W": 64,
+    }

@@ -18,6 +18,15 @@ def shared_memory(device: torch.device) -> int:
     return int(properties.shared_memory_per_block_optin)  # type: ignore[attr-defined]
 
 
+@functools.cache
+def dependent_launch(device: torch.device) -> dict[str, bool]:
+    """Launch options of a kernel that begins with `if PDL: gdc_wait()`: from Hopper on its blocks
+    are on their way while the kernel before it ends (programmatic dependent launch)."""
+    has_it = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    return {"PDL": True, "launch_pdl": True} if has_it else {"PDL": False}
+
+
+@functools.cache
 def multiplies_float8(device: torch.device) -> bool:
     """Whether tensor cores do: from Ada (8.9) on. The interpreter does."""
     return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 9)

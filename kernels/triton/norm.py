@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 
 from kernels.torch.elementwise import rms_norm as torch_rms_norm
+from kernels.triton.bound_launch import BoundLaunches, Launch
+from kernels.triton.device_limits import dependent_launch
 from kernels.triton.quantised import QUANTISED_MAX, quantise, quantise_rows_reference, row_scale
 from kernels.triton.tensor_checks import FLOATS, check_tensor
 
@@ -50,7 +52,11 @@ def rms_norm_kernel(
     BLOCK_E: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     IS_QUANTISED: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     dtype: tl.constexpr = x_ptr.dtype.element_ty
     middle: tl.constexpr = weight_ptr.dtype.element_ty
     stored: tl.constexpr = out_ptr.dtype.element_ty
@@ -154,6 +160,35 @@ def _launch(
     out_TE: torch.Tensor,
     scales_T: torch.Tensor | None,
 ) -> None:
+    tensors = (
+        x_TE,
+        x_TE if residual_TE is None else residual_TE,
+        weight_E,
+        out_TE,
+        weight_E if scales_T is None else scales_T,
+    )
+    options = (eps, residual_TE is None, scales_T is None)
+    if x_TE.numel():
+        _launches(
+            tensors,
+            options,
+            lambda: _checked_launch(x_TE, residual_TE, weight_E, eps, out_TE, scales_T),
+        )
+    else:
+        _checked_launch(x_TE, residual_TE, weight_E, eps, out_TE, scales_T)
+
+
+_launches = BoundLaunches(rms_norm_kernel)
+
+
+def _checked_launch(
+    x_TE: torch.Tensor,
+    residual_TE: torch.Tensor | None,
+    weight_E: torch.Tensor,
+    eps: float,
+    out_TE: torch.Tensor,
+    scales_T: torch.Tensor | None,
+) -> Launch:
     if x_TE.dim() != 2:
         raise ValueError(f"x_TE has {x_TE.dim()} dimensions; flatten it to [T, E]")
     E = x_TE.shape[1]
@@ -167,22 +202,17 @@ def _launch(
         check_tensor("residual_TE", residual_TE, x_TE.shape, own, device, contiguous_dims=1)
     out_dtypes = own if scales_T is None else tuple(QUANTISED_MAX)
     check_tensor("out_TE", out_TE, x_TE.shape, out_dtypes, device, contiguous_dims=1)
-    if not x_TE.shape[0]:
-        return
-    rms_norm_kernel[(x_TE.shape[0],)](
-        x_TE,
-        x_TE if residual_TE is None else residual_TE,
-        weight_E,
-        out_TE,
-        weight_E if scales_T is None else scales_T,
-        eps,
-        x_TE.stride(0),
-        x_TE.stride(0) if residual_TE is None else residual_TE.stride(0),
-        out_TE.stride(0),
-        HAS_RESIDUAL=residual_TE is not None,
-        IS_QUANTISED=scales_T is not None,
-        **_constants(E),
-        num_warps=_num_warps(E),
+    strides = [each.stride(0) for each in (x_TE, x_TE if residual_TE is None else residual_TE)]
+    return Launch(
+        (x_TE.shape[0],),
+        (eps, *strides, out_TE.stride(0)),
+        {
+            "HAS_RESIDUAL": residual_TE is not None,
+            "IS_QUANTISED": scales_T is not None,
+            **_constants(E),
+            **dependent_launch(device),
+            "num_warps": _num_warps(E),
+        },
     )
 
 

@@ -54,22 +54,26 @@ def load_scaled(
         offset_NG = tl.load(offsets_ptr + at_NG, mask=valid_NG, other=0.0).to(tl.float32)
         offset_NG1 = offset_NG[:, :, None]
     bytes_NGI = tl.reshape(bytes_NJ, (BLOCK_N, GROUPS, BLOCK_J // GROUPS))
+    # 2**23 + q and 2**19 + q, by their bits: exact, and units that convert are few
     if BITS == 8:
         if packed_ptr.dtype.element_ty == tl.uint8:
-            # widened by its bits, on every device: float16's exponent begins 8 lower
+            # float8: float16's exponent begins 8 lower
             bits_NGI = bytes_NGI.to(tl.uint16)
             half_NGI = ((bits_NGI & 128) << 8) | ((bits_NGI & 127) << 7)
             q_NGI = half_NGI.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
         else:
-            q_NGI = bytes_NGI.to(tl.float32)
+            words_NGI = bytes_NGI.to(tl.uint8, bitcast=True).to(tl.int32)
+            q_NGI = (words_NGI ^ 128 | 0x4B000000).to(tl.float32, bitcast=True)
+            q_NGI = q_NGI - (8388608.0 + 128.0)
         low_NGI = q_NGI * scale_NG1
         high_NGI = low_NGI
-    elif HAS_OFFSETS:
-        low_NGI = (bytes_NGI & 15).to(tl.float32) * scale_NG1
-        high_NGI = (bytes_NGI >> 4).to(tl.float32) * scale_NG1
     else:
-        low_NGI = ((bytes_NGI & 15).to(tl.float32) - 8.0) * scale_NG1
-        high_NGI = ((bytes_NGI >> 4).to(tl.float32) - 8.0) * scale_NG1
+        words_NGI = bytes_NGI.to(tl.int32)
+        low_NGI = (words_NGI & 15 | 0x4B000000).to(tl.float32, bitcast=True)
+        high_NGI = (words_NGI & 240 | 0x49000000).to(tl.float32, bitcast=True)
+        zero = 0.0 if HAS_OFFSETS else 8.0
+        low_NGI = (low_NGI - (8388608.0 + zero)) * scale_NG1
+        high_NGI = (high_NGI - (524288.0 + zero)) * scale_NG1
     if HAS_OFFSETS:
         low_NGI = low_NGI + offset_NG1
         high_NGI = high_NGI + offset_NG1

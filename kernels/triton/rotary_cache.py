@@ -3,7 +3,7 @@
 Sources: rotary positions arXiv:2104.09864 (halves paired as in GPT-NeoX); norm of queries and keys
 arXiv:2302.05442, RMSNorm arXiv:1910.07467."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import triton
@@ -11,6 +11,8 @@ import triton.language as tl
 
 from kernels.interface.operations import KVCache, RotaryParams
 from kernels.torch.kv_cache import rotary_and_cache as torch_rotary_and_cache
+from kernels.triton.bound_launch import BoundLaunches, Launch
+from kernels.triton.device_limits import dependent_launch
 from kernels.triton.quantised import quantise, quantise_reference
 from kernels.triton.tensor_checks import check_tensor
 
@@ -167,7 +169,11 @@ def rotary_cache_kernel(
     HAS_ROPE: tl.constexpr,
     HAS_Q_NORM: tl.constexpr,
     HAS_K_NORM: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     #  |<- ceil(H / BLOCK_H) ->|<- ceil(K / BLOCK_H) ->|<- ceil(K / BLOCK_H) ->|  programs a token
     #             q                       k                       v
     Q_PROGRAMS: tl.constexpr = (H + BLOCK_H - 1) // BLOCK_H
@@ -244,22 +250,27 @@ def rotary_and_cache(
         q_out_THD: [T, H, D], heads contiguous; None: in place.
     """
     H, K, D = params.num_query_heads, kv_cache[0].shape[1], params.head_size
-    _check("qkv_TN", qkv_TN, (qkv_TN.shape[0], (H + 2 * K) * D), qkv_TN, contiguous_dims=1)
+
+    def check() -> None:
+        _check("qkv_TN", qkv_TN, (qkv_TN.shape[0], (H + 2 * K) * D), qkv_TN, contiguous_dims=1)
+        assert q_out_THD is not None
+        _check("q_out_THD", q_out_THD, q_THD.shape, qkv_TN, contiguous_dims=2)
+        _check("positions_T", positions_T, qkv_TN.shape[:1], qkv_TN, (torch.int64,))
+        cos_sin_PD, dtypes = params.cos_sin_PD, (qkv_TN.dtype, torch.float32)
+        shape = (cos_sin_PD.shape[0], min(cos_sin_PD.shape[-1] // 2 * 2, D))
+        _check("cos_sin_PD", cos_sin_PD, shape, qkv_TN, dtypes)
+        for name, weight_D in (("q", params.q_norm_weight_D), ("k", params.k_norm_weight_D)):
+            if weight_D is not None:
+                _check(f"{name}_norm_weight_D", weight_D, (D,), qkv_TN, dtypes)
+
+    if qkv_TN.dim() != 2 or qkv_TN.shape[1] != (H + 2 * K) * D:
+        check()
     heads_THD = qkv_TN.view(qkv_TN.shape[0], -1, D)
-    q_THD, k_v_THD = heads_THD[:, :H], heads_THD[:, H:]
-    k_TKD, v_TKD = k_v_THD[:, :K], k_v_THD[:, K:]
+    q_THD, k_TKD, v_TKD = heads_THD.split((H, K, K), dim=1)
     if q_out_THD is None:
         q_out_THD = q_THD
-    _check("q_out_THD", q_out_THD, q_THD.shape, qkv_TN, contiguous_dims=2)
-    _check("positions_T", positions_T, qkv_TN.shape[:1], qkv_TN, (torch.int64,))
-    cos_sin_PD, dtypes = params.cos_sin_PD, (qkv_TN.dtype, torch.float32)
-    shape = (cos_sin_PD.shape[0], min(cos_sin_PD.shape[-1] // 2 * 2, D))
-    _check("cos_sin_PD", cos_sin_PD, shape, qkv_TN, dtypes)
-    for name, weight_D in (("q", params.q_norm_weight_D), ("k", params.k_norm_weight_D)):
-        if weight_D is not None:
-            _check(f"{name}_norm_weight_D", weight_D, (D,), qkv_TN, dtypes)
     heads = (q_THD, k_TKD, v_TKD, q_out_THD)
-    _launch(heads, kv_cache, slot_mapping_T, (k_scale, v_scale), positions_T, params)
+    _launch(heads, kv_cache, slot_mapping_T, (k_scale, v_scale), check, positions_T, params)
     return q_out_THD
 
 
@@ -273,11 +284,14 @@ def write_kv_cache(
 
     Args: see `rotary_and_cache`. k_TKD, v_TKD: [T, K, D], the heads of a token contiguous.
     """
-    _check("k_TKD", k_TKD, k_TKD.shape, k_TKD, contiguous_dims=2)
-    _check("v_TKD", v_TKD, k_TKD.shape, k_TKD, contiguous_dims=2)
+
+    def check() -> None:
+        _check("k_TKD", k_TKD, k_TKD.shape, k_TKD, contiguous_dims=2)
+        _check("v_TKD", v_TKD, k_TKD.shape, k_TKD, contiguous_dims=2)
+
     no_q_THD = k_TKD[:, :0]
     heads = (no_q_THD, k_TKD, v_TKD, no_q_THD)
-    _launch(heads, kv_cache, slot_mapping_T, (1.0, 1.0))
+    _launch(heads, kv_cache, slot_mapping_T, (1.0, 1.0), check)
 
 
 def _launch(
@@ -285,58 +299,74 @@ def _launch(
     kv_cache: KVCache,
     slot_mapping_T: torch.Tensor,
     scales: tuple[float, float],
+    check: Callable[[], None],
     positions_T: torch.Tensor | None = None,
     params: RotaryParams | None = None,
 ) -> None:
-    """Without positions and parameters keys and values are written as they are."""
-    q_THD, k_TKD, v_TKD, q_out_THD = heads
-    num_tokens, K, D = k_TKD.shape
-    k_cache, v_cache = kv_cache
-    B, S = k_cache.shape[0], k_cache.shape[2]
-    dtypes = (k_TKD.dtype, torch.float8_e4m3fn)
-    _check("slot_mapping_T", slot_mapping_T, (num_tokens,), k_TKD, (torch.int64,))
-    _check("k_cache_BKSD", k_cache, (B, K, S, D), k_TKD, dtypes, contiguous_dims=1)
-    _check("v_cache_BKSD", v_cache, (B, K, S, D), k_TKD, (k_cache.dtype,), contiguous_dims=1)
-    if min(scales) <= 0:
-        raise ValueError(f"scales are {scales[0]} (k) and {scales[1]} (v); they must be positive")
-    if not num_tokens or not K:
-        return
-    H = q_THD.shape[1]
+    """Without positions and parameters keys and values are written as they are. `check`: of what
+    the caller was given."""
     table = q_weight = k_weight = None
-    rotary_size = D // 2 * 2  # an odd head ends with an element of no pair
+    norm_eps = 0.0
     if params is not None:
-        table = params.cos_sin_PD
+        table, norm_eps = params.cos_sin_PD, params.norm_eps
         q_weight, k_weight = params.q_norm_weight_D, params.k_norm_weight_D
-        rotary_size = table.shape[1]
     unused = slot_mapping_T
-    rotary_cache_kernel[(num_tokens, -(-H // _BLOCK_H) + -(-K // _BLOCK_H) * 2)](
-        q_THD,
-        k_TKD,
-        v_TKD,
-        q_out_THD,
-        k_cache,
-        v_cache,
+    tensors = (
+        *heads,
+        *kv_cache,
         slot_mapping_T,
         unused if positions_T is None else positions_T,
         unused if table is None else table,
         unused if q_weight is None else q_weight,
         unused if k_weight is None else k_weight,
-        0.0 if params is None else params.norm_eps,
-        1.0 / scales[0],
-        1.0 / scales[1],
-        q_THD.stride(0),
-        k_TKD.stride(0),
-        v_TKD.stride(0),
-        q_out_THD.stride(0),
-        *k_cache.stride()[:3],
-        *v_cache.stride()[:3],
-        S=S,
-        HAS_ROPE=table is not None,
-        HAS_Q_NORM=q_weight is not None,
-        HAS_K_NORM=k_weight is not None,
-        **_constants(H, K, D, rotary_size),
-        num_warps=_num_warps(rotary_size),
     )
+
+    def prepare() -> Launch:
+        check()
+        q_THD, k_TKD = heads[:2]
+        num_tokens, K, D = k_TKD.shape
+        k_cache, v_cache = kv_cache
+        B, S = k_cache.shape[0], k_cache.shape[2]
+        dtypes = (k_TKD.dtype, torch.float8_e4m3fn)
+        _check("slot_mapping_T", slot_mapping_T, (num_tokens,), k_TKD, (torch.int64,))
+        _check("k_cache_BKSD", k_cache, (B, K, S, D), k_TKD, dtypes, contiguous_dims=1)
+        _check("v_cache_BKSD", v_cache, (B, K, S, D), k_TKD, (k_cache.dtype,), contiguous_dims=1)
+        if min(scales) <= 0:
+            raise ValueError(
+                f"scales are {scales[0]} (k) and {scales[1]} (v); they must be positive"
+            )
+        H = q_THD.shape[1]
+        # an odd head ends with an element of no pair
+        rotary_size = D // 2 * 2 if table is None else table.shape[1]
+        return Launch(
+            (num_tokens, -(-H // _BLOCK_H) + -(-K // _BLOCK_H) * 2),
+            (
+                norm_eps,
+                1.0 / scales[0],
+                1.0 / scales[1],
+                *(each.stride(0) for each in heads),
+                *k_cache.stride()[:3],
+                *v_cache.stride()[:3],
+            ),
+            {
+                "S": S,
+                "HAS_ROPE": table is not None,
+                "HAS_Q_NORM": q_weight is not None,
+                "HAS_K_NORM": k_weight is not None,
+                **_constants(H, K, D, rotary_size),
+                **dependent_launch(k_TKD.device),
+                "num_warps": _num_warps(rotary_size),
+            },
+        )
+
+    if not heads[1].numel():
+        prepare()
+        return
+    has = (table is None, q_weight is None, k_weight is None)
+    _launches(tensors, (scales, norm_eps, has), prepare)
+
+
+_launches = BoundLaunches(rotary_cache_kernel)
 
 
 def _check(

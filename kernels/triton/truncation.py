@@ -15,12 +15,13 @@ from kernels.triton.tensor_checks import check_tensor
 from kernels.triton.truncation_measure import (
     LIST_SIZE,
     NUM_PIVOTS,
+    NUM_ROUNDS,
     Truncation,
-    bisect,
     lowest_by_min_p,
     measure,
     narrow,
     ordered,
+    search,
     share,
     unordered,
     weights,
@@ -29,6 +30,10 @@ from kernels.triton.truncation_measure import (
 
 _LIST_SIZE = tl.constexpr(LIST_SIZE)
 _PIVOTS = tl.constexpr(NUM_PIVOTS)
+_SUMS = tl.constexpr(NUM_ROUNDS * NUM_PIVOTS + 2)
+_LENGTHS = tl.constexpr(NUM_ROUNDS * NUM_PIVOTS)
+"""Among the sums of a row: candidates found after two rounds and after three."""
+_CHUNK = tl.constexpr(512)
 _WARPS = 4
 _FINISH_WARPS = 8
 
@@ -65,8 +70,8 @@ def _round_kernel(
     top_p_ptr,  # float32 [R]
     min_p_ptr,  # float32 [R]
     best_ptr,  # float32 [R, S], of the raw logits
-    pivots_ptr,  # float32 [R, 2, PIVOTS]
-    sums_ptr,  # int64 [R, 2 * PIVOTS + 1], zero at first
+    pivots_ptr,  # float32 [R, 3, PIVOTS]
+    sums_ptr,  # int64 [R, 3 * PIVOTS + 2], zero at first
     high_ptr,  # float32 [R]
     above_ptr,  # int64 [R]
     target_ptr,  # int64 [R]
@@ -88,6 +93,8 @@ def _round_kernel(
     raw_best = row_best(best_ptr, row, S, SPLITS)
     if not is_finite(raw_best):
         return
+    if ROUND == 2 and tl.load(sums_ptr + row * _SUMS + _LENGTHS) <= _LIST_SIZE:
+        return
     temperature = tl.load(temperature_ptr + row)
     best = tl.div_rn(raw_best, temperature)
     by_mass = top_k <= 0
@@ -95,8 +102,8 @@ def _round_kernel(
     logits = tl.load(logits_ptr + row * stride_r + ids, ids < V, -float("inf"))
     x = tl.div_rn(logits, temperature)  # [TILE]
     value = tl.where(ids < V, worth(x, best, by_mass, FLOAT64), 0)  # [TILE]
-    sums_ptr += row * (2 * _PIVOTS + 1)
-    pivots_ptr += row * 2 * _PIVOTS
+    sums_ptr += row * _SUMS
+    pivots_ptr += row * 3 * _PIVOTS
     if ROUND == 0:
         lowest = lowest_by_min_p(best, tl.load(min_p_ptr + row))
         # top_k counts tokens that min_p drops, too: both limits are thresholds, the higher wins
@@ -109,6 +116,8 @@ def _round_kernel(
             target = share(tl.load(sums_ptr + _PIVOTS - 1), top_p)
         high = unordered(ordered(best) + 1)
         low, high, above = narrow(pivots_ptr, sums_ptr, target, high, tl.cast(0, tl.int64))
+        if ROUND == 2:
+            low, high, above = narrow(pivots_ptr + _PIVOTS, sums_ptr + _PIVOTS, target, high, above)
         lowest = low
         if split == 0:
             tl.store(high_ptr + row, high)
@@ -145,8 +154,8 @@ def _gather_kernel(
     top_k_ptr,  # int64 [R]
     top_p_ptr,  # float32 [R]
     best_ptr,  # float32 [R, S]
-    pivots_ptr,  # float32 [R, 2, PIVOTS]
-    sums_ptr,  # int64 [R, 2 * PIVOTS + 1]
+    pivots_ptr,  # float32 [R, 3, PIVOTS]
+    sums_ptr,  # int64 [R, 3 * PIVOTS + 2]
     high_ptr,  # float32 [R]
     above_ptr,  # int64 [R]
     target_ptr,  # int64 [R]
@@ -155,6 +164,7 @@ def _gather_kernel(
     list_ptr,  # float32 [R, LIST_SIZE], written in no particular order
     V,
     S,
+    ROUND: tl.constexpr,
     SPLITS: tl.constexpr,
     TILE: tl.constexpr,
 ):
@@ -168,17 +178,16 @@ def _gather_kernel(
         return
     if not is_finite(row_best(best_ptr, row, S, SPLITS)):
         return
-    sums_ptr += row * (2 * _PIVOTS + 1)
+    sums_ptr += row * _SUMS
+    if ROUND == 2 and tl.load(sums_ptr + _LENGTHS) <= _LIST_SIZE:
+        return
     low, high, above = narrow(
-        pivots_ptr + row * 2 * _PIVOTS + _PIVOTS,
-        sums_ptr + _PIVOTS,
+        pivots_ptr + (row * 3 + ROUND) * _PIVOTS,
+        sums_ptr + ROUND * _PIVOTS,
         tl.load(target_ptr + row),
         tl.load(high_ptr + row),
         tl.load(above_ptr + row),
     )
-    if (top_k > 0) & (top_p < 1):  # top_p goes on among what top_k leaves
-        high = float("inf")
-        above = tl.cast(0, tl.int64)
     if split == 0:
         tl.store(bounds_ptr + row * 2, low)
         tl.store(bounds_ptr + row * 2 + 1, high)
@@ -189,10 +198,12 @@ def _gather_kernel(
     ids = split * TILE + tl.arange(0, TILE)  # [TILE]
     logits = tl.load(logits_ptr + row * stride_r + ids, ids < V, -float("inf"))
     x = tl.div_rn(logits, temperature)  # [TILE]
+    if (top_k > 0) & (top_p < 1):  # top_p goes on among all that top_k leaves
+        high = float("inf")
     wanted = (x >= low) & (x < high) & (ids < V)
     number = tl.sum(wanted.to(tl.int32), axis=0)
     if number > 0:
-        start = tl.atomic_add(sums_ptr + 2 * _PIVOTS, number.to(tl.int64), sem="relaxed")
+        start = tl.atomic_add(sums_ptr + _LENGTHS + ROUND - 1, number.to(tl.int64), sem="relaxed")
         place = start + tl.cumsum(wanted.to(tl.int32), axis=0) - 1  # [TILE]
         tl.store(list_ptr + row * _LIST_SIZE + place, x, wanted & (place < _LIST_SIZE))
 
@@ -208,7 +219,7 @@ def _finish_kernel(
     top_p_ptr,  # float32 [R]
     min_p_ptr,  # float32 [R]
     best_ptr,  # float32 [R, S]
-    sums_ptr,  # int64 [R, 2 * PIVOTS + 1]
+    sums_ptr,  # int64 [R, 3 * PIVOTS + 2]
     target_ptr,  # int64 [R]
     bounds_ptr,  # float32 [R, 2]
     bound_above_ptr,  # int64 [R]
@@ -244,14 +255,16 @@ def _finish_kernel(
     high = tl.load(bounds_ptr + row * 2 + 1)
     above = tl.load(bound_above_ptr + row)
     target = tl.load(target_ptr + row)
-    length = tl.load(sums_ptr + row * (2 * _PIVOTS + 1) + 2 * _PIVOTS).to(tl.int32)
+    length = tl.load(sums_ptr + row * _SUMS + _LENGTHS).to(tl.int32)
+    if length > _LIST_SIZE:
+        length = tl.load(sums_ptr + row * _SUMS + _LENGTHS + 1).to(tl.int32)
     fits = length <= _LIST_SIZE
     source_ptr = tl.where(fits, list_ptr + row * _LIST_SIZE, row_ptr)
     divisor = tl.where(fits, 1.0, temperature)
     length = tl.where(fits, length, V)
     if top_k > 0:
-        kth = bisect(
-            source_ptr, length, divisor, best, low, high, above, target, False, FLOAT64, TILE
+        kth = search(
+            source_ptr, length, divisor, best, low, high, above, target, False, FLOAT64, _CHUNK
         )
         threshold = tl.maximum(threshold, kth)
         low = threshold
@@ -261,8 +274,8 @@ def _finish_kernel(
         if top_k > 0:
             total = measure(source_ptr, length, divisor, best, low, high, True, FLOAT64, TILE)
             target = share(total, top_p)
-        threshold = bisect(
-            source_ptr, length, divisor, best, low, high, above, target, True, FLOAT64, TILE
+        threshold = search(
+            source_ptr, length, divisor, best, low, high, above, target, True, FLOAT64, _CHUNK
         )
         # of the tokens equal to the threshold, as many as the target still lacks
         higher = unordered(ordered(threshold) + 1)
@@ -291,7 +304,8 @@ def _finish_kernel(
 # round 0  measure at 16 pivots below the best    -> an interval [low, high)
 # round 1  measure at 16 pivots inside it         -> a narrower one
 # gather   its tokens, if they fit, into a list   (rows with both limits: all x >= low)
-# finish   bisection on the ordered bits of float32 over the list; if it did not fit, the row
+# round 2, gather     of rows whose tokens did not fit: once more
+# finish   search on the ordered bits of float32 over the list; if it still did not fit, the row
 def find_thresholds(
     logits_RV: torch.Tensor,
     columns: SamplingColumns,
@@ -327,9 +341,9 @@ def find_thresholds(
     weighing = {"FLOAT64": has_fast_float64(logits_RV.device)}
     row_arguments = (logits_RV, logits_RV.stride(0), columns.num_rows_1, columns.is_greedy_N)
     limits = (columns.temperature_N, columns.top_k_N, columns.top_p_N)
-    measured = (t.pivots_R2P, t.sums_RN, t.high_R, t.above_R, t.target_R)
+    measured = (t.pivots_R3P, t.sums_RN, t.high_R, t.above_R, t.target_R)
     bounds = (t.bounds_R2, t.bound_above_R, t.list_RC)
-    for round_number in (0, 1):
+    for round_number in range(NUM_ROUNDS):
         _round_kernel[(splits, rows)](
             *row_arguments,
             *limits,
@@ -343,17 +357,19 @@ def find_thresholds(
             **weighing,
             num_warps=_WARPS,
         )
-    _gather_kernel[(splits, rows)](
-        *row_arguments,
-        *limits,
-        best_RS,
-        *measured,
-        *bounds,
-        vocab_size,
-        splits,
-        **constants,
-        num_warps=_WARPS,
-    )
+        if round_number > 0:
+            _gather_kernel[(splits, rows)](
+                *row_arguments,
+                *limits,
+                best_RS,
+                *measured,
+                *bounds,
+                vocab_size,
+                splits,
+                ROUND=round_number,
+                **constants,
+                num_warps=_WARPS,
+            )
     _finish_kernel[(rows,)](
         *row_arguments,
         *limits,

@@ -14,8 +14,11 @@ import triton.language as tl
 NUM_PIVOTS = 16
 """Values at which a round of the search measures a row."""
 
+NUM_ROUNDS = 3
+"""The last one only for rows whose candidates are too many for the list."""
+
 LIST_SIZE = 4096
-"""Candidates that the last bisection reads from a list; more, and it reads the whole row."""
+"""Candidates that the last search reads from a list; more, and it reads the whole row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +33,7 @@ class Truncation:
 
     threshold_R: torch.Tensor
     last_tie_R: torch.Tensor
-    pivots_R2P: torch.Tensor
+    pivots_R3P: torch.Tensor
     sums_RN: torch.Tensor
     high_R: torch.Tensor
     above_R: torch.Tensor
@@ -49,8 +52,8 @@ class Truncation:
         return cls(
             threshold_R=empty(num_rows, dtype=torch.float32),
             last_tie_R=empty(num_rows, dtype=torch.int32),
-            pivots_R2P=empty(num_rows, 2, NUM_PIVOTS, dtype=torch.float32),
-            sums_RN=empty(num_rows, 2 * NUM_PIVOTS + 1, dtype=torch.int64),
+            pivots_R3P=empty(num_rows, NUM_ROUNDS, NUM_PIVOTS, dtype=torch.float32),
+            sums_RN=empty(num_rows, NUM_ROUNDS * NUM_PIVOTS + 2, dtype=torch.int64),
             high_R=empty(num_rows, dtype=torch.float32),
             above_R=empty(num_rows, dtype=torch.int64),
             target_R=empty(num_rows, dtype=torch.int64),
@@ -150,7 +153,7 @@ def measure(
 
 
 @triton.jit
-def bisect(
+def search(
     source_ptr,
     length,
     divisor,
@@ -161,18 +164,25 @@ def bisect(
     target,
     by_mass,
     FLOAT64: tl.constexpr,
-    TILE: tl.constexpr,
+    CHUNK: tl.constexpr,
 ):
-    """The largest t with `above + measure([t, high)) >= target`; low has enough, high has not."""
+    """The largest t with `above + measure([t, high)) >= target`; low has enough, high has not. Each
+    reading of the source measures at 16 values: 8 readings tell all float32 apart."""
     enough = ordered(low)
     short = ordered(high)
+    part = tl.arange(0, _PIVOTS) + 1  # [PIVOTS]
     while short - enough > 1:
-        middle = (enough + short) >> 1
-        value = unordered(middle)
-        reached = above + measure(
-            source_ptr, length, divisor, best, value, high, by_mass, FLOAT64, TILE
-        )
-        is_enough = reached >= target
-        enough = tl.where(is_enough, middle, enough)
-        short = tl.where(is_enough, short, middle)
+        middles = enough + (short - enough) * part // (_PIVOTS + 1)
+        pivots = unordered(middles)
+        sums = tl.zeros([CHUNK, _PIVOTS], tl.int64)
+        for start in range(0, length, CHUNK):
+            index = start + tl.arange(0, CHUNK)  # [CHUNK]
+            x = tl.load(source_ptr + index, index < length, -float("inf"))
+            x = tl.div_rn(x, divisor)
+            inside = (index < length) & (x < high)
+            value = tl.where(inside, worth(x, best, by_mass, FLOAT64), 0)
+            sums += tl.where(x[:, None] >= pivots[None, :], value[:, None], 0)
+        is_enough = above + tl.sum(sums, axis=0) >= target
+        enough = tl.maximum(enough, tl.max(tl.where(is_enough, middles, enough), axis=0))
+        short = tl.minimum(short, tl.min(tl.where(is_enough, short, middles), axis=0))
     return unordered(enough)

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 import transformers
 
+from frontend import RequestOutputKind
 from scripts.gpu.timing import TimingGroup
-from tests.gpu.daemon_run import ClientRequest, DaemonRun, is_wrong
+from tests.gpu.daemon_run import ClientRequest, ClientResult, DaemonRun, is_wrong
 from tests.gpu.model_shapes import PUBLISHED, Shape
 
 NUM_REQUESTS = 256
@@ -38,28 +39,45 @@ def measure_daemon(
     options: Sequence[str] = (*OPTIONS, "--capture-at-start"),
     device: str = "cuda",
 ) -> dict[str, Any]:
-    """The start's phases, and then the workload; tokens a second from the first request's sending
-    to the last one's end. Raises RuntimeError: a request was not served as it asked."""
+    """The start's phases, and then the workload: with an output a token, and again with one a
+    request, since a client that takes each token may be what is measured. Tokens a second from the
+    first request's sending to the last one's end; engine_tok_s: of the engine's own steps.
+    Raises RuntimeError: a request was not served as it asked."""
     prompts, num_outputs = workload(shape, number, shortest, longest)
     requests = [ClientRequest(*pair) for pair in zip(prompts, num_outputs, strict=True)]
     with DaemonRun(shape, device=device, options=options) as daemon:
         phases = daemon.phases()
         daemon.serve([ClientRequest(prompts[0], 8)])
-        started_s = time.perf_counter()
-        seen = daemon.serve(requests)
-        seconds = time.perf_counter() - started_s
-        num_compiled = daemon.num_compilations_after_ready()
+        num_tokens = sum(num_outputs)
+
+        def timed(kind: RequestOutputKind) -> tuple[list[ClientResult], dict[str, float]]:
+            before, started_s = daemon.statistics(), time.perf_counter()
+            seen = daemon.serve(requests, output_kind=kind)
+            seconds = time.perf_counter() - started_s
+            step_time_s = daemon.statistics().step_time_s - before.step_time_s
+            for at, pair in enumerate(zip(requests, seen, strict=True)):
+                if is_wrong(*pair, shape["vocab_size"]):
+                    raise RuntimeError(f"request {at} of {number} was served wrongly: {seen[at]}")
+            return seen, {
+                "output_tok_s": round(num_tokens / seconds, 1),
+                "seconds": round(seconds, 2),
+                "engine_tok_s": round(num_tokens / step_time_s, 1),
+            }
+
+        seen, figures = timed(RequestOutputKind.DELTA)
+        _, once = timed(RequestOutputKind.FINAL_ONLY)
+        num_compiled = daemon.statistics().num_compilations_after_ready
         daemon.stop()
-    for at, pair in enumerate(zip(requests, seen, strict=True)):
-        if is_wrong(*pair, shape["vocab_size"]):
-            raise RuntimeError(f"request {at} of {number} was served wrongly: {seen[at]}")
     first_tokens = sorted(each.first_token_s or 0.0 for each in seen)
-    return phases | {
-        "output_tok_s": round(sum(num_outputs) / seconds, 1),
-        "seconds": round(seconds, 2),
-        "median_first_token_s": round(first_tokens[number // 2], 3),
-        "num_compilations_after_ready": num_compiled,
-    }
+    return (
+        phases
+        | figures
+        | {f"final_only_{name}": figure for name, figure in once.items()}
+        | {
+            "median_first_token_s": round(first_tokens[number // 2], 3),
+            "num_compilations_after_ready": num_compiled,
+        }
+    )
 
 
 def measure_peer(shape: Shape, *, device: str = "cuda") -> dict[str, Any]:

@@ -16,6 +16,8 @@ from kernels.triton.moe_routing import route
 from kernels.triton.norm import add_rms_norm
 from kernels.triton.quantised_linear import quantised_linear as packed_linear
 from kernels.triton.quantised_weights import quantise
+from scripts.gpu import skinny_linear
+from scripts.gpu.skinny_linear import SkinnyLinear
 from scripts.gpu.timing import TimingGroup, Work
 from tests.gpu.checks import (
     activation,
@@ -40,6 +42,8 @@ BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
 VOCAB_SIZE = 151936
 PROJECTIONS = ((4096, 6144), (4096, 28672), (14336, 4096), (4096, 128256))
 """Inputs and outputs of Llama-3.1-8B's products."""
+NARROW = ((4096, 4096), (14336, 4096), (1024, 4096), (2048, 1024), (1024, 6144), (3072, 1024))
+"""Of one row few bytes are read: o and down of Llama-3.1-8B, all of Qwen3-0.6B."""
 
 
 def _rows(rows: int, width: int, device: str) -> torch.Tensor:
@@ -103,6 +107,11 @@ def time_swaps(pairs: int, num_layers: int, *, device: str = "cuda") -> Work:
 LINEARS: dict[str, tuple[Callable[..., Any], Callable[[torch.Tensor, Any], object], float]] = {
     "torch linear bf16": (torch.Tensor.bfloat16, F.linear, 2.0),
     "own linear bf16": (torch.Tensor.bfloat16, own_linear, 2.0),
+    "split-K linear bf16": (
+        lambda weight_NE: SkinnyLinear(weight_NE.bfloat16()),
+        lambda x_TE, weight: weight.multiply(x_TE),
+        2.0,
+    ),
     "fp8 linear": (
         lambda weight: prepare_float8(*reference_quantise_rows(weight)),
         float8_linear,
@@ -265,8 +274,10 @@ def product_timings() -> list[TimingGroup]:
     few = [(rows, *shape) for shape in PROJECTIONS for rows in (1, 64, 256)]
     many = [(8192, *shape) for shape in PROJECTIONS if shape[1] < 128256]
     wide = [(rows, 4096, 28672) for rows in (1, 64, 256, 8192)]
+    narrow = [(rows, *shape) for shape in NARROW for rows in (1, 16)]
     packed = [(1, 4096, 28672), (16, 4096, 28672), (64, 4096, 28672), (1, 4096, 4096)]
     by_torch = partial(dense.check_linear, 63, 4096, 6144), dense.ROUNDING
+    by_splits = partial(skinny_linear.check, 16, 4096, 4096, BF16)
     own = partial(dense_linear.check, 63, 4096, 6144, BF16), dense_linear.ROUNDING
     rounded = partial(fp8_linear.check, 300, 4096, 3072), fp8_linear.ROUNDING
     routed = partial(moe.check, 1000, moe.QWEN3_MOE), moe.ROUNDING
@@ -281,7 +292,8 @@ def product_timings() -> list[TimingGroup]:
         return group(f"int{bits} linear", (check, quantised_linear.ROUNDING), packed)
 
     return [
-        group("torch linear bf16", by_torch, few),
+        group("torch linear bf16", by_torch, few + [case for case in narrow if case not in few]),
+        group("split-K linear bf16", (by_splits, dense.ROUNDING), narrow),
         group("own linear bf16", own, few + many),
         group("fp8 linear", rounded, wide),
         packed_group(8),

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from engine_core.model_runner.gpu.graphs import GraphKey
+from engine_core.model_runner.gpu.step_buckets import StepBucket
 from engine_core.models import load_dummy_model
 from engine_core.scheduler import SchedulerOutput
 from kernels.interface.device_steps import SamplingMode
@@ -26,6 +27,8 @@ from tests.gpu.model_shapes import PUBLISHED, Shape
 
 CONTEXT = 1024
 PREFILL = 8192
+PREFIX, CHUNK = 50_000, 50
+"""A turn of a chat: cached tokens, and new ones."""
 NUM_LOOP_STEPS = 60
 MOST_SEQS = 256
 
@@ -50,11 +53,11 @@ class ReadyEngine:
         stream, again and again the same one."""
         runner = self.engine.runner
         runner.execute(self._plan([(context, context - 1)] * batch))
-        return runner.graphs.replay_of(GraphKey(batch, SamplingMode.PLAIN))
+        return runner.graphs.replay_of(GraphKey(StepBucket(batch, batch), SamplingMode.PLAIN))
 
-    def prefill(self, num_tokens: int) -> Callable[[], object]:
-        """What computes a prompt in one step and waits for it."""
-        plan = self._plan([(num_tokens, 0)])
+    def prefill(self, num_tokens: int, prefix: int = 0) -> Callable[[], object]:
+        """What computes a prompt behind what is cached of it in one step, and waits for it."""
+        plan = self._plan([(prefix + num_tokens, prefix)])
         return lambda: self.engine.runner.execute(plan)
 
     def time_decodes(self, batch: int, context: int, num_steps: int) -> dict[str, float]:
@@ -120,6 +123,7 @@ def _engine(
     most_seqs: int = MOST_SEQS,
     most_context: int = CONTEXT,
     most_prefill: int = PREFILL,
+    most_prefix: int = PREFIX,
     dtype: torch.dtype = torch.bfloat16,
     device: str = "cuda",
 ) -> ReadyEngine:
@@ -132,7 +136,7 @@ def _engine(
             torch.cuda.empty_cache()
         # tokens that a sequence of the loop may be given: the first one waits for all prompts
         length = most_context + NUM_LOOP_STEPS + most_seqs
-        longest = max(most_prefill, length)
+        longest = max(most_prefill, length, most_prefix + CHUNK + 1)
         sizes = Sizes(
             max_num_seqs=most_seqs,
             max_model_len=longest,
@@ -154,6 +158,13 @@ def time_prefill(name: str, num_tokens: int = PREFILL, **options: Any) -> Work:
     """One prompt in one step, from its plan to its token on the host."""
     shape = options.get("shape") or PUBLISHED[name]
     return step_work(shape, _engine(name, **options).prefill(num_tokens), 1, num_tokens, num_tokens)
+
+
+def time_chunk(name: str, num_tokens: int = CHUNK, prefix: int = PREFIX, **options: Any) -> Work:
+    """Likewise, behind tokens that are cached."""
+    shape = options.get("shape") or PUBLISHED[name]
+    call = _engine(name, **options).prefill(num_tokens, prefix)
+    return step_work(shape, call, 1, prefix + num_tokens, num_tokens)
 
 
 def measure_loop(
@@ -202,6 +213,7 @@ def step_timings() -> list[TimingGroup]:
         }
         if prefill:
             timings[f"prefill step {name} {PREFILL}"] = partial(time_prefill, name)
+            timings[f"prefill step {name} {CHUNK} after {PREFIX}"] = partial(time_chunk, name)
         figures = {
             f"loop {name} {batch} x {CONTEXT}": partial(measure_loop, name, batch)
             for batch in loops

@@ -140,6 +140,17 @@ async def test_another_model_at_the_address_ends_the_streams(start_engine):
     assert outputs[-1].finished
 
 
+async def test_an_engine_that_comes_back_in_another_dtype_ends_what_had_begun(start_engine):
+    first = start_engine(die_after_tokens=10, model_fields={"dtype": "bfloat16"})
+    async with AsyncLLM(first.address, reconnect_timeout_s=10) as client:
+        task = asyncio.create_task(collect(client.generate("x", SamplingParams(max_tokens=90))))
+        second = await asyncio.to_thread(die_and_return, first, model_fields={"dtype": "float32"})
+        with second:
+            with pytest.raises(EngineDied, match=r"tokens differ \(float32.*it was bfloat16"):
+                await task
+            assert (await collect(client.generate("x", SamplingParams(max_tokens=3))))[-1].finished
+
+
 async def test_an_engine_that_was_not_restarted_goes_on_with_what_it_serves_now(start_engine):
     """The connection is lost while its weights are updated."""
     first = start_engine(die_after_tokens=10, engine_id="one")

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import functools
 import json
 import re
 import select
@@ -17,6 +18,7 @@ from typing import Any
 
 from frontend import AsyncLLM, RequestOutputKind, SamplingParams
 from frontend.event_loop import run
+from protocol.calls import EngineStatistics
 from tests.gpu.model_shapes import Shape
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -124,14 +126,18 @@ class DaemonRun:
         }
 
     def serve(
-        self, requests: Sequence[ClientRequest], *, temperature: float = 0.6
+        self,
+        requests: Sequence[ClientRequest],
+        *,
+        temperature: float = 0.6,
+        output_kind: RequestOutputKind = RequestOutputKind.DELTA,
     ) -> list[ClientResult]:
         """All of them at once, of one client."""
-        return run(_serve(self.ready["address"], requests, temperature))
+        return run(_serve(self.ready["address"], requests, temperature, output_kind))
 
-    def num_compilations_after_ready(self) -> int:
-        """Of kernels that the daemon's warm-up has missed."""
-        return run(_num_compilations(self.ready["address"]))
+    def statistics(self) -> EngineStatistics:
+        """The engine's own."""
+        return run(_statistics(self.ready["address"]))
 
     def stop(self) -> int:
         """Ask it to end. Returns its exit code."""
@@ -156,25 +162,31 @@ def _number(pattern: str, log: str) -> float | None:
     return None if found is None else float(found[1])
 
 
-async def _num_compilations(address: str) -> int:
+async def _statistics(address: str) -> EngineStatistics:
     async with AsyncLLM(address) as llm:
-        return (await llm.statistics()).num_compilations_after_ready
+        return await llm.statistics()
 
 
 async def _serve(
-    address: str, requests: Sequence[ClientRequest], temperature: float
+    address: str,
+    requests: Sequence[ClientRequest],
+    temperature: float,
+    output_kind: RequestOutputKind,
 ) -> list[ClientResult]:
     async with AsyncLLM(address) as llm:
-        return await asyncio.gather(*(_follow(llm, each, temperature) for each in requests))
+        follow = functools.partial(_follow, llm, temperature=temperature, output_kind=output_kind)
+        return await asyncio.gather(*map(follow, requests))
 
 
-async def _follow(llm: AsyncLLM, wanted: ClientRequest, temperature: float) -> ClientResult:
+async def _follow(
+    llm: AsyncLLM, wanted: ClientRequest, *, temperature: float, output_kind: RequestOutputKind
+) -> ClientResult:
     seen, started_s = ClientResult(), time.perf_counter()
     params = SamplingParams(
         max_tokens=wanted.num_output,
         temperature=temperature,
         ignore_eos=True,
-        output_kind=RequestOutputKind.DELTA,
+        output_kind=output_kind,
     )
     stream = llm.generate({"prompt_token_ids": wanted.prompt}, params)
     async for output in stream:

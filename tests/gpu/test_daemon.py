@@ -57,7 +57,7 @@ def test_every_request_ends_once_also_beside_clients_that_go_away(
         seen = daemon.serve(requests)
         # behind those that went away
         seen += daemon.serve(requests[1:5])
-        assert daemon.num_compilations_after_ready() == 0
+        assert daemon.statistics().num_compilations_after_ready == 0
         assert daemon.stop() == 0
     pairs = zip([*requests, *requests[1:5]], seen, strict=True)
     assert not [pair for pair in pairs if is_wrong(*pair, shape["vocab_size"])]

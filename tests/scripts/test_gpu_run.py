@@ -193,7 +193,7 @@ def test_products_that_the_interpreter_lacks_count_their_bytes():
 
 def test_steps_of_a_ready_engine():
     sizes = {"most_seqs": 2, "most_context": 17, "most_prefill": 20, "dtype": torch.float32}
-    sizes |= {"shape": TINY, "device": "cpu"}
+    sizes |= {"shape": TINY, "device": "cpu", "most_prefix": 30}
     decode = step_timings.time_decode("tiny", 2, 17, **sizes)
     decode.call()
     decode.call()
@@ -203,6 +203,10 @@ def test_steps_of_a_ready_engine():
     prefill.call()
     prefill.call()
     assert prefill.num_flops > 0
+    chunk = step_timings.time_chunk("tiny", 3, 30, **sizes)
+    chunk.call()
+    chunk.call()
+    assert chunk.num_flops < prefill.num_flops
     figures = step_timings.measure_loop("tiny", 2, 17, 3, **sizes)
     assert figures["step_ms"] >= figures["host_ms"] > 0
     assert figures["output_tok_s"] > 0

@@ -1,4 +1,4 @@
-"""Decode steps captured as CUDA graphs: which there are, and when each is captured."""
+"""Steps captured as CUDA graphs: which there are, and when each is captured."""
 
 import itertools
 import logging
@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from engine_core.model_runner.gpu.queue import Work
+from engine_core.model_runner.gpu.step_buckets import StepBucket, StepBuckets
 from kernels.interface.device_steps import SamplingMode
 
 logger = logging.getLogger(__name__)
@@ -14,7 +15,7 @@ logger = logging.getLogger(__name__)
 class GraphKey(NamedTuple):
     """`mode` None: only up to the logits. Steps without adapters launch nothing for them."""
 
-    bucket: int
+    bucket: StepBucket
     mode: SamplingMode | None
     has_adapters: bool = False
 
@@ -25,27 +26,39 @@ class StepGraphs:
     and the pool grows no more.
 
     Args:
-        buckets: rising sizes; empty: there are no graphs.
+        buckets: those of mixed steps serve plain and truncated sampling without adapters; what
+            else such a step wants is launched piece by piece.
         has_adapters: whether steps may have adapters.
         capture: makes what replays the step of a key.
     """
 
     def __init__(
-        self, buckets: Sequence[int], *, has_adapters: bool, capture: Callable[[GraphKey], Work]
+        self,
+        buckets: StepBuckets,
+        *,
+        has_adapters: bool,
+        capture: Callable[[GraphKey], Work],
     ) -> None:
         self._capture = capture
         self._captured: dict[GraphKey, Work] = {}
         self._is_broken = False
 
-        def keys(sizes: Sequence[int], *modes: SamplingMode | None) -> list[GraphKey]:
-            kinds = (False, True) if has_adapters else (False,)
-            return [GraphKey(*key) for key in itertools.product(sizes, modes, kinds)]
+        def keys(
+            buckets: Sequence[StepBucket], *modes: SamplingMode | None, kinds: Sequence[bool]
+        ) -> list[GraphKey]:
+            return [GraphKey(*key) for key in itertools.product(buckets, modes, kinds)]
 
-        self.largest = keys(buckets[-1:], SamplingMode.FULL, None)
-        common = keys(buckets[::-1], SamplingMode.PLAIN, SamplingMode.TRUNCATED)
-        self.at_start = [*self.largest, *common]
+        decodes, mixed = buckets.decodes[::-1], buckets.mixed[::-1]
+        kinds = (False, True) if has_adapters else (False,)
+        common = (SamplingMode.PLAIN, SamplingMode.TRUNCATED)
+        self.largest = [
+            *keys(decodes[:1], SamplingMode.FULL, None, kinds=kinds),
+            *keys(mixed[:1], SamplingMode.TRUNCATED, kinds=(False,)),
+        ]
+        at_start = keys(decodes, *common, kinds=kinds) + keys(mixed, *common, kinds=(False,))
+        self.at_start = list(dict.fromkeys([*self.largest, *at_start]))
         """What no step waits for."""
-        self.all = [*self.at_start, *keys(buckets[:-1], SamplingMode.FULL, None)]
+        self.all = [*self.at_start, *keys(decodes[1:], SamplingMode.FULL, None, kinds=kinds)]
 
     def __len__(self) -> int:
         """How many are captured."""

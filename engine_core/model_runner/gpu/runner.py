@@ -23,12 +23,14 @@ from engine_core.model_runner.gpu.input_batch import GPUInputBatch, PenaltyRow, 
 from engine_core.model_runner.gpu.packing import PackedStepBuffer
 from engine_core.model_runner.gpu.queue import DeviceQueue, Work
 from engine_core.model_runner.gpu.results import HostResults, read_results
-from engine_core.model_runner.gpu.step import GPUStep, arrange_step, decode_buckets
+from engine_core.model_runner.gpu.step import GPUStep, arrange_step
+from engine_core.model_runner.gpu.step_buckets import StepBuckets
 from engine_core.model_runner.gpu.warm_up import (
     changes_of_every_kind,
     copies_of_every_kind,
     dummy_step,
     largest_step,
+    padded_step,
     steps_of_every_kind,
     steps_of_every_size,
 )
@@ -66,7 +68,7 @@ class GPUModelRunner:
 
     Args:
         steps, queue: of the device of the config's `ops`.
-        use_graphs: capture decode steps and replay them.
+        use_graphs: capture decode steps, and mixed steps of few tokens, and replay them.
     """
 
     max_steps_in_flight = _MAX_STEPS_IN_FLIGHT
@@ -84,8 +86,9 @@ class GPUModelRunner:
         self._queue = queue
         self._steps = steps
         self._hidden_size = 0 if config.pooler is None else config.pooler.config.hidden_size
-        most = min(config.max_num_logits, config.max_num_batched_tokens)
-        self._buckets = decode_buckets(most) if use_graphs else ()
+        most_tokens = config.max_num_batched_tokens
+        most = min(config.max_num_logits, most_tokens)
+        self._buckets = StepBuckets.up_to(most, most_tokens) if use_graphs else StepBuckets()
         self.rows = RunnerRows(config)
         self.batch = GPUInputBatch(self.rows, config)
         self._buffer = PackedStepBuffer(
@@ -154,7 +157,11 @@ class GPUModelRunner:
         step = None
         if plan.total_num_scheduled_tokens:
             step = arrange_step(
-                plan, self.batch, buckets=self._buckets, vocab_size=self.config.vocab_size
+                plan,
+                self.batch,
+                buckets=self._buckets,
+                vocab_size=self.config.vocab_size,
+                num_query_heads=self._model.kv_cache_spec.num_query_heads,
             )
             self._check_size(step)
             self.batch.append_tokens(step.sampled_rows_N)
@@ -339,18 +346,20 @@ class GPUModelRunner:
     def _capture(self, key: GraphKey) -> Work:
         """What replays a decode step; called inside launched work, before the step's own words are
         sent."""
-        padded = self._dummy([1] * key.bucket, key.mode or SamplingMode.PLAIN)
+        mode, num_rows = key.mode or SamplingMode.PLAIN, self.config.max_num_seqs
+        padded = padded_step(key.bucket, mode, num_rows=num_rows)
         adapters = self.batch.adapters
-        adapters.begin_step(adapters.of_dummy(key.bucket) if key.has_adapters else None)
+        num_tokens = key.bucket.num_tokens
+        adapters.begin_step(adapters.of_dummy(num_tokens) if key.has_adapters else None)
 
         def compute() -> None:
             if key.mode is not None:
                 self._compute(padded)
             elif (logits_NV := self._forward(padded)) is not None:
                 if self._graph_logits_NV is None:  # outside of the graphs' memory, as it stays
-                    shape = (self._buckets[-1], logits_NV.shape[1])
+                    shape = (self.config.max_num_logits, logits_NV.shape[1])
                     self._graph_logits_NV = logits_NV.new_empty(shape)
-                self._graph_logits_NV[: key.bucket].copy_(logits_NV)
+                self._graph_logits_NV[: len(logits_NV)].copy_(logits_NV)
 
         self._buffer.send_empty()
         compute()  # once, so that nothing is compiled or set up during capture
@@ -393,6 +402,8 @@ class GPUModelRunner:
             block_tables_GRM=tensors.block_tables_GRM,
             slot_mappings_GT=tensors.slot_mappings_GT,
             num_decodes=step.num_decodes,
+            num_decode_tokens=0 if step.is_padded and step.num_tokens > num_sequences else None,
+            num_long_prefills=step.num_long_prefills,
             given=None if given is None else given.on_device(self.config.dtype, device),
         )
         hidden_TE = self._model.forward(tensors.token_ids_T, tensors.positions_T, context)

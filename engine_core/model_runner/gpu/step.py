@@ -7,8 +7,6 @@ bits that it has without drafts, and a graph holds it.
 """
 
 import dataclasses
-from bisect import bisect_left
-from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -16,39 +14,14 @@ import numpy.typing as npt
 from engine_core.model_runner.drafts import VerifiedRows
 from engine_core.model_runner.given_states import StepStates
 from engine_core.model_runner.gpu.input_batch import GPUInputBatch, num_device_logprobs
+from engine_core.model_runner.gpu.step_buckets import MAX_LONG_PREFILLS, StepBucket, StepBuckets
 from engine_core.model_runner.pooling import PooledRange
 from engine_core.model_runner.prompt_logprobs import PromptRange
 from engine_core.scheduler import SchedulerOutput
 from kernels.interface.device_steps import SamplingMode
+from kernels.interface.long_prefills import is_long_prefill
 
 Int64Array = npt.NDArray[np.int64]
-
-
-def decode_buckets(max_num_seqs: int) -> tuple[int, ...]:
-    """Rising sizes from 1 to exactly `max_num_seqs`: powers of two, from 16 on also their halves
-    between, so that padding is less than half of a bucket and from 16 on at most a third.
-
-        1  2  4  8  16  24  32  48  64  96  128  192  256  384  512 ... max_num_seqs
-
-    A step takes the smallest bucket that holds it; the rest of the bucket is padding.
-    Raises ValueError: fewer than one sequence."""
-    if max_num_seqs < 1:
-        raise ValueError(f"max_num_seqs is {max_num_seqs}, it must be at least 1; raise it")
-    sizes, power = [], 1
-    while power < max_num_seqs:
-        sizes.append(power)
-        if power >= 16:
-            sizes.append(power + power // 2)
-        power *= 2
-    return (*[size for size in sizes if size < max_num_seqs], max_num_seqs)
-
-
-def choose_bucket(buckets: Sequence[int], num_sequences: int) -> int | None:
-    """The smallest that holds `num_sequences`; None if none does, or for 0."""
-    if num_sequences < 1:
-        return None
-    index = bisect_left(buckets, num_sequences)
-    return buckets[index] if index < len(buckets) else None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +42,9 @@ class GPUStep:
         num_decodes: leading entries of one token.
         mode: what their sampling needs.
         given: hidden states in place of embeddings.
-        bucket: entries of the graph that is replayed; None: launched piece by piece.
+        bucket: of the graph that is replayed; None: launched piece by piece.
+        num_long_prefills: see `AttentionMetadata`.
+        is_padded: a bucket's own step, whose counts are its most: any entry may decode.
     """
 
     rows_R: Int64Array
@@ -84,7 +59,9 @@ class GPUStep:
     num_tokens: int
     num_decodes: int
     mode: SamplingMode
-    bucket: int | None
+    bucket: StepBucket | None
+    num_long_prefills: int = 0
+    is_padded: bool = False
     logprob_ids: tuple[tuple[int, ...], ...] = ()
     prompt_ranges: tuple[PromptRange, ...] = ()
     pooled_ranges: tuple[PooledRange, ...] = ()
@@ -97,13 +74,18 @@ class GPUStep:
 
 
 def arrange_step(
-    plan: SchedulerOutput, batch: GPUInputBatch, *, buckets: Sequence[int], vocab_size: int
+    plan: SchedulerOutput,
+    batch: GPUInputBatch,
+    *,
+    buckets: StepBuckets,
+    vocab_size: int,
+    num_query_heads: int,
 ) -> GPUStep:
     """
     Args:
         plan: of at least one sequence.
         batch: the plan's changes are in it.
-        buckets: that graphs may be used for; none if empty.
+        buckets: that graphs may be used for.
     """
     scheduled = plan.batch
     place_R = num_behind_R = np.arange(len(scheduled.rows))
@@ -142,8 +124,14 @@ def arrange_step(
     prompt_ranges = batch.prompts.ranges(rows_R, num_computed_R, num_scheduled_R)
     pooled_ranges = batch.pooling.ranges(rows_R, num_computed_R, num_scheduled_R)
     given = batch.given.of_step(rows_R, num_computed_R, num_scheduled_R)
-    is_graphable = num_decodes == len(order) and given is None
+    mode = SamplingMode.FULL if plan.token_masks else _mode_of(batch, sampled_rows_N)
+    is_long_R = is_long_prefill(num_scheduled_R, num_computed_R + num_scheduled_R, num_query_heads)
+    num_tokens, num_long = int(num_scheduled_R.sum()), int(is_long_R.sum())
+    is_graphable = given is None
     is_graphable &= not from_host_N.size and not prompt_ranges and not pooled_ranges
+    if num_decodes < len(order):
+        is_graphable &= mode is not SamplingMode.FULL and slots_R is None
+        is_graphable &= num_long <= MAX_LONG_PREFILLS
     return GPUStep(
         rows_R=rows_R,
         num_computed_R=num_computed_R,
@@ -154,10 +142,11 @@ def arrange_step(
         sampled_rows_N=sampled_rows_N,
         num_logprobs_N=num_logprobs_N,
         from_host_N=from_host_N,
-        num_tokens=int(num_scheduled_R.sum()),
+        num_tokens=num_tokens,
         num_decodes=num_decodes,
-        mode=SamplingMode.FULL if plan.token_masks else _mode_of(batch, sampled_rows_N),
-        bucket=choose_bucket(buckets, len(order)) if is_graphable else None,
+        mode=mode,
+        bucket=buckets.choose(len(order), num_tokens) if is_graphable else None,
+        num_long_prefills=num_long,
         logprob_ids=tuple(
             batch.logprob_ids.get(row, ()) for row in sampled_rows_N[from_host_N].tolist()
         ),

@@ -1,6 +1,7 @@
 """Dummy steps before the first request: what must be compiled, and what takes most memory. Their
 sequences are in the first rows, whose block tables are still all null block."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -9,6 +10,7 @@ from engine_core.kv_cache import CacheCopies
 from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.gpu.input_batch import PenaltyRow, RowChanges
 from engine_core.model_runner.gpu.step import GPUStep
+from engine_core.model_runner.gpu.step_buckets import MAX_LONG_PREFILLS, StepBucket
 from kernels.interface.device_steps import SamplingMode
 from kernels.interface.sampling_rows import StateFlag, StateWord
 from kernels.interface.step_inputs import TOKEN_TABLE, RowUpdate
@@ -34,8 +36,19 @@ def dummy_step(counts: list[int], mode: SamplingMode, *, num_rows: int) -> GPUSt
         from_host_N=np.zeros(0, np.int64),
         num_tokens=sum(counts),
         num_decodes=counts.count(1),
+        num_long_prefills=sum(count > 1 for count in counts),
         mode=mode,
         bucket=None,
+    )
+
+
+def padded_step(bucket: StepBucket, mode: SamplingMode, *, num_rows: int) -> GPUStep:
+    """The bucket's own, that its graph is captured from."""
+    counts = [1] * bucket.num_sequences
+    counts[-1] += bucket.num_tokens - bucket.num_sequences
+    step = dummy_step(counts, mode, num_rows=num_rows)
+    return dataclasses.replace(
+        step, num_decodes=len(counts), is_padded=True, num_long_prefills=MAX_LONG_PREFILLS
     )
 
 

@@ -137,12 +137,15 @@ void run_float(const LinearWeight& weight, const float* x, int64_t x_stride,
     const float* first = x + task.row * x_stride;
     const Results to = out.from_row(task.row);
     int64_t panel = task.panel;
-    if (num_rows == 1) {  // several panels at once: one row alone has too few chains
-        for (; panel + MAX_PANELS <= task.panel_stop; panel += MAX_PANELS) {
+    if (num_rows == 1) {
+        // one row alone has too few chains for a float32 panel; two of pairs outrun memory, and one
+        // panel at a time is read in order
+        constexpr int at_once = PAIRS ? 1 : MAX_PANELS;
+        for (; panel + at_once <= task.panel_stop; panel += at_once) {
             for (int64_t k = 0; k < num_steps(weight); k += chain_steps) {
                 const int64_t stop = std::min(k + chain_steps, num_steps(weight));
-                add_chain<PAIRS, 1, MAX_PANELS>(weight, first, x_stride, to, panel, k, stop, ahead_floats,
-                                         Upcoming{weight.blob, 0});
+                add_chain<PAIRS, 1, at_once>(weight, first, x_stride, to, panel, k, stop,
+                                             ahead_floats, Upcoming{weight.blob, 0});
             }
         }
     }

@@ -1,4 +1,5 @@
-"""What taking and evicting blocks costs does not grow with the blocks that are free or cached."""
+"""What taking and evicting blocks costs does not grow with the blocks that are free or cached.
+Proves S104."""
 
 import pytest
 

@@ -1,5 +1,5 @@
 """A step does not get dearer by what it does not change. Counted in lines of Python and in elements
-of arrays, not in time."""
+of arrays, not in time. Proves S104."""
 
 import random
 
@@ -182,3 +182,20 @@ def test_asking_whether_each_sequence_is_in_the_plan_takes_each_row_a_few_times(
     first.request.sequences[0] = first
     plan.drop(first.request)
     assert not plan.is_scheduled(first)
+
+
+def test_statistics_cost_the_same_however_many_wait():
+    costs = []
+    for num_waiting in (3, 300):
+        scenario = decoding(4)
+        scenario.now += 5.0
+        for number in range(num_waiting):
+            adapter = "one" if number % 3 else None
+            scenario.add(make_request(f"waits{number}", 3, adapter=adapter))
+        scenario.now += 2.0
+        scenario.scheduler._feedback.now = scenario.now
+        costs.append(lines_run(scenario.scheduler.statistics))
+        found = scenario.scheduler.statistics()
+        assert found.num_waiting == num_waiting
+        assert found.num_waiting_by_adapter == {"one": num_waiting - (num_waiting + 2) // 3}
+    assert abs(costs[0] - costs[1]) < 8

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from engine_core.model_runner.gpu.step import decode_buckets
+from engine_core.model_runner.gpu.step_buckets import StepBuckets
 from engine_core.models import load_dummy_model
 from engine_core.options.engine import EngineOptions
 from engine_core.scheduler import SchedulerConfig
@@ -137,10 +137,15 @@ def test_a_runner_of_one_block_carries_the_plans_out(ops, max_num_batched_tokens
     assert not runner.rows._row_of
     meter = Meter()
     if on_device:
-        num_modes = len(SamplingMode) + 1  # and only up to the logits
-        num_graphs = len(decode_buckets(min(7 + 9, max_num_batched_tokens))) * num_modes
+        num_graphs = num_graphs_of(min(7 + 9, max_num_batched_tokens), max_num_batched_tokens)
         assert spec.measure_step_bytes(meter) == num_graphs * 12 * MIB  # nothing else grew
         assert meter.num_releases == 2
+
+
+def num_graphs_of(num_sequences, num_tokens):
+    """Decodes in each mode of sampling and only up to the logits; mixed steps in two modes."""
+    buckets = StepBuckets.up_to(num_sequences, num_tokens)
+    return (len(SamplingMode) + 1) * len(buckets.decodes) + 2 * len(buckets.mixed)
 
 
 def test_what_is_measured_is_a_step_beside_the_graphs(monkeypatch):
@@ -164,7 +169,7 @@ def test_what_is_measured_is_a_step_beside_the_graphs(monkeypatch):
     monkeypatch.setattr(runner_spec, "CudaQueue", lambda device: queue)
     spec = make_spec(PaddedOperations(), on_device=True)
     gpu.release()
-    num_graphs = 4 * len(decode_buckets(7))
+    num_graphs = num_graphs_of(7, spec.config.max_num_batched_tokens)
     cache = 2 * spec.config.block_bytes
     assert spec.measure_step_bytes(gpu) == (900 + num_graphs * 12) * MIB - cache
 

@@ -131,7 +131,7 @@ def options(**more):
 def begin(group):
     start = group.assemble("cpu", "first")
     group.loaded()
-    sizes = Sizes(max_num_seqs=1, max_num_batched_tokens=2, keeps_bytes=False)
+    sizes = Sizes(max_num_seqs=1, max_num_batched_tokens=2, dtype="float32", keeps_bytes=False)
     group.measure(sizes)
     least = group.agree_on(Serve(num_blocks=8, num_host_blocks=4, max_model_len=128))
     group.serving()

@@ -9,7 +9,7 @@ import torch
 
 from kernels.interface.operations import AttentionMetadata, AttentionParams
 from kernels.triton.attention import paged_attention, reference_paged_attention
-from kernels.triton.attention_work import AttentionWorkspace
+from kernels.triton.attention_work import AttentionWorkspace, WorkLimits
 from tests.gpu.checks.errors import poison
 
 Request = tuple[int, int]
@@ -73,17 +73,18 @@ class PagedStep:
         seq_lens_R = torch.tensor([n for n, _ in requests], dtype=torch.int32, device=device)
         num_prefill_tokens = sum(queries for _, queries in prefills)
         self._workspace = AttentionWorkspace(
+            WorkLimits(
+                max_requests=len(requests),
+                max_prefill_tokens=num_prefill_tokens,
+                max_seq_len=max_seq_len or max(length for length, _ in requests),
+                num_query_heads=heads.num_query_heads,
+                num_kv_heads=heads.num_kv_heads,
+                head_size=heads.head_size,
+                max_decode_queries=max((queries for _, queries in decodes), default=0),
+                sliding_window=heads.sliding_window,
+            ),
             device=torch.device(device),
-            max_decodes=len(decodes),
-            max_prefills=len(prefills),
-            max_prefill_tokens=num_prefill_tokens,
-            max_seq_len=max_seq_len or max(length for length, _ in requests),
-            num_query_heads=heads.num_query_heads,
-            num_kv_heads=heads.num_kv_heads,
-            head_size=heads.head_size,
             num_programs=num_programs,
-            max_decode_queries=max((queries for _, queries in decodes), default=1),
-            sliding_window=heads.sliding_window,
         )
         poison(self._workspace.work.partial_out)
         poison(self._workspace.work.partial_lse)
@@ -97,7 +98,7 @@ class PagedStep:
             plan=self._workspace.plan(
                 query_start_loc_R1=starts_R1,
                 seq_lens_R=seq_lens_R,
-                num_decodes=len(decodes),
+                has_decodes=bool(decodes),
                 num_prefills=len(prefills),
                 num_prefill_tokens=num_prefill_tokens,
             ),

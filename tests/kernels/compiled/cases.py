@@ -18,8 +18,8 @@ from kernels.interface.step_inputs import PackedLayout
 from kernels.triton import (
     activation,
     attention_decode,
+    attention_lists,
     attention_prefill,
-    attention_reduce,
     attention_work,
     block_copies,
     dense_linear,
@@ -103,7 +103,6 @@ def variants(
         activations,
         decode_attention,
         partial(prefill_attention, shared_bytes),
-        attention_reductions,
         attention_work_lists,
         copied_blocks,
         dense_products,
@@ -166,7 +165,7 @@ def activations() -> Iterator[KernelVariant]:
             arguments={"gate_up_ptr": BF16 if is_quantised else out, "out_ptr": out}
             | {"gate_up_stride_t": 2 * width, "out_stride_t": width}
             | ({"scales_ptr": FP32} if is_quantised else {}),
-            constants=constants,
+            constants=constants | ({} if is_quantised else {"PDL": True}),
             num_warps=activation._num_warps(constants["BLOCK_F"]) if is_quantised else 4,
         )
 
@@ -188,10 +187,22 @@ def _attention_arguments(
         **{f"{part}_block_stride": 2 * kv_heads * head for part in "kv"},
         **{f"{part}_head_stride": head for part in "kv"},
         **{f"{part}_slot_stride": head_size for part in "kv"},
+        **dict.fromkeys(("partial_out", "partial_lse", "sinks_H", "lse_TH"), FP32),
+        "out_THD": dtype,
+        "out_token_stride": kv_heads * group * head_size,
+        "out_head_stride": head_size,
+        "lse_token_stride": kv_heads * group,
         "score_scale": 0.1,
         "multiplier": 0.1,
+        "v_scale": 1.0,
         "window": 512,
     }
+
+
+def _attention_constants(kv_heads: int, block_size: int, options: str) -> dict[str, Any]:
+    names = ("WINDOW", "SOFTCAP", "ALIBI", "SINKS", "LSE")
+    flags = {f"HAS_{name}": name in options for name in names}
+    return {"K": kv_heads, "S": block_size, "PDL": True} | flags
 
 
 SERVED_HEADS = (  # name, dtype, K, G, D, S, cache dtype
@@ -211,6 +222,13 @@ SERVED_HEADS = (  # name, dtype, K, G, D, S, cache dtype
 """Of models served most, in both kinds of cache; both attention kernels have them."""
 
 
+JOIN_SPILL_BYTES = 16
+JOIN_SPILL = (
+    "one or two numbers while splits are joined, once a sequence; float32 is for checking answers, "
+    "and the runner launches decodes of one query token"
+)
+
+
 def decode_attention() -> Iterator[KernelVariant]:
     """Heads served, and the options."""
     cases: list[tuple[tuple[Any, ...], str, int]] = [(heads, "", 1) for heads in SERVED_HEADS]
@@ -222,6 +240,7 @@ def decode_attention() -> Iterator[KernelVariant]:
         (("fp8 G=8 D=128 S=16 8 queries", BF16, 8, 8, 128, 16, FP8), "", 8),
         (("bf16 G=8 D=128 S=32", BF16, 8, 8, 128, 32, BF16), "", 1),
         (("fp32 G=4 D=128 S=16 window", FP32, 8, 4, 128, 16, FP32), "WINDOW", 1),
+        (("bf16 G=8 D=64 S=16 window sinks lse", BF16, 8, 8, 64, 16, BF16), "WINDOW SINKS LSE", 1),
     ]
     for (name, dtype, kv_heads, group, head_size, block_size, kv_dtype), options, queries in cases:
         constants, launch = attention_decode.configuration(
@@ -229,17 +248,17 @@ def decode_attention() -> Iterator[KernelVariant]:
             head_size=head_size,
             max_queries=queries,
             kv_bytes=kv_dtype.itemsize,
+            split_bound=64,
         )
         yield KernelVariant(
             name=f"decode {name}",
             kernel=attention_decode.decode_kernel,
             arguments=_attention_arguments(kv_heads, group, head_size, block_size, dtype, kv_dtype)
-            | {"splits_W8": INT32, "first_split_R1": INT32}
-            | {"partial_out": FP32, "partial_lse": FP32, "num_decodes": 64, "capacity": 999},
-            constants=constants
-            | {"K": kv_heads, "S": block_size}
-            | {f"HAS_{each}": each in options for each in ("WINDOW", "SOFTCAP", "ALIBI")},
+            | {"splits_W8": INT32, "counts_3": INT32, "arrivals_RK": INT32},
+            constants=constants | _attention_constants(kv_heads, block_size, options),
             needs_prefetch=True,
+            max_spill_bytes=JOIN_SPILL_BYTES if dtype == FP32 or queries > 5 else 0,
+            spill_reason=JOIN_SPILL if dtype == FP32 or queries > 5 else "",
             **launch,
         )
 
@@ -259,6 +278,12 @@ def prefill_attention(shared_bytes: int) -> Iterator[KernelVariant]:
         (("bf16 G=2 D=256 S=16 window softcap", BF16, 8, 2, 256, 16, BF16), "WINDOW SOFTCAP"),
         (("bf16 G=1 D=128 S=16 alibi", BF16, 8, 1, 128, 16, BF16), "ALIBI"),
         (("bf16 G=8 D=64 S=16 window sinks lse", BF16, 8, 8, 64, 16, BF16), "WINDOW SINKS LSE"),
+        (("bf16 G=4 D=128 S=16 splits", BF16, 8, 4, 128, 16, BF16), ""),
+        (("bf16 G=3 D=64 S=16 splits", BF16, 3, 3, 64, 16, BF16), ""),
+        (("bf16 G=2 D=256 S=16 splits", BF16, 8, 2, 256, 16, BF16), ""),
+        (("fp8 G=4 D=128 S=16 splits", BF16, 8, 4, 128, 16, FP8), ""),
+        (("bf16 G=8 D=64 S=16 splits window sinks", BF16, 8, 8, 64, 16, BF16), "WINDOW SINKS"),
+        (("fp32 G=3 D=64 S=16 splits", FP32, 8, 3, 64, 16, FP32), ""),
         (("fp32 G=3 D=64 S=16 window", FP32, 8, 3, 64, 16, FP32), "WINDOW"),
         (("fp32 G=4 D=128 S=16 window", FP32, 8, 4, 128, 16, FP32), "WINDOW"),
     ]
@@ -271,21 +296,14 @@ def prefill_attention(shared_bytes: int) -> Iterator[KernelVariant]:
             head_size=head_size,
             kv_bytes=kv_dtype.itemsize,
             shared_bytes=shared_bytes,
+            tile_slots=128 // kv_heads if "splits" in name else 0,
         )
         yield KernelVariant(
             name=f"prefill {name}",
             kernel=attention_prefill.prefill_kernel,
             arguments=_attention_arguments(kv_heads, group, head_size, block_size, dtype, kv_dtype)
-            | {"tiles_W8": INT32, "num_tiles_1": INT32, "sinks_H": FP32}
-            | {"out_THD": dtype, "lse_TH": FP32, "v_scale": 1.0}
-            | {"out_token_stride": kv_heads * group * head_size, "out_head_stride": head_size}
-            | {"lse_token_stride": kv_heads * group},
-            constants=constants
-            | {"S": block_size}
-            | {
-                f"HAS_{each}": each in options
-                for each in ("WINDOW", "SOFTCAP", "ALIBI", "SINKS", "LSE")
-            },
+            | {"tiles_W8": INT32, "counts_3": INT32, "arrivals": INT32, "first_prefill": 0},
+            constants=constants | _attention_constants(kv_heads, block_size, options),
             needs_prefetch=dtype != FP32,
             needs_wgmma=True,
             max_spill_bytes=WIDE_SPILL_BYTES if is_wide else 0,
@@ -294,48 +312,30 @@ def prefill_attention(shared_bytes: int) -> Iterator[KernelVariant]:
         )
 
 
-def attention_reductions() -> Iterator[KernelVariant]:
-    """Reduce for the head sizes and options served."""
-    for name, kv_heads, group, head_size, queries, options, dtype in (
-        ("bf16 G=4 D=128", 8, 4, 128, 1, False, BF16),
-        ("bf16 G=3 D=64", 3, 3, 64, 1, False, BF16),
-        ("bf16 G=1 D=80", 32, 1, 80, 1, False, BF16),
-        ("bf16 G=2 D=256 5 queries sinks lse", 8, 2, 256, 5, True, BF16),
-        ("fp16 G=4 D=128", 8, 4, 128, 1, False, FP16),
-        ("fp32 G=4 D=128", 8, 4, 128, 1, False, FP32),
-    ):
-        heads = kv_heads * group
-        yield KernelVariant(
-            name=f"reduce {name}",
-            kernel=attention_reduce.reduce_splits_kernel,
-            arguments=dict.fromkeys(("partial_out", "partial_lse", "sinks_H", "lse_TH"), FP32)
-            | {"query_start_loc_R1": INT32, "first_split_R1": INT32, "out_THD": dtype}
-            | {"capacity": 999, "v_scale": 0.5, "lse_token_stride": heads}
-            | {"out_token_stride": heads * head_size, "out_head_stride": head_size},
-            constants={"K": kv_heads, "G": group, "QUERIES": queries}
-            | {"HAS_SINKS": options, "HAS_LSE": options}
-            | attention_reduce._reduce_constants(head_size, 64),
-            num_warps=attention_reduce._REDUCE_WARPS,
-        )
-
-
 def attention_work_lists() -> Iterator[KernelVariant]:
-    """Both lists; a tile's queries for groups of 3 and 4 heads."""
-    common = {"query_start_loc_R1": INT32, "seq_lens_R": INT32, "capacity": 999}
-    yield KernelVariant(
-        name="list splits",
-        kernel=attention_work.list_splits_kernel,
-        arguments=common
-        | {"splits_W8": INT32, "first_split_R1": INT32, "num_decodes": 64, "window": 1 << 30},
-        constants=attention_work._SPLITS_CONSTANTS,
-    )
-    for queries in map(attention_work.queries_per_tile, (3, 4)):
+    """Of steps of decodes, of prefills and of both, for groups of 3 and 4 heads."""
+    for group, kv_heads, has_splits, has_tiles in (
+        (4, 8, True, True),
+        (4, 8, True, False),
+        (3, 3, False, True),
+    ):
+        limits = attention_work.WorkLimits(
+            max_requests=256,
+            max_prefill_tokens=8192,
+            max_seq_len=8192,
+            num_query_heads=group * kv_heads,
+            num_kv_heads=kv_heads,
+            head_size=128,
+        )
+        what = [name for name, has in (("splits", has_splits), ("tiles", has_tiles)) if has]
         yield KernelVariant(
-            name=f"list tiles of {queries} queries",
-            kernel=attention_work.list_tiles_kernel,
-            arguments=common
-            | {"tiles_W8": INT32, "num_tiles_1": INT32, "num_decodes": 30, "num_prefills": 30},
-            constants={"TILE_QUERIES": queries, "BLOCK_R": 256, "BLOCK_W": 64},
+            name=f"list {' and '.join(what)}, G={group}",
+            kernel=attention_lists.list_work_kernel,
+            arguments=dict.fromkeys(("query_start_loc_R1", "seq_lens_R", "counts_3"), INT32)
+            | dict.fromkeys(("splits_W8", "tiles_W8", "tile_splits_W8"), INT32)
+            | {"num_requests": 64, "window": 1 << 30},
+            constants=attention_work.list_constants(limits, has_decodes=has_splits)
+            | {"HAS_SPLITS": has_splits, "HAS_TILES": has_tiles, "PDL": True},
         )
 
 
@@ -603,7 +603,7 @@ def norms() -> Iterator[KernelVariant]:
             | {"scales_ptr": FP32 if is_quantised else weight}
             | dict.fromkeys(("x_stride_t", "residual_stride_t", "out_stride_t"), E),
             constants=norm._constants(E)
-            | {"HAS_RESIDUAL": has_residual, "IS_QUANTISED": is_quantised},
+            | {"HAS_RESIDUAL": has_residual, "IS_QUANTISED": is_quantised, "PDL": True},
             num_warps=norm._num_warps(E),
         )
 
@@ -735,7 +735,8 @@ def rotary_and_cache() -> Iterator[KernelVariant]:
             | {"norm_eps": 1e-6, "k_inverse_scale": 0.5, "v_inverse_scale": 0.5}
             | dict.fromkeys(strides, 16 * D),
             constants=rotary_cache._constants(H, K, D, rotary_size)
-            | {"S": S, "HAS_ROPE": has_rope, "HAS_Q_NORM": has_norm, "HAS_K_NORM": has_norm},
+            | {"S": S, "HAS_ROPE": has_rope, "HAS_Q_NORM": has_norm, "HAS_K_NORM": has_norm}
+            | {"PDL": True},
             num_warps=rotary_cache._num_warps(rotary_size),
         )
 
@@ -851,13 +852,16 @@ def truncations() -> Iterator[KernelVariant]:
         splits = num_splits(vocab_size)
         values = pointers | {"stride_r": vocab_size, "V": vocab_size, "S": splits}
         constants = {"SPLITS": triton.next_power_of_2(splits), "TILE": TILE}
-        launches = [("gather", truncation._gather_kernel, {}, truncation._WARPS)]
+        launches = [
+            (f"gather {at}", truncation._gather_kernel, {"ROUND": at}, truncation._WARPS)
+            for at in (1, 2)
+        ]
         for is_wide in (True, False):
             weighing = {"FLOAT64": is_wide}
             name = "" if is_wide else " in float32"
             launches += [
                 (f"round {at}{name}", truncation._round_kernel, weighing | {"ROUND": at}, warps)
-                for at, warps in enumerate((truncation._WARPS,) * 2)
+                for at, warps in enumerate((truncation._WARPS,) * truncation.NUM_ROUNDS)
             ]
             finish = truncation._finish_kernel, weighing, truncation._FINISH_WARPS
             launches.append((f"finish{name}", *finish))

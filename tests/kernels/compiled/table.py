@@ -19,6 +19,7 @@ Key = tuple[str, str]
 _RESOURCES = re.compile(r"REG:(\d+) STACK:(\d+)")
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 _WGMMA = re.compile(r"\bwgmma\.mma_async\.")
+_READS = re.compile(r"\b(?:ld\.global|cp\.async\.c[ag])\.")
 _WAITS = re.compile(r"\bcp\.async\.wait_group\s+(?:0x)?([0-9a-f]+)")
 
 
@@ -33,6 +34,8 @@ class Figures:
         shared_bytes: a thread block.
         copies_under_way: most groups of asynchronous copies that a wait leaves under way; 0: what a
             loop asks for it waits for at once.
+        reads_before_wait: of device memory, before the kernel has waited for the one before it (if
+            it does at all): what that one writes would not be there.
         num_wgmma: instructions for Hopper's tensor cores in the PTX.
         wgmma_serialized: ptxas could not let them run asynchronously: much slower.
         compile_s: seconds when it was compiled; later runs read all this from triton's cache.
@@ -44,6 +47,7 @@ class Figures:
     spill_load_bytes: int
     shared_bytes: int
     copies_under_way: int
+    reads_before_wait: int
     num_wgmma: int
     wgmma_serialized: bool
     ptx_bytes: int
@@ -96,6 +100,7 @@ def read_figures(
         raise ValueError(
             "ptxas -v or cuobjdump -res-usage names no kernel; do they belong to this triton?"
         )
+    before, wait, _ = ptx.partition("griddepcontrol.wait")
     # a kernel that calls functions which were not inlined has a line for each of them
     return Figures(
         registers=max(reg for reg, _ in resources),
@@ -104,6 +109,7 @@ def read_figures(
         spill_load_bytes=sum(loads for _, loads in spills),
         shared_bytes=shared_bytes,
         copies_under_way=max((int(wait, 16) for wait in _WAITS.findall(ptx)), default=0),
+        reads_before_wait=len(_READS.findall(before)) if wait else 0,
         num_wgmma=len(_WGMMA.findall(ptx)),
         wgmma_serialized="wgmma.mma_async instructions are serialized" in ptxas_report,
         ptx_bytes=len(ptx),
@@ -145,6 +151,8 @@ def find_faults(outcome: Outcome, capability: int = 90) -> list[str]:
         problems.append(f"{outcome}: ptxas serialised its wgmma instructions")
     if variant.needs_prefetch and not figures.copies_under_way:
         problems.append(f"{outcome} waits for each tile at once; it takes more num_stages")
+    if figures.reads_before_wait:
+        problems.append(f"{outcome} reads before it waits for the kernel before it")
     return problems
 
 

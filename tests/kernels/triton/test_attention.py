@@ -11,7 +11,7 @@ import torch
 
 from kernels.interface.operations import AttentionMetadata, AttentionParams
 from kernels.triton.attention import paged_attention, reference_paged_attention
-from kernels.triton.attention_work import AttentionWorkspace
+from kernels.triton.attention_work import AttentionWorkspace, WorkLimits
 
 NAN = float("nan")
 SPARE_ROWS = 2  # rows of q and out that belong to no request
@@ -77,21 +77,26 @@ def make_step(
     )
 
 
-def make_workspace(step: Step, window: int | None = None, **options: int) -> AttentionWorkspace:
+def make_workspace(
+    step: Step, window: int | None = None, *, num_programs: int = 5, **limits
+) -> AttentionWorkspace:
     queries = [count for _, count in step.requests]
     return AttentionWorkspace(
+        WorkLimits(
+            **{
+                "max_requests": len(queries),
+                "max_prefill_tokens": sum(queries[step.num_decodes :]),
+                "max_seq_len": 1000,
+                "num_query_heads": step.q_THD.shape[1],
+                "num_kv_heads": step.kv_B2KSD.shape[2],
+                "head_size": step.q_THD.shape[2],
+                "max_decode_queries": max(queries[: step.num_decodes], default=0),
+                "sliding_window": window,
+            }
+            | limits
+        ),
         device=step.q_THD.device,
-        max_decodes=step.num_decodes,
-        max_prefills=len(queries) - step.num_decodes,
-        max_prefill_tokens=sum(queries[step.num_decodes :]),
-        max_seq_len=1000,
-        num_query_heads=step.q_THD.shape[1],
-        num_kv_heads=step.kv_B2KSD.shape[2],
-        head_size=step.q_THD.shape[2],
-        num_programs=5,
-        max_decode_queries=max(queries[: step.num_decodes], default=1),
-        sliding_window=window,
-        **options,
+        num_programs=num_programs,
     )
 
 
@@ -109,7 +114,7 @@ def plan(step: Step, workspace: AttentionWorkspace, window: int | None) -> Atten
         plan=workspace.plan(
             query_start_loc_R1=step.query_start_loc_R1,
             seq_lens_R=step.seq_lens_R,
-            num_decodes=step.num_decodes,
+            has_decodes=step.num_decodes > 0,
             num_prefills=len(queries) - step.num_decodes,
             num_prefill_tokens=sum(queries[step.num_decodes :]),
         ),
@@ -130,8 +135,17 @@ def run(step: Step, metadata: AttentionMetadata, **options: object) -> tuple[tor
     return out, lse
 
 
-def check(step: Step, *, tolerance: float = 1e-5, window: int | None = None, **options) -> None:
-    out, lse = run(step, plan(step, make_workspace(step, window), window), **options)
+def check(
+    step: Step,
+    *,
+    tolerance: float = 1e-5,
+    window: int | None = None,
+    max_seq_len: int = 1000,
+    **options,
+) -> None:
+    workspace = make_workspace(step, window, max_seq_len=max_seq_len)
+    out, lse = run(step, plan(step, workspace, window), **options)
+    assert (workspace.work.decode_arrivals_RK == 0).all()
     expected, expected_lse = reference_paged_attention(
         step.q_THD,
         step.kv_B2KSD[:, 0],
@@ -237,13 +251,9 @@ def test_a_step_of_prefills_only_gives_the_reference():
     check(make_step([], PREFILLS, head_size=16))
 
 
-def test_padding_requests_write_nothing_or_zero():
+def test_padding_requests_write_nothing():
     step = make_step([(70, 1), (0, 0), (0, 0)], [], head_size=16)
     check(step)
-    step = make_step([(70, 1), (0, 1), (0, 1)], [], head_size=16)
-    out, lse = run(step, plan(step, make_workspace(step), None))
-    assert (out[1:3] == 0).all() and (lse[1:3] == float("-inf")).all()
-    assert not out[0].isnan().any()
 
 
 def test_a_request_gives_the_same_bits_alone_and_in_a_crowd():
@@ -307,13 +317,53 @@ def test_launches_with_old_host_numbers_serve_a_new_step():
     assert torch.equal(out[:3], expected[:3])
 
 
-def test_requests_beyond_the_promised_keys_give_nan_and_leave_the_others_right():
-    step = make_step([(700, 1), (800, 1), (900, 1)], [], head_size=16)
-    workspace = make_workspace(step, max_decode_keys=0)  # room for 6 of 3 + 4 + 4 splits
-    out, lse = run(step, plan(step, workspace, None))
-    assert out[1:3].isnan().all() and lse[1:3].isnan().all()
-    expected, _ = run(step, plan(step, make_workspace(step), None))
-    assert torch.equal(out[0], expected[0])
+LONG = [(2600, 9), (3000, 1), (2100, 40), (70, 70)]
+"""Few queries behind many keys, whose keys are split; one decode; one that is not split."""
+
+
+@pytest.mark.parametrize("window", [None, 1500])
+def test_short_chunks_behind_long_prefixes_give_the_reference(window):
+    options = {"sinks_H": torch.tensor([0.5, -30.0, 4.0, 0.0])}
+    step = make_step([LONG[1]], [*LONG[:1], *LONG[2:]], heads=(4, 2), head_size=16, window=window)
+    check(step, window=window, max_seq_len=3000, **options)
+    check(step, window=window, max_seq_len=3000, v_scale=0.5)
+
+
+def test_a_split_chunk_has_the_same_bits_in_every_crowd_and_leaves_counters_at_zero():
+    step = make_step([], [(2100, 20)] * 18 + [(2600, 9)], heads=(2, 1), head_size=16)
+    workspace = make_workspace(step, max_seq_len=3000)
+    metadata = plan(step, workspace, None)
+    assert metadata.plan.max_split_prefills == 19, "more than one launch has scratch for"
+    out, lse = run(step, metadata)
+    assert (workspace.work.tile_arrivals == 0).all()
+    for row in (0, 17, 18):
+        start, stop = step.query_start_loc_R1[row : row + 2].tolist()
+        alone = replace(
+            step,
+            requests=[step.requests[row]],
+            q_THD=step.q_THD[start:stop],
+            query_start_loc_R1=torch.tensor([0, stop - start], dtype=torch.int32),
+            seq_lens_R=step.seq_lens_R[row : row + 1],
+            block_table_RM=step.block_table_RM[row : row + 1],
+        )
+        out_alone, lse_alone = run(
+            alone, plan(alone, make_workspace(alone, max_seq_len=9000), None)
+        )
+        assert torch.equal(out_alone, out[start:stop])
+        assert torch.equal(lse_alone, lse[start:stop])
+
+
+def test_without_splits_a_token_has_the_same_bits_in_every_chunk():
+    step = make_step([], [(2600, 9)], heads=(2, 1), head_size=16)
+    options = {"max_seq_len": 3000, "splits_tiles": False}
+    out, _ = run(step, plan(step, make_workspace(step, **options), None))
+    last = replace(
+        step,
+        requests=[(2600, 2)],
+        q_THD=step.q_THD[7:9],
+        query_start_loc_R1=torch.tensor([0, 2], dtype=torch.int32),
+    )
+    assert torch.equal(run(last, plan(last, make_workspace(last, **options), None))[0], out[7:9])
 
 
 def test_without_an_output_argument_a_new_tensor_is_returned():

@@ -64,7 +64,7 @@ def make(lanes, staging_blocks=2, dtype=torch.bfloat16):
     return copier, caches
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("staging_blocks", [1, 2, 5])
 def test_however_late_a_stream_is_every_block_arrives_whole(seed, staging_blocks):
     lanes, draw = ShuffledLanes(seed), random.Random(seed)

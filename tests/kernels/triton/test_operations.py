@@ -204,7 +204,7 @@ def test_planners_of_one_backend_share_scratch_and_do_not_disturb_each_other():
     }
     first, second = wide.plan(**step).plan, narrow.plan(**step).plan
     assert first.partial_out.data_ptr() == second.partial_out.data_ptr()
-    assert first.splits_W8[:2, 1:3].tolist() == [[0, 256], [256, 300]]
+    assert first.splits_W8[:3, 1:3].tolist() == [[0, 128], [128, 256], [256, 300]]
     assert second.splits_W8[0, 1:3].tolist() == [295, 300]
 
 
@@ -300,7 +300,7 @@ def test_a_step_larger_than_the_planner_was_made_for_is_refused():
             num_decode_tokens=decode_tokens,
         )
 
-    with pytest.raises(ValueError, match="7 decodes, the limit is 6"):
+    with pytest.raises(ValueError, match="7 requests, the limit is 6"):
         plan(7, 7, 7, 7)
     with pytest.raises(ValueError, match="81 prefill tokens, the limit is 80"):
         plan(1, 81, 0, 0)

@@ -107,6 +107,26 @@ def test_flat_and_steep_rows(spread):
     check(random_logits(len(LIMITS), 700, spread, 5), LIMITS)
 
 
+def test_rows_of_more_candidates_than_the_list_holds_are_narrowed_once_more(monkeypatch):
+    """Ten thousand logits within 0.01: two rounds leave most of them in one interval."""
+    lengths = []
+    finish = module._finish_kernel
+
+    class Watching:
+        def __getitem__(self, grid):
+            def launch(*arguments, **options):
+                lengths.extend(arguments[9][:, module.NUM_ROUNDS * module.NUM_PIVOTS :].tolist())
+                finish[grid](*arguments, **options)
+
+            return launch
+
+    monkeypatch.setattr(module, "_finish_kernel", Watching())
+    logits = torch.rand(3, 10_000, generator=torch.Generator().manual_seed(1)) * 0.01
+    check(logits, [(3000, 1.0, 0.0), (0, 0.4, 0.0), (700, 0.5, 0.0)])
+    for first, second in lengths:
+        assert first > module.LIST_SIZE >= second > 0
+
+
 def test_ties_stay_at_top_k_and_go_by_id_at_top_p():
     limits = [(3, 1.0, 0.0), (0, 0.5, 0.0), (0, 0.9, 0.0), (4, 0.6, 0.0), (0, 0.75, 0.2)]
     logits = random_logits(5, 400, 1.0, 2).round()  # a few values, each many times

@@ -103,8 +103,12 @@ class _PaddedPlanner:
 
     def plan(self, *, query_start_loc_R1, seq_lens_R, block_table_RM, slot_mapping_T, **counts):
         num_sequences, num_tokens = int((seq_lens_R > 0).sum()), int(query_start_loc_R1[-1])
-        num_decodes = counts["num_decodes"]
         lengths_R = query_start_loc_R1.diff()
+        if counts["num_decode_tokens"] < counts["num_decodes"]:  # found on the device
+            number = int((lengths_R[:num_sequences] == 1).sum())
+            counts |= {"num_decodes": number, "num_decode_tokens": number}
+            lengths_R = lengths_R[:num_sequences]
+        num_decodes = counts["num_decodes"]
         assert (lengths_R[:num_decodes] <= 1).all()
         assert (lengths_R[num_decodes:] > 1).all()
         assert (slot_mapping_T[num_tokens:] == -1).all()

@@ -1,5 +1,6 @@
 """When graphs are captured: the common ones before the first request, the others while idle."""
 
+import numpy as np
 import pytest
 import torch
 from fake_device import LateQueue
@@ -7,10 +8,15 @@ from test_steps_in_flight import KINDS, PROMPTS, Plans, in_flight
 
 from engine_core.model_runner.gpu.graphs import GraphKey, StepGraphs
 from engine_core.model_runner.gpu.queue import CudaQueue
+from engine_core.model_runner.gpu.step_buckets import MAX_LONG_PREFILLS, StepBucket, StepBuckets
 from kernels.interface.device_steps import SamplingMode
+from kernels.interface.long_prefills import is_long_prefill
+
+DECODES = (StepBucket(1, 1), StepBucket(2, 2), StepBucket(4, 4))
+MIXED = (StepBucket(16, 4), StepBucket(24, 4))
 
 
-def capturing(buckets, *, has_adapters=False):
+def capturing(decodes, *, mixed=MIXED, has_adapters=False):
     """Graphs, and the keys in the order in which they are captured."""
     order = []
 
@@ -18,30 +24,36 @@ def capturing(buckets, *, has_adapters=False):
         order.append(key)
         return lambda: None
 
-    return StepGraphs(buckets, has_adapters=has_adapters, capture=capture), order
+    return StepGraphs(
+        StepBuckets(decodes, mixed), has_adapters=has_adapters, capture=capture
+    ), order
 
 
 @pytest.mark.parametrize("has_adapters", [False, True])
 def test_the_largest_with_all_sampling_comes_first_so_that_the_others_fit_into_its_memory(
     has_adapters,
 ):
-    graphs, order = capturing((1, 2, 4), has_adapters=has_adapters)
+    graphs, order = capturing(DECODES, has_adapters=has_adapters)
     graphs.capture(graphs.all)
     assert order == graphs.all
-    assert order[0] == GraphKey(4, SamplingMode.FULL)
-    assert len(set(order)) == len(order) == 3 * 4 * (1 + has_adapters)
-    assert {key.bucket for key in graphs.largest} == {4}
-    sizes = [key.bucket for key in graphs.at_start if key not in graphs.largest]
-    assert sizes == sorted(sizes, reverse=True)
+    assert order[0] == GraphKey(StepBucket(4, 4), SamplingMode.FULL)
+    assert len(set(order)) == len(order) == 3 * 4 * (1 + has_adapters) + 2 * len(MIXED)
+    assert {key.bucket for key in graphs.largest} == {StepBucket(4, 4), MIXED[-1]}
+    assert not any(key.bucket.is_mixed and key.has_adapters for key in order)
+    for is_mixed in (False, True):
+        later = [key.bucket for key in graphs.at_start if key not in graphs.largest]
+        sizes = [bucket for bucket in later if bucket.is_mixed == is_mixed]
+        assert sizes == sorted(sizes, reverse=True)
 
 
 def test_without_buckets_there_is_nothing_to_capture():
-    graphs, order = capturing(())
+    graphs, order = capturing((), mixed=())
     graphs.capture(graphs.all)
     assert graphs.next_missing() is None
     assert not order
 
 
+@pytest.mark.parametrize("reference", ["one group"], indirect=True)
 def test_what_warm_up_leaves_is_captured_one_at_a_time_while_nothing_runs(make_device_runner):
     queue = LateQueue()
     runner = make_device_runner(queue=queue)
@@ -67,6 +79,7 @@ def test_what_warm_up_leaves_is_captured_one_at_a_time_while_nothing_runs(make_d
     assert len(graphs) == len(graphs.all)
 
 
+@pytest.mark.parametrize("reference", ["one group"], indirect=True)
 def test_captures_between_steps_change_no_token(make_device_runner):
     names = ["greedy", "truncated", "penalised", "min tokens"]
     expected, _ = in_flight(make_device_runner(), names, 6)
@@ -128,3 +141,30 @@ def test_a_capture_gives_no_cached_memory_back_and_waits_for_nothing(monkeypatch
     with pytest.raises(AssertionError, match="stops the engine"):
         queue.capture(refuse)
     assert FakeGraph.calls[-2:] == [begin, "end"], "the stream captures no longer"
+
+
+def test_a_prompt_beside_decodes_is_replayed_if_its_sampling_needs_no_more(make_device_runner):
+    queue = LateQueue()
+    runner = make_device_runner(queue=queue)
+    plans = Plans(num_groups=runner.config.num_groups)
+    num_replayed = []
+    for name in ("greedy", "truncated", "penalised"):
+        plans.add(name, PROMPTS[name], KINDS[name])
+        others = [other for other in plans.lines if other != name]
+        counts = dict.fromkeys(others, 1) | {name: len(PROMPTS[name])}
+        runner.execute(plans.plan(counts))
+        num_replayed.append(queue.num_replayed)
+    assert num_replayed == [1, 2, 2]
+    assert {key.bucket.num_tokens for key in runner.graphs.all if key in runner.graphs} == {16}
+
+
+def test_a_step_of_many_short_chunks_behind_long_prefixes_has_no_graph():
+    few, more = ([(6000, 9)] * number + [(9000, 4000)] for number in (2, 3))
+    assert count_long(few) == 2 <= MAX_LONG_PREFILLS
+    assert count_long(more) == 3 > MAX_LONG_PREFILLS
+    assert count_long([(9000, 1), (1024, 9), (1025, 256)]) == 1
+
+
+def count_long(requests):
+    lengths, queries = np.array(requests).T
+    return int(is_long_prefill(queries, lengths, num_query_heads=32).sum())
