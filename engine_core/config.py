@@ -17,6 +17,8 @@ class EngineConfig:
     dtype: str
     dtype_reason: str = ""
     """Why `auto` means it; empty: it was named."""
+    instruction_set: str
+    """That the kernels use: "amx", "avx512"."""
     weights: str
     """Formats of the dense layers' weights, the one with most bytes first: "Q4_1+Q8_0"."""
     kv_cache_dtype: str

@@ -189,6 +189,7 @@ def _announce(config: EngineConfig, phases: StartPhases, workers: WorkerList) ->
         "block_size": config.block_size,
         "dtype": config.dtype,
         "dtype_reason": config.dtype_reason,
+        "instruction_set": config.instruction_set,
         "weights": config.weights,
         "kv_cache_dtype": config.kv_cache_dtype,
         "kv_cache_bytes": config.kv_cache_bytes,

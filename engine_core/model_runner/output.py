@@ -86,41 +86,44 @@ def _verified_output(
 
 
 def report_logprobs(
-    logprobs_WV: torch.Tensor,
+    logits_WV: torch.Tensor,
     chosen_W: npt.NDArray[np.int64],
     num_logprobs_W: npt.NDArray[np.int64],
     named: Mapping[int, tuple[int, ...]],
     vocabulary: VocabularyRows,
 ) -> list[Logprobs]:
-    """The sampled token, then the likeliest, a row each: one `topk` for each number asked for.
+    """The sampled token, then the likeliest, a row each: one call for each number asked for.
 
     Args:
-        logprobs_WV: of the raw logits.
+        logits_WV: as the model gave them.
         chosen_W: the sampled tokens.
         num_logprobs_W: how many of the likeliest tokens each row reports, at most V.
         named: by row, tokens that it reports in their place, as many.
         vocabulary: that the columns are of.
     """
     chosen_W1 = torch.from_numpy(chosen_W)[:, None]
-    own_W1 = vocabulary.of_tokens(logprobs_WV, chosen_W1)
-    ranks = (vocabulary.num_above(logprobs_WV, own_W1) + 1).tolist()
     reports: dict[int, Logprobs] = {}
-    for number in sorted(set(num_logprobs_W.tolist())):  # np.unique imports numpy.ma
-        indices = np.flatnonzero(num_logprobs_W == number)
-        alike = torch.from_numpy(indices)
-        _, likeliest_NK = vocabulary.topk(logprobs_WV[alike], number)
-        ids_NL = torch.cat([chosen_W1[alike], likeliest_NK], dim=1)
-        for place, index in enumerate(indices.tolist()):
-            if index in named:
-                ids_NL[place, 1:] = torch.tensor(named[index])
-        values = vocabulary.of_tokens(logprobs_WV[alike], ids_NL).numpy().astype("<f4")
-        ids = ids_NL.numpy().astype("<i4")
-        for index, row_ids, row_values in zip(indices.tolist(), ids, values, strict=True):
+    is_named_W = np.isin(np.arange(len(chosen_W)), list(named))
+    asked = sorted(set(zip(num_logprobs_W.tolist(), is_named_W.tolist(), strict=True)))
+    for number, is_named in asked:  # np.unique imports numpy.ma
+        indices = np.flatnonzero((num_logprobs_W == number) & (is_named_W == is_named)).tolist()
+        is_all = len(indices) == len(chosen_W)
+        logits_NV, ids_NL = (
+            (logits_WV, chosen_W1) if is_all else (logits_WV[indices], chosen_W1[indices])
+        )
+        if is_named:
+            ids_NL = torch.cat([ids_NL, torch.tensor([named[index] for index in indices])], dim=1)
+        found = vocabulary.token_logprobs(logits_NV, ids_NL, 0 if is_named else number)
+        ids = torch.cat([ids_NL, found.top_ids_RK], dim=1).numpy().astype("<i4")
+        values = torch.cat([found.own_RN, found.top_RK], dim=1).numpy().astype("<f4")
+        for index, row_ids, row_values, rank in zip(
+            indices, ids, values, found.ranks_R.tolist(), strict=True
+        ):
             reports[index] = Logprobs(
                 num_positions=1,
                 width=number + 1,
                 token_ids=row_ids.tobytes(),
                 logprobs=row_values.tobytes(),
-                ranks=[ranks[index]],
+                ranks=[rank],
             )
     return [reports[index] for index in range(len(chosen_W))]

@@ -108,14 +108,12 @@ class PromptColumns:
         """
         for start, stop in _slices(part.count, vocabulary.size):
             logits_SV = compute_logits(hidden_TE[part.offset + start : part.offset + stop])
-            logprobs_SV = vocabulary.log_softmax(logits_SV)
             own_S1 = token_ids_P[start:stop, None].long()
-            own_logprobs_S1 = vocabulary.of_tokens(logprobs_SV, own_S1)
-            values_SN, ids_SN = vocabulary.topk(logprobs_SV, part.num_logprobs)
+            found_S = vocabulary.token_logprobs(logits_SV, own_S1, part.num_logprobs)
             for host, found in (
-                (self.token_ids_PK, torch.cat([own_S1, ids_SN], dim=1)),
-                (self.logprobs_PK, torch.cat([own_logprobs_S1, values_SN], dim=1)),
-                (self.ranks_P, vocabulary.num_above(logprobs_SV, own_logprobs_S1) + 1),
+                (self.token_ids_PK, torch.cat([own_S1, found_S.top_ids_RK], dim=1)),
+                (self.logprobs_PK, torch.cat([found_S.own_RN, found_S.top_RK], dim=1)),
+                (self.ranks_P, found_S.ranks_R),
             ):
                 host[start:stop].copy_(found.to(host.dtype), non_blocking=True)
 

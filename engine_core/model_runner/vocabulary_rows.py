@@ -3,6 +3,7 @@ is sampled. Of several ranks each calls the same and has the same answers.
 
 Shapes: R rows, V this rank's tokens, C candidates, N tokens of a row, T ranks."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -11,8 +12,18 @@ import torch.nn.functional as F
 
 from engine_core.distributed.collectives import Collectives
 from engine_core.layers.vocabulary import gather_logits, token_ranges
-from kernels.interface.operations import Penalties, SamplingLimits, SamplingOperations
-from kernels.torch.sampling import FIRST_CANDIDATES, gumbel_noise, sample_candidates
+from kernels.interface.operations import (
+    Penalties,
+    SamplingLimits,
+    SamplingOperations,
+    TokenLogprobs,
+)
+from kernels.torch.sampling import (
+    FIRST_CANDIDATES,
+    gumbel_noise,
+    sample_candidates,
+    token_logprobs,
+)
 
 
 class VocabularyRows(Protocol):
@@ -26,38 +37,23 @@ class VocabularyRows(Protocol):
     def tokens(self) -> range:
         """Those that the columns are of."""
 
-    def log_softmax(self, logits_RV: torch.Tensor) -> torch.Tensor:
-        """Log-probabilities -> [R, V]."""
-
-    def of_tokens(self, values_RV: torch.Tensor, token_ids_RN: torch.Tensor) -> torch.Tensor:
-        """The values of these tokens -> [R, N]."""
-
-    def num_above(self, values_RV: torch.Tensor, limit_R1: torch.Tensor) -> torch.Tensor:
-        """How many tokens of each row have a larger value -> int64 [R]."""
-
-    def topk(self, values_RV: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The largest values, falling, and their tokens -> [R, k] each."""
+    def token_logprobs(
+        self, logits_RV: torch.Tensor, token_ids_RN: torch.Tensor, num_top: int
+    ) -> TokenLogprobs:
+        """See `SamplingOperations.token_logprobs`; ids are of the whole vocabulary."""
 
 
 class WholeVocabulary:
-    """`VocabularyRows` of all tokens."""
+    """`VocabularyRows` of all tokens. `token_logprobs`: of the backend that made the logits."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(
+        self,
+        size: int,
+        token_logprobs: Callable[[torch.Tensor, torch.Tensor, int], TokenLogprobs] = token_logprobs,
+    ) -> None:
         self.size = size
         self.tokens = range(size)
-
-    def log_softmax(self, logits_RV: torch.Tensor) -> torch.Tensor:
-        return logits_RV.log_softmax(dim=1)
-
-    def of_tokens(self, values_RV: torch.Tensor, token_ids_RN: torch.Tensor) -> torch.Tensor:
-        return values_RV.gather(1, token_ids_RN)
-
-    def num_above(self, values_RV: torch.Tensor, limit_R1: torch.Tensor) -> torch.Tensor:
-        return (values_RV > limit_R1).sum(dim=1)
-
-    def topk(self, values_RV: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-        values_RK, token_ids_RK = values_RV.topk(k, dim=1)
-        return values_RK, token_ids_RK
+        self.token_logprobs = token_logprobs
 
 
 class VocabularyShard:
@@ -77,22 +73,27 @@ class VocabularyShard:
 
     # ------------------------------------------------------------------ VocabularyRows
 
-    def log_softmax(self, logits_RV: torch.Tensor) -> torch.Tensor:
-        return logits_RV - self._log_total(logits_RV)[:, None]
+    def token_logprobs(
+        self, logits_RV: torch.Tensor, token_ids_RN: torch.Tensor, num_top: int
+    ) -> TokenLogprobs:
+        logprobs_RV = logits_RV - self._log_total(logits_RV)[:, None]
+        own_RN = self.of_tokens(logprobs_RV, token_ids_RN)
+        ranks_R = self._collectives.all_reduce_((logprobs_RV > own_RN[:, :1]).sum(dim=1)) + 1
+        top_RK, top_ids_RK = self.topk(logprobs_RV, num_top)
+        return TokenLogprobs(own_RN=own_RN, ranks_R=ranks_R, top_ids_RK=top_ids_RK, top_RK=top_RK)
 
     def _log_total(self, logits_RV: torch.Tensor) -> torch.Tensor:
         return self._collectives.all_gather(logits_RV.logsumexp(dim=1)).logsumexp(dim=0)
 
     def of_tokens(self, values_RV: torch.Tensor, token_ids_RN: torch.Tensor) -> torch.Tensor:
+        """The values of these tokens -> [R, N]."""
         columns_RN = token_ids_RN - self.tokens.start
         is_elsewhere_RN = (columns_RN < 0) | (columns_RN >= len(self.tokens))
         values_RN = values_RV.gather(1, columns_RN.clamp(0, len(self.tokens) - 1))
         return self._collectives.all_reduce_(values_RN.masked_fill_(is_elsewhere_RN, 0.0))
 
-    def num_above(self, values_RV: torch.Tensor, limit_R1: torch.Tensor) -> torch.Tensor:
-        return self._collectives.all_reduce_((values_RV > limit_R1).sum(dim=1))
-
     def topk(self, values_RV: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The largest values, falling, and their tokens -> [R, k] each."""
         mine = min(k, len(self.tokens))
         values_RK, columns_RK = values_RV.topk(mine, dim=1)
         found_2RK = torch.stack([values_RK.double(), (columns_RK + self.tokens.start).double()])
@@ -202,6 +203,6 @@ def vocabulary_rows(
 ) -> tuple[VocabularyRows, SamplingOperations]:
     """Of a runner whose host samples."""
     if collectives.parallel.tp_size == 1:
-        return WholeVocabulary(size), ops
+        return WholeVocabulary(size, ops.token_logprobs), ops
     shard = VocabularyShard(ops, collectives, size)
     return shard, shard

@@ -1,6 +1,8 @@
 """EAGLE-3 (Li et al., 2025, arXiv:2503.01840): one layer that guesses what its target says next,
 from the target's hidden states."""
 
+import dataclasses
+import math
 from collections.abc import Sequence
 from functools import partial
 
@@ -14,6 +16,7 @@ from engine_core.layers.vocabulary import Vocabulary
 from engine_core.models.decoder import Decoder, LayerBuilder
 from engine_core.models.eagle_config import EagleConfig
 from engine_core.models.interface import KVCacheSpec
+from kernels.interface.given_rows import GivenRows
 from kernels.interface.operations import ForwardContext, Operations
 
 _EMBEDDING = "model.embed_tokens.weight"
@@ -93,6 +96,16 @@ class EagleHead:
         self._token_ids = torch.arange(config.draft_vocab_size, device=ops.device)
         """[tokens that it can guess]"""
         self._tables = [table for table in build.tables.values() if isinstance(table, RotaryTable)]
+        self._ops = ops
+        self._compute_keys = ops.capture(self._keys)
+        self._compute_guess = ops.capture(self._guess)
+        self._num_positions: list[int] = []
+        """Of each table, when the pass was captured."""
+        heads = (layer.num_query_heads, layer.head_size)
+        self._heads = heads
+        self._queries = torch.empty(0, math.prod(heads), dtype=dtype, device=ops.device)
+        self._residual = torch.empty(0, layer.hidden_size, dtype=dtype, device=ops.device)
+        """[capacity, ...]: where a captured guess finds what it is given."""
 
     def placements(self) -> Placements:
         """Every tensor that the head takes, by checkpoint name with "model." before it."""
@@ -137,28 +150,62 @@ class EagleHead:
         hidden_TE: torch.Tensor,
         context: ForwardContext,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write keys and values of positions. Returns what `guess` takes: queries q_THD and the
-        residual stream [T, E].
+        """Write keys and values of positions. Returns what `guess` takes: queries [T, H * D] and
+        the residual stream [T, E].
 
         `token_ids_T`: int64, of each the token behind its position."""
         if len(positions_T):
             for table in self._tables:
                 table.cover(int(positions_T.max()) + 1)
+        sizes = [len(table.cos_sin_PD) for table in self._tables]
+        if sizes != self._num_positions:
+            self._num_positions = sizes
+            self._compute_keys = self._ops.capture(self._keys)  # which keeps addresses
+        places_T = torch.arange(len(hidden_TE), device=hidden_TE.device)
+        given = GivenRows(places_T, hidden_TE.contiguous())
+        context = dataclasses.replace(context, given=given)
+        queries_TN, residual_TE = self._compute_keys(token_ids_T, positions_T, context)
+        return queries_TN, residual_TE
+
+    def _keys(
+        self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, context: ForwardContext
+    ) -> tuple[torch.Tensor, ...]:
+        """What `remember` consists of; `Operations.capture` says what it may do."""
+        embedded_TE = self._vocabulary.embed(token_ids_T)
+        normed_TE = self._embedding_norm(embedded_TE)
+        hidden_TE = self._ops.replace_rows(embedded_TE, context.given)  # all of them
         x_TE = self._hidden_norm(hidden_TE)
         residual_TE = x_TE if self._config.norm_before_residual else hidden_TE
-        embedded_TE = self._embedding_norm(self._vocabulary.embed(token_ids_T))
-        both_TE = torch.cat([embedded_TE, x_TE], -1)
-        return self._attention.queries(both_TE, positions_T, context), residual_TE
+        both_TE = torch.cat([normed_TE, x_TE], 1)
+        q_THD = self._attention.queries(both_TE, positions_T, context)
+        return q_THD.contiguous().flatten(1), residual_TE
 
     def guess(
-        self, q_RHD: torch.Tensor, residual_RE: torch.Tensor, context: ForwardContext
+        self, q_RN: torch.Tensor, residual_RE: torch.Tensor, context: ForwardContext
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(logits_RV in float32, minus infinity where it cannot guess; its hidden state [R, E])."""
-        out_RE = self._attention.attend(q_RHD, context)
-        x_RE, residual_RE = self._feed_forward_norm.add(out_RE, residual_RE)
-        x_RE, residual_RE = self._final_norm.add(self._feed_forward(x_RE), residual_RE)
+        num_rows = len(q_RN)
+        if num_rows > len(self._queries):
+            capacity = 1 << (num_rows - 1).bit_length()
+            self._queries = self._queries.new_empty(capacity, self._queries.shape[1])
+            self._residual = self._residual.new_empty(capacity, self._residual.shape[1])
+            self._compute_guess = self._ops.capture(self._guess)
+        self._queries[:num_rows] = q_RN
+        self._residual[:num_rows] = residual_RE
+        rows_R = torch.arange(num_rows, device=q_RN.device)
+        x_RE, residual_RE = self._compute_guess(rows_R, rows_R, context)
         logits_RV = self._logits(x_RE)
         return logits_RV, x_RE if self._config.norm_output else residual_RE
+
+    def _guess(
+        self, rows_R: torch.Tensor, _positions_R: torch.Tensor, context: ForwardContext
+    ) -> tuple[torch.Tensor, ...]:
+        """Likewise, of `guess`; `rows_R`: of what it is given."""
+        q_RHD = self._ops.embedding(rows_R, self._queries).view(-1, *self._heads)
+        residual_RE = self._ops.embedding(rows_R, self._residual)
+        out_RE = self._attention.attend(q_RHD, context)
+        x_RE, residual_RE = self._feed_forward_norm.add(out_RE, residual_RE)
+        return self._final_norm.add(self._feed_forward(x_RE), residual_RE)
 
     def _logits(self, x_RE: torch.Tensor) -> torch.Tensor:
         if self._lm_head is None:

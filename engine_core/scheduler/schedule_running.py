@@ -10,6 +10,7 @@ from engine_core.scheduler.encoder_inputs import EncoderInputs
 from engine_core.scheduler.micro_batches import MicroBatches
 from engine_core.scheduler.plan import PlanBuilder
 from engine_core.scheduler.preemption import Preemptor
+from engine_core.scheduler.prompt_shares import PromptShares
 from engine_core.scheduler.request import Request, RequestStatus, Sequence
 from engine_core.scheduler.request_pool import RequestPool
 from protocol.explanations import PreemptionCause
@@ -43,6 +44,7 @@ class RunningScheduler:
         self._block_size = pool.kv_cache.block_size
         self._preemptor = preemptor
         self._max_chunk = config.max_chunk
+        self._shares = PromptShares(pool, config.max_num_seqs)
         self._num_lookahead_slots = config.num_lookahead_slots
         self._max_num_drafts = config.max_num_drafts
 
@@ -62,6 +64,7 @@ class RunningScheduler:
             if not len(rows):
                 return
         computed = batch.num_computed_tokens[rows]
+        num_uncomputed = self._shares.limit(num_uncomputed, self._max_chunk, plan.budget)
         counts = self._within_budget(rows, num_uncomputed, plan.budget)
         num_done = self._allocate_columns(plan, rows[: len(counts)], counts, computed)
         plan.add_rows(rows[:num_done], counts[:num_done])

@@ -331,8 +331,7 @@ def _handshake(
     files, ops, pooler = opened.files, loaded.ops, loaded.pooler
     instruction_set = ops.name
     if ops.device.type == "cuda":
-        major, minor = torch.cuda.get_device_capability(ops.device)
-        instruction_set += f" sm_{major}{minor}"
+        instruction_set += f" {ops.instruction_set}"
     else:
         instruction_set += f", torch {torch.backends.cpu.get_cpu_capability()}"
     model = ModelInfo(

@@ -194,6 +194,7 @@ def resolve_config(runner: RunnerSpec, files: ModelFiles, *, address: str) -> En
         model_impl=loaded.model_impl,
         dtype=loaded.numbers.name,
         dtype_reason=loaded.numbers.reason,
+        instruction_set=loaded.ops.instruction_set,
         weights=loaded.weights,
         kv_cache_dtype=dtype_name(runner.config.kv_dtype),
         device=loaded.ops.device.type,

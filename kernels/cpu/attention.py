@@ -25,7 +25,7 @@ class AttentionGeometry(ctypes.Structure):
     _fields_ = [
         *members(INT64, "num_requests", "num_tokens", "table_width", "num_blocks", "block_size"),
         *members(INT64, "num_query_heads", "num_kv_heads", "head_size", "window", "kv_format"),
-        ("bidirectional", INT64),
+        *members(INT64, "rounds", "bidirectional"),
         *members(POINTER, "starts", "lengths", "table", "slots", "ends"),
     ]
 
@@ -43,10 +43,11 @@ class NativeAttentionPlan:
 
 class NativeAttentionPlanner(AttentionPlanner):
     """See `AttentionPlanner`. The library cuts the work, from the lengths alone.
-    `spec`: for float32 over a cache of a dtype that `format_of_dtype` knows. Raises ValueError:
-    counts that do not fit each other, or another dtype."""
+    `spec`: for float32 over a cache of a dtype that `format_of_dtype` knows. `rounds`: over one of
+    bfloat16 a matrix unit may round queries and weights to it. Raises ValueError: counts that do
+    not fit each other, or another dtype."""
 
-    def __init__(self, spec: AttentionSpec) -> None:
+    def __init__(self, spec: AttentionSpec, *, rounds: bool = False) -> None:
         kv_format = format_of_dtype(spec.kv_dtype)
         if spec.dtype is not torch.float32 or kv_format is None:
             raise ValueError(f"attention in {spec.dtype} over {spec.kv_dtype} is not native")
@@ -68,6 +69,7 @@ class NativeAttentionPlanner(AttentionPlanner):
             head_size=spec.head_size,
             window=spec.sliding_window or 0,
             kv_format=kv_format,
+            rounds=rounds,
             bidirectional=spec.bidirectional,
         )
         self._address = ctypes.addressof(self._geometry)

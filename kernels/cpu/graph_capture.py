@@ -120,7 +120,9 @@ class Placeholder:
     @classmethod
     def __torch_function__(
         cls, function: Any, types: Any, arguments: Any = (), keywords: Any = None
-    ) -> NoReturn:
+    ) -> object:
+        if function is torch.cat and arguments[1:] == (1,) and not keywords:
+            return concatenated(arguments[0])
         raise NotCapturable(f"it calls {function.__name__} with a tensor of the step")
 
 
@@ -175,6 +177,19 @@ class Activation(Placeholder):
             raise NotCapturable(f"it flattens {self.tail} from dimension {start} on")
         return Activation(self.capture, self.memory, (size,), size)
 
+    def view(self, rows: int, *sizes: int) -> Activation:
+        """[T, H * D] -> [T, H, D]."""
+        if rows != -1 or self.tail != (math.prod(sizes),):
+            raise NotCapturable(f"it views {self.tail} as {sizes}")
+        return Activation(self.capture, self.memory, sizes, self.stride)
+
+    def contiguous(self) -> Activation:
+        """Without gaps between rows, in memory of its own."""
+        size = math.prod(self.tail)
+        out = self.capture.new(size)
+        self.capture.add(GraphOpKind.COPY, subject=self, out=out, size=size)
+        return Activation(self.capture, out.memory, self.tail, size)
+
     def mul_(self, factor: object) -> Activation:
         """By one number, in place."""
         if not isinstance(factor, torch.Tensor) or factor.numel() != 1 or not self.is_dense_row:
@@ -193,6 +208,17 @@ class Activation(Placeholder):
     def is_dense_row(self) -> bool:
         """[T, size], with nothing between rows."""
         return self.tail == (self.stride,)
+
+
+def concatenated(parts: list[object]) -> Activation:
+    """`torch.cat` of rows, along dimension 1."""
+    rows = [_activation(part) for part in parts]
+    out, column = rows[0].capture.new(sum(map(_width, rows))), 0
+    for part in rows:
+        size = _width(part)
+        out.capture.add(GraphOpKind.COPY, subject=part, out=out, column=column, size=size)
+        column += size
+    return out
 
 
 class GraphCapture:

@@ -63,6 +63,9 @@ SWITCH_VARIABLE = "ENGINE_CORE_NATIVE"
 CACHE_VARIABLE = "ENGINE_CORE_NATIVE_CACHE"
 THREADS_VARIABLE = "ENGINE_CORE_NATIVE_THREADS"
 
+AVX2_VNNI = "avx2_vnni"
+"""What `forced_isa` calls avx2 with AVX-VNNI: without that name a forced avx2 has none."""
+
 # the last is for tests: the kernels of "amx", whose instructions are computed in C++
 ISA_NAMES = ("portable", "avx2", "avx512", "avx512_bf16", "amx", "amx_emulated")
 
@@ -142,12 +145,17 @@ class NativeLibrary:
         found = ISA_NAMES[: ISA_NAMES.index(self.machine_isa) + 1]
         return (*found, "amx_emulated") if "avx512_bf16" in found else found
 
+    @property
+    def has_avx_vnni(self) -> bool:
+        """Whether the set avx2 has AVX-VNNI on this machine."""
+        return bool(self._dll.ec_machine_has_avx_vnni())
+
     @contextmanager
     def forced_isa(self, name: str) -> Iterator[None]:
         """For tests: another instruction set for all threads of the process, until it is left.
         Raises ValueError: the machine does not have it."""
         force = self.function("ec_force_isa", INT)
-        check(force(ISA_NAMES.index(name)))
+        check(force(257 if name == AVX2_VNNI else ISA_NAMES.index(name)))
         try:
             yield
         finally:

@@ -114,6 +114,10 @@ class CpuOperations(NativeSampling, TorchOperations):
         return f"native-cpu-{isa}"
 
     @property
+    def instruction_set(self) -> str:
+        return self._library.isa
+
+    @property
     def build(self) -> str:
         return f"{super().build}-{self._library.build}"
 
@@ -397,7 +401,7 @@ class CpuOperations(NativeSampling, TorchOperations):
     def make_attention_planner(self, spec: AttentionSpec) -> AttentionPlanner:
         if spec.dtype is not _FLOAT32 or format_of_dtype(spec.kv_dtype) is None:
             return super().make_attention_planner(spec)
-        return NativeAttentionPlanner(spec)
+        return NativeAttentionPlanner(spec, rounds=self._multiplies_bfloat16)
 
     def allocate_kv_cache(
         self,

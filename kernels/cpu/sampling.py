@@ -3,7 +3,7 @@
 import torch
 
 from kernels.cpu.library import FLOAT, INT64, POINTER, NativeLibrary, check, check_tensor
-from kernels.interface.operations import Penalties, SamplingLimits
+from kernels.interface.operations import Penalties, SamplingLimits, TokenLogprobs
 
 
 class NativeSampling:
@@ -17,7 +17,41 @@ class NativeSampling:
         self._best_of_rows = library.function(
             "ec_best_of_rows", POINTER, *[INT64] * 3, *[POINTER] * 5
         )
+        self._token_logprobs = library.function(
+            "ec_token_logprobs", POINTER, *[INT64] * 3, POINTER, *[INT64] * 2, *[POINTER] * 4
+        )
         self._penalise = library.function("ec_penalise", *[POINTER] * 3, INT64, *[FLOAT] * 3)
+
+    def token_logprobs(
+        self, logits_RV: torch.Tensor, token_ids_RN: torch.Tensor, num_top: int
+    ) -> TokenLogprobs:
+        logits_RV = _rows(logits_RV)
+        num_rows, vocab_size = logits_RV.shape
+        token_ids_RN = token_ids_RN.contiguous()
+        num_ids = token_ids_RN.shape[1]
+        check_tensor("token_ids", token_ids_RN, (num_rows, num_ids), torch.int64)
+        found = TokenLogprobs(
+            own_RN=torch.empty(num_rows, num_ids),
+            ranks_R=torch.empty(num_rows, dtype=torch.int64),
+            top_ids_RK=torch.empty(num_rows, num_top, dtype=torch.int64),
+            top_RK=torch.empty(num_rows, num_top),
+        )
+        check(
+            self._token_logprobs(
+                logits_RV.data_ptr(),
+                logits_RV.stride(0),
+                num_rows,
+                vocab_size,
+                token_ids_RN.data_ptr(),
+                num_ids,
+                num_top,
+                found.own_RN.data_ptr(),
+                found.ranks_R.data_ptr(),
+                found.top_ids_RK.data_ptr(),
+                found.top_RK.data_ptr(),
+            )
+        )
+        return found
 
     def best_of_rows(self, logits_RV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         logits_RV = _rows(logits_RV)

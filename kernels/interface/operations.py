@@ -233,6 +233,22 @@ class SamplingLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprobs:
+    """Log-probabilities of rows of logits, float32, beside int64 ids.
+
+    Attributes:
+        own_RN: of the tokens that were named.
+        ranks_R: how many tokens are likelier than the first of those, plus 1.
+        top_ids_RK, top_RK: the likeliest, falling.
+    """
+
+    own_RN: torch.Tensor
+    ranks_R: torch.Tensor
+    top_ids_RK: torch.Tensor
+    top_RK: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Penalties:
     """Of one row, see `SamplingOperations.apply_penalties`."""
 
@@ -249,6 +265,10 @@ class Operations(Protocol):
     @property
     def name(self) -> str:
         """Name of the backend, for reports: "torch-cpu"."""
+
+    @property
+    def instruction_set(self) -> str:
+        """What its kernels are compiled for, or choose on this machine: "avx2", "sm_90"."""
 
     @property
     def build(self) -> str:
@@ -492,6 +512,11 @@ class SamplingOperations(Protocol):
             first_token: of column 0, where the columns are a part of the vocabulary and `limits`
                 is None; the result are columns.
         """
+
+    def token_logprobs(
+        self, logits_RV: torch.Tensor, token_ids_RN: torch.Tensor, num_top: int
+    ) -> TokenLogprobs:
+        """Of these tokens, at least one a row, and of the `num_top` likeliest."""
 
     def apply_penalties(
         self,

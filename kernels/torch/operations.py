@@ -39,6 +39,7 @@ class TorchOperations:
 
     prepare_experts = staticmethod(prepare_experts)
     best_of_rows = staticmethod(sampling.best_of_rows)
+    token_logprobs = staticmethod(sampling.token_logprobs)
     rms_norm = staticmethod(elementwise.rms_norm)
     silu_and_mul = staticmethod(elementwise.silu_and_mul)
     gelu_tanh_and_mul = staticmethod(elementwise.gelu_tanh_and_mul)
@@ -63,6 +64,10 @@ class TorchOperations:
     @property
     def name(self) -> str:
         return "torch-cpu"
+
+    @property
+    def instruction_set(self) -> str:
+        return torch.backends.cpu.get_cpu_capability().lower()
 
     @property
     def build(self) -> str:

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kernels.interface.operations import Penalties, SamplingLimits
+from kernels.interface.operations import Penalties, SamplingLimits, TokenLogprobs
 
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 KEY_INCREMENTS = (0x9E3779B9, 0xBB67AE85)
@@ -312,3 +312,14 @@ def apply_penalties(
         logits_V -= penalties.frequency_penalty * output_counts_V
     if penalties.presence_penalty != 0.0:
         logits_V -= penalties.presence_penalty * in_output_V
+
+
+def token_logprobs(
+    logits_RV: torch.Tensor, token_ids_RN: torch.Tensor, num_top: int
+) -> TokenLogprobs:
+    """See `SamplingOperations.token_logprobs`."""
+    logprobs_RV = logits_RV.log_softmax(dim=1)
+    own_RN = logprobs_RV.gather(1, token_ids_RN)
+    ranks_R = (logprobs_RV > own_RN[:, :1]).sum(dim=1) + 1
+    top_RK, top_ids_RK = logprobs_RV.topk(num_top, dim=1)
+    return TokenLogprobs(own_RN=own_RN, ranks_R=ranks_R, top_ids_RK=top_ids_RK, top_RK=top_RK)

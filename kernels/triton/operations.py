@@ -88,6 +88,12 @@ class TritonOperations:
         return f"triton-{self.device.type}" + "-batch-invariant" * self._batch_invariant
 
     @property
+    def instruction_set(self) -> str:
+        if self.device.type != "cuda":
+            return "interpreted"
+        return "sm_{}{}".format(*torch.cuda.get_device_capability(self.device))
+
+    @property
     def build(self) -> str:
         return f"triton-{torch.__version__}"
 

@@ -30,6 +30,7 @@ def test_the_ready_line_has_what_a_parent_needs_and_is_the_only_one(tiny_llama):
         assert ready["address"].startswith("ipc://")
         assert ready["model"] == tiny_llama.name
         assert (ready["max_model_len"], ready["num_blocks"], ready["block_size"]) == (256, 64, 8)
+        assert ready["instruction_set"]
         assert ready["ready_s"] > 0
         phases = ready["phases_s"]
         assert list(phases) == ["imports", "files", "weights", "cache", "warm_up", "serving"]

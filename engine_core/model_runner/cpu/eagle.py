@@ -65,7 +65,7 @@ class EagleDrafter:
         # behind a sequence's last token stands any
         next_T = np.minimum(inputs.positions_T + 1, self._last_position)
         hidden_TE = self._head.combine(self._target.states)
-        q_THD, residual_TE = self._remember(
+        q_TN, residual_TE = self._remember(
             self._batch.token_ids[rows_T, next_T],
             inputs.positions_T,
             hidden_TE,
@@ -81,19 +81,19 @@ class EagleDrafter:
         first_R = inputs.query_start_R1[index_of]
         last_R = torch.from_numpy(first_R + positions - inputs.positions_T[first_R])
         context = self._inputs(rows, positions).context_in(self._cache)
-        logits_RV, hidden_RE = self._head.guess(q_THD[last_R], residual_TE[last_R], context)
+        logits_RV, hidden_RE = self._head.guess(q_TN[last_R], residual_TE[last_R], context)
 
         def go_on(is_left: BoolArray, rows: Int64Array, positions: Int64Array) -> torch.Tensor:
             nonlocal hidden_RE
             inputs = self._inputs(rows, positions - 1)
             context = inputs.context_in(self._cache)
-            q_RHD, residual_RE = self._remember(
+            q_RN, residual_RE = self._remember(
                 self._batch.token_ids[rows, positions],
                 inputs.positions_T,
                 hidden_RE[torch.from_numpy(is_left)],
                 context,
             )
-            logits_RV, hidden_RE = self._head.guess(q_RHD, residual_RE, context)
+            logits_RV, hidden_RE = self._head.guess(q_RN, residual_RE, context)
             return logits_RV
 
         drafts = self._sampling.sample(rows, num_wanted[places], logits_RV, go_on)

@@ -1,6 +1,6 @@
 """Chooses the next token of each row, by what the row's request asked for.
 
-raw logits -> log-probabilities, for rows that requested them -> logits processors
+raw logits, kept for rows that report log-probabilities -> logits processors
 -> masks -> allowed tokens -> min_tokens -> bias -> penalties -> greedy rows take the best here
 -> temperature -> min_p -> top_k -> top_p -> Gumbel-max"""
 
@@ -215,10 +215,14 @@ class CPUSampler:
             return SampledTokens(best_ids_R.numpy(), {}, _not_numbers(logits_RV, best_R))
         requested = np.flatnonzero(self._num_logprobs[rows] >= 0)
         raw_WV: torch.Tensor | None = None
-        if requested.size:  # the usual "all of them" without a copy
-            all_rows = requested.size == len(rows)
-            requested_WV = logits_RV if all_rows else logits_RV[torch.from_numpy(requested)]
-            raw_WV = self._vocabulary.log_softmax(requested_WV)
+        if requested.size:
+            asking = rows[requested]
+            stay = self._is_greedy[asking].all() and not self._has_rules[asking].any()
+            is_copied = masks is not None or self._processors is not None or not stay
+            if len(asking) < len(rows) or is_copied:
+                raw_WV = logits_RV[torch.from_numpy(requested)]
+            else:
+                raw_WV = logits_RV
         is_changed = self._has_rules[rows]
         ruled = np.flatnonzero(is_changed) if self._rules else _NONE
         if masks is None or self._processors is not None:
@@ -250,7 +254,6 @@ class CPUSampler:
         chosen = self._choose(logits_RV, rows, positions, best_ids_R.numpy())
         logprobs: dict[int, Logprobs] = {}
         if raw_WV is not None:
-            asking = rows[requested]
             named = {
                 at: self._logprob_ids[row]
                 for at, row in enumerate(asking.tolist() if self._logprob_ids else ())

@@ -120,7 +120,7 @@ def _host_reports(
     if host.raw_logits_WV is None:
         return {}
     reports = report_logprobs(
-        host.raw_logits_WV.log_softmax(dim=1),
+        host.raw_logits_WV,
         chosen_N[step.from_host_N],
         step.num_logprobs_N[step.from_host_N],
         {at: ids for at, ids in enumerate(step.logprob_ids) if ids},

@@ -9,6 +9,7 @@
 #include "dispatch.h"
 #include "pool.h"
 #include "graph.h"
+#include "tiles.h"
 
 #define EC_BODY "attention_body.h"
 #include "every_isa.h"
@@ -78,7 +79,7 @@ EC_EXPORT const char* ec_attention(const AttentionGeometry* g, const float* q, i
     const Attention a{q, q_stride, k, v, out, g->starts, g->lengths, g->table, g->table_width,
                       g->block_size, g->num_query_heads, g->num_kv_heads, g->head_size, g->window,
                       g->bidirectional != 0,
-                      g->kv_format, scale, softcap, sinks, slopes, g->ends};
+                      g->kv_format, g->rounds != 0, scale, softcap, sinks, slopes, g->ends};
     const char* refusal = check_requests(a, g->num_requests, g->num_tokens, g->num_blocks);
     if (refusal != nullptr) return refusal;
     plan.make(a, g->num_requests);

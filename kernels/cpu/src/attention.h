@@ -21,7 +21,7 @@ namespace ec {
 
 constexpr int64_t tile_keys = 128;
 constexpr int most_rows_at_once = 6;      // in registers
-constexpr int64_t most_block_rows = 24;   // whose scores against a tile are kept
+constexpr int64_t most_block_rows = 32;   // whose scores against a tile are kept
 constexpr float log2_e = 1.44269504088896341f;
 
 // A query's position, and the keys [first, stop) that it sees.
@@ -43,6 +43,7 @@ struct Attention {
     int64_t window;  // 0: none
     bool bidirectional;  // steps hold whole sequences, and a window reaches to both sides
     int64_t kv_format;
+    bool rounds;  // queries and weights may be rounded to bfloat16
     float scale;
     float softcap;        // 0: none
     const float* sinks;   // [H] or null

@@ -10,6 +10,8 @@
 
 #if EC_LEVEL == 2
 #include "attention_bytes_body.h"
+
+#include "attention_tiles_body.h"
 #endif
 
 // Calls `run` with a count of at most MOST as a constant.
@@ -21,6 +23,16 @@ EC_INLINE void with_rows(int64_t count, const Run& run) {
     run(std::integral_constant<int, MOST>{});
 }
 
+// The matrix unit takes any number of rows at once.
+template <class Tile, class Run>
+EC_INLINE void with_rows_of(int64_t count, const Run& run) {
+    if constexpr (Tile::is_matrix) {
+        run(count);
+    } else {
+        with_rows<Tile::most_rows>(count, run);
+    }
+}
+
 // `num_rows` rows that follow one another, of one key/value head, against one tile: products
 // and softmax each of all rows, so that what they read stays in the nearest cache.
 // `ahead`: for the first block of a tile, else null.
@@ -30,7 +42,7 @@ static void take_block(const Attention& a, Tile& tile, Ahead* ahead, int64_t til
                        const AttentionRow* sees, const float* queries, float* scores,
                        float* states) {
     constexpr int most = Tile::most_rows;
-    constexpr int64_t most_takes = most_block_rows / most;
+    constexpr int64_t most_takes = Tile::block_rows / most;
     const int64_t num_takes = (num_rows + most - 1) / most, group = a.group();
     const int64_t query_floats = Tile::query_floats(a), state = a.state();
     struct Take {
@@ -56,9 +68,9 @@ static void take_block(const Attention& a, Tile& tile, Ahead* ahead, int64_t til
         for (int64_t t = 0; t < num_takes; ++t) {
             const Take& take = takes[t];
             if (take.units * unit_keys <= at) continue;
-            with_rows<most>(take.count, [&](auto rows) {
-                tile.template score<rows.value>(queries + take.row * query_floats, at, take.units,
-                                                scores + take.row * tile_keys);
+            with_rows_of<Tile>(take.count, [&](auto rows) {
+                tile.score(rows, queries + take.row * query_floats, at, take.units,
+                           scores + take.row * tile_keys);
             });
         }
     }
@@ -85,10 +97,10 @@ static void take_block(const Attention& a, Tile& tile, Ahead* ahead, int64_t til
     for (int64_t t = 0; t < num_takes; ++t) {
         const Take& take = takes[t];
         if (take.units == 0) continue;
-        with_rows<most>(take.count, [&](auto rows) {
-            tile.template add<rows.value>(take.low, take.high, scores + take.row * tile_keys,
-                                          softened.largest + take.row, softened.tops + take.row,
-                                          softened.totals + take.row, states + take.row * state);
+        with_rows_of<Tile>(take.count, [&](auto rows) {
+            tile.add(rows, take.low, take.high, scores + take.row * tile_keys,
+                     softened.largest + take.row, softened.tops + take.row,
+                     softened.totals + take.row, states + take.row * state);
         });
     }
 }
@@ -165,7 +177,7 @@ static void attend_with(const Attention& a, const AttentionPlan& plan, int64_t i
             }
             tile.read(k, v, first, stop, ahead);
             const int64_t base = (head - item.head) * head_rows;
-            const int64_t num_blocks = (head_rows + most_block_rows - 1) / most_block_rows;
+            const int64_t num_blocks = (head_rows + Tile::block_rows - 1) / Tile::block_rows;
             for (int64_t n = 0; n < num_blocks; ++n) {
                 const int64_t row = head_rows * n / num_blocks;
                 take_block<Tile>(a, tile, n == 0 ? &ahead : nullptr, start,
@@ -200,6 +212,16 @@ static void attend_with(const Attention& a, const AttentionPlan& plan, int64_t i
 static void attend(const Attention& a, const AttentionPlan& plan, int64_t index, float* partials,
                    float* scratch) {
 #if EC_LEVEL == 2
+    const bool is_done = ::ec::isa() >= Isa::amx && with_tiles([&](auto unit) {
+        using Unit = decltype(unit);
+        const auto attend_by = PairTile<Unit>::can_take(a) ? attend_with<PairTile<Unit>>
+                               : FourTile<Unit>::can_take(a, plan, index)
+                                   ? attend_with<FourTile<Unit>>
+                                   : nullptr;
+        if (attend_by != nullptr) attend_by(a, plan, index, partials, scratch);
+        return attend_by != nullptr;
+    });
+    if (is_done) return;
     if (a.kv_format == static_cast<int64_t>(KVCacheFormat::i8) && ByteTile::can_take(a))
         return attend_with<ByteTile>(a, plan, index, partials, scratch);
 #endif

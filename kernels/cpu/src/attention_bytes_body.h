@@ -45,6 +45,8 @@ __attribute__((noinline)) void dot_bytes(const int32_t* vectors, int64_t stride,
 
 class ByteTile {
 public:
+    static constexpr bool is_matrix = false;
+    static constexpr int64_t block_rows = 24;
     static constexpr int most_rows = most_rows_at_once;
     static constexpr int64_t pass_keys = 4 * unit_keys;
     static constexpr int fetches = 12;
@@ -141,7 +143,7 @@ public:
     // scores[r][j] = q[r] . keys[j], of keys [at, at + pass_keys), so far as they lie in the first
     // `units` units.
     template <int ROWS>
-    void score(const float* queries, int64_t at, int64_t units, float* scores) const {
+    void score(std::integral_constant<int, ROWS>, const float* queries, int64_t at, int64_t units, float* scores) const {
         const int64_t width = units - at / unit_keys;
         if (width >= 4) return score_columns<ROWS, 4>(queries, at, scores);
         if (width == 3) return score_columns<ROWS, 3>(queries, at, scores);
@@ -166,23 +168,11 @@ public:
 
     // states[r] = own[r] * states[r] + other[r] * weights[r] . values, of keys [first, stop).
     template <int ROWS>
-    void add(int64_t first, int64_t stop, const float* weights, const float* largest,
+    void add(std::integral_constant<int, ROWS>, int64_t first, int64_t stop, const float* weights, const float* largest,
              const float* own, const float* other, float* states) const {
         alignas(64) uint8_t codes[ROWS][tile_keys];
         float scales[ROWS];
-        vf inverses[ROWS];
-        for (int r = 0; r < ROWS; ++r) {
-            const bool has_codes = largest[r] > 1e-30f && largest[r] <= FLT_MAX;
-            scales[r] = has_codes ? largest[r] / 255.0f : largest[r] <= 1e-30f ? 0.0f : NAN;
-            inverses[r] = splat(has_codes ? 255.0f / largest[r] : 0.0f);
-        }
-        for (int64_t at = 0; at < stop; at += unit_keys) {
-            for (int r = 0; r < ROWS; ++r) {
-                const vf x = load(weights + r * tile_keys + at) * inverses[r];
-                _mm_store_si128(reinterpret_cast<__m128i*>(codes[r] + at),
-                                _mm512_cvtepi32_epi8(_mm512_cvtps_epi32((__m512)x)));
-            }
-        }
+        take_codes(ROWS, stop, weights, largest, codes, scales);
         const int64_t padded = a_.padded();
         const int64_t four = first / 4, four_stop = (stop + 3) / 4;
         int64_t d = 0;
@@ -192,7 +182,22 @@ public:
             add_columns<ROWS, 1>(four, four_stop, d, codes, scales, own, other, states);
     }
 
-private:
+protected:
+    // Rows' weights as codes, and what those stand for.
+    EC_INLINE void take_codes(int64_t rows, int64_t stop, const float* weights,
+                              const float* largest, uint8_t (*codes)[tile_keys], float* scales) {
+        for (int64_t r = 0; r < rows; ++r) {
+            const bool has_codes = largest[r] > 1e-30f && largest[r] <= FLT_MAX;
+            scales[r] = has_codes ? largest[r] / 255.0f : largest[r] <= 1e-30f ? 0.0f : NAN;
+            const vf inverse = splat(has_codes ? 255.0f / largest[r] : 0.0f);
+            for (int64_t at = 0; at < stop; at += unit_keys) {
+                const vf x = load(weights + r * tile_keys + at) * inverse;
+                _mm_store_si128(reinterpret_cast<__m128i*>(codes[r] + at),
+                                _mm512_cvtepi32_epi8(_mm512_cvtps_epi32((__m512)x)));
+            }
+        }
+    }
+
     static int64_t dwords_of(const Attention& a) { return (a.head_size + 3) / 4; }
 
     static const dword_unaligned* dwords_at(const void* from) {

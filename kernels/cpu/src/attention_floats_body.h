@@ -118,6 +118,8 @@ EC_INLINE void add_columns(const float* const* values, int64_t first, int64_t st
 
 class FloatTile {
 public:
+    static constexpr bool is_matrix = false;
+    static constexpr int64_t block_rows = 24;
     static constexpr int most_rows = most_rows_at_once;
     static constexpr int64_t pass_keys = COLUMNS * W;
     static constexpr int fetches = tile_keys / 4;  // steps that reading a tile takes, about
@@ -190,7 +192,7 @@ public:
 
     // Of keys [at, at + pass_keys), so far as they lie in the first `units` units.
     template <int ROWS>
-    void score(const float* q, int64_t at, int64_t units, float* scores) const {
+    void score(std::integral_constant<int, ROWS>, const float* q, int64_t at, int64_t units, float* scores) const {
         const int64_t registers = (units * unit_keys - at) / W;
         if (registers >= COLUMNS) return score_columns<ROWS, COLUMNS>(q, at, scores);
         if constexpr (COLUMNS == 4) {
@@ -207,7 +209,7 @@ public:
 
     // states[r] = own[r] * states[r] + other[r] * weights[r] . values, of keys [first, stop).
     template <int ROWS>
-    void add(int64_t first, int64_t stop, const float* weights, const float*, const float* own,
+    void add(std::integral_constant<int, ROWS>, int64_t first, int64_t stop, const float* weights, const float*, const float* own,
              const float* other, float* states) const {
         const int64_t padded = a_.padded(), state = a_.state();
         int64_t d = 0;

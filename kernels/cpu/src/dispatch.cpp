@@ -9,6 +9,8 @@
 namespace ec {
 namespace {
 
+constexpr int with_avx_vnni = 256;  // beside a forced avx2
+
 std::atomic<int> forced_isa{-1};
 thread_local char refusal[512];
 
@@ -37,7 +39,21 @@ Isa machine_isa() {
 
 Isa isa() {
     const int forced = forced_isa.load(std::memory_order_relaxed);
-    return forced < 0 ? machine_isa() : static_cast<Isa>(forced);
+    return forced < 0 ? machine_isa() : static_cast<Isa>(forced & ~with_avx_vnni);
+}
+
+static bool machine_has_avx_vnni() {
+#if EC_X86
+    static const bool found = machine_isa() >= Isa::avx2 && __builtin_cpu_supports("avxvnni");
+    return found;
+#else
+    return false;
+#endif
+}
+
+bool has_avx_vnni() {
+    const int forced = forced_isa.load(std::memory_order_relaxed);
+    return forced < 0 ? machine_has_avx_vnni() : (forced & with_avx_vnni) != 0;
 }
 
 const char* refuse(const char* format, ...) {
@@ -54,10 +70,17 @@ EC_EXPORT int ec_machine_isa() { return static_cast<int>(ec::machine_isa()); }
 
 EC_EXPORT int ec_isa() { return static_cast<int>(ec::isa()); }
 
-// level: an `Isa`, or -1 for the machine's own again.
+EC_EXPORT int ec_machine_has_avx_vnni() { return ec::machine_has_avx_vnni(); }
+
+// level: an `Isa`, or -1 for the machine's own again; 257: avx2 with AVX-VNNI.
 EC_EXPORT const char* ec_force_isa(int level) {
     using ec::Isa;
     const int machine = static_cast<int>(ec::machine_isa());
+    const bool is_avx_vnni = level == (static_cast<int>(Isa::avx2) | ec::with_avx_vnni);
+    if (is_avx_vnni && ec::machine_has_avx_vnni()) {
+        ec::forced_isa.store(level);
+        return nullptr;
+    }
     const bool is_emulated = level == static_cast<int>(Isa::amx_emulated);
     if (is_emulated ? machine < static_cast<int>(Isa::avx512_bf16) : level < -1 || level > machine) {
         return ec::refuse("instruction set %d is not in [-1, %d], what this machine has, nor %d with "

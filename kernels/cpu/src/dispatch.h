@@ -30,6 +30,7 @@ typedef int32_t ec_shuffle_4 __attribute__((vector_size(16)));
 #define EC_END_TARGET _Pragma("GCC pop_options")
 #endif
 #define EC_BEGIN_AVX2 EC_BEGIN("avx2,fma,f16c")
+#define EC_BEGIN_AVX2_VNNI EC_BEGIN("avx2,fma,f16c,avxvnni")
 #define EC_AVX512 "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"
 #define EC_BEGIN_AVX512 EC_BEGIN(EC_AVX512)
 #define EC_BEGIN_AVX512_BF16 EC_BEGIN(EC_AVX512 ",avx512bf16")
@@ -48,6 +49,9 @@ Isa machine_isa();
 
 // What kernels use now: the machine's, unless a test has forced a lower one.
 Isa isa();
+
+// Whether the set avx2 multiplies bytes by AVX-VNNI, which some machines have: faster, the same bits.
+bool has_avx_vnni();
 
 // Writes the text of a refusal where it stays until this thread's next one, and returns it. Every
 // exported operation returns null, or such a text: what, the number, the limit. An int64_t is %ld.

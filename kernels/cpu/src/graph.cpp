@@ -5,7 +5,6 @@
 #include "graph.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "dispatch.h"
 #include "tiles.h"
@@ -100,7 +99,8 @@ const char* run_op(const ec::GraphStep& step, int64_t i) {
         case ec::GraphOpKind::given_rows:
             return overwrite_given_rows(step, c);
         case ec::GraphOpKind::copy:
-            std::memcpy(c.out, c.subject, num_tokens * c.size * sizeof(float));
+            for (int64_t i = 0; i < num_tokens; ++i)
+                std::copy_n(c.subject + i * c.stride, c.size, c.out + i * c.out_stride);
             return nullptr;
         case ec::GraphOpKind::host:
             if (reinterpret_cast<ec::HostFunction>(c.operand)(num_tokens) == 0) return nullptr;

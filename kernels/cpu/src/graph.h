@@ -14,6 +14,7 @@ struct AttentionGeometry {
     int64_t num_requests, num_tokens, table_width, num_blocks, block_size;
     int64_t num_query_heads, num_kv_heads, head_size, window;
     int64_t kv_format;     // of the cache, see kv_cache.h
+    int64_t rounds;        // 1: queries and weights may be rounded to bfloat16
     int64_t bidirectional;  // 1: queries see keys behind them, too
     const int32_t* starts;   // [num_requests + 1]
     const int32_t* lengths;  // [num_requests]

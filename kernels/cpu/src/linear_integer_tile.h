@@ -1,5 +1,11 @@
 // Tiles of products of bytes. Included by every_isa.h: no include guard.
 
+#ifdef EC_AVX_VNNI
+#define EC_PAIRS 0
+#else
+#define EC_PAIRS (EC_LEVEL == 1)  // dot products of four bytes in two steps, by way of 16 bits
+#endif
+
 EC_INLINE vi same_int(int32_t a) { return vi{} + a; }
 
 EC_INLINE vi load_ints(const uint8_t* from) {
@@ -51,7 +57,7 @@ EC_INLINE vi summed(vi a) {
     return a;
 }
 
-#if EC_LEVEL == 1
+#if EC_PAIRS
 EC_INLINE vi add_pairs(vi acc, vi pairs) {
     return acc + (vi)_mm256_madd_epi16((__m256i)pairs, _mm256_set1_epi16(1));
 }
@@ -67,7 +73,9 @@ EC_INLINE vi dot_16(vi acc, vi w, vi x) {
 EC_INLINE vi dot(vi acc, vi w, vi x) {
 #if EC_LEVEL == 2
     return (vi)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, (__m512i)x);
-#elif EC_LEVEL == 1  // sums of two products stay below 2^15 for codes below 129
+#elif EC_LEVEL == 1 && !EC_PAIRS
+    return (vi)_mm256_dpbusd_avx_epi32((__m256i)acc, (__m256i)w, (__m256i)x);
+#elif EC_PAIRS  // sums of two products stay below 2^15 for codes below 129
     return summed(add_pairs(acc, (vi)_mm256_maddubs_epi16((__m256i)w, (__m256i)x)));
 #elif EC_X86  // SSE2, which all of them have: even and odd bytes in 16 bits
     const auto weights = (__m128i)w, values = (__m128i)x;
@@ -82,9 +90,9 @@ EC_INLINE vi dot(vi acc, vi w, vi x) {
 }
 
 // The same for codes to 255; DOT_WIDE_IS_SIGNED: of code - 128.
-constexpr bool DOT_WIDE_IS_SIGNED = EC_LEVEL == 1;
+constexpr bool DOT_WIDE_IS_SIGNED = EC_PAIRS;
 EC_INLINE vi dot_wide(vi acc, vi w, vi x) {
-#if EC_LEVEL == 1  // a code to 255 would overflow them: |code - 128| times x with its sign
+#if EC_PAIRS  // a code to 255 would overflow them: |code - 128| times x with its sign
     const __m256i weight = _mm256_xor_si256((__m256i)w, _mm256_set1_epi8(-128));
     return dot(acc, (vi)_mm256_abs_epi8(weight), (vi)_mm256_sign_epi8((__m256i)x, weight));
 #else
@@ -93,7 +101,7 @@ EC_INLINE vi dot_wide(vi acc, vi w, vi x) {
 }
 
 // A tile is some rows, at most these, times two vectors of outputs.
-constexpr int ROWS_GROUPED = EC_LEVEL == 2 ? 6 : EC_LEVEL == 1 ? 3 : 4;
+constexpr int ROWS_GROUPED = EC_LEVEL == 2 ? 6 : EC_PAIRS ? 3 : 4;
 constexpr int ROWS_Q6 = EC_LEVEL == 2 ? 4 : 2;
 constexpr int tile_vectors = 2;
 constexpr int64_t tile_outputs = tile_vectors * W;
@@ -137,7 +145,7 @@ inline __attribute__((always_inline)) void dot_group(const uint8_t* codes,
         dot_half<KIND, ROWS>(codes, x, stride, 0, acc);
         dot_half<KIND, ROWS>(codes + 4 * dwords, x, stride, 16, acc);
     } else {
-#if EC_LEVEL == 1
+#if EC_PAIRS
         vi part[ROWS][tile_vectors];
         for (int r = 0; r < ROWS; ++r)
             for (int v = 0; v < tile_vectors; ++v) part[r][v] = same_int(0);
@@ -154,7 +162,7 @@ inline __attribute__((always_inline)) void dot_group(const uint8_t* codes,
                 const vi first = broadcast_four(x[r * stride].codes + 4 * j);
                 const vi second = broadcast_four(x[r * stride].codes + 16 + 4 * j);
                 for (int v = 0; v < tile_vectors; ++v) {
-#if EC_LEVEL == 1
+#if EC_PAIRS
                     part[r][v] = dot_16(part[r][v], low[v], first);
                     part[r][v] = dot_16(part[r][v], high[v], second);
 #else
@@ -164,7 +172,7 @@ inline __attribute__((always_inline)) void dot_group(const uint8_t* codes,
                 }
             }
         }
-#if EC_LEVEL == 1
+#if EC_PAIRS
         for (int r = 0; r < ROWS; ++r)
             for (int v = 0; v < tile_vectors; ++v) acc[r][v] = add_pairs(acc[r][v], part[r][v]);
 #endif
@@ -329,3 +337,4 @@ static void run_integer(const LinearWeight& weight, const Activations& x, const 
             return;  // not an integer product
     }
 }
+#undef EC_PAIRS

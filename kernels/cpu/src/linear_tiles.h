@@ -5,6 +5,21 @@
 
 namespace ec {
 
+constexpr int64_t block_rows = 32;  // two tiles
+constexpr int64_t step_bytes = panel_outputs * 4;
+
+// What is read again for every panel should lie in the second cache.
+inline int64_t rows_at_once(int64_t row_bytes) {
+    constexpr int64_t most_cached_bytes = 512 << 10;
+    return std::max<int64_t>(1, most_cached_bytes / row_bytes / block_rows) * block_rows;
+}
+
+// A part of what comes next.
+inline void fetch(Upcoming& soon) {
+    for (int64_t line = 0; line < soon.bytes; line += 64) __builtin_prefetch(soon.at + line, 0, 2);
+    soon.at += soon.bytes;
+}
+
 // x has memory for whole tiles of 16 rows.
 void linear_bf16_tiles(const LinearWeight& w, const PairedActivations& x, const Results& out,
                        const LinearTask& task);

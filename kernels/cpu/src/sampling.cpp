@@ -167,6 +167,57 @@ EC_EXPORT const char* ec_best_of_rows(float* logits, int64_t stride, int64_t num
     return nullptr;
 }
 
+// Of each row of logits [num_rows, size], rows `stride` floats apart, after softmax: log-probabilities
+// `own` of tokens ids [num_rows, num_ids]; how many tokens are likelier than the first of these, plus
+// 1; and the num_top likeliest, falling, the lower id first in a tie. NaN in a row: all of it is.
+EC_EXPORT const char* ec_token_logprobs(const float* logits, int64_t stride, int64_t num_rows,
+                                        int64_t size, const int64_t* ids, int64_t num_ids,
+                                        int64_t num_top, float* own, int64_t* ranks,
+                                        int64_t* top_ids, float* top) {
+    using namespace ec;
+    if (size < 1 || size > std::numeric_limits<int32_t>::max()) {
+        return refuse("a vocabulary of %ld, it must be in [1, 2^31)", size);
+    }
+    if (num_ids < 1 || num_top < 0 || num_top > size) {
+        return refuse("%ld tokens and the %ld likeliest of %ld", num_ids, num_top, size);
+    }
+    for (int64_t i = 0; i < num_rows * num_ids; ++i) {
+        if (ids[i] < 0 || ids[i] >= size) return refuse("token %ld is not in [0, %ld)", ids[i], size);
+    }
+    parallel(num_rows, [&](int64_t r, int) {
+        Row row{};
+        row.logits = logits + r * stride;
+        row.size = size;
+        row.top = row.logits[EC_CHOOSE(largest_of)(row.logits, size)];
+        row.ids = row_ids.reserve<int32_t>(size);
+        row.numbers = row_numbers.reserve<float>(size);
+        float log_sum = std::numeric_limits<float>::quiet_NaN();
+        if (!EC_CHOOSE(has_nan)(row.logits, size) && row.top > no_limit) {
+            const double sum = EC_CHOOSE(sum_of_weights)(row.logits, size, row.top, no_limit);
+            log_sum = static_cast<float>(std::log(sum));
+        }
+        const auto logprob = [&](int64_t id) { return row.logits[id] - row.top - log_sum; };
+        for (int64_t i = 0; i < num_ids; ++i) own[r * num_ids + i] = logprob(ids[r * num_ids + i]);
+        const float first = row.logits[ids[r * num_ids]];
+        int64_t above = 0;
+        for (int64_t i = 0; i < size; ++i) above += row.logits[i] > first;
+        ranks[r] = above + 1;
+        int64_t count = 0;
+        if (num_top > 0 && log_sum == log_sum) {
+            count = find_candidates(row, no_limit, [&](int64_t found) { return found >= num_top; });
+            std::partial_sort(row.ids, row.ids + num_top, row.ids + count, [&](int32_t a, int32_t b) {
+                return row.logits[a] > row.logits[b] || (row.logits[a] == row.logits[b] && a < b);
+            });
+        }
+        for (int64_t i = 0; i < num_top; ++i) {
+            const int64_t id = count == 0 ? i : row.ids[i];
+            top_ids[r * num_top + i] = id;
+            top[r * num_top + i] = logprob(id);
+        }
+    });
+    return nullptr;
+}
+
 EC_EXPORT const char* ec_penalise(float* logits, const uint8_t* in_prompt, const float* counts,
                                   int64_t size, float repetition, float presence,
                                   float frequency) {

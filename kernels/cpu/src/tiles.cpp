@@ -88,17 +88,21 @@ void multiply_bf16(int, int, const uint8_t (*)[64], const uint8_t (*)[64], uint8
 #endif
 
 // Sums wrap.
-void multiply_bytes(bool x_is_signed, int num_rows, int num_fours, const uint8_t (*x)[64],
+void multiply_bytes(EmulatedTiles::Product product, int num_rows, int num_fours, const uint8_t (*x)[64],
                const uint8_t (*w)[64], uint8_t (*sum)[64]) {
+    using Product = EmulatedTiles::Product;
+    const auto wide = [](uint8_t byte, bool is_unsigned) {
+        return is_unsigned ? byte : static_cast<int8_t>(byte);
+    };
     for (int m = 0; m < num_rows; ++m) {
         uint32_t sums[16];
         std::memcpy(sums, sum[m], 64);
         for (int k = 0; k < num_fours; ++k) {
             for (int n = 0; n < 16; ++n) {
                 for (int i = 0; i < 4; ++i) {
-                    const uint8_t byte = x[m][4 * k + i];
-                    const int value = x_is_signed ? static_cast<int8_t>(byte) : byte;
-                    sums[n] += static_cast<uint32_t>(value * static_cast<int8_t>(w[k][4 * n + i]));
+                    const int left = wide(x[m][4 * k + i], product == Product::unsigned_signed);
+                    const int right = wide(w[k][4 * n + i], product == Product::signed_unsigned);
+                    sums[n] += static_cast<uint32_t>(left * right);
                 }
             }
         }
@@ -157,7 +161,7 @@ void EmulatedTiles::dot(Product product, int sum, int x, int w) {
     if (product == Product::bf16) {
         multiply_bf16(num_rows, num_dwords, own.bytes[x], own.bytes[w], own.bytes[sum]);
     } else {
-        multiply_bytes(product == Product::signed_bytes, num_rows, num_dwords, own.bytes[x],
+        multiply_bytes(product, num_rows, num_dwords, own.bytes[x],
                   own.bytes[w], own.bytes[sum]);
     }
 }
@@ -172,7 +176,7 @@ EC_EXPORT const char* ec_tiles_prove(int product, int with_shapes, const void* x
         return ec::refuse("instruction set %d has no tiles, %d has", static_cast<int>(ec::isa()),
                           static_cast<int>(ec::Isa::amx));
     }
-    if (product < 0 || product > 2) return ec::refuse("product %d is not in [0, 2]", product);
+    if (product < 0 || product > 3) return ec::refuse("product %d is not in [0, 3]", product);
     ec::with_tiles([=](auto tiles) {
         using T = decltype(tiles);
         T::release();
@@ -182,7 +186,8 @@ EC_EXPORT const char* ec_tiles_prove(int product, int with_shapes, const void* x
         T::template load<6>(w, 64);
         if (product == 0) T::template dot_bf16<0, 4, 6>();
         if (product == 1) T::template dot_signed<0, 4, 6>();
-        if (product == 2) T::template dot_unsigned<0, 4, 6>();
+        if (product == 2) T::template dot_signed_unsigned<0, 4, 6>();
+        if (product == 3) T::template dot_unsigned_signed<0, 4, 6>();
         T::template store<0>(sums, 64);
         T::release();
     });

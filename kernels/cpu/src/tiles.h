@@ -50,34 +50,31 @@ struct Tiles {
         asm volatile("tilerelease");
         current = nullptr;
     }
-    template <int TILE>
-    static void zero() {
+    template <int TILE> static void zero() {
         asm volatile("tilezero %%tmm%c0" : : "i"(TILE));
     }
     // Rows `stride` bytes apart; 0 repeats one.
-    template <int TILE>
-    static void load(const void* from, int64_t stride) {
+    template <int TILE> static void load(const void* from, int64_t stride) {
         const auto& read = *static_cast<const uint8_t (*)[]>(from);
         asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride), "i"(TILE), "m"(read));
     }
-    template <int TILE>
-    static void store(void* to, int64_t stride) {
+    template <int TILE> static void store(void* to, int64_t stride) {
         auto& written = *static_cast<uint8_t (*)[]>(to);
         asm volatile("tilestored %%tmm%c3, (%1,%2,1)" : "=m"(written) : "r"(to), "r"(stride), "i"(TILE));
     }
     // SUM [m][n] += sum over k of X [m][k] times W [k][n]: pairs of bfloat16, ...
-    template <int SUM, int X, int W>
-    static void dot_bf16() {
+    template <int SUM, int X, int W> static void dot_bf16() {
         asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(SUM), "i"(X), "i"(W));
     }
     // ... fours of signed bytes, ...
-    template <int SUM, int X, int W>
-    static void dot_signed() {
+    template <int SUM, int X, int W> static void dot_signed() {
         asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(SUM), "i"(X), "i"(W));
     }
-    // ... or unsigned ones of X times signed ones of W.
-    template <int SUM, int X, int W>
-    static void dot_unsigned() {
+    // ... or signed ones of X times unsigned ones of W, or the reverse.
+    template <int SUM, int X, int W> static void dot_signed_unsigned() {
+        asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(SUM), "i"(X), "i"(W));
+    }
+    template <int SUM, int X, int W> static void dot_unsigned_signed() {
         asm volatile("tdpbusd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(SUM), "i"(X), "i"(W));
     }
 
@@ -88,7 +85,7 @@ struct Tiles {
 // What would be an illegal instruction is one here: a tile used in a thread without shapes, a product
 // of tiles whose shapes do not fit.
 struct EmulatedTiles {
-    enum class Product { bf16, signed_bytes, unsigned_bytes };
+    enum class Product { bf16, signed_bytes, signed_unsigned, unsigned_signed };
 
     static void configure(const TileShapes& shapes);
     static void release();
@@ -97,29 +94,16 @@ struct EmulatedTiles {
     static void store(int tile, void* to, int64_t stride);
     static void dot(Product product, int sum, int x, int w);
 
-    template <int TILE>
-    static void zero() {
-        zero(TILE);
+    template <int TILE> static void zero() { zero(TILE); }
+    template <int TILE> static void load(const void* from, int64_t stride) { load(TILE, from, stride); }
+    template <int TILE> static void store(void* to, int64_t stride) { store(TILE, to, stride); }
+    template <int SUM, int X, int W> static void dot_bf16() { dot(Product::bf16, SUM, X, W); }
+    template <int SUM, int X, int W> static void dot_signed() { dot(Product::signed_bytes, SUM, X, W); }
+    template <int SUM, int X, int W> static void dot_signed_unsigned() {
+        dot(Product::signed_unsigned, SUM, X, W);
     }
-    template <int TILE>
-    static void load(const void* from, int64_t stride) {
-        load(TILE, from, stride);
-    }
-    template <int TILE>
-    static void store(void* to, int64_t stride) {
-        store(TILE, to, stride);
-    }
-    template <int SUM, int X, int W>
-    static void dot_bf16() {
-        dot(Product::bf16, SUM, X, W);
-    }
-    template <int SUM, int X, int W>
-    static void dot_signed() {
-        dot(Product::signed_bytes, SUM, X, W);
-    }
-    template <int SUM, int X, int W>
-    static void dot_unsigned() {
-        dot(Product::unsigned_bytes, SUM, X, W);
+    template <int SUM, int X, int W> static void dot_unsigned_signed() {
+        dot(Product::unsigned_signed, SUM, X, W);
     }
 };
 

@@ -100,6 +100,8 @@ def test_logits_and_states_are_those_of_the_published_formula(ops, target, optio
         assert logits.shape == (T, 61)
         torch.testing.assert_close(logits[:, columns], expected, rtol=1e-4, atol=1e-4)
         assert int(logits.isfinite().sum()) == expected.numel()
+    for part in (head._compute_keys, head._compute_guess):
+        assert getattr(part, "is_captured", True), "an operation is not native"
 
 
 @pytest.mark.parametrize("ops", ["native"], indirect=True)

@@ -102,8 +102,8 @@ def test_tokens_and_places_are_given_out_to_the_last_and_anew_in_each_step():
     )
     assert [scenario.step().num_scheduled_tokens for _ in range(4)] == [
         {"a": 4, "b": 5, "c": 1},  # 10 - 4 - 5 are left for the third, and nothing for the fourth
-        {"a": 1, "b": 1, "c": 8},  # 10 again
-        {"a": 1, "b": 1, "c": 4, "d": 2},  # two tokens are left, and no place
+        {"a": 1, "b": 1, "c": 6, "d": 2},  # 10 again; the third leaves the fourth its 2
+        {"a": 1, "b": 1, "c": 6, "d": 1},  # a token is left, and no place
         {"a": 1, "b": 1, "c": 1, "d": 1},
     ]
     scenario.abort("b")

@@ -42,7 +42,7 @@ def files(tmp_path):
 def loaded(ops):
     """On a GPU, as far as it says."""
     model = load_dummy_model(CONFIG, dtype=torch.bfloat16, ops=ops)
-    device = SimpleNamespace(device=torch.device("cuda", 0), num_threads=1)
+    device = SimpleNamespace(device=torch.device("cuda", 0), num_threads=1, instruction_set="sm_90")
     return LoadedModel(
         model,
         device,

@@ -25,3 +25,12 @@ def isa(request: pytest.FixtureRequest, library: NativeLibrary) -> Iterator[str]
         pytest.skip(f"this machine has no {request.param}")
     with library.forced_isa(request.param):
         yield request.param
+
+
+@pytest.fixture(params=("amx", "amx_emulated"))
+def matrix_isa(request: pytest.FixtureRequest, library: NativeLibrary) -> Iterator[str]:
+    """The matrix unit where the machine has one, and its emulation where vectors have the rest."""
+    if request.param not in library.isas:
+        pytest.skip(f"this machine has no {request.param}")
+    with library.forced_isa(request.param):
+        yield request.param

@@ -9,7 +9,7 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
 from kernels.cpu.gguf_blocks import GGUF_KINDS, pack_gguf
-from kernels.cpu.library import ISA_NAMES, NativeLibrary, check
+from kernels.cpu.library import AVX2_VNNI, ISA_NAMES, NativeLibrary, check
 from kernels.cpu.linear import NativeLinear, PackedParts
 from kernels.cpu.weights import (
     LinearKind,
@@ -149,6 +149,27 @@ def test_gathered_rows_have_the_bits_of_ggufs_dequantisation(
     ids = torch.tensor([0, 69, 31, 32, 33, 0, *range(64, 70), *range(40)])
     rows = NativeLinear(library).gather_rows(ids, weight)
     assert torch.equal(rows, torch.from_numpy(stored)[ids])
+
+
+@pytest.mark.parametrize("num_rows", [1, 4, 13])
+@pytest.mark.parametrize("kind", ["int8", "int4", *GGUF_KINDS])
+def test_avx_vnni_gives_the_bits_of_plain_avx2(
+    library: NativeLibrary, kind: str, num_rows: int
+) -> None:
+    if not library.has_avx_vnni:
+        pytest.skip("this machine has no AVX-VNNI")
+    if kind in GGUF_KINDS:
+        weight = pack_gguf(library, random_blocks(kind, 45, 512), kind, 45, 512)
+    else:
+        packer = quantise_int8 if kind == "int8" else quantise_int4
+        weight = packer(library, torch.randn(45, 512) * torch.rand(45, 1))
+    x = torch.randn(num_rows, 512) * 3
+    run = NativeLinear(library)
+    with library.forced_isa("avx2"):
+        plain = run(x, weight)
+    with library.forced_isa(AVX2_VNNI):
+        assert library.isa == "avx2"
+        assert torch.equal(run(x, weight), plain)
 
 
 def test_gathered_rows_are_the_stored_ones_of_every_own_kind(library: NativeLibrary) -> None:

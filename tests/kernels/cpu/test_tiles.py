@@ -2,9 +2,9 @@
 pseudo-code in numpy, and products that have the bits of the vector units where they must."""
 
 import ctypes
+import faulthandler
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,16 +19,8 @@ from tests.kernels.cpu.test_native_linear import random_blocks
 
 # below 16 rows bytes are left to the vector units, a tile of floats has 16 rows, two lie in a block
 ROWS = (1, 15, 16, 17, 31, 33, 50, 70)
-BF16, SIGNED, UNSIGNED = 0, 1, 2
+BF16, SIGNED, SIGNED_UNSIGNED, UNSIGNED_SIGNED = range(4)
 SMALLEST_NORMAL = 2.0**-126
-
-
-@pytest.fixture(params=("amx", "amx_emulated"))
-def isa(request: pytest.FixtureRequest, library: NativeLibrary) -> Iterator[str]:
-    if request.param not in library.isas:
-        pytest.skip(f"this machine has no {request.param}")
-    with library.forced_isa(request.param):
-        yield request.param
 
 
 def prover(library: NativeLibrary) -> NativeFunction:
@@ -68,7 +60,7 @@ def tdpbf16ps(x: np.ndarray, w: np.ndarray, sums: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("largest_exponent", [0, 20, 63, -40, -62, -66])
 def test_a_product_of_bfloat16_tiles_has_the_manuals_order_rounding_and_zeros(
-    library: NativeLibrary, isa: str, largest_exponent: int
+    library: NativeLibrary, matrix_isa: str, largest_exponent: int
 ) -> None:
     generator = np.random.default_rng(largest_exponent + 200)
     exponents = generator.integers(-30, 1, (2, 16, 32)) + largest_exponent
@@ -82,27 +74,34 @@ def test_a_product_of_bfloat16_tiles_has_the_manuals_order_rounding_and_zeros(
     assert np.array_equal(out.view(np.uint32), expected.view(np.uint32))
 
 
-@pytest.mark.parametrize("product", [SIGNED, UNSIGNED])
+@pytest.mark.parametrize("product", [SIGNED, SIGNED_UNSIGNED, UNSIGNED_SIGNED])
 def test_a_product_of_tiles_of_bytes_is_exact_and_wraps(
-    library: NativeLibrary, isa: str, product: int
+    library: NativeLibrary, matrix_isa: str, product: int
 ) -> None:
     generator = np.random.default_rng(product)
     x, w = generator.integers(0, 256, (2, 16, 64)).astype(np.uint8)
     sums = generator.integers(-(2**31), 2**31, (16, 16)).astype(np.int32)
-    left = (x.view(np.int8) if product == SIGNED else x).astype(np.int64)
-    right = w.view(np.int8).astype(np.int64).reshape(16, 16, 4).transpose(0, 2, 1).reshape(64, 16)
+    left = (x if product == UNSIGNED_SIGNED else x.view(np.int8)).astype(np.int64)
+    right = (
+        (w if product == SIGNED_UNSIGNED else w.view(np.int8))
+        .astype(np.int64)
+        .reshape(16, 16, 4)
+        .transpose(0, 2, 1)
+        .reshape(64, 16)
+    )
     expected = (sums + left @ right).astype(np.int32)
     assert np.array_equal(by_one_instruction(library, product, x, w, sums), expected)
 
 
 def test_a_thread_that_has_not_loaded_the_shapes_of_tiles_meets_an_illegal_instruction(
-    library: NativeLibrary, isa: str
+    library: NativeLibrary, matrix_isa: str
 ) -> None:
     """So does a kernel that forgets them, in the emulation too."""
     memory = np.zeros((3, 16, 64), np.uint8)
     prove, addresses = prover(library), [part.ctypes.data for part in memory]
     child = os.fork()
     if child == 0:
+        faulthandler.disable()
         prove(BF16, 0, *addresses)
         os._exit(0)
     assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGILL
@@ -125,7 +124,7 @@ def byte_weights(library: NativeLibrary, num_outputs: int, num_inputs: int) -> l
 
 @pytest.mark.parametrize(("num_outputs", "num_inputs"), [(1, 7), (70, 100), (48, 1024)])
 def test_products_of_bytes_have_the_bits_of_the_vector_units(
-    library: NativeLibrary, isa: str, num_outputs: int, num_inputs: int
+    library: NativeLibrary, matrix_isa: str, num_outputs: int, num_inputs: int
 ) -> None:
     linear = NativeLinear(library)
     for weight in byte_weights(library, num_outputs, num_inputs):
@@ -138,7 +137,7 @@ def test_products_of_bytes_have_the_bits_of_the_vector_units(
 
 @pytest.mark.parametrize(("num_outputs", "num_inputs"), [(1, 1), (33, 64), (70, 513), (96, 1500)])
 def test_products_of_bfloat16_have_the_same_bits_in_every_batch(
-    library: NativeLibrary, isa: str, num_outputs: int, num_inputs: int
+    library: NativeLibrary, matrix_isa: str, num_outputs: int, num_inputs: int
 ) -> None:
     linear = NativeLinear(library)
     w, bias = torch.randn(num_outputs, num_inputs), torch.randn(num_outputs)
@@ -157,7 +156,9 @@ def test_products_of_bfloat16_have_the_same_bits_in_every_batch(
                 assert torch.equal(linear(x[row : row + 1], weight)[0], out[row])
 
 
-def test_results_written_past_the_caches_are_the_same(library: NativeLibrary, isa: str) -> None:
+def test_results_written_past_the_caches_are_the_same(
+    library: NativeLibrary, matrix_isa: str
+) -> None:
     linear = NativeLinear(library)
     w, x = torch.randn(32_768, 64), torch.randn(33, 64)
     for weight in (pack_bfloat16(library, w), quantise_int4(library, w)):
@@ -165,7 +166,9 @@ def test_results_written_past_the_caches_are_the_same(library: NativeLibrary, is
         assert torch.equal(out, torch.cat([linear(x[:16], weight), linear(x[16:], weight)]))
 
 
-def test_rows_that_are_not_finite_leave_others_alone(library: NativeLibrary, isa: str) -> None:
+def test_rows_that_are_not_finite_leave_others_alone(
+    library: NativeLibrary, matrix_isa: str
+) -> None:
     linear = NativeLinear(library)
     w, x = torch.randn(40, 64), torch.randn(20, 64)
     for weight in (pack_bfloat16(library, w), quantise_int8(library, w)):

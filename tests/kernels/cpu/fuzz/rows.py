@@ -81,6 +81,20 @@ def sampling(library: NativeLibrary, case: RandomCase) -> None:
         )
 
 
+def token_logprobs(library: NativeLibrary, case: RandomCase) -> None:
+    run = CpuOperations(library)
+    num_rows, size = case.below(6), case.size(2000)
+    logits = case.strided(num_rows, size)
+    ids = case.integers((num_rows, case.between(1, 4)), size, torch.int64)
+    num_top = case.between(0, size)
+    found = run.token_logprobs(logits, ids, num_top)
+    assert ((found.top_ids_RK >= 0) & (found.top_ids_RK < size)).all()
+    must_refuse("too many tokens", lambda: run.token_logprobs(logits, ids, size + 1))
+    if num_rows:
+        ids[case.below(num_rows), 0] = case.index(size)
+        must_refuse("a token outside", lambda: run.token_logprobs(logits, ids, num_top))
+
+
 def threads_and_instructions(library: NativeLibrary, case: RandomCase) -> None:
     p, n = ctypes.c_void_p, ctypes.c_int64
     prove = library.function("ec_pool_prove", n, p, p)
@@ -102,7 +116,7 @@ def tiles(library: NativeLibrary, case: RandomCase) -> None:
     x, w, sums = (case.integers((16, 64), 256, torch.uint8) for _ in range(3))
     addresses = x.data_ptr(), w.data_ptr(), sums.data_ptr()
     if library.isa.startswith("amx"):
-        check(prove(case.below(3), 1, *addresses))
-        must_refuse("a product 3", lambda: check(prove(3, 1, *addresses)))
+        check(prove(case.below(4), 1, *addresses))
+        must_refuse("a product 4", lambda: check(prove(4, 1, *addresses)))
     else:
         must_refuse("a set without tiles", lambda: check(prove(0, 1, *addresses)))

@@ -33,7 +33,7 @@ from kernels.cpu.library import (
 )
 
 _FLAGS = ("-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
-_ASKED_BY_LOADING = {"ec_num_threads", "ec_isa", "ec_machine_isa"}
+_ASKED_BY_LOADING = {"ec_num_threads", "ec_isa", "ec_machine_isa", "ec_machine_has_avx_vnni"}
 _CANNOT_RUN = 2
 
 
@@ -65,6 +65,7 @@ def fuzz(path: Path, seconds: float, seed: int) -> None:
         rows.embedding,
         rows.norms_and_activations,
         rows.sampling,
+        rows.token_logprobs,
         rows.threads_and_instructions,
         rows.tiles,
         steps.attention,

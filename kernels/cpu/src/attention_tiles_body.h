@@ -1,0 +1,233 @@
+// Tiles of keys and values on the matrix unit; see tiles.h and attention.h. Included by
+// attention_body.h for AVX-512: no include guard.
+//
+// Of bytes the products are the exact integers of ByteTile: a chunk of a prompt has the bits that
+// its tokens have one by one, which leave the unit alone. Of bfloat16 they have the unit's order of
+// sums, and q (times the scale) and weights are rounded to bfloat16: so every token takes them, one
+// alone too. The rows of no meaning beside it cost less than reading its keys.
+//
+// Keys are transposed by dwords, values lie in pairs (bfloat16) or fours of keys.
+
+EC_INLINE __m512i bf16_pairs(vf low, vf high) {
+    __m512i both;  // written out: the code around it is compiled for any AVX-512
+    asm("vcvtne2ps2bf16 %2, %1, %0" : "=v"(both) : "v"(high), "v"(low));
+    return both;
+}
+
+// Rows are taken by 16, keys and columns of values by 64: tiles 0 ... 3 are their sums.
+struct MatrixTile {
+    static constexpr bool is_matrix = true;
+    static constexpr int most_rows = 16;
+    static constexpr int64_t block_rows = most_block_rows;
+    static constexpr int64_t pass_keys = 4 * unit_keys;
+
+    static int64_t width_of(int64_t columns) { return columns < 64 ? columns / 16 : 4; }
+
+    // `to` [16][16 * width] = x times w, 16 dwords of a row at a time. Strides are bytes.
+    template <class Unit, class Multiply>
+    EC_INLINE void multiply(int64_t width, int64_t steps, const void* x, int64_t x_stride,
+                            const int32_t* w, int64_t w_stride, void* to, int64_t to_stride) {
+        Unit::template zero<0>();
+        Unit::template zero<1>();
+        Unit::template zero<2>();
+        Unit::template zero<3>();
+        for (int64_t step = 0; step < steps; ++step, w += 4 * w_stride) {
+            Unit::template load<4>(static_cast<const uint8_t*>(x) + 64 * step, x_stride);
+            Unit::template load<6>(w, w_stride);
+            Multiply::template run<0, 6>();
+            if (width > 1) Unit::template load<7>(w + 16, w_stride);
+            if (width > 1) Multiply::template run<1, 7>();
+            if (width > 2) Unit::template load<6>(w + 32, w_stride);
+            if (width > 2) Multiply::template run<2, 6>();
+            if (width > 3) Unit::template load<7>(w + 48, w_stride);
+            if (width > 3) Multiply::template run<3, 7>();
+        }
+        auto* at = static_cast<uint8_t*>(to);
+        Unit::template store<0>(at, to_stride);
+        if (width > 1) Unit::template store<1>(at + 64, to_stride);
+        if (width > 2) Unit::template store<2>(at + 128, to_stride);
+        if (width > 3) Unit::template store<3>(at + 192, to_stride);
+    }
+};
+
+template <class Unit>
+class PairTile : public MatrixTile {
+public:
+    static constexpr int fetches = 12;
+
+    static bool can_take(const Attention& a) {
+        return a.rounds && a.kv_format == static_cast<int64_t>(KVCacheFormat::bf16) &&
+               a.head_size % 32 == 0;
+    }
+
+    static int64_t query_floats(const Attention& a) { return a.head_size / 2; }
+
+    static void take_query(const Attention& a, const float* from, float* query) {
+        const vf scale = splat(a.scale * log2_e);
+        for (int64_t d = 0; d < a.head_size; d += 32) {
+            const vf low = load(from + d) * scale, high = load(from + d + 16) * scale;
+            _mm512_storeu_si512(query + d / 2, bf16_pairs(low, high));
+        }
+    }
+
+    PairTile(const Attention& a, float* scratch)
+        : a_(a), keys_(reinterpret_cast<int32_t*>(scratch)),
+          values_(keys_ + a.head_size / 2 * tile_keys) {
+        Unit::configure(whole_tiles);
+    }
+
+    // Keys out of sight repeat one that is seen: they weigh nothing, and are numbers if it is.
+    void read(const uint8_t* const* k, const uint8_t* const* v, int64_t first, int64_t stop,
+              Ahead& ahead) {
+        const int64_t size = a_.head_size;
+        const auto seen = [&](int64_t j) { return j < first ? first : j < stop ? j : stop - 1; };
+        for (int64_t unit = first / unit_keys * unit_keys; unit < stop; unit += unit_keys) {
+            for (int64_t dword = 0; dword < size / 2; dword += 16) {
+                __m512i x[16];
+                for (int j = 0; j < 16; ++j)
+                    x[j] = _mm512_loadu_si512(k[seen(unit + j)] + 4 * dword);
+                ahead.step();
+                transpose_dwords(x);
+                int32_t* to = keys_ + dword * tile_keys + unit;
+                for (int64_t i = 0; i < 16; ++i) _mm512_storeu_si512(to + i * tile_keys, x[i]);
+            }
+        }
+        // unpacking works in quarters, of which it takes the first or the second half
+        const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
+        for (int64_t j = first / 32 * 32; j < (stop + 31) / 32 * 32; j += 2) {
+            const uint8_t *even = v[seen(j)], *odd = v[seen(j + 1)];
+            int32_t* to = values_ + j / 2 * size;
+            for (int64_t d = 0; d < size; d += 32) {
+                const __m512i a = _mm512_permutexvar_epi64(order, _mm512_loadu_si512(even + 2 * d));
+                const __m512i b = _mm512_permutexvar_epi64(order, _mm512_loadu_si512(odd + 2 * d));
+                _mm512_storeu_si512(to + d, _mm512_unpacklo_epi16(a, b));
+                _mm512_storeu_si512(to + d + 16, _mm512_unpackhi_epi16(a, b));
+            }
+            ahead.step();
+        }
+    }
+
+    void prepare(int64_t, Ahead&) {}
+
+    // As of FloatTile, of 16 rows whatever their number: the next ones' are written later.
+    void score(int64_t, const float* queries, int64_t at, int64_t units, float* scores) const {
+        const int64_t size = a_.head_size;
+        multiply<Unit, Products>(width_of(units * unit_keys - at), size / 32, queries, 2 * size,
+                                 keys_ + at, 4 * tile_keys, scores + at, 4 * tile_keys);
+    }
+
+    vf weigh(vf weight, int64_t, vf&) const { return weight; }
+
+    static float largest_of(vf) { return 0.0f; }
+
+    void add(int64_t count, int64_t first, int64_t stop, const float* weights, const float*,
+             const float* own, const float* other, float* states) const {
+        alignas(64) uint16_t codes[most_rows][tile_keys];
+        alignas(64) float sums[most_rows][64];
+        const int64_t start = first / 32 * 32, steps = (stop - start + 31) / 32;
+        for (int64_t r = 0; r < count; ++r) {
+            for (int64_t at = start; at < stop; at += 32) {
+                const float* from = weights + r * tile_keys + at;
+                const vf high = at + 16 < stop ? load(from + 16) : vf{};
+                _mm512_store_si512(codes[r] + at, bf16_pairs(load(from), high));
+            }
+        }
+        const int64_t size = a_.head_size, state = a_.state();
+        for (int64_t d = 0; d < size; d += 64) {
+            const int64_t width = width_of(size - d);
+            multiply<Unit, Products>(width, steps, codes[0] + start, sizeof codes[0],
+                                     values_ + start / 2 * size + d, 4 * size, sums, sizeof sums[0]);
+            for (int64_t r = 0; r < count; ++r) {
+                for (int64_t c = 0; c < 16 * width; c += 16) {
+                    float* to = states + r * state + d + c;
+                    store(to, fma(load(to), splat(own[r]), load(sums[r] + c) * splat(other[r])));
+                }
+            }
+        }
+    }
+
+private:
+    struct Products {
+        template <int SUM, int W>
+        static void run() {
+            Unit::template dot_bf16<SUM, 4, W>();
+        }
+    };
+
+    const Attention& a_;
+    int32_t* keys_;    // [D / 2][128]
+    int32_t* values_;  // [64][D]
+};
+
+template <class Unit>
+class FourTile : public ByteTile, public MatrixTile {
+public:
+    using MatrixTile::block_rows;
+    using MatrixTile::is_matrix;
+    using MatrixTile::most_rows;
+    using MatrixTile::pass_keys;
+
+    static bool can_take(const Attention& a, const AttentionPlan& plan, int64_t index) {
+        const AttentionItem& item = plan.items[static_cast<size_t>(index)];
+        return a.kv_format == static_cast<int64_t>(KVCacheFormat::i8) && ByteTile::can_take(a) &&
+               a.head_size % 64 == 0 && item.num_queries * a.group() >= most_rows;
+    }
+
+    FourTile(const Attention& a, float* scratch) : ByteTile(a, scratch) {
+        Unit::configure(whole_tiles);
+    }
+
+    void score(int64_t count, const float* queries, int64_t at, int64_t units,
+               float* scores) const {
+        alignas(64) int32_t sums[most_rows][64];
+        const int64_t stride = query_floats(a_), width = width_of(units * unit_keys - at);
+        multiply<Unit, Scores>(width, a_.head_size / 64, queries, 4 * stride, keys_ + at,
+                               4 * tile_keys, sums, sizeof sums[0]);
+        for (int64_t r = 0; r < count; ++r) {
+            const float* end = queries + r * stride + dwords_of(a_);
+            const int32_t start = *dwords_at(end + 1);
+            for (int64_t c = 0; c < 16 * width; c += 16) {
+                const auto sum = (vi)_mm512_load_si512(sums[r] + c) + start;
+                const vf scales = splat(*end) * load(key_scales_ + at + c);
+                store(scores + r * tile_keys + at + c, __builtin_convertvector(sum, vf) * scales);
+            }
+        }
+    }
+
+    void add(int64_t count, int64_t first, int64_t stop, const float* weights,
+             const float* largest, const float* own, const float* other, float* states) const {
+        alignas(64) uint8_t codes[most_rows][tile_keys] = {};
+        alignas(64) int32_t sums[most_rows][64];
+        float scales[most_rows];
+        take_codes(count, stop, weights, largest, codes, scales);
+        const int64_t start = first / 64 * 64, steps = (stop - start + 63) / 64;
+        const int64_t size = a_.head_size, state = a_.state();
+        for (int64_t d = 0; d < size; d += 64) {
+            multiply<Unit, Values>(4, steps, codes[0] + start, sizeof codes[0],
+                                   values_ + start / 4 * size + d, 4 * size, sums, sizeof sums[0]);
+            for (int64_t r = 0; r < count; ++r) {
+                for (int64_t c = 0; c < 64; c += 16) {
+                    float* to = states + r * state + d + c;
+                    const auto sum = (vi)_mm512_load_si512(sums[r] + c);
+                    store(to, fma(load(to), splat(own[r]),
+                                  __builtin_convertvector(sum, vf) * splat(scales[r]) *
+                                      splat(other[r])));
+                }
+            }
+        }
+    }
+
+private:
+    struct Scores {
+        template <int SUM, int W>
+        static void run() {
+            Unit::template dot_signed_unsigned<SUM, 4, W>();
+        }
+    };
+    struct Values {
+        template <int SUM, int W>
+        static void run() {
+            Unit::template dot_unsigned_signed<SUM, 4, W>();
+        }
+    };
+};
