@@ -6,6 +6,10 @@
 
 #include "tiles.h"
 
+#if EC_X86
+#include <cpuid.h>
+#endif
+
 namespace ec {
 namespace {
 
@@ -43,8 +47,12 @@ Isa isa() {
 }
 
 static bool machine_has_avx_vnni() {
-#if EC_X86
-    static const bool found = machine_isa() >= Isa::avx2 && __builtin_cpu_supports("avxvnni");
+#ifdef EC_BEGIN_AVX2_VNNI
+    static const bool found = [] {
+        unsigned a = 0, b = 0, c = 0, d = 0;
+        return machine_isa() >= Isa::avx2 && __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 &&
+               (a & 16) != 0;  // which not all compilers have a name for
+    }();
     return found;
 #else
     return false;

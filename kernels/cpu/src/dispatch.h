@@ -30,7 +30,9 @@ typedef int32_t ec_shuffle_4 __attribute__((vector_size(16)));
 #define EC_END_TARGET _Pragma("GCC pop_options")
 #endif
 #define EC_BEGIN_AVX2 EC_BEGIN("avx2,fma,f16c")
+#if defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11  // others do not know it
 #define EC_BEGIN_AVX2_VNNI EC_BEGIN("avx2,fma,f16c,avxvnni")
+#endif
 #define EC_AVX512 "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"
 #define EC_BEGIN_AVX512 EC_BEGIN(EC_AVX512)
 #define EC_BEGIN_AVX512_BF16 EC_BEGIN(EC_AVX512 ",avx512bf16")

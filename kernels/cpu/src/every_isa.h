@@ -28,7 +28,7 @@ namespace ec::avx2 {
 EC_END_TARGET
 #undef EC_LEVEL
 
-#ifdef EC_WITH_AVX_VNNI
+#if defined(EC_WITH_AVX_VNNI) && defined(EC_BEGIN_AVX2_VNNI)
 #define EC_LEVEL 1
 #define EC_AVX_VNNI 1
 EC_BEGIN_AVX2_VNNI
@@ -68,9 +68,13 @@ EC_END_TARGET
 #define EC_CHOOSE_BF16(function)                                                \
     (::ec::isa() >= ::ec::Isa::avx512_bf16 ? ::ec::avx512_bf16::function        \
                                            : EC_CHOOSE(function))
+#ifdef EC_BEGIN_AVX2_VNNI
 #define EC_CHOOSE_VNNI(function)                                                \
     (::ec::isa() == ::ec::Isa::avx2 && ::ec::has_avx_vnni() ? ::ec::avx2_vnni::function \
                                                             : EC_CHOOSE(function))
+#else
+#define EC_CHOOSE_VNNI(function) EC_CHOOSE(function)
+#endif
 #else
 #define EC_CHOOSE(function) (::ec::portable::function)
 #define EC_CHOOSE_VNNI(function) (::ec::portable::function)

@@ -294,3 +294,20 @@ def test_fingerprint_is_of_the_content(write_gguf, tiny_llama_keys) -> None:
     embedding[3, 3] = 2
     other = open_model_files(str(write_gguf(tiny_llama_keys, tensors, name="c.gguf")), report=print)
     assert one.fingerprint == same.fingerprint != other.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("stored", "dtype"), [(np.float16, "bfloat16"), (np.float32, "float32"), (None, None)]
+)
+def test_the_dtype_is_that_of_most_bytes(stored, dtype, write_gguf, tiny_llama_keys) -> None:
+    """What `--dtype auto` goes by; of a quantised file there is none."""
+    embedding = np.ones((8, 32), np.float32)
+    blocks = gguf.quants.quantize(embedding, gguf.GGMLQuantizationType.Q8_0)
+    tensors = {
+        "token_embd.weight": (blocks, gguf.GGMLQuantizationType.Q8_0)
+        if stored is None
+        else embedding.astype(stored),
+        "blk.0.attn_norm.weight": np.ones(32, np.float32),
+    }
+    files = open_model_files(str(write_gguf(tiny_llama_keys, tensors)), report=print)
+    assert files.config["dtype"] == dtype
