@@ -11,9 +11,15 @@ from typing import Literal
 import torch
 
 from engine_core.layers.linear import FusedLinear
-from engine_core.layers.parameters import CopyWeight, Placement, Placements, merge
+from engine_core.layers.parameters import (
+    CopyWeight,
+    PackedPlacement,
+    Placement,
+    Placements,
+    merge,
+)
 from kernels.interface.operations import AllReduce, ExpertRouting, Operations
-from kernels.interface.weights import ExpertWeights
+from kernels.interface.weights import ExpertPacking, ExpertWeights, WeightPart
 
 Activation = Literal["silu", "gelu_tanh"]
 
@@ -125,6 +131,9 @@ class SparseFeedForward:
             ops=ops,
             least_bits=32,  # a router that errs sends tokens through other experts
         )
+        packing: object = ops.weight_packing(dtype)
+        self._packing = packing if isinstance(packing, ExpertPacking) else None
+        self._kept: dict[tuple[int, int, int], WeightPart] = {}  # until all are there
         self._num_missing = 3 * len(self._here)
         self._fused: tuple[torch.Tensor, torch.Tensor] | None = None
         self._experts: ExpertWeights | None = None
@@ -141,12 +150,14 @@ class SparseFeedForward:
         placements = self._router.placements()
         for place, expert in enumerate(self._here):
             for name, shape, part, rows in (
-                (gate, (features, hidden_size), 0, slice(None, features)),
+                (gate, (features, hidden_size), 0, slice(0, features)),
                 (up, (features, hidden_size), 0, slice(features, None)),
-                (down, (hidden_size, features), 1, slice(None)),
+                (down, (hidden_size, features), 1, slice(0, None)),
             ):
-                placements[f"{self._name}.experts.{expert}.{name}.weight"] = Placement(
-                    shape, partial(self._store, part, place, rows)
+                placements[f"{self._name}.experts.{expert}.{name}.weight"] = (
+                    Placement(shape, partial(self._store, part, place, rows))
+                    if self._packing is None
+                    else PackedPlacement(shape, partial(self._keep, (part, place, rows.start)))
                 )
         return placements
 
@@ -160,6 +171,17 @@ class SparseFeedForward:
             x_TE, logits_TX, self._experts, self._routing, slot_mapping_T
         )
         return out_TE if self._all_reduce is None else self._ops.reduce(out_TE, self._all_reduce)
+
+    def _keep(self, key: tuple[int, int, int], weight: WeightPart) -> None:
+        self._kept[key] = weight
+        self._num_missing -= 1
+        if not self._num_missing:
+            assert self._packing is not None
+            sides = [
+                [self._kept[key] for key in sorted(self._kept) if key[0] == part] for part in (0, 1)
+            ]
+            self._kept.clear()
+            self._experts = self._packing.pack_experts(*sides)
 
     def _store(
         self, part: int, place: int, rows: slice, tensor: torch.Tensor, copy: CopyWeight

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -156,3 +156,18 @@ class WeightPacking(Protocol):
 
     def bytes_by_format(self) -> Mapping[str, int]:
         """What the weights packed so far take, by the name of their format."""
+
+
+@runtime_checkable
+class ExpertPacking(Protocol):
+    """A `WeightPacking` that takes experts, too."""
+
+    def pack_experts(
+        self, gate_up: Sequence[WeightPart], down: Sequence[WeightPart]
+    ) -> ExpertWeights:
+        """The experts of one layer, quantised if all parts are and share a format, else floating.
+
+        Args:
+            gate_up: gate and up, each [F, E], of each expert in turn.
+            down: [E, F] of each expert.
+        """

@@ -10,9 +10,17 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from kernels.interface.weights import LinearWeight, PackedFileError, QuantisedTensor, WeightPart
+from kernels.interface.weights import (
+    ExpertWeights,
+    LinearWeight,
+    PackedFileError,
+    QuantisedTensor,
+    WeightPart,
+)
 from kernels.triton.dense_linear import dense_linear
 from kernels.triton.fp8_linear import Float8Weight, float8_linear, join_float8, prepare_float8
+from kernels.triton.moe_linear import prepare_experts
+from kernels.triton.moe_quantised import QuantisedExperts
 from kernels.triton.quantised_linear import quantised_linear
 from kernels.triton.quantised_weights import (
     GGUF_TYPES,
@@ -211,6 +219,30 @@ class TritonPacking:
             )
             start = stop
         return packed[0] if len(packed) == 1 else TritonWeightParts(tuple(packed))
+
+    def pack_experts(
+        self, gate_up: Sequence[WeightPart], down: Sequence[WeightPart]
+    ) -> ExpertWeights:
+        sides: list[QuantisedWeight | Float8Weight] = []
+        for parts in (gate_up, down):
+            kinds, weights = zip(*map(self._load, parts), strict=True)
+            if len(set(kinds)) > 1 or kinds[0] == _FLOATING:
+                return prepare_experts(
+                    *(self._stacked(each, len(down)) for each in (gate_up, down))
+                )
+            weight = self._join(kinds[0], weights)
+            assert not isinstance(weight, torch.Tensor)
+            sides.append(weight)
+        return QuantisedExperts(len(down), *sides)
+
+    def _stacked(self, parts: Sequence[WeightPart], num_experts: int) -> torch.Tensor:
+        """[X, N, E], floating."""
+        num_rows, num_inputs = sum(part.shape[0] for part in parts), parts[0].shape[1]
+        stack = torch.empty(num_rows, num_inputs, dtype=self._dtype, device=self._device)
+        for place, part in zip(stack.split([part.shape[0] for part in parts]), parts, strict=True):
+            place.copy_(part.dequantise() if isinstance(part, QuantisedTensor) else part)
+        self._count(str(self._dtype).removeprefix("torch."), [stack])
+        return stack.view(num_experts, -1, num_inputs)
 
     def open(self, file: Path) -> None:
         raise PackedFileError(f"{file}: a GPU's weights are not kept packed on disk")

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from kernels.interface.operations import ExpertRouting
+from kernels.triton.moe_quantised import QuantisedExperts
 from kernels.triton.moe_routing import ExpertTiles, build_expert_tiles, route
 from kernels.triton.tensor_checks import FLOATS, check_tensor
 
@@ -22,16 +23,12 @@ class TritonExpertWeights:
     """The experts of one layer, contiguous. Raises ValueError: shapes that do not fit each other.
 
     Attributes:
-        gate_up_XNE: [X, 2F, E], F outputs of gate, then F of up; the dtype of the activations, or
-            float8_e4m3fn with `gate_up_scale_XN`.
-        down_XEF: [X, E, F] likewise, with `down_scale_XE`.
-        gate_up_scale_XN, down_scale_XE: float32, what each output is multiplied by.
+        gate_up_XNE: [X, 2F, E], F outputs of gate, then F of up; the dtype of the activations.
+        down_XEF: [X, E, F] likewise.
     """
 
     gate_up_XNE: torch.Tensor
     down_XEF: torch.Tensor
-    gate_up_scale_XN: torch.Tensor | None = None
-    down_scale_XE: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
         num_experts, width, features = self.down_XEF.shape
@@ -44,6 +41,12 @@ class TritonExpertWeights:
     @property
     def num_experts(self) -> int:
         return self.down_XEF.shape[0]
+
+    def multiply_gate_up(self, x_TE: torch.Tensor, tiles: ExpertTiles, top_k: int) -> torch.Tensor:
+        return grouped_linear(x_TE, self.gate_up_XNE, tiles, pairs_a_row=top_k, gated=True)
+
+    def multiply_down(self, h_PF: torch.Tensor, tiles: ExpertTiles) -> torch.Tensor:
+        return grouped_linear(h_PF, self.down_XEF, tiles)
 
 
 def prepare_experts(gate_up_XFE: torch.Tensor, down_XEF: torch.Tensor) -> TritonExpertWeights:
@@ -85,10 +88,6 @@ def reference_mixture_of_experts(
 ) -> torch.Tensor:
     """The specification, in float32: out_TE."""
     w_gate_up, w_down = experts.gate_up_XNE.float(), experts.down_XEF.float()
-    if experts.gate_up_scale_XN is not None:
-        w_gate_up = w_gate_up * experts.gate_up_scale_XN[..., None]
-    if experts.down_scale_XE is not None:
-        w_down = w_down * experts.down_scale_XE[..., None]
     out_TE = torch.zeros(x_TE.shape)
     for token, ids in enumerate(expert_ids_TA.tolist()):
         for rank, expert in enumerate(ids):
@@ -102,7 +101,6 @@ def reference_mixture_of_experts(
 def _grouped_product_kernel(
     a_ptr,  # [rows, K], rows `a_stride` apart; pair p reads row p // PAIRS_A_ROW
     w_ptr,  # [X, N, K], or [X, 2N, K] if GATED: gate's outputs, then up's
-    w_scale_ptr,  # float32 [X, N] or [X, 2N]; unused without HAS_SCALE
     out_ptr,  # [P, N]
     sorted_ptr,  # int32 [P]
     tile_expert_ptr,  # int32 [L]
@@ -114,7 +112,6 @@ def _grouped_product_kernel(
     K: tl.constexpr,
     PAIRS_A_ROW: tl.constexpr,
     GATED: tl.constexpr,
-    HAS_SCALE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -153,19 +150,14 @@ def _grouped_product_kernel(
             else:
                 w_mask = (n_N < N)[None, :] & (k_K < K - k)[:, None]
                 w = tl.load(w_KN + k, mask=w_mask, other=0.0)
-            acc_MN = tl.dot(a, w.to(a.dtype), acc_MN, input_precision="ieee")
+            acc_MN = tl.dot(a, w, acc_MN, input_precision="ieee")
             if GATED:
                 if K % BLOCK_K == 0 and N % BLOCK_N == 0:
                     w_up = tl.load(w_KN + (N * K + k))
                 else:
                     w_mask = (n_N < N)[None, :] & (k_K < K - k)[:, None]
                     w_up = tl.load(w_KN + (N * K + k), mask=w_mask, other=0.0)
-                up_MN = tl.dot(a, w_up.to(a.dtype), up_MN, input_precision="ieee")
-        if HAS_SCALE:
-            scale_N = w_scale_ptr + expert * W_ROWS + n_N
-            acc_MN = acc_MN * tl.load(scale_N, mask=n_N < N, other=0.0)[None, :]
-            if GATED:
-                up_MN = up_MN * tl.load(scale_N + N, mask=n_N < N, other=0.0)[None, :]
+                up_MN = tl.dot(a, w_up, up_MN, input_precision="ieee")
         if GATED:
             acc_MN = acc_MN / (1.0 + tl.exp(-acc_MN)) * up_MN  # silu(gate) * up
         out_MN = out_ptr + pair_M[:, None] * N + n_N[None, :]
@@ -195,7 +187,7 @@ def _combine_kernel(
 def mixture_of_experts(
     x_TE: torch.Tensor,
     router_logits_TX: torch.Tensor,
-    experts: TritonExpertWeights,
+    experts: TritonExpertWeights | QuantisedExperts,
     routing: ExpertRouting,
     slot_mapping_T: torch.Tensor | None = None,
     *,
@@ -207,8 +199,9 @@ def mixture_of_experts(
         [g | u] = W_gate_up[x] x[t],   x = ids[t, a]         (Shazeer et al., 2017)
 
     Sums run in float32; `silu(g) * u`, each expert's output and the result are rounded to the dtype
-    of x. Six launches on grids that follow from shapes: safe in a CUDA graph. See the module's
-    docstring for what does not depend on the batch. Returns out_TE, new.
+    of x. Six launches (eight where float8 rounds activations) on grids that follow from shapes:
+    safe in a CUDA graph. See the module's docstring for what does not depend on the batch. Returns
+    out_TE, new.
 
     Args:
         x_TE: float32, float16 or bfloat16; the last dimension contiguous.
@@ -228,10 +221,8 @@ def mixture_of_experts(
         router_logits_TX, top_k, routing.renormalise, routing.weights_dtype, slot_mapping_T
     )
     tiles = build_expert_tiles(ids_TA, num_experts, tile_rows)
-    h_PF = grouped_linear(
-        x_TE, experts.gate_up_XNE, tiles, experts.gate_up_scale_XN, pairs_a_row=top_k, gated=True
-    )
-    y_PE = grouped_linear(h_PF, experts.down_XEF, tiles, experts.down_scale_XE)
+    h_PF = experts.multiply_gate_up(x_TE, tiles, top_k)
+    y_PE = experts.multiply_down(h_PF, tiles)
     return combine_experts(y_PE, weights_TA)
 
 
@@ -239,7 +230,6 @@ def grouped_linear(
     a_RK: torch.Tensor,
     w_XNK: torch.Tensor,
     tiles: ExpertTiles,
-    w_scale_XN: torch.Tensor | None = None,
     *,
     pairs_a_row: int = 1,
     gated: bool = False,
@@ -251,10 +241,12 @@ def grouped_linear(
 
     Args:
         a_RK: [R, K], the last dimension contiguous; R * pairs_a_row is the number of pairs.
-        w_XNK, w_scale_XN: as in `TritonExpertWeights`.
+        w_XNK: as in `TritonExpertWeights`.
         tiles: of all pairs; `tile_rows` 16, 64 or 128.
     """
-    _check_product(a_RK, w_XNK, w_scale_XN)
+    shape, device = (a_RK.shape[0], w_XNK.shape[2]), a_RK.device
+    check_tensor("activations", a_RK, shape, FLOATS, device, contiguous_dims=1)
+    check_tensor("expert weights", w_XNK, w_XNK.shape, a_RK.dtype, device)
     if tiles.tile_rows not in (16, 64, 128):
         raise ValueError(f"tile_rows is {tiles.tile_rows}; give 16, 64 or 128")
     num_pairs = tiles.sorted_pairs_P.numel()
@@ -271,7 +263,6 @@ def grouped_linear(
         _grouped_product_kernel[(num_programs,)](
             a_RK,
             w_XNK,
-            w_scale_XN,
             out_PN,
             tiles.sorted_pairs_P,
             tiles.tile_expert_L,
@@ -283,7 +274,6 @@ def grouped_linear(
             K=a_RK.shape[1],
             PAIRS_A_ROW=pairs_a_row,
             GATED=gated,
-            HAS_SCALE=w_scale_XN is not None,
             **constants,
             **launch,
         )
@@ -303,22 +293,6 @@ def combine_experts(y_PE: torch.Tensor, weights_TA: torch.Tensor) -> torch.Tenso
             y_PE, weights_TA, out_TE, E=width, TOP_K=top_k, BLOCK_E=_COMBINED_AT_ONCE, num_warps=4
         )
     return out_TE
-
-
-def _check_product(
-    a_RK: torch.Tensor, w_XNK: torch.Tensor, w_scale_XN: torch.Tensor | None
-) -> None:
-    scaled, device = w_XNK.dtype == torch.float8_e4m3fn, a_RK.device
-    if scaled != (w_scale_XN is not None):
-        raise ValueError(
-            f"expert weights are {w_XNK.dtype}; scales go with float8_e4m3fn and only it"
-        )
-    shape = (a_RK.shape[0], w_XNK.shape[2])
-    check_tensor("activations", a_RK, shape, FLOATS, device, contiguous_dims=1)
-    dtype = w_XNK.dtype if scaled else a_RK.dtype
-    check_tensor("expert weights", w_XNK, w_XNK.shape, dtype, device)
-    if w_scale_XN is not None:
-        check_tensor("expert scales", w_scale_XN, w_XNK.shape[:2], torch.float32, device)
 
 
 def _configuration(

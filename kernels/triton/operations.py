@@ -33,6 +33,7 @@ from kernels.triton.moe_linear import (
     mixture_of_experts,
     prepare_experts,
 )
+from kernels.triton.moe_quantised import QuantisedExperts
 
 
 class TritonOperations:
@@ -140,7 +141,9 @@ class TritonOperations:
         routing: ExpertRouting,
         slot_mapping_T: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        assert isinstance(experts, TritonExpertWeights), "prepared by another backend"
+        assert isinstance(experts, TritonExpertWeights | QuantisedExperts), (
+            "prepared by another backend"
+        )
         tile_rows = invariant_tile_rows(x_TE.dtype) if self._batch_invariant else None
         return mixture_of_experts(
             x_TE, router_logits_TX, experts, routing, slot_mapping_T, tile_rows=tile_rows

@@ -327,6 +327,7 @@ def attention_timings() -> list[TimingGroup]:
     fp8 = attention.with_cache(LLAMA, FP8)
     whole = {"8192": [(8192, 8192)]}
     prefills = whole | {"4 x 2048": [(2048, 2048)] * 4, "2048 after 6144": [(8192, 2048)]}
+    prefills |= {"50 after 50000": [(50_050, 50)]}
     decodes = [(1, 1024), (1, 32768), (64, 1024), (256, 1024)]
     by_torch = partial(dense.check_attention, 1000), dense.ROUNDING
     title = "torch attention Llama-8B {}"

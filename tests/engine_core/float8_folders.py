@@ -12,7 +12,7 @@ from unittest import mock
 
 import torch
 import torch.nn.functional as F
-from quantised_folders import save
+from quantised_folders import experts_one_by_one, save
 
 LARGEST = 448.0
 
@@ -112,7 +112,8 @@ def write_float8(folder, model, recipe, *, more=None, num_shards=1):
             # below what the largest inputs need, so that some are cut; of one input there is one
             kinds = {"o_proj": 0.004, "down_proj": 0.003}
             input_scale = torch.tensor(kinds.get(layer.rpartition(".")[2], 0.006))
-        for part, weight in _published(layer, parameter):
+        parts = experts_one_by_one(name, parameter) if is_expert else [(layer, parameter)]
+        for part, weight in parts:
             codes, scale, meant = round_weight(weight.detach(), recipe.weights)
             weight.data.copy_(meant)
             tensors[f"{part}.weight"] = codes
@@ -125,21 +126,6 @@ def write_float8(folder, model, recipe, *, more=None, num_shards=1):
     config["quantization_config"] = recipe.config
     (folder / "config.json").write_text(json.dumps(config))
     return rounded
-
-
-def _published(layer, parameter):
-    """Experts one by one, as every tool writes them."""
-    if parameter.ndim == 2:
-        yield layer, parameter
-        return
-    block, _, projection = layer.rpartition(".")
-    for expert, weight in enumerate(parameter):
-        if projection == "down_proj":
-            yield f"{block}.{expert}.down_proj", weight
-        else:
-            gate, up = weight.chunk(2)
-            yield f"{block}.{expert}.gate_proj", gate
-            yield f"{block}.{expert}.up_proj", up
 
 
 @contextlib.contextmanager

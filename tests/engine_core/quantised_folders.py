@@ -88,6 +88,13 @@ def write_quantised(folder, model, how, *, num_shards=1, zero_biases=False):
     """
     generator = np.random.default_rng(5)
     tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    for name, parameter in list(model.named_parameters()):
+        if parameter.ndim == 3:  # experts, which every tool writes one by one
+            del tensors[name]
+            for part, weight in experts_one_by_one(name, parameter):
+                layer, weight_NE = random_layer(*weight.shape, how, generator)
+                weight.data.copy_(torch.from_numpy(weight_NE))
+                tensors |= {f"{part}.{suffix}": tensor for suffix, tensor in layer.items()}
     for name, module in model.named_modules():
         if not isinstance(module, torch.nn.Linear) or name == "lm_head":
             continue
@@ -103,6 +110,18 @@ def write_quantised(folder, model, how, *, num_shards=1, zero_biases=False):
     config["quantization_config"] = how
     (folder / "config.json").write_text(json.dumps(config))
     return tensors
+
+
+def experts_one_by_one(name, stack):
+    """(name, [N, E]) of each projection of each expert, of a parameter of transformers 5."""
+    block, _, projection = name.rpartition(".")
+    for expert, weight in enumerate(stack):
+        if projection == "down_proj":
+            yield f"{block}.{expert}.down_proj", weight
+        else:
+            gate, up = weight.chunk(2)
+            yield f"{block}.{expert}.gate_proj", gate
+            yield f"{block}.{expert}.up_proj", up
 
 
 def save(folder, tensors, *, num_shards=1):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import mmap
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -59,7 +60,7 @@ class GgufFile:
         self.generation_config: dict[str, Any] = {**recommended_sampling_of(self.path)}
         self.weight_files = tuple(header.file for header in self._headers)
         self.quantised_types = frozenset(
-            tensor.quant_type.name for tensor in tensors.values() if _is_quantised_matrix(tensor)
+            tensor.quant_type.name for tensor in tensors.values() if _is_quantised(tensor, 2, 3)
         )
         self._check_tensors(tensors)
         if ROPE_FACTORS in tensors:
@@ -82,10 +83,16 @@ class GgufFile:
                 target = hf_tensor(self._meta.family, tensor.name)
                 if target is None:
                     continue  # checked at opening: only what the config has taken in
+                if target.is_stack and keeps_blocks and _is_quantised(tensor, 3):
+                    num_experts, *shape = tensor.shape
+                    for expert, part in enumerate(data.view(num_experts, -1)):
+                        one = dataclasses.replace(tensor, shape=tuple(shape))
+                        yield target.name.format(expert), self._blocks(one, part, "none")
+                    continue
                 if target.is_stack:
                     yield from unstack(target.name, tensor, data)
                     continue
-                if keeps_blocks and _is_quantised_matrix(tensor):
+                if keeps_blocks and _is_quantised(tensor, 2):
                     yield target.name, self._blocks(tensor, data, target.change)
                     continue
                 values = dequantize(data, tensor.quant_type, tensor.shape)
@@ -189,8 +196,8 @@ def _merge(headers: tuple[GgufHeader, ...]) -> dict[str, GgufTensor]:
     return tensors
 
 
-def _is_quantised_matrix(tensor: GgufTensor) -> bool:
-    return len(tensor.shape) == 2 and tensor.quant_type.block_elements > 1
+def _is_quantised(tensor: GgufTensor, *dimensions: int) -> bool:
+    return len(tensor.shape) in dimensions and tensor.quant_type.block_elements > 1
 
 
 def _mapped(header: GgufHeader) -> Iterator[tuple[GgufTensor, torch.Tensor]]:

@@ -1,5 +1,6 @@
 """Tiny models with experts, written as llama.cpp's converter would, come back as they were."""
 
+import sys
 from typing import Any
 
 import gguf
@@ -10,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, MixtralConfig, Qwen3M
 
 from engine_core.model_files import UnsupportedModelFile, open_model_files
 from engine_core.models import ModelWeightsError, load_model
+from kernels.triton.operations import TritonOperations
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 99,
@@ -33,6 +35,10 @@ CONFIGS = {
         norm_topk_prob=True,
     ),
 }
+
+
+LENGTHS = (25, 1, 19)
+"""Of sequences."""
 
 
 def keys_of(arch: str) -> dict[str, Any]:
@@ -97,12 +103,14 @@ def random_model(arch: str) -> Any:
 
 def sequences() -> list[list[int]]:
     generator = torch.Generator().manual_seed(1)
-    return [torch.randint(99, (length,), generator=generator).tolist() for length in (25, 1, 19)]
+    return [torch.randint(99, (length,), generator=generator).tolist() for length in LENGTHS]
 
 
 def assert_logits_are_those_of(model, files, ops, paged_logits) -> None:
-    ours = load_model(files.config, files.tensors(), dtype=torch.float32, ops=ops)
-    for tokens, logits in zip(sequences(), paged_logits(ours, sequences()), strict=True):
+    packing = ops.weight_packing(torch.float32)
+    tensors = files.tensors(keeps_blocks=packing is not None)
+    ours = load_model(files.config, tensors, dtype=torch.float32, ops=ops)
+    for tokens, logits in zip(sequences(), paged_logits(ours, sequences(), on=ops), strict=True):
         with torch.inference_mode():
             expected = model(input_ids=torch.tensor([tokens])).logits[0]
         assert expected.std() > 0.1
@@ -130,7 +138,8 @@ def test_config_and_logits_of_the_file_are_those_of_transformers(
     assert_logits_are_those_of(model, files, ops, paged_logits)
 
 
-def test_quantised_stacks_are_dequantised_expert_by_expert(write_gguf, ops, paged_logits) -> None:
+def quantised_stacks(write_gguf):
+    """(a model, the files of it with its experts in blocks)."""
     model = random_model("qwen3moe")
     tensors = tensors_of("qwen3moe", model.state_dict())
     kind = gguf.GGMLQuantizationType.Q8_0
@@ -143,8 +152,22 @@ def test_quantised_stacks_are_dequantised_expert_by_expert(write_gguf, ops, page
             rounded = gguf.quants.dequantize(gguf.quants.quantize(stack.numpy(), kind), kind)
             stack.copy_(torch.from_numpy(rounded))
     path = write_gguf(keys_of("qwen3moe"), tensors)
-    files = open_model_files(str(path), report=print)
+    return model, open_model_files(str(path), report=print)
+
+
+def test_a_cpu_dequantises_stacks_expert_by_expert(write_gguf, ops, paged_logits) -> None:
+    assert_logits_are_those_of(*quantised_stacks(write_gguf), ops, paged_logits)
+
+
+@pytest.mark.parametrize("ops", ["torch"], indirect=True)
+def test_stacks_stay_blocks_on_a_gpu(write_gguf, paged_logits, monkeypatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "LENGTHS", (3, 1))
+    model, files = quantised_stacks(write_gguf)
+    ops = TritonOperations(torch.device("cpu"), quantised_types=files.quantised_types)
     assert_logits_are_those_of(model, files, ops, paged_logits)
+    packing = ops.weight_packing(torch.float32)
+    num_numbers = 2 * 5 * 3 * 64 * 32
+    assert packing.bytes_by_format()["Q8_0"] == num_numbers * (1 + 2 / 32)
 
 
 def test_old_files_with_a_tensor_an_expert_are_read(write_gguf, ops, paged_logits) -> None:

@@ -138,6 +138,20 @@ def test_a_cpu_dequantises_it_at_load_and_says_so(tmp_path, ops, name):
     assert not loaded.is_quantised
 
 
+@pytest.mark.parametrize(
+    "name", ["fp8 in blocks", "compressed-tensors by tensor, static", "fp8 by tensor"]
+)
+def test_experts_in_float8_give_the_logits_of_transformers(tmp_path, name):
+    recipe = RECIPES[name]
+    reference = reference_of(EXPERTS)
+    rounded = write_float8(tmp_path, reference, recipe)
+    ops = triton_for(tmp_path)
+    model = load(tmp_path, ops)
+    by_format = ops.weight_packing(torch.float32).bytes_by_format()
+    assert by_format["float32"] == (2 * V + 3) * 256 * 4  # embedding, head and router
+    assert_as_transformers(model, reference, rounded, recipe, ops)
+
+
 @pytest.mark.parametrize("name", ["fp8 in blocks"])
 def test_experts_on_a_cpu_are_dequantised_too(tmp_path, ops, name):
     reference = reference_of(EXPERTS)
@@ -158,6 +172,25 @@ def test_inputs_that_are_no_whole_number_of_blocks_are_dequantised(tmp_path):
     del rounded[down.untyped_storage().data_ptr()]
     recipe = RECIPES["fp8 in blocks"]
     assert_as_transformers(model, reference, rounded, recipe, ops)
+
+
+@pytest.mark.parametrize("name", ["fp8 in blocks", "compressed-tensors by tensor, static"])
+def test_ranks_take_their_part_at_the_borders_of_blocks(tmp_path, name):
+    write_float8(tmp_path, reference_of(LLAMA), RECIPES[name])
+    tensors = open_model_files(str(tmp_path), report=print).tensors(keeps_blocks=True)
+    part = dict(tensors)["model.layers.0.mlp.up_proj.weight"]
+    whole = part.dequantise()
+    rows = part.narrow(0, 40, 200, num_zeros=2)
+    assert rows.shape == (162, 256)
+    assert torch.equal(rows.dequantise()[:160], whole[40:200])
+    assert not rows.dequantise()[160:].any()
+    assert torch.equal(part.narrow(1, 128, 256).dequantise(), whole[:, 128:])
+    inside = part.narrow(1, 64, 256)
+    if "blocks" in name:
+        assert inside is None
+    else:
+        assert torch.equal(inside.dequantise(), whole[:, 64:])
+        assert torch.equal(inside.arrays["input_scale"], part.arrays["input_scale"])
 
 
 def test_scales_of_a_cache_are_left_out_by_name(tmp_path, caplog):

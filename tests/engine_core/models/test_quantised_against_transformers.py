@@ -86,6 +86,21 @@ def test_integers_multiplied_as_they_are_give_the_logits_of_transformers(
     assert_as_transformers(model, reference, paged_logits, ops)
 
 
+@on_one_cpu
+@pytest.mark.parametrize("name", ["gptq 4 bits", "awq"])
+def test_experts_stay_as_they_are(tmp_path, paged_logits, name):
+    config = transformers.Qwen3MoeConfig(
+        **SHAPE, num_experts=3, num_experts_per_tok=2, moe_intermediate_size=64
+    )
+    reference = reference_of(config)
+    write_quantised(tmp_path, reference, METHODS[name])
+    ops = triton_for(tmp_path)
+    model = load(tmp_path, ops)
+    by_format = ops.weight_packing(torch.float32).bytes_by_format()
+    assert by_format["float32"] == (2 * V + 3) * 128 * 4  # embedding, head and router
+    assert_as_transformers(model, reference, paged_logits, ops)
+
+
 def test_a_cpu_dequantises_them_at_load(tmp_path, paged_logits, ops):
     reference = reference_of(QWEN2)
     write_quantised(tmp_path, reference, METHODS["gptq 4 bits"])

@@ -27,7 +27,7 @@ GPT_OSS = Heads(num_query_heads=64, num_kv_heads=8, head_size=64, sliding_window
 
 DECODES = [(1, 1), (63, 1), (64, 1), (65, 1), (257, 1), (1000, 1), (4097, 1), (20000, 1)]
 SPECULATIVE = [(5, 5), (63, 2), (300, 5), (1025, 1), (4000, 5)]
-PREFILLS = [(1, 1), (63, 63), (129, 129), (700, 700), (1500, 333), (65, 64)]
+PREFILLS = [(2, 2), (63, 63), (129, 129), (700, 700), (1500, 333), (65, 64), (9000, 40)]
 
 
 def num_programs(a_multiprocessor: int | None = None) -> int:

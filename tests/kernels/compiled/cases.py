@@ -28,6 +28,7 @@ from kernels.triton import (
     logprobs,
     lora,
     moe_linear,
+    moe_quantised,
     moe_routing,
     norm,
     quantised_linear,
@@ -37,6 +38,9 @@ from kernels.triton import (
     sampling_columns,
     step_inputs,
     truncation,
+)
+from kernels.triton import (
+    quantised_weights as packed_weights,
 )
 from kernels.triton.device_limits import HOPPER_SHARED_BYTES, SHORT_SHARED_BYTES
 from kernels.triton.row_maxima import TILE, num_splits
@@ -106,6 +110,7 @@ def variants(
         reported_logprobs,
         adapters_beside_products,
         expert_products,
+        quantised_experts,
         expert_routing,
         norms,
         logit_penalties,
@@ -467,22 +472,18 @@ def reported_logprobs() -> Iterator[KernelVariant]:
 def expert_products() -> Iterator[KernelVariant]:
     """Of Qwen3-30B-A3B (E 2048, F 768) in each dtype; combination, with weights as they are and
     rounded."""
-    pairs = ((BF16, BF16), (BF16, FP8), (FP16, FP16))
-    kinds = [(*pair, rows) for pair in pairs for rows in (16, 64, 128)]
-    for (dtype, w_dtype, tile_rows), gated in itertools.product(
-        [*kinds, (FP32, FP32, 16)], (True, False)
-    ):
+    kinds = [(dtype, rows) for dtype in (BF16, FP16) for rows in (16, 64, 128)]
+    for (dtype, tile_rows), gated in itertools.product([*kinds, (FP32, 16)], (True, False)):
         num_outputs, num_inputs = (768, 2048) if gated else (2048, 768)
         constants, launch = moe_linear._configuration(tile_rows, dtype, gated)
-        scaled = w_dtype != dtype
         yield KernelVariant(
-            name=f"{'gate_up' if gated else 'down'} {_name(w_dtype)} tiles of {tile_rows}",
+            name=f"{'gate_up' if gated else 'down'} {_name(dtype)} tiles of {tile_rows}",
             kernel=moe_linear._grouped_product_kernel,
             arguments=_pointers(INT32, "sorted tile_expert tile_start tile_stop")
-            | {"a_ptr": dtype, "w_ptr": w_dtype, "w_scale_ptr": FP32 if scaled else None}
-            | {"out_ptr": dtype, "max_tiles": 152, "a_stride": num_inputs},
+            | _pointers(dtype, "a w out")
+            | {"max_tiles": 152, "a_stride": num_inputs},
             constants={"N": num_outputs, "K": num_inputs, "PAIRS_A_ROW": 8 if gated else 1}
-            | {"GATED": gated, "HAS_SCALE": scaled}
+            | {"GATED": gated}
             | constants,
             needs_wgmma=tile_rows >= 64,
             **launch,
@@ -494,6 +495,54 @@ def expert_products() -> Iterator[KernelVariant]:
             arguments={"y_ptr": dtype, "weights_ptr": weights, "out_ptr": dtype},
             constants={"E": 2048, "TOP_K": 8, "BLOCK_E": moe_linear._COMBINED_AT_ONCE},
         )
+
+
+def quantised_experts() -> Iterator[KernelVariant]:
+    """Of Qwen3-30B-A3B: 4 bits as GGUF and GPTQ have them, float8 widened and multiplied."""
+    of_experts = [(name, *rest) for name, *rest in LAYOUTS if name in _EXPERT_LAYOUTS]
+    for gated, tile_rows in itertools.product((True, False), (16, 64, 128)):
+        rows, num_inputs = 128 * (1536 if gated else 2048), 2048 if gated else 768
+        names = [*(name for name, *_ in of_experts), "float8", "float8 in blocks"]
+        for name in names:
+            if name.startswith("float8") and name not in _EXPERT_LAYOUTS:
+                groups = num_inputs // 128 if name.endswith("blocks") else 1
+                weight: moe_quantised.ExpertStack = fp8_linear.Float8Weight(
+                    weight_NE=torch.empty(rows, num_inputs, dtype=FP8, device="meta"),
+                    scales_NG=torch.empty(rows, groups, device="meta"),
+                )
+                pointers = {"a_ptr": FP8, "a_scale_ptr": FP32, "w_ptr": FP8, "scales_ptr": FP32}
+                pointers["offsets_ptr"] = None
+            else:
+                layout = next(each for each in LAYOUTS if each[0] == name)
+                _, bits, group, has_offsets, scales = layout
+                packed, _ = _packed(layout)
+                weight = packed_weights.QuantisedWeight(
+                    num_bits=bits,
+                    group_size=group,
+                    num_inputs=num_inputs,
+                    num_outputs=rows,
+                    packed_NJ=torch.empty(rows, num_inputs * bits // 8, device="meta"),
+                    scales_NG=torch.empty(rows, num_inputs // group, device="meta"),
+                    offsets_NG=torch.empty(0, device="meta") if has_offsets else None,
+                )
+                pointers = {"a_ptr": BF16, "a_scale_ptr": None, "w_ptr": packed["packed_ptr"]}
+                pointers |= {"scales_ptr": scales, "offsets_ptr": scales if has_offsets else None}
+            constants, launch = moe_quantised.grouped_configuration(
+                weight, 128, tile_rows, BF16, gated=gated
+            )
+            yield KernelVariant(
+                name=f"{'gate_up' if gated else 'down'} {name} tiles of {tile_rows}",
+                kernel=moe_quantised._grouped_quantised_kernel,
+                arguments=_pointers(INT32, "sorted tile_expert tile_start tile_stop")
+                | pointers
+                | {"out_ptr": BF16, "max_tiles": 152, "a_stride": num_inputs},
+                constants=constants | {"PAIRS_A_ROW": 8 if gated else 1},
+                needs_wgmma=True,
+                **launch,
+            )
+
+
+_EXPERT_LAYOUTS = ("Q4_K", "int4 groups of 128", "Q6_K", "float8 groups of 128")
 
 
 def expert_routing() -> Iterator[KernelVariant]:

@@ -87,15 +87,15 @@ def test_experts_in_flight_give_the_tokens_of_the_cpu(make_device_runner, make_r
 
 
 def test_graphs_of_decodes_and_mixed_steps_give_the_tokens_of_the_cpu(triton_runner, make_runner):
-    names = ["greedy", "truncated", "min tokens"]
+    names = ["greedy", "truncated", "random"]
     expected = one_at_a_time(make_runner(), names, 4)
     plans = Plans(num_groups=triton_runner.config.num_groups)
     tokens = {name: list(PROMPTS[name]) for name in names}
     for name in names:
         plans.add(name, PROMPTS[name], KINDS[name])
     for counts in (
-        {"truncated": 3, "greedy": 4, "min tokens": 9},
-        {"truncated": 7, "greedy": 1, "min tokens": 7},
+        {"truncated": 3, "greedy": 4, "random": 3},
+        {"truncated": 7, "greedy": 1, "random": 4},
         *[dict.fromkeys(names, 1)] * 2,
     ):
         triton_runner.submit(plans.plan(counts))

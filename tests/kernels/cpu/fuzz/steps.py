@@ -33,7 +33,7 @@ class _Step:
     def __init__(self, case: RandomCase) -> None:
         self.heads_each, self.kv_heads = case.between(1, 9), case.between(1, 3)
         self.heads = self.heads_each * self.kv_heads
-        self.head_size = 2 * case.size(64)
+        self.head_size = 32 * case.between(1, 4) if case.one_in(3) else 2 * case.size(64)
         self.kv_size = self.kv_heads * self.head_size
         self.block_size = (1, 2, 4, 16, 32)[case.below(5)]
         self.window = case.size(200) if case.one_in(3) else None
@@ -80,7 +80,8 @@ class _Step:
                 dtype=torch.float32,
                 kv_dtype=dtypes.get(self.kind, torch.float32),
                 bidirectional=self.bidirectional,
-            )
+            ),
+            rounds=case.one_in(2),
         )
 
     def plan(self) -> AttentionMetadata:
