@@ -46,6 +46,7 @@ def test_a_row_of_a_norm_has_the_same_bits_in_any_batch(ops):
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("rows", [0, 1, 63])
 def test_layer_norm_alone_and_after_the_sum(ops, rows, size):
+    torch.manual_seed(1)  # of two inputs that are nearly equal the difference is all rounding
     x, residual, pair = (
         torch.randn(rows, size) * 3 + 5,
         torch.randn(rows, size),
