@@ -149,7 +149,7 @@ def test_a_whole_model_loads_through_the_buffers(ops, size_bytes):
     assert torch.equal(through.compute_logits(hidden), plain.compute_logits(hidden))
     for ours, theirs in zip(through._layers, plain._layers, strict=True):
         x = torch.randn(3, 16)
-        assert torch.equal(ours.feed(x), theirs.feed(x))
+        assert torch.equal(ours.feed_forward(x), theirs.feed_forward(x))
         assert torch.equal(ours.input_norm(x), theirs.input_norm(x))
         assert torch.equal(ours.attention._qkv(x), theirs.attention._qkv(x))
     assert events

@@ -142,7 +142,10 @@ def test_answers_are_those_of_transformers_and_bits_do_not_depend_on_chunks(
         assert crowd.ends[name, 0] is FinishReason.STOP
         assert not crowd.tokens[name, 0]
     assert (len(crowd.tokens["text", 0]), len(crowd.tokens["more text", 0])) == (12, 12)
-    cached = crowd.num_cached_tokens["again r41"]
+    add(crowd, pooler, "once more", prompts["r41"], params)
+    crowd.finish()
+    assert_equal(crowd, crowd.pooled["once more"], alone.pooled["r41"])
+    cached = crowd.num_cached_tokens["once more"]
     assert cached == (40 if kind is PoolingType.LAST else 0)
 
 
