@@ -9,7 +9,7 @@ Workloads, in tokens cut from real English text, greedy, end-of-sequence ignored
     W2        one request, 64 in, 128 out
     W3@RATE   48 requests of W1's kind, Poisson arrivals at RATE a second
     W4        32 requests at once, share 384 tokens, 32 of their own, 32 out
-    prefill   one request, 2,000 in, 1 out
+    prefill   one request, 2,000 in, 1 out; prefill@8000 has 8,000
 
 They are written to one file that all engines are served. Clients of a daemon or a server are other
 processes; a library given by its interpreter is asked in its own process. A table goes to stderr,

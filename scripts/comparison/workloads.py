@@ -45,7 +45,8 @@ def make_rounds(
 
     Lengths and arrivals are the same in every round, the texts are others: an engine that is still
     up must not find its prompts in its cache. A text that is used up starts over. `names`: W1, W2,
-    W3@RATE, W4, prefill. Raises ValueError: an unknown name, no name, no round, or no text."""
+    W3@RATE, W4, prefill, prefill@TOKENS.
+    Raises ValueError: an unknown name, no name, no round, or no text."""
     if not text_token_ids:
         raise ValueError("the text is empty; give one to cut prompts from")
     if num_rounds < 1 or not names:
@@ -98,9 +99,11 @@ def _make(name: str, cut: Cut, seed: int) -> Workload:
         return Workload(
             name, _requests([prefix + cut(_OWN) for _ in range(_SHARING)], _SHARED_OUTPUT)
         )
-    if name == "prefill":
-        return Workload(name, _requests([cut(_LONG_PROMPT)], 1))
-    raise ValueError(f"{name!r} is not a workload; there are W1, W2, W3@RATE, W4 and prefill")
+    if name == "prefill" or (kind == "prefill" and rate.isdecimal() and int(rate)):
+        return Workload(name, _requests([cut(int(rate or _LONG_PROMPT))], 1))
+    raise ValueError(
+        f"{name!r} is not a workload; there are W1, W2, W3@RATE, W4, prefill and prefill@TOKENS"
+    )
 
 
 def _requests(

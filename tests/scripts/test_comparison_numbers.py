@@ -14,7 +14,7 @@ from scripts.load.records import RequestRecord
 from scripts.load.requests import PlannedRequest
 
 TEXT = range(50_000)
-ALL = ("W1", "W2", "W3@2", "W4", "prefill")
+ALL = ("W1", "W2", "W3@2", "W4", "prefill", "prefill@8000")
 SINGLE = Workload("W2", (PlannedRequest(0, [1, 2, 3], 8),))
 
 
@@ -30,7 +30,7 @@ def test_a_workload_file_is_the_same_byte_for_byte(tmp_path):
 
 
 def test_the_workloads_are_as_the_targets_define_them():
-    batch, single, arriving, sharing, prefill = make_rounds(TEXT, ALL, num_rounds=1)[0]
+    batch, single, arriving, sharing, *prefills = make_rounds(TEXT, ALL, num_rounds=1)[0]
     lengths = [len(one.prompt) for one in batch.requests]
     assert len(lengths) == 64 and 32 <= min(lengths) < 64 and 256 < max(lengths) <= 512
     assert {(one.arrival_s, one.num_output_tokens) for one in batch.requests} == {(0.0, 64)}
@@ -42,8 +42,8 @@ def test_the_workloads_are_as_the_targets_define_them():
     prefixes = {tuple(one.prompt[:384]) for one in sharing.requests}
     owns = {tuple(one.prompt[384:]) for one in sharing.requests}
     assert (len(prefixes), len(owns), {len(own) for own in owns}) == (1, 32, {32})
-    [one] = prefill.requests
-    assert (len(one.prompt), one.num_output_tokens) == (2000, 1)
+    ones = [one for prefill in prefills for one in prefill.requests]
+    assert [(len(one.prompt), one.num_output_tokens) for one in ones] == [(2000, 1), (8000, 1)]
 
 
 def test_rounds_have_the_same_lengths_and_no_beginning_in_common():
