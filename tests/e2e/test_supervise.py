@@ -173,7 +173,7 @@ async def test_an_engine_of_ones_own_under_supervise_is_back_and_streams_go_on(t
     llm = await AsyncLLM.launch(str(tiny_llama), supervise=True, num_blocks=64, max_restarts=1)
     try:
         expected, reason = await tokens_and_reason(llm)
-        supervisor = llm._child._process.pid
+        supervisor = llm._children[llm.address].pid
 
         def kill():
             [engine] = children_of(supervisor)

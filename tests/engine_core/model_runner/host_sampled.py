@@ -12,3 +12,4 @@ class HostSampledTriton(TritonOperations):
     apply_penalties = staticmethod(sampling.apply_penalties)
     best_of_masked_rows = staticmethod(sampling.best_of_masked_rows)
     sample = TorchOperations.sample
+    token_logprobs = staticmethod(sampling.token_logprobs)
