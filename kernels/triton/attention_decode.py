@@ -3,7 +3,7 @@
 The specification is in `attention`; a split's result is attention over its keys alone. Whichever
 program ends a request's last split joins them all, always in the same order."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 
 import torch
 import triton
@@ -184,8 +184,7 @@ def decode_attention(
 
     def prepare() -> Launch:
         check()
-        _, num_kv_heads, block_size, head_size = k_cache_BKSD.shape
-        score_scale, multiplier = score_numbers(params, k_scale)
+        num_kv_heads, head_size = k_cache_BKSD.shape[1], k_cache_BKSD.shape[3]
         constants, launch = configuration(
             group_size=work.num_query_heads // num_kv_heads,
             head_size=head_size,
@@ -193,32 +192,8 @@ def decode_attention(
             kv_bytes=k_cache_BKSD.element_size(),
             split_bound=work.split_bound,
         )
-        return Launch(
-            (work.num_programs,),
-            (
-                block_table_RM.stride(0),
-                *q_THD.stride()[:2],
-                *out_THD.stride()[:2],
-                0 if lse_TH is None else lse_TH.stride(0),
-                *k_cache_BKSD.stride()[:3],
-                *v_cache_BKSD.stride()[:3],
-                score_scale,
-                multiplier,
-                v_scale,
-                work.sliding_window or 0,
-            ),
-            {
-                "K": num_kv_heads,
-                "S": block_size,
-                "HAS_WINDOW": work.sliding_window is not None,
-                "HAS_SOFTCAP": params.softcap is not None,
-                "HAS_ALIBI": alibi_slopes_H is not None,
-                "HAS_SINKS": sinks_H is not None,
-                "HAS_LSE": lse_TH is not None,
-                **constants,
-                **launch,
-                **dependent_launch(q_THD.device),
-            },
+        return attention_launch(
+            tensors, work, params, (work.num_programs,), constants | launch, k_scale, v_scale
         )
 
     _launches(tensors, launch_options(work, params, lse_TH, k_scale, v_scale), prepare)
@@ -238,6 +213,48 @@ def launch_options(
     has = (params.sinks_H is None, params.alibi_slopes_H is None, lse_TH is None)
     own = (params.scale, params.softcap, params.sliding_window, k_scale, v_scale, *has)
     return own, work.host_numbers
+
+
+def attention_launch(
+    tensors: Sequence[torch.Tensor],
+    work: AttentionWork,
+    params: AttentionParams,
+    grid: tuple[int, ...],
+    options: dict[str, int],
+    k_scale: float,
+    v_scale: float,
+    *numbers: int,
+) -> Launch:
+    """What both kernels take behind `tensors`, which begin with queries, caches and block table and
+    end with results and their log-sum-exp; `numbers`: what a kernel takes behind that."""
+    q_THD, k_cache_BKSD, v_cache_BKSD, block_table_RM, *_, out_THD, lse_TH = tensors
+    has_lse = lse_TH is not out_THD
+    return Launch(
+        grid,
+        (
+            block_table_RM.stride(0),
+            *q_THD.stride()[:2],
+            *out_THD.stride()[:2],
+            lse_TH.stride(0) if has_lse else 0,
+            *k_cache_BKSD.stride()[:3],
+            *v_cache_BKSD.stride()[:3],
+            *score_numbers(params, k_scale),
+            v_scale,
+            work.sliding_window or 0,
+            *numbers,
+        ),
+        {
+            "K": k_cache_BKSD.shape[1],
+            "S": k_cache_BKSD.shape[2],
+            "HAS_WINDOW": work.sliding_window is not None,
+            "HAS_SOFTCAP": params.softcap is not None,
+            "HAS_ALIBI": params.alibi_slopes_H is not None,
+            "HAS_SINKS": params.sinks_H is not None,
+            "HAS_LSE": has_lse,
+            **options,
+            **dependent_launch(q_THD.device),
+        },
+    )
 
 
 def configuration(

@@ -15,13 +15,13 @@ import triton
 import triton.language as tl
 
 from kernels.interface.operations import AttentionParams
-from kernels.triton.attention_decode import launch_options, score_numbers
+from kernels.triton.attention_decode import attention_launch, launch_options
 from kernels.triton.attention_lists import MOST_SPLIT_PREFILLS, TILE_ROWS
 from kernels.triton.attention_reduce import all_arrived, join_splits
 from kernels.triton.attention_tile import attend_tile
 from kernels.triton.attention_work import AttentionWork
 from kernels.triton.bound_launch import BoundLaunches, Launch
-from kernels.triton.device_limits import SHORT_SHARED_BYTES, dependent_launch, shared_memory
+from kernels.triton.device_limits import SHORT_SHARED_BYTES, shared_memory
 
 
 @triton.jit(do_not_specialize=["window", "table_stride", "first_prefill"])
@@ -255,10 +255,14 @@ def prefill_attention(
             out_THD if lse_TH is None else lse_TH,
         )
 
-        def prepare(number: int = num_entries, slots: int = slots, first: int = first) -> Launch:
+        def prepare(
+            tensors: tuple[torch.Tensor, ...] = tensors,
+            number: int = num_entries,
+            slots: int = slots,
+            first: int = first,
+        ) -> Launch:
             check()
-            _, num_kv_heads, block_size, head_size = k_cache_BKSD.shape
-            score_scale, multiplier = score_numbers(params, k_scale)
+            num_kv_heads, head_size = k_cache_BKSD.shape[1], k_cache_BKSD.shape[3]
             constants, launch = configuration(
                 group_size=work.num_query_heads // num_kv_heads,
                 head_size=head_size,
@@ -266,33 +270,9 @@ def prefill_attention(
                 shared_bytes=shared_memory(q_THD.device),
                 tile_slots=slots,
             )
-            return Launch(
-                (number, num_kv_heads),
-                (
-                    block_table_RM.stride(0),
-                    *q_THD.stride()[:2],
-                    *out_THD.stride()[:2],
-                    0 if lse_TH is None else lse_TH.stride(0),
-                    *k_cache_BKSD.stride()[:3],
-                    *v_cache_BKSD.stride()[:3],
-                    score_scale,
-                    multiplier,
-                    v_scale,
-                    work.sliding_window or 0,
-                    first,
-                ),
-                {
-                    "K": num_kv_heads,
-                    "S": block_size,
-                    "HAS_WINDOW": work.sliding_window is not None,
-                    "HAS_SOFTCAP": params.softcap is not None,
-                    "HAS_ALIBI": alibi_slopes_H is not None,
-                    "HAS_SINKS": sinks_H is not None,
-                    "HAS_LSE": lse_TH is not None,
-                    **constants,
-                    **launch,
-                    **dependent_launch(q_THD.device),
-                },
+            grid = number, num_kv_heads
+            return attention_launch(
+                tensors, work, params, grid, constants | launch, k_scale, v_scale, first
             )
 
         _launches(tensors, (options, slots, first), prepare)
