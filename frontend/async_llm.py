@@ -9,9 +9,9 @@ import weakref
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
-from frontend.adapters import LoRARequest, one_adapter
+from frontend.adapters import LoRARequest
 from frontend.chat_template import template_process
 from frontend.connection import ConnectionOptions
 from frontend.daemon import ChildDaemon, start_daemons
@@ -20,17 +20,13 @@ from frontend.engine_group import EngineGroup
 from frontend.engine_options import daemon_arguments
 from frontend.errors import EngineUnavailable, InvalidInput, UnknownAdapter
 from frontend.event_loop import Clock
-from frontend.input_processor import (
-    ChatMessage,
-    InputProcessor,
-    PromptInput,
-    TokensPrompt,
-    has_data,
-)
+from frontend.input_processor import InputProcessor
 from frontend.media import allowed_folder, has_media, in_thread
 from frontend.output_processor import OutputProcessor
 from frontend.outputs import BeamSearchOutput, RequestOutput, beam_search_output
 from frontend.pooling import PoolingCalls
+from frontend.prompts import ChatMessage, PromptInput, TokensPrompt, has_data
+from frontend.request_options import RequestOptions, adapter_of
 from frontend.router import ROUTING_POLICIES, RoutingPolicy
 from frontend.sampling_params import BeamSearchParams, SamplingParams
 from frontend.session import EngineSession, Neighbours
@@ -178,37 +174,32 @@ class AsyncLLM(EngineCalls, PoolingCalls):
             EngineStartError: the engine did not get ready; the text holds its last lines.
         """
         reasoning_of_config(structured_outputs_config)
-        folder = allowed_folder(allowed_local_media_path)
+        allowed_folder(allowed_local_media_path)
         number = engine_options.pop("data_parallel_size", 1)
-        client = await cls.launched(
+        return await cls.launched(
             *start_daemons(daemon_arguments(model, engine_options), number),
+            startup_timeout_s=startup_timeout_s,
             client_name=client_name,
             seed=seed,
-            startup_timeout_s=startup_timeout_s,
             structured_outputs_config=structured_outputs_config,
+            allowed_local_media_path=allowed_local_media_path,
         )
-        client.allowed_local_media_path = folder
-        return client
 
     @classmethod
     async def launched(
         cls,
         *children: ChildDaemon,
-        client_name: str = "",
-        seed: int | None = None,
         startup_timeout_s: float = 600.0,
-        structured_outputs_config: Mapping[str, Any] | None = None,
+        **options: Any,
     ) -> Self:
-        """A client of engines that are starting, and end with the client.
+        """A client of engines that are starting, and end with the client; options are its own.
         Raises EngineStartError: see `launch`."""
         try:
             await asyncio.gather(*(each.ready(startup_timeout_s) for each in children))
             client = cls(
                 [each.address for each in children],
-                client_name=client_name,
-                seed=seed,
                 reconnect_timeout_s=startup_timeout_s,
-                structured_outputs_config=structured_outputs_config,
+                **options,
             )
             client._children = {each.address: each for each in children}
             await client.open()
@@ -343,13 +334,8 @@ class AsyncLLM(EngineCalls, PoolingCalls):
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         *,
-        priority: int = 0,
-        tenant: str | None = None,
-        cache_salt: str | None = None,
-        timeout_s: float | None = None,
-        adapter: str | None = None,
-        lora_request: LoRARequest | None = None,
         session_id: str | None = None,
+        **options: Unpack[RequestOptions],
     ) -> AsyncGenerator[RequestOutput, None]:
         """Complete one prompt, as a stream that ends with the output whose `finished` is True.
 
@@ -376,17 +362,7 @@ class AsyncLLM(EngineCalls, PoolingCalls):
             RequestRejected: the engine refused it for another reason.
             EngineDied: the engine was lost and did not come back.
         """
-        return self._stream(
-            prompt,
-            sampling_params,
-            request_id,
-            priority,
-            tenant,
-            cache_salt,
-            timeout_s,
-            one_adapter(adapter, lora_request),
-            session_id,
-        )
+        return self._stream(prompt, sampling_params, request_id, options, session_id)
 
     async def chat(
         self,
@@ -399,13 +375,8 @@ class AsyncLLM(EngineCalls, PoolingCalls):
         continue_final_message: bool = False,
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        priority: int = 0,
-        tenant: str | None = None,
-        cache_salt: str | None = None,
-        timeout_s: float | None = None,
-        adapter: str | None = None,
-        lora_request: LoRARequest | None = None,
         session_id: str | None = None,
+        **options: Unpack[RequestOptions],
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer a conversation: `generate` behind the model's chat template.
         Raises InvalidInput, QueueFull, RequestRejected, EngineDied: see `generate`; also a template
@@ -418,17 +389,7 @@ class AsyncLLM(EngineCalls, PoolingCalls):
             tools=tools,
             **(chat_template_kwargs or {}),
         )
-        stream = self._stream(
-            prompt,
-            sampling_params,
-            request_id,
-            priority,
-            tenant,
-            cache_salt,
-            timeout_s,
-            one_adapter(adapter, lora_request),
-            session_id,
-        )
+        stream = self._stream(prompt, sampling_params, request_id, options, session_id)
         async with contextlib.aclosing(stream) as outputs:
             async for output in outputs:
                 yield output
@@ -455,27 +416,12 @@ class AsyncLLM(EngineCalls, PoolingCalls):
         prompt: PromptInput,
         params: BeamSearchParams,
         request_id: str | None = None,
-        *,
-        priority: int = 0,
-        tenant: str | None = None,
-        cache_salt: str | None = None,
-        timeout_s: float | None = None,
-        adapter: str | None = None,
-        lora_request: LoRARequest | None = None,
+        **options: Unpack[RequestOptions],
     ) -> BeamSearchOutput:
         """The likeliest continuations of one prompt, best first. Nothing comes before the end; if
         the engine is lost, the search starts again.
         Raises InvalidInput, QueueFull, RequestRejected, EngineDied: see `generate`."""
-        stream = self._stream(
-            prompt,
-            params,
-            request_id,
-            priority,
-            tenant,
-            cache_salt,
-            timeout_s,
-            one_adapter(adapter, lora_request),
-        )
+        stream = self._stream(prompt, params, request_id, options)
         async with contextlib.aclosing(stream) as outputs:
             final = [output async for output in outputs][-1]
         return beam_search_output(final, self.input_processor.optional_tokenizer)
@@ -485,25 +431,17 @@ class AsyncLLM(EngineCalls, PoolingCalls):
         prompt: object,
         params: SamplingParams | BeamSearchParams | None,
         request_id: str | None,
-        priority: int,
-        tenant: str | None,
-        cache_salt: str | None,
-        timeout_s: float | None,
-        adapter: LoRARequest | None,
+        options: RequestOptions,
         session_id: str | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         await self.ready()
-        await self.know_adapter(adapter)
+        await self.know_adapter(adapter_of(options))
         prompt = await self.with_media(prompt)
         request = self.input_processor.make_request(
             prompt,
             params,
             self.session.requests.new_request_id(request_id),
-            priority=priority,
-            tenant=tenant,
-            cache_salt=cache_salt,
-            timeout_s=timeout_s,
-            adapter=None if adapter is None else adapter.name,
+            **options,
         )
         request.session_id = session_id
         try:

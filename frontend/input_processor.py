@@ -4,79 +4,39 @@ is sent."""
 import random
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
 
-from frontend.encoder_prompts import EncoderDecoderPrompt, EncoderPrompts, SplitPrompt
+from frontend.encoder_prompts import EncoderPrompts, SplitPrompt
 from frontend.errors import InvalidInput
 from frontend.event_loop import Clock
 from frontend.media import has_media, items_of, split_media
 from frontend.pooling_params import PoolingParams
 from frontend.prompt_embeds import EmbeddedPrompt, embedded_prompt
+from frontend.prompts import ChatMessage, TokensPrompt, has_data, one_salt, parse_prompt
 from frontend.reasoning_formats import ReasoningFormat, reasoning_format_of_template
+from frontend.request_options import RequestOptions, wire_options
 from frontend.request_state import RequestState
 from frontend.sampling_params import (
     BeamSearchParams,
     RequestOutputKind,
     SamplingParams,
     as_invalid_input,
-    check_scheduling,
 )
 from frontend.structured_outputs import behind_reasoning
 from frontend.tokenizer import Tokenizer
 from protocol.outputs import ModelInfo
 from protocol.pooling import POOLING_SAMPLING, PoolingTask
-from protocol.requests import EngineRequest, ModelLimits, check_name
+from protocol.requests import EngineRequest, ModelLimits
 from protocol.sampling import ThinkingBudget
 
 if TYPE_CHECKING:
     from frontend.multimodal.inputs import MultiModalProcessor, MultiModalPrompt
 
 
-class TextPrompt(TypedDict):
-    """A prompt as text."""
-
-    prompt: str
-    multi_modal_data: NotRequired[Mapping[str, Any]]
-    """{"image": one or several, "audio": one or several}; the text has a placeholder for each."""
-    cache_salt: NotRequired[str]
-
-
-class TokensPrompt(TypedDict):
-    """A prompt as token ids; `prompt` is only reported back."""
-
-    prompt_token_ids: list[int]
-    prompt: NotRequired[str]
-    multi_modal_data: NotRequired[Mapping[str, Any]]
-    multimodal: NotRequired["MultiModalPrompt"]
-    """`multi_modal_data`, processed: of `InputProcessor.with_media`."""
-    cache_salt: NotRequired[str]
-
-
-class EmbedsPrompt(TypedDict):
-    """Hidden states in place of tokens, or of some of them; `prompt` is only reported back."""
-
-    prompt_embeds: Any
-    """[positions, hidden size] in float32, float16 or bfloat16: an array of numpy or torch."""
-    prompt_token_ids: NotRequired[list[int]]
-    prompt_is_token_ids: NotRequired[list[bool]]
-    """Of each of `prompt_token_ids` whether it is one; else the next row stands there, or, if there
-    are as many rows as ids, its own."""
-    prompt: NotRequired[str]
-    cache_salt: NotRequired[str]
-
-
-PromptInput = str | Sequence[int] | TextPrompt | TokensPrompt | EmbedsPrompt | EncoderDecoderPrompt
-"""One prompt."""
-PromptsInput = PromptInput | Sequence[PromptInput]
-"""One prompt or several."""
-
-ChatMessage = Mapping[str, Any]
-
 _MARKER_TOKENS = 16
 """As many of a prompt's last tokens show whether it ends in a block of reasoning."""
-_KNOWN_KEYS = frozenset({"prompt", "prompt_token_ids", "cache_salt"})
 _EMBEDS_KEYS = frozenset({"prompt_embeds", "prompt_is_token_ids"})
 _POOLED = SamplingParams(detokenize=False)
 
@@ -133,21 +93,16 @@ class InputProcessor:
         params: SamplingParams | BeamSearchParams | None,
         request_id: str,
         *,
-        priority: int = 0,
-        tenant: str | None = None,
-        cache_salt: str | None = None,
-        timeout_s: float | None = None,
-        adapter: str | None = None,
         output_kind: RequestOutputKind | None = None,
         name: str = "prompt",
         on_finished: Callable[[], None] | None = None,
+        **options: Unpack[RequestOptions],
     ) -> RequestState:
         """
         Args:
-            cache_salt: for a prompt that has none of its own.
-            adapter: the name of one that the engine knows.
             output_kind: default: that of `params`.
             name: what to call the prompt in an error.
+            options: the adapter is one that the engine knows; the salt for a prompt that has none.
 
         Raises:
             InvalidInput: this model or this engine cannot serve it.
@@ -166,7 +121,7 @@ class InputProcessor:
                 f"the task is generate, this engine's tasks are {', '.join(self.model.tasks)}; ask "
                 "for one of these, or start it with --runner generate"
             )
-        check_scheduling(priority, tenant, timeout_s)
+        fields = wire_options(**options)
         if params.stop_strings and self.optional_tokenizer is None:
             raise InvalidInput(
                 "stop strings need text, and the engine's model came without a tokenizer; use "
@@ -192,7 +147,7 @@ class InputProcessor:
                     f"truncate_prompt_tokens is {params.truncate_prompt_tokens}, and {name} has "
                     "prompt_embeds; cut them, and omit it"
                 )
-        text, token_ids, own_salt = _parse(prompt, name)
+        text, token_ids, own_salt = parse_prompt(prompt, name)
         if token_ids is None:
             assert text is not None
             token_ids = self.tokenizer.encode(text)
@@ -234,13 +189,9 @@ class InputProcessor:
             sampling_params=wire_params,
             num_sequences=num_sequences,
             beam_search=beam_search,
-            priority=priority,
-            tenant=tenant,
-            cache_salt=_one_salt(own_salt, cache_salt, name),
-            timeout_s=timeout_s,
-            adapter=adapter,
             multimodal_inputs=() if media is None else media.inputs,
             prompt_embeds=() if embeds is None else embeds.spans,
+            **fields | {"cache_salt": one_salt(own_salt, fields["cache_salt"], name)},
         )
         return RequestState(
             request,
@@ -260,14 +211,10 @@ class InputProcessor:
         task: PoolingTask,
         request_id: str,
         *,
-        priority: int = 0,
-        tenant: str | None = None,
-        cache_salt: str | None = None,
-        timeout_s: float | None = None,
-        adapter: str | None = None,
         add_special_tokens: bool = True,
         name: str = "prompt",
         on_finished: Callable[[], None] | None = None,
+        **options: Unpack[RequestOptions],
     ) -> RequestState:
         """`prompt` may be two texts, to be scored together. Other arguments: see `make_request`.
         Raises InvalidInput: this model or this engine cannot serve it."""
@@ -277,7 +224,7 @@ class InputProcessor:
                 "ask for one of these, or start an engine with --convert embed or classify, or "
                 "with a model made for that"
             )
-        check_scheduling(priority, tenant, timeout_s)
+        fields = wire_options(**options)
         limit, side = params.truncate_prompt_tokens, params.truncation_side
         limit = self.model.max_model_len if limit == -1 else limit
         text, token_ids, own_salt, second = None, None, None, None
@@ -286,7 +233,7 @@ class InputProcessor:
             if not self.model.has_segments:
                 text, pair = f"{text}{pair}", None
         else:
-            text, token_ids, own_salt = _parse(prompt, name)
+            text, token_ids, own_salt = parse_prompt(prompt, name)
             pair = None
         if token_ids is None:
             assert text is not None
@@ -303,12 +250,8 @@ class InputProcessor:
             request_id=request_id,
             prompt_token_ids=token_ids,
             sampling_params=POOLING_SAMPLING,
-            priority=priority,
-            tenant=tenant,
-            cache_salt=_one_salt(own_salt, cache_salt, name),
-            timeout_s=timeout_s,
-            adapter=adapter,
             pooling_params=pooling_params,
+            **fields | {"cache_salt": one_salt(own_salt, fields["cache_salt"], name)},
         )
         return RequestState(
             request,
@@ -348,7 +291,7 @@ class InputProcessor:
         if not has_data(prompt):
             return given
         items = items_of(prompt["multi_modal_data"])
-        text, token_ids, _ = _parse(given, "prompt")
+        text, token_ids, _ = parse_prompt(given, "prompt")
         media = self._multimodal_processor().process(
             (text or "") if token_ids is None else token_ids, items, add_special_tokens=True
         )
@@ -377,13 +320,6 @@ class InputProcessor:
                 allowed_path=self._media_path,
             )
         return self._multimodal
-
-
-def has_data(prompt: object) -> bool:
-    """Whether it takes long to decode."""
-    return isinstance(prompt, Mapping) and bool(
-        prompt.get("multi_modal_data") or has_data(prompt.get("encoder_prompt"))
-    )
 
 
 def bad_word_ids(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
@@ -417,76 +353,3 @@ def thinking_budget(budget: int, tokenizer: Tokenizer) -> ThinkingBudget:
     return ThinkingBudget(
         max_tokens=budget, start_token_id=token_ids[0][0], end_token_id=token_ids[1][0]
     )
-
-
-def split_prompts(prompts: object) -> list[object]:
-    """A list of single prompts from one prompt or several, unchecked.
-    Raises InvalidInput: neither."""
-    if isinstance(prompts, str | Mapping):
-        return [prompts]
-    if not isinstance(prompts, Sequence) or isinstance(prompts, bytes | bytearray):
-        raise InvalidInput(
-            f"prompts are of type {type(prompts).__name__}; give a string, token ids, a "
-            "dictionary with 'prompt' or 'prompt_token_ids', or a list of those"
-        )
-    if prompts and all(_is_whole(item) for item in prompts):
-        return [prompts]
-    return list(prompts)
-
-
-def _one_salt(own: str | None, beside: str | None, name: str) -> str | None:
-    """Of a prompt's own salt and the one given beside it."""
-    beside = _checked_salt(beside, name)
-    if own is not None and beside not in (None, own):
-        raise InvalidInput(
-            f"{name} has cache_salt {own!r}, and {beside!r} was given beside it; give one of them"
-        )
-    return beside if own is None else own
-
-
-def _checked_salt(salt: object, name: str) -> str | None:
-    if salt is None:
-        return None
-    if isinstance(salt, str) and salt:
-        with as_invalid_input():
-            check_name(f"cache_salt of {name}", salt)
-        return salt
-    raise InvalidInput(f"cache_salt of {name} is {salt!r}, it must be a non-empty string")
-
-
-def _parse(prompt: object, name: str) -> tuple[str | None, list[int] | None, str | None]:
-    """Text, token ids and cache salt of a prompt in any of its forms."""
-    if isinstance(prompt, str):
-        return prompt, None, None
-    if not isinstance(prompt, Mapping):
-        return None, _token_ids(prompt, name), None
-    unknown = [key for key in prompt if key not in _KNOWN_KEYS and prompt[key] is not None]
-    if unknown:
-        raise InvalidInput(
-            f"{name} has {unknown[0]!r}, which this engine does not support; known are "
-            f"{sorted(_KNOWN_KEYS)}"
-        )
-    text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
-    if text is None and token_ids is None:
-        raise InvalidInput(f"{name} has neither 'prompt' nor 'prompt_token_ids'; give one")
-    if text is not None and not isinstance(text, str):
-        raise InvalidInput(f"the text of {name} is of type {type(text).__name__}, it must be str")
-    if token_ids is not None:
-        token_ids = _token_ids(token_ids, name)
-    return text, token_ids, _checked_salt(prompt.get("cache_salt"), name)
-
-
-def _token_ids(token_ids: object, name: str) -> list[int]:
-    if not isinstance(token_ids, Sequence) or isinstance(token_ids, str | bytes | bytearray):
-        raise InvalidInput(
-            f"{name} is of type {type(token_ids).__name__}; give a string, a list of token ids, or "
-            "a dictionary with 'prompt' or 'prompt_token_ids'"
-        )
-    for token_id in token_ids:
-        if not _is_whole(token_id):
-            raise InvalidInput(f"{name} holds {token_id!r}, token ids must be whole numbers")
-    return list(token_ids)
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

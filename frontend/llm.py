@@ -5,16 +5,16 @@ import asyncio
 import contextlib
 import logging
 import weakref
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from functools import partial
 from os import PathLike
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
-from frontend.adapters import LoRARequest, one_adapter
+from frontend.adapters import LoRARequest
 from frontend.async_llm import AsyncLLM
+from frontend.batched_requests import run_all
 from frontend.errors import ClientClosed, InvalidInput, RequestRejected
 from frontend.event_loop import LoopThread
-from frontend.input_processor import ChatMessage, PromptsInput, has_data, split_prompts
 from frontend.outputs import BeamSearchOutput, RequestOutput, beam_search_output
 from frontend.pooling import (
     ClassificationRequestOutput,
@@ -23,6 +23,8 @@ from frontend.pooling import (
     ScoringRequestOutput,
 )
 from frontend.pooling_params import PoolingParams
+from frontend.prompts import ChatMessage, PromptsInput, has_data, split_prompts
+from frontend.request_options import RequestOptions, SharedOptions, adapter_of
 from frontend.request_state import RequestState
 from frontend.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from frontend.tokenizer import Tokenizer
@@ -35,9 +37,6 @@ logger = logging.getLogger(__name__)
 Params = SamplingParams | BeamSearchParams
 T = TypeVar("T")
 AdapterInput = LoRARequest | Sequence[LoRARequest | None] | None
-
-_MOST_IN_FLIGHT = 32_768
-"""Requests of one call: fewer than the engine lets wait by default."""
 
 
 class LLM:
@@ -87,25 +86,20 @@ class LLM:
                 "model was given with address or keys; a model starts an engine, an address names "
                 "a running one: give one of them"
             )
+        client_options: dict[str, Any] = {
+            "seed": seed,
+            "structured_outputs_config": structured_outputs_config,
+            "allowed_local_media_path": allowed_local_media_path,
+        }
         self._thread = LoopThread("engine-client")
         try:
             self._client = self._thread.run_and_wait(
                 AsyncLLM.connect(
-                    address,
-                    seed=seed,
-                    reconnect_timeout_s=reconnect_timeout_s,
-                    keys=keys,
-                    structured_outputs_config=structured_outputs_config,
-                    allowed_local_media_path=allowed_local_media_path,
+                    address, reconnect_timeout_s=reconnect_timeout_s, keys=keys, **client_options
                 )
                 if model is None
                 else AsyncLLM.launch(
-                    model,
-                    seed=seed,
-                    startup_timeout_s=startup_timeout_s,
-                    structured_outputs_config=structured_outputs_config,
-                    allowed_local_media_path=allowed_local_media_path,
-                    **engine_options,
+                    model, startup_timeout_s=startup_timeout_s, **client_options, **engine_options
                 )
             )
         except BaseException:
@@ -147,11 +141,7 @@ class LLM:
         use_tqdm: bool | Callable[..., Any] = True,
         lora_request: AdapterInput = None,
         priority: Sequence[int] | None = None,
-        *,
-        tenant: str | None = None,
-        cache_salt: str | None = None,
-        timeout_s: float | None = None,
-        adapter: str | None = None,
+        **options: Unpack[SharedOptions],
     ) -> list[RequestOutput]:
         """Complete every prompt. An interrupt aborts them all.
 
@@ -173,15 +163,7 @@ class LLM:
             EngineDied: the engine was lost and did not come back.
         """
         return self._run_batch(
-            split_prompts(prompts),
-            sampling_params,
-            priority,
-            tenant,
-            cache_salt,
-            timeout_s,
-            use_tqdm,
-            adapter,
-            lora_request,
+            split_prompts(prompts), sampling_params, priority, lora_request, use_tqdm, options
         )
 
     def chat(
@@ -198,10 +180,7 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         *,
         priority: Sequence[int] | None = None,
-        tenant: str | None = None,
-        cache_salt: str | None = None,
-        timeout_s: float | None = None,
-        adapter: str | None = None,
+        **options: Unpack[SharedOptions],
     ) -> list[RequestOutput]:
         """Answer one conversation or several: `generate` behind the model's chat template.
         Raises InvalidInput, EngineDied: see `generate`; also a template that fails."""
@@ -223,17 +202,7 @@ class LLM:
             )
             for conversation in conversations
         ]
-        return self._run_batch(
-            prompts,
-            sampling_params,
-            priority,
-            tenant,
-            cache_salt,
-            timeout_s,
-            use_tqdm,
-            adapter,
-            lora_request,
-        )
+        return self._run_batch(prompts, sampling_params, priority, lora_request, use_tqdm, options)
 
     def beam_search(
         self,
@@ -243,10 +212,7 @@ class LLM:
         use_tqdm: bool | Callable[..., Any] = False,
         *,
         priority: Sequence[int] | None = None,
-        tenant: str | None = None,
-        cache_salt: str | None = None,
-        timeout_s: float | None = None,
-        adapter: str | None = None,
+        **options: Unpack[SharedOptions],
     ) -> list[BeamSearchOutput]:
         """The likeliest continuations of each prompt. An interrupt aborts them all.
         Raises InvalidInput, EngineDied: see `generate`.
@@ -260,15 +226,7 @@ class LLM:
                 f"params is of type {type(params).__name__}, it must be BeamSearchParams"
             )
         outputs = self._run_batch(
-            split_prompts(prompts),
-            params,
-            priority,
-            tenant,
-            cache_salt,
-            timeout_s,
-            use_tqdm,
-            adapter,
-            lora_request,
+            split_prompts(prompts), params, priority, lora_request, use_tqdm, options
         )
         tokenizer = self._client.input_processor.optional_tokenizer
         return [beam_search_output(output, tokenizer) for output in outputs]
@@ -284,8 +242,7 @@ class LLM:
         `AsyncLLM.embed` and its neighbours, also for `more` (`prompt_name`, `lora_request`,
         `priority` ...). An interrupt aborts them all.
         Raises InvalidInput, RequestRejected, RequestFailed, EngineDied: see `PoolingCalls`."""
-        run = partial(self._client.embed, prompts, pooling_params, **more)
-        return self._pool(run, len(split_prompts(prompts)), use_tqdm)
+        return self._pool(self._client.embed, prompts, pooling_params, use_tqdm, more)
 
     def classify(
         self,
@@ -295,8 +252,7 @@ class LLM:
         **more: Any,
     ) -> list[ClassificationRequestOutput]:
         """Probabilities of the labels."""
-        run = partial(self._client.classify, prompts, pooling_params, **more)
-        return self._pool(run, len(split_prompts(prompts)), use_tqdm)
+        return self._pool(self._client.classify, prompts, pooling_params, use_tqdm, more)
 
     def reward(
         self,
@@ -306,8 +262,7 @@ class LLM:
         **more: Any,
     ) -> list[PoolingRequestOutput]:
         """The labels of each token, or of each step."""
-        run = partial(self._client.reward, prompts, pooling_params, **more)
-        return self._pool(run, len(split_prompts(prompts)), use_tqdm)
+        return self._pool(self._client.reward, prompts, pooling_params, use_tqdm, more)
 
     def encode(
         self,
@@ -320,8 +275,7 @@ class LLM:
     ) -> list[PoolingRequestOutput]:
         """What `pooling_task` names, as it comes."""
         more["pooling_task"] = pooling_task
-        run = partial(self._client.encode, prompts, pooling_params, **more)
-        return self._pool(run, len(split_prompts(prompts)), use_tqdm)
+        return self._pool(self._client.encode, prompts, pooling_params, use_tqdm, more)
 
     def score(
         self,
@@ -335,20 +289,20 @@ class LLM:
         first, second = (
             [each] if isinstance(each, str) else list(each) for each in (data_1, data_2)
         )
-        run = partial(self._client.score, first, second, pooling_params, **more)
-        return self._pool(run, len(second), use_tqdm)
+        run = partial(self._client.score, first)
+        return self._pool(run, second, pooling_params, use_tqdm, more)
 
     def _pool(
         self,
         run: Callable[..., Coroutine[Any, Any, T]],
-        num_prompts: int,
+        prompts: PromptsInput,
+        pooling_params: PoolingParams | None,
         use_tqdm: bool | Callable[..., Any],
+        more: dict[str, Any],
     ) -> T:
         self._open_client()
-        progress = _progress_bar(num_prompts, use_tqdm) if use_tqdm else None
-        done = None if progress is None else lambda: progress.update(1)
-        with contextlib.nullcontext() if progress is None else contextlib.closing(progress):
-            return self._thread.run_and_wait(run(on_finished=done))
+        with _progress_bar(len(split_prompts(prompts)), use_tqdm) as done:
+            return self._thread.run_and_wait(run(prompts, pooling_params, on_finished=done, **more))
 
     def request_info(self, request_id: str) -> RequestInfo:
         """A request's state and its reasons, by the engine's id (`metrics.engine_request_id`)."""
@@ -402,12 +356,9 @@ class LLM:
         prompts: Sequence[object],
         params: Params | Sequence[Params] | None,
         priorities: Sequence[int] | None,
-        tenant: str | None,
-        cache_salt: str | None,
-        timeout_s: float | None,
-        use_tqdm: bool | Callable[..., Any],
-        adapter: str | None,
         lora_request: AdapterInput,
+        use_tqdm: bool | Callable[..., Any],
+        shared: SharedOptions,
     ) -> list[RequestOutput]:
         """All prompts are checked before any is sent; outputs are in the prompts' order."""
         client = self._open_client()
@@ -419,11 +370,14 @@ class LLM:
             lora_request if isinstance(lora_request, Sequence) else [lora_request] * len(prompts)
         )
         _check_one_per_prompt("lora_request", each_lora, len(prompts))
-        adapters = [one_adapter(adapter, each) for each in each_lora]
+        options = [
+            RequestOptions(**shared, priority=own, lora_request=lora)
+            for own, lora in zip(priorities, each_lora, strict=True)
+        ]
 
-        async def run(progress: Any) -> list[RequestOutput]:
+        async def run(done: Callable[[], None] | None) -> list[RequestOutput]:
             await client.ready()
-            for wanted in dict.fromkeys(adapters):
+            for wanted in dict.fromkeys(map(adapter_of, options)):
                 await client.know_adapter(wanted)
             decoded = prompts
             if any(map(has_data, prompts)):
@@ -433,36 +387,21 @@ class LLM:
                     prompt,
                     params,
                     client.session.requests.new_request_id(),
-                    priority=priority,
-                    tenant=tenant,
-                    cache_salt=cache_salt,
-                    timeout_s=timeout_s,
-                    adapter=None if lora is None else lora.name,
                     output_kind=RequestOutputKind.FINAL_ONLY,
                     name=f"prompt {index}" if len(prompts) > 1 else "prompt",
-                    on_finished=None if progress is None else lambda: progress.update(1),
+                    on_finished=done,
+                    **own,
                 )
-                for index, (prompt, params, priority, lora) in enumerate(
-                    zip(decoded, each_params, priorities, adapters, strict=True)
+                for index, (prompt, params, own) in enumerate(
+                    zip(decoded, each_params, options, strict=True)
                 )
             ]
-            try:
-                outputs = []
-                for index, request in enumerate(requests):
-                    # the first ones, then another one for each that has ended
-                    first = index + _MOST_IN_FLIGHT - 1 if index else 0
-                    for each in requests[first : index + _MOST_IN_FLIGHT]:
-                        client.session.submit(each)
-                    outputs.append(await _final_output(request))
-                _warn_of_errors(outputs)
-                return outputs
-            finally:
-                for request in requests:
-                    client.session.release(request)
+            outputs = await run_all(client.session, requests, _final_output)
+            _warn_of_errors(outputs)
+            return outputs
 
-        progress = _progress_bar(len(prompts), use_tqdm) if use_tqdm else None
-        with contextlib.nullcontext() if progress is None else contextlib.closing(progress):
-            return self._thread.run_and_wait(run(progress))
+        with _progress_bar(len(prompts), use_tqdm) as done:
+            return self._thread.run_and_wait(run(done))
 
     def _open_client(self) -> AsyncLLM:
         if not self._close.alive:
@@ -475,11 +414,20 @@ def _close(thread: LoopThread, client: AsyncLLM) -> None:
     thread.close()
 
 
-def _progress_bar(num_prompts: int, use_tqdm: bool | Callable[..., Any]) -> Any:
+@contextlib.contextmanager
+def _progress_bar(
+    num_prompts: int, use_tqdm: bool | Callable[..., Any]
+) -> Iterator[Callable[[], None] | None]:
+    """What is to be called for each prompt that is done."""
+    if not use_tqdm:
+        yield None
+        return
     from tqdm.auto import tqdm
 
     make = use_tqdm if callable(use_tqdm) else tqdm
-    return make(total=num_prompts, desc="Processed prompts", dynamic_ncols=True)
+    bar = make(total=num_prompts, desc="Processed prompts", dynamic_ncols=True)
+    with contextlib.closing(bar):
+        yield lambda: bar.update(1)
 
 
 async def _final_output(request: RequestState) -> RequestOutput:

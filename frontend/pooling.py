@@ -5,22 +5,22 @@ import abc
 import math
 from collections.abc import Callable, Mapping, Sequence
 from operator import mul
-from typing import Any
+from typing import Any, Unpack
 
 import msgspec
 
-from frontend.adapters import LoRARequest, one_adapter
+from frontend.adapters import LoRARequest
+from frontend.batched_requests import run_all
 from frontend.engine_group import EngineGroup
 from frontend.errors import InvalidInput, RequestFailed
-from frontend.input_processor import InputProcessor, PromptsInput, split_prompts
+from frontend.input_processor import InputProcessor
 from frontend.outputs import RequestOutput
 from frontend.pooling_params import PoolingParams
+from frontend.prompts import PromptsInput, split_prompts
+from frontend.request_options import RequestOptions, adapter_of
 from frontend.request_state import RequestState
 from frontend.session import EngineSession
 from protocol.pooling import PoolingTask
-
-_MOST_IN_FLIGHT = 32_768
-"""Requests of one call: fewer than the engine lets wait by default."""
 
 
 class PoolingOutput(msgspec.Struct):
@@ -202,21 +202,15 @@ class PoolingCalls(abc.ABC):
         task: PoolingTask,
         *,
         request_id: str | None = None,
-        priority: int = 0,
-        tenant: str | None = None,
-        cache_salt: str | None = None,
-        timeout_s: float | None = None,
-        adapter: str | None = None,
-        lora_request: LoRARequest | None = None,
         add_special_tokens: bool = True,
         on_finished: Callable[[], None] | None = None,
+        **options: Unpack[RequestOptions],
     ) -> list[RequestOutput]:
         """Prompts or pairs of texts; all are checked before any is sent, and outputs are in their
         order. Arguments: see `AsyncLLM.generate`; of several prompts each one's id has its place
         behind `request_id`."""
         await self.ready()
-        lora = one_adapter(adapter, lora_request)
-        await self.know_adapter(lora)
+        await self.know_adapter(adapter_of(options))
         params, session, requests = pooling_params or PoolingParams(), self.session, []
         for index, prompt in enumerate(prompts):
             own_id = (
@@ -228,17 +222,13 @@ class PoolingCalls(abc.ABC):
                     params,
                     task,
                     session.requests.new_request_id(own_id),
-                    priority=priority,
-                    tenant=tenant,
-                    cache_salt=cache_salt,
-                    timeout_s=timeout_s,
-                    adapter=None if lora is None else lora.name,
                     add_special_tokens=add_special_tokens,
                     name=f"prompt {index}" if len(prompts) > 1 else "prompt",
                     on_finished=on_finished,
+                    **options,
                 )
             )
-        return await _run_all(session, requests)
+        return await run_all(session, requests, _pooled)
 
     def pooling_task(self, named: str | None) -> PoolingTask:
         """None: the model's first. Raises InvalidInput: there is no such task."""
@@ -268,29 +258,16 @@ class PoolingCalls(abc.ABC):
         return {**prompt, "prompt": text} if isinstance(prompt, Mapping) else text
 
 
-async def _run_all(
-    session: EngineSession | EngineGroup, requests: Sequence[RequestState]
-) -> list[RequestOutput]:
-    outputs = []
-    try:
-        for index, request in enumerate(requests):
-            # the first ones, then another one for each that has ended
-            first = index + _MOST_IN_FLIGHT - 1 if index else 0
-            for each in requests[first : index + _MOST_IN_FLIGHT]:
-                session.submit(each)
-            output = await request.next_output()
-            if output.pooled is None:
-                ended = output.outputs[0]
-                why = f": {ended.detail}" if ended.detail else ""
-                raise RequestFailed(
-                    f"request {output.request_id} ended with reason {ended.finish_reason}{why}",
-                    reason=ended.finish_reason or "error",
-                )
-            outputs.append(output)
-        return outputs
-    finally:
-        for request in requests:
-            session.release(request)
+async def _pooled(request: RequestState) -> RequestOutput:
+    output = await request.next_output()
+    if output.pooled is None:
+        ended = output.outputs[0]
+        why = f": {ended.detail}" if ended.detail else ""
+        raise RequestFailed(
+            f"request {output.request_id} ended with reason {ended.finish_reason}{why}",
+            reason=ended.finish_reason or "error",
+        )
+    return output
 
 
 def _answer(kind: Any, output: RequestOutput, outputs: Any) -> Any:

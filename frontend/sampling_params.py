@@ -15,11 +15,9 @@ import protocol.sampling
 from frontend.errors import InvalidInput, PromptTooLong
 from frontend.structured_outputs import StructuredOutputsParams, to_wire
 from protocol.errors import InvalidParameter
-from protocol.requests import check_name, check_timeout
 from protocol.sampling import check_whole
 
 MAX_N = 16_384
-_MAX_PRIORITY = 2**31 - 1
 _REALS = frozenset({
     "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
 })  # fmt: skip
@@ -323,18 +321,6 @@ def _as_json(extra_args: object) -> str | None:
         raise InvalidInput(
             f"extra_args cannot be sent as JSON: {error}; use numbers, texts, lists and dicts"
         ) from None
-
-
-def check_scheduling(priority: object, tenant: object, timeout_s: object) -> None:
-    """Raises InvalidInput unless these are a 32-bit whole number, a name and seconds."""
-    with as_invalid_input():
-        check_timeout(timeout_s)
-        check_whole("priority", priority, minimum=-_MAX_PRIORITY, maximum=_MAX_PRIORITY)
-    if tenant is not None and not (isinstance(tenant, str) and tenant):
-        raise InvalidInput(f"tenant is {tenant!r}, it must be a non-empty string")
-    if tenant is not None:
-        with as_invalid_input():
-            check_name("tenant", tenant)
 
 
 @contextlib.contextmanager

@@ -19,8 +19,8 @@ from frontend.batch.lines import Answer
 from frontend.engine_options import daemon_arguments
 from frontend.errors import EngineClientError, EngineDied, EngineUnavailable, InvalidInput
 from frontend.event_loop import LoopThread
-from frontend.input_processor import PromptInput
 from frontend.outputs import RequestOutput
+from frontend.prompts import PromptInput
 from frontend.sampling_params import RequestOutputKind, SamplingParams
 
 logger = logging.getLogger(__name__)

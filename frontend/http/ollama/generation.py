@@ -31,9 +31,9 @@ from frontend.http.openai.generation import EngineFailure, finish_reason, token_
 from frontend.http.operations import operation
 from frontend.http.tools.calls import ToolCall
 from frontend.http.tools.grammar import OfferedTool
-from frontend.input_processor import TokensPrompt
 from frontend.media import in_thread
 from frontend.outputs import RequestOutput
+from frontend.prompts import TokensPrompt
 from frontend.sampling_params import FIRST_ANSWER_SAMPLING, RequestOutputKind, SamplingParams
 from frontend.structured_outputs import StructuredOutputsParams
 

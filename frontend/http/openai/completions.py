@@ -36,9 +36,9 @@ from frontend.http.openai.responses import Completion, CompletionChoice, Complet
 from frontend.http.openai.structured_outputs import structured_outputs
 from frontend.http.operations import operation
 from frontend.http.served_models import ServedModels
-from frontend.input_processor import PromptInput
 from frontend.logprobs import Logprob, PromptLogprobs
 from frontend.outputs import CompletionOutput, RequestOutput
+from frontend.prompts import PromptInput
 
 _DEFAULT_MAX_TOKENS = 16
 _MAX_PROMPTS = 1024
