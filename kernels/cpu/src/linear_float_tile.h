@@ -4,12 +4,15 @@
 // two bfloat16. Each output is one chain of multiply-adds over `chain_steps`, and the chains are
 // added in order; so a row has the same bits in any tile, and with AVX2 as with AVX-512.
 
-// The registers of a tile are rows * panels * 32 floats.
-constexpr int MAX_ROWS = EC_LEVEL >= 2 ? 12 : EC_LEVEL == 1 ? 3 : 1;
-constexpr int MAX_PANELS = EC_LEVEL >= 2 ? 4 : EC_LEVEL == 1 ? 2 : 1;
+// The sums of a tile fill the registers: rows times vectors of outputs. With sixteen registers a tile
+// has half of a panel, as each weight that is loaded should serve six rows.
+constexpr int MAX_ROWS = EC_LEVEL >= 2 ? 12 : 6;
+constexpr int vectors = panel_outputs / W;
+constexpr int tile_vectors = 2;
+// Of one row: enough chains to hide what a multiply-add waits for.
+constexpr int one_row_vectors = 8;
 // How far ahead a panel's first tile fetches weights; later ones find them in a cache.
 constexpr int64_t ahead_floats = 24 * panel_outputs;
-constexpr int vectors = panel_outputs / W;
 
 // sum + x * w, of pairs the later input first, as vdpbf16ps adds them; a product of two bfloat16 is
 // exact in float32.
@@ -32,62 +35,68 @@ EC_INLINE vf splat_bits(const float* at) {
     return (vf)(vu{} + bits);
 }
 
-template <bool PAIRS, int ROWS, int PANELS>
+// Where a tile's vectors lie: VECTORS of them from `first` on, in panels that follow one another.
+template <int VECTORS>
+constexpr int panels_of = VECTORS > vectors ? VECTORS / vectors : 1;
+
+template <bool PAIRS, int ROWS, int VECTORS>
 inline __attribute__((always_inline)) void tile(const float* x, int64_t x_stride, const float* w,
                                                 int64_t panel_floats, int64_t num_steps,
                                                 int64_t ahead, Upcoming soon, vf* sums) {
-    vf acc[ROWS][PANELS][vectors];
+    constexpr int PANELS = panels_of<VECTORS>, EACH = VECTORS / PANELS;
+    vf acc[ROWS][VECTORS];
     for (int r = 0; r < ROWS; ++r)
-        for (int p = 0; p < PANELS; ++p)
-            for (int v = 0; v < vectors; ++v) acc[r][p][v] = vf{};
+        for (int v = 0; v < VECTORS; ++v) acc[r][v] = vf{};
 #pragma GCC unroll 2  // twenty-four multiply-adds do not hide what a turn costs
     for (int64_t k = 0; k < num_steps; ++k) {
         __builtin_prefetch(soon.at + k * soon.bytes, 0, 2);
-        vf weights[PANELS][vectors];
+        vf weights[VECTORS];
         for (int p = 0; p < PANELS; ++p) {
             const float* at = w + p * panel_floats + k * panel_outputs;
-            __builtin_prefetch(at + ahead);
-            __builtin_prefetch(at + ahead + 16);
-            for (int v = 0; v < vectors; ++v) weights[p][v] = load(at + v * W);
+            for (int line = 0; line < EACH * W; line += 16) __builtin_prefetch(at + ahead + line);
+            for (int v = 0; v < EACH; ++v) weights[p * EACH + v] = load(at + v * W);
         }
         for (int r = 0; r < ROWS; ++r) {
             const vf value = splat_bits(x + r * x_stride + k);
-            for (int p = 0; p < PANELS; ++p)
-                for (int v = 0; v < vectors; ++v)
-                    acc[r][p][v] = add_step<PAIRS>(acc[r][p][v], value, weights[p][v]);
+            for (int v = 0; v < VECTORS; ++v)
+                acc[r][v] = add_step<PAIRS>(acc[r][v], value, weights[v]);
         }
     }
     for (int r = 0; r < ROWS; ++r)
-        for (int p = 0; p < PANELS; ++p)
-            for (int v = 0; v < vectors; ++v) sums[(r * PANELS + p) * vectors + v] = acc[r][p][v];
+        for (int v = 0; v < VECTORS; ++v) sums[r * VECTORS + v] = acc[r][v];
 }
 
 // One tile's chain, added to what `out` holds, or to the bias if it is the first and starts anew.
-template <bool PAIRS, int ROWS, int PANELS>
+// `first` counts vectors of outputs.
+template <bool PAIRS, int ROWS, int VECTORS>
 __attribute__((noinline)) void add_chain(const LinearWeight& weight, const float* x,
-                                         int64_t x_stride, const Results& out, int64_t panel,
+                                         int64_t x_stride, const Results& out, int64_t first,
                                          int64_t k, int64_t k_stop, int64_t ahead,
                                          Upcoming soon) {
+    constexpr int PANELS = panels_of<VECTORS>, EACH = VECTORS / PANELS;
     const int64_t panel_floats = num_steps(weight) * panel_outputs;
-    if (ROWS > 1 && !out.streams) prefetch_results(out.at + panel * panel_outputs, out.stride, ROWS);
-    const float* w = reinterpret_cast<const float*>(weight.blob) + panel * panel_floats;
-    vf sums[ROWS * PANELS * vectors];
-    tile<PAIRS, ROWS, PANELS>(x + k, x_stride, w + k * panel_outputs, panel_floats, k_stop - k, ahead,
-                       soon, sums);
+    const int64_t panel = first / vectors, inside = first % vectors * W;
+    if (ROWS > 1 && !out.streams && inside == 0)
+        prefetch_results(out.at + panel * panel_outputs, out.stride, ROWS);
+    const float* w =
+        reinterpret_cast<const float*>(weight.blob) + panel * panel_floats + k * panel_outputs + inside;
+    vf sums[ROWS * VECTORS];
+    tile<PAIRS, ROWS, VECTORS>(x + k, x_stride, w, panel_floats, k_stop - k, ahead, soon, sums);
+    constexpr int64_t width = EACH * W;
     for (int p = 0; p < PANELS; ++p) {
-        const int64_t n = (panel + p) * panel_outputs;
-        const bool whole = n + panel_outputs <= weight.num_outputs;
-        const int64_t num_valid = whole ? panel_outputs : weight.num_outputs - n;
+        const int64_t n = (panel + p) * panel_outputs + inside;
+        const int64_t num_valid = std::clamp<int64_t>(weight.num_outputs - n, 0, width);
+        const bool whole = num_valid == width;
         for (int r = 0; r < ROWS; ++r) {
             float* to = out.at + r * out.stride + n;
-            alignas(64) float edge[panel_outputs];
+            alignas(64) float edge[width];
             float* held = to;
             if (!whole) {
                 held = edge;
-                for (int64_t i = 0; i < panel_outputs; ++i) edge[i] = i < num_valid ? to[i] : 0;
+                for (int64_t i = 0; i < width; ++i) edge[i] = i < num_valid ? to[i] : 0;
             }
-            for (int v = 0; v < vectors; ++v) {
-                const vf sum = sums[(r * PANELS + p) * vectors + v];
+            for (int v = 0; v < EACH; ++v) {
+                const vf sum = sums[r * VECTORS + p * EACH + v];
                 const int64_t at = v * W;
                 vf total = sum;
                 if (k != 0 || out.adds) {
@@ -108,15 +117,14 @@ __attribute__((noinline)) void add_chain(const LinearWeight& weight, const float
     }
 }
 
-template <bool PAIRS, int ROWS, int PANELS>
+template <bool PAIRS, int ROWS>
 void some_rows(int64_t num_rows, const LinearWeight& weight, const float* x, int64_t x_stride,
-               const Results& out, int64_t panel, int64_t k, int64_t k_stop, int64_t ahead,
+               const Results& out, int64_t first, int64_t k, int64_t k_stop, int64_t ahead,
                Upcoming soon) {
     if (num_rows == ROWS) {
-        add_chain<PAIRS, ROWS, PANELS>(weight, x, x_stride, out, panel, k, k_stop, ahead, soon);
+        add_chain<PAIRS, ROWS, tile_vectors>(weight, x, x_stride, out, first, k, k_stop, ahead, soon);
     } else if constexpr (ROWS > 1) {
-        some_rows<PAIRS, ROWS - 1, PANELS>(num_rows, weight, x, x_stride, out, panel, k, k_stop,
-                                           ahead, soon);
+        some_rows<PAIRS, ROWS - 1>(num_rows, weight, x, x_stride, out, first, k, k_stop, ahead, soon);
     }
 }
 
@@ -134,34 +142,36 @@ template <bool PAIRS>
 void run_float(const LinearWeight& weight, const float* x, int64_t x_stride,
                     const Results& out, const LinearTask& task) {
     const int64_t num_rows = task.row_stop - task.row;
-    const float* first = x + task.row * x_stride;
+    const float* rows = x + task.row * x_stride;
     const Results to = out.from_row(task.row);
     int64_t panel = task.panel;
     if (num_rows == 1) {
         // one row alone has too few chains for a float32 panel; two of pairs outrun memory, and one
         // panel at a time is read in order
-        constexpr int at_once = PAIRS ? 1 : MAX_PANELS;
-        for (; panel + at_once <= task.panel_stop; panel += at_once) {
+        constexpr int at_once = PAIRS ? vectors : std::max(one_row_vectors, vectors);
+        constexpr int num_panels = at_once / vectors;
+        for (; panel + num_panels <= task.panel_stop; panel += num_panels) {
             for (int64_t k = 0; k < num_steps(weight); k += chain_steps) {
                 const int64_t stop = std::min(k + chain_steps, num_steps(weight));
-                add_chain<PAIRS, 1, at_once>(weight, first, x_stride, to, panel, k, stop,
+                add_chain<PAIRS, 1, at_once>(weight, rows, x_stride, to, panel * vectors, k, stop,
                                              ahead_floats, Upcoming{weight.blob, 0});
             }
         }
     }
     // tiles of nearly equal height: 13 rows are 7 and 6, not 12 and 1
+    constexpr int64_t parts = vectors / tile_vectors;
     const int64_t num_tiles = (num_rows + MAX_ROWS - 1) / MAX_ROWS;
     for (; panel < task.panel_stop; ++panel) {
         for (int64_t k = 0; k < num_steps(weight); k += chain_steps) {
             const int64_t stop = std::min(k + chain_steps, num_steps(weight));
             const Upcoming next = after_chain(weight, task, panel, stop);
-            for (int64_t t = 0; t < num_tiles; ++t) {
-                const int64_t row = num_rows * t / num_tiles;
-                const int64_t row_stop = num_rows * (t + 1) / num_tiles;
-                some_rows<PAIRS, MAX_ROWS, 1>(row_stop - row, weight, first + row * x_stride, x_stride,
-                                       to.from_row(row), panel, k, stop,
-                                       t == 0 ? ahead_floats : 0,
-                                       next.part(t, num_tiles, stop - k));
+            for (int64_t t = 0; t < num_tiles * parts; ++t) {
+                const int64_t row = num_rows * (t / parts) / num_tiles;
+                const int64_t row_stop = num_rows * (t / parts + 1) / num_tiles;
+                some_rows<PAIRS, MAX_ROWS>(row_stop - row, weight, rows + row * x_stride, x_stride,
+                                           to.from_row(row), panel * vectors + t % parts * tile_vectors,
+                                           k, stop, t < parts ? ahead_floats : 0,
+                                           next.part(t, num_tiles * parts, stop - k));
             }
         }
     }
