@@ -7,7 +7,7 @@ import torch
 from engine_core.layers.linear import FusedLinear
 from engine_core.layers.norm import RMSNorm
 from engine_core.layers.parameters import Placements, merge
-from kernels.interface.operations import AttentionParams, ForwardContext, RotaryParams
+from kernels.interface.operations import Activations, AttentionParams, ForwardContext, RotaryParams
 
 
 class Attention:
@@ -30,7 +30,7 @@ class Attention:
         params: AttentionParams,
     ) -> None:
         self._layer = layer
-        self._qkv = qkv
+        self.qkv = qkv
         self._output = output
         self._head_norms = head_norms
         self._rotary = rotary
@@ -39,26 +39,26 @@ class Attention:
     @property
     def linears(self) -> list[FusedLinear]:
         """Products that adapters may add to."""
-        return [self._qkv, self._output]
+        return [self.qkv, self._output]
 
     def placements(self) -> Placements:
         """Of the projections and norms."""
-        parts = [self._qkv.placements(), self._output.placements()]
+        parts = [self.qkv.placements(), self._output.placements()]
         parts += [norm.placements() for norm in self._head_norms]
         return merge(parts)
 
     def __call__(
-        self, x_TE: torch.Tensor, positions_T: torch.Tensor, context: ForwardContext
+        self, x_TE: Activations, positions_T: torch.Tensor, context: ForwardContext
     ) -> torch.Tensor:
         """[T, E] -> [T, E]; writes this step's keys and values to the layer's cache."""
         return self.attend(self.queries(x_TE, positions_T, context), context)
 
     def queries(
-        self, x_TE: torch.Tensor, positions_T: torch.Tensor, context: ForwardContext
+        self, x_TE: Activations, positions_T: torch.Tensor, context: ForwardContext
     ) -> torch.Tensor:
         """The first half: [T, E] -> q_THD; writes keys and values."""
         return context.ops.rotary_and_cache(
-            self._qkv(x_TE),
+            self.qkv(x_TE),
             positions_T,
             context.metadata[self._layer].slot_mapping_T,
             context.kv_caches[self._layer],

@@ -18,7 +18,7 @@ from engine_core.layers.parameters import (
     Placements,
     merge,
 )
-from kernels.interface.operations import AllReduce, ExpertRouting, Operations
+from kernels.interface.operations import Activations, AllReduce, ExpertRouting, Operations
 from kernels.interface.weights import ExpertPacking, ExpertWeights, WeightPart
 
 Activation = Literal["silu", "gelu_tanh"]
@@ -46,24 +46,28 @@ class GatedFeedForward:
     ) -> None:
         linear = partial(FusedLinear, bias=bias, dtype=dtype, ops=ops)
         halves = [(f"{name}.{half}", intermediate_size) for half in ("gate_proj", "up_proj")]
-        self._gate_up = linear(halves, hidden_size)
+        self.gate_up = linear(halves, hidden_size)
         self._down = linear(
             [(f"{name}.down_proj", hidden_size)], intermediate_size, all_reduce=all_reduce
         )
+        self._activation: Activation = activation
         self._activate = {"silu": ops.silu_and_mul, "gelu_tanh": ops.gelu_tanh_and_mul}[activation]
 
     @property
     def linears(self) -> list[FusedLinear]:
         """Products that adapters may add to."""
-        return [self._gate_up, self._down]
+        return [self.gate_up, self._down]
 
     def placements(self) -> Placements:
         """Of the three projections."""
-        return merge([self._gate_up.placements(), self._down.placements()])
+        return merge([self.gate_up.placements(), self._down.placements()])
 
-    def __call__(self, x_TE: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x_TE: Activations) -> torch.Tensor:
         """[T, E] -> [T, E]."""
-        return self._down(self._activate(self._gate_up(x_TE)))
+        gate_up_TF2 = self.gate_up(x_TE)
+        if (rounding := self._down.rounding) is not None:
+            return self._down(rounding.gated(gate_up_TF2, self._activation))
+        return self._down(self._activate(gate_up_TF2))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +101,8 @@ class SparseFeedForward:
         layer: checkpoint prefix, such as "model.layers.0".
         all_reduce: see `FusedLinear`, of the experts' sum.
     """
+
+    gate_up = None  # the router reads what they do
 
     def __init__(
         self,

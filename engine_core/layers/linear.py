@@ -8,7 +8,13 @@ import torch
 
 from engine_core.layers.parameters import CopyWeight, PackedPlacement, Placement, Placements
 from kernels.interface.lora import LoRAStack
-from kernels.interface.operations import AllReduce, Operations
+from kernels.interface.operations import (
+    Activations,
+    AllReduce,
+    InputRounding,
+    Operations,
+    RoundedRows,
+)
 from kernels.interface.weights import LinearWeight, WeightPart
 
 
@@ -47,6 +53,7 @@ class FusedLinear:
         self._weight_NE: torch.Tensor | None = None
         self._bias_N: torch.Tensor | None = None
         self._prepared: LinearWeight | None = None
+        self._rounding: InputRounding | None = None
         self.lora: LoRAStack | None = None
         """What adapters add to it."""
 
@@ -67,12 +74,21 @@ class FusedLinear:
             start += size
         return placements
 
-    def __call__(self, x_TE: torch.Tensor) -> torch.Tensor:
+    @property
+    def rounding(self) -> InputRounding | None:
+        """What may make its inputs. None: it rounds none, or adapters read them as they are."""
+        return self._rounding if self.lora is None else None
+
+    def __call__(self, x_TE: Activations) -> torch.Tensor:
         """[T, num_inputs] -> [T, all outputs]."""
         assert self._prepared is not None, f"{self.parts[0][0]} was not loaded"
-        out_TN = self._ops.linear(x_TE, self._prepared)
-        if self.lora is not None:
-            out_TN = self._ops.add_lora(out_TN, x_TE, self.lora)
+        if isinstance(x_TE, RoundedRows):
+            assert self._rounding is not None, "rounded for another product"
+            out_TN = self._rounding.linear(x_TE)
+        else:
+            out_TN = self._ops.linear(x_TE, self._prepared)
+            if self.lora is not None:
+                out_TN = self._ops.add_lora(out_TN, x_TE, self.lora)
         return out_TN if self._all_reduce is None else self._ops.reduce(out_TN, self._all_reduce)
 
     def _keep_part(self, start: int, part: WeightPart) -> None:
@@ -109,4 +125,5 @@ class FusedLinear:
         else:
             assert self._weight_NE is not None
             self._prepared = self._ops.prepare_linear(self._weight_NE, self._bias_N)
+        self._rounding = self._ops.input_rounding(self._prepared)
         self._weight_NE = self._bias_N = None

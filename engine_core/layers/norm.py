@@ -4,8 +4,9 @@ from functools import partial
 
 import torch
 
+from engine_core.layers.linear import FusedLinear
 from engine_core.layers.parameters import CopyWeight, Parameter, Placement, Placements
-from kernels.interface.operations import Operations
+from kernels.interface.operations import Activations, Operations
 
 
 class RMSNorm:
@@ -55,6 +56,15 @@ class RMSNorm:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(norm of `residual + x`, `residual + x`); consumes both arguments."""
         return self._ops.add_rms_norm(x_TE, residual_TE, self.weight, self._eps)
+
+    def add_before(
+        self, linear: FusedLinear | None, x_TE: torch.Tensor, residual_TE: torch.Tensor
+    ) -> tuple[Activations, torch.Tensor]:
+        """As `add`, where the norm goes into this layer alone, if into one."""
+        rounding = None if linear is None else linear.rounding
+        if rounding is None:
+            return self.add(x_TE, residual_TE)
+        return rounding.add_rms_norm(x_TE, residual_TE, self.weight, self._eps)
 
 
 class LayerNorm:

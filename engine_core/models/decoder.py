@@ -25,11 +25,13 @@ from engine_core.models.interface import KVCacheSpec
 from engine_core.models.passed_states import PassedStates
 from engine_core.models.stages import Stage
 from kernels.interface.operations import (
+    Activations,
     AllReduce,
     AttentionParams,
     ForwardContext,
     Operations,
     RotaryParams,
+    RoundedRows,
 )
 
 
@@ -198,15 +200,16 @@ class DecoderLayer:
         return merge([*parts, *(norm.placements() for norm in norms if norm is not None)])
 
     def attend(
-        self, x_TE: torch.Tensor, positions_T: torch.Tensor, context: ForwardContext
+        self, x_TE: Activations, positions_T: torch.Tensor, context: ForwardContext
     ) -> torch.Tensor:
         """What attention adds to the residual stream, from its normed value."""
         out_TE = self.attention(x_TE, positions_T, context)
         return out_TE if self._attention_norm is None else self._attention_norm(out_TE)
 
-    def feed(self, x_TE: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+    def feed(self, x_TE: Activations, context: ForwardContext) -> torch.Tensor:
         """What the feed-forward adds to the residual stream, from its normed value."""
         if isinstance(self.feed_forward, SparseFeedForward):
+            assert not isinstance(x_TE, RoundedRows), "its router reads it as it is"
             out_TE = self.feed_forward(x_TE, context.metadata[0].slot_mapping_T)
         else:
             out_TE = self.feed_forward(x_TE)
@@ -347,15 +350,18 @@ class Decoder:
         else:
             out_TE, residual_TE = self._passed.rows(rows_T, self._ops)
         states: list[torch.Tensor] = []
+        x_TE: Activations
         for number, layer in enumerate(self._layers):
             if out_TE is None:
                 x_TE = layer.input_norm(residual_TE)
             else:
-                x_TE, residual_TE = layer.input_norm.add(out_TE, residual_TE)
+                qkv = layer.attention.qkv
+                x_TE, residual_TE = layer.input_norm.add_before(qkv, out_TE, residual_TE)
             if number in self._kept_layers:
                 states.append(residual_TE.clone())  # it is written on
             out_TE = layer.attend(x_TE, positions_T, context)
-            x_TE, residual_TE = layer.feed_forward_norm.add(out_TE, residual_TE)
+            norm, gate_up = layer.feed_forward_norm, layer.feed_forward.gate_up
+            x_TE, residual_TE = norm.add_before(gate_up, out_TE, residual_TE)
             out_TE = layer.feed(x_TE, context)
         assert out_TE is not None
         if self._final_norm is None:

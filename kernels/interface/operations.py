@@ -19,7 +19,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, TypeVar, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import torch
 
@@ -257,6 +257,33 @@ class Penalties:
     frequency_penalty: float
 
 
+class RoundedRows(NamedTuple):
+    """Inputs of a product as it rounds them: [T, E], with a scale a row, or for parts of it."""
+
+    codes_TE: torch.Tensor
+    scales_TG: torch.Tensor
+
+
+Activations = torch.Tensor | RoundedRows
+"""Of a product."""
+
+
+class InputRounding(Protocol):
+    """Makes the inputs of one product, rounded as it would round them, in one kernel instead of
+    two. The results have the bits of `Operations`' one after another; so have the arguments."""
+
+    def add_rms_norm(
+        self, x_TE: torch.Tensor, residual_TE: torch.Tensor, weight_E: torch.Tensor, eps: float
+    ) -> tuple[RoundedRows, torch.Tensor]:
+        """See `Operations.add_rms_norm`."""
+
+    def gated(self, gate_up_TF2: torch.Tensor, activation: Activation) -> RoundedRows:
+        """`silu_and_mul` or `gelu_tanh_and_mul`."""
+
+    def linear(self, rows: RoundedRows) -> torch.Tensor:
+        """The product itself -> [T, N]."""
+
+
 class Operations(Protocol):
     """The operations of one device. Tensors live on `device`; floating dtype is the model's.
 
@@ -299,6 +326,9 @@ class Operations(Protocol):
 
     def linear(self, x_TE: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
         """`x @ weight.T + bias` -> [T, N]."""
+
+    def input_rounding(self, weight: LinearWeight) -> InputRounding | None:
+        """Of a product whose inputs the kernels that make them can round; resolved at load time."""
 
     def lora_rows(
         self, num_slots: int, *, max_rank: int, max_num_tokens: int, dtype: torch.dtype

@@ -88,6 +88,9 @@ class TorchOperations:
     def weight_packing(self, dtype: torch.dtype) -> WeightPacking | None:
         return None
 
+    def input_rounding(self, weight: LinearWeight) -> None:
+        """Products round what they are given."""
+
     def reduce(self, x_TE: torch.Tensor, all_reduce: AllReduce) -> torch.Tensor:
         return all_reduce(x_TE)
 

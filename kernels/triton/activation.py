@@ -1,31 +1,28 @@
-"""Gated activations (arXiv:2002.05202; SiLU and GELU: arXiv:1606.08415), quantised or not.
+"""Gated activations (arXiv:2002.05202; SiLU and GELU: arXiv:1606.08415), rounded to float8 or not.
 
 GELU's tanh comes from the logistic function: 1 + tanh(u) = 2 / (1 + exp(-2u)), exact near zero."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from kernels.torch import elementwise
 from kernels.triton.bound_launch import BoundLaunches, Launch
 from kernels.triton.device_limits import dependent_launch
-from kernels.triton.quantised import QUANTISED_MAX, quantise, quantise_rows_reference, row_scale
+from kernels.triton.fp8_rounding import (
+    empty_rounded,
+    quantise,
+    round_and_store,
+    rounding_constants,
+    row_scale,
+)
 from kernels.triton.tensor_checks import FLOATS, check_tensor
 
 _BLOCK_F = 1024
-_BLOCK_F_QUANTISED = 4096
-"""Columns a program, and columns a turn of the program that quantises a whole row."""
-
-
-def activation_quantised_reference(
-    gate_up_TF2: torch.Tensor, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """`silu_and_mul` rounded to its dtype, then quantised a row at a time, in torch.
-
-    The unquantised reference is `kernels.torch.elementwise`."""
-    return quantise_rows_reference(elementwise.silu_and_mul(gate_up_TF2), dtype)
+_BLOCK_F_OF_ROWS = 4096
+"""Columns a program, and columns a turn of the program that rounds a whole row."""
 
 
 @triton.jit
@@ -65,32 +62,46 @@ def activation_kernel(
 
 
 @triton.jit
-def activation_quantised_kernel(
+def activation_rounded_kernel(
     gate_up_ptr,  # [T, 2F]
-    out_ptr,  # float8_e4m3fn or int8 [T, F]
-    scales_ptr,  # float32 [T]
+    out_ptr,  # float8_e4m3fn [T, F]
+    scales_ptr,  # float32 [T, scales of a row]
+    given_ptr,  # float32 [1], if IS_GIVEN
     gate_up_stride_t,
-    out_stride_t,
     F: tl.constexpr,
     BLOCK_F: tl.constexpr,
     IS_GELU: tl.constexpr,
+    ROUNDS: tl.constexpr,
+    IS_GIVEN: tl.constexpr,
+    GROUP: tl.constexpr,  # 0: a row has one scale
+    PDL: tl.constexpr,
 ):
-    stored: tl.constexpr = out_ptr.dtype.element_ty
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     row_ptr = gate_up_ptr + row * gate_up_stride_t
-    peak_F = tl.zeros([BLOCK_F], tl.float32)
-    for start in range(0, F, BLOCK_F):
+    out_ptr += row * F
+    if IS_GIVEN or GROUP or F <= BLOCK_F:
+        start = tl.program_id(1) * BLOCK_F
         column_F = start + tl.arange(0, BLOCK_F)
         gated_F = _gated(row_ptr, column_F, column_F < F, F, IS_GELU)
-        peak_F = tl.maximum(peak_F, tl.abs(gated_F.to(tl.float32)))
-    scale, inverse_scale = row_scale(tl.max(peak_F, axis=0), stored)
-    tl.store(scales_ptr + row, scale)
-    # a second reading, out of the L2 cache, is cheaper than a row in registers
-    for start in range(0, F, BLOCK_F):
-        column_F = start + tl.arange(0, BLOCK_F)
-        gated_F = _gated(row_ptr, column_F, column_F < F, F, IS_GELU)
-        values_F = quantise(gated_F, inverse_scale, stored)
-        tl.store(out_ptr + row * out_stride_t + column_F, values_F, mask=column_F < F)
+        scales_at = scales_ptr + row * (F // GROUP if GROUP else 1)
+        round_and_store(gated_F, start, out_ptr, scales_at, given_ptr, F, IS_GIVEN, BLOCK_F, GROUP)
+    else:
+        peak_F = tl.zeros([BLOCK_F], tl.float32)
+        for start in range(0, F, BLOCK_F):
+            column_F = start + tl.arange(0, BLOCK_F)
+            gated_F = _gated(row_ptr, column_F, column_F < F, F, IS_GELU)
+            peak_F = tl.maximum(peak_F, tl.abs(gated_F.to(tl.float32)))
+        scale, inverse_scale = row_scale(tl.max(peak_F, axis=0))
+        tl.store(scales_ptr + row, scale)
+        # a second reading, out of the L2 cache, is cheaper than a row in registers
+        for start in range(0, F, BLOCK_F):
+            column_F = start + tl.arange(0, BLOCK_F)
+            gated_F = _gated(row_ptr, column_F, column_F < F, F, IS_GELU)
+            values_F = quantise(gated_F, inverse_scale, out_ptr.dtype.element_ty)
+            tl.store(out_ptr + column_F, values_F, mask=column_F < F)
 
 
 def silu_and_mul(gate_up_TF2: torch.Tensor, *, out_TF: torch.Tensor | None = None) -> torch.Tensor:
@@ -117,36 +128,32 @@ def gelu_tanh_and_mul(
     return _launch(gate_up_TF2, out_TF, is_gelu=True)
 
 
-def silu_and_mul_quantised(
-    gate_up_TF2: torch.Tensor, dtype: torch.dtype
+def gated_rounded(
+    gate_up_TF2: torch.Tensor,
+    *,
+    is_gelu: bool = False,
+    grouped: bool = False,
+    given: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`silu_and_mul`, then a scale for each row.
+    """`quantise_rows` of `silu_and_mul`, or of `gelu_tanh_and_mul`, bit for bit; see these."""
+    num_rows, width = _checked_shape(gate_up_TF2) if gate_up_TF2.dim() != 2 else gate_up_TF2.shape
+    codes_TF, scales_TG = empty_rounded(num_rows, width // 2, gate_up_TF2.device, grouped=grouped)
+    tensors = (gate_up_TF2, codes_TF, scales_TG, scales_TG if given is None else given)
 
-        scale = max(|row|) / 448 (fp8) or / 127 (int8);   values = round(row / scale)
+    def prepare() -> Launch:
+        T, F = _checked_shape(gate_up_TF2)
+        if given is not None:
+            check_tensor("given", given, (1,), torch.float32, gate_up_TF2.device)
+        rounding = rounding_constants(scales_TG, given)
+        constants = rounded_constants(F, rounding, is_gelu=is_gelu)
+        block = constants["BLOCK_F"]
+        constants |= {**dependent_launch(gate_up_TF2.device), "num_warps": _num_warps(block)}
+        num_programs = 1 if _has_whole_rows(rounding) else triton.cdiv(F, block)
+        return Launch((T, num_programs), (gate_up_TF2.stride(0),), constants)
 
-    Args: see `silu_and_mul`.
-        dtype: torch.float8_e4m3fn or torch.int8.
-
-    Returns:
-        (values_TF of `dtype`, float32 scales_T), new tensors.
-    """
-    T, F = _checked_shape(gate_up_TF2)
-    if dtype not in QUANTISED_MAX:
-        raise ValueError(f"cannot quantise to {dtype}; choose float8_e4m3fn or int8")
-    out_TF = torch.empty((T, F), dtype=dtype, device=gate_up_TF2.device)
-    scales_T = torch.empty(T, dtype=torch.float32, device=gate_up_TF2.device)
-    if T:
-        constants = _constants(F, _BLOCK_F_QUANTISED, False)
-        activation_quantised_kernel[(T,)](
-            gate_up_TF2,
-            out_TF,
-            scales_T,
-            gate_up_TF2.stride(0),
-            out_TF.stride(0),
-            **constants,
-            num_warps=_num_warps(constants["BLOCK_F"]),
-        )
-    return out_TF, scales_T
+    if num_rows:
+        _rounded_launches(tensors, (is_gelu, given is None), prepare)
+    return codes_TF, scales_TG
 
 
 def _launch(
@@ -165,6 +172,7 @@ def _launch(
 
 
 _launches = BoundLaunches(activation_kernel)
+_rounded_launches = BoundLaunches(activation_rounded_kernel)
 
 
 def _checked_launch(gate_up_TF2: torch.Tensor, out_TF: torch.Tensor, *, is_gelu: bool) -> Launch:
@@ -189,6 +197,17 @@ def _checked_shape(gate_up_TF2: torch.Tensor) -> tuple[int, int]:
 def _constants(F: int, most: int, is_gelu: bool) -> dict[str, Any]:
     block = min(most, int(triton.next_power_of_2(F)))
     return {"F": F, "BLOCK_F": block, "IS_GELU": is_gelu}
+
+
+def _has_whole_rows(rounding: Mapping[str, Any]) -> bool:
+    """Whether a row is one program's: its scale follows from all of it."""
+    return not (rounding["GROUP"] or rounding["IS_GIVEN"])
+
+
+def rounded_constants(F: int, rounding: Mapping[str, Any], *, is_gelu: bool) -> dict[str, Any]:
+    """Of `activation_rounded_kernel`. `rounding`: `rounding_constants`."""
+    most = _BLOCK_F_OF_ROWS if _has_whole_rows(rounding) else _BLOCK_F
+    return {**_constants(F, most, is_gelu), **rounding}
 
 
 def _num_warps(block: int) -> int:

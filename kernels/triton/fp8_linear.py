@@ -12,16 +12,12 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.quantised import FP8_MAX, MIN_PEAK, quantise, row_scale
+from kernels.triton.fp8_rounding import GROUP, quantise_rows
 from kernels.triton.quantised_linear import add_parts, choose_splits
 from kernels.triton.tensor_checks import FLOATS, check_tensor
 
-GROUP = 128
-"""Inputs that share a scale where rows have several."""
 BLOCK_K = 128
 
-_MOST_AT_ONCE = 4096
-_GROUPS_AT_ONCE = 16
 _MULTIPLE = 16
 _FEW_ROWS = 64
 _ROWS_A_LAUNCH = 1024
@@ -56,6 +52,11 @@ class Float8Weight:
     @property
     def is_grouped(self) -> bool:
         return self.scales_NG.shape[1] > 1
+
+    @property
+    def rounding(self) -> dict[str, Any]:
+        """Options of `quantise_rows` for activations."""
+        return {"grouped": self.is_grouped, "given": self.input_scale}
 
 
 def prepare_float8(
@@ -93,20 +94,6 @@ def join_float8(weights: Sequence[Float8Weight]) -> Float8Weight:
     )
 
 
-def reference_quantise_rows(
-    x_TE: torch.Tensor, *, grouped: bool = False, given: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """What `quantise_rows` computes."""
-    x_TGI = x_TE.float().unflatten(1, (-1, GROUP if grouped else x_TE.shape[1]))
-    peak_TG = x_TGI.abs().amax(dim=2).clamp(min=MIN_PEAK)
-    if given is not None:
-        peak_TG = (given * FP8_MAX).expand(peak_TG.shape)
-    # of two tensors: torch divides a number by a tensor in two roundings
-    inverse_TG = torch.full_like(peak_TG, FP8_MAX) / peak_TG
-    q_TGI = (x_TGI * inverse_TG[..., None]).clamp(-FP8_MAX, FP8_MAX)
-    return q_TGI.flatten(1).to(torch.float8_e4m3fn), peak_TG / FP8_MAX
-
-
 def reference_float8_linear(
     q_TE: torch.Tensor,
     scale_TG: torch.Tensor,
@@ -121,56 +108,6 @@ def reference_float8_linear(
 
     out_TN = widened(q_TE, scale_TG) @ widened(weight.weight_NE, weight.scales_NG).T
     return out_TN if bias_N is None else out_TN + bias_N.float()
-
-
-@triton.jit
-def _quantise_rows_kernel(
-    x_ptr,  # [T, E], rows `x_stride` apart
-    q_ptr,  # float8_e4m3fn [T, E]
-    scale_ptr,  # float32 [T]
-    given_ptr,  # float32 [1]; unused without IS_GIVEN
-    x_stride,
-    E: tl.constexpr,
-    IS_GIVEN: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-):
-    token = tl.program_id(0).to(tl.int64)
-    x_row = x_ptr + token * x_stride
-    e_E = tl.arange(0, BLOCK_E)
-    if IS_GIVEN:
-        peak = tl.load(given_ptr) * 448.0
-    else:
-        peak_E = tl.zeros((BLOCK_E,), dtype=tl.float32)
-        for start in range(0, E, BLOCK_E):
-            x_E = tl.load(x_row + start + e_E, mask=e_E < E - start, other=0.0).to(tl.float32)
-            peak_E = tl.maximum(peak_E, tl.abs(x_E))
-        peak = tl.max(peak_E, axis=0)
-    scale, inverse = row_scale(peak, q_ptr.dtype.element_ty)
-    tl.store(scale_ptr + token, scale)
-    for start in range(0, E, BLOCK_E):
-        x_E = tl.load(x_row + start + e_E, mask=e_E < E - start, other=0.0)
-        q_E = quantise(x_E, inverse, q_ptr.dtype.element_ty)
-        tl.store(q_ptr + token * E + start + e_E, q_E, mask=e_E < E - start)
-
-
-@triton.jit
-def _quantise_groups_kernel(
-    x_ptr,  # [T, E], rows `x_stride` apart
-    q_ptr,  # float8_e4m3fn [T, E]
-    scale_ptr,  # float32 [T, G]
-    x_stride,
-    E: tl.constexpr,
-    GROUP: tl.constexpr,
-    BLOCK_G: tl.constexpr,
-):
-    token = tl.program_id(0).to(tl.int64)
-    g_G = tl.program_id(1) * BLOCK_G + tl.arange(0, BLOCK_G)
-    e_GI = g_G[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-    x_GI = tl.load(x_ptr + token * x_stride + e_GI, mask=e_GI < E, other=0.0).to(tl.float32)
-    scale_G, inverse_G = row_scale(tl.max(tl.abs(x_GI), axis=1), q_ptr.dtype.element_ty)
-    q_GI = quantise(x_GI, inverse_G[:, None], q_ptr.dtype.element_ty)
-    tl.store(scale_ptr + token * (E // GROUP) + g_G, scale_G, mask=g_G < E // GROUP)
-    tl.store(q_ptr + token * E + e_GI, q_GI, mask=e_GI < E)
 
 
 @triton.jit
@@ -255,39 +192,6 @@ def _float8_kernel(
     tl.store(out_NM, acc_NM.to(out_ptr.dtype.element_ty), mask=keep_NM)
 
 
-def quantise_rows(
-    x_TE: torch.Tensor, *, grouped: bool = False, given: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each token rounded to float8: `x = q * scale`.
-
-        scale = max |x| / 448, of a token or of 128 inputs of it;  q = x / scale, to the nearest
-
-    Args:
-        x_TE: float32, float16 or bfloat16; the last dimension contiguous.
-        grouped: a scale for each 128 inputs; E is a multiple of that.
-        given: float32 [1], the scale of all tokens; what is beyond 448 of it is cut.
-
-    Returns:
-        (float8_e4m3fn [T, E], float32 [T, G]), new tensors.
-    """
-    shape = (x_TE.shape[0], x_TE.shape[-1])
-    check_tensor("x_TE", x_TE, shape, FLOATS, x_TE.device, contiguous_dims=1)
-    num_tokens, width = x_TE.shape
-    num_groups = width // GROUP if grouped else 1
-    q_TE = torch.empty(num_tokens, width, dtype=torch.float8_e4m3fn, device=x_TE.device)
-    scale_TG = torch.empty(num_tokens, num_groups, dtype=torch.float32, device=x_TE.device)
-    if num_tokens and grouped:
-        constants = group_constants(width)
-        _quantise_groups_kernel[(num_tokens, triton.cdiv(num_groups, constants["BLOCK_G"]))](
-            x_TE, q_TE, scale_TG, x_TE.stride(0), **constants, num_warps=4
-        )
-    elif num_tokens:
-        _quantise_rows_kernel[(num_tokens,)](
-            x_TE, q_TE, scale_TG, given, x_TE.stride(0), **row_constants(width, given), num_warps=4
-        )
-    return q_TE, scale_TG
-
-
 def float8_linear(
     x_TE: torch.Tensor,
     weight: Float8Weight,
@@ -311,11 +215,27 @@ def float8_linear(
     check_tensor("x_TE", x_TE, shape, FLOATS, device, contiguous_dims=1)
     if bias_N is not None:
         check_tensor("bias_N", bias_N, (num_outputs,), x_TE.dtype, device)
-    q_TE, scale_TG = quantise_rows(x_TE, grouped=weight.is_grouped, given=weight.input_scale)
+    q_TE, scale_TG = quantise_rows(x_TE, **weight.rounding)
+    return multiply_rounded(
+        q_TE, scale_TG, weight, bias_N, x_TE.dtype, batch_invariant=batch_invariant
+    )
+
+
+def multiply_rounded(
+    q_TE: torch.Tensor,
+    scale_TG: torch.Tensor,
+    weight: Float8Weight,
+    bias_N: torch.Tensor | None,
+    dtype: torch.dtype,
+    *,
+    batch_invariant: bool = False,
+) -> torch.Tensor:
+    """`float8_linear` of what `quantise_rows` has made of a tensor of `dtype`."""
+    (num_rows, _), num_outputs = q_TE.shape, weight.num_outputs
     is_few = num_rows <= _FEW_ROWS or batch_invariant
-    if not is_few and weight.has_product and x_TE.dtype == torch.bfloat16:
-        return scaled_product(q_TE, scale_TG, weight, x_TE.dtype, bias_N)
-    out_TN = torch.empty(num_rows, num_outputs, dtype=x_TE.dtype, device=device)
+    if not is_few and weight.has_product and dtype == torch.bfloat16:
+        return scaled_product(q_TE, scale_TG, weight, dtype, bias_N)
+    out_TN = torch.empty(num_rows, num_outputs, dtype=dtype, device=q_TE.device)
     constants, launch = product_configuration(
         weight, choose_tile_rows(num_rows, batch_invariant=batch_invariant), in_splits=is_few
     )
@@ -403,15 +323,3 @@ def product_configuration(
         "BLOCK_K": BLOCK_K,
     }
     return constants, {"num_warps": 8 if is_wide else 4, "num_stages": 3 if is_wide else 4}
-
-
-def row_constants(width: int, given: torch.Tensor | None = None) -> dict[str, Any]:
-    """Of the kernel that rounds whole rows."""
-    block = min(triton.next_power_of_2(width), _MOST_AT_ONCE)
-    return {"E": width, "IS_GIVEN": given is not None, "BLOCK_E": block}
-
-
-def group_constants(width: int) -> dict[str, int]:
-    """Of the kernel that rounds groups."""
-    block = min(triton.next_power_of_2(width // GROUP), _GROUPS_AT_ONCE)
-    return {"E": width, "GROUP": GROUP, "BLOCK_G": block}

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
+from kernels.interface.operations import Activation, RoundedRows
 from kernels.interface.weights import (
     ExpertWeights,
     LinearWeight,
@@ -17,10 +18,18 @@ from kernels.interface.weights import (
     QuantisedTensor,
     WeightPart,
 )
+from kernels.triton.activation import gated_rounded
 from kernels.triton.dense_linear import dense_linear
-from kernels.triton.fp8_linear import Float8Weight, float8_linear, join_float8, prepare_float8
+from kernels.triton.fp8_linear import (
+    Float8Weight,
+    float8_linear,
+    join_float8,
+    multiply_rounded,
+    prepare_float8,
+)
 from kernels.triton.moe_linear import prepare_experts
 from kernels.triton.moe_quantised import QuantisedExperts
+from kernels.triton.norm import add_rms_norm_rounded
 from kernels.triton.quantised_linear import quantised_linear
 from kernels.triton.quantised_weights import (
     GGUF_TYPES,
@@ -100,6 +109,32 @@ def linear(x_TE: torch.Tensor, weight: LinearWeight, *, batch_invariant: bool) -
             parts = [linear(x_TE, part, batch_invariant=batch_invariant) for part in weight.parts]
             return torch.cat(parts, dim=1)
     raise AssertionError(f"{type(weight).__name__} was prepared by another backend")
+
+
+@dataclass(frozen=True, slots=True)
+class Float8Inputs:
+    """Implements `kernels.interface.operations.InputRounding` for a float8 weight."""
+
+    weight: Float8Weight
+    bias_N: torch.Tensor | None
+    dtype: torch.dtype
+    batch_invariant: bool
+
+    def add_rms_norm(
+        self, x_TE: torch.Tensor, residual_TE: torch.Tensor, weight_E: torch.Tensor, eps: float
+    ) -> tuple[RoundedRows, torch.Tensor]:
+        rows = add_rms_norm_rounded(x_TE, residual_TE, weight_E, eps, **self.weight.rounding)
+        return RoundedRows(*rows), residual_TE
+
+    def gated(self, gate_up_TF2: torch.Tensor, activation: Activation) -> RoundedRows:
+        assert activation in ("silu", "gelu_tanh"), activation
+        is_gelu = activation == "gelu_tanh"
+        return RoundedRows(*gated_rounded(gate_up_TF2, is_gelu=is_gelu, **self.weight.rounding))
+
+    def linear(self, rows: RoundedRows) -> torch.Tensor:
+        return multiply_rounded(
+            *rows, self.weight, self.bias_N, self.dtype, batch_invariant=self.batch_invariant
+        )
 
 
 def gather_rows(token_ids_T: torch.Tensor, weight_VE: torch.Tensor | LinearWeight) -> torch.Tensor:

@@ -9,7 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.fp8_linear import BLOCK_K, Float8Weight, add_float8, quantise_rows
+from kernels.triton.fp8_linear import BLOCK_K, Float8Weight, add_float8
+from kernels.triton.fp8_rounding import quantise_rows
 from kernels.triton.moe_routing import ExpertTiles
 from kernels.triton.quantised_linear import BLOCK_J, BLOCK_N, load_scaled, weight_constants
 from kernels.triton.quantised_weights import QuantisedWeight
@@ -188,7 +189,7 @@ def grouped_quantised(
         return out_PN
     scale_RG = None
     if isinstance(weight, Float8Weight):
-        a_RK, scale_RG = quantise_rows(a_RK, grouped=weight.is_grouped, given=weight.input_scale)
+        a_RK, scale_RG = quantise_rows(a_RK, **weight.rounding)
         codes, offsets_NG = weight.weight_NE, None
     else:
         codes, offsets_NG = weight.packed_NJ, weight.offsets_NG

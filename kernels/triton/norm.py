@@ -1,4 +1,5 @@
-"""RMS norm (arXiv:1910.07467), with the residual's addition before it and quantisation after it.
+"""RMS norm (arXiv:1910.07467), with the residual's addition before it and rounding to float8
+after it.
 
 One program holds one row in registers: it reads all inputs before it writes, and the row's bits
 depend on that row alone."""
@@ -12,14 +13,11 @@ import triton.language as tl
 from kernels.torch.elementwise import rms_norm as torch_rms_norm
 from kernels.triton.bound_launch import BoundLaunches, Launch
 from kernels.triton.device_limits import dependent_launch
-from kernels.triton.quantised import QUANTISED_MAX, quantise, quantise_rows_reference, row_scale
+from kernels.triton.fp8_rounding import empty_rounded, round_and_store, rounding_constants
 from kernels.triton.tensor_checks import FLOATS, check_tensor
 
 _MOST_COLUMNS = 32768
 """Of a row that stays in registers."""
-
-Quantised = tuple[torch.Tensor, torch.Tensor]
-"""(values [T, E] float8_e4m3fn or int8, float32 scales [T])."""
 
 
 def add_rms_norm_reference(
@@ -30,20 +28,14 @@ def add_rms_norm_reference(
     return torch_rms_norm(summed_TE, weight_E, eps), summed_TE
 
 
-def rms_norm_quantised_reference(
-    x_TE: torch.Tensor, weight_E: torch.Tensor, eps: float, dtype: torch.dtype
-) -> Quantised:
-    """The norm rounded to x's dtype, then quantised a row at a time, in torch."""
-    return quantise_rows_reference(torch_rms_norm(x_TE, weight_E, eps), dtype)
-
-
 @triton.jit
 def rms_norm_kernel(
     x_ptr,  # [T, E]
     residual_ptr,  # [T, E], if HAS_RESIDUAL: overwritten with residual + x
     weight_ptr,  # [E]
-    out_ptr,  # [T, E], may be x_ptr
-    scales_ptr,  # float32 [T], if IS_QUANTISED
+    out_ptr,  # [T, E], may be x_ptr; float8_e4m3fn if ROUNDS
+    scales_ptr,  # float32 [T, scales of a row], if ROUNDS
+    given_ptr,  # float32 [1], if IS_GIVEN
     eps,
     x_stride_t,
     residual_stride_t,
@@ -51,7 +43,9 @@ def rms_norm_kernel(
     E: tl.constexpr,
     BLOCK_E: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
-    IS_QUANTISED: tl.constexpr,
+    ROUNDS: tl.constexpr,
+    IS_GIVEN: tl.constexpr,
+    GROUP: tl.constexpr,  # 0: a row has one scale
     PDL: tl.constexpr,
 ):
     if PDL:
@@ -59,7 +53,6 @@ def rms_norm_kernel(
         tl.extra.cuda.gdc_launch_dependents()
     dtype: tl.constexpr = x_ptr.dtype.element_ty
     middle: tl.constexpr = weight_ptr.dtype.element_ty
-    stored: tl.constexpr = out_ptr.dtype.element_ty
     row = tl.program_id(0).to(tl.int64)
     column_E = tl.arange(0, BLOCK_E)
     is_inside_E = column_E < E
@@ -76,13 +69,21 @@ def rms_norm_kernel(
     inverse = tl.rsqrt(tl.sum(x_E * x_E, axis=0) / E + eps)
     normed_E = (x_E * inverse).to(middle).to(tl.float32)
     out_E = (normed_E * weight_E).to(middle).to(tl.float32).to(dtype)
-    inverse_scale = 1.0
-    if IS_QUANTISED:
-        peak = tl.max(tl.abs(out_E.to(tl.float32)), axis=0)
-        scale, inverse_scale = row_scale(peak, stored)
-        tl.store(scales_ptr + row, scale)
-    out_E = quantise(out_E, inverse_scale, stored)
-    tl.store(out_ptr + row * out_stride_t + column_E, out_E, mask=is_inside_E)
+    if ROUNDS:
+        scales_at = scales_ptr + row * (E // GROUP if GROUP else 1)
+        round_and_store(
+            out_E,
+            0,
+            out_ptr + row * out_stride_t,
+            scales_at,
+            given_ptr,
+            E,
+            IS_GIVEN,
+            BLOCK_E,
+            GROUP,
+        )
+    else:
+        tl.store(out_ptr + row * out_stride_t + column_E, out_E, mask=is_inside_E)
 
 
 def rms_norm(
@@ -98,7 +99,7 @@ def rms_norm(
         out_TE: like x_TE; may be x_TE itself. None: a new tensor.
     """
     out_TE = torch.empty_like(x_TE) if out_TE is None else out_TE
-    _launch(x_TE, None, weight_E, eps, out_TE, None)
+    _launch(x_TE, None, weight_E, eps, out_TE)
     return out_TE
 
 
@@ -120,36 +121,24 @@ def add_rms_norm(
         (out_TE, residual_TE), the tensors given.
     """
     out_TE = x_TE if out_TE is None else out_TE
-    _launch(x_TE, residual_TE, weight_E, eps, out_TE, None)
+    _launch(x_TE, residual_TE, weight_E, eps, out_TE)
     return out_TE, residual_TE
 
 
-def rms_norm_quantised(
+def add_rms_norm_rounded(
     x_TE: torch.Tensor,
+    residual_TE: torch.Tensor,
     weight_E: torch.Tensor,
     eps: float,
-    dtype: torch.dtype,
     *,
-    residual_TE: torch.Tensor | None = None,
-) -> Quantised:
-    """`rms_norm`, or `add_rms_norm` if a residual is given, then a scale for each row.
-
-        scale = max(|normed|) / 448 (fp8) or / 127 (int8);   values = round(normed / scale)
-
-    The norm is rounded to x's dtype first, so that the values are those of quantising afterwards.
-
-    Args: see `rms_norm` and `add_rms_norm`.
-        dtype: torch.float8_e4m3fn or torch.int8.
-
-    Returns:
-        (values_TE, scales_T), new tensors.
-    """
-    if dtype not in QUANTISED_MAX:
-        raise ValueError(f"cannot quantise to {dtype}; choose float8_e4m3fn or int8")
-    out_TE = torch.empty(x_TE.shape, dtype=dtype, device=x_TE.device)
-    scales_T = torch.empty(x_TE.shape[0], dtype=torch.float32, device=x_TE.device)
-    _launch(x_TE, residual_TE, weight_E, eps, out_TE, scales_T)
-    return out_TE, scales_T
+    grouped: bool = False,
+    given: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`quantise_rows` of `add_rms_norm`, bit for bit; see both."""
+    num_tokens, width = x_TE.shape
+    codes_TE, scales_TG = empty_rounded(num_tokens, width, x_TE.device, grouped=grouped)
+    _launch(x_TE, residual_TE, weight_E, eps, codes_TE, scales_TG, given)
+    return codes_TE, scales_TG
 
 
 def _launch(
@@ -158,24 +147,23 @@ def _launch(
     weight_E: torch.Tensor,
     eps: float,
     out_TE: torch.Tensor,
-    scales_T: torch.Tensor | None,
+    scales_TG: torch.Tensor | None = None,
+    given: torch.Tensor | None = None,
 ) -> None:
+    arguments = (x_TE, residual_TE, weight_E, eps, out_TE, scales_TG, given)
     tensors = (
         x_TE,
         x_TE if residual_TE is None else residual_TE,
         weight_E,
         out_TE,
-        weight_E if scales_T is None else scales_T,
+        weight_E if scales_TG is None else scales_TG,
+        weight_E if given is None else given,
     )
-    options = (eps, residual_TE is None, scales_T is None)
+    options = (eps, residual_TE is None, scales_TG is None, given is None)
     if x_TE.numel():
-        _launches(
-            tensors,
-            options,
-            lambda: _checked_launch(x_TE, residual_TE, weight_E, eps, out_TE, scales_T),
-        )
+        _launches(tensors, options, lambda: _checked_launch(*arguments))
     else:
-        _checked_launch(x_TE, residual_TE, weight_E, eps, out_TE, scales_T)
+        _checked_launch(*arguments)
 
 
 _launches = BoundLaunches(rms_norm_kernel)
@@ -187,7 +175,8 @@ def _checked_launch(
     weight_E: torch.Tensor,
     eps: float,
     out_TE: torch.Tensor,
-    scales_T: torch.Tensor | None,
+    scales_TG: torch.Tensor | None,
+    given: torch.Tensor | None,
 ) -> Launch:
     if x_TE.dim() != 2:
         raise ValueError(f"x_TE has {x_TE.dim()} dimensions; flatten it to [T, E]")
@@ -200,15 +189,17 @@ def _checked_launch(
     check_tensor("weight_E", weight_E, (E,), (x_TE.dtype, torch.float32), device)
     if residual_TE is not None:
         check_tensor("residual_TE", residual_TE, x_TE.shape, own, device, contiguous_dims=1)
-    out_dtypes = own if scales_T is None else tuple(QUANTISED_MAX)
+    out_dtypes = own if scales_TG is None else (torch.float8_e4m3fn,)
     check_tensor("out_TE", out_TE, x_TE.shape, out_dtypes, device, contiguous_dims=1)
+    if given is not None:
+        check_tensor("given", given, (1,), torch.float32, device)
     strides = [each.stride(0) for each in (x_TE, x_TE if residual_TE is None else residual_TE)]
     return Launch(
         (x_TE.shape[0],),
         (eps, *strides, out_TE.stride(0)),
         {
             "HAS_RESIDUAL": residual_TE is not None,
-            "IS_QUANTISED": scales_T is not None,
+            **rounding_constants(scales_TG, given),
             **_constants(E),
             **dependent_launch(device),
             "num_warps": _num_warps(E),

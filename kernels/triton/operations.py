@@ -14,6 +14,7 @@ from kernels.interface.operations import (
     AttentionSpec,
     ExpertRouting,
     Forward,
+    InputRounding,
     KVCache,
     PassResult,
 )
@@ -26,7 +27,14 @@ from kernels.triton.attention import paged_attention
 from kernels.triton.attention_planner import SplitScratch, TritonAttentionPlanner
 from kernels.triton.block_copies import TritonBlockCopier
 from kernels.triton.device_limits import multiplies_float8
-from kernels.triton.linear import QUANTISED_TYPES, TritonLinearWeight, TritonPacking
+from kernels.triton.fp8_linear import Float8Weight
+from kernels.triton.linear import (
+    QUANTISED_TYPES,
+    Float8Inputs,
+    TritonLinearWeight,
+    TritonPacking,
+    TritonQuantisedWeight,
+)
 from kernels.triton.moe_linear import (
     TritonExpertWeights,
     invariant_tile_rows,
@@ -114,6 +122,12 @@ class TritonOperations:
 
     def linear(self, x_TE: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
         return linear_layers.linear(x_TE, weight, batch_invariant=self._batch_invariant)
+
+    def input_rounding(self, weight: LinearWeight) -> InputRounding | None:
+        match weight:
+            case TritonQuantisedWeight(Float8Weight() as codes, bias_N, dtype):
+                return Float8Inputs(codes, bias_N, dtype, self._batch_invariant)
+        return None
 
     def reduce(self, x_TE: torch.Tensor, all_reduce: AllReduce) -> torch.Tensor:
         return all_reduce(x_TE)

@@ -13,7 +13,7 @@ from kernels.interface.operations import KVCache, RotaryParams
 from kernels.torch.kv_cache import rotary_and_cache as torch_rotary_and_cache
 from kernels.triton.bound_launch import BoundLaunches, Launch
 from kernels.triton.device_limits import dependent_launch
-from kernels.triton.quantised import quantise, quantise_reference
+from kernels.triton.fp8_rounding import quantise, quantise_reference
 from kernels.triton.tensor_checks import check_tensor
 
 

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from kernels.interface.operations import ExpertRouting
 from kernels.triton.activation import silu_and_mul
 from kernels.triton.dense_linear import dense_linear as own_linear
-from kernels.triton.fp8_linear import float8_linear, prepare_float8, reference_quantise_rows
+from kernels.triton.fp8_linear import float8_linear, prepare_float8
+from kernels.triton.fp8_rounding import reference_quantise_rows
 from kernels.triton.moe_linear import TritonExpertWeights, mixture_of_experts
 from kernels.triton.moe_routing import route
 from kernels.triton.norm import add_rms_norm

@@ -19,7 +19,8 @@ from engine_core.model_files import BrokenModelFile, UnsupportedModelFile, open_
 from engine_core.models import load_model
 from engine_core.options.engine import EngineOptions
 from engine_core.startup.model import load_any_model
-from kernels.triton import operations
+from kernels.triton import fp8_linear, operations
+from kernels.triton.fp8_rounding import quantise_rows
 from kernels.triton.operations import TritonOperations
 from tests.engine_core.conftest import PagedRun
 
@@ -136,6 +137,39 @@ def test_a_cpu_dequantises_it_at_load_and_says_so(tmp_path, ops, name):
     wanted = "fp8-block" if "blocks" in name else "fp8"
     assert loaded.weights == f"float32 (dequantised from {wanted})"
     assert not loaded.is_quantised
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["fp8 in blocks", "compressed-tensors by channel", "compressed-tensors by tensor, static"],
+)
+def test_norms_and_activations_round_for_the_products_behind_them_with_equal_bits(
+    tmp_path, name, monkeypatch
+):
+    rounded = []
+
+    def counted(*args, **how):
+        rounded.append(args)
+        return quantise_rows(*args, **how)
+
+    monkeypatch.setattr(fp8_linear, "quantise_rows", counted)
+    config = transformers.LlamaConfig(**SHAPE | {"num_hidden_layers": 2})
+    write_float8(tmp_path, reference_of(config), RECIPES[name])
+
+    def run():
+        ops = triton_for(tmp_path)
+        paged = PagedRun(load(tmp_path, ops), ops, [[3, 1, 4, 1, 5], [9]], 4, torch.float32)
+        paged.step({0: 5, 1: 1})
+        return paged.logits, len(rounded)
+
+    together, num_alone = run()
+    assert num_alone == 3  # before both output projections, and behind the first layer's first norm
+    rounded.clear()
+    monkeypatch.setattr(TritonOperations, "input_rounding", lambda ops, weight: None)
+    apart, num_alone = run()
+    assert num_alone == 8
+    for ours, expected in zip(together, apart, strict=True):
+        assert torch.equal(ours, expected)
 
 
 @pytest.mark.parametrize(

@@ -151,5 +151,5 @@ def test_a_whole_model_loads_through_the_buffers(ops, size_bytes):
         x = torch.randn(3, 16)
         assert torch.equal(ours.feed_forward(x), theirs.feed_forward(x))
         assert torch.equal(ours.input_norm(x), theirs.input_norm(x))
-        assert torch.equal(ours.attention._qkv(x), theirs.attention._qkv(x))
+        assert torch.equal(ours.attention.qkv(x), theirs.attention.qkv(x))
     assert events

@@ -1,20 +1,31 @@
 """Products in float8: rounding of tokens, and the device's own product."""
 
+from typing import Any
+
 import torch
 
-from kernels.triton.fp8_linear import (
-    float8_linear,
-    prepare_float8,
-    quantise_rows,
-    reference_float8_linear,
-    reference_quantise_rows,
-)
-from tests.gpu.checks.errors import row_error
+from kernels.triton.fp8_linear import float8_linear, prepare_float8, reference_float8_linear
+from kernels.triton.fp8_rounding import quantise_rows, reference_quantise_rows
+from tests.gpu.checks.errors import num_different, row_error
 
 ROUNDING = 8e-3
 """The result is rounded to bf16 once (2^-9); the library's sums are float32."""
 FP8_ROUNDING = 0.07
 """2^-4 of an element at most; the row's largest is exact."""
+
+
+def roundings(device: str) -> list[dict[str, Any]]:
+    """Options of `quantise_rows`."""
+    return [{}, {"grouped": True}, {"given": torch.full((1,), 0.01, device=device)}]
+
+
+def num_different_rounded(
+    ours: tuple[torch.Tensor, torch.Tensor], expected: tuple[torch.Tensor, torch.Tensor]
+) -> float:
+    """Codes and scales of other bits."""
+    (codes, scales), (expected_codes, expected_scales) = ours, expected
+    of_codes = num_different(codes.view(torch.uint8), expected_codes.view(torch.uint8))
+    return of_codes + num_different(scales, expected_scales)
 
 
 def check_rows(num_rows: int, width: int, *, device: str) -> float:

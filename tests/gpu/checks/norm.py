@@ -1,16 +1,16 @@
-"""RMS norm: alone, with the residual's addition, with quantised results."""
+"""RMS norm: alone, with the residual's addition, rounded to float8."""
 
 import torch
 
 from kernels.torch.elementwise import rms_norm as torch_rms_norm
-from kernels.triton.norm import add_rms_norm, rms_norm, rms_norm_quantised
+from kernels.triton.fp8_rounding import quantise_rows
+from kernels.triton.norm import add_rms_norm, add_rms_norm_rounded, rms_norm
 from tests.gpu.checks.errors import num_different, poison, row_error, worst
+from tests.gpu.checks.fp8_linear import num_different_rounded, roundings
 
 EPS = 1e-6
 BF16_ROUNDING = 8e-3
 """The kernel rounds twice, to bf16 (2^-9 each) of elements up to the row's largest."""
-FP8_ROUNDING = 0.07
-"""A value of float8_e4m3fn is 2^-4 of itself away at most, and the row's largest is exact."""
 
 
 def check(num_rows: int, width: int, dtype: torch.dtype, *, device: str) -> float:
@@ -29,13 +29,21 @@ def check(num_rows: int, width: int, dtype: torch.dtype, *, device: str) -> floa
     )
 
 
-def check_quantised(num_rows: int, width: int, dtype: torch.dtype, *, device: str) -> float:
-    """Values times scales against the float32 norm."""
-    x_TE = _randn(num_rows, width, torch.bfloat16, device)
-    weight_E = _randn(1, width, torch.bfloat16, device)[0]
-    values, scales_T = rms_norm_quantised(x_TE, weight_E, EPS, dtype)
-    reference = torch_rms_norm(x_TE.float(), weight_E.float(), EPS)
-    return row_error(values.float() * scales_T[:, None], reference)
+def check_rounded(num_rows: int, width: int, dtype: torch.dtype, *, device: str) -> float:
+    """Numbers that differ from the norm's, rounded in a kernel of its own: by row, by groups and by
+    a given scale."""
+    x_TE, residual_TE = (_randn(num_rows, width, dtype, device) for _ in range(2))
+    weight_E = _randn(1, width, dtype, device)[0]
+    normed, _ = add_rms_norm(x_TE.clone(), residual_TE.clone(), weight_E, EPS)
+    return worst(
+        *(
+            num_different_rounded(
+                add_rms_norm_rounded(x_TE, residual_TE.clone(), weight_E, EPS, **how),
+                quantise_rows(normed, **how),
+            )
+            for how in roundings(device)
+        )
+    )
 
 
 def _randn(num_rows: int, width: int, dtype: torch.dtype, device: str) -> torch.Tensor:

@@ -24,6 +24,7 @@ from kernels.triton import (
     block_copies,
     dense_linear,
     fp8_linear,
+    fp8_rounding,
     logits_processors,
     logprobs,
     lora,
@@ -141,32 +142,41 @@ def _taken(kernel: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: values[name] for name in kernel.arg_names if name in values}
 
 
+ROUNDINGS: dict[str, dict[str, Any]] = {
+    "row": {"ROUNDS": True, "IS_GIVEN": False, "GROUP": 0},
+    "group": {"ROUNDS": True, "IS_GIVEN": False, "GROUP": fp8_rounding.GROUP},
+    "a given scale": {"ROUNDS": True, "IS_GIVEN": True, "GROUP": 0},
+}
+"""What `fp8_rounding.rounding_constants` can be."""
+
+
 def activations() -> Iterator[KernelVariant]:
-    """Feed-forward widths of models in use, both activations, plain and quantised."""
-    for width, is_gelu, out in (
+    """Feed-forward widths of models in use, both activations, plain and rounded."""
+    for width, is_gelu, dtype in (
         *((width, False, BF16) for width in (3072, 4864, 14336)),
         (10240, True, BF16),
-        (3072, False, FP8),
-        (14336, False, FP8),
-        (14336, False, INT8),
-        (10240, True, FP8),
         (14336, False, FP16),
         (14336, False, FP32),
         (10240, True, FP32),
     ):
-        is_quantised = out in activation.QUANTISED_MAX
-        block = activation._BLOCK_F_QUANTISED if is_quantised else activation._BLOCK_F
-        constants = activation._constants(width, block, is_gelu)
         yield KernelVariant(
-            name=f"{'gelu' if is_gelu else 'silu'} F={width} out {out}",
-            kernel=activation.activation_quantised_kernel
-            if is_quantised
-            else activation.activation_kernel,
-            arguments={"gate_up_ptr": BF16 if is_quantised else out, "out_ptr": out}
-            | {"gate_up_stride_t": 2 * width, "out_stride_t": width}
-            | ({"scales_ptr": FP32} if is_quantised else {}),
-            constants=constants | ({} if is_quantised else {"PDL": True}),
-            num_warps=activation._num_warps(constants["BLOCK_F"]) if is_quantised else 4,
+            name=f"{'gelu' if is_gelu else 'silu'} F={width} out {dtype}",
+            kernel=activation.activation_kernel,
+            arguments={"gate_up_ptr": dtype, "out_ptr": dtype}
+            | {"gate_up_stride_t": 2 * width, "out_stride_t": width},
+            constants=activation._constants(width, activation._BLOCK_F, is_gelu) | {"PDL": True},
+        )
+    for (name, rounding), (width, is_gelu) in itertools.product(
+        ROUNDINGS.items(), ((3072, False), (14336, False), (10240, True))
+    ):
+        constants = activation.rounded_constants(width, rounding, is_gelu=is_gelu)
+        yield KernelVariant(
+            name=f"{'gelu' if is_gelu else 'silu'} F={width} rounded by {name}",
+            kernel=activation.activation_rounded_kernel,
+            arguments={"gate_up_ptr": BF16, "out_ptr": FP8, "scales_ptr": FP32}
+            | {"given_ptr": FP32, "gate_up_stride_t": 2 * width},
+            constants=constants | {"PDL": True},
+            num_warps=activation._num_warps(constants["BLOCK_F"]),
         )
 
 
@@ -387,17 +397,17 @@ def float8_products() -> Iterator[KernelVariant]:
     ):
         yield KernelVariant(
             name=f"quantise {_name(dtype)} rows of {width}{', given' * is_given}",
-            kernel=fp8_linear._quantise_rows_kernel,
+            kernel=fp8_rounding._quantise_rows_kernel,
             arguments={"x_ptr": dtype, "q_ptr": FP8, "scale_ptr": FP32, "x_stride": width}
             | {"given_ptr": FP32 if is_given else None},
-            constants=fp8_linear.row_constants(width) | {"IS_GIVEN": is_given},
+            constants=fp8_rounding.row_constants(width) | {"IS_GIVEN": is_given},
         )
     for width in (2048, 14336):
         yield KernelVariant(
             name=f"quantise groups of rows of {width}",
-            kernel=fp8_linear._quantise_groups_kernel,
+            kernel=fp8_rounding._quantise_groups_kernel,
             arguments={"x_ptr": BF16, "q_ptr": FP8, "scale_ptr": FP32, "x_stride": width},
-            constants=fp8_linear.group_constants(width),
+            constants=fp8_rounding.group_constants(width),
         )
     for outputs, inputs, grouped in ((6144, 4096, True), (6144, 4096, False), (576, 2048, True)):
         weight = fp8_linear.Float8Weight(
@@ -575,37 +585,51 @@ def expert_routing() -> Iterator[KernelVariant]:
 
 
 def norms() -> Iterator[KernelVariant]:
-    """Widths of models in use, with and without residual, plain and quantised, Gemma's weight."""
+    """Widths of models in use, with and without residual, plain and rounded, Gemma's weight."""
     for E, has_residual, weight, out in (
         (1024, False, BF16, BF16),
         (1024, True, BF16, BF16),
         (896, True, BF16, BF16),
         (4096, False, BF16, BF16),
         (4096, True, BF16, BF16),
-        (4096, False, BF16, FP8),
-        (4096, True, BF16, FP8),
-        (4096, True, BF16, INT8),
         (5376, False, FP32, BF16),
         (2560, True, FP32, BF16),
         (8192, True, BF16, BF16),
-        (16384, True, BF16, FP8),
         (4096, True, FP16, FP16),
         (2560, True, FP32, FP16),
         (4096, False, FP32, FP32),
         (4096, True, FP32, FP32),
     ):
-        is_quantised = out in norm.QUANTISED_MAX
-        yield KernelVariant(
-            name=f"rms_norm E={E}{' add' * has_residual} weight {weight} out {out}",
-            kernel=norm.rms_norm_kernel,
-            arguments=_pointers(BF16 if is_quantised else out, "x residual")
-            | {"weight_ptr": weight, "out_ptr": out, "eps": 1e-6}
-            | {"scales_ptr": FP32 if is_quantised else weight}
-            | dict.fromkeys(("x_stride_t", "residual_stride_t", "out_stride_t"), E),
-            constants=norm._constants(E)
-            | {"HAS_RESIDUAL": has_residual, "IS_QUANTISED": is_quantised, "PDL": True},
-            num_warps=norm._num_warps(E),
-        )
+        plain = {"ROUNDS": False, "IS_GIVEN": False, "GROUP": 0, "HAS_RESIDUAL": has_residual}
+        name = f"E={E}{' add' * has_residual} weight {weight} out {out}"
+        yield _norm(name, E, weight, out, out, plain)
+    for (name, rounding), (E, weight) in itertools.product(
+        ROUNDINGS.items(), ((4096, BF16), (5376, FP32), (16384, BF16))
+    ):
+        name = f"E={E} add weight {weight} rounded by {name}"
+        yield _norm(name, E, weight, BF16, FP8, rounding | {"HAS_RESIDUAL": True})
+
+
+def _norm(
+    name: str,
+    E: int,
+    weight: torch.dtype,
+    dtype: torch.dtype,
+    out: torch.dtype,
+    constants: Mapping[str, Any],
+) -> KernelVariant:
+    rounds = constants["ROUNDS"]
+    return KernelVariant(
+        name=f"rms_norm {name}",
+        kernel=norm.rms_norm_kernel,
+        arguments=_pointers(dtype, "x residual")
+        | {"weight_ptr": weight, "out_ptr": out, "eps": 1e-6}
+        | {"scales_ptr": FP32 if rounds else weight}
+        | {"given_ptr": FP32 if constants["IS_GIVEN"] else weight}
+        | dict.fromkeys(("x_stride_t", "residual_stride_t", "out_stride_t"), E),
+        constants=norm._constants(E) | {"PDL": True, **constants},
+        num_warps=norm._num_warps(E),
+    )
 
 
 def logit_penalties() -> Iterator[KernelVariant]:

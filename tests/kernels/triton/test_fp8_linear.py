@@ -8,12 +8,10 @@ from kernels.triton.fp8_linear import (
     float8_linear,
     join_float8,
     prepare_float8,
-    quantise_rows,
     reference_float8_linear,
-    reference_quantise_rows,
     scaled_product,
 )
-from kernels.triton.quantised import FP8_MAX
+from kernels.triton.fp8_rounding import FP8_MAX, quantise_rows, reference_quantise_rows
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,8 @@ import torch
 
 from kernels.interface.operations import ExpertRouting
 from kernels.triton import moe_quantised as module
-from kernels.triton.fp8_linear import prepare_float8, reference_quantise_rows
+from kernels.triton.fp8_linear import prepare_float8
+from kernels.triton.fp8_rounding import reference_quantise_rows
 from kernels.triton.moe_linear import mixture_of_experts
 from kernels.triton.moe_quantised import QuantisedExperts, grouped_quantised
 from kernels.triton.moe_routing import build_expert_tiles, route

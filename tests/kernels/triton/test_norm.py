@@ -1,15 +1,17 @@
 """RMS norm against torch, in Triton's interpreter."""
 
+from typing import Any
+
 import pytest
 import torch
 
 from kernels.torch.elementwise import rms_norm as torch_rms_norm
+from kernels.triton.fp8_rounding import quantise_rows
 from kernels.triton.norm import (
     add_rms_norm,
     add_rms_norm_reference,
+    add_rms_norm_rounded,
     rms_norm,
-    rms_norm_quantised,
-    rms_norm_quantised_reference,
 )
 
 WIDTHS = [1, 63, 64, 896, 1025, 5376]
@@ -80,39 +82,22 @@ def test_rows_of_a_wider_tensor_are_read_where_they_lie_and_nothing_beside_is_wr
     assert torch.equal(wide_TE[:, 163:], before_TE[:, 163:])
 
 
-@pytest.mark.parametrize("has_residual", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_int8_values_and_scales_are_those_of_quantising_afterwards(
-    dtype: torch.dtype, has_residual: bool
+@pytest.mark.parametrize("rounding", ["row", "group", "given"])
+@pytest.mark.parametrize(("E", "dtype"), [(384, torch.float32), (2176, torch.float16)])
+def test_a_rounded_norm_has_the_bits_of_rounding_afterwards(
+    E: int, dtype: torch.dtype, rounding: str
 ) -> None:
-    x_TE, weight_E = _rows(4, 321, dtype), torch.rand(321).to(dtype)
-    x_TE[1] = 0
-    residual_TE = _rows(7, 321, dtype)[:4] if has_residual else None
-    summed_TE = x_TE if residual_TE is None else residual_TE + x_TE
-    expected, expected_scales = rms_norm_quantised_reference(summed_TE, weight_E, 1e-6, torch.int8)
-    values, scales = rms_norm_quantised(x_TE, weight_E, 1e-6, torch.int8, residual_TE=residual_TE)
-    torch.testing.assert_close(scales, expected_scales, rtol=2 * TOLERANCE[dtype], atol=0)
-    # a value beside a tie may fall to either side of it, for the norms differ in their last bit
-    distance = (values.int() - expected.int()).abs()
-    assert int(distance.max()) <= 1
-    assert float((distance > 0).float().mean()) < 0.01
-    if residual_TE is not None:
-        assert torch.equal(residual_TE, summed_TE)
-
-
-def test_fp8_values_times_scale_are_the_norm_within_the_rounding_of_fp8() -> None:
-    x_TE, weight_E = _rows(4, 321), torch.rand(321) + 0.5
-    expected_TE = torch_rms_norm(x_TE, weight_E, 1e-6)
-    values_TE, scales_T = rms_norm_quantised(x_TE, weight_E, 1e-6, torch.float8_e4m3fn)
-    _, expected_T = rms_norm_quantised_reference(x_TE, weight_E, 1e-6, torch.float8_e4m3fn)
-    torch.testing.assert_close(scales_T, expected_T, rtol=2e-5, atol=0)
-    # the interpreter loses a carry into the exponent: leave out mantissas that round up past 1.9375
-    scaled_TE = expected_TE / expected_T[:, None]
-    mantissa_TE = scaled_TE.abs().frexp().mantissa * 2
-    is_sound_TE = (mantissa_TE < 1.9) & (scaled_TE.abs() > 2**-5)
-    error_TE = (values_TE.float() * scales_T[:, None] - expected_TE).abs()
-    assert float((error_TE / expected_TE.abs())[is_sound_TE].max()) <= 2**-4 + 1e-4
-    assert float(is_sound_TE.float().mean()) > 0.8
+    x_TE, residual_TE, weight_E = _rows(4, E, dtype), _rows(7, E, dtype)[:4], torch.rand(E)
+    x_TE[1] = residual_TE[1] = 0
+    weight_E = weight_E.to(dtype)
+    given = torch.tensor([0.002]) if rounding == "given" else None
+    how: dict[str, Any] = {"grouped": rounding == "group", "given": given}
+    normed_TE, summed_TE = add_rms_norm(x_TE.clone(), residual_TE.clone(), weight_E, 1e-6)
+    expected_TE, expected_TG = quantise_rows(normed_TE, **how)
+    codes_TE, scales_TG = add_rms_norm_rounded(x_TE, residual_TE, weight_E, 1e-6, **how)
+    assert torch.equal(codes_TE.view(torch.uint8), expected_TE.view(torch.uint8))
+    assert torch.equal(scales_TG, expected_TG)
+    assert torch.equal(residual_TE, summed_TE)
 
 
 def test_a_row_has_the_same_bits_alone_and_in_a_crowd() -> None:
@@ -135,8 +120,10 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
         add_rms_norm(x_TE, x_TE.half(), weight_E, 1e-6)
     with pytest.raises(ValueError, match="out_TE is int8"):
         rms_norm(x_TE, weight_E, 1e-6, out_TE=x_TE.to(torch.int8))
-    with pytest.raises(ValueError, match="choose float8_e4m3fn or int8"):
-        rms_norm_quantised(x_TE, weight_E, 1e-6, torch.int16)
+    with pytest.raises(ValueError, match="rows of 64 numbers are not scaled by 128"):
+        add_rms_norm_rounded(x_TE, x_TE, weight_E, 1e-6, grouped=True)
+    with pytest.raises(ValueError, match=r"given is float64 \[1\]"):
+        add_rms_norm_rounded(x_TE, x_TE, weight_E, 1e-6, given=torch.ones(1).double())
     with pytest.raises(ValueError, match="3 dimensions; flatten"):
         rms_norm(torch.zeros(2, 2, 64), weight_E, 1e-6)
     with pytest.raises(ValueError, match="40000 elements"):
