@@ -14,11 +14,10 @@ import torch
 
 from kernels.interface.device_steps import DeviceStepOperations
 from kernels.interface.operations import Operations
+from kernels.triton.device_limits import FLOAT8_CAPABILITY
 
 _LOWEST_CAPABILITY = (8, 0)
 """Ampere: the first with bfloat16 in its tensor cores and asynchronous copies to shared memory."""
-_LOWEST_CAPABILITY_OF_FP8 = (8, 9)
-"""Ada: the first that converts e4m3."""
 
 FloatWeights = Literal["float32", "bfloat16", "int8", "int4"]
 """float32; bfloat16; int8 with a scale a row; 4 bits with a scale and a minimum for 32 inputs."""
@@ -102,10 +101,10 @@ def native_bfloat16(
 def check_fp8(device: torch.device, what: str, cure: str) -> None:
     """Raises UnsupportedDevice: the GPU has no arithmetic on float8_e4m3fn, which `what` needs."""
     capability = torch.cuda.get_device_capability(device)
-    if capability < _LOWEST_CAPABILITY_OF_FP8:
+    if capability < FLOAT8_CAPABILITY:
         raise UnsupportedDevice(
-            f"{what} needs compute capability 8.9 (Ada, Hopper) or above, device "
-            f'"{device}" ({torch.cuda.get_device_name(device)}) has '
+            f"{what} needs compute capability {FLOAT8_CAPABILITY[0]}.{FLOAT8_CAPABILITY[1]} (Ada, "
+            f'Hopper) or above, device "{device}" ({torch.cuda.get_device_name(device)}) has '
             f"{capability[0]}.{capability[1]}; {cure}"
         )
 

@@ -8,6 +8,9 @@ HOPPER_SHARED_BYTES = 227 * 1024
 SHORT_SHARED_BYTES = 160 * 1024
 """Devices below it (sm_86, 89, 120) give a thread block 99 KiB; sm_80 gives 163, the others 227."""
 
+FLOAT8_CAPABILITY = (8, 9)
+"""Ada: the first that converts and multiplies e4m3."""
+
 
 @functools.cache
 def shared_memory(device: torch.device) -> int:
@@ -28,8 +31,8 @@ def dependent_launch(device: torch.device) -> dict[str, bool]:
 
 @functools.cache
 def multiplies_float8(device: torch.device) -> bool:
-    """Whether tensor cores do: from Ada (8.9) on. The interpreter does."""
-    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 9)
+    """Whether tensor cores do. The interpreter does."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= FLOAT8_CAPABILITY
 
 
 _FAST_FLOAT64 = ((8, 0), (9, 0), (10, 0))

@@ -12,7 +12,14 @@ import triton.language as tl
 
 from kernels.interface.operations import ExpertRouting
 from kernels.triton.moe_quantised import QuantisedExperts
-from kernels.triton.moe_routing import ExpertTiles, build_expert_tiles, route
+from kernels.triton.moe_routing import (
+    ExpertTiles,
+    build_expert_tiles,
+    check_pairs,
+    pairs_of_tile,
+    route,
+    tile_of_program,
+)
 from kernels.triton.tensor_checks import FLOATS, check_tensor
 
 _COMBINED_AT_ONCE = 1024
@@ -117,22 +124,10 @@ def _grouped_product_kernel(
     BLOCK_K: tl.constexpr,
     GROUP_TILES: tl.constexpr,
 ):
-    # neighbours share weights, then rows: GROUP_TILES tiles go through all of N together
     NUM_N: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
-    program = tl.program_id(0)
-    group = program // (GROUP_TILES * NUM_N)
-    inside = program % (GROUP_TILES * NUM_N)
-    tiles_here = tl.minimum(max_tiles - group * GROUP_TILES, GROUP_TILES)
-    tile = (group * GROUP_TILES + inside % tiles_here).to(tl.int64)
-    block_n = inside // tiles_here
-
-    expert = tl.load(tile_expert_ptr + tile).to(tl.int64)
+    tile, expert, block_n = tile_of_program(tile_expert_ptr, max_tiles, NUM_N, GROUP_TILES)
     if expert >= 0:
-        start = tl.load(tile_start_ptr + tile)
-        stop = tl.load(tile_stop_ptr + tile)
-        row_M = start + tl.arange(0, BLOCK_M)
-        valid_M = row_M < stop
-        pair_M = tl.load(sorted_ptr + row_M, mask=valid_M, other=0).to(tl.int64)
+        pair_M, valid_M = pairs_of_tile(tile, sorted_ptr, tile_start_ptr, tile_stop_ptr, BLOCK_M)
         n_N = block_n * BLOCK_N + tl.arange(0, BLOCK_N)
         k_K = tl.arange(0, BLOCK_K)
         W_ROWS: tl.constexpr = 2 * N if GATED else N
@@ -249,11 +244,7 @@ def grouped_linear(
     check_tensor("expert weights", w_XNK, w_XNK.shape, a_RK.dtype, device)
     if tiles.tile_rows not in (16, 64, 128):
         raise ValueError(f"tile_rows is {tiles.tile_rows}; give 16, 64 or 128")
-    num_pairs = tiles.sorted_pairs_P.numel()
-    if a_RK.shape[0] * pairs_a_row != num_pairs:
-        raise ValueError(
-            f"{a_RK.shape[0]} rows of {pairs_a_row} pairs, but {num_pairs} were sorted"
-        )
+    num_pairs = check_pairs(a_RK, pairs_a_row, tiles)
     num_outputs = w_XNK.shape[1] // 2 if gated else w_XNK.shape[1]
     out_PN = torch.empty(num_pairs, num_outputs, dtype=a_RK.dtype, device=a_RK.device)
     max_tiles = tiles.tile_expert_L.numel()

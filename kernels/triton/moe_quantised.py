@@ -11,7 +11,7 @@ import triton.language as tl
 
 from kernels.triton.fp8_linear import BLOCK_K, Float8Weight, add_float8
 from kernels.triton.fp8_rounding import quantise_rows
-from kernels.triton.moe_routing import ExpertTiles
+from kernels.triton.moe_routing import ExpertTiles, check_pairs, pairs_of_tile, tile_of_program
 from kernels.triton.quantised_linear import BLOCK_J, BLOCK_N, load_scaled, weight_constants
 from kernels.triton.quantised_weights import QuantisedWeight
 from kernels.triton.tensor_checks import FLOATS, check_tensor
@@ -87,24 +87,16 @@ def _grouped_quantised_kernel(
     BLOCK_J: tl.constexpr,
     GROUP_TILES: tl.constexpr,
 ):
-    # neighbours share weights, then rows: GROUP_TILES tiles go through all of N together
     NUM_N: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     J: tl.constexpr = K * BITS // 8
     IN_BOUNDS: tl.constexpr = N % BLOCK_N == 0 and J % BLOCK_J == 0
     GROUPED: tl.constexpr = GROUP < K
-    program = tl.program_id(0)
-    first = program // (GROUP_TILES * NUM_N) * GROUP_TILES
-    inside = program % (GROUP_TILES * NUM_N)
-    tiles_here = tl.minimum(max_tiles - first, GROUP_TILES)
-    tile = (first + inside % tiles_here).to(tl.int64)
-    expert = tl.load(tile_expert_ptr + tile).to(tl.int64)
+    tile, expert, block_n = tile_of_program(tile_expert_ptr, max_tiles, NUM_N, GROUP_TILES)
     if expert >= 0:
-        row_M = tl.load(tile_start_ptr + tile) + tl.arange(0, BLOCK_M)
-        valid_M = row_M < tl.load(tile_stop_ptr + tile)
-        pair_M = tl.load(sorted_ptr + row_M, mask=valid_M, other=0).to(tl.int64)
+        pair_M, valid_M = pairs_of_tile(tile, sorted_ptr, tile_start_ptr, tile_stop_ptr, BLOCK_M)
         a_row_M = pair_M // PAIRS_A_ROW
         a_M = a_ptr + a_row_M * a_stride
-        n_N = inside // tiles_here * BLOCK_N + tl.arange(0, BLOCK_N)
+        n_N = block_n * BLOCK_N + tl.arange(0, BLOCK_N)
         # outputs past N are other rows' numbers, and are not stored
         gate_N = expert * (2 * N if GATED else N) + n_N
         up_N = gate_N + N
@@ -174,11 +166,7 @@ def grouped_quantised(
     """
     shape, device = (a_RK.shape[0], weight.num_inputs), a_RK.device
     check_tensor("activations", a_RK, shape, FLOATS, device, contiguous_dims=1)
-    num_pairs = tiles.sorted_pairs_P.numel()
-    if a_RK.shape[0] * pairs_a_row != num_pairs:
-        raise ValueError(
-            f"{a_RK.shape[0]} rows of {pairs_a_row} pairs, but {num_pairs} were sorted"
-        )
+    num_pairs = check_pairs(a_RK, pairs_a_row, tiles)
     constants, launch = grouped_configuration(
         weight, num_experts, tiles.tile_rows, a_RK.dtype, gated=gated
     )

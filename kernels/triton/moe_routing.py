@@ -330,3 +330,33 @@ def _place_constants(num_experts: int, tile_rows: int) -> dict[str, int]:
         "BLOCK_P": _PAIRS_AT_ONCE,
         "BLOCK_L": 128,
     }
+
+
+@triton.jit
+def tile_of_program(tile_expert_ptr, max_tiles, NUM_N: tl.constexpr, GROUP_TILES: tl.constexpr):
+    """(tile, its expert or -1, block of outputs). Neighbours share weights, then rows: GROUP_TILES
+    tiles go through all blocks of outputs together."""
+    program = tl.program_id(0)
+    first = program // (GROUP_TILES * NUM_N) * GROUP_TILES
+    inside = program % (GROUP_TILES * NUM_N)
+    tiles_here = tl.minimum(max_tiles - first, GROUP_TILES)
+    tile = (first + inside % tiles_here).to(tl.int64)
+    return tile, tl.load(tile_expert_ptr + tile).to(tl.int64), inside // tiles_here
+
+
+@triton.jit
+def pairs_of_tile(tile, sorted_ptr, tile_start_ptr, tile_stop_ptr, BLOCK_M: tl.constexpr):
+    """(int64 [BLOCK_M] pairs, which of them are there)."""
+    row_M = tl.load(tile_start_ptr + tile) + tl.arange(0, BLOCK_M)
+    valid_M = row_M < tl.load(tile_stop_ptr + tile)
+    return tl.load(sorted_ptr + row_M, mask=valid_M, other=0).to(tl.int64), valid_M
+
+
+def check_pairs(a_RK: torch.Tensor, pairs_a_row: int, tiles: ExpertTiles) -> int:
+    """The number of pairs. Raises ValueError: rows that are not those of the pairs."""
+    num_pairs = tiles.sorted_pairs_P.numel()
+    if a_RK.shape[0] * pairs_a_row != num_pairs:
+        raise ValueError(
+            f"{a_RK.shape[0]} rows of {pairs_a_row} pairs, but {num_pairs} were sorted"
+        )
+    return num_pairs

@@ -40,20 +40,26 @@ def load_scaled(
     or blocks of groups. IN_BOUNDS says that no block reaches beyond N or J."""
     GROUPS: tl.constexpr = BLOCK_J // GROUP_J if GROUP_J < BLOCK_J else 1
     ROW_GROUPS: tl.constexpr = J // GROUP_J
-    j_J = j_start + tl.arange(0, BLOCK_J)
     g_G = j_start // GROUP_J + tl.arange(0, GROUPS)
-    at_NJ = packed_ptr + n_N[:, None] * J + j_J[None, :]
+    words_ptr = packed_ptr.to(tl.pointer_type(tl.uint32), bitcast=True)
+    w_W = j_start // 4 + tl.arange(0, BLOCK_J // 4)
+    at_NW = words_ptr + n_N[:, None] * (J // 4) + w_W[None, :]
     if IN_BOUNDS:
-        bytes_NJ = tl.load(at_NJ)
+        words_NW = tl.load(at_NW)
     else:
-        bytes_NJ = tl.load(at_NJ, mask=(n_N < N)[:, None] & (j_J < J)[None, :], other=0)
+        words_NW = tl.load(at_NW, mask=(n_N < N)[:, None] & (w_W < J // 4)[None, :], other=0)
+    # bytes (8 a + 2 w + b) of a run are byte (2 a + b) of its word w
+    SIDE: tl.constexpr = (BLOCK_N, BLOCK_J // 16, 8)
+    left_NRI = tl.reshape(tl.join(words_NW & 255, (words_NW >> 8) & 255), SIDE)
+    right_NRI = tl.reshape(tl.join((words_NW >> 16) & 255, words_NW >> 24), SIDE)
+    bytes_NRAI = tl.permute(tl.join(left_NRI, right_NRI), (0, 1, 3, 2))
     at_NG = n_N[:, None] * ROW_GROUPS + g_G[None, :]
     valid_NG = (n_N < N)[:, None] & (g_G < ROW_GROUPS)[None, :]
     scale_NG1 = tl.load(scales_ptr + at_NG, mask=valid_NG, other=0.0).to(tl.float32)[:, :, None]
     if HAS_OFFSETS:
         offset_NG = tl.load(offsets_ptr + at_NG, mask=valid_NG, other=0.0).to(tl.float32)
         offset_NG1 = offset_NG[:, :, None]
-    bytes_NGI = tl.reshape(bytes_NJ, (BLOCK_N, GROUPS, BLOCK_J // GROUPS))
+    bytes_NGI = tl.reshape(bytes_NRAI, (BLOCK_N, GROUPS, BLOCK_J // GROUPS)).to(tl.int32)
     # 2**23 + q and 2**19 + q, by their bits: exact, and units that convert are few
     if BITS == 8:
         if packed_ptr.dtype.element_ty == tl.uint8:
@@ -62,15 +68,13 @@ def load_scaled(
             half_NGI = ((bits_NGI & 128) << 8) | ((bits_NGI & 127) << 7)
             q_NGI = half_NGI.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
         else:
-            words_NGI = bytes_NGI.to(tl.uint8, bitcast=True).to(tl.int32)
-            q_NGI = (words_NGI ^ 128 | 0x4B000000).to(tl.float32, bitcast=True)
+            q_NGI = (bytes_NGI ^ 128 | 0x4B000000).to(tl.float32, bitcast=True)
             q_NGI = q_NGI - (8388608.0 + 128.0)
         low_NGI = q_NGI * scale_NG1
         high_NGI = low_NGI
     else:
-        words_NGI = bytes_NGI.to(tl.int32)
-        low_NGI = (words_NGI & 15 | 0x4B000000).to(tl.float32, bitcast=True)
-        high_NGI = (words_NGI & 240 | 0x49000000).to(tl.float32, bitcast=True)
+        low_NGI = (bytes_NGI & 15 | 0x4B000000).to(tl.float32, bitcast=True)
+        high_NGI = (bytes_NGI & 240 | 0x49000000).to(tl.float32, bitcast=True)
         zero = 0.0 if HAS_OFFSETS else 8.0
         low_NGI = (low_NGI - (8388608.0 + zero)) * scale_NG1
         high_NGI = (high_NGI - (524288.0 + zero)) * scale_NG1
