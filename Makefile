@@ -21,7 +21,7 @@ export HF_HUB_OFFLINE ?= 1
 export REQUIRE_NATIVE_KERNELS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev model demo audit test test-all check lint types imports unit simulate-faults fuzz chaos soak bench clean
+.PHONY: help install install-dev model demo audit test test-all test-emulated check lint types imports unit simulate-faults fuzz chaos soak bench clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -76,6 +76,10 @@ test: install-dev lint types imports  ## everything, with real models
 test-all: test  ## and what needs Debian packages or Ray; a test without its package says which
 	$(PIP) install --progress-bar off -q -e '.[browser,cluster]'
 	$(BIN)/python -m pytest -q -m 'packages or ray' tests/frontend tests/engine_core/cluster
+
+test-emulated: install-dev  ## AVX-512 and AMX kernels on a machine that has AVX2 alone; needs Debian's libsimde-dev
+	CXX=$(CURDIR)/tests/kernels/cpu/emulated_avx512/compiler ENGINE_CORE_NATIVE_CACHE=$(CURDIR)/build/emulated \
+		$(PYTEST_PARALLEL) tests/kernels/cpu
 
 simulate-faults: install-dev  ## 100,000 simulated schedules of faults; goes on where it stopped
 	$(BIN)/python -m tests.simulation.campaign

@@ -10,7 +10,11 @@
 
 EC_INLINE __m512i bf16_pairs(vf low, vf high) {
     __m512i both;  // written out: the code around it is compiled for any AVX-512
+#ifdef EC_EMULATED_AVX512
+    both = (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
+#else
     asm("vcvtne2ps2bf16 %2, %1, %0" : "=v"(both) : "v"(high), "v"(low));
+#endif
     return both;
 }
 

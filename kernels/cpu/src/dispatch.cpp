@@ -27,6 +27,9 @@ Isa machine_isa() {
         const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                               __builtin_cpu_supports("f16c");
         if (!has_avx2) return Isa::portable;
+#ifdef EC_EMULATED_AVX512
+        return Isa::avx512_bf16;
+#endif
         const bool has_avx512 =
             __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&

@@ -33,9 +33,14 @@ typedef int32_t ec_shuffle_4 __attribute__((vector_size(16)));
 #if defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11  // others do not know it
 #define EC_BEGIN_AVX2_VNNI EC_BEGIN("avx2,fma,f16c,avxvnni")
 #endif
+#ifdef EC_EMULATED_AVX512  // tests/kernels/cpu/emulated_avx512 writes the instructions out
+#define EC_AVX512 "avx2,fma,f16c"
+#define EC_BEGIN_AVX512_BF16 EC_BEGIN(EC_AVX512)
+#else
 #define EC_AVX512 "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"
-#define EC_BEGIN_AVX512 EC_BEGIN(EC_AVX512)
 #define EC_BEGIN_AVX512_BF16 EC_BEGIN(EC_AVX512 ",avx512bf16")
+#endif
+#define EC_BEGIN_AVX512 EC_BEGIN(EC_AVX512)
 #else
 #define EC_X86 0
 #endif
