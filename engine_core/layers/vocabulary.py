@@ -13,7 +13,8 @@ from engine_core.layers.parameters import (
     Placement,
     Placements,
 )
-from kernels.interface.operations import Operations, SamplingOperations
+from kernels.interface.operations import Operations
+from kernels.interface.sampling import SamplingOperations
 from kernels.interface.weights import LinearWeight, QuantisedTensor, WeightPacking, WeightPart
 
 _LEAST_BITS = 8

@@ -12,12 +12,7 @@ import torch.nn.functional as F
 
 from engine_core.distributed.collectives import Collectives
 from engine_core.layers.vocabulary import gather_logits, token_ranges
-from kernels.interface.operations import (
-    Penalties,
-    SamplingLimits,
-    SamplingOperations,
-    TokenLogprobs,
-)
+from kernels.interface.sampling import Penalties, SamplingLimits, SamplingOperations, TokenLogprobs
 from kernels.torch.sampling import (
     FIRST_CANDIDATES,
     gumbel_noise,

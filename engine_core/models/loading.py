@@ -23,7 +23,8 @@ from engine_core.models.registry import Architecture, find_architecture, read_mo
 from engine_core.models.sharding import Sharding
 from engine_core.models.stages import Stage, split_layers
 from engine_core.models.weight_transfer import WeightTransfer
-from kernels.interface.operations import Operations, SamplingOperations
+from kernels.interface.operations import Operations
+from kernels.interface.sampling import SamplingOperations
 from kernels.interface.weights import WeightPart
 
 _RECOMPUTED_SUFFIXES = (

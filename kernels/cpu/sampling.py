@@ -3,7 +3,7 @@
 import torch
 
 from kernels.cpu.library import FLOAT, INT64, POINTER, NativeLibrary, check, check_tensor
-from kernels.interface.operations import Penalties, SamplingLimits, TokenLogprobs
+from kernels.interface.sampling import Penalties, SamplingLimits, TokenLogprobs
 
 
 class NativeSampling:

@@ -18,8 +18,8 @@ from kernels.interface.operations import (
     Forward,
     KVCache,
     PassResult,
-    SamplingLimits,
 )
+from kernels.interface.sampling import SamplingLimits
 from kernels.interface.weights import LinearWeight, WeightPacking
 from kernels.torch import elementwise, kv_cache, lora, sampling
 from kernels.torch.attention import PagedAttention

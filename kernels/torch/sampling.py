@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kernels.interface.operations import Penalties, SamplingLimits, TokenLogprobs
+from kernels.interface.sampling import Penalties, SamplingLimits, TokenLogprobs
 
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 KEY_INCREMENTS = (0x9E3779B9, 0xBB67AE85)

@@ -20,12 +20,8 @@ from kernels.cpu.weights import (
     quantise_int4,
     quantise_int8,
 )
-from kernels.interface.operations import (
-    AttentionParams,
-    AttentionSpec,
-    RotaryParams,
-    SamplingLimits,
-)
+from kernels.interface.operations import AttentionParams, AttentionSpec, RotaryParams
+from kernels.interface.sampling import SamplingLimits
 from kernels.torch import linear as torch_linear
 from kernels.torch.operations import TorchOperations
 from scripts.benchmarks import Json, Rows, report

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.backends import select_operations
-from kernels.interface.operations import Penalties, SamplingLimits
+from kernels.interface.sampling import Penalties, SamplingLimits
 from kernels.torch.sampling import (
     apply_penalties,
     gumbel_noise,

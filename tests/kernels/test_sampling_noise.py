@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from kernels.cpu.operations import CpuOperations
-from kernels.interface.operations import SamplingLimits
+from kernels.interface.sampling import SamplingLimits
 from kernels.torch.operations import TorchOperations
 from kernels.torch.sampling import (
     LARGEST_NOISE,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels.interface.device_steps import LogitMasks, SamplingMode
-from kernels.interface.operations import Penalties, SamplingLimits
+from kernels.interface.sampling import Penalties, SamplingLimits
 from kernels.interface.sampling_rows import (
     WORD_BITS,
     SamplingRows,

@@ -31,7 +31,7 @@ from engine_core.model_runner.vocabulary_rows import vocabulary_rows
 from engine_core.models.eagle import EagleHead
 from engine_core.models.interface import EncoderDecoder
 from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
-from kernels.interface.operations import SamplingOperations
+from kernels.interface.sampling import SamplingOperations
 from protocol.outputs import Logprobs
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from kernels.interface.operations import Penalties
+from kernels.interface.sampling import Penalties
 from kernels.interface.sampling_rows import num_mask_words
 from kernels.torch import sampling as torch_sampling
 from kernels.triton.logits_processors import (

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kernels.cpu.operations import CpuOperations
-from kernels.interface.operations import Penalties, SamplingLimits
+from kernels.interface.sampling import Penalties, SamplingLimits
 from kernels.torch.operations import TorchOperations
 from kernels.torch.sampling import truncate_by_sorting
 from tests.profiles import examples

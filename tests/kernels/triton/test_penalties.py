@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.interface.operations import Penalties
+from kernels.interface.sampling import Penalties
 from kernels.interface.sampling_rows import TokenList, pack_token_mask
 from kernels.torch import sampling as torch_sampling
 from kernels.triton.logits_processors import (

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.interface.operations import SamplingLimits
+from kernels.interface.sampling import SamplingLimits
 from kernels.torch import sampling as torch_sampling
 from kernels.triton.row_maxima import TILE
 from kernels.triton.sampling import SamplingMemory, sample, sample_reference

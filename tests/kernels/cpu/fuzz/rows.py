@@ -6,7 +6,7 @@ import torch
 
 from kernels.cpu.library import ISA_NAMES, NativeLibrary, check
 from kernels.cpu.operations import CpuOperations
-from kernels.interface.operations import Penalties, SamplingLimits
+from kernels.interface.sampling import Penalties, SamplingLimits
 from tests.kernels.cpu.fuzz.random_case import RandomCase, must_refuse
 
 
