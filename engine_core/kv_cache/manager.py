@@ -22,6 +22,7 @@ from engine_core.kv_cache.sequence_blocks import (
     TableUpdate,
     tail_first,
 )
+from engine_core.kv_cache.slots import SlotAllocator
 from engine_core.kv_cache.swapping import SwappedSequences
 from protocol.explanations import LookupEnd
 from protocol.snapshots import BlockMap
@@ -103,9 +104,7 @@ class KVCacheManager:
         """Where every sequence has one table, without a window."""
         if self.groups == (KVCacheGroupSpec(),):
             self.next_blocks = NextBlocks(self._offload, self._prefix_cache, self._blocks_of)
-        self._sliding = [
-            group for group, spec in enumerate(self.groups) if spec.sliding_window is not None
-        ]
+        self._slots = SlotAllocator(self._offload, self._prefix_cache, self.groups, block_size)
 
     # ------------------------------------------------------------------ numbers
 
@@ -174,7 +173,8 @@ class KVCacheManager:
             for spec, num_dropped in zip(self.groups, seq_blocks.num_dropped, strict=True)
         )
         first = seq.num_computed_tokens // self.block_size
-        return num_missing + len(self._shared_blocks(seq_blocks, first, seq_blocks.num_blocks))
+        shared = self._slots.shared_blocks(seq_blocks, first, seq_blocks.num_blocks)
+        return num_missing + len(shared)
 
     def num_freed_blocks(self, seqs: Iterable[CachedSequence], hit: CacheHit) -> int:
         """Blocks that would be free if these sequences gave back theirs, less those of `hit`, which
@@ -330,131 +330,31 @@ class KVCacheManager:
     def allocate_slots(
         self, seq: CachedSequence, num_tokens: int, num_lookahead_slots: int = 0
     ) -> TableUpdate | None:
-        """Room for tokens [num_computed, num_computed + num_tokens) of a sequence, and
-        `num_lookahead_slots` behind them.
-
-        The blocks that a chunk fills are registered now, before they are computed, so that requests
-        of one step share them; a block that a single token fills only at a later call or when
-        freed. Tokens beyond `seq.num_tokens` are drafts and never register a block. Returns what
-        changed in the tables, or None if too few blocks are free: nothing changed then."""
+        """Room for the next `num_tokens` of a sequence: see `SlotAllocator.allocate`."""
         seq_blocks = self._blocks_of.get(seq.sequence_id)
-        if seq_blocks is None:
-            num_groups = len(self.groups)
-            seq_blocks = SequenceBlocks(tuple([] for _ in self.groups), 0, 0, [0] * num_groups)
-        num_computed, num_old = seq.num_computed_tokens, seq_blocks.num_blocks
-        # a step in flight may fail: then its last known token is computed again
-        lowest = min(num_computed, seq.num_tokens - 1)
-        stop = num_computed + num_tokens
-        num_needed = -(-(stop + num_lookahead_slots) // self.block_size)
-        num_new = num_needed - num_old if num_needed > num_old else 0
-        first = num_computed // self.block_size
-        shared = self._shared_blocks(seq_blocks, first, num_needed) if first < num_old else []
-        num_wanted = num_new * len(self.groups) + len(shared)
-        if num_wanted > self._pool.num_free:
-            num_wanted -= self._num_droppable(lowest, seq_blocks)
-            if num_wanted > self._pool.num_free:
-                return None
-        start = num_old
-        if self._prefix_cache.is_enabled:
-            replaced = self._prefix_cache.deduplicate(seq, seq_blocks, num_computed)
-            start = num_old if replaced is None else replaced
-        if self._sliding:
-            self._drop_out_of_window(lowest, seq_blocks)
-        if shared:
-            start = min(start, shared[0][0])
-            self._copy_on_write(num_computed, seq_blocks, shared)
-        if first < num_old:
-            for _, block_id in self._stale_blocks(seq_blocks, first, num_needed):
-                self._pool.unindex([block_id])
-        if num_new:
-            for table in seq_blocks.tables:
-                table += self._offload.allocate(num_new)
-            seq_blocks.num_blocks += num_new
+        if seq_blocks is not None:
+            return self._slots.allocate(seq, seq_blocks, num_tokens, num_lookahead_slots)
+        num_groups = len(self.groups)
+        seq_blocks = SequenceBlocks(tuple([] for _ in self.groups), 0, 0, [0] * num_groups)
+        update = self._slots.allocate(seq, seq_blocks, num_tokens, num_lookahead_slots)
+        if update is not None:
             self._blocks_of[seq.sequence_id] = seq_blocks
-        if num_tokens > 1 and self._prefix_cache.is_enabled:
-            num_full = min(stop, seq.num_tokens) // self.block_size
-            self._prefix_cache.register_filling(seq, seq_blocks, num_full)
-        return seq_blocks.update_from(start)
-
-    def _shared_blocks(
-        self, seq_blocks: SequenceBlocks, first: int, stop: int
-    ) -> list[tuple[int, int]]:
-        """(logical block, group) from `first` to `stop` that other sequences hold too."""
-        ref_count = self._pool.ref_count
-        return [
-            (index, group)
-            for index in range(first, min(stop, seq_blocks.num_blocks))
-            for group, table in enumerate(seq_blocks.tables)
-            if ref_count(table[index]) > 1
-        ]
-
-    def _copy_on_write(
-        self, num_computed: int, seq_blocks: SequenceBlocks, shared: list[tuple[int, int]]
-    ) -> None:
-        """Blocks of its own for those that others hold too; only the first has contents."""
-        for index, group in shared:
-            table = seq_blocks.tables[group]
-            source, (block_id,) = table[index], self._offload.allocate(1)
-            if index * self.block_size < num_computed:
-                self._offload.pending.add_copy(source, block_id)
-            self._offload.release([source])
-            table[index] = block_id
-        seq_blocks.unregister_from(shared[0][0])
-
-    def _stale_blocks(
-        self, seq_blocks: SequenceBlocks, first: int, stop: int
-    ) -> list[tuple[int, int]]:
-        """(logical block, block) from `first` to `stop` still indexed under another hash:
-        to be unindexed before they are overwritten."""
-        return [
-            (index, table[index])
-            for index in range(
-                max(first, seq_blocks.num_registered), min(stop, seq_blocks.num_blocks)
-            )
-            for table in seq_blocks.tables
-            if self._pool.hash_of(table[index]) is not None
-        ]
-
-    def _num_droppable(self, position: int, seq_blocks: SequenceBlocks) -> int:
-        """Blocks that become free when what is out of the windows is dropped."""
-        num_droppable = 0
-        for group in self._sliding:
-            stop = self.groups[group].num_dropped_blocks(position, self.block_size)
-            droppable = seq_blocks.tables[group][seq_blocks.num_dropped[group] : stop]
-            num_droppable += sum(self._pool.ref_count(block_id) == 1 for block_id in droppable)
-        return num_droppable
-
-    def _drop_out_of_window(self, position: int, seq_blocks: SequenceBlocks) -> None:
-        for group in self._sliding:
-            num_dropped = self.groups[group].num_dropped_blocks(position, self.block_size)
-            self._offload.release(seq_blocks.drop(group, num_dropped))
+        return update
 
     @property
     def has_windows(self) -> bool:
         """Whether any group has a sliding window."""
-        return bool(self._sliding)
+        return bool(self._slots.sliding)
 
     def drop_out_of_windows(self, seq: CachedSequence) -> int:
         """Free what no token still to be computed can read, of a sequence that holds blocks.
         Returns the position whose computation lets the next block go."""
-        seq_blocks = self._blocks_of[seq.sequence_id]
-        lowest = min(seq.num_computed_tokens, seq.num_tokens - 1)
-        self._prefix_cache.register_computed(seq, seq_blocks)
-        self._drop_out_of_window(lowest, seq_blocks)
-        return min(self.groups[g].next_drop(lowest, self.block_size) for g in self._sliding)
+        return self._slots.drop_out_of_windows(seq, self._blocks_of[seq.sequence_id])
 
     def num_allocated_slots(self, seq: CachedSequence) -> int:
         """Positions below it may be written without another allocate_slots; until a fork."""
         seq_blocks = self._blocks_of.get(seq.sequence_id)
-        if seq_blocks is None:
-            return 0
-        first = seq.num_computed_tokens // self.block_size
-        shared = self._shared_blocks(seq_blocks, first, seq_blocks.num_blocks)
-        stale = self._stale_blocks(seq_blocks, first, seq_blocks.num_blocks)
-        if not shared and not stale:
-            return seq_blocks.num_blocks * self.block_size
-        index = min(index for index, _ in (*shared, *stale))
-        return max(seq.num_computed_tokens, index * self.block_size)
+        return 0 if seq_blocks is None else self._slots.num_allocated(seq, seq_blocks)
 
     def fork(self, parent: CachedSequence, child: CachedSequence, num_tokens: int) -> None:
         """The child holds the parent's blocks of the first `num_tokens` tokens too. The first write

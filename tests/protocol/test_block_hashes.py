@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_core.kv_cache.prefix_cache import extend_block_hashes
+from engine_core.kv_cache.block_hashes import extend_block_hashes
 from protocol.block_hashes import block_keys, isolated_salt, joined_keys, root_hash
 from protocol.cache_events import CacheEvents
 from protocol.codec import decode_engine_message, encode

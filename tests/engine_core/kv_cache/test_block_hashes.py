@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_core.kv_cache import ContentSpan
-from engine_core.kv_cache.prefix_cache import extend_block_hashes
+from engine_core.kv_cache.block_hashes import extend_block_hashes
 from protocol.block_hashes import root_hash
 
 

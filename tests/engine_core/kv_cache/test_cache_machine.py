@@ -156,7 +156,7 @@ class CacheMachine(CacheDriver, RuleBasedStateMachine):
         parent = self.running[data.draw(st.sampled_from(sorted(self._idle())))]
         name = self._name()
         num_computed = parent.num_computed_tokens
-        if not self.cache._sliding:
+        if not self.cache._slots.sliding:
             num_computed = data.draw(st.integers(0, num_computed))
         child = Stream(
             name,
