@@ -6,7 +6,7 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from engine_core.observers import FinishedStep, StepObserver
-from engine_core.scheduler import SchedulerInterface, SchedulerOutput
+from engine_core.scheduler import Scheduler, SchedulerOutput
 from engine_core.server.clients import Client
 from protocol.calls import EngineStatistics, SchedulerSnapshot
 from protocol.errors import ErrorCode
@@ -32,7 +32,7 @@ class LiveView(StepObserver):
 
     def __init__(
         self,
-        scheduler: SchedulerInterface,
+        scheduler: Scheduler,
         statistics: Callable[[], EngineStatistics],
         answer: Callable[[Client, Call, CallResult | CallFailed], None],
         observers: list[StepObserver],

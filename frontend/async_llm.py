@@ -187,10 +187,7 @@ class AsyncLLM(EngineCalls, PoolingCalls):
 
     @classmethod
     async def launched(
-        cls,
-        *children: ChildDaemon,
-        startup_timeout_s: float = 600.0,
-        **options: Any,
+        cls, *children: ChildDaemon, startup_timeout_s: float = 600.0, **options: Any
     ) -> Self:
         """A client of engines that are starting, and end with the client; options are its own.
         Raises EngineStartError: see `launch`."""
@@ -438,10 +435,7 @@ class AsyncLLM(EngineCalls, PoolingCalls):
         await self.know_adapter(adapter_of(options))
         prompt = await self.with_media(prompt)
         request = self.input_processor.make_request(
-            prompt,
-            params,
-            self.session.requests.new_request_id(request_id),
-            **options,
+            prompt, params, self.session.requests.new_request_id(request_id), **options
         )
         request.session_id = session_id
         try:

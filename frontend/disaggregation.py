@@ -91,11 +91,7 @@ class PrefillHandoff:
     """
 
     def __init__(
-        self,
-        requests: OutputProcessor,
-        *,
-        place: Callable[[RequestState], None],
-        clock: Clock,
+        self, requests: OutputProcessor, *, place: Callable[[RequestState], None], clock: Clock
     ) -> None:
         self.planner = PrefillPlanner()
         self._requests = requests

@@ -113,10 +113,7 @@ class PoolingCalls(abc.ABC):
         ]
 
     async def classify(
-        self,
-        prompts: PromptsInput,
-        pooling_params: PoolingParams | None = None,
-        **more: Any,
+        self, prompts: PromptsInput, pooling_params: PoolingParams | None = None, **more: Any
     ) -> list[ClassificationRequestOutput]:
         """Probabilities of the labels. `more`: see `pool`."""
         found = await self.pool(
@@ -128,10 +125,7 @@ class PoolingCalls(abc.ABC):
         ]
 
     async def reward(
-        self,
-        prompts: PromptsInput,
-        pooling_params: PoolingParams | None = None,
-        **more: Any,
+        self, prompts: PromptsInput, pooling_params: PoolingParams | None = None, **more: Any
     ) -> list[PoolingRequestOutput]:
         """The labels of each token, or of each step. `more`: see `pool`."""
         return await self.encode(prompts, pooling_params, pooling_task="token_classify", **more)

@@ -14,7 +14,7 @@ from engine_core.adapters.errors import AdapterError
 from engine_core.adapters.pool import AdapterPool, Prepared
 from engine_core.errors import RequestRefused
 from engine_core.observers import ControlMethod, FinishedStep, StepObserver
-from engine_core.scheduler import RequestStatus, SchedulerInterface, SchedulerOutput
+from engine_core.scheduler import RequestStatus, Scheduler, SchedulerOutput
 from protocol.calls import AdapterInfo, AdapterList, EngineStatistics, LoadAdapter
 from protocol.errors import ErrorCode, InvalidParameter
 from protocol.outputs import CallFailed, CallResult
@@ -49,7 +49,7 @@ class Adapters(StepObserver):
     def __init__(
         self,
         pool: AdapterPool,
-        scheduler: SchedulerInterface,
+        scheduler: Scheduler,
         *,
         base: str,
         folder: Path | None,
@@ -216,7 +216,7 @@ class Adapters(StepObserver):
 
     def on_plan(self, plan: SchedulerOutput, now_s: float) -> None:
         """Begin to read what requests wait for. No row of the plan has what is in those slots."""
-        for key, slot in self._scheduler.take_adapters_to_load():
+        for key, slot in self._scheduler.adapters.take_to_load():
             self._pool.place(slot, key, None)
             known = self._known[key]
             self._read(
@@ -240,12 +240,12 @@ class Adapters(StepObserver):
             known = self._known.get(key)
             name = "" if known is None else f" {known.name!r}"
             self._fail(key, f"the files of adapter{name} have changed; load it again")
-        elif self._scheduler.adapter_slot(key) == slot and prepared is not None:
+        elif self._scheduler.adapters.slot_of(key) == slot and prepared is not None:
             self._place(key, slot, prepared)
 
     def _place(self, key: str, slot: int, prepared: Prepared | None) -> None:
         self._pool.place(slot, key, prepared)
-        self._scheduler.on_adapter_loaded(key)
+        self._scheduler.adapters.on_loaded(key)
         self.note("on_adapter_loaded", (key,))
 
     def _fail(self, key: str, why: str) -> None:
@@ -256,7 +256,7 @@ class Adapters(StepObserver):
         self._scheduler.finish_requests(waiting, RequestStatus.FINISHED_ERROR, why)
 
     def _drop(self, key: str) -> None:
-        slot = self._scheduler.drop_adapter(key)
+        slot = self._scheduler.adapters.drop(key)
         if slot is not None:
             self.note("drop_adapter", (key,))
             self._pool.place(slot, key, None)

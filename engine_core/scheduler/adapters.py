@@ -94,12 +94,14 @@ class AdapterSlots:
     # ------------------------------------------------------------------ what has been loaded
 
     def take_to_load(self) -> list[tuple[str, int]]:
-        """Adapters and the slots that they got since the last call."""
+        """Adapters that requests wait for since the last call, and the slots that their weights go
+        to, whatever was there before; `on_loaded` says that they are there."""
         taken, self._to_load = self._to_load, []
         return taken
 
     def on_loaded(self, adapter: str) -> None:
-        """Its weights are in its slot. A replay may begin behind the plan that found it."""
+        """Its weights are in its slot: its requests may start. A replay may begin behind the plan
+        that found the slot."""
         if adapter not in self._slot_of:
             self._find_slot(adapter)
         self._loading.discard(adapter)

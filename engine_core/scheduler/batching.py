@@ -5,7 +5,7 @@ from engine_core.scheduler.decode_steps import DecodeSteps
 from engine_core.scheduler.explanations import Explanations
 from engine_core.scheduler.forced_preemption import ForcedPreemption
 from engine_core.scheduler.micro_batches import MicroBatches
-from engine_core.scheduler.plan import PlanBuilder
+from engine_core.scheduler.plan_builder import PlanBuilder
 from engine_core.scheduler.preemption import Preemptor
 from engine_core.scheduler.request_pool import RequestPool
 from engine_core.scheduler.schedule_running import RunningScheduler, Select

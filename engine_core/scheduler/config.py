@@ -95,7 +95,7 @@ class SchedulerConfig:
     max_num_adapters: int | None = None
     """Most adapters in use at once."""
     loads_adapters: bool = False
-    """A request waits until its adapter's weights are loaded, and `on_adapter_loaded` says so."""
+    """A request waits until `AdapterSlots.on_loaded` says that its adapter's weights are loaded."""
     max_num_encoder_input_tokens: int = 0
     """Rows of encoders' outputs that a step makes at most; 0: the model takes text alone."""
     encoder_cache_size: int = 0

@@ -3,7 +3,7 @@
 import numpy as np
 
 from engine_core.scheduler.config import SchedulerConfig
-from engine_core.scheduler.plan import PlanBuilder
+from engine_core.scheduler.plan_builder import PlanBuilder
 from engine_core.scheduler.request_pool import RequestPool
 
 

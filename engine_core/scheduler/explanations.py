@@ -73,12 +73,7 @@ class Explanations:
             return _info(request, status, age_s=age_s)
         reason, why = self._why(request, num_ahead)
         return _info(
-            request,
-            status,
-            age_s=age_s,
-            waits_for=reason,
-            why=why,
-            num_requests_ahead=num_ahead,
+            request, status, age_s=age_s, waits_for=reason, why=why, num_requests_ahead=num_ahead
         )
 
     def of_all(
@@ -86,19 +81,21 @@ class Explanations:
         running: Iterable[Request],
         waiting: Iterable[Request],
         tenant: str | None,
+        num_asked: int,
         now: float,
     ) -> RequestInfos:
-        """The first MAX_LISTED_REQUESTS of `tenant` and its users, or of all."""
+        """The first MAX_LISTED_REQUESTS of `tenant` and its users, or of all; `num_asked`: as many
+        are unfinished."""
         in_order: Iterator[tuple[Request, int | None]] = itertools.chain(
             ((request, None) for request in running),
             ((request, num_ahead) for num_ahead, request in enumerate(waiting)),
         )
-        asked = (each for each in in_order if tenant in (None, _tenant_name(each[0])))
+        asked = (each for each in in_order if tenant in (None, each[0].tenant_name))
         infos = [
             self.of_unfinished(request, num_ahead, now)
-            for request, num_ahead in itertools.islice(asked, MAX_LISTED_REQUESTS)
+            for request, num_ahead in itertools.islice(asked, min(num_asked, MAX_LISTED_REQUESTS))
         ]
-        return RequestInfos(requests=infos, num_unfinished=len(infos) + sum(1 for _ in asked))
+        return RequestInfos(requests=infos, num_unfinished=num_asked)
 
     def _why(self, request: Request, num_ahead: int) -> _Reason:
         if request.grammar is not None and not request.grammar.is_ready:
@@ -119,11 +116,6 @@ class Explanations:
 
     def of_finished(self, request_id: str) -> RequestInfo | None:
         return self._finished.get(request_id)
-
-
-def _tenant_name(request: Request) -> str:
-    """Without the user that divides its share."""
-    return (request.tenant or "").partition("/")[0]
 
 
 def _info(request: Request, status: str, **details: Any) -> RequestInfo:

@@ -4,13 +4,15 @@ requests, until each has passed the point of the fault or has failed alone."""
 from collections.abc import Iterator
 
 from engine_core.scheduler.errors import DeviceFault
-from engine_core.scheduler.plan import PlanBuilder, SchedulerOutput
+from engine_core.scheduler.plan import SchedulerOutput
+from engine_core.scheduler.plan_builder import PlanBuilder
 from engine_core.scheduler.policies.base import WaitingQueue
 from engine_core.scheduler.policies.fcfs import FirstComeFirstServedQueue
 from engine_core.scheduler.preemption import PreemptionMode, Preemptor
 from engine_core.scheduler.request import Request, RequestStatus, Sequence
 from engine_core.scheduler.request_pool import RequestPool
 from protocol.explanations import PreemptionCause
+from protocol.requests import EngineRequest
 from protocol.sampling import SamplingParams
 
 _MAX_PROBES = 2
@@ -186,11 +188,8 @@ class FaultIsolation:
         name = "probe"
         while self._pool.is_taken(name):
             name += "'"
-        self._probe = Request(
-            request_id=name,
-            prompt_token_ids=[0],
-            sampling_params=SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True),
-            client_index=PROBE_CLIENT,
-        )
+        params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
+        probe = EngineRequest(request_id=name, prompt_token_ids=[0], sampling_params=params)
+        self._probe = Request(probe, client_index=PROBE_CLIENT)
         self._pool.add_waiting(self._probe)
         return self._probe

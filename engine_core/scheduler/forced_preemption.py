@@ -8,7 +8,7 @@ import numpy as np
 from engine_core.kv_cache import AllocStatus, CacheHit
 from engine_core.scheduler.batch_state import Int64Array
 from engine_core.scheduler.config import SchedulerConfig
-from engine_core.scheduler.plan import PlanBuilder
+from engine_core.scheduler.plan_builder import PlanBuilder
 from engine_core.scheduler.preemption import PreemptionMode, Preemptor
 from engine_core.scheduler.request import Request
 from engine_core.scheduler.request_pool import RequestPool

@@ -11,10 +11,7 @@ from collections.abc import Iterable
 from engine_core.scheduler.in_flight import InFlightStep
 from engine_core.scheduler.plan import DraftTokenIds, ModelRunnerOutput, SchedulerOutput
 from engine_core.scheduler.request import Request, RequestStatus
-from protocol.calls import EngineStatistics, RequestInfos
-from protocol.explanations import RequestInfo
 from protocol.outputs import EngineCoreOutputs
-from protocol.snapshots import SchedulerView
 
 
 class PauseState(enum.Enum):
@@ -26,7 +23,7 @@ class PauseState(enum.Enum):
 
 
 class SchedulerInterface(abc.ABC):
-    """The seven calls of the loop come first."""
+    """The calls of the engine's loop; `Scheduler` has others beside it."""
 
     pause_state = PauseState.UNPAUSED
 
@@ -115,76 +112,3 @@ class SchedulerInterface(abc.ABC):
             StepOrderError: not the first of the steps in flight.
             DeviceFault: steps fail whatever they hold.
         """
-
-    @abc.abstractmethod
-    def set_pause_state(self, state: PauseState, why: str = "") -> None:
-        """`why` is for explanations."""
-
-    @abc.abstractmethod
-    def may_progress(self) -> bool:
-        """`has_work`, less requests that wait for the end of a pause."""
-
-    @abc.abstractmethod
-    def preempt_all(self, why: str) -> None:
-        """The next plan, of a paused scheduler, preempts every running request to be recomputed,
-        swapped ones with them; after it no sequence holds blocks."""
-
-    @abc.abstractmethod
-    def forget_runner(self) -> None:
-        """After the plan of `preempt_all`: the next runner knows no request, and its cache is
-        empty."""
-
-    @abc.abstractmethod
-    def take_adapters_to_load(self) -> list[tuple[str, int]]:
-        """Adapters that requests wait for, and the slots that their weights go to, whatever was
-        there before; each once. `on_adapter_loaded` says that they are there."""
-
-    @abc.abstractmethod
-    def on_adapter_loaded(self, adapter: str) -> None:
-        """Its weights are in its slot: its requests may start."""
-
-    @abc.abstractmethod
-    def reserve_adapter_slot(self, adapter: str) -> int | None:
-        """As if a request waited for it; None: it has a slot, or there is none for it."""
-
-    @abc.abstractmethod
-    def drop_adapter(self, adapter: str) -> int | None:
-        """Take its slot back, if it has one; no running request may have it."""
-
-    @abc.abstractmethod
-    def adapter_slot(self, adapter: str) -> int | None:
-        """That it has, loaded or not."""
-
-    @abc.abstractmethod
-    def requests_with_adapter(self, adapter: str) -> list[str]:
-        """Ids of the unfinished ones."""
-
-    @abc.abstractmethod
-    def use_weights(self, name: str, version: int) -> None:
-        """After the plan of `preempt_all`: a runner of other weights follows, which has this cache
-        and knows no request. Blocks of those before are not found under this name; outputs carry
-        the version."""
-
-    @abc.abstractmethod
-    def explain(self, request_id: str) -> RequestInfo | None:
-        """Why a request is where it is; None if it is unknown, or finished long ago."""
-
-    @abc.abstractmethod
-    def explain_all(self, tenant: str | None) -> RequestInfos:
-        """Why each unfinished request is where it is; only those of `tenant`, if given."""
-
-    @abc.abstractmethod
-    def reset_prefix_cache(self) -> int:
-        """Drop every cached block that no request holds. Returns how many."""
-
-    @abc.abstractmethod
-    def statistics(self) -> EngineStatistics:
-        """The numbers of this moment; those of the engine around the scheduler are 0."""
-
-    @abc.abstractmethod
-    def view(self, steps: Iterable[tuple[SchedulerOutput, float]]) -> SchedulerView:
-        """Requests and blocks of this moment, and these steps, with the seconds that they took."""
-
-    @abc.abstractmethod
-    def num_common_prefix_blocks(self) -> list[int]:
-        """For each group, leading blocks that all running sequences share."""

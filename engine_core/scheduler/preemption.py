@@ -5,7 +5,7 @@ import enum
 from typing import assert_never
 
 from engine_core.scheduler.config import SchedulerConfig
-from engine_core.scheduler.plan import PlanBuilder
+from engine_core.scheduler.plan_builder import PlanBuilder
 from engine_core.scheduler.request import Request, RequestStatus, Sequence
 from engine_core.scheduler.request_pool import RequestPool
 from protocol.explanations import Preemption, PreemptionCause

@@ -123,6 +123,8 @@ class RequestPool:
         """Prompt and output tokens of the waiting requests."""
         self.num_queued_by_adapter: Counter[str] = Counter()
         """The waiting requests, by fingerprint."""
+        self.num_by_tenant: Counter[str] = Counter()
+        """Unfinished requests, by `Request.tenant_name`."""
         self.num_swapped = 0
         self._served: Counter[int] = Counter()
         self._forked: dict[str, Sequence] = {}
@@ -160,6 +162,7 @@ class RequestPool:
     def add_waiting(self, request: Request) -> None:
         """To the tail of the waiting queue, at once or by `enter_queue`."""
         self.by_id[request.request_id] = request
+        self.num_by_tenant[request.tenant_name] += 1
         request.tenant_number = self.policy.on_arrival(request)
         if request.grammar is None or request.grammar.is_ready:
             self.waiting.add_request(request)
@@ -179,6 +182,7 @@ class RequestPool:
         self.running[request.request_id] = request
         self.num_reserved_rows += request.num_running_sequences
         request.status = RequestStatus.RUNNING
+        self.policy.on_running(request)
         return request
 
     def requeue(self, request: Request, status: RequestStatus) -> None:
@@ -347,6 +351,9 @@ class RequestPool:
 
     def _drop_request(self, request: Request, detail: str | None) -> None:
         del self.by_id[request.request_id]
+        self.num_by_tenant[request.tenant_name] -= 1
+        if not self.num_by_tenant[request.tenant_name]:
+            del self.num_by_tenant[request.tenant_name]
         self.counters.num_finished[request.status.finish_reason.value] += 1
         self.policy.on_finish(request)
         self._on_finish(request, detail)

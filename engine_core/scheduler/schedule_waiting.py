@@ -5,12 +5,12 @@ import numpy as np
 
 from engine_core.kv_cache import AllocStatus, CacheHit, Transfers
 from engine_core.scheduler.adapters import AdapterSlots
-from engine_core.scheduler.batch_state import Int64Array
 from engine_core.scheduler.config import SchedulerConfig
 from engine_core.scheduler.encoder_inputs import EncoderInputs, EncoderWork
 from engine_core.scheduler.explanations import Explanations
 from engine_core.scheduler.fault_isolation import PROBE_CLIENT
-from engine_core.scheduler.plan import PlanBuilder
+from engine_core.scheduler.partial_prefills import PartialPrefills
+from engine_core.scheduler.plan_builder import PlanBuilder
 from engine_core.scheduler.request import Request, RequestStatus, Sequence
 from engine_core.scheduler.request_pool import RequestPool
 from protocol.explanations import CacheLookup, LookupEnd, WaitReason
@@ -20,52 +20,6 @@ _MAX_SKIPPED = 64
 """Most requests skipped in one step, so that a step's cost does not grow with the queue."""
 _MAX_SKIPPED_FOR_ADAPTERS = 1024
 """Likewise, of those that wait for an adapter: a crowd for one is no reason to hold up others."""
-
-
-class PartialPrefills:
-    """Counts the prompts that take more than one step, so that a few very long ones do not take
-    every step's budget from the short ones behind them."""
-
-    def __init__(self, pool: RequestPool, config: SchedulerConfig) -> None:
-        self._pool = pool
-        self._max_num = config.max_num_partial_prefills
-        self._max_num_long = config.max_long_partial_prefills
-        self._long_threshold = config.long_prefill_token_threshold
-        self._num = 0
-        self._num_long = 0
-
-    def count(self, plan: PlanBuilder, rows: Int64Array) -> None:
-        """Count the prompts in these rows that the plan, as it is, does not finish."""
-        self._num = self._num_long = 0
-        if self._max_num is None and self._max_num_long is None:
-            return
-        batch = self._pool.batch
-        left = batch.num_tokens[rows] - batch.num_computed_tokens[rows]
-        is_partial = (left > 1) & (left > plan.num_tokens_of(rows))
-        for row in rows[is_partial].tolist():
-            self.add(int(batch.num_tokens[row]))
-
-    def add(self, num_tokens: int) -> None:
-        """A prompt of this length is not finished in this step."""
-        self._num += 1
-        self._num_long += self._is_long(num_tokens)
-
-    def _is_long(self, num_tokens: int) -> bool:
-        return self._long_threshold is not None and num_tokens > self._long_threshold
-
-    def why_skip(self, request: Request) -> str | None:
-        """Why this request lets others pass, or None."""
-        if self._max_num_long is None or not self._is_long(request.num_tokens):
-            return None
-        if self._num_long < self._max_num_long:
-            return None
-        return f"{self._num_long} long prompts are being computed, the most allowed"
-
-    def why_wait(self) -> str | None:
-        """Why no prompt that needs more than one step may start, or None."""
-        if self._max_num is None or self._num < self._max_num:
-            return None
-        return f"{self._num} prompts are partly computed, the most allowed"
 
 
 class WaitingScheduler:

@@ -1,16 +1,15 @@
 """The scheduler: each step lets requests catch up with their tokens. No prefill or decode phase."""
 
-import dataclasses
+import itertools
 from collections.abc import Iterable
-
-import numpy as np
 
 from engine_core.kv_cache import KVCacheManager, Transfers
 from engine_core.scheduler.adapters import AdapterSlots
 from engine_core.scheduler.batch_state import BatchState, IdsOfRows
 from engine_core.scheduler.batching import MixedBatching, PrefillFirstBatching
 from engine_core.scheduler.config import SchedulerConfig
-from engine_core.scheduler.constraints import ConstrainedSequence, Constraints, TokenMasks
+from engine_core.scheduler.constrained_steps import ConstrainedSteps
+from engine_core.scheduler.constraints import Constraints
 from engine_core.scheduler.deadlines import Deadlines
 from engine_core.scheduler.encoder_inputs import EncoderInputs
 from engine_core.scheduler.errors import DuplicateRequestId, QueueFull
@@ -19,12 +18,8 @@ from engine_core.scheduler.fault_isolation import PROBE_CLIENT, FaultIsolation
 from engine_core.scheduler.in_flight import InFlightStep, InFlightSteps
 from engine_core.scheduler.interface import PauseState, SchedulerInterface
 from engine_core.scheduler.micro_batches import MicroBatches
-from engine_core.scheduler.plan import (
-    DraftTokenIds,
-    ModelRunnerOutput,
-    PlanBuilder,
-    SchedulerOutput,
-)
+from engine_core.scheduler.plan import DraftTokenIds, ModelRunnerOutput, SchedulerOutput
+from engine_core.scheduler.plan_builder import PlanBuilder
 from engine_core.scheduler.policies import make_policy
 from engine_core.scheduler.policies.base import SchedulingPolicy
 from engine_core.scheduler.preemption import (
@@ -82,7 +77,6 @@ class Scheduler(SchedulerInterface):
         constraints: Constraints | None = None,
         transfers: Transfers | None = None,
     ) -> None:
-        self._constraints = constraints
         self._config = config
         self._kv_cache = kv_cache
         self._policy = policy = policy or make_policy(config)
@@ -95,15 +89,14 @@ class Scheduler(SchedulerInterface):
             kv_cache, policy, batch, max_model_len=config.max_model_len, on_finish=self._on_finish
         )
         self._preemptor = preemptor = Preemptor(pool, rule)
-        self._adapters = AdapterSlots(config.max_num_adapters, loads=config.loads_adapters)
+        self.adapters = AdapterSlots(config.max_num_adapters, loads=config.loads_adapters)
+        """Which adapters have a slot, and what is to be loaded."""
         self._encoder = EncoderInputs(pool, self._explanations, config)
         self._waiting = WaitingScheduler(
-            pool, self._explanations, config, self._adapters, self._encoder, transfers
+            pool, self._explanations, config, self.adapters, self._encoder, transfers
         )
         self._in_flight = InFlightSteps(
-            pool,
-            config.max_steps_in_flight,
-            is_pipeline=config.pipeline_parallel_size > 1,
+            pool, config.max_steps_in_flight, is_pipeline=config.pipeline_parallel_size > 1
         )
         micro_batches = MicroBatches(pool, self._in_flight, config)
         batching = MixedBatching if config.batching == "mixed" else PrefillFirstBatching
@@ -118,6 +111,9 @@ class Scheduler(SchedulerInterface):
             pool, config.max_model_len, self._speculator, draft_method
         )
         self._feedback = StepFeedback(pool, rule, budget, micro_batches)
+        self._constrained: ConstrainedSteps | None = None
+        if constraints is not None:
+            self._constrained = ConstrainedSteps(pool, constraints, config)
         self._deadlines = Deadlines()
         self._slo = SLOAttainment(config, pool.counters)
         self._pause_why = ""
@@ -129,7 +125,8 @@ class Scheduler(SchedulerInterface):
     def schedule(self, now: float = 0.0) -> SchedulerOutput:
         self._in_flight.check_may_plan()
         self._end_expired(now)
-        self._take_compiled()
+        if self._constrained is not None:
+            self._constrained.take_compiled()
         self._policy.new_step()
         step_id = self._in_flight.next_step_id
         self._explanations.new_step(step_id)
@@ -157,8 +154,8 @@ class Scheduler(SchedulerInterface):
             scheduled_encoder_inputs=encoder_inputs,
             free_encoder_mm_hashes=freed_encoder_outputs,
         )
-        if (masks := self._begin_masks(scheduler_output)) is not None:
-            scheduler_output = dataclasses.replace(scheduler_output, token_masks=masks)
+        if self._constrained is not None:
+            scheduler_output = self._constrained.with_masks(scheduler_output)
         self._in_flight.add(scheduler_output, now)
         if scheduler_output.total_num_scheduled_tokens:
             self._pool.counters.count_step(scheduler_output)
@@ -201,57 +198,6 @@ class Scheduler(SchedulerInterface):
                 "timeout_s, ask for fewer tokens, or try again when fewer requests wait",
             )
 
-    def _take_compiled(self) -> None:
-        """Requests whose grammars are there enter the queue; those that cannot have them end."""
-        for request, why_not in self._constraints.take_compiled() if self._constraints else ():
-            if self._pool.compiling.get(request.request_id) is not request:
-                continue  # it ended meanwhile
-            if why_not is None:
-                self._pool.enter_queue(request)
-            else:
-                self._pool.finish_request(request, RequestStatus.FINISHED_REFUSED, why_not)
-
-    def _begin_masks(self, plan: SchedulerOutput) -> TokenMasks | None:
-        """For what of the plan follows a grammar and is to get a token."""
-        batch, rows = self._pool.batch, plan.batch.rows
-        is_constrained = batch.is_constrained[rows]
-        if self._constraints is None or not np.count_nonzero(is_constrained):
-            return None
-        is_constrained &= batch.num_computed_tokens[rows] >= batch.num_tokens[rows]
-        places = np.flatnonzero(is_constrained)
-        rows = rows[places]
-        num_output = batch.num_tokens[rows] - batch.num_prompt_tokens[rows]
-        drafts = plan.scheduled_spec_decode_tokens
-        sequences = map(self._pool.sequence_in, rows.tolist())
-        constrained = [
-            ConstrainedSequence(place, sequence, number, drafts.get(sequence.sequence_id, ()))
-            for place, sequence, number in zip(
-                places.tolist(), sequences, num_output.tolist(), strict=True
-            )
-        ]
-        return self._constraints.begin_masks(constrained) if constrained else None
-
-    def _draft_forced(self, step: InFlightStep) -> None:
-        """Tokens that a grammar forces need no step each: they are drafts that are always right."""
-        batch, rows = self._pool.batch, step.batch.rows
-        if self._constraints is None or not self._config.max_num_drafts:
-            return
-        may_draft = batch.is_constrained[rows] & step.batch.unchanged()
-        may_draft &= batch.num_tokens[rows] - batch.num_computed_tokens[rows] == 1
-        may_draft &= ~batch.is_blocked[rows]
-        rows = rows[may_draft]
-        num_tokens = batch.num_tokens[rows]
-        known = zip(
-            map(self._pool.sequence_in, rows.tolist()),
-            (num_tokens - batch.num_prompt_tokens[rows]).tolist(),
-            batch.token_ids[rows, num_tokens - 1].tolist(),
-            strict=True,
-        )
-        for sequence, forced in self._constraints.forced_tokens(known):
-            most = sequence.max_drafts(self._config.max_model_len)
-            sequence.spec_token_ids = forced[: max(0, most)]
-            sequence.has_forced_drafts = True
-
     def update_from_output(
         self,
         scheduler_output: SchedulerOutput,
@@ -275,7 +221,8 @@ class Scheduler(SchedulerInterface):
         if self._speculator is not None:
             self._speculator.observe_time(step, duration_s)
             self._speculator.propose()
-        self._draft_forced(step)
+        if self._constrained is not None:
+            self._constrained.draft_forced(step)
         outputs = self._pool.outputs.drain(scheduler_output.step_id)
         outputs.pop(PROBE_CLIENT, None)
         return outputs
@@ -450,44 +397,43 @@ class Scheduler(SchedulerInterface):
         return bool(self._pool.by_id) or self._pool.outputs.has_terminal
 
     def may_progress(self) -> bool:
+        """`has_work`, less requests that wait for the end of a pause."""
         if self.pause_state is PauseState.PAUSED_ALL:
             return self._pool.outputs.has_terminal
         return self.has_work() or self._kv_cache.has_blocks_to_save
 
     def set_pause_state(self, state: PauseState, why: str = "") -> None:
+        """`why` is for explanations."""
         self.pause_state, self._pause_why = state, why
         self._waiting.starts_no_new = state is PauseState.PAUSED_NEW
 
     def preempt_all(self, why: str) -> None:
+        """The next plan, of a paused scheduler, preempts every running request to be recomputed,
+        swapped ones with them; after it no sequence holds blocks."""
         self._preempt_all_why = why
 
     def forget_runner(self) -> None:
-        self._adapters.drop_all()
+        """After the plan of `preempt_all`: the next runner knows no request, and its cache is
+        empty."""
+        self.adapters.drop_all()
         self._encoder.forget()
         self._kv_cache.evict_cached()
         for sequence in self._unfinished_sequences():
             sequence.is_known_to_runner = False
 
-    def on_adapter_loaded(self, adapter: str) -> None:
-        self._adapters.on_loaded(adapter)
-
     def reserve_adapter_slot(self, adapter: str) -> int | None:
-        return self._adapters.reserve(adapter, self._pool.running.values())
-
-    def drop_adapter(self, adapter: str) -> int | None:
-        return self._adapters.drop(adapter)
-
-    def take_adapters_to_load(self) -> list[tuple[str, int]]:
-        return self._adapters.take_to_load()
-
-    def adapter_slot(self, adapter: str) -> int | None:
-        return self._adapters.slot_of(adapter)
+        """As if a request waited for it; None: it has a slot, or there is none for it."""
+        return self.adapters.reserve(adapter, self._pool.running.values())
 
     def requests_with_adapter(self, adapter: str) -> list[str]:
+        """Ids of the unfinished ones."""
         return [name for name, each in self._pool.by_id.items() if each.adapter == adapter]
 
     def use_weights(self, name: str, version: int) -> None:
-        self._adapters.drop_all()
+        """After the plan of `preempt_all`: a runner of other weights follows, which has this cache
+        and knows no request. Blocks of those before are not found under this name; outputs carry
+        the version."""
+        self.adapters.drop_all()
         self._encoder.forget()
         self._kv_cache.use_weights(name, self._unfinished_sequences())
         self._pool.outputs.weights_version = version
@@ -495,6 +441,7 @@ class Scheduler(SchedulerInterface):
             sequence.is_known_to_runner = False
 
     def explain(self, request_id: str) -> RequestInfo | None:
+        """Why a request is where it is; None if it is unknown, or finished long ago."""
         request = self._pool.by_id.get(request_id)
         if request is None:
             return self._explanations.of_finished(request_id)
@@ -505,22 +452,25 @@ class Scheduler(SchedulerInterface):
         return self._explanations.of_unfinished(request, num_ahead, self._feedback.now)
 
     def explain_all(self, tenant: str | None) -> RequestInfos:
+        """Why each unfinished request is where it is; only those of `tenant`, if given."""
         pool = self._pool
+        waiting = itertools.chain(pool.waiting, pool.compiling.values())
+        num_asked = len(pool.by_id) if tenant is None else pool.num_by_tenant[tenant]
         return self._explanations.of_all(
-            pool.running.values(),
-            (*pool.waiting, *pool.compiling.values()),
-            tenant,
-            self._feedback.now,
+            pool.running.values(), waiting, tenant, num_asked, self._feedback.now
         )
 
     def reset_prefix_cache(self) -> int:
+        """Drop every cached block that no request holds. Returns how many."""
         return self._kv_cache.reset_prefix_cache()
 
     def statistics(self) -> EngineStatistics:
+        """The numbers of this moment; those of the engine around the scheduler are 0."""
         num_kept = self._encoder.num_kept
         return collect_statistics(self._pool, self._feedback.now, num_encoder_tokens=num_kept)
 
     def view(self, steps: Iterable[tuple[SchedulerOutput, float]]) -> SchedulerView:
+        """Requests and blocks of this moment, and these steps, with the seconds that they took."""
         first = next(iter(self._pool.waiting), None)
         why = None
         if first is not None:
@@ -528,6 +478,7 @@ class Scheduler(SchedulerInterface):
         return scheduler_view(self._pool, steps, why)
 
     def num_common_prefix_blocks(self) -> list[int]:
+        """For each group, leading blocks that all running sequences share."""
         order = self._pool.batch.order
         first = self._pool.sequences[order[0]] if len(order) else None
         return self._kv_cache.num_common_prefix_blocks(first, len(order))
@@ -535,6 +486,6 @@ class Scheduler(SchedulerInterface):
     def check(self) -> None:
         """Assert that steps, queues, rows, counters and the cache agree with each other."""
         self._in_flight.check()
-        self._adapters.check()
+        self.adapters.check()
         self._encoder.check()
         check_pool(self._pool)

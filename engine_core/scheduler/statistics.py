@@ -91,6 +91,7 @@ def check_pool(pool: RequestPool) -> None:
     assert waiting[: len(swapped)] == swapped, "swapped requests stand in front"
     assert pool.num_swapped == len(swapped)
     assert +pool.num_queued_by_adapter == Counter(_by_adapter(waiting))
+    assert pool.num_by_tenant == Counter(each.tenant_name for each in pool.by_id.values())
     assert pool.num_queued_tokens == sum(
         sequence.num_tokens for request in waiting for sequence in request.unfinished
     )

@@ -9,7 +9,7 @@ from engine_core.adapters.pool import AdapterPool, targets_of
 from engine_core.errors import ConfigurationError, StartupError
 from engine_core.models.decoder import Decoder
 from engine_core.options.adapters import AdapterOptions
-from engine_core.scheduler import SchedulerInterface
+from engine_core.scheduler import Scheduler
 from engine_core.startup.model import LoadedModel
 
 
@@ -44,7 +44,7 @@ def make_adapter_pool(
 
 
 def open_adapters(
-    options: AdapterOptions, pool: AdapterPool | None, scheduler: SchedulerInterface, base: str
+    options: AdapterOptions, pool: AdapterPool | None, scheduler: Scheduler, base: str
 ) -> Adapters | None:
     """Those that the operator named, read and checked.
     Raises StartupError: as `make_adapter_pool`, or no such folder to load others from."""

@@ -25,12 +25,7 @@ from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
 from engine_core.server.authentication import KeyCheck
 from engine_core.server.keys import KeyFolder
 from engine_core.server.unix_socket import private_files
-from engine_core.workers.codec import (
-    decode_output,
-    encode_options,
-    encode_plan,
-    encode_sampled,
-)
+from engine_core.workers.codec import decode_output, encode_options, encode_plan, encode_sampled
 from engine_core.workers.meeting import (
     HEARTBEAT_MS,
     PLAN,

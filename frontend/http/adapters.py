@@ -35,9 +35,7 @@ async def load_lora_adapter(request: Request, asked: LoadLoRAAdapter) -> Respons
     """Serve an adapter from now on, under a model name of its own; with an admin's key."""
     name, path, in_place = asked.lora_name, asked.lora_path, asked.load_inplace
     await _on_each(
-        request,
-        asked.model,
-        lambda engine: engine.load_adapter(name, path, load_inplace=in_place),
+        request, asked.model, lambda engine: engine.load_adapter(name, path, load_inplace=in_place)
     )
     return PlainTextResponse(f"Success: LoRA adapter {name!r} added successfully.")
 

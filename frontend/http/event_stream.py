@@ -191,8 +191,7 @@ async def streamed(
 
 
 async def ending_with_errors(
-    events: AsyncGenerator[bytes, None],
-    last_event: Callable[[ApiError], bytes] = _openai_error,
+    events: AsyncGenerator[bytes, None], last_event: Callable[[ApiError], bytes] = _openai_error
 ) -> AsyncGenerator[bytes, None]:
     """A failure after the first event is a last event."""
     async with contextlib.aclosing(events):

@@ -20,6 +20,7 @@ from kernels.cpu.library import NativeLibrary, load_library
 from kernels.cpu.operations import CpuOperations
 from kernels.interface.operations import Operations
 from kernels.torch.operations import TorchOperations
+from protocol.requests import EngineRequest
 from protocol.sampling import SamplingParams
 from scripts.benchmarks import DEFAULT_MODEL, Json, Model, Rows, report
 from scripts.benchmarks.best_times import Threads, clock, set_threads
@@ -123,10 +124,12 @@ class GreedyRun:
         for index, prompt in enumerate(prompts):
             scheduler.add_request(
                 Request(
-                    request_id=str(index),
-                    prompt_token_ids=prompt,
-                    sampling_params=params,
-                    adapter=None if adapters is None else adapters[index],
+                    EngineRequest(
+                        request_id=str(index),
+                        prompt_token_ids=prompt,
+                        sampling_params=params,
+                        adapter=None if adapters is None else adapters[index],
+                    )
                 )
             )
         while scheduler.get_request_counts() != (0, 0):

@@ -120,7 +120,7 @@ class _Engine:
     def receive(self) -> None:
         for client, message in self._inbox.drain(block=False):
             assert isinstance(message, EngineRequest)
-            request = Request.from_engine_core_request(
+            request = Request(
                 message, client_index=client.index, arrival_time=self._now_s, eos_token_ids=()
             )
             self.scheduler.add_request(request)

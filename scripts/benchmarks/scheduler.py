@@ -25,7 +25,7 @@ from engine_core.scheduler.config import PolicyName
 from engine_core.server.clients import Client
 from protocol.calls import WatchScheduler
 from protocol.codec import decode_engine_message, encode
-from protocol.requests import Call
+from protocol.requests import Call, EngineRequest
 from protocol.sampling import SamplingParams
 from scripts.benchmarks import Json, report
 from scripts.comparison.processes import resident_bytes
@@ -52,11 +52,13 @@ def make_prompts(count: int, spread: bool) -> list[list[int]]:
     return prompts
 
 
+def make_request(name: str, prompt: list[int]) -> Request:
+    message = EngineRequest(request_id=name, prompt_token_ids=prompt, sampling_params=PARAMS)
+    return Request(message)
+
+
 def make_requests(prompts: Sequence[list[int]]) -> list[Request]:
-    return [
-        Request(request_id=f"request-{index}", prompt_token_ids=prompt, sampling_params=PARAMS)
-        for index, prompt in enumerate(prompts)
-    ]
+    return [make_request(f"request-{index}", prompt) for index, prompt in enumerate(prompts)]
 
 
 def make_scheduler(num_running: int, budget: int, policy: PolicyName) -> Scheduler:
@@ -180,11 +182,8 @@ def measure_queue(
     for length in lengths:
         adding: list[float] = []
         while num_waiting < length:
-            request = Request(
-                request_id=f"waiting-{num_waiting}",
-                prompt_token_ids=[num_waiting, *tokens[1:]],
-                sampling_params=PARAMS,
-            )
+            prompt = [num_waiting, *tokens[1:]]
+            request = make_request(f"waiting-{num_waiting}", prompt)
             start = clock_us()
             scheduler.add_request(request)
             adding.append(clock_us() - start)

@@ -15,6 +15,7 @@ from engine_core.kv_cache.changes import CacheChanges
 from engine_core.scheduler import QueueFull, Request, Scheduler, SchedulerConfig
 from engine_core.scheduler.plan import Int32Array, ModelRunnerOutput, SchedulerOutput
 from protocol.calls import EngineStatistics
+from protocol.requests import EngineRequest
 from protocol.sampling import SamplingParams
 from scripts.simulator import SimulationError
 from scripts.simulator.metrics import RequestMetrics
@@ -160,14 +161,14 @@ class SimulatedEngine:
         refused = []
         for traced in self._inbox:
             request_id = str(traced.index)
-            request = Request(
+            message = EngineRequest(
                 request_id=request_id,
                 prompt_token_ids=traced.prompt(),
                 sampling_params=_sampling_params(traced.num_output_tokens),
-                arrival_time=traced.arrival_s,
                 tenant=traced.tenant,
                 priority=traced.priority,
             )
+            request = Request(message, arrival_time=traced.arrival_s)
             try:
                 self._scheduler.add_request(request)
             except QueueFull:

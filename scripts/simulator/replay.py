@@ -164,9 +164,9 @@ class Replay:
             case "reserve_adapter_slot", [str(adapter)]:
                 self._scheduler.reserve_adapter_slot(adapter)
             case "on_adapter_loaded", [str(adapter)]:
-                self._scheduler.on_adapter_loaded(adapter)
+                self._scheduler.adapters.on_loaded(adapter)
             case "drop_adapter", [str(adapter)]:
-                self._scheduler.drop_adapter(adapter)
+                self._scheduler.adapters.drop(adapter)
             case _:
                 raise SimulationError(f"{self._trace.path}: no control event: {event}")
 
@@ -198,7 +198,7 @@ class Replay:
             pooling_params=arrived.pooling_params,
             is_resumed=True,  # whatever the queue held, this request was taken
         )
-        return Request.from_engine_core_request(
+        return Request(
             message,
             client_index=arrived.client_index,
             arrival_time=arrived.at_s,

@@ -32,6 +32,7 @@ from kernels.triton.operations import TritonOperations
 from protocol.outputs import EngineCoreOutput
 from protocol.sampling import SamplingParams
 from tests.engine_core.model_runner.gpu.fake_device import SynchronousQueue
+from tests.engine_core.new_request import new_request
 from tests.kernels.torch_device_steps import TorchDeviceSteps
 from tests.protocol.all_outputs import all_outputs
 
@@ -196,7 +197,7 @@ class EngineRun:
 
     def add(self, request: RequestSpec) -> None:
         """Queue a request."""
-        added = self.requests[request.name] = Request(
+        added = self.requests[request.name] = new_request(
             request_id=request.name,
             prompt_token_ids=request.prompt,
             sampling_params=SamplingParams(

@@ -75,6 +75,9 @@ class SchedulingPolicy:
     def on_admit(self, request: Request, num_uncached_tokens: int) -> None:
         """A request starts to run; that many of its prompt tokens are not in the cache."""
 
+    def on_running(self, request: Request) -> None:
+        """A request leaves the waiting queue to run, for the first time or again."""
+
     def on_decode(self, num_tokens_by_tenant: npt.NDArray[np.int64]) -> None:
         """One step's output tokens; entry i is tenant number i's. Not called without tokens."""
 

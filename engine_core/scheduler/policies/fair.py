@@ -295,7 +295,7 @@ def tenant_key(request: Request) -> TenantKey:
     """Which tenant is charged."""
     if request.tenant is None:
         return request.client_index
-    return request.tenant.partition("/")[0]
+    return request.tenant_name
 
 
 def user_of(request: Request) -> str:

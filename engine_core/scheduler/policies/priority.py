@@ -119,6 +119,10 @@ class Priority(SchedulingPolicy):
         self._min_gain = min_gain if ageing_s is None else min_gain * ageing_s
         """In units of the rank."""
         self._force_preemption = force_preemption
+        self._least_urgent: list[tuple[float, float, int, Request]] = []
+        """A heap of negative ranks and numbers, of all that run and some that did; or empty."""
+        self._most_entries = 0
+        self._num_entered = 0
 
     def check(self, request: Request) -> None:
         """Every priority is allowed."""
@@ -126,7 +130,26 @@ class Priority(SchedulingPolicy):
     def select_victim(self, running: dict[str, Request], requester: Request) -> Request:
         """The largest (priority, arrival) of all, whether scheduled in this step or not; the newest
         of equals."""
-        return max(reversed(running.values()), key=self.waiting.rank)
+        heap = self._least_urgent
+        while heap and running.get(heap[0][3].request_id) is not heap[0][3]:
+            heapq.heappop(heap)
+        if not heap:
+            for request in running.values():
+                self._enter(request)
+            self._most_entries = 2 * len(heap) + _FEW_STALE
+        return heap[0][3]
+
+    def on_running(self, request: Request) -> None:
+        """Only victims after a first one need the heap, and it forgets who left when it is full."""
+        if len(self._least_urgent) >= self._most_entries:
+            self._least_urgent.clear()
+        if self._least_urgent:
+            self._enter(request)
+
+    def _enter(self, request: Request) -> None:
+        self._num_entered += 1
+        urgency, arrival = self.waiting.rank(request)
+        heapq.heappush(self._least_urgent, (-urgency, -arrival, -self._num_entered, request))
 
     def select_forced_victims(self, running: dict[str, Request]) -> list[Request]:
         """All running requests that the head outranks by min_gain. A swapped head forces none out.

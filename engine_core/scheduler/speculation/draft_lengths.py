@@ -51,12 +51,7 @@ class DraftLengths:
     """
 
     def __init__(
-        self,
-        batch: BatchState,
-        *,
-        most: int,
-        slo_tpot_s: float | None,
-        num_plain_steps: int = 0,
+        self, batch: BatchState, *, most: int, slo_tpot_s: float | None, num_plain_steps: int = 0
     ) -> None:
         self._batch = batch
         self._most = most

@@ -5,7 +5,7 @@ import numpy as np
 from engine_core.scheduler.batch_state import BoolArray, Int64Array
 from engine_core.scheduler.config import SchedulerConfig
 from engine_core.scheduler.in_flight import InFlightStep
-from engine_core.scheduler.plan import PlanBuilder
+from engine_core.scheduler.plan_builder import PlanBuilder
 from engine_core.scheduler.request import Request, Sequence
 from engine_core.scheduler.request_pool import RequestPool
 from engine_core.scheduler.speculation.base import Proposer

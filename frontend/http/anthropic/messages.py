@@ -8,19 +8,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from frontend.async_llm import AsyncLLM
-from frontend.http.answer_parts import (
-    AnswerFormat,
-    AnswerParser,
-    answer_format,
-    thinking_variables,
-)
+from frontend.http.answer_parts import AnswerFormat, AnswerParser, answer_format, thinking_variables
 from frontend.http.anthropic import bodies
 from frontend.http.anthropic.blocks import BlockEvents, whole_blocks
-from frontend.http.anthropic.conversation import (
-    continues_answer,
-    template_messages,
-    template_tools,
-)
+from frontend.http.anthropic.conversation import continues_answer, template_messages, template_tools
 from frontend.http.api_errors import ApiError, error_body, not_supported
 from frontend.http.event_stream import event, json_response, streamed, whole
 from frontend.http.exchange import exchange_of

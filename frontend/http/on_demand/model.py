@@ -264,10 +264,7 @@ class OnDemandModel(ServedModel):
                 if "memory" in why and await self._pool.stop_least_recently_used():
                     continue
                 raise ApiError(
-                    503,
-                    f"{name} did not start: {why}",
-                    code="engine_unavailable",
-                    retry_after_s=5,
+                    503, f"{name} did not start: {why}", code="engine_unavailable", retry_after_s=5
                 ) from None
             llm.session.requests.observer = self.histograms
             self._child = child

@@ -10,12 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from frontend.async_llm import AsyncLLM
-from frontend.http.answer_parts import (
-    AnswerFormat,
-    AnswerParser,
-    Reasoning,
-    answer_format,
-)
+from frontend.http.answer_parts import AnswerFormat, AnswerParser, Reasoning, answer_format
 from frontend.http.api_errors import ApiError, not_supported
 from frontend.http.event_stream import TextEvents, json_response, streamed, whole
 from frontend.http.exchange import Exchange, exchange_of

@@ -257,9 +257,7 @@ class _Choices:
 
 
 async def _events(
-    outputs: AsyncGenerator[tuple[int, RequestOutput], None],
-    answer: Answer,
-    choices: _Choices,
+    outputs: AsyncGenerator[tuple[int, RequestOutput], None], answer: Answer, choices: _Choices
 ) -> AsyncGenerator[bytes, None]:
     are_texts_only = choices.are_texts_only and not answer.counts_in_events
     texts: dict[int, TextEvents] = {}

@@ -7,11 +7,7 @@ import msgspec
 from frontend.async_llm import AsyncLLM
 from frontend.http.api_errors import ApiError, not_supported
 from frontend.http.openai.requests import GenerationRequest
-from frontend.sampling_params import (
-    RepetitionDetectionParams,
-    RequestOutputKind,
-    SamplingParams,
-)
+from frontend.sampling_params import RepetitionDetectionParams, RequestOutputKind, SamplingParams
 from frontend.structured_outputs import StructuredOutputsParams
 
 _SAME_NAMES = (

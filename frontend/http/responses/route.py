@@ -83,10 +83,7 @@ async def create_response(request: Request, asked: bodies.ResponsesRequest) -> R
         return _encoded(writer.fail(code, error.message))
 
     return await streamed(
-        request,
-        outputs,
-        lambda each: _encoded_events(writer, events(each)),
-        failure,
+        request, outputs, lambda each: _encoded_events(writer, events(each)), failure
     )
 
 

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from drafting_loop import DraftingLoop
 from engine_loop import EngineLoop
-from made_up_grammar import MadeUpGrammar
+from made_up_grammar import MadeUpGrammar, constrain
 from runners import runner_config, spoiled
 from same_answers import V, draw_params
 from test_drafts import run
@@ -140,7 +140,7 @@ def one_round(seed: int) -> tuple[int, int, int]:
         if is_led:
             grammar.lead(scheduler)
         if has_rules:
-            scheduler._constraints = TokenRules(grammar, vocab_size=V)
+            constrain(scheduler, TokenRules(grammar, vocab_size=V))
         runner = spoiled(CPUModelRunner(config))
         loop = kind(scheduler, runner, depth=1, **more)
         if proposer is not None:

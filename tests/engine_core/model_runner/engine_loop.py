@@ -6,7 +6,8 @@ Uses only what a runner's interface offers.
 import collections
 
 from engine_core.kv_cache import KVCacheGroupSpec, KVCacheManager
-from engine_core.scheduler import Request, RequestStatus, Scheduler, SchedulerConfig
+from engine_core.scheduler import RequestStatus, Scheduler, SchedulerConfig
+from tests.engine_core.new_request import new_request
 from tests.protocol.all_outputs import all_outputs
 
 
@@ -61,7 +62,7 @@ class EngineLoop:
         **more,
     ):
         self.scheduler.add_request(
-            Request(
+            new_request(
                 request_id=name,
                 prompt_token_ids=prompt,
                 sampling_params=params,

@@ -6,7 +6,13 @@ from array import array
 
 import numpy as np
 
+from engine_core.scheduler.constrained_steps import ConstrainedSteps
 from engine_core.scheduler.constraints import MaskRows
+
+
+def constrain(scheduler, constraints):
+    """Structured outputs of a scheduler that was made without."""
+    scheduler._constrained = ConstrainedSteps(scheduler._pool, constraints, scheduler._config)
 
 
 class MadeUpMasks:
@@ -80,7 +86,8 @@ class MadeUpGrammar:
 
     def lead(self, scheduler):
         """Every second request of this scheduler follows it."""
-        add_request, scheduler._constraints = scheduler.add_request, self
+        constrain(scheduler, self)
+        add_request = scheduler.add_request
 
         def add(request):
             if is_led(request.request_id):

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from engine_core.kv_cache import KVCacheGroupSpec, KVCacheManager
-from engine_core.scheduler import Request, Scheduler, SchedulerConfig
+from engine_core.scheduler import Scheduler, SchedulerConfig
 from protocol.outputs import FinishReason
 from protocol.sampling import SamplingParams
+from tests.engine_core.new_request import new_request
 from tests.protocol.all_outputs import all_outputs
 
 EOS = 7
@@ -47,7 +48,7 @@ def serve(runner, requests, num_decode_steps, **options):
     )
     for name, prompt, params, num_sequences in requests:
         scheduler.add_request(
-            Request(
+            new_request(
                 request_id=name,
                 prompt_token_ids=prompt,
                 sampling_params=params,

@@ -13,6 +13,7 @@ from engine_core.scheduler.preemption import PreemptionRule
 from engine_core.scheduler.token_budget.base import TokenBudget
 from protocol.outputs import EngineCoreOutput
 from protocol.sampling import SamplingParams
+from tests.engine_core.new_request import new_request
 from tests.protocol.all_outputs import all_outputs
 
 
@@ -64,7 +65,7 @@ def make_request(request_id: str, prompt: int | list[int], **options) -> Request
     )  # fmt: skip
     request_options = {name: options.pop(name) for name in fields if name in options}
     params = SamplingParams(**{"max_tokens": 50, **options})
-    return Request(
+    return new_request(
         request_id=request_id, prompt_token_ids=prompt, sampling_params=params, **request_options
     )
 

@@ -10,6 +10,7 @@ from engine_core.scheduler import Request, SchedulerConfig
 from engine_core.scheduler.beam_search import BeamCandidates, BeamSearch
 from protocol.pooling import POOLING_SAMPLING, PoolingParams, PoolingTask
 from protocol.sampling import BeamSearchParams, SamplingParams, sequence_seed
+from tests.engine_core.new_request import new_request
 from tests.engine_core.scheduler.paged_model import VOCAB, log_probabilities, next_token
 
 EOS = 0
@@ -147,12 +148,12 @@ def draw_request(
     if kind == "one" and draw.random() < 0.2:
         params = PoolingParams(task=PoolingTask.EMBED)
         fields |= {"sampling_params": POOLING_SAMPLING, "pooling_params": params}
-        return Expected([[]], Request(**fields, pools_all_states=draw.random() < 0.5))
-    request = Request(**fields)
+        return Expected([[]], new_request(**fields, pools_all_states=draw.random() < 0.5))
+    request = new_request(**fields)
     if beam_search is not None and request.num_prompt_tokens < max_model_len:
         return Expected(beam_answer(request, beam_search, max_model_len), request)
     outputs = [sampled_answer(request, index, max_model_len) for index in range(num_sequences)]
     if num_sequences == 1:
         delivered = outputs[0][: draw.choice([0, 0, 0, 2])]
-        request = Request(**fields, output_token_ids=delivered)
+        request = new_request(**fields, output_token_ids=delivered)
     return Expected(outputs, request)

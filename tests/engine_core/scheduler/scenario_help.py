@@ -20,6 +20,7 @@ from engine_core.scheduler import (
 )
 from protocol.outputs import EngineCoreOutput
 from protocol.sampling import SamplingParams
+from tests.engine_core.new_request import new_request
 from tests.protocol.all_outputs import all_outputs
 
 _fresh = itertools.count(1_000)
@@ -45,7 +46,7 @@ def fresh_tokens(count: int) -> list[int]:
 def make_request(request_id: str, prompt: int | Sequence[int], **options) -> Request:
     """`prompt` as a number: that many fresh tokens. Sampling parameters and fields alike."""
     fields = {name: options.pop(name) for name in _FIELDS if name in options}
-    return Request(
+    return new_request(
         request_id=request_id,
         prompt_token_ids=fresh_tokens(prompt) if isinstance(prompt, int) else prompt,
         sampling_params=SamplingParams(**{"max_tokens": 50, **options}),

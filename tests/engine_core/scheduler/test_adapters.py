@@ -85,10 +85,10 @@ def test_a_request_waits_until_its_adapter_is_loaded_and_holds_up_no_other():
     scheduler = scenario.scheduler
     assert scheduler.explain("a").waits_for == "adapter loading"
     assert scheduler.explain("b").waits_for == "adapters"
-    assert scheduler.take_adapters_to_load() == [("x", 0)]
+    assert scheduler.adapters.take_to_load() == [("x", 0)]
     assert "a" not in scenario.step().num_scheduled_tokens
-    assert scheduler.take_adapters_to_load() == []
-    scheduler.on_adapter_loaded("x")
+    assert scheduler.adapters.take_to_load() == []
+    scheduler.adapters.on_loaded("x")
     assert new_ids(scenario.step()) == ["a"]
     scheduler.check()
 
@@ -100,18 +100,18 @@ def test_the_adapter_used_longest_ago_gives_its_slot_and_those_in_use_keep_their
     for name, adapter in (("a", "x"), ("b", "y"), ("c", "x")):
         scenario.add(with_adapter(name, adapter, max_tokens=2))
         scenario.step()
-        for key, _ in scheduler.take_adapters_to_load():
-            scheduler.on_adapter_loaded(key)
+        for key, _ in scheduler.adapters.take_to_load():
+            scheduler.adapters.on_loaded(key)
         scenario.step()
         scenario.step()
     scenario.add(with_adapter("d", "z", max_tokens=9))
     scenario.step()
-    assert scheduler.take_adapters_to_load() == [("z", 1)]  # y's: x was used after it
-    scheduler.on_adapter_loaded("z")
+    assert scheduler.adapters.take_to_load() == [("z", 1)]  # y's: x was used after it
+    scheduler.adapters.on_loaded("z")
     scenario.step()
     scenario.add(with_adapter("e", "w"), with_adapter("f", "v"))
     scenario.step()
-    assert scheduler.take_adapters_to_load() == [("w", 0)]  # z runs
+    assert scheduler.adapters.take_to_load() == [("w", 0)]  # z runs
     assert scheduler.explain("f").waits_for == "adapters"
     scheduler.check()
 
@@ -121,14 +121,14 @@ def test_an_adapter_that_nobody_asked_for_gets_a_free_slot_and_none_that_is_in_u
     scheduler = scenario.scheduler
     scenario.step()
     assert scheduler.reserve_adapter_slot("y") is None  # x is being loaded
-    assert scheduler.drop_adapter("x") == 0
-    assert scheduler.take_adapters_to_load() == []
+    assert scheduler.adapters.drop("x") == 0
+    assert scheduler.adapters.take_to_load() == []
     assert scheduler.reserve_adapter_slot("y") == 0
-    assert scheduler.adapter_slot("y") == 0
+    assert scheduler.adapters.slot_of("y") == 0
     assert scheduler.requests_with_adapter("x") == ["a"]
-    scheduler.on_adapter_loaded("y")
+    scheduler.adapters.on_loaded("y")
     scenario.step()
-    assert scheduler.take_adapters_to_load() == [("x", 0)]  # y is not in use
+    assert scheduler.adapters.take_to_load() == [("x", 0)]  # y is not in use
 
 
 def test_a_crowd_for_one_adapter_does_not_starve_another():
@@ -159,8 +159,8 @@ def test_new_weights_and_sleep_empty_every_slot():
     scenario = loading(with_adapter("a", "x"))
     scheduler = scenario.scheduler
     scenario.step()
-    [(key, slot)] = scheduler.take_adapters_to_load()
+    [(key, slot)] = scheduler.adapters.take_to_load()
     scheduler.use_weights("others", 1)
-    assert scheduler.adapter_slot(key) is None
+    assert scheduler.adapters.slot_of(key) is None
     scenario.step()
-    assert scheduler.take_adapters_to_load() == [(key, slot)]
+    assert scheduler.adapters.take_to_load() == [(key, slot)]

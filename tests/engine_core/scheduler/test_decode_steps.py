@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from driving import make_request, make_scheduler
 
-from engine_core.scheduler import DraftTokenIds, ModelRunnerOutput, Request, RequestStatus
+from engine_core.scheduler import DraftTokenIds, ModelRunnerOutput, RequestStatus
 from protocol.outputs import FinishReason
 from protocol.sampling import BeamSearchParams, SamplingParams
+from tests.engine_core.new_request import new_request
 from tests.protocol.all_outputs import all_outputs
 
 STOP = 9
@@ -52,7 +53,7 @@ class Steps:
 
 
 def request(name, prompt=3, **params):
-    return Request(
+    return new_request(
         request_id=name,
         prompt_token_ids=[100 + index for index in range(prompt)],
         sampling_params=SamplingParams(max_tokens=20, stop_token_ids=(STOP,), **params),
@@ -86,7 +87,7 @@ def test_a_sequence_that_stops_on_the_way_keeps_nothing_of_what_is_behind():
     assert a.output_token_ids == [7, 1, STOP]
     assert b.output_token_ids == [7] * 5
     # 4 prompt tokens fill a block; 7 1 9 and what followed do not fill one that could be found
-    behind = Request(
+    behind = new_request(
         request_id="c",
         prompt_token_ids=[*a.prompt_token_ids, 7, 1, STOP, 3, 4, 5],
         sampling_params=SamplingParams(max_tokens=2),
@@ -127,7 +128,7 @@ ALONE = {
     "stop strings": [request("x", has_stop_strings=True)],
     "log-probabilities": [request("x", logprobs=0)],
     "a beam search": [
-        Request(
+        new_request(
             request_id="x",
             prompt_token_ids=[1, 2],
             sampling_params=SamplingParams(max_tokens=9, temperature=0.0),

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from engine_core.kv_cache import KVCacheManager
-from engine_core.scheduler import ModelRunnerOutput, Request, Scheduler, SchedulerConfig
+from engine_core.scheduler import ModelRunnerOutput, Scheduler, SchedulerConfig
 from protocol.sampling import SamplingParams
+from tests.engine_core.new_request import new_request
 
 PLAIN_S, SLO_S, NUM_TOKENS = 0.02, 0.025, 200
 TOKEN = 7
@@ -50,7 +51,7 @@ def serve(num_requests, draft_s, proposer):
     params = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
     for at in range(num_requests):
         scheduler.add_request(
-            Request(request_id=f"r{at}", prompt_token_ids=[at + 9] * 4, sampling_params=params)
+            new_request(request_id=f"r{at}", prompt_token_ids=[at + 9] * 4, sampling_params=params)
         )
     now, first_s, last_s = 0.0, {}, {}
     while scheduler.has_work():

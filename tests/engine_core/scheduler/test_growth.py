@@ -12,7 +12,7 @@ from engine_core.kv_cache import KVCacheManager
 from engine_core.scheduler.batch_state import BatchState
 from engine_core.scheduler.in_flight import RowSnapshot
 from engine_core.scheduler.outputs import OutputCollector
-from engine_core.scheduler.plan import PlanBuilder
+from engine_core.scheduler.plan_builder import PlanBuilder
 from engine_core.scheduler.request import Sequence
 from tests.engine_core.lines_run import lines_run
 

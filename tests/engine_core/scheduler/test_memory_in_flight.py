@@ -13,12 +13,12 @@ from steps_driver import EMPTY, EOS, Flight, batch_of
 from engine_core.kv_cache import KVCacheGroupSpec, KVCacheManager
 from engine_core.scheduler import (
     ModelRunnerOutput,
-    Request,
     Scheduler,
     SchedulerConfig,
 )
 from engine_core.scheduler.preemption import PreemptionMode, PreemptionRule
 from protocol.sampling import BeamSearchParams, SamplingParams
+from tests.engine_core.new_request import new_request
 from tests.protocol.all_outputs import all_outputs
 
 
@@ -92,7 +92,7 @@ def test_beams_that_come_back_apart_go_on_together():
     device = PagedDevice(model, 2, has_columns=True)
     scheduler = Scheduler(config, KVCacheManager(num_blocks=40, block_size=4))
     beam_search = BeamSearchParams(beam_width=max_num_seqs, early_stopping=True)
-    beams = Request(
+    beams = new_request(
         request_id="beams",
         prompt_token_ids=[1, 2, 3, 4, 1],
         sampling_params=SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True),

@@ -14,8 +14,8 @@ from paged_model import VOCAB, PagedModel
 from scenario_help import Scenario
 
 from engine_core.kv_cache import KVCacheGroupSpec
-from engine_core.scheduler import Request
 from protocol.sampling import BeamSearchParams, SamplingParams
+from tests.engine_core.new_request import new_request
 
 BLOCK_SIZE = 16
 SHORT = (19, 58)
@@ -28,7 +28,7 @@ def share_saved(lengths: tuple[int, int], num_sequences: int, beams: bool = Fals
     """Of the blocks that so many sequences alone would hold, summed over all steps."""
     num_prompt, num_output = lengths
     draw = random.Random(num_prompt)
-    request = Request(
+    request = new_request(
         request_id="r",
         prompt_token_ids=[draw.randrange(1, VOCAB) for _ in range(num_prompt)],
         sampling_params=SamplingParams(

@@ -9,9 +9,10 @@ import pytest
 from driving import make_request
 from steps_driver import Flight, batch_of
 
-from engine_core.scheduler import ModelRunnerOutput, Request, RequestStatus
+from engine_core.scheduler import ModelRunnerOutput, RequestStatus
 from protocol.outputs import Logprobs
 from protocol.sampling import BeamSearchParams, SamplingParams
+from tests.engine_core.new_request import new_request
 from tests.profiles import examples
 
 
@@ -95,7 +96,7 @@ def test_a_long_prompt_leaves_decodes_their_places():
 
 def test_the_beams_of_a_request_stay_in_one_micro_batch():
     beams = BeamSearchParams(beam_width=4)
-    request = Request(
+    request = new_request(
         request_id="beams",
         prompt_token_ids=[1, 2, 3],
         sampling_params=SamplingParams(max_tokens=20),

@@ -5,18 +5,19 @@ from types import SimpleNamespace
 import pytest
 
 from engine_core.kv_cache import KVCacheManager
-from engine_core.scheduler import Request, Scheduler, SchedulerConfig
+from engine_core.scheduler import Scheduler, SchedulerConfig
 from engine_core.scheduler.constraints import ConstrainedSequence
 from engine_core.scheduler.plan import ModelRunnerOutput
 from engine_core.scheduler.prompt_embeds import EmbeddedRows
 from engine_core.scheduler.token_rules import TokenRules
 from protocol.sampling import SamplingParams, ThinkingBudget
+from tests.engine_core.new_request import new_request
 
 START, END = 7, 8
 
 
 def request(*spans, **params):
-    return Request(
+    return new_request(
         request_id="r",
         prompt_token_ids=[START] * 12,
         sampling_params=SamplingParams(max_tokens=9, temperature=0.0, **params),

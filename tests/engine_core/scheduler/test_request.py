@@ -8,6 +8,7 @@ from scenario_help import Scenario, make_request
 from engine_core.scheduler import Request, RequestStatus
 from protocol.requests import EngineRequest
 from protocol.sampling import BeamSearchParams, SamplingParams
+from tests.engine_core.new_request import new_request
 
 PARAMS = SamplingParams(max_tokens=4)
 
@@ -20,7 +21,6 @@ PARAMS = SamplingParams(max_tokens=4)
         ({"prompt_token_ids": [3, -1]}, "from -1 to 3"),
         ({"prompt_token_ids": [2**31]}, "2147483648"),
         ({"output_token_ids": [-5]}, "output_token_ids"),
-        ({"sampling_params": None}, "sampling_params is None"),
         ({"prompt_token_ids": ["x"]}, "not a token id"),
         ({"num_sequences": 0}, "num_sequences is 0"),
         ({"num_sequences": -1}, "num_sequences is -1"),
@@ -35,7 +35,7 @@ def test_a_field_outside_its_limits_is_a_value_error(fields, message):
     """Proves S019, S022, S029."""
     good = {"request_id": "a", "prompt_token_ids": [1], "sampling_params": PARAMS}
     with pytest.raises(ValueError, match=message):
-        Request(**{**good, **fields})
+        new_request(**{**good, **fields})
 
 
 def test_a_request_is_made_from_a_message():
@@ -47,9 +47,7 @@ def test_a_request_is_made_from_a_message():
         output_token_ids=[3],
         cache_salt="s",
     )
-    request = Request.from_engine_core_request(
-        message, client_index=3, arrival_time=1.5, eos_token_ids=(9,)
-    )
+    request = Request(message, client_index=3, arrival_time=1.5, eos_token_ids=(9,))
     assert request.all_token_ids == [1, 2, 3]
     assert (request.num_prompt_tokens, request.num_output_tokens) == (2, 1)
     assert (request.client_index, request.arrival_time, request.cache_salt) == (3, 1.5, "s")

@@ -19,7 +19,7 @@ from engine_core.scheduler import (
     SchedulerOutput,
 )
 from engine_core.scheduler.batch_state import BatchState
-from engine_core.scheduler.plan import PlanBuilder
+from engine_core.scheduler.plan_builder import PlanBuilder
 from tests.protocol.all_outputs import all_outputs
 
 

@@ -8,6 +8,7 @@ from tiny_runner import Rows
 from engine_core.scheduler import Request
 from protocol.outputs import EngineCoreOutput, FinishReason
 from protocol.sampling import BeamSearchParams, SamplingParams
+from tests.engine_core.new_request import new_request
 from tests.protocol.all_outputs import all_outputs
 
 
@@ -19,7 +20,7 @@ def run(
     **settings,
 ) -> tuple[list[EngineCoreOutput], int]:
     """The beams' outputs, and the most blocks in use at a time. `before`: requests ahead of it."""
-    request = Request(
+    request = new_request(
         request_id="beams",
         prompt_token_ids=PROMPT,
         sampling_params=SamplingParams(max_tokens=max_tokens, temperature=0.0),
@@ -77,7 +78,7 @@ def test_beams_that_give_way_come_back_and_end_as_they_would_have(settings):
     """Another request, ahead of them, needs their blocks. Proves S111, S182."""
     params = BeamSearchParams(3)
     eos = reference(tiny_llama(), params, 12, [])[0][0][4:5]
-    before = Request(
+    before = new_request(
         request_id="before",
         prompt_token_ids=[index % 40 for index in range(30)],
         sampling_params=SamplingParams(max_tokens=25, ignore_eos=True),

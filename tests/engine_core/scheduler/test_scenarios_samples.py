@@ -7,13 +7,14 @@ from tiny_runner import Rows
 
 from engine_core.scheduler import Request, RequestStatus
 from protocol.sampling import BeamSearchParams, SamplingParams
+from tests.engine_core.new_request import new_request
 from tests.protocol.all_outputs import all_outputs
 
 MAX_TOKENS = 14
 
 
 def samples(count: int) -> Request:
-    return Request(
+    return new_request(
         request_id="samples",
         prompt_token_ids=PROMPT,
         sampling_params=SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0),
@@ -53,7 +54,7 @@ def test_samples_share_their_prompt_and_copy_what_they_write_into():
 )
 def test_samples_that_give_way_together_come_back_together(settings):
     """Another request, ahead of them, needs their blocks. Proves S005, S111, S113."""
-    before = Request(
+    before = new_request(
         request_id="before",
         prompt_token_ids=[index % 40 for index in range(30)],
         sampling_params=SamplingParams(max_tokens=25, temperature=0.0, ignore_eos=True),
@@ -121,7 +122,7 @@ def test_a_sample_is_ended_as_soon_as_it_exists(index):
 @pytest.mark.parametrize("index", [0, 1, 2])
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
 def test_a_sample_that_was_preempted_is_ended_with_its_host_blocks(mode, index):
-    before = Request(
+    before = new_request(
         request_id="before",
         prompt_token_ids=[index % 40 for index in range(30)],
         sampling_params=SamplingParams(max_tokens=25, temperature=0.0, ignore_eos=True),

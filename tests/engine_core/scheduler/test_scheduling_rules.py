@@ -15,6 +15,7 @@ from engine_core.scheduler import (
 )
 from protocol.outputs import FinishReason
 from protocol.sampling import BeamSearchParams
+from tests.engine_core.new_request import new_request
 
 # ---------------------------------------------------------------------- groups are units
 
@@ -35,7 +36,7 @@ def test_each_of_n_sequences_counts_against_max_num_seqs_from_admission_on():
 def test_beams_count_like_samples():
     """Proves S007, S182."""
     request = make_request("r", 10, temperature=0.0)
-    beams = type(request)(
+    beams = new_request(
         request_id="beams",
         prompt_token_ids=request.prompt_token_ids,
         sampling_params=request.sampling_params,

@@ -14,7 +14,6 @@ from steps_driver import EOS, Flight, batch_of
 from engine_core.scheduler import (
     DraftTokenIds,
     ModelRunnerOutput,
-    Request,
     RequestStatus,
     StepOrderError,
 )
@@ -22,6 +21,7 @@ from engine_core.scheduler.policies.fair import Fair
 from engine_core.scheduler.preemption import PreemptionMode, PreemptionRule
 from protocol.outputs import FinishReason
 from protocol.sampling import BeamSearchParams, SamplingParams
+from tests.engine_core.new_request import new_request
 
 
 def test_the_next_token_is_planned_for_before_it_is_known():
@@ -56,7 +56,7 @@ def test_steps_are_updated_in_order_and_no_third_one_is_planned():
 
 def test_a_plan_never_changes_once_it_is_handed_out():
     """Copies of a fork, blocks, drafts, swaps and aborts of later steps are in later plans only."""
-    pair = Request(
+    pair = new_request(
         request_id="pair",
         prompt_token_ids=[1, 2, 3, 4, 5],
         sampling_params=SamplingParams(max_tokens=20, seed=1),
@@ -166,7 +166,7 @@ def test_an_abort_in_flight_gives_back_everything_at_once():
 
 
 def test_samples_run_ahead_once_they_have_branched_off():
-    request = Request(
+    request = new_request(
         request_id="a",
         prompt_token_ids=[1, 2, 3],
         sampling_params=SamplingParams(max_tokens=9, seed=1),
@@ -183,7 +183,7 @@ def test_samples_run_ahead_once_they_have_branched_off():
 
 
 def test_beams_wait_for_every_result():
-    request = Request(
+    request = new_request(
         request_id="a",
         prompt_token_ids=[1, 2, 3],
         sampling_params=SamplingParams(max_tokens=9, temperature=0.0),

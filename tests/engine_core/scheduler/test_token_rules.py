@@ -5,10 +5,10 @@ from array import array
 import numpy as np
 import pytest
 
-from engine_core.scheduler import Request
 from engine_core.scheduler.constraints import ConstrainedSequence, MaskRows
 from engine_core.scheduler.token_rules import TokenRules
 from protocol.sampling import GenerationRules, SamplingParams, ThinkingBudget
+from tests.engine_core.new_request import new_request
 
 V = 70
 START, END = 40, 65
@@ -34,7 +34,7 @@ class Grammars:
 
 
 def constrained(output, *, place=0, drafts=(), grammar=None, prompt=(1, 2, 5), **params):
-    request = Request(
+    request = new_request(
         request_id="a",
         prompt_token_ids=prompt,
         sampling_params=SamplingParams(max_tokens=20, **params),

@@ -9,7 +9,6 @@ from engine_core.errors import RequestRefused
 from engine_core.kv_cache import KVCacheManager
 from engine_core.scheduler import (
     ModelRunnerOutput,
-    Request,
     RequestStatus,
     Scheduler,
     SchedulerConfig,
@@ -20,6 +19,7 @@ from protocol.errors import ErrorCode
 from protocol.explanations import WaitReason
 from protocol.sampling import SamplingParams
 from protocol.structured_output import StructuredOutput, StructuredOutputKind
+from tests.engine_core.new_request import new_request
 
 
 class Compiler:
@@ -58,7 +58,7 @@ def outputs(compiler, clock):
 def request(text, client_index=0):
     asked = StructuredOutput(kind=StructuredOutputKind.REGEX, text=text)
     params = SamplingParams(max_tokens=9, structured_output=asked)
-    return Request(
+    return new_request(
         request_id=f"{client_index}-{text}",
         prompt_token_ids=[1],
         sampling_params=params,
@@ -94,7 +94,7 @@ def test_equal_contents_are_compiled_once(outputs, compiler):
 
 
 def test_a_request_without_structured_output_has_no_grammar(outputs):
-    plain = Request(
+    plain = new_request(
         request_id="p", prompt_token_ids=[1], sampling_params=SamplingParams(max_tokens=1)
     )
     outputs.admit(plain)

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from engine_core.scheduler.constraints import ConstrainedSequence
-from engine_core.scheduler.request import Request
 from engine_core.structured_output.masks import MaskFiller
 from protocol.sampling import SamplingParams
 from protocol.structured_output import StructuredOutput, StructuredOutputKind
+from tests.engine_core.new_request import new_request
 from tests.engine_core.structured_output.vocabularies import EOS, VOCAB_SIZE, compiler, tokenizer
 
 TEXT = "abcabd"
@@ -28,7 +28,7 @@ def ids(text):
 
 
 def sequence(request_id, output=""):
-    request = Request(
+    request = new_request(
         request_id=request_id,
         prompt_token_ids=[5, 6],
         sampling_params=SamplingParams(max_tokens=99),

@@ -77,9 +77,7 @@ def record_run(
                     continue
                 message = _message(index, asked[index], random)
                 scheduler.add_request(
-                    Request.from_engine_core_request(
-                        message, client_index=0, arrival_time=now_s, eos_token_ids=[EOS]
-                    )
+                    Request(message, client_index=0, arrival_time=now_s, eos_token_ids=[EOS])
                 )
                 trace.on_arrival(message, 0, now_s)
             plan, sampled = _plan(scheduler, now_s, random)

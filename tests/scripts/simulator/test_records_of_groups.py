@@ -63,7 +63,7 @@ def record_groups(path):
         for index in range(12):
             message = asked(index)
             model.salts[message.request_id] = None
-            request = Request.from_engine_core_request(
+            request = Request(
                 message, client_index=0, arrival_time=now_s, eos_token_ids=[0], pooler=POOLER
             )
             scheduler.add_request(request)

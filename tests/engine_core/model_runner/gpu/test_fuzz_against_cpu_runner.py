@@ -8,13 +8,14 @@ from engine_loop import few_blocks, make_scheduler
 from fake_device import LateQueue
 from same_answers import V, assert_same_answer, draw_params
 
-from engine_core.scheduler import Request, RequestStatus
+from engine_core.scheduler import RequestStatus
+from tests.engine_core.new_request import new_request
 
 pytestmark = pytest.mark.slow
 
 
 def draw_request(draw, name, params):
-    return Request(
+    return new_request(
         request_id=name,
         prompt_token_ids=[draw.randrange(V) for _ in range(draw.randint(1, 40))],
         sampling_params=params,

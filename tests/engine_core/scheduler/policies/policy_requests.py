@@ -18,6 +18,10 @@ class PolicyRequest:
     num_sequences: int = 1
     sequences: tuple = ()
 
+    @property
+    def tenant_name(self) -> str:
+        return (self.tenant or "").partition("/")[0]
+
     def __repr__(self) -> str:
         return f"{self.request_id}:{self.status.name}"
 
