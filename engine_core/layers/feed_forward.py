@@ -19,7 +19,7 @@ from engine_core.layers.parameters import (
     merge,
 )
 from kernels.interface.operations import Activations, AllReduce, ExpertRouting, Operations
-from kernels.interface.weights import ExpertPacking, ExpertWeights, WeightPart
+from kernels.interface.weights import ExpertWeights, WeightPart
 
 Activation = Literal["silu", "gelu_tanh"]
 
@@ -137,8 +137,7 @@ class SparseFeedForward:
             ops=ops,
             least_bits=32,  # a router that errs sends tokens through other experts
         )
-        packing: object = ops.weight_packing(dtype)
-        self._packing = packing if isinstance(packing, ExpertPacking) else None
+        self._packing = ops.weight_packing(dtype)
         self._kept: dict[tuple[int, int, int], WeightPart] = {}  # until all are there
         self._num_missing = 3 * len(self._here)
         self._fused: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -187,7 +186,7 @@ class SparseFeedForward:
                 [self._kept[key] for key in sorted(self._kept) if key[0] == part] for part in (0, 1)
             ]
             self._kept.clear()
-            self._experts = self._packing.pack_experts(*sides)
+            self._experts = self._packing.pack_experts(self._name, *sides)
 
     def _store(
         self, part: int, place: int, rows: slice, tensor: torch.Tensor, copy: CopyWeight

@@ -1,7 +1,7 @@
 """Mixtures of experts through the native library (`src/experts.h`): one call a layer."""
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import torch
 
@@ -20,34 +20,27 @@ class ExpertLayer(ctypes.Structure):
 
 
 class NativeExpertWeights:
-    """The experts of one layer, packed.
-
-    Args:
-        gate_up_XFE, down_XEF: see `Operations.prepare_experts`.
-        pack: makes a weight [N, E] of one kind.
-
-    Raises:
-        ValueError: shapes that do not fit each other.
-    """
+    """The experts of one layer: of each a weight [2F, E] and one [E, F].
+    Raises ValueError: shapes that do not fit each other."""
 
     def __init__(
         self,
         library: NativeLibrary,
-        gate_up_XFE: torch.Tensor,
-        down_XEF: torch.Tensor,
-        pack: Callable[[torch.Tensor], PackedLinear],
+        gate_up: Sequence[PackedLinear],
+        down: Sequence[PackedLinear],
     ) -> None:
-        num_experts, width, features = down_XEF.shape
-        if tuple(gate_up_XFE.shape) != (num_experts, 2 * features, width):
+        shapes = [(len(side), side[0].num_outputs, side[0].num_inputs) for side in (gate_up, down)]
+        num_experts, width, features = shapes[1]
+        if shapes[0] != (num_experts, 2 * features, width):
             raise ValueError(
-                f"gate_up weights are {tuple(gate_up_XFE.shape)} and down weights "
-                f"{tuple(down_XEF.shape)}; give [X, 2F, E] and [X, E, F]"
+                f"gate_up weights are {shapes[0]} and down weights {shapes[1]}; give [X, 2F, E] "
+                "and [X, E, F]"
             )
         self._run = library.function("ec_experts", *[POINTER] * 2, *[INT64] * 2, POINTER)
-        self._weights = [[pack(each) for each in stack] for stack in (gate_up_XFE, down_XEF)]
+        self._weights = gate_up, down
         self._arrays = [
-            (LinearArguments * num_experts)(*(weight.arguments for weight in stack))
-            for stack in self._weights
+            (LinearArguments * num_experts)(*(weight.arguments for weight in side))
+            for side in self._weights
         ]
         self.num_experts = num_experts
         self.num_inputs = width

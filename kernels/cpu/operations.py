@@ -151,8 +151,9 @@ class CpuOperations(NativeSampling, TorchOperations):
     def prepare_experts(self, gate_up_XFE: torch.Tensor, down_XEF: torch.Tensor) -> ExpertWeights:
         if gate_up_XFE.dtype is not _FLOAT32:
             return super().prepare_experts(gate_up_XFE, down_XEF)
-        pack = self._packing.pack_expert
-        return NativeExpertWeights(self._library, gate_up_XFE, down_XEF, pack)
+        pack = self._packing.pack_alone
+        sides = ([pack(each) for each in stack] for stack in (gate_up_XFE, down_XEF))
+        return NativeExpertWeights(self._library, *sides)
 
     def mixture_of_experts(
         self,

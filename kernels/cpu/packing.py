@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from kernels.cpu.experts import NativeExpertWeights
 from kernels.cpu.gguf_blocks import GGUF_KINDS, pack_gguf, q5_0_as_q8_0
 from kernels.cpu.library import NativeLibrary
 from kernels.cpu.linear import PackedParts
@@ -254,11 +255,22 @@ class NativePacking:
         """A floating weight that is no part of the model's file."""
         return _PACKERS[self._floats](self._library, weight_NE, bias_N)
 
-    def pack_expert(self, weight_NE: torch.Tensor) -> PackedLinear:
-        """Of a mixture of experts, which are not quantised."""
-        return _PACKERS["bfloat16" if self._floats == "bfloat16" else _FLOAT32](
-            self._library, weight_NE
-        )
+    def pack_experts(
+        self, name: str, gate_up: Sequence[WeightPart], down: Sequence[WeightPart]
+    ) -> NativeExpertWeights:
+        sides: list[list[PackedLinear]] = []
+        for side, parts in (("gate_up", gate_up), ("down", down)):
+            formats = {self._format_of(part, self._floats) for part in parts}
+            one = formats.pop() if len(formats) == 1 else self._floats
+            size = len(parts) // len(down)
+            pieces = [_Piece(one, tuple(parts[i : i + size])) for i in range(0, len(parts), size)]
+            sides.append(
+                [
+                    self._find_or_pack(f"{name}.{side}/{expert}", piece, None)
+                    for expert, piece in enumerate(pieces)
+                ]
+            )
+        return NativeExpertWeights(self._library, *sides)
 
     def open(self, file: Path) -> None:
         self._found = map_packed(self._library, file, key=file.stem)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import torch
 
@@ -141,6 +141,17 @@ class WeightPacking(Protocol):
                 as it is, 8 for what suffers from 4.
         """
 
+    def pack_experts(
+        self, name: str, gate_up: Sequence[WeightPart], down: Sequence[WeightPart]
+    ) -> ExpertWeights:
+        """The experts of one layer for `Operations.mixture_of_experts`, as `pack`. If parts of a
+        side (a backend may ask it of both) differ in their format, all of them count as floating.
+
+        Args:
+            gate_up: gate and up, each [F, E], of each expert in turn.
+            down: [E, F] of each expert.
+        """
+
     def open(self, file: Path) -> None:
         """Take weights from a file that `save` has written for the same model and format.
         Raises PackedFileError: nothing was taken."""
@@ -156,18 +167,3 @@ class WeightPacking(Protocol):
 
     def bytes_by_format(self) -> Mapping[str, int]:
         """What the weights packed so far take, by the name of their format."""
-
-
-@runtime_checkable
-class ExpertPacking(Protocol):
-    """A `WeightPacking` that takes experts, too."""
-
-    def pack_experts(
-        self, gate_up: Sequence[WeightPart], down: Sequence[WeightPart]
-    ) -> ExpertWeights:
-        """The experts of one layer, quantised if all parts are and share a format, else floating.
-
-        Args:
-            gate_up: gate and up, each [F, E], of each expert in turn.
-            down: [E, F] of each expert.
-        """

@@ -256,7 +256,7 @@ class TritonPacking:
         return packed[0] if len(packed) == 1 else TritonWeightParts(tuple(packed))
 
     def pack_experts(
-        self, gate_up: Sequence[WeightPart], down: Sequence[WeightPart]
+        self, name: str, gate_up: Sequence[WeightPart], down: Sequence[WeightPart]
     ) -> ExpertWeights:
         sides: list[QuantisedWeight | Float8Weight] = []
         for parts in (gate_up, down):

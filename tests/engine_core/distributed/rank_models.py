@@ -44,7 +44,14 @@ def load_folder(
     collectives: Collectives, folder: Path, ops: Operations, dtype: torch.dtype = torch.float32
 ) -> Model:
     files = open_model_files(str(folder), report=print)
-    return load_model(files.config, files.tensors(), dtype=dtype, ops=ops, collectives=collectives)
+    return load_model(
+        files.config,
+        files.tensors(keeps_blocks=ops.weight_packing(dtype) is not None),
+        dtype=dtype,
+        ops=ops,
+        collectives=collectives,
+        block_inputs=(1, 32),
+    )
 
 
 def paged_logits(

@@ -11,7 +11,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, MixtralConfig, Qwen3M
 
 from engine_core.model_files import UnsupportedModelFile, open_model_files
 from engine_core.models import ModelWeightsError, load_model
+from kernels.cpu.operations import CpuOperations
 from kernels.triton.operations import TritonOperations
+from tests.engine_core.distributed.rank_models import paged_logits as rank_logits
+from tests.engine_core.distributed.rank_processes import RankProcesses
+from tests.engine_core.rounded_activations import inputs_in_bytes
+from tests.native_kernels import native_library_or_skip
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 99,
@@ -29,14 +34,15 @@ CONFIGS = {
     "llama": MixtralConfig(**SHAPE, num_local_experts=3, num_experts_per_tok=2),
     "qwen3moe": Qwen3MoeConfig(
         **SHAPE,
-        num_experts=5,
+        num_experts=4,
         num_experts_per_tok=3,
-        moe_intermediate_size=32,
+        moe_intermediate_size=64,
         norm_topk_prob=True,
     ),
 }
 
 
+SIDES = ("gate_up_proj", "down_proj")
 LENGTHS = (25, 1, 19)
 """Of sequences."""
 
@@ -59,7 +65,7 @@ def keys_of(arch: str) -> dict[str, Any]:
         "expert_used_count": config.num_experts_per_tok,
     }
     if arch == "qwen3moe":
-        keys["expert_feed_forward_length"] = 32
+        keys["expert_feed_forward_length"] = 64
     return {"general.architecture": arch, **{f"{arch}.{key}": v for key, v in keys.items()}}
 
 
@@ -138,25 +144,74 @@ def test_config_and_logits_of_the_file_are_those_of_transformers(
     assert_logits_are_those_of(model, files, ops, paged_logits)
 
 
-def quantised_stacks(write_gguf):
+def quantised_stacks(write_gguf, arch="qwen3moe", gate_up="Q8_0", down="Q8_0"):
     """(a model, the files of it with its experts in blocks)."""
-    model = random_model("qwen3moe")
-    tensors = tensors_of("qwen3moe", model.state_dict())
-    kind = gguf.GGMLQuantizationType.Q8_0
+    model = random_model(arch)
+    tensors = tensors_of(arch, model.state_dict())
+    kinds = {"down": gguf.GGMLQuantizationType[down], "gate": gguf.GGMLQuantizationType[gate_up]}
     for name, values in tensors.items():
         if "_exps" in name:
+            kind = kinds["down" if "down" in name else "gate"]
             tensors[name] = (gguf.quants.quantize(values, kind), kind)
-    state = model.state_dict()
-    for name, stack in state.items():  # the model to compare with has the rounded weights
-        if "experts" in name:
-            rounded = gguf.quants.dequantize(gguf.quants.quantize(stack.numpy(), kind), kind)
-            stack.copy_(torch.from_numpy(rounded))
-    path = write_gguf(keys_of("qwen3moe"), tensors)
+    for name, stack in experts_of(model):  # the model to compare with has the rounded weights
+        kind = kinds["down" if "down" in name else "gate"]
+        rounded = gguf.quants.dequantize(gguf.quants.quantize(stack.numpy(), kind), kind)
+        stack.copy_(torch.from_numpy(rounded))
+    path = write_gguf(keys_of(arch), tensors)
     return model, open_model_files(str(path), report=print)
 
 
-def test_a_cpu_dequantises_stacks_expert_by_expert(write_gguf, ops, paged_logits) -> None:
+def experts_of(model):
+    return [(name, stack) for name, stack in model.state_dict().items() if "experts" in name]
+
+
+@pytest.mark.parametrize("ops", ["torch"], indirect=True)
+def test_torch_dequantises_stacks_expert_by_expert(write_gguf, ops, paged_logits) -> None:
     assert_logits_are_those_of(*quantised_stacks(write_gguf), ops, paged_logits)
+
+
+def logits_of(model):
+    with torch.inference_mode():
+        return torch.cat([model(input_ids=torch.tensor([each])).logits[0] for each in sequences()])
+
+
+def assert_differs_by_rounded_activations_only(model, ours, sides=SIDES) -> None:
+    exact = logits_of(model)
+    with inputs_in_bytes(stack for name, stack in experts_of(model) if name.endswith(sides)):
+        rounded = logits_of(model)
+    by_rounding = (rounded - exact).norm()
+    assert 1e-4 * exact.norm() < by_rounding < 0.05 * exact.norm()
+    # where a value lies between two codes, the last bits of what came before decide
+    assert (ours - rounded).norm() < 0.2 * by_rounding
+
+
+@pytest.mark.parametrize("ops", ["native"], indirect=True)
+@pytest.mark.parametrize("arch", CONFIGS)
+@pytest.mark.parametrize(
+    ("gate_up", "down"), [("Q8_0", "Q4_0"), ("Q4_1", "Q5_0"), ("Q4_0", "Q5_1"), ("Q5_1", "Q8_0")]
+)
+def test_stacks_stay_blocks_on_a_cpu(arch, gate_up, down, write_gguf, ops, paged_logits) -> None:
+    """Each side in a type of its own; Q5_0 runs as Q8_0, and Q5_1 in float32."""
+    model, files = quantised_stacks(write_gguf, arch, gate_up, down)
+    ops = CpuOperations(native_library_or_skip())
+    packing = ops.weight_packing(torch.float32)
+    tensors = files.tensors(keeps_blocks=True)
+    ours = load_model(files.config, tensors, dtype=torch.float32, ops=ops)
+    formats = {"Q5_0": "Q8_0", "Q5_1": "float32"}
+    wanted = {formats.get(name, name) for name in (gate_up, down)} | {"float32"}
+    assert set(packing.bytes_by_format()) == wanted
+    logits = torch.cat(paged_logits(ours, sequences(), on=ops))
+    kinds = zip(SIDES, (gate_up, down), strict=True)
+    sides = tuple(side for side, kind in kinds if kind != "Q5_1")
+    assert_differs_by_rounded_activations_only(model, logits, sides)
+
+
+@pytest.mark.parametrize("arch", CONFIGS)  # one of three experts by width, one of four by expert
+def test_two_ranks_share_stacks_of_blocks(arch, write_gguf) -> None:
+    model, files = quantised_stacks(write_gguf, arch)
+    with RankProcesses(2) as ranks:
+        answers = ranks.run(rank_logits, files.path, sequences(), "native", tp_size=2)
+    assert_differs_by_rounded_activations_only(model, torch.cat(answers[0]))
 
 
 @pytest.mark.parametrize("ops", ["torch"], indirect=True)
@@ -166,7 +221,7 @@ def test_stacks_stay_blocks_on_a_gpu(write_gguf, paged_logits, monkeypatch) -> N
     ops = TritonOperations(torch.device("cpu"), quantised_types=files.quantised_types)
     assert_logits_are_those_of(model, files, ops, paged_logits)
     packing = ops.weight_packing(torch.float32)
-    num_numbers = 2 * 5 * 3 * 64 * 32
+    num_numbers = 2 * 4 * 3 * 64 * 64
     assert packing.bytes_by_format()["Q8_0"] == num_numbers * (1 + 2 / 32)
 
 

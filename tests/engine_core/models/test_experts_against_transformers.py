@@ -10,6 +10,9 @@ from safetensors.torch import load_file
 from engine_core.models import ModelConfigError, ModelWeightsError, load_model
 from engine_core.models.errors import UnsupportedArchitecture
 from engine_core.models.loading import load_dummy_model
+from kernels.cpu.operations import CpuOperations
+from tests.engine_core.rounded_activations import inputs_in_bytes
+from tests.native_kernels import native_library_or_skip
 
 SHAPE = {
     "vocab_size": 131,
@@ -146,6 +149,50 @@ def test_half_precision_is_as_close_to_float32_as_transformers(make, dtype, page
     ):
         allowed = 1.5 * (other - true).abs().mean() + 1e-4
         assert (mine - true).abs().mean() <= allowed
+
+
+def as_quantised(weight, floats):
+    """The numbers that stand for a weight's in a format."""
+    if floats == "int8":
+        scales = weight.abs().amax(dim=-1, keepdim=True) / 127
+        return torch.round(weight / scales) * scales
+    groups = weight.reshape(*weight.shape[:-1], -1, 32)
+    minima = groups.amin(dim=-1, keepdim=True).half().float()
+    scales = ((groups.amax(dim=-1, keepdim=True) - minima) / 15).half().float()
+    codes = torch.round((groups - minima) / scales).clamp(0, 15)
+    return (codes * scales + minima).reshape(weight.shape)
+
+
+@pytest.mark.parametrize("ops", ["native"], indirect=True)
+@pytest.mark.parametrize("make", [mixtral, qwen3_moe])
+@pytest.mark.parametrize("floats", ["int8", "int4"])
+def test_quantised_weights_and_experts_differ_by_rounded_activations_only(
+    make, floats, paged_logits, ops
+):
+    """All experts for each token: rounding might turn a choice between two that nearly tie."""
+    sizes = {"hidden_size": 64, "head_dim": 16, "num_attention_heads": 4, "intermediate_size": 96}
+    config = make(4, 4, **sizes, num_key_value_heads=2, initializer_range=0.1)
+    if make is qwen3_moe:
+        config.moe_intermediate_size = 32
+    reference, token_lists = random_model(config), sequences((45, 1, 19))
+    native = CpuOperations(native_library_or_skip(), linear_weights=floats)
+    model = load(config.to_dict(), reference.state_dict().items(), native)
+    ours = torch.cat(paged_logits(model, token_lists, on=native))
+    weights = {
+        name: each.data
+        for name, each in reference.named_parameters()
+        if each.ndim > 1 and not name.endswith("gate.weight")  # the routers
+    }
+    for name, weight in weights.items():
+        is_table = "embed_tokens" in name or "lm_head" in name
+        weight.copy_(as_quantised(weight, "int8" if is_table else floats))
+    exact = torch.cat(full_logits(reference, token_lists))
+    with inputs_in_bytes(weights.values()):
+        rounded = torch.cat(full_logits(reference, token_lists))
+    by_rounding = (rounded - exact).norm()
+    assert 0.001 * exact.norm() < by_rounding < 0.05 * exact.norm()
+    # where a value lies between two codes, the last bits of what came before decide
+    assert (ours - rounded).norm() < 0.2 * by_rounding
 
 
 @pytest.mark.parametrize("make", [mixtral, qwen3_moe])

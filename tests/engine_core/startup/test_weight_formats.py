@@ -52,9 +52,12 @@ def test_dense_models_are_packed_in_the_format_asked_for(load, floats, weights):
     assert (loaded.weights, loaded.is_packed) == (weights, True)
 
 
-def test_experts_stay_floating_and_so_does_their_router(load):
-    loaded = load(SPARSE, quantization="int8")
-    assert (loaded.weights, loaded.is_packed) == ("int8+float32", True)
+@pytest.mark.parametrize(
+    ("floats", "weights"), [("int8", "int8+float32"), ("int4", "int4+float32+int8")]
+)
+def test_experts_are_packed_as_dense_layers_and_their_router_stays(load, floats, weights):
+    loaded = load(SPARSE, quantization=floats)
+    assert (loaded.weights, loaded.is_packed) == (weights, True)
 
 
 @pytest.mark.parametrize(("config", "weights"), [(DENSE, "bfloat16"), (SPARSE, "bfloat16+float32")])

@@ -3,10 +3,17 @@
 import pytest
 import torch
 
+from kernels.cpu.gguf_blocks import GGUF_KINDS
 from kernels.cpu.operations import CpuOperations
+from kernels.cpu.packing import NativePacking
 from kernels.interface.operations import ExpertRouting
+from kernels.interface.weights import QuantisedTensor
 from kernels.torch.operations import TorchOperations
+from tests.kernels.cpu.test_native_linear import random_blocks
+from tests.kernels.cpu.test_packing import unread, unreadable
 from tests.kernels.test_experts import make_layer, plain
+
+FLOATS = ("float32", "bfloat16", "int8", "int4")
 
 
 @pytest.mark.parametrize("renormalise", [False, True])
@@ -23,7 +30,7 @@ def test_every_shape_equals_a_plain_loop(library, isa, num_tokens, num_experts, 
     torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("weights", ["float32", "bfloat16"])
+@pytest.mark.parametrize("weights", FLOATS)
 def test_a_token_has_the_same_bits_alone(library, isa, weights):
     ops = CpuOperations(library, linear_weights=weights)
     x, logits, gate_up, down = make_layer(150, 12, width=100, features=70)
@@ -36,8 +43,84 @@ def test_a_token_has_the_same_bits_alone(library, isa, weights):
         assert torch.equal(alone, out[rows])
 
 
-def test_experts_that_are_elsewhere_add_nothing(library):
-    ops = CpuOperations(library)
+def even_routing(num_tokens, num_experts, top_k):
+    """(logits, ids [T, top_k]): the chosen weigh 1 / top_k each, exactly."""
+    ids = torch.stack([torch.randperm(num_experts)[:top_k] for _ in range(num_tokens)]).sort()[0]
+    return torch.full((num_tokens, num_experts), -torch.inf).scatter_(1, ids, 0.0), ids
+
+
+def assert_experts_are_products_by_linear(ops, experts, gate_up, down, width, top_k):
+    """Bit for bit; `gate_up`, `down`: each expert's weight as `linear` takes it."""
+    x = torch.randn(45, width)
+    logits, ids = even_routing(len(x), len(down), top_k)
+    out = ops.mixture_of_experts(x, logits, experts, ExpertRouting(top_k=top_k, renormalise=True))
+    for token, row in enumerate(x):
+        expected = torch.zeros(1, width)
+        for expert in ids[token].tolist():
+            hidden = ops.silu_and_mul(ops.linear(row[None], gate_up[expert]))
+            expected += ops.linear(hidden, down[expert]) / top_k
+        assert torch.equal(out[token], expected[0])
+
+
+@pytest.mark.parametrize("floats", FLOATS)
+@pytest.mark.parametrize("top_k", [1, 4])
+def test_experts_in_any_format_are_products_by_linear(library, isa, floats, top_k):
+    ops = CpuOperations(library, linear_weights=floats)
+    _, _, gate_up, down = make_layer(1, 6, width=100, features=70)
+    experts = ops.prepare_experts(gate_up, down)
+    alone = [[ops.prepare_linear(each) for each in side] for side in (gate_up, down)]
+    assert_experts_are_products_by_linear(ops, experts, *alone, 100, top_k)
+
+
+def stack_of(type_name, num_parts, num_rows, num_inputs):
+    """Random matrices in a block type, whose numbers nothing asks for."""
+    rows = random_blocks(type_name, num_parts * num_rows, num_inputs)
+    parts = torch.from_numpy(rows.reshape(num_parts, num_rows, -1))
+    shape = (num_rows, num_inputs)
+    return [QuantisedTensor(type_name, shape, {"blocks": part}, unread) for part in parts]
+
+
+@pytest.mark.parametrize(
+    "sides", [*zip(GGUF_KINDS, reversed(GGUF_KINDS), strict=True)], ids="-".join
+)
+def test_experts_in_blocks_are_products_by_linear(library, isa, sides):
+    ops, packing = CpuOperations(library), NativePacking(library)
+    gate_up, down = stack_of(sides[0], 10, 256, 256), stack_of(sides[1], 5, 256, 256)
+    experts = packing.pack_experts("mlp", gate_up, down)
+    assert set(packing.bytes_by_format()) == set(sides)
+    pairs = zip(gate_up[::2], gate_up[1::2], strict=True)
+    alone = [[packing.pack("", parts) for parts in side] for side in (pairs, zip(down))]
+    assert_experts_are_products_by_linear(ops, experts, *alone, 256, 2)
+
+
+def test_a_side_of_several_formats_is_packed_as_floats(library):
+    _, _, gate_up, down = make_layer(1, 2, width=64, features=32)
+    rows = torch.from_numpy(random_blocks("Q8_0", 32, 64))
+    blocks = QuantisedTensor("Q8_0", (32, 64), {"blocks": rows}, lambda _: gate_up[1, 32:])
+    packing = NativePacking(library, "int8")
+    packing.pack_experts("mlp", [*gate_up[0].chunk(2), gate_up[1, :32], blocks], [*down])
+    assert packing.bytes_by_format().keys() == {"int8"}
+
+
+def test_a_second_start_takes_experts_from_the_file_and_reads_no_part(library, tmp_path):
+    file = tmp_path / "model.weights"
+    gate_up, down = stack_of("Q4_1", 8, 32, 64), stack_of("Q8_0", 4, 64, 32)
+    ops, first, second = CpuOperations(library), NativePacking(library), NativePacking(library)
+    packed = first.pack_experts("mlp", gate_up, down)
+    assert first.num_bytes_to_save() == sum(first.bytes_by_format().values())
+    first.save(file)
+    second.open(file)
+    again = second.pack_experts("mlp", *([*map(unreadable, side)] for side in (gate_up, down)))
+    assert second.num_bytes_to_save() == 0
+    call = torch.randn(5, 64), torch.randn(5, 4)
+    routing = ExpertRouting(top_k=2, renormalise=True)
+    results = [ops.mixture_of_experts(*call, each, routing) for each in (packed, again)]
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("floats", FLOATS)
+def test_experts_that_are_elsewhere_add_nothing(library, floats):
+    ops = CpuOperations(library, linear_weights=floats)
     x, logits, gate_up, down = make_layer(40, 6)
     whole = ops.mixture_of_experts(
         x,
@@ -50,6 +133,8 @@ def test_experts_that_are_elsewhere_add_nothing(library):
         routing = ExpertRouting(top_k=2, renormalise=True, first_expert=here.start)
         experts = ops.prepare_experts(gate_up[here], down[here])
         parts.append(ops.mixture_of_experts(x, logits, experts, routing))
+        if floats != "float32":
+            continue
         torch_ops = TorchOperations()
         theirs = torch_ops.prepare_experts(gate_up[here], down[here])
         torch.testing.assert_close(

@@ -9,6 +9,7 @@ from kernels.cpu.library import NativeLibrary, check
 from kernels.cpu.linear import NativeLinear, PackedParts
 from kernels.cpu.lora import NativeLoRARows
 from kernels.cpu.operations import CpuOperations
+from kernels.cpu.packing import FloatFormat
 from kernels.cpu.weights import (
     PackedLinear,
     pack_bfloat16,
@@ -147,7 +148,8 @@ def experts(library: NativeLibrary, case: RandomCase) -> None:
     num_experts, width, features = case.between(1, 12), case.size(130), case.size(90)
     first = case.below(num_experts)
     here = case.between(1, num_experts - first)
-    ops = CpuOperations(library, linear_weights=("float32", "bfloat16")[case.below(2)])
+    formats: tuple[FloatFormat, ...] = ("float32", "bfloat16", "int8", "int4")
+    ops = CpuOperations(library, linear_weights=formats[case.below(4)])
     layer = ops.prepare_experts(
         torch.randn(here, 2 * features, width), torch.randn(here, width, features)
     )
