@@ -20,7 +20,7 @@ class EngineConfig:
     instruction_set: str
     """That the kernels use: "amx", "avx512"."""
     weights: str
-    """Formats of the dense layers' weights, the one with most bytes first: "Q4_1+Q8_0"."""
+    """Formats of the layers' weights, the one with most bytes first: "Q4_1+Q8_0"."""
     kv_cache_dtype: str
     device: str
     tensor_parallel_size: int = 1

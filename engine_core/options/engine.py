@@ -48,7 +48,7 @@ class EngineOptions:
     """A request gets the same bits whatever runs beside it: on a GPU slower, on a CPU always so
     with native kernels, and refused without."""
     quantization: Annotated[QuantizationName, MODEL, COMMON] = "auto"
-    """Weights of dense layers; int8: a scale a row; int4: groups of 32 (both on a CPU); none:
+    """Weights of layers; int8: a scale a row; int4: groups of 32 (both on a CPU); none:
     as --dtype says; auto: quantised as the file is where the device runs that, unless --dtype
     is given; awq, gptq, gguf, fp8: as auto, of such files only."""
     weight_cache: Annotated[int | None, MODEL, SIZE, NOT_NEGATIVE] = None

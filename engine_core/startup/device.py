@@ -26,7 +26,7 @@ class Numbers:
     Attributes:
         name: as `--dtype` calls it.
         activations: their dtype, and that of weights that are not packed.
-        weights: what floating weights of dense layers become.
+        weights: what floating weights become.
         reason: why `auto` means this; empty: it was named.
     """
 
@@ -125,7 +125,7 @@ def choose_numbers(
 
 
 def float_weights_of(quantization: QuantizationName) -> FloatWeights:
-    """What floating weights of dense layers become."""
+    """What floating weights become."""
     return quantization if quantization in ("int8", "int4") else "float32"
 
 

@@ -38,7 +38,7 @@ class LoadedModel:
     """A model with the backend that it was loaded for.
 
     Attributes:
-        weights: formats of the dense layers' weights, the one with most bytes first.
+        weights: formats of the layers' weights, the one with most bytes first.
         is_packed: on a CPU, every product is of packed weights: none is left to torch.
         pooler: None: nothing is pooled.
         generates: text is generated.
