@@ -1,4 +1,4 @@
-"""Token embedding and language-model head, tied or not. Logits leave as float32."""
+"""Token embedding and language-model head, tied or not."""
 
 from functools import partial
 from itertools import pairwise
@@ -78,6 +78,7 @@ class Vocabulary:
         self._heads = heads
         self._dtype = dtype
         self._ops = ops
+        self._samples_on_host = isinstance(ops, SamplingOperations)
         self._packing = ops.weight_packing(dtype)
         self._softcap = softcap
         self._embedding_scale = (
@@ -140,15 +141,17 @@ class Vocabulary:
         return hidden_TE if self._embedding_scale is None else hidden_TE.mul_(self._embedding_scale)
 
     def logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
-        """[R, E] -> float32 [R, V], or of this rank's tokens; softcap included."""
+        """[R, E] -> [R, V], or of this rank's tokens; softcap included. float32, but of the model's
+        dtype where the device samples and all logits are here."""
         assert self._head is not None, "finish_loading was not called"
         logits_RV = self._ops.linear(hidden_RE, self._head)
         if self._is_shared:
             logits_RV = logits_RV[:, : len(self.tokens)]
         if self._softcap is not None:
             logits_RV = (logits_RV / self._softcap).tanh_().mul_(self._softcap)
-        logits_RV = logits_RV.float()
-        if self._is_shared and not isinstance(self._ops, SamplingOperations):
+        if self._is_shared or self._samples_on_host:
+            logits_RV = logits_RV.float()
+        if self._is_shared and not self._samples_on_host:
             return gather_logits(logits_RV, self._vocab_size, self._collectives)
         return logits_RV
 

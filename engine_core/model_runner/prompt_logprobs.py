@@ -107,7 +107,7 @@ class PromptColumns:
             vocabulary: that the logits' columns are of.
         """
         for start, stop in _slices(part.count, vocabulary.size):
-            logits_SV = compute_logits(hidden_TE[part.offset + start : part.offset + stop])
+            logits_SV = compute_logits(hidden_TE[part.offset + start : part.offset + stop]).float()
             own_S1 = token_ids_P[start:stop, None].long()
             found_S = vocabulary.token_logprobs(logits_SV, own_S1, part.num_logprobs)
             for host, found in (

@@ -44,7 +44,8 @@ class Model(Protocol):
         embeddings."""
 
     def compute_logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
-        """Rows of `forward`'s result -> float32 logits_RV, final softcap included."""
+        """Rows of `forward`'s result -> logits_RV, final softcap included: float32, or of the
+        model's dtype where a device samples by itself."""
 
 
 @runtime_checkable

@@ -72,8 +72,8 @@ class StepSampler(Protocol):
         are not written.
 
         Args:
-            logits_NV: float32, row n belongs to the n-th sampled entry; rows behind them hold
-                anything. May be overwritten.
+            logits_NV: floating, row n belongs to the n-th sampled entry; rows behind them hold
+                anything. Not changed.
             packed: int32, of this step.
             num_sequences: of the step, may count padding.
             mode: what the sampled rows may need; a mode that leaves out an option ignores it.

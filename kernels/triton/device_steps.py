@@ -72,8 +72,8 @@ class TritonStepSampler:
         gather_sampling_columns(packed, layout, rows, columns, num_sequences=num_sequences)
         raw_NV = logits_NV
         if is_full:
-            raw_NV = logits_NV.clone()
-            torch.amax(raw_NV, dim=1, out=results.raw_best_logits_C[:num_rows])
+            results.raw_best_logits_C[:num_rows].copy_(raw_NV.amax(dim=1))
+            logits_NV = raw_NV.to(torch.float32, copy=True)
             if masks is not None:
                 apply_token_masks(logits_NV, masks.bits_RW, columns.num_rows_1, masks.is_masked_R)
             state_NX = rows.state_NX.index_select(0, columns.state_row_N)

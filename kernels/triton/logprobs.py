@@ -33,7 +33,7 @@ def report_logprobs_reference(
 
 @triton.jit
 def _split_kernel(
-    logits_ptr,  # float32 [R, V]
+    logits_ptr,  # floating [R, V]
     stride_r,
     num_rows_ptr,  # int32 [1]
     tokens_ptr,  # int64 [R]
@@ -57,13 +57,13 @@ def _split_kernel(
         return
     row_ptr = logits_ptr + row * stride_r
     ids = split * TILE + tl.arange(0, TILE)  # [TILE]
-    x = tl.load(row_ptr + ids, ids < V, -float("inf"))  # [TILE]
+    x = tl.load(row_ptr + ids, ids < V, -float("inf")).to(tl.float32)  # [TILE]
     best = tl.max(x, axis=0)
     place = row * S + split
     tl.store(best_ptr + place, best)
     share = tl.where(x == -float("inf"), 0.0, tl.exp(x - best))
     tl.store(sum_ptr + place, tl.sum(share, axis=0))
-    chosen = tl.load(row_ptr + tl.load(tokens_ptr + row))
+    chosen = tl.load(row_ptr + tl.load(tokens_ptr + row)).to(tl.float32)
     tl.store(above_ptr + place, tl.sum((x > chosen).to(tl.int32), axis=0))
     left = tl.where(ids < V, ids, _NO_ID)  # [TILE], ids not taken yet
     for index in range(tl.minimum(number, K)):
@@ -76,7 +76,7 @@ def _split_kernel(
 
 @triton.jit
 def _merge_kernel(
-    logits_ptr,  # float32 [R, V]
+    logits_ptr,  # floating [R, V]
     stride_r,
     num_rows_ptr,  # int32 [1]
     tokens_ptr,  # int64 [R]
@@ -109,7 +109,7 @@ def _merge_kernel(
     scale = tl.where(bests == -float("inf"), 0.0, tl.exp(bests - best))
     log_total = tl.log(tl.sum(sums * scale, axis=0))
     token = tl.load(tokens_ptr + row)
-    chosen = tl.load(logits_ptr + row * stride_r + token)
+    chosen = tl.load(logits_ptr + row * stride_r + token).to(tl.float32)
     out_ids_ptr += row * (K + 1)
     out_ptr += row * (K + 1)
     tl.store(out_ids_ptr, token.to(tl.int32))
@@ -176,7 +176,7 @@ def report_logprobs(
     and the number of logits above the token's.
 
     Args:
-        logits_RV: float32, rows contiguous. Not changed.
+        logits_RV: floating, rows contiguous. Not changed.
         token_ids_R: int64, each in [0, V).
         columns: n of each row is its `num_logprobs`, at most K.
         memory: for at least R rows, this vocabulary and K; written.

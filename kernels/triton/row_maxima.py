@@ -53,7 +53,7 @@ def row_best_id(best_ptr, best_id_ptr, row, S, SPLITS: tl.constexpr):
 
 @triton.jit
 def _split_maxima_kernel(
-    logits_ptr,  # float32 [R, V]
+    logits_ptr,  # floating [R, V]
     stride_r,
     num_rows_ptr,  # int32 [1]
     best_ptr,  # float32 [R, S]
@@ -67,7 +67,7 @@ def _split_maxima_kernel(
     if row >= tl.load(num_rows_ptr):
         return
     ids = split * TILE + tl.arange(0, TILE)  # [TILE]
-    logits = tl.load(logits_ptr + row * stride_r + ids, ids < V, -float("inf"))  # [TILE]
+    logits = tl.load(logits_ptr + row * stride_r + ids, ids < V, -float("inf")).to(tl.float32)
     # a maximum passes over NaN: make it what nothing passes over
     logits = tl.where(logits != logits, float("inf"), logits)
     best = tl.max(logits, axis=0)
@@ -87,7 +87,7 @@ def find_split_maxima(
     NaN counts as +inf, so that a row with either shows as not finite.
 
     Args:
-        logits_RV: float32, rows contiguous.
+        logits_RV: floating, rows contiguous.
         num_rows_1: int32; rows at or beyond it are left as they are.
         best_RS, best_id_RS: float32 and int32 [R, S], S = num_splits(V); written.
     """

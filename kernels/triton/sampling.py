@@ -49,7 +49,7 @@ def sample_reference(
 
 @triton.jit
 def _noisy_maxima_kernel(
-    logits_ptr,  # float32 [R, V]
+    logits_ptr,  # floating [R, V]
     stride_r,
     num_rows_ptr,  # int32 [1]
     seeds_ptr,  # int64 [R]
@@ -87,7 +87,7 @@ def _noisy_maxima_kernel(
             return
     ids = first + tl.arange(0, TILE)  # [TILE]
     logits = tl.load(logits_ptr + row * stride_r + ids, ids < V, -float("inf"))
-    x = tl.div_rn(logits, temperature)  # [TILE]
+    x = tl.div_rn(logits.to(tl.float32), temperature)  # [TILE]
     if TRUNCATES:
         last_tie = tl.load(last_tie_ptr + row)
         is_kept = (x > threshold) | ((x == threshold) & (ids <= last_tie))
@@ -172,7 +172,7 @@ def sample(
     in 10**6 draws. Where p cuts is said in `truncation`. Equal sums go to the lowest id.
 
     Args:
-        logits_RV: float32, rows contiguous; -inf is an impossible token. Not changed.
+        logits_RV: floating, rows contiguous; -inf is an impossible token. Not changed.
         memory: for at least R rows and this vocabulary; written.
         out_R: int64, written. 0 where the best logit is not finite.
         best_logit_R: float32, written: the largest logit. +inf tells of NaN or +inf in the row,

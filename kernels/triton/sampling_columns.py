@@ -90,7 +90,7 @@ class SamplingColumns:
         return columns
 
     def check_logits(self, logits_RV: torch.Tensor) -> tuple[int, int]:
-        """(R, V) of float32 logits with contiguous rows, one for each entry.
+        """(R, V) of floating logits with contiguous rows, one for each entry.
         Raises ValueError: not that, see `tensor_checks.check_logits`."""
         rows, vocab_size = check_logits(logits_RV, self.num_rows_1)
         check_tensor("state_row", self.state_row_N, (rows,), torch.int64, logits_RV.device)

@@ -60,7 +60,7 @@ def check_memory(memory_RS: torch.Tensor, rows: int, splits: int) -> None:
 
 
 def check_logits(logits_RV: torch.Tensor, num_rows_1: torch.Tensor) -> tuple[int, int]:
-    """(R, V) of float32 logits with contiguous rows.
+    """(R, V) of floating logits with contiguous rows.
     `num_rows_1`: int32, how many of the bucket's rows are real; read on the device. Raises
     ValueError: not that, an empty vocabulary or one beyond MAX_VOCAB_SIZE."""
     if logits_RV.dim() != 2:
@@ -72,6 +72,6 @@ def check_logits(logits_RV: torch.Tensor, num_rows_1: torch.Tensor) -> tuple[int
             "sample such logits on the host"
         )
     device = logits_RV.device
-    check_tensor("logits", logits_RV, logits_RV.shape, torch.float32, device, contiguous_dims=1)
+    check_tensor("logits", logits_RV, logits_RV.shape, FLOATS, device, contiguous_dims=1)
     check_tensor("num_rows", num_rows_1, (1,), torch.int32, device)
     return rows, vocab_size

@@ -61,7 +61,7 @@ def truncate_reference(
 
 @triton.jit
 def _round_kernel(
-    logits_ptr,  # float32 [R, V]
+    logits_ptr,  # floating [R, V]
     stride_r,
     num_rows_ptr,  # int32 [1]
     is_greedy_ptr,  # bool [R]
@@ -100,7 +100,7 @@ def _round_kernel(
     by_mass = top_k <= 0
     ids = split * TILE + tl.arange(0, TILE)  # [TILE]
     logits = tl.load(logits_ptr + row * stride_r + ids, ids < V, -float("inf"))
-    x = tl.div_rn(logits, temperature)  # [TILE]
+    x = tl.div_rn(logits.to(tl.float32), temperature)  # [TILE]
     value = tl.where(ids < V, worth(x, best, by_mass, FLOAT64), 0)  # [TILE]
     sums_ptr += row * _SUMS
     pivots_ptr += row * 3 * _PIVOTS
@@ -146,7 +146,7 @@ def _round_kernel(
 
 @triton.jit
 def _gather_kernel(
-    logits_ptr,  # float32 [R, V]
+    logits_ptr,  # floating [R, V]
     stride_r,
     num_rows_ptr,  # int32 [1]
     is_greedy_ptr,  # bool [R]
@@ -197,7 +197,7 @@ def _gather_kernel(
         return
     ids = split * TILE + tl.arange(0, TILE)  # [TILE]
     logits = tl.load(logits_ptr + row * stride_r + ids, ids < V, -float("inf"))
-    x = tl.div_rn(logits, temperature)  # [TILE]
+    x = tl.div_rn(logits.to(tl.float32), temperature)  # [TILE]
     if (top_k > 0) & (top_p < 1):  # top_p goes on among all that top_k leaves
         high = float("inf")
     wanted = (x >= low) & (x < high) & (ids < V)
@@ -210,7 +210,7 @@ def _gather_kernel(
 
 @triton.jit
 def _finish_kernel(
-    logits_ptr,  # float32 [R, V]
+    logits_ptr,  # floating [R, V]
     stride_r,
     num_rows_ptr,  # int32 [1]
     is_greedy_ptr,  # bool [R]
@@ -259,30 +259,36 @@ def _finish_kernel(
     if length > _LIST_SIZE:
         length = tl.load(sums_ptr + row * _SUMS + _LENGTHS + 1).to(tl.int32)
     fits = length <= _LIST_SIZE
-    source_ptr = tl.where(fits, list_ptr + row * _LIST_SIZE, row_ptr)
-    divisor = tl.where(fits, 1.0, temperature)
+    list_ptr += row * _LIST_SIZE
     length = tl.where(fits, length, V)
     if top_k > 0:
         kth = search(
-            source_ptr, length, divisor, best, low, high, above, target, False, FLOAT64, _CHUNK
-        )
+            list_ptr, row_ptr, fits, length, temperature, best, low, high, above, target, False,
+            FLOAT64, _CHUNK,
+        )  # fmt: skip
         threshold = tl.maximum(threshold, kth)
         low = threshold
         high = unordered(ordered(best) + 1)
         above = tl.cast(0, tl.int64)
     if top_p < 1:
         if top_k > 0:
-            total = measure(source_ptr, length, divisor, best, low, high, True, FLOAT64, TILE)
+            total = measure(
+                list_ptr, row_ptr, fits, length, temperature, best, low, high, True, FLOAT64, TILE
+            )
             target = share(total, top_p)
         threshold = search(
-            source_ptr, length, divisor, best, low, high, above, target, True, FLOAT64, _CHUNK
-        )
+            list_ptr, row_ptr, fits, length, temperature, best, low, high, above, target, True,
+            FLOAT64, _CHUNK,
+        )  # fmt: skip
         # of the tokens equal to the threshold, as many as the target still lacks
         higher = unordered(ordered(threshold) + 1)
-        above += measure(source_ptr, length, divisor, best, higher, high, True, FLOAT64, TILE)
-        num_ties = measure(
-            source_ptr, length, divisor, best, threshold, higher, False, FLOAT64, TILE
+        above += measure(
+            list_ptr, row_ptr, fits, length, temperature, best, higher, high, True, FLOAT64, TILE
         )
+        num_ties = measure(
+            list_ptr, row_ptr, fits, length, temperature, best, threshold, higher, False, FLOAT64,
+            TILE,
+        )  # fmt: skip
         weight = tl.maximum(weights(threshold, best, FLOAT64), 1)
         num_kept = (target - above + weight - 1) // weight
         if num_kept < num_ties:
@@ -290,7 +296,7 @@ def _finish_kernel(
             last_tie = tl.cast(0, tl.int32)
             for start in range(0, V, TILE):
                 ids = start + tl.arange(0, TILE)  # [TILE]
-                logits = tl.load(row_ptr + ids, ids < V, -float("inf"))
+                logits = tl.load(row_ptr + ids, ids < V, -float("inf")).to(tl.float32)
                 ties = ((tl.div_rn(logits, temperature) == threshold) & (ids < V)).to(tl.int64)
                 place = before + tl.cumsum(ties, axis=0)
                 is_last = (ties > 0) & (place == num_kept)
@@ -321,7 +327,7 @@ def find_thresholds(
     On GPUs with few units for float64 they are float32: within 1e-6 of one.
 
     Args:
-        logits_RV: float32; -inf is an impossible token. Not changed.
+        logits_RV: floating; -inf is an impossible token. Not changed.
         best_RS: of these logits, by `find_split_maxima`.
         truncation: written; has at least R rows.
     """

@@ -130,10 +130,23 @@ def narrow(pivots_ptr, sums_ptr, target, high, above):
 
 
 @triton.jit
+def candidates(list_ptr, row_ptr, fits, length, temperature, index):
+    """Logits over the temperature, float32 like index: of a list that holds them, or of a row."""
+    if fits:
+        x = tl.load(list_ptr + index, index < length, -float("inf"))
+    else:
+        logits = tl.load(row_ptr + index, index < length, -float("inf"))
+        x = tl.div_rn(logits.to(tl.float32), temperature)
+    return x
+
+
+@triton.jit
 def measure(
-    source_ptr,
+    list_ptr,
+    row_ptr,
+    fits,
     length,
-    divisor,
+    temperature,
     best,
     bound,
     high,
@@ -141,12 +154,11 @@ def measure(
     FLOAT64: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Measure of the source's elements in [bound, high), int64."""
+    """Measure of the candidates in [bound, high), int64."""
     total = tl.cast(0, tl.int64)
     for start in range(0, length, TILE):
         index = start + tl.arange(0, TILE)  # [TILE]
-        x = tl.load(source_ptr + index, index < length, -float("inf"))
-        x = tl.div_rn(x, divisor)
+        x = candidates(list_ptr, row_ptr, fits, length, temperature, index)
         wanted = (index < length) & (x >= bound) & (x < high)
         total += tl.sum(tl.where(wanted, worth(x, best, by_mass, FLOAT64), 0), axis=0)
     return total
@@ -154,9 +166,11 @@ def measure(
 
 @triton.jit
 def search(
-    source_ptr,
+    list_ptr,
+    row_ptr,
+    fits,
     length,
-    divisor,
+    temperature,
     best,
     low,
     high,
@@ -177,8 +191,7 @@ def search(
         sums = tl.zeros([CHUNK, _PIVOTS], tl.int64)
         for start in range(0, length, CHUNK):
             index = start + tl.arange(0, CHUNK)  # [CHUNK]
-            x = tl.load(source_ptr + index, index < length, -float("inf"))
-            x = tl.div_rn(x, divisor)
+            x = candidates(list_ptr, row_ptr, fits, length, temperature, index)
             inside = (index < length) & (x < high)
             value = tl.where(inside, worth(x, best, by_mass, FLOAT64), 0)
             sums += tl.where(x[:, None] >= pivots[None, :], value[:, None], 0)

@@ -1,11 +1,15 @@
 """One seed for every test, which a run of all checks may choose."""
 
 import os
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 from tests.gpu.device import DEVICE
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "engine_core"))  # writers of folders
 
 
 @pytest.fixture

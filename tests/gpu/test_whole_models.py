@@ -36,6 +36,14 @@ def test_logprobs_of_quantised_weights_are_those_of_transformers(dtype, limit, d
     assert error <= limit
 
 
+@pytest.mark.parametrize(("name", "dtype"), [("llama", FP32), ("llama", BF16), ("gemma3", BF16)])
+@pytest.mark.gpu
+def test_prompts_of_more_tokens_than_a_step_are_as_transformers_has_them(name, dtype, device):
+    sizes = {"prompt_lengths": (8_500, 40, 9_001), "budget": 8192}
+    error = whole_models.check(name, dtype, use_graphs=True, device=device, **sizes)
+    assert error <= (FLOAT32_ERROR if dtype is FP32 else HALF_RATIO)
+
+
 def test_a_small_model_in_float32(device):
     sizes = SMALL | {"prompt_lengths": (1, 18), "budget": 12}
     assert whole_models.check("qwen3-moe", FP32, use_graphs=True, device=device, **sizes) < EXACT

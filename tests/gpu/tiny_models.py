@@ -24,7 +24,7 @@ _SHAPE: dict[str, Any] = {
     "num_attention_heads": 6,
     "num_key_value_heads": 2,
     "head_dim": 32,
-    "max_position_embeddings": 512,
+    "max_position_embeddings": 16384,
     "initializer_range": 0.3,
 }
 _NUM_LAYERS = 3

@@ -149,6 +149,7 @@ class TorchStepSampler:
     ) -> None:
         """See `StepSampler.sample`."""
         assert masks is None or mode is SamplingMode.FULL
+        logits_NV = logits_NV.float()
         counted: list[tuple[int, int]] = []
         for sequence in _sequences(packed, layout):
             if sequence.sample_index >= 0:

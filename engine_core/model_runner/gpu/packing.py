@@ -87,7 +87,7 @@ class PackedStepBuffer:
         sampling: DeviceRows,
     ) -> None:
         """Copy to the device and carry out all updates but those of rows that are in the step's own
-        words; those are left to the caller, who may have them in a graph."""
+        words; those are left to the caller."""
         for packets, table in zip(packed.before, (rows, sampling), strict=True):
             for packet in packets:
                 # from pageable memory: the bytes are taken before the call returns

@@ -297,12 +297,11 @@ class GPUModelRunner:
             self._buffer.send(
                 packed, self._steps, rows=self._device_rows, sampling=self._sampling_tables
             )
-            if changes.penalties:  # read from the rows, so those come first; twice changes nothing
-                self._update_rows()
-                for penalty in changes.penalties:
-                    self._count_for_penalties(penalty)
+            if changes.rows:
+                self._steps.apply_row_updates(self._buffer.device_words, self._device_rows)
+            for penalty in changes.penalties:
+                self._count_for_penalties(penalty)
             if step is None:
-                self._update_rows()
                 return
             self.batch.adapters.begin_step(slots_T)
             if masks is not None:
@@ -365,10 +364,6 @@ class GPUModelRunner:
         compute()  # once, so that nothing is compiled or set up during capture
         return self._queue.capture(compute)
 
-    def _update_rows(self) -> None:
-        """Carry out the updates in the step's buffer."""
-        self._steps.apply_row_updates(self._buffer.device_words, self._device_rows)
-
     def _count_for_penalties(self, penalty: PenaltyRow) -> None:
         """Count the tokens that a row has now."""
         tokens = self._device_rows.token_ids[penalty.row]
@@ -390,7 +385,6 @@ class GPUModelRunner:
         """The logits of what is sampled; None if nothing is."""
         packed, layout = self._buffer.device_words, self._buffer.layout
         num_sequences, num_sampled = len(step.rows_R), len(step.sampled_N)
-        self._update_rows()
         tensors = self._tensors.first(step.num_tokens, num_sequences)
         self._steps.prepare_step(
             packed, layout, self._device_rows, tensors, block_size=self.config.block_size

@@ -52,8 +52,8 @@ SHARED_BYTES = {
     80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024,
 }  # fmt: skip
 """What a thread block may have, by ten times the compute capability."""
-VOCABULARIES = (151936, 50257)
-"""A multiple of 16, and not."""
+VOCABULARIES = {151936: BF16, 50257: FP32}
+"""A multiple of 16, and not; with the dtype of its logits."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -462,9 +462,10 @@ def reported_logprobs() -> Iterator[KernelVariant]:
     pointers = _pointers(FP32, "logits best sum top out")
     pointers |= _pointers(INT32, "num_rows num_logprobs above top_id out_ids rank")
     pointers |= _pointers(INT64, "tokens")
-    for vocab_size in VOCABULARIES:
+    for vocab_size, dtype in VOCABULARIES.items():
         splits = num_splits(vocab_size)
         values = pointers | {"stride_r": vocab_size, "V": vocab_size, "S": splits, "K": 20}
+        values["logits_ptr"] = dtype
         padded = {"SPLITS": triton.next_power_of_2(splits)}
         for name, kernel, more, warps in (
             ("splits", logprobs._split_kernel, {}, logprobs._WARPS),
@@ -766,11 +767,11 @@ def rotary_and_cache() -> Iterator[KernelVariant]:
 
 
 def maxima_of_rows() -> Iterator[KernelVariant]:
-    for vocab_size in VOCABULARIES:
+    for vocab_size, dtype in VOCABULARIES.items():
         yield KernelVariant(
             name=f"maxima V={vocab_size}",
             kernel=row_maxima._split_maxima_kernel,
-            arguments=_pointers(FP32, "logits best")
+            arguments={"logits_ptr": dtype, "best_ptr": FP32}
             | _pointers(INT32, "num_rows best_id")
             | {"stride_r": vocab_size, "V": vocab_size, "S": num_splits(vocab_size)},
             constants={"TILE": TILE},
@@ -779,7 +780,7 @@ def maxima_of_rows() -> Iterator[KernelVariant]:
 
 def sampled_tokens() -> Iterator[KernelVariant]:
     """With and without limits."""
-    for vocab_size in VOCABULARIES:
+    for vocab_size, dtype in VOCABULARIES.items():
         splits = num_splits(vocab_size)
         padded = triton.next_power_of_2(splits)
         shared = _pointers(FP32, "best noisy") | _pointers(INT32, "num_rows noisy_id")
@@ -789,7 +790,8 @@ def sampled_tokens() -> Iterator[KernelVariant]:
                 name=f"noisy maxima V={vocab_size} truncates={truncates}",
                 kernel=sampling._noisy_maxima_kernel,
                 arguments=shared
-                | _pointers(FP32, "logits temperature threshold")
+                | _pointers(FP32, "temperature threshold")
+                | {"logits_ptr": dtype}
                 | _pointers(INT64, "seeds positions")
                 | {"last_tie_ptr": INT32, "stride_r": vocab_size, "V": vocab_size},
                 constants={"TRUNCATES": truncates, "SPLITS": padded, "TILE": TILE},
@@ -872,9 +874,10 @@ def truncations() -> Iterator[KernelVariant]:
     pointers |= _pointers(INT64, "top_k sums above target bound_above")
     pointers |= _pointers(INT32, "num_rows last_tie")
     pointers |= {"is_greedy_ptr": torch.bool, "threshold_ptr": FP32}
-    for vocab_size in VOCABULARIES:
+    for vocab_size, dtype in VOCABULARIES.items():
         splits = num_splits(vocab_size)
         values = pointers | {"stride_r": vocab_size, "V": vocab_size, "S": splits}
+        values["logits_ptr"] = dtype
         constants = {"SPLITS": triton.next_power_of_2(splits), "TILE": TILE}
         launches = [
             (f"gather {at}", truncation._gather_kernel, {"ROUND": at}, truncation._WARPS)

@@ -127,8 +127,11 @@ def test_columns_of_the_due_are_gathered_and_nothing_else_is_written(num_sequenc
 
 
 @pytest.mark.parametrize("mode", SamplingMode)
-@pytest.mark.parametrize("vocab_size", [131, 2050])
-def test_tokens_counts_and_reports_are_those_of_the_specification(mode, vocab_size):
+@pytest.mark.parametrize(
+    ("vocab_size", "dtype"),
+    [(131, torch.float32), (2050, torch.float32), (2050, torch.float16), (131, torch.bfloat16)],
+)
+def test_tokens_counts_and_reports_are_those_of_the_specification(mode, vocab_size, dtype):
     packed, num_sampled = packed_step(NUM_ROWS, seed=3)
     samplers = [
         steps.make_sampler(
@@ -137,6 +140,8 @@ def test_tokens_counts_and_reports_are_those_of_the_specification(mode, vocab_si
         for steps in (TorchDeviceSteps(), TritonDeviceSteps())
     ]
     logits_NV = 4 * torch.randn(NUM_ROWS, vocab_size, generator=torch.Generator().manual_seed(1))
+    logits_NV = logits_NV.to(dtype)
+    before_NV = logits_NV.clone()
     for sampler in samplers:
         torch.manual_seed(0)
         fill(sampler.rows)
@@ -146,7 +151,9 @@ def test_tokens_counts_and_reports_are_those_of_the_specification(mode, vocab_si
             sampler.rows.state_NX.view(torch.float32)[:, StateWord.TOP_P] = 1.0
             sampler.rows.state_NX.view(torch.float32)[:, StateWord.MIN_P] = 0.0
         sampler.results.words.fill_(-9)
-        sampler.sample(logits_NV.clone(), packed, LAYOUT, num_sequences=NUM_ROWS, mode=mode)
+        given_NV = before_NV.clone() if sampler is samplers[0] else logits_NV
+        sampler.sample(given_NV, packed, LAYOUT, num_sequences=NUM_ROWS, mode=mode)
+    assert torch.equal(logits_NV, before_NV)
     expected, found = (sampler.results for sampler in samplers)
     assert found.token_ids_C[:num_sampled].tolist() == expected.token_ids_C[:num_sampled].tolist()
     assert len(set(expected.token_ids_C[:num_sampled].tolist())) > 3

@@ -203,7 +203,7 @@ def test_logits_may_be_a_part_of_wider_rows():
 def test_wrong_arguments_are_named():
     logits, batch = random_logits(2, 9), Batch(2)
     with pytest.raises(ValueError, match="logits is"):
-        draw(logits.half(), batch)
+        draw(logits.double(), batch)
     with pytest.raises(ValueError, match="state_row is"):
         sample(logits, columns_of(3), memory=None, out_R=None, best_logit_R=None)
     columns = columns_of(2, seeds_N=torch.zeros(3, dtype=torch.int64))
