@@ -125,10 +125,10 @@ def _grouped_product_kernel(
     GROUP_TILES: tl.constexpr,
 ):
     NUM_N: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
-    tile, expert, block_n = tile_of_program(tile_expert_ptr, max_tiles, NUM_N, GROUP_TILES)
+    tile, expert, n, d = tile_of_program(tile_expert_ptr, max_tiles, NUM_N, GROUP_TILES)
     if expert >= 0:
         pair_M, valid_M = pairs_of_tile(tile, sorted_ptr, tile_start_ptr, tile_stop_ptr, BLOCK_M)
-        n_N = block_n * BLOCK_N + tl.arange(0, BLOCK_N)
+        n_N = n // d * BLOCK_N + tl.arange(0, BLOCK_N)
         k_K = tl.arange(0, BLOCK_K)
         W_ROWS: tl.constexpr = 2 * N if GATED else N
         a_MK = a_ptr + (pair_M // PAIRS_A_ROW)[:, None] * a_stride + k_K[None, :]

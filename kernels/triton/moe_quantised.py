@@ -91,12 +91,12 @@ def _grouped_quantised_kernel(
     J: tl.constexpr = K * BITS // 8
     IN_BOUNDS: tl.constexpr = N % BLOCK_N == 0 and J % BLOCK_J == 0
     GROUPED: tl.constexpr = GROUP < K
-    tile, expert, block_n = tile_of_program(tile_expert_ptr, max_tiles, NUM_N, GROUP_TILES)
+    tile, expert, n, d = tile_of_program(tile_expert_ptr, max_tiles, NUM_N, GROUP_TILES)
     if expert >= 0:
         pair_M, valid_M = pairs_of_tile(tile, sorted_ptr, tile_start_ptr, tile_stop_ptr, BLOCK_M)
         a_row_M = pair_M // PAIRS_A_ROW
         a_M = a_ptr + a_row_M * a_stride
-        n_N = block_n * BLOCK_N + tl.arange(0, BLOCK_N)
+        n_N = n // d * BLOCK_N + tl.arange(0, BLOCK_N)
         # outputs past N are other rows' numbers, and are not stored
         gate_N = expert * (2 * N if GATED else N) + n_N
         up_N = gate_N + N

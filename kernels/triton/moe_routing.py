@@ -334,14 +334,14 @@ def _place_constants(num_experts: int, tile_rows: int) -> dict[str, int]:
 
 @triton.jit
 def tile_of_program(tile_expert_ptr, max_tiles, NUM_N: tl.constexpr, GROUP_TILES: tl.constexpr):
-    """(tile, its expert or -1, block of outputs). Neighbours share weights, then rows: GROUP_TILES
-    tiles go through all blocks of outputs together."""
+    """(tile, its expert or -1, n, d), of the block n // d of outputs. Neighbours share weights, then
+    rows: GROUP_TILES tiles go through all blocks of outputs together."""
     program = tl.program_id(0)
     first = program // (GROUP_TILES * NUM_N) * GROUP_TILES
     inside = program % (GROUP_TILES * NUM_N)
     tiles_here = tl.minimum(max_tiles - first, GROUP_TILES)
     tile = (first + inside % tiles_here).to(tl.int64)
-    return tile, tl.load(tile_expert_ptr + tile).to(tl.int64), inside // tiles_here
+    return tile, tl.load(tile_expert_ptr + tile).to(tl.int64), inside, tiles_here
 
 
 @triton.jit
