@@ -59,7 +59,10 @@ class PriorityQueue:
         return len(self._entries)
 
     def __iter__(self) -> Iterator[Request]:
-        return (entry[3] for entry in sorted(self._entries.values(), key=lambda entry: entry[:3]))
+        heap = list(self._entries.values())  # the first ones cost no sorting of all
+        heapq.heapify(heap)
+        while heap:
+            yield heapq.heappop(heap)[3]
 
     def add_request(self, request: Request) -> None:
         """Behind its equals."""
@@ -134,8 +137,8 @@ class Priority(SchedulingPolicy):
         while heap and running.get(heap[0][3].request_id) is not heap[0][3]:
             heapq.heappop(heap)
         if not heap:
-            for request in running.values():
-                self._enter(request)
+            heap += map(self._entry, running.values())
+            heapq.heapify(heap)
             self._most_entries = 2 * len(heap) + _FEW_STALE
         return heap[0][3]
 
@@ -144,12 +147,12 @@ class Priority(SchedulingPolicy):
         if len(self._least_urgent) >= self._most_entries:
             self._least_urgent.clear()
         if self._least_urgent:
-            self._enter(request)
+            heapq.heappush(self._least_urgent, self._entry(request))
 
-    def _enter(self, request: Request) -> None:
+    def _entry(self, request: Request) -> tuple[float, float, int, Request]:
         self._num_entered += 1
         urgency, arrival = self.waiting.rank(request)
-        heapq.heappush(self._least_urgent, (-urgency, -arrival, -self._num_entered, request))
+        return -urgency, -arrival, -self._num_entered, request
 
     def select_forced_victims(self, running: dict[str, Request]) -> list[Request]:
         """All running requests that the head outranks by min_gain. A swapped head forces none out.
