@@ -27,6 +27,7 @@ from engine_core.startup.before_torch import (
     no_garbage_collection,
     open_model,
     share_the_cores,
+    touch_weight_memory,
 )
 from engine_core.startup.phases import StartPhases
 from engine_core.suspects import Suspects
@@ -107,11 +108,12 @@ def _start(
     group = None
     try:
         with no_garbage_collection():
-            load_torch_library_beside()
+            loader = load_torch_library_beside()
             check_kernels_package()
             options.scheduling.check()
             phases.enter("files")
             opened = open_model(options)
+            touch_weight_memory(options, opened.files, loader)
             resources.enter_context(listed(_listing(options, opened, transport)))
             if options.parallel.num_workers > 1:
                 from engine_core.workers.group import WorkerGroup

@@ -21,7 +21,11 @@ from engine_core.model_files.grouped_integers import (
 from engine_core.model_files.hf_tokenizer import read_folder_tokenizer, tokenizer_files
 from engine_core.model_files.interface import TokenizerFiles
 from engine_core.model_files.json_file import read_json_object, read_json_object_if_present
-from engine_core.model_files.safetensors_shards import find_safetensors_shards, read_safetensors
+from engine_core.model_files.safetensors_shards import (
+    count_elements,
+    find_safetensors_shards,
+    read_safetensors,
+)
 
 if TYPE_CHECKING:
     from kernels.interface.weights import WeightPart
@@ -106,6 +110,10 @@ class HfFolder:
         if isinstance(text_config, dict):
             configs.append(text_config)
         return resolve_eos_token_ids(configs, lambda: read_folder_tokenizer(self.path))
+
+    @property
+    def num_weights(self) -> int:
+        return count_elements(self.weight_files)
 
     @cached_property
     def fingerprint(self) -> str:

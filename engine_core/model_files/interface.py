@@ -45,6 +45,10 @@ class ModelFiles(Protocol):
         """Tokens that end a text: generation config first, else config, else own tokenizer."""
 
     @property
+    def num_weights(self) -> int:
+        """Elements of all tensors of the files, by their headers, whichever `tensors` gives."""
+
+    @property
     def fingerprint(self) -> str:
         """Hex digest of sizes, headers, configuration and samples of the weights.
 

@@ -3,6 +3,7 @@ mmap."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -119,6 +120,16 @@ def _tensor_names(shard: Path) -> tuple[str, ...]:
             f"{shard} is truncated or not a safetensors file ({shard.stat().st_size} bytes, "
             f"{error}); download it again"
         ) from error
+
+
+def count_elements(shards: Iterable[Path]) -> int:
+    """Of all tensors, without reading them."""
+    total = 0
+    for shard in shards:
+        with safe_open(shard, framework="np") as stream:
+            shapes = (stream.get_slice(name).get_shape() for name in stream.keys())  # noqa: SIM118
+            total += sum(map(math.prod, shapes))
+    return total
 
 
 def read_safetensors(shards: Iterable[Path]) -> Iterator[tuple[str, torch.Tensor]]:

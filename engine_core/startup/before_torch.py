@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from engine_core.errors import ConfigurationError, StartupError
 from engine_core.layers import MAX_POSITIONS
 from engine_core.options.engine import EngineOptions
+from protocol.memory import available_memory_bytes
 
 if TYPE_CHECKING:
     from engine_core.model_files import ModelFiles, TokenizerFiles
@@ -58,13 +59,47 @@ def load_torch_library_beside() -> threading.Thread | None:
     if library is None:
         return None
     # The system's loader takes one library at a time: what is imported beside it must have none
-    # left to load, and numpy is all that comes with its own.
+    # left to load, and these are all that come with their own.
+    import csv  # noqa: F401
+
     import numpy  # noqa: F401
+    import safetensors  # noqa: F401
+    import tokenizers
+
+    # its first use in a thread registers a destructor, for which the loader's lock is taken
+    tokenizers.Tokenizer.from_str(tokenizers.Tokenizer(tokenizers.models.BPE()).to_str())
 
     # No daemon thread: an early exit waits for it rather than end the process under the loader.
     thread = threading.Thread(target=_load, args=(library,), name="load-torch")
     thread.start()
     return thread
+
+
+def touch_weight_memory(
+    options: EngineOptions, files: "ModelFiles", after: threading.Thread | None
+) -> None:
+    """Let a thread touch the memory of weights that will be packed, as `WeightMemory` says, where
+    that is certain before torch is asked: on a CPU, for floats.
+    `after`: begin when this thread has ended; None: torch may find a GPU."""
+    quantization, named = options.quantization, options.dtype
+    is_kept = named == "auto" and quantization != "none" and bool(files.quantised_types)
+    if (
+        not (options.device == "cpu" or (options.device == "auto" and after is not None))
+        or options.load_format == "dummy"
+        or options.model_impl == "transformers"
+        or options.parallel.num_workers > 1
+        or quantization in ("int8", "int4")
+        or named == "float16"
+        or (is_kept and not files.path.is_dir())
+    ):
+        return
+    from kernels.cpu.weight_memory import WEIGHT_MEMORY
+
+    # of `auto` no more is known than that a weight has at least 16 bits
+    least_bytes, most_bytes = {"float32": (4, 4), "bfloat16": (2, 2)}.get(named, (2, 4))
+    num_weights = files.num_weights * 65 // 64  # panels are padded
+    num_bytes = min(num_weights * least_bytes, available_memory_bytes() // 2)
+    WEIGHT_MEMORY.touch_ahead(num_bytes, needed_bytes=num_weights * most_bytes, after=after)
 
 
 @contextlib.contextmanager
@@ -83,8 +118,9 @@ def no_garbage_collection() -> Iterator[None]:
 
 
 def _load(library: Path) -> None:
-    with contextlib.suppress(OSError):  # `import torch` says it better
-        ctypes.CDLL(str(library))
+    # called as a function: `ctypes.CDLL(library)` would hold the interpreter's lock meanwhile.
+    # A failure is left to `import torch`, which says it better
+    ctypes.CDLL(None).dlopen(os.fsencode(library), os.RTLD_NOW)
 
 
 def _torch_library() -> Path | None:

@@ -49,6 +49,7 @@ from engine_core.structured_output.manager import Compiler, StructuredOutputs
 from engine_core.trace import TraceWriter
 from engine_core.workers.group import WorkerGroup
 from kernels.compile_counter import CompileCounter, watch_triton
+from kernels.cpu.weight_memory import WEIGHT_MEMORY
 from protocol.outputs import ModelInfo
 from protocol.prompt_embeds import PromptEmbedsInfo
 
@@ -86,6 +87,7 @@ def build_engine(
             # what is left to torch is small, and its threads would take turns on the same cores
             # with those of the native library
             torch.set_num_threads(1)
+        WEIGHT_MEMORY.give_back()
         ranks.loaded()
         phases.enter("cache")
         vocab_size, tokenizer = loaded.model.kv_cache_spec.vocab_size, opened.tokenizer
@@ -198,6 +200,12 @@ def _assemble(
         "pooler": None if pooler is None else dataclasses.asdict(pooler.config),
     }
     executor = ranks.executor(runner)
+
+    def while_quiet() -> None:
+        prepare_ahead(executor.runner)
+        if structured_outputs is not None:
+            structured_outputs.prepare()
+
     transfer_store = store if isinstance(store, TransferStore) else None
     observers: list[StepObserver] = [] if store is None else [store]
     if logger.isEnabledFor(logging.DEBUG):
@@ -234,7 +242,7 @@ def _assemble(
             welcome=handshake.welcome,
             max_clients=config.max_clients,
             rights=transport.rights,
-            while_quiet=lambda: prepare_ahead(executor.runner),
+            while_quiet=while_quiet,
         ),
         outbox=outbox,
         clients=clients,
@@ -271,7 +279,6 @@ def _assemble(
 
 
 def _structured_outputs(opened: OpenModel, runner_spec: RunnerSpec) -> StructuredOutputs | None:
-    """Reads the tokenizer while the runner is built."""
     tokenizer, vocab_size = opened.tokenizer, runner_spec.config.vocab_size
     if tokenizer is None or not runner_spec.loaded.generates:
         return None

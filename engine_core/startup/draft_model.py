@@ -223,6 +223,10 @@ class FirstLayers:
         return self._files.eos_token_ids
 
     @property
+    def num_weights(self) -> int:
+        return self._files.num_weights
+
+    @property
     def fingerprint(self) -> str:
         return f"{self._files.fingerprint}-{self._num_layers}"
 

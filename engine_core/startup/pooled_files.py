@@ -111,6 +111,10 @@ class PooledFiles:
         return hashlib.blake2b(text, digest_size=min(size, 64)).hexdigest()
 
     @property
+    def num_weights(self) -> int:
+        return self._files.num_weights
+
+    @property
     def max_seq_length(self) -> int | None:
         """Of what is pooled, if nothing else is done."""
         return None if self.generates or self.modules is None else self.modules.max_seq_length

@@ -64,7 +64,8 @@ class StructuredOutputs(StepObserver):
     """See `Constraints`. All but `_compile` and `_start` is called on the loop's thread.
 
     Args:
-        make_compiler: called once, on a thread, at once: it may take a second.
+        make_compiler: called once, on a thread, for the first request or by `prepare`: it may take
+            a second.
         vocab_size: length of a row of logits.
         clock: seconds.
     """
@@ -89,7 +90,14 @@ class StructuredOutputs(StepObserver):
         self._compiler: Compiler | str | None = None
         """Or why there is none."""
         self._has_compiler = threading.Event()
-        threading.Thread(target=self._start, args=(make_compiler,), daemon=True).start()
+        self._make_compiler: Callable[[], Compiler] | None = make_compiler
+
+    def prepare(self) -> None:
+        """Make the compiler, unless it is there or being made. It holds the interpreter for tenths
+        of a second: not at start, but while nothing else is to do."""
+        make_compiler, self._make_compiler = self._make_compiler, None
+        if make_compiler is not None:
+            threading.Thread(target=self._start, args=(make_compiler,), daemon=True).start()
 
     # ------------------------------------------------------------------ requests
 
@@ -148,6 +156,7 @@ class StructuredOutputs(StepObserver):
             )
         grammar = self._grammars[asked] = CachedGrammar(asked)
         waiting.append(grammar)
+        self.prepare()
         self._start_next()
         return grammar
 

@@ -23,41 +23,7 @@ from typing import Any
 import platformdirs
 import torch
 
-_HUGE_PAGE_BYTES = 2 << 20
-_CHUNK_BYTES = 32 << 20
-_LINE_BYTES = 64
-_MADV_HUGEPAGE = 14
-
-
-class WeightMemory:
-    """Memory for packed weights, on huge pages where the system gives them.
-
-    On 4 KiB pages a core loses a fifth (float32) to a third (int8) of its bandwidth, measured with
-    49152 x 576 weights. Small weights share a chunk, which is freed with the last of them."""
-
-    def __init__(self) -> None:
-        self._chunk = torch.empty(0, dtype=torch.uint8)
-        self._used = 0
-
-    def reserve(self, num_bytes: int) -> torch.Tensor:
-        """uint8 [num_bytes] of any content, its first byte aligned to 64."""
-        if num_bytes > self._chunk.numel() - self._used:
-            self._chunk = _huge_pages(max(num_bytes, _CHUNK_BYTES))
-            self._used = 0
-        reserved = self._chunk[self._used : self._used + num_bytes]
-        self._used += -(-num_bytes // _LINE_BYTES) * _LINE_BYTES
-        return reserved
-
-
-def _huge_pages(num_bytes: int) -> torch.Tensor:
-    """Untouched memory that begins at a huge page and is advised to consist of them."""
-    raw = torch.empty(num_bytes + _HUGE_PAGE_BYTES, dtype=torch.uint8)
-    chunk = raw[-raw.data_ptr() % _HUGE_PAGE_BYTES :][:num_bytes]
-    madvise = getattr(ctypes.CDLL(None), "madvise", None)
-    if madvise is not None:  # advice: a system without it changes nothing but the speed
-        madvise(ctypes.c_void_p(chunk.data_ptr()), ctypes.c_size_t(num_bytes), _MADV_HUGEPAGE)
-    return chunk
-
+from kernels.cpu.weight_memory import WEIGHT_MEMORY
 
 SWITCH_VARIABLE = "ENGINE_CORE_NATIVE"
 CACHE_VARIABLE = "ENGINE_CORE_NATIVE_CACHE"
@@ -104,7 +70,7 @@ class NativeLibrary:
     def __init__(self, path: Path, num_threads: int) -> None:
         self._functions: dict[str, NativeFunction] = {}
         self.build = path.stem
-        self.memory = WeightMemory()
+        self.memory = WEIGHT_MEMORY
         try:
             self._dll = ctypes.CDLL(str(path))
         except OSError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import mmap
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -69,6 +70,10 @@ class GgufFile:
     @cached_property
     def eos_token_ids(self) -> tuple[int, ...]:
         return end_token_ids(self._meta.raw)
+
+    @property
+    def num_weights(self) -> int:
+        return sum(math.prod(tensor.shape) for each in self._headers for tensor in each.tensors)
 
     @cached_property
     def fingerprint(self) -> str:

@@ -151,6 +151,11 @@ def test_end_tokens_come_from_generation_config_then_config(folder: Path) -> Non
     assert opened(folder).eos_token_ids == (2, 7)
 
 
+def test_elements_are_counted_without_reading_them(folder: Path) -> None:
+    files = opened(folder)
+    assert files.num_weights == sum(tensor.numel() for _, tensor in files.tensors()) > 0
+
+
 def test_fingerprint_follows_content_not_place_or_time(folder: Path, tmp_path: Path) -> None:
     before = opened(folder).fingerprint
     copy = tmp_path / "copy"

@@ -95,6 +95,7 @@ def test_the_tokenizer_may_come_from_elsewhere(
     assert tokenizer.special_tokens == {"eos_token": "b"}
     assert next(name for name, _ in files.tensors()) == "model.embed_tokens.weight"
     assert files.fingerprint == open_model_files(str(tiny_llama_gguf), report=print).fingerprint
+    assert files.num_weights == sum(tensor.numel() for _, tensor in files.tensors())
 
 
 def test_a_tokenizer_that_is_not_there_is_named(tiny_llama_gguf: Path, tmp_path: Path) -> None:

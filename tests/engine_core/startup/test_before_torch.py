@@ -4,6 +4,8 @@ import gc
 import json
 import subprocess
 import sys
+import threading
+import time
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +21,9 @@ from engine_core.startup.before_torch import (
     load_torch_library_beside,
     no_garbage_collection,
     open_model,
+    touch_weight_memory,
 )
+from kernels.cpu.weight_memory import WEIGHT_MEMORY
 
 
 def run(program):
@@ -76,6 +80,54 @@ print((torch.ones(3, 5) @ torch.ones(5, 2)).sum().item())
     *before, product = run(program)
     assert before in (["none"], ["False", "True"])
     assert product == "30.0"
+
+
+def test_the_interpreter_runs_while_the_library_loads(monkeypatch, tmp_path):
+    source, library = tmp_path / "slow.c", tmp_path / "lib" / "libtorch_cpu.so"
+    source.write_text(
+        "#include <unistd.h>\n__attribute__((constructor)) void load(void) { sleep(2); }\n"
+    )
+    library.parent.mkdir()
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+    spec = ModuleSpec("torch", None, is_package=True)
+    spec.submodule_search_locations = [str(tmp_path)]
+    monkeypatch.setattr(before_torch.importlib.util, "find_spec", lambda _: spec)
+    started_s = time.monotonic()
+    thread = load_torch_library_beside()
+    assert time.monotonic() - started_s < 1.5
+    thread.join()
+    assert time.monotonic() - started_s > 1.9
+
+
+@pytest.mark.parametrize(
+    ("path", "types", "options", "touched", "needed"),
+    [
+        ("m.gguf", ["Q4_1"], {}, None, None),
+        ("m.gguf", ["Q4_1"], {"dtype": "float32"}, 260, 260),
+        ("m.gguf", ["Q4_1"], {"quantization": "none"}, 130, 260),
+        ("m.gguf", [], {}, 130, 260),
+        (".", ["awq-int4"], {}, 130, 260),
+        (".", [], {"dtype": "bfloat16"}, 130, 130),
+        (".", [], {"dtype": "float16"}, None, None),
+        (".", [], {"quantization": "int8"}, None, None),
+        (".", [], {"model_impl": "transformers"}, None, None),
+        (".", [], {"device": "cuda"}, None, None),
+    ],
+)
+@pytest.mark.parametrize("after", [None, threading.current_thread()])
+def test_memory_is_touched_where_floats_will_be_packed_on_a_cpu(
+    monkeypatch, after, path, types, options, touched, needed
+):
+    calls = []
+    monkeypatch.setattr(
+        WEIGHT_MEMORY, "touch_ahead", lambda *args, **named: calls.append((args, named))
+    )
+    files = SimpleNamespace(path=Path(path), quantised_types=frozenset(types), num_weights=64)
+    touch_weight_memory(EngineOptions(model="m", **options), files, after)
+    if touched is None or (after is None and options.get("device") != "cpu"):
+        assert calls == []
+    else:
+        assert calls == [((touched,), {"needed_bytes": needed, "after": after})]
 
 
 def test_an_exit_right_after_it_has_begun_is_clean():

@@ -159,6 +159,17 @@ def test_too_many_of_one_client_are_refused_and_another_client_is_not(outputs, m
     assert admitted(outputs, "slow 9", 1).grammar is not None
 
 
+def test_the_compiler_is_made_once_and_not_before_it_is_asked_for(compiler):
+    made = []
+    outputs = StructuredOutputs(lambda: made.append(1) or compiler, vocab_size=32)
+    assert not outputs._has_compiler.wait(0.05)
+    outputs.prepare()
+    assert outputs._has_compiler.wait(30)
+    outputs.prepare()
+    wait_until(outputs, lambda: admitted(outputs, "a").grammar.is_ready)
+    assert made == [1]
+
+
 def test_a_tokenizer_that_cannot_be_read_refuses_every_grammar():
     def fail():
         raise ValueError("no such decoder")

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from kernels.cpu.library import WeightMemory
+from kernels.cpu.weight_memory import WeightMemory
 
 # edges of panels, groups, chains and vectors, and numbers beside them
 _EDGES = (1, 2, 3, 4, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 95, 96, 97, 255, 256, 257)
