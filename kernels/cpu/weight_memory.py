@@ -39,7 +39,7 @@ class WeightMemory:
         and `give_back` when all weights are packed. `after`: begin when this thread has ended."""
         with contextlib.suppress(MemoryError):  # `reserve` asks for less at a time
             pages = self._take_chunk(needed_bytes)[:num_bytes]
-            self._toucher = threading.Thread(target=self._touch, args=(pages, after))
+            self._toucher = threading.Thread(target=self._touch, args=(pages, after), daemon=True)
             self._toucher.start()
 
     def reserve(self, num_bytes: int) -> torch.Tensor:
