@@ -334,8 +334,8 @@ def _place_constants(num_experts: int, tile_rows: int) -> dict[str, int]:
 
 @triton.jit
 def tile_of_program(tile_expert_ptr, max_tiles, NUM_N: tl.constexpr, GROUP_TILES: tl.constexpr):
-    """(tile, its expert or -1, n, d), of the block n // d of outputs. Neighbours share weights, then
-    rows: GROUP_TILES tiles go through all blocks of outputs together."""
+    """(tile, its expert or -1, n, d), of the block n // d of outputs.
+    Neighbours share weights, then rows: GROUP_TILES tiles go through all of N together."""
     program = tl.program_id(0)
     first = program // (GROUP_TILES * NUM_N) * GROUP_TILES
     inside = program % (GROUP_TILES * NUM_N)
