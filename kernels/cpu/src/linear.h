@@ -117,7 +117,10 @@ struct ActivationGroup {
     int32_t start;
     int32_t start_low;  // inputs 0..15
     int32_t start_high;  // inputs 16..31
-    int32_t unused[3];
+    // Of each half, for AVX2 and a zero of 32 at most: inputs 0, 1, 4, 5... and 2, 3, 6, 7..., whose
+    // products share 16 bits of a dword.
+    int16_t start_pairs[2][2];
+    int32_t unused;
 };
 
 // Rows of quantised activations. The last group's codes are padded with zeros.

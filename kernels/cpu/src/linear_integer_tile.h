@@ -14,7 +14,7 @@ EC_INLINE vi load_ints(const uint8_t* from) {
     return ints;
 }
 
-EC_INLINE vi broadcast_four(const int8_t* from) {
+EC_INLINE vi broadcast_four(const void* from) {
     int32_t four;
     std::memcpy(&four, from, 4);
     return same_int(four);
@@ -100,11 +100,13 @@ EC_INLINE vi dot_wide(vi acc, vi w, vi x) {
 #endif
 }
 
-// A tile is some rows, at most these, times two vectors of outputs.
-constexpr int ROWS_GROUPED = EC_LEVEL == 2 ? 6 : EC_PAIRS ? 3 : 4;
-constexpr int ROWS_Q6 = EC_LEVEL == 2 ? 4 : 2;
-constexpr int tile_vectors = 2;
-constexpr int64_t tile_outputs = tile_vectors * W;
+// A tile is some rows, at most these, times a panel. Sums of a group are in registers for so many
+// vectors of outputs at once; sums over groups are in memory where there are only 16 registers.
+constexpr int ROWS_GROUPED = EC_LEVEL == 2 ? 6 : 4;
+constexpr int ROWS_Q6 = EC_LEVEL == 2 || EC_PAIRS ? 4 : 2;
+constexpr int panel_vectors = panel_outputs / W;
+template <int ROWS>
+constexpr int vectors_at_once = EC_LEVEL == 1 && ROWS <= 2 ? 4 : 2;
 // How far ahead a panel's first tile fetches weights: the units wait for memory, not it for them.
 constexpr int64_t ahead_bytes = 8192;
 constexpr int64_t dwords = panel_outputs * 4;  // bytes from four inputs of a panel to the next four
@@ -113,17 +115,18 @@ template <LinearKind KIND>
 constexpr Record record = record_of(KIND);
 
 // acc += four dwords of inputs (16) times their weights, one byte a code.
-template <LinearKind KIND, int ROWS>
-inline __attribute__((always_inline)) void dot_half(const uint8_t* codes,
-                                                    const ActivationGroup* x, int64_t stride,
-                                                    int64_t input,
-                                                    vi (&acc)[ROWS][tile_vectors]) {
+template <LinearKind KIND, int ROWS, int V>
+EC_INLINE void dot_half(const uint8_t* codes, const ActivationGroup* x, int64_t stride,
+                        int64_t input, vi (&acc)[ROWS][V]) {
+#if EC_PAIRS
+#pragma GCC unroll 4
+#endif
     for (int j = 0; j < 4; ++j) {
-        vi w[tile_vectors];
-        for (int v = 0; v < tile_vectors; ++v) w[v] = load_ints(codes + j * dwords + v * W * 4);
+        vi w[V];
+        for (int v = 0; v < V; ++v) w[v] = load_ints(codes + j * dwords + v * W * 4);
         for (int r = 0; r < ROWS; ++r) {
             const vi four = broadcast_four(x[r * stride].codes + input + 4 * j);
-            for (int v = 0; v < tile_vectors; ++v) {
+            for (int v = 0; v < V; ++v) {
                 acc[r][v] = record<KIND>.to_255 ? dot_wide(acc[r][v], w[v], four)
                                                  : dot(acc[r][v], w[v], four);
             }
@@ -132,28 +135,28 @@ inline __attribute__((always_inline)) void dot_half(const uint8_t* codes,
 }
 
 // acc = exact sums of weight code times activation code over one group.
-template <LinearKind KIND, int ROWS>
-inline __attribute__((always_inline)) void dot_group(const uint8_t* codes,
-                                                     const ActivationGroup* x, int64_t stride,
-                                                     vi (&acc)[ROWS][tile_vectors]) {
+template <LinearKind KIND, int ROWS, int V>
+EC_INLINE void dot_group(const uint8_t* codes, const ActivationGroup* x, int64_t stride,
+                         vi (&acc)[ROWS][V]) {
     constexpr bool from_zero =
         record<KIND>.minimum || (record<KIND>.to_255 && DOT_WIDE_IS_SIGNED);
     for (int r = 0; r < ROWS; ++r)
-        for (int v = 0; v < tile_vectors; ++v)
+        for (int v = 0; v < V; ++v)
             acc[r][v] = from_zero ? same_int(0) : same_int(x[r * stride].start);
     if constexpr (record<KIND>.to_255) {
-        dot_half<KIND, ROWS>(codes, x, stride, 0, acc);
-        dot_half<KIND, ROWS>(codes + 4 * dwords, x, stride, 16, acc);
+        dot_half<KIND, ROWS, V>(codes, x, stride, 0, acc);
+        dot_half<KIND, ROWS, V>(codes + 4 * dwords, x, stride, 16, acc);
     } else {
 #if EC_PAIRS
-        vi part[ROWS][tile_vectors];
+        vi part[ROWS][V];
         for (int r = 0; r < ROWS; ++r)
-            for (int v = 0; v < tile_vectors; ++v) part[r][v] = same_int(0);
+            for (int v = 0; v < V; ++v) part[r][v] = same_int(0);
+#pragma GCC unroll 4  // what is added to zero costs nothing
 #endif
         for (int j = 0; j < 4; ++j) {
-            vi low[tile_vectors];
-            vi high[tile_vectors];
-            for (int v = 0; v < tile_vectors; ++v) {
+            vi low[V];
+            vi high[V];
+            for (int v = 0; v < V; ++v) {
                 const vi both = load_ints(codes + j * dwords + v * W * 4);
                 low[v] = low_nibbles(both);
                 high[v] = high_nibbles(both);
@@ -161,7 +164,7 @@ inline __attribute__((always_inline)) void dot_group(const uint8_t* codes,
             for (int r = 0; r < ROWS; ++r) {
                 const vi first = broadcast_four(x[r * stride].codes + 4 * j);
                 const vi second = broadcast_four(x[r * stride].codes + 16 + 4 * j);
-                for (int v = 0; v < tile_vectors; ++v) {
+                for (int v = 0; v < V; ++v) {
 #if EC_PAIRS
                     part[r][v] = dot_16(part[r][v], low[v], first);
                     part[r][v] = dot_16(part[r][v], high[v], second);
@@ -174,35 +177,76 @@ inline __attribute__((always_inline)) void dot_group(const uint8_t* codes,
         }
 #if EC_PAIRS
         for (int r = 0; r < ROWS; ++r)
-            for (int v = 0; v < tile_vectors; ++v) acc[r][v] = add_pairs(acc[r][v], part[r][v]);
+            for (int v = 0; v < V; ++v) acc[r][v] = add_pairs(acc[r][v], part[r][v]);
 #endif
+    }
+}
+
+// The same for q6_k, whose halves of a group have scales of their own: sums of code times scale.
+template <int ROWS, int V>
+EC_INLINE void dot_halves(const uint8_t* codes, const uint8_t* scales, const ActivationGroup* x,
+                          int64_t stride, vi (&acc)[ROWS][V]) {
+    for (int half = 0; half < 2; ++half, codes += 4 * dwords, scales += panel_outputs) {
+        vi part[ROWS][V];
+#if EC_PAIRS  // 16-bit sums may wrap, but end as those of eight weights: 8 * 32 * 127 at most
+        for (int r = 0; r < ROWS; ++r)
+            for (int v = 0; v < V; ++v)
+                part[r][v] = broadcast_four(x[r * stride].start_pairs[half]);
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; ++j) {
+            for (int r = 0; r < ROWS; ++r) {
+                const vi four = broadcast_four(x[r * stride].codes + 16 * half + 4 * j);
+                for (int v = 0; v < V; ++v)
+                    part[r][v] = dot_16(part[r][v], load_ints(codes + j * dwords + v * W * 4), four);
+            }
+        }
+#else
+        for (int r = 0; r < ROWS; ++r) {
+            const ActivationGroup& own = x[r * stride];
+            for (int v = 0; v < V; ++v)
+                part[r][v] = same_int(half == 0 ? own.start_low : own.start_high);
+        }
+        dot_half<LinearKind::q6_k, ROWS, V>(codes, x, stride, 16 * half, part);
+#endif
+        for (int v = 0; v < V; ++v) {
+            const vi scale = load_bytes<true>(scales + v * W);
+            for (int r = 0; r < ROWS; ++r) {
+#if EC_PAIRS
+                const __m256i both = _mm256_blend_epi16((__m256i)scale, (__m256i)(scale << 16), 0xaa);
+                const vi scaled = (vi)_mm256_madd_epi16((__m256i)part[r][v], both);
+#else
+                const vi scaled = part[r][v] * scale;
+#endif
+                acc[r][v] = half == 0 ? scaled : acc[r][v] + scaled;
+            }
+        }
     }
 }
 
 // is_first: no tile before has read these outputs' weights, so they are fetched ahead.
 template <LinearKind KIND, int ROWS>
 __attribute__((noinline)) void grouped_tile(const uint8_t* records, int64_t num_groups,
-                                            int64_t output, const ActivationGroup* groups,
-                                            int64_t stride,
+                                            const ActivationGroup* groups, int64_t stride,
                                             bool is_first, Upcoming soon,
-                                            vf (&sums)[ROWS][tile_vectors]) {
+                                            vf (&sums)[ROWS][panel_vectors]) {
     constexpr Record R = record_of(KIND);
-    vf acc[ROWS][tile_vectors];
+    constexpr int V = vectors_at_once<ROWS>;
+    vf acc[ROWS][panel_vectors];
     for (int r = 0; r < ROWS; ++r)
-        for (int v = 0; v < tile_vectors; ++v) acc[r][v] = vf{};
+        for (int v = 0; v < panel_vectors; ++v) acc[r][v] = vf{};
     for (int64_t first = 0; first < num_groups; first += R.groups, records += R.bytes) {
         for (int64_t line = 0; line < soon.bytes; line += 64)
             __builtin_prefetch(soon.at + line, 0, 2);
         soon.at += soon.bytes;
-        vf d[tile_vectors];
-        vf minimum[tile_vectors];
-        for (int v = 0; v < tile_vectors; ++v) {
-            const uint8_t* halves = records + 2 * (output + v * W);
+        vf d[panel_vectors];
+        vf minimum[panel_vectors];
+        for (int v = 0; v < panel_vectors; ++v) {
+            const uint8_t* halves = records + 2 * v * W;
             if (!R.row_scale) d[v] = load_halves(halves);
             if (R.minimum) minimum[v] = load_halves(halves + 2 * panel_outputs);
         }
         for (int g = 0; g < R.groups; ++g) {
-            const uint8_t* codes = records + R.codes_at + g * R.group_bytes + output * 4;
+            const uint8_t* codes = records + R.codes_at + g * R.group_bytes;
             if (is_first) {
                 const uint8_t* ahead = records + ahead_bytes;
                 const int64_t start = g == 0 ? 0 : R.codes_at + g * R.group_bytes;
@@ -211,54 +255,44 @@ __attribute__((noinline)) void grouped_tile(const uint8_t* records, int64_t num_
                     __builtin_prefetch(ahead + line);
             }
             const ActivationGroup* group = groups + first + g;
-            const uint8_t* bytes = records + R.bytes_at + output;
-            vi dots[ROWS][tile_vectors];
-            if constexpr (KIND == LinearKind::q6_k) {
-                for (int half = 0; half < 2; ++half) {
-                    vi part[ROWS][tile_vectors];
+            const uint8_t* bytes = records + R.bytes_at;
+            for (int at = 0; at < panel_vectors; at += V) {
+                vi dots[ROWS][V];
+                if constexpr (KIND == LinearKind::q6_k) {
+                    dot_halves<ROWS, V>(codes + at * W * 4, bytes + 2 * g * panel_outputs + at * W,
+                                        group, stride, dots);
+                } else {
+                    dot_group<KIND, ROWS, V>(codes + at * W * 4, group, stride, dots);
+                }
+                for (int v = at; v < at + V; ++v) {
+                    vf scale = d[v];
+                    vf least = minimum[v];
+                    if constexpr (KIND == LinearKind::q4_k) {
+                        const uint8_t* own = bytes + g * panel_outputs + v * W;
+                        scale = scale * to_float(load_bytes<false>(own));
+                        least = least * to_float(load_bytes<false>(own + R.groups * panel_outputs));
+                    }
                     for (int r = 0; r < ROWS; ++r) {
                         const ActivationGroup& own = group[r * stride];
-                        for (int v = 0; v < tile_vectors; ++v)
-                            part[r][v] = same_int(half == 0 ? own.start_low : own.start_high);
-                    }
-                    dot_half<KIND, ROWS>(codes + half * 4 * dwords, group, stride, 16 * half, part);
-                    for (int v = 0; v < tile_vectors; ++v) {
-                        const vi scale = load_bytes<true>(
-                            bytes + (2 * g + half) * panel_outputs + v * W);
-                        for (int r = 0; r < ROWS; ++r) {
-                            const vi scaled = part[r][v] * scale;
-                            dots[r][v] = half == 0 ? scaled : dots[r][v] + scaled;
+                        const vf factor = splat(own.scale);
+                        acc[r][v] = fma(to_float(dots[r][v - at]),
+                                        R.row_scale ? factor : scale * factor, acc[r][v]);
+                        if (R.minimum) {
+                            // the minimum of q4_k is subtracted
+                            const float sum =
+                                KIND == LinearKind::q4_k ? -own.scaled_sum : own.scaled_sum;
+                            acc[r][v] = fma(least, splat(sum), acc[r][v]);
                         }
                     }
                 }
-            } else {
-                dot_group<KIND, ROWS>(codes, group, stride, dots);
-            }
-            for (int v = 0; v < tile_vectors; ++v) {
-                vf scale = d[v];
-                vf least = minimum[v];
-                if constexpr (KIND == LinearKind::q4_k) {
-                    const uint8_t* at = bytes + g * panel_outputs + v * W;
-                    scale = scale * to_float(load_bytes<false>(at));
-                    least = least * to_float(load_bytes<false>(at + R.groups * panel_outputs));
-                }
-                for (int r = 0; r < ROWS; ++r) {
-                    const ActivationGroup& own = group[r * stride];
-                    const vf factor = splat(own.scale);
-                    acc[r][v] = fma(to_float(dots[r][v]), R.row_scale ? factor : scale * factor,
-                                    acc[r][v]);
-                    if (R.minimum) {
-                        // the minimum of q4_k is subtracted
-                        const float sum =
-                            KIND == LinearKind::q4_k ? -own.scaled_sum : own.scaled_sum;
-                        acc[r][v] = fma(least, splat(sum), acc[r][v]);
-                    }
-                }
+#if EC_X86 && EC_LEVEL < 2
+                asm volatile("" : "+m"(acc) : : "memory");  // stays there, and x is read again
+#endif
             }
         }
     }
     for (int r = 0; r < ROWS; ++r)
-        for (int v = 0; v < tile_vectors; ++v) sums[r][v] = acc[r][v];
+        for (int v = 0; v < panel_vectors; ++v) sums[r][v] = acc[r][v];
 }
 
 template <LinearKind KIND, int ROWS>
@@ -272,31 +306,26 @@ void some_rows(int64_t num_rows, const LinearWeight& weight, const Activations& 
     const int64_t panel_bytes = weight.blob_bytes / num_panels(weight);
     const uint8_t* blob = weight.blob + panel * panel_bytes;
     const ActivationGroup* groups = x.groups + row * x.stride;
-    for (int64_t output = 0; output < panel_outputs; output += tile_outputs) {
-        const int64_t n = panel * panel_outputs + output;
-        if (n >= weight.num_outputs) return;
-        if (!out.streams) prefetch_results(out.at + row * out.stride + n, out.stride, ROWS);
-        vf sums[ROWS][tile_vectors];
-        grouped_tile<KIND, ROWS>(blob, num_groups(weight), output, groups, x.stride,
-                                 is_first && output == 0,
-                                 output == 0 ? soon : Upcoming{soon.at, 0}, sums);
-        const int64_t num_valid = std::min(tile_outputs, weight.num_outputs - n);
-        for (int r = 0; r < ROWS; ++r) {
-            float* to = out.at + (row + r) * out.stride + n;
-            alignas(64) float edge[tile_outputs];
-            float* held = num_valid == tile_outputs ? to : edge;
-            for (int v = 0; v < tile_vectors; ++v) {
-                vf total = sums[r][v];
-                if (record<KIND>.row_scale) total = total * load(weight.row_scales + n + v * W);
-                if (weight.bias != nullptr) total = total + load(weight.bias + n + v * W);
-                if (out.streams && held == to) {
-                    stream(held + v * W, total);
-                } else {
-                    store(held + v * W, total);
-                }
+    const int64_t n = panel * panel_outputs;
+    if (!out.streams) prefetch_results(out.at + row * out.stride + n, out.stride, ROWS);
+    vf sums[ROWS][panel_vectors];
+    grouped_tile<KIND, ROWS>(blob, num_groups(weight), groups, x.stride, is_first, soon, sums);
+    const int64_t num_valid = std::min(panel_outputs, weight.num_outputs - n);
+    for (int r = 0; r < ROWS; ++r) {
+        float* to = out.at + (row + r) * out.stride + n;
+        alignas(64) float edge[panel_outputs];
+        float* held = num_valid == panel_outputs ? to : edge;
+        for (int v = 0; v < panel_vectors; ++v) {
+            vf total = sums[r][v];
+            if (record<KIND>.row_scale) total = total * load(weight.row_scales + n + v * W);
+            if (weight.bias != nullptr) total = total + load(weight.bias + n + v * W);
+            if (out.streams && held == to) {
+                stream(held + v * W, total);
+            } else {
+                store(held + v * W, total);
             }
-            if (held == edge) std::memcpy(to, edge, static_cast<size_t>(num_valid) * 4);
         }
+        if (held == edge) std::memcpy(to, edge, static_cast<size_t>(num_valid) * 4);
     }
 }
 
@@ -307,8 +336,10 @@ void run_kind(const LinearWeight& weight, const Activations& x, const Results& o
     const int64_t num_tiles = (num_rows + ROWS - 1) / ROWS;
     const int64_t num_records = num_groups(weight) / record<KIND>.groups;
     for (int64_t panel = task.panel; panel < task.panel_stop; ++panel) {
-        const Upcoming next =
+        Upcoming next =
             panel + 1 < task.panel_stop ? upcoming_panel(weight, panel + 1) : task.after;
+        // the only tile of a panel fetches all that it reads itself
+        if (EC_LEVEL == 1 && num_tiles == 1) next.bytes = 0;
         for (int64_t t = 0; t < num_tiles; ++t) {
             const int64_t row = task.row + num_rows * t / num_tiles;
             const int64_t row_stop = task.row + num_rows * (t + 1) / num_tiles;

@@ -5,7 +5,7 @@ import ctypes
 import numpy as np
 import pytest
 import torch
-from gguf import GGMLQuantizationType
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
 from kernels.cpu.gguf_blocks import GGUF_KINDS, pack_gguf
@@ -137,6 +137,24 @@ def test_gguf_product_errs_by_quantisation_of_activations_only(
         out = linear(x, weight)
         assert_close(out, seen_activations(library, x), stored, bias)
         assert_rows_alone_have_the_same_bits(linear, x, weight, out)
+
+
+@pytest.mark.parametrize("fill", [0, 0x80, 0x7F, 0xFF])
+@pytest.mark.parametrize("type_name", GGUF_KINDS)
+def test_products_of_the_largest_codes_do_not_overflow(
+    library: NativeLibrary, isa: str, type_name: str, fill: int
+) -> None:
+    kind = GGMLQuantizationType[type_name]
+    random = random_blocks(type_name, 3, 256).reshape(3, -1, GGML_QUANT_SIZES[kind][1])
+    first, last = {"Q4_K": (0, 4), "Q6_K": (208, 210), "Q4_1": (0, 4)}.get(type_name, (0, 2))
+    blocks = np.full_like(random, fill)
+    blocks[..., first:last] = random[..., first:last]  # float16
+    stored = torch.from_numpy(dequantize(blocks.reshape(3, -1), kind))
+    x = torch.ones(6, 256)
+    x[1], x[2, ::2], x[3, 1::2], x[4].view(-1, 4)[:, :2] = -1, -1, -1, -1
+    weight = pack_gguf(library, blocks.reshape(-1), type_name, 3, 256)
+    out = NativeLinear(library)(x, weight)
+    assert_close(out, seen_activations(library, x), stored, torch.zeros(3))
 
 
 @pytest.mark.parametrize("type_name", GGUF_KINDS)
