@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from engine_core.kv_cache.copies import CacheCopies
 from engine_core.kv_cache.manager import AllocStatus, KVCacheManager
 from engine_core.kv_cache.sequence_blocks import BlockIds, TableUpdate
 
@@ -53,6 +54,9 @@ class PlaceholderKVCacheManager(KVCacheManager):
 
     def swap_in(self, *_: Any) -> None:
         pass
+
+    def take_copies(self) -> CacheCopies:
+        return CacheCopies(swap_in=[], swap_out=[], copy=[])
 
     def check(self, *_: Any) -> None:
         pass

@@ -57,7 +57,10 @@ class ConstrainedSteps:
         batch, rows = self._pool.batch, step.batch.rows
         if not self._config.max_num_drafts:
             return
-        may_draft = batch.is_constrained[rows] & step.batch.unchanged()
+        may_draft = batch.is_constrained[rows]
+        if not np.count_nonzero(may_draft):
+            return
+        may_draft &= step.batch.unchanged()
         may_draft &= batch.num_tokens[rows] - batch.num_computed_tokens[rows] == 1
         may_draft &= ~batch.is_blocked[rows]
         rows = rows[may_draft]

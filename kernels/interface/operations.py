@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -48,7 +48,7 @@ def cached_head_bytes(head_size: int, kv_dtype: torch.dtype) -> int:
     return head_size * kv_dtype.itemsize + (4 if kv_dtype is torch.int8 else 0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # some a step: frozen takes microseconds more
 class AttentionMetadata:
     """A step's attention in one KV-cache group, made by `AttentionPlanner.plan` for its layers.
 
@@ -156,7 +156,8 @@ class AttentionPlanner(ABC):
             ends_T=ends_T,
             num_long_prefills=num_long_prefills,
         )
-        return replace(step, plan=self._plan_work(step, num_decodes, num_decode_tokens))
+        step.plan = self._plan_work(step, num_decodes, num_decode_tokens)
+        return step
 
     @abstractmethod
     def _plan_work(

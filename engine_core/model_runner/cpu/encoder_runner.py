@@ -37,6 +37,7 @@ class EncoderRunner:
             self._num_blocks, _BLOCK_SIZE, spec.num_kv_heads, spec.head_size, config.dtype
         )
         self._kv_caches = [keys_and_values] * spec.num_layers
+        self._slots = np.arange(self._num_blocks * _BLOCK_SIZE)
         self._planners = {
             window: ops.make_attention_planner(
                 AttentionSpec(
@@ -71,12 +72,10 @@ class EncoderRunner:
     def check_device(self) -> None:
         """A CPU takes work as long as the process lives."""
 
-    @torch.inference_mode()
     def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
-        """Run one step and pool every prompt of it.
+        """Run one step and pool every prompt of it. No weight asks for gradients, so torch records
+        none without `inference_mode` too, which takes as long as a norm of a short prompt.
         Raises Exception: whatever the model raises; the plan's requests cannot go on."""
-        if plan.total_num_scheduled_tokens:
-            self.config.ops.wake_threads()
         for row in self.rows.free(plan):
             self._pooling.free_row(row)
         self._placed = {placed.row: placed for placed in self.rows.place(plan)}
@@ -86,37 +85,40 @@ class EncoderRunner:
             return ModelRunnerOutput(req_ids=[], sampled_token_ids=[])
         batch = plan.batch
         hidden_TE = self._compute([self._placed[row] for row in batch.rows.tolist()])
+        states_TE = (hidden_TE if hidden_TE.dtype is torch.float32 else hidden_TE.float()).numpy()
         computed_R, counts_R = batch.num_computed_tokens, batch.num_scheduled_tokens
         answers = pool(
-            (part, hidden_TE[part.offset : part.offset + part.count].float().numpy())
+            (part, states_TE[part.offset : part.offset + part.count])
             for part in self._pooling.ranges(batch.rows, computed_R, counts_R)
         )
         pooled, failures = named_answers(batch.req_ids, answers)
         # what is not pooled asks whether the device still works
-        tokens = np.zeros(len(batch.req_ids), np.int32)
+        tokens = [[0]] * len(batch.req_ids)
         return ModelRunnerOutput(
             req_ids=batch.req_ids, sampled_token_ids=tokens, pooled=pooled, failures=failures
         )
 
     def _compute(self, prompts: list[PlacedRow]) -> torch.Tensor:
         """Hidden states of their tokens."""
-        counts_R = np.array([len(prompt.token_ids) for prompt in prompts])
-        starts_R1 = np.zeros(len(prompts) + 1, np.int32)
-        np.cumsum(counts_R, out=starts_R1[1:])
-        num_tokens = int(starts_R1[-1])
+        counts = [len(prompt.token_ids) for prompt in prompts]
+        starts_R1 = np.fromiter(itertools.accumulate(counts, initial=0), np.int32)
         every_token = itertools.chain.from_iterable(prompt.token_ids for prompt in prompts)
-        token_ids_T = np.fromiter(every_token, np.int64, num_tokens)
-        positions_T = np.arange(num_tokens) - np.repeat(starts_R1[:-1], counts_R)
+        token_ids_T = np.fromiter(every_token, np.int64, starts_R1[-1])
+        positions_T = np.concatenate([self._slots[:count] for count in counts])
         # |    request 0    |    request 1 |   each from a block of its own
-        num_blocks_R = -(-counts_R // _BLOCK_SIZE)
-        first_R = np.cumsum(num_blocks_R) - num_blocks_R
-        slots_T = torch.from_numpy(np.repeat(first_R * _BLOCK_SIZE, counts_R) + positions_T)
-        table_RM = first_R[:, None] + np.arange(num_blocks_R.max())
+        num_blocks = [-(-count // _BLOCK_SIZE) for count in counts]
+        firsts = list(itertools.accumulate(num_blocks[:-1], initial=0))
+        parts = [
+            self._slots[first * _BLOCK_SIZE : first * _BLOCK_SIZE + count]
+            for first, count in zip(firsts, counts, strict=True)
+        ]
+        table_RM = np.add.outer(firsts, self._slots[: max(num_blocks)])
         np.minimum(table_RM, self._num_blocks - 1, out=table_RM)
+        slots_T = torch.from_numpy(np.concatenate(parts))
         plans = {
             window: planner.plan(
                 query_start_loc_R1=torch.from_numpy(starts_R1),
-                seq_lens_R=torch.from_numpy(counts_R.astype(np.int32)),
+                seq_lens_R=torch.from_numpy(np.array(counts, np.int32)),
                 block_table_RM=torch.from_numpy(table_RM.astype(np.int32)),
                 slot_mapping_T=slots_T,
                 num_decodes=0,
@@ -130,6 +132,7 @@ class EncoderRunner:
                 second = None if prompt.pooling is None else prompt.pooling.second_segment_start
                 if second is not None:
                     positions_T[min(start + second, stop) : stop] += self._model.num_positions
+        self.config.ops.wake_threads()  # they spin for less time than all of this takes
         return self._model.forward(
             torch.from_numpy(token_ids_T),
             torch.from_numpy(positions_T),
