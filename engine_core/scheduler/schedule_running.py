@@ -53,7 +53,7 @@ class RunningScheduler:
         are preempted, the asking one itself last."""
         batch = self._pool.batch
         rows = self._micro_batches.part_of(batch.schedulable)
-        if select is not Select.ALL:
+        if select is not Select.ALL and len(rows):
             rows = rows[self._is_prefill(rows) == (select is Select.PREFILLS)]
         if not len(rows) or not plan.budget:
             return

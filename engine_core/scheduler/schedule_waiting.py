@@ -333,6 +333,8 @@ class WaitingScheduler:
         """Blocks that running requests will still take for the tokens that they have."""
         batch = self._pool.batch
         order = batch.order
+        if not len(order):
+            return 0
         is_prefill = batch.num_tokens[order] - batch.num_computed_tokens[order] > 1
         num_blocks = 0
         if np.count_nonzero(is_prefill):
