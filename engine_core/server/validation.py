@@ -65,9 +65,8 @@ class RequestValidator(ModelLimits):
             num_generated = self._check_task(request)
             self.check_prompt(request.prompt_token_ids, num_generated=num_generated)
             self.check_token_ids("output_token_ids", request.output_token_ids)
-            if request.pooling_params is None:
-                self.check_sampling(request.sampling_params, len(request.prompt_token_ids))
-                check_extra_args(self.logits_processors, request.sampling_params)
+            self.check_sampling(request.sampling_params, len(request.prompt_token_ids))
+            check_extra_args(self.logits_processors, request.sampling_params)
         except PromptTooLong as error:
             _refuse(str(error), ErrorCode.PROMPT_TOO_LONG)
         except InvalidParameter as error:
