@@ -136,7 +136,7 @@ void quantise_row(const float* x, int64_t num_inputs, int32_t zero,
 #if EC_X86
     if (isa() != Isa::portable) {
         const int64_t whole = num_inputs / group_inputs, rest = num_inputs % group_inputs;
-        (isa() == Isa::avx512 ? quantise_groups_avx512 : quantise_groups_avx2)(x, whole, zero,
+        (isa() >= Isa::avx512 ? quantise_groups_avx512 : quantise_groups_avx2)(x, whole, zero,
                                                                                groups);
         if (rest == 0) return;
         float padded[group_inputs] = {};
