@@ -6,6 +6,10 @@
 
 #include "attention_softmax_body.h"
 
+#if EC_LEVEL == 1
+#include "attention_words_body.h"
+#endif
+
 #include "attention_floats_body.h"
 
 #if EC_LEVEL == 2
@@ -43,7 +47,7 @@ static void take_block(const Attention& a, Tile& tile, Ahead* ahead, int64_t til
                        float* states) {
     constexpr int most = Tile::most_rows;
     constexpr int64_t most_takes = Tile::block_rows / most;
-    const int64_t num_takes = (num_rows + most - 1) / most, group = a.group();
+    const int64_t num_takes = (num_rows + most - 1) / most;
     const int64_t query_floats = Tile::query_floats(a), state = a.state();
     struct Take {
         int64_t row, count, low, high, units;
@@ -85,9 +89,8 @@ static void take_block(const Attention& a, Tile& tile, Ahead* ahead, int64_t til
                 }
                 break;
             }
-            const int64_t head = query_head / group * group + (query_head + row) % group;
             with_rows<3>(left, [&](auto rows) {
-                soften<rows.value>(a, tile, tile_start, head, sees + row, take.units,
+                soften<rows.value>(a, tile, tile_start, query_head, row, sees + row, take.units,
                                    scores + row * tile_keys, softened.tops + row,
                                    softened.totals + row, softened.largest + row);
             });
@@ -125,24 +128,26 @@ static void attend_with(const Attention& a, const AttentionPlan& plan, int64_t i
     float* scores = take_floats(most_block_rows * tile_keys);
     auto* sees = reinterpret_cast<AttentionRow*>(take_floats(3 * head_rows));
     auto* tokens = reinterpret_cast<int32_t*>(take_floats(item.num_queries));
-    Tile tile(a, scratch);
+    Tile tile(a, head_rows, scratch);
 
     int64_t first_key = INT64_MAX, stop_key = 0, next = 0;
     for (int64_t m = 0; m < item.num_members; ++m) {
         const AttentionMember& own = members[m];
         for (int64_t query = own.query; query < own.query_stop; ++query, ++next) {
-            const AttentionRow row = a.row(own.request, query);
-            first_key = row.first < first_key ? row.first : first_key;
-            stop_key = row.stop > stop_key ? row.stop : stop_key;
+            const auto [position, first, stop] = a.row(own.request, query);
+            first_key = first < first_key ? first : first_key;
+            stop_key = stop > stop_key ? stop : stop_key;
             tokens[next] = static_cast<int32_t>(a.starts[own.request] + query);
-            for (int64_t g = 0; g < group; ++g) sees[next * group + g] = row;
+            for (int64_t g = 0; g < group; ++g) sees[next * group + g] = {position, first, stop};
         }
     }
-    for (int64_t r = 0; r < rows; ++r) {
-        const int64_t query_head = (item.head + r / head_rows) * group + r % group;
-        const int64_t token = tokens[r % head_rows / group];
-        Tile::take_query(a, a.q + token * a.q_stride + query_head * head_size,
-                         queries + r * query_floats);
+    float* taken = queries;
+    for (int64_t head = item.head; head < item.head_stop; ++head) {
+        for (int64_t n = 0; n < item.num_queries; ++n) {
+            const float* from = a.q + tokens[n] * a.q_stride + head * group * head_size;
+            for (int64_t g = 0; g < group; ++g, taken += query_floats)
+                Tile::take_query(a, from + g * head_size, taken);
+        }
     }
     const int32_t* blocks = a.table + members[0].request * a.table_width;
     clear_states(states, rows, padded, state);
@@ -198,13 +203,13 @@ static void attend_with(const Attention& a, const AttentionPlan& plan, int64_t i
                 std::memcpy(partials + own.partial + head * own_rows * state, results,
                             static_cast<size_t>(own_rows * state) * sizeof(float));
             }
-            for (int64_t r = 0; own.partial < 0 && r < own_rows; ++r) {
-                const int64_t query_head = head * group + r % group;
-                write_row(a, query_head, results + r * state,
-                          a.out + (token[r / group] * a.num_query_heads + query_head) * head_size);
+            for (const int32_t* stop = token + own.query_stop - own.query; token < stop; ++token) {
+                for (int64_t g = 0; g < group; ++g, results += state) {
+                    const int64_t query_head = head * group + g;
+                    float* to = a.out + (*token * a.num_query_heads + query_head) * head_size;
+                    if (own.partial < 0) write_row(a, query_head, results, to);
+                }
             }
-            results += own_rows * state;
-            token += own.query_stop - own.query;
         }
     }
 }
@@ -224,6 +229,9 @@ static void attend(const Attention& a, const AttentionPlan& plan, int64_t index,
     if (is_done) return;
     if (a.kv_format == static_cast<int64_t>(KVCacheFormat::i8) && ByteTile::can_take(a))
         return attend_with<ByteTile>(a, plan, index, partials, scratch);
+#elif EC_LEVEL == 1
+    if (a.kv_format == static_cast<int64_t>(KVCacheFormat::i8) && a.head_size <= 512)
+        return attend_with<VectorTile<Words>>(a, plan, index, partials, scratch);
 #endif
     attend_with<FloatTile>(a, plan, index, partials, scratch);
 }

@@ -84,7 +84,7 @@ public:
         *reinterpret_cast<dword_unaligned*>(query + dwords + 1) = -128 * _mm512_reduce_add_epi32(sum);
     }
 
-    ByteTile(const Attention& a, float* scratch)
+    ByteTile(const Attention& a, int64_t, float* scratch)
         : a_(a), keys_(reinterpret_cast<int32_t*>(scratch)),
           values_(keys_ + dwords_of(a) * tile_keys) {}
 

@@ -1,11 +1,14 @@
-// A tile of keys and values as floats, for any form of the cache; see attention.h. Included by
-// attention_body.h: no include guard.
+// A tile of keys and values on the vector units: as floats, for any form of the cache, or as words of
+// 16 bits; see attention.h. Included by attention_body.h: no include guard.
 //
-// The keys are transposed once, [D][128], and serve all rows; a row's scores are then chains over D,
-// and its values chains over the keys: the order is that of the indices for any number of rows at
-// once.
+// The keys are transposed once, in panels [depth][panel_keys], and serve all rows; a row's scores are
+// then chains over the depth, and its values chains over the keys: the order is that of the indices
+// for any number of rows at once.
 
 constexpr int COLUMNS = EC_LEVEL == 2 ? 4 : 2;  // registers beside each other in a product
+// Lines a power of two apart share few places of a cache: narrow columns lie in panels of their own.
+constexpr int64_t panel_keys = EC_LEVEL == 2 ? tile_keys : COLUMNS * W;
+constexpr int64_t panel_values = 16;
 
 #if EC_LEVEL == 2
 // Rows of 16 dwords to columns.
@@ -50,114 +53,156 @@ static void transpose(const float* const* keys, int64_t first, int64_t stop, int
     }
 }
 #else
-typedef float v4 __attribute__((vector_size(16)));
-typedef float v4_unaligned __attribute__((vector_size(16), aligned(4), may_alias));
+// The lower or the upper two of each four floats of both, in turn; and of each two pairs.
+#if EC_LEVEL == 1
+EC_INLINE vf low_floats(vf a, vf b) { return (vf)_mm256_unpacklo_ps((__m256)a, (__m256)b); }
+EC_INLINE vf high_floats(vf a, vf b) { return (vf)_mm256_unpackhi_ps((__m256)a, (__m256)b); }
+EC_INLINE vf low_pairs(vf a, vf b) { return (vf)_mm256_unpacklo_pd((__m256d)a, (__m256d)b); }
+EC_INLINE vf high_pairs(vf a, vf b) { return (vf)_mm256_unpackhi_pd((__m256d)a, (__m256d)b); }
+// Four floats of a key, and of the fourth behind it.
+EC_INLINE vf load_fours(const float* const* keys, int64_t d) {
+    return (vf)_mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(keys[0] + d)),
+                                    _mm_loadu_ps(keys[4] + d), 1);
+}
+#else
+EC_INLINE vf low_floats(vf a, vf b) { return EC_SHUFFLE_4(a, b, 0, 4, 1, 5); }
+EC_INLINE vf high_floats(vf a, vf b) { return EC_SHUFFLE_4(a, b, 2, 6, 3, 7); }
+EC_INLINE vf low_pairs(vf a, vf b) { return EC_SHUFFLE_4(a, b, 0, 1, 4, 5); }
+EC_INLINE vf high_pairs(vf a, vf b) { return EC_SHUFFLE_4(a, b, 2, 3, 6, 7); }
+EC_INLINE vf load_fours(const float* const* keys, int64_t d) { return load(keys[0] + d); }
+#endif
 
-// keys[j][d] -> out[d][j] for j in whole fours around [first, stop).
+// keys[j][d] -> out[j / panel_keys][d][j % panel_keys] for j in whole registers around [first, stop).
 static void transpose(const float* const* keys, int64_t first, int64_t stop, int64_t head_size,
                       float* out, Ahead& ahead) {
-    for (int64_t j = first / 4 * 4; j < stop; j += 4) {
-        const float *a = keys[j], *b = keys[j + 1], *c = keys[j + 2], *e = keys[j + 3];
+    for (int64_t j = first / W * W; j < stop; j += W) {
+        float* panel = out + j / panel_keys * panel_keys * head_size + j % panel_keys;
         int64_t d = 0;
-        ahead.step();
-        for (; d + 4 <= head_size; d += 4) {
-            const v4 va = *reinterpret_cast<const v4_unaligned*>(a + d);
-            const v4 vb = *reinterpret_cast<const v4_unaligned*>(b + d);
-            const v4 vc = *reinterpret_cast<const v4_unaligned*>(c + d);
-            const v4 ve = *reinterpret_cast<const v4_unaligned*>(e + d);
-            const v4 ab_low = EC_SHUFFLE_4(va, vb, 0, 4, 1, 5);
-            const v4 ab_high = EC_SHUFFLE_4(va, vb, 2, 6, 3, 7);
-            const v4 ce_low = EC_SHUFFLE_4(vc, ve, 0, 4, 1, 5);
-            const v4 ce_high = EC_SHUFFLE_4(vc, ve, 2, 6, 3, 7);
-            float* to = out + d * tile_keys + j;
-            *reinterpret_cast<v4_unaligned*>(to) = EC_SHUFFLE_4(ab_low, ce_low, 0, 1, 4, 5);
-            to += tile_keys;
-            *reinterpret_cast<v4_unaligned*>(to) = EC_SHUFFLE_4(ab_low, ce_low, 2, 3, 6, 7);
-            to += tile_keys;
-            *reinterpret_cast<v4_unaligned*>(to) =
-                EC_SHUFFLE_4(ab_high, ce_high, 0, 1, 4, 5);
-            to += tile_keys;
-            *reinterpret_cast<v4_unaligned*>(to) =
-                EC_SHUFFLE_4(ab_high, ce_high, 2, 3, 6, 7);
+        for (; d + 4 <= head_size; d += 4, panel += 4 * panel_keys) {
+            if (d % 16 == 0) ahead.step();
+            const vf a = load_fours(keys + j, d), b = load_fours(keys + j + 1, d);
+            const vf c = load_fours(keys + j + 2, d), e = load_fours(keys + j + 3, d);
+            const vf ab_low = low_floats(a, b), ab_high = high_floats(a, b);
+            const vf ce_low = low_floats(c, e), ce_high = high_floats(c, e);
+            store(panel, low_pairs(ab_low, ce_low));
+            store(panel + panel_keys, high_pairs(ab_low, ce_low));
+            store(panel + 2 * panel_keys, low_pairs(ab_high, ce_high));
+            store(panel + 3 * panel_keys, high_pairs(ab_high, ce_high));
         }
-        for (; d < head_size; ++d) {
-            float* to = out + d * tile_keys + j;
-            to[0] = a[d];
-            to[1] = b[d];
-            to[2] = c[d];
-            to[3] = e[d];
-        }
+        for (; d < head_size; ++d, panel += panel_keys)
+            for (int64_t i = 0; i < W; ++i) std::memcpy(panel + i, keys[j + i] + d, 4);
     }
 }
 #endif
 
-// states[r][d...] = own[r] * states[r][d...] + other[r] * sum over j of weights[r][j] * values[j][d...].
-template <int ROWS, int WIDTH>
-EC_INLINE void add_columns(const float* const* values, int64_t first, int64_t stop, int64_t d,
-                           const float* weights, const float* own, const float* other,
-                           float* states, int64_t state) {
-    vf sums[ROWS][WIDTH];
+// One dword in every lane, whatever it means as a float.
+EC_INLINE vf splat_bits(const float* at) {
+    int32_t bits;
+    std::memcpy(&bits, at, 4);
+    return (vf)(vi{} + bits);
+}
+
+// sum + x * w.
+EC_INLINE vf add_product(vf sum, vf x, vf w) { return fma(x, w, sum); }
+
+#if EC_LEVEL == 1
+// Of two words a lane, exact.
+EC_INLINE vi add_product(vi sum, vf x, vf w) {
+    return sum + (vi)_mm256_madd_epi16((__m256i)x, (__m256i)w);
+}
+#endif
+
+// sums[r][c] = sum over n in [first, stop) of x[r * x_stride + n] times the register at `at(n, c)`.
+template <class Sum, int ROWS, int WIDTH, class At>
+EC_INLINE void dot(const At& at, int64_t first, int64_t stop, const float* x, int64_t x_stride,
+                   Sum (&sums)[ROWS][WIDTH]) {
+    constexpr bool WORDS = std::is_same_v<Sum, vi>;
     for (int r = 0; r < ROWS; ++r)
-        for (int c = 0; c < WIDTH; ++c) sums[r][c] = vf{};
-#pragma GCC unroll 2
-    for (int64_t j = first; j < stop; ++j) {
-        vf value[WIDTH];
-        for (int c = 0; c < WIDTH; ++c) value[c] = load(values[j] + d + c * W);
-        for (int r = 0; r < ROWS; ++r) {
-            const vf weight = splat(weights[r * tile_keys + j]);
-            for (int c = 0; c < WIDTH; ++c) sums[r][c] = fma(weight, value[c], sums[r][c]);
+        for (int c = 0; c < WIDTH; ++c) sums[r][c] = Sum{};
+    const auto value = [&](int r, int64_t n) {
+        return WORDS ? splat_bits(x + r * x_stride + n) : splat(x[r * x_stride + n]);
+    };
+    if constexpr (EC_LEVEL < 2 && WIDTH > ROWS) {
+        for (int64_t n = first; n < stop; ++n) {
+            vf values[ROWS];
+            for (int r = 0; r < ROWS; ++r) values[r] = value(r, n);
+            for (int c = 0; c < WIDTH; ++c) {
+                const vf vector = load(at(n, c));
+                for (int r = 0; r < ROWS; ++r)
+                    sums[r][c] = add_product(sums[r][c], values[r], vector);
+            }
         }
+        return;
     }
-    for (int r = 0; r < ROWS; ++r) {
-        for (int c = 0; c < WIDTH; ++c) {
-            float* to = states + r * state + d + c * W;
-            store(to, fma(load(to), splat(own[r]), sums[r][c] * splat(other[r])));
+    const auto turn = [&](int64_t n) __attribute__((always_inline)) {
+        vf vectors[WIDTH];
+        for (int c = 0; c < WIDTH; ++c) vectors[c] = load(at(n, c));
+        for (int r = 0; r < ROWS; ++r) {
+            const vf own = value(r, n);
+            for (int c = 0; c < WIDTH; ++c)
+                sums[r][c] = add_product(sums[r][c], own, vectors[c]);
         }
+    };
+    if constexpr (WORDS) {  // of two turns GCC would gather the products
+        for (int64_t n = first; n < stop; ++n) turn(n);
+    } else {
+#pragma GCC unroll 2
+        for (int64_t n = first; n < stop; ++n) turn(n);
     }
 }
 
-class FloatTile {
+struct Floats {
+    static constexpr bool are_words = false;
+    static float largest_bits(vf) { return 0.0f; }
+};
+
+template <class Codes>
+class VectorTile {
 public:
     static constexpr bool is_matrix = false;
     static constexpr int64_t block_rows = 24;
     static constexpr int most_rows = most_rows_at_once;
-    static constexpr int64_t pass_keys = COLUMNS * W;
-    static constexpr int fetches = tile_keys / 4;  // steps that reading a tile takes, about
+    static constexpr bool WORDS = Codes::are_words;
+    // Few rows have too few chains of multiply-adds to keep the units busy: twice the columns.
+    static constexpr int columns_of(int rows) {
+        return EC_LEVEL < 2 && !WORDS && rows <= 3 ? 2 * COLUMNS : COLUMNS;
+    }
+    static constexpr int64_t pass_keys = columns_of(1) * W;
+    static constexpr int fetches = tile_keys / W * (WORDS ? 2 : 4);  // steps that reading a tile takes
 
-    static int64_t query_floats(const Attention& a) { return a.head_size; }
-
-    static void take_query(const Attention& a, const float* from, float* query) {
-        for (int64_t d = 0; d < a.head_size; ++d) query[d] = from[d] * (a.scale * log2_e);
+    // Of words: codes, then their scale.
+    static int64_t query_floats(const Attention& a) {
+        return WORDS ? a.padded() / 2 + 1 : a.head_size;
     }
 
-    FloatTile(const Attention& a, float* scratch)
-        : a_(a), keys_(scratch), read_keys_(keys_ + tile_keys * a.head_size),
-          padded_values_(read_keys_ + tile_keys * a.head_size) {}
+    static void take_query(const Attention& a, const float* from, float* query) {
+        if constexpr (WORDS) {
+            const float largest = Codes::largest_magnitude(from, a.head_size);
+            const float scale = Codes::write_codes(from, a.head_size, largest, query);
+            query[a.padded() / 2] = scale * (a.scale * log2_e);
+        } else {
+            const float scale = a.scale * log2_e;
+            int64_t d = 0;
+            for (; d + W <= a.head_size; d += W) store(query + d, load(from + d) * splat(scale));
+            for (; d < a.head_size; ++d) query[d] = from[d] * scale;
+        }
+    }
+
+    // For so many rows of a head. Values that serve many are copied to panels [128][panel_values].
+    VectorTile(const Attention& a, int64_t rows, float* scratch)
+        : a_(a), packs_(WORDS || (EC_LEVEL < 2 && rows > 4 * block_rows)),
+          depth_(WORDS ? (a.head_size + 1) / 2 : a.head_size), keys_(scratch),
+          read_keys_(keys_ + tile_keys * depth_),
+          values_(read_keys_ + tile_keys * (WORDS ? a.padded() / 2 : a.head_size)) {}
 
     // Keys and values [first, stop); others repeat one of them: they are never counted.
     void read(const uint8_t* const* k, const uint8_t* const* v, int64_t first, int64_t stop, Ahead&) {
-        const int64_t head_size = a_.head_size, padded = a_.padded();
         first_ = first;
         stop_ = stop;
-        if (a_.kv_format == static_cast<int64_t>(KVCacheFormat::f32)) {
-            for (int64_t j = first; j < stop; ++j) {
-                key_rows_[j] = reinterpret_cast<const float*>(k[j]);
-                value_rows_[j] = reinterpret_cast<const float*>(v[j]);
-                if (padded == head_size) continue;
-                float* to = padded_values_ + j * padded;
-                for (int64_t d = 0; d < padded; ++d) to[d] = d < head_size ? value_rows_[j][d] : 0.0f;
-                value_rows_[j] = to;
-            }
+        if constexpr (WORDS) {
+            read_words(k, v);
         } else {
-            for (int64_t j = first; j < stop; ++j) {
-                float* key = read_keys_ + j * head_size;
-                float* value = padded_values_ + j * padded;
-                read_row(a_.kv_format, k[j], head_size, key);
-                read_row(a_.kv_format, v[j], head_size, value);
-                for (int64_t d = head_size; d < padded; ++d) value[d] = 0.0f;
-                key_rows_[j] = key;
-                value_rows_[j] = value;
-            }
+            read_floats(k, v);
         }
         constexpr int64_t whole = unit_keys;
         for (int64_t j = first / whole * whole; j < first; ++j) key_rows_[j] = key_rows_[first];
@@ -167,66 +212,181 @@ public:
     // Before the first `score` from `at` on: a pass that is scored at once is in the nearest cache.
     void prepare(int64_t at, Ahead& ahead) {
         const int64_t stop = at + pass_keys < stop_ ? at + pass_keys : stop_;
-        transpose(key_rows_, at > first_ ? at : first_, stop, a_.head_size, keys_, ahead);
+        transpose(key_rows_, at > first_ ? at : first_, stop, depth_, keys_, ahead);
     }
 
-    // scores[r][j] = q[r] . keys[:, j], of the WIDTH registers of keys from `at` on.
-    template <int ROWS, int WIDTH>
-    void score_columns(const float* q, int64_t at, float* scores) const {
-        const int64_t head_size = a_.head_size;
-        vf sums[ROWS][WIDTH];
-        for (int r = 0; r < ROWS; ++r)
-            for (int c = 0; c < WIDTH; ++c) sums[r][c] = vf{};
-#pragma GCC unroll 2
-        for (int64_t d = 0; d < head_size; ++d) {
-            vf key[WIDTH];
-            for (int c = 0; c < WIDTH; ++c) key[c] = load(keys_ + d * tile_keys + at + c * W);
-            for (int r = 0; r < ROWS; ++r) {
-                const vf value = splat(q[r * head_size + d]);
-                for (int c = 0; c < WIDTH; ++c) sums[r][c] = fma(value, key[c], sums[r][c]);
-            }
-        }
-        for (int r = 0; r < ROWS; ++r)
-            for (int c = 0; c < WIDTH; ++c) store(scores + r * tile_keys + at + c * W, sums[r][c]);
-    }
-
-    // Of keys [at, at + pass_keys), so far as they lie in the first `units` units.
+    // scores[r][j] = q[r] . keys[j], of keys [at, at + pass_keys), so far as they lie in the first
+    // `units` units.
     template <int ROWS>
-    void score(std::integral_constant<int, ROWS>, const float* q, int64_t at, int64_t units, float* scores) const {
-        const int64_t registers = (units * unit_keys - at) / W;
-        if (registers >= COLUMNS) return score_columns<ROWS, COLUMNS>(q, at, scores);
+    void score(std::integral_constant<int, ROWS>, const float* q, int64_t at, int64_t units,
+               float* scores) const {
+        constexpr int most = columns_of(ROWS);
+        const int64_t pass_stop = at + pass_keys, seen_stop = units * unit_keys;
+        const int64_t stop = pass_stop < seen_stop ? pass_stop : seen_stop;
+        for (; at + most * W <= stop; at += most * W) score_columns<ROWS, most>(q, at, scores);
+        if (at >= stop) return;
         if constexpr (COLUMNS == 4) {
+            const int64_t registers = (stop - at) / W;
             if (registers == 3) return score_columns<ROWS, 3>(q, at, scores);
-            if (registers == 2) return score_columns<ROWS, 2>(q, at, scores);
-            score_columns<ROWS, 1>(q, at, scores);
+            if (registers == 1) return score_columns<ROWS, 1>(q, at, scores);
         }
+        score_columns<ROWS, 2>(q, at, scores);
     }
 
-    // A weight as `add` wants it, and the largest of those, if it wants that.
-    vf weigh(vf weight, int64_t, vf&) const { return weight; }
+    // A weight as `add` wants it, and the largest of those, if it wants that. A value that is not a
+    // number shows in the rows that see it.
+    vf weigh(vf weight, [[maybe_unused]] int64_t at, [[maybe_unused]] vf& largest) const {
+        if constexpr (WORDS) {
+            weight = weight != 0.0f ? weight * load(value_scales_ + at) : vf{};
+            largest = Codes::larger(weight, largest);
+        }
+        return weight;
+    }
 
-    static float largest_of(vf) { return 0.0f; }
+    static float largest_of(vf x) { return Codes::largest_bits(x); }
 
     // states[r] = own[r] * states[r] + other[r] * weights[r] . values, of keys [first, stop).
     template <int ROWS>
-    void add(std::integral_constant<int, ROWS>, int64_t first, int64_t stop, const float* weights, const float*, const float* own,
-             const float* other, float* states) const {
-        const int64_t padded = a_.padded(), state = a_.state();
-        int64_t d = 0;
-        for (; d + COLUMNS * W <= padded; d += COLUMNS * W) {
-            add_columns<ROWS, COLUMNS>(value_rows_, first, stop, d, weights, own, other, states,
-                                       state);
+    void add(std::integral_constant<int, ROWS> rows, int64_t first, int64_t stop,
+             const float* weights, const float* largest, const float* own, const float* other,
+             float* states) const {
+        if constexpr (WORDS) {
+            alignas(64) float codes[ROWS][tile_keys / 2];
+            float scales[ROWS];
+            for (int r = 0; r < ROWS; ++r)
+                scales[r] = Codes::write_codes(weights + r * tile_keys, stop, largest[r], codes[r]);
+            add_rows(rows, first / 2, (stop + 1) / 2, codes[0], scales, own, other, states);
+        } else {
+            add_rows(rows, first, stop, weights, nullptr, own, other, states);
         }
-        for (; d < padded; d += W)
-            add_columns<ROWS, 1>(value_rows_, first, stop, d, weights, own, other, states, state);
     }
 
 private:
+    using Sum = std::conditional_t<WORDS, vi, vf>;
+    static constexpr int64_t weight_floats = WORDS ? tile_keys / 2 : tile_keys;
+
+    // Where the values from dimension `d` on lie behind a key's first ones.
+    int64_t value_at(int64_t d) const {
+        return packs_ ? d / panel_values * (panel_values * weight_floats) + d % panel_values : d;
+    }
+
+    void read_floats(const uint8_t* const* k, const uint8_t* const* v) {
+        const int64_t head_size = a_.head_size, padded = a_.padded();
+        const bool is_float = a_.kv_format == static_cast<int64_t>(KVCacheFormat::f32);
+        const bool copies = packs_ || padded != head_size;
+        for (int64_t j = first_; j < stop_; ++j) {
+            const auto* key = reinterpret_cast<const float*>(k[j]);
+            const auto* value = reinterpret_cast<const float*>(v[j]);
+            float* to = values_ + j * (packs_ ? panel_values : padded);
+            if (!is_float) {
+                float *own_key = read_keys_ + j * head_size, *own = packs_ ? keys_ : to;
+                read_row(a_.kv_format, k[j], head_size, own_key);
+                read_row(a_.kv_format, v[j], head_size, own);  // into `keys_`: they come later
+                key = own_key;
+                value = own;
+            }
+            key_rows_[j] = key;
+            value_rows_[j] = copies ? to : value;
+            for (int64_t d = 0; copies && d < padded; d += panel_values) {
+                const auto count = static_cast<size_t>(head_size - d);
+                float part[panel_values] = {};
+                if (count >= panel_values) {
+                    std::memcpy(part, value + d, sizeof part);
+                } else {
+                    std::memcpy(part, value + d, count * sizeof(float));
+                }
+                std::memcpy(to + value_at(d), part, sizeof part);
+            }
+        }
+    }
+
+    void read_words(const uint8_t* const* k, const uint8_t* const* v) {
+        const int64_t size = a_.head_size;
+        for (int64_t j = first_; j < stop_; ++j) {
+            float* key = read_keys_ + j * a_.padded() / 2;
+            Codes::widen(k[j], size, key);
+            key_rows_[j] = key;
+            std::memcpy(key_scales_ + j, k[j] + size, 4);
+            std::memcpy(value_scales_ + j, v[j] + size, 4);
+        }
+        for (int64_t n = first_ / 2; 2 * n < stop_; ++n) {
+            const uint8_t* even = v[2 * n < first_ ? first_ : 2 * n];
+            const uint8_t* odd = v[2 * n + 1 < stop_ ? 2 * n + 1 : stop_ - 1];
+            float* to = values_ + n * panel_values;
+            for (int64_t d = 0; d < size; d += panel_values)
+                Codes::widen_pairs(even + d, odd + d, size - d, to + value_at(d));
+            value_rows_[n] = to;
+        }
+    }
+
+    // Of the WIDTH registers of keys from `at` on.
+    template <int ROWS, int WIDTH>
+    void score_columns(const float* q, int64_t at, float* scores) const {
+        constexpr int64_t registers = panel_keys / W;
+        const int64_t stride = query_floats(a_);
+        const float* keys = keys_ + at / panel_keys * panel_keys * depth_ + at % panel_keys;
+        Sum sums[ROWS][WIDTH];
+        const auto key_at = [&](int64_t d, int c) {
+            return keys + c / registers * panel_keys * depth_ + d * panel_keys + c % registers * W;
+        };
+        dot(key_at, 0, depth_, q, stride, sums);
+        for (int r = 0; r < ROWS; ++r) {
+            for (int c = 0; c < WIDTH; ++c) {
+                float* to = scores + r * tile_keys + at + c * W;
+                if constexpr (WORDS) {
+                    const vf scale = splat(q[r * stride + stride - 1]);
+                    const vf sum = __builtin_convertvector(sums[r][c], vf);
+                    store(to, sum * (scale * load(key_scales_ + at + c * W)));
+                } else {
+                    store(to, sums[r][c]);
+                }
+            }
+        }
+    }
+
+    template <int ROWS>
+    void add_rows(std::integral_constant<int, ROWS>, int64_t first, int64_t stop, const float* x,
+                  const float* scales, const float* own, const float* other, float* states) const {
+        constexpr int most = columns_of(ROWS);
+        const int64_t padded = a_.padded();
+        int64_t d = 0;
+        for (; d + most * W <= padded && (most == COLUMNS || !packs_); d += most * W)
+            add_columns<ROWS, most>(first, stop, d, x, scales, own, other, states);
+        for (; d + COLUMNS * W <= padded; d += COLUMNS * W)
+            add_columns<ROWS, COLUMNS>(first, stop, d, x, scales, own, other, states);
+        for (; d < padded; d += W)
+            add_columns<ROWS, 1>(first, stop, d, x, scales, own, other, states);
+    }
+
+    template <int ROWS, int WIDTH>
+    void add_columns(int64_t first, int64_t stop, int64_t d, const float* x, const float* scales,
+                     const float* own, const float* other, float* states) const {
+        const int64_t state = a_.state(), offset = value_at(d);
+        Sum sums[ROWS][WIDTH];
+        const auto value_at_key = [&](int64_t n, int c) { return value_rows_[n] + offset + c * W; };
+        dot(value_at_key, first, stop, x, weight_floats, sums);
+        for (int r = 0; r < ROWS; ++r) {
+            for (int c = 0; c < WIDTH; ++c) {
+                vf sum = __builtin_convertvector(sums[r][c], vf);
+                // as a tile's own result would be: it is rounded before it is joined
+                if constexpr (WORDS) sum = sum * splat(scales[r]);
+                float* to = states + r * state + d + c * W;
+                store(to, fma(load(to), splat(own[r]), sum * splat(other[r])));
+            }
+        }
+    }
+
     const Attention& a_;
-    float* keys_;  // [D][128]
+    const bool packs_;
+    const int64_t depth_;  // dwords of a key
+    float* keys_;          // [128 / panel_keys][depth][panel_keys]
     float* read_keys_;
-    float* padded_values_;
+    float* values_;
     const float* key_rows_[tile_keys];
     const float* value_rows_[tile_keys];
+    float key_scales_[WORDS ? tile_keys : 1];
+    float value_scales_[WORDS ? tile_keys : 1];
     int64_t first_ = 0, stop_ = 0;
 };
+
+using FloatTile = VectorTile<Floats>;

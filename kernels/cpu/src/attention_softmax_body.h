@@ -43,11 +43,11 @@ EC_INLINE vf shown(const Attention& a, vf score, vi key, int64_t tile_start, int
 }
 
 // Scores of ROWS rows to weights, in place, in the first `units` units: nothing behind those is
-// touched. What a row does not see weighs nothing. Rows take each step together: one alone would
+// touched. The first is `row` rows behind one of `query_head`. What a row does not see weighs nothing. Rows take each step together: one alone would
 // wait for its own results.
 template <int ROWS, class Tile>
 EC_INLINE void soften(const Attention& a, const Tile& tile, int64_t tile_start, int64_t query_head,
-                      const AttentionRow* sees, int64_t units, float* scores, float* tops,
+                      int64_t row, const AttentionRow* sees, int64_t units, float* scores, float* tops,
                       float* totals, float* largest) {
     const int64_t stop = units * unit_keys, group = a.group();
     vi lane;
@@ -56,9 +56,11 @@ EC_INLINE void soften(const Attention& a, const Tile& tile, int64_t tile_start, 
     for (int r = 0; r < ROWS; ++r) {
         const Sight sight = sight_of(sees[r], tile_start);
         float* own = scores + r * tile_keys;
-        if (sight.low > 0 || sight.high < stop || a.softcap != 0.0f || a.slopes != nullptr) {
-            const int64_t head = query_head / group * group + (query_head + r) % group;
+        const bool changes = a.softcap != 0.0f || a.slopes != nullptr;
+        if (sight.low > 0 || sight.high < stop || changes) {
+            const int64_t head = query_head / group * group + (query_head + row + r) % group;
             for (int64_t at = 0; at < stop; at += W) {
+                if (!changes && sight.low <= at && at + W <= sight.high) continue;
                 const vi key = lane + static_cast<int32_t>(at);
                 store(own + at, shown(a, load(own + at), key, tile_start, head, sees[r]));
             }

@@ -74,7 +74,7 @@ public:
         }
     }
 
-    PairTile(const Attention& a, float* scratch)
+    PairTile(const Attention& a, int64_t, float* scratch)
         : a_(a), keys_(reinterpret_cast<int32_t*>(scratch)),
           values_(keys_ + a.head_size / 2 * tile_keys) {
         Unit::configure(whole_tiles);
@@ -177,7 +177,7 @@ public:
                a.head_size % 64 == 0 && item.num_queries * a.group() >= most_rows;
     }
 
-    FourTile(const Attention& a, float* scratch) : ByteTile(a, scratch) {
+    FourTile(const Attention& a, int64_t rows, float* scratch) : ByteTile(a, rows, scratch) {
         Unit::configure(whole_tiles);
     }
 

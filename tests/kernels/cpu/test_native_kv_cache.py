@@ -174,12 +174,14 @@ def test_attention_over_a_stored_cache_is_that_over_its_values(ops, isa, dtype, 
     expected = reference_paged_attention(
         q, *map(values_of, sequences.caches), metadata, AttentionParams(**arguments)
     )
-    if dtype is torch.int8 and isa == "avx512":
-        # bytes: queries and weights are rounded about as far as keys and values have been
+    if dtype is torch.int8 and isa != "portable":
+        # to bytes queries and weights are rounded about as far as keys and values have been, to
+        # words a hundredth of that
         exact = reference_paged_attention(
             q, *sequences.rows, metadata, AttentionParams(**arguments)
         )
-        assert (out - expected).norm() < 1.25 * (expected - exact).norm()
+        most = 1.25 if isa == "avx512" else 0.02
+        assert (out - expected).norm() < most * (expected - exact).norm()
         return
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
     plain = Sequences(
