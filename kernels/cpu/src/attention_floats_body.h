@@ -108,7 +108,8 @@ EC_INLINE vf add_product(vf sum, vf x, vf w) { return fma(x, w, sum); }
 #if EC_LEVEL == 1
 // Of two words a lane, exact.
 EC_INLINE vi add_product(vi sum, vf x, vf w) {
-    return sum + (vi)_mm256_madd_epi16((__m256i)x, (__m256i)w);
+    // keys out of sight have any words, whose sums may wrap
+    return (vi)_mm256_add_epi32((__m256i)sum, _mm256_madd_epi16((__m256i)x, (__m256i)w));
 }
 #endif
 
