@@ -262,7 +262,7 @@ class EngineCore:
                 fingerprint = adapters_of(self._adapters).resolve(message)
                 message = msgspec.structs.replace(message, adapter=fingerprint)
             message = owned_request(client, message, isolates=self._isolates_tenants)
-            request = Request(
+            request = Request.from_engine_core_request(
                 message,
                 client_index=client.index,
                 arrival_time=now_s,

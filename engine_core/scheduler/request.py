@@ -4,7 +4,7 @@ import dataclasses
 import enum
 from collections.abc import Sequence as AnySequence
 from math import nan
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -175,6 +175,11 @@ class Request:
         self.tenant_number = 0
         self.first_step_id = 0
         """The first step that was planned while it waited."""
+
+    @classmethod
+    def from_engine_core_request(cls, message: EngineRequest, **details: Any) -> "Request":
+        """vLLM's name of what the constructor does."""
+        return cls(message, **details)
 
     @property
     def status(self) -> RequestStatus:
