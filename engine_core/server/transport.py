@@ -25,8 +25,6 @@ logger = logging.getLogger(__name__)
 
 Frame = bytes | memoryview
 
-_NOBLOCK, _MORE, _POLLIN = int(zmq.NOBLOCK), int(zmq.SNDMORE), int(zmq.POLLIN)
-"""Of zmq's flags each `|` takes a microsecond."""
 _SEND_QUEUE_MESSAGES = 128
 """To one client. What it does not read beyond them is merged (`backlog.py`)."""
 _RECEIVE_QUEUE_MESSAGES = 32
@@ -180,10 +178,11 @@ class ZmqTransport:
     def receive_all(self) -> Iterator[tuple[bytes, list[Frame]]]:
         if self._key_check is not None:
             self._key_check.answer_all()
-        while int(self._socket.get(zmq.EVENTS)) & _POLLIN:  # half the time of an error
-            parts = [self._socket.recv(_NOBLOCK, copy=False)]
-            while parts[-1].more:
-                parts.append(self._socket.recv(_NOBLOCK, copy=False))
+        while True:
+            try:
+                parts = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
             frames: list[Frame] = [part.buffer for part in parts[1:]]
             identity = parts[0].bytes
             if self._key_check is not None:
@@ -205,11 +204,8 @@ class ZmqTransport:
         if self._key_check is not None:
             identity = identity[:_ROUTING_ID_BYTES]
         try:
-            self._socket.send(identity, _NOBLOCK | _MORE)
-            if len(frames) == 1:
-                self._socket.send(frames[0], _NOBLOCK)
-            else:
-                self._socket.send_multipart([frames[0], *map(_shared, frames[1:])], _NOBLOCK)
+            parts = [identity, frames[0], *map(_shared, frames[1:])]
+            self._socket.send_multipart(parts, zmq.NOBLOCK)
         except zmq.Again:
             raise SlowConsumer(f"{_SEND_QUEUE_MESSAGES} messages wait for it") from None
         except zmq.ZMQError as error:
