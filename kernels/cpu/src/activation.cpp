@@ -1,5 +1,6 @@
 // Activations, alone or gated (arXiv:2002.05202): of the left half, times the right half.
 #include <cmath>
+#include <cstring>
 
 #include "dispatch.h"
 #include "graph.h"

@@ -95,13 +95,6 @@ static void transpose(const float* const* keys, int64_t first, int64_t stop, int
 }
 #endif
 
-// One dword in every lane, whatever it means as a float.
-EC_INLINE vf splat_bits(const float* at) {
-    int32_t bits;
-    std::memcpy(&bits, at, 4);
-    return (vf)(vi{} + bits);
-}
-
 // sum + x * w.
 EC_INLINE vf add_product(vf sum, vf x, vf w) { return fma(x, w, sum); }
 

@@ -43,8 +43,8 @@ EC_INLINE vf shown(const Attention& a, vf score, vi key, int64_t tile_start, int
 }
 
 // Scores of ROWS rows to weights, in place, in the first `units` units: nothing behind those is
-// touched. The first is `row` rows behind one of `query_head`. What a row does not see weighs nothing. Rows take each step together: one alone would
-// wait for its own results.
+// touched. The first is `row` rows behind one of `query_head`. What a row does not see weighs
+// nothing. Rows take each step together: one alone would wait for its own results.
 template <int ROWS, class Tile>
 EC_INLINE void soften(const Attention& a, const Tile& tile, int64_t tile_start, int64_t query_head,
                       int64_t row, const AttentionRow* sees, int64_t units, float* scores, float* tops,

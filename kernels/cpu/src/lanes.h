@@ -17,6 +17,13 @@ EC_INLINE vf load(const float* at) { return *reinterpret_cast<const vf_unaligned
 EC_INLINE void store(float* at, vf x) { *reinterpret_cast<vf_unaligned*>(at) = x; }
 EC_INLINE vf splat(float x) { return x - vf{}; }  // plus zero would not be x for -0
 
+// One dword in every lane, whatever it means as a float.
+EC_INLINE vf splat_bits(const float* at) {
+    uint32_t bits;
+    std::memcpy(&bits, at, 4);
+    return (vf)(vu{} + bits);
+}
+
 // Past the caches, to whole lines.
 EC_INLINE void stream(float* at, vf x) {
 #if EC_LEVEL >= 2

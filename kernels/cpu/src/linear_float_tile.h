@@ -28,13 +28,6 @@ EC_INLINE vf add_step(vf sum, vf x, vf w) {
 #endif
 }
 
-// One dword in every lane, whatever it means as a float.
-EC_INLINE vf splat_bits(const float* at) {
-    uint32_t bits;
-    std::memcpy(&bits, at, 4);
-    return (vf)(vu{} + bits);
-}
-
 // Where a tile's vectors lie: VECTORS of them from `first` on, in panels that follow one another.
 template <int VECTORS>
 constexpr int panels_of = VECTORS > vectors ? VECTORS / vectors : 1;

@@ -2,6 +2,7 @@
 // in float32.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "dispatch.h"
 #include "graph.h"
