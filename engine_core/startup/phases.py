@@ -51,17 +51,19 @@ class StartPhases:
 def process_launched_s() -> float:
     """When this process began, by `time.monotonic`.
 
-    Linux says it in clock ticks of 10 ms, rounded down; one tick is added, so that it is
-    never more than a parent can have measured. Elsewhere it is now.
+    Linux says it in clock ticks of 10 ms since the boot, rounded down; one tick is added, so that
+    it is never more than a parent can have measured. Elsewhere it is now.
 
     Source: proc_pid_stat(5), field 22."""
-    now_s = time.monotonic()
     try:
         # the second field is the program's name in brackets, which may hold blanks and brackets
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         started_ticks = int(fields[22 - 3])
         ticks_per_s = os.sysconf("SC_CLK_TCK")
-        since_boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        # a thread put to sleep between the two readings makes this less than it is, never more
+        boot_before_zero_s = max(
+            time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic() for _ in range(3)
+        )
     except (OSError, ValueError, IndexError, AttributeError):
-        return now_s
-    return now_s - max(0.0, since_boot_s - (started_ticks + 1) / ticks_per_s)
+        return time.monotonic()
+    return min(time.monotonic(), (started_ticks + 1) / ticks_per_s - boot_before_zero_s)

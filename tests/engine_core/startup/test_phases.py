@@ -66,6 +66,21 @@ def test_the_launch_lies_between_the_parents_start_and_the_childs_first_line():
     assert before_s - 1e-4 <= launched_s <= first_s + 0.01
 
 
+@pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="this system does not tell it")
+def test_a_thread_that_sleeps_between_two_clocks_does_not_move_the_launch(monkeypatch):
+    undisturbed_s = process_launched_s()
+    delays_s = iter([0.02, 0.05])
+    read_clock = time.clock_gettime
+
+    def read_and_sleep(clock: int) -> float:
+        reading_s = read_clock(clock)
+        time.sleep(next(delays_s, 0.0))
+        return reading_s
+
+    monkeypatch.setattr("time.clock_gettime", read_and_sleep)
+    assert process_launched_s() == pytest.approx(undisturbed_s, abs=0.01)
+
+
 @pytest.mark.parametrize("content", ["", "1 (x) S", "garbage", "1 (x) " + "z " * 40])
 def test_a_system_that_does_not_tell_the_launch_starts_the_clock_now(monkeypatch, content):
     monkeypatch.setattr("pathlib.Path.read_text", lambda _: content)
