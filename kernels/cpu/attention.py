@@ -8,7 +8,13 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.cpu.kv_cache import KVCacheFormat, format_of_cache, format_of_dtype, row_length
+from kernels.cpu.kv_cache import (
+    KVCacheFormat,
+    format_of_cache,
+    format_of_dtype,
+    keys_shape,
+    row_length,
+)
 from kernels.cpu.library import FLOAT, INT64, POINTER, check_tensor, members, optional_address
 from kernels.interface.operations import (
     AttentionMetadata,
@@ -123,24 +129,25 @@ def _as_int32(x: torch.Tensor) -> torch.Tensor:
 
 
 def check_caches(
-    plan: NativeAttentionPlan, k_cache_BSKD: torch.Tensor, v_cache_BSKD: torch.Tensor
+    plan: NativeAttentionPlan, k_cache: torch.Tensor, v_cache_BSKD: torch.Tensor
 ) -> None:
     """Raises ValueError: caches of another shape or format than the plan's."""
     geometry = plan.geometry
     kv_format = KVCacheFormat(geometry.kv_format)
     length = row_length(kv_format, geometry.head_size)
+    wanted = (len(v_cache_BSKD), geometry.block_size, geometry.num_kv_heads, length)
     if (
-        k_cache_BSKD.shape[1:] != (geometry.block_size, geometry.num_kv_heads, length)
-        or v_cache_BSKD.shape != k_cache_BSKD.shape
-        or not (k_cache_BSKD.is_contiguous() and v_cache_BSKD.is_contiguous())
-        or format_of_cache(k_cache_BSKD) is not kv_format
+        v_cache_BSKD.shape != wanted
+        or k_cache.shape != keys_shape(kv_format, wanted)
+        or not (k_cache.is_contiguous() and v_cache_BSKD.is_contiguous())
+        or format_of_cache(k_cache) is not kv_format
         or format_of_cache(v_cache_BSKD) is not kv_format
     ):
         raise ValueError(
-            f"keys {k_cache_BSKD.dtype} {tuple(k_cache_BSKD.shape)} and values "
+            f"keys {k_cache.dtype} {tuple(k_cache.shape)} and values "
             f"{v_cache_BSKD.dtype} {tuple(v_cache_BSKD.shape)}: the plan is for a contiguous "
-            f"cache in {kv_format.name} of [B, {geometry.block_size}, {geometry.num_kv_heads}, "
-            f"{length}]"
+            f"cache in {kv_format.name} of {list(keys_shape(kv_format, wanted))} and "
+            f"{list(wanted)}"
         )
 
 
@@ -152,6 +159,7 @@ class Rotary(ctypes.Structure):
         *members(POINTER, "q_weight", "k_weight"),
         *members(INT64, "num_tokens", "qkv_stride", "num_positions", "num_slots"),
         *members(INT64, "num_query_heads", "num_kv_heads", "head_size", "half", "kv_format"),
+        *members(INT64, "block_size"),
         ("eps", FLOAT),
     ]
 
@@ -160,7 +168,7 @@ def fill_rotary(call: Rotary, kv_cache: KVCache, params: RotaryParams) -> None:
     """The fields of `call` that are a layer's; those of a step are left.
     Raises ValueError: a weight of another shape, dtype or layout."""
     keys, values = kv_cache
-    num_blocks, block_size, num_kv_heads, _ = keys.shape
+    num_blocks, block_size, num_kv_heads, _ = values.shape
     head_size, cos_sin_PD = params.head_size, params.cos_sin_PD
     call.cos_sin = cos_sin_PD.data_ptr()
     call.k_cache = keys.data_ptr()
@@ -174,4 +182,5 @@ def fill_rotary(call: Rotary, kv_cache: KVCache, params: RotaryParams) -> None:
     call.head_size = head_size
     call.half = cos_sin_PD.shape[1] // 2
     call.kv_format = format_of_cache(keys)
+    call.block_size = block_size
     call.eps = params.norm_eps

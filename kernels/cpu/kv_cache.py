@@ -2,13 +2,16 @@
 
 `src/kv_cache.h` draws them. A cache of int8 is a uint8 tensor [B, S, K, D + 4]: the codes of a
 head, then their float32 scale `max|x| / 127`. So a block carries its scales wherever it is copied.
+Keys of float32 lie in panels [B, S / 16, K, D, 16] where blocks are whole panels.
 """
 
+from collections.abc import Sequence
 from enum import IntEnum
 
 import torch
 
 _SCALE_BYTES = 4
+_PANEL_TOKENS = 16
 
 
 class KVCacheFormat(IntEnum):
@@ -39,6 +42,22 @@ def format_of_dtype(kv_dtype: torch.dtype) -> KVCacheFormat | None:
 def format_of_cache(cache_BSKD: torch.Tensor) -> KVCacheFormat | None:
     """The format of a tensor of the cache; None: not the library's."""
     return _FORMAT_OF_STORAGE.get(cache_BSKD.dtype)
+
+
+def keys_shape(kv_format: KVCacheFormat, values_shape: Sequence[int]) -> tuple[int, ...]:
+    """Of the keys' tensor beside one of values [B, S, K, D]."""
+    num_blocks, block_size, num_heads, length = values_shape
+    if kv_format is not KVCacheFormat.F32 or block_size % _PANEL_TOKENS:
+        return num_blocks, block_size, num_heads, length
+    return num_blocks, block_size // _PANEL_TOKENS, num_heads, length, _PANEL_TOKENS
+
+
+def keys_at(keys: torch.Tensor, slots_T: torch.Tensor) -> tuple[torch.Tensor | slice, ...]:
+    """What indexes [T, K, D] of a tensor of keys in panels, of S slots a block."""
+    panels_T = slots_T // _PANEL_TOKENS
+    block_panels = keys.shape[1]
+    every = slice(None)
+    return panels_T // block_panels, panels_T % block_panels, every, every, slots_T % _PANEL_TOKENS
 
 
 def row_length(kv_format: KVCacheFormat, head_size: int) -> int:

@@ -20,6 +20,8 @@ from kernels.cpu.kv_cache import (
     format_of_cache,
     format_of_dtype,
     head_size_of,
+    keys_at,
+    keys_shape,
     read_rows,
     row_length,
     store_rows,
@@ -326,23 +328,21 @@ class CpuOperations(NativeSampling, TorchOperations):
         call = (qkv_TN, positions_T, slot_mapping_T, kv_cache, params)
         if capture := capture_of(qkv_TN):
             return capture.rotary_and_cache(*call)
-        if (
-            qkv_TN.dtype is not _FLOAT32
-            or format_of_cache(kv_cache[0]) is None
-            or not qkv_TN.is_contiguous()
-        ):
-            return super().rotary_and_cache(*call)
-        num_tokens, width = qkv_TN.shape
         keys, values = kv_cache
-        num_heads, head_size = params.num_query_heads + 2 * keys.shape[2], params.head_size
-        if head_size_of(keys) != head_size or width != num_heads * head_size:
+        kv_format = format_of_cache(keys)
+        if qkv_TN.dtype is not _FLOAT32 or kv_format is None:
+            return super().rotary_and_cache(*call)
+        qkv_TN = qkv_TN.contiguous()
+        num_tokens, width = qkv_TN.shape
+        num_heads, head_size = params.num_query_heads + 2 * values.shape[2], params.head_size
+        if head_size_of(values) != head_size or width != num_heads * head_size:
             raise ValueError(
                 f"qkv is {tuple(qkv_TN.shape)}; {params.num_query_heads} heads of q and twice the "
-                f"{keys.shape[2]} of the cache {tuple(keys.shape)}, each of {head_size}, "
+                f"{values.shape[2]} of the cache {tuple(values.shape)}, each of {head_size}, "
                 f"are {num_heads * head_size} columns"
             )
-        check_tensor("keys", keys, keys.shape, keys.dtype)
-        check_tensor("values", values, keys.shape, keys.dtype)
+        check_tensor("keys", keys, keys_shape(kv_format, values.shape), keys.dtype)
+        check_tensor("values", values, values.shape, keys.dtype)
         check_tensor("cos_sin", params.cos_sin_PD, params.cos_sin_PD.shape)
         check_tensor("positions", positions_T, (num_tokens,), torch.int64)
         check_tensor("slot_mapping", slot_mapping_T, (num_tokens,), torch.int64)
@@ -414,7 +414,12 @@ class CpuOperations(NativeSampling, TorchOperations):
     ) -> KVCache:
         if dtype is torch.int8:
             head_size, dtype = row_length(KVCacheFormat.I8, head_size), torch.uint8
-        return super().allocate_kv_cache(num_blocks, block_size, num_kv_heads, head_size, dtype)
+        keys, values = super().allocate_kv_cache(
+            num_blocks, block_size, num_kv_heads, head_size, dtype
+        )
+        kv_format = format_of_cache(values)
+        shape = values.shape if kv_format is None else keys_shape(kv_format, values.shape)
+        return keys.view(shape), values
 
     def write_kv_cache(
         self,
@@ -425,9 +430,15 @@ class CpuOperations(NativeSampling, TorchOperations):
     ) -> None:
         keys, values = kv_cache
         k_TKD, v_TKD = store_rows(k_TKD, keys), store_rows(v_TKD, values)
-        super().write_kv_cache(k_TKD, v_TKD, slot_mapping_T, kv_cache)
+        if keys.dim() == values.dim():
+            return super().write_kv_cache(k_TKD, v_TKD, slot_mapping_T, kv_cache)
+        keys[keys_at(keys, slot_mapping_T)] = k_TKD
+        values.flatten(0, 1).index_copy_(0, slot_mapping_T, v_TKD)
 
     def read_kv_cache(self, kv_cache: KVCache, slots_L: torch.Tensor) -> KVCache:
+        keys, values = kv_cache
+        if keys.dim() != values.dim():
+            return keys[keys_at(keys, slots_L)], values.flatten(0, 1)[slots_L]
         keys, values = super().read_kv_cache(kv_cache, slots_L)
         if keys.dtype is torch.uint8:
             return read_rows(keys), read_rows(values)

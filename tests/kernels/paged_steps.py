@@ -94,6 +94,14 @@ def step(
     return q, k_cache, v_cache, metadata
 
 
+def keys_in_panels(k_cache_BSKD: torch.Tensor) -> torch.Tensor:
+    """As the native kernels want keys of float32: in panels [B, S / 16, K, D, 16], if they fit."""
+    if k_cache_BSKD.dtype is not torch.float32 or k_cache_BSKD.shape[1] % 16:
+        return k_cache_BSKD
+    panels = k_cache_BSKD.unflatten(1, (-1, 16))  # [B, S / 16, 16, K, D]
+    return panels.permute(0, 1, 3, 4, 2).contiguous()
+
+
 def reference_paged_attention(
     q_THD: torch.Tensor,
     k_cache_BSKD: torch.Tensor,

@@ -1,27 +1,35 @@
 // Keys and values of the next tile, fetched while one is computed; see attention.h. Included by
 // attention_body.h: no include guard.
 
+// Where keys in panels [depth][16] and values of a tile and a head lie; the last ones are repeated.
+struct Places {
+    const float* panels[tile_keys / panel_tokens];
+    const float* values[tile_keys];
+};
+
 // Blocks lie anywhere in memory, so the processor cannot guess the next. A tile's lines asked for
-// at once would have to be waited for: a few are asked for with each step of reading a tile.
+// at once would have to be waited for: a few are asked for with each step of reading a tile, or,
+// where nothing of it is read but by products, with their steps.
 class Ahead {
 public:
     // What the tile at `start` holds of a member's sequence, for all heads of the item.
     void take(const Attention& a, const AttentionItem& item, const AttentionMember& member,
               int64_t start) {
-        const int64_t row_bytes = kv_row_bytes(a.kv_format, a.head_size);
+        row_bytes_ = kv_row_bytes(a.kv_format, a.head_size);
+        panel_ = a.has_panels() ? panel_tokens : 1;
         const int32_t* blocks = a.table + member.request * a.table_width;
         const int64_t stop = a.stop_key(member.request, member.query_stop - 1);
         int64_t block = start / a.block_size, block_stop = (block + 1) * a.block_size;
-        k_ = a.k + item.head * row_bytes;
-        v_ = a.v + item.head * row_bytes;
-        num_bytes_ = (item.head_stop - item.head) * row_bytes;
+        k_ = a.k + item.head * row_bytes_ * panel_;
+        v_ = a.v + item.head * row_bytes_;
+        num_heads_ = item.head_stop - item.head;
         for (int64_t key = start; key < start + tile_keys && key < stop; ++key) {
             if (key == block_stop) {
                 ++block;
                 block_stop += a.block_size;
             }
             const int64_t slot = (blocks[block] + 1) * a.block_size - (block_stop - key);
-            at_[num_rows_++] = slot * a.num_kv_heads * row_bytes;
+            at_[num_rows_++] = slot * a.num_kv_heads * row_bytes_;
         }
     }
 
@@ -29,16 +37,32 @@ public:
 
     void step() {
         for (int64_t i = 0; i < rows_a_step_ && next_ < num_rows_; ++i, ++next_) {
-            for (int64_t line = 0; line < num_bytes_; line += 64) {
+            for (int64_t line = 0; line < num_heads_ * row_bytes_; line += 64) {
                 __builtin_prefetch(k_ + at_[next_] + line, 0, 2);
                 __builtin_prefetch(v_ + at_[next_] + line, 0, 2);
             }
         }
     }
 
+    // Of the item's head, where its keys lie in panels. False: there are none.
+    bool find(int64_t head, Places& places) const {
+        if (head >= num_heads_ || num_rows_ == 0) return false;
+        for (int64_t j = 0; j < tile_keys; ++j) {
+            const int64_t at = at_[j < num_rows_ ? j : num_rows_ - 1];
+            places.values[j] = reinterpret_cast<const float*>(v_ + at + head * row_bytes_);
+        }
+        for (int64_t j = 0; j < tile_keys; j += panel_tokens) {
+            const int64_t at = at_[j < num_rows_ ? j : 0];
+            const uint8_t* panel = k_ + at + head * row_bytes_ * panel_tokens;
+            places.panels[j / panel_tokens] = reinterpret_cast<const float*>(panel);
+        }
+        return true;
+    }
+
 private:
     const uint8_t* k_ = nullptr;
     const uint8_t* v_ = nullptr;
     int64_t at_[tile_keys];  // bytes
-    int64_t num_bytes_ = 0, num_rows_ = 0, rows_a_step_ = 0, next_ = 0;
+    int64_t row_bytes_ = 0, panel_ = 1, num_heads_ = 0;
+    int64_t num_rows_ = 0, rows_a_step_ = 0, next_ = 0;
 };

@@ -165,22 +165,28 @@ static void attend_with(const Attention& a, const AttentionPlan& plan, int64_t i
             ahead.take(a, *other, *plan.members_of(*other), other->tile * tile_keys);
         }
         ahead.divide((item.head_stop - item.head) * Tile::fetches);
-        int64_t slots[tile_keys];
+        int64_t slots[tile_keys], at[tile_keys];
         int64_t block = (start + first) / a.block_size, held = block * a.block_size - start;
         for (int64_t j = first; j < stop; ++block) {
             const int64_t slot = blocks[block] * a.block_size - held;
             held += a.block_size;
-            for (; j < stop && j < held; ++j) slots[j] = slot + j;
+            for (; j < stop && j < held; ++j) {
+                slots[j] = slot + j;
+                at[j] = slots[j] * a.num_kv_heads * row_bytes;
+            }
         }
         for (int64_t head = item.head; head < item.head_stop; ++head) {
             const uint8_t* k[tile_keys];
             const uint8_t* v[tile_keys];
-            for (int64_t j = first; j < stop; ++j) {
-                const int64_t at = (slots[j] * a.num_kv_heads + head) * row_bytes;
-                k[j] = a.k + at;
-                v[j] = a.v + at;
+            for (int64_t j = first; j < stop; ++j) v[j] = a.v + head * row_bytes + at[j];
+            if (a.has_panels()) {  // one key of each
+                for (int64_t j = first; j < stop; j = (j / panel_tokens + 1) * panel_tokens)
+                    k[j] = a.k + panel_offset(slots[j], head, a.num_kv_heads, head_size);
+            } else {
+                for (int64_t j = first; j < stop; ++j) k[j] = a.k + head * row_bytes + at[j];
             }
             tile.read(k, v, first, stop, ahead);
+            if constexpr (Tile::reads_panels) tile.fetch(ahead, head - item.head);
             const int64_t base = (head - item.head) * head_rows;
             const int64_t num_blocks = (head_rows + Tile::block_rows - 1) / Tile::block_rows;
             for (int64_t n = 0; n < num_blocks; ++n) {
@@ -190,6 +196,7 @@ static void attend_with(const Attention& a, const AttentionPlan& plan, int64_t i
                                  head_rows * (n + 1) / num_blocks - row, first, stop, sees + row,
                                  queries + (base + row) * query_floats, scores,
                                  states + (base + row) * state);
+                if constexpr (Tile::reads_panels) tile.fetched();
             }
         }
     }

@@ -46,6 +46,7 @@ __attribute__((noinline)) void dot_bytes(const int32_t* vectors, int64_t stride,
 class ByteTile {
 public:
     static constexpr bool is_matrix = false;
+    static constexpr bool reads_panels = false;
     static constexpr int64_t block_rows = 24;
     static constexpr int most_rows = most_rows_at_once;
     static constexpr int64_t pass_keys = 4 * unit_keys;

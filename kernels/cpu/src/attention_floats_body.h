@@ -1,13 +1,11 @@
 // A tile of keys and values on the vector units: as floats, for any form of the cache, or as words of
 // 16 bits; see attention.h. Included by attention_body.h: no include guard.
 //
-// The keys are transposed once, in panels [depth][panel_keys], and serve all rows; a row's scores are
-// then chains over the depth, and its values chains over the keys: the order is that of the indices
-// for any number of rows at once.
+// Keys lie in panels [depth][16], in the cache or transposed once here, and serve all rows; a row's
+// scores are then chains over the depth, and its values chains over the keys: the order is that of
+// the indices for any number of rows at once.
 
 constexpr int COLUMNS = EC_LEVEL == 2 ? 4 : 2;  // registers beside each other in a product
-// Lines a power of two apart share few places of a cache: narrow columns lie in panels of their own.
-constexpr int64_t panel_keys = EC_LEVEL == 2 ? tile_keys : COLUMNS * W;
 constexpr int64_t panel_values = 16;
 
 #if EC_LEVEL == 2
@@ -36,7 +34,7 @@ EC_INLINE void transpose_dwords(__m512i (&x)[16]) {
     }
 }
 
-// keys[j][d] -> out[d][j] for j in whole sixteens around [first, stop).
+// keys[j][d] -> out[j / 16][d][j % 16] for j in whole sixteens around [first, stop).
 static void transpose(const float* const* keys, int64_t first, int64_t stop, int64_t head_size,
                       float* out, Ahead& ahead) {
     for (int64_t j = first / unit_keys * unit_keys; j < stop; j += unit_keys) {
@@ -48,7 +46,7 @@ static void transpose(const float* const* keys, int64_t first, int64_t stop, int
             ahead.step();
             transpose_dwords(x);
             for (int64_t i = 0; i < count; ++i)
-                _mm512_storeu_si512(out + (d + i) * tile_keys + j, x[i]);
+                _mm512_storeu_si512(out + j * head_size + (d + i) * unit_keys, x[i]);
         }
     }
 }
@@ -72,24 +70,24 @@ EC_INLINE vf high_pairs(vf a, vf b) { return EC_SHUFFLE_4(a, b, 2, 3, 6, 7); }
 EC_INLINE vf load_fours(const float* const* keys, int64_t d) { return load(keys[0] + d); }
 #endif
 
-// keys[j][d] -> out[j / panel_keys][d][j % panel_keys] for j in whole registers around [first, stop).
+// keys[j][d] -> out[j / 16][d][j % 16] for j in whole registers around [first, stop).
 static void transpose(const float* const* keys, int64_t first, int64_t stop, int64_t head_size,
                       float* out, Ahead& ahead) {
     for (int64_t j = first / W * W; j < stop; j += W) {
-        float* panel = out + j / panel_keys * panel_keys * head_size + j % panel_keys;
+        float* panel = out + j / unit_keys * unit_keys * head_size + j % unit_keys;
         int64_t d = 0;
-        for (; d + 4 <= head_size; d += 4, panel += 4 * panel_keys) {
+        for (; d + 4 <= head_size; d += 4, panel += 4 * unit_keys) {
             if (d % 16 == 0) ahead.step();
             const vf a = load_fours(keys + j, d), b = load_fours(keys + j + 1, d);
             const vf c = load_fours(keys + j + 2, d), e = load_fours(keys + j + 3, d);
             const vf ab_low = low_floats(a, b), ab_high = high_floats(a, b);
             const vf ce_low = low_floats(c, e), ce_high = high_floats(c, e);
             store(panel, low_pairs(ab_low, ce_low));
-            store(panel + panel_keys, high_pairs(ab_low, ce_low));
-            store(panel + 2 * panel_keys, low_pairs(ab_high, ce_high));
-            store(panel + 3 * panel_keys, high_pairs(ab_high, ce_high));
+            store(panel + unit_keys, high_pairs(ab_low, ce_low));
+            store(panel + 2 * unit_keys, low_pairs(ab_high, ce_high));
+            store(panel + 3 * unit_keys, high_pairs(ab_high, ce_high));
         }
-        for (; d < head_size; ++d, panel += panel_keys)
+        for (; d < head_size; ++d, panel += unit_keys)
             for (int64_t i = 0; i < W; ++i) std::memcpy(panel + i, keys[j + i] + d, 4);
     }
 }
@@ -107,9 +105,10 @@ EC_INLINE vi add_product(vi sum, vf x, vf w) {
 #endif
 
 // sums[r][c] = sum over n in [first, stop) of x[r * x_stride + n] times the register at `at(n, c)`.
-template <class Sum, int ROWS, int WIDTH, class At>
+// `fetch(n)` is called beside it.
+template <class Sum, int ROWS, int WIDTH, class At, class Fetch>
 EC_INLINE void dot(const At& at, int64_t first, int64_t stop, const float* x, int64_t x_stride,
-                   Sum (&sums)[ROWS][WIDTH]) {
+                   Sum (&sums)[ROWS][WIDTH], const Fetch& fetch) {
     constexpr bool WORDS = std::is_same_v<Sum, vi>;
     for (int r = 0; r < ROWS; ++r)
         for (int c = 0; c < WIDTH; ++c) sums[r][c] = Sum{};
@@ -118,6 +117,7 @@ EC_INLINE void dot(const At& at, int64_t first, int64_t stop, const float* x, in
     };
     if constexpr (EC_LEVEL < 2 && WIDTH > ROWS) {
         for (int64_t n = first; n < stop; ++n) {
+            fetch(n);
             vf values[ROWS];
             for (int r = 0; r < ROWS; ++r) values[r] = value(r, n);
             for (int c = 0; c < WIDTH; ++c) {
@@ -129,6 +129,7 @@ EC_INLINE void dot(const At& at, int64_t first, int64_t stop, const float* x, in
         return;
     }
     const auto turn = [&](int64_t n) __attribute__((always_inline)) {
+        fetch(n);
         vf vectors[WIDTH];
         for (int c = 0; c < WIDTH; ++c) vectors[c] = load(at(n, c));
         for (int r = 0; r < ROWS; ++r) {
@@ -154,6 +155,7 @@ template <class Codes>
 class VectorTile {
 public:
     static constexpr bool is_matrix = false;
+    static constexpr bool reads_panels = !Codes::are_words;
     static constexpr int64_t block_rows = 24;
     static constexpr int most_rows = most_rows_at_once;
     static constexpr bool WORDS = Codes::are_words;
@@ -185,6 +187,7 @@ public:
     // For so many rows of a head. Values that serve many are copied to panels [128][panel_values].
     VectorTile(const Attention& a, int64_t rows, float* scratch)
         : a_(a), packs_(WORDS || (EC_LEVEL < 2 && rows > 4 * block_rows)),
+          has_panels_(a.has_panels()),
           depth_(WORDS ? (a.head_size + 1) / 2 : a.head_size), keys_(scratch),
           read_keys_(keys_ + tile_keys * depth_),
           values_(read_keys_ + tile_keys * (WORDS ? a.padded() / 2 : a.head_size)) {}
@@ -199,12 +202,25 @@ public:
             read_floats(k, v);
         }
         constexpr int64_t whole = unit_keys;
+        for (int64_t unit = 0; unit * whole < stop; ++unit) {
+            const int64_t seen = unit * whole > first ? unit * whole : first;
+            panels_[unit] = has_panels_ ? reinterpret_cast<const float*>(k[seen]) - seen % whole
+                                        : keys_ + unit * whole * depth_;
+        }
+        if (has_panels_) return;
         for (int64_t j = first / whole * whole; j < first; ++j) key_rows_[j] = key_rows_[first];
         for (int64_t j = stop; j % whole != 0; ++j) key_rows_[j] = key_rows_[stop - 1];
     }
 
+    // From now on products fetch the next tile's panels and values of a head of it.
+    void fetch(const Ahead& ahead, int64_t head) {
+        next_ = has_panels_ && ahead.find(head, places_) ? &places_ : nullptr;
+    }
+    void fetched() { next_ = nullptr; }
+
     // Before the first `score` from `at` on: a pass that is scored at once is in the nearest cache.
     void prepare(int64_t at, Ahead& ahead) {
+        if (has_panels_) return;
         const int64_t stop = at + pass_keys < stop_ ? at + pass_keys : stop_;
         transpose(key_rows_, at > first_ ? at : first_, stop, depth_, keys_, ahead);
     }
@@ -268,8 +284,13 @@ private:
         const int64_t head_size = a_.head_size, padded = a_.padded();
         const bool is_float = a_.kv_format == static_cast<int64_t>(KVCacheFormat::f32);
         const bool copies = packs_ || padded != head_size;
+        if (has_panels_ && !copies) {
+            const auto count = static_cast<size_t>(stop_ - first_);
+            std::memcpy(value_rows_ + first_, v + first_, count * sizeof v[0]);
+            return;
+        }
         for (int64_t j = first_; j < stop_; ++j) {
-            const auto* key = reinterpret_cast<const float*>(k[j]);
+            const auto* key = reinterpret_cast<const float*>(k[has_panels_ ? first_ : j]);
             const auto* value = reinterpret_cast<const float*>(v[j]);
             float* to = values_ + j * (packs_ ? panel_values : padded);
             if (!is_float) {
@@ -316,14 +337,19 @@ private:
     // Of the WIDTH registers of keys from `at` on.
     template <int ROWS, int WIDTH>
     void score_columns(const float* q, int64_t at, float* scores) const {
-        constexpr int64_t registers = panel_keys / W;
         const int64_t stride = query_floats(a_);
-        const float* keys = keys_ + at / panel_keys * panel_keys * depth_ + at % panel_keys;
+        const float* keys[WIDTH];
+        for (int c = 0; c < WIDTH; ++c)
+            keys[c] = panels_[(at + c * W) / unit_keys] + (at + c * W) % unit_keys;
         Sum sums[ROWS][WIDTH];
-        const auto key_at = [&](int64_t d, int c) {
-            return keys + c / registers * panel_keys * depth_ + d * panel_keys + c % registers * W;
+        const auto key_at = [&](int64_t d, int c) { return keys[c] + d * unit_keys; };
+        const Places* next = next_;
+        const auto fetch = [&](int64_t d) __attribute__((always_inline)) {
+            if (WORDS || next == nullptr) return;
+            for (int c = 0; c < WIDTH; c += unit_registers)
+                __builtin_prefetch(next->panels[at / unit_keys + c / unit_registers] + d * unit_keys, 0, 2);
         };
-        dot(key_at, 0, depth_, q, stride, sums);
+        dot(key_at, 0, depth_, q, stride, sums, fetch);
         for (int r = 0; r < ROWS; ++r) {
             for (int c = 0; c < WIDTH; ++c) {
                 float* to = scores + r * tile_keys + at + c * W;
@@ -358,7 +384,13 @@ private:
         const int64_t state = a_.state(), offset = value_at(d);
         Sum sums[ROWS][WIDTH];
         const auto value_at_key = [&](int64_t n, int c) { return value_rows_[n] + offset + c * W; };
-        dot(value_at_key, first, stop, x, weight_floats, sums);
+        const Places* next = next_;
+        const auto fetch = [&](int64_t n) __attribute__((always_inline)) {
+            if (WORDS || next == nullptr) return;
+            for (int c = 0; c < WIDTH; c += unit_registers)
+                __builtin_prefetch(next->values[n] + d + c * W, 0, 2);
+        };
+        dot(value_at_key, first, stop, x, weight_floats, sums, fetch);
         for (int r = 0; r < ROWS; ++r) {
             for (int c = 0; c < WIDTH; ++c) {
                 vf sum = __builtin_convertvector(sums[r][c], vf);
@@ -371,16 +403,19 @@ private:
     }
 
     const Attention& a_;
-    const bool packs_;
+    const bool packs_, has_panels_;
     const int64_t depth_;  // dwords of a key
-    float* keys_;          // [128 / panel_keys][depth][panel_keys]
+    float* keys_;          // [8][depth][16]
     float* read_keys_;
     float* values_;
     const float* key_rows_[tile_keys];
+    const float* panels_[tile_keys / unit_keys];  // of keys
     const float* value_rows_[tile_keys];
     float key_scales_[WORDS ? tile_keys : 1];
     float value_scales_[WORDS ? tile_keys : 1];
     int64_t first_ = 0, stop_ = 0;
+    Places places_;
+    const Places* next_ = nullptr;  // what products fetch beside them
 };
 
 using FloatTile = VectorTile<Floats>;

@@ -21,6 +21,7 @@ EC_INLINE __m512i bf16_pairs(vf low, vf high) {
 // Rows are taken by 16, keys and columns of values by 64: tiles 0 ... 3 are their sums.
 struct MatrixTile {
     static constexpr bool is_matrix = true;
+    static constexpr bool reads_panels = false;
     static constexpr int most_rows = 16;
     static constexpr int64_t block_rows = most_block_rows;
     static constexpr int64_t pass_keys = 4 * unit_keys;
@@ -170,6 +171,7 @@ public:
     using MatrixTile::is_matrix;
     using MatrixTile::most_rows;
     using MatrixTile::pass_keys;
+    using MatrixTile::reads_panels;
 
     static bool can_take(const Attention& a, const AttentionPlan& plan, int64_t index) {
         const AttentionItem& item = plan.items[static_cast<size_t>(index)];

@@ -5,7 +5,12 @@
 //   bf16  [D] the upper halves of floats, rounded to even
 //   i8    [D] codes, then a float32 scale = max|x| / 127; x = code * scale
 //
-// Rows lie one behind the other, so a row of i8 may begin anywhere.
+// Rows lie one behind the other, so a row of i8 may begin anywhere. But keys of f32 lie as attention
+// reads them, where blocks are whole panels: 16 tokens of a head beside each other.
+//
+//   rows    [slots][K][D]
+//   panels  [slots / 16][K][D][16]
+//
 // kernels/cpu/kv_cache.py has the same in torch.
 #pragma once
 
@@ -16,6 +21,12 @@
 namespace ec {
 
 enum class KVCacheFormat : int64_t { f32 = 0, bf16 = 1, i8 = 2 };
+
+constexpr int64_t panel_tokens = 16;
+
+inline bool has_key_panels(int64_t kind, int64_t block_size) {
+    return kind == static_cast<int64_t>(KVCacheFormat::f32) && block_size % panel_tokens == 0;
+}
 
 inline bool is_kv_format(int64_t kind) { return kind >= 0 && kind <= 2; }
 
@@ -29,6 +40,13 @@ inline int64_t kv_row_bytes(int64_t kind, int64_t head_size) {
             return head_size + 4;
     }
     return 0;
+}
+
+// Bytes from the cache's start to the first element of a key in a panel, whose others follow at
+// every 16th float.
+inline int64_t panel_offset(int64_t slot, int64_t head, int64_t num_heads, int64_t head_size) {
+    const int64_t panel = slot / panel_tokens * num_heads + head;
+    return (panel * head_size * panel_tokens + slot % panel_tokens) * 4;
 }
 
 }  // namespace ec

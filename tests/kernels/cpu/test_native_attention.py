@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from paged_steps import make_planner
+from paged_steps import keys_in_panels, make_planner
 
 from kernels.cpu.attention import NativeAttentionPlan
 from kernels.cpu.operations import CpuOperations
@@ -30,16 +30,17 @@ step = functools.partial(paged_steps.step, hides_dropped=True)
 def check(ops, requests, *, window=None, options=None, **shapes):
     q, k_cache, v_cache, metadata = step(ops, requests, window=window, **shapes)
     assert isinstance(metadata.plan, NativeAttentionPlan)
-    before = q.clone(), k_cache.clone()
+    keys = keys_in_panels(k_cache)
+    before = q.clone(), keys.clone()
     arguments = {"scale": 0.3, "sliding_window": window, **(options or {})}
-    out = ops.paged_attention(q, k_cache, v_cache, metadata, AttentionParams(**arguments))
+    out = ops.paged_attention(q, keys, v_cache, metadata, AttentionParams(**arguments))
     metadata.block_table_RM.clamp_(min=0)
     expected = reference_paged_attention(
         q, k_cache.nan_to_num(), v_cache.nan_to_num(), metadata, AttentionParams(**arguments)
     )
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
     assert torch.equal(q, before[0])
-    torch.testing.assert_close(k_cache, before[1], atol=0, rtol=0, equal_nan=True)
+    torch.testing.assert_close(keys, before[1], atol=0, rtol=0, equal_nan=True)
 
 
 MIXES = {
@@ -58,10 +59,11 @@ MIXES = {
 }
 
 
+@pytest.mark.parametrize("block_size", [4, 32])
 @pytest.mark.parametrize("window", [None, 1, 3, 16, 100])
 @pytest.mark.parametrize("mix", MIXES)
-def test_any_mix_equals_the_reference_and_reads_nothing_out_of_sight(ops, mix, window):
-    check(ops, MIXES[mix], window=window)
+def test_any_mix_equals_the_reference_and_reads_nothing_out_of_sight(ops, mix, window, block_size):
+    check(ops, MIXES[mix], window=window, block_size=block_size)
 
 
 @pytest.mark.parametrize("window", [None, 70])
@@ -99,7 +101,7 @@ def test_head_counts_and_sizes(ops, heads, head_size):
         max_size=12,
     ),
     window=st.none() | st.integers(1, 120),
-    block_size=st.sampled_from([1, 3, 16, 200]),
+    block_size=st.sampled_from([1, 3, 16, 48, 200]),
 )
 def test_random_steps(ops, requests, window, block_size):
     check(ops, requests, window=window, block_size=block_size)
@@ -113,6 +115,7 @@ def test_a_token_has_the_same_bits_in_a_prompt_a_chunk_a_crowd_and_alone(ops, wi
     )
     planner = make_planner(ops, heads, head_size, block_size, window)
     table_M = metadata.block_table_RM[0]
+    k_cache = keys_in_panels(k_cache)
 
     def run(pieces):
         """Attention of tokens [start, stop) of the one sequence, each piece as a request."""

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from paged_steps import step
+from paged_steps import keys_in_panels, step
 
 from kernels.cpu.operations import CpuOperations
 from kernels.interface.operations import AttentionParams
@@ -17,7 +17,7 @@ def attend(ops, requests, window, **options):
     expected = reference_paged_attention(
         q, k.nan_to_num(), v.nan_to_num(), metadata, params, bidirectional=True
     )
-    return ops.paged_attention(q, k, v, metadata, params), expected
+    return ops.paged_attention(q, keys_in_panels(k), v, metadata, params), expected
 
 
 @pytest.mark.parametrize("window", [None, 1, 2, 65, 130])

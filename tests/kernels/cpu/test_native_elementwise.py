@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from paged_steps import rotate
+from paged_steps import keys_in_panels, rotate
 
 from kernels.cpu.operations import CpuOperations
 from kernels.torch.operations import TorchOperations
@@ -154,17 +154,36 @@ def rotary_case(num_tokens, *, heads=(6, 2), head_size=8, rotary_size=None, norm
 @pytest.mark.parametrize("rotary_size", [None, 4, 16])
 @pytest.mark.parametrize("heads", [(6, 2), (1, 1), (9, 3)])
 @pytest.mark.parametrize("num_tokens", [0, 1, 7, 130])
-def test_rotation_and_cache_are_those_of_torch(ops, num_tokens, heads, rotary_size, normed):
+@pytest.mark.parametrize("block_size", [4, 32])
+def test_rotation_and_cache_are_those_of_torch(
+    ops, block_size, num_tokens, heads, rotary_size, normed
+):
     head_size = 34
     qkv, arguments = rotary_case(
         num_tokens, heads=heads, head_size=head_size, rotary_size=rotary_size, normed=normed
     )
-    own, reference = (ops.allocate_kv_cache(40, 4, heads[1], head_size, qkv.dtype) for _ in "ab")
+    shape = (160 // block_size, block_size, heads[1], head_size, qkv.dtype)
+    own, reference = ops.allocate_kv_cache(*shape), TORCH.allocate_kv_cache(*shape)
     expected = rotate(TORCH.rotary_and_cache, qkv.clone(), reference, **arguments)
     rotated = rotate(ops.rotary_and_cache, qkv, own, **arguments)
     torch.testing.assert_close(rotated, expected, atol=2e-6, rtol=2e-6)
-    torch.testing.assert_close(own[0], reference[0], atol=2e-6, rtol=2e-6)
+    torch.testing.assert_close(own[0], keys_in_panels(reference[0]), atol=2e-6, rtol=2e-6)
     assert torch.equal(own[1], reference[1])
+    slots = arguments["slot_mapping_T"]
+    for read, wanted in zip(
+        ops.read_kv_cache(own, slots), TORCH.read_kv_cache(reference, slots), strict=True
+    ):
+        torch.testing.assert_close(read, wanted, atol=2e-6, rtol=2e-6)
+
+
+def test_keys_written_as_they_are_lie_where_rotation_puts_them(ops):
+    slots = torch.tensor([0, 15, 16, 31, 47, 90])
+    rows = [torch.randn(6, 2, 34) for _ in "kv"]
+    cache, reference = (each.allocate_kv_cache(3, 32, 2, 34, torch.float32) for each in (ops, TORCH))
+    ops.write_kv_cache(*rows, slots, cache)
+    TORCH.write_kv_cache(*rows, slots, reference)
+    assert torch.equal(cache[0], keys_in_panels(reference[0]))
+    assert torch.equal(cache[1], reference[1])
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import torch
 
 from kernels.cpu.attention import NativeAttentionPlanner
 from kernels.cpu.captured_forward import CapturedForward
-from kernels.cpu.kv_cache import KVCacheFormat, row_length
+from kernels.cpu.kv_cache import KVCacheFormat, keys_shape, row_length
 from kernels.cpu.library import NativeLibrary
 from kernels.cpu.operations import CpuOperations
 from kernels.cpu.weights import pack_float
@@ -66,6 +66,7 @@ class _Step:
             row_length(self.kind, self.head_size),
         )
         self.k, self.v = (_stored(case, self.kind, shape) for _ in "kv")
+        self.k = self.k.view(keys_shape(self.kind, shape))
         dtypes = {KVCacheFormat.BF16: torch.bfloat16, KVCacheFormat.I8: torch.int8}
         self.planner = NativeAttentionPlanner(
             AttentionSpec(
