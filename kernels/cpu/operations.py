@@ -431,9 +431,10 @@ class CpuOperations(NativeSampling, TorchOperations):
         keys, values = kv_cache
         k_TKD, v_TKD = store_rows(k_TKD, keys), store_rows(v_TKD, values)
         if keys.dim() == values.dim():
-            return super().write_kv_cache(k_TKD, v_TKD, slot_mapping_T, kv_cache)
-        keys[keys_at(keys, slot_mapping_T)] = k_TKD
-        values.flatten(0, 1).index_copy_(0, slot_mapping_T, v_TKD)
+            super().write_kv_cache(k_TKD, v_TKD, slot_mapping_T, kv_cache)
+        else:
+            keys[keys_at(keys, slot_mapping_T)] = k_TKD
+            values.flatten(0, 1).index_copy_(0, slot_mapping_T, v_TKD)
 
     def read_kv_cache(self, kv_cache: KVCache, slots_L: torch.Tensor) -> KVCache:
         keys, values = kv_cache

@@ -179,7 +179,8 @@ def test_rotation_and_cache_are_those_of_torch(
 def test_keys_written_as_they_are_lie_where_rotation_puts_them(ops):
     slots = torch.tensor([0, 15, 16, 31, 47, 90])
     rows = [torch.randn(6, 2, 34) for _ in "kv"]
-    cache, reference = (each.allocate_kv_cache(3, 32, 2, 34, torch.float32) for each in (ops, TORCH))
+    shape = 3, 32, 2, 34, torch.float32
+    cache, reference = ops.allocate_kv_cache(*shape), TORCH.allocate_kv_cache(*shape)
     ops.write_kv_cache(*rows, slots, cache)
     TORCH.write_kv_cache(*rows, slots, reference)
     assert torch.equal(cache[0], keys_in_panels(reference[0]))
