@@ -30,7 +30,9 @@ def child_of(daemon):
 def wait_until_gone(pid):
     deadline_s = time.monotonic() + 30
     while Path(f"/proc/{pid}").exists():
-        assert time.monotonic() < deadline_s, f"process {pid} lives on"
+        if time.monotonic() > deadline_s:
+            state = Path(f"/proc/{pid}/status").read_text()
+            raise AssertionError(f"{pid} lives on, with children {children_of(pid)}: {state}")
         time.sleep(0.005)
 
 
@@ -176,8 +178,10 @@ async def test_an_engine_of_ones_own_under_supervise_is_back_and_streams_go_on(t
         supervisor = llm._children[llm.address].pid
 
         def kill():
-            [engine] = children_of(supervisor)
-            os.kill(engine, signal.SIGSEGV)
+            while not (engines := children_of(supervisor)):  # it waits before it starts the next
+                time.sleep(0.005)
+            os.kill(engines[0], signal.SIGSEGV)
+            wait_until_gone(engines[0])  # to kill it once more would be no second death
 
         assert await asyncio.wait_for(tokens_and_reason(llm, kill), 60) == (expected, reason)
         kill()
