@@ -8,15 +8,17 @@
 
 namespace ec {
 
-// Calls fn(row) for every row. Waking a thread costs some microseconds, so a piece has about 16,384
-// numbers (some microseconds of work) at least.
+// Calls fn(row) for every row. Waking a thread costs some microseconds, so a piece has about 8,192
+// numbers (some microseconds of work) at least, unless threads would get fewer pieces than others.
 template <typename Fn>
 void for_rows(int64_t num_rows, int64_t row_size, Fn&& fn) {
-    const int64_t rows_at_once = std::max(int64_t{1}, 16384 / std::max(int64_t{1}, row_size));
-    const int64_t num_pieces = (num_rows + rows_at_once - 1) / rows_at_once;
+    int64_t num_pieces = (num_rows * row_size + 8191) / 8192;
+    if (num_pieces > num_threads())
+        num_pieces = (num_pieces + num_threads() - 1) / num_threads() * num_threads();
+    num_pieces = std::min(num_pieces, num_rows);
     parallel(num_pieces, [&](int64_t piece, int) {
-        const int64_t stop = std::min(num_rows, (piece + 1) * rows_at_once);
-        for (int64_t row = piece * rows_at_once; row < stop; ++row) fn(row);
+        const int64_t stop = num_rows * (piece + 1) / num_pieces;
+        for (int64_t row = num_rows * piece / num_pieces; row < stop; ++row) fn(row);
     });
 }
 
