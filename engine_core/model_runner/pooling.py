@@ -14,7 +14,7 @@ from protocol.pooling import PoolingParams, PoolingTask
 Float32Array = npt.NDArray[np.float32]
 
 POOLED_NOT_FINITE = "the model's hidden states or labels are not finite numbers"
-_LEAST_NORM = 1e-12
+_LEAST_NORM = np.float32(1e-12)
 
 
 def _softmax(x: Float32Array) -> Float32Array:
@@ -76,9 +76,7 @@ class Pooler:
             x_E = x_E[..., : params.dimensions]
             if is_active:
                 norm = np.sqrt(np.add.reduce(x_E * x_E, axis=-1, keepdims=True))
-                x_E = (x_E / np.maximum(norm, np.float32(_LEAST_NORM))).astype(
-                    np.float32, copy=False
-                )
+                x_E = np.divide(x_E, np.maximum(norm, _LEAST_NORM), dtype=np.float32)
             return x_E
         if self.config.returned_token_ids and params.task is PoolingTask.TOKEN_CLASSIFY:
             x_E = x_E[..., list(self.config.returned_token_ids)]
@@ -124,7 +122,7 @@ class _PromptStates:
     def answer(self) -> Float32Array:
         x_NE = self._parts[0] if len(self._parts) == 1 else np.concatenate(self._parts)
         if self._kind is PoolingType.MEAN:
-            x_NE = x_NE / np.float32(self.num_tokens)
+            x_NE = np.divide(x_NE, self.num_tokens, dtype=np.float32)
         states = x_NE if self._params.task.of_tokens else x_NE[0]
         with np.errstate(all="ignore"):  # what is not finite is told to the request
             pooled = self._pooler.answer(self._params, states)
@@ -203,13 +201,23 @@ def pool(states: Iterable[tuple[PooledRange, Float32Array]]) -> dict[int, Float3
     return answers
 
 
+def pool_prompt(
+    pooler: Pooler, params: PoolingParams, token_ids: Sequence[int], states_NE: Float32Array
+) -> Float32Array:
+    """The answer of a prompt whose states are all there."""
+    prompt = _PromptStates(pooler, params, token_ids)
+    start, stop = prompt.wanted(0, prompt.num_tokens) or (0, 0)
+    prompt.add(start, states_NE[start:stop])
+    return prompt.answer()
+
+
 def named_answers(
     req_ids: Sequence[str], answers: Mapping[int, Float32Array]
 ) -> tuple[dict[str, Float32Array], dict[str, str]]:
     """By request, and why others failed. Keys are places in `req_ids`."""
     pooled, failures = {}, {}
     for place, answer in answers.items():
-        if np.isfinite(answer).all():
+        if np.logical_and.reduce(np.isfinite(answer), axis=None):
             pooled[req_ids[place]] = answer
         else:
             failures[req_ids[place]] = POOLED_NOT_FINITE

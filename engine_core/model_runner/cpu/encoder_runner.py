@@ -2,12 +2,14 @@
 padding. Nothing of it is kept for another step; keys and values live for one layer."""
 
 import itertools
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
 
 from engine_core.model_runner.config import RunnerConfig
-from engine_core.model_runner.pooling import PoolingRows, named_answers, pool
+from engine_core.model_runner.pooling import named_answers, pool_prompt
 from engine_core.model_runner.rows import PlacedRow, RunnerRows
 from engine_core.models.encoder import Encoder
 from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
@@ -16,6 +18,8 @@ from kernels.interface.operations import AttentionSpec, ForwardContext
 _BLOCK_SIZE = 8
 """Of the keys and values of a step: a prompt begins with a block. No whole panel of keys, which are
 read once: to write them in rows takes less."""
+_MOST_LAYOUTS = 512
+"""That are kept, of lengths of a prompt alone in its step."""
 
 
 class EncoderRunner:
@@ -30,15 +34,13 @@ class EncoderRunner:
         self.config = config
         self._model = model
         self.rows = RunnerRows(config)
-        self._placed: dict[int, PlacedRow] = {}
-        """By row, those of the step."""
-        self._pooling = PoolingRows(config.pooler)
         self._num_blocks = -(-config.max_num_batched_tokens // _BLOCK_SIZE) + config.max_num_seqs
         keys_and_values = ops.allocate_kv_cache(
             self._num_blocks, _BLOCK_SIZE, spec.num_kv_heads, spec.head_size, config.dtype
         )
         self._kv_caches = [keys_and_values] * spec.num_layers
         self._slots = np.arange(self._num_blocks * _BLOCK_SIZE)
+        self._layout_of_one = lru_cache(_MOST_LAYOUTS)(self._layout)
         self._planners = {
             window: ops.make_attention_planner(
                 AttentionSpec(
@@ -77,21 +79,22 @@ class EncoderRunner:
         """Run one step and pool every prompt of it. No weight asks for gradients, so torch records
         none without `inference_mode` too, which takes as long as a norm of a short prompt.
         Raises Exception: whatever the model raises; the plan's requests cannot go on."""
-        for row in self.rows.free(plan):
-            self._pooling.free_row(row)
-        self._placed = {placed.row: placed for placed in self.rows.place(plan)}
-        for placed in self._placed.values():
-            self._pooling.write_row(placed.row, placed.pooling, placed.token_ids)
+        self.rows.free(plan)
+        placed = {each.row: each for each in self.rows.place(plan)}
         if not plan.total_num_scheduled_tokens:
             return ModelRunnerOutput(req_ids=[], sampled_token_ids=[])
-        batch = plan.batch
-        hidden_TE = self._compute([self._placed[row] for row in batch.rows.tolist()])
+        batch, start, answers = plan.batch, 0, {}
+        prompts = [placed[row] for row in batch.rows.tolist()]
+        hidden_TE = self._compute(prompts)
         states_TE = (hidden_TE if hidden_TE.dtype is torch.float32 else hidden_TE.float()).numpy()
-        computed_R, counts_R = batch.num_computed_tokens, batch.num_scheduled_tokens
-        answers = pool(
-            (part, states_TE[part.offset : part.offset + part.count])
-            for part in self._pooling.ranges(batch.rows, computed_R, counts_R)
-        )
+        for place, prompt in enumerate(prompts):
+            stop = start + len(prompt.token_ids)
+            if prompt.pooling is not None:
+                assert self.config.pooler is not None, "a pooling request, and there is no pooler"
+                answers[place] = pool_prompt(
+                    self.config.pooler, prompt.pooling, prompt.token_ids, states_TE[start:stop]
+                )
+            start = stop
         pooled, failures = named_answers(batch.req_ids, answers)
         # what is not pooled asks whether the device still works
         tokens = [[0]] * len(batch.req_ids)
@@ -102,44 +105,54 @@ class EncoderRunner:
     def _compute(self, prompts: list[PlacedRow]) -> torch.Tensor:
         """Hidden states of their tokens."""
         counts = [len(prompt.token_ids) for prompt in prompts]
-        starts_R1 = np.fromiter(itertools.accumulate(counts, initial=0), np.int32)
+        layout = self._layout_of_one if len(counts) == 1 else self._layout
+        positions_T, arrays = layout(*counts)
         every_token = itertools.chain.from_iterable(prompt.token_ids for prompt in prompts)
-        token_ids_T = np.fromiter(every_token, np.int64, starts_R1[-1])
-        positions_T = np.concatenate([self._slots[:count] for count in counts])
-        # |    request 0    |    request 1 |   each from a block of its own
-        num_blocks = [-(-count // _BLOCK_SIZE) for count in counts]
-        firsts = list(itertools.accumulate(num_blocks[:-1], initial=0))
-        parts = [
-            self._slots[first * _BLOCK_SIZE : first * _BLOCK_SIZE + count]
-            for first, count in zip(firsts, counts, strict=True)
-        ]
-        table_RM = np.add.outer(firsts, self._slots[: max(num_blocks)])
-        np.minimum(table_RM, self._num_blocks - 1, out=table_RM)
-        slots_T = torch.from_numpy(np.concatenate(parts))
+        token_ids_T = np.array([*every_token], np.int64)
         plans = {
-            window: planner.plan(
-                query_start_loc_R1=torch.from_numpy(starts_R1),
-                seq_lens_R=torch.from_numpy(np.array(counts, np.int32)),
-                block_table_RM=torch.from_numpy(table_RM.astype(np.int32)),
-                slot_mapping_T=slots_T,
-                num_decodes=0,
-                num_decode_tokens=0,
-            )
+            window: planner.plan(**arrays, num_decodes=0, num_decode_tokens=0)
             for window, planner in self._planners.items()
         }
         spec = self._model.kv_cache_spec
-        if spec.num_token_types > 1:
-            for prompt, start, stop in zip(prompts, starts_R1, starts_R1[1:], strict=False):
-                second = None if prompt.pooling is None else prompt.pooling.second_segment_start
-                if second is not None:
-                    positions_T[min(start + second, stop) : stop] += self._model.num_positions
+        second_of = {
+            place: each.pooling.second_segment_start
+            for place, each in enumerate(prompts)
+            if each.pooling is not None and each.pooling.second_segment_start is not None
+        }
+        if spec.num_token_types > 1 and second_of:
+            positions_T = positions_T.clone()
+            stops = list(itertools.accumulate(counts))
+            for place, second in second_of.items():
+                num_second = max(0, counts[place] - second)
+                stop = stops[place]
+                positions_T[stop - num_second : stop] += self._model.num_positions
         self.config.ops.wake_threads()  # they spin for less time than all of this takes
         return self._model.forward(
             torch.from_numpy(token_ids_T),
-            torch.from_numpy(positions_T),
+            positions_T,
             ForwardContext(
                 kv_caches=self._kv_caches,
                 metadata=[plans[window] for window in spec.sliding_windows],
                 ops=self.config.ops,
             ),
         )
+
+    def _layout(self, *counts: int) -> tuple[torch.Tensor, dict[str, Any]]:
+        """Of prompts of so many tokens: positions, and what planners take.
+
+        |    request 0    |    request 1 |   each from a block of its own
+        """
+        lens_R = np.array(counts, np.int32)
+        starts_R1 = np.fromiter(itertools.accumulate(counts, initial=0), np.int32)
+        num_blocks = -(-lens_R // _BLOCK_SIZE)
+        firsts = np.cumsum(num_blocks) - num_blocks
+        table_RM = np.add.outer(firsts, self._slots[: num_blocks.max()])
+        np.minimum(table_RM, self._num_blocks - 1, out=table_RM)
+        positions_T = np.concatenate([self._slots[:count] for count in counts])
+        slots_T = positions_T + np.repeat(firsts * _BLOCK_SIZE, lens_R)
+        return torch.from_numpy(positions_T), {
+            "query_start_loc_R1": torch.from_numpy(starts_R1),
+            "seq_lens_R": torch.from_numpy(lens_R),
+            "block_table_RM": torch.from_numpy(table_RM.astype(np.int32)),
+            "slot_mapping_T": torch.from_numpy(slots_T),
+        }
