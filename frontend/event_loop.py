@@ -70,7 +70,7 @@ class LoopThread:
     def run_and_wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run it on the loop and return its result. An interrupt cancels it, waits for its
         clean-up, and is raised. Raises RuntimeError: the thread was closed."""
-        if not self._thread.is_alive():
+        if self._loop.is_closed():
             coroutine.close()
             raise RuntimeError("the event loop's thread has ended")
         call = _Call(coroutine)

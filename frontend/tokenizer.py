@@ -113,6 +113,15 @@ class Tokenizer:
         """Token ids of a text, or of two as one prompt, at most `limit` with special tokens: of the
         longer text tokens are cut at `side`. And where the second begins, as its type ids say.
         Raises InvalidInput, TypeError: see `encode`."""
+        whole = None if pair is not None else self._encoding(text, add_special_tokens)
+        if whole is None or (limit is not None and len(whole) > limit):
+            whole = self._cut_encoding(text, pair, add_special_tokens, limit, side)
+        type_ids = whole.type_ids
+        return whole.ids, type_ids.index(1) if 1 in type_ids else None
+
+    def _cut_encoding(
+        self, text: str, pair: str | None, add_special_tokens: bool, limit: int | None, side: str
+    ) -> tokenizers.Encoding:
         parts = [self._encoding(each, False) for each in (text, pair) if each is not None]
         if limit is not None:
             num_special = self.backend.num_special_tokens_to_add(pair is not None)
@@ -123,8 +132,7 @@ class Tokenizer:
             for part, length in zip(parts, lengths, strict=True):
                 part.truncate(length, direction=side)
         second = parts[1] if pair is not None else None
-        whole = self.backend.post_process(parts[0], second, add_special_tokens)
-        return whole.ids, whole.type_ids.index(1) if 1 in whole.type_ids else None
+        return self.backend.post_process(parts[0], second, add_special_tokens)
 
     def id_to_token(self, token_id: int) -> str | None:
         """The token itself, as the vocabulary has it."""
