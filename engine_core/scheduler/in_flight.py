@@ -23,8 +23,8 @@ class RowSnapshot:
         self.rows = rows
         self.generations: Int64Array = batch.generation[rows]
         self._version = batch.version
-        self._positions: Int64Array | None = None
-        """By row, -1 for others; made when it is first asked for."""
+        self._positions: dict[int, int] | None = None
+        """By row; made when it is first asked for."""
 
     @property
     def all_unchanged(self) -> bool:
@@ -45,10 +45,9 @@ class RowSnapshot:
         if sequence.row is None:
             return None
         if self._positions is None:
-            self._positions = np.full(self._batch.max_num_rows, -1, np.int64)
-            self._positions[self.rows] = np.arange(len(self.rows))
-        position = int(self._positions[sequence.row])
-        if position < 0:
+            self._positions = {row: place for place, row in enumerate(self.rows.tolist())}
+        position = self._positions.get(sequence.row)
+        if position is None:
             return None
         is_its = self.generations[position] == self._batch.generation[sequence.row]
         return position if is_its else None

@@ -21,7 +21,7 @@ from protocol.pooling import PoolingParams
 from protocol.sampling import SamplingParams
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)  # see SchedulerOutput
 class ScheduledBatch:
     """All sequences of a step, as columns of equal length R in batch order. The order matters: a
     sequence may read blocks that one before it fills in the same step. Nothing in a plan changes
@@ -39,7 +39,7 @@ class ScheduledBatch:
     one token each."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)  # see SchedulerOutput
 class NewRequestData:
     """A sequence that is new to the runner."""
 
@@ -104,7 +104,7 @@ class CachedRequestData:
     """Of a resumed sequence prompt and output, else None."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass  # one a step: frozen takes twice as long
 class SchedulerOutput:
     """The plan of one step. The runner carries it out in this order: drop the rows of
     `finished_req_ids` and `preempted_req_ids`; `copies`; `scheduled_new_reqs`, `resumed_reqs`,
@@ -188,7 +188,7 @@ class DraftTokenIds:
     draft_token_ids: list[list[int]]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)  # see SchedulerOutput
 class ModelRunnerOutput:
     """What one step sampled, as columns."""
 

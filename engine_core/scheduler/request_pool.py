@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterable
 from enum import StrEnum
 from functools import partial
 
-import numpy as np
-
 from engine_core.kv_cache import KVCacheManager
 from engine_core.scheduler.batch_state import BatchState
 from engine_core.scheduler.outputs import OutputCollector
@@ -82,7 +80,7 @@ class Counters:
         if plan.num_decode_steps > 1:
             num_decodes = num_tokens
         elif num_tokens > num_decodes:
-            num_decodes = int(np.count_nonzero(counts == 1))
+            num_decodes = counts.tolist().count(1)
             drafts = plan.scheduled_spec_decode_tokens
             num_decodes += sum(1 + len(own) for own in drafts.values())
         self.num_decode_tokens += num_decodes

@@ -149,7 +149,9 @@ def checked_ids(name: str, token_ids: Sequence[int]) -> "array[int]":
     Raises ValueError: an id below 0 or above 2**31 - 1, or no whole number."""
     try:
         flat = array("I", token_ids)  # faster than "i", and the bytes are the same
-        is_valid = not flat or int(np.frombuffer(flat, np.uint32).max()) <= _MAX_TOKEN_ID
+        # numpy begins later and goes faster
+        most = np.frombuffer(flat, np.uint32).max() if len(flat) > 1024 else max(flat, default=0)
+        is_valid = bool(most <= _MAX_TOKEN_ID)
     except OverflowError:
         is_valid = False
     except TypeError as error:

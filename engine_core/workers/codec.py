@@ -65,7 +65,7 @@ def decode_sampled(frame: bytes) -> list[SampledTokens]:
     return _sampled_in.decode(frame)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)
 class _Output(ModelRunnerOutput):
     """msgspec cannot tell a list from an array."""
 
