@@ -113,7 +113,9 @@ class Tokenizer:
         """Token ids of a text, or of two as one prompt, at most `limit` with special tokens: of the
         longer text tokens are cut at `side`. And where the second begins, as its type ids say.
         Raises InvalidInput, TypeError: see `encode`."""
-        whole = None if pair is not None else self._encoding(text, add_special_tokens)
+        whole = None
+        if pair is None and (limit is None or len(text) <= 2 * limit):  # it is hardly longer
+            whole = self._encoding(text, add_special_tokens)
         if whole is None or (limit is not None and len(whole) > limit):
             whole = self._cut_encoding(text, pair, add_special_tokens, limit, side)
         type_ids = whole.type_ids
