@@ -74,8 +74,9 @@ class Steps:
         Raises DeviceFault: no step can be run any more, whichever requests it holds."""
         output = self._collect(step)
         now_s, self._may_launch = self._clock(), step.plan.total_num_scheduled_tokens > 0
-        outputs = self._scheduler.update_from_output(step.plan, output, now=now_s)
-        self.send(outputs, now_s)
+        outputs = self._scheduler.update_from_output(
+            step.plan, output, now=now_s, send=lambda outputs: self.send(outputs, now_s)
+        )
         finished = FinishedStep(
             step.plan, output, step.planned_s, now_s, self._clock(), bool(outputs)
         )

@@ -6,7 +6,7 @@ outputs = scheduler.update_from_output(plan, runner.execute(plan))"""
 
 import abc
 import enum
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from engine_core.scheduler.in_flight import InFlightStep
 from engine_core.scheduler.plan import DraftTokenIds, ModelRunnerOutput, SchedulerOutput
@@ -52,10 +52,12 @@ class SchedulerInterface(abc.ABC):
         scheduler_output: SchedulerOutput,
         model_runner_output: ModelRunnerOutput,
         now: float = 0.0,
+        send: Callable[[dict[int, EngineCoreOutputs]], None] = lambda outputs: None,
     ) -> dict[int, EngineCoreOutputs]:
         """Append what a step sampled, at `now`, in seconds. Returns each client's outputs, by
         client index; terminal outputs of requests that ended otherwise since the last update come
-        first. Raises StepOrderError: not the first of the steps in flight."""
+        first. `send` gets them before what only later steps need is done.
+        Raises StepOrderError: not the first of the steps in flight."""
 
     @abc.abstractmethod
     def finish_requests(

@@ -1,7 +1,7 @@
 """The scheduler: each step lets requests catch up with their tokens. No prefill or decode phase."""
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from engine_core.kv_cache import KVCacheManager, Transfers
 from engine_core.scheduler.adapters import AdapterSlots
@@ -203,6 +203,7 @@ class Scheduler(SchedulerInterface):
         scheduler_output: SchedulerOutput,
         model_runner_output: ModelRunnerOutput,
         now: float = 0.0,
+        send: Callable[[dict[int, EngineCoreOutputs]], None] = lambda outputs: None,
     ) -> dict[int, EngineCoreOutputs]:
         step = self._in_flight.remove(scheduler_output)
         self._feedback.now = now
@@ -215,6 +216,9 @@ class Scheduler(SchedulerInterface):
         to_finish, self._samples_to_finish = self._samples_to_finish, {}
         for (request_id, index), status in to_finish.items():
             self.finish_sample(request_id, index, status)
+        outputs = self._pool.outputs.drain(scheduler_output.step_id)
+        outputs.pop(PROBE_CLIENT, None)
+        send(outputs)
         duration_s = self._feedback.observe(step, decoded, now)
         if model_runner_output.draft_token_ids is not None:
             self.update_draft_token_ids(model_runner_output.draft_token_ids)
@@ -223,8 +227,6 @@ class Scheduler(SchedulerInterface):
             self._speculator.propose()
         if self._constrained is not None:
             self._constrained.draft_forced(step)
-        outputs = self._pool.outputs.drain(scheduler_output.step_id)
-        outputs.pop(PROBE_CLIENT, None)
         return outputs
 
     def discard_step(self, scheduler_output: SchedulerOutput, detail: str) -> None:
