@@ -13,6 +13,10 @@ constexpr int tile_vectors = 2;
 constexpr int one_row_vectors = 8;
 // How far ahead a panel's first tile fetches weights; later ones find them in a cache.
 constexpr int64_t ahead_floats = 24 * panel_outputs;
+// The next panels' weights are fetched past the outer caches: what the program reads between two passes
+// stays there. With AVX-512: not measured, and the nearest cache of an Intel server, which alone would
+// hold them, has no room for a panel.
+constexpr int soon_locality = EC_LEVEL == 1 ? 0 : 2;
 
 // sum + x * w, of pairs the later input first, as vdpbf16ps adds them; a product of two bfloat16 is
 // exact in float32.
@@ -42,7 +46,7 @@ inline __attribute__((always_inline)) void tile(const float* x, int64_t x_stride
         for (int v = 0; v < VECTORS; ++v) acc[r][v] = vf{};
 #pragma GCC unroll 2  // twenty-four multiply-adds do not hide what a turn costs
     for (int64_t k = 0; k < num_steps; ++k) {
-        __builtin_prefetch(soon.at + k * soon.bytes, 0, 2);
+        __builtin_prefetch(soon.at + k * soon.bytes, 0, soon_locality);
         vf weights[VECTORS];
         for (int p = 0; p < PANELS; ++p) {
             const float* at = w + p * panel_floats + k * panel_outputs;
