@@ -15,8 +15,9 @@ from frontend.errors import EngineClientError, EngineRefused, EngineUnavailable,
 from protocol.keys import ClientKey
 
 _PEER_HEARTBEAT_MS = 2_000
-_MESSAGES_PER_CALLBACK = 64
-"""After this many, other tasks of the loop run."""
+_MESSAGES_PER_CALLBACK = 1
+"""After this many, other tasks of the loop run: who has waited for a message goes on before the
+next one is looked for."""
 _LINGER_MS = 200
 _NEVER_MS = 3_600_000
 """Until a socket would connect again by itself. It is closed long before; with -1 (never) libzmq
