@@ -5,6 +5,7 @@ Worker processes compile: only they import that triton, and a compiler that abor
 
 import contextlib
 import dataclasses
+import fcntl
 import functools
 import importlib
 import io
@@ -46,10 +47,18 @@ def fetch_compiler(folder: Path = FOLDER) -> Path:
     Raises:
         CompilerNotFetched: no pip, no network, or no wheel for this machine.
     """
-    if _is_complete(folder):
-        return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
-    # beside its place, so that a fetch that is broken off or runs twice leaves nothing half done
+    lock = os.open(folder.parent, os.O_RDONLY)
+    try:
+        # a second fetch would replace what the first one's tests use
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return folder if _is_complete(folder) else _fetch(folder)
+    finally:
+        os.close(lock)
+
+
+def _fetch(folder: Path) -> Path:
+    # beside its place, so that a fetch that is broken off leaves nothing half done
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix="fetching-") as temporary:
         command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install"]
         command += ["--quiet", "--no-deps", "--target", f"{temporary}/new", f"triton=={VERSION}"]
@@ -61,11 +70,7 @@ def fetch_compiler(folder: Path = FOLDER) -> Path:
                 f"{' '.join(command[:3])} install --no-deps --target {folder} triton=={VERSION}"
             )
         shutil.rmtree(folder, ignore_errors=True)
-        try:
-            Path(temporary, "new").rename(folder)
-        except OSError:
-            if not _is_complete(folder):  # another process was faster
-                raise
+        Path(temporary, "new").rename(folder)
     return folder
 
 
