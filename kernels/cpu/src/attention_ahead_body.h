@@ -16,11 +16,10 @@ public:
     void take(const Attention& a, const AttentionItem& item, const AttentionMember& member,
               int64_t start) {
         row_bytes_ = kv_row_bytes(a.kv_format, a.head_size);
-        panel_ = a.has_panels() ? panel_tokens : 1;
         const int32_t* blocks = a.table + member.request * a.table_width;
         const int64_t stop = a.stop_key(member.request, member.query_stop - 1);
         int64_t block = start / a.block_size, block_stop = (block + 1) * a.block_size;
-        k_ = a.k + item.head * row_bytes_ * panel_;
+        k_ = a.k + item.head * row_bytes_ * (a.has_panels() ? panel_tokens : 1);
         v_ = a.v + item.head * row_bytes_;
         num_heads_ = item.head_stop - item.head;
         for (int64_t key = start; key < start + tile_keys && key < stop; ++key) {
@@ -63,6 +62,6 @@ private:
     const uint8_t* k_ = nullptr;
     const uint8_t* v_ = nullptr;
     int64_t at_[tile_keys];  // bytes
-    int64_t row_bytes_ = 0, panel_ = 1, num_heads_ = 0;
+    int64_t row_bytes_ = 0, num_heads_ = 0;
     int64_t num_rows_ = 0, rows_a_step_ = 0, next_ = 0;
 };
