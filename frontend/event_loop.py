@@ -74,7 +74,7 @@ class LoopThread:
             coroutine.close()
             raise RuntimeError("the event loop's thread has ended")
         call = _Call(coroutine)
-        self._loop.call_soon_threadsafe(call.start)
+        self._loop.call_soon_threadsafe(call.start, self._loop)
         try:
             call.ended.acquire()
         except BaseException:
@@ -103,8 +103,8 @@ class _Call(Generic[T]):
         """Held until it has ended."""
         self.ended.acquire()
 
-    def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._run())
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._task = loop.create_task(self._run())
 
     def cancel(self) -> None:
         if self._task is not None:

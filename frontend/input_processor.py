@@ -39,6 +39,7 @@ _MARKER_TOKENS = 16
 """As many of a prompt's last tokens show whether it ends in a block of reasoning."""
 _EMBEDS_KEYS = frozenset({"prompt_embeds", "prompt_is_token_ids"})
 _POOLED = SamplingParams(detokenize=False)
+_NO_OPTIONS = wire_options()
 
 
 class InputProcessor:
@@ -224,7 +225,7 @@ class InputProcessor:
                 "ask for one of these, or start an engine with --convert embed or classify, or "
                 "with a model made for that"
             )
-        fields = wire_options(**options)
+        fields = wire_options(**options) if options else _NO_OPTIONS
         limit, side = params.truncate_prompt_tokens, params.truncation_side
         limit = self.model.max_model_len if limit == -1 else limit
         text, token_ids, own_salt, second = None, None, None, None

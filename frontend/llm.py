@@ -301,6 +301,8 @@ class LLM:
         more: dict[str, Any],
     ) -> T:
         self._open_client()
+        if not use_tqdm:
+            return self._thread.run_and_wait(run(prompts, pooling_params, **more))
         with _progress_bar(len(split_prompts(prompts)), use_tqdm) as done:
             return self._thread.run_and_wait(run(prompts, pooling_params, on_finished=done, **more))
 

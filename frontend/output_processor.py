@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 _MAX_REQUEST_ID_CHARS = 200
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)
 class _SequenceRange:
     """Sequences `[start, stop)` of a request; the engine counts them from 0."""
 

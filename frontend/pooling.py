@@ -105,8 +105,9 @@ class PoolingCalls(abc.ABC):
     ) -> list[EmbeddingRequestOutput]:
         """A vector each. `prompt_name`: of one of the model's (`model.prompts`), to go before each
         text; default: the model's own, if it names one. `more`: see `pool`."""
+        each_prompt = split_prompts(prompts)
         await self.ready()
-        each_prompt = [self.with_prompt(each, prompt_name) for each in split_prompts(prompts)]
+        each_prompt = [self.with_prompt(each, prompt_name) for each in each_prompt]
         found = await self.pool(each_prompt, pooling_params, PoolingTask.EMBED, **more)
         return [
             _answer(EmbeddingRequestOutput, each, EmbeddingOutput(_rows(each)[0])) for each in found
@@ -140,10 +141,11 @@ class PoolingCalls(abc.ABC):
     ) -> list[PoolingRequestOutput]:
         """`pooling_task`: a `PoolingTask`; default: that of the parameters, else the model's first.
         `more`: see `pool`."""
+        each_prompt = split_prompts(prompts)
         await self.ready()
         own_task = None if pooling_params is None else pooling_params.task
         task = self.pooling_task(pooling_task or own_task)
-        found = await self.pool(split_prompts(prompts), pooling_params, task, **more)
+        found = await self.pool(each_prompt, pooling_params, task, **more)
         outputs = []
         for each in found:
             rows = _rows(each)
@@ -236,12 +238,14 @@ class PoolingCalls(abc.ABC):
     def with_prompt(self, prompt: object, name: str | None) -> object:
         """A text behind the model's prompt of this name, or behind its default one.
         Raises InvalidInput: there is none of this name, or these are token ids."""
-        model = self.input_processor.model
+        model, is_asked = self.input_processor.model, name is not None
+        if name is None and (name := model.default_prompt_name) is None:
+            return prompt
         text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
         is_text = isinstance(text, str) and not (
             isinstance(prompt, Mapping) and prompt.get("prompt_token_ids") is not None
         )
-        if name is None and (not is_text or (name := model.default_prompt_name) is None):
+        if not (is_text or is_asked):
             return prompt
         if name not in model.prompts:
             known = ", ".join(model.prompts) or "none"

@@ -158,6 +158,7 @@ class RequestState:
         timeout_s = self._request.timeout_s
         if timeout_s is not None:
             timeout_s = max(_MIN_TIMEOUT_S, timeout_s - (self._clock.now() - self._submitted_s))
+        has_started = self.has_started
         return msgspec.structs.replace(
             self._request,
             request_id=wire_id,
@@ -167,8 +168,8 @@ class RequestState:
             num_sequences=stop - start,
             is_resumed=self.metrics.engine_request_id is not None,
             kv_source=self.kv_source,
-            adapter_fingerprint=self.adapter_fingerprint if self.has_started else None,
-            weights_fingerprint=self.weights_fingerprint if self.has_started else None,
+            adapter_fingerprint=self.adapter_fingerprint if has_started else None,
+            weights_fingerprint=self.weights_fingerprint if has_started else None,
         )
 
     def note_weights(self, version: int, fingerprint: str | None = None) -> None:
@@ -324,7 +325,7 @@ class RequestState:
             self.observer.on_first_token(ttft_s)
 
     def _after_change(self) -> None:
-        if self.finished:
+        if finished := self.finished:
             if self._last_token_s is not None:
                 self.metrics.last_token_s = self._last_token_s - self._submitted_s
             self.metrics.finished_s = self._clock.now() - self._submitted_s
@@ -335,7 +336,7 @@ class RequestState:
                 self._on_finished()
                 self._on_finished = None
         if self._is_final_only:
-            self._has_output = self._error is None and self.finished
+            self._has_output = self._error is None and finished
         else:
             self._has_output = any(sequence.has_new_output for sequence in self.sequences)
         if self._has_output or self._error is not None:

@@ -1,12 +1,11 @@
 """vLLM's `SamplingParams` and `BeamSearchParams`, and their translation for the engine. Names,
 order and defaults are vLLM's. What this engine does not do is refused by name."""
 
-import contextlib
 import copy
 import dataclasses
 import enum
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
@@ -323,13 +322,14 @@ def _as_json(extra_args: object) -> str | None:
         ) from None
 
 
-@contextlib.contextmanager
-def as_invalid_input() -> Iterator[None]:
+class as_invalid_input:  # noqa: N801 - as contextlib's
     """Raise the protocol's refusals as InvalidInput."""
-    try:
-        yield
-    except InvalidParameter as error:
-        kind = PromptTooLong if isinstance(error, protocol.errors.PromptTooLong) else InvalidInput
-        raise kind(str(error)) from None
-    except TypeError as error:
-        raise InvalidInput(f"a sampling parameter has the wrong type: {error}") from None
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if isinstance(error, InvalidParameter):
+            is_long = isinstance(error, protocol.errors.PromptTooLong)
+            raise (PromptTooLong if is_long else InvalidInput)(str(error)) from None
+        if isinstance(error, TypeError):
+            raise InvalidInput(f"a sampling parameter has the wrong type: {error}") from None

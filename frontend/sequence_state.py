@@ -76,7 +76,9 @@ class SequenceState:
         assert not self.finished, f"output for finished sequence {self.index}"
         before = len(self.token_ids)
         hides_last = output.finish_reason is FinishReason.STOP and not self._shows_stop_token
-        stop_string = self._append_tokens(output.new_token_ids, hides_last=hides_last)
+        stop_string = None
+        if output.new_token_ids:
+            stop_string = self._append_tokens(output.new_token_ids, hides_last=hides_last)
         if output.logprobs is not None and self._logprobs is not None:
             self._append_logprobs(output.logprobs, len(self.token_ids) - before)
         if output.cumulative_logprob is not None:

@@ -232,7 +232,7 @@ class EngineSession:
         self._transport.close()
 
     def _send_request(self, request: RequestState) -> None:
-        if not request.has_started and request.wire.adapter is not None:
+        if request.wire.adapter is not None and not request.has_started:
             request.adapter_fingerprint = self.adapters.get(request.wire.adapter)
         known = self.welcome and self.welcome.disaggregation
         sources = known.kv_sources if known else ()

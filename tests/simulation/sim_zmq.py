@@ -218,7 +218,8 @@ class SimSocket:
             return self.descriptor
         assert option == real_zmq.EVENTS
         self.has_signal = False
-        return (real_zmq.POLLIN if self.inbox else 0) | real_zmq.POLLOUT
+        is_readable = self.inbox and not self.process.is_dead
+        return (real_zmq.POLLIN if is_readable else 0) | real_zmq.POLLOUT
 
     def getsockopt_string(self, option: int) -> str:
         assert option == real_zmq.LAST_ENDPOINT
@@ -268,6 +269,9 @@ class SimSocket:
             raise real_zmq.Again()
         else:
             self.connection.send(parts, to_router=True)
+
+    def send(self, frame: bytes, flags: int = 0) -> None:
+        self.send_multipart([frame], flags)
 
     def recv_multipart(self, flags: int = 0, copy: bool = True) -> list[Any]:
         self.process.at_call("receive")
