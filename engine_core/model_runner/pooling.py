@@ -65,6 +65,16 @@ class Pooler:
     head: Sequence[Callable[[Float32Array], Float32Array]] = ()
     projection: Sequence[Callable[[Float32Array], Float32Array]] = ()
 
+    def is_mean_direction(self, params: PoolingParams) -> bool:
+        """Whether the answer is the mean of the states, over its length, and nothing else."""
+        config, is_active = self.config, params.use_activation
+        return (
+            params.task is PoolingTask.EMBED
+            and config.seq_pooling_type is PoolingType.MEAN
+            and (config.use_activation if is_active is None else is_active)
+            and not self.projection
+        )
+
     def answer(self, params: PoolingParams, x_E: Float32Array) -> Float32Array:
         """Of one state [E], or of tokens [N, E]."""
         for layer in self.head if params.task.has_head else self.projection:

@@ -184,7 +184,7 @@ class Encoder:
         if config.head is not None:
             head_norm = None if config.head.norm is None else norm(config.head.norm)
             self.head = EncoderHead(config.head, linear, head_norm, size)
-        self._forward = ops.capture(self._compute)
+        self._forward = ops.capture(self._compute, lends=True)
 
     @property
     def optional_names(self) -> frozenset[str]:
@@ -216,6 +216,7 @@ class Encoder:
     def forward(
         self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, context: ForwardContext
     ) -> torch.Tensor:
+        """Hidden states, which hold until the next call."""
         return self._forward(token_ids_T, positions_T, context)
 
     def _compute(

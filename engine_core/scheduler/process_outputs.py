@@ -32,6 +32,7 @@ class OutputProcessor:
         self._draft_method = draft_method
         self._forks = SequenceForks(pool)
         self._max_model_len = max_model_len
+        self._answered: list[Sequence] = []
 
     def process(self, step: InFlightStep, output: ModelRunnerOutput, now: float) -> Int64Array:
         """Returns the rows that got their next token as columns."""
@@ -152,7 +153,14 @@ class OutputProcessor:
             return
         sequence.status = RequestStatus.FINISHED_STOPPED
         pooled = Pooled(shape=answer.shape, data=answer.astype("<f4", copy=False).tobytes())
-        self._pool.emit_output(sequence, [], pooled=pooled)
+        self._pool.outputs.add(sequence, [], is_over=True, pooled=pooled)
+        self._answered.append(sequence)
+
+    def end_answered(self) -> None:
+        """What was pooled leaves, once its answers have been sent."""
+        answered, self._answered = self._answered, []
+        for sequence in answered:
+            self._pool.end_sequence(sequence)
 
     def _process_sequence(
         self,

@@ -17,7 +17,6 @@ from engine_core.scheduler.stop import StopTokens, stop_token_ids
 from protocol.calls import STEP_TOKENS_BOUNDS
 from protocol.explanations import LookupEnd, PreemptionCause
 from protocol.outputs import FinishReason, Logprobs
-from protocol.pooling import Pooled
 
 
 def _zeros(names: Iterable[StrEnum]) -> dict[str, int]:
@@ -271,7 +270,6 @@ class RequestPool:
         sequence: Sequence,
         token_ids: list[int],
         logprobs: Logprobs | None = None,
-        pooled: Pooled | None = None,
     ) -> None:
         """Output for the client; if the sequence's status is final, it ends with this output, and
         its request with its last sequence."""
@@ -282,6 +280,13 @@ class RequestPool:
             self.outputs.add(sequence, token_ids, logprobs)
             return
         is_over = request.num_running_sequences == 1
+        self.outputs.add(sequence, token_ids, logprobs, is_over=is_over)
+        self.end_sequence(sequence)
+
+    def end_sequence(self, sequence: Sequence) -> None:
+        """Behind its terminal output; its status is final."""
+        request = sequence.request
+        is_over = request.num_running_sequences == 1
         if is_over:
             self._leave_queues(request)
             request.status = sequence.status
@@ -290,7 +295,6 @@ class RequestPool:
         else:
             self._uncount_queued(request)
             self._count_queued(request)
-        self.outputs.add(sequence, token_ids, logprobs, is_over=is_over, pooled=pooled)
         sequence.drop_placeholders()
         self.drop_sequence(sequence)
         request.num_finished_sequences += 1

@@ -219,6 +219,7 @@ class Scheduler(SchedulerInterface):
         outputs = self._pool.outputs.drain(scheduler_output.step_id)
         outputs.pop(PROBE_CLIENT, None)
         send(outputs)
+        self._output_processor.end_answered()
         duration_s = self._feedback.observe(step, decoded, now)
         if model_runner_output.draft_token_ids is not None:
             self.update_draft_token_ids(model_runner_output.draft_token_ids)

@@ -38,6 +38,7 @@ _PEER_HEARTBEAT_MS = 2_000
 _PEER_SILENCE_MS = 60_000
 """Then a client is lost with its network. Longer than a step: ZMQ does not see the heartbeats of a
 client whose receive queue is full."""
+_MORE = zmq.NOBLOCK | zmq.SNDMORE
 _ROUTING_ID_BYTES = 5
 """Of the ids that libzmq gives to connections."""
 
@@ -178,7 +179,8 @@ class ZmqTransport:
     def receive_all(self) -> Iterator[tuple[bytes, list[Frame]]]:
         if self._key_check is not None:
             self._key_check.answer_all()
-        while True:
+        # asking takes less time than a receipt that fails
+        while int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             try:
                 parts = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
@@ -204,8 +206,12 @@ class ZmqTransport:
         if self._key_check is not None:
             identity = identity[:_ROUTING_ID_BYTES]
         try:
-            parts = [identity, frames[0], *map(_shared, frames[1:])]
-            self._socket.send_multipart(parts, zmq.NOBLOCK)
+            if len(frames) == 1:  # without what `send_multipart` makes of flags
+                self._socket.send(identity, _MORE)
+                self._socket.send(frames[0], zmq.NOBLOCK)
+            else:
+                parts = [identity, frames[0], *map(_shared, frames[1:])]
+                self._socket.send_multipart(parts, zmq.NOBLOCK)
         except zmq.Again:
             raise SlowConsumer(f"{_SEND_QUEUE_MESSAGES} messages wait for it") from None
         except zmq.ZMQError as error:

@@ -45,6 +45,8 @@ class NativeAttentionPlan:
     geometry: AttentionGeometry
     address: int
     keeps: tuple[torch.Tensor, ...]
+    record: bytes
+    """Of the geometry, which the planner's next plan changes."""
 
 
 class NativeAttentionPlanner(AttentionPlanner):
@@ -118,7 +120,11 @@ class NativeAttentionPlanner(AttentionPlanner):
             check_tensor("ends", step.ends_T, slot_mapping_T.shape, torch.int32)
             geometry.ends = step.ends_T.data_ptr()
             keeps = (*keeps, step.ends_T)
-        return NativeAttentionPlan(geometry, self._address, keeps)
+        return NativeAttentionPlan(geometry, self._address, keeps, bytes(geometry))
+
+    def plan_again(self, step: AttentionMetadata) -> None:
+        assert isinstance(step.plan, NativeAttentionPlan)
+        ctypes.memmove(self._address, step.plan.record, ctypes.sizeof(AttentionGeometry))
 
 
 def _as_int32(x: torch.Tensor) -> torch.Tensor:

@@ -50,6 +50,8 @@ class _Graph:
                 raise NotCapturable(f"its result is {type(each).__name__}, not rows of activations")
         self.capacity = capacity
         self.results = [each.memory.tensor.numpy() for each in results]
+        self.lent: dict[int, list[torch.Tensor]] = {}
+        """Their first rows, by number."""
         self.kv_caches = context.kv_caches
         ops = capture.ops
         self._keeps = (ops, capture.keeps, capture)
@@ -60,9 +62,13 @@ class _Graph:
 
 class CapturedForward(Generic[PassResult]):
     """A captured forward pass, or one run operation by operation: the reason is logged once. One
-    thread uses it at a time. `is_captured`: whether the last call was; None before the first."""
+    thread uses it at a time. `lends`: see `Operations.capture`. `is_captured`: whether the last
+    call was; None before the first."""
 
-    def __init__(self, library: NativeLibrary, forward: Forward[PassResult]) -> None:
+    def __init__(
+        self, library: NativeLibrary, forward: Forward[PassResult], *, lends: bool = False
+    ) -> None:
+        self._lends = lends
         self._run = library.function("ec_run_graph", POINTER)
         self._forward = forward
         self._graph: _Graph | None = None
@@ -115,8 +121,13 @@ class CapturedForward(Generic[PassResult]):
                 call.failure = None
                 raise failure
         check(refusal)
-        # numpy takes a third of the time of torch's slice and copy
-        results = [torch.from_numpy(result[:num_tokens].copy()) for result in graph.results]
+        results = graph.lent.get(num_tokens) if self._lends else None
+        if results is None:
+            # numpy takes a third of the time of torch's slice and copy
+            parts = [result[:num_tokens] for result in graph.results]
+            results = [torch.from_numpy(part if self._lends else part.copy()) for part in parts]
+            if self._lends:
+                graph.lent[num_tokens] = results
         return cast("PassResult", tuple(results) if graph.is_tuple else results[0])
 
     def _capture(self, num_tokens: int, context: ForwardContext) -> _Graph:

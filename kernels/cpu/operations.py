@@ -3,6 +3,8 @@ layout, go to `TorchOperations`; operations on placeholders are captured (`graph
 
 import ctypes
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from kernels.cpu.attention import (
@@ -46,6 +48,7 @@ from kernels.cpu.weights import PackedLinear
 from kernels.interface.given_rows import GivenRows, replace_rows
 from kernels.interface.lora import LoRARows, LoRAStack
 from kernels.interface.operations import (
+    LEAST_LENGTH,
     Activation,
     AllReduce,
     AttentionMetadata,
@@ -98,6 +101,7 @@ class CpuOperations(NativeSampling, TorchOperations):
         self._layer_norm = find(
             "ec_layer_norm", POINTER, INT64, *[POINTER] * 2, *[INT64] * 2, FLOAT
         )
+        self._mean_direction = find("ec_mean_direction", POINTER, *[INT64] * 3, FLOAT, POINTER)
         self._add_layer_norm = find("ec_add_layer_norm", *[POINTER] * 3, *[INT64] * 2, FLOAT)
         self._gated = find("ec_gated_activation", *[POINTER] * 2, *[INT64] * 2, INT)
         self._activation = find("ec_activation", POINTER, *[INT64] * 2, INT)
@@ -107,6 +111,8 @@ class CpuOperations(NativeSampling, TorchOperations):
             "ec_attention", *[POINTER] * 2, INT64, *[POINTER] * 3, *[FLOAT] * 2, *[POINTER] * 2
         )
         self._rotary = Rotary()
+        self._direction = np.empty(0, np.float32)
+        self._direction_address = 0
 
     @property
     def name(self) -> str:
@@ -123,8 +129,8 @@ class CpuOperations(NativeSampling, TorchOperations):
     def build(self) -> str:
         return f"{super().build}-{self._library.build}"
 
-    def capture(self, forward: Forward[PassResult]) -> Forward[PassResult]:
-        return CapturedForward(self._library, forward)
+    def capture(self, forward: Forward[PassResult], *, lends: bool = False) -> Forward[PassResult]:
+        return CapturedForward(self._library, forward, lends=lends)
 
     @property
     def num_threads(self) -> int:
@@ -278,6 +284,17 @@ class CpuOperations(NativeSampling, TorchOperations):
         x, residual = x_TE.data_ptr(), residual_TE.data_ptr()
         check(run(x, residual, weight.data_ptr(), x_TE.numel() // size, size, eps))
         return x_TE, residual_TE
+
+    def mean_direction(self, x_TE: torch.Tensor, size: int) -> npt.NDArray[np.float32]:
+        if not _is_dense(x_TE) or not 0 < size <= x_TE.shape[1]:
+            return super().mean_direction(x_TE, size)
+        num_rows, stride = x_TE.shape
+        if size > len(self._direction):
+            self._direction = np.empty(size, np.float32)
+            self._direction_address = self._direction.ctypes.data  # takes longer than the mean
+        out = self._direction_address
+        check(self._mean_direction(x_TE.data_ptr(), num_rows, stride, size, LEAST_LENGTH, out))
+        return self._direction[:size].copy()
 
     def silu_and_mul(self, gate_up_TF2: torch.Tensor) -> torch.Tensor:
         if not _is_dense(gate_up_TF2):

@@ -21,6 +21,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from kernels.interface.block_copies import BlockCopier
@@ -28,6 +30,8 @@ from kernels.interface.given_rows import GivenRows
 from kernels.interface.lora import LoRARows, LoRAStack
 from kernels.interface.weights import ExpertWeights, LinearWeight, WeightPacking
 
+LEAST_LENGTH = 1e-12
+"""Of a vector that is divided by its length; PyTorch's `normalize`."""
 Activation = Literal["silu", "gelu_tanh", "gelu", "relu"]
 """GELU is of the normal distribution, or its approximation by tanh."""
 
@@ -158,6 +162,10 @@ class AttentionPlanner(ABC):
         )
         step.plan = self._plan_work(step, num_decodes, num_decode_tokens)
         return step
+
+    def plan_again(self, step: AttentionMetadata) -> None:
+        """An earlier plan without decodes, whose tensors are as they were, holds again."""
+        step.plan = self._plan_work(step, 0, 0)
 
     @abstractmethod
     def _plan_work(
@@ -391,12 +399,16 @@ class Operations(Protocol):
     def reduce(self, x_TE: torch.Tensor, all_reduce: AllReduce) -> torch.Tensor:
         """`all_reduce(x)`, which a captured pass calls again at each run. Consumes its argument."""
 
-    def capture(self, forward: Forward[PassResult]) -> Forward[PassResult]:
+    def mean_direction(self, x_TE: torch.Tensor, size: int) -> npt.NDArray[np.float32]:
+        """The first `size` numbers of the rows' mean, over their length (`LEAST_LENGTH` at least):
+        float32 [size], on the host. At least one row."""
+
+    def capture(self, forward: Forward[PassResult], *, lends: bool = False) -> Forward[PassResult]:
         """A model's forward pass, which the backend may run once and replay as a captured graph.
 
         The results are bit for bit those of `forward`. It must do the same at every call, and with
         activations nothing but operations, `.flatten(1)`, `.clone()`, and `.mul_` with one number;
-        one that does more is run as it is."""
+        one that does more is run as it is. `lends`: the results hold until the next call."""
 
     def rotary_and_cache(
         self,

@@ -1,9 +1,11 @@
 """Norms (RMSNorm, arXiv:1910.07467) and activations, gated too (arXiv:2002.05202), in torch."""
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
-from kernels.interface.operations import Activation
+from kernels.interface.operations import LEAST_LENGTH, Activation
 
 
 def rms_norm(x_TE: torch.Tensor, weight_E: torch.Tensor, eps: float) -> torch.Tensor:
@@ -25,6 +27,14 @@ def add_layer_norm(
     """See `Operations.add_layer_norm`."""
     residual_TE.add_(x_TE)
     return layer_norm(residual_TE, weight_2E, eps), residual_TE
+
+
+def mean_direction(x_TE: torch.Tensor, size: int) -> npt.NDArray[np.float32]:
+    """See `Operations.mean_direction`."""
+    mean_E = x_TE[:, :size].float().mean(0)
+    mean_E /= mean_E.norm().clamp_min(LEAST_LENGTH)
+    direction: npt.NDArray[np.float32] = mean_E.cpu().numpy()
+    return direction
 
 
 def activate(x_TF: torch.Tensor, activation: Activation) -> torch.Tensor:

@@ -41,6 +41,7 @@ class TorchOperations:
     best_of_rows = staticmethod(sampling.best_of_rows)
     token_logprobs = staticmethod(sampling.token_logprobs)
     rms_norm = staticmethod(elementwise.rms_norm)
+    mean_direction = staticmethod(elementwise.mean_direction)
     silu_and_mul = staticmethod(elementwise.silu_and_mul)
     gelu_tanh_and_mul = staticmethod(elementwise.gelu_tanh_and_mul)
     gelu_and_mul = staticmethod(elementwise.gelu_and_mul)
@@ -134,7 +135,7 @@ class TorchOperations:
         groups = cast("tuple[TileGroup, ...]", metadata.plan)
         return self._attention.run(q_THD, k_cache, v_cache, groups, params)
 
-    def capture(self, forward: Forward[PassResult]) -> Forward[PassResult]:
+    def capture(self, forward: Forward[PassResult], *, lends: bool = False) -> Forward[PassResult]:
         return forward
 
     def sample(

@@ -69,6 +69,7 @@ class TritonOperations:
     gelu_and_mul = staticmethod(elementwise.gelu_and_mul)
     layer_norm = staticmethod(elementwise.layer_norm)
     add_layer_norm = staticmethod(elementwise.add_layer_norm)
+    mean_direction = staticmethod(elementwise.mean_direction)
     activate = staticmethod(elementwise.activate)
     rotary_and_cache = staticmethod(rotary_cache.rotary_and_cache)
     write_kv_cache = staticmethod(rotary_cache.write_kv_cache)
@@ -163,7 +164,7 @@ class TritonOperations:
             x_TE, router_logits_TX, experts, routing, slot_mapping_T, tile_rows=tile_rows
         )
 
-    def capture(self, forward: Forward[PassResult]) -> Forward[PassResult]:
+    def capture(self, forward: Forward[PassResult], *, lends: bool = False) -> Forward[PassResult]:
         return forward
 
     def make_attention_planner(self, spec: AttentionSpec) -> AttentionPlanner:

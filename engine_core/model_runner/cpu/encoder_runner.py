@@ -1,11 +1,12 @@
 """Runs plans of an encoder on a CPU: every prompt whole in one step, one behind the other without
 padding. Nothing of it is kept for another step; keys and values live for one layer."""
 
+import dataclasses
 import itertools
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine_core.model_runner.config import RunnerConfig
@@ -13,13 +14,26 @@ from engine_core.model_runner.pooling import named_answers, pool_prompt
 from engine_core.model_runner.rows import PlacedRow, RunnerRows
 from engine_core.models.encoder import Encoder
 from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
-from kernels.interface.operations import AttentionSpec, ForwardContext
+from kernels.interface.operations import AttentionMetadata, AttentionSpec, ForwardContext
+from protocol.pooling import PoolingParams
 
 _BLOCK_SIZE = 8
 """Of the keys and values of a step: a prompt begins with a block. No whole panel of keys, which are
 read once: to write them in rows takes less."""
 _MOST_LAYOUTS = 512
 """That are kept, of lengths of a prompt alone in its step."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Layout:
+    """What a pass needs beside its token ids, which are written to `token_ids`; `token_ids_T` is
+    the same memory. `plans`: by window."""
+
+    token_ids: npt.NDArray[np.int64]
+    token_ids_T: torch.Tensor
+    positions_T: torch.Tensor
+    plans: dict[int | None, AttentionMetadata]
+    context: ForwardContext
 
 
 class EncoderRunner:
@@ -86,14 +100,11 @@ class EncoderRunner:
         batch, start, answers = plan.batch, 0, {}
         prompts = [placed[row] for row in batch.rows.tolist()]
         hidden_TE = self._compute(prompts)
-        states_TE = (hidden_TE if hidden_TE.dtype is torch.float32 else hidden_TE.float()).numpy()
         for place, prompt in enumerate(prompts):
             stop = start + len(prompt.token_ids)
             if prompt.pooling is not None:
-                assert self.config.pooler is not None, "a pooling request, and there is no pooler"
-                answers[place] = pool_prompt(
-                    self.config.pooler, prompt.pooling, prompt.token_ids, states_TE[start:stop]
-                )
+                states_NE = hidden_TE if len(prompts) == 1 else hidden_TE[start:stop]
+                answers[place] = self._pool(prompt.pooling, prompt.token_ids, states_NE)
             start = stop
         pooled, failures = named_answers(batch.req_ids, answers)
         # what is not pooled asks whether the device still works
@@ -102,43 +113,42 @@ class EncoderRunner:
             req_ids=batch.req_ids, sampled_token_ids=tokens, pooled=pooled, failures=failures
         )
 
+    def _pool(
+        self, params: PoolingParams, token_ids: list[int], states_NE: torch.Tensor
+    ) -> npt.NDArray[np.float32]:
+        pooler = self.config.pooler
+        assert pooler is not None, "a pooling request, and there is no pooler"
+        if states_NE.dtype is torch.float32 and pooler.is_mean_direction(params):
+            size = params.dimensions or pooler.config.vector_size
+            return self.config.ops.mean_direction(states_NE, size)
+        return pool_prompt(pooler, params, token_ids, states_NE.float().numpy())
+
     def _compute(self, prompts: list[PlacedRow]) -> torch.Tensor:
         """Hidden states of their tokens."""
         counts = [len(prompt.token_ids) for prompt in prompts]
-        layout = self._layout_of_one if len(counts) == 1 else self._layout
-        positions_T, arrays = layout(*counts)
-        every_token = itertools.chain.from_iterable(prompt.token_ids for prompt in prompts)
-        token_ids_T = np.array([*every_token], np.int64)
-        plans = {
-            window: planner.plan(**arrays, num_decodes=0, num_decode_tokens=0)
-            for window, planner in self._planners.items()
-        }
-        spec = self._model.kv_cache_spec
+        is_alone = len(counts) == 1
+        layout = self._layout_of_one(counts[0]) if is_alone else self._layout(*counts)
+        layout.token_ids[:] = [*itertools.chain.from_iterable(each.token_ids for each in prompts)]
+        positions_T = layout.positions_T
         second_of = {
             place: each.pooling.second_segment_start
             for place, each in enumerate(prompts)
             if each.pooling is not None and each.pooling.second_segment_start is not None
         }
-        if spec.num_token_types > 1 and second_of:
+        if second_of and self._model.kv_cache_spec.num_token_types > 1:
             positions_T = positions_T.clone()
             stops = list(itertools.accumulate(counts))
             for place, second in second_of.items():
                 num_second = max(0, counts[place] - second)
                 stop = stops[place]
                 positions_T[stop - num_second : stop] += self._model.num_positions
+        for window, planner in self._planners.items():
+            planner.plan_again(layout.plans[window])
         self.config.ops.wake_threads()  # they spin for less time than all of this takes
-        return self._model.forward(
-            torch.from_numpy(token_ids_T),
-            positions_T,
-            ForwardContext(
-                kv_caches=self._kv_caches,
-                metadata=[plans[window] for window in spec.sliding_windows],
-                ops=self.config.ops,
-            ),
-        )
+        return self._model.forward(layout.token_ids_T, positions_T, layout.context)
 
-    def _layout(self, *counts: int) -> tuple[torch.Tensor, dict[str, Any]]:
-        """Of prompts of so many tokens: positions, and what planners take.
+    def _layout(self, *counts: int) -> _Layout:
+        """Of prompts of so many tokens.
 
         |    request 0    |    request 1 |   each from a block of its own
         """
@@ -150,9 +160,26 @@ class EncoderRunner:
         np.minimum(table_RM, self._num_blocks - 1, out=table_RM)
         positions_T = np.concatenate([self._slots[:count] for count in counts])
         slots_T = positions_T + np.repeat(firsts * _BLOCK_SIZE, lens_R)
-        return torch.from_numpy(positions_T), {
-            "query_start_loc_R1": torch.from_numpy(starts_R1),
-            "seq_lens_R": torch.from_numpy(lens_R),
-            "block_table_RM": torch.from_numpy(table_RM.astype(np.int32)),
-            "slot_mapping_T": torch.from_numpy(slots_T),
+        plans = {
+            window: planner.plan(
+                query_start_loc_R1=torch.from_numpy(starts_R1),
+                seq_lens_R=torch.from_numpy(lens_R),
+                block_table_RM=torch.from_numpy(table_RM.astype(np.int32)),
+                slot_mapping_T=torch.from_numpy(slots_T),
+                num_decodes=0,
+                num_decode_tokens=0,
+            )
+            for window, planner in self._planners.items()
         }
+        token_ids = np.empty_like(positions_T)
+        return _Layout(
+            token_ids=token_ids,
+            token_ids_T=torch.from_numpy(token_ids),
+            positions_T=torch.from_numpy(positions_T),
+            plans=plans,
+            context=ForwardContext(
+                kv_caches=self._kv_caches,
+                metadata=[plans[each] for each in self._model.kv_cache_spec.sliding_windows],
+                ops=self.config.ops,
+            ),
+        )

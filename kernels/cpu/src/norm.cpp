@@ -31,6 +31,13 @@ EC_EXPORT const char* ec_layer_norm(const float* x, int64_t x_stride, const floa
     return nullptr;
 }
 
+// Of rows [num_rows, size] that lie `stride` floats apart; out [size]. By the caller's thread.
+EC_EXPORT const char* ec_mean_direction(const float* rows, int64_t num_rows, int64_t stride,
+                                        int64_t size, float least, float* out) {
+    EC_CHOOSE(mean_direction)(rows, num_rows, stride, size, least, out);
+    return nullptr;
+}
+
 namespace {
 
 using AddNormRow = void (*)(float*, float*, const float*, int64_t, float);

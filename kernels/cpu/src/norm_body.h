@@ -58,6 +58,28 @@ static void norm_row(const float* x, const float* weight, int64_t size, float ep
     for (; i < size; ++i) out[i] = (x[i] - mean) * factor * weight[i] + bias[i];
 }
 
+// The mean of rows that lie `stride` apart, added in their order, over its length, or over `least` if
+// it is shorter.
+[[maybe_unused]] static void mean_direction(const float* rows, int64_t num_rows, int64_t stride, int64_t size,
+                           float least, float* out) {
+    const float count = static_cast<float>(num_rows);
+    int64_t i = 0;
+    for (; i + W <= size; i += W) {
+        vf sum = load(rows + i);
+        for (int64_t row = 1; row < num_rows; ++row) sum = sum + load(rows + row * stride + i);
+        store(out + i, sum / splat(count));
+    }
+    for (; i < size; ++i) {
+        float sum = rows[i];
+        for (int64_t row = 1; row < num_rows; ++row) sum += rows[row * stride + i];
+        out[i] = sum / count;
+    }
+    const float squares = mean_of_squares(out, size) * static_cast<float>(size);
+    const float length = std::max(std::sqrt(squares), least);
+    for (i = 0; i + W <= size; i += W) store(out + i, load(out + i) / splat(length));
+    for (; i < size; ++i) out[i] /= length;
+}
+
 // residual += x, then x = layer norm(residual).
 [[maybe_unused]] static void add_layer_norm_row(float* x, float* residual, const float* weight, int64_t size, float eps) {
     int64_t i = 0;

@@ -131,6 +131,20 @@ def test_a_vector_has_the_same_bits_alone_and_among_others(folder):
         assert loop.pooled[f"alone {number}"].data == loop.pooled[str(number)].data
 
 
+def test_vectors_that_are_cut_or_left_as_long_as_they_are(folder):
+    path, (prompt,) = folder("BertModel"), prompts_of(21)
+    loop, _ = start(path)
+    whole = PoolingParams(task=PoolingTask.EMBED, use_activation=False)
+    ask(loop, "whole", prompt, whole)
+    ask(loop, "cut", prompt, PoolingParams(task=PoolingTask.EMBED, dimensions=7))
+    ask(loop, "tokens", prompt, PoolingParams(task=PoolingTask.TOKEN_EMBED, use_activation=False))
+    loop.finish()
+    mean = answer(loop, "tokens").mean(0)
+    torch.testing.assert_close(answer(loop, "whole"), mean, atol=1e-6, rtol=0)
+    direction = torch.nn.functional.normalize(mean[:7], dim=0)
+    torch.testing.assert_close(answer(loop, "cut"), direction, atol=1e-6, rtol=0)
+
+
 def test_int8_weights_give_nearly_the_same_vectors(folder):
     path, (prompt,) = folder("BertModel"), prompts_of(40)
     vectors = []
@@ -279,3 +293,22 @@ def test_start_up_knows_the_registrys_encoders():
         except Exception:  # decoders' shapes have no defaults
             config = None
         assert isinstance(config, EncoderConfig) == bool(_ENCODER.fullmatch(name)), name
+
+
+def test_an_answer_is_sent_before_its_request_is_dropped(folder):
+    loop, _ = start(folder("BertModel"))
+    for number, prompt in enumerate(prompts_of(5, 9)):
+        ask(loop, str(number), prompt)
+    scheduler, sent = loop.scheduler, []
+
+    def send(outputs):
+        (per_client,) = outputs.values()
+        sent.extend(per_client.finished_req_ids)
+        assert scheduler.get_request_counts() == (2, 0), "they leave behind their answers"
+
+    plan = scheduler.schedule()
+    loop.runner.submit(plan)
+    scheduler.update_from_output(plan, loop.runner.collect(), send=send)
+    assert sorted(sent) == ["0", "1"]
+    assert scheduler.get_request_counts() == (0, 0) and not scheduler.has_work()
+    assert sorted(scheduler.schedule().finished_req_ids) == ["0", "1"]

@@ -296,6 +296,23 @@ def test_what_the_library_refuses_is_an_error(ops):
         model.captured(token_ids, positions, context)
 
 
+def test_what_a_captured_pass_lends_holds_until_its_next_call(ops):
+    def forward(token_ids_T, positions_T, context):
+        return ops.embedding(token_ids_T, weight(VOCAB, WIDTH))
+
+    lending, keeping = ops.capture(forward, lends=True), ops.capture(forward)
+    context = ForwardContext(kv_caches=[], metadata=[], ops=ops)
+    lent, kept = {}, []
+    for ids in map(torch.tensor, ([3, 1, 4], [1, 5], [9, 2, 6], list(range(100)), [5, 3])):
+        rows, positions = weight(VOCAB, WIDTH)[ids % VOCAB], torch.arange(len(ids))
+        out = lending(ids % VOCAB, positions, context)
+        assert torch.equal(out, rows)
+        kept.append((keeping(ids % VOCAB, positions, context), rows))
+        lent.setdefault(len(ids), []).append(out)
+    assert lent[3][0] is lent[3][1], "of the same memory"
+    assert all(torch.equal(out, rows) for out, rows in kept)
+
+
 def test_a_captured_pass_calls_the_host_between_its_operations(ops):
     """Each run gives the host its step's rows; what fails there ends the pass, not the next."""
     seen, failing = [], []

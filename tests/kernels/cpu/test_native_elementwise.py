@@ -1,5 +1,6 @@
 """Native norms, activations, rotation and embedding against torch in float64, and refusals."""
 
+import numpy as np
 import pytest
 import torch
 from paged_steps import keys_in_panels, rotate
@@ -65,6 +66,26 @@ def test_layer_norm_alone_and_after_the_sum(ops, rows, size):
     torch.testing.assert_close(normed.double(), exact(total), atol=2e-5, rtol=2e-5)
     if rows:
         assert torch.equal(ops.layer_norm(total[-1:], pair, 1e-5)[0], normed[-1])
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("rows", [1, 2, 63, 130])
+def test_the_direction_of_the_mean(ops, rows, size):
+    x = torch.randn(rows, size) * 3 + 1
+    for kept in {size, size // 2 + 1}:
+        expected = torch.nn.functional.normalize(x[:, :kept].double().mean(0), dim=0)
+        for run in (ops, TORCH):
+            found = run.mean_direction(x, kept)
+            assert found.shape == (kept,)
+            torch.testing.assert_close(
+                torch.from_numpy(found).double(), expected, atol=1e-6, rtol=0
+            )
+    among = torch.cat([torch.randn(5, size), x, torch.randn(2, size)])
+    same = ops.mean_direction(among[5 : 5 + rows], size)
+    assert same.tobytes() == ops.mean_direction(x, size).tobytes()
+    assert not ops.mean_direction(torch.zeros(rows, size), size).any()
+    x[-1, -1] = float("nan")
+    assert not np.isfinite(ops.mean_direction(x, size)).all()
 
 
 def test_norms_of_views_and_of_more_dimensions(ops):

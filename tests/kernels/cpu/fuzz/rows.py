@@ -29,6 +29,8 @@ def norms_and_activations(library: NativeLibrary, case: RandomCase) -> None:
     run.add_rms_norm(x.contiguous(), residual, weight, 1e-5)
     pair = case.numbers(2, size)
     run.layer_norm(x, pair, 1e-5)
+    if len(x):
+        run.mean_direction(x.contiguous(), 1 + case.below(size))
     run.add_layer_norm(x.contiguous(), residual.clone(), pair, 1e-5)
     run.activate(residual.clone(), ("gelu", "relu", "silu", "gelu_tanh")[case.below(4)])  # type: ignore[arg-type]
     both = case.numbers(len(x), 2 * size)
