@@ -64,9 +64,10 @@ class RequestValidator(ModelLimits):
             self.check_sequences(request.num_sequences, request.beam_search)
             num_generated = self._check_task(request)
             self.check_prompt(request.prompt_token_ids, num_generated=num_generated)
-            self.check_token_ids("output_token_ids", request.output_token_ids)
-            self.check_sampling(request.sampling_params, len(request.prompt_token_ids))
-            check_extra_args(self.logits_processors, request.sampling_params)
+            if request.pooling_params is None:  # what a pooling request may not have is refused
+                self.check_token_ids("output_token_ids", request.output_token_ids)
+                self.check_sampling(request.sampling_params, len(request.prompt_token_ids))
+                check_extra_args(self.logits_processors, request.sampling_params)
         except PromptTooLong as error:
             _refuse(str(error), ErrorCode.PROMPT_TOO_LONG)
         except InvalidParameter as error:
