@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import tokenizers
 
 
+_MAX_WORDS, _MAX_WORD_CHARS = 2**14, 32
+"""Kept with their tokens: some 4 MB."""
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -35,6 +37,7 @@ class Tokenizer:
         self.backend = backend
         self.chat_template = info.chat_template
         self.special_tokens = info.special_tokens
+        self._known_words: dict[str, list[int]] = {}
 
     @classmethod
     def from_welcome(cls, info: TokenizerInfo, tokenizer_json: bytes | memoryview) -> Tokenizer:
@@ -115,11 +118,46 @@ class Tokenizer:
         Raises InvalidInput, TypeError: see `encode`."""
         whole = None
         if pair is None and (limit is None or len(text) <= 2 * limit):  # it is hardly longer
+            if add_special_tokens and self._around_words is not None:
+                token_ids = self._tokens_by_words(text, *self._around_words)
+                if limit is None or len(token_ids) <= limit:
+                    return token_ids, None
             whole = self._encoding(text, add_special_tokens)
         if whole is None or (limit is not None and len(whole) > limit):
             whole = self._cut_encoding(text, pair, add_special_tokens, limit, side)
         type_ids = whole.type_ids
         return whole.ids, type_ids.index(1) if 1 in type_ids else None
+
+    @cached_property
+    def _around_words(self) -> tuple[list[int], list[int]] | None:
+        """The special tokens before and behind a text whose tokens are those of its words: of a
+        tokenizer for BERT, which sees no word's neighbours. None: of another one."""
+        from tokenizers import models, normalizers, pre_tokenizers
+
+        backend, added = self.backend, self.backend.get_added_tokens_decoder().values()
+        if (
+            not isinstance(backend.model, models.WordPiece)
+            or not isinstance(backend.normalizer, normalizers.BertNormalizer)
+            or not isinstance(backend.pre_tokenizer, pre_tokenizers.BertPreTokenizer)
+            or any(" " in token.content for token in added)
+        ):
+            return None
+        whole = self._encoding("a", True)
+        start = whole.special_tokens_mask.index(0)
+        return None if 1 in whole.type_ids else (whole.ids[:start], whole.ids[start + 1 :])
+
+    def _tokens_by_words(self, text: str, before: list[int], behind: list[int]) -> list[int]:
+        """Most words have been seen before, and looking one up takes less than encoding it."""
+        token_ids, known = before.copy(), self._known_words
+        for word in text.split(" "):
+            if (found := known.get(word)) is None:
+                found = self.encode(word, add_special_tokens=False)
+                if len(word) <= _MAX_WORD_CHARS:
+                    if len(known) >= _MAX_WORDS:
+                        known.clear()
+                    known[word] = found
+            token_ids += found
+        return token_ids + behind
 
     def _cut_encoding(
         self, text: str, pair: str | None, add_special_tokens: bool, limit: int | None, side: str

@@ -9,6 +9,8 @@ import weakref
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tokenizers import Tokenizer as BackendTokenizer
 from tokenizers import models
 
@@ -170,3 +172,45 @@ def test_a_tokenizer_is_freed_with_its_last_client_and_not_by_a_collection():
         assert [part() for part in left] == [None, None]
     finally:
         gc.enable()
+
+
+PARTS = [*("the", "eng", "engine", "Aé", "aé", "[MASK]", "[CLS]", "e\u0301", "\u0301", "漢字", "Ж")]
+PARTS += [
+    *(" ", "  ", "\t", "\n", "\u00a0", "\u3000", "\0", "\u200d", ".", "'", "🎉", "İ", "x" * 13)
+]
+BY_WORDS = Tokenizer(samples.bert(), TokenizerInfo(fingerprint="f", tokenizer_json=None))
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from(PARTS) | st.characters(exclude_categories=["Cs"])).map("".join))
+def test_a_text_of_known_words_has_the_tokens_of_the_whole_text(text):
+    assert BY_WORDS._around_words == ([2], [3])
+    assert BY_WORDS.encode_within(text) == (BY_WORDS.backend.encode(text).ids, None)
+
+
+def test_a_text_of_known_words_is_cut_like_any_other():
+    tokenizer = welcome(samples.bert())
+    assert tokenizer.encode_within("a b c d", limit=4) == (tokenizer.encode("a b"), None)
+    left = tokenizer.encode_within("a b c d", limit=4, side="left")
+    assert left == (tokenizer.encode("c d"), None)
+    bare = tokenizer.encode_within("a b", add_special_tokens=False)
+    assert bare == (tokenizer.encode("a b", add_special_tokens=False), None)
+    with pytest.raises(InvalidInput, match="lone surrogate"):
+        tokenizer.encode_within("a \ud800")
+
+
+def test_as_many_words_are_known_as_memory_is_meant_for_them(monkeypatch):
+    monkeypatch.setattr(tokenizer_module, "_MAX_WORDS", 8)
+    tokenizer = welcome(samples.bert())
+    text = " ".join(f"word{number}" for number in range(50)) + " " + "x" * 1000
+    assert tokenizer.encode_within(text)[0] == tokenizer.encode(text)
+    assert 0 < len(tokenizer._known_words) <= 8
+    assert max(map(len, tokenizer._known_words)) < 1000
+
+
+@pytest.mark.parametrize("family", ["byte_level", "metaspace", "word_piece", "no_decoder"])
+def test_words_are_looked_up_only_where_their_neighbours_do_not_count(family):
+    assert welcome(getattr(samples, family)())._around_words is None
+    backend = samples.bert()
+    backend.add_tokens(["two words"])
+    assert welcome(backend)._around_words is None

@@ -2,7 +2,16 @@
 
 import string
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
 
 _WORDS = ["hello", "wor", "ld", "▁hello", "▁", "▁▁", "▁wo", ".", "漢", "é", "��"]
 SPECIAL = ["<s>", "</s>", "<|end|>"]
@@ -74,6 +83,21 @@ def word_piece() -> Tokenizer:
     tokenizer = Tokenizer(models.WordPiece({p: i for i, p in enumerate(pieces)}, unk_token="<s>"))
     tokenizer.decoder = decoders.WordPiece()
     tokenizer.add_special_tokens(SPECIAL)
+    return tokenizer
+
+
+def bert() -> Tokenizer:
+    """As of encoders, with an added token whose case counts and one that is a word by itself."""
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    letters = string.ascii_lowercase + string.digits + "éж字漢語"
+    pieces = [*special, *letters, *("##" + each for each in letters), *".,!?'-", "the", "##ing"]
+    vocab = {piece: at for at, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]", max_input_chars_per_word=12))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    tokenizer.add_special_tokens([AddedToken("[MASK]", lstrip=True), *special[:4]])
+    tokenizer.add_tokens([AddedToken("eng", single_word=True), AddedToken("Aé", normalized=False)])
     return tokenizer
 
 
