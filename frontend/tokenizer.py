@@ -116,12 +116,15 @@ class Tokenizer:
         """Token ids of a text, or of two as one prompt, at most `limit` with special tokens: of the
         longer text tokens are cut at `side`. And where the second begins, as its type ids say.
         Raises InvalidInput, TypeError: see `encode`."""
+        if pair is None and add_special_tokens and (around := self._around_words) is not None:
+            token_ids = self._tokens_by_words(text)
+            if limit is not None:
+                left = max(0, limit - sum(map(len, around)))
+                first = 0 if side == "right" else max(0, len(token_ids) - left)
+                token_ids = token_ids[first : first + left]
+            return [*around[0], *token_ids, *around[1]], None
         whole = None
         if pair is None and (limit is None or len(text) <= 2 * limit):  # it is hardly longer
-            if add_special_tokens and self._around_words is not None:
-                token_ids = self._tokens_by_words(text, *self._around_words)
-                if limit is None or len(token_ids) <= limit:
-                    return token_ids, None
             whole = self._encoding(text, add_special_tokens)
         if whole is None or (limit is not None and len(whole) > limit):
             whole = self._cut_encoding(text, pair, add_special_tokens, limit, side)
@@ -146,9 +149,10 @@ class Tokenizer:
         start = whole.special_tokens_mask.index(0)
         return None if 1 in whole.type_ids else (whole.ids[:start], whole.ids[start + 1 :])
 
-    def _tokens_by_words(self, text: str, before: list[int], behind: list[int]) -> list[int]:
+    def _tokens_by_words(self, text: str) -> list[int]:
         """Most words have been seen before, and looking one up takes less than encoding it."""
-        token_ids, known = before.copy(), self._known_words
+        token_ids: list[int] = []
+        known = self._known_words
         for word in text.split(" "):
             if (found := known.get(word)) is None:
                 found = self.encode(word, add_special_tokens=False)
@@ -157,7 +161,7 @@ class Tokenizer:
                         known.clear()
                     known[word] = found
             token_ids += found
-        return token_ids + behind
+        return token_ids
 
     def _cut_encoding(
         self, text: str, pair: str | None, add_special_tokens: bool, limit: int | None, side: str

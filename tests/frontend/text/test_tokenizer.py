@@ -193,6 +193,10 @@ def test_a_text_of_known_words_is_cut_like_any_other():
     assert tokenizer.encode_within("a b c d", limit=4) == (tokenizer.encode("a b"), None)
     left = tokenizer.encode_within("a b c d", limit=4, side="left")
     assert left == (tokenizer.encode("c d"), None)
+    for limit in range(8):
+        for side in ("left", "right"):
+            expected = tokenizer._cut_encoding("a b c d", None, True, limit, side).ids
+            assert tokenizer.encode_within("a b c d", limit=limit, side=side) == (expected, None)
     bare = tokenizer.encode_within("a b", add_special_tokens=False)
     assert bare == (tokenizer.encode("a b", add_special_tokens=False), None)
     with pytest.raises(InvalidInput, match="lone surrogate"):
