@@ -175,6 +175,8 @@ class SimSocket:
         self.has_signal = False
         self.inbox: deque[tuple[list[bytes], Connection | None]] = deque()
         self.options: dict[int, Any] = {}
+        self._begun: list[bytes] = []
+        """Frames of a message whose last one has not been given yet."""
         self.connections: dict[bytes, Connection] = {}
         """Of a ROUTER."""
         self.connection: Connection | None = None
@@ -271,7 +273,10 @@ class SimSocket:
             self.connection.send(parts, to_router=True)
 
     def send(self, frame: bytes, flags: int = 0) -> None:
-        self.send_multipart([frame], flags)
+        self._begun.append(frame)
+        if not flags & real_zmq.SNDMORE:
+            frames, self._begun = self._begun, []
+            self.send_multipart(frames, flags)
 
     def recv_multipart(self, flags: int = 0, copy: bool = True) -> list[Any]:
         self.process.at_call("receive")
