@@ -67,21 +67,22 @@ class Pooler:
 
     def is_mean_direction(self, params: PoolingParams) -> bool:
         """Whether the answer is the mean of the states, over its length, and nothing else."""
-        config, is_active = self.config, params.use_activation
         return (
             params.task is PoolingTask.EMBED
-            and config.seq_pooling_type is PoolingType.MEAN
-            and (config.use_activation if is_active is None else is_active)
+            and self.config.seq_pooling_type is PoolingType.MEAN
+            and self._is_active(params)
             and not self.projection
         )
+
+    def _is_active(self, params: PoolingParams) -> bool:
+        asked = params.use_activation
+        return self.config.use_activation if asked is None else asked
 
     def answer(self, params: PoolingParams, x_E: Float32Array) -> Float32Array:
         """Of one state [E], or of tokens [N, E]."""
         for layer in self.head if params.task.has_head else self.projection:
             x_E = layer(x_E)
-        is_active = params.use_activation
-        if is_active is None:
-            is_active = self.config.use_activation
+        is_active = self._is_active(params)
         if not params.task.has_head:
             x_E = x_E[..., : params.dimensions]
             if is_active:

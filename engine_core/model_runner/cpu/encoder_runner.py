@@ -142,8 +142,9 @@ class EncoderRunner:
                 num_second = max(0, counts[place] - second)
                 stop = stops[place]
                 positions_T[stop - num_second : stop] += self._model.num_positions
-        for window, planner in self._planners.items():
-            planner.plan_again(layout.plans[window])
+        if is_alone:  # a layout that is kept: others have been planned since
+            for window, planner in self._planners.items():
+                planner.plan_again(layout.plans[window])
         self.config.ops.wake_threads()  # they spin for less time than all of this takes
         return self._model.forward(layout.token_ids_T, positions_T, layout.context)
 
