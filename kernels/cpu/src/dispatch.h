@@ -8,6 +8,8 @@
 #include <cstdint>
 
 #define EC_INLINE static inline __attribute__((always_inline, unused))
+// Before a loop over registers: without it they are laid down in memory before it is unrolled.
+#define EC_UNROLL _Pragma("GCC unroll 16")
 #define EC_EXPORT extern "C" __attribute__((visibility("default")))
 
 // Four of the eight elements of two vectors, by number.

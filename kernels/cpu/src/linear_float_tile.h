@@ -32,84 +32,91 @@ EC_INLINE vf add_step(vf sum, vf x, vf w) {
 #endif
 }
 
+// After so many steps lines are fetched, several at once: a step of a tile is all multiply-adds. One
+// row is as fast as memory, whose lines are better asked for one by one.
+constexpr int64_t turn_steps(int64_t num_rows) { return num_rows == 1 ? 1 : 8; }
+
 // Where a tile's vectors lie: VECTORS of them from `first` on, in panels that follow one another.
 template <int VECTORS>
 constexpr int panels_of = VECTORS > vectors ? VECTORS / vectors : 1;
 
-template <bool PAIRS, int ROWS, int VECTORS>
-inline __attribute__((always_inline)) void tile(const float* x, int64_t x_stride, const float* w,
-                                                int64_t panel_floats, int64_t num_steps,
-                                                int64_t ahead, Upcoming soon, vf* sums) {
-    constexpr int PANELS = panels_of<VECTORS>, EACH = VECTORS / PANELS;
-    vf acc[ROWS][VECTORS];
-    for (int r = 0; r < ROWS; ++r)
-        for (int v = 0; v < VECTORS; ++v) acc[r][v] = vf{};
-#pragma GCC unroll 2  // twenty-four multiply-adds do not hide what a turn costs
-    for (int64_t k = 0; k < num_steps; ++k) {
-        __builtin_prefetch(soon.at + k * soon.bytes, 0, soon_locality);
-        vf weights[VECTORS];
-        for (int p = 0; p < PANELS; ++p) {
-            const float* at = w + p * panel_floats + k * panel_outputs;
-            for (int line = 0; line < EACH * W; line += 16) __builtin_prefetch(at + ahead + line);
-            for (int v = 0; v < EACH; ++v) weights[p * EACH + v] = load(at + v * W);
-        }
-        for (int r = 0; r < ROWS; ++r) {
-            const vf value = splat_bits(x + r * x_stride + k);
-            for (int v = 0; v < VECTORS; ++v)
-                acc[r][v] = add_step<PAIRS>(acc[r][v], value, weights[v]);
-        }
-    }
-    for (int r = 0; r < ROWS; ++r)
-        for (int v = 0; v < VECTORS; ++v) sums[r * VECTORS + v] = acc[r][v];
-}
-
 // One tile's chain, added to what `out` holds, or to the bias if it is the first and starts anew.
-// `first` counts vectors of outputs.
+// `first` counts vectors of outputs; `soon` is fetched `soon.bytes` at a turn.
 template <bool PAIRS, int ROWS, int VECTORS>
 __attribute__((noinline)) void add_chain(const LinearWeight& weight, const float* x,
                                          int64_t x_stride, const Results& out, int64_t first,
                                          int64_t k, int64_t k_stop, int64_t ahead,
                                          Upcoming soon) {
     constexpr int PANELS = panels_of<VECTORS>, EACH = VECTORS / PANELS;
+    constexpr int64_t width = EACH * W, turn = turn_steps(ROWS);
     const int64_t panel_floats = num_steps(weight) * panel_outputs;
     const int64_t panel = first / vectors, inside = first % vectors * W;
     if (ROWS > 1 && !out.streams && inside == 0)
         prefetch_results(out.at + panel * panel_outputs, out.stride, ROWS);
-    const float* w =
-        reinterpret_cast<const float*>(weight.blob) + panel * panel_floats + k * panel_outputs + inside;
-    vf sums[ROWS * VECTORS];
-    tile<PAIRS, ROWS, VECTORS>(x + k, x_stride, w, panel_floats, k_stop - k, ahead, soon, sums);
-    constexpr int64_t width = EACH * W;
-    for (int p = 0; p < PANELS; ++p) {
+    const float* w = reinterpret_cast<const float*>(weight.blob) + panel * panel_floats + inside;
+    vf sums[ROWS][VECTORS];
+    EC_UNROLL for (int r = 0; r < ROWS; ++r)
+        EC_UNROLL for (int v = 0; v < VECTORS; ++v) sums[r][v] = vf{};
+    const auto step = [&](int64_t i) __attribute__((always_inline)) {
+        vf weights[VECTORS];
+        EC_UNROLL for (int v = 0; v < VECTORS; ++v)
+            weights[v] = load(w + v / EACH * panel_floats + i * panel_outputs + v % EACH * W);
+        EC_UNROLL for (int r = 0; r < ROWS; ++r) {
+            const vf value = splat_bits(x + r * x_stride + i);
+            EC_UNROLL for (int v = 0; v < VECTORS; ++v)
+                sums[r][v] = add_step<PAIRS>(sums[r][v], value, weights[v]);
+        }
+    };
+    int64_t i = k;
+    for (; i + turn <= k_stop; i += turn) {
+        for (int64_t line = 0; line < soon.bytes; line += 64)
+            __builtin_prefetch(soon.at + line, 0, soon_locality);
+        soon.at += soon.bytes;
+        if (ahead != 0) {
+            for (int64_t at = 0; at < PANELS * turn; ++at) {
+                const float* line = w + at / turn * panel_floats + (i + at % turn) * panel_outputs;
+                for (int n = 0; n < width; n += 16) __builtin_prefetch(line + ahead + n);
+            }
+        }
+#pragma GCC unroll 4
+        for (int64_t j = 0; j < turn; ++j) step(i + j);
+    }
+    for (; i < k_stop; ++i) step(i);
+
+    const bool adds = k != 0 || out.adds;
+    EC_UNROLL for (int p = 0; p < PANELS; ++p) {
         const int64_t n = (panel + p) * panel_outputs + inside;
-        const int64_t num_valid = std::clamp<int64_t>(weight.num_outputs - n, 0, width);
-        const bool whole = num_valid == width;
-        for (int r = 0; r < ROWS; ++r) {
-            float* to = out.at + r * out.stride + n;
-            alignas(64) float edge[width];
-            float* held = to;
-            if (!whole) {
-                held = edge;
-                for (int64_t i = 0; i < width; ++i) edge[i] = i < num_valid ? to[i] : 0;
-            }
-            for (int v = 0; v < EACH; ++v) {
-                const vf sum = sums[r * VECTORS + p * EACH + v];
-                const int64_t at = v * W;
-                vf total = sum;
-                if (k != 0 || out.adds) {
-                    total = load(held + at) + sum;
-                } else if (weight.bias != nullptr) {
-                    total = load(weight.bias + n + at) + sum;
+        float* to = out.at + n;
+        const float* start = adds ? to : weight.bias != nullptr ? weight.bias + n : nullptr;
+        const int64_t start_stride = adds ? out.stride : 0;
+        const int64_t num_valid = weight.num_outputs - n;
+        if (num_valid < width) {
+            alignas(64) float edge[ROWS * width];
+            EC_UNROLL for (int r = 0; r < ROWS; ++r)
+                EC_UNROLL for (int v = 0; v < EACH; ++v) store(edge + r * width + v * W, sums[r][p * EACH + v]);
+            for (int r = 0; r < ROWS; ++r)
+                for (int64_t j = 0; j < num_valid; ++j) {
+                    const float sum = edge[r * width + j];
+                    to[r * out.stride + j] =
+                        start == nullptr ? sum : start[r * start_stride + j] + sum;
                 }
-                if (out.streams && whole) {
-                    stream(held + at, total);
-                } else {
-                    store(held + at, total);
-                }
-            }
-            if (!whole) {
-                for (int64_t i = 0; i < num_valid; ++i) to[i] = edge[i];
-            }
+            continue;
+        }
+        if (start != nullptr) {
+            EC_UNROLL for (int r = 0; r < ROWS; ++r)
+                EC_UNROLL for (int v = 0; v < EACH; ++v)
+                    sums[r][p * EACH + v] =
+                        load(start + r * start_stride + v * W) + sums[r][p * EACH + v];
+        }
+        const auto write = [&](auto put) __attribute__((always_inline)) {
+            EC_UNROLL for (int r = 0; r < ROWS; ++r)
+                EC_UNROLL for (int v = 0; v < EACH; ++v)
+                    put(to + r * out.stride + v * W, sums[r][p * EACH + v]);
+        };
+        if (out.streams) {
+            write(stream);
+        } else {
+            write(store);
         }
     }
 }
@@ -162,13 +169,20 @@ void run_float(const LinearWeight& weight, const float* x, int64_t x_stride,
         for (int64_t k = 0; k < num_steps(weight); k += chain_steps) {
             const int64_t stop = std::min(k + chain_steps, num_steps(weight));
             const Upcoming next = after_chain(weight, task, panel, stop);
-            for (int64_t t = 0; t < num_tiles * parts; ++t) {
-                const int64_t row = num_rows * (t / parts) / num_tiles;
-                const int64_t row_stop = num_rows * (t / parts + 1) / num_tiles;
-                some_rows<PAIRS, MAX_ROWS>(row_stop - row, weight, rows + row * x_stride, x_stride,
-                                           to.from_row(row), panel * vectors + t % parts * tile_vectors,
-                                           k, stop, t < parts ? ahead_floats : 0,
-                                           next.part(t, num_tiles * parts, stop - k));
+            // of what is next each tile fetches some lines at a turn, the last tiles none
+            const int64_t turns = std::max<int64_t>(1, (stop - k) / turn_steps(num_rows));
+            const int64_t all_turns = num_tiles * parts * turns;
+            const int64_t bytes_a_turn = (next.bytes / 64 + all_turns - 1) / all_turns * 64;
+            int64_t fetched = 0;
+            for (int64_t t = 0; t < num_tiles; ++t) {
+                const int64_t row = num_rows * t / num_tiles;
+                const int64_t row_stop = num_rows * (t + 1) / num_tiles;
+                for (int64_t part = 0; part < parts; ++part, fetched += turns * bytes_a_turn) {
+                    some_rows<PAIRS, MAX_ROWS>(
+                        row_stop - row, weight, rows + row * x_stride, x_stride, to.from_row(row),
+                        panel * vectors + part * tile_vectors, k, stop, t == 0 ? ahead_floats : 0,
+                        Upcoming{next.at + fetched, fetched < next.bytes ? bytes_a_turn : 0});
+                }
             }
         }
     }
