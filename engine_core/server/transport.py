@@ -38,7 +38,9 @@ _PEER_HEARTBEAT_MS = 2_000
 _PEER_SILENCE_MS = 60_000
 """Then a client is lost with its network. Longer than a step: ZMQ does not see the heartbeats of a
 client whose receive queue is full."""
-_MORE = zmq.NOBLOCK | zmq.SNDMORE
+# as numbers: pyzmq's enumerations take longer to join than a frame to send
+_EVENTS, _POLLIN, _NOBLOCK = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.NOBLOCK)
+_MORE = _NOBLOCK | int(zmq.SNDMORE)
 _ROUTING_ID_BYTES = 5
 """Of the ids that libzmq gives to connections."""
 
@@ -180,18 +182,20 @@ class ZmqTransport:
         if self._key_check is not None:
             self._key_check.answer_all()
         # asking takes less time than a receipt that fails
-        while int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+        while int(self._socket.getsockopt(_EVENTS)) & _POLLIN:
             try:
-                parts = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                part = self._socket.recv(_NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            frames: list[Frame] = [part.buffer for part in parts[1:]]
-            identity = parts[0].bytes
+            identity, frames = part.bytes, list[Frame]()
+            while part.more:  # messages arrive whole
+                part = self._socket.recv(_NOBLOCK, copy=False)
+                frames.append(part.buffer)
             if self._key_check is not None:
                 # One that a client chose, unlike libzmq's: it may be another's that has left.
                 if identity[:1] != b"\0":
                     continue
-                identity += str(parts[-1].get("User-Id")).encode()
+                identity += str(part.get("User-Id")).encode()
             yield identity, frames
 
     def rights(self, identity: bytes) -> Rights:
@@ -208,10 +212,10 @@ class ZmqTransport:
         try:
             if len(frames) == 1:  # without what `send_multipart` makes of flags
                 self._socket.send(identity, _MORE)
-                self._socket.send(frames[0], zmq.NOBLOCK)
+                self._socket.send(frames[0], _NOBLOCK)
             else:
                 parts = [identity, frames[0], *map(_shared, frames[1:])]
-                self._socket.send_multipart(parts, zmq.NOBLOCK)
+                self._socket.send_multipart(parts, _NOBLOCK)
         except zmq.Again:
             raise SlowConsumer(f"{_SEND_QUEUE_MESSAGES} messages wait for it") from None
         except zmq.ZMQError as error:

@@ -159,9 +159,10 @@ class Connection:
 class Frame:
     """A received frame that was not copied."""
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, more: bool) -> None:
         self.bytes = data
         self.buffer = memoryview(data)
+        self.more = more
 
 
 class SimSocket:
@@ -176,6 +177,7 @@ class SimSocket:
         self.inbox: deque[tuple[list[bytes], Connection | None]] = deque()
         self.options: dict[int, Any] = {}
         self._begun: list[bytes] = []
+        self._begun_receipt: list[bytes] = []
         """Frames of a message whose last one has not been given yet."""
         self.connections: dict[bytes, Connection] = {}
         """Of a ROUTER."""
@@ -278,13 +280,20 @@ class SimSocket:
             frames, self._begun = self._begun, []
             self.send_multipart(frames, flags)
 
-    def recv_multipart(self, flags: int = 0, copy: bool = True) -> list[Any]:
+    def recv_multipart(self, flags: int = 0) -> list[bytes]:
         self.process.at_call("receive")
         self.has_signal = False
         if not self.inbox or self.process.is_dead:
             raise real_zmq.Again()
         frames, _ = self.inbox.popleft()
-        return list(frames) if copy else [Frame(frame) for frame in frames]
+        return list(frames)
+
+    def recv(self, flags: int = 0, *, copy: bool) -> Frame:
+        assert not copy
+        if not self._begun_receipt:
+            self._begun_receipt = self.recv_multipart(flags)
+        frame = self._begun_receipt.pop(0)
+        return Frame(frame, more=bool(self._begun_receipt))
 
     def close(self, linger: int | None = None) -> None:
         self.shut(lost=0)
