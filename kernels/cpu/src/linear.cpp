@@ -123,6 +123,15 @@ bool can_stream(const LinearWeight& w, const float* out, int64_t num_rows, int64
            out_stride % line_floats == 0 && reinterpret_cast<uintptr_t>(out) % 64 == 0;
 }
 
+// Rows that lie a multiple of 4 KiB apart share the few places of a line in the nearest cache, and those
+// of a tile drive each other out: a twentieth of the time with AVX2. Many outputs pay for a copy.
+bool should_spread(const LinearWeight& w, int64_t num_rows, int64_t x_stride) {
+    constexpr int64_t page_floats = 1024, least_rows = 24, least_outputs = 1024;
+    constexpr int64_t most_floats = int64_t{1} << 24;  // of the buffer, which stays
+    return x_stride % page_floats == 0 && num_rows >= least_rows && w.num_outputs >= least_outputs &&
+           num_rows * w.num_inputs <= most_floats;
+}
+
 // Makes streamed results visible to the thread that waits for the task.
 void finish_stream(const Results& results) {
 #if EC_X86
@@ -148,14 +157,26 @@ const char* linear(const LinearWeight& w, const LinearWeight* next, const float*
     if (x == nullptr || out == nullptr) return refuse("x or out has no memory");
     const auto kind = static_cast<LinearKind>(w.kind);
     const Results results{out, out_stride, can_stream(w, out, num_rows, out_stride)};
+    thread_local Buffer buffer;
     if (kind == LinearKind::f32) {
+        constexpr int64_t line_floats = 16;
+        const int64_t stride = ((num_inputs + line_floats - 1) / line_floats | 1) * line_floats;
+        float* rows = should_spread(w, num_rows, x_stride) ? buffer.try_reserve<float>(num_rows * stride)
+                                                           : nullptr;
+        if (rows != nullptr) {
+            each_row(num_rows, num_inputs, 65536, [&](int64_t row) {
+                std::memcpy(rows + row * stride, x + row * x_stride,
+                            static_cast<size_t>(num_inputs) * sizeof(float));
+            });
+            x = rows;
+            x_stride = stride;
+        }
         run_split(w, next, num_rows, [&](const LinearTask& task) {
             linear_f32(w, x, x_stride, results, task);
             finish_stream(results);
         });
         return nullptr;
     }
-    thread_local Buffer buffer;
     if (kind == LinearKind::bf16) {
         const int64_t stride = PairedActivations::stride_of(num_inputs);
         constexpr int64_t tile_rows = 16;  // what follows the last row has no meaning, but memory

@@ -20,7 +20,7 @@ from kernels.cpu.weights import (
 )
 
 ROWS = (1, 2, 5, 12, 13, 50)
-# one panel is 32 outputs, a chain of sums 512 inputs
+# one panel is 32 outputs, a chain of sums 768 inputs
 FLOAT_SHAPES = ((1, 1), (31, 7), (33, 64), (70, 512), (96, 513), (160, 1100))
 SUPERBLOCK_TYPES = ("Q4_K", "Q6_K")
 
@@ -266,6 +266,20 @@ def test_rows_apart_in_memory_and_no_rows_at_all(library: NativeLibrary, isa: st
         out = linear(wide[:, 5:101], weight)
         assert torch.equal(out, linear(wide[:, 5:101].contiguous(), weight))
         assert linear(torch.empty(0, 96), weight).shape == (0, 70)
+
+
+@pytest.mark.parametrize(("first", "num_inputs"), [(0, 1024), (515, 1000)])
+def test_rows_whole_pages_apart_are_spread(
+    library: NativeLibrary, isa: str, first: int, num_inputs: int
+) -> None:
+    """They would share places in the nearest cache: 24 of them and 1,024 outputs pay for a copy."""
+    linear = NativeLinear(library)
+    w, bias = torch.randn(1030, num_inputs), torch.randn(1030)
+    weight = pack_float(library, w, bias)
+    x = torch.randn(26, 2048)[:, first : first + num_inputs]
+    out = linear(x, weight)
+    assert_close(out, x, w, bias)
+    assert_rows_alone_have_the_same_bits(linear, x, weight, out)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
