@@ -177,8 +177,9 @@ class SimSocket:
         self.inbox: deque[tuple[list[bytes], Connection | None]] = deque()
         self.options: dict[int, Any] = {}
         self._begun: list[bytes] = []
-        self._begun_receipt: list[bytes] = []
         """Frames of a message whose last one has not been given yet."""
+        self._begun_receipt: list[bytes] = []
+        """Frames of a message that have not been taken yet, behind those that have."""
         self.connections: dict[bytes, Connection] = {}
         """Of a ROUTER."""
         self.connection: Connection | None = None

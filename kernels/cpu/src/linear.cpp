@@ -159,8 +159,7 @@ const char* linear(const LinearWeight& w, const LinearWeight* next, const float*
     const Results results{out, out_stride, can_stream(w, out, num_rows, out_stride)};
     thread_local Buffer buffer;
     if (kind == LinearKind::f32) {
-        constexpr int64_t line_floats = 16;
-        const int64_t stride = ((num_inputs + line_floats - 1) / line_floats | 1) * line_floats;
+        const int64_t stride = spread_stride(num_inputs);
         float* rows = should_spread(w, num_rows, x_stride) ? buffer.try_reserve<float>(num_rows * stride)
                                                            : nullptr;
         if (rows != nullptr) {

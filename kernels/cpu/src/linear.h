@@ -129,15 +129,21 @@ struct Activations {
     int64_t stride;
 };
 
+// Dwords from a row of so many to the next: an odd number of lines of the cache, so that rows of a
+// tile do not drive each other out.
+inline int64_t spread_stride(int64_t num_dwords) {
+    constexpr int64_t line_dwords = 16;
+    return ((num_dwords + line_dwords - 1) / line_dwords | 1) * line_dwords;
+}
+
 // Rows of activations in bfloat16, zeros behind the last input: two that follow one another in one
-// dword. `stride` dwords from a row to the next, an odd number of lines of the cache, so that rows of
-// a tile do not drive each other out.
+// dword. `stride` dwords from a row to the next.
 struct PairedActivations {
     const uint32_t* pairs;
     int64_t stride;
 
     static int64_t stride_of(int64_t num_inputs) {
-        return ((num_inputs + group_inputs - 1) / group_inputs | 1) * (group_inputs / 2);
+        return spread_stride((num_inputs + 1) / 2);
     }
 };
 
@@ -161,12 +167,23 @@ struct Upcoming {
     const uint8_t* at;  // null: not known
     int64_t bytes;
 
-    // What one of `num_tiles` fetches, in `num_strides` equal strides.
+    // What one of `num_tiles` fetches, in `num_strides` equal strides of whole lines; the last ones
+    // may have none.
     Upcoming part(int64_t tile, int64_t num_tiles, int64_t num_strides) const {
-        const int64_t stride = (bytes / num_tiles + num_strides - 1) / num_strides;
-        return {at + tile * stride * num_strides, stride};
+        const int64_t num_all = 64 * num_tiles * num_strides;
+        const int64_t stride = (bytes + num_all - 1) / num_all * 64;
+        const int64_t start = tile * stride * num_strides;
+        return {at + start, start < bytes ? stride : 0};
     }
 };
+
+// One stride of a part.
+template <int LOCALITY = 2>
+inline void fetch(Upcoming& soon) {
+    for (int64_t line = 0; line < soon.bytes; line += 64)
+        __builtin_prefetch(soon.at + line, 0, LOCALITY);
+    soon.at += soon.bytes;
+}
 
 // Panels [panel, panel_stop) for rows [row, row_stop), and what comes after the last of them.
 struct LinearTask {

@@ -41,7 +41,7 @@ template <int VECTORS>
 constexpr int panels_of = VECTORS > vectors ? VECTORS / vectors : 1;
 
 // One tile's chain, added to what `out` holds, or to the bias if it is the first and starts anew.
-// `first` counts vectors of outputs; `soon` is fetched `soon.bytes` at a turn.
+// `first` counts vectors of outputs.
 template <bool PAIRS, int ROWS, int VECTORS>
 __attribute__((noinline)) void add_chain(const LinearWeight& weight, const float* x,
                                          int64_t x_stride, const Results& out, int64_t first,
@@ -69,9 +69,7 @@ __attribute__((noinline)) void add_chain(const LinearWeight& weight, const float
     };
     int64_t i = k;
     for (; i + turn <= k_stop; i += turn) {
-        for (int64_t line = 0; line < soon.bytes; line += 64)
-            __builtin_prefetch(soon.at + line, 0, soon_locality);
-        soon.at += soon.bytes;
+        fetch<soon_locality>(soon);
         if (ahead != 0) {
             for (int64_t at = 0; at < PANELS * turn; ++at) {
                 const float* line = w + at / turn * panel_floats + (i + at % turn) * panel_outputs;
@@ -169,20 +167,14 @@ void run_float(const LinearWeight& weight, const float* x, int64_t x_stride,
         for (int64_t k = 0; k < num_steps(weight); k += chain_steps) {
             const int64_t stop = std::min(k + chain_steps, num_steps(weight));
             const Upcoming next = after_chain(weight, task, panel, stop);
-            // of what is next each tile fetches some lines at a turn, the last tiles none
             const int64_t turns = std::max<int64_t>(1, (stop - k) / turn_steps(num_rows));
-            const int64_t all_turns = num_tiles * parts * turns;
-            const int64_t bytes_a_turn = (next.bytes / 64 + all_turns - 1) / all_turns * 64;
-            int64_t fetched = 0;
-            for (int64_t t = 0; t < num_tiles; ++t) {
-                const int64_t row = num_rows * t / num_tiles;
-                const int64_t row_stop = num_rows * (t + 1) / num_tiles;
-                for (int64_t part = 0; part < parts; ++part, fetched += turns * bytes_a_turn) {
-                    some_rows<PAIRS, MAX_ROWS>(
-                        row_stop - row, weight, rows + row * x_stride, x_stride, to.from_row(row),
-                        panel * vectors + part * tile_vectors, k, stop, t == 0 ? ahead_floats : 0,
-                        Upcoming{next.at + fetched, fetched < next.bytes ? bytes_a_turn : 0});
-                }
+            for (int64_t t = 0; t < num_tiles * parts; ++t) {
+                const int64_t row = num_rows * (t / parts) / num_tiles;
+                const int64_t row_stop = num_rows * (t / parts + 1) / num_tiles;
+                some_rows<PAIRS, MAX_ROWS>(row_stop - row, weight, rows + row * x_stride, x_stride,
+                                           to.from_row(row), panel * vectors + t % parts * tile_vectors,
+                                           k, stop, t < parts ? ahead_floats : 0,
+                                           next.part(t, num_tiles * parts, turns));
             }
         }
     }

@@ -235,9 +235,7 @@ __attribute__((noinline)) void grouped_tile(const uint8_t* records, int64_t num_
     for (int r = 0; r < ROWS; ++r)
         for (int v = 0; v < panel_vectors; ++v) acc[r][v] = vf{};
     for (int64_t first = 0; first < num_groups; first += R.groups, records += R.bytes) {
-        for (int64_t line = 0; line < soon.bytes; line += 64)
-            __builtin_prefetch(soon.at + line, 0, 2);
-        soon.at += soon.bytes;
+        fetch(soon);
         vf d[panel_vectors];
         vf minimum[panel_vectors];
         for (int v = 0; v < panel_vectors; ++v) {

@@ -14,12 +14,6 @@ inline int64_t rows_at_once(int64_t row_bytes) {
     return std::max<int64_t>(1, most_cached_bytes / row_bytes / block_rows) * block_rows;
 }
 
-// A part of what comes next.
-inline void fetch(Upcoming& soon) {
-    for (int64_t line = 0; line < soon.bytes; line += 64) __builtin_prefetch(soon.at + line, 0, 2);
-    soon.at += soon.bytes;
-}
-
 // x has memory for whole tiles of 16 rows.
 void linear_bf16_tiles(const LinearWeight& w, const PairedActivations& x, const Results& out,
                        const LinearTask& task);
