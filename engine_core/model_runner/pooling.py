@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from engine_core.pooler_config import PoolerConfig, PoolingType
+from kernels.interface.operations import LEAST_LENGTH
 from protocol.pooling import PoolingParams, PoolingTask
 
 Float32Array = npt.NDArray[np.float32]
 
 POOLED_NOT_FINITE = "the model's hidden states or labels are not finite numbers"
-_LEAST_NORM = np.float32(1e-12)
 
 
 def _softmax(x: Float32Array) -> Float32Array:
@@ -87,7 +87,7 @@ class Pooler:
             x_E = x_E[..., : params.dimensions]
             if is_active:
                 norm = np.sqrt(np.add.reduce(x_E * x_E, axis=-1, keepdims=True))
-                x_E = np.divide(x_E, np.maximum(norm, _LEAST_NORM), dtype=np.float32)
+                x_E = np.divide(x_E, np.maximum(norm, np.float32(LEAST_LENGTH)), dtype=np.float32)
             return x_E
         if self.config.returned_token_ids and params.task is PoolingTask.TOKEN_CLASSIFY:
             x_E = x_E[..., list(self.config.returned_token_ids)]
