@@ -12,7 +12,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from engine_core.errors import ExitCode, StartupError
-from engine_core.lifecycle import Lifecycle
+from engine_core.lifecycle import Lifecycle, deferred_interrupt
 from engine_core.options.checks import check_options
 from engine_core.options.engine import EngineOptions
 from engine_core.owner import Owner
@@ -73,18 +73,19 @@ def run_daemon(
     keys = None if security.keys is None else KeyFolder(security.keys)
     # on a Unix socket there are none; then those that are given are for workers that join
     is_for_workers = options.parallel.workers_bind is not None and not is_tcp(options.bind)
-    with (
-        ZmqTransport(
-            options.bind,
-            keys=None if is_for_workers else keys,
-            is_insecure=security.insecure,
-            max_message_bytes=max(
-                most_message_bytes(options.max_model_len, options.prompt_embeds_bytes),
-                options.multimodal.most_frame_bytes(options.model),
-            ),
-        ) as transport,
-        contextlib.ExitStack() as resources,
-    ):
+    with contextlib.ExitStack() as resources:
+        with deferred_interrupt():
+            transport = resources.enter_context(
+                ZmqTransport(
+                    options.bind,
+                    keys=None if is_for_workers else keys,
+                    is_insecure=security.insecure,
+                    max_message_bytes=max(
+                        most_message_bytes(options.max_model_len, options.prompt_embeds_bytes),
+                        options.multimodal.most_frame_bytes(options.model),
+                    ),
+                )
+            )
         core, config, workers = _start(options, transport, lifecycle, phases, resources, keys)
         if suspects is not None:
             core.watch_suspects(suspects)
@@ -118,7 +119,8 @@ def _start(
             if options.parallel.num_workers > 1:
                 from engine_core.workers.group import WorkerGroup
 
-                group = resources.enter_context(WorkerGroup(options, keys))
+                with deferred_interrupt():
+                    group = resources.enter_context(WorkerGroup(options, keys))
             phases.enter("imports")
             from engine_core.startup.build import build_engine  # torch
 

@@ -17,6 +17,23 @@ from engine_core.server.transport import ZmqTransport
 logger = logging.getLogger(__name__)
 
 
+@contextlib.contextmanager
+def deferred_interrupt() -> Iterator[None]:
+    """A SIGINT that comes within raises KeyboardInterrupt behind it. Where the making of a socket
+    is interrupted, the end of its ZMQ context waits for that socket for ever."""
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield  # ignored, or handled
+        return
+    came: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if came:
+        raise KeyboardInterrupt
+
+
 class Stage(enum.Enum):
     SERVING = enum.auto()
     DRAINING = enum.auto()

@@ -164,6 +164,27 @@ def test_an_interrupt_during_the_start_ends_it_without_a_traceback(tiny_llama, t
     assert "Traceback" not in err
 
 
+def test_an_interrupt_while_a_socket_is_made_ends_the_start(tiny_llama, tmp_path):
+    """A socket that its context does not know yet kept the context from ending."""
+    program = """
+import os, signal, zmq
+add = zmq.Context._add_socket
+def interrupted(self, socket):
+    os.kill(os.getpid(), signal.SIGINT)
+    add(self, socket)
+zmq.Context._add_socket = interrupted
+from engine_core.cli import main
+main()
+"""
+    command = [sys.executable, "-c", program, "--model", str(tiny_llama)]
+    done = subprocess.run(
+        [*command, "--bind", f"ipc://{tmp_path}/s"], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (130, "")
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "s").exists()
+
+
 @pytest.mark.parametrize("kind", ["gguf", "safetensors", "config"])
 def test_a_model_file_that_cannot_be_true_ends_the_start_with_one_line(kind, tiny_llama, tmp_path):
     folder = tmp_path / "model"
