@@ -46,6 +46,8 @@ async def test_a_killed_daemon_that_comes_back_goes_on_with_the_same_tokens(
         async with AsyncLLM(bind, reconnect_timeout_s=60) as llm:
             expected = await stream(llm, params)
             assert len(expected) == 200
+            # asked here: of 200 tokens the second daemon may have few left to guess
+            assert ((await llm.statistics()).num_accepted_tokens > 0) == bool(more)
 
             def kill():
                 first.process.kill()
@@ -56,9 +58,7 @@ async def test_a_killed_daemon_that_comes_back_goes_on_with_the_same_tokens(
                 await asyncio.sleep(0.01)
             second = await asyncio.to_thread(Daemon, tiny_llama, *OPTIONS, *more, bind=bind)
             assert await asyncio.wait_for(task, 60) == expected
-            seen = await llm.statistics()
-            assert seen.num_generated_tokens < 200
-            assert (seen.num_accepted_tokens > 0) == bool(more)
+            assert (await llm.statistics()).num_generated_tokens < 200
     finally:
         first.close()
         if second is not None:
