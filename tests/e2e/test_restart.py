@@ -46,8 +46,6 @@ async def test_a_killed_daemon_that_comes_back_goes_on_with_the_same_tokens(
         async with AsyncLLM(bind, reconnect_timeout_s=60) as llm:
             expected = await stream(llm, params)
             assert len(expected) == 200
-            # asked here: of 200 tokens the second daemon may have few left to guess
-            assert ((await llm.statistics()).num_accepted_tokens > 0) == bool(more)
 
             def kill():
                 first.process.kill()
@@ -58,7 +56,10 @@ async def test_a_killed_daemon_that_comes_back_goes_on_with_the_same_tokens(
                 await asyncio.sleep(0.01)
             second = await asyncio.to_thread(Daemon, tiny_llama, *OPTIONS, *more, bind=bind)
             assert await asyncio.wait_for(task, 60) == expected
-            assert (await llm.statistics()).num_generated_tokens < 200
+            seen = await llm.statistics()
+            assert seen.num_generated_tokens < 200
+            # some; how many, and whether one is right, follows from how long steps take
+            assert (seen.num_draft_tokens > 0) == bool(more)
     finally:
         first.close()
         if second is not None:
