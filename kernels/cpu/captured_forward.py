@@ -49,7 +49,7 @@ class _Graph:
             if not isinstance(each, Activation) or not each.is_dense_row:
                 raise NotCapturable(f"its result is {type(each).__name__}, not rows of activations")
         self.capacity = capacity
-        self.results = [each.memory.tensor.numpy() for each in results]
+        self.results = [each.rows.numpy() for each in results]
         self.lent: dict[int, list[torch.Tensor]] = {}
         """Their first rows, by number."""
         self.kv_caches = context.kv_caches

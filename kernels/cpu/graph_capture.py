@@ -17,7 +17,7 @@ from kernels.cpu.experts import NativeExpertWeights
 from kernels.cpu.library import FLOAT, INT64, POINTER, members, optional_address
 from kernels.cpu.linear import PackedParts
 from kernels.cpu.lora import NativeLoRAStack
-from kernels.cpu.weights import PackedLinear
+from kernels.cpu.weights import PANEL_OUTPUTS, PackedLinear
 from kernels.interface.lora import LoRAStack
 from kernels.interface.operations import (
     AllReduce,
@@ -149,6 +149,7 @@ class _Memory:
         if not self._unused:
             self._unused.append(torch.empty(capacity, size, dtype=torch.float32))
         self.tensor = self._unused.pop()
+        self.is_skipped = False
 
     def __del__(self) -> None:
         self._unused.append(self.tensor)
@@ -168,7 +169,14 @@ class Activation(Placeholder):
     @property
     def address(self) -> int:
         """Of the first token's row."""
-        return self.memory.tensor.data_ptr()
+        return self.rows.data_ptr()
+
+    @property
+    def rows(self) -> torch.Tensor:
+        """[capacity, size]. Raises NotCapturable: the pass may skip writing them."""
+        if self.memory.is_skipped:
+            raise NotCapturable("it uses a product again behind its gated activation")
+        return self.memory.tensor
 
     def flatten(self, start: int) -> Activation:
         """[T, H, D] -> [T, H * D]."""
@@ -302,7 +310,7 @@ class GraphCapture:
         x = _activation(x_TE)
         if not x.is_dense_row:
             raise NotCapturable(f"it sums rows of {x.tail} over ranks")
-        call = HostCall(x.memory.tensor, all_reduce)
+        call = HostCall(x.rows, all_reduce)
         self.host_calls.append(call)
         operand = ctypes.cast(call.function, ctypes.c_void_p).value or 0
         return _as_tensor(self.add(GraphOpKind.HOST, out=x, operand=operand, size=x.stride))
@@ -381,8 +389,14 @@ class GraphCapture:
         both = _width(gate_up)
         if both % 2 or gate_up.stride != both:
             raise NotCapturable(f"the halves of a gated activation lie in {gate_up.tail}")
-        out = self.new(both // 2)
-        return _as_tensor(self.add(kind, subject=gate_up, out=out, size=both // 2))
+        out, size = self.new(both // 2), both // 2
+        last = self._ops[-1]
+        is_product = last.kind == GraphOpKind.LINEAR and last.subject != out.address
+        is_whole = (last.out, last.size) == (gate_up.address, both) and size % PANEL_OUTPUTS == 0
+        is_one = is_product and is_whole
+        self.add(kind, subject=gate_up, out=out, size=size, number=float(is_one))
+        gate_up.memory.is_skipped = is_one
+        return _as_tensor(out)
 
     def activate(self, x_TF: object, activation: int) -> torch.Tensor:
         x, kind = _activation(x_TF), GraphOpKind.ACTIVATE

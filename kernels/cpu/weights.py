@@ -22,9 +22,9 @@ Bytes = npt.NDArray[np.uint8]
 
 Fields = tuple[npt.NDArray[Any], ...]
 
-_PANEL = 32
+PANEL_OUTPUTS = 32
 _GROUP = 32
-_ROWS_AT_ONCE = 64 * _PANEL
+_ROWS_AT_ONCE = 64 * PANEL_OUTPUTS
 _FLOAT_ROWS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 _BLOCK_ROWS = {"Q4_0": 3, "Q4_1": 4, "Q5_0": 5, "Q8_0": 6, "Q4_K": 7, "Q5_K": 8, "Q6_K": 9}
 """By the numbers of `row_types` in src/pack_floats.cpp."""
@@ -108,10 +108,10 @@ def pack_float_parts(
     num_outputs, num_inputs = sum(part.shape[0] for part in parts), parts[0].shape[1]
     in_pairs = kind is LinearKind.BF16
     row_bytes = -(-num_inputs // _GROUP) * _GROUP * 2 if in_pairs else num_inputs * 4
-    num_panels = -(-num_outputs // _PANEL)
-    blob = (reserve or library.memory.reserve)(num_panels * _PANEL * row_bytes)
-    if num_outputs % _PANEL:
-        blob[-_PANEL * row_bytes :].zero_()
+    num_panels = -(-num_outputs // PANEL_OUTPUTS)
+    blob = (reserve or library.memory.reserve)(num_panels * PANEL_OUTPUTS * row_bytes)
+    if num_outputs % PANEL_OUTPUTS:
+        blob[-PANEL_OUTPUTS * row_bytes :].zero_()
     pack = library.function(
         "ec_pack_floats", POINTER, *[INT64] * 3, POINTER, *[INT64] * 2, POINTER, *[INT64] * 3
     )
@@ -176,7 +176,7 @@ def quantise_int8(
         padded = _pad_outputs(codes.to(torch.uint8).numpy())
         padded = np.pad(padded, ((0, 0), (0, -num_inputs % _GROUP)), constant_values=128)
         dwords = np.ascontiguousarray(padded).view(np.uint32)
-        turned = dwords.reshape(-1, _PANEL, dwords.shape[1]).transpose(0, 2, 1)
+        turned = dwords.reshape(-1, PANEL_OUTPUTS, dwords.shape[1]).transpose(0, 2, 1)
         return np.ascontiguousarray(turned).view(np.uint8)
 
     blob = _pack_panels(library.memory.reserve, num_outputs, panels)
@@ -242,12 +242,12 @@ def _pack_panels(
 ) -> torch.Tensor:
     """The blob whose panels `panels` makes of some rows at a time, so that a vocabulary's weight
     is not held several times over on its way."""
-    num_panels = -(-num_outputs // _PANEL)
+    num_panels = -(-num_outputs // PANEL_OUTPUTS)
     blob = torch.empty(0, dtype=torch.uint8)
     for start in range(0, num_outputs, _ROWS_AT_ONCE):
         stop = min(start + _ROWS_AT_ONCE, num_outputs)
         made = torch.from_numpy(panels(slice(start, stop)).reshape(-1))
-        first, last = start // _PANEL, -(-stop // _PANEL)
+        first, last = start // PANEL_OUTPUTS, -(-stop // PANEL_OUTPUTS)
         panel_bytes = made.numel() // (last - first)
         if not start:
             blob = reserve(num_panels * panel_bytes)
@@ -258,7 +258,7 @@ def _pack_panels(
 def _interleave(field: npt.NDArray[Any]) -> Bytes:
     """[P * 32, blocks, values] -> [P, blocks, values, 32] as bytes of a record."""
     num_blocks, num_values = field.shape[1:]
-    turned = field.reshape(-1, _PANEL, num_blocks, num_values).transpose(0, 2, 3, 1)
+    turned = field.reshape(-1, PANEL_OUTPUTS, num_blocks, num_values).transpose(0, 2, 3, 1)
     return np.ascontiguousarray(turned).view(np.uint8).reshape(len(turned), num_blocks, -1)
 
 
@@ -273,7 +273,7 @@ def packed_linear(
 ) -> PackedLinear:
     """A weight over memory that is packed already; see `PackedLinear` for what the tensors hold.
     Raises ValueError: memory whose size or alignment does not fit the weight."""
-    size = -(-num_outputs // _PANEL) * _PANEL
+    size = -(-num_outputs // PANEL_OUTPUTS) * PANEL_OUTPUTS
     for name, values in (("row_scales", row_scales), ("bias", bias)):
         if values is not None and (values.dtype is not torch.float32 or values.shape != (size,)):
             raise ValueError(
@@ -311,14 +311,14 @@ def _finite(weight: torch.Tensor) -> torch.Tensor:
 
 def _pad_outputs(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Rows of zeros behind, to whole panels."""
-    missing = -len(rows) % _PANEL
+    missing = -len(rows) % PANEL_OUTPUTS
     if not missing:
         return rows
     return np.concatenate((rows, np.zeros((missing, *rows.shape[1:]), rows.dtype)))
 
 
 def _pad_vector(values_N: torch.Tensor) -> torch.Tensor:
-    return torch.nn.functional.pad(values_N, (0, -len(values_N) % _PANEL)).contiguous()
+    return torch.nn.functional.pad(values_N, (0, -len(values_N) % PANEL_OUTPUTS)).contiguous()
 
 
 def _pad_bias(bias_N: torch.Tensor | None, num_outputs: int) -> torch.Tensor | None:

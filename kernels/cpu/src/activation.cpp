@@ -2,6 +2,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "activation.h"
 #include "dispatch.h"
 #include "graph.h"
 #include "row_chunks.h"
@@ -9,16 +10,20 @@
 #define EC_BODY "activation_body.h"
 #include "every_isa.h"
 
-// gate_up [num_rows, 2 * size], out [num_rows, size]; kind 0: SiLU, 1: GELU's tanh approximation,
-// 2: GELU.
+ec::GatedRow* ec::gated_row(int64_t kind) {
+    return kind == 0   ? EC_CHOOSE(silu_gated)
+           : kind == 1 ? EC_CHOOSE(gelu_tanh_gated)
+           : kind == 2 ? EC_CHOOSE(gelu_gated)
+                       : nullptr;
+}
+
+// gate_up [num_rows, 2 * size], out [num_rows, size]; kinds as of `gated_row`.
 EC_EXPORT const char* ec_gated_activation(const float* gate_up, float* out, int64_t num_rows,
                                           int64_t size, int kind) {
-    if (kind < 0 || kind > 2) {
+    const auto run = ec::gated_row(kind);
+    if (run == nullptr) {
         return ec::refuse("activation %d is not 0 (SiLU), 1 (GELU, tanh) or 2 (GELU)", kind);
     }
-    const auto run = kind == 0   ? EC_CHOOSE(silu_gated)
-                     : kind == 1 ? EC_CHOOSE(gelu_tanh_gated)
-                                 : EC_CHOOSE(gelu_gated);
     ec::for_rows(num_rows, 4 * size, [&](int64_t row) {  // an exponential costs as four others
         run(gate_up + row * 2 * size, gate_up + row * 2 * size + size, size, out + row * size);
     });

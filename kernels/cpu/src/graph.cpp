@@ -35,6 +35,35 @@ const char* overwrite_given_rows(const ec::GraphStep& step, const ec::GraphOp& c
     return nullptr;
 }
 
+// What operation `i` is of gated activations, or null for others.
+ec::GatedRow* gate_of(const ec::GraphStep& step, int64_t i) {
+    if (i == step.num_ops) return nullptr;
+    switch (static_cast<ec::GraphOpKind>(step.ops[i].kind)) {
+        case ec::GraphOpKind::silu:
+            return ec::gated_row(0);
+        case ec::GraphOpKind::gelu_tanh:
+            return ec::gated_row(1);
+        case ec::GraphOpKind::gelu:
+            return ec::gated_row(2);
+        default:
+            return nullptr;
+    }
+}
+
+// Whether operation `i` and the next are run as one, which never writes the product itself.
+bool is_gated_product(const ec::GraphStep& step, int64_t i) {
+    constexpr int64_t least_rows = 48;  // below, rows of both halves stay in a cache anyway
+    return step.num_tokens >= least_rows && gate_of(step, i + 1) != nullptr &&
+           step.ops[i + 1].number == 1.0f;
+}
+
+const char* run_gated_product(const ec::GraphStep& step, int64_t i) {
+    const ec::GraphOp &c = step.ops[i], &gate = step.ops[i + 1];
+    const auto& weight = *static_cast<const ec::LinearWeight*>(c.operand);
+    return ec::linear(weight, next_weight(step, i + 2), c.subject, step.num_tokens, c.stride,
+                      weight.num_inputs, gate.out, gate.size, gate_of(step, i + 1));
+}
+
 const char* run_op(const ec::GraphStep& step, int64_t i) {
     const ec::GraphOp& c = step.ops[i];
     const int64_t num_tokens = step.num_tokens;
@@ -63,7 +92,7 @@ const char* run_op(const ec::GraphStep& step, int64_t i) {
         case ec::GraphOpKind::linear: {
             const auto* weight = static_cast<const ec::LinearWeight*>(c.operand);
             return ec::linear(*weight, next_weight(step, i + 1), c.subject, num_tokens, c.stride,
-                              weight->num_inputs, c.out, c.out_stride);
+                              weight->num_inputs, c.out, c.out_stride, nullptr);
         }
         case ec::GraphOpKind::rotary: {
             ec::Rotary rotary = *static_cast<const ec::Rotary*>(c.operand);
@@ -122,7 +151,10 @@ EC_EXPORT const char* ec_run_graph(const ec::GraphStep* step) {
             return ec::refuse("attention is planned for %ld tokens, the step has %ld",
                               op.geometry->num_tokens, step->num_tokens);
         }
-        if (const char* refusal = run_op(*step, i)) return refusal;
+        const bool is_pair = is_gated_product(*step, i);
+        if (const char* refusal = is_pair ? run_gated_product(*step, i) : run_op(*step, i))
+            return refusal;
+        i += is_pair;
     }
     ec::release_tiles();  // until the next step the caller's thread may do something else
     return nullptr;

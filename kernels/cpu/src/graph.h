@@ -32,7 +32,8 @@ enum class GraphOpKind : int64_t {
     linear = 3,        // out = subject times operand (a LinearWeight)
     rotary = 4,        // operand: Rotary; the step fills in tokens, positions and slots
     attention = 5,     // out = attention of subject; operand: AttentionOperands
-    silu = 6,          // out = silu(left half of subject) * right half
+    silu = 6,          // out = silu(left half of subject) * right half; number 1: subject is the
+                       // product just before it, which nothing else reads
     gelu_tanh = 7,
     scale = 8,  // out *= number
     embedding_packed = 9,  // out = rows of operand (a LinearWeight) at the step's token ids

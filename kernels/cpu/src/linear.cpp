@@ -60,9 +60,9 @@ struct Split {
     int64_t panels_a_task, panel_tasks, row_tasks, num_rows;
     int64_t row_step = isa() >= Isa::amx ? 32 : 1;  // whole tiles
 
-    Split(const LinearWeight& w, int64_t rows) : num_rows(rows) {
+    Split(int64_t panels, int64_t rows) : num_rows(rows) {
         const int64_t least_rows = std::max(int64_t{24}, row_step);
-        const int64_t wanted = int64_t{8} * num_threads(), panels = num_panels(w);
+        const int64_t wanted = int64_t{8} * num_threads();
         panels_a_task = std::max<int64_t>(1, panels / wanted);
         panel_tasks = (panels + panels_a_task - 1) / panels_a_task;
         row_tasks = panel_tasks >= wanted
@@ -87,21 +87,77 @@ Upcoming after_task(const LinearWeight& w, const Split& split, int64_t task,
         return upcoming_panel(w, panel_task * split.panels_a_task);
     }
     if (next == nullptr) return {w.blob, 0};
-    const Split other(*next, num_rows);
+    const Split other(num_panels(*next), num_rows);
     const int64_t first = panel_task - split.panel_tasks;
     return upcoming_panel(*next, std::min(first, other.panel_tasks - 1) * other.panels_a_task);
 }
 
-template <typename Fn>
-void run_split(const LinearWeight& w, const LinearWeight* next, int64_t num_rows, Fn&& run) {
-    const Split split(w, num_rows);
+// Makes streamed results visible to the thread that waits for the task.
+void finish_stream(const Results& results) {
+#if EC_X86
+    if (results.streams) __builtin_ia32_sfence();
+#endif
+}
+
+// Calls `multiply(weight, row, results, task)` for all of `w`; rows count from `row` on.
+template <typename Multiply>
+void run_split(const LinearWeight& w, const LinearWeight* next, int64_t num_rows,
+               const Results& results, Multiply&& multiply) {
     const int64_t panels = num_panels(w);
+    const Split split(panels, num_rows);
     parallel(split.panel_tasks * split.row_tasks, [&](int64_t task, int) {
         const int64_t panel = task / split.row_tasks * split.panels_a_task;
         const int64_t part = task % split.row_tasks;
-        run(LinearTask{panel, std::min(panel + split.panels_a_task, panels),
-                       split.row(part), split.row(part + 1),
-                       after_task(w, split, task, next, num_rows)});
+        multiply(w, 0, results,
+                 LinearTask{panel, std::min(panel + split.panels_a_task, panels), split.row(part),
+                            split.row(part + 1), after_task(w, split, task, next, num_rows)});
+        finish_stream(results);
+    });
+}
+
+// One panel as a weight of its own.
+LinearWeight panel_of(const LinearWeight& w, int64_t panel) {
+    LinearWeight one = w;
+    one.num_outputs = panel_outputs;
+    one.blob_bytes = w.blob_bytes / num_panels(w);
+    one.blob += panel * one.blob_bytes;
+    if (w.row_scales != nullptr) one.row_scales += panel * panel_outputs;
+    if (w.bias != nullptr) one.bias += panel * panel_outputs;
+    return one;
+}
+
+// The same for panels of the left half and those of the right half, whose results `gate` joins.
+template <typename Multiply>
+void run_gated(const LinearWeight& w, const LinearWeight* next, int64_t num_rows,
+               const Results& out, GatedRow* gate, Multiply&& multiply) {
+    constexpr int64_t block_rows = 128, width = 2 * panel_outputs;
+    const int64_t pairs = num_panels(w) / 2;
+    const Split split(pairs, num_rows);
+    parallel(split.panel_tasks * split.row_tasks, [&](int64_t task, int) {
+        alignas(64) float both[block_rows * width];
+        const int64_t first = task / split.row_tasks * split.panels_a_task;
+        const int64_t stop = std::min(first + split.panels_a_task, pairs);
+        const int64_t start = split.row(task % split.row_tasks);
+        const int64_t row_stop = split.row(task % split.row_tasks + 1);
+        for (int64_t pair = first; pair < stop; ++pair) {
+            const LinearWeight left = panel_of(w, pair), right = panel_of(w, pairs + pair);
+            for (int64_t row = start; row < row_stop; row += block_rows) {
+                const int64_t count = std::min(block_rows, row_stop - row);
+                const bool is_last = row + count == row_stop;
+                const Upcoming later = !is_last          ? Upcoming{w.blob, 0}
+                                       : pair + 1 < stop ? upcoming_panel(w, pair + 1)
+                                       : after_task(w, split, task, next, num_rows);
+                multiply(left, row, Results{both, width},
+                         LinearTask{0, 1, 0, count, upcoming_panel(right, 0)});
+                multiply(right, row, Results{both + panel_outputs, width},
+                         LinearTask{0, 1, 0, count, later});
+                for (int64_t r = 0; r < count; ++r) {
+                    const float* own = both + r * width;
+                    gate(own, own + panel_outputs, panel_outputs,
+                         out.at + (row + r) * out.stride + pair * panel_outputs);
+                }
+            }
+        }
     });
 }
 
@@ -132,31 +188,34 @@ bool should_spread(const LinearWeight& w, int64_t num_rows, int64_t x_stride) {
            num_rows * w.num_inputs <= most_floats;
 }
 
-// Makes streamed results visible to the thread that waits for the task.
-void finish_stream(const Results& results) {
-#if EC_X86
-    if (results.streams) __builtin_ia32_sfence();
-#endif
-}
-
 }  // namespace
 
 const char* linear(const LinearWeight& w, const LinearWeight* next, const float* x,
                    int64_t num_rows, int64_t x_stride, int64_t num_inputs, float* out,
-                   int64_t out_stride) {
+                   int64_t out_stride, GatedRow* gate) {
     if (const char* refusal = check_weight(w)) return refusal;
     if (num_inputs != w.num_inputs || x_stride < num_inputs || num_rows < 0) {
         return refuse("x is [%ld, %ld] with %ld from row to row, the weight has %ld inputs",
                       num_rows, num_inputs, x_stride, w.num_inputs);
     }
-    if (out_stride < w.num_outputs) {
-        return refuse("out has %ld from row to row, the weight has %ld outputs", out_stride,
-                      w.num_outputs);
+    const int64_t width = gate == nullptr ? w.num_outputs : w.num_outputs / 2;
+    if (out_stride < width) {
+        return refuse("out has %ld from row to row, it takes %ld", out_stride, width);
+    }
+    if (gate != nullptr && w.num_outputs % (2 * panel_outputs) != 0) {
+        return refuse("a gated product has %ld outputs, they must be a multiple of %ld",
+                      w.num_outputs, 2 * panel_outputs);
     }
     if (num_rows == 0) return nullptr;
     if (x == nullptr || out == nullptr) return refuse("x or out has no memory");
     const auto kind = static_cast<LinearKind>(w.kind);
-    const Results results{out, out_stride, can_stream(w, out, num_rows, out_stride)};
+    const auto share = [&](const auto& multiply) {
+        if (gate != nullptr) {
+            return run_gated(w, next, num_rows, {out, out_stride, false}, gate, multiply);
+        }
+        const bool streams = can_stream(w, out, num_rows, out_stride);
+        run_split(w, next, num_rows, {out, out_stride, streams}, multiply);
+    };
     thread_local Buffer buffer;
     if (kind == LinearKind::f32) {
         const int64_t stride = spread_stride(num_inputs);
@@ -170,9 +229,9 @@ const char* linear(const LinearWeight& w, const LinearWeight* next, const float*
             x = rows;
             x_stride = stride;
         }
-        run_split(w, next, num_rows, [&](const LinearTask& task) {
-            linear_f32(w, x, x_stride, results, task);
-            finish_stream(results);
+        share([&](const LinearWeight& part, int64_t row, const Results& results,
+                  const LinearTask& task) {
+            linear_f32(part, x + row * x_stride, x_stride, results, task);
         });
         return nullptr;
     }
@@ -184,9 +243,9 @@ const char* linear(const LinearWeight& w, const LinearWeight* next, const float*
         each_row(num_rows, num_inputs, 65536, [&](int64_t row) {
             round_row(x + row * x_stride, num_inputs, pairs + row * stride);
         });
-        run_split(w, next, num_rows, [&](const LinearTask& task) {
-            linear_bf16(w, {pairs, stride}, results, task);
-            finish_stream(results);
+        share([&](const LinearWeight& part, int64_t row, const Results& results,
+                  const LinearTask& task) {
+            linear_bf16(part, {pairs + row * stride, stride}, results, task);
         });
         return nullptr;
     }
@@ -197,10 +256,9 @@ const char* linear(const LinearWeight& w, const LinearWeight* next, const float*
     each_row(num_rows, num_inputs, 16384, [&](int64_t row) {
         quantise_row(x + row * x_stride, num_inputs, zero, groups + row * stride);
     });
-    const Activations quantised{groups, stride};
-    run_split(w, next, num_rows, [&](const LinearTask& task) {
-        linear_integer(w, quantised, results, task);
-        finish_stream(results);
+    share([&](const LinearWeight& part, int64_t row, const Results& results,
+              const LinearTask& task) {
+        linear_integer(part, {groups + row * stride, stride}, results, task);
     });
     return nullptr;
 }
@@ -220,7 +278,8 @@ EC_EXPORT const char* ec_linear_check(const LinearWeight* weight) {
 EC_EXPORT const char* ec_linear(const LinearWeight* weight, const float* x, int64_t num_rows,
                                 int64_t x_stride, int64_t num_inputs, float* out,
                                 int64_t out_stride) {
-    return ec::linear(*weight, nullptr, x, num_rows, x_stride, num_inputs, out, out_stride);
+    return ec::linear(*weight, nullptr, x, num_rows, x_stride, num_inputs, out, out_stride,
+                      nullptr);
 }
 
 // For tests: the codes [num_rows, padded to 32] and scales [num_rows, groups] of activations.

@@ -27,6 +27,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "activation.h"
 #include "dispatch.h"
 
 namespace ec {
@@ -221,10 +222,11 @@ inline Upcoming upcoming_panel(const LinearWeight& w, int64_t panel) {
 const char* check_weight(const LinearWeight& w);
 
 // x [num_rows, num_inputs] times `w` -> out. `next`: the weight that the same threads take after
-// it, or null. Null, or why it cannot be done.
+// it, or null. `gate`: joins the halves of each row, of whole panels, into `out` while they are in
+// a cache; or null. Null, or why it cannot be done.
 const char* linear(const LinearWeight& w, const LinearWeight* next, const float* x,
                    int64_t num_rows, int64_t x_stride, int64_t num_inputs, float* out,
-                   int64_t out_stride);
+                   int64_t out_stride, GatedRow* gate);
 
 // Quantises one row of `num_inputs` floats. `zero` is what the weight's codes subtract.
 void quantise_row(const float* x, int64_t num_inputs, int32_t zero,

@@ -313,6 +313,86 @@ def test_what_a_captured_pass_lends_holds_until_its_next_call(ops):
     assert all(torch.equal(out, rows) for out, rows in kept)
 
 
+def gated_pass(ops, num_inputs, size, kind, *, bias=None, behind=None):
+    """Embedding, product of two halves, activation. `behind`: what a model does with the halves."""
+
+    def forward(token_ids_T, positions_T, context):
+        both = ops.linear(ops.embedding(token_ids_T, table), gate_up)
+        view = both.view(-1, 2, size) if behind is not None else both
+        out = getattr(ops, kind)(both)
+        return out if behind is None else behind(ops, both, view, out)
+
+    table = weight(VOCAB, num_inputs)
+    gate_up = ops.prepare_linear(weight(2 * size, num_inputs), bias)
+    return forward
+
+
+def gated_results(ops, forward, *sizes):
+    """Of steps of so many tokens: as captured, and operation by operation."""
+    captured = ops.capture(forward)
+    context = ForwardContext(kv_caches=[], metadata=[], ops=ops)
+    for num_tokens in sizes:
+        ids, positions = torch.arange(num_tokens) * 7 % VOCAB, torch.arange(num_tokens)
+        yield captured(ids, positions, context), forward(ids, positions, context), captured
+
+
+def check_gated_products(library, weights, kind, sizes):
+    ops = CpuOperations(library, linear_weights=weights)
+    for num_inputs, size in sizes:
+        forward = gated_pass(ops, num_inputs, size, kind, bias=weight(2 * size))
+        for ours, expected, captured in gated_results(
+            ops, forward, 1, 47, 48, 127, 128, 129, 200, 300, 50
+        ):
+            assert captured.is_captured
+            assert torch.equal(ours, expected), (num_inputs, size, len(ours))
+
+
+LINEAR_FORMATS = ["float32", "bfloat16", "int8", "int4"]
+
+
+@pytest.mark.parametrize("weights", LINEAR_FORMATS)
+@pytest.mark.parametrize("kind", ["silu_and_mul", "gelu_tanh_and_mul", "gelu_and_mul"])
+def test_a_product_and_its_gated_activation_as_one_have_the_same_bits(library, isa, weights, kind):
+    """On both sides of the rows from which they are one, of its blocks of rows, and of what one
+    task takes; with a bias in both halves; halves that are no whole panels stay two operations."""
+    check_gated_products(library, weights, kind, ((72, 32), (64, 96), (130, 352), (64, 50)))
+
+
+@pytest.mark.parametrize("weights", LINEAR_FORMATS)
+def test_they_have_them_by_tiles_of_the_matrix_unit(library, matrix_isa, weights):
+    check_gated_products(library, weights, "silu_and_mul", ((64, 96), (130, 352)))
+
+
+@pytest.mark.parametrize(
+    "behind",
+    [
+        lambda ops, both, view, out: ops.silu_and_mul(both),
+        lambda ops, both, view, out: view.flatten(1),
+        lambda ops, both, view, out: view.contiguous().flatten(1),
+        lambda ops, both, view, out: both,
+        lambda ops, both, view, out: both.clone(),
+        lambda ops, both, view, out: both.mul_(torch.tensor(2.0)),
+        lambda ops, both, view, out: torch.cat((out, both), 1),
+    ],
+)
+def test_a_model_that_reads_a_product_behind_its_gated_activation_gets_it(ops, behind):
+    forward = gated_pass(ops, 40, 64, "gelu_and_mul", behind=behind)
+    for ours, expected, captured in gated_results(ops, forward, 60, 5):
+        assert torch.equal(ours, expected)
+        assert captured.is_captured is False
+
+
+def test_a_product_changed_before_its_gated_activation_is_not_skipped(ops):
+    def forward(token_ids_T, positions_T, context):
+        both = ops.linear(ops.embedding(token_ids_T, table), gate_up).mul_(torch.tensor(3.0))
+        return ops.silu_and_mul(both)
+
+    table, gate_up = weight(VOCAB, 40), ops.prepare_linear(weight(128, 40))
+    for ours, expected, captured in gated_results(ops, forward, 60):
+        assert torch.equal(ours, expected)
+        assert captured.is_captured
+
+
 def test_a_captured_pass_calls_the_host_between_its_operations(ops):
     """Each run gives the host its step's rows; what fails there ends the pass, not the next."""
     seen, failing = [], []

@@ -27,10 +27,13 @@ _BLOCKS["Q6_K"] = (256, 210)
 
 
 def random_weight(
-    library: NativeLibrary, case: RandomCase, num_inputs: int | None = None
+    library: NativeLibrary,
+    case: RandomCase,
+    num_inputs: int | None = None,
+    num_outputs: int | None = None,
 ) -> PackedLinear:
     """Of any kind that takes `num_inputs`; GGUF blocks are random bytes."""
-    num_outputs = case.size(200)
+    num_outputs = num_outputs or case.size(200)
     chosen = case.below(len(_PACKERS) + len(GGUF_KINDS))
     if chosen >= len(_PACKERS):
         type_name = list(GGUF_KINDS)[chosen - len(_PACKERS)]

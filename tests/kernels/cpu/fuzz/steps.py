@@ -176,7 +176,9 @@ def captured_step(library: NativeLibrary, case: RandomCase) -> None:
     places, pair = case.numbers(50, size), case.numbers(2, size)
     into = pack_float(library, case.numbers(heads_size + 2 * step.kv_size, size))
     back = pack_float(library, case.numbers(size, heads_size))
-    last = random_weight(library, case, size)
+    half = 32 * case.size(5)  # whole panels are joined with their activation
+    gate_up = random_weight(library, case, size, 2 * half)
+    last = random_weight(library, case, half)
     angles = case.numbers(50, step.head_size)
     factor = torch.tensor(0.5)
 
@@ -199,7 +201,7 @@ def captured_step(library: NativeLibrary, case: RandomCase) -> None:
         )
         out = ops.linear(attended.flatten(1), back)
         x, residual = ops.add_rms_norm(out, residual, norm, 1e-5)
-        return ops.linear(x, last).mul_(factor)
+        return ops.linear(ops.silu_and_mul(ops.linear(x, gate_up)), last).mul_(factor)
 
     captured = CapturedForward(library, forward)
     context = ForwardContext(kv_caches=[(step.k, step.v)], metadata=[step.plan()], ops=ops)
