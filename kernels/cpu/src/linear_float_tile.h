@@ -6,7 +6,7 @@
 
 // The sums of a tile fill the registers: rows times vectors of outputs. With sixteen registers a tile
 // has half of a panel, as each weight that is loaded should serve six rows.
-constexpr int MAX_ROWS = EC_LEVEL >= 2 ? 12 : 6;
+constexpr int MAX_ROWS = EC_LEVEL >= 2 ? 14 : 6;
 constexpr int vectors = panel_outputs / W;
 constexpr int tile_vectors = 2;
 // Of one row: enough chains to hide what a multiply-add waits for.
@@ -160,7 +160,7 @@ void run_float(const LinearWeight& weight, const float* x, int64_t x_stride,
             }
         }
     }
-    // tiles of nearly equal height: 13 rows are 7 and 6, not 12 and 1
+    // tiles of nearly equal height: 15 rows are 8 and 7, not 14 and 1
     constexpr int64_t parts = vectors / tile_vectors;
     const int64_t num_tiles = (num_rows + MAX_ROWS - 1) / MAX_ROWS;
     for (; panel < task.panel_stop; ++panel) {
