@@ -54,7 +54,7 @@ const char* check_weight(const LinearWeight& w) {
 
 namespace {
 
-// Panels and rows of a task such that there are about eight tasks a thread: enough to even out
+// Panels and rows of a task such that there are about twelve tasks a thread: enough to even out
 // threads that are late, few enough that taking one costs nothing.
 struct Split {
     int64_t panels_a_task, panel_tasks, row_tasks, num_rows;
@@ -62,7 +62,7 @@ struct Split {
 
     Split(int64_t panels, int64_t rows) : num_rows(rows) {
         const int64_t least_rows = std::max(int64_t{24}, row_step);
-        const int64_t wanted = int64_t{8} * num_threads();
+        const int64_t wanted = int64_t{12} * num_threads();
         panels_a_task = std::max<int64_t>(1, panels / wanted);
         panel_tasks = (panels + panels_a_task - 1) / panels_a_task;
         row_tasks = panel_tasks >= wanted
