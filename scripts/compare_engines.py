@@ -30,7 +30,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scripts.command_line import make_app, run_app
 from scripts.comparison.engines import Conditions, Engine, parse_engine, parse_peer, parse_server
-from scripts.comparison.rounds import as_table, run_rounds, summarise_rounds
+from scripts.comparison.rounds import (
+    as_table,
+    run_resident_rounds,
+    run_rounds,
+    summarise_rounds,
+)
 from scripts.comparison.workloads import (
     DEFAULT_WORKLOADS,
     Workload,
@@ -75,6 +80,10 @@ def compare(
     ] = "smollm2-135m-instruct",
     workloads: Annotated[str, Parameter(help="Which, with commas.")] = ",".join(DEFAULT_WORKLOADS),
     rounds: Annotated[int, Parameter(help="How often each engine is launched and asked.")] = 3,
+    resident: Annotated[
+        bool,
+        Parameter(help="Launch all once and ask them in turn: on machines whose speed changes."),
+    ] = False,
     threads: Annotated[
         int | None, Parameter(help="Of every engine; default: one a core of this process.")
     ] = None,
@@ -116,11 +125,13 @@ def compare(
             workload_timeout_s=workload_timeout,
             logs=logs,
         )
-        done = run_rounds(engines, asked, warm_up, conditions, report=log)
+        run = run_resident_rounds if resident else run_rounds
+        done = run(engines, asked, warm_up, conditions, report=log)
         summary = summarise_rounds(done, [one.name for one in own], names)
         document = describe_run() | {
             "num_threads": conditions.num_threads,
             "client_processes": client_processes,
+            "resident": resident,
             "workload_file": digest(path),
             "engines": {one.name: one.setting for one in engines},
             **summary,

@@ -1,8 +1,9 @@
 """Engines in alternation, A B A B: in a round each engine is launched, warmed up, asked every
-workload, and ended."""
+workload, and ended; or all are up at once, and each workload goes from one to the next."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from scripts.comparison.engines import Conditions, Engine, NotMeasured, Running
@@ -77,6 +78,45 @@ def run_rounds(
                 one.failed[START] = not_started[engine.name] = str(error)
                 report(f"  failed to start: {error}")
     return done
+
+
+def run_resident_rounds(
+    engines: Sequence[Engine],
+    rounds: Sequence[Sequence[Workload]],
+    warm_up: Sequence[Workload],
+    conditions: Conditions,
+    *,
+    report: Callable[[str], None],
+) -> list[EngineRound]:
+    """All engines are launched once and stay, so that those of a ratio are asked seconds apart,
+    every other round in the opposite order. Launch is told in the first round, beside the engines
+    that are up already; memory is not. Likewise for engines that fail."""
+    done: list[EngineRound] = []
+    up: dict[str, Running] = {}
+    with ExitStack() as stack:
+        for engine in engines:
+            one = EngineRound(engine.name, 0)
+            done.append(one)
+            report(f"launch: {engine.name}")
+            try:
+                running = stack.enter_context(engine.launch(conditions))
+                one.facts = running.facts
+                one.figures[START] = warm_up_figures(running, warm_up)
+                up[engine.name] = running
+            except EngineFailed as error:
+                one.failed[START] = str(error)
+                report(f"  failed to start: {error}")
+        by_round = [done] + [
+            [EngineRound(engine.name, number) for engine in engines]
+            for number in range(1, len(rounds))
+        ]
+        for workloads, ones in zip(rounds, by_round, strict=True):
+            asked = [one for one in ones if one.engine in up]
+            for workload in workloads:
+                for one in asked if ones[0].round % 2 == 0 else reversed(asked):
+                    report(f"round {one.round + 1} of {len(rounds)}: {one.engine}")
+                    _ask(one, up[one.engine], workload, report)
+    return [one for ones in by_round for one in ones]
 
 
 def warm_up_figures(running: Running, warm_up: Sequence[Workload]) -> Figures:

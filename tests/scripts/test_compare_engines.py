@@ -23,7 +23,12 @@ from scripts.comparison.engines import (
 )
 from scripts.comparison.figures import Incomplete, figures_of
 from scripts.comparison.processes import EngineFailed, process_tree, resident_bytes
-from scripts.comparison.rounds import as_table, run_rounds, summarise_rounds
+from scripts.comparison.rounds import (
+    as_table,
+    run_resident_rounds,
+    run_rounds,
+    summarise_rounds,
+)
 from scripts.comparison.workloads import Workload, write_rounds
 from scripts.load.clients import ClientsFailed, Daemon, OpenLoop, run_clients
 from scripts.load.records import RequestRecord
@@ -88,7 +93,20 @@ def test_engines_alternate_and_only_one_is_up(conditions):
     assert diary == once * 2
 
 
-def test_a_peer_that_fails_is_told_as_failed_and_never_as_a_figure(conditions):
+def test_resident_engines_are_asked_each_workload_in_turn(conditions):
+    diary = []
+    engines = [ScriptedEngine(name, diary) for name in "AB"]
+    rounds = [[BATCH, SINGLE]] * 3
+    done = run_resident_rounds(engines, rounds, WARM_UP, conditions, report=lambda _: None)
+    assert diary[:4] == ["A up", "A first token", "B up", "B first token"]
+    forth, back = (["A", "B"], ["B", "A"])
+    asked = [f"{n} {w}" for order in (forth, back, forth) for w in ("W1", "W2") for n in order]
+    assert diary[4:] == [*asked, "B down", "A down"]
+    assert summarise_rounds(done, ["A"], ["A", "B"])["medians"]["B"]["W2"]["num_rounds"] == 3
+
+
+@pytest.mark.parametrize("run_rounds", [run_rounds, run_resident_rounds])
+def test_a_peer_that_fails_is_told_as_failed_and_never_as_a_figure(conditions, run_rounds):
     diary = []
     engines = [
         ScriptedEngine("A", diary),
