@@ -91,12 +91,12 @@ def run_resident_rounds(
     """All engines are launched once and stay, so that those of a ratio are asked seconds apart,
     every other round in the opposite order. Launch is told in the first round, beside the engines
     that are up already; memory is not. Likewise for engines that fail."""
-    done: list[EngineRound] = []
+    by_round = [
+        [EngineRound(engine.name, number) for engine in engines] for number in range(len(rounds))
+    ]
     up: dict[str, Running] = {}
     with ExitStack() as stack:
-        for engine in engines:
-            one = EngineRound(engine.name, 0)
-            done.append(one)
+        for one, engine in zip(by_round[0], engines, strict=True):
             report(f"launch: {engine.name}")
             try:
                 running = stack.enter_context(engine.launch(conditions))
@@ -106,15 +106,11 @@ def run_resident_rounds(
             except EngineFailed as error:
                 one.failed[START] = str(error)
                 report(f"  failed to start: {error}")
-        by_round = [done] + [
-            [EngineRound(engine.name, number) for engine in engines]
-            for number in range(1, len(rounds))
-        ]
-        for workloads, ones in zip(rounds, by_round, strict=True):
+        for number, (workloads, ones) in enumerate(zip(rounds, by_round, strict=True)):
             asked = [one for one in ones if one.engine in up]
             for workload in workloads:
-                for one in asked if ones[0].round % 2 == 0 else reversed(asked):
-                    report(f"round {one.round + 1} of {len(rounds)}: {one.engine}")
+                for one in reversed(asked) if number % 2 else asked:
+                    report(f"round {number + 1} of {len(rounds)}: {one.engine}")
                     _ask(one, up[one.engine], workload, report)
     return [one for ones in by_round for one in ones]
 

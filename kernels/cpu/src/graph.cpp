@@ -35,33 +35,32 @@ const char* overwrite_given_rows(const ec::GraphStep& step, const ec::GraphOp& c
     return nullptr;
 }
 
-// What operation `i` is of gated activations, or null for others.
-ec::GatedRow* gate_of(const ec::GraphStep& step, int64_t i) {
-    if (i == step.num_ops) return nullptr;
-    switch (static_cast<ec::GraphOpKind>(step.ops[i].kind)) {
+// Of gated activations as `gated_row` counts them; -1 for other operations.
+int gated_kind(const ec::GraphOp& op) {
+    switch (static_cast<ec::GraphOpKind>(op.kind)) {
         case ec::GraphOpKind::silu:
-            return ec::gated_row(0);
+            return 0;
         case ec::GraphOpKind::gelu_tanh:
-            return ec::gated_row(1);
+            return 1;
         case ec::GraphOpKind::gelu:
-            return ec::gated_row(2);
+            return 2;
         default:
-            return nullptr;
+            return -1;
     }
 }
 
 // Whether operation `i` and the next are run as one, which never writes the product itself.
 bool is_gated_product(const ec::GraphStep& step, int64_t i) {
     constexpr int64_t least_rows = 48;  // below, rows of both halves stay in a cache anyway
-    return step.num_tokens >= least_rows && gate_of(step, i + 1) != nullptr &&
-           step.ops[i + 1].number == 1.0f;
+    return step.num_tokens >= least_rows && i + 1 < step.num_ops &&
+           gated_kind(step.ops[i + 1]) >= 0 && step.ops[i + 1].number == 1.0f;
 }
 
 const char* run_gated_product(const ec::GraphStep& step, int64_t i) {
     const ec::GraphOp &c = step.ops[i], &gate = step.ops[i + 1];
     const auto& weight = *static_cast<const ec::LinearWeight*>(c.operand);
     return ec::linear(weight, next_weight(step, i + 2), c.subject, step.num_tokens, c.stride,
-                      weight.num_inputs, gate.out, gate.size, gate_of(step, i + 1));
+                      weight.num_inputs, gate.out, gate.size, ec::gated_row(gated_kind(gate)));
 }
 
 const char* run_op(const ec::GraphStep& step, int64_t i) {
@@ -109,11 +108,9 @@ const char* run_op(const ec::GraphStep& step, int64_t i) {
                                 call.softcap, call.sinks, call.slopes);
         }
         case ec::GraphOpKind::silu:
-            return ec_gated_activation(c.subject, c.out, num_tokens, c.size, 0);
         case ec::GraphOpKind::gelu_tanh:
-            return ec_gated_activation(c.subject, c.out, num_tokens, c.size, 1);
         case ec::GraphOpKind::gelu:
-            return ec_gated_activation(c.subject, c.out, num_tokens, c.size, 2);
+            return ec_gated_activation(c.subject, c.out, num_tokens, c.size, gated_kind(c));
         case ec::GraphOpKind::activate:
             return ec_activation(c.out, num_tokens, c.size, static_cast<int>(c.stride));
         case ec::GraphOpKind::scale:
