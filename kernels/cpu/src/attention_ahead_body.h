@@ -32,10 +32,13 @@ public:
         }
     }
 
-    void divide(int64_t num_steps) { rows_a_step_ = (num_rows_ + num_steps - 1) / num_steps; }
+    // All of it is asked for within `num_steps` > 0 steps, at an even pace.
+    void divide(int64_t num_steps) { pace_ = ((num_rows_ << 16) + num_steps - 1) / num_steps; }
 
     void step() {
-        for (int64_t i = 0; i < rows_a_step_ && next_ < num_rows_; ++i, ++next_) {
+        due_ += pace_;
+        const int64_t due = due_ >> 16 < num_rows_ ? due_ >> 16 : num_rows_;
+        for (; next_ < due; ++next_) {
             for (int64_t line = 0; line < num_heads_ * row_bytes_; line += 64) {
                 __builtin_prefetch(k_ + at_[next_] + line, 0, 2);
                 __builtin_prefetch(v_ + at_[next_] + line, 0, 2);
@@ -63,5 +66,6 @@ private:
     const uint8_t* v_ = nullptr;
     int64_t at_[tile_keys];  // bytes
     int64_t row_bytes_ = 0, num_heads_ = 0;
-    int64_t num_rows_ = 0, rows_a_step_ = 0, next_ = 0;
+    int64_t num_rows_ = 0, next_ = 0;
+    int64_t pace_ = 0, due_ = 0;  // rows, in parts of 2^16
 };

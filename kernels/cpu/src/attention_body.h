@@ -164,7 +164,7 @@ static void attend_with(const Attention& a, const AttentionPlan& plan, int64_t i
         } else if (const AttentionItem* other = plan.after(index)) {
             ahead.take(a, *other, *plan.members_of(*other), other->tile * tile_keys);
         }
-        ahead.divide((item.head_stop - item.head) * Tile::fetches);
+        ahead.divide((item.head_stop - item.head) * Tile::num_steps(a, first, stop));
         int64_t slots[tile_keys], at[tile_keys];
         int64_t block = (start + first) / a.block_size, held = block * a.block_size - start;
         for (int64_t j = first; j < stop; ++block) {

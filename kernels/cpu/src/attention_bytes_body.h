@@ -50,7 +50,12 @@ public:
     static constexpr int64_t block_rows = 24;
     static constexpr int most_rows = most_rows_at_once;
     static constexpr int64_t pass_keys = 4 * unit_keys;
-    static constexpr int fetches = 12;
+
+    // Of `Ahead`, that reading [first, stop) takes.
+    static int64_t num_steps(const Attention& a, int64_t first, int64_t stop) {
+        const int64_t units = (stop + unit_keys - 1) / unit_keys - first / unit_keys;
+        return (units + (stop + 3) / 4 - first / 4) * ((a.head_size + 63) / 64);
+    }
 
     // Sums of D products of two bytes stay below 2^24, where floats are integers.
     static bool can_take(const Attention& a) { return a.head_size <= 512; }

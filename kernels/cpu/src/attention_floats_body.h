@@ -164,7 +164,9 @@ public:
         return EC_LEVEL < 2 && !WORDS && rows <= 3 ? 2 * COLUMNS : COLUMNS;
     }
     static constexpr int64_t pass_keys = columns_of(1) * W;
-    static constexpr int fetches = tile_keys / W * (WORDS ? 2 : 4);  // steps that reading a tile takes
+    static int64_t num_steps(const Attention&, int64_t, int64_t) {
+        return tile_keys / W * (WORDS ? 2 : 4);
+    }
 
     // Of words: codes, then their scale.
     static int64_t query_floats(const Attention& a) {

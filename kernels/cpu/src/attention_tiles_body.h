@@ -58,7 +58,11 @@ struct MatrixTile {
 template <class Unit>
 class PairTile : public MatrixTile {
 public:
-    static constexpr int fetches = 12;
+
+    static int64_t num_steps(const Attention& a, int64_t first, int64_t stop) {
+        const int64_t units = (stop + unit_keys - 1) / unit_keys - first / unit_keys;
+        return units * (a.head_size / 32) + ((stop + 31) / 32 - first / 32) * 16;
+    }
 
     static bool can_take(const Attention& a) {
         return a.rounds && a.kv_format == static_cast<int64_t>(KVCacheFormat::bf16) &&
