@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -13,7 +14,13 @@ from engine_core.kv_cache.copies import BlockPair
 from engine_core.kv_cache.host_pool import HashKey
 from engine_core.model_runner.config import DraftConfig, RunnerConfig
 from kernels.interface.given_rows import GivenRows
-from kernels.interface.operations import AttentionMetadata, AttentionSpec, ForwardContext, KVCache
+from kernels.interface.operations import (
+    AttentionMetadata,
+    AttentionPlanner,
+    AttentionSpec,
+    ForwardContext,
+    KVCache,
+)
 
 
 class PagedKVCache:
@@ -36,29 +43,35 @@ class PagedKVCache:
         if draft is not None:
             self._ops, first_layer = draft.ops, spec.num_layers
             spec = draft.model.kv_cache_spec
-        self._planners = [
-            self._ops.make_attention_planner(
-                AttentionSpec(
-                    num_query_heads=spec.num_query_heads,
-                    num_kv_heads=spec.num_kv_heads,
-                    head_size=spec.head_size,
-                    block_size=config.block_size,
-                    sliding_window=group.sliding_window,
-                    max_num_seqs=config.max_num_logits,
-                    max_num_batched_tokens=config.max_num_batched_tokens,
-                    max_model_len=config.max_model_len,
-                    dtype=config.dtype,
-                    kv_dtype=config.kv_dtype,
-                )
+        self._attention_specs = [
+            AttentionSpec(
+                num_query_heads=spec.num_query_heads,
+                num_kv_heads=spec.num_kv_heads,
+                head_size=spec.head_size,
+                block_size=config.block_size,
+                sliding_window=group.sliding_window,
+                max_num_seqs=config.max_num_logits,
+                max_num_batched_tokens=config.max_num_batched_tokens,
+                max_model_len=config.max_model_len,
+                dtype=config.dtype,
+                kv_dtype=config.kv_dtype,
             )
             for group in layout.groups
         ]
+        self._planners = [self._ops.make_attention_planner(s) for s in self._attention_specs]
         layers = range(first_layer, first_layer + spec.num_layers)
         if config.stage is not None:
             layers = config.stage.layers
         places = [layout.place_of(layer) for layer in layers]
         self._group_of_layer = [group for group, _ in places]
+        self.last_group = self._group_of_layer[-1]
+        """That of the last layer."""
         self.kv_caches = [self.storage.device_tensors[tensor] for _, tensor in places]
+
+    @cached_property
+    def output_planner(self) -> AttentionPlanner:
+        """Of the last layer's attention in steps that put out some rows."""
+        return self._ops.make_attention_planner(self._attention_specs[self.last_group])
 
     def forward_context(
         self,

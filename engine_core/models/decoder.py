@@ -199,18 +199,16 @@ class DecoderLayer:
         norms = (self.input_norm, self._attention_norm, self.feed_forward_norm, self._output_norm)
         return merge([*parts, *(norm.placements() for norm in norms if norm is not None)])
 
-    def attend(
-        self, x_TE: Activations, positions_T: torch.Tensor, context: ForwardContext
-    ) -> torch.Tensor:
-        """What attention adds to the residual stream, from its normed value."""
-        out_TE = self.attention(x_TE, positions_T, context)
+    def attend(self, q_THD: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+        """What attention adds to the residual stream."""
+        out_TE = self.attention.attend(q_THD, context)
         return out_TE if self._attention_norm is None else self._attention_norm(out_TE)
 
     def feed(self, x_TE: Activations, context: ForwardContext) -> torch.Tensor:
         """What the feed-forward adds to the residual stream, from its normed value."""
         if isinstance(self.feed_forward, SparseFeedForward):
             assert not isinstance(x_TE, RoundedRows), "its router reads it as it is"
-            out_TE = self.feed_forward(x_TE, context.metadata[0].slot_mapping_T)
+            out_TE = self.feed_forward(x_TE, context.metadata[-1].slot_mapping_T)
         else:
             out_TE = self.feed_forward(x_TE)
         return out_TE if self._output_norm is None else self._output_norm(out_TE)
@@ -311,6 +309,11 @@ class Decoder:
             parts.append(self._final_norm.placements())
         return merge(parts)
 
+    @property
+    def _puts_out_rows(self) -> bool:
+        """Whether a pass gives hidden states to those of the context's output rows alone."""
+        return self._final_norm is not None and not self._kept_layers
+
     def forward(
         self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, context: ForwardContext
     ) -> torch.Tensor:
@@ -359,7 +362,12 @@ class Decoder:
                 x_TE, residual_TE = layer.input_norm.add_before(qkv, out_TE, residual_TE)
             if number in self._kept_layers:
                 states.append(residual_TE.clone())  # it is written on
-            out_TE = layer.attend(x_TE, positions_T, context)
+            q_THD = layer.attention.queries(x_TE, positions_T, context)
+            if layer is self._layers[-1] and self._puts_out_rows:
+                q_THD = self._ops.take_rows(q_THD, context.output)
+                residual_TE = self._ops.take_rows(residual_TE, context.output)
+                context = context.behind_take_rows
+            out_TE = layer.attend(q_THD, context)
             norm, gate_up = layer.feed_forward_norm, layer.feed_forward.gate_up
             x_TE, residual_TE = norm.add_before(gate_up, out_TE, residual_TE)
             out_TE = layer.feed(x_TE, context)

@@ -38,7 +38,8 @@ class Model(Protocol):
     def forward(
         self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, context: ForwardContext
     ) -> torch.Tensor:
-        """Run one step's tokens (int64 ids in [0, V), int64 positions) -> hidden_TE.
+        """Run one step's tokens (int64 ids in [0, V), int64 positions) -> hidden_TE, or hidden_NE
+        where the context names output rows and the model goes by them.
 
         Keys and values are written to the context's caches; the rows that it gives replace
         embeddings."""

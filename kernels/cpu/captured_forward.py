@@ -4,6 +4,7 @@ At 135 million parameters, calling 270 operations a step from Python takes as lo
 operations of an int8 step."""
 
 import ctypes
+import dataclasses
 import logging
 from typing import Any, Generic, cast
 
@@ -28,6 +29,8 @@ class GraphStep(ctypes.Structure):
         ("num_tokens", INT64),
         *members(POINTER, "given_places", "given_rows"),
         *members(INT64, "num_given", "given_size"),
+        *members(POINTER, "output_rows", "output_geometry"),
+        ("num_output_rows", INT64),
     ]
 
 
@@ -37,6 +40,7 @@ class _Graph:
     def __init__(self, forward: Forward[Any], capacity: int, context: ForwardContext) -> None:
         self.plan_addresses = _plan_addresses(context)
         capture = GraphCapture(capacity, context)
+        context = dataclasses.replace(context, output=None)  # the step has it
         # to the forward pass they are tensors
         result: object = forward(
             cast("torch.Tensor", capture.token_ids),
@@ -56,6 +60,7 @@ class _Graph:
         ops = capture.ops
         self._keeps = (ops, capture.keeps, capture)
         self.host_calls = capture.host_calls
+        self.takes_rows = capture.takes_rows
         self.step = GraphStep(ops=ctypes.addressof(ops), num_ops=len(ops), capacity=capacity)
         self.address = ctypes.addressof(self.step)
 
@@ -115,19 +120,25 @@ class CapturedForward(Generic[PassResult]):
             check_tensor("rows", given.rows_NE, given.rows_NE.shape)
             step.given_places = given.places_N.data_ptr()
             step.given_rows = given.rows_NE.data_ptr()
+        num_rows, step.output_rows = num_tokens, None
+        if graph.takes_rows and (output := context.output) is not None:
+            num_rows = len(output.rows_N)
+            check_tensor("output rows", output.rows_N, (num_rows,), torch.int64)
+            step.output_rows, step.num_output_rows = output.rows_N.data_ptr(), num_rows
+            step.output_geometry = native_plan(output.metadata.plan).address
         refusal = self._run(graph.address)
         for call in graph.host_calls if refusal else ():
             if (failure := call.failure) is not None:
                 call.failure = None
                 raise failure
         check(refusal)
-        results = graph.lent.get(num_tokens) if self._lends else None
+        results = graph.lent.get(num_rows) if self._lends else None
         if results is None:
             # numpy takes a third of the time of torch's slice and copy
-            parts = [result[:num_tokens] for result in graph.results]
+            parts = [result[:num_rows] for result in graph.results]
             results = [torch.from_numpy(part if self._lends else part.copy()) for part in parts]
             if self._lends:
-                graph.lent[num_tokens] = results
+                graph.lent[num_rows] = results
         return cast("PassResult", tuple(results) if graph.is_tuple else results[0])
 
     def _capture(self, num_tokens: int, context: ForwardContext) -> _Graph:

@@ -58,6 +58,17 @@ class GraphOpKind(IntEnum):
     EMBEDDING_AT = 17
     HOST = 18
     EXPERTS = 19
+    TAKE_ROWS = 20
+
+
+_OF_ALL_TOKENS = {
+    GraphOpKind.EMBEDDING,
+    GraphOpKind.EMBEDDING_PACKED,
+    GraphOpKind.EMBEDDING_AT,
+    GraphOpKind.GIVEN_ROWS,
+    GraphOpKind.ROTARY,
+}
+"""What reads of the step what each token has."""
 
 
 class GraphOp(ctypes.Structure):
@@ -245,6 +256,7 @@ class GraphCapture:
         self.host_calls: list[HostCall] = []
         self.token_ids = Placeholder(self)
         self.positions = Placeholder(self)
+        self.takes_rows = False
         self._plans = {id(metadata.slot_mapping_T): metadata.plan for metadata in context.metadata}
 
     @property
@@ -268,6 +280,8 @@ class GraphCapture:
         """One operation, which writes `out` from `column` on; returns `out`.
 
         `stride` only where there is no subject to have one."""
+        if self.takes_rows and kind in _OF_ALL_TOKENS:
+            raise NotCapturable(f"it does {kind.name} behind the choice of rows")
         self._ops.append(
             GraphOp(
                 kind=kind,
@@ -305,6 +319,11 @@ class GraphCapture:
         if not x.is_dense_row:
             raise NotCapturable(f"it replaces rows of {x.tail}")
         return _as_tensor(self.add(GraphOpKind.GIVEN_ROWS, out=x, size=x.stride))
+
+    def take_rows(self, x_TE: object) -> torch.Tensor:
+        x = _activation(x_TE)
+        self.takes_rows = True
+        return _as_tensor(self.add(GraphOpKind.TAKE_ROWS, out=x, size=math.prod(x.tail)))
 
     def reduce(self, x_TE: object, all_reduce: AllReduce) -> torch.Tensor:
         x = _activation(x_TE)

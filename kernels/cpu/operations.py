@@ -58,6 +58,7 @@ from kernels.interface.operations import (
     ExpertRouting,
     Forward,
     KVCache,
+    OutputRows,
     PassResult,
     RotaryParams,
 )
@@ -223,6 +224,11 @@ class CpuOperations(NativeSampling, TorchOperations):
         if capture := capture_of(x_TE):
             return capture.replace_rows(x_TE)
         return replace_rows(x_TE, given)
+
+    def take_rows(self, x_TE: torch.Tensor, output: OutputRows | None) -> torch.Tensor:
+        if capture := capture_of(x_TE):
+            return capture.take_rows(x_TE)
+        return super().take_rows(x_TE, output)
 
     def rms_norm(self, x_TE: torch.Tensor, weight_E: torch.Tensor, eps: float) -> torch.Tensor:
         if capture := capture_of(x_TE):

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -361,6 +361,11 @@ class Operations(Protocol):
         """`x[given.places] = given.rows`, in place -> x. A captured pass takes `given` from each
         step's context, so it calls this with the context's, None or not."""
 
+    def take_rows(self, x_TE: torch.Tensor, output: OutputRows | None) -> torch.Tensor:
+        """`x[output.rows]`, or x if it is None. Consumes its argument. A captured pass takes
+        `output` from each step's context, so it calls this with the context's, None or not; what
+        comes behind is of these rows alone, attention too."""
+
     def rms_norm(self, x_TE: torch.Tensor, weight_E: torch.Tensor, eps: float) -> torch.Tensor:
         """`x / sqrt(mean(x^2) + eps) * weight` over the last dimension, in float32.
 
@@ -480,6 +485,25 @@ class Operations(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class OutputRows:
+    """The tokens of a step whose hidden states are read; to the others the model's last layer gives
+    keys and values alone.
+
+    Attributes:
+        rows_N: int64 [N], N at least 1, rising: of some requests the last tokens.
+        metadata: a plan of them alone, for the last layer.
+    """
+
+    rows_N: torch.Tensor
+    metadata: AttentionMetadata
+
+
+def take_rows(x_TE: torch.Tensor, output: OutputRows | None) -> torch.Tensor:
+    """See `Operations.take_rows`."""
+    return x_TE if output is None else x_TE[output.rows_N]
+
+
+@dataclass(frozen=True, slots=True)
 class ForwardContext:
     """What one forward pass of a model reads besides tokens and positions.
 
@@ -492,6 +516,7 @@ class ForwardContext:
         given: on the backend's device; None: every token is embedded.
         positions_AT: int64 [3, T], positions on the axes of M-RoPE; None: those of the tokens, on
             all axes.
+        output: a model may compute the hidden states of these tokens alone; None: of all.
     """
 
     kv_caches: Sequence[KVCache]
@@ -500,6 +525,14 @@ class ForwardContext:
     encoded: AttentionMetadata | None = None
     given: GivenRows | None = None
     positions_AT: torch.Tensor | None = None
+    output: OutputRows | None = None
+
+    @property
+    def behind_take_rows(self) -> ForwardContext:
+        """For the rest of the last layer."""
+        if self.output is None:
+            return self
+        return replace(self, metadata=[*self.metadata[:-1], self.output.metadata], output=None)
 
 
 PassResult = TypeVar("PassResult", bound=torch.Tensor | tuple[torch.Tensor, ...])

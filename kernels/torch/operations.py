@@ -17,7 +17,9 @@ from kernels.interface.operations import (
     AttentionSpec,
     Forward,
     KVCache,
+    OutputRows,
     PassResult,
+    take_rows,
 )
 from kernels.interface.sampling import SamplingLimits
 from kernels.interface.weights import LinearWeight, WeightPacking
@@ -112,6 +114,9 @@ class TorchOperations:
 
     def replace_rows(self, x_TE: torch.Tensor, given: GivenRows | None) -> torch.Tensor:
         return replace_rows(x_TE, given)
+
+    def take_rows(self, x_TE: torch.Tensor, output: OutputRows | None) -> torch.Tensor:
+        return take_rows(x_TE, output)
 
     def add_rms_norm(
         self, x_TE: torch.Tensor, residual_TE: torch.Tensor, weight_E: torch.Tensor, eps: float

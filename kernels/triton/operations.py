@@ -17,6 +17,7 @@ from kernels.interface.operations import (
     InputRounding,
     KVCache,
     PassResult,
+    take_rows,
 )
 from kernels.interface.weights import ExpertWeights, LinearWeight, WeightPacking
 from kernels.torch import elementwise
@@ -62,6 +63,7 @@ class TritonOperations:
 
     embedding = staticmethod(linear_layers.gather_rows)
     replace_rows = staticmethod(replace_rows)
+    take_rows = staticmethod(take_rows)
     rms_norm = staticmethod(norm.rms_norm)
     add_rms_norm = staticmethod(norm.add_rms_norm)
     silu_and_mul = staticmethod(activation.silu_and_mul)

@@ -11,7 +11,7 @@ import torch
 from engine_core.model_runner.cache import PagedKVCache
 from engine_core.model_runner.config import RunnerConfig
 from kernels.interface.given_rows import GivenRows
-from kernels.interface.operations import ForwardContext
+from kernels.interface.operations import ForwardContext, OutputRows
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
@@ -103,6 +103,45 @@ class StepInputs:
             positions_AT=None if positions_AT is None else torch.from_numpy(positions_AT),
             ends_T=None if ends_T is None else torch.from_numpy(ends_T),
         )
+
+    def output_rows(
+        self,
+        cache: PagedKVCache,
+        num_drafts: Int64Array | None = None,
+        ends_T: Int32Array | None = None,
+    ) -> OutputRows | None:
+        """The rows that are sampled: of each sampled sequence its last token, and the drafts among
+        its tokens with the one before them. None: that are all.
+
+        A step that samples nothing has its last row. `num_drafts`: of the plan's sequences."""
+        if self.num_decodes == len(self.rows_R):
+            return None
+        counts_R = np.zeros(len(self.rows_R), np.int64)
+        counts_R[self.sampled_R] = 1
+        if num_drafts is not None:
+            counts_R[self.sampled_R] += num_drafts[self.batch_index_R[self.sampled_R]]
+        if not self.sampled_R.size:
+            counts_R[-1] = 1
+        has_S = np.flatnonzero(counts_R)
+        counts_S = counts_R[has_S]
+        start_S1 = np.zeros(len(has_S) + 1, np.int64)
+        np.cumsum(counts_S, out=start_S1[1:])
+        num_rows = int(start_S1[-1])
+        if num_rows == len(self.token_ids_T):
+            return None
+        rows_N = np.arange(num_rows)
+        rows_N += np.repeat(self.query_start_R1[1:][has_S] - start_S1[1:], counts_S)
+        group = cache.last_group
+        metadata = cache.output_planner.plan(
+            query_start_loc_R1=torch.from_numpy(start_S1.astype(np.int32)),
+            seq_lens_R=torch.from_numpy(self.seq_lens_R[has_S]),
+            block_table_RM=torch.from_numpy(self.block_tables_GRM[group][has_S]),
+            slot_mapping_T=torch.from_numpy(self.slot_mappings_GT[group][rows_N]),
+            num_decodes=0,
+            num_decode_tokens=0,
+            ends_T=None if ends_T is None else torch.from_numpy(ends_T[rows_N]),
+        )
+        return OutputRows(torch.from_numpy(rows_N), metadata)
 
 
 def gather_step_inputs(

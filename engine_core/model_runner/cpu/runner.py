@@ -24,7 +24,7 @@ from engine_core.model_runner.given_states import GivenStates, StepStates
 from engine_core.model_runner.logit_masks import logit_masks
 from engine_core.model_runner.output import runner_output
 from engine_core.model_runner.pooling import PoolingRows, named_answers, pool
-from engine_core.model_runner.prompt_logprobs import PromptColumns, PromptReports
+from engine_core.model_runner.prompt_logprobs import PromptColumns, PromptRange, PromptReports
 from engine_core.model_runner.rows import RunnerRows
 from engine_core.model_runner.sampled_tokens import SampledTokens
 from engine_core.model_runner.vocabulary_rows import vocabulary_rows
@@ -124,17 +124,19 @@ class CPUModelRunner:
     def _run(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         """One step, whose rows are in place."""
         self._ops.wake_threads()
+        num_drafts = self._write_drafts(plan) if plan.scheduled_spec_decode_tokens else None
         inputs = gather_step_inputs(
             self.batch,
             rows=plan.batch.rows,
             num_computed=plan.batch.num_computed_tokens,
             num_scheduled=plan.batch.num_scheduled_tokens,
-            num_drafts=self._write_drafts(plan) if plan.scheduled_spec_decode_tokens else None,
+            num_drafts=num_drafts,
             decodes_first=self._ops.needs_decodes_first,
             order=self._adapters.order(plan.batch.rows),
         )
         num_tokens_R = np.diff(inputs.query_start_R1)
-        self._adapters.begin_step(self._adapters.of_tokens(inputs.rows_R, num_tokens_R))
+        slots_T = self._adapters.of_tokens(inputs.rows_R, num_tokens_R)
+        self._adapters.begin_step(slots_T)
         first_R = inputs.seq_lens_R - num_tokens_R
         encoded = self._encoder.of_step(inputs.rows_R, first_R, num_tokens_R)
         given = StepStates.joined(
@@ -148,6 +150,10 @@ class CPUModelRunner:
             positions_AT=encoded.positions_AT,
             ends_T=encoded.ends_T,
         )
+        reported = self._prompts.ranges(inputs.rows_R, first_R, num_tokens_R)
+        if not reported and self._pooling.is_empty and slots_T is None:
+            rows = inputs.output_rows(self._cache, num_drafts, encoded.ends_T)
+            context = dataclasses.replace(context, output=rows)
         failed = encoded.failures
         if self._encoded is not None:
             attended, failed = self._encoded.of_step(
@@ -159,7 +165,7 @@ class CPUModelRunner:
         )
         if self.config.stage is not None and not self.config.stage.is_last:
             return ModelRunnerOutput(req_ids=[], sampled_token_ids=[])
-        reports = self._report_prompts(plan, inputs, hidden_TE)
+        reports = self._report_prompts(plan, inputs, reported, hidden_TE)
         num_tokens = self.batch.num_tokens[plan.batch.rows]
         output = self._sample(plan, inputs, hidden_TE)
         if failed:
@@ -212,11 +218,14 @@ class CPUModelRunner:
         self._encoder.encode(plan)
 
     def _report_prompts(
-        self, plan: SchedulerOutput, inputs: StepInputs, hidden_TE: torch.Tensor
+        self,
+        plan: SchedulerOutput,
+        inputs: StepInputs,
+        parts: list[PromptRange],
+        hidden_TE: torch.Tensor,
     ) -> dict[str, tuple[int, Logprobs]]:
-        counts_R = np.diff(inputs.query_start_R1)
         reports = {}
-        for part in self._prompts.ranges(inputs.rows_R, inputs.seq_lens_R - counts_R, counts_R):
+        for part in parts:
             columns = PromptColumns.allocate(
                 part, lambda shape, dtype: torch.empty(shape, dtype=dtype)
             )

@@ -47,6 +47,7 @@ enum class GraphOpKind : int64_t {
     embedding_at = 17,    // out = rows of operand [stride, size] at the step's positions
     host = 18,            // out is changed in place by operand, a HostFunction
     experts = 19,         // out = mixture of experts of subject; operand: ExpertLayer
+    take_rows = 20,       // out = its rows that the step puts out; what follows has these alone
 };
 
 // Mirrored by `GraphOp` in kernels/cpu/graph_capture.py. Strides are floats from a token's row of
@@ -61,8 +62,8 @@ struct GraphOp {
     float number;
 };
 
-// Given the step's number of tokens; other than 0: it failed.
-using HostFunction = int64_t (*)(int64_t num_tokens);
+// Given the number of rows; other than 0: it failed.
+using HostFunction = int64_t (*)(int64_t num_rows);
 
 // Mirrored by `AttentionOperands` there.
 struct AttentionOperands {
@@ -85,6 +86,9 @@ struct GraphStep {
     const int64_t* given_places;  // [num_given], rows that operation `given_rows` overwrites
     const float* given_rows;      // [num_given, given_size], contiguous
     int64_t num_given, given_size;
+    const int64_t* output_rows;  // [num_output_rows], rising; null: all
+    const AttentionGeometry* output_geometry;  // of attention behind operation `take_rows`
+    int64_t num_output_rows;
 };
 
 }  // namespace ec

@@ -13,6 +13,7 @@ from kernels.interface.operations import (
     AttentionParams,
     AttentionSpec,
     ForwardContext,
+    OutputRows,
     RotaryParams,
 )
 from kernels.torch.operations import TorchOperations
@@ -84,6 +85,11 @@ class ToyModel:
                     norm_eps=1e-6,
                 ),
             )
+            if layer:
+                q = ops.take_rows(q, context.output)
+                residual = ops.take_rows(residual, context.output)
+                context = context.behind_take_rows
+                metadata = context.metadata[layer]
             attended = ops.paged_attention(
                 q,
                 *context.kv_caches[layer],
@@ -111,7 +117,7 @@ class Steps:
             ops.allocate_kv_cache(NUM_BLOCKS, BLOCK, KV_HEADS, HEAD_SIZE, torch.float32)
             for _ in range(2)
         ]
-        self.planners = [
+        *self.planners, self.output_planner = [
             ops.make_attention_planner(
                 AttentionSpec(
                     num_query_heads=HEADS,
@@ -126,7 +132,7 @@ class Steps:
                     kv_dtype=torch.float32,
                 )
             )
-            for window in (None, model.window)
+            for window in (None, model.window, model.window)
         ]
 
     def inputs(self, requests):
@@ -152,6 +158,28 @@ class Steps:
             for planner in self.planners
         ]
         return positions % VOCAB, positions, ForwardContext(self.caches, metadata, self.planners)
+
+    def putting_out(self, requests, counts):
+        """Their inputs, where of each request so many of the last tokens are put out."""
+        ids, positions, context = self.inputs(requests)
+        whole = context.metadata[1]
+        stops = torch.tensor([n for _, n in requests]).cumsum(0).tolist()
+        rows = [
+            row
+            for stop, count in zip(stops, counts, strict=True)
+            for row in range(stop - count, stop)
+        ]
+        has = [r for r, count in enumerate(counts) if count]
+        metadata = self.output_planner.plan(
+            query_start_loc_R1=torch.tensor([0, *(counts[r] for r in has)]).cumsum(0).int(),
+            seq_lens_R=whole.seq_lens_R[has],
+            block_table_RM=whole.block_table_RM[has],
+            slot_mapping_T=whole.slot_mapping_T[rows],
+            num_decodes=0,
+            num_decode_tokens=0,
+        )
+        output = OutputRows(torch.tensor(rows), metadata)
+        return ids, positions, dataclasses.replace(context, output=output)
 
 
 @pytest.mark.parametrize("packed_embedding", [False, True])
@@ -207,6 +235,65 @@ def test_steps_of_any_size_have_the_bits_of_single_operations(ops, packed_embedd
     for ours, expected in zip(captured.caches, eager.caches, strict=True):
         assert torch.equal(ours[0], expected[0])
         assert torch.equal(ours[1], expected[1])
+
+
+PUT_OUT = [[1], [1], [0, 1], [3, 1, 0], [1, 2]]
+
+
+@pytest.mark.parametrize("lends", [False, True])
+@pytest.mark.parametrize("window", [None, 6])
+def test_rows_that_are_put_out_have_the_bits_that_they_have_among_all(ops, window, lends):
+    """Whether a step names them or not; the caches are those of all tokens."""
+    model = ToyModel(ops, window=window)
+    run = ops.capture(model.forward, lends=lends)
+    whole, eager, captured = (Steps(ops, model) for _ in range(3))
+    for requests, counts in zip(STEPS, PUT_OUT, strict=True):
+        expected = model.forward(*whole.inputs(requests))
+        inputs = captured.putting_out(requests, counts)
+        rows = inputs[2].output.rows_N
+        assert len(rows) == sum(counts)
+        for ours in (run(*inputs), model.forward(*eager.putting_out(requests, counts))):
+            assert torch.equal(ours, expected[rows])
+        assert torch.equal(run(*captured.inputs(requests)), expected)
+    assert run.is_captured
+    for ours, expected in zip(captured.caches + eager.caches, 2 * whole.caches, strict=True):
+        assert torch.equal(ours[0], expected[0])
+        assert torch.equal(ours[1], expected[1])
+
+
+@pytest.mark.parametrize("rows", [[7], [-1], [3, 3], [3, 2]])
+def test_rows_put_out_outside_the_step_or_out_of_order_are_refused(ops, rows):
+    model = ToyModel(ops)
+    steps = Steps(ops, model)
+    ids, positions, context = steps.putting_out([(0, 7)], [len(rows)])
+    context = dataclasses.replace(
+        context, output=dataclasses.replace(context.output, rows_N=torch.tensor(rows))
+    )
+    with pytest.raises(ValueError, match=f"output row {rows[-1]} at {len(rows) - 1} is not in "):
+        model.captured(ids, positions, context)
+
+
+def test_a_plan_of_other_rows_than_those_put_out_is_refused(ops):
+    model = ToyModel(ops)
+    steps = Steps(ops, model)
+    ids, positions, context = steps.putting_out([(0, 7)], [2])
+    output = dataclasses.replace(context.output, rows_N=torch.tensor([6]))
+    with pytest.raises(ValueError, match="attention is planned for 2 tokens, the step has 1"):
+        model.captured(ids, positions, dataclasses.replace(context, output=output))
+
+
+def test_what_needs_all_tokens_behind_the_choice_of_rows_is_not_captured(ops, caplog):
+    caplog.set_level("INFO")
+
+    def forward(token_ids_T, positions_T, context):
+        x = ops.take_rows(ops.embedding(token_ids_T, weight(VOCAB, WIDTH)), context.output)
+        return ops.replace_rows(x, context.given)
+
+    captured = ops.capture(forward)
+    ids = torch.arange(5)
+    captured(ids, ids, ForwardContext(kv_caches=[], metadata=[], ops=ops))
+    assert captured.is_captured is False
+    assert "it does GIVEN_ROWS behind the choice of rows" in caplog.text
 
 
 def test_more_tokens_than_there_is_room_for_and_other_caches_are_captured_anew(ops):
