@@ -13,6 +13,7 @@ from kernels.interface.operations import (
     AttentionParams,
     AttentionSpec,
     ForwardContext,
+    OutputRows,
     RotaryParams,
 )
 from tests.kernels.cpu.fuzz.products import random_weight
@@ -68,22 +69,22 @@ class _Step:
         self.k, self.v = (_stored(case, self.kind, shape) for _ in "kv")
         self.k = self.k.view(keys_shape(self.kind, shape))
         dtypes = {KVCacheFormat.BF16: torch.bfloat16, KVCacheFormat.I8: torch.int8}
-        self.planner = NativeAttentionPlanner(
-            AttentionSpec(
-                num_query_heads=self.heads,
-                num_kv_heads=self.kv_heads,
-                head_size=self.head_size,
-                block_size=self.block_size,
-                sliding_window=self.window,
-                max_num_seqs=num_requests,
-                max_num_batched_tokens=self.num_tokens,
-                max_model_len=max(lengths),
-                dtype=torch.float32,
-                kv_dtype=dtypes.get(self.kind, torch.float32),
-                bidirectional=self.bidirectional,
-            ),
-            rounds=case.one_in(2),
+        spec = AttentionSpec(
+            num_query_heads=self.heads,
+            num_kv_heads=self.kv_heads,
+            head_size=self.head_size,
+            block_size=self.block_size,
+            sliding_window=self.window,
+            max_num_seqs=num_requests,
+            max_num_batched_tokens=self.num_tokens,
+            max_model_len=max(lengths),
+            dtype=torch.float32,
+            kv_dtype=dtypes.get(self.kind, torch.float32),
+            bidirectional=self.bidirectional,
         )
+        rounds = case.one_in(2)
+        self.planner = NativeAttentionPlanner(spec, rounds=rounds)
+        self.output_planner = NativeAttentionPlanner(spec, rounds=rounds)
 
     def plan(self) -> AttentionMetadata:
         return self.planner.plan(
@@ -94,6 +95,25 @@ class _Step:
             num_decodes=0,
             num_decode_tokens=0,
         )
+
+    def output(self, case: RandomCase) -> OutputRows | None:
+        """Some of the last tokens of each request; None: there are none."""
+        queries = self.starts.diff()
+        counts = torch.tensor([case.below(int(count) + 1) for count in queries])
+        has = torch.nonzero(counts).flatten()
+        if not len(has):
+            return None
+        stops = self.starts[1:][has].tolist()
+        rows = torch.cat([torch.arange(s - n, s) for s, n in zip(stops, counts[has], strict=True)])
+        metadata = self.output_planner.plan(
+            query_start_loc_R1=torch.cat([torch.zeros(1), counts[has].cumsum(0)]).int(),
+            seq_lens_R=self.lengths[has],
+            block_table_RM=self.table[has],
+            slot_mapping_T=self.slots[rows],
+            num_decodes=0,
+            num_decode_tokens=0,
+        )
+        return OutputRows(rows, metadata)
 
 
 def attention(library: NativeLibrary, case: RandomCase) -> None:
@@ -181,6 +201,8 @@ def captured_step(library: NativeLibrary, case: RandomCase) -> None:
     last = random_weight(library, case, half)
     angles = case.numbers(50, step.head_size)
     factor = torch.tensor(0.5)
+    takes_rows = case.one_in(2) and not step.bidirectional
+    output = step.output(case) if takes_rows else None
 
     def forward(ids_T: torch.Tensor, positions_T: torch.Tensor, c: ForwardContext) -> torch.Tensor:
         residual, at = ops.embedding(ids_T, table), ops.embedding(positions_T, places)
@@ -193,6 +215,9 @@ def captured_step(library: NativeLibrary, case: RandomCase) -> None:
             c.kv_caches[0],
             RotaryParams(num_query_heads=step.heads, head_size=step.head_size, cos_sin_PD=angles),
         )
+        if takes_rows:
+            q, residual = ops.take_rows(q, c.output), ops.take_rows(residual, c.output)
+            c = c.behind_take_rows
         attended = ops.paged_attention(
             q,
             *c.kv_caches[0],
@@ -204,13 +229,20 @@ def captured_step(library: NativeLibrary, case: RandomCase) -> None:
         return ops.linear(ops.silu_and_mul(ops.linear(x, gate_up)), last).mul_(factor)
 
     captured = CapturedForward(library, forward)
-    context = ForwardContext(kv_caches=[(step.k, step.v)], metadata=[step.plan()], ops=ops)
+    context = ForwardContext(
+        kv_caches=[(step.k, step.v)], metadata=[step.plan()], ops=ops, output=output
+    )
     ids = case.integers((step.num_tokens,), len(table), torch.int64)
     for _ in range(2):
         out = captured(ids, step.positions, context)
         assert captured.is_captured, "a forward pass of native operations was not captured"
-        assert out.shape == (len(ids), last.num_outputs)
+        num_rows = len(ids) if output is None else len(output.rows_N)
+        assert out.shape == (num_rows, last.num_outputs)
     if not len(ids):
+        return
+    if output is not None and case.one_in(2):
+        output.rows_N[case.below(len(output.rows_N))] = case.index(len(ids))
+        must_refuse("an output row that is none", lambda: captured(ids, step.positions, context))
         return
     wrong, limit = ((ids, len(table)), (step.positions, 50))[case.below(2)]
     wrong[case.below(len(ids))] = case.index(limit)
