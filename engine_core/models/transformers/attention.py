@@ -285,7 +285,7 @@ class PerRequestModel(_SplitModel):
             given=None if context.given is None else context.given.part(start, stop),
             attention_mask=torch.ones(1, num_tokens, dtype=torch.int64),
             position_ids=positions_Q[None],
-            past_key_values=Cache(layers=layers),
+            cache=Cache(layers=layers),
             use_cache=True,
         )
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from engine_core.models.errors import UnsupportedArchitecture
 from engine_core.models.interface import KVCacheSpec, Model
@@ -23,6 +23,9 @@ from kernels.interface.operations import (
     KVCache,
     Operations,
 )
+
+_CACHE, _CACHE_BEFORE = "cache", "past_key_values"
+"""What transformers calls it from 5.24 on, and before."""
 
 
 class CausalBody:
@@ -44,10 +47,18 @@ class CausalBody:
         return name in self._accepted
 
     def hidden_states(
-        self, token_ids_T: torch.Tensor, *, given: GivenRows | None = None, **arguments: Any
+        self,
+        token_ids_T: torch.Tensor,
+        *,
+        given: GivenRows | None = None,
+        cache: Cache | None = None,
+        **arguments: Any,
     ) -> torch.Tensor:
         """Run the body on one sequence -> hidden_TE. Arguments that it does not name are left out:
-        it works them out from the others. `given`: None, if `embedding_size` is 0."""
+        it works them out from the others; not so the cache. `given`: None, if `embedding_size` is
+        0."""
+        if cache is not None:
+            arguments[_CACHE if self.accepts(_CACHE) else _CACHE_BEFORE] = cache
         known = {name: value for name, value in arguments.items() if name in self._accepted}
         if given is None:
             known["input_ids"] = token_ids_T[None]
@@ -170,7 +181,9 @@ def run_reference(model: Any) -> Reference:
         ids[torch.randint(len(ids), (length,), generator=generator)] for length in _SEQUENCE_LENS
     )
     body, output = run_and_find_body(model, token_ids[0])
-    num_kv_heads, head_size, windows = _read_cache(model, getattr(output, "past_key_values", None))
+    num_kv_heads, head_size, windows = _read_cache(
+        model, getattr(output, _CACHE, getattr(output, _CACHE_BEFORE, None))
+    )
     logits = [output.logits, *(model(input_ids=ids_L[None]).logits for ids_L in token_ids[1:])]
     return Reference(
         body=body,

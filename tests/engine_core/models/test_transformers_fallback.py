@@ -93,6 +93,9 @@ PER_REQUEST = {
     ),
 }  # fmt: skip
 
+EITHER = {"gptj"}
+"""Flattened since transformers 5.24."""
+
 REFUSED = {
     "t5": lambda: transformers.T5Config(d_model=32, d_kv=8, d_ff=32, num_layers=1, num_heads=4),
     "mamba": lambda: transformers.MambaConfig(vocab_size=50, hidden_size=32, num_hidden_layers=1),
@@ -138,7 +141,8 @@ def plain_logits(model, tokens):
 def test_paged_logits_equal_those_of_the_plain_model(name, tmp_path, ops, paged_logits):
     plain, config = save((FLATTENED | PER_REQUEST)[name](), tmp_path)
     model = load_transformers_model(tmp_path, config, dtype=torch.float32, ops=ops)
-    assert isinstance(model, FlattenedModel if name in FLATTENED else PerRequestModel)
+    if name not in EITHER:
+        assert isinstance(model, FlattenedModel if name in FLATTENED else PerRequestModel)
     sequences = random_sequences()
     for tokens, logits in zip(sequences, paged_logits(model, sequences), strict=True):
         expected = plain_logits(plain, tokens)
