@@ -10,7 +10,7 @@ def pinned_memory(num_bytes: int, device: torch.device) -> torch.Tensor:
     """uint8 [num_bytes] that the device reads and writes by itself; ordinary memory if that is a
     CPU. torch's allocator of pinned memory would take up to twice as much, a power of two.
     Raises MemoryError: the driver cannot lock so much."""
-    if device.type != "cuda":
+    if device.type != "cuda" or num_bytes == 0:  # of nothing there is no page to lock
         return torch.empty(num_bytes, dtype=torch.uint8)
     pages = mmap.mmap(-1, num_bytes)
     if hasattr(mmap, "MADV_HUGEPAGE"):

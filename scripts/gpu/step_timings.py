@@ -11,6 +11,8 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 
 from engine_core.model_runner.gpu.graphs import GraphKey
 from engine_core.model_runner.gpu.step_buckets import StepBucket
@@ -30,6 +32,7 @@ PREFILL = 8192
 PREFIX, CHUNK = 50_000, 50
 """A turn of a chat: cached tokens, and new ones."""
 NUM_LOOP_STEPS = 60
+NUM_LISTED_KERNELS = 24
 MOST_SEQS = 256
 
 
@@ -174,6 +177,45 @@ def measure_loop(
     return _engine(name, **options).time_decodes(batch, context, num_steps)
 
 
+def profile_decode(name: str, batch: int, context: int = CONTEXT, **options: Any) -> dict[str, Any]:
+    """See `_profile`."""
+    return _profile(_engine(name, **options).decode(batch, context), 20)
+
+
+def profile_prefill(name: str, num_tokens: int = PREFILL, **options: Any) -> dict[str, Any]:
+    """See `_profile`."""
+    return _profile(_engine(name, **options).prefill(num_tokens), 3)
+
+
+def _profile(call: Callable[[], object], num_steps: int) -> dict[str, Any]:
+    """Microseconds a step takes, and those of its kernels: how often each is launched in a step and
+    how long all of its launches take, the longest first. Dependent launches overlap."""
+
+    def run() -> float:
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        start.record()
+        for _ in range(num_steps):
+            call()
+        stop.record()
+        stop.synchronize()
+        return 1e3 * start.elapsed_time(stop) / num_steps
+
+    run()
+    step_us = run()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        run()
+    events = [each for each in profiler.key_averages() if each.device_type == DeviceType.CUDA]
+    events.sort(key=lambda each: -each.self_device_time_total)
+    times = [round(each.self_device_time_total / num_steps, 2) for each in events]
+    counts = [each.count / num_steps for each in events]
+    named = zip([each.key[:80] for each in events], counts, times, strict=True)
+    return {
+        "step_us": round(step_us, 1),
+        "kernels_us": round(sum(times), 1),
+        "kernels": {name: [count, us] for name, count, us in [*named][:NUM_LISTED_KERNELS]},
+    }
+
+
 def step_work(
     shape: Shape, call: Callable[[], object], batch: int, context: int, num_scheduled: int
 ) -> Work:
@@ -214,10 +256,14 @@ def step_timings() -> list[TimingGroup]:
         if prefill:
             timings[f"prefill step {name} {PREFILL}"] = partial(time_prefill, name)
             timings[f"prefill step {name} {CHUNK} after {PREFIX}"] = partial(time_chunk, name)
-        figures = {
+        figures: dict[str, Callable[[], dict[str, Any]]] = {
             f"loop {name} {batch} x {CONTEXT}": partial(measure_loop, name, batch)
             for batch in loops
         }
+        for batch in batches:
+            figures[f"profile {name} {batch} x {CONTEXT}"] = partial(profile_decode, name, batch)
+        if prefill:
+            figures[f"profile {name} {PREFILL}"] = partial(profile_prefill, name)
         check = partial(check_published, PUBLISHED[name], device="cuda")
         return TimingGroup(f"{name}, 2 layers", check, HALF_RATIO, timings, figures)
 

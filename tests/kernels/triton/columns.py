@@ -5,10 +5,11 @@ from dataclasses import replace
 import torch
 
 from kernels.triton.sampling_columns import SamplingColumns
+from tests.gpu.device import DEVICE
 
 
 def columns_of(
-    rows: int, *, num_rows: int | None = None, device: str = "cpu", **values: torch.Tensor
+    rows: int, *, num_rows: int | None = None, device: str = DEVICE, **values: torch.Tensor
 ) -> SamplingColumns:
     """Of `rows` rows of logits, the first `num_rows` of them real."""
     columns = SamplingColumns.allocate(rows, torch.device(device))

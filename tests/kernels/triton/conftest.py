@@ -11,6 +11,7 @@ from tests.gpu.device import DEVICE
 INTERPRETED_ONLY = {
     "test_attention",
     "test_attention_work",
+    "test_block_copies_triton",
     "test_device_steps",
     "test_operations",
     "test_packing_triton",

@@ -13,7 +13,7 @@ _BLOCK = 256
 
 def reference_random_words(counter_N4: torch.Tensor, key_N2: torch.Tensor) -> torch.Tensor:
     """The specification."""
-    counter, key = (each.numpy().astype(np.uint64).T for each in (counter_N4, key_N2))
+    counter, key = (each.cpu().numpy().astype(np.uint64).T for each in (counter_N4, key_N2))
     words = reference.philox_4x32(tuple(counter), tuple(key))
     return torch.from_numpy(np.stack(words, axis=1).astype(np.int64))
 
@@ -21,9 +21,9 @@ def reference_random_words(counter_N4: torch.Tensor, key_N2: torch.Tensor) -> to
 def reference_noise(
     seeds_R: torch.Tensor, positions_R: torch.Tensor, vocab_size: int
 ) -> torch.Tensor:
-    """Of every token, float32 [R, V]."""
-    ids_RV = torch.arange(vocab_size).expand(len(seeds_R), -1)
-    return reference.gumbel_noise(seeds_R, positions_R, ids_RV)
+    """Of every token, float32 [R, V] on the CPU."""
+    ids_RV = torch.arange(vocab_size, device="cpu").expand(len(seeds_R), -1)
+    return reference.gumbel_noise(seeds_R.cpu(), positions_R.cpu(), ids_RV)
 
 
 @triton.jit

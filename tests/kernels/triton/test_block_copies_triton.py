@@ -153,3 +153,8 @@ def test_memory_that_cannot_be_page_locked_is_refused_with_its_size(monkeypatch)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: FakeRuntime(error=2))
     with pytest.raises(MemoryError, match=r"0\.5 GiB .*CUDA error 2.*--host-cache-memory"):
         host_memory.pinned_memory(512 << 20, torch.device("cuda", 0))
+
+
+def test_without_host_blocks_nothing_is_locked(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: FakeRuntime(error=2))
+    assert host_memory.pinned_memory(0, torch.device("cuda", 0)).numel() == 0

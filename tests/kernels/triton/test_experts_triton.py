@@ -32,8 +32,11 @@ def run(x, logits, gate_up, down, *, batch_invariant=False, **options):
 
 def run_torch(x, logits, gate_up, down, **options):
     options = {"renormalise": True, "weights_dtype": torch.float32, **options}
-    experts = torch_experts.prepare_experts(gate_up, down)
-    return torch_experts.mixture_of_experts(x, logits, experts, ExpertRouting(**options))
+    with torch.device("cpu"):
+        experts = torch_experts.prepare_experts(gate_up.cpu(), down.cpu())
+        routing = ExpertRouting(**options)
+        result = torch_experts.mixture_of_experts(x.cpu(), logits.cpu(), experts, routing)
+    return result.to(x.device)
 
 
 @pytest.mark.parametrize("batch_invariant", [False, True])

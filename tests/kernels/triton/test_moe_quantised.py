@@ -11,6 +11,8 @@ from kernels.triton.moe_linear import mixture_of_experts
 from kernels.triton.moe_quantised import QuantisedExperts, grouped_quantised
 from kernels.triton.moe_routing import build_expert_tiles, route
 from kernels.triton.quantised_weights import dequantise, from_float8, quantise
+from tests.gpu.checks.fp8_linear import SUM_ERROR
+from tests.gpu.device import DEVICE
 
 X, TOP_K = 3, 2
 
@@ -87,10 +89,12 @@ def test_every_kind_gives_the_reference(kind, num_tokens, tile_rows):
     result = mixture_of_experts(x, logits, experts, routing, tile_rows=tile_rows)
     ids, weights = route(logits, TOP_K, renormalise=True)
     expected = reference(x, ids, weights, experts, wide_gate_up, wide_down)
-    # of float8, a last bit of float32 may move a number to its neighbour
-    tolerance = 1e-2 if kind in ("float8 by row", "float8 in groups", "float8, given") else 1e-5
-    assert (result - expected).abs().max() <= tolerance * expected.abs().max()
-    assert (result - expected).abs().mean() <= 1e-3 * expected.abs().mean()
+    # of float8, a last bit of a sum may move a number to its neighbour, and a GPU's have 14
+    largest, mean = (1e-2, 1e-3) if DEVICE == "cpu" else (3e-2, 5e-3)
+    if kind not in ("float8 by row", "float8 in groups", "float8, given"):
+        largest = 1e-5
+    assert (result - expected).abs().max() <= largest * expected.abs().max()
+    assert (result - expected).abs().mean() <= mean * expected.abs().mean()
 
 
 @pytest.mark.parametrize("kind", ["int4", "float8 by row"])
@@ -102,7 +106,8 @@ def test_outputs_that_fill_no_block_leave_other_experts_alone(kind):
     result = grouped_quantised(a, weight, X, tiles)
     w = wide.view(X, 80, 128)
     expected = torch.stack([w[p % 3] @ each for p, each in enumerate(rounded(a, weight))])
-    assert (result - expected).abs().max() <= 1e-5 * expected.abs().max()
+    tolerance = SUM_ERROR if kind == "float8 by row" else 1e-5
+    assert (result - expected).abs().max() <= tolerance * expected.abs().max()
 
 
 def test_a_token_gets_the_same_bits_alone_and_in_a_crowd_at_fixed_tile_rows():

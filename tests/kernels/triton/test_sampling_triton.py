@@ -64,10 +64,17 @@ def draw(logits, batch, *, num_rows=None, any_truncated=True):
     return out, best
 
 
+def on_cpu(reference, logits, **rows):
+    """The torch backend's tokens, on the logits' device."""
+    with torch.device("cpu"):
+        tokens = reference(logits.cpu(), **{name: tensor.cpu() for name, tensor in rows.items()})
+    return tokens.to(logits.device)
+
+
 def expected(logits, batch):
     rows = dict(batch.rows)
     rows["top_k_R"] = torch.where(rows["top_k_R"] < logits.shape[1], rows["top_k_R"], 0)
-    return sample_reference(logits, **rows)
+    return on_cpu(sample_reference, logits, **rows)
 
 
 def random_logits(rows, vocab_size, spread=3.0, seed=0):
@@ -97,8 +104,8 @@ def test_many_draws_give_the_tokens_of_sample_from_all():
     batch.rows["is_greedy_R"][:] = False
     batch.rows["temperature_R"][:] = 1.0
     out, _ = draw(logits, batch, any_truncated=False)
-    seeds, positions = batch.rows["seeds_R"], batch.rows["positions_R"]
-    assert torch.equal(out, torch_sampling.sample_from_all(logits, seeds, positions))
+    rows = {name: batch.rows[name] for name in ("seeds_R", "positions_R")}
+    assert torch.equal(out, on_cpu(torch_sampling.sample_from_all, logits, **rows))
     assert len(set(out.tolist())) > 30
 
 
@@ -109,17 +116,13 @@ def test_truncated_rows_give_the_tokens_of_sample_truncated():
     batch.rows["is_greedy_R"][:] = False
     batch.rows["temperature_R"][:] = 1.0
     out, _ = draw(logits, batch)
-    assert torch.equal(
-        out,
-        torch_sampling.sample_truncated(
-            logits,
-            batch.rows["seeds_R"],
-            batch.rows["positions_R"],
-            SamplingLimits(
-                **{name: batch.rows[name] for name in ("top_k_R", "top_p_R", "min_p_R")}
-            ),
-        ),
-    )
+
+    def truncated(logits, *, seeds_R, positions_R, top_k_R, top_p_R, min_p_R):
+        limits = SamplingLimits(top_k_R=top_k_R, top_p_R=top_p_R, min_p_R=min_p_R)
+        return torch_sampling.sample_truncated(logits, seeds_R, positions_R, limits)
+
+    del batch.rows["is_greedy_R"], batch.rows["temperature_R"]
+    assert torch.equal(out, on_cpu(truncated, logits, **batch.rows))
 
 
 @pytest.mark.parametrize("kind", ["ties", "flat", "impossible", "huge", "one hot"])
