@@ -169,8 +169,13 @@ def _check(
         )
     if block_size & (block_size - 1):
         raise ValueError(f"block size {block_size} is not a power of two; allocate 16 to 128 slots")
-    if q_THD.stride(2) != 1 or k_cache_BKSD.stride(3) != 1 or v_cache_BKSD.stride(3) != 1:
+    if q_THD.stride(2) != 1 or k_cache_BKSD.stride(3) != 1:
         raise ValueError("the elements of a head are not contiguous; give q and caches so")
+    if k_cache_BKSD.stride() != v_cache_BKSD.stride():
+        raise ValueError(
+            f"strides {k_cache_BKSD.stride()} of keys, {v_cache_BKSD.stride()} of values; give both"
+            " of one cache"
+        )
     if k_cache_BKSD.dtype != v_cache_BKSD.dtype or k_cache_BKSD.dtype not in _KV_DTYPES:
         raise TypeError(f"caches are {k_cache_BKSD.dtype} and {v_cache_BKSD.dtype}")
     if q_THD.dtype not in _KV_DTYPES[:3] or k_cache_BKSD.dtype not in (q_THD.dtype, _KV_DTYPES[3]):

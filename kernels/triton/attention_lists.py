@@ -7,12 +7,15 @@ import triton.language as tl
 
 from kernels.interface.long_prefills import LONG_SEQUENCE, MOST_SPLIT_ROWS
 
-SHORT_SPAN = 2048
+SHORT_SPAN = 1024
 SHORTEST_SPLIT = 128
-"""Of requests that see at most SHORT_SPAN keys; of others twice that."""
+"""Of requests that see at most SHORT_SPAN keys; of others twice that. A split costs a program about
+the reading of as many keys; more splits are for a request that is alone."""
 MOST_SPLITS = 64
 """Of a request whose span is a whole number of splits; others can touch two more, see
 `split_bound`."""
+KEY_TILE = 128
+"""Splits of tiles begin at multiples of the most keys that a prefill multiplies at once."""
 TILE_ROWS = 128
 """Rows of a prefill tile: query tokens times query heads of a key/value head."""
 SPLIT_PROGRAMS = 2 * MOST_SPLIT_ROWS // TILE_ROWS
@@ -37,7 +40,7 @@ tile splits  request, first token, token stop, position of first token, key star
 
 
 def split_length(span: int) -> int:
-    """Keys of a split of a request that sees `span` keys: 128 up to 2048 of them, then 256, doubled
+    """Keys of a split of a request that sees `span` keys: 128 up to 1024 of them, then 256, doubled
     until 64 splits suffice."""
     if span <= SHORT_SPAN:
         return SHORTEST_SPLIT
@@ -65,7 +68,7 @@ def tile_split_length(num_tiles: int, span: int, num_kv_heads: int) -> int:
     most = SPLIT_PROGRAMS // (max(1, num_tiles) * num_kv_heads)
     if most < 2:
         return max(span, SHORTEST_TILE_SPLIT)
-    return max(SHORTEST_TILE_SPLIT, -(-span // most // 64) * 64)
+    return max(SHORTEST_TILE_SPLIT, -(-span // most // KEY_TILE) * KEY_TILE)
 
 
 def queries_per_tile(group_size: int) -> int:
@@ -119,7 +122,7 @@ def reference_tiles(
         tiles = list(reversed(range(start, stop, tile_queries)))
         base = 0
         if sliding_window is not None:
-            base = max(0, seq_len - (stop - start) - sliding_window + 1) // 64 * 64
+            base = max(0, seq_len - (stop - start) - sliding_window + 1) // KEY_TILE * KEY_TILE
         length = tile_split_length(len(tiles), seq_len - base, num_kv_heads)
         splits = -(-(seq_len - base) // length) if splits_tiles else 1
         if splits == 1:
@@ -157,18 +160,18 @@ def _cut_decode(
 @triton.jit
 def _cut_prefill(
     start, stop, seq_len, window, TILE_QUERIES: tl.constexpr, QUERIES: tl.constexpr,
-    MOST: tl.constexpr, SHORTEST: tl.constexpr,
+    MOST: tl.constexpr, SHORTEST: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """(first key, split length, tiles, splits of each) of scalars or vectors. MOST 0: no splits."""
     queries = tl.where(stop - start > QUERIES, stop - start, 0)
     tiles = (queries + TILE_QUERIES - 1) // TILE_QUERIES
-    base = tl.maximum(seq_len - queries - window + 1, 0) // 64 * 64
+    base = tl.maximum(seq_len - queries - window + 1, 0) // KEYS * KEYS
     length = tl.maximum(seq_len - base, 1)
     most = MOST // tl.maximum(tiles, 1)
     shortest = tl.where(most < 2, tl.maximum(length, SHORTEST), SHORTEST)
     if MOST > 0:
         part = (length + tl.maximum(most, 1) - 1) // tl.maximum(most, 1)
-        length = tl.maximum((part + 63) // 64 * 64, shortest)
+        length = tl.maximum((part + KEYS - 1) // KEYS * KEYS, shortest)
     splits = tl.where(tiles > 0, (seq_len - base + length - 1) // length, 1)
     return base, length, tiles, splits
 
@@ -190,6 +193,7 @@ def list_work_kernel(
     TILE_QUERIES: tl.constexpr,
     TILE_MOST: tl.constexpr,  # entries of a prefill whose tiles are split; 0: none are
     TILE_SHORTEST: tl.constexpr,
+    KEYS: tl.constexpr,  # see KEY_TILE
     HAS_SPLITS: tl.constexpr,
     HAS_TILES: tl.constexpr,
     BLOCK_R: tl.constexpr,
@@ -217,8 +221,9 @@ def list_work_kernel(
             splits_before += tl.sum(tl.where(mask_R, count_R, 0), axis=0)
         if HAS_TILES:
             _, _, tiles_R, parts_R = _cut_prefill(
-                start_R, stop_R, seq_len_R, window, TILE_QUERIES, QUERIES, TILE_MOST, TILE_SHORTEST
-            )
+                start_R, stop_R, seq_len_R, window, TILE_QUERIES, QUERIES, TILE_MOST, TILE_SHORTEST,
+                KEYS,
+            )  # fmt: skip
             tiles_before += tl.sum(tl.where(mask_R & (parts_R == 1), tiles_R, 0), axis=0)
             split_before += tl.sum((mask_R & (parts_R > 1)).to(tl.int32), axis=0)
     start = tl.load(query_start_loc_R1 + request)
@@ -247,7 +252,7 @@ def list_work_kernel(
             tl.store(entry_W + 7, zero_W + count, mask=mask_W)
     if HAS_TILES:
         base, length, tiles, parts = _cut_prefill(
-            start, stop, seq_len, window, TILE_QUERIES, QUERIES, TILE_MOST, TILE_SHORTEST
+            start, stop, seq_len, window, TILE_QUERIES, QUERIES, TILE_MOST, TILE_SHORTEST, KEYS
         )
         is_split = parts > 1
         if is_last:

@@ -12,26 +12,25 @@ def attend_tile(
     acc_MD,  # float32 [BLOCK_M, D_PAD], unnormalised output
     peak_M,  # float32 [BLOCK_M], largest raw score so far
     total_M,  # float32 [BLOCK_M], sum of exp2(multiplier * (raw - peak))
-    first_key,  # position of the tile's first key
-    key_start,  # keys outside [key_start, key_stop) are not read
+    first_key,  # position of the tile's first key, a multiple of BLOCK_N
+    key_start,  # no key outside [key_start, key_stop) is seen; a tile begins here but for windows
     key_stop,
     position_M,  # int32 [BLOCK_M], of each row's query
     slope_M,  # float32 [BLOCK_M], ALiBi slopes in units of log2
     k_cache,  # -> [B, S, D] of this key/value head
-    v_cache,
+    v_cache,  # -> likewise, with the same strides
     table,  # -> int32 [M] of this request
-    k_block_stride,
-    k_slot_stride,
-    v_block_stride,
-    v_slot_stride,
     score_scale,  # raw = score_scale * q . k, then tanh or bias; unused without either
     multiplier,
     window,
     D: tl.constexpr,
     D_PAD: tl.constexpr,
     S: tl.constexpr,
+    BLOCK_STRIDE: tl.constexpr,  # of keys and of values
+    SLOT_STRIDE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     MASKED: tl.constexpr,
+    ONE_QUERY: tl.constexpr,  # whose keys are all of [key_start, key_stop)
     HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     HAS_ALIBI: tl.constexpr,
@@ -44,30 +43,39 @@ def attend_tile(
     # on the plain units take a compiler minutes
     PRECISION: tl.constexpr = "tf32x3" if q_MD.dtype == tl.float32 else "ieee"
     d_D = tl.arange(0, D_PAD)
-    key_N = first_key + tl.arange(0, BLOCK_N)
-    slot_N = (key_N % S).to(tl.int64)
+    n_N = tl.arange(0, BLOCK_N)
+    key_N = first_key + n_N
+    # powers of two: a tile has whole blocks, or lies in one. Half of a decode's instructions were
+    # addresses, so the first key is divided once, and values lie as keys do.
+    table_N = table + first_key // S + n_N // S
+    slot_N = n_N % S
+    if BLOCK_N < S:
+        slot_N += first_key % S
     if MASKED:
-        inside_N = (key_N >= key_start) & (key_N < key_stop)
-        block_N = tl.load(table + key_N // S, mask=inside_N, other=0).to(tl.int64)
+        inside_N = key_N < key_stop
+        if HAS_WINDOW:
+            inside_N = inside_N & (key_N >= key_start)
+        block_N = tl.load(table_N, mask=inside_N, other=0)
     else:
-        block_N = tl.load(table + key_N // S).to(tl.int64)
-    k_ptr_ND = k_cache + (block_N * k_block_stride + slot_N * k_slot_stride)[:, None] + d_D[None, :]
-    v_ptr_ND = v_cache + (block_N * v_block_stride + slot_N * v_slot_stride)[:, None] + d_D[None, :]
-    # A slot that was never written may hold NaN, and 0 * NaN is NaN: such slots are not read.
-    if MASKED:
-        if D == D_PAD:
-            k_ND = tl.load(k_ptr_ND, mask=inside_N[:, None], other=0.0)
-            v_ND = tl.load(v_ptr_ND, mask=inside_N[:, None], other=0.0)
+        block_N = tl.load(table_N)
+    at_N = block_N.to(tl.int64) * BLOCK_STRIDE + slot_N * SLOT_STRIDE
+    at_ND = at_N[:, None] + d_D[None, :]
+    # A slot that was never written may hold NaN. Scores of such keys are replaced, but 0 * NaN is
+    # NaN: their values are not read.
+    if D == D_PAD:
+        k_ND = tl.load(k_cache + at_ND)
+        if MASKED:
+            v_ND = tl.load(v_cache + at_ND, mask=inside_N[:, None], other=0.0)
         else:
-            k_ND = tl.load(k_ptr_ND, mask=inside_N[:, None] & (d_D < D)[None, :], other=0.0)
-            v_ND = tl.load(v_ptr_ND, mask=inside_N[:, None] & (d_D < D)[None, :], other=0.0)
+            v_ND = tl.load(v_cache + at_ND)
     else:
-        if D == D_PAD:
-            k_ND = tl.load(k_ptr_ND)
-            v_ND = tl.load(v_ptr_ND)
+        is_element_D = d_D < D
+        k_ND = tl.load(k_cache + at_ND, mask=is_element_D[None, :], other=0.0)
+        if MASKED:
+            seen_ND = inside_N[:, None] & is_element_D[None, :]
+            v_ND = tl.load(v_cache + at_ND, mask=seen_ND, other=0.0)
         else:
-            k_ND = tl.load(k_ptr_ND, mask=(d_D < D)[None, :], other=0.0)
-            v_ND = tl.load(v_ptr_ND, mask=(d_D < D)[None, :], other=0.0)
+            v_ND = tl.load(v_cache + at_ND, mask=is_element_D[None, :], other=0.0)
 
     k_DN = tl.trans(k_ND.to(q_MD.dtype))
     raw_MN = tl.dot(q_MD, k_DN, input_precision=PRECISION)
@@ -82,10 +90,13 @@ def attend_tile(
         distance_MN = key_N[None, :] - position_M[:, None]
         raw_MN = raw_MN + slope_M[:, None] * distance_MN.to(tl.float32)
     if MASKED:
-        visible_MN = inside_N[None, :] & (key_N[None, :] <= position_M[:, None])
-        if HAS_WINDOW:
-            visible_MN = visible_MN & (key_N[None, :] > position_M[:, None] - window)
-        raw_MN = tl.where(visible_MN, raw_MN, float("-inf"))
+        if ONE_QUERY:
+            raw_MN = tl.where(inside_N[None, :], raw_MN, float("-inf"))
+        else:
+            visible_MN = inside_N[None, :] & (key_N[None, :] <= position_M[:, None])
+            if HAS_WINDOW:
+                visible_MN = visible_MN & (key_N[None, :] > position_M[:, None] - window)
+            raw_MN = tl.where(visible_MN, raw_MN, float("-inf"))
 
     new_peak_M = tl.maximum(peak_M, tl.max(raw_MN, axis=1))
     # a row that has seen nothing yet has a peak of -inf; -inf - -inf would be NaN

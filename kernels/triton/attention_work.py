@@ -9,6 +9,7 @@ import torch
 
 from kernels.triton.attention_lists import (
     ENTRY,
+    KEY_TILE,
     MOST_DECODE_ROWS,
     MOST_SPLIT_PREFILLS,
     MOST_SPLITS,
@@ -291,6 +292,7 @@ def list_constants(limits: WorkLimits, *, has_decodes: bool) -> dict[str, int]:
         "TILE_QUERIES": limits.tile_queries,
         "TILE_MOST": limits.tile_slots,
         "TILE_SHORTEST": SHORTEST_TILE_SPLIT,
+        "KEYS": KEY_TILE,
         "BLOCK_R": 256,
         "BLOCK_W": 64,
     }

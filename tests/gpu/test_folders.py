@@ -50,10 +50,14 @@ def served(path, lengths, device):
     ]
 
 
+def logprobs_of(results, reference):
+    """The reference's, of all that was generated."""
+    return torch.cat([reference_logprobs(reference, *each[:2], device="cpu") for each in results])
+
+
 def distances(results, reference):
     """Of each log-probability."""
-    expected = [reference_logprobs(reference, *each[:2], device="cpu") for each in results]
-    return torch.cat([(each[2] - e).abs() for each, e in zip(results, expected, strict=True)])
+    return (torch.cat([each[2] for each in results]) - logprobs_of(results, reference)).abs()
 
 
 LENGTHS = {"cpu": (9,), "cuda": (1, 17, 70, 100)}
@@ -72,14 +76,21 @@ def test_integers_of_a_folder_are_served_as_transformers_does(tmp_path, name, de
     "name", ["fp8 in blocks", *(on_gpu(name) for name in RECIPES if name != "fp8 in blocks")]
 )
 def test_float8_of_a_folder_is_served_as_transformers_would(tmp_path, name, device):
-    """Held against what rounding costs: it flips where two sums differ by their last bit."""
+    """Held against what rounding costs: it flips where two sums differ by their last bit. A GPU's
+    sums have 14, so there more of them flip, to neither side more than to the other."""
     reference, recipe = random_reference(LLAMA, dtype=FP32, device="cpu"), RECIPES[name]
     rounded = write_float8(tmp_path, reference, recipe)
     results = served(tmp_path, LENGTHS[device], device)
-    exact = distances(results, reference).mean()
+    exact = logprobs_of(results, reference)
     with float8_products(rounded, recipe) if recipe.activations else contextlib.nullcontext():
         distance = distances(results, reference).mean()
-    assert distance < (exact / 10 if recipe.activations else FLOAT32_ERROR)
+        cost = (logprobs_of(results, reference) - exact).abs().mean()
+    if not recipe.activations:
+        assert distance < FLOAT32_ERROR
+        return
+    assert distance < cost * (0.1 if device == "cpu" else 0.6)
+    ours = torch.cat([each[2] for each in results])
+    assert (ours - exact).abs().mean() < 1.2 * cost
 
 
 @pytest.mark.parametrize("default", ["Q4_1", *map(on_gpu, ("Q4_0", "Q8_0"))])

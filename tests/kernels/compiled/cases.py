@@ -184,7 +184,6 @@ def _attention_arguments(
     kv_heads: int, group: int, head_size: int, block_size: int, dtype: Any, kv_dtype: Any
 ) -> dict[str, Any]:
     """What the kernels of prefill and decode both take; a cache of [B, 2, K, S, D]."""
-    head = block_size * head_size
     return {
         "q_THD": dtype,
         "k_cache_BKSD": kv_dtype,
@@ -194,9 +193,6 @@ def _attention_arguments(
         "table_stride": 99,
         "q_token_stride": kv_heads * group * head_size,
         "q_head_stride": head_size,
-        **{f"{part}_block_stride": 2 * kv_heads * head for part in "kv"},
-        **{f"{part}_head_stride": head for part in "kv"},
-        **{f"{part}_slot_stride": head_size for part in "kv"},
         **dict.fromkeys(("partial_out", "partial_lse", "sinks_H", "lse_TH"), FP32),
         "out_THD": dtype,
         "out_token_stride": kv_heads * group * head_size,
@@ -209,10 +205,14 @@ def _attention_arguments(
     }
 
 
-def _attention_constants(kv_heads: int, block_size: int, options: str) -> dict[str, Any]:
+def _attention_constants(
+    kv_heads: int, block_size: int, head_size: int, options: str
+) -> dict[str, Any]:
     names = ("WINDOW", "SOFTCAP", "ALIBI", "SINKS", "LSE")
     flags = {f"HAS_{name}": name in options for name in names}
-    return {"K": kv_heads, "S": block_size, "PDL": True} | flags
+    head = block_size * head_size
+    strides = {"BLOCK_STRIDE": 2 * kv_heads * head, "HEAD_STRIDE": head, "SLOT_STRIDE": head_size}
+    return {"K": kv_heads, "S": block_size, "PDL": True} | strides | flags
 
 
 SERVED_HEADS = (  # name, dtype, K, G, D, S, cache dtype
@@ -265,7 +265,7 @@ def decode_attention() -> Iterator[KernelVariant]:
             kernel=attention_decode.decode_kernel,
             arguments=_attention_arguments(kv_heads, group, head_size, block_size, dtype, kv_dtype)
             | {"splits_W8": INT32, "counts_3": INT32, "arrivals_RK": INT32},
-            constants=constants | _attention_constants(kv_heads, block_size, options),
+            constants=constants | _attention_constants(kv_heads, block_size, head_size, options),
             needs_prefetch=True,
             max_spill_bytes=JOIN_SPILL_BYTES if dtype == FP32 or queries > 5 else 0,
             spill_reason=JOIN_SPILL if dtype == FP32 or queries > 5 else "",
@@ -313,7 +313,7 @@ def prefill_attention(shared_bytes: int) -> Iterator[KernelVariant]:
             kernel=attention_prefill.prefill_kernel,
             arguments=_attention_arguments(kv_heads, group, head_size, block_size, dtype, kv_dtype)
             | {"tiles_W8": INT32, "counts_3": INT32, "arrivals": INT32, "first_prefill": 0},
-            constants=constants | _attention_constants(kv_heads, block_size, options),
+            constants=constants | _attention_constants(kv_heads, block_size, head_size, options),
             needs_prefetch=dtype != FP32,
             needs_wgmma=True,
             max_spill_bytes=WIDE_SPILL_BYTES if is_wide else 0,

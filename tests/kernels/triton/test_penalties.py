@@ -62,14 +62,13 @@ def test_penalties_are_those_of_the_cpu(vocab_size):
     logits = torch.randn(rows, vocab_size) * 5
     logits[:, ::7] = -torch.inf
     state_rows = [7, 0, 3, 5, 1, 2]
-    expected = logits.clone()
+    expected = logits.to("cpu", copy=True)
     for row, state in enumerate(state_rows):
         penalties = dict(zip(Penalties.__slots__, PENALTIES[row], strict=True))
-        torch_sampling.apply_penalties(
-            expected[row], prompt[state], counts[state].float(), Penalties(**penalties)
-        )
+        history_of_row = prompt[state].cpu(), counts[state].cpu().float()
+        torch_sampling.apply_penalties(expected[row], *history_of_row, Penalties(**penalties))
     penalise(logits, prompt, counts, state_rows, PENALTIES, rows)
-    assert torch.equal(logits, expected)
+    assert torch.equal(logits.cpu(), expected)
 
 
 def test_rows_beyond_the_count_and_rows_without_penalties_stay():
