@@ -255,9 +255,11 @@ def attention_launch(
     )
 
 
-def is_narrow(*, head_size: int, rows: int, kv_bytes: int) -> bool:
-    """Whether one warp has the registers for a program."""
-    return head_size <= 128 and rows <= 16 and kv_bytes == 2
+def programs_a_multiprocessor(*, head_size: int, group_size: int, kv_bytes: int) -> int:
+    """Of the kernel, where one warp has the registers for a program; else 0."""
+    if head_size > 128 or group_size > 16 or kv_bytes > 2:
+        return 0
+    return 12 if head_size <= 64 else 8
 
 
 def configuration(
@@ -265,26 +267,26 @@ def configuration(
 ) -> tuple[dict[str, int], dict[str, int]]:
     """(constants, launch options). Decode waits for memory: what counts is how many programs have
     their keys under way on a multiprocessor, as only others fill the gaps between a program's
-    pieces. Of one warp eight fit, and no warp waits for another's part of a sum: 256 sequences of
-    1,024 tokens read 2.54 TB/s of an H100, where four programs of four warps read 2.12. Elsewhere
-    tiles of keys are 8 KiB, and four warps make a program; five stages give two buffers there,
-    because a stage before the keys goes to the block table."""
+    pieces. With one warp a program eight or more fit, and no warp waits for another's part of a
+    sum: 256 sequences of 1,024 tokens read 3.6 TB/s of an H200, where four programs of four warps
+    read 2.6. Elsewhere tiles of keys are 8 KiB, and five stages give two buffers, because a stage
+    before the keys goes to the block table."""
     padded = max(16, triton.next_power_of_2(head_size))
     rows = int(triton.next_power_of_2(max_queries * group_size))
-    narrow = is_narrow(head_size=head_size, rows=rows, kv_bytes=kv_bytes)
+    is_one_warp = rows <= 16 and programs_a_multiprocessor(
+        head_size=head_size, group_size=group_size, kv_bytes=kv_bytes
+    )
     constants = {
         "G": group_size,
         "D": head_size,
         "D_PAD": padded,
         "QUERIES": max_queries,
         "BLOCK_M": max(16, rows),
-        "BLOCK_N": 32 if narrow else min(64, max(16, 8192 // (padded * kv_bytes))),
+        "BLOCK_N": 32 if is_one_warp else min(64, max(16, 8192 // (padded * kv_bytes))),
         "ROWS": rows,
         "SPLITS_PAD": triton.next_power_of_2(max(split_bound, 2)),
         "JOINED_D": min(padded, 4096 // rows),
         "BLOCK_P": min(8, max(1, 4096 // (padded * rows))),
     }
-    return constants, {"num_warps": 1, "num_stages": 3} if narrow else {
-        "num_warps": 4,
-        "num_stages": 5,
-    }
+    num_warps, num_stages = (1, 3) if is_one_warp else (4, 5)
+    return constants, {"num_warps": num_warps, "num_stages": num_stages}

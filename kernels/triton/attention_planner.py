@@ -3,7 +3,7 @@
 import torch
 
 from kernels.interface.operations import AttentionMetadata, AttentionPlanner, AttentionSpec
-from kernels.triton.attention_decode import is_narrow
+from kernels.triton import attention_decode
 from kernels.triton.attention_lists import MOST_DECODE_ROWS, TILE_ROWS
 from kernels.triton.attention_work import AttentionWork, AttentionWorkspace, WorkLimits
 from kernels.triton.device_limits import SHORT_SHARED_BYTES, shared_memory
@@ -108,10 +108,13 @@ class TritonAttentionPlanner(AttentionPlanner):
 def programs_a_multiprocessor(spec: AttentionSpec) -> int:
     """Of the decode kernel, as the registers that it takes leave room for (see the table of
     compiled kernels)."""
-    group_size = spec.num_query_heads // spec.num_kv_heads
-    kv_bytes = spec.kv_dtype.itemsize
-    if is_narrow(head_size=spec.head_size, rows=group_size, kv_bytes=kv_bytes):
-        return 8
+    of_one_warp = attention_decode.programs_a_multiprocessor(
+        head_size=spec.head_size,
+        group_size=spec.num_query_heads // spec.num_kv_heads,
+        kv_bytes=spec.kv_dtype.itemsize,
+    )
+    if of_one_warp:
+        return of_one_warp
     if spec.dtype == torch.float32:
         return 2
     if spec.kv_dtype == torch.float8_e4m3fn:

@@ -306,15 +306,15 @@ def configuration(
 def key_tile(padded_head_size: int, kv_bytes: int, shared_bytes: int) -> tuple[int, int]:
     """(BLOCK_N, num_stages). Five stages have two tiles of keys under way while one is multiplied:
     one stage goes to the block table, so with three each tile is waited for as soon as it is
-    asked for. Hopper has room for two of 128 keys, half as many pauses between products: 464
-    TFLOP/s on an H100, 421 with 64. The accumulator of 256 elements a head leaves few registers,
-    and converting fp8 takes some more. What each takes of sm_80 to sm_120 is in the table of
-    compiled kernels."""
+    asked for. Hopper has room for two of 128 keys of 128 elements, half as many pauses between
+    products: 464 TFLOP/s on an H100, 421 with 64 keys; heads of 64 are slower so. The accumulator
+    of 256 elements a head leaves few registers. What each takes of sm_80 to sm_120 is in the table
+    of compiled kernels."""
     is_short = shared_bytes < SHORT_SHARED_BYTES
     if kv_bytes == 4:  # above 64 elements a head some registers spill; a short memory has no room
         return (16, 5) if is_short else (32, 2)
     if padded_head_size <= 128:
-        if kv_bytes == 2 and shared_bytes >= HOPPER_SHARED_BYTES:
+        if padded_head_size == 128 and shared_bytes >= HOPPER_SHARED_BYTES:
             return KEY_TILE, 5
         return (32 if is_short and kv_bytes == 1 and padded_head_size == 128 else 64), 5
     if is_short and kv_bytes == 2:

@@ -232,6 +232,11 @@ SERVED_HEADS = (  # name, dtype, K, G, D, S, cache dtype
 """Of models served most, in both kinds of cache; both attention kernels have them."""
 
 
+EDGE_SPILL_BYTES = 128
+EDGE_SPILL = (
+    "some numbers around the loop over keys, none in it; decodes of two warps, or prompts in tiles "
+    "of 64 keys, do not spill and are slower"
+)
 JOIN_SPILL_BYTES = 16
 JOIN_SPILL = (
     "one or two numbers while splits are joined, once a sequence; float32 is for checking answers, "
@@ -260,20 +265,25 @@ def decode_attention() -> Iterator[KernelVariant]:
             kv_bytes=kv_dtype.itemsize,
             split_bound=64,
         )
+        spills: dict[str, Any] = {}
+        if dtype == FP32 or queries > 5:
+            spills = {"max_spill_bytes": JOIN_SPILL_BYTES, "spill_reason": JOIN_SPILL}
+        elif kv_dtype == FP8 or options == "WINDOW SOFTCAP":
+            spills = {"max_spill_bytes": EDGE_SPILL_BYTES, "spill_reason": EDGE_SPILL}
         yield KernelVariant(
             name=f"decode {name}",
             kernel=attention_decode.decode_kernel,
             arguments=_attention_arguments(kv_heads, group, head_size, block_size, dtype, kv_dtype)
             | {"splits_W8": INT32, "counts_3": INT32, "arrivals_RK": INT32},
             constants=constants | _attention_constants(kv_heads, block_size, head_size, options),
-            needs_prefetch=True,
-            max_spill_bytes=JOIN_SPILL_BYTES if dtype == FP32 or queries > 5 else 0,
-            spill_reason=JOIN_SPILL if dtype == FP32 or queries > 5 else "",
+            # of one warp: other programs' copies are under way
+            needs_prefetch=launch["num_warps"] > 1,
+            **spills,
             **launch,
         )
 
 
-WIDE_SPILL_BYTES = 400
+WIDE_SPILL_BYTES = 450
 WIDE_SPILL = (
     "float32 as three products holds a tile's queries twice; of tiles of 64 and 128 rows, 16 and "
     "32 keys, 1 and 2 stages, 4 to 16 warps this spills least, and float32 is for checking answers"
@@ -301,6 +311,11 @@ def prefill_attention(shared_bytes: int) -> Iterator[KernelVariant]:
         is_wide = dtype == FP32 and head_size > 64
         if is_wide and shared_bytes < SHORT_SHARED_BYTES:
             continue  # refused by the planner
+        spills: dict[str, Any] = {}
+        if is_wide:
+            spills = {"max_spill_bytes": WIDE_SPILL_BYTES, "spill_reason": WIDE_SPILL}
+        elif kv_dtype == FP8:
+            spills = {"max_spill_bytes": EDGE_SPILL_BYTES, "spill_reason": EDGE_SPILL}
         constants, launch = attention_prefill.configuration(
             group_size=group,
             head_size=head_size,
@@ -316,8 +331,7 @@ def prefill_attention(shared_bytes: int) -> Iterator[KernelVariant]:
             constants=constants | _attention_constants(kv_heads, block_size, head_size, options),
             needs_prefetch=dtype != FP32,
             needs_wgmma=True,
-            max_spill_bytes=WIDE_SPILL_BYTES if is_wide else 0,
-            spill_reason=WIDE_SPILL if is_wide else "",
+            **spills,
             **launch,
         )
 
