@@ -10,10 +10,10 @@ import torch
 
 from kernels.cpu.kv_cache import (
     KVCacheFormat,
+    block_size_of,
+    cache_shapes,
     format_of_cache,
     format_of_dtype,
-    keys_shape,
-    row_length,
 )
 from kernels.cpu.library import FLOAT, INT64, POINTER, check_tensor, members, optional_address
 from kernels.interface.operations import (
@@ -134,26 +134,27 @@ def _as_int32(x: torch.Tensor) -> torch.Tensor:
     return x.to(torch.int32).contiguous()
 
 
-def check_caches(
-    plan: NativeAttentionPlan, k_cache: torch.Tensor, v_cache_BSKD: torch.Tensor
-) -> None:
+def check_caches(plan: NativeAttentionPlan, k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
     """Raises ValueError: caches of another shape or format than the plan's."""
     geometry = plan.geometry
     kv_format = KVCacheFormat(geometry.kv_format)
-    length = row_length(kv_format, geometry.head_size)
-    wanted = (len(v_cache_BSKD), geometry.block_size, geometry.num_kv_heads, length)
+    shapes = cache_shapes(
+        kv_format,
+        len(v_cache),
+        geometry.block_size,
+        geometry.num_kv_heads,
+        geometry.head_size,
+    )
     if (
-        v_cache_BSKD.shape != wanted
-        or k_cache.shape != keys_shape(kv_format, wanted)
-        or not (k_cache.is_contiguous() and v_cache_BSKD.is_contiguous())
+        (k_cache.shape, v_cache.shape) != shapes
+        or not (k_cache.is_contiguous() and v_cache.is_contiguous())
         or format_of_cache(k_cache) is not kv_format
-        or format_of_cache(v_cache_BSKD) is not kv_format
+        or format_of_cache(v_cache) is not kv_format
     ):
         raise ValueError(
             f"keys {k_cache.dtype} {tuple(k_cache.shape)} and values "
-            f"{v_cache_BSKD.dtype} {tuple(v_cache_BSKD.shape)}: the plan is for a contiguous "
-            f"cache in {kv_format.name} of {list(keys_shape(kv_format, wanted))} and "
-            f"{list(wanted)}"
+            f"{v_cache.dtype} {tuple(v_cache.shape)}: the plan is for a contiguous "
+            f"cache in {kv_format.name} of {list(shapes[0])} and {list(shapes[1])}"
         )
 
 
@@ -174,7 +175,7 @@ def fill_rotary(call: Rotary, kv_cache: KVCache, params: RotaryParams) -> None:
     """The fields of `call` that are a layer's; those of a step are left.
     Raises ValueError: a weight of another shape, dtype or layout."""
     keys, values = kv_cache
-    num_blocks, block_size, num_kv_heads, _ = values.shape
+    block_size, num_kv_heads = block_size_of(values), values.shape[2]
     head_size, cos_sin_PD = params.head_size, params.cos_sin_PD
     call.cos_sin = cos_sin_PD.data_ptr()
     call.k_cache = keys.data_ptr()
@@ -182,7 +183,7 @@ def fill_rotary(call: Rotary, kv_cache: KVCache, params: RotaryParams) -> None:
     call.q_weight = optional_address("q_norm_weight", params.q_norm_weight_D, head_size)
     call.k_weight = optional_address("k_norm_weight", params.k_norm_weight_D, head_size)
     call.num_positions = cos_sin_PD.shape[0]
-    call.num_slots = num_blocks * block_size
+    call.num_slots = len(values) * block_size
     call.num_query_heads = params.num_query_heads
     call.num_kv_heads = num_kv_heads
     call.head_size = head_size

@@ -18,15 +18,14 @@ from kernels.cpu.captured_forward import CapturedForward
 from kernels.cpu.experts import NativeExpertWeights
 from kernels.cpu.graph_capture import ACTIVATIONS, GraphOpKind, Placeholder, capture_of
 from kernels.cpu.kv_cache import (
-    KVCacheFormat,
+    block_size_of,
+    cache_shapes,
     format_of_cache,
     format_of_dtype,
     head_size_of,
-    keys_at,
-    keys_shape,
-    read_rows,
+    read_slots,
     row_length,
-    store_rows,
+    write_slots,
 )
 from kernels.cpu.library import (
     FLOAT,
@@ -364,8 +363,10 @@ class CpuOperations(NativeSampling, TorchOperations):
                 f"{values.shape[2]} of the cache {tuple(values.shape)}, each of {head_size}, "
                 f"are {num_heads * head_size} columns"
             )
-        check_tensor("keys", keys, keys_shape(kv_format, values.shape), keys.dtype)
-        check_tensor("values", values, values.shape, keys.dtype)
+        num_blocks, num_kv_heads = values.shape[0], values.shape[2]
+        shapes = cache_shapes(kv_format, num_blocks, block_size_of(values), num_kv_heads, head_size)
+        check_tensor("keys", keys, shapes[0], keys.dtype)
+        check_tensor("values", values, shapes[1], keys.dtype)
         check_tensor("cos_sin", params.cos_sin_PD, params.cos_sin_PD.shape)
         check_tensor("positions", positions_T, (num_tokens,), torch.int64)
         check_tensor("slot_mapping", slot_mapping_T, (num_tokens,), torch.int64)
@@ -435,14 +436,15 @@ class CpuOperations(NativeSampling, TorchOperations):
         head_size: int,
         dtype: torch.dtype,
     ) -> KVCache:
-        if dtype is torch.int8:
-            head_size, dtype = row_length(KVCacheFormat.I8, head_size), torch.uint8
-        keys, values = super().allocate_kv_cache(
-            num_blocks, block_size, num_kv_heads, head_size, dtype
-        )
-        kv_format = format_of_cache(values)
-        shape = values.shape if kv_format is None else keys_shape(kv_format, values.shape)
-        return keys.view(shape), values
+        counts = num_blocks, block_size, num_kv_heads, head_size
+        kv_format = format_of_dtype(dtype)
+        if kv_format is None:
+            return super().allocate_kv_cache(*counts, dtype)
+        stored = torch.uint8 if dtype is torch.int8 else dtype
+        length = row_length(kv_format, head_size)
+        keys, values = super().allocate_kv_cache(*counts[:3], length, stored)
+        shapes = cache_shapes(kv_format, *counts)
+        return keys.view(shapes[0]), values.view(shapes[1])
 
     def write_kv_cache(
         self,
@@ -451,22 +453,20 @@ class CpuOperations(NativeSampling, TorchOperations):
         slot_mapping_T: torch.Tensor,
         kv_cache: KVCache,
     ) -> None:
-        keys, values = kv_cache
-        k_TKD, v_TKD = store_rows(k_TKD, keys), store_rows(v_TKD, values)
-        if keys.dim() == values.dim():
+        if format_of_cache(kv_cache[0]) is None:
             super().write_kv_cache(k_TKD, v_TKD, slot_mapping_T, kv_cache)
-        else:
-            keys[keys_at(keys, slot_mapping_T)] = k_TKD
-            values.flatten(0, 1).index_copy_(0, slot_mapping_T, v_TKD)
+            return
+        write_slots(kv_cache[0], slot_mapping_T, k_TKD, are_keys=True)
+        write_slots(kv_cache[1], slot_mapping_T, v_TKD, are_keys=False)
 
     def read_kv_cache(self, kv_cache: KVCache, slots_L: torch.Tensor) -> KVCache:
         keys, values = kv_cache
-        if keys.dim() != values.dim():
-            return keys[keys_at(keys, slots_L)], values.flatten(0, 1)[slots_L]
-        keys, values = super().read_kv_cache(kv_cache, slots_L)
-        if keys.dtype is torch.uint8:
-            return read_rows(keys), read_rows(values)
-        return keys, values
+        if format_of_cache(keys) is None:
+            return super().read_kv_cache(kv_cache, slots_L)
+        return (
+            read_slots(keys, slots_L, are_keys=True),
+            read_slots(values, slots_L, are_keys=False),
+        )
 
 
 def _is_dense(x: torch.Tensor) -> bool:

@@ -37,8 +37,8 @@ Activation = Literal["silu", "gelu_tanh", "gelu", "relu"]
 
 KVCache = tuple[torch.Tensor, torch.Tensor]
 """Keys and values of one layer. The layout is the backend's own: two tensors [B, S, K, D] (torch),
-views [B, K, S, D] of one allocation (Triton), or keys in panels [B, S / 16, K, D, 16] (native CPU,
-float32). Common to all: blocks first; everything else goes through `Operations`."""
+views [B, K, S, D] of one allocation (Triton), or panels of 16 tokens (native CPU: keys of float32,
+both of int8). Common to all: blocks first; everything else goes through `Operations`."""
 
 
 AllReduce = Callable[[torch.Tensor], torch.Tensor]

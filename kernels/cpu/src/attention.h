@@ -34,7 +34,7 @@ struct Attention {
     const float* q;
     int64_t q_stride;  // floats from one token to the next
     const uint8_t* k;  // of num_blocks, see kv_cache.h
-    const uint8_t* v;  // [num_blocks, block_size, K] rows
+    const uint8_t* v;
     float* out;  // [T, H, D]
     const int32_t* starts;
     const int32_t* lengths;
@@ -50,7 +50,8 @@ struct Attention {
     const float* slopes;  // [H] or null
     const int32_t* ends;  // [T] never falling in a request: behind the last key seen; or null
 
-    bool has_panels() const { return has_key_panels(kv_format, block_size); }
+    bool has_floats() const { return has_float_panels(kv_format, block_size); }
+    bool has_bytes() const { return has_byte_panels(kv_format, block_size, head_size); }
     int64_t group() const { return num_query_heads / num_kv_heads; }
     int64_t num_queries(int64_t request) const { return starts[request + 1] - starts[request]; }
     // Of the request's first token in this step.

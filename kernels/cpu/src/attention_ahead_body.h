@@ -17,10 +17,12 @@ public:
               int64_t start) {
         row_bytes_ = kv_row_bytes(a.kv_format, a.head_size);
         const int32_t* blocks = a.table + member.request * a.table_width;
-        const int64_t stop = a.stop_key(member.request, member.query_stop - 1);
+        const bool has_bytes = a.has_bytes();
+        const int64_t seen = a.stop_key(member.request, member.query_stop - 1);
+        const int64_t stop = has_bytes ? (seen + panel_tokens - 1) / panel_tokens * panel_tokens : seen;
         int64_t block = start / a.block_size, block_stop = (block + 1) * a.block_size;
-        k_ = a.k + item.head * row_bytes_ * (a.has_panels() ? panel_tokens : 1);
-        v_ = a.v + item.head * row_bytes_;
+        k_ = a.k + item.head * row_bytes_ * (has_bytes || a.has_floats() ? panel_tokens : 1);
+        v_ = a.v + item.head * row_bytes_ * (has_bytes ? panel_tokens : 1);
         num_heads_ = item.head_stop - item.head;
         for (int64_t key = start; key < start + tile_keys && key < stop; ++key) {
             if (key == block_stop) {
@@ -28,7 +30,9 @@ public:
                 block_stop += a.block_size;
             }
             const int64_t slot = (blocks[block] + 1) * a.block_size - (block_stop - key);
-            at_[num_rows_++] = slot * a.num_kv_heads * row_bytes_;
+            // panels of bytes follow one another: a part of all is taken for a row
+            const int64_t lane = has_bytes ? slot % panel_tokens : 0;
+            at_[num_rows_++] = ((slot - lane) * a.num_kv_heads + lane * num_heads_) * row_bytes_;
         }
     }
 
@@ -46,7 +50,7 @@ public:
         }
     }
 
-    // Of the item's head, where its keys lie in panels. False: there are none.
+    // Of the item's head, where its keys lie in panels of floats. False: there are none.
     bool find(int64_t head, Places& places) const {
         if (head >= num_heads_ || num_rows_ == 0) return false;
         for (int64_t j = 0; j < tile_keys; ++j) {

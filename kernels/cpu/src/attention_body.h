@@ -118,6 +118,7 @@ static void attend_with(const Attention& a, const AttentionPlan& plan, int64_t i
     const int64_t padded = a.padded(), rows = item.rows(a);
     const int64_t head_rows = item.num_queries * group, query_floats = Tile::query_floats(a);
     const int64_t row_bytes = kv_row_bytes(a.kv_format, head_size);
+    const bool has_bytes = a.has_bytes(), has_floats = a.has_floats();
     const auto take_floats = [&](int64_t count) {
         float* taken = scratch;
         scratch += (count + 15) / 16 * 16;
@@ -178,13 +179,16 @@ static void attend_with(const Attention& a, const AttentionPlan& plan, int64_t i
         for (int64_t head = item.head; head < item.head_stop; ++head) {
             const uint8_t* k[tile_keys];
             const uint8_t* v[tile_keys];
-            for (int64_t j = first; j < stop; ++j) v[j] = a.v + head * row_bytes + at[j];
-            if (a.has_panels()) {  // one key of each
+            const auto find = [&](const uint8_t* cache, bool has_panels, const uint8_t** to) {
+                if (!has_panels) {
+                    for (int64_t j = first; j < stop; ++j) to[j] = cache + head * row_bytes + at[j];
+                    return;
+                }
                 for (int64_t j = first; j < stop; j = (j / panel_tokens + 1) * panel_tokens)
-                    k[j] = a.k + panel_offset(slots[j], head, a.num_kv_heads, head_size);
-            } else {
-                for (int64_t j = first; j < stop; ++j) k[j] = a.k + head * row_bytes + at[j];
-            }
+                    to[j] = cache + panel_offset(slots[j], head, a.num_kv_heads, row_bytes);
+            };
+            find(a.k, has_bytes || has_floats, k);
+            find(a.v, has_bytes, v);
             tile.read(k, v, first, stop, ahead);
             if constexpr (Tile::reads_panels) tile.fetch(ahead, head - item.head);
             const int64_t base = (head - item.head) * head_rows;

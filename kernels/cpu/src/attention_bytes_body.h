@@ -8,7 +8,7 @@
 //   w = scale * unsigned code         value bytes
 //
 // which is what the dot products of four bytes take. Rounding q costs what rounding the keys has.
-// Keys are transposed by dwords, [ceil(D / 4)][128], values by fours of keys, [32][D] dwords.
+// Keys and values lie in panels of 16 keys (kv_cache.h), in the cache or made here of its rows.
 
 typedef int32_t dword_unaligned __attribute__((aligned(1), may_alias));
 
@@ -17,19 +17,36 @@ EC_INLINE __m512i bytes_at(const void* from, int64_t num_bytes) {
     return _mm512_maskz_loadu_epi8(mask, from);
 }
 
-// sums[r][c] = sum over n < count of the bytes of x[r * x_stride + n] times those of
-// vectors[n * stride + 16 c]. Unsigned are the vectors' bytes if IS_KEYS, else those of x. Inlined,
-// the sums do not stay in registers.
-template <bool IS_KEYS, int ROWS, int WIDTH>
-__attribute__((noinline)) void dot_bytes(const int32_t* vectors, int64_t stride,
-                                         const dword_unaligned* x, int64_t x_stride, int64_t count,
-                                         vi* sums) {
+// Registers of keys: [c][16 n] dwords.
+template <int WIDTH>
+struct KeyColumns {
+    const int32_t* units[WIDTH];
+
+    const int32_t* at(int64_t n, int c) const { return units[c] + unit_keys * n; }
+};
+
+// Registers of values: of the n-th four, from a dimension on.
+struct ValueColumns {
+    const int32_t* const* units;
+    int64_t padded, d;
+
+    const int32_t* at(int64_t n, int c) const { return units[n / 4] + n % 4 * padded + d + 16 * c; }
+};
+
+// sums[r][c] = sum over n in [first, stop) of the bytes of x[r * x_stride + n] times those of
+// vectors.at(n, c). Unsigned are the vectors' bytes if IS_KEYS, else those of x. Inlined, the sums do
+// not stay in registers. `ahead`: stepped with each n, or null.
+template <bool IS_KEYS, int ROWS, int WIDTH, class Columns>
+__attribute__((noinline)) void dot_bytes(const Columns vectors, const dword_unaligned* x,
+                                         int64_t x_stride, int64_t first, int64_t stop,
+                                         Ahead* ahead, vi* sums) {
     vi acc[ROWS][WIDTH];
     for (int r = 0; r < ROWS; ++r)
         for (int c = 0; c < WIDTH; ++c) acc[r][c] = vi{};
-    for (int64_t n = 0; n < count; ++n) {
+    for (int64_t n = first; n < stop; ++n) {
+        if (ahead != nullptr) ahead->step();
         __m512i vector[WIDTH];
-        for (int c = 0; c < WIDTH; ++c) vector[c] = _mm512_loadu_si512(vectors + n * stride + 16 * c);
+        for (int c = 0; c < WIDTH; ++c) vector[c] = _mm512_loadu_si512(vectors.at(n, c));
         for (int r = 0; r < ROWS; ++r) {
             const __m512i four = _mm512_set1_epi32(x[r * x_stride + n]);
             for (int c = 0; c < WIDTH; ++c) {
@@ -46,15 +63,17 @@ __attribute__((noinline)) void dot_bytes(const int32_t* vectors, int64_t stride,
 class ByteTile {
 public:
     static constexpr bool is_matrix = false;
-    static constexpr bool reads_panels = false;
+    static constexpr bool reads_panels = true;
     static constexpr int64_t block_rows = 24;
     static constexpr int most_rows = most_rows_at_once;
     static constexpr int64_t pass_keys = 4 * unit_keys;
 
-    // Of `Ahead`, that reading [first, stop) takes.
+    // Of `Ahead`, that reading [first, stop) takes, or products with what is in panels.
     static int64_t num_steps(const Attention& a, int64_t first, int64_t stop) {
         const int64_t units = (stop + unit_keys - 1) / unit_keys - first / unit_keys;
-        return (units + (stop + 3) / 4 - first / 4) * ((a.head_size + 63) / 64);
+        const int64_t fours = (stop + 3) / 4 - first / 4, columns = (a.head_size + 63) / 64;
+        return a.has_bytes() ? (units + 3) / 4 * dwords_of(a) + fours * columns
+                             : (units + fours) * columns;
     }
 
     // Sums of D products of two bytes stay below 2^24, where floats are integers.
@@ -91,58 +110,23 @@ public:
     }
 
     ByteTile(const Attention& a, int64_t, float* scratch)
-        : a_(a), keys_(reinterpret_cast<int32_t*>(scratch)),
-          values_(keys_ + dwords_of(a) * tile_keys) {}
+        : a_(a), has_panels_(a.has_bytes()), made_(reinterpret_cast<int32_t*>(scratch)) {}
 
+    // A panel's first key and value that are seen stand for it.
     void read(const uint8_t* const* k, const uint8_t* const* v, int64_t first, int64_t stop,
               Ahead& ahead) {
-        const int64_t size = a_.head_size, dwords = dwords_of(a_), padded = a_.padded();
-        for (int64_t unit = first / unit_keys * unit_keys; unit < stop; unit += unit_keys) {
-            const uint8_t* rows[unit_keys];  // keys out of sight repeat one that is seen
-            for (int64_t j = 0; j < unit_keys; ++j) {
-                const int64_t at = unit + j < first ? first : unit + j < stop ? unit + j : stop - 1;
-                rows[j] = k[at];
-                std::memcpy(key_scales_ + unit + j, k[at] + size, 4);
-                std::memcpy(value_scales_ + unit + j, v[at] + size, 4);
-            }
-            for (int64_t dword = 0; dword < dwords; dword += 16) {
-                __m512i x[16];
-                for (int j = 0; j < 16; ++j) {
-                    x[j] = _mm512_xor_si512(bytes_at(rows[j] + 4 * dword, size - 4 * dword),
-                                            _mm512_set1_epi8(-128));
-                }
-                ahead.step();
-                transpose_dwords(x);
-                const int64_t count = dwords - dword < 16 ? dwords - dword : 16;
-                int32_t* to = keys_ + dword * tile_keys + unit;
-                for (int64_t i = 0; i < count; ++i) _mm512_storeu_si512(to + i * tile_keys, x[i]);
-            }
+        for (int64_t unit = 0; unit * unit_keys < stop; ++unit) {
+            const int64_t seen = unit * unit_keys > first ? unit * unit_keys : first;
+            keys_[unit] = has_panels_ ? reinterpret_cast<const int32_t*>(k[seen]) : made_keys(unit);
+            values_[unit] =
+                has_panels_ ? reinterpret_cast<const int32_t*>(v[seen]) : made_values(unit);
         }
-        // unpacking works in quarters: dwords 4i + n of a quarter come from its n-th
-        const __m512i order =
-            _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-        for (int64_t four = first / 4 * 4; four < stop; four += 4) {
-            const uint8_t* rows[4];
-            for (int64_t j = 0; j < 4; ++j)
-                rows[j] = v[four + j < first ? first : four + j < stop ? four + j : stop - 1];
-            for (int64_t d = 0; d < size; d += 64) {
-                __m512i x[4];
-                for (int j = 0; j < 4; ++j)
-                    x[j] = _mm512_permutexvar_epi32(order, bytes_at(rows[j] + d, size - d));
-                ahead.step();
-                const __m512i a_low = _mm512_unpacklo_epi8(x[0], x[1]);
-                const __m512i a_high = _mm512_unpackhi_epi8(x[0], x[1]);
-                const __m512i b_low = _mm512_unpacklo_epi8(x[2], x[3]);
-                const __m512i b_high = _mm512_unpackhi_epi8(x[2], x[3]);
-                int32_t* to = values_ + four / 4 * padded + d;
-                const __m512i made[4] = {
-                    _mm512_unpacklo_epi16(a_low, b_low), _mm512_unpackhi_epi16(a_low, b_low),
-                    _mm512_unpacklo_epi16(a_high, b_high), _mm512_unpackhi_epi16(a_high, b_high)};
-                for (int i = 0; i < 4 && d + 16 * i < padded; ++i)
-                    _mm512_storeu_si512(to + 16 * i, made[i]);
-            }
-        }
+        if (!has_panels_) make_panels(k, v, first, stop, ahead);
     }
+
+    // From now on products fetch what `ahead` asks for, where nothing else of a tile is read.
+    void fetch(Ahead& ahead, int64_t) { ahead_ = has_panels_ ? &ahead : nullptr; }
+    void fetched() { ahead_ = nullptr; }
 
     void prepare(int64_t, Ahead&) {}
 
@@ -160,7 +144,7 @@ public:
     // A weight as `add` wants it, and the largest of those, which it wants too. A value that is
     // not a number shows in the rows that see it.
     vf weigh(vf weight, int64_t at, vf& largest) const {
-        const vf x = weight != 0.0f ? weight * load(value_scales_ + at) : vf{};
+        const vf x = weight != 0.0f ? weight * load(value_scales(at / unit_keys)) : vf{};
         largest = (vf)_mm512_max_epi32((__m512i)x, (__m512i)largest);  // NaN is above all numbers
         return x;
     }
@@ -189,6 +173,69 @@ public:
     }
 
 protected:
+    // Of a unit, in own memory.
+    int32_t* made_keys(int64_t unit) const { return made_ + unit * (dwords_of(a_) + 1) * unit_keys; }
+    int32_t* made_values(int64_t unit) const {
+        return made_keys(tile_keys / unit_keys) + unit * (4 * a_.padded() + unit_keys);
+    }
+    const float* key_scales(int64_t unit) const {
+        return reinterpret_cast<const float*>(keys_[unit] + dwords_of(a_) * unit_keys);
+    }
+    const float* value_scales(int64_t unit) const {
+        return reinterpret_cast<const float*>(values_[unit] + 4 * a_.padded());
+    }
+
+    void make_panels(const uint8_t* const* k, const uint8_t* const* v, int64_t first, int64_t stop,
+                     Ahead& ahead) {
+        const int64_t size = a_.head_size, dwords = dwords_of(a_), padded = a_.padded();
+        for (int64_t unit = first / unit_keys * unit_keys; unit < stop; unit += unit_keys) {
+            const int64_t at_unit = unit / unit_keys;
+            const uint8_t* rows[unit_keys];  // keys out of sight repeat one that is seen
+            for (int64_t j = 0; j < unit_keys; ++j) {
+                const int64_t at = unit + j < first ? first : unit + j < stop ? unit + j : stop - 1;
+                rows[j] = k[at];
+                std::memcpy(made_keys(at_unit) + dwords * unit_keys + j, k[at] + size, 4);
+                std::memcpy(made_values(at_unit) + 4 * padded + j, v[at] + size, 4);
+            }
+            for (int64_t dword = 0; dword < dwords; dword += 16) {
+                __m512i x[16];
+                for (int j = 0; j < 16; ++j) {
+                    x[j] = _mm512_xor_si512(bytes_at(rows[j] + 4 * dword, size - 4 * dword),
+                                            _mm512_set1_epi8(-128));
+                }
+                ahead.step();
+                transpose_dwords(x);
+                const int64_t count = dwords - dword < 16 ? dwords - dword : 16;
+                int32_t* to = made_keys(at_unit) + dword * unit_keys;
+                for (int64_t i = 0; i < count; ++i) _mm512_storeu_si512(to + i * unit_keys, x[i]);
+            }
+        }
+        // unpacking works in quarters: dwords 4i + n of a quarter come from its n-th
+        const __m512i order =
+            _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+        for (int64_t four = first / 4 * 4; four < stop; four += 4) {
+            const uint8_t* rows[4];
+            for (int64_t j = 0; j < 4; ++j)
+                rows[j] = v[four + j < first ? first : four + j < stop ? four + j : stop - 1];
+            for (int64_t d = 0; d < size; d += 64) {
+                __m512i x[4];
+                for (int j = 0; j < 4; ++j)
+                    x[j] = _mm512_permutexvar_epi32(order, bytes_at(rows[j] + d, size - d));
+                ahead.step();
+                const __m512i a_low = _mm512_unpacklo_epi8(x[0], x[1]);
+                const __m512i a_high = _mm512_unpackhi_epi8(x[0], x[1]);
+                const __m512i b_low = _mm512_unpacklo_epi8(x[2], x[3]);
+                const __m512i b_high = _mm512_unpackhi_epi8(x[2], x[3]);
+                int32_t* to = made_values(four / unit_keys) + four % unit_keys / 4 * padded + d;
+                const __m512i made[4] = {
+                    _mm512_unpacklo_epi16(a_low, b_low), _mm512_unpackhi_epi16(a_low, b_low),
+                    _mm512_unpacklo_epi16(a_high, b_high), _mm512_unpackhi_epi16(a_high, b_high)};
+                for (int i = 0; i < 4 && d + 16 * i < padded; ++i)
+                    _mm512_storeu_si512(to + 16 * i, made[i]);
+            }
+        }
+    }
+
     // Rows' weights as codes, and what those stand for.
     EC_INLINE void take_codes(int64_t rows, int64_t stop, const float* weights,
                               const float* largest, uint8_t (*codes)[tile_keys], float* scales) {
@@ -218,13 +265,14 @@ protected:
     void score_columns(const float* queries, int64_t at, float* scores) const {
         const int64_t dwords = dwords_of(a_), stride = query_floats(a_);
         vi sums[ROWS][WIDTH];
-        dot_bytes<true, ROWS, WIDTH>(keys_ + at, tile_keys, dwords_at(queries), stride, dwords,
-                                     sums[0]);
+        KeyColumns<WIDTH> keys;
+        for (int c = 0; c < WIDTH; ++c) keys.units[c] = keys_[at / unit_keys + c];
+        dot_bytes<true, ROWS, WIDTH>(keys, dwords_at(queries), stride, 0, dwords, ahead_, sums[0]);
         for (int r = 0; r < ROWS; ++r) {
             const vf scale = splat(queries[r * stride + dwords]);
             const int32_t start = *dwords_at(queries + r * stride + dwords + 1);
             for (int c = 0; c < WIDTH; ++c) {
-                const vf scales = scale * load(key_scales_ + at + c * unit_keys);
+                const vf scales = scale * load(key_scales(at / unit_keys + c));
                 store(scores + r * tile_keys + at + c * unit_keys,
                       __builtin_convertvector(sums[r][c] + start, vf) * scales);
             }
@@ -237,9 +285,9 @@ protected:
                      float* states) const {
         const int64_t padded = a_.padded(), state = a_.state();
         vi sums[ROWS][WIDTH];
-        dot_bytes<false, ROWS, WIDTH>(values_ + four * padded + d, padded,
-                                      dwords_at(codes[0]) + four, tile_keys / 4, four_stop - four,
-                                      sums[0]);
+        const ValueColumns values{values_, padded, d};
+        dot_bytes<false, ROWS, WIDTH>(values, dwords_at(codes[0]), tile_keys / 4, four, four_stop,
+                                      ahead_, sums[0]);
         for (int r = 0; r < ROWS; ++r) {
             for (int c = 0; c < WIDTH; ++c) {
                 float* to = states + r * state + d + 16 * c;
@@ -251,8 +299,9 @@ protected:
     }
 
     const Attention& a_;
-    int32_t* keys_;    // [ceil(D / 4)][128]
-    int32_t* values_;  // [32][padded D]
-    float key_scales_[tile_keys];
-    float value_scales_[tile_keys];
+    const bool has_panels_;
+    int32_t* made_;
+    const int32_t* keys_[tile_keys / unit_keys];    // [ceil(D / 4)][16], [16] scales
+    const int32_t* values_[tile_keys / unit_keys];  // [4][padded D], [16] scales
+    Ahead* ahead_ = nullptr;
 };

@@ -189,27 +189,29 @@ public:
     // For so many rows of a head. Values that serve many are copied to panels [128][panel_values].
     VectorTile(const Attention& a, int64_t rows, float* scratch)
         : a_(a), packs_(WORDS || (EC_LEVEL < 2 && rows > 4 * block_rows)),
-          has_panels_(a.has_panels()),
+          has_panels_(a.has_floats()), has_bytes_(a.has_bytes()),
           depth_(WORDS ? (a.head_size + 1) / 2 : a.head_size), keys_(scratch),
           read_keys_(keys_ + tile_keys * depth_),
           values_(read_keys_ + tile_keys * (WORDS ? a.padded() / 2 : a.head_size)) {}
 
-    // Keys and values [first, stop); others repeat one of them: they are never counted.
-    void read(const uint8_t* const* k, const uint8_t* const* v, int64_t first, int64_t stop, Ahead&) {
+    // Keys and values [first, stop), where they lie in panels the first one of each; others repeat
+    // one of them: they are never counted.
+    void read(const uint8_t* const* k, const uint8_t* const* v, int64_t first, int64_t stop,
+              [[maybe_unused]] Ahead& ahead) {
         first_ = first;
         stop_ = stop;
         if constexpr (WORDS) {
-            read_words(k, v);
+            has_bytes_ ? read_panels(k, v, ahead) : read_words(k, v);
         } else {
             read_floats(k, v);
         }
         constexpr int64_t whole = unit_keys;
         for (int64_t unit = 0; unit * whole < stop; ++unit) {
             const int64_t seen = unit * whole > first ? unit * whole : first;
-            panels_[unit] = has_panels_ ? reinterpret_cast<const float*>(k[seen]) - seen % whole
+            panels_[unit] = has_panels_ ? reinterpret_cast<const float*>(k[seen])
                                         : keys_ + unit * whole * depth_;
         }
-        if (has_panels_) return;
+        if (has_panels_ || (WORDS && has_bytes_)) return;
         for (int64_t j = first / whole * whole; j < first; ++j) key_rows_[j] = key_rows_[first];
         for (int64_t j = stop; j % whole != 0; ++j) key_rows_[j] = key_rows_[stop - 1];
     }
@@ -222,7 +224,7 @@ public:
 
     // Before the first `score` from `at` on: a pass that is scored at once is in the nearest cache.
     void prepare(int64_t at, Ahead& ahead) {
-        if (has_panels_) return;
+        if (has_panels_ || (WORDS && has_bytes_)) return;
         const int64_t stop = at + pass_keys < stop_ ? at + pass_keys : stop_;
         transpose(key_rows_, at > first_ ? at : first_, stop, depth_, keys_, ahead);
     }
@@ -292,13 +294,19 @@ private:
             return;
         }
         for (int64_t j = first_; j < stop_; ++j) {
-            const auto* key = reinterpret_cast<const float*>(k[has_panels_ ? first_ : j]);
-            const auto* value = reinterpret_cast<const float*>(v[j]);
+            const auto* key = reinterpret_cast<const float*>(k[has_panels_ || has_bytes_ ? first_ : j]);
+            const auto* value = reinterpret_cast<const float*>(v[has_bytes_ ? first_ : j]);
             float* to = values_ + j * (packs_ ? panel_values : padded);
             if (!is_float) {
                 float *own_key = read_keys_ + j * head_size, *own = packs_ ? keys_ : to;
-                read_row(a_.kv_format, k[j], head_size, own_key);
-                read_row(a_.kv_format, v[j], head_size, own);  // into `keys_`: they come later
+                if (has_bytes_) {
+                    const int64_t lane = j % panel_tokens, seen = j - lane > first_ ? j - lane : first_;
+                    read_key(k[seen], lane, head_size, own_key);
+                    read_value(v[seen], lane, head_size, own);
+                } else {
+                    read_row(a_.kv_format, k[j], head_size, own_key);
+                    read_row(a_.kv_format, v[j], head_size, own);  // into `keys_`: they come later
+                }
                 key = own_key;
                 value = own;
             }
@@ -333,6 +341,30 @@ private:
             for (int64_t d = 0; d < size; d += panel_values)
                 Codes::widen_pairs(even + d, odd + d, size - d, to + value_at(d));
             value_rows_[n] = to;
+        }
+    }
+
+    void read_panels(const uint8_t* const* k, const uint8_t* const* v, Ahead& ahead) {
+        const int64_t size = a_.head_size, codes = size * panel_tokens;
+        for (int64_t at = first_ / unit_keys * unit_keys; at < stop_; at += unit_keys) {
+            const int64_t seen = at > first_ ? at : first_;
+            std::memcpy(key_scales_ + at, k[seen] + codes, 4 * panel_tokens);
+            std::memcpy(value_scales_ + at, v[seen] + codes, 4 * panel_tokens);
+            float* keys = keys_ + at * depth_;
+            for (int64_t n = 0; n < size / 4; ++n, keys += 2 * unit_keys)
+                Codes::template widen_fours<true>(k[seen] + 64 * n, keys, keys + unit_keys);
+            for (int64_t four = 0; four < 4; ++four) {
+                const int64_t pair = at / 2 + 2 * four;
+                float* to = values_ + pair * panel_values;
+                ahead.step();
+                for (int64_t d = 0; d < size; d += panel_values) {
+                    Codes::template widen_fours<false>(v[seen] + (four * size + d) * 4,
+                                                       to + value_at(d),
+                                                       to + panel_values + value_at(d));
+                }
+                value_rows_[pair] = to;
+                value_rows_[pair + 1] = to + panel_values;
+            }
         }
     }
 
@@ -405,7 +437,7 @@ private:
     }
 
     const Attention& a_;
-    const bool packs_, has_panels_;
+    const bool packs_, has_panels_, has_bytes_;  // of floats in panels, or bytes
     const int64_t depth_;  // dwords of a key
     float* keys_;          // [8][depth][16]
     float* read_keys_;

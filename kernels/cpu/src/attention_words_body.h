@@ -67,6 +67,21 @@ struct Words {
             store(to + i / 2, (vf)_mm256_cvtepi8_epi16(load_bytes(from + i, count - i)));
     }
 
+    // Sixteen fours of bytes to words: of the first two each, and of the others. `ARE_OFFSET`: by 128.
+    template <bool ARE_OFFSET>
+    EC_INLINE void widen_fours(const uint8_t* from, float* first, float* others) {
+        for (int64_t half = 0; half < 2; ++half, from += 32, first += W, others += W) {
+            const __m256i flip = _mm256_set1_epi8(ARE_OFFSET ? -128 : 0);
+            const __m256i x =
+                _mm256_xor_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)), flip);
+            const auto low = (__m256)_mm256_cvtepi8_epi16(_mm256_castsi256_si128(x));
+            const auto high = (__m256)_mm256_cvtepi8_epi16(_mm256_extracti128_si256(x, 1));
+            const auto in_order = [](__m256 y) { return (vf)_mm256_permute4x64_epi64((__m256i)y, 0xd8); };
+            store(first, in_order(_mm256_shuffle_ps(low, high, 0x88)));
+            store(others, in_order(_mm256_shuffle_ps(low, high, 0xdd)));
+        }
+    }
+
     // Sixteen dwords of a byte of `even` and one of `odd` each.
     EC_INLINE void widen_pairs(const uint8_t* even, const uint8_t* odd, int64_t count, float* to) {
         const __m128i a = load_bytes(even, count), b = load_bytes(odd, count);

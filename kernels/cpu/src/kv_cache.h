@@ -5,11 +5,14 @@
 //   bf16  [D] the upper halves of floats, rounded to even
 //   i8    [D] codes, then a float32 scale = max|x| / 127; x = code * scale
 //
-// Rows lie one behind the other, so a row of i8 may begin anywhere. But keys of f32 lie as attention
-// reads them, where blocks are whole panels: 16 tokens of a head beside each other.
+// Rows lie one behind the other, so a row of i8 may begin anywhere. But where blocks are whole panels,
+// 16 tokens of a head beside each other, keys of f32 lie as attention multiplies them, and so do, of
+// heads of whole sixteens, keys and values of i8:
 //
-//   rows    [slots][K][D]
-//   panels  [slots / 16][K][D][16]
+//   rows          [slots][K][D]
+//   keys of f32   [slots / 16][K][D][16]
+//   keys of i8    [slots / 16][K]: [D / 4][16][4] codes + 128, [16] scales
+//   values of i8  [slots / 16][K]: [4][D][4] codes, of fours of tokens, [16] scales
 //
 // kernels/cpu/kv_cache.py has the same in torch.
 #pragma once
@@ -24,8 +27,15 @@ enum class KVCacheFormat : int64_t { f32 = 0, bf16 = 1, i8 = 2 };
 
 constexpr int64_t panel_tokens = 16;
 
-inline bool has_key_panels(int64_t kind, int64_t block_size) {
+// Of keys.
+inline bool has_float_panels(int64_t kind, int64_t block_size) {
     return kind == static_cast<int64_t>(KVCacheFormat::f32) && block_size % panel_tokens == 0;
+}
+
+// Of keys and values.
+inline bool has_byte_panels(int64_t kind, int64_t block_size, int64_t head_size) {
+    return kind == static_cast<int64_t>(KVCacheFormat::i8) && block_size % panel_tokens == 0 &&
+           head_size % 16 == 0;
 }
 
 inline bool is_kv_format(int64_t kind) { return kind >= 0 && kind <= 2; }
@@ -42,11 +52,9 @@ inline int64_t kv_row_bytes(int64_t kind, int64_t head_size) {
     return 0;
 }
 
-// Bytes from the cache's start to the first element of a key in a panel, whose others follow at
-// every 16th float.
-inline int64_t panel_offset(int64_t slot, int64_t head, int64_t num_heads, int64_t head_size) {
-    const int64_t panel = slot / panel_tokens * num_heads + head;
-    return (panel * head_size * panel_tokens + slot % panel_tokens) * 4;
+// Bytes from the cache's start to the panel of a slot and head.
+inline int64_t panel_offset(int64_t slot, int64_t head, int64_t num_heads, int64_t row_bytes) {
+    return (slot / panel_tokens * num_heads + head) * panel_tokens * row_bytes;
 }
 
 }  // namespace ec

@@ -8,8 +8,10 @@ static void store_bf16(const float* x, int64_t size, uint8_t* out) {
     }
 }
 
-// A row with a value that is not finite reads as NaN.
-static void store_i8(const float* x, int64_t size, uint8_t* out) {
+constexpr float to_integer = 12582912.0f;  // 1.5 * 2^23: adding it rounds to even
+
+// What a code of 1 stands for. A row with a value that is not finite reads as NaN.
+static float scale_of(const float* x, int64_t size) {
     float most = 0.0f;
     bool is_finite = true;
     for (int64_t i = 0; i < size; ++i) {
@@ -17,15 +19,79 @@ static void store_i8(const float* x, int64_t size, uint8_t* out) {
         most = magnitude > most ? magnitude : most;
         is_finite &= magnitude <= FLT_MAX;
     }
-    const float scale = is_finite ? most / 127.0f : NAN;
-    const float divisor = is_finite && scale > 0.0f ? scale : 1.0f;
-    constexpr float to_integer = 12582912.0f;  // 1.5 * 2^23: adding it rounds to even
+    return is_finite ? most / 127.0f : NAN;
+}
+
+static void store_i8(const float* x, int64_t size, uint8_t* out) {
+    const float scale = scale_of(x, size);
+    const bool is_finite = scale <= FLT_MAX;
+    const float divisor = scale > 0.0f ? scale : 1.0f;
     for (int64_t i = 0; i < size; ++i) {
         const float code = is_finite ? x[i] / divisor + to_integer - to_integer : 1.0f;
         const float bounded = code > 127.0f ? 127.0f : code < -127.0f ? -127.0f : code;
         out[i] = static_cast<uint8_t>(static_cast<int8_t>(bounded));
     }
     std::memcpy(out + size, &scale, 4);
+}
+
+// Token `lane` of a panel of keys or of values.
+template <bool ARE_KEYS>
+[[maybe_unused]] static void store_lane(const float* x, int64_t size, int64_t lane, uint8_t* panel) {
+    const float scale = scale_of(x, size);
+    std::memcpy(panel + size * panel_tokens + 4 * lane, &scale, 4);
+    const vf divisor = splat(scale > 0.0f ? scale : 1.0f), most = splat(127.0f);
+    uint8_t* values = panel + lane / 4 * size * 4;
+    const int64_t byte = lane % 4;
+    for (int64_t d = 0; d < size; d += 16) {
+        alignas(64) int32_t codes[16];
+        for (int64_t i = 0; i < 16; i += W) {
+            vf code = load(x + d + i) / divisor + splat(to_integer) - splat(to_integer);
+            code = scale <= FLT_MAX ? max(-max(-code, -most), -most) : splat(1.0f);
+            const vi whole = __builtin_convertvector(code, vi);
+            std::memcpy(codes + i, &whole, sizeof whole);
+        }
+#if EC_LEVEL == 2
+        const __m512i dwords = _mm512_load_si512(codes);
+        if constexpr (ARE_KEYS) {
+            alignas(16) uint32_t fours[4];
+            const __m128i bytes = _mm512_cvtepi32_epi8(dwords);
+            _mm_store_si128(reinterpret_cast<__m128i*>(fours),
+                            _mm_xor_si128(bytes, _mm_set1_epi8(-128)));
+            for (int64_t i = 0; i < 4; ++i)
+                std::memcpy(panel + ((d / 4 + i) * panel_tokens + lane) * 4, fours + i, 4);
+        } else {
+            const __m512i shifted = _mm512_sll_epi32(dwords, _mm_cvtsi64_si128(8 * byte));
+            _mm512_mask_storeu_epi8(values + 4 * d, __mmask64{0x1111111111111111} << byte, shifted);
+        }
+#else
+        for (int64_t i = 0; i < 16; ++i) {
+            const auto code = static_cast<uint8_t>(codes[i]);
+            if constexpr (ARE_KEYS) {
+                panel[((d + i) / 4 * panel_tokens + lane) * 4 + i % 4] = code ^ 0x80;
+            } else {
+                values[4 * (d + i) + byte] = code;
+            }
+        }
+#endif
+    }
+}
+
+[[maybe_unused]] static void read_key(const uint8_t* panel, int64_t lane, int64_t size, float* out) {
+    float scale;
+    std::memcpy(&scale, panel + size * panel_tokens + 4 * lane, 4);
+    for (int64_t i = 0; i < size; ++i) {
+        const uint8_t code = panel[(i / 4 * panel_tokens + lane) * 4 + i % 4] ^ 0x80;
+        out[i] = static_cast<float>(static_cast<int8_t>(code)) * scale;
+    }
+}
+
+[[maybe_unused]] static void read_value(const uint8_t* panel, int64_t lane, int64_t size,
+                                        float* out) {
+    float scale;
+    std::memcpy(&scale, panel + size * panel_tokens + 4 * lane, 4);
+    const uint8_t* from = panel + lane / 4 * size * 4 + lane % 4;
+    for (int64_t i = 0; i < size; ++i)
+        out[i] = static_cast<float>(static_cast<int8_t>(from[4 * i])) * scale;
 }
 
 [[maybe_unused]] static void store_row(int64_t kind, const float* x, int64_t size, uint8_t* out) {

@@ -33,13 +33,20 @@ static void rotate_token(const Rotary& r, int64_t token) {
     float* k = qkv + r.num_query_heads * r.head_size;
     const int64_t row_bytes = kv_row_bytes(r.kv_format, r.head_size);
     const int64_t slot = r.slots[token], row = slot * r.num_kv_heads * row_bytes;
-    const bool has_panels = has_key_panels(r.kv_format, r.block_size);
+    const bool has_floats = has_float_panels(r.kv_format, r.block_size);
+    const bool has_bytes = has_byte_panels(r.kv_format, r.block_size, r.head_size);
+    const int64_t lane = slot % panel_tokens;
     for (int64_t head = 0; head < r.num_kv_heads; ++head, k += r.head_size) {
         if (r.k_weight != nullptr) norm_row(k, r.k_weight, r.head_size, r.eps, k);
         rotate_head(k, angles, r.half);
-        if (has_panels) {
-            const int64_t at = panel_offset(slot, head, r.num_kv_heads, r.head_size);
-            auto* to = reinterpret_cast<float*>(r.k_cache + at);
+        const int64_t panel = panel_offset(slot, head, r.num_kv_heads, row_bytes);
+        if (has_bytes) {
+            store_lane<true>(k, r.head_size, lane, r.k_cache + panel);
+            store_lane<false>(k + kv_size, r.head_size, lane, r.v_cache + panel);
+            continue;
+        }
+        if (has_floats) {
+            auto* to = reinterpret_cast<float*>(r.k_cache + panel) + lane;
             for (int64_t d = 0; d < r.head_size; ++d) to[d * panel_tokens] = k[d];
         } else {
             store_row(r.kv_format, k, r.head_size, r.k_cache + row + head * row_bytes);

@@ -19,7 +19,7 @@ SHAPE = {
     "num_key_value_heads": 3,
     "max_position_embeddings": 128,
     "initializer_range": 0.3,
-    "head_dim": 8,
+    "head_dim": 16,
 }
 CONFIGS = {
     "one group": transformers.LlamaConfig(**SHAPE, num_hidden_layers=3),

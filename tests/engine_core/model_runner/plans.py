@@ -153,7 +153,9 @@ class Drive:
 
     def __init__(self, runner, **options):
         self.runner = runner
-        self.plans = Plans(num_groups=runner.config.num_groups, **options)
+        config = runner.config
+        sizes = {"num_groups": config.num_groups, "block_size": config.block_size}
+        self.plans = Plans(**sizes | options)
         self.tokens: dict[str, list[int]] = {}
         self.logprobs: dict[str, list] = {}
 

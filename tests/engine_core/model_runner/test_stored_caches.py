@@ -22,9 +22,12 @@ def ops():
     return CpuOperations(native_library_or_skip())
 
 
-@pytest.fixture(params=STORED)
+@pytest.fixture(params=[*STORED, "int8 in panels"])
 def make_stored(make_runner, request):
-    return lambda **options: make_runner(kv_dtype=request.param, **options)
+    options = {"kv_dtype": request.param}
+    if request.param == "int8 in panels":
+        options = {"kv_dtype": torch.int8, "block_size": 16}
+    return lambda **more: make_runner(**options, **more)
 
 
 def undisturbed(make, steps):

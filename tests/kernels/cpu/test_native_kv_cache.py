@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from paged_steps import make_planner
+from paged_steps import keys_in_panels, make_planner
 
 from kernels.cpu.operations import CpuOperations
 from kernels.interface.operations import AttentionParams, RotaryParams
@@ -19,13 +19,37 @@ def ops(library, isa):
     return CpuOperations(library)
 
 
-def values_of(cache):
+def values_of_panels(cache, *, are_keys):
+    """The same, byte by byte as `src/kv_cache.h` draws it."""
+    num_blocks, panels, heads, lines, width = cache.shape
+    assert width == 64
+    head_size = 4 * (lines - 1)
+    scales = cache[..., -1, :].contiguous().view(torch.float32)  # [B, P, K, 16]
+    codes = cache[..., :-1, :].reshape(num_blocks, panels, heads, -1)
+    element, token = torch.meshgrid(torch.arange(head_size), torch.arange(16), indexing="ij")
+    if are_keys:
+        at = (element // 4 * 16 + token) * 4 + element % 4
+        numbers = codes[..., at].float() - 128
+    else:
+        at = (token // 4 * head_size + element) * 4 + token % 4
+        numbers = codes.view(torch.int8)[..., at].float()
+    exact = numbers * scales[..., None, :]  # [B, P, K, D, 16]
+    return exact.permute(0, 1, 4, 2, 3).reshape(num_blocks, panels * 16, heads, head_size)
+
+
+def values_of(cache, *, are_keys=False):
     """float32 [B, S, K, D] that a cache stands for."""
     if cache.dtype is torch.bfloat16:
         return cache.float()
     assert cache.dtype is torch.uint8
+    if cache.dim() == 5:
+        return values_of_panels(cache, are_keys=are_keys)
     scales = cache[..., -4:].contiguous().view(torch.float32)
     return cache[..., :-4].contiguous().view(torch.int8).float() * scales
+
+
+def both_values(caches):
+    return values_of(caches[0], are_keys=True), values_of(caches[1])
 
 
 def half_a_step(exact, dtype):
@@ -35,16 +59,16 @@ def half_a_step(exact, dtype):
     return exact.abs().amax(dim=-1, keepdim=True) / 127 / 2 * 1.0001 + 1e-30
 
 
-def written(ops, dtype, *, head_size, num_tokens=30, norms=False):
+def written(ops, dtype, *, head_size, block_size=BLOCK, num_tokens=30, norms=False):
     """(cache of `dtype` after rotary_and_cache, keys and values that torch keeps in float32)."""
     generator = torch.Generator().manual_seed(head_size)
     qkv = torch.randn(num_tokens, (HEADS + 2 * KV_HEADS) * head_size, generator=generator) * 3
     qkv[3] = 0.0
-    slots = torch.randperm(12 * BLOCK, generator=generator)[:num_tokens]
+    slots = torch.randperm(12 * block_size, generator=generator)[:num_tokens]
     norm = torch.randn(head_size, generator=generator) if norms else None
     caches, queries = [], []
     for backend, form in ((ops, dtype), (TORCH, torch.float32)):
-        cache = backend.allocate_kv_cache(12, BLOCK, KV_HEADS, head_size, form)
+        cache = backend.allocate_kv_cache(12, block_size, KV_HEADS, head_size, form)
         queries.append(
             backend.rotary_and_cache(
                 qkv.clone(),
@@ -70,53 +94,58 @@ def written(ops, dtype, *, head_size, num_tokens=30, norms=False):
 
 @pytest.mark.parametrize("dtype", STORED)
 @pytest.mark.parametrize("head_size", [2, 10, 64, 80, 256])
+@pytest.mark.parametrize("block_size", [BLOCK, 16, 48])
 @pytest.mark.parametrize("norms", [False, True])
-def test_keys_and_values_are_written_within_half_a_step(ops, dtype, head_size, norms):
-    cache, exact, slots, qkv = written(ops, dtype, head_size=head_size, norms=norms)
-    for stored, wanted in zip(cache, exact, strict=True):
-        error = (values_of(stored) - wanted).abs()
+def test_keys_and_values_are_written_within_half_a_step(ops, dtype, head_size, block_size, norms):
+    cache, exact, slots, qkv = written(
+        ops, dtype, head_size=head_size, block_size=block_size, norms=norms
+    )
+    for stored, wanted in zip(both_values(cache), exact, strict=True):
+        error = (stored - wanted).abs()
         assert bool((error <= half_a_step(wanted, dtype) + 2e-5 * wanted.abs()).all())
     # values are not computed with, so their bits are those of rounding them in torch
     values = qkv.view(len(qkv), -1, head_size)[:, HEADS + KV_HEADS :]
-    kept = cache[1].flatten(0, 1)[slots]
+    kept = values_of(cache[1]).flatten(0, 1)[slots]
     if dtype is torch.bfloat16:
-        assert torch.equal(kept, values.to(torch.bfloat16))
+        assert torch.equal(kept, values.to(torch.bfloat16).float())
     else:
         scales = values.abs().amax(dim=-1, keepdim=True) / 127
         codes = torch.round(values / torch.where(scales > 0, scales, 1.0)).to(torch.int8)
-        assert torch.equal(kept[..., :-4].contiguous().view(torch.int8), codes)
-        assert torch.equal(kept[..., -4:].contiguous().view(torch.float32), scales)
+        assert torch.equal(kept, codes.float() * scales)
 
 
 @pytest.mark.parametrize("dtype", STORED)
-def test_whole_writes_and_reads_have_the_same_form(ops, dtype):
+@pytest.mark.parametrize(("head_size", "block_size"), [(8, 4), (8, 16), (48, 16), (16, 64)])
+def test_whole_writes_and_reads_have_the_same_form(ops, dtype, head_size, block_size):
     """What models outside of our own code do to a cache."""
-    cache, _, slots, qkv = written(ops, dtype, head_size=8)
-    values = qkv.view(len(qkv), -1, 8)[:, HEADS + KV_HEADS :]
-    other = ops.allocate_kv_cache(12, BLOCK, KV_HEADS, 8, dtype)
+    cache, _, slots, qkv = written(ops, dtype, head_size=head_size, block_size=block_size)
+    values = qkv.view(len(qkv), -1, head_size)[:, HEADS + KV_HEADS :]
+    other = ops.allocate_kv_cache(12, block_size, KV_HEADS, head_size, dtype)
     ops.write_kv_cache(values, values, slots, other)
     assert torch.equal(other[1], cache[1])
     keys, read = ops.read_kv_cache(other, slots)
     assert torch.equal(keys.float(), read.float())
     assert torch.equal(read.float(), values_of(cache[1]).flatten(0, 1)[slots])
+    assert torch.equal(*both_values(other))
 
 
 @pytest.mark.parametrize("dtype", STORED)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_a_value_that_is_no_number_is_read_as_none(ops, dtype, bad):
-    cache = ops.allocate_kv_cache(2, BLOCK, 1, 8, dtype)
-    qkv = torch.randn(1, 3 * 8)
-    qkv[0, 20] = bad
+@pytest.mark.parametrize(("head_size", "block_size"), [(8, 4), (32, 16)])
+def test_a_value_that_is_no_number_is_read_as_none(ops, dtype, bad, head_size, block_size):
+    cache = ops.allocate_kv_cache(2, block_size, 1, head_size, dtype)
+    qkv = torch.randn(1, 3 * head_size)
+    qkv[0, 2 * head_size + 4] = bad
     ops.rotary_and_cache(
         qkv,
         torch.zeros(1, dtype=torch.int64),
         torch.tensor([5]),
         cache,
-        RotaryParams(num_query_heads=1, head_size=8, cos_sin_PD=torch.ones(4, 8)),
+        RotaryParams(num_query_heads=1, head_size=head_size, cos_sin_PD=torch.ones(4, head_size)),
     )
     values = values_of(cache[1]).flatten(0, 1)[5, 0]
     assert not values[4].isfinite()
-    assert values_of(cache[0]).isfinite().all()
+    assert values_of(cache[0], are_keys=True).isfinite().all()
 
 
 class Sequences:
@@ -164,17 +193,25 @@ PIECES = [(0, 0, 37), (1, 89, 90), (2, 255, 257), (3, 40, 190), (4, 0, 1), (5, 6
 
 @pytest.mark.parametrize("dtype", STORED)
 @pytest.mark.parametrize("window", [None, 50])
-@pytest.mark.parametrize("head_size", [10, 64, 80, 256])
-def test_attention_over_a_stored_cache_is_that_over_its_values(ops, isa, dtype, window, head_size):
+@pytest.mark.parametrize("head_size", [10, 64, 80, 256, 528])
+@pytest.mark.parametrize("block_size", [BLOCK, 32])
+def test_attention_over_a_stored_cache_is_that_over_its_values(
+    ops, isa, dtype, window, head_size, block_size
+):
     sequences = Sequences(
-        ops, dtype, [stop for _, _, stop in PIECES], head_size=head_size, window=window
+        ops,
+        dtype,
+        [stop for _, _, stop in PIECES],
+        head_size=head_size,
+        window=window,
+        block_size=block_size,
     )
     q = torch.randn(sum(stop - first for _, first, stop in PIECES), HEADS, head_size)
     out, metadata, arguments = sequences.attend(q, PIECES)
     expected = reference_paged_attention(
-        q, *map(values_of, sequences.caches), metadata, AttentionParams(**arguments)
+        q, *both_values(sequences.caches), metadata, AttentionParams(**arguments)
     )
-    if dtype is torch.int8 and isa != "portable":
+    if dtype is torch.int8 and isa != "portable" and head_size <= 512:
         # to bytes queries and weights are rounded about as far as keys and values have been, to
         # words a hundredth of that
         exact = reference_paged_attention(
@@ -185,24 +222,32 @@ def test_attention_over_a_stored_cache_is_that_over_its_values(ops, isa, dtype, 
         return
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
     plain = Sequences(
-        ops, torch.float32, [stop for _, _, stop in PIECES], head_size=head_size, window=window
+        ops,
+        torch.float32,
+        [stop for _, _, stop in PIECES],
+        head_size=head_size,
+        window=window,
+        block_size=block_size,
     )
-    plain.caches = tuple(values_of(cache) for cache in sequences.caches)
+    keys, values = both_values(sequences.caches)
+    plain.caches = keys_in_panels(keys), values
     assert torch.equal(out, plain.attend(q, PIECES)[0])
 
 
 @pytest.mark.parametrize("head_size", [10, 64, 80, 256])
-def test_bytes_are_multiplied_exactly(ops, isa, head_size):
+@pytest.mark.parametrize("block_size", [8, 16, 48])
+def test_bytes_are_multiplied_exactly(ops, head_size, block_size):
     """Where queries are whole numbers up to 127, and all that weighs, weighs the same."""
-    sequences = Sequences(ops, torch.int8, [300], head_size=head_size, block_size=16)
+    sequences = Sequences(ops, torch.int8, [300], head_size=head_size, block_size=block_size)
     generator = torch.Generator().manual_seed(head_size)
     signs = torch.randint(0, 2, (300, KV_HEADS), generator=generator) * 2 - 1
     keys = torch.zeros(300, KV_HEADS, head_size)
     keys[..., 1] = signs * 127.0
     values = torch.randint(-127, 128, keys.shape, generator=generator).float()
     values[..., 0] = 127.0  # so that all scales are 1
-    block_of = sequences.table[0].long()[torch.arange(300) // 16]
-    ops.write_kv_cache(keys, values, block_of * 16 + torch.arange(300) % 16, sequences.caches)
+    block_of = sequences.table[0].long()[torch.arange(300) // block_size]
+    slots = block_of * block_size + torch.arange(300) % block_size
+    ops.write_kv_cache(keys, values, slots, sequences.caches)
     q = torch.randint(-127, 128, (200, HEADS, head_size), generator=generator).float()
     q[..., 0], q[..., 1] = 127.0, 100.0
     out, _, _ = sequences.attend(q, [(0, 100, 300)])
@@ -231,9 +276,37 @@ def test_a_token_has_the_same_bits_in_a_prompt_a_chunk_a_crowd_and_alone(ops, dt
         assert torch.equal(out, whole[wanted])
 
 
+@pytest.mark.parametrize("window", [None, 50])
+@pytest.mark.parametrize("head_size", [16, 64, 80])
+def test_panels_of_bytes_have_the_bits_of_rows_whatever_lies_out_of_sight(ops, head_size, window):
+    lengths = [stop for _, _, stop in PIECES]
+    q = torch.randn(sum(stop - first for _, first, stop in PIECES), HEADS, head_size)
+    outs = []
+    for block_size in (8, 16, 32):
+        sequences = Sequences(
+            ops, torch.int8, lengths, head_size=head_size, window=window, block_size=block_size
+        )
+        for cache in sequences.caches:
+            cache.fill_(0xFF)  # scales that are no numbers
+        for row, (_, first, stop) in enumerate(PIECES):
+            low = 0 if window is None else max(0, first - window + 1)
+            seen = torch.arange(low, stop)
+            generator = torch.Generator().manual_seed(row)
+            k, v = (torch.randn(800, KV_HEADS, head_size, generator=generator) for _ in "kv")
+            blocks = sequences.table[row].long()[seen // block_size]
+            slots = blocks * block_size + seen % block_size
+            ops.write_kv_cache(k[seen], v[seen], slots, sequences.caches)
+            sequences.table[row, : low // block_size] = -1
+        outs.append(sequences.attend(q, PIECES)[0])
+    assert outs[0].isfinite().all()
+    assert torch.equal(outs[1], outs[0])
+    assert torch.equal(outs[2], outs[0])
+
+
 @pytest.mark.parametrize("dtype", STORED)
-def test_copies_within_the_cache_and_through_host_memory_carry_everything(ops, dtype):
-    sequences = Sequences(ops, dtype, [61, 61], head_size=16)
+@pytest.mark.parametrize("block_size", [BLOCK, 16])
+def test_copies_within_the_cache_and_through_host_memory_carry_everything(ops, dtype, block_size):
+    sequences = Sequences(ops, dtype, [61, 61], head_size=16, block_size=block_size)
     q = torch.randn(2, HEADS, 16)
     pieces = [(0, 60, 61), (1, 60, 61)]
     before, _, _ = sequences.attend(q, pieces)

@@ -16,9 +16,9 @@ def ops(library, matrix_isa):
     return CpuOperations(library, linear_weights="bfloat16")
 
 
-def sequences(ops, dtype, head_size, window=None):
+def sequences(ops, dtype, head_size, window=None, block_size=4):
     lengths = [stop for _, _, stop in PIECES]
-    return Sequences(ops, dtype, lengths, head_size=head_size, window=window)
+    return Sequences(ops, dtype, lengths, head_size=head_size, window=window, block_size=block_size)
 
 
 def queries(head_size):
@@ -29,8 +29,9 @@ def queries(head_size):
 
 @pytest.mark.parametrize("window", [None, 50])
 @pytest.mark.parametrize("head_size", [64, 80, 128])
-def test_bytes_have_the_bits_of_the_vector_units(ops, library, head_size, window):
-    held, q = sequences(ops, torch.int8, head_size, window), queries(head_size)
+@pytest.mark.parametrize("block_size", [4, 16, 32])
+def test_bytes_have_the_bits_of_the_vector_units(ops, library, head_size, window, block_size):
+    held, q = sequences(ops, torch.int8, head_size, window, block_size), queries(head_size)
     out, _, _ = held.attend(q, PIECES)
     with library.forced_isa("avx512"):
         assert torch.equal(held.attend(q, PIECES)[0], out)

@@ -53,6 +53,12 @@ EMULATED __m512i load_some_bytes(uint64_t mask, const void* from) {
     return bits_of<__m512i>(bytes);
 }
 
+EMULATED void store_masked_bytes(void* to, uint64_t mask, __m512i x) {
+    const auto* from = reinterpret_cast<const uint8_t*>(&x);
+    for (int i = 0; i < 64; ++i)
+        if (mask >> i & 1) static_cast<uint8_t*>(to)[i] = from[i];
+}
+
 EMULATED void store_some_bytes(void* to, unsigned mask, ints x) {
     for (int i = 0; i < 16; ++i)
         if (mask >> i & 1) static_cast<int8_t*>(to)[i] = static_cast<int8_t>(x[i]);
@@ -142,6 +148,7 @@ EMULATED T added(T a, T b) {
 #define _mm512_maskz_loadu_epi32(mask, from) ((__m512i)emulated::load_some<emulated::ints>(mask, from))
 #define _mm512_maskz_loadu_epi8(mask, from) emulated::load_some_bytes(mask, from)
 #define _mm512_mask_storeu_ps(to, mask, x) emulated::store_some(to, mask, (emulated::floats)(x))
+#define _mm512_mask_storeu_epi8(to, mask, x) emulated::store_masked_bytes(to, mask, x)
 #define _mm512_mask_cvtepi32_storeu_epi8(to, mask, x) emulated::store_some_bytes(to, mask, (emulated::ints)(x))
 #define _mm512_cvtepi32_epi8(x) emulated::low_bytes((emulated::ints)(x))
 #define _mm512_cvtepi32_ps(x) ((__m512)__builtin_convertvector((emulated::ints)(x), emulated::floats))

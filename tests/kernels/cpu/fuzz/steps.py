@@ -4,7 +4,7 @@ import torch
 
 from kernels.cpu.attention import NativeAttentionPlanner
 from kernels.cpu.captured_forward import CapturedForward
-from kernels.cpu.kv_cache import KVCacheFormat, keys_shape, row_length
+from kernels.cpu.kv_cache import KVCacheFormat, cache_shapes
 from kernels.cpu.library import NativeLibrary
 from kernels.cpu.operations import CpuOperations
 from kernels.cpu.weights import pack_float
@@ -60,14 +60,10 @@ class _Step:
         self.slots = torch.tensor([int(slot) for slot in slots], dtype=torch.int64)
         self.positions = case.integers((self.num_tokens,), 50, torch.int64)
         self.kind = KVCacheFormat(case.below(len(KVCacheFormat)))
-        shape = (
-            self.num_blocks,
-            self.block_size,
-            self.kv_heads,
-            row_length(self.kind, self.head_size),
+        shapes = cache_shapes(
+            self.kind, self.num_blocks, self.block_size, self.kv_heads, self.head_size
         )
-        self.k, self.v = (_stored(case, self.kind, shape) for _ in "kv")
-        self.k = self.k.view(keys_shape(self.kind, shape))
+        self.k, self.v = (_stored(case, self.kind, shape) for shape in shapes)
         dtypes = {KVCacheFormat.BF16: torch.bfloat16, KVCacheFormat.I8: torch.int8}
         spec = AttentionSpec(
             num_query_heads=self.heads,
