@@ -30,34 +30,38 @@ struct ValueColumns {
     const int32_t* const* units;
     int64_t padded, d;
 
-    const int32_t* at(int64_t n, int c) const { return units[n / 4] + n % 4 * padded + d + 16 * c; }
+    const int32_t* at(int64_t n, int c) const { return units[n >> 2] + (n & 3) * padded + d + 16 * c; }
 };
 
 // sums[r][c] = sum over n in [first, stop) of the bytes of x[r * x_stride + n] times those of
-// vectors.at(n, c). Unsigned are the vectors' bytes if IS_KEYS, else those of x. Inlined, the sums do
-// not stay in registers. `ahead`: stepped with each n, or null.
+// vectors.at(n, c). Unsigned are the vectors' bytes if IS_KEYS, else those of x. `ahead`: stepped with
+// each n, or null.
 template <bool IS_KEYS, int ROWS, int WIDTH, class Columns>
-__attribute__((noinline)) void dot_bytes(const Columns vectors, const dword_unaligned* x,
-                                         int64_t x_stride, int64_t first, int64_t stop,
-                                         Ahead* ahead, vi* sums) {
-    vi acc[ROWS][WIDTH];
-    for (int r = 0; r < ROWS; ++r)
-        for (int c = 0; c < WIDTH; ++c) acc[r][c] = vi{};
-    for (int64_t n = first; n < stop; ++n) {
-        if (ahead != nullptr) ahead->step();
+EC_INLINE void dot_bytes(const Columns& vectors, const dword_unaligned* x, int64_t x_stride,
+                         int64_t first, int64_t stop, Ahead* ahead, vi (&sums)[ROWS][WIDTH]) {
+    EC_UNROLL for (int r = 0; r < ROWS; ++r)
+        EC_UNROLL for (int c = 0; c < WIDTH; ++c) sums[r][c] = vi{};
+    const auto turn = [&](int64_t n) __attribute__((always_inline)) {
         __m512i vector[WIDTH];
-        for (int c = 0; c < WIDTH; ++c) vector[c] = _mm512_loadu_si512(vectors.at(n, c));
-        for (int r = 0; r < ROWS; ++r) {
+        EC_UNROLL for (int c = 0; c < WIDTH; ++c) vector[c] = _mm512_loadu_si512(vectors.at(n, c));
+        EC_UNROLL for (int r = 0; r < ROWS; ++r) {
             const __m512i four = _mm512_set1_epi32(x[r * x_stride + n]);
-            for (int c = 0; c < WIDTH; ++c) {
-                const auto before = (__m512i)acc[r][c];
-                acc[r][c] = IS_KEYS ? (vi)_mm512_dpbusd_epi32(before, vector[c], four)
-                                    : (vi)_mm512_dpbusd_epi32(before, four, vector[c]);
+            EC_UNROLL for (int c = 0; c < WIDTH; ++c) {
+                const auto before = (__m512i)sums[r][c];
+                sums[r][c] = IS_KEYS ? (vi)_mm512_dpbusd_epi32(before, vector[c], four)
+                                     : (vi)_mm512_dpbusd_epi32(before, four, vector[c]);
             }
         }
+    };
+    // apart: in one loop the sums of six rows leave too few registers for the addresses
+    if (ahead == nullptr) {
+        for (int64_t n = first; n < stop; ++n) turn(n);
+        return;
     }
-    for (int r = 0; r < ROWS; ++r)
-        for (int c = 0; c < WIDTH; ++c) sums[r * WIDTH + c] = acc[r][c];
+    for (int64_t n = first; n < stop; ++n) {
+        ahead->step();
+        turn(n);
+    }
 }
 
 class ByteTile {
@@ -267,11 +271,11 @@ protected:
         vi sums[ROWS][WIDTH];
         KeyColumns<WIDTH> keys;
         for (int c = 0; c < WIDTH; ++c) keys.units[c] = keys_[at / unit_keys + c];
-        dot_bytes<true, ROWS, WIDTH>(keys, dwords_at(queries), stride, 0, dwords, ahead_, sums[0]);
-        for (int r = 0; r < ROWS; ++r) {
+        dot_bytes<true, ROWS, WIDTH>(keys, dwords_at(queries), stride, 0, dwords, ahead_, sums);
+        EC_UNROLL for (int r = 0; r < ROWS; ++r) {
             const vf scale = splat(queries[r * stride + dwords]);
             const int32_t start = *dwords_at(queries + r * stride + dwords + 1);
-            for (int c = 0; c < WIDTH; ++c) {
+            EC_UNROLL for (int c = 0; c < WIDTH; ++c) {
                 const vf scales = scale * load(key_scales(at / unit_keys + c));
                 store(scores + r * tile_keys + at + c * unit_keys,
                       __builtin_convertvector(sums[r][c] + start, vf) * scales);
@@ -287,9 +291,9 @@ protected:
         vi sums[ROWS][WIDTH];
         const ValueColumns values{values_, padded, d};
         dot_bytes<false, ROWS, WIDTH>(values, dwords_at(codes[0]), tile_keys / 4, four, four_stop,
-                                      ahead_, sums[0]);
-        for (int r = 0; r < ROWS; ++r) {
-            for (int c = 0; c < WIDTH; ++c) {
+                                      ahead_, sums);
+        EC_UNROLL for (int r = 0; r < ROWS; ++r) {
+            EC_UNROLL for (int c = 0; c < WIDTH; ++c) {
                 float* to = states + r * state + d + 16 * c;
                 // as a tile's own result would be: it is rounded before it is joined
                 const vf sum = __builtin_convertvector(sums[r][c], vf) * splat(scales[r]);

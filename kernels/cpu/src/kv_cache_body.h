@@ -12,14 +12,20 @@ constexpr float to_integer = 12582912.0f;  // 1.5 * 2^23: adding it rounds to ev
 
 // What a code of 1 stands for. A row with a value that is not finite reads as NaN.
 static float scale_of(const float* x, int64_t size) {
-    float most = 0.0f;
-    bool is_finite = true;
-    for (int64_t i = 0; i < size; ++i) {
+    vf magnitudes{}, zeros{};  // a value that is not finite times zero is NaN
+    int64_t i = 0;
+    for (; i + W <= size; i += W) {
+        const vf own = load(x + i);
+        magnitudes = max(max(own, -own), magnitudes);
+        zeros = zeros + own * vf{};
+    }
+    float most = max_of(magnitudes), zero = sum_of(zeros);
+    for (; i < size; ++i) {
         const float magnitude = std::fabs(x[i]);
         most = magnitude > most ? magnitude : most;
-        is_finite &= magnitude <= FLT_MAX;
+        zero += x[i] * 0.0f;
     }
-    return is_finite ? most / 127.0f : NAN;
+    return zero == 0.0f ? most / 127.0f : NAN;
 }
 
 static void store_i8(const float* x, int64_t size, uint8_t* out) {
