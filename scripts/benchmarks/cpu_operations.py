@@ -67,7 +67,9 @@ def attention_case(ops: TorchOperations, requests: list[tuple[int, int]]) -> Cas
     # as many caches as layers: one alone would stay in the processor's cache
     shape = (num_blocks, BLOCK_SIZE, KV_HEADS, HEAD_SIZE)
     num_layers = max(1, min(30, 400_000_000 // (2 * 4 * int(np.prod(shape)))))
-    caches = [(torch.randn(shape), torch.randn(shape)) for _ in range(num_layers)]
+    caches = [ops.allocate_kv_cache(*shape, torch.float32) for _ in range(num_layers)]
+    for each in itertools.chain.from_iterable(caches):
+        each.normal_()
     q = torch.randn(num_tokens, HEADS, HEAD_SIZE, generator=generator)
     layers = itertools.cycle(caches)
 
