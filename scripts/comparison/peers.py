@@ -125,7 +125,7 @@ def prepare_llama_cpp(options: Options) -> Prepared:
 
 def prepare_openvino(options: Options) -> Prepared:
     """OpenVINO GenAI's continuous batching. Options: model (a .gguf file or OpenVINO's folder),
-    cache_gb, batched_tokens."""
+    cache_gb, batched_tokens, precision (of arithmetic: bf16 or f32; its own choice)."""
     import numpy as np
     import openvino
     import openvino_genai
@@ -135,8 +135,11 @@ def prepare_openvino(options: Options) -> Prepared:
     scheduling.max_num_batched_tokens = int(options.pop("batched_tokens", 256))
     scheduling.max_num_seqs = 256
     scheduling.enable_prefix_caching = True
+    properties = {"INFERENCE_NUM_THREADS": options.pop("threads")}
+    if "precision" in options:
+        properties["INFERENCE_PRECISION_HINT"] = options.pop("precision")
     pipeline = openvino_genai.ContinuousBatchingPipeline(
-        options.pop("model"), scheduling, "CPU", {"INFERENCE_NUM_THREADS": options.pop("threads")}
+        options.pop("model"), scheduling, "CPU", properties
     )
     count = 0
 
