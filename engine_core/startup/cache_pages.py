@@ -1,0 +1,53 @@
+"""Pages of a KV cache in host memory, asked of the system before the first prompts write them: each
+one costs microseconds then, a twentieth of a long prompt's time."""
+
+import ctypes
+import logging
+import mmap
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Sequence
+
+import torch
+
+from kernels.interface.operations import KVCache
+
+logger = logging.getLogger(__name__)
+
+NUM_TOKENS = 4096
+"""Of whose blocks the pages are there, unless the operator gave the cache its size: then of all."""
+_POPULATE_WRITE = 23  # of madvise: as if each page were written, but its contents stay
+_STRIDE_BYTES = 4 << 20
+_LOWEST_PRIORITY = 19
+
+
+def populate_cache(tensors: Sequence[KVCache], num_blocks: int) -> threading.Thread | None:
+    """Let a thread take the pages of the first blocks, a few of each tensor [B, ...] at a time,
+    while no other one wants its core. Returns it, or None where the system cannot."""
+    if sys.platform != "linux":
+        return None
+    # neither cache nor engine shall outlive their end for it
+    parts = [(weakref.ref(part), part[:num_blocks].nbytes) for pair in tensors for part in pair]
+    thread = threading.Thread(target=_populate, args=(parts,), name="cache-pages", daemon=True)
+    thread.start()
+    return thread
+
+
+def _populate(parts: list[tuple[weakref.ref[torch.Tensor], int]]) -> None:
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
+    madvise = ctypes.CDLL(None, use_errno=True).madvise
+    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    for start in range(0, max(num_bytes for _, num_bytes in parts), _STRIDE_BYTES):
+        for reference, num_bytes in parts:
+            tensor = reference()
+            if tensor is None:
+                return
+            first = (tensor.data_ptr() + start) // mmap.PAGESIZE * mmap.PAGESIZE
+            stop = tensor.data_ptr() + min(start + _STRIDE_BYTES, num_bytes)
+            length = (stop - first) // mmap.PAGESIZE * mmap.PAGESIZE
+            if length > 0 and madvise(first, length, _POPULATE_WRITE):
+                reason = os.strerror(ctypes.get_errno())  # a Linux before 5.14, or little memory
+                logger.debug("the KV cache's pages come as they are written: %s", reason)
+                return
