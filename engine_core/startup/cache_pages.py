@@ -20,12 +20,13 @@ NUM_TOKENS = 4096
 """Of whose blocks the pages are there, unless the operator gave the cache its size: then of all."""
 _POPULATE_WRITE = 23  # of madvise: as if each page were written, but its contents stay
 _STRIDE_BYTES = 4 << 20
-_LOWEST_PRIORITY = 19
+_NICENESS = 5
+"""A fourth of a core that others want, too: done within seconds, also under load at once."""
 
 
 def populate_cache(tensors: Sequence[KVCache], num_blocks: int) -> threading.Thread | None:
-    """Let a thread take the pages of the first blocks, a few of each tensor [B, ...] at a time,
-    while no other one wants its core. Returns it, or None where the system cannot."""
+    """Let a thread of low priority take the pages of the first blocks, a few of each tensor
+    [B, ...] at a time. Returns it, or None where the system cannot."""
     if sys.platform != "linux":
         return None
     # neither cache nor engine shall outlive their end for it
@@ -36,7 +37,7 @@ def populate_cache(tensors: Sequence[KVCache], num_blocks: int) -> threading.Thr
 
 
 def _populate(parts: list[tuple[weakref.ref[torch.Tensor], int]]) -> None:
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
     madvise = ctypes.CDLL(None, use_errno=True).madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     for start in range(0, max(num_bytes for _, num_bytes in parts), _STRIDE_BYTES):
