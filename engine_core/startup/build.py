@@ -34,7 +34,7 @@ from engine_core.server.validation import RequestValidator
 from engine_core.startup.adapters import open_adapters
 from engine_core.startup.before_torch import OpenModel
 from engine_core.startup.block_transfer import disaggregation_info, open_block_transfer
-from engine_core.startup.cache_pages import NUM_TOKENS, populate_cache
+from engine_core.startup.cache_pages import populate_cache
 from engine_core.startup.device import choose_device
 from engine_core.startup.draft_model import load_with_draft
 from engine_core.startup.encoder_decoder import cache_manager_of, encoder_info
@@ -104,12 +104,9 @@ def build_engine(
         store = open_prefix_store(*about_cache) or open_block_transfer(*about_cache)
         structured_outputs = _structured_outputs(opened, runner_spec)
         runner = _warm_runner(runner_spec, config, compilations, phases, store)
-        if device.type == "cpu" and not isinstance(runner, EncoderRunner):
-            num_first = config.num_blocks + 1  # with the null block
-            if options.num_blocks is None and options.kv_cache_memory is None:
-                num_groups = len(runner_spec.config.layout.groups)
-                num_first = min(num_first, 1 + num_groups * -(-NUM_TOKENS // config.block_size))
-            populate_cache(runner.storage.device_tensors, num_first)
+        is_given = options.kv_cache_memory is not None
+        if is_given and device.type == "cpu" and not isinstance(runner, EncoderRunner):
+            populate_cache(runner.storage.device_tensors)
         ranks.serving()
         core = _assemble(
             opened,

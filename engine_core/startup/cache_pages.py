@@ -16,21 +16,19 @@ from kernels.interface.operations import KVCache
 
 logger = logging.getLogger(__name__)
 
-NUM_TOKENS = 4096
-"""Of whose blocks the pages are there, unless the operator gave the cache its size: then of all."""
 _POPULATE_WRITE = 23  # of madvise: as if each page were written, but its contents stay
 _STRIDE_BYTES = 4 << 20
 _NICENESS = 5
 """A fourth of a core that others want, too: done within seconds, also under load at once."""
 
 
-def populate_cache(tensors: Sequence[KVCache], num_blocks: int) -> threading.Thread | None:
-    """Let a thread of low priority take the pages of the first blocks, a few of each tensor
-    [B, ...] at a time. Returns it, or None where the system cannot."""
+def populate_cache(tensors: Sequence[KVCache]) -> threading.Thread | None:
+    """Let a thread of low priority take the pages, those of the first blocks of all tensors
+    [B, ...] first. Returns it, or None where the system cannot."""
     if sys.platform != "linux":
         return None
     # neither cache nor engine shall outlive their end for it
-    parts = [(weakref.ref(part), part[:num_blocks].nbytes) for pair in tensors for part in pair]
+    parts = [(weakref.ref(part), part.nbytes) for pair in tensors for part in pair]
     thread = threading.Thread(target=_populate, args=(parts,), name="cache-pages", daemon=True)
     thread.start()
     return thread

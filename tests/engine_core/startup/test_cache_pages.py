@@ -1,4 +1,4 @@
-"""The first blocks' pages are there before anything is written, and nothing of them changes."""
+"""A cache's pages are there before anything is written, and nothing of them changes."""
 
 import mmap
 import sys
@@ -10,7 +10,7 @@ import torch
 from engine_core.startup import cache_pages
 from kernels.torch.operations import TorchOperations
 
-NUM_BLOCKS, FIRST = 4096, 1000
+NUM_BLOCKS = 1000
 
 
 def resident_bytes():
@@ -18,19 +18,19 @@ def resident_bytes():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="of Linux")
-def test_pages_of_the_first_blocks_are_there_and_their_contents_stay():
+def test_all_pages_are_there_and_their_contents_stay():
     ops = TorchOperations()
     tensors = [ops.allocate_kv_cache(NUM_BLOCKS, 16, 2, 64, torch.float32) for _ in range(3)]
     block_bytes = 2 * len(tensors) * tensors[0][0][0].nbytes
     tensors[1][0][7] = 5.0
     before = resident_bytes()
-    thread = cache_pages.populate_cache(tensors, FIRST)
+    thread = cache_pages.populate_cache(tensors)
     thread.join()
     taken = resident_bytes() - before
     # some were there, and with huge pages a few more come
-    assert 0.9 * FIRST * block_bytes <= taken <= 1.5 * FIRST * block_bytes
+    assert 0.9 * NUM_BLOCKS * block_bytes <= taken <= 1.5 * NUM_BLOCKS * block_bytes
     assert float(tensors[1][0].sum()) == 5.0 * tensors[1][0][7].numel()
-    assert not any(bool(tensor[:FIRST].any()) for tensor in (*tensors[0], *tensors[2]))
+    assert not any(bool(tensor.any()) for tensor in (*tensors[0], *tensors[2]))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="of Linux")
@@ -38,7 +38,7 @@ def test_a_system_that_cannot_is_asked_once(monkeypatch, caplog):
     monkeypatch.setattr(cache_pages, "_POPULATE_WRITE", 12345)
     tensors = [TorchOperations().allocate_kv_cache(64, 16, 2, 64, torch.float32)]
     with caplog.at_level("DEBUG"):
-        cache_pages.populate_cache(tensors, 64).join()
+        cache_pages.populate_cache(tensors).join()
     assert [record.message for record in caplog.records] == [
         "the KV cache's pages come as they are written: Invalid argument"
     ]
@@ -60,5 +60,5 @@ def test_a_cache_that_is_given_back_gets_no_more_pages(monkeypatch):
 
     monkeypatch.setattr(cache_pages.ctypes, "CDLL", Library)
     monkeypatch.setattr(cache_pages, "_STRIDE_BYTES", 1 << 16)
-    cache_pages.populate_cache(tensors, 64).join()
+    cache_pages.populate_cache(tensors).join()
     assert len(asked) == 1
