@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 _POPULATE_WRITE = 23  # of madvise: as if each page were written, but its contents stay
 _STRIDE_BYTES = 4 << 20
 _NICENESS = 5
-"""A fourth of a core that others want, too: done within seconds, also under load at once."""
+"""A fourth of a core that others want, too: done within seconds, even if requests come at once."""
 
 
 def populate_cache(tensors: Sequence[KVCache]) -> threading.Thread | None:

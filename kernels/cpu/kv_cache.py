@@ -94,12 +94,11 @@ def write_slots(
         stored = torch.cat([codes_TKD.view(torch.uint8), scales_TK1.view(torch.uint8)], dim=-1)
         cache.flatten(0, 1)[slots_T] = stored
         return
-    codes, scales, index, lanes_T = _panels_of(cache, slots_T, are_keys=are_keys)
+    codes, index, scales, scale_index = _panels_of(cache, slots_T, are_keys=are_keys)
     own = codes_TKD.view(torch.uint8)
     num_tokens, num_heads, size = own.shape
     codes[index] = own.view(num_tokens, num_heads, size // 4, 4) ^ 0x80 if are_keys else own
-    blocks_T, panels_T = index[:2]
-    scales[blocks_T, panels_T, :, lanes_T] = scales_TK1[..., 0]
+    scales[scale_index] = scales_TK1[..., 0]
 
 
 def read_slots(cache: torch.Tensor, slots_L: torch.Tensor, *, are_keys: bool) -> torch.Tensor:
@@ -110,10 +109,9 @@ def read_slots(cache: torch.Tensor, slots_L: torch.Tensor, *, are_keys: bool) ->
         stored = cache.flatten(0, 1)[slots_L]
         scales_LK1 = stored[..., -_SCALE_BYTES:].contiguous().view(torch.float32)
         return stored[..., :-_SCALE_BYTES].view(torch.int8).float() * scales_LK1
-    codes, scales, index, lanes_L = _panels_of(cache, slots_L, are_keys=are_keys)
+    codes, index, scales, scale_index = _panels_of(cache, slots_L, are_keys=are_keys)
     own = (codes[index] ^ 0x80).flatten(-2) if are_keys else codes[index]
-    blocks_L, panels_L = index[:2]
-    return own.view(torch.int8).float() * scales[blocks_L, panels_L, :, lanes_L][..., None]
+    return own.view(torch.int8).float() * scales[scale_index][..., None]
 
 
 _Index = tuple[torch.Tensor | slice, ...]
@@ -124,29 +122,35 @@ def _slots_of(cache: torch.Tensor) -> torch.Tensor:
     return cache if cache.dim() == 5 else cache.flatten(0, 1)
 
 
+def _places(
+    cache: torch.Tensor, slots_T: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Blocks, panels in them and tokens in these, of a cache in panels."""
+    panels_T, num_panels = slots_T // _PANEL_TOKENS, cache.shape[1]
+    return panels_T // num_panels, panels_T % num_panels, slots_T % _PANEL_TOKENS
+
+
 def _index(cache: torch.Tensor, slots_T: torch.Tensor) -> _Index:
     """What indexes [T, K, D] of a cache of floats."""
     if cache.dim() == 4:
         return (slots_T,)
-    panels_T = slots_T // _PANEL_TOKENS
-    num_panels = cache.shape[1]
-    lanes_T = slots_T % _PANEL_TOKENS
-    return panels_T // num_panels, panels_T % num_panels, _EVERY, _EVERY, lanes_T
+    blocks_T, panels_T, lanes_T = _places(cache, slots_T)
+    return blocks_T, panels_T, _EVERY, _EVERY, lanes_T
 
 
 def _panels_of(
     cache: torch.Tensor, slots_T: torch.Tensor, *, are_keys: bool
-) -> tuple[torch.Tensor, torch.Tensor, _Index, torch.Tensor]:
-    """Codes and scales [B, S / 16, K, 16] of panels of bytes, what indexes the codes'
-    [T, K, D / 4, 4] (keys) or [T, K, D], and the slots' places in their panels."""
-    panels_T, lanes_T = slots_T // _PANEL_TOKENS, slots_T % _PANEL_TOKENS
-    at = panels_T // cache.shape[1], panels_T % cache.shape[1], _EVERY
+) -> tuple[torch.Tensor, _Index, torch.Tensor, _Index]:
+    """Codes of panels of bytes and what indexes their [T, K, D / 4, 4] (keys) or [T, K, D], scales
+    [B, S / 16, K, 16] and what indexes their [T, K]."""
+    blocks_T, panels_T, lanes_T = _places(cache, slots_T)
+    at = blocks_T, panels_T, _EVERY
     scales = cache[..., -1, :].view(torch.float32)
     if are_keys:
         codes = cache[..., :-1, :].view(*cache.shape[:3], -1, _PANEL_TOKENS, 4)
-        return codes, scales, (*at, _EVERY, lanes_T), lanes_T
+        return codes, (*at, _EVERY, lanes_T), scales, (*at, lanes_T)
     codes = cache[..., :-1, :].view(*cache.shape[:3], 4, -1, 4)
-    return codes, scales, (*at, lanes_T // 4, _EVERY, lanes_T % 4), lanes_T
+    return codes, (*at, lanes_T // 4, _EVERY, lanes_T % 4), scales, (*at, lanes_T)
 
 
 def _as_bytes(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

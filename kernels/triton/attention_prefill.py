@@ -21,11 +21,7 @@ from kernels.triton.attention_reduce import all_arrived, join_splits
 from kernels.triton.attention_tile import attend_tile
 from kernels.triton.attention_work import AttentionWork
 from kernels.triton.bound_launch import BoundLaunches, Launch
-from kernels.triton.device_limits import (
-    HOPPER_SHARED_BYTES,
-    SHORT_SHARED_BYTES,
-    shared_memory,
-)
+from kernels.triton.device_limits import HOPPER_SHARED_BYTES, SHORT_SHARED_BYTES, shared_memory
 
 
 @triton.jit(do_not_specialize=["window", "table_stride", "first_prefill"])
@@ -136,7 +132,7 @@ def prefill_kernel(
                 acc_MD, peak_M, total_M = attend_tile(
                     q_MD, acc_MD, peak_M, total_M, first_key, low, stop,
                     position_M, slope_M, k_cache, v_cache, table,
-                        score_scale, multiplier, window,
+                    score_scale, multiplier, window,
                     D, D_PAD, S, BLOCK_STRIDE, SLOT_STRIDE, BLOCK_N, True, False,
                     HAS_WINDOW, HAS_SOFTCAP, HAS_ALIBI,
                 )  # fmt: skip

@@ -40,7 +40,7 @@ def test_all_pages_are_there_and_their_contents_stay():
 def test_a_system_that_cannot_is_asked_once(monkeypatch, caplog):
     monkeypatch.setattr(cache_pages, "_POPULATE_WRITE", 12345)
     tensors = [TorchOperations().allocate_kv_cache(64, 16, 2, 64, torch.float32)]
-    with caplog.at_level("DEBUG"):
+    with caplog.at_level("DEBUG", logger=cache_pages.__name__):
         cache_pages.populate_cache(tensors).join()
     assert [record.message for record in caplog.records] == [
         "the KV cache's pages come as they are written: Invalid argument"
