@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class SchedulingOptions:
     max_num_batched_tokens: Annotated[int | None, COMMON] = None
     """Most tokens of a step; default: 128 on a CPU with float32 weights, 256 with quantised
-    ones, 8192 on a GPU."""
+    or bfloat16 ones, 8192 on a GPU."""
     max_num_seqs: Annotated[int | None, COMMON] = None
     """Most sequences running at once; default: 128 on a CPU, 256 on a GPU."""
     scheduling_policy: Annotated[Literal["fcfs", "priority", "fair"], COMMON] = "fair"

@@ -34,7 +34,7 @@ from engine_core.server.validation import RequestValidator
 from engine_core.startup.adapters import open_adapters
 from engine_core.startup.before_torch import OpenModel
 from engine_core.startup.block_transfer import disaggregation_info, open_block_transfer
-from engine_core.startup.cache_pages import populate_cache
+from engine_core.startup.cache_pages import num_blocks_ahead, populate_cache
 from engine_core.startup.device import choose_device
 from engine_core.startup.draft_model import load_with_draft
 from engine_core.startup.encoder_decoder import cache_manager_of, encoder_info
@@ -104,9 +104,10 @@ def build_engine(
         store = open_prefix_store(*about_cache) or open_block_transfer(*about_cache)
         structured_outputs = _structured_outputs(opened, runner_spec)
         runner = _warm_runner(runner_spec, config, compilations, phases, store)
-        is_given = options.kv_cache_memory is not None
-        if is_given and device.type == "cpu" and not isinstance(runner, EncoderRunner):
-            populate_cache(runner.storage.device_tensors)
+        if device.type == "cpu" and not isinstance(runner, EncoderRunner):
+            is_given = options.kv_cache_memory is not None
+            num_blocks = config.num_blocks + 1 if is_given else num_blocks_ahead(runner.config)
+            populate_cache(runner.storage.device_tensors, num_blocks)
         ranks.serving()
         core = _assemble(
             opened,

@@ -1,5 +1,5 @@
-"""Pages of a KV cache in host memory, asked of the system before the first prompts write them: each
-one costs microseconds then, a twentieth of a long prompt's time."""
+"""Pages of a KV cache in host memory, asked of the system before prompts write them. A virtual
+machine may wait for its host at each: 0.6 GB/s, where a page that is there is written at 10."""
 
 import ctypes
 import logging
@@ -12,23 +12,32 @@ from collections.abc import Sequence
 
 import torch
 
+from engine_core.model_runner.config import RunnerConfig
 from kernels.interface.operations import KVCache
 
 logger = logging.getLogger(__name__)
 
+_MOST_TOKENS, _MOST_BYTES = 32768, 1 << 30
+"""Of a cache whose memory nobody gave: the rest comes as it is written."""
 _POPULATE_WRITE = 23  # of madvise: as if each page were written, but its contents stay
 _STRIDE_BYTES = 4 << 20
 _NICENESS = 5
 """A fourth of a core that others want, too: done within seconds, even if requests come at once."""
 
 
-def populate_cache(tensors: Sequence[KVCache]) -> threading.Thread | None:
-    """Let a thread of low priority take the pages, those of the first blocks of all tensors
-    [B, ...] first. Returns it, or None where the system cannot."""
+def num_blocks_ahead(config: RunnerConfig) -> int:
+    """Of a cache whose memory nobody gave, the first blocks, with the null block."""
+    num_blocks = config.num_groups * -(-_MOST_TOKENS // config.block_size)
+    return min(config.num_blocks, num_blocks, _MOST_BYTES // config.block_bytes) + 1
+
+
+def populate_cache(tensors: Sequence[KVCache], num_blocks: int) -> threading.Thread | None:
+    """Let a thread of low priority take the pages of the first blocks, a few of each tensor
+    [B, ...] at a time. Returns it, or None where the system cannot."""
     if sys.platform != "linux":
         return None
     # neither cache nor engine shall outlive their end for it
-    parts = [(weakref.ref(part), part.nbytes) for pair in tensors for part in pair]
+    parts = [(weakref.ref(part), part[:num_blocks].nbytes) for pair in tensors for part in pair]
     thread = threading.Thread(target=_populate, args=(parts,), name="cache-pages", daemon=True)
     thread.start()
     return thread

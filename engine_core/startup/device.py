@@ -58,9 +58,9 @@ _OF_A_CPU = DeviceDefaults(
     max_num_seqs=128,
     memory_fraction=0.4,
 )
-_OF_A_CPU_IN_INTEGERS = dataclasses.replace(
+_OF_A_CPU_IN_FEWER_BITS = dataclasses.replace(
     _OF_A_CPU,
-    max_num_batched_tokens=256,  # integer products take less than half the time
+    max_num_batched_tokens=256,  # products of integers and of bfloat16 take half the time or less
 )
 _OF_A_GPU = DeviceDefaults(
     max_num_batched_tokens=8192,  # a prompt of that length computes at the matrix product's rate
@@ -69,11 +69,11 @@ _OF_A_GPU = DeviceDefaults(
 )
 
 
-def defaults_of(device: torch.device, *, is_quantised: bool = False) -> DeviceDefaults:
-    """The defaults on a kind of device. `is_quantised`: most of the weights are."""
+def defaults_of(device: torch.device, *, has_fewer_bits: bool = False) -> DeviceDefaults:
+    """The defaults on a kind of device. `has_fewer_bits`: products on a CPU are not in float32."""
     if device.type == "cuda":
         return _OF_A_GPU
-    return _OF_A_CPU_IN_INTEGERS if is_quantised else _OF_A_CPU
+    return _OF_A_CPU_IN_FEWER_BITS if has_fewer_bits else _OF_A_CPU
 
 
 def choose_device(name: DeviceName) -> torch.device:

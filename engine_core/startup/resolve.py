@@ -75,7 +75,8 @@ def plan_runner(
         raise ConfigurationError(
             f"--block-size is {options.block_size}; on a GPU it must be a power of two, such as 16"
         )
-    defaults = defaults_of(loaded.ops.device, is_quantised=loaded.is_quantised)
+    has_fewer_bits = loaded.is_quantised or loaded.numbers.weights == "bfloat16"
+    defaults = defaults_of(loaded.ops.device, has_fewer_bits=has_fewer_bits)
     cache_dtype = choose_cache_dtype(
         options.kv_cache_dtype, loaded.numbers, keeps_bytes=loaded.computes_in_bytes
     )
