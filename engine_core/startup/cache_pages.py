@@ -21,8 +21,9 @@ _MOST_TOKENS, _MOST_BYTES = 32768, 1 << 30
 """Of a cache whose memory nobody gave: the rest comes as it is written."""
 _POPULATE_WRITE = 23  # of madvise: as if each page were written, but its contents stay
 _STRIDE_BYTES = 4 << 20
-_NICENESS = 5
-"""A fourth of a core that others want, too: done within seconds, even if requests come at once."""
+_NICENESS = 10
+"""A tenth of a core that others want, too: the step that shares it waits little, and it ends."""
+_SET_NAME, _NAME = 15, b"cache-pages"  # of prctl: what `top -H` shows
 
 
 def num_blocks_ahead(config: RunnerConfig) -> int:
@@ -38,14 +39,16 @@ def populate_cache(tensors: Sequence[KVCache], num_blocks: int) -> threading.Thr
         return None
     # neither cache nor engine shall outlive their end for it
     parts = [(weakref.ref(part), part[:num_blocks].nbytes) for pair in tensors for part in pair]
-    thread = threading.Thread(target=_populate, args=(parts,), name="cache-pages", daemon=True)
+    thread = threading.Thread(target=_populate, args=(parts,), name=_NAME.decode(), daemon=True)
     thread.start()
     return thread
 
 
 def _populate(parts: list[tuple[weakref.ref[torch.Tensor], int]]) -> None:
+    library = ctypes.CDLL(None, use_errno=True)
+    library.prctl(_SET_NAME, _NAME)
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
-    madvise = ctypes.CDLL(None, use_errno=True).madvise
+    madvise = library.madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     for start in range(0, max(num_bytes for _, num_bytes in parts), _STRIDE_BYTES):
         for reference, num_bytes in parts:

@@ -2,6 +2,7 @@
 read slowly. Memory, descriptors and threads must not grow after warm-up; a picture of it all."""
 
 import asyncio
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -50,14 +51,11 @@ class Soak(Stage):
         self._num_restarts = 0
 
     async def _is_ready(self, daemon: Daemon, num_ready: int) -> bool:
-        """And has the pages of its KV cache, which it takes behind the start: its memory is the
-        same for a second."""
+        """And has the pages of its KV cache, which a thread takes behind the start."""
         if not await super()._is_ready(daemon, num_ready):
             return False
-        sizes: list[int] = []
-        while daemon.is_alive and (len(sizes) < 5 or len(set(sizes[-5:])) > 1):
-            sizes.append(_memory_bytes(daemon.process.pid))
-            await asyncio.sleep(0.25)
+        while daemon.is_alive and "cache-pages" in _thread_names(daemon.process.pid):
+            await asyncio.sleep(0.1)
         return daemon.is_alive
 
     async def _main(self, daemon: Daemon) -> None:
@@ -97,17 +95,18 @@ class Soak(Stage):
 
 
 def _sample(name: str, pid: int, at_s: float) -> Sample:
-    num_threads = int(_status(pid)["Threads"])
-    return Sample(name, at_s, _memory_bytes(pid), count_descriptors(pid), num_threads)
-
-
-def _memory_bytes(pid: int) -> int:
-    return int(_status(pid)["VmRSS"].split()[0]) * 1024
-
-
-def _status(pid: int) -> dict[str, str]:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+    fields = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+    memory_bytes = int(fields["VmRSS"].split()[0]) * 1024
+    return Sample(name, at_s, memory_bytes, count_descriptors(pid), int(fields["Threads"]))
+
+
+def _thread_names(pid: int) -> set[str]:
+    names = set()
+    for path in Path(f"/proc/{pid}/task").glob("*/comm"):
+        with contextlib.suppress(OSError):  # it has just ended
+            names.add(path.read_text().strip())
+    return names
 
 
 def slope(times_s: Any, values: Any) -> float:

@@ -82,6 +82,7 @@ def test_a_cache_that_is_given_back_gets_no_more_pages(monkeypatch):
                 return 0
 
             self.madvise = madvise
+            self.prctl = lambda *_: 0
 
     monkeypatch.setattr(cache_pages.ctypes, "CDLL", Library)
     monkeypatch.setattr(cache_pages, "_STRIDE_BYTES", 1 << 16)
