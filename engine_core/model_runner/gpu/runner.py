@@ -40,6 +40,7 @@ from engine_core.model_runner.vocabulary_rows import WholeVocabulary
 from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
 from engine_core.scheduler.constraints import TokenMasks
 from kernels.interface.device_steps import DeviceStepOperations, LogitMasks, SamplingMode
+from kernels.interface.operations import OutputRows
 from kernels.interface.sampling_rows import StepResults
 from kernels.interface.step_inputs import DeviceRows, PackedLayout, StepTensors
 
@@ -105,6 +106,10 @@ class GPUModelRunner:
         ]
         self._cache = PagedKVCache(config)
         self.storage = self._cache.storage
+        self._output_planner = self._cache.output_planner  # allocates: before memory is measured
+        self._output_starts_R1 = torch.arange(
+            config.max_num_logits + 1, dtype=torch.int32, device=queue.device
+        )
         self._device_rows = DeviceRows.allocate(
             num_rows=config.max_num_seqs,
             max_model_len=config.max_model_len,
@@ -228,6 +233,9 @@ class GPUModelRunner:
         for counts in steps_of_every_kind(self.config):
             for mode in SamplingMode:
                 self._run_dummy(self._dummy(counts, mode))
+            if counts[-1] > 1:
+                step = self._dummy(counts, SamplingMode.PLAIN)
+                self._run_dummy(dataclasses.replace(step, reads_last_rows=True))
         for counts in steps_of_every_size(self.config):
             self._run_dummy(self._dummy(counts, SamplingMode.PLAIN))
         self._run_dummy(self._dummy(largest_step(self.config), SamplingMode.FULL))
@@ -254,7 +262,8 @@ class GPUModelRunner:
 
     def _run_dummy(self, step: GPUStep) -> None:
         copies = copies_of_every_kind(self.config)
-        slots_T = self.batch.adapters.of_dummy(step.num_tokens)
+        adapters = self.batch.adapters
+        slots_T = None if step.reads_last_rows else adapters.of_dummy(step.num_tokens)
         _, wait = self._launch(self._free_slots[0], step, changes_of_every_kind(), copies, slots_T)
         wait()
 
@@ -400,6 +409,10 @@ class GPUModelRunner:
             num_long_prefills=step.num_long_prefills,
             given=None if given is None else given.on_device(self.config.dtype, device),
         )
+        output = None
+        if step.reads_last_rows:
+            output = self._last_rows(tensors)
+            context = dataclasses.replace(context, output=output)
         hidden_TE = self._model.forward(tensors.token_ids_T, tensors.positions_T, context)
         if results is not None:
             self._report_prompts(hidden_TE, step, results)
@@ -408,11 +421,28 @@ class GPUModelRunner:
                 states_NE.copy_(wanted_NE, non_blocking=True)
         if not num_sampled:
             return None
-        last_NE = hidden_TE.index_select(0, tensors.logits_at_R[:num_sampled])
+        at_N = tensors.logits_at_R[:num_sampled]
+        if output is not None and len(hidden_TE) < step.num_tokens:
+            at_N = torch.searchsorted(output.rows_N, at_N)
+        last_NE = hidden_TE.index_select(0, at_N)
         logits_NV = self._model.compute_logits(last_NE)
         if results is not None:
             results.fetch_logits(logits_NV, step)
         return logits_NV
+
+    def _last_rows(self, tensors: StepTensors) -> OutputRows:
+        """Of each entry, sampled or not; to the last layer all of them are decodes."""
+        number, group = len(tensors.seq_lens_R), self._cache.last_group
+        metadata = self._output_planner.plan(
+            query_start_loc_R1=self._output_starts_R1[: number + 1],
+            seq_lens_R=tensors.seq_lens_R,
+            block_table_RM=tensors.block_tables_GRM[group],
+            # nothing is written; all that is read of a slot is that it is not padding
+            slot_mapping_T=tensors.slot_mappings_GT[group, :number],
+            num_decodes=number,
+            num_decode_tokens=number,
+        )
+        return OutputRows(tensors.query_start_loc_R1[1:].long() - 1, metadata)
 
     def _choose(
         self, step: GPUStep, logits_NV: torch.Tensor, masks: LogitMasks | None = None

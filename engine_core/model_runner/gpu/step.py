@@ -45,6 +45,8 @@ class GPUStep:
         bucket: of the graph that is replayed; None: launched piece by piece.
         num_long_prefills: see `AttentionMetadata`.
         is_padded: a bucket's own step, whose counts are its most: any entry may decode.
+        reads_last_rows: of each entry's hidden states the last alone is read, and some have more.
+            Not with adapters, whose products know the rows of all tokens.
     """
 
     rows_R: Int64Array
@@ -62,6 +64,7 @@ class GPUStep:
     bucket: StepBucket | None
     num_long_prefills: int = 0
     is_padded: bool = False
+    reads_last_rows: bool = False
     logprob_ids: tuple[tuple[int, ...], ...] = ()
     prompt_ranges: tuple[PromptRange, ...] = ()
     pooled_ranges: tuple[PooledRange, ...] = ()
@@ -127,9 +130,10 @@ def arrange_step(
     mode = SamplingMode.FULL if plan.token_masks else _mode_of(batch, sampled_rows_N)
     is_long_R = is_long_prefill(num_scheduled_R, num_computed_R + num_scheduled_R, num_query_heads)
     num_tokens, num_long = int(num_scheduled_R.sum()), int(is_long_R.sum())
-    is_graphable = given is None
-    is_graphable &= not from_host_N.size and not prompt_ranges and not pooled_ranges
-    if num_decodes < len(order):
+    reads_all_rows = bool(prompt_ranges or pooled_ranges)
+    is_graphable = given is None and not from_host_N.size and not reads_all_rows
+    has_prefills = num_decodes < len(order)
+    if has_prefills:
         is_graphable &= mode is not SamplingMode.FULL and slots_R is None
         is_graphable &= num_long <= MAX_LONG_PREFILLS
     return GPUStep(
@@ -147,6 +151,7 @@ def arrange_step(
         mode=mode,
         bucket=buckets.choose(len(order), num_tokens) if is_graphable else None,
         num_long_prefills=num_long,
+        reads_last_rows=has_prefills and slots_R is None and not reads_all_rows,
         logprob_ids=tuple(
             batch.logprob_ids.get(row, ()) for row in sampled_rows_N[from_host_N].tolist()
         ),

@@ -1,16 +1,21 @@
 """The device runner on the real kernels, interpreted, against the CPU's runner: a few steps. Models
 with norms of q and k and two groups of layers, and with experts."""
 
+import dataclasses
+
 import pytest
 import torch
 import transformers
 from fake_device import LateQueue
-from plans import Plans
+from plans import Drive, Plans
+from test_output_rows import Watched, prompt_of
 from test_steps_in_flight import KINDS, PROMPTS, in_flight, one_at_a_time
 
+from engine_core.model_runner.gpu import runner as runner_of_the_device
 from kernels.torch.operations import TorchOperations
 from kernels.triton.device_steps import TritonDeviceSteps
 from kernels.triton.operations import TritonOperations
+from protocol.sampling import SamplingParams
 
 pytestmark = pytest.mark.slow
 
@@ -31,7 +36,7 @@ CONFIGS = {
         num_key_value_heads=2,
         use_sliding_window=True,
         sliding_window=5,
-        layer_types=["sliding_attention", "full_attention"],
+        layer_types=["full_attention", "sliding_attention"],
     ),
     "experts": transformers.Qwen3MoeConfig(
         **SHAPE,
@@ -107,3 +112,43 @@ def test_graphs_of_decodes_and_mixed_steps_give_the_tokens_of_the_cpu(triton_run
     for name in names:
         assert len(tokens[name]) > len(PROMPTS[name]) + 1
         assert tokens[name] == expected.tokens[name][: len(tokens[name])]
+
+
+def run_launched(runner):
+    """Chunks, prompts that end and decodes beside one another; (runner's drive, rows of passes)."""
+    watched = runner._model = Watched(runner._model)
+    drive = Drive(runner)
+    reported = SamplingParams(max_tokens=9, temperature=0.0, logprobs=2)
+    for name, length in {"long": 37, "a": 6, "b": 9}.items():
+        drive.add(name, prompt_of(length), reported)
+    drive.step({"long": 21, "a": 6})
+    drive.step({"b": 9, "long": 16, "a": 1})
+    drive.step({"b": 1, "long": 1, "a": 1})
+    return drive, [rows for _, rows in watched.passes]
+
+
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_the_last_rows_of_a_launched_step_give_the_tokens_of_the_cpu(
+    make_device_runner, make_runner, batch_invariant, monkeypatch
+):
+    """Batch-invariant with the bits that they have among all rows."""
+
+    def launched():
+        ops = TritonOperations(CPU, batch_invariant=batch_invariant)
+        runner = make_device_runner(ops=ops, steps=TritonDeviceSteps(), use_graphs=False)
+        return run_launched(runner)
+
+    drive, rows = launched()
+    assert rows == [2, 3, 3]
+    assert drive.tokens == run_launched(make_runner())[0].tokens
+    if not batch_invariant:
+        return
+    arrange = runner_of_the_device.arrange_step
+
+    def reading_all(*arguments, **options):
+        return dataclasses.replace(arrange(*arguments, **options), reads_last_rows=False)
+
+    monkeypatch.setattr(runner_of_the_device, "arrange_step", reading_all)
+    everything, rows = launched()
+    assert rows == [27, 26, 3]
+    assert drive.logprobs == everything.logprobs
