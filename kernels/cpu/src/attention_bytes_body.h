@@ -68,6 +68,7 @@ class ByteTile {
 public:
     static constexpr bool is_matrix = false;
     static constexpr bool reads_panels = true;
+    static constexpr bool packs_weights = false;
     static constexpr int64_t block_rows = 24;
     static constexpr int most_rows = most_rows_at_once;
     static constexpr int64_t pass_keys = 4 * unit_keys;

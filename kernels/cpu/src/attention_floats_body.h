@@ -156,6 +156,7 @@ class VectorTile {
 public:
     static constexpr bool is_matrix = false;
     static constexpr bool reads_panels = !Codes::are_words;
+    static constexpr bool packs_weights = false;
     static constexpr int64_t block_rows = 24;
     static constexpr int most_rows = most_rows_at_once;
     static constexpr bool WORDS = Codes::are_words;

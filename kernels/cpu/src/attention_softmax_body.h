@@ -44,7 +44,8 @@ EC_INLINE vf shown(const Attention& a, vf score, vi key, int64_t tile_start, int
 
 // Scores of ROWS rows to weights, in place, in the first `units` units: nothing behind those is
 // touched. The first is `row` rows behind one of `query_head`. What a row does not see weighs
-// nothing. Rows take each step together: one alone would wait for its own results.
+// nothing. Rows take each step together: one alone would wait for its own results. A tile may have
+// two registers of weights packed into one, from the start of the row on.
 template <int ROWS, class Tile>
 EC_INLINE void soften(const Attention& a, const Tile& tile, int64_t tile_start, int64_t query_head,
                       int64_t row, const AttentionRow* sees, int64_t units, float* scores, float* tops,
@@ -74,11 +75,20 @@ EC_INLINE void soften(const Attention& a, const Tile& tile, int64_t tile_start, 
         bases[r] = splat(tops[r] == -INFINITY ? 0.0f : tops[r]);  // nothing seen
         sums[r] = most[r] = vf{};
     }
-    for (int64_t at = 0; at < stop; at += W) {
+    constexpr int64_t step = Tile::packs_weights ? 2 * W : W;
+    for (int64_t at = 0; at < stop; at += step) {
         for (int r = 0; r < ROWS; ++r) {
-            const vf weight = exp2_to_one(load(scores + r * tile_keys + at) - bases[r]);
-            store(scores + r * tile_keys + at, tile.weigh(weight, at, most[r]));
+            float* own = scores + r * tile_keys;
+            const vf weight = exp2_to_one(load(own + at) - bases[r]);
             sums[r] = sums[r] + weight;
+            if constexpr (Tile::packs_weights) {
+                vf other{};
+                if (at + W < stop) other = exp2_to_one(load(own + at + W) - bases[r]);
+                sums[r] = sums[r] + other;
+                Tile::pack(weight, other, own + at / 2);
+            } else {
+                store(own + at, tile.weigh(weight, at, most[r]));
+            }
         }
     }
     for (int r = 0; r < ROWS; ++r) {

@@ -22,6 +22,7 @@ EC_INLINE __m512i bf16_pairs(vf low, vf high) {
 struct MatrixTile {
     static constexpr bool is_matrix = true;
     static constexpr bool reads_panels = false;
+    static constexpr bool packs_weights = false;
     static constexpr int most_rows = 16;
     static constexpr int64_t block_rows = most_block_rows;
     static constexpr int64_t pass_keys = 4 * unit_keys;
@@ -132,26 +133,20 @@ public:
                                  beside(keys_ + at), 4 * tile_keys, scores + at, 4 * tile_keys);
     }
 
-    vf weigh(vf weight, int64_t, vf&) const { return weight; }
+    static constexpr bool packs_weights = true;
+
+    static void pack(vf low, vf high, float* to) { _mm512_storeu_si512(to, bf16_pairs(low, high)); }
 
     static float largest_of(vf) { return 0.0f; }
 
     void add(int64_t count, int64_t first, int64_t stop, const float* weights, const float*,
              const float* own, const float* other, float* states) const {
-        alignas(64) uint16_t codes[most_rows][tile_keys];
         alignas(64) float sums[most_rows][64];
         const int64_t start = first / 32 * 32, steps = (stop - start + 31) / 32;
-        for (int64_t r = 0; r < count; ++r) {
-            for (int64_t at = start; at < stop; at += 32) {
-                const float* from = weights + r * tile_keys + at;
-                const vf high = at + 16 < stop ? load(from + 16) : vf{};
-                _mm512_store_si512(codes[r] + at, bf16_pairs(load(from), high));
-            }
-        }
         const int64_t size = a_.head_size, state = a_.state();
         for (int64_t d = 0; d < size; d += 64) {
             const int64_t width = width_of(size - d);
-            multiply<Unit, Products>(width, steps, codes[0] + start, sizeof codes[0],
+            multiply<Unit, Products>(width, steps, weights + start / 2, 4 * tile_keys,
                                      beside(values_ + start / 2 * size + d), 4 * size, sums,
                                      sizeof sums[0]);
             for (int64_t r = 0; r < count; ++r) {
@@ -182,6 +177,7 @@ public:
     using MatrixTile::block_rows;
     using MatrixTile::is_matrix;
     using MatrixTile::most_rows;
+    using MatrixTile::packs_weights;
     using MatrixTile::pass_keys;
     using MatrixTile::reads_panels;
 
