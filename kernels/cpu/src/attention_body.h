@@ -15,6 +15,8 @@
 #if EC_LEVEL == 2
 #include "attention_bytes_body.h"
 
+#include "attention_pairs_body.h"
+
 #include "attention_tiles_body.h"
 #endif
 
@@ -238,6 +240,8 @@ static void attend(const Attention& a, const AttentionPlan& plan, int64_t index,
         return attend_by != nullptr;
     });
     if (is_done) return;
+    if (::ec::isa() >= Isa::avx512_bf16 && PairVectorTile::can_take(a))
+        return attend_with<PairVectorTile>(a, plan, index, partials, scratch);
     if (a.kv_format == static_cast<int64_t>(KVCacheFormat::i8) && ByteTile::can_take(a))
         return attend_with<ByteTile>(a, plan, index, partials, scratch);
 #elif EC_LEVEL == 1

@@ -3,20 +3,8 @@
 //
 // Of bytes the products are the exact integers of ByteTile: a chunk of a prompt has the bits that
 // its tokens have one by one, which leave the unit alone. Of bfloat16 they have the unit's order of
-// sums, and q (times the scale) and weights are rounded to bfloat16: so every token takes them, one
-// alone too. The rows of no meaning beside it cost less than reading its keys.
-//
-// Keys are transposed by dwords, values lie in pairs (bfloat16) or fours of keys.
-
-EC_INLINE __m512i bf16_pairs(vf low, vf high) {
-    __m512i both;  // written out: the code around it is compiled for any AVX-512
-#ifdef EC_EMULATED_AVX512
-    both = (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
-#else
-    asm("vcvtne2ps2bf16 %2, %1, %0" : "=v"(both) : "v"(high), "v"(low));
-#endif
-    return both;
-}
+// sums: so every token takes them, one alone too. The rows of no meaning beside it cost less than
+// reading its keys.
 
 // Rows are taken by 16, keys and columns of values by 64: tiles 0 ... 3 are their sums.
 struct MatrixTile {
@@ -64,67 +52,14 @@ struct MatrixTile {
 };
 
 template <class Unit>
-class PairTile : public MatrixTile {
+class PairTile : public PairPanels, public MatrixTile {
 public:
+    using PairPanels::packs_weights;
+    using PairPanels::reads_panels;
 
-    static int64_t num_steps(const Attention& a, int64_t first, int64_t stop) {
-        const int64_t units = (stop + unit_keys - 1) / unit_keys - first / unit_keys;
-        return units * (a.head_size / 32) + ((stop + 31) / 32 - first / 32) * 16;
-    }
-
-    static bool can_take(const Attention& a) {
-        return a.rounds && a.kv_format == static_cast<int64_t>(KVCacheFormat::bf16) &&
-               a.head_size % 32 == 0;
-    }
-
-    static int64_t query_floats(const Attention& a) { return a.head_size / 2; }
-
-    static void take_query(const Attention& a, const float* from, float* query) {
-        const vf scale = splat(a.scale * log2_e);
-        for (int64_t d = 0; d < a.head_size; d += 32) {
-            const vf low = load(from + d) * scale, high = load(from + d + 16) * scale;
-            _mm512_storeu_si512(query + d / 2, bf16_pairs(low, high));
-        }
-    }
-
-    PairTile(const Attention& a, int64_t, float* scratch)
-        : a_(a), keys_(reinterpret_cast<int32_t*>(scratch)),
-          values_(keys_ + a.head_size / 2 * tile_keys) {
+    PairTile(const Attention& a, int64_t rows, float* scratch) : PairPanels(a, rows, scratch) {
         Unit::configure(whole_tiles);
     }
-
-    // Keys out of sight repeat one that is seen: they weigh nothing, and are numbers if it is.
-    void read(const uint8_t* const* k, const uint8_t* const* v, int64_t first, int64_t stop,
-              Ahead& ahead) {
-        const int64_t size = a_.head_size;
-        const auto seen = [&](int64_t j) { return j < first ? first : j < stop ? j : stop - 1; };
-        for (int64_t unit = first / unit_keys * unit_keys; unit < stop; unit += unit_keys) {
-            for (int64_t dword = 0; dword < size / 2; dword += 16) {
-                __m512i x[16];
-                for (int j = 0; j < 16; ++j)
-                    x[j] = _mm512_loadu_si512(k[seen(unit + j)] + 4 * dword);
-                ahead.step();
-                transpose_dwords(x);
-                int32_t* to = keys_ + dword * tile_keys + unit;
-                for (int64_t i = 0; i < 16; ++i) _mm512_storeu_si512(to + i * tile_keys, x[i]);
-            }
-        }
-        // unpacking works in quarters, of which it takes the first or the second half
-        const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
-        for (int64_t j = first / 32 * 32; j < (stop + 31) / 32 * 32; j += 2) {
-            const uint8_t *even = v[seen(j)], *odd = v[seen(j + 1)];
-            int32_t* to = values_ + j / 2 * size;
-            for (int64_t d = 0; d < size; d += 32) {
-                const __m512i a = _mm512_permutexvar_epi64(order, _mm512_loadu_si512(even + 2 * d));
-                const __m512i b = _mm512_permutexvar_epi64(order, _mm512_loadu_si512(odd + 2 * d));
-                _mm512_storeu_si512(to + d, _mm512_unpacklo_epi16(a, b));
-                _mm512_storeu_si512(to + d + 16, _mm512_unpackhi_epi16(a, b));
-            }
-            ahead.step();
-        }
-    }
-
-    void prepare(int64_t, Ahead&) {}
 
     // As of FloatTile, of 16 rows whatever their number: the next ones' are written later.
     void score(int64_t, const float* queries, int64_t at, int64_t units, float* scores) const {
@@ -132,12 +67,6 @@ public:
         multiply<Unit, Products>(width_of(units * unit_keys - at), size / 32, queries, 2 * size,
                                  beside(keys_ + at), 4 * tile_keys, scores + at, 4 * tile_keys);
     }
-
-    static constexpr bool packs_weights = true;
-
-    static void pack(vf low, vf high, float* to) { _mm512_storeu_si512(to, bf16_pairs(low, high)); }
-
-    static float largest_of(vf) { return 0.0f; }
 
     void add(int64_t count, int64_t first, int64_t stop, const float* weights, const float*,
              const float* own, const float* other, float* states) const {
@@ -165,10 +94,6 @@ private:
             Unit::template dot_bf16<SUM, 4, W>();
         }
     };
-
-    const Attention& a_;
-    int32_t* keys_;    // [D / 2][128]
-    int32_t* values_;  // [64][D]
 };
 
 template <class Unit>

@@ -34,3 +34,12 @@ def matrix_isa(request: pytest.FixtureRequest, library: NativeLibrary) -> Iterat
         pytest.skip(f"this machine has no {request.param}")
     with library.forced_isa(request.param):
         yield request.param
+
+
+@pytest.fixture(params=("avx512_bf16", "amx", "amx_emulated"))
+def pairs_isa(request: pytest.FixtureRequest, library: NativeLibrary) -> Iterator[str]:
+    """Each that multiplies pairs of bfloat16."""
+    if request.param not in library.isas:
+        pytest.skip(f"this machine has no {request.param}")
+    with library.forced_isa(request.param):
+        yield request.param

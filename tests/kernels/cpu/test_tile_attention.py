@@ -1,4 +1,5 @@
-"""Attention on the matrix unit, or its emulation, over keys and values in bfloat16 and in bytes."""
+"""Attention over keys and values in bfloat16, by products of pairs, and in bytes on the matrix unit or
+its emulation."""
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def ops(library, matrix_isa):
+def ops(library, pairs_isa):
     return CpuOperations(library, linear_weights="bfloat16")
 
 
@@ -30,7 +31,10 @@ def queries(head_size):
 @pytest.mark.parametrize("window", [None, 50])
 @pytest.mark.parametrize("head_size", [64, 80, 128])
 @pytest.mark.parametrize("block_size", [4, 16, 32])
-def test_bytes_have_the_bits_of_the_vector_units(ops, library, head_size, window, block_size):
+def test_bytes_have_the_bits_of_the_vector_units(
+    library, matrix_isa, head_size, window, block_size
+):
+    ops = CpuOperations(library, linear_weights="bfloat16")
     held, q = sequences(ops, torch.int8, head_size, window, block_size), queries(head_size)
     out, _, _ = held.attend(q, PIECES)
     with library.forced_isa("avx512"):
