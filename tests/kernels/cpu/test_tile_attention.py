@@ -1,5 +1,5 @@
-"""Attention over keys and values in bfloat16, by products of pairs, and in bytes on the matrix unit or
-its emulation."""
+"""Attention over keys and values in bfloat16, by products of pairs, and in bytes on the matrix unit
+or its emulation."""
 
 import pytest
 import torch
