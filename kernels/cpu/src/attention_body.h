@@ -6,6 +6,15 @@
 
 #include "attention_softmax_body.h"
 
+// Calls `run` with a count, or MOST if it is more, as a constant.
+template <int MOST, class Run>
+EC_INLINE void with_count(int64_t count, const Run& run) {
+    if constexpr (MOST > 1) {
+        if (count < MOST) return with_count<MOST - 1>(count, run);
+    }
+    run(std::integral_constant<int, MOST>{});
+}
+
 #if EC_LEVEL == 1
 #include "attention_words_body.h"
 #endif
@@ -20,22 +29,13 @@
 #include "attention_tiles_body.h"
 #endif
 
-// Calls `run` with a count of at most MOST as a constant.
-template <int MOST, class Run>
-EC_INLINE void with_rows(int64_t count, const Run& run) {
-    if constexpr (MOST > 1) {
-        if (count < MOST) return with_rows<MOST - 1>(count, run);
-    }
-    run(std::integral_constant<int, MOST>{});
-}
-
 // The matrix unit takes any number of rows at once.
 template <class Tile, class Run>
 EC_INLINE void with_rows_of(int64_t count, const Run& run) {
     if constexpr (Tile::is_matrix) {
         run(count);
     } else {
-        with_rows<Tile::most_rows>(count, run);
+        with_count<Tile::most_rows>(count, run);
     }
 }
 
@@ -91,7 +91,7 @@ static void take_block(const Attention& a, Tile& tile, Ahead* ahead, int64_t til
                 }
                 break;
             }
-            with_rows<3>(left, [&](auto rows) {
+            with_count<3>(left, [&](auto rows) {
                 soften<rows.value>(a, tile, tile_start, query_head, row, sees + row, take.units,
                                    scores + row * tile_keys, softened.tops + row,
                                    softened.totals + row, softened.largest + row);

@@ -87,8 +87,6 @@ public:
 
     void prepare(int64_t, Ahead&) {}
 
-    vf weigh(vf weight, int64_t, vf&) const { return weight; }
-
     static void pack(vf low, vf high, float* to) { _mm512_storeu_si512(to, bf16_pairs(low, high)); }
 
     static float largest_of(vf) { return 0.0f; }
@@ -112,7 +110,7 @@ public:
     void score(std::integral_constant<int, ROWS>, const float* q, int64_t at, int64_t units,
                float* scores) const {
         const int64_t left = units - at / unit_keys, pairs = a_.head_size / 2;
-        with_columns(left < COLUMNS ? left : COLUMNS, [&](auto columns) {
+        with_count<COLUMNS>(left, [&](auto columns) {
             constexpr int WIDTH = columns.value;
             vf sums[ROWS][WIDTH];
             dot_pairs(keys_ + at, tile_keys, q, pairs, 0, pairs, sums);
@@ -128,7 +126,7 @@ public:
         const int64_t size = a_.head_size, state = a_.state();
         for (int64_t d = 0; d < size; d += 16 * COLUMNS) {
             const int64_t left = (size - d) / 16;
-            with_columns(left < COLUMNS ? left : COLUMNS, [&](auto columns) {
+            with_count<COLUMNS>(left, [&](auto columns) {
                 constexpr int WIDTH = columns.value;
                 vf sums[ROWS][WIDTH];
                 dot_pairs(values_ + d, size, weights, tile_keys, first / 2, (stop + 1) / 2, sums);
@@ -143,14 +141,6 @@ public:
     }
 
 private:
-    template <class Run>
-    EC_INLINE void with_columns(int64_t count, const Run& run) {
-        if (count == 4) return run(std::integral_constant<int, 4>{});
-        if (count == 3) return run(std::integral_constant<int, 3>{});
-        if (count == 2) return run(std::integral_constant<int, 2>{});
-        run(std::integral_constant<int, 1>{});
-    }
-
     // sums[r][c] = sum over n in [first, stop) of the pairs x[r][n] times those of the c-th register
     // of w[n].
     template <int ROWS, int WIDTH>

@@ -27,19 +27,20 @@ def isa(request: pytest.FixtureRequest, library: NativeLibrary) -> Iterator[str]
         yield request.param
 
 
+def _forced(isa: str, library: NativeLibrary) -> Iterator[str]:
+    if isa not in library.isas:
+        pytest.skip(f"this machine has no {isa}")
+    with library.forced_isa(isa):
+        yield isa
+
+
 @pytest.fixture(params=("amx", "amx_emulated"))
 def matrix_isa(request: pytest.FixtureRequest, library: NativeLibrary) -> Iterator[str]:
     """The matrix unit where the machine has one, and its emulation where vectors have the rest."""
-    if request.param not in library.isas:
-        pytest.skip(f"this machine has no {request.param}")
-    with library.forced_isa(request.param):
-        yield request.param
+    yield from _forced(request.param, library)
 
 
 @pytest.fixture(params=("avx512_bf16", "amx", "amx_emulated"))
 def pairs_isa(request: pytest.FixtureRequest, library: NativeLibrary) -> Iterator[str]:
     """Each that multiplies pairs of bfloat16."""
-    if request.param not in library.isas:
-        pytest.skip(f"this machine has no {request.param}")
-    with library.forced_isa(request.param):
-        yield request.param
+    yield from _forced(request.param, library)
