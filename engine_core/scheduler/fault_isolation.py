@@ -97,6 +97,8 @@ class FaultIsolation:
         Raises DeviceFault: it held no request but our own, and so did the one before it."""
         group = self._groups.pop() if self._groups else []
         members = self._note_marks(plan)
+        # one that was aborted meanwhile may have been the culprit
+        has_others = any(self._pool.find_sequence(name) is None for name in plan.batch.req_ids)
         rest = [
             request
             for request in group
@@ -109,7 +111,7 @@ class FaultIsolation:
             if self._num_probes_failed >= _MAX_PROBES:
                 raise DeviceFault(f"steps fail whatever they hold; the last one: {detail}")
             self._groups.append([self._probe or self._make_probe()])
-        elif len(members) == 1 and members[0] in self._suspects:
+        elif len(members) == 1 and members[0] in self._suspects and not has_others:
             self._failed_alone = members[0], detail
             self._groups.append([self._make_probe()])
         else:

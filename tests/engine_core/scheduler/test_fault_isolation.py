@@ -181,6 +181,19 @@ def test_an_abort_or_a_timeout_while_suspected_leaves_the_others_to_be_tried(dep
         check_all_but(drive, {"r2"} - {name})
 
 
+def test_who_shared_a_step_with_a_culprit_that_was_aborted_in_it_is_not_blamed():
+    drive = FaultyDrive(*asked(4), poison={"r2": 4}).run(2)
+    while (plan := drive.scheduler.schedule()).batch.req_ids != ["r2", "r3"]:
+        drive._update(plan, EMPTY)
+    drive.scheduler.finish_requests("r2", RequestStatus.FINISHED_ABORTED)
+    assert not drive._collect([plan])
+    drive._update(plan, EMPTY)
+    drive.run()
+    assert drive.ends.pop("r2")[0] is FinishReason.ABORT
+    del drive.requests["r2"]
+    check_all_but(drive, set())
+
+
 def test_samples_stay_together_and_all_of_the_culprits_end(depth):
     requests = asked(4, num_sequences=2)
     drive = FaultyDrive(*requests, depth=depth, poison={"r1": 6}, max_num_seqs=8).run()
