@@ -1,5 +1,7 @@
 """Native sampling chooses the tokens that torch's definition chooses."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -104,13 +106,13 @@ def test_truncated_tokens_are_those_of_masking_by_sorting(
         if chosen[row] != expected:  # only where a cut falls within rounding of a token
             possible = {
                 int(TORCH.sample(cut[None], seeds_R[one], positions_R[one]))
-                for nudge in (-1e-5, 1e-5)
+                for nudge, other in itertools.product((-1e-5, 1e-5), repeat=2)
                 for cut in [
                     truncate_by_sorting(
                         logits[row],
                         top_k=top_k,
                         top_p=min(top_p + nudge, 1.0) if 0 < top_p < 1 else top_p,
-                        min_p=max(min_p + nudge, 0.0) if min_p > 0 else min_p,
+                        min_p=max(min_p + other, 0.0) if min_p > 0 else min_p,
                     )
                 ]
             }
