@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class SchedulingOptions:
     max_num_batched_tokens: Annotated[int | None, COMMON] = None
-    """Most tokens of a step; default: 128 on a CPU with float32 weights, 256 with quantised
+    """Most tokens of a step; default: 512 on a CPU with float32 weights, 256 with quantised
     or bfloat16 ones, 8192 on a GPU."""
     max_num_seqs: Annotated[int | None, COMMON] = None
     """Most sequences running at once; default: 128 on a CPU, 256 on a GPU."""
@@ -42,6 +42,9 @@ class SchedulingOptions:
     """mixed: prefill and decode share each step; prefill-first: a step is one or the other."""
     prefill_delay_factor: Annotated[float | None, ADVANCED_SCHEDULING] = None
     """prefill-first: prompts wait this many times the last prefill step's duration."""
+    max_num_shared_tokens: Annotated[int | None, ADVANCED_SCHEDULING] = None
+    """Most tokens of a step while there are several requests, so that none waits long for
+    another's; default: 128 on a CPU with float32 weights, else --max-num-batched-tokens."""
     max_chunk_size: Annotated[int | None, ADVANCED_SCHEDULING] = None
     """Most prompt tokens of one request in a step; default: the step's token budget."""
     max_num_partial_prefills: Annotated[int | None, ADVANCED_SCHEDULING] = None

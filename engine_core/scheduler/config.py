@@ -11,6 +11,7 @@ PreemptionModeName = Literal["default", "recompute", "swap", "auto"]
 
 _MINIMUM = {
     "max_num_batched_tokens": 1,
+    "max_num_shared_tokens": 1,
     "max_num_seqs": 1,
     "max_model_len": 2,
     "max_chunk_size": 1,
@@ -51,6 +52,8 @@ class SchedulerConfig:
     """Most sequences running at once."""
     max_model_len: int
     """Most tokens of a sequence, prompt and output."""
+    max_num_shared_tokens: int | None = None
+    """Most tokens of a step while there are several requests; None: as when one is alone."""
     max_chunk_size: int | None = None
     """Most tokens of one sequence in a step."""
     scheduling_policy: PolicyName = "fair"
@@ -168,6 +171,17 @@ class SchedulerConfig:
         if self.slo_ttft_ms is not None and self.slo_tpot_ms is None:
             raise ValueError(
                 "--slo-ttft-ms has no effect without --slo-tpot-ms; give both or omit it"
+            )
+        most_shared = self.max_num_shared_tokens
+        if most_shared is not None and self.slo_tpot_ms is not None:
+            raise ValueError(
+                f"--max-num-shared-tokens is {most_shared}, and --slo-tpot-ms chooses how many "
+                "tokens each step has; omit one of them"
+            )
+        if most_shared is not None and most_shared > self.max_num_batched_tokens:
+            raise ValueError(
+                f"--max-num-shared-tokens is {most_shared}, above --max-num-batched-tokens "
+                f"{self.max_num_batched_tokens}; lower it"
             )
         if self.num_decode_steps > 1 and self.slo_tpot_ms is not None:
             raise ValueError(

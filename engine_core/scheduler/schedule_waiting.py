@@ -217,8 +217,9 @@ class WaitingScheduler:
         for limit, option in (
             (self._config.max_num_seqs, "--max-num-seqs"),
             (self._config.max_num_batched_tokens, "--max-num-batched-tokens"),
+            (self._config.max_num_shared_tokens, "--max-num-shared-tokens"),
         ):
-            if request.num_sequences > limit:
+            if limit is not None and request.num_sequences > limit:
                 return (
                     f"num_sequences is {request.num_sequences}, the limit is {limit} ({option}); "
                     "ask for fewer or raise it"

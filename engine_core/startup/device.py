@@ -51,16 +51,20 @@ class DeviceDefaults:
     max_num_batched_tokens: int
     max_num_seqs: int
     memory_fraction: float
+    max_num_shared_tokens: int | None = None
+    """Where `max_num_batched_tokens` has its default, too."""
 
 
 _OF_A_CPU = DeviceDefaults(
-    max_num_batched_tokens=128,  # near the matrix product's best rate, and still a short step
+    max_num_batched_tokens=512,  # weights are read from memory once for so many
     max_num_seqs=128,
     memory_fraction=0.4,
+    max_num_shared_tokens=128,  # near the matrix product's best rate, and still a short step
 )
 _OF_A_CPU_IN_FEWER_BITS = dataclasses.replace(
     _OF_A_CPU,
     max_num_batched_tokens=256,  # products of integers and of bfloat16 take half the time or less
+    max_num_shared_tokens=None,
 )
 _OF_A_GPU = DeviceDefaults(
     max_num_batched_tokens=8192,  # a prompt of that length computes at the matrix product's rate

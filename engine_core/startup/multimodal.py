@@ -97,19 +97,23 @@ def with_encoder_sizes(
     most_rows = family.most_rows
     if not family.is_cross_attended:
         most_rows = min(most_rows, scheduler.max_model_len)
-    num_batched = scheduler.max_num_batched_tokens
+    num_batched, num_shared = scheduler.max_num_batched_tokens, scheduler.max_num_shared_tokens
     if family.is_bidirectional:
-        if scheduler.slo_tpot_ms is not None:
-            raise ConfigurationError(
-                f"--slo-tpot-ms cuts prompts where it must, and {loaded.architecture} computes an "
-                "image in one step; omit it, or give --language-model-only"
-            )
+        for name in ("slo_tpot_ms", "max_num_shared_tokens"):
+            if getattr(given, name) is not None:
+                raise ConfigurationError(
+                    f"--{name.replace('_', '-')} cuts prompts where it must, and "
+                    f"{loaded.architecture} computes an image in one step; omit it, or give "
+                    "--language-model-only"
+                )
+        num_shared = None
         if given.max_num_batched_tokens is None:
             num_batched = max(num_batched, 2 * most_rows)
     budget = given.max_num_encoder_input_tokens or max(num_batched, most_rows)
     return dataclasses.replace(
         scheduler,
         max_num_batched_tokens=num_batched,
+        max_num_shared_tokens=num_shared,
         max_num_encoder_input_tokens=budget,
         encoder_cache_size=given.encoder_cache_size or max(budget, _LEAST_CACHE_SIZE),
         disable_chunked_mm_input=family.is_bidirectional,

@@ -96,13 +96,19 @@ def plan_runner(
     # of grammars; on a GPU they would take memory and graphs from those who have none
     forced_tokens = 0 if on_gpu else _FORCED_TOKENS
     max_num_seqs = options.scheduling.max_num_seqs or defaults.max_num_seqs
-    most_a_step = defaults.max_num_batched_tokens
+    most_a_step, most_shared = defaults.max_num_batched_tokens, defaults.max_num_shared_tokens
     if is_encoder := isinstance(loaded.model, Encoder):
-        most_a_step = max(_ENCODER_TOKENS, max_model_len)
+        most_a_step, most_shared = max(_ENCODER_TOKENS, max_model_len), None
+    given = options.scheduling
+    if given.max_num_batched_tokens is not None or given.slo_tpot_ms is not None:
+        most_shared = None
+    elif num_stages > 1:  # the more chunks a prompt has, the more stages are at work
+        most_a_step, most_shared = most_shared or most_a_step, None
     scheduler = options.scheduling.resolve(
         num_speculative_tokens=num_drafts,
         max_num_drafts=min(_MOST_DRAFTS, (num_drafts or forced_tokens) * max_num_seqs),
         max_num_batched_tokens=most_a_step,
+        max_num_shared_tokens=most_shared,
         max_num_seqs=defaults.max_num_seqs,
         max_model_len=max_model_len,
         num_lookahead_slots=max(

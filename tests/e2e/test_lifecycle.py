@@ -37,7 +37,7 @@ def test_the_ready_line_has_what_a_parent_needs_and_is_the_only_one(tiny_llama):
         assert phases["imports"] > 0
         assert sum(phases.values()) == pytest.approx(ready["ready_s"], abs=0.004)  # as rounded
         assert daemon.stop() == 0
-        assert '"max_num_batched_tokens": 128' in daemon.log()  # resolved values
+        assert '"max_num_batched_tokens": 512' in daemon.log()  # resolved values
 
 
 def test_sigterm_lets_running_requests_finish_and_refuses_new_ones(tiny_llama):

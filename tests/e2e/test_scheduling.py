@@ -211,7 +211,8 @@ def test_a_run_is_recorded_from_its_first_request_to_its_last_step(tiny_llama, t
         client.collect(*PROMPTS)
         assert daemon.stop() == 0
     config = read_header(path).config
-    assert config["scheduler"]["max_num_batched_tokens"] == 128
+    assert config["scheduler"]["max_num_batched_tokens"] == 512
+    assert config["scheduler"]["max_num_shared_tokens"] == 128
     assert (config["num_blocks"], config["sliding_windows"]) == (64, [None])
     events = list(read_trace(path))
     kinds = [type(event).__name__ for event in events]

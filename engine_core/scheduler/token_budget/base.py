@@ -54,13 +54,17 @@ class StepLoad:
 
 
 class TokenBudget:
-    """The same number of tokens every step. A budget that depends on the load overrides."""
+    """The same number of tokens every step, or fewer while there are several requests. A budget
+    that depends on the load overrides."""
 
     looks_at_load = False
-    """If not, each step may have `max_num_tokens`, and neither method is called."""
+    """If not, neither method is called."""
 
-    def __init__(self, max_num_batched_tokens: int) -> None:
+    def __init__(
+        self, max_num_batched_tokens: int, max_num_shared_tokens: int | None = None
+    ) -> None:
         self.max_num_tokens = max_num_batched_tokens
+        self.max_num_shared_tokens = max_num_shared_tokens or max_num_batched_tokens
 
     def num_tokens(
         self, now: float, running: RunningSequences, waiting: WaitingRequests | None

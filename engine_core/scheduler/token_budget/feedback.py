@@ -40,7 +40,10 @@ class StepFeedback:
         """Most tokens of the step to be planned."""
         self.now = now
         if not self._budget.looks_at_load:
-            return self._micro_batches.limit(self._budget.max_num_tokens)
+            is_alone = len(self._pool.by_id) <= 1
+            budget = self._budget
+            most = budget.max_num_tokens if is_alone else budget.max_num_shared_tokens
+            return self._micro_batches.limit(most)
         batch = self._pool.batch
         order = self._micro_batches.rows
         running = RunningSequences(

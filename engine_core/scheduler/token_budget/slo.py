@@ -183,7 +183,7 @@ class SLOTokenBudget(TokenBudget):
 def make_token_budget(config: SchedulerConfig) -> TokenBudget:
     """A budget that keeps the SLOs, or a fixed one where none is set."""
     if config.slo_tpot_ms is None:
-        return TokenBudget(config.max_num_batched_tokens)
+        return TokenBudget(config.max_num_batched_tokens, config.max_num_shared_tokens)
     return SLOTokenBudget(
         config.max_num_batched_tokens,
         target_tpot_s=config.slo_tpot_ms / 1000,

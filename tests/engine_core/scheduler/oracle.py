@@ -78,8 +78,10 @@ def draw_config(
     ageing_s = draw.choice([None, 3.0])
     delay_factor = draw.choice([0.0, 0.5])
     max_long, threshold = draw.choice([(None, None), (1, 6)])
+    most_tokens = draw.randint(1, 16)
     return SchedulerConfig(
-        max_num_batched_tokens=draw.randint(1, 16),
+        max_num_batched_tokens=most_tokens,
+        max_num_shared_tokens=draw.choice([None, draw.randint(1, most_tokens)]),
         max_num_seqs=draw.randint(1, 5),
         max_model_len=draw.randint(6, 44),
         max_chunk_size=draw.choice([None, None, draw.randint(1, 6)]),

@@ -211,13 +211,15 @@ class EncoderMachine(SchedulerMachine):
 
     def _draw_more(self, draw):
         budget, capacity = draw.randint(4, 10), draw.randint(4, 14)
+        is_whole = draw.random() < 0.3
         self.outputs = Outputs(budget, capacity)
         self.most_rows = min(budget, capacity)
         self.config = dataclasses.replace(
             self.config,
             max_num_encoder_input_tokens=budget,
             encoder_cache_size=capacity,
-            disable_chunked_mm_input=draw.random() < 0.3,
+            disable_chunked_mm_input=is_whole,
+            max_num_shared_tokens=None if is_whole else self.config.max_num_shared_tokens,
         )
 
     def _draw_features(self, draw, request):

@@ -3,6 +3,8 @@
 import pytest
 from driving import Drive, make_request, make_scheduler
 
+from engine_core.scheduler import RequestStatus
+
 BUDGET = 128
 
 
@@ -74,6 +76,20 @@ def test_a_long_prompt_has_whole_steps_if_no_shorter_one_waits(waiting):
     drive = drive_with(make_request("long", 8000))
     drive.add(*[make_request(*request) for request in waiting])
     assert drive.step().num_scheduled_tokens == {"long": BUDGET}
+
+
+def test_a_request_that_is_alone_has_larger_steps_and_shares_smaller_ones():
+    drive = drive_with(make_request("long", 8000), max_num_shared_tokens=32)
+    assert drive.step().num_scheduled_tokens == {"long": BUDGET}
+    drive.add(make_request("short", 10, max_tokens=3))
+    assert drive.step().num_scheduled_tokens == {"long": 22, "short": 10}
+    assert [drive.step().num_scheduled_tokens["long"] for _ in range(3)] == [31, 31, BUDGET]
+
+
+def test_a_request_of_more_sequences_than_a_shared_step_has_tokens_is_refused():
+    request = make_request("b", 8, num_sequences=5)
+    drive_with(make_request("a", 8), request, max_num_shared_tokens=4)
+    assert request.status is RequestStatus.FINISHED_IGNORED
 
 
 def test_a_long_prompt_has_whole_steps_if_there_is_no_row_for_another():

@@ -225,6 +225,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def _plan(self):
         self.now += 1.0
+        is_alone = len(self._unfinished()) <= 1
         plan = self.scheduler.schedule(self.now)
         counts = plan.num_scheduled_tokens
         self.num_probes += any(new.req_id == "probe" for new in plan.scheduled_new_reqs)
@@ -233,6 +234,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert max(counts.values()) == plan.num_decode_steps <= self.config.num_decode_steps
             counts = dict.fromkeys(counts, 1)
         assert sum(counts.values()) <= self.config.max_num_batched_tokens
+        if self.config.max_num_shared_tokens is not None and not is_alone:
+            assert sum(counts.values()) <= self.config.max_num_shared_tokens
         assert all(count > 0 for count in counts.values())
         if self.config.max_chunk_size is not None:
             for name, count in counts.items():

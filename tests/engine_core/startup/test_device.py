@@ -96,8 +96,12 @@ def test_the_cache_is_as_the_model_or_8_bits():
 
 
 def test_a_gpu_has_larger_steps_and_takes_most_of_its_memory():
-    assert defaults_of(CPU).max_num_batched_tokens == 128
-    assert defaults_of(CPU, has_fewer_bits=True).max_num_batched_tokens == 256
+    for defaults, most, most_shared in (
+        (defaults_of(CPU), 512, 128),
+        (defaults_of(CPU, has_fewer_bits=True), 256, None),
+        (defaults_of(GPU), 8192, None),
+    ):
+        assert defaults.max_num_batched_tokens == most
+        assert defaults.max_num_shared_tokens == most_shared
     assert (defaults_of(CPU).max_num_seqs, defaults_of(CPU).memory_fraction) == (128, 0.4)
-    assert defaults_of(GPU).max_num_batched_tokens == 8192
     assert (defaults_of(GPU).max_num_seqs, defaults_of(GPU).memory_fraction) == (256, 0.9)
