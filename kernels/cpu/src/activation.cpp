@@ -17,17 +17,22 @@ ec::GatedRow* ec::gated_row(int64_t kind) {
                        : nullptr;
 }
 
-// gate_up [num_rows, 2 * size], out [num_rows, size]; kinds as of `gated_row`.
-EC_EXPORT const char* ec_gated_activation(const float* gate_up, float* out, int64_t num_rows,
-                                          int64_t size, int kind) {
-    const auto run = ec::gated_row(kind);
+const char* ec::gated_activation(const float* gate_up, float* out, int64_t num_rows, int64_t size,
+                                 int kind, const InputRows* then) {
+    const auto run = gated_row(kind);
     if (run == nullptr) {
-        return ec::refuse("activation %d is not 0 (SiLU), 1 (GELU, tanh) or 2 (GELU)", kind);
+        return refuse("activation %d is not 0 (SiLU), 1 (GELU, tanh) or 2 (GELU)", kind);
     }
-    ec::for_rows(num_rows, 4 * size, [&](int64_t row) {  // an exponential costs as four others
+    for_rows(num_rows, 4 * size, [&](int64_t row) {  // an exponential costs as four others
         run(gate_up + row * 2 * size, gate_up + row * 2 * size + size, size, out + row * size);
+        if (then != nullptr) then->write_row(row, out + row * size, size);
     });
     return nullptr;
+}
+
+EC_EXPORT const char* ec_gated_activation(const float* gate_up, float* out, int64_t num_rows,
+                                          int64_t size, int kind) {
+    return ec::gated_activation(gate_up, out, num_rows, size, kind, nullptr);
 }
 
 // x [num_rows, size], in place; kinds as above, and 3: ReLU.

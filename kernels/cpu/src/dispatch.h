@@ -49,6 +49,16 @@ typedef int32_t ec_shuffle_4 __attribute__((vector_size(16)));
 
 namespace ec {
 
+// A line that is written next: from another thread's cache it comes as one's own. Compilers make a
+// fetch to read of it where not all of a set's machines have this; on those it does nothing.
+inline void fetch_to_write(const void* at) {
+#if EC_X86
+    asm volatile("prefetchw %0" : : "m"(*static_cast<const char*>(at)));
+#else
+    __builtin_prefetch(at, 1);
+#endif
+}
+
 // In this order; a set has all that those before it have, and runs their kernels where it has none of
 // its own. The last is never chosen by itself: tests force it where vectors have all of avx512_bf16.
 enum class Isa : int { portable = 0, avx2 = 1, avx512 = 2, avx512_bf16 = 3, amx = 4, amx_emulated = 5 };

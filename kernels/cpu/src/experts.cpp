@@ -216,7 +216,7 @@ EC_EXPORT const char* ec_experts(const ec::ExpertLayer* layer, const float* x, i
     multiply(segments, l.gate_up, inputs, {both, 2 * features});
     for_rows(num_gathered, 4 * features, [&](int64_t row) {
         float* gate_up = both + row * 2 * features;  // the result takes the place of gate
-        ec_gated_activation(gate_up, gate_up, 1, features, 0);
+        gated_activation(gate_up, gate_up, 1, features, 0, nullptr);
         hidden.put(row, gate_up);
     });
     multiply(segments, l.down, hidden, {outputs, width});

@@ -1,10 +1,12 @@
 // Runs a captured forward pass: one call from Python a step, whatever the number of layers.
 //
-// Each operation is the exported function that Python would have called, with the same checks and
-// the same bits. Between two of them nothing happens, so that the pool's threads are still awake.
+// Each operation is the function that Python would have called, with the same checks and the same
+// bits, or two are run as one. What a product reads is made ready by the operation before it.
+// Between two of them nothing happens, so that the pool's threads are still awake.
 #include "graph.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "dispatch.h"
 #include "tiles.h"
@@ -16,21 +18,6 @@ const ec::LinearWeight* next_weight(const ec::GraphStep& step, int64_t i) {
     for (; i < step.num_ops; ++i) {
         if (step.ops[i].kind == static_cast<int64_t>(ec::GraphOpKind::linear))
             return static_cast<const ec::LinearWeight*>(step.ops[i].operand);
-    }
-    return nullptr;
-}
-
-const char* overwrite_given_rows(const ec::GraphStep& step, const ec::GraphOp& c) {
-    if (step.num_given > 0 && step.given_size != c.size) {
-        return ec::refuse("given rows have %ld columns, they replace rows of %ld", step.given_size,
-                          c.size);
-    }
-    for (int64_t i = 0; i < step.num_given; ++i) {
-        const int64_t place = step.given_places[i];
-        if (place < 0 || place >= step.num_tokens) {
-            return ec::refuse("row %ld is given, the step has %ld", place, step.num_tokens);
-        }
-        std::copy_n(step.given_rows + i * c.size, c.size, c.out + place * c.out_stride);
     }
     return nullptr;
 }
@@ -47,6 +34,66 @@ int gated_kind(const ec::GraphOp& op) {
         default:
             return -1;
     }
+}
+
+ec::Norm norm_of(const ec::GraphOp& op) {
+    const auto kind = static_cast<ec::GraphOpKind>(op.kind);
+    const bool is_rms =
+        kind == ec::GraphOpKind::rms_norm || kind == ec::GraphOpKind::add_rms_norm;
+    return is_rms ? ec::Norm::rms : ec::Norm::layer;
+}
+
+// Rows that an operation makes ready for the product just behind it.
+class ReadyRows {
+public:
+    // Of this operation's `subject`; or null. Asked once, before it makes rows of its own.
+    const ec::InputRows* take() { return std::exchange(made_, nullptr); }
+
+    // For operation `i`, if it is a product that reads `num_rows` rows [size] at `x` and nothing
+    // but these; or null.
+    const ec::InputRows* make(const ec::GraphStep& step, int64_t i, const float* x, int64_t size,
+                              int64_t num_rows) {
+        if (i >= step.num_ops || size % ec::group_inputs != 0) return nullptr;
+        const ec::GraphOp& op = step.ops[i];
+        if (op.kind != static_cast<int64_t>(ec::GraphOpKind::linear)) return nullptr;
+        const auto& weight = *static_cast<const ec::LinearWeight*>(op.operand);
+        if (op.subject != x || op.stride != size || weight.num_inputs != size) return nullptr;
+        is_second_ = !is_second_;  // the other may be being read
+        if (rows_[is_second_].begin(weight, num_rows)) made_ = &rows_[is_second_];
+        return made_;
+    }
+
+private:
+    ec::InputRows rows_[2];
+    bool is_second_ = false;
+    const ec::InputRows* made_ = nullptr;
+};
+
+thread_local ReadyRows ready_rows;
+
+// Whether an operation from `i` on reads what lies at `x` now.
+bool is_read(const ec::GraphStep& step, int64_t i, const float* x) {
+    for (; i < step.num_ops; ++i) {
+        const ec::GraphOp& op = step.ops[i];
+        if (op.subject == x) return true;
+        if (op.out == x) return gated_kind(op) < 0;
+    }
+    return false;
+}
+
+const char* overwrite_given_rows(const ec::GraphStep& step, const ec::GraphOp& c) {
+    if (step.num_given > 0 && step.given_size != c.size) {
+        return ec::refuse("given rows have %ld columns, they replace rows of %ld", step.given_size,
+                          c.size);
+    }
+    for (int64_t i = 0; i < step.num_given; ++i) {
+        const int64_t place = step.given_places[i];
+        if (place < 0 || place >= step.num_tokens) {
+            return ec::refuse("row %ld is given, the step has %ld", place, step.num_tokens);
+        }
+        std::copy_n(step.given_rows + i * c.size, c.size, c.out + place * c.out_stride);
+    }
+    return nullptr;
 }
 
 // The rows move up within `out`; how many there are then is `num_rows`.
@@ -78,16 +125,62 @@ bool is_gated_product(const ec::GraphStep& step, int64_t num_rows, int64_t i) {
            gated_kind(step.ops[i + 1]) >= 0 && step.ops[i + 1].number == 1.0f;
 }
 
+// Of a rotation as the step has it.
+ec::Rotary rotary_of(const ec::GraphStep& step, int64_t num_rows, int64_t i) {
+    ec::Rotary rotary = *static_cast<const ec::Rotary*>(step.ops[i].operand);
+    rotary.positions = step.positions;
+    rotary.slots = step.ops[i].geometry->slots;
+    rotary.num_tokens = num_rows;
+    return rotary;
+}
+
+// Whether the next operation rotates what this one multiplies, in heads of whole panels.
+bool is_rotated_product(const ec::GraphStep& step, int64_t num_rows, int64_t i) {
+    constexpr int64_t least_rows = 48;  // below, there are too few tasks
+    const ec::GraphOp& c = step.ops[i];
+    if (num_rows < least_rows || num_rows != step.num_tokens || i + 1 >= step.num_ops ||
+        c.kind != static_cast<int64_t>(ec::GraphOpKind::linear) ||
+        step.ops[i + 1].kind != static_cast<int64_t>(ec::GraphOpKind::rotary) ||
+        step.ops[i + 1].geometry->num_tokens != num_rows)
+        return false;
+    const auto& rotary = *static_cast<const ec::Rotary*>(step.ops[i + 1].operand);
+    const int64_t num_heads = rotary.num_query_heads + 2 * rotary.num_kv_heads;
+    return rotary.qkv == c.out && rotary.qkv_stride == c.out_stride &&
+           rotary.head_size % ec::panel_outputs == 0 &&
+           static_cast<const ec::LinearWeight*>(c.operand)->num_outputs ==
+               num_heads * rotary.head_size;
+}
+
+const char* run_rotated_product(const ec::GraphStep& step, int64_t num_rows, int64_t i) {
+    const ec::GraphOp& c = step.ops[i];
+    const auto& weight = *static_cast<const ec::LinearWeight*>(c.operand);
+    const ec::Rotary rotary = rotary_of(step, num_rows, i + 1);
+    if (const char* refusal = ec::check_rotary(&rotary)) return refusal;
+    ec::Behind behind;
+    behind.rotary = &rotary;
+    return ec::linear(weight, next_weight(step, i + 2), c.subject, ready_rows.take(), num_rows,
+                      c.stride, weight.num_inputs, c.out, c.out_stride, behind);
+}
+
 const char* run_gated_product(const ec::GraphStep& step, int64_t num_rows, int64_t i) {
     const ec::GraphOp &c = step.ops[i], &gate = step.ops[i + 1];
     const auto& weight = *static_cast<const ec::LinearWeight*>(c.operand);
-    return ec::linear(weight, next_weight(step, i + 2), c.subject, num_rows, c.stride,
-                      weight.num_inputs, gate.out, gate.size, ec::gated_row(gated_kind(gate)));
+    const ec::InputRows* ready = ready_rows.take();
+    ec::Behind behind;
+    behind.gate = ec::gated_row(gated_kind(gate));
+    behind.then = ready_rows.make(step, i + 2, gate.out, gate.size, num_rows);
+    behind.skips_out = behind.then != nullptr && !is_read(step, i + 3, gate.out);
+    return ec::linear(weight, next_weight(step, i + 2), c.subject, ready, num_rows, c.stride,
+                      weight.num_inputs, gate.out, gate.size, behind);
 }
 
 // `num_rows`: of the activations; fewer than the step's tokens behind `take_rows`.
 const char* run_op(const ec::GraphStep& step, int64_t& num_rows, int64_t i) {
     const ec::GraphOp& c = step.ops[i];
+    const ec::InputRows* ready = ready_rows.take();
+    const auto then = [&](const float* rows, int64_t size) {
+        return ready_rows.make(step, i + 1, rows, size, num_rows);
+    };
     switch (static_cast<ec::GraphOpKind>(c.kind)) {
         case ec::GraphOpKind::embedding:
             return ec_embedding(step.token_ids, num_rows, static_cast<const float*>(c.operand),
@@ -99,27 +192,20 @@ const char* run_op(const ec::GraphStep& step, int64_t& num_rows, int64_t i) {
             return ec_embedding(step.positions, num_rows, static_cast<const float*>(c.operand),
                                 c.stride, c.size, c.out);
         case ec::GraphOpKind::layer_norm:
-            return ec_layer_norm(c.subject, c.stride, static_cast<const float*>(c.operand), c.out,
-                                 num_rows, c.size, c.number);
-        case ec::GraphOpKind::add_layer_norm:
-            return ec_add_layer_norm(c.subject, c.out, static_cast<const float*>(c.operand),
-                                     num_rows, c.size, c.number);
         case ec::GraphOpKind::rms_norm:
-            return ec_rms_norm(c.subject, c.stride, static_cast<const float*>(c.operand), c.out,
-                               num_rows, c.size, c.number);
+            return ec::norm(norm_of(c), c.subject, c.stride, static_cast<const float*>(c.operand),
+                            c.out, num_rows, c.size, c.number, then(c.out, c.size));
+        case ec::GraphOpKind::add_layer_norm:
         case ec::GraphOpKind::add_rms_norm:
-            return ec_add_rms_norm(c.subject, c.out, static_cast<const float*>(c.operand),
-                                   num_rows, c.size, c.number);
+            return ec::add_norm(norm_of(c), c.subject, c.out, static_cast<const float*>(c.operand),
+                                num_rows, c.size, c.number, then(c.subject, c.size));
         case ec::GraphOpKind::linear: {
             const auto* weight = static_cast<const ec::LinearWeight*>(c.operand);
-            return ec::linear(*weight, next_weight(step, i + 1), c.subject, num_rows, c.stride,
-                              weight->num_inputs, c.out, c.out_stride, nullptr);
+            return ec::linear(*weight, next_weight(step, i + 1), c.subject, ready, num_rows,
+                              c.stride, weight->num_inputs, c.out, c.out_stride, {});
         }
         case ec::GraphOpKind::rotary: {
-            ec::Rotary rotary = *static_cast<const ec::Rotary*>(c.operand);
-            rotary.positions = step.positions;
-            rotary.slots = c.geometry->slots;
-            rotary.num_tokens = num_rows;
+            const ec::Rotary rotary = rotary_of(step, num_rows, i);
             return ec_rotary_and_cache(&rotary);
         }
         case ec::GraphOpKind::attention: {
@@ -132,7 +218,8 @@ const char* run_op(const ec::GraphStep& step, int64_t& num_rows, int64_t i) {
         case ec::GraphOpKind::silu:
         case ec::GraphOpKind::gelu_tanh:
         case ec::GraphOpKind::gelu:
-            return ec_gated_activation(c.subject, c.out, num_rows, c.size, gated_kind(c));
+            return ec::gated_activation(c.subject, c.out, num_rows, c.size, gated_kind(c),
+                                        then(c.out, c.size));
         case ec::GraphOpKind::activate:
             return ec_activation(c.out, num_rows, c.size, static_cast<int>(c.stride));
         case ec::GraphOpKind::scale:
@@ -173,11 +260,13 @@ EC_EXPORT const char* ec_run_graph(const ec::GraphStep* step) {
             return ec::refuse("attention is planned for %ld tokens, the step has %ld",
                               planned(*step, op, num_rows)->num_tokens, num_rows);
         }
-        const bool is_pair = is_gated_product(*step, num_rows, i);
-        if (const char* refusal =
-                is_pair ? run_gated_product(*step, num_rows, i) : run_op(*step, num_rows, i))
+        const bool is_gated = is_gated_product(*step, num_rows, i);
+        const bool is_rotated = is_rotated_product(*step, num_rows, i);
+        if (const char* refusal = is_gated     ? run_gated_product(*step, num_rows, i)
+                                  : is_rotated ? run_rotated_product(*step, num_rows, i)
+                                               : run_op(*step, num_rows, i))
             return refusal;
-        i += is_pair;
+        i += is_gated || is_rotated;
     }
     ec::release_tiles();  // until the next step the caller's thread may do something else
     return nullptr;

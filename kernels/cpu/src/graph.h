@@ -91,24 +91,28 @@ struct GraphStep {
     int64_t num_output_rows;
 };
 
+enum class Norm { rms, layer };
+
+// The operations of the functions below; `then`: their rows are written there, too, or null.
+// x and out [num_rows, size], rows of x `x_stride` floats apart. weight [size] of a layer norm is
+// followed by what is added.
+const char* norm(Norm kind, const float* x, int64_t x_stride, const float* weight, float* out,
+                 int64_t num_rows, int64_t size, float eps, const InputRows* then);
+// residual += x; x = norm(residual). Both [num_rows, size], without gaps, apart from each other.
+const char* add_norm(Norm kind, float* x, float* residual, const float* weight, int64_t num_rows,
+                     int64_t size, float eps, const InputRows* then);
+// gate_up [num_rows, 2 * size], out [num_rows, size]; kinds as of `gated_row`.
+const char* gated_activation(const float* gate_up, float* out, int64_t num_rows, int64_t size,
+                             int kind, const InputRows* then);
+
 }  // namespace ec
 
 EC_EXPORT const char* ec_embedding_packed(const ec::LinearWeight* weight, const int64_t* ids,
                                           int64_t num_ids, float* out);
 EC_EXPORT const char* ec_embedding(const int64_t* ids, int64_t num_ids, const float* weight,
                          int64_t num_rows, int64_t size, float* out);
-EC_EXPORT const char* ec_rms_norm(const float* x, int64_t x_stride, const float* weight, float* out,
-                        int64_t num_rows, int64_t size, float eps);
-EC_EXPORT const char* ec_add_rms_norm(float* x, float* residual, const float* weight, int64_t num_rows,
-                            int64_t size, float eps);
-EC_EXPORT const char* ec_layer_norm(const float* x, int64_t x_stride, const float* weight, float* out,
-                                    int64_t num_rows, int64_t size, float eps);
-EC_EXPORT const char* ec_add_layer_norm(float* x, float* residual, const float* weight,
-                                        int64_t num_rows, int64_t size, float eps);
-EC_EXPORT const char* ec_rotary_and_cache(const ec::Rotary* rotary);
 EC_EXPORT const char* ec_attention(const AttentionGeometry* geometry, const float* q, int64_t q_stride,
                          const uint8_t* k, const uint8_t* v, float* out, float scale, float softcap,
                          const float* sinks, const float* slopes);
-EC_EXPORT const char* ec_gated_activation(const float* gate_up, float* out, int64_t num_rows, int64_t size,
-                                int kind);
+EC_EXPORT const char* ec_rotary_and_cache(const ec::Rotary* rotary);
 EC_EXPORT const char* ec_activation(float* x, int64_t num_rows, int64_t size, int kind);

@@ -55,15 +55,15 @@ const char* check_weight(const LinearWeight& w) {
 namespace {
 
 // Panels and rows of a task such that there are about twelve tasks a thread: enough to even out
-// threads that are late, few enough that taking one costs nothing.
+// threads that are late, few enough that taking one costs nothing. `unit` panels stay together.
 struct Split {
     int64_t panels_a_task, panel_tasks, row_tasks, num_rows;
     int64_t row_step = isa() >= Isa::amx ? 32 : 1;  // whole tiles
 
-    Split(int64_t panels, int64_t rows) : num_rows(rows) {
+    Split(int64_t panels, int64_t rows, int64_t unit = 1) : num_rows(rows) {
         const int64_t least_rows = std::max(int64_t{24}, row_step);
         const int64_t wanted = int64_t{12} * num_threads();
-        panels_a_task = std::max<int64_t>(1, panels / wanted);
+        panels_a_task = unit * std::max<int64_t>(1, panels / unit / wanted);
         panel_tasks = (panels + panels_a_task - 1) / panels_a_task;
         row_tasks = panel_tasks >= wanted
                         ? 1
@@ -129,7 +129,7 @@ LinearWeight panel_of(const LinearWeight& w, int64_t panel) {
 // The same for panels of the left half and those of the right half, whose results `gate` joins.
 template <typename Multiply>
 void run_gated(const LinearWeight& w, const LinearWeight* next, int64_t num_rows,
-               const Results& out, GatedRow* gate, Multiply&& multiply) {
+               const Results& out, const Behind& behind, Multiply&& multiply) {
     constexpr int64_t block_rows = 128, width = 2 * panel_outputs;
     const int64_t pairs = num_panels(w) / 2;
     const Split split(pairs, num_rows);
@@ -147,15 +147,55 @@ void run_gated(const LinearWeight& w, const LinearWeight* next, int64_t num_rows
                 const Upcoming later = !is_last          ? Upcoming{w.blob, 0}
                                        : pair + 1 < stop ? upcoming_panel(w, pair + 1)
                                        : after_task(w, split, task, next, num_rows);
+                if (behind.then != nullptr)
+                    behind.then->fetch(row, row + count, pair * panel_outputs);
                 multiply(left, row, Results{both, width},
                          LinearTask{0, 1, 0, count, upcoming_panel(right, 0)});
                 multiply(right, row, Results{both + panel_outputs, width},
                          LinearTask{0, 1, 0, count, later});
                 for (int64_t r = 0; r < count; ++r) {
-                    const float* own = both + r * width;
-                    gate(own, own + panel_outputs, panel_outputs,
-                         out.at + (row + r) * out.stride + pair * panel_outputs);
+                    float* own = both + r * width;
+                    float* to = behind.skips_out
+                                    ? own
+                                    : out.at + (row + r) * out.stride + pair * panel_outputs;
+                    behind.gate(own, own + panel_outputs, panel_outputs, to);
                 }
+                if (behind.then == nullptr) continue;
+                const bool is_own = behind.skips_out;
+                behind.then->write_columns(
+                    row, count, pair * panel_outputs,
+                    is_own ? both : out.at + row * out.stride + pair * panel_outputs,
+                    is_own ? width : out.stride);
+            }
+        }
+    });
+}
+
+// The same for heads of q, k and v, each rotated and kept where its rows are multiplied.
+template <typename Multiply>
+void run_rotated(const LinearWeight& w, const LinearWeight* next, int64_t num_rows,
+                 const Results& out, const Rotary& rotary, Multiply&& multiply) {
+    constexpr int64_t block_floats = 8192, row_step = 32;
+    const int64_t width = rotary.head_size / panel_outputs;
+    const int64_t block_rows =
+        std::max(row_step, block_floats / rotary.head_size / row_step * row_step);
+    const Split split(num_panels(w), num_rows, width);
+    parallel(split.panel_tasks * split.row_tasks, [&](int64_t task, int) {
+        const int64_t first = task / split.row_tasks * split.panels_a_task;
+        const int64_t stop = std::min(first + split.panels_a_task, num_panels(w));
+        const int64_t start = split.row(task % split.row_tasks);
+        const int64_t row_stop = split.row(task % split.row_tasks + 1);
+        for (int64_t panel = first; panel < stop; panel += width) {
+            for (int64_t row = start; row < row_stop; row += block_rows) {
+                const int64_t count = std::min(block_rows, row_stop - row);
+                const bool is_last = row + count == row_stop;
+                const Upcoming later = !is_last               ? Upcoming{w.blob, 0}
+                                       : panel + width < stop ? upcoming_panel(w, panel + width)
+                                       : after_task(w, split, task, next, num_rows);
+                fetch_slots(rotary, panel / width, row, row + count);
+                multiply(w, row, out.from_row(row),
+                         LinearTask{panel, panel + width, 0, count, later});
+                rotate(rotary, panel / width, row, row + count);
             }
         }
     });
@@ -191,18 +231,18 @@ bool should_spread(const LinearWeight& w, int64_t num_rows, int64_t x_stride) {
 }  // namespace
 
 const char* linear(const LinearWeight& w, const LinearWeight* next, const float* x,
-                   int64_t num_rows, int64_t x_stride, int64_t num_inputs, float* out,
-                   int64_t out_stride, GatedRow* gate) {
+                   const InputRows* ready, int64_t num_rows, int64_t x_stride, int64_t num_inputs,
+                   float* out, int64_t out_stride, const Behind& behind) {
     if (const char* refusal = check_weight(w)) return refusal;
     if (num_inputs != w.num_inputs || x_stride < num_inputs || num_rows < 0) {
         return refuse("x is [%ld, %ld] with %ld from row to row, the weight has %ld inputs",
                       num_rows, num_inputs, x_stride, w.num_inputs);
     }
-    const int64_t width = gate == nullptr ? w.num_outputs : w.num_outputs / 2;
+    const int64_t width = behind.gate == nullptr ? w.num_outputs : w.num_outputs / 2;
     if (out_stride < width) {
         return refuse("out has %ld from row to row, it takes %ld", out_stride, width);
     }
-    if (gate != nullptr && w.num_outputs % (2 * panel_outputs) != 0) {
+    if (behind.gate != nullptr && w.num_outputs % (2 * panel_outputs) != 0) {
         return refuse("a gated product has %ld outputs, they must be a multiple of %ld",
                       w.num_outputs, 2 * panel_outputs);
     }
@@ -210,14 +250,15 @@ const char* linear(const LinearWeight& w, const LinearWeight* next, const float*
     if (x == nullptr || out == nullptr) return refuse("x or out has no memory");
     const auto kind = static_cast<LinearKind>(w.kind);
     const auto share = [&](const auto& multiply) {
-        if (gate != nullptr) {
-            return run_gated(w, next, num_rows, {out, out_stride, false}, gate, multiply);
-        }
+        const Results whole{out, out_stride};
+        if (behind.gate != nullptr) return run_gated(w, next, num_rows, whole, behind, multiply);
+        if (behind.rotary != nullptr)
+            return run_rotated(w, next, num_rows, whole, *behind.rotary, multiply);
         const bool streams = can_stream(w, out, num_rows, out_stride);
         run_split(w, next, num_rows, {out, out_stride, streams}, multiply);
     };
-    thread_local Buffer buffer;
     if (kind == LinearKind::f32) {
+        thread_local Buffer buffer;
         const int64_t stride = spread_stride(num_inputs);
         float* rows = should_spread(w, num_rows, x_stride) ? buffer.try_reserve<float>(num_rows * stride)
                                                            : nullptr;
@@ -235,32 +276,55 @@ const char* linear(const LinearWeight& w, const LinearWeight* next, const float*
         });
         return nullptr;
     }
-    if (kind == LinearKind::bf16) {
-        const int64_t stride = PairedActivations::stride_of(num_inputs);
-        constexpr int64_t tile_rows = 16;  // what follows the last row has no meaning, but memory
-        auto* pairs = buffer.try_reserve<uint32_t>((num_rows + tile_rows - 1) * stride);
-        if (pairs == nullptr) return refuse("no memory to round %ld rows", num_rows);
-        each_row(num_rows, num_inputs, 65536, [&](int64_t row) {
-            round_row(x + row * x_stride, num_inputs, pairs + row * stride);
+    thread_local InputRows own;
+    if (ready == nullptr) {
+        if (!own.begin(w, num_rows)) return refuse("no memory for %ld rows of inputs", num_rows);
+        const InputRows& rows = own;
+        each_row(num_rows, num_inputs, kind == LinearKind::bf16 ? 65536 : 16384, [&](int64_t row) {
+            rows.write_row(row, x + row * x_stride, num_inputs);
         });
-        share([&](const LinearWeight& part, int64_t row, const Results& results,
-                  const LinearTask& task) {
-            linear_bf16(part, {pairs + row * stride, stride}, results, task);
-        });
-        return nullptr;
+        ready = &rows;
     }
-    const int64_t stride = num_groups(w);
-    auto* groups = buffer.try_reserve<ActivationGroup>(num_rows * stride);
-    if (groups == nullptr) return refuse("no memory to quantise %ld rows", num_rows);
-    const int32_t zero = record_of(kind).zero;
-    each_row(num_rows, num_inputs, 16384, [&](int64_t row) {
-        quantise_row(x + row * x_stride, num_inputs, zero, groups + row * stride);
-    });
     share([&](const LinearWeight& part, int64_t row, const Results& results,
               const LinearTask& task) {
-        linear_integer(part, {groups + row * stride, stride}, results, task);
+        if (kind == LinearKind::bf16) return linear_bf16(part, ready->pairs(row), results, task);
+        linear_integer(part, ready->groups(row), results, task);
     });
     return nullptr;
+}
+
+bool InputRows::begin(const LinearWeight& w, int64_t num_rows) {
+    groups_ = nullptr;
+    pairs_ = nullptr;
+    const auto kind = static_cast<LinearKind>(w.kind);
+    if (kind == LinearKind::f32) return false;
+    if (kind == LinearKind::bf16) {
+        constexpr int64_t tile_rows = 16;  // what follows the last row has no meaning, but memory
+        stride_ = PairedActivations::stride_of(w.num_inputs);
+        pairs_ = buffer_.try_reserve<uint32_t>((num_rows + tile_rows - 1) * stride_);
+        return pairs_ != nullptr;
+    }
+    stride_ = num_groups(w) | 1;  // rows of a tile do not drive each other out
+    zero_ = record_of(kind).zero;
+    groups_ = buffer_.try_reserve<ActivationGroup>(num_rows * stride_);
+    return groups_ != nullptr;
+}
+
+void InputRows::write_row(int64_t row, const float* values, int64_t num_inputs) const {
+    if (pairs_ != nullptr) return round_row(values, num_inputs, pairs_ + row * stride_);
+    quantise_row(values, num_inputs, zero_, groups_ + row * stride_);
+}
+
+void InputRows::write_columns(int64_t row, int64_t num_rows, int64_t column, const float* values,
+                              int64_t values_stride) const {
+    if (pairs_ == nullptr) {
+        ActivationGroup* first = groups_ + row * stride_ + column / group_inputs;
+        return quantise_columns(values, values_stride, num_rows, zero_, first, stride_);
+    }
+    for (int64_t r = 0; r < num_rows; ++r) {
+        round_row(values + r * values_stride, group_inputs,
+                  pairs_ + (row + r) * stride_ + column / 2);
+    }
 }
 
 }  // namespace ec
@@ -278,8 +342,8 @@ EC_EXPORT const char* ec_linear_check(const LinearWeight* weight) {
 EC_EXPORT const char* ec_linear(const LinearWeight* weight, const float* x, int64_t num_rows,
                                 int64_t x_stride, int64_t num_inputs, float* out,
                                 int64_t out_stride) {
-    return ec::linear(*weight, nullptr, x, num_rows, x_stride, num_inputs, out, out_stride,
-                      nullptr);
+    return ec::linear(*weight, nullptr, x, nullptr, num_rows, x_stride, num_inputs, out, out_stride,
+                      {});
 }
 
 // For tests: the codes [num_rows, padded to 32] and scales [num_rows, groups] of activations.

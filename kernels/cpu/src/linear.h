@@ -28,7 +28,9 @@
 #include <cstdint>
 
 #include "activation.h"
+#include "buffers.h"
 #include "dispatch.h"
+#include "rope.h"
 
 namespace ec {
 
@@ -148,6 +150,40 @@ struct PairedActivations {
     }
 };
 
+// Rows of activations as a product by integers or in bfloat16 reads them. Whoever makes the rows
+// writes them here as well, while they are in a cache, or in place of floats that nobody reads.
+class InputRows {
+public:
+    // Makes room. False: `w` reads floats, or there is no memory.
+    bool begin(const LinearWeight& w, int64_t num_rows);
+
+    // The lines that a group of 32 columns of rows [row, row_stop) will be written to.
+    void fetch(int64_t row, int64_t row_stop, int64_t column) const {
+        for (; row < row_stop; ++row) {
+            fetch_to_write(pairs_ != nullptr
+                               ? static_cast<const void*>(pairs_ + row * stride_ + column / 2)
+                               : groups_ + row * stride_ + column / group_inputs);
+        }
+    }
+
+    void write_row(int64_t row, const float* values, int64_t num_inputs) const;
+
+    // A group of 32 columns of `num_rows` rows, which lie `values_stride` floats apart.
+    void write_columns(int64_t row, int64_t num_rows, int64_t column, const float* values,
+                       int64_t values_stride) const;
+
+    // Of this row and those behind it.
+    Activations groups(int64_t row) const { return {groups_ + row * stride_, stride_}; }
+    PairedActivations pairs(int64_t row) const { return {pairs_ + row * stride_, stride_}; }
+
+private:
+    Buffer buffer_;
+    ActivationGroup* groups_ = nullptr;
+    uint32_t* pairs_ = nullptr;
+    int64_t stride_ = 0;
+    int32_t zero_ = 0;
+};
+
 // Results, `stride` floats from a row to the next.
 struct Results {
     float* at;
@@ -203,8 +239,8 @@ void linear_integer(const LinearWeight& w, const Activations& x, const Results& 
 // A tile writes lines that no cache holds yet: fetch them while it computes.
 inline void prefetch_results(const float* at, int64_t stride, int64_t num_rows) {
     for (int64_t r = 0; r < num_rows; ++r) {
-        __builtin_prefetch(at + r * stride, 1);
-        __builtin_prefetch(at + r * stride + 16, 1);
+        fetch_to_write(at + r * stride);
+        fetch_to_write(at + r * stride + 16);
     }
 }
 
@@ -221,16 +257,29 @@ inline Upcoming upcoming_panel(const LinearWeight& w, int64_t panel) {
 // Null, or why `w` cannot be read.
 const char* check_weight(const LinearWeight& w);
 
-// x [num_rows, num_inputs] times `w` -> out. `next`: the weight that the same threads take after
-// it, or null. `gate`: joins the halves of each row, of whole panels, into `out` while they are in
-// a cache; or null. Null, or why it cannot be done.
+// What is done with a product's results while they are in a cache: one of `gate` and `rotary`.
+struct Behind {
+    GatedRow* gate = nullptr;  // joins the halves of each row, of whole panels, into `out`
+    const InputRows* then = nullptr;  // what `gate` makes is written there, too
+    bool skips_out = false;           // and only there
+    const Rotary* rotary = nullptr;  // rotates the heads, of whole panels, in `out`, and keeps them
+};
+
+// x [num_rows, num_inputs] times `w` -> out. `ready`: its rows for this product, or null; then `x`
+// need not be written. `next`: the weight that the same threads take after it, or null. Null, or why
+// it cannot be done.
 const char* linear(const LinearWeight& w, const LinearWeight* next, const float* x,
-                   int64_t num_rows, int64_t x_stride, int64_t num_inputs, float* out,
-                   int64_t out_stride, GatedRow* gate);
+                   const InputRows* ready, int64_t num_rows, int64_t x_stride, int64_t num_inputs,
+                   float* out, int64_t out_stride, const Behind& behind);
 
 // Quantises one row of `num_inputs` floats. `zero` is what the weight's codes subtract.
 void quantise_row(const float* x, int64_t num_inputs, int32_t zero,
                   ActivationGroup* groups);
+
+// The same for one group of each of some rows, which lie `x_stride` floats apart, to groups that lie
+// `stride` apart.
+void quantise_columns(const float* x, int64_t x_stride, int64_t num_rows, int32_t zero,
+                      ActivationGroup* groups, int64_t stride);
 
 // Rounds one row to bfloat16; writes whole groups of 32, the last one padded with zeros.
 void round_row(const float* x, int64_t num_inputs, uint32_t* pairs);

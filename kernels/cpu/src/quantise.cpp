@@ -48,16 +48,17 @@ void write_group(float scale, int32_t low, int32_t high, int32_t zero, Activatio
 
 #if EC_X86
 EC_BEGIN_AVX2
-// Whole groups, with the bits that the functions above give.
-void quantise_groups_avx2(const float* x, int64_t num_groups, int32_t zero,
-                          ActivationGroup* groups) {
+// Whole groups, with the bits that the functions above give. They lie `x_stride` floats apart, and
+// `stride` groups.
+void quantise_groups_avx2(const float* x, int64_t x_stride, int64_t num_groups, int32_t zero,
+                          ActivationGroup* groups, int64_t stride) {
     const __m256i magnitude = _mm256_set1_epi32(0x7fffffff), one = _mm256_set1_epi16(1);
-    for (int64_t g = 0; g < num_groups; ++g) {
+    for (int64_t g = 0; g < num_groups; ++g, x += x_stride, groups += stride) {
         // magnitudes order as integers do, NaN above all numbers
         __m256 value[4];
         __m256i most_of[4], code[4];
         for (int i = 0; i < 4; ++i) {
-            value[i] = _mm256_loadu_ps(x + g * group_inputs + 8 * i);
+            value[i] = _mm256_loadu_ps(x + 8 * i);
             most_of[i] = _mm256_and_si256(_mm256_castps_si256(value[i]), magnitude);
         }
         const __m256i eight = _mm256_max_epi32(_mm256_max_epi32(most_of[0], most_of[1]),
@@ -77,28 +78,28 @@ void quantise_groups_avx2(const float* x, int64_t num_groups, int32_t zero,
         const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
         const __m256i codes = _mm256_and_si256(_mm256_permutevar8x32_epi32(packed, order),
                                                _mm256_set1_epi32(has_codes ? -1 : 0));
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(groups[g].codes), codes);
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(groups->codes), codes);
         __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), codes);
         pairs = _mm256_add_epi16(pairs, _mm256_shuffle_epi32(pairs, 0x4e));
         pairs = _mm256_add_epi16(pairs, _mm256_shuffle_epi32(pairs, 0xb1));
         const __m256i sums = _mm256_madd_epi16(pairs, one);
         const float scale = is_finite ? most / 127.0f : std::numeric_limits<float>::quiet_NaN();
         write_group(scale, _mm256_extract_epi32(sums, 0), _mm256_extract_epi32(sums, 4), zero,
-                    groups + g);
+                    groups);
         pairs = _mm256_mullo_epi16(pairs, _mm256_set1_epi16(static_cast<int16_t>(-zero)));
         const int32_t starts[2] = {_mm256_extract_epi32(pairs, 0), _mm256_extract_epi32(pairs, 4)};
-        std::memcpy(groups[g].start_pairs, starts, sizeof starts);
+        std::memcpy(groups->start_pairs, starts, sizeof starts);
     }
 }
 EC_END_TARGET
 
 EC_BEGIN_AVX512
-// Whole groups, with the bits that the functions above give.
-void quantise_groups_avx512(const float* x, int64_t num_groups, int32_t zero,
-                            ActivationGroup* groups) {
-    for (int64_t g = 0; g < num_groups; ++g) {
-        const __m512 a = _mm512_loadu_ps(x + g * group_inputs);
-        const __m512 b = _mm512_loadu_ps(x + g * group_inputs + 16);
+// The same.
+void quantise_groups_avx512(const float* x, int64_t x_stride, int64_t num_groups, int32_t zero,
+                            ActivationGroup* groups, int64_t stride) {
+    for (int64_t g = 0; g < num_groups; ++g, x += x_stride, groups += stride) {
+        const __m512 a = _mm512_loadu_ps(x);
+        const __m512 b = _mm512_loadu_ps(x + 16);
         const __m512i magnitudes = _mm512_max_epi32(_mm512_castps_si512(_mm512_abs_ps(a)),
                                                     _mm512_castps_si512(_mm512_abs_ps(b)));
         const int32_t bits = _mm512_reduce_max_epi32(magnitudes);
@@ -113,7 +114,7 @@ void quantise_groups_avx512(const float* x, int64_t num_groups, int32_t zero,
         const __m128i high =
             _mm512_cvtepi32_epi8(_mm512_maskz_cvtps_epi32(mask, _mm512_mul_ps(b, factor)));
         const __m256i codes = _mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1);
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(groups[g].codes), codes);
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(groups->codes), codes);
         // sums of eight codes + 128 each
         const __m256i sums = _mm256_sad_epu8(_mm256_xor_si256(codes, _mm256_set1_epi8(-128)),
                                              _mm256_setzero_si256());
@@ -123,25 +124,41 @@ void quantise_groups_avx512(const float* x, int64_t num_groups, int32_t zero,
             static_cast<int32_t>(_mm256_extract_epi64(sums, 2) + _mm256_extract_epi64(sums, 3));
         const float scale = is_finite ? most / 127.0f : std::numeric_limits<float>::quiet_NaN();
         constexpr int32_t sixteen = 16 * 128;
-        write_group(scale, sum_low - sixteen, sum_high - sixteen, zero, groups + g);
+        write_group(scale, sum_low - sixteen, sum_high - sixteen, zero, groups);
     }
 }
 EC_END_TARGET
+
+// Whole groups.
+void quantise_groups(const float* x, int64_t x_stride, int64_t num_groups, int32_t zero,
+                     ActivationGroup* groups, int64_t stride) {
+    const auto run = isa() >= Isa::avx512 ? quantise_groups_avx512 : quantise_groups_avx2;
+    run(x, x_stride, num_groups, zero, groups, stride);
+}
 #endif
 
 }  // namespace
+
+void quantise_columns(const float* x, int64_t x_stride, int64_t num_rows, int32_t zero,
+                      ActivationGroup* groups, int64_t stride) {
+#if EC_X86
+    if (isa() != Isa::portable)
+        return quantise_groups(x, x_stride, num_rows, zero, groups, stride);
+#endif
+    for (int64_t r = 0; r < num_rows; ++r)
+        quantise_row(x + r * x_stride, group_inputs, zero, groups + r * stride);
+}
 
 void quantise_row(const float* x, int64_t num_inputs, int32_t zero,
                   ActivationGroup* groups) {
 #if EC_X86
     if (isa() != Isa::portable) {
         const int64_t whole = num_inputs / group_inputs, rest = num_inputs % group_inputs;
-        (isa() >= Isa::avx512 ? quantise_groups_avx512 : quantise_groups_avx2)(x, whole, zero,
-                                                                               groups);
+        quantise_groups(x, group_inputs, whole, zero, groups, 1);
         if (rest == 0) return;
         float padded[group_inputs] = {};
         std::memcpy(padded, x + whole * group_inputs, static_cast<size_t>(rest) * 4);
-        return quantise_groups_avx2(padded, 1, zero, groups + whole);
+        return quantise_groups(padded, 0, 1, zero, groups + whole, 0);
     }
 #endif
     for (int64_t first = 0; first < num_inputs; first += group_inputs) {

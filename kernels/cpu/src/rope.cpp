@@ -15,8 +15,9 @@
 #define EC_BODY "rope_body.h"
 #include "every_isa.h"
 
-EC_EXPORT const char* ec_rotary_and_cache(const ec::Rotary* r) {
-    using namespace ec;
+namespace ec {
+
+const char* check_rotary(const Rotary* r) {
     if (2 * r->half > r->head_size) {
         return refuse("angles of %ld elements for heads of %ld: at most the whole head turns",
                       2 * r->half, r->head_size);
@@ -34,9 +35,41 @@ EC_EXPORT const char* ec_rotary_and_cache(const ec::Rotary* r) {
                           r->num_slots);
         }
     }
-    const auto rotate_token = EC_CHOOSE(rotate_token);
-    const int64_t size = (r->num_query_heads + 2 * r->num_kv_heads) * r->head_size;
-    for_rows(r->num_tokens, size, [&](int64_t token) { rotate_token(*r, token); });
+    return nullptr;
+}
+
+void fetch_slots(const Rotary& r, int64_t head, int64_t token, int64_t token_stop) {
+    if (head < r.num_query_heads) return;
+    const int64_t own = (head - r.num_query_heads) % r.num_kv_heads;
+    const bool is_value = head >= r.num_query_heads + r.num_kv_heads;
+    const int64_t row_bytes = kv_row_bytes(r.kv_format, r.head_size);
+    const bool has_panels = has_byte_panels(r.kv_format, r.block_size, r.head_size) ||
+                            (!is_value && has_float_panels(r.kv_format, r.block_size));
+    const uint8_t* cache = is_value ? r.v_cache : r.k_cache;
+    for (int64_t last = -1; token < token_stop; ++token) {
+        const int64_t slot = r.slots[token], panel = slot / panel_tokens;
+        if (has_panels && panel == last) continue;
+        last = panel;
+        const int64_t bytes = has_panels ? panel_tokens * row_bytes : row_bytes;
+        const uint8_t* at = cache + (has_panels
+                                         ? panel_offset(slot, own, r.num_kv_heads, row_bytes)
+                                         : (slot * r.num_kv_heads + own) * row_bytes);
+        for (int64_t line = 0; line < bytes; line += 64) fetch_to_write(at + line);
+    }
+}
+
+void rotate(const Rotary& r, int64_t head, int64_t token, int64_t token_stop) {
+    EC_CHOOSE(rotate_rows)(r, head, head + 1, token, token_stop);
+}
+
+}  // namespace ec
+
+EC_EXPORT const char* ec_rotary_and_cache(const ec::Rotary* r) {
+    if (const char* refusal = ec::check_rotary(r)) return refusal;
+    const auto rotate_rows = EC_CHOOSE(rotate_rows);
+    const int64_t num_heads = r->num_query_heads + 2 * r->num_kv_heads;
+    ec::for_rows(r->num_tokens, num_heads * r->head_size,
+                 [&](int64_t token) { rotate_rows(*r, 0, num_heads, token, token + 1); });
     return nullptr;
 }
 

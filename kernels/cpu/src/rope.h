@@ -21,4 +21,12 @@ struct Rotary {
     float eps;
 };
 
+// Null, or why it cannot be done.
+const char* check_rotary(const Rotary* rotary);
+
+// One head of tokens [token, token_stop), those of q, then of k, then of v; and, before, a fetch of
+// the cache's lines that it will write.
+void rotate(const Rotary& rotary, int64_t head, int64_t token, int64_t token_stop);
+void fetch_slots(const Rotary& rotary, int64_t head, int64_t token, int64_t token_stop);
+
 }  // namespace ec

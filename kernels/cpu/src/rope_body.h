@@ -1,4 +1,4 @@
-// Rotation of one head, and one token's norm, rotation and cache write. See rope.cpp. Included by
+// Rotation of one head, and its norm, rotation and cache write. See rope.cpp. Included by
 // every_isa.h: no include guard.
 
 #include "norm_body.h"
@@ -20,37 +20,35 @@ EC_INLINE void rotate_head(float* x, const float* angles, int64_t half) {
     }
 }
 
-// Also norms q and k if there are weights, and writes k and v to their slot.
-static void rotate_token(const Rotary& r, int64_t token) {
-    float* qkv = r.qkv + token * r.qkv_stride;
-    const float* angles = r.cos_sin + r.positions[token] * 2 * r.half;
-    const int64_t kv_size = r.num_kv_heads * r.head_size;
-    for (int64_t head = 0; head < r.num_query_heads; ++head) {
-        float* q = qkv + head * r.head_size;
-        if (r.q_weight != nullptr) norm_row(q, r.q_weight, r.head_size, r.eps, q);
-        rotate_head(q, angles, r.half);
+// Norms and rotates a head of q or k, writes one of k or v to its token's slot.
+EC_INLINE void rotate_one(const Rotary& r, int64_t token, int64_t head) {
+    float* x = r.qkv + token * r.qkv_stride + head * r.head_size;
+    const bool is_query = head < r.num_query_heads;
+    const bool is_value = head >= r.num_query_heads + r.num_kv_heads;
+    if (!is_value) {
+        const float* weight = is_query ? r.q_weight : r.k_weight;
+        if (weight != nullptr) norm_row(x, weight, r.head_size, r.eps, x);
+        rotate_head(x, r.cos_sin + r.positions[token] * 2 * r.half, r.half);
     }
-    float* k = qkv + r.num_query_heads * r.head_size;
-    const int64_t row_bytes = kv_row_bytes(r.kv_format, r.head_size);
-    const int64_t slot = r.slots[token], row = slot * r.num_kv_heads * row_bytes;
-    const bool has_floats = has_float_panels(r.kv_format, r.block_size);
-    const bool has_bytes = has_byte_panels(r.kv_format, r.block_size, r.head_size);
-    const int64_t lane = slot % panel_tokens;
-    for (int64_t head = 0; head < r.num_kv_heads; ++head, k += r.head_size) {
-        if (r.k_weight != nullptr) norm_row(k, r.k_weight, r.head_size, r.eps, k);
-        rotate_head(k, angles, r.half);
-        const int64_t panel = panel_offset(slot, head, r.num_kv_heads, row_bytes);
-        if (has_bytes) {
-            store_lane<true>(k, r.head_size, lane, r.k_cache + panel);
-            store_lane<false>(k + kv_size, r.head_size, lane, r.v_cache + panel);
-            continue;
-        }
-        if (has_floats) {
-            auto* to = reinterpret_cast<float*>(r.k_cache + panel) + lane;
-            for (int64_t d = 0; d < r.head_size; ++d) to[d * panel_tokens] = k[d];
-        } else {
-            store_row(r.kv_format, k, r.head_size, r.k_cache + row + head * row_bytes);
-        }
-        store_row(r.kv_format, k + kv_size, r.head_size, r.v_cache + row + head * row_bytes);
+    if (is_query) return;
+    const int64_t own = (head - r.num_query_heads) % r.num_kv_heads, slot = r.slots[token];
+    const int64_t row_bytes = kv_row_bytes(r.kv_format, r.head_size), lane = slot % panel_tokens;
+    uint8_t* cache = is_value ? r.v_cache : r.k_cache;
+    uint8_t* panel = cache + panel_offset(slot, own, r.num_kv_heads, row_bytes);
+    if (has_byte_panels(r.kv_format, r.block_size, r.head_size)) {
+        if (is_value) return store_lane<false>(x, r.head_size, lane, panel);
+        return store_lane<true>(x, r.head_size, lane, panel);
     }
+    if (!is_value && has_float_panels(r.kv_format, r.block_size)) {
+        auto* to = reinterpret_cast<float*>(panel) + lane;
+        for (int64_t d = 0; d < r.head_size; ++d) to[d * panel_tokens] = x[d];
+        return;
+    }
+    store_row(r.kv_format, x, r.head_size, cache + (slot * r.num_kv_heads + own) * row_bytes);
+}
+
+static void rotate_rows(const Rotary& r, int64_t head, int64_t head_stop, int64_t token,
+                        int64_t token_stop) {
+    for (; token < token_stop; ++token)
+        for (int64_t each = head; each < head_stop; ++each) rotate_one(r, token, each);
 }
