@@ -71,12 +71,13 @@ private:
 
 thread_local ReadyRows ready_rows;
 
-// Whether an operation from `i` on reads what lies at `x` now.
-bool is_read(const ec::GraphStep& step, int64_t i, const float* x) {
+// Whether an operation from `i` on reads what lies in rows [size] at `x` now.
+bool is_read(const ec::GraphStep& step, int64_t i, const float* x, int64_t size) {
+    const auto is_in_a_row = [&](const float* at) { return at >= x && at < x + size; };
     for (; i < step.num_ops; ++i) {
         const ec::GraphOp& op = step.ops[i];
-        if (op.subject == x) return true;
-        if (op.out == x) return gated_kind(op) < 0;
+        if (is_in_a_row(op.subject)) return true;
+        if (is_in_a_row(op.out)) return gated_kind(op) < 0;
     }
     return false;
 }
@@ -169,7 +170,7 @@ const char* run_gated_product(const ec::GraphStep& step, int64_t num_rows, int64
     ec::Behind behind;
     behind.gate = ec::gated_row(gated_kind(gate));
     behind.then = ready_rows.make(step, i + 2, gate.out, gate.size, num_rows);
-    behind.skips_out = behind.then != nullptr && !is_read(step, i + 3, gate.out);
+    behind.skips_out = behind.then != nullptr && !is_read(step, i + 3, gate.out, gate.size);
     return ec::linear(weight, next_weight(step, i + 2), c.subject, ready, num_rows, c.stride,
                       weight.num_inputs, gate.out, gate.size, behind);
 }
@@ -254,6 +255,7 @@ EC_EXPORT const char* ec_run_graph(const ec::GraphStep* step) {
                           step->capacity);
     }
     int64_t num_rows = step->num_tokens;
+    ready_rows.take();  // of a pass that was refused
     for (int64_t i = 0; i < step->num_ops; ++i) {
         const ec::GraphOp& op = step->ops[i];
         if (op.geometry != nullptr && planned(*step, op, num_rows)->num_tokens != num_rows) {
