@@ -140,7 +140,7 @@ async def streamed(http, number):
     body = {
         "model": "small",
         "messages": [{"role": "user", "content": f"Tell a story of {number} foxes."}],
-        "max_tokens": 32,
+        "max_tokens": 64,
         "seed": number,
         "temperature": 0.8,
         "stream": True,
@@ -167,12 +167,16 @@ async def test_over_http_streams_go_on_and_a_daemon_is_used_again_when_it_is_bac
             assert ready == {"status": "ok", "engines": dict.fromkeys(names, "ok")}
             expected = await asyncio.gather(*(streamed(http, number) for number in range(9)))
 
-            tasks = [asyncio.create_task(streamed(http, number)) for number in range(9)]
-            for daemon in daemons[:2]:
-                async with AsyncLLM(daemon.address) as watching:
+            async with (
+                AsyncLLM(daemons[0].address) as first,
+                AsyncLLM(daemons[1].address) as second,
+                asyncio.timeout(60),
+            ):
+                tasks = [asyncio.create_task(streamed(http, number)) for number in range(9)]
+                for watching, daemon in zip((first, second), daemons, strict=False):
                     while (await watching.statistics()).num_running < 3:
-                        await asyncio.sleep(0.01)
-                daemon.process.kill()
+                        await asyncio.sleep(0.001)
+                    daemon.process.kill()
             assert await asyncio.wait_for(asyncio.gather(*tasks), 60) == expected
             assert (await http.get("/health")).status_code == 503
             assert (await http.get("/ready")).status_code == 200
