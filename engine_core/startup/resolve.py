@@ -102,7 +102,9 @@ def plan_runner(
     given = options.scheduling
     if given.max_num_batched_tokens is not None or given.slo_tpot_ms is not None:
         most_shared = None
-    elif num_stages > 1:  # the more chunks a prompt has, the more stages are at work
+    elif num_stages > 1 or any(spec.sliding_windows):
+        # the more chunks a prompt has, the more stages are at work, and the fewer blocks it needs
+        # of a sliding window's
         most_a_step, most_shared = most_shared or most_a_step, None
     scheduler = options.scheduling.resolve(
         num_speculative_tokens=num_drafts,
