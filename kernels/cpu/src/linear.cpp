@@ -153,19 +153,15 @@ void run_gated(const LinearWeight& w, const LinearWeight* next, int64_t num_rows
                          LinearTask{0, 1, 0, count, upcoming_panel(right, 0)});
                 multiply(right, row, Results{both + panel_outputs, width},
                          LinearTask{0, 1, 0, count, later});
+                float* to =
+                    behind.skips_out ? both : out.at + row * out.stride + pair * panel_outputs;
+                const int64_t stride = behind.skips_out ? width : out.stride;
                 for (int64_t r = 0; r < count; ++r) {
-                    float* own = both + r * width;
-                    float* to = behind.skips_out
-                                    ? own
-                                    : out.at + (row + r) * out.stride + pair * panel_outputs;
-                    behind.gate(own, own + panel_outputs, panel_outputs, to);
+                    const float* own = both + r * width;
+                    behind.gate(own, own + panel_outputs, panel_outputs, to + r * stride);
                 }
-                if (behind.then == nullptr) continue;
-                const bool is_own = behind.skips_out;
-                behind.then->write_columns(
-                    row, count, pair * panel_outputs,
-                    is_own ? both : out.at + row * out.stride + pair * panel_outputs,
-                    is_own ? width : out.stride);
+                if (behind.then != nullptr)
+                    behind.then->write_columns(row, count, pair * panel_outputs, to, stride);
             }
         }
     });
