@@ -104,10 +104,6 @@ def build_engine(
         store = open_prefix_store(*about_cache) or open_block_transfer(*about_cache)
         structured_outputs = _structured_outputs(opened, runner_spec)
         runner = _warm_runner(runner_spec, config, compilations, phases, store)
-        if device.type == "cpu" and not isinstance(runner, EncoderRunner):
-            is_given = options.kv_cache_memory is not None
-            num_blocks = config.num_blocks + 1 if is_given else num_blocks_ahead(runner.config)
-            populate_cache(runner.storage.device_tensors, num_blocks)
         ranks.serving()
         core = _assemble(
             opened,
@@ -197,6 +193,13 @@ def _assemble(
             disk=None if store is None else store.tier,
         )
     )
+    if runner_spec.loaded.ops.device.type == "cpu" and not isinstance(runner, EncoderRunner):
+        is_given = runner_spec.options.kv_cache_memory is not None
+        populate_cache(
+            runner.storage.device_tensors,
+            config.num_blocks + 1 if is_given else num_blocks_ahead(runner.config),
+            lambda: kv_cache.num_blocks_in_use + kv_cache.num_blocks_cached,
+        )
     pooler = runner_spec.loaded.pooler
     # Besides the configuration a replay needs these.
     replayed = {

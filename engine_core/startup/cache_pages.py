@@ -7,8 +7,9 @@ import mmap
 import os
 import sys
 import threading
+import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -18,47 +19,83 @@ from kernels.interface.operations import KVCache
 logger = logging.getLogger(__name__)
 
 _MOST_TOKENS, _MOST_BYTES = 32768, 1 << 30
-"""Of a cache whose memory nobody gave: the rest comes as it is written."""
+"""Ahead of the blocks in use, of a cache whose memory nobody gave."""
 _POPULATE_WRITE = 23  # of madvise: as if each page were written, but its contents stay
-_STRIDE_BYTES = 4 << 20
+_STRIDE_BLOCKS = 128
+"""Of each tensor at a time: a few MB."""
+_POLL_S = 0.5
+"""Between two looks at how many blocks are in use."""
 _NICENESS = 10
 """A tenth of a core that others want, too: the step that shares it waits little, and it ends."""
 _SET_NAME, _NAME = 15, b"cache-pages"  # of prctl: what `top -H` shows
 
 
 def num_blocks_ahead(config: RunnerConfig) -> int:
-    """Of a cache whose memory nobody gave, the first blocks, with the null block."""
+    """Of a cache whose memory nobody gave, so many blocks, with the null block."""
     num_blocks = config.num_groups * -(-_MOST_TOKENS // config.block_size)
     return min(config.num_blocks, num_blocks, _MOST_BYTES // config.block_bytes) + 1
 
 
-def populate_cache(tensors: Sequence[KVCache], num_blocks: int) -> threading.Thread | None:
-    """Let a thread of low priority take the pages of the first blocks, a few of each tensor
-    [B, ...] at a time. Returns it, or None where the system cannot."""
+def populate_cache(
+    tensors: Sequence[KVCache], num_ahead: int, num_filled: Callable[[], int]
+) -> threading.Thread | None:
+    """Let a thread of low priority take the pages of each tensor's [B, ...] first `num_filled()
+    + num_ahead` blocks, a few at a time, until it has all or a tensor is gone. Returns it, or
+    None where the system cannot.
+
+    Args:
+        num_filled: how many blocks are in use or cached now. Empty ones are allocated in order,
+            so that no block behind these was written.
+    """
     if sys.platform != "linux":
         return None
     # neither cache nor engine shall outlive their end for it
-    parts = [(weakref.ref(part), part[:num_blocks].nbytes) for pair in tensors for part in pair]
-    thread = threading.Thread(target=_populate, args=(parts,), name=_NAME.decode(), daemon=True)
+    parts = [weakref.ref(part) for pair in tensors for part in pair]
+    thread = threading.Thread(
+        target=_populate,
+        args=(parts, len(tensors[0][0]), num_ahead, num_filled),
+        name=_NAME.decode(),
+        daemon=True,
+    )
     thread.start()
     return thread
 
 
-def _populate(parts: list[tuple[weakref.ref[torch.Tensor], int]]) -> None:
+def _populate(
+    parts: list[weakref.ref[torch.Tensor]],
+    num_blocks: int,
+    num_ahead: int,
+    num_filled: Callable[[], int],
+) -> None:
     library = ctypes.CDLL(None, use_errno=True)
     library.prctl(_SET_NAME, _NAME)
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
     madvise = library.madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    for start in range(0, max(num_bytes for _, num_bytes in parts), _STRIDE_BYTES):
-        for reference, num_bytes in parts:
-            tensor = reference()
-            if tensor is None:
-                return
-            first = (tensor.data_ptr() + start) // mmap.PAGESIZE * mmap.PAGESIZE
-            stop = tensor.data_ptr() + min(start + _STRIDE_BYTES, num_bytes)
-            length = (stop - first) // mmap.PAGESIZE * mmap.PAGESIZE
-            if length > 0 and madvise(first, length, _POPULATE_WRITE):
-                reason = os.strerror(ctypes.get_errno())  # a Linux before 5.14, or little memory
-                logger.debug("the KV cache's pages come as they are written: %s", reason)
-                return
+    num_taken = 0
+    while num_taken < num_blocks:
+        wanted = min(num_blocks, num_filled() + num_ahead)
+        if wanted <= num_taken:
+            time.sleep(_POLL_S)
+        stop = min(wanted, num_taken + _STRIDE_BLOCKS)
+        if not all(_take_pages(part(), num_taken, stop, madvise) for part in parts):
+            return
+        num_taken = max(num_taken, stop)
+
+
+def _take_pages(
+    tensor: torch.Tensor | None, first: int, stop: int, madvise: Callable[[int, int, int], int]
+) -> bool:
+    """Of blocks first .. stop; none if stop is not behind first. False: there is no more to do."""
+    if tensor is None:
+        return False
+    block_bytes = tensor.nbytes // len(tensor)
+    begin, end = (
+        (tensor.data_ptr() + block * block_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        for block in (first, stop)
+    )
+    if begin < end and madvise(begin, end - begin, _POPULATE_WRITE):
+        reason = os.strerror(ctypes.get_errno())  # a Linux before 5.14, or little memory
+        logger.debug("the KV cache's pages come as they are written: %s", reason)
+        return False
+    return True

@@ -1,8 +1,10 @@
 """A cache's pages are there before anything is written, and nothing of them changes."""
 
 import ctypes
+import math
 import mmap
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +14,18 @@ from engine_core.startup import cache_pages
 from kernels.torch.operations import TorchOperations
 
 NUM_BLOCKS = 5000
-"""A tensor of 41 MB: the C library always asks the system for so much, and reuses nothing."""
+BLOCK = 16, 2, 64
+
+
+def fresh_cache():
+    """Zeros [B, ...] in memory that nobody has used: the C library may reuse what it has."""
+    num_bytes = NUM_BLOCKS * math.prod(BLOCK) * 4
+    memory = (mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE) for _ in range(2))
+    return tuple(torch.frombuffer(each, dtype=torch.float32).view(-1, *BLOCK) for each in memory)
+
+
+def none_filled():
+    return 0
 
 
 def share_of_resident_pages(tensor):
@@ -27,23 +40,39 @@ def share_of_resident_pages(tensor):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="of Linux")
 def test_all_pages_are_there_and_their_contents_stay():
-    keys, values = TorchOperations().allocate_kv_cache(NUM_BLOCKS, 16, 2, 64, torch.float32)
+    keys, values = fresh_cache()
     keys[7] = 5.0
     assert share_of_resident_pages(keys) < 0.5
     assert share_of_resident_pages(values) < 0.5
-    cache_pages.populate_cache([(keys, values)], NUM_BLOCKS).join()
+    cache_pages.populate_cache([(keys, values)], NUM_BLOCKS, none_filled).join()
     assert share_of_resident_pages(keys) == share_of_resident_pages(values) == 1.0
     assert float(keys.sum()) == 5.0 * keys[7].numel()
     assert not values.any()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="of Linux")
-def test_the_first_blocks_pages_are_there_and_others_are_not_asked_for():
-    keys, values = TorchOperations().allocate_kv_cache(NUM_BLOCKS, 16, 2, 64, torch.float32)
-    cache_pages.populate_cache([(keys, values)], 1000).join()
-    for tensor in (keys, values):
-        assert share_of_resident_pages(tensor[:1000]) == 1.0
-        assert share_of_resident_pages(tensor[2000:]) < 0.5
+def test_pages_stay_ahead_of_the_blocks_in_use_until_all_are_there(monkeypatch):
+    monkeypatch.setattr(cache_pages, "_POLL_S", 0.01)
+    filled = [0]
+    keys, values = fresh_cache()
+    thread = cache_pages.populate_cache([(keys, values)], 1000, lambda: filled[0])
+    # of these blocks pages are to be there; at the third look some have been freed
+    for filled[0], num_there in ((0, 1000), (1500, 2500), (700, 2500), (3000, 4000)):
+        wait_until(lambda stop=num_there: share_of_resident_pages(values[:stop]) == 1.0)
+        for tensor in (keys, values):
+            assert share_of_resident_pages(tensor[num_there + 500 :]) < 0.5
+        assert thread.is_alive()
+    filled[0] = NUM_BLOCKS - 1000
+    thread.join(60)
+    assert not thread.is_alive()
+    assert share_of_resident_pages(keys) == share_of_resident_pages(values) == 1.0
+
+
+def wait_until(condition):
+    deadline_s = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
 
 
 def test_of_a_cache_whose_memory_nobody_gave_the_first_blocks_are_few():
@@ -63,7 +92,7 @@ def test_a_system_that_cannot_is_asked_once(monkeypatch, caplog):
     monkeypatch.setattr(cache_pages, "_POPULATE_WRITE", 12345)
     tensors = [TorchOperations().allocate_kv_cache(64, 16, 2, 64, torch.float32)]
     with caplog.at_level("DEBUG", logger=cache_pages.__name__):
-        cache_pages.populate_cache(tensors, 64).join()
+        cache_pages.populate_cache(tensors, 64, none_filled).join()
     assert [record.message for record in caplog.records] == [
         "the KV cache's pages come as they are written: Invalid argument"
     ]
@@ -85,6 +114,18 @@ def test_a_cache_that_is_given_back_gets_no_more_pages(monkeypatch):
             self.prctl = lambda *_: 0
 
     monkeypatch.setattr(cache_pages.ctypes, "CDLL", Library)
-    monkeypatch.setattr(cache_pages, "_STRIDE_BYTES", 1 << 16)
-    cache_pages.populate_cache(tensors, 64).join()
+    monkeypatch.setattr(cache_pages, "_STRIDE_BLOCKS", 8)
+    cache_pages.populate_cache(tensors, 64, none_filled).join()
     assert len(asked) == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="of Linux")
+def test_a_cache_that_is_given_back_ends_the_wait_for_it(monkeypatch):
+    monkeypatch.setattr(cache_pages, "_POLL_S", 0.01)
+    tensors = [fresh_cache()]
+    thread = cache_pages.populate_cache(tensors, 64, none_filled)
+    thread.join(0.2)
+    assert thread.is_alive()
+    tensors.clear()
+    thread.join(60)
+    assert not thread.is_alive()
