@@ -76,6 +76,8 @@ def _populate(
     while num_taken < num_blocks:
         wanted = min(num_blocks, num_filled() + num_ahead)
         if wanted <= num_taken:
+            # the first are soon needed; others can wait until no step wants this core
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
             time.sleep(_POLL_S)
         stop = min(wanted, num_taken + _STRIDE_BLOCKS)
         if not all(_take_pages(part(), num_taken, stop, madvise) for part in parts):

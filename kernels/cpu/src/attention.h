@@ -111,10 +111,11 @@ struct AttentionPlan {
         return &members[static_cast<size_t>(item.member)];
     }
 
-    // What the thread that computes item `index` will probably take next, or null.
+    // What the thread that computes item `index` will probably take next, or null: the others take
+    // one each before it, those that are in the middle of theirs too.
     const AttentionItem* after(int64_t index) const {
-        const int64_t next = num_threads() == 1 ? index + 1 : next_task();
-        return next > index && next < static_cast<int64_t>(items.size())
+        const int64_t next = index + num_threads();
+        return next < static_cast<int64_t>(items.size())
                    ? &items[static_cast<size_t>(next)]
                    : nullptr;
     }

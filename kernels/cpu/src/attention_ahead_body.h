@@ -5,6 +5,7 @@
 struct Places {
     const float* panels[tile_keys / panel_tokens];
     const float* values[tile_keys];
+    int64_t num_keys;
 };
 
 // Blocks lie anywhere in memory, so the processor cannot guess the next. A tile's lines asked for
@@ -53,6 +54,7 @@ public:
     // Of the item's head, where its keys lie in panels of floats. False: there are none.
     bool find(int64_t head, Places& places) const {
         if (head >= num_heads_ || num_rows_ == 0) return false;
+        places.num_keys = num_rows_;
         for (int64_t j = 0; j < tile_keys; ++j) {
             const int64_t at = at_[j < num_rows_ ? j : num_rows_ - 1];
             places.values[j] = reinterpret_cast<const float*>(v_ + at + head * row_bytes_);

@@ -221,7 +221,18 @@ public:
     void fetch(const Ahead& ahead, int64_t head) {
         next_ = has_panels_ && ahead.find(head, places_) ? &places_ : nullptr;
     }
-    void fetched() { next_ = nullptr; }
+    // A tile that is longer than this one has keys left, for which there was no step.
+    void fetched() {
+        if (next_ == nullptr) return;
+        const int64_t units = (stop_ + unit_keys - 1) / unit_keys;
+        for (int64_t j = stop_; j < next_->num_keys; ++j)
+            for (int64_t d = 0; d < a_.head_size; d += 16)
+                __builtin_prefetch(next_->values[j] + d, 0, 2);
+        for (int64_t unit = units; unit * unit_keys < next_->num_keys; ++unit)
+            for (int64_t d = 0; d < a_.head_size; ++d)
+                __builtin_prefetch(next_->panels[unit] + d * unit_keys, 0, 2);
+        next_ = nullptr;
+    }
 
     // Before the first `score` from `at` on: a pass that is scored at once is in the nearest cache.
     void prepare(int64_t at, Ahead& ahead) {

@@ -105,8 +105,6 @@ public:
         if (sleepers_.load() > 0) futex(&signal_, FUTEX_WAKE, INT_MAX);
     }
 
-    int64_t next_task() const { return next_.load(std::memory_order_relaxed); }
-
     // The threads of a parent do not exist in its child.
     void forget_threads() {
         num_threads_.store(1);
@@ -228,8 +226,6 @@ Pool& pool() {
 }  // namespace
 
 int num_threads() { return pool().num_threads(); }
-
-int64_t next_task() { return pool().next_task(); }
 
 void run_tasks(int64_t num_tasks, Task run, void* context) {
     pool().run(num_tasks, run, context);

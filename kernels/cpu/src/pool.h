@@ -22,9 +22,6 @@ int num_threads();
 using Task = void (*)(void* context, int64_t task, int thread);
 void run_tasks(int64_t num_tasks, Task run, void* context);
 
-// The task that the thread which is done first will take, while others run: a hint, any number.
-int64_t next_task();
-
 template <typename Fn>
 void parallel(int64_t num_tasks, Fn&& fn) {
     using Function = std::remove_reference_t<Fn>;
