@@ -114,7 +114,7 @@ def test_a_cache_that_is_given_back_gets_no_more_pages(monkeypatch):
             self.prctl = lambda *_: 0
 
     monkeypatch.setattr(cache_pages.ctypes, "CDLL", Library)
-    monkeypatch.setattr(cache_pages, "_STRIDE_BLOCKS", 8)
+    monkeypatch.setattr(cache_pages, "_STRIDE_BYTES", 1 << 16)
     cache_pages.populate_cache(tensors, 64, none_filled).join()
     assert len(asked) == 1
 
