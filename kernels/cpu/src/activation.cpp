@@ -10,7 +10,7 @@
 #define EC_BODY "activation_body.h"
 #include "every_isa.h"
 
-ec::GatedRow* ec::gated_row(int64_t kind) {
+ec::GatedRows* ec::gated_rows(int64_t kind) {
     return kind == 0   ? EC_CHOOSE(silu_gated)
            : kind == 1 ? EC_CHOOSE(gelu_tanh_gated)
            : kind == 2 ? EC_CHOOSE(gelu_gated)
@@ -19,12 +19,13 @@ ec::GatedRow* ec::gated_row(int64_t kind) {
 
 const char* ec::gated_activation(const float* gate_up, float* out, int64_t num_rows, int64_t size,
                                  int kind, const InputRows* then) {
-    const auto run = gated_row(kind);
+    const auto run = gated_rows(kind);
     if (run == nullptr) {
         return refuse("activation %d is not 0 (SiLU), 1 (GELU, tanh) or 2 (GELU)", kind);
     }
     for_rows(num_rows, 4 * size, [&](int64_t row) {  // an exponential costs as four others
-        run(gate_up + row * 2 * size, gate_up + row * 2 * size + size, size, out + row * size);
+        const float* gate = gate_up + row * 2 * size;
+        run(gate, gate + size, 2 * size, 1, size, out + row * size, size);
         if (then != nullptr) then->write_row(row, out + row * size, size);
     });
     return nullptr;

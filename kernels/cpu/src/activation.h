@@ -1,14 +1,15 @@
-// The gated activations of a row.
+// The gated activations of rows.
 #pragma once
 
 #include <cstdint>
 
 namespace ec {
 
-// out = activation(gate) * up, `size` floats each.
-using GatedRow = void(const float* gate, const float* up, int64_t size, float* out);
+// out = activation(gate) * up, rows of `size` floats; out may be gate.
+using GatedRows = void(const float* gate, const float* up, int64_t stride, int64_t num_rows,
+                       int64_t size, float* out, int64_t out_stride);
 
 // 0: SiLU, 1: GELU's tanh approximation, 2: GELU; null for others.
-GatedRow* gated_row(int64_t kind);
+GatedRows* gated_rows(int64_t kind);
 
 }  // namespace ec

@@ -1,4 +1,4 @@
-// Activations of one row, alone and gated. Included by every_isa.h: no include guard.
+// Activations of rows, alone and gated. Included by every_isa.h: no include guard.
 
 EC_INLINE vf silu(vf g) { return g / (splat(1.0f) + exp_of(-g)); }
 
@@ -33,10 +33,18 @@ EC_INLINE vf relu(vf g) { return g < vf{} ? vf{} : g; }
 
 #define EC_ROWS(activation)                                                                      \
     [[maybe_unused]] static void activation##_gated(const float* gate, const float* up,          \
-                                                    int64_t size, float* out) {                  \
-        int64_t i = 0;                                                                           \
-        for (; i + W <= size; i += W) store(out + i, activation(load(gate + i)) * load(up + i)); \
-        for (; i < size; ++i) out[i] = activation(splat(gate[i]))[0] * up[i];                    \
+                                                    int64_t stride, int64_t num_rows,            \
+                                                    int64_t size, float* out,                    \
+                                                    int64_t out_stride) {                        \
+        const int64_t whole = size / W * W;                                                      \
+        for (int64_t r = 0; r < num_rows; ++r)                                                   \
+            for (int64_t i = 0; i < whole; i += W)                                               \
+                store(out + r * out_stride + i,                                                  \
+                      activation(load(gate + r * stride + i)) * load(up + r * stride + i));      \
+        for (int64_t r = 0; whole < size && r < num_rows; ++r)                                   \
+            for (int64_t i = whole; i < size; ++i)                                               \
+                out[r * out_stride + i] =                                                        \
+                    activation(splat(gate[r * stride + i]))[0] * up[r * stride + i];             \
     }                                                                                            \
     static void activation##_row(float* x, int64_t size) {                                       \
         int64_t i = 0;                                                                           \

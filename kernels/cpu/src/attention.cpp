@@ -4,6 +4,7 @@
 #include <cfloat>
 #include <cmath>
 #include <cstring>
+#include <vector>
 
 #include "buffers.h"
 #include "dispatch.h"
@@ -60,15 +61,20 @@ const char* check_requests(const Attention& a, int64_t num_requests, int64_t num
 
 thread_local Buffer item_scratch;
 thread_local Buffer partial_states;
-thread_local AttentionPlan plan;
+thread_local AttentionPlan own_plan;
 
-}  // namespace
-}  // namespace ec
+// Of the pass that this thread runs, one for all layers that share a geometry.
+struct PassPlan {
+    const AttentionGeometry* geometry;
+    int64_t num_blocks;  // of the cache that it was checked against
+    AttentionPlan plan;
+};
+thread_local std::vector<PassPlan> pass_plans;
+thread_local size_t num_pass_plans = 0;
 
-EC_EXPORT const char* ec_attention(const AttentionGeometry* g, const float* q, int64_t q_stride,
-                                   const uint8_t* k, const uint8_t* v, float* out, float scale,
-                                   float softcap, const float* sinks, const float* slopes) {
-    using namespace ec;
+// `is_planned`: `plan` is the one of this geometry, which is right.
+const char* run(const AttentionGeometry* g, AttentionPlan& plan, bool is_planned, const float* q,
+                int64_t q_stride, const AttentionOperands& call, float* out) {
     if (g->num_kv_heads < 1 || g->num_query_heads % g->num_kv_heads != 0 || g->head_size < 1 ||
         g->block_size < 1 || g->window < 0 || g->num_requests < 0 ||
         !is_kv_format(g->kv_format)) {
@@ -76,13 +82,15 @@ EC_EXPORT const char* ec_attention(const AttentionGeometry* g, const float* q, i
                       "be positive, and the first a multiple of the second", g->num_query_heads,
                       g->num_kv_heads, g->head_size, g->block_size);
     }
-    const Attention a{q, q_stride, k, v, out, g->starts, g->lengths, g->table, g->table_width,
-                      g->block_size, g->num_query_heads, g->num_kv_heads, g->head_size, g->window,
-                      g->bidirectional != 0,
-                      g->kv_format, g->rounds != 0, scale, softcap, sinks, slopes, g->ends};
-    const char* refusal = check_requests(a, g->num_requests, g->num_tokens, g->num_blocks);
-    if (refusal != nullptr) return refusal;
-    plan.make(a, g->num_requests);
+    const Attention a{q, q_stride, call.k, call.v, out, g->starts, g->lengths, g->table,
+                      g->table_width, g->block_size, g->num_query_heads, g->num_kv_heads,
+                      g->head_size, g->window, g->bidirectional != 0, g->kv_format, g->rounds != 0,
+                      call.scale, call.softcap, call.sinks, call.slopes, g->ends};
+    if (!is_planned) {
+        const char* refusal = check_requests(a, g->num_requests, g->num_tokens, call.num_blocks);
+        if (refusal != nullptr) return refusal;
+        plan.make(a, g->num_requests);
+    }
     const AttentionPlan& made = plan;  // a thread_local of the caller: a lambda's thread has its own
     float* partials = partial_states.reserve<float>(made.partial_floats);
     const int64_t scratch = scratch_floats(a, made);
@@ -99,4 +107,34 @@ EC_EXPORT const char* ec_attention(const AttentionGeometry* g, const float* q, i
             join(a, made.joins[static_cast<size_t>(i * a.num_kv_heads + head)], partials);
     });
     return nullptr;
+}
+
+}  // namespace
+
+void begin_pass() { num_pass_plans = 0; }
+
+const char* attention_of_pass(const AttentionGeometry* geometry, const float* q, int64_t q_stride,
+                              const AttentionOperands& call, float* out) {
+    size_t place = 0;
+    while (place < num_pass_plans && (pass_plans[place].geometry != geometry ||
+                                      pass_plans[place].num_blocks != call.num_blocks))
+        ++place;
+    const bool is_planned = place < num_pass_plans;
+    if (place == pass_plans.size()) pass_plans.emplace_back();
+    PassPlan& own = pass_plans[place];
+    const char* refusal = run(geometry, own.plan, is_planned, q, q_stride, call, out);
+    if (refusal != nullptr || is_planned) return refusal;
+    own.geometry = geometry;
+    own.num_blocks = call.num_blocks;
+    ++num_pass_plans;
+    return nullptr;
+}
+
+}  // namespace ec
+
+EC_EXPORT const char* ec_attention(const AttentionGeometry* g, const float* q, int64_t q_stride,
+                                   const uint8_t* k, const uint8_t* v, float* out, float scale,
+                                   float softcap, const float* sinks, const float* slopes) {
+    const ec::AttentionOperands call{k, v, sinks, slopes, g->num_blocks, scale, softcap};
+    return ec::run(g, ec::own_plan, false, q, q_stride, call, out);
 }

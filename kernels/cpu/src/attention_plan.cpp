@@ -91,6 +91,30 @@ void add_whole(const Attention& a, const Request& request, int64_t r, AttentionP
     }
 }
 
+// Items [0, num_whole) wait for the units, those behind, of a tile and few rows, for memory: spread
+// among each other both are busy. A small one comes last.
+void spread(const Attention& a, std::vector<AttentionItem>& items, size_t num_whole) {
+    if (num_whole == 0 || num_whole == items.size()) return;
+    thread_local std::vector<AttentionItem> in_turn;
+    const auto work = [&](const AttentionItem& item) {
+        return item.rows(a) * (item.tile_stop - item.tile);
+    };
+    int64_t all_whole = 0, done_whole = 0;
+    for (size_t i = 0; i < num_whole; ++i) all_whole += work(items[i]);
+    const auto all_tiles = static_cast<int64_t>(items.size() - num_whole);
+    in_turn.clear();
+    for (size_t whole = 0, tile = num_whole; in_turn.size() < items.size();) {
+        const auto done_tiles = static_cast<int64_t>(tile - num_whole);
+        if (whole < num_whole && done_whole * all_tiles <= done_tiles * all_whole) {
+            done_whole += work(items[whole]);
+            in_turn.push_back(items[whole++]);
+        } else {
+            in_turn.push_back(items[tile++]);
+        }
+    }
+    items.swap(in_turn);
+}
+
 }  // namespace
 
 void AttentionPlan::make(const Attention& a, int64_t num_requests) {
@@ -134,6 +158,7 @@ void AttentionPlan::make(const Attention& a, int64_t num_requests) {
             sharers[static_cast<size_t>(own)].assign(1, member);
         }
     }
+    const size_t num_whole = items.size();
     // One item for all heads reads the cache in one stream; few items are cut to feed the threads.
     const bool is_crowd = static_cast<int64_t>(tiles.size()) >= 8 * num_threads();
     for (size_t i = 0; i < tiles.size(); ++i) {
@@ -159,6 +184,7 @@ void AttentionPlan::make(const Attention& a, int64_t num_requests) {
             }
         }
     }
+    spread(a, items, num_whole);
     for (const AttentionItem& item : items) {
         most_rows = std::max(most_rows, item.rows(a));
         most_queries = std::max(most_queries, item.num_queries);

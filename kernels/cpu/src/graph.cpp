@@ -22,7 +22,7 @@ const ec::LinearWeight* next_weight(const ec::GraphStep& step, int64_t i) {
     return nullptr;
 }
 
-// Of gated activations as `gated_row` counts them; -1 for other operations.
+// Of gated activations as `gated_rows` counts them; -1 for other operations.
 int gated_kind(const ec::GraphOp& op) {
     switch (static_cast<ec::GraphOpKind>(op.kind)) {
         case ec::GraphOpKind::silu:
@@ -168,7 +168,7 @@ const char* run_gated_product(const ec::GraphStep& step, int64_t num_rows, int64
     const auto& weight = *static_cast<const ec::LinearWeight*>(c.operand);
     const ec::InputRows* ready = ready_rows.take();
     ec::Behind behind;
-    behind.gate = ec::gated_row(gated_kind(gate));
+    behind.gate = ec::gated_rows(gated_kind(gate));
     behind.then = ready_rows.make(step, i + 2, gate.out, gate.size, num_rows);
     behind.skips_out = behind.then != nullptr && !is_read(step, i + 3, gate.out, gate.size);
     return ec::linear(weight, next_weight(step, i + 2), c.subject, ready, num_rows, c.stride,
@@ -211,10 +211,7 @@ const char* run_op(const ec::GraphStep& step, int64_t& num_rows, int64_t i) {
         }
         case ec::GraphOpKind::attention: {
             const auto& call = *static_cast<const ec::AttentionOperands*>(c.operand);
-            AttentionGeometry geometry = *planned(step, c, num_rows);
-            geometry.num_blocks = call.num_blocks;
-            return ec_attention(&geometry, c.subject, c.stride, call.k, call.v, c.out, call.scale,
-                                call.softcap, call.sinks, call.slopes);
+            return ec::attention_of_pass(planned(step, c, num_rows), c.subject, c.stride, call, c.out);
         }
         case ec::GraphOpKind::silu:
         case ec::GraphOpKind::gelu_tanh:
@@ -256,6 +253,7 @@ EC_EXPORT const char* ec_run_graph(const ec::GraphStep* step) {
     }
     int64_t num_rows = step->num_tokens;
     ready_rows.take();  // of a pass that was refused
+    ec::begin_pass();
     for (int64_t i = 0; i < step->num_ops; ++i) {
         const ec::GraphOp& op = step->ops[i];
         if (op.geometry != nullptr && planned(*step, op, num_rows)->num_tokens != num_rows) {

@@ -93,6 +93,13 @@ struct GraphStep {
 
 enum class Norm { rms, layer };
 
+// Attention in a pass of this thread, of [num_tokens, H, D]: what is planned for a layer serves all
+// with its geometry, whose own `num_blocks` does not count.
+const char* attention_of_pass(const AttentionGeometry* geometry, const float* q, int64_t q_stride,
+                              const AttentionOperands& call, float* out);
+// Geometries have changed.
+void begin_pass();
+
 // The operations of the functions below; `then`: their rows are written there, too, or null.
 // x and out [num_rows, size], rows of x `x_stride` floats apart. weight [size] of a layer norm is
 // followed by what is added.
@@ -101,7 +108,7 @@ const char* norm(Norm kind, const float* x, int64_t x_stride, const float* weigh
 // residual += x; x = norm(residual). Both [num_rows, size], without gaps, apart from each other.
 const char* add_norm(Norm kind, float* x, float* residual, const float* weight, int64_t num_rows,
                      int64_t size, float eps, const InputRows* then);
-// gate_up [num_rows, 2 * size], out [num_rows, size]; kinds as of `gated_row`.
+// gate_up [num_rows, 2 * size], out [num_rows, size]; kinds as of `gated_rows`.
 const char* gated_activation(const float* gate_up, float* out, int64_t num_rows, int64_t size,
                              int kind, const InputRows* then);
 

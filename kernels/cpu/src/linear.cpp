@@ -156,10 +156,7 @@ void run_gated(const LinearWeight& w, const LinearWeight* next, int64_t num_rows
                 float* to =
                     behind.skips_out ? both : out.at + row * out.stride + pair * panel_outputs;
                 const int64_t stride = behind.skips_out ? width : out.stride;
-                for (int64_t r = 0; r < count; ++r) {
-                    const float* own = both + r * width;
-                    behind.gate(own, own + panel_outputs, panel_outputs, to + r * stride);
-                }
+                behind.gate(both, both + panel_outputs, width, count, panel_outputs, to, stride);
                 if (behind.then != nullptr)
                     behind.then->write_columns(row, count, pair * panel_outputs, to, stride);
             }

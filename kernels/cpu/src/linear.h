@@ -259,7 +259,7 @@ const char* check_weight(const LinearWeight& w);
 
 // What is done with a product's results while they are in a cache: one of `gate` and `rotary`.
 struct Behind {
-    GatedRow* gate = nullptr;  // joins the halves of each row, of whole panels, into `out`
+    GatedRows* gate = nullptr;  // joins the halves of each row, of whole panels, into `out`
     const InputRows* then = nullptr;  // what `gate` makes is written there, too
     bool skips_out = false;           // and only there
     const Rotary* rotary = nullptr;  // rotates the heads, of whole panels, in `out`, and keeps them
