@@ -1,6 +1,7 @@
 """Pages of a KV cache in host memory, asked of the system before prompts write them. A virtual
 machine may wait for its host at each: 0.6 GB/s, where a page that is there is written at 10."""
 
+import contextlib
 import ctypes
 import logging
 import mmap
@@ -80,7 +81,8 @@ def _populate(
         wanted = min(num_blocks, num_filled() + num_ahead)
         if wanted <= num_taken:
             # the first are soon needed; others can wait until no step wants this core
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+            with contextlib.suppress(OSError):  # a sandbox may forbid it
+                os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
             time.sleep(_POLL_S)
         stop = min(wanted, num_taken + stride)
         if not all(_take_pages(part(), num_taken, stop, madvise) for part in parts):
