@@ -27,7 +27,7 @@ _STRIDE_BYTES = 256 << 10
 _POLL_S = 0.5
 """Between two looks at how many blocks are in use."""
 _NICENESS = 10
-"""A tenth of a core that others want, too: the step that shares it waits little, and it ends."""
+"""Of the first pages: a tenth of a core that others want, too, for a second or two."""
 _SET_NAME, _NAME = 15, b"cache-pages"  # of prctl: what `top -H` shows
 
 
@@ -45,8 +45,8 @@ def populate_cache(
     None where the system cannot.
 
     Args:
-        num_filled: how many blocks are in use or cached now. Empty ones are allocated in order,
-            so that no block behind these was written.
+        num_filled: how many blocks are in use or cached now. Never written ones are allocated in
+            order, after all others that are empty: the most there were says which come next.
     """
     if sys.platform != "linux":
         return None

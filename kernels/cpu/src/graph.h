@@ -118,8 +118,5 @@ EC_EXPORT const char* ec_embedding_packed(const ec::LinearWeight* weight, const 
                                           int64_t num_ids, float* out);
 EC_EXPORT const char* ec_embedding(const int64_t* ids, int64_t num_ids, const float* weight,
                          int64_t num_rows, int64_t size, float* out);
-EC_EXPORT const char* ec_attention(const AttentionGeometry* geometry, const float* q, int64_t q_stride,
-                         const uint8_t* k, const uint8_t* v, float* out, float scale, float softcap,
-                         const float* sinks, const float* slopes);
 EC_EXPORT const char* ec_rotary_and_cache(const ec::Rotary* rotary);
 EC_EXPORT const char* ec_activation(float* x, int64_t num_rows, int64_t size, int kind);
