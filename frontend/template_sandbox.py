@@ -2,12 +2,7 @@
 standard input. A template is foreign code: it runs in Jinja2's immutable sandbox, and, as that
 bounds neither time nor memory, in this process, which the system ends at its limits."""
 
-import contextlib
 import json
-import os
-import resource
-import signal
-import sys
 from collections.abc import Mapping
 from datetime import datetime
 from functools import cache, lru_cache
@@ -23,40 +18,21 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from frontend.errors import ChatTemplateError
-from frontend.template_process import (
-    CPU_LIMIT_S,
-    MAX_PROMPT_CHARS,
-    MEMORY_LIMIT_BYTES,
-    OUT_OF_MEMORY,
-)
+from frontend.template_process import MAX_PROMPT_CHARS
+from protocol.sandbox import serve_sandbox
 
-_MAX_ERROR_CHARS = 4000
 # not text that a conversation holds, and with the trailing space that shows whether the template
 # trims the end of a message
 _CONTINUE_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
 def main() -> None:
-    """Serve until the input ends. Requests and answers: see `TemplateProcess`."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the client
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with contextlib.suppress(ValueError):  # macOS has no such limit
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
-    requests, answers = sys.stdin.buffer, sys.stdout.buffer
-    while len(head := requests.read(8)) == 8:
-        try:
-            request = json.loads(requests.read(int.from_bytes(head, "little")))
-            signal.setitimer(signal.ITIMER_PROF, CPU_LIMIT_S)
-            kind, text = b"+", render(**request)
-        except ChatTemplateError as error:
-            kind, text = b"-", str(error)[:_MAX_ERROR_CHARS]
-        except MemoryError:
-            os._exit(OUT_OF_MEMORY)
-        encoded = text.encode("utf-8", "surrogatepass")
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        answers.write(kind + len(encoded).to_bytes(8, "little") + encoded)
-        answers.flush()
+    """Serve until the input ends."""
+    serve_sandbox(lambda _setup: _answer, refusal=ChatTemplateError)
+
+
+def _answer(request: bytes) -> bytes:
+    return render(**json.loads(request)).encode("utf-8", "surrogatepass")
 
 
 def render(

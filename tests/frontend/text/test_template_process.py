@@ -75,11 +75,11 @@ def test_a_template_that_needs_too_much_memory_is_ended_and_the_next_one_rendere
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_the_sandbox_refuses_needs_no_new_process(name):
     render_chat(PLAIN, CHAT)
-    process_id = template_process._process.pid
+    process_id = template_process.pid
     with pytest.raises(ChatTemplateError, match="template"):
         render_chat(REFUSED[name], CHAT)
     assert render_chat(PLAIN, CHAT) == "hi"
-    assert template_process._process.pid == process_id
+    assert template_process.pid == process_id
 
 
 def test_an_error_text_of_the_template_has_a_limit():
@@ -90,7 +90,7 @@ def test_an_error_text_of_the_template_has_a_limit():
 
 def test_a_process_that_is_killed_is_started_again():
     render_chat(PLAIN, CHAT)
-    os.kill(template_process._process.pid, signal.SIGKILL)
+    os.kill(template_process.pid, signal.SIGKILL)
     time.sleep(0.2)
     assert render_chat(PLAIN, CHAT) == "hi"
 
@@ -177,7 +177,7 @@ def test_the_process_ends_with_its_client(end):
     script = (
         "import sys, time; from frontend import chat_template as c;"
         "c.render_chat('x', [{'role': 'user', 'content': 'a'}]);"
-        "print(c.template_process._process.pid, flush=True); sys.stdin.read()"
+        "print(c.template_process.pid, flush=True); sys.stdin.read()"
     )
     client = subprocess.Popen(
         [sys.executable, "-c", script],
@@ -208,9 +208,9 @@ def test_closing_twice_and_rendering_again():
     process.close()
     process.close()
     process.start()
-    process_id = process._process.pid
+    process_id = process.pid
     assert process.render(request) == "hi"
-    assert process._process.pid == process_id
+    assert process.pid == process_id
     process.close()
     assert process.render(request) == "hi"
     process.close()
@@ -249,7 +249,7 @@ async def test_the_process_ends_with_the_last_client_and_a_tokenizer_starts_anot
         first, second = [await AsyncLLM.connect(engine.address) for _ in range(2)]
         async for _ in first.chat(CHAT, SamplingParams(max_tokens=1)):
             pass
-        process_id = template_process._process.pid
+        process_id = template_process.pid
         await second.close()
         os.kill(process_id, 0)
         await first.close()
