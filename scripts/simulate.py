@@ -5,9 +5,9 @@ times instead of a model.
     python scripts/simulate.py plan --rate 20 --slo-ttft-ms 500 --slo-tpot-ms 30
     python scripts/simulate.py verify STEP_TRACE
 
-A table goes to stderr, one JSON document to --json FILE or to stdout. Exit code 0, 1 if a step
-trace does not replay to the same decisions or no plan is within the SLO, 2 for wrong options or
-input, 130 after Ctrl-C.
+A table goes to stderr, one JSON document to --json FILE, or to stdout unless that is a terminal.
+Exit code 0, 1 if a step trace does not replay to the same decisions or no plan is within the SLO,
+2 for wrong options or input, 130 after Ctrl-C.
 """
 
 import functools
@@ -24,6 +24,7 @@ from scripts.load.report import log
 from scripts.simulator import SimulationError, replay, simulation
 from scripts.simulator.metrics import as_json, as_plan_table, as_table
 from scripts.simulator.simulation import Scenario
+from scripts.simulator.step_times import FEATURES
 from scripts.simulator.step_trace import StepTrace, fit_step_trace
 from scripts.traces import TraceError
 
@@ -42,7 +43,7 @@ def run(
 ) -> int:
     """Serve a trace and report latencies, throughput, cache hits and preemptions."""
     document = simulation.simulate(scenario, picture)
-    log(as_table(document))
+    log(f"{scenario.in_words()}\n{as_table(document)}")
     _write(as_json(document), json)
     return 0
 
@@ -61,8 +62,16 @@ def plan(
 ) -> int:
     """The fewest replicas, and the token budget, with p99 TTFT below --slo-ttft-ms and p99 TPOT
     below --slo-tpot-ms."""
+    looked_for = {
+        ("--engines", "--max-replicas"): lambda given: given.fleet.engines,
+        ("--max-num-batched-tokens", "--budget"): lambda given: given.engine.max_num_batched_tokens,
+    }
+    for (name, instead), of in looked_for.items():
+        if of(scenario) != of(_DEFAULT):
+            what = f"{name} is {of(scenario)}, and a plan looks for it"
+            raise SimulationError(f"{what}; give {instead}")
     document = simulation.plan(scenario, budget, max_replicas, processes)
-    log(as_plan_table(document))
+    log(f"{scenario.in_words()}\n{as_plan_table(document)}")
     _write(as_json(document), json)
     return 0 if document["best"] is not None else 1
 
@@ -85,7 +94,12 @@ def verify(step_trace: Path) -> int:
 def fit(step_trace: Path, *, json: JsonFile = None) -> int:
     """Fit step times to a step trace, and say how well they fit."""
     model = fit_step_trace(step_trace)
-    log(f"{model.num_steps} steps, mean relative error {100 * model.mean_relative_error:.1f} %")
+    log(
+        f"{model.num_steps} steps of {step_trace}, mean relative error "
+        f"{100 * model.mean_relative_error:.1f} %; microseconds a step and each:"
+    )
+    for name, seconds in zip(FEATURES, model.coefficients, strict=True):
+        log(f"{name:<28}{seconds * 1e6:>14.4f}")
     _write(as_json(model.describe()), json)
     return 0
 
@@ -102,14 +116,15 @@ def validate(
     """Simulate a step trace's arrivals; compare throughput, TTFT and TPOT with those recorded."""
     model = fit_step_trace(fit_on or step_trace)
     document = replay.validate(StepTrace(step_trace), model)
-    log(replay.as_table(document))
+    log(f"step times of {fit_on or step_trace}\n{replay.as_table(document)}")
     _write(as_json(document), json)
     return 0
 
 
 def _write(text: str, path: Path | None) -> None:
     if path is None:
-        sys.stdout.write(text)
+        if not sys.stdout.isatty():
+            sys.stdout.write(text)
         return
     try:
         path.write_text(text)

@@ -16,8 +16,9 @@ class _Axis:
     """From values to pixels. A logarithmic one begins at a thousandth of the largest value."""
 
     def __init__(self, values: Sequence[float], start_px: float, stop_px: float, log: bool) -> None:
-        high = max(values, default=1.0) or 1.0
-        low = max(min((value for value in values if value > 0), default=high), high * 1e-3)
+        positive = [value for value in values if value > 0]
+        high = max(positive, default=1.0)
+        low = max(min(positive, default=high), high * 1e-3)
         self._bounds = (low / 1.1, high * 1.1) if log else (0.0, high)
         self._scale = math.log if log else float
         self._log = log
@@ -31,20 +32,22 @@ class _Axis:
         return self._start_px + (at - low) / (high - low) * (self._stop_px - self._start_px)
 
     def ticks(self) -> list[float]:
+        """At least two: 1, 2 and 5 of each decade, or 1 alone of many. Where fewer are on the axis,
+        as on a linear one: multiples of a 1, 2 or 5 of some decade."""
         low, high = self._bounds
-        if self._log and high / low < 5:
-            ticks = [0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.3, 1.5, 1.75, 2, 2.5, 3, 4]
-            unit = 1.0 if low < 1 < high else 10.0 ** math.floor(math.log10(low))
-            ticks = [unit * tick for tick in ticks]
-        elif self._log:
+        ticks = []
+        if self._log:
             decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
             steps = (1, 2, 5) if len(decades) <= 4 else (1,)
             ticks = [step * 10.0**decade for decade in decades for step in steps]
-        else:
-            unit = 10.0 ** math.floor(math.log10(high / 5))
-            step = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= high / 5)
-            ticks = [step * at for at in range(6)]
-        return [tick for tick in ticks if low <= tick <= high * (1 + 1e-9)]
+            ticks = [tick for tick in ticks if low <= tick <= high]
+        if len(ticks) < 2:
+            widest = (high - low) / 3  # so that three fit, wherever the first one is
+            unit = 10.0 ** math.floor(math.log10(widest))
+            step = max((unit * one for one in (1, 2, 5) if unit * one <= widest), default=unit)
+            multiples = range(math.ceil(low / step), math.floor(high / step) + 1)
+            ticks = [step * multiple for multiple in multiples]
+        return ticks
 
 
 def line_chart(

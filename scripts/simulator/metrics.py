@@ -13,6 +13,11 @@ from scripts.load.records import distribution, throughput
 from scripts.load.report import latency_lines
 from scripts.traces.trace import TraceRequest
 
+_BUSY = (
+    "busy: share of the time in which a step runs, full or not; a request joins the next step, it "
+    "does not wait for an idle engine"
+)
+
 LATENCIES = {
     "ttft": "time to first token",
     "tpot": "time per output token",
@@ -141,6 +146,7 @@ def as_table(document: dict[str, Any]) -> str:
         f"preemptions: {preemptions['recompute']} by recompute ({preemptions['forced']} forced), "
         f"{preemptions['swap']} by swap",
     ]
+    lines.append(_BUSY)
     lines += [f"refused, {reason}: {count}" for reason, count in requests["refused"].items()]
     if trace["num_rows_skipped"]:
         lines.append(f"rows of the trace skipped: {trace['num_rows_skipped']}")
@@ -153,7 +159,7 @@ def as_plan_table(document: dict[str, Any]) -> str:
     """The planner's trials, for a terminal."""
     lines = [
         f"{'token budget':>12}{'replicas':>10}{'p99 TTFT ms':>14}{'p99 TPOT ms':>14}"
-        f"{'busy':>8}   within the SLO"
+        f"{'tokens a step':>15}{'busy':>9}   within the SLO"
     ]
     for trial in document["tried"]:
         ttft, tpot = (
@@ -162,8 +168,10 @@ def as_plan_table(document: dict[str, Any]) -> str:
         )
         lines.append(
             f"{trial['max_num_batched_tokens']:>12}{trial['replicas']:>10}{ttft:>14}{tpot:>14}"
-            f"{_percent(trial['utilisation']):>8}   {trial['why_not'] or 'yes'}"
+            f"{trial['mean_tokens_a_step'] or 0:>15.1f}{_percent(trial['utilisation']):>9}   "
+            f"{trial['why_not'] or 'yes'}"
         )
+    lines.append(_BUSY)
     best = document["best"]
     lines.append(
         "nothing tried is within the SLO; raise --max-replicas or the limits"

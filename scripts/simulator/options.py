@@ -29,6 +29,7 @@ from scripts.traces.synthetic import (
 from scripts.traces.trace import MAX_REQUESTS, TraceFile, TraceRequest, take_part
 
 MAX_ENGINES = 100_000
+NUM_SYNTHETIC = 1000
 
 
 @Parameter(name="*", group="Trace")
@@ -126,7 +127,7 @@ class TraceOptions:
         return SyntheticTrace(
             arrivals=processes[self.arrivals],
             lengths=lengths if self.length_pairs is None else read_pairs(self.length_pairs),
-            num_requests=1000 if self.num_requests is None else self.num_requests,
+            num_requests=NUM_SYNTHETIC if self.num_requests is None else self.num_requests,
             seed=self.seed,
             prefixes=SharedPrefixes(self.prefixes, self.prefix_len, self.prefix_zipf)
             if self.prefixes

@@ -16,7 +16,13 @@ from scripts.simulator import SimulationError
 from scripts.simulator.engine import SimulatedEngine
 from scripts.simulator.fleet import Fleet, make_router
 from scripts.simulator.metrics import RequestMetrics
-from scripts.simulator.options import EngineOptions, FleetOptions, StepTimeOptions, TraceOptions
+from scripts.simulator.options import (
+    NUM_SYNTHETIC,
+    EngineOptions,
+    FleetOptions,
+    StepTimeOptions,
+    TraceOptions,
+)
 from scripts.simulator.picture import Timeline, draw
 
 
@@ -36,6 +42,32 @@ class Scenario:
             }
             for field in dataclasses.fields(self)
         }
+
+    def in_words(self) -> str:
+        """Model, hardware and load, given or not, and every other option that is no default."""
+        trace, times = self.trace, self.step_times
+        said = {"hardware", "model", "fitted", "trace", "trace_format"}
+        parts = [f"{times.model} on {times.hardware} (a roofline)"]
+        if times.fitted is not None:
+            parts = [f"step times of {times.fitted}"]
+        if trace.trace is not None:
+            parts.append(f"requests of {trace.trace} ({trace.trace_format})")
+        else:
+            said |= {"num_requests", "arrivals", "rate", "prompt_len", "output_len", "length_pairs"}
+            parts += [
+                f"{trace.num_requests or NUM_SYNTHETIC} requests, {trace.rate:g} a second, "
+                f"{trace.arrivals} arrivals",
+                f"prompts of {trace.prompt_len} tokens, answers of {trace.output_len}"
+                if trace.length_pairs is None
+                else f"lengths of {trace.length_pairs}",
+            ]
+        defaults = Scenario().describe()
+        for group, options in self.describe().items():
+            for name, value in options.items():
+                if name not in said and value != defaults[group][name]:
+                    option = name.replace("_", "-")
+                    parts.append(f"--no-{option}" if value is False else f"--{option} {value}")
+        return "; ".join(parts)
 
 
 def simulate(scenario: Scenario, picture: Path | None = None) -> dict[str, Any]:
@@ -213,6 +245,7 @@ def _try(scenario: Scenario, budget: int, replicas: int) -> dict[str, Any]:
         "ttft_p99_s": ttft,
         "tpot_p99_s": tpot,
         "utilisation": document["engines"]["utilisation"],
+        "mean_tokens_a_step": document["engines"]["mean_tokens_a_step"],
         "output_tokens_per_s": requests["throughput"]["output_tokens_per_s"],
         "num_refused": requests["num_refused"],
         "why_not": why_not,

@@ -2,12 +2,14 @@
 
 import dataclasses
 import math
+import re
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from scripts.load.charts import line_chart
 from scripts.load.clients import ClientFacts, Outcome, share_of
 from scripts.load.comparison import compare, resamples
 from scripts.load.options import parse_goodput
@@ -251,3 +253,33 @@ def test_a_result_read_back_is_the_one_written(tmp_path):
     (tmp_path / "r.json").write_text('{"label": "x"}')
     with pytest.raises(ValueError, match=r"write one with --json FILE"):
         read_json(tmp_path / "r.json")
+
+
+# ---------------------------------------------------------------------- charts
+
+POSITIVE = st.floats(1e-300, 1e300)
+
+
+@given(values=st.lists(POSITIVE, min_size=1, max_size=4), log=st.booleans())
+@example(values=[887.0, 3450.0], log=True)
+@example(values=[76.9, 261.0], log=True)
+@example(values=[5.0, 5.0], log=True)
+@example(values=[0.0], log=True)
+@example(values=[0.0], log=False)
+def test_an_axis_always_has_numbers_that_differ_and_rise(values, log):
+    points = {"run": [(1.0, value) for value in values]}
+    svg = line_chart("Title", "x", "y", points, log_y=log)
+    found = re.findall(r'y="([0-9.-]+)" text-anchor="end">([^<]+)<', svg)
+    numbers = [float(text) for _, text in found]
+    assert 2 <= len(numbers) <= 12
+    assert numbers == sorted(set(numbers))
+    heights = [float(height) for height, _ in found]
+    assert all(10 <= height <= 243 for height in heights), "within the picture"
+    assert heights == sorted(heights, reverse=True)
+
+
+@given(low=POSITIVE, factor=st.floats(10, 1000))
+def test_a_logarithmic_axis_has_1_2_and_5_of_its_decades(low, factor):
+    svg = line_chart("Title", "x", "y", {"run": [(1, low), (2, low * factor)]}, log_y=True)
+    numbers = re.findall(r'text-anchor="end">([^<]+)<', svg)
+    assert {f"{float(number):e}"[0] for number in numbers} <= {"1", "2", "5"}

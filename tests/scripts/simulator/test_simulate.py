@@ -161,6 +161,8 @@ def test_a_picture_is_drawn_and_changes_nothing(tmp_path):
         ("run --slo-budget", "--slo-budget does nothing without --slo-tpot-ms"),
         ("plan --rate 3", "there is no SLO"),
         ("plan --slo-ttft-ms 5 --budget 0", "Must be >= 1"),
+        ("plan --slo-ttft-ms 5 --engines 3", "a plan looks for it; give --max-replicas"),
+        ("plan --slo-ttft-ms 5 --max-num-batched-tokens 9", "is 9, and a plan looks for it"),
         ("run --wrong", "--wrong"),
         ("verify /no/such/file", "cannot read /no/such/file"),
     ],
@@ -212,3 +214,44 @@ def test_a_run_takes_step_times_from_a_record(tmp_path):
         assert document["step_model"]["model"] == "fitted"
         assert ("noise_seed" in document["step_model"]) == (noise is not False)
         assert document["requests"]["num_finished"] == 120
+
+
+def test_a_table_says_what_was_simulated_defaults_too(capsys):
+    plan_of = "plan --num-requests 20 --slo-ttft-ms 900 --budget 512 --processes 1"
+    assert main([*plan_of.split(), "--no-prefix-caching"]) == 0
+    head, *lines = capsys.readouterr().err.splitlines()
+    for words in (
+        "llama-3.1-8b on h200",
+        "20 requests, 4 a second, poisson arrivals",
+        "prompts of log-uniform:32:2048 tokens, answers of log-uniform:16:512",
+        "--slo-ttft-ms 900",
+        "--no-prefix-caching",
+    ):
+        assert words in head
+    assert any(line.startswith("busy: share of the time") for line in lines)
+
+
+def test_a_scenario_names_its_files_instead_of_what_they_replace():
+    scenario = Scenario(
+        trace=TraceOptions(trace=Path("t.csv"), trace_format="azure", num_requests=7),
+        step_times=StepTimeOptions(fitted=Path("steps.jsonl")),
+    )
+    words = scenario.in_words()
+    assert words == "step times of steps.jsonl; requests of t.csv (azure); --num-requests 7"
+    pairs = dataclasses.replace(SMALL, trace=TraceOptions(length_pairs=Path("pairs.csv")))
+    assert "lengths of pairs.csv" in pairs.in_words()
+    assert "prompts of" not in pairs.in_words()
+
+
+@pytest.mark.parametrize("command", ["run", "fit", "validate"])
+def test_a_terminal_gets_no_document_unless_it_asks(command, tmp_path, capsys, monkeypatch):
+    path = record_run(tmp_path / "run.jsonl", [Asked(0.05 * index, 20, 9) for index in range(20)])
+    arguments = [command, "--num-requests=20"] if command == "run" else [command, str(path)]
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert main(arguments) == 0
+    written = capsys.readouterr()
+    assert written.out == ""
+    assert written.err
+    assert command == "run" or str(path) in written.err
+    assert main([*arguments, "--json", str(tmp_path / "asked.json")]) == 0
+    assert json.loads((tmp_path / "asked.json").read_text())
