@@ -198,7 +198,7 @@ def _first_steps(name: str, url: str, model: ModelInfo, *, has_key: bool) -> str
         where = f"--unix-socket {url.removeprefix('unix://')} http://localhost/v1/{path}"
     key = " -H 'authorization: Bearer KEY'" if has_key else ""
     return (
-        f"\nServing {name} at {url}/v1\n\n"
+        f"\nServing {name} at {url}/v1{server.and_page(url)}\n\n"
         f"curl {where} -H 'content-type: application/json'{key} -d '{body}'\n\n"
         "Ctrl-C stops server and daemon."
     )

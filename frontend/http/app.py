@@ -12,10 +12,10 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Mount, Route
+from starlette.routing import Route
 
 from frontend.errors import EngineClientError
-from frontend.http import adapters, health, llama_cpp
+from frontend.http import adapters, health, llama_cpp, page_files
 from frontend.http.anthropic import messages as anthropic
 from frontend.http.api_errors import ApiError, api_error, error_response
 from frontend.http.api_keys import ApiKeys
@@ -30,7 +30,6 @@ from frontend.http.openai.chat import chat_completions
 from frontend.http.openai.completions import completions
 from frontend.http.openai.transcriptions import transcriptions, translations
 from frontend.http.operations import openapi_document
-from frontend.http.page_files import PageFiles, page
 from frontend.http.pooling import embeddings, scores
 from frontend.http.responses import route as responses
 from frontend.http.responses.store import ResponseStore
@@ -83,7 +82,7 @@ def make_app(
         Door,
         settings=settings,
         keys=keys,
-        open_paths=frozenset({"/", *(each.path for each in OPERATIONS if not each.needs_key)}),
+        open_paths=page_files.OPEN_PATHS | {each.path for each in OPERATIONS if not each.needs_key},
         tracer=None if traces is None else traces.begin,
     )
     middleware = [door]
@@ -114,8 +113,7 @@ def make_app(
         routes=[
             *(each.route() for each in OPERATIONS),
             Route("/openapi.json", openapi),
-            Route("/", page),
-            Mount("/page", PageFiles()),
+            *page_files.ROUTES,
         ],
         lifespan=lifespan,
         middleware=middleware,

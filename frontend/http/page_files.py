@@ -1,17 +1,20 @@
-"""GET / and /page/...: the chat in a browser. The files come with the package."""
+"""GET /, /page/... and /v1: the chat in a browser. The files come with the package."""
 
 from pathlib import Path
 
 from starlette.requests import Request
-from starlette.responses import FileResponse, PlainTextResponse, Response
+from starlette.responses import FileResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Message, Receive, Scope, Send
+
+from frontend.http.api_errors import ApiError
 
 FOLDER = Path(__file__).parent / "page"
 
 _POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 _HEADERS = {
     "content-security-policy": _POLICY,
@@ -28,6 +31,24 @@ async def page(request: Request) -> Response:
     return FileResponse(FOLDER / "index.html", headers=_HEADERS)
 
 
+async def base_url(request: Request) -> Response:
+    """What clients are given as their base URL, when a person opens it: the page, in a browser."""
+    if "text/html" in request.headers.get("accept", ""):
+        # relative, as a proxy may serve all under a path
+        target = ".." if request.url.path.endswith("/") else "."
+        return RedirectResponse(target, headers={"vary": "accept"})
+    raise ApiError(
+        404,
+        f"{request.url.path} is the base URL of the API; clients add paths as /models and "
+        "/chat/completions (/openapi.json lists them), and / is a chat for browsers",
+    )
+
+
+async def icon(_request: Request) -> Response:
+    """Where browsers look for it beside answers of the API, too."""
+    return FileResponse(FOLDER / "icon.svg", headers=_HEADERS)
+
+
 class PageFiles(StaticFiles):
     """What the page loads, with the page's headers."""
 
@@ -42,3 +63,14 @@ class PageFiles(StaticFiles):
             await send(message)
 
         await super().__call__(scope, receive, with_headers)
+
+
+ROUTES = [
+    Route("/", page),
+    Route("/v1", base_url),
+    Route("/v1/", base_url),
+    Route("/favicon.ico", icon),
+    Mount("/page", PageFiles()),
+]
+OPEN_PATHS = frozenset(route.path for route in ROUTES)
+"""Answered without a key; the door knows of what is below /page/."""

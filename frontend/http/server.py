@@ -30,6 +30,11 @@ _KEEP_ALIVE_S = 100
 first, a request that comes just then is lost."""
 
 
+def and_page(url: str) -> str:
+    """Where people find the page, if a browser can go there."""
+    return "" if url.startswith("unix://") else f"; chat and scheduler for browsers: {url}/"
+
+
 @dataclass(frozen=True)
 class Backend:
     """
@@ -40,7 +45,7 @@ class Backend:
 
     models: ServedModels
     lost: Callable[[], Awaitable[str]] | None = None
-    text: Callable[[str], str] = "Serving at {}/v1".format
+    text: Callable[[str], str] = lambda url: f"Serving at {url}/v1{and_page(url)}"
 
 
 def serve(settings: ServerSettings, start: Callable[[], Awaitable[Backend]]) -> int:

@@ -16,6 +16,14 @@ export async function listModels(key) {
   return (await response.json()).data;
 }
 
+// null: not known. Asked only while the model's engine runs, as the question would start it.
+export async function takesPictures(model, key) {
+  const { models } = await (await checked(await fetch("api/ps", { headers: headers(key) }))).json();
+  if (!models.some(({ name }) => name === model || name === `${model}:latest`)) return null;
+  const request = { method: "POST", headers: { "content-type": "application/json", ...headers(key) }, body: JSON.stringify({ model }) };
+  return (await (await checked(await fetch("api/show", request))).json()).capabilities.includes("vision");
+}
+
 // Yields the objects of a stream of server-sent events.
 async function* events(response) {
   const decoder = new TextDecoder();

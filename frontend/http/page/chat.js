@@ -1,13 +1,16 @@
 // The chat: what is on the page, and what its buttons do.
-import { ApiError, chat, listModels } from "./api.js";
+import { Answers } from "./answers.js";
+import { listModels, takesPictures } from "./api.js";
 import { Attached, content, thumbnail } from "./attached.js";
 import { Store } from "./store.js";
 
 const find = (id) => document.getElementById(id);
 const store = new Store();
 const SAMPLING = ["temperature", "top_p", "top_k", "max_tokens", "seed"];
+const MARKS = { answering: "answering", new: "new answer", failed: "answer failed" };
+const SHOWN_MS = 4000;
 let current = null;
-let running = null; // of the answer that is written
+let passing = 0;
 
 function element(tag, fields = {}, ...children) {
   const made = Object.assign(document.createElement(tag), fields);
@@ -27,9 +30,12 @@ function formatted(text) {
   return html;
 }
 
+// An error stays; other news gives way to what is still true.
 function say(text, isBad = false) {
-  find("status").textContent = text;
+  clearTimeout(passing);
+  if (find("status").textContent !== text) find("status").textContent = text;
   find("status").classList.toggle("error", isBad);
+  if (text && !isBad) passing = setTimeout(() => say(answers.status(current) ?? ""), SHOWN_MS);
 }
 
 const attached = new Attached(find("attached"), say);
@@ -47,28 +53,60 @@ function showList() {
       const item = element(
         "li",
         {},
-        element("button", { textContent: each.title, onclick: () => open(each) }),
+        element("button", { onclick: () => open(each) }, ...mark(each), each.title),
         element("button", { className: "delete", textContent: "×", ariaLabel: `Delete ${each.title}`, onclick: () => remove(each) }),
       );
       if (each === current) item.setAttribute("aria-current", "true");
       return item;
     }),
   );
+  const others = store.all.filter((each) => each !== current);
+  find("toggle-list").replaceChildren(...mark(others.find((each) => each.news) ?? others.find((each) => answers.status(each))), "Chats");
+  find("undo").hidden = !removed.length;
+  find("undo").textContent = `Undo: bring back “${removed.at(-1)?.[0].title}”`;
+  find("send").textContent = answers.status(current) ? "Stop" : "Send";
+}
+
+function mark(conversation) {
+  const kind = conversation && (answers.status(conversation) ? "answering" : conversation.news);
+  return kind ? [element("span", { className: `mark ${kind}`, title: MARKS[kind] }), element("span", { className: "hidden", textContent: `${MARKS[kind]}: ` })] : [];
+}
+
+function show(conversation) {
+  current = conversation;
+  if (conversation.news) {
+    delete conversation.news;
+    save();
+  }
+  showList();
+  showMessages();
+  say(answers.status(conversation) ?? "");
 }
 
 function open(conversation) {
-  running?.abort();
-  current = conversation;
-  showList();
-  showMessages();
+  show(conversation);
   toggleList(false);
   find("prompt").focus();
 }
 
+const removed = []; // [conversation, where it was], to be undone
+
 function remove(conversation) {
-  store.remove(conversation);
-  if (conversation === current) open(store.all[0] ?? store.create());
+  answers.stop(conversation);
+  const index = store.all.indexOf(conversation);
+  if (conversation.messages.length) removed.push([conversation, index]);
+  store.all.splice(index, 1);
+  save();
+  if (conversation === current) show(store.all[0] ?? store.create());
   else showList();
+  find(removed.length ? "undo" : "prompt").focus();
+}
+
+function undo() {
+  const [conversation, index] = removed.pop();
+  store.all.splice(index, 0, conversation);
+  save();
+  open(conversation);
 }
 
 function toggleList(isOpen) {
@@ -121,6 +159,7 @@ function notes(message) {
   if (message.tokens_per_s) parts.push(`${message.tokens_per_s.toFixed(1)} tokens/s`);
   if (message.finish === "length") parts.push("cut at the limit of tokens");
   if (message.finish === "stopped") parts.push("stopped");
+  if (message.finish === "left") parts.push("ended as the page was left");
   return parts.length ? [element("span", { textContent: parts.join(" · ") })] : [];
 }
 
@@ -133,8 +172,13 @@ function isAtEnd() {
   return box.scrollHeight - box.scrollTop - box.clientHeight < 60;
 }
 
+function isFree() {
+  if (answers.status(current)) say("An answer is being written; stop it first (Esc).");
+  return !answers.status(current);
+}
+
 function edit(index) {
-  if (running) return;
+  if (!isFree()) return;
   find("prompt").value = current.messages[index].content;
   attached.set(current.messages[index].images ?? []);
   current.messages.length = index;
@@ -144,7 +188,7 @@ function edit(index) {
 }
 
 function retry(index) {
-  if (running) return;
+  if (!isFree() || !areSettingsValid()) return;
   current.messages.length = index;
   changed();
   answer();
@@ -158,55 +202,47 @@ function changed() {
 
 // ---------------------------------------------------------------- an answer
 
-async function answer() {
-  const conversation = current;
+const answers = new Answers(grew, ended);
+let drawing = 0;
+
+function answer() {
   const message = { role: "assistant", model: find("model").value, content: "", reasoning: "" };
-  const messages = conversation.messages.map((each) => ({ role: each.role, content: content(each) }));
+  const messages = current.messages.map((each) => ({ role: each.role, content: content(each) }));
   if (find("system").value.trim()) messages.unshift({ role: "system", content: find("system").value });
-  conversation.messages.push(message);
-  showMessages();
-  const body = find("messages").lastElementChild.querySelector(".body");
-  running = new AbortController();
-  find("send").textContent = "Stop";
-  say("Waiting for the first token.");
-  const started = performance.now();
-  let usage = null;
-  let drawing = 0;
-  const draw = () => {
-    drawing = 0;
+  current.messages.push(message);
+  answers.write(current, message, { model: message.model || undefined, messages, ...sampling() }, find("key").value);
+  show(current);
+}
+
+function grew(conversation, status) {
+  if (conversation !== current) return;
+  if (status) say(status);
+  drawing ||= requestAnimationFrame(draw);
+}
+
+function draw() {
+  drawing = 0;
+  if (!answers.status(current)) return;
+  const follows = isAtEnd();
+  fill(find("messages").lastElementChild.querySelector(".body"), current.messages.at(-1));
+  if (follows) scrollToEnd();
+}
+
+function ended(conversation, text, isBad) {
+  showModelsPictures();
+  if (!store.all.includes(conversation)) return;
+  if (conversation === current) {
+    const { scrollTop } = find("messages");
     const follows = isAtEnd();
-    fill(body, message);
-    if (follows) scrollToEnd();
-  };
-  try {
-    for await (const part of chat({ model: message.model || undefined, messages, ...sampling() }, find("key").value, running.signal)) {
-      if ((part.text || part.reasoning) && message.ttft_ms === undefined) {
-        message.ttft_ms = performance.now() - started;
-        say("Answering.");
-      }
-      message.content += part.text;
-      message.reasoning += part.reasoning;
-      message.finish = part.finish ?? message.finish;
-      usage = part.usage ?? usage;
-      drawing ||= requestAnimationFrame(draw);
-    }
-    say("The answer is complete.");
-  } catch (error) {
-    if (error.name === "AbortError") {
-      message.finish = "stopped";
-      say("Stopped.");
-    } else {
-      message.error = error instanceof ApiError ? error.message : `The server cannot be reached: ${error.message}`;
-      say("The answer failed.", true);
-    }
+    showMessages();
+    if (!follows) find("messages").scrollTop = scrollTop;
+    say(text, isBad);
+  } else {
+    conversation.news = isBad ? "failed" : "new";
+    say(`“${conversation.title}”: ${text}`, isBad);
   }
-  cancelAnimationFrame(drawing);
-  const seconds = (performance.now() - started - (message.ttft_ms ?? 0)) / 1000;
-  if (usage?.completion_tokens > 1) message.tokens_per_s = (usage.completion_tokens - 1) / seconds;
-  running = null;
-  find("send").textContent = "Send";
   save();
-  if (conversation === current) showMessages();
+  showList();
 }
 
 function sampling() {
@@ -217,12 +253,34 @@ function sampling() {
   return given;
 }
 
+// The first field that is not what it must be, if any; what it must be is said.
+function wrongSetting() {
+  const isWrong = ({ validity, step }) => validity.badInput || validity.rangeUnderflow || validity.rangeOverflow || (step === "1" && validity.stepMismatch);
+  const fields = SAMPLING.map(find);
+  for (const field of fields) field.ariaInvalid = isWrong(field);
+  const wrong = fields.find(isWrong);
+  if (!wrong) return null;
+  const { value, min, max, step, labels } = wrong;
+  const wanted = `a ${step === "1" ? "whole number" : "number"} ${max ? `from ${min} to ${max}` : `of at least ${min}`}`;
+  say(`${labels[0].textContent.trim()} is ${value || "not a number"}; give ${wanted}, or nothing.`, true);
+  return wrong;
+}
+
+function areSettingsValid() {
+  const wrong = wrongSetting();
+  if (wrong) toggleSettings(true);
+  wrong?.focus();
+  return !wrong;
+}
+
 function submit(event) {
   event.preventDefault();
-  if (running) {
-    running.abort();
+  if (answers.status(current)) {
+    if (event.type === "submit") answers.stop(current);
+    else isFree();
     return;
   }
+  if (!areSettingsValid()) return;
   const text = find("prompt").value.trim();
   const images = attached.take();
   if (!text && !images.length) return;
@@ -247,9 +305,21 @@ async function showModels() {
     const models = await listModels(find("key").value);
     find("model").replaceChildren(...models.map(({ id }) => new Option(id, id, false, id === store.settings.model)));
     say("");
+    showModelsPictures();
   } catch (error) {
     say(`No models: ${error.message}`, true);
   }
+}
+
+const pictured = new Map(); // from a model's name to whether it takes pictures, where that is known
+
+async function showModelsPictures() {
+  const model = find("model").value;
+  if (!pictured.has(model)) {
+    const taken = await takesPictures(model, find("key").value).catch(() => null);
+    if (taken !== null) pictured.set(model, taken);
+  }
+  find("add-picture").hidden = pictured.get(find("model").value) === false;
 }
 
 for (const name of ["system", ...SAMPLING]) {
@@ -257,19 +327,23 @@ for (const name of ["system", ...SAMPLING]) {
   find(name).addEventListener("change", () => {
     store.settings[name] = find(name).value;
     save();
+    if (!wrongSetting()) say(answers.status(current) ?? "");
   });
 }
 find("model").addEventListener("change", () => {
   store.settings.model = find("model").value;
   save();
+  showModelsPictures();
 });
 find("key").addEventListener("change", showModels);
 find("new").onclick = () => open(store.all.find((each) => !each.messages.length) ?? store.create());
 find("toggle-list").onclick = () => toggleList(!find("list").classList.contains("open"));
-find("toggle-settings").onclick = () => {
-  find("settings").hidden = !find("settings").hidden;
-  find("toggle-settings").setAttribute("aria-expanded", !find("settings").hidden);
-};
+function toggleSettings(isOpen) {
+  find("settings").hidden = !isOpen;
+  find("toggle-settings").setAttribute("aria-expanded", isOpen);
+}
+find("toggle-settings").onclick = () => toggleSettings(find("settings").hidden);
+find("undo").onclick = undo;
 find("composer").addEventListener("submit", submit);
 find("prompt").addEventListener("input", grow);
 find("add-picture").onclick = () => find("pictures-chosen").click();
@@ -281,7 +355,8 @@ function takeFiles(event, transfer) {
   const files = [...(transfer?.files ?? [])];
   if (!files.length) return;
   event.preventDefault();
-  attached.add(files);
+  if (find("add-picture").hidden) say(`${find("model").value} takes no pictures.`, true);
+  else attached.add(files);
 }
 find("prompt").addEventListener("paste", (event) => takeFiles(event, event.clipboardData));
 document.querySelector("main").addEventListener("drop", (event) => takeFiles(event, event.dataTransfer));
@@ -292,7 +367,11 @@ find("prompt").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) submit(event);
 });
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && running) running.abort();
+  if (event.key === "Escape") answers.stop(current);
+});
+addEventListener("pagehide", () => {
+  answers.leave();
+  save(); // what has come of them
 });
 showModels();
 open(store.all[0] ?? store.create());

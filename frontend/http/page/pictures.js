@@ -10,8 +10,22 @@ function themed(name) {
 
 // Of the request that the page calls #ordinal.
 export function requestColour(ordinal) {
-  const index = ordinal % HUES.length;
+  const index = (ordinal - 1) % HUES.length;
   return `hsl(${HUES[index]} 62% ${themed(index < HUES.length / 2 ? "--owner-lightness" : "--owner-lightness-2")})`;
+}
+
+// Requests beyond the colours have a stripe, too: 0 none, 1 across, 2 upright, 3 both edges; as .dot[data-stripe].
+export function requestStripe(ordinal) {
+  return Math.floor((ordinal - 1) / HUES.length) % 4;
+}
+
+// Over the rectangle that is filled already.
+function drawStripe(pen, stripe, x, y, width, height) {
+  pen.fillStyle = themed("--ground");
+  const [third, high] = [width / 3, height / 3];
+  if (stripe === 1) pen.fillRect(x, y + high, width, high);
+  if (stripe === 2) pen.fillRect(x + third, y, third, height);
+  if (stripe === 3) for (const top of [y, y + height - high]) pen.fillRect(x, top, width, high * 0.8);
 }
 
 function prepared(canvas, height) {
@@ -27,8 +41,10 @@ function prepared(canvas, height) {
 
 // ---------------------------------------------------------------- steps
 
-const STEPS_HEIGHT = 116;
+const STEPS_HEIGHT = 132;
 const TOP = 14; // for the marks of preemptions
+const BOTTOM = STEPS_HEIGHT - 15; // below it the numbers of steps
+const LEFT = 38; // before it those of tokens
 export const MAX_BARS = 100;
 
 export function tokensOf(step) {
@@ -41,23 +57,44 @@ export function drawSteps(canvas, steps, ordinalOf) {
   const budget = steps.at(-1)?.token_budget ?? 0;
   const isBudgetNear = budget && budget <= most * 2;
   const top = isBudgetNear ? Math.max(most, budget) : most;
-  const unit = (STEPS_HEIGHT - TOP - 1) / top;
-  const bar = width / MAX_BARS;
-  const left = (MAX_BARS - steps.length) * bar; // the newest at the right edge
-  const y = (tokens) => STEPS_HEIGHT - 1 - tokens * unit;
+  const unit = (BOTTOM - TOP) / top;
+  const bar = (width - LEFT) / MAX_BARS;
+  const left = LEFT + (MAX_BARS - steps.length) * bar; // the newest at the right edge
+  const y = (tokens) => BOTTOM - tokens * unit;
   pen.font = "11px system-ui, sans-serif";
+  const line = (tokens) => {
+    pen.beginPath();
+    pen.moveTo(LEFT, y(tokens));
+    pen.lineTo(width, y(tokens));
+    pen.stroke();
+  };
+  const number = (value, x, y, align) => {
+    pen.fillStyle = themed("--faint");
+    pen.textAlign = align;
+    pen.fillText(value.toLocaleString("en"), x, y);
+  };
+  pen.strokeStyle = themed("--line");
+  for (const tokens of ticks(top)) {
+    line(tokens);
+    number(tokens, LEFT - 5, y(tokens) + 4, "right");
+  }
   steps.forEach((step, index) => {
     const x = left + index * bar;
     const thick = Math.max(1, bar - 1);
+    if (step.step_id % 20 === 0 && x > LEFT + 12) number(step.step_id, Math.min(x + thick / 2, width - 14), STEPS_HEIGHT - 2, "center");
     let filled = 0;
-    const piece = (tokens, colour) => {
+    const piece = (tokens, colour, stripe) => {
       pen.fillStyle = colour;
       const height = tokens * unit;
       pen.fillRect(x, y(filled + tokens), thick, Math.max(1, height - (height > 4 ? 1 : 0)));
+      if (stripe && height > 4) drawStripe(pen, stripe, x, y(filled + tokens), thick, height - 1);
       filled += tokens;
     };
     if (step.num_decode_tokens) piece(step.num_decode_tokens, themed("--decode"));
-    for (const [number, tokens] of step.prefill_chunks) piece(tokens, number ? requestColour(ordinalOf(number)) : themed("--others"));
+    for (const [request, tokens] of step.prefill_chunks) {
+      if (request) piece(tokens, requestColour(ordinalOf(request)), requestStripe(ordinalOf(request)));
+      else piece(tokens, themed("--others"));
+    }
     if (step.num_preempted) {
       pen.fillStyle = themed("--bad");
       pen.beginPath();
@@ -70,28 +107,29 @@ export function drawSteps(canvas, steps, ordinalOf) {
   pen.fillStyle = pen.strokeStyle = themed("--faint");
   const label = isBudgetNear ? `budget ${budget}` : budget ? `budget ${budget} ↑` : "";
   const at = isBudgetNear ? y(budget) + 13 : TOP + 8;
+  pen.textAlign = "left";
   pen.fillStyle = themed("--ground");
-  pen.fillRect(0, at - 10, pen.measureText(label).width + 6, 13);
+  pen.fillRect(LEFT, at - 10, pen.measureText(label).width + 6, 13);
   pen.fillStyle = themed("--faint");
-  pen.fillText(label, 0, at);
+  pen.fillText(label, LEFT, at);
   if (isBudgetNear) {
     pen.setLineDash([4, 4]);
-    pen.beginPath();
-    pen.moveTo(0, y(budget));
-    pen.lineTo(width, y(budget));
-    pen.stroke();
+    line(budget);
     pen.setLineDash([]);
   }
-  pen.beginPath();
-  pen.moveTo(0, STEPS_HEIGHT - 0.5);
-  pen.lineTo(width, STEPS_HEIGHT - 0.5);
-  pen.stroke();
+}
+
+// 0 and multiples of a 1, 2 or 5 of some decade, three to five in all.
+export function ticks(top) {
+  const unit = 10 ** Math.floor(Math.log10(top / 2));
+  const step = [5, 2, 1].map((factor) => factor * unit).find((size) => size <= top / 2);
+  return Array.from({ length: Math.floor(top / step) + 1 }, (_, index) => index * step);
 }
 
 // Which of the steps is drawn there, if any.
 export function stepAt(canvas, steps, event) {
-  const bar = canvas.clientWidth / MAX_BARS;
-  return steps[Math.floor(event.offsetX / bar) - (MAX_BARS - steps.length)];
+  const bar = (canvas.clientWidth - LEFT) / MAX_BARS;
+  return steps[Math.floor((event.offsetX - LEFT) / bar) - (MAX_BARS - steps.length)];
 }
 
 // ---------------------------------------------------------------- blocks
@@ -119,6 +157,7 @@ export function drawBlocks(canvas, cells, requests, ordinalOf) {
   const inner = size - (size > 8 ? 2 : 1);
   const [empty, line, cached, others, ground] = ["--raised", "--line", "--cached", "--others", "--ground"].map(themed);
   const colours = requests.map((request) => requestColour(ordinalOf(request.number)));
+  const stripes = requests.map((request) => requestStripe(ordinalOf(request.number)));
   cells.forEach(({ owner, level }, index) => {
     const x = (index % count) * size;
     const y = Math.floor(index / count) * size;
@@ -135,6 +174,7 @@ export function drawBlocks(canvas, cells, requests, ordinalOf) {
     else pen.fillStyle = owner === 1 ? cached : others;
     pen.fillRect(x, y, inner, inner);
     pen.globalAlpha = 1;
+    if (stripes[owner - FIRST_REQUEST]) drawStripe(pen, stripes[owner - FIRST_REQUEST], x, y, inner, inner);
     pen.fillStyle = ground;
     const middle = [x + inner / 2, y + inner / 2];
     if (owner >= FIRST_PREFIX) {

@@ -15,6 +15,10 @@ export class Store {
   constructor() {
     this.all = read(KEY, []).filter((each) => Array.isArray(each.messages));
     this.settings = read(SETTINGS, {});
+    for (const { messages } of this.all) {
+      const last = messages.at(-1);
+      if (last?.role === "assistant" && !last.error) last.finish ??= "left"; // it was being written
+    }
   }
 
   create() {
@@ -22,11 +26,6 @@ export class Store {
     this.all.unshift(made);
     this.all.length = Math.min(this.all.length, MOST);
     return made;
-  }
-
-  remove(conversation) {
-    this.all = this.all.filter((each) => each !== conversation);
-    this.save();
   }
 
   // Returns what went wrong, if anything: the browser may refuse, or have no room left.

@@ -1,6 +1,6 @@
 // The scheduler at work: follows an engine's snapshots while the view is open and the page is seen.
 import { watchScheduler } from "./api.js";
-import { FIRST_PREFIX, FIRST_REQUEST, MAX_BARS, cellAt, cellsOf, drawBlocks, drawSteps, requestColour, stepAt, tokensOf } from "./pictures.js";
+import { FIRST_PREFIX, FIRST_REQUEST, MAX_BARS, cellAt, cellsOf, drawBlocks, drawSteps, requestColour, requestStripe, stepAt, tokensOf } from "./pictures.js";
 
 const find = (id) => document.getElementById(id);
 const KEY = "engine-core.view";
@@ -189,7 +189,8 @@ function card(request, lane) {
   let made = cards.get(request.number);
   if (!made) {
     made = find("card").content.firstElementChild.cloneNode(true);
-    made.querySelector(".dot").style.background = requestColour(ordinalOf(request.number));
+    made.querySelector(".dot").style.backgroundColor = requestColour(ordinalOf(request.number));
+    made.querySelector(".dot").dataset.stripe = requestStripe(ordinalOf(request.number));
     cards.set(request.number, made);
   }
   made.dataset.lane = lane;
@@ -278,7 +279,7 @@ for (const name of ["steps", "blocks"]) find(name).addEventListener("pointerleav
 const redraw = () => latest && !find("view").hidden && draw();
 new ResizeObserver(redraw).observe(find("pictures"));
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
-  for (const [number, made] of cards) made.querySelector(".dot").style.background = requestColour(ordinalOf(number));
+  for (const [number, made] of cards) made.querySelector(".dot").style.backgroundColor = requestColour(ordinalOf(number));
   redraw();
 });
 document.addEventListener("visibilitychange", follow);

@@ -3,13 +3,17 @@
 import base64
 import re
 import shutil
+import threading
 import time
 
+import httpx
 import pytest
-from fake_model import saying
+from fake_model import EOS_ID, saying
 from http_server import serving
 
 from frontend.http.page_files import FOLDER
+from frontend.http.served_models import ServedModels
+from frontend.http.server import Backend
 from tests.frontend.multimodal.multimodal_model import INFO, PARTS_TEMPLATE, png
 
 CHROMIUM = shutil.which("chromium")
@@ -25,6 +29,34 @@ def test_the_page_and_what_it_names_are_served_with_a_policy(http):
         policy = answer.headers["content-security-policy"]
         assert "default-src 'none'" in policy
         assert "unsafe" not in policy
+
+
+def test_the_base_url_leads_a_browser_to_the_page_and_tells_others_what_it_is(http):
+    for path in ("/v1", "/v1/"):
+        answer = http.get(path, headers={"accept": "text/html"}, follow_redirects=True)
+        assert (answer.status_code, answer.url.path) == (200, "/")
+        assert answer.headers["content-type"].startswith("text/html")
+        answer = http.get(path)
+        assert answer.status_code == 404
+        assert "is the base URL of the API" in answer.json()["error"]["message"]
+
+
+def test_the_icon_is_a_picture_of_the_package_and_needs_no_key(engine):
+    with serving(engine.address, api_key=("secret",)) as url, httpx.Client(base_url=url) as http:
+        for path in ("/favicon.ico", "/page/icon.svg"):
+            answer = http.get(path)
+            assert answer.headers["content-type"] == "image/svg+xml"
+            assert "img-src 'self'" in answer.headers["content-security-policy"]
+            assert answer.text.startswith("<svg")
+        assert http.get("/v1", headers={"accept": "text/html"}).status_code == 307
+        assert http.get("/v1/models").status_code == 401
+
+
+def test_the_ready_text_names_the_page_where_a_browser_can_go():
+    assert Backend(ServedModels([])).text("http://h:1") == (
+        "Serving at http://h:1/v1; chat and scheduler for browsers: http://h:1/"
+    )
+    assert Backend(ServedModels([])).text("unix:///a") == "Serving at unix:///a/v1"
 
 
 def test_nothing_outside_its_folder_is_served(http):
@@ -189,10 +221,154 @@ def test_stop_ends_the_request_and_keeps_what_came(start_engine, open_page):
         page.get_by_role("button", name="Stop").click()
         page.get_by_text("Stopped.").wait_for()
         assert "word" in page.inner_text(".assistant .body")
-        deadline_s = time.monotonic() + 10
-        while engine.num_live:
-            assert time.monotonic() < deadline_s
-            time.sleep(0.01)
+        until_live(engine, 0)
+
+
+def until_live(engine, number):
+    deadline_s = time.monotonic() + 10
+    while engine.num_live != number:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def words_until(ending):
+    word = saying("word ")
+    return lambda *args: EOS_ID if ending.is_set() else word(*args)
+
+
+def mark(page, title):
+    return page.locator("#conversations li", has_text=title).locator(".mark")
+
+
+@pytest.mark.slow
+@pytest.mark.packages
+def test_answers_of_several_conversations_go_on_while_another_is_shown(start_engine, open_page):
+    ending = threading.Event()
+    engine = start_engine(next_token=words_until(ending), step_s=0.02)
+    with serving(engine.address) as url:
+        page = open_page(url)
+        new = page.get_by_role("button", name="New chat", exact=True).first
+        for title in ("First", "Second"):
+            new.click()
+            page.fill("#prompt", title)
+            page.keyboard.press("Enter")
+            page.get_by_text("Answering.").wait_for()
+        assert engine.num_live == 2
+        new.click()
+        assert page.inner_text("#send") == "Send", "nothing is written here"
+        for title in ("First", "Second"):
+            assert mark(page, title).get_attribute("class") == "mark answering"
+        assert "word" not in page.inner_text("#messages")
+        page.locator("#conversations button", has_text="First").first.click()
+        assert page.inner_text("#send") == "Stop"
+        assert "word word" in page.inner_text(".assistant .body")
+        ending.set()
+        page.locator("#conversations .mark.new").wait_for()
+        page.locator("#send", has_text="Send").wait_for()
+        assert mark(page, "First").count() == 0
+        page.wait_for_function("() => document.getElementById('status').textContent === ''")
+        page.locator("#conversations button", has_text="Second").first.click()
+        assert "word word" in page.inner_text(".assistant .body")
+        assert "tokens/s" in page.inner_text(".assistant .under")
+        assert page.locator(".mark").count() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.packages
+def test_a_deleted_conversation_ends_its_answer_alone_and_comes_back(start_engine, open_page):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    engine = start_engine(next_token=saying("word "), step_s=0.02)
+    with serving(engine.address) as url:
+        page = open_page(url)
+        for title in ("First", "Second"):
+            page.get_by_role("button", name="New chat", exact=True).first.click()
+            page.fill("#prompt", title)
+            page.keyboard.press("Enter")
+            page.get_by_text("Answering.").wait_for()
+        page.get_by_role("button", name="Delete First").click()
+        until_live(engine, 1)
+        assert page.inner_text("#send") == "Stop", "the other one goes on"
+        page.get_by_role("button", name="Delete Second").click()
+        until_live(engine, 0)
+        found = axe.Axe().run(page).response["violations"]
+        assert [each["id"] for each in found] == []
+        for title in ("Second", "First"):
+            page.get_by_role("button", name=f"bring back “{title}”").click()
+            assert page.inner_text(".user .body") == title
+            assert "word" in page.inner_text(".assistant .body")
+            assert "stopped" in page.inner_text(".assistant .under")
+        assert not page.locator("#undo").is_visible()
+        page.get_by_role("button", name="Retry").click()
+        page.get_by_text("Answering.").wait_for()
+        page.get_by_role("button", name="Edit").click()
+        page.get_by_text("stop it first").wait_for()
+        page.reload()
+        until_live(engine, 0)
+        assert page.locator("#conversations li").count() == 2
+        page.locator("#conversations button", has_text="First").first.click()
+        assert "word" in page.inner_text(".assistant .body")
+        assert "ended as the page was left" in page.inner_text(".assistant .under")
+
+
+@pytest.mark.slow
+@pytest.mark.packages
+def test_a_setting_beyond_its_bounds_is_told_and_not_sent(start_engine, open_page):
+    engine = start_engine(next_token=saying("word", then_eos=True))
+    with serving(engine.address) as url:
+        page = open_page(url)
+        page.locator("#add-picture").wait_for(state="hidden")  # this model takes none
+        data = base64.b64encode(png()).decode()
+        page.evaluate(PASTE, ["#prompt", "paste", "clipboardData", data])
+        page.get_by_text("takes no pictures").wait_for()
+        for field, value, told in (
+            ("#temperature", "9", "Temperature is 9; give a number from 0 to 2"),
+            ("#top_k", "-1", "Top k is -1; give a whole number of at least 0"),
+            ("#max_tokens", "1.5", "Most tokens is 1.5; give a whole number of at least 1"),
+        ):
+            page.evaluate("document.getElementById('settings').hidden = false")
+            page.fill(field, value)
+            page.evaluate("document.getElementById('settings').hidden = true")
+            ask(page, "Hello", told)
+            assert page.locator(field).is_visible()
+            assert page.input_value("#prompt") == "Hello"
+            page.fill(field, "")
+        assert engine.requests == []
+        page.fill("#temperature", "1.25")
+        ask(page, "Hello")
+        assert engine.requests[0].sampling_params.temperature == 1.25
+
+
+@pytest.mark.slow
+@pytest.mark.packages
+def test_sixteen_requests_look_different_and_three_digits_stay_on_a_line(start_engine, open_page):
+    ending = threading.Event()
+    engine = start_engine(next_token=words_until(ending), step_s=0.05)
+    with serving(engine.address) as url:
+        page = open_page(url, viewport={"width": 1400, "height": 900})
+        body = {"prompt": "x" * 99, "max_tokens": 400}
+        with httpx.Client(timeout=60) as http:
+            send = lambda: http.post(f"{url}/v1/completions", json=body)  # noqa: E731
+            threads = [threading.Thread(target=send, daemon=True) for _ in range(16)]
+            for thread in threads:
+                thread.start()
+            page.locator(".card").nth(15).wait_for()
+            looks = page.evaluate(
+                "[...document.querySelectorAll('.card .dot')].map((dot) => getComputedStyle(dot))"
+                ".map((style) => style.backgroundColor + style.backgroundImage)"
+            )
+            assert len(set(looks)) == 16
+            before, after = page.locator(".card").first.evaluate(
+                """(card) => {
+                  const before = card.offsetHeight;
+                  card.querySelector('.name').textContent = '#128';
+                  card.querySelector('.doing').textContent = '128/400';
+                  return [before, card.offsetHeight];
+                }"""
+            )
+            assert before == after
+            ending.set()
+            for thread in threads:
+                thread.join(20)
 
 
 @pytest.mark.slow
