@@ -62,14 +62,12 @@ def plan(
 ) -> int:
     """The fewest replicas, and the token budget, with p99 TTFT below --slo-ttft-ms and p99 TPOT
     below --slo-tpot-ms."""
-    looked_for = {
-        ("--engines", "--max-replicas"): lambda given: given.fleet.engines,
-        ("--max-num-batched-tokens", "--budget"): lambda given: given.engine.max_num_batched_tokens,
-    }
-    for (name, instead), of in looked_for.items():
-        if of(scenario) != of(_DEFAULT):
-            what = f"{name} is {of(scenario)}, and a plan looks for it"
-            raise SimulationError(f"{what}; give {instead}")
+    engines, tokens = scenario.fleet.engines, scenario.engine.max_num_batched_tokens
+    what = "--{} is {}, and a plan looks for it; give --{}".format
+    if engines != _DEFAULT.fleet.engines:
+        raise SimulationError(what("engines", engines, "max-replicas"))
+    if tokens != _DEFAULT.engine.max_num_batched_tokens:
+        raise SimulationError(what("max-num-batched-tokens", tokens, "budget"))
     document = simulation.plan(scenario, budget, max_replicas, processes)
     log(f"{scenario.in_words()}\n{as_plan_table(document)}")
     _write(as_json(document), json)
@@ -96,10 +94,9 @@ def fit(step_trace: Path, *, json: JsonFile = None) -> int:
     model = fit_step_trace(step_trace)
     log(
         f"{model.num_steps} steps of {step_trace}, mean relative error "
-        f"{100 * model.mean_relative_error:.1f} %; microseconds a step and each:"
+        f"{100 * model.mean_relative_error:.1f} %; microseconds for each of {', '.join(FEATURES)}: "
+        + ", ".join(f"{seconds * 1e6:.4g}" for seconds in model.coefficients)
     )
-    for name, seconds in zip(FEATURES, model.coefficients, strict=True):
-        log(f"{name:<28}{seconds * 1e6:>14.4f}")
     _write(as_json(model.describe()), json)
     return 0
 

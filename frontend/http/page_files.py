@@ -33,15 +33,11 @@ async def page(request: Request) -> Response:
 
 async def base_url(request: Request) -> Response:
     """What clients are given as their base URL, when a person opens it: the page, in a browser."""
-    if "text/html" in request.headers.get("accept", ""):
-        # relative, as a proxy may serve all under a path
-        target = ".." if request.url.path.endswith("/") else "."
-        return RedirectResponse(target, headers={"vary": "accept"})
-    raise ApiError(
-        404,
-        f"{request.url.path} is the base URL of the API; clients add paths as /models and "
-        "/chat/completions (/openapi.json lists them), and / is a chat for browsers",
-    )
+    path = request.url.path
+    if "text/html" in request.headers.get("accept", ""):  # relative: a proxy may serve below a path
+        return RedirectResponse(".." if path.endswith("/") else ".", headers={"vary": "accept"})
+    what = f"{path} is the base URL of the API; clients add /models, /chat/completions and others"
+    raise ApiError(404, f"{what}, which /openapi.json lists; / is a chat for browsers")
 
 
 async def icon(_request: Request) -> Response:
@@ -66,11 +62,8 @@ class PageFiles(StaticFiles):
 
 
 ROUTES = [
-    Route("/", page),
-    Route("/v1", base_url),
-    Route("/v1/", base_url),
-    Route("/favicon.ico", icon),
-    Mount("/page", PageFiles()),
+    *(Route("/", page), Route("/v1", base_url), Route("/v1/", base_url)),
+    *(Route("/favicon.ico", icon), Mount("/page", PageFiles())),
 ]
-OPEN_PATHS = frozenset(route.path for route in ROUTES)
+OPEN_PATHS = frozenset({"/", "/v1", "/v1/", "/favicon.ico"})
 """Answered without a key; the door knows of what is below /page/."""

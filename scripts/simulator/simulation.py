@@ -47,19 +47,17 @@ class Scenario:
         """Model, hardware and load, given or not, and every other option that is no default."""
         trace, times = self.trace, self.step_times
         said = {"hardware", "model", "fitted", "trace", "trace_format"}
-        parts = [f"{times.model} on {times.hardware} (a roofline)"]
-        if times.fitted is not None:
-            parts = [f"step times of {times.fitted}"]
+        roofline = f"{times.model} on {times.hardware} (a roofline)"
+        parts = [roofline if times.fitted is None else f"step times of {times.fitted}"]
         if trace.trace is not None:
             parts.append(f"requests of {trace.trace} ({trace.trace_format})")
         else:
             said |= {"num_requests", "arrivals", "rate", "prompt_len", "output_len", "length_pairs"}
+            lengths = f"prompts of {trace.prompt_len} tokens, answers of {trace.output_len}"
             parts += [
                 f"{trace.num_requests or NUM_SYNTHETIC} requests, {trace.rate:g} a second, "
                 f"{trace.arrivals} arrivals",
-                f"prompts of {trace.prompt_len} tokens, answers of {trace.output_len}"
-                if trace.length_pairs is None
-                else f"lengths of {trace.length_pairs}",
+                f"lengths of {trace.length_pairs}" if trace.length_pairs else lengths,
             ]
         defaults = Scenario().describe()
         for group, options in self.describe().items():

@@ -48,6 +48,8 @@ function save() {
 // ---------------------------------------------------------------- the list of conversations
 
 function showList() {
+  const buttons = () => [...find("conversations").querySelectorAll("button")];
+  const focused = buttons().indexOf(document.activeElement);
   find("conversations").replaceChildren(
     ...store.all.map((each) => {
       const item = element(
@@ -60,6 +62,7 @@ function showList() {
       return item;
     }),
   );
+  buttons()[focused]?.focus();
   const others = store.all.filter((each) => each !== current);
   find("toggle-list").replaceChildren(...mark(others.find((each) => each.news) ?? others.find((each) => answers.status(each))), "Chats");
   find("undo").hidden = !removed.length;
@@ -182,7 +185,8 @@ function edit(index) {
   find("prompt").value = current.messages[index].content;
   attached.set(current.messages[index].images ?? []);
   current.messages.length = index;
-  changed();
+  save();
+  showMessages();
   find("prompt").focus();
   grow();
 }
@@ -190,14 +194,7 @@ function edit(index) {
 function retry(index) {
   if (!isFree() || !areSettingsValid()) return;
   current.messages.length = index;
-  changed();
   answer();
-}
-
-function changed() {
-  save();
-  showList();
-  showMessages();
 }
 
 // ---------------------------------------------------------------- an answer
@@ -211,6 +208,7 @@ function answer() {
   if (find("system").value.trim()) messages.unshift({ role: "system", content: find("system").value });
   current.messages.push(message);
   answers.write(current, message, { model: message.model || undefined, messages, ...sampling() }, find("key").value);
+  save();
   show(current);
 }
 
@@ -232,10 +230,9 @@ function ended(conversation, text, isBad) {
   showModelsPictures();
   if (!store.all.includes(conversation)) return;
   if (conversation === current) {
-    const { scrollTop } = find("messages");
-    const follows = isAtEnd();
+    const top = isAtEnd() ? Infinity : find("messages").scrollTop;
     showMessages();
-    if (!follows) find("messages").scrollTop = scrollTop;
+    find("messages").scrollTop = Math.min(top, find("messages").scrollHeight);
     say(text, isBad);
   } else {
     conversation.news = isBad ? "failed" : "new";
@@ -253,24 +250,19 @@ function sampling() {
   return given;
 }
 
-// The first field that is not what it must be, if any; what it must be is said.
-function wrongSetting() {
+// Says of the first that is not what it must be; `shows` it, too.
+function areSettingsValid(shows = true) {
   const isWrong = ({ validity, step }) => validity.badInput || validity.rangeUnderflow || validity.rangeOverflow || (step === "1" && validity.stepMismatch);
   const fields = SAMPLING.map(find);
   for (const field of fields) field.ariaInvalid = isWrong(field);
   const wrong = fields.find(isWrong);
-  if (!wrong) return null;
+  if (!wrong) return true;
   const { value, min, max, step, labels } = wrong;
   const wanted = `a ${step === "1" ? "whole number" : "number"} ${max ? `from ${min} to ${max}` : `of at least ${min}`}`;
   say(`${labels[0].textContent.trim()} is ${value || "not a number"}; give ${wanted}, or nothing.`, true);
-  return wrong;
-}
-
-function areSettingsValid() {
-  const wrong = wrongSetting();
-  if (wrong) toggleSettings(true);
-  wrong?.focus();
-  return !wrong;
+  if (shows) toggleSettings(true);
+  if (shows) wrong.focus();
+  return false;
 }
 
 function submit(event) {
@@ -288,7 +280,6 @@ function submit(event) {
   current.messages.push({ role: "user", content: text, ...(images.length && { images }) });
   find("prompt").value = "";
   grow();
-  changed();
   answer();
 }
 
@@ -327,7 +318,7 @@ for (const name of ["system", ...SAMPLING]) {
   find(name).addEventListener("change", () => {
     store.settings[name] = find(name).value;
     save();
-    if (!wrongSetting()) say(answers.status(current) ?? "");
+    if (areSettingsValid(false)) say(answers.status(current) ?? "");
   });
 }
 find("model").addEventListener("change", () => {

@@ -19,13 +19,11 @@ export function requestStripe(ordinal) {
   return Math.floor((ordinal - 1) / HUES.length) % 4;
 }
 
-// Over the rectangle that is filled already.
+// Over a rectangle that is filled already.
 function drawStripe(pen, stripe, x, y, width, height) {
+  const parts = [[], [[0, 1 / 3, 1, 1 / 3]], [[1 / 3, 0, 1 / 3, 1]], [[0, 0, 1, 1 / 4], [0, 3 / 4, 1, 1 / 4]]];
   pen.fillStyle = themed("--ground");
-  const [third, high] = [width / 3, height / 3];
-  if (stripe === 1) pen.fillRect(x, y + high, width, high);
-  if (stripe === 2) pen.fillRect(x + third, y, third, height);
-  if (stripe === 3) for (const top of [y, y + height - high]) pen.fillRect(x, top, width, high * 0.8);
+  for (const [left, top, wide, high] of parts[stripe]) pen.fillRect(x + left * width, y + top * height, wide * width, high * height);
 }
 
 function prepared(canvas, height) {
@@ -91,10 +89,8 @@ export function drawSteps(canvas, steps, ordinalOf) {
       filled += tokens;
     };
     if (step.num_decode_tokens) piece(step.num_decode_tokens, themed("--decode"));
-    for (const [request, tokens] of step.prefill_chunks) {
-      if (request) piece(tokens, requestColour(ordinalOf(request)), requestStripe(ordinalOf(request)));
-      else piece(tokens, themed("--others"));
-    }
+    for (const [request, tokens] of step.prefill_chunks)
+      piece(tokens, request ? requestColour(ordinalOf(request)) : themed("--others"), request && requestStripe(ordinalOf(request)));
     if (step.num_preempted) {
       pen.fillStyle = themed("--bad");
       pen.beginPath();
