@@ -24,7 +24,6 @@ from scripts.load.report import log
 from scripts.simulator import SimulationError, replay, simulation
 from scripts.simulator.metrics import as_json, as_plan_table, as_table
 from scripts.simulator.simulation import Scenario
-from scripts.simulator.step_times import FEATURES
 from scripts.simulator.step_trace import StepTrace, fit_step_trace
 from scripts.traces import TraceError
 
@@ -92,11 +91,8 @@ def verify(step_trace: Path) -> int:
 def fit(step_trace: Path, *, json: JsonFile = None) -> int:
     """Fit step times to a step trace, and say how well they fit."""
     model = fit_step_trace(step_trace)
-    log(
-        f"{model.num_steps} steps of {step_trace}, mean relative error "
-        f"{100 * model.mean_relative_error:.1f} %; microseconds for each of {', '.join(FEATURES)}: "
-        + ", ".join(f"{seconds * 1e6:.4g}" for seconds in model.coefficients)
-    )
+    error = f"mean relative error {100 * model.mean_relative_error:.1f} %"
+    log(f"{model.num_steps} steps of {step_trace}, {error}; --json FILE or a pipe has the times")
     _write(as_json(model.describe()), json)
     return 0
 

@@ -11,6 +11,11 @@ async function checked(response) {
   throw new ApiError(body?.error?.message ?? `the server answers ${response.status} ${response.statusText}`);
 }
 
+async function post(path, body, key, signal) {
+  const sent = { "content-type": "application/json", ...headers(key) };
+  return checked(await fetch(path, { method: "POST", headers: sent, body: JSON.stringify(body), signal }));
+}
+
 export async function listModels(key) {
   const response = await checked(await fetch("v1/models", { headers: headers(key) }));
   return (await response.json()).data;
@@ -20,8 +25,8 @@ export async function listModels(key) {
 export async function takesPictures(model, key) {
   const { models } = await (await checked(await fetch("api/ps", { headers: headers(key) }))).json();
   if (!models.some(({ name }) => name === model || name === `${model}:latest`)) return null;
-  const request = { method: "POST", headers: { "content-type": "application/json", ...headers(key) }, body: JSON.stringify({ model }) };
-  return (await (await checked(await fetch("api/show", request))).json()).capabilities.includes("vision");
+  const shown = await post("api/show", { model }, key);
+  return (await shown.json()).capabilities.includes("vision");
 }
 
 // Yields the objects of a stream of server-sent events.
@@ -45,14 +50,7 @@ async function* events(response) {
 
 // Yields {text, reasoning, finish, usage} as they come.
 export async function* chat(body, key, signal) {
-  const response = await checked(
-    await fetch("v1/chat/completions", {
-      method: "POST",
-      headers: { "content-type": "application/json", ...headers(key) },
-      body: JSON.stringify({ ...body, stream: true, stream_options: { include_usage: true } }),
-      signal,
-    }),
-  );
+  const response = await post("v1/chat/completions", { ...body, stream: true, stream_options: { include_usage: true } }, key, signal);
   for await (const event of events(response)) {
     if (event.error) throw new ApiError(event.error.message);
     const choice = event.choices[0];

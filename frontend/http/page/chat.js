@@ -180,20 +180,26 @@ function isFree() {
   return !answers.status(current);
 }
 
+// As it was, it can be brought back beside what becomes of it.
+function cut(index) {
+  removed.push([{ ...current, messages: [...current.messages] }, store.all.indexOf(current) + 1]);
+  current.messages.length = index;
+}
+
 function edit(index) {
   if (!isFree()) return;
   find("prompt").value = current.messages[index].content;
   attached.set(current.messages[index].images ?? []);
-  current.messages.length = index;
+  cut(index);
   save();
-  showMessages();
+  show(current);
   find("prompt").focus();
   grow();
 }
 
 function retry(index) {
   if (!isFree() || !areSettingsValid()) return;
-  current.messages.length = index;
+  cut(index);
   answer();
 }
 

@@ -132,7 +132,9 @@ def test_a_conversation_is_written_formatted_and_kept(start_engine, open_page):
         page.get_by_role("button", name="Edit").first.click()
         assert page.input_value("#prompt") == "Hello <b>you</b>"
         assert page.locator("article").count() == 0
-        page.get_by_role("button", name="Delete").click()
+        page.get_by_role("button", name="bring back").click()
+        assert page.locator("article").count() == 4, "what the edit cut away"
+        page.get_by_role("button", name="Delete").last.click()
         assert page.locator("#conversations li").count() <= 1
 
 
