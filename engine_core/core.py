@@ -211,8 +211,7 @@ class EngineCore:
                 case EngineRequest():
                     self._add_request(client, message)
                 case Abort():
-                    self._abort(client.request_ids.intersection(message.request_ids))
-                    self._abort_samples(client, message.samples)
+                    self._end(client, message)
                 case Call(call=calls.WatchScheduler(after_step_id)):
                     self._live_view.watch(client, message, after_step_id)
                 case Call(call=calls.LoadAdapter() as load) if client.rights.is_admin:
@@ -308,22 +307,30 @@ class EngineCore:
         self._client_log.log(code, f"rejected request {name}: {why}")
         self._outbox.post(client, Rejected(request_id=message.request_id, code=code, message=why))
 
-    def _abort(self, request_ids: Collection[str]) -> None:
+    def _end(self, client: Client, asked: Abort) -> None:
+        status = RequestStatus.FINISHED_ABORTED
+        if asked.are_complete:
+            status = RequestStatus.FINISHED_STOPPED
+        self._abort(client.request_ids.intersection(asked.request_ids), status)
+        for request_id, index in asked.samples:
+            if request_id in client.request_ids:
+                self._scheduler.finish_sample(request_id, index, status)
+                for observer in self._observers:
+                    observer.on_abort((request_id,), self._clock(), index)
+
+    def _abort(
+        self,
+        request_ids: Collection[str],
+        status: RequestStatus = RequestStatus.FINISHED_ABORTED,
+    ) -> None:
         if request_ids:
-            self._scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)
+            self._scheduler.finish_requests(request_ids, status)
             for observer in self._observers:
                 observer.on_abort(request_ids, self._clock())
 
     def _abort_all(self) -> None:
         for client in self._clients:
             self._abort(client.request_ids)
-
-    def _abort_samples(self, client: Client, samples: Sequence[tuple[str, int]]) -> None:
-        for request_id, index in samples:
-            if request_id in client.request_ids:
-                self._scheduler.finish_sample(request_id, index, RequestStatus.FINISHED_ABORTED)
-                for observer in self._observers:
-                    observer.on_abort((request_id,), self._clock(), index)
 
     # ------------------------------------------------------------------ for calls and shutdown
 

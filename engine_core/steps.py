@@ -116,6 +116,8 @@ class Steps:
             return nothing
         if step.plan.token_masks is not None:
             output.failures.update(step.plan.token_masks.failures())
+            output.refused.update(step.plan.token_masks.refused())
         for request_id, why in output.failures.items():
-            logger.error("request %r failed: %s", request_id, why)
+            level = logging.DEBUG if request_id in output.refused else logging.ERROR
+            logger.log(level, "request %r failed: %s", request_id, why)
         return output

@@ -129,6 +129,7 @@ class TraceStep(_Event, frozen=True, kw_only=True, tag="step"):
     beam_logprobs: dict[str, TraceLogprobs] = {}
     """Of beams only: the scheduler chooses by them."""
     failures: dict[str, str] = {}
+    refused: set[str] = set()
     pooled: list[str] = []
     """Requests that were answered, without what."""
 
@@ -163,6 +164,7 @@ class TraceStep(_Event, frozen=True, kw_only=True, tag="step"):
             logprobs=logprobs or None,
             verified_token_ids=self.verified,
             failures=self.failures,
+            refused=self.refused,
             pooled={name: np.zeros(1, np.float32) for name in self.pooled},
         )
 
@@ -290,6 +292,7 @@ class TraceWriter(StepObserver):
             verified=dict(output.verified_token_ids),
             beam_logprobs=self._beam_logprobs(output) if self._beams else {},
             failures=output.failures,
+            refused=output.refused,
             pooled=list(output.pooled),
         )
         self._write(event, step.collected_s)

@@ -11,7 +11,7 @@ from frontend.event_loop import Clock
 from frontend.request_state import RequestObserver, RequestState
 from protocol.errors import ErrorCode
 from protocol.outputs import DecodedTokens, EngineCoreOutput, EngineCoreOutputs, FinishReason
-from protocol.requests import EngineRequest
+from protocol.requests import Abort, EngineRequest
 
 logger = logging.getLogger(__name__)
 
@@ -152,7 +152,7 @@ class OutputProcessor:
 
     def process_outputs(
         self, outputs: EngineCoreOutputs, fingerprint: str | None = None
-    ) -> tuple[list[str], list[tuple[str, int]]]:
+    ) -> list[Abort]:
         """Give each output to its sequence. Outputs of forgotten wire ids are dropped: they were
         sent before a request's abort arrived.
 
@@ -160,16 +160,16 @@ class OutputProcessor:
             fingerprint: of the weights that made the tokens.
 
         Returns:
-            What the engine continues after a stop string: wire ids none of whose sequences goes on,
-            and (wire id, index) of single sequences of others.
+            What the engine continues after a stop string, or an error on this side.
         """
         now_s = self._clock.now()
         stopped: dict[str, None] = {}
+        failed: list[str] = []
         samples: list[tuple[str, int]] = []
         ends: dict[str, EngineCoreOutput] = {}
         if outputs.decoded is not None:
             weights = outputs.weights_version, fingerprint
-            self._process_columns(outputs.decoded, weights, now_s, stopped, samples)
+            self._process_columns(outputs.decoded, weights, now_s, stopped, samples, failed)
         for output in outputs.other_outputs:
             part = self._in_flight.get(output.request_id)
             if part is None:
@@ -188,15 +188,20 @@ class OutputProcessor:
                 if (must_abort or output.finished) and part.finished:
                     stopped[output.request_id] = None
             except Exception as error:
-                self._fail(output.request_id, part, error, stopped)
+                self._fail(part, error)
+                failed.append(output.request_id)
         for wire_id in outputs.finished_req_ids:
             stopped.pop(wire_id, None)  # the engine has ended it, too
             part = self._in_flight.pop(wire_id, None)
             if part is not None:
                 part.request.end_sequences(part.start, part.stop, ends.get(wire_id))
-        for wire_id in stopped:
+        failed = [wire_id for wire_id in failed if wire_id in self._in_flight]
+        for wire_id in (*stopped, *failed):
             self._in_flight.pop(wire_id, None)
-        return list(stopped), [sample for sample in samples if sample[0] in self._in_flight]
+        kept = tuple(sample for sample in samples if sample[0] in self._in_flight)
+        aborts = [Abort(request_ids=tuple(stopped), samples=kept, are_complete=True)]
+        aborts.append(Abort(request_ids=tuple(failed)))
+        return [each for each in aborts if each.request_ids or each.samples]
 
     def _process_columns(
         self,
@@ -205,6 +210,7 @@ class OutputProcessor:
         now_s: float,
         stopped: dict[str, None],
         samples: list[tuple[str, int]],
+        failed: list[str],
     ) -> None:
         """One token for each of many sequences, without an object for each."""
         in_flight = self._in_flight
@@ -230,25 +236,23 @@ class OutputProcessor:
                     if part.finished:
                         stopped[wire_id] = None
             except Exception as error:
-                self._fail(wire_id, part, error, stopped)
+                self._fail(part, error)
+                failed.append(wire_id)
         if self.observer is not None:
             for before_s, count in before.items():
                 if not math.isnan(before_s):  # resumed: its first token here
                     self.observer.on_tokens(now_s - before_s, count)
 
     def _refuse(self, output: EngineCoreOutput) -> None:
-        """All of its request; nothing of it has come."""
+        """All of its request, behind what has come of it."""
         request = self._in_flight.pop(output.request_id).request
         why = output.detail or "the engine refused the request"
         request.fail(
             RequestRejected(why, request_id=request.request_id, code=ErrorCode.INVALID_REQUEST)
         )
 
-    def _fail(
-        self, wire_id: str, part: _SequenceRange, error: Exception, stopped: dict[str, None]
-    ) -> None:
+    def _fail(self, part: _SequenceRange, error: Exception) -> None:
         """An error on this side ends one stream; the others continue."""
         if not part.request.finished:
             logger.exception("request %s cannot go on", part.request.request_id)
             part.request.fail(error)
-        stopped[wire_id] = None

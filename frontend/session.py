@@ -242,9 +242,9 @@ class EngineSession:
             if self._connection is not None:
                 self._connection.send(message, request.frames)
 
-    def _send_abort(self, wire_ids: list[str], samples: Sequence[tuple[str, int]] = ()) -> None:
-        if (wire_ids or samples) and self._connection is not None:
-            self._connection.send(Abort(request_ids=tuple(wire_ids), samples=tuple(samples)))
+    def _send_abort(self, wire_ids: list[str]) -> None:
+        if wire_ids and self._connection is not None:
+            self._connection.send(Abort(request_ids=tuple(wire_ids)))
 
     def _on_message(self, message: EngineMessage) -> None:
         match message:
@@ -254,7 +254,9 @@ class EngineSession:
             case EngineCoreOutputs():
                 self._num_losses = 0
                 fingerprint = self._fingerprints.get(message.weights_version)
-                self._send_abort(*self.requests.process_outputs(message, fingerprint))
+                for abort in self.requests.process_outputs(message, fingerprint):
+                    if self._connection is not None:
+                        self._connection.send(abort)
             case Rejected():
                 self._on_rejected(message)
             case CallResult():

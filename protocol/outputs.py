@@ -30,7 +30,8 @@ class FinishReason(enum.StrEnum):
     TIMEOUT = "timeout"
     """It was not done within its `timeout_s`."""
     REFUSED = "refused"
-    """It asks for what cannot be done, found after it was accepted; `detail` says what."""
+    """It asks for what cannot be done, found after it was accepted, perhaps behind some tokens;
+    `detail` says what."""
 
 
 class Logprobs(Message, frozen=True):

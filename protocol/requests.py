@@ -70,13 +70,16 @@ class EngineRequest(Message, frozen=True, tag=2):
 
 
 class Abort(Message, frozen=True, tag=3):
-    """Stop these requests of this client, and single samples of others. Unknown and finished ones
+    """End these requests of this client, and single samples of others. Unknown and finished ones
     are ignored."""
 
     request_ids: tuple[str, ...]
     samples: tuple[tuple[str, int], ...] = ()
     """(request id, index) each; the request's other samples continue. Beams depend on each other:
     theirs are ignored."""
+    are_complete: bool = False
+    """Their answers are: a stop string, which the engine does not know, ended them. They finish with
+    reason STOP, not ABORT."""
 
 
 class Call(Message, frozen=True, tag=4):

@@ -20,7 +20,7 @@ def run_decode_steps(
     batch, num_steps = plan.batch, plan.num_decode_steps
     sampled = np.zeros((len(batch.rows), num_steps), np.int32)
     num_sampled = batch.num_scheduled_tokens.copy()
-    failures: dict[str, str] = {}
+    failed = ModelRunnerOutput(req_ids=[], sampled_token_ids=[])
     places, req_ids = np.arange(len(batch.rows)), batch.req_ids
     for step in range(num_steps):
         goes_on = num_sampled[places] > step
@@ -40,7 +40,7 @@ def run_decode_steps(
         if output.failures:
             num_sampled[places[[name in output.failures for name in req_ids]]] = step
             if not step:  # of a later one: it fails again as the first of the next plan
-                failures = output.failures
+                failed = output
     if (num_sampled == batch.num_scheduled_tokens).all():
         return ModelRunnerOutput(req_ids=batch.req_ids, sampled_token_ids=sampled)
     counts = num_sampled.tolist()
@@ -49,5 +49,6 @@ def run_decode_steps(
         sampled_token_ids=[
             row[:count] for row, count in zip(sampled.tolist(), counts, strict=True)
         ],
-        failures=failures,
+        failures=failed.failures,
+        refused=failed.refused,
     )

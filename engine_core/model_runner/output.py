@@ -22,6 +22,7 @@ INFINITE = (
     "repetition_penalty, temperature or a logits processor makes the model's logits infinite; set "
     "them nearer to 1"
 )
+_BY_PARAMETERS = frozenset({NO_TOKEN_LEFT, INFINITE})
 
 
 def runner_output(
@@ -54,6 +55,7 @@ def runner_output(
         }
         or None,
         failures={request_ids[place_S[at]]: why for at, why in failures.items()},
+        refused={request_ids[place_S[at]] for at in failures if failures[at] in _BY_PARAMETERS},
     )
 
 

@@ -2,7 +2,7 @@
 for each step. What a grammar is, only `engine_core/structured_output/` knows."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from collections.abc import Sequence as AnySequence
 from typing import Protocol, runtime_checkable
 
@@ -53,6 +53,9 @@ class TokenMasks(Protocol):
 
     def failures(self) -> dict[str, str]:
         """By sequence, why it has no mask and cannot go on; after `wait`."""
+
+    def refused(self) -> Collection[str]:
+        """Of those, sequences whose own grammar is the cause."""
 
 
 class Constraints(Protocol):

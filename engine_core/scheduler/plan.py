@@ -212,3 +212,5 @@ class ModelRunnerOutput:
     """Of pooling requests whose prompts are computed now; their sampled tokens are not read."""
     failures: dict[str, str] = dataclasses.field(default_factory=dict)
     """Sequences without a valid result, and why; their requests end with an error, no others."""
+    refused: set[str] = dataclasses.field(default_factory=set)
+    """Of `failures`, those whose own parameters allow no result: no faults of the engine."""

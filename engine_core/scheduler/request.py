@@ -54,7 +54,7 @@ class RequestStatus(enum.IntEnum):
     FINISHED_ERROR = 8
     FINISHED_TIMEOUT = 9
     FINISHED_REFUSED = 10
-    """Its grammar cannot be used."""
+    """Its grammar cannot be used, or its parameters allow no token."""
     FINISHED_REPETITION = 11
 
     @property

@@ -211,7 +211,9 @@ class Scheduler(SchedulerInterface):
             sequence = self._pool.find_sequence(sequence_id)
             if sequence is not None and step.batch.position_of(sequence) is not None:
                 request_id = sequence.request.request_id
-                self.finish_requests(request_id, RequestStatus.FINISHED_ERROR, why)
+                is_refused = sequence_id in model_runner_output.refused
+                status = (RequestStatus.FINISHED_ERROR, RequestStatus.FINISHED_REFUSED)[is_refused]
+                self.finish_requests(request_id, status, why)
         decoded = self._output_processor.process(step, model_runner_output, now)
         to_finish, self._samples_to_finish = self._samples_to_finish, {}
         for (request_id, index), status in to_finish.items():

@@ -2,7 +2,7 @@
 model's on first and last tokens. They become masks beside those of grammars, from the tokens that
 are known, drafts included."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from collections.abc import Sequence as AnySequence
 
 import numpy as np
@@ -145,6 +145,9 @@ class _JoinedMasks:
 
     def failures(self) -> dict[str, str]:
         return {} if self._masks is None else self._masks.failures()
+
+    def refused(self) -> Collection[str]:
+        return () if self._masks is None else self._masks.refused()
 
 
 def _keys(rows: MaskRows) -> Iterator[tuple[int, int]]:

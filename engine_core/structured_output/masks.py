@@ -60,6 +60,7 @@ class StepMasks:
         self._rows = MaskRows(place, offset, bits)
         self._asked = rows
         self._failures: dict[str, str] = {}
+        self._refused: set[str] = set()
         self._is_done = threading.Event()
 
     def wait(self) -> MaskRows:
@@ -72,6 +73,9 @@ class StepMasks:
 
     def failures(self) -> dict[str, str]:
         return self._failures
+
+    def refused(self) -> set[str]:
+        return self._refused
 
     def fill(self, executor: "LLExecutor") -> None:
         """On the thread; never raises."""
@@ -99,6 +103,7 @@ class StepMasks:
                 matcher = row.state.matcher
                 if matcher is not None and matcher.is_error():
                     self._fail(row, reason_of(matcher.get_error()))
+                    self._refused.add(row.of.sequence.sequence_id)
         except BaseException as error:
             for row in self._asked:
                 self._fail(row, f"{type(error).__name__}: {error}")

@@ -2,7 +2,7 @@
 
 import dataclasses
 from array import array
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,9 @@ class SentMasks:
 
     def failures(self) -> dict[str, str]:
         return self.failed
+
+    def refused(self) -> Collection[str]:
+        return ()  # rank 0 tells, from its own masks
 
 
 def encode_plan(plan: SchedulerOutput) -> bytes:

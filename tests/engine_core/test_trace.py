@@ -183,7 +183,11 @@ def test_logprobs_are_kept_of_beams_alone_and_come_back_as_they_were(path):
         trace.on_arrival(request(num_sequences=2, beam_search=beams), 0, 1.0)
         trace.on_arrival(request("x"), 0, 1.0)
         output = array_of(
-            ids, [7, 8, 9], logprobs=dict.fromkeys(ids, columns), failures={"x": "why"}
+            ids,
+            [7, 8, 9],
+            logprobs=dict.fromkeys(ids, columns),
+            failures={"x": "why"},
+            refused={"x"},
         )
         finish(trace, plan_of(0, ids, new=["a#1"]), output, 1.0, 0.1)
         finish(trace, plan_of(1, [], finished=ids), array_of([], []), 1.0, 0.1)
@@ -193,6 +197,7 @@ def test_logprobs_are_kept_of_beams_alone_and_come_back_as_they_were(path):
     assert arrived.beam_search == beams
     assert step.model_output().logprobs == {"a": columns, "a#1": columns}
     assert step.model_output().failures == {"x": "why"}
+    assert step.model_output().refused == {"x"}
 
 
 @given(cut=st.integers(0, 1500))

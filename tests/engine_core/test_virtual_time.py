@@ -195,6 +195,18 @@ def test_an_abort_ends_requests_of_its_sender_alone(abort):
     assert +Counter(core.statistics().num_finished) == {"length": 1}
 
 
+@pytest.mark.parametrize(
+    "ends", [{"request_ids": ("r",)}, {"request_ids": (), "samples": (("r", 0),)}]
+)
+@pytest.mark.parametrize(("are_complete", "reason"), [(True, "stop"), (False, "abort")])
+def test_a_client_says_whether_what_it_ends_is_complete_or_given_up(ends, are_complete, reason):
+    _, core = serve(
+        (1000, HELLO), (1005, REQUEST), (1007, Abort(**ends, are_complete=are_complete)),
+        (1100, Call(call_id=1, call=Drain())),
+    )  # fmt: skip
+    assert +Counter(core.statistics().num_finished) == {reason: 1}
+
+
 def test_the_departure_of_a_client_ends_its_own_requests_alone():
     _, core = serve(
         (1000, HELLO), (1000, HELLO, b"other"), (1005, REQUEST),

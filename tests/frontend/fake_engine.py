@@ -93,6 +93,7 @@ class FakeEngine:
         self.refuse = refuse
         self.refusal_code = refusal_code
         self.fail = fail
+        self.failure_reason = FinishReason.ERROR
         self.die_after_tokens = die_after_tokens
         self.mute = mute
         self.max_num_seqs = max_num_seqs
@@ -114,6 +115,8 @@ class FakeEngine:
         """Of each request."""
         self.aborted: list[str] = []
         self.aborted_samples: list[tuple[str, int]] = []
+        self.complete: list[str] = []
+        """Of `aborted`, those whose answers are complete."""
         self.num_goodbyes = 0
         self.num_statistics = 0
         self.num_tokens = 0
@@ -187,6 +190,7 @@ class FakeEngine:
                 self._accept(identity, message)
             case Abort():
                 self.aborted += message.request_ids
+                self.complete += message.request_ids if message.are_complete else ()
                 for request_id in message.request_ids:
                     self._running.pop(request_id, None)
                 self.aborted_samples += message.samples
@@ -328,7 +332,7 @@ class FakeEngine:
             return EngineCoreOutput(
                 request_id=request.request_id,
                 new_token_ids=[],
-                finish_reason=FinishReason.ERROR,
+                finish_reason=self.failure_reason,
                 detail=failure,
                 index=index,
             )

@@ -97,7 +97,7 @@ async def test_a_stop_string_cuts_text_and_tokens_and_stops_the_engine(start_eng
     assert completion.token_ids == ids_of("one two thr")
     assert (completion.finish_reason, completion.stop_reason) == ("stop", " thr")
     assert all("one two".startswith(output.outputs[0].text) for output in outputs)
-    assert engine.aborted == [engine.requests[0].request_id]
+    assert engine.aborted == engine.complete == [engine.requests[0].request_id]
     assert engine.num_live == 0
 
 
@@ -178,6 +178,7 @@ async def test_leaving_a_stream_early_aborts_its_request(client, engine):
     await stream.aclose()
     await client.ping()
     assert engine.aborted == [engine.requests[0].request_id]
+    assert engine.complete == []
     assert len(client.session.requests) == 0
 
 

@@ -17,7 +17,7 @@ from protocol.outputs import DecodedTokens, EngineCoreOutput, EngineCoreOutputs,
 from protocol.requests import EngineRequest
 from tests.profiles import examples
 
-NOTHING = ([], [])
+NOTHING = []
 """To abort: neither requests nor samples."""
 
 
@@ -148,7 +148,7 @@ async def test_each_sequence_is_stopped_when_it_has_found_its_stop_string(start_
     assert [c.text for c in outputs[-1].outputs] == ["ab", "abab", "ababab"]
     [name] = [request.request_id for request in engine.requests]
     assert engine.aborted_samples == [(name, 0), (name, 1)]
-    assert engine.aborted == [name]
+    assert engine.aborted == engine.complete == [name]
     assert engine.num_live == 0
 
 

@@ -125,7 +125,7 @@ REQUEST = EngineRequest(
 CLIENT_MESSAGES = [
     Hello(wire_version=WIRE_VERSION, client_name="test"),
     REQUEST,
-    Abort(request_ids=("a", "b"), samples=(("c", 0), ("c", 2))),
+    Abort(request_ids=("a", "b"), samples=(("c", 0), ("c", 2)), are_complete=True),
     *(
         Call(call_id=index, call=call)
         for index, call in enumerate(

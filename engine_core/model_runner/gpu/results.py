@@ -57,10 +57,11 @@ def read_results(
     """The step's answer, once the device is done with it.
     `refusals`: by row, why the device cannot serve it."""
     chosen_N = host.results.token_ids_C[: len(step.sampled_N)].numpy().copy()
-    failed = _failures(step, host.results)
+    failed, refused = _failures(step, host.results), {}
     if refusals:
         rows = step.sampled_rows_N.tolist()
-        failed |= {at: refusals[row] for at, row in enumerate(rows) if row in refusals}
+        refused = {at: refusals[row] for at, row in enumerate(rows) if row in refusals}
+        failed |= refused
     reports = _device_reports(step, host.results) | _host_reports(step, host, chosen_N)
     place_S, verified = step.sampled_N, None
     if step.drafts_R is not None:
@@ -68,6 +69,8 @@ def read_results(
         place_S = place_S[~behind_N]
         verified = VerifiedRows.of(plan, place_S)
     output = runner_output(plan, place_S, chosen_N, reports, failed, verified)
+    names = [plan.batch.req_ids[place] for place in step.sampled_N[list(refused)].tolist()]
+    output.refused.update(output.failures.keys() & names)
     if not step.prompt_ranges and not step.pooled_ranges:
         return output
     states = (states_NE.float().numpy() for states_NE in host.states)

@@ -79,7 +79,8 @@ async def create_response(request: Request, asked: bodies.ResponsesRequest) -> R
         return Response(msgspec.json.encode(writer.response), media_type=_MEDIA_TYPE)
 
     def failure(error: ApiError) -> bytes:
-        code = "rate_limit_exceeded" if error.status == 429 else "server_error"
+        code = "invalid_prompt" if error.status < 500 else "server_error"
+        code = "rate_limit_exceeded" if error.status == 429 else code
         return _encoded(writer.fail(code, error.message))
 
     return await streamed(

@@ -27,6 +27,9 @@ class MadeUpMasks:
     def failures(self):
         return {}
 
+    def refused(self):
+        return ()
+
 
 def is_led(request_id):
     """Every second one follows the grammar."""

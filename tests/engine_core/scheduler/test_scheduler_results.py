@@ -127,6 +127,23 @@ def test_a_failed_request_ends_alone_and_its_blocks_are_not_found():
     assert drive.step().scheduled_new_reqs[0].num_computed_tokens == 0
 
 
+def test_a_request_whose_parameters_leave_no_token_is_refused_alone():
+    drive = Drive(make_scheduler(), make_request("a", 3), make_request("b", 3))
+    outputs = drive.scheduler.update_from_output(
+        drive.scheduler.schedule(),
+        ModelRunnerOutput(
+            req_ids=["a", "b"],
+            sampled_token_ids=[[], [5]],
+            failures={"a": "no token is possible"},
+            refused={"a"},
+        ),
+    )
+    assert [(o.request_id, o.finish_reason, o.detail) for o in all_outputs(outputs[0])] == [
+        ("a", FinishReason.REFUSED, "no token is possible"),
+        ("b", None, None),
+    ]
+
+
 @pytest.mark.parametrize("tokens", [[], [1, 2]])
 def test_a_result_of_the_wrong_length_ends_only_that_request(tokens):
     """Proves S232."""

@@ -32,6 +32,9 @@ class Grammars:
     def failures(self):
         return {"a": "why"}
 
+    def refused(self):
+        return {"a"}
+
 
 def constrained(output, *, place=0, drafts=(), grammar=None, prompt=(1, 2, 5), **params):
     request = new_request(
