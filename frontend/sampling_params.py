@@ -68,7 +68,8 @@ class SamplingParams:
 
     Meanings are vLLM's. `top_k` 0 or -1 keeps all tokens. `max_tokens` None means as many as the
     model's length allows. `seed` None (or -1) draws one. `truncate_prompt_tokens` k keeps the last
-    k prompt tokens, -1 as many as the model takes. A temperature below 1e-5 is greedy.
+    k prompt tokens, -1 as many as the model takes. A temperature below 1e-5 is greedy, as is a
+    `top_p` of 0, which vLLM refuses.
     Raises InvalidInput: a value outside its limits, values that contradict each other, or something
     that this engine does not support."""
 
@@ -184,8 +185,8 @@ class SamplingParams:
         wire = self._engine_params(max_tokens=max_tokens, min_tokens=self.min_tokens)
         if wire.is_greedy and self.n > 1:
             raise InvalidInput(
-                f"n is {self.n} with temperature {self.temperature}: greedy answers would all be "
-                "the same; use n=1 or a temperature above 0"
+                f"n is {self.n} with temperature {self.temperature} and top_p {self.top_p}: greedy "
+                "answers would all be the same; use n=1, or a temperature and top_p above 0"
             )
 
     def to_wire(

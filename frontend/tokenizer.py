@@ -291,6 +291,13 @@ class TokenPieces:
         joined = self.decode([self._neighbour_id, *token_ids])
         return joined[len(self._neighbour_text) :]
 
+    def bytes_of(self, token_id: int) -> bytes:
+        """What one token adds to a text, also if that is only a part of a character."""
+        if self.joining is Joining.BYTE_LEVEL:
+            return self.level_bytes(token_id)
+        byte = self.fallback_byte(token_id)
+        return self.text(token_id).encode() if byte is None else byte
+
     def _text(self, token_id: int) -> str:
         """What one token reads like in the middle of a text, its leading space kept. A token that
         is part of a character only gives U+FFFD; an unknown id gives the empty text."""

@@ -78,8 +78,8 @@ class Abort(Message, frozen=True, tag=3):
     """(request id, index) each; the request's other samples continue. Beams depend on each other:
     theirs are ignored."""
     are_complete: bool = False
-    """Their answers are: a stop string, which the engine does not know, ended them. They finish with
-    reason STOP, not ABORT."""
+    """Their answers are: a stop string, which the engine does not know, ended them. They finish
+    with reason STOP, not ABORT."""
 
 
 class Call(Message, frozen=True, tag=4):

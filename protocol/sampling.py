@@ -84,7 +84,8 @@ class SamplingParams(Message, frozen=True):
     top_k: int = 0
     """Keep the k largest logits; 0 keeps all."""
     top_p: float = 1.0
-    """Keep the smallest set of tokens whose probability reaches p (nucleus sampling)."""
+    """Keep the smallest set of tokens whose probability reaches p (nucleus sampling); 0 keeps the
+    likeliest token alone, as temperature 0 does."""
     min_p: float = 0.0
     """Drop tokens less likely than this share of the likeliest token."""
     repetition_penalty: float = 1.0
@@ -133,8 +134,6 @@ class SamplingParams(Message, frozen=True):
         _number("repetition_penalty", self.repetition_penalty, minimum=0.0)
         _number("presence_penalty", self.presence_penalty, minimum=-2.0, maximum=2.0)
         _number("frequency_penalty", self.frequency_penalty, minimum=-2.0, maximum=2.0)
-        if self.top_p == 0.0:
-            raise InvalidParameter("top_p is 0, it must be above 0; use temperature=0 for greedy")
         if self.repetition_penalty == 0.0:
             raise InvalidParameter("repetition_penalty is 0, it must be above 0; 1 switches it off")
         if self.seed is not None:
@@ -211,7 +210,7 @@ class SamplingParams(Message, frozen=True):
 
     @property
     def is_greedy(self) -> bool:
-        return self.temperature < GREEDY_TEMPERATURE
+        return self.temperature < GREEDY_TEMPERATURE or self.top_p == 0.0
 
     @property
     def reports_logprobs(self) -> bool:

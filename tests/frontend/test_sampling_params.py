@@ -56,7 +56,7 @@ def test_the_first_positions_are_vllms():
         ({"temperature": math.inf}, "temperature is inf"),
         ({"temperature": "hot"}, "temperature is 'hot'"),
         ({"temperature": None}, "temperature is None"),
-        ({"top_p": 0}, "top_p is 0"),
+        ({"top_p": -0.1}, "top_p is -0.1"),
         ({"top_p": 1.5}, "top_p is 1.5"),
         ({"top_k": -2}, "top_k is -2"),
         ({"top_k": 1.5}, "top_k is 1.5"),

@@ -21,7 +21,7 @@ from protocol.sampling import MAX_SEED, SamplingParams
         ("temperature", math.inf, "finite"),
         ("temperature", "hot", "number"),
         ("top_k", -1, "from 0 to"),
-        ("top_p", 0.0, "above 0"),
+        ("top_p", -0.1, "from 0.0 to 1.0"),
         ("top_p", 1.01, "from 0.0 to 1.0"),
         ("top_p", math.nan, "finite"),
         ("min_p", -0.5, "from 0.0 to 1.0"),

@@ -124,7 +124,7 @@ class MessagesRequest(CountTokensRequest, forbid_unknown_fields=True, kw_only=Tr
     stream: bool | None = False
     stop_sequences: list[str] | None = None
     temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=0)] | None = None
     metadata: Metadata | None = None
     vllm_xargs: dict[str, Any] | None = None

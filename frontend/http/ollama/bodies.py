@@ -23,7 +23,7 @@ class Options(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Below 1: as many as there is room for."""
     seed: int | None = None
     temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     repeat_penalty: Annotated[float, Meta(gt=0)] | None = None

@@ -231,9 +231,14 @@ def _logprobs(
 ) -> ChatLogprobs | None:
     if not asked.logprobs or output.logprobs is None:
         return None
-    tokenizer = llm.get_tokenizer()
     return ChatLogprobs(
-        token_logprobs(output.token_ids, output.logprobs, asked.top_logprobs or 0, tokenizer)
+        token_logprobs(
+            output.token_ids,
+            output.logprobs,
+            asked.top_logprobs or 0,
+            llm.get_tokenizer(),
+            skip_special_tokens=asked.skip_special_tokens is not False,
+        )
     )
 
 

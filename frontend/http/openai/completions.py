@@ -27,7 +27,7 @@ from frontend.http.openai.generation import (
     finish_reason,
     finite,
     prompt_logprobs,
-    token_text,
+    token_name,
 )
 from frontend.http.openai.parameters import sampling_params
 from frontend.http.openai.prompt_embeds import read_prompt_embeds
@@ -209,7 +209,7 @@ class _Choices:
         offsets = []
         for token_id in part.token_ids:
             offsets.append(offset)
-            offset += len(token_text(token_id, tokenizer)[0])
+            offset += len(tokenizer.pieces.text(token_id))
         return self._columns(part.token_ids, part.logprobs, offsets)
 
     def _with_prompt(
@@ -247,12 +247,12 @@ class _Choices:
             values.append(finite(candidates[token_id].logprob))
             tops.append(
                 {
-                    token_text(each, tokenizer)[0]: finite(one.logprob)
+                    token_name(each, tokenizer): finite(one.logprob)
                     for each, one in candidates.items()
                     if each == token_id or (one.rank or 0) <= wanted
                 }
             )
-        texts = [token_text(token_id, tokenizer)[0] for token_id in token_ids]
+        texts = [token_name(token_id, tokenizer) for token_id in token_ids]
         return CompletionLogprobs(offsets, values, texts, tops)
 
 

@@ -132,24 +132,30 @@ def token_logprobs(
     logprobs: Sequence[Mapping[int, Logprob]],
     num_top: int,
     tokenizer: Tokenizer,
+    *,
+    skip_special_tokens: bool = True,
 ) -> list[TokenLogprob]:
-    """One entry a token, as chat completions have them."""
-    entries = []
+    """One entry a token, as chat completions have them. Bytes are what the token adds to the text,
+    perhaps a part of a character: joined they are the text."""
+    entries, pieces = [], tokenizer.pieces
+    skipped = pieces.special_token_ids if skip_special_tokens else frozenset()
+
+    def added(token_id: int) -> list[int]:
+        return [] if token_id in skipped else list(pieces.bytes_of(token_id))
+
     for token_id, candidates in zip(token_ids, logprobs, strict=True):
         tops = sorted(
             (c for c in candidates.items() if c[1].rank is not None and c[1].rank <= num_top),
             key=lambda candidate: candidate[1].rank or 0,
         )
-        token, raw = token_text(token_id, tokenizer)
         entries.append(
             TokenLogprob(
-                token,
+                pieces.text(token_id),
                 finite(candidates[token_id].logprob),
-                raw,
+                added(token_id),
                 [
-                    TopLogprob(text, finite(top.logprob), raw_top)
-                    for top_id, top in tops
-                    for text, raw_top in (token_text(top_id, tokenizer),)
+                    TopLogprob(pieces.text(each), finite(top.logprob), added(each))
+                    for each, top in tops
                 ],
             )
         )
@@ -180,10 +186,13 @@ def check_size(num_logprobs: int) -> int:
     return num_logprobs
 
 
-def token_text(token_id: int, tokenizer: Tokenizer) -> tuple[str, list[int]]:
-    """A token's text, and the bytes of it."""
-    text = tokenizer.decode([token_id], skip_special_tokens=False)
-    return text, list(text.encode())
+def token_name(token_id: int, tokenizer: Tokenizer) -> str:
+    """A token's text; of a part of a character its bytes, as OpenAI's completions have them."""
+    raw = tokenizer.pieces.bytes_of(token_id)
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
 def finite(logprob: float) -> float:

@@ -126,6 +126,21 @@ def test_log_probabilities_of_a_conversation_name_the_token_and_its_bytes(http):
         assert values == sorted(values, reverse=True)
 
 
+def test_a_token_that_is_a_part_of_a_character_has_its_own_bytes(serve_text):
+    http = serve_text("🎉!")
+    asked = {"logprobs": True, "top_logprobs": 1}
+    ours = chat(http, max_tokens=9, **asked).json()["choices"][0]["logprobs"]["content"]
+    body = {"model": "fake", "messages": HELLO, "stream": False} | asked
+    for entries in (ours, http.post("/api/chat", json=body).json()["logprobs"]):
+        assert [each["bytes"] for each in entries] == [[240], [159], [142], [137], [33], []]
+        assert entries[0]["token"] == "\N{REPLACEMENT CHARACTER}"
+        assert entries[-1]["token"] == "<eos>", "it adds nothing to the text"
+        assert [each["top_logprobs"][0]["bytes"] for each in entries][:2] == [[240], [159]]
+    found = complete(http, logprobs=1, max_tokens=9).json()["choices"][0]["logprobs"]
+    assert found["tokens"][:5] == [r"bytes:\xf0", r"bytes:\x9f", r"bytes:\x8e", r"bytes:\x89", "!"]
+    assert list(found["top_logprobs"][1]) == [r"bytes:\x9f"]
+
+
 def test_log_probabilities_of_a_completion_have_offsets(http):
     (choice,) = complete(http, logprobs=1).json()["choices"]
     found = choice["logprobs"]

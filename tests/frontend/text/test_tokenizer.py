@@ -42,6 +42,17 @@ def test_tokenizer_from_welcome_encodes_and_decodes_like_the_document():
     assert tokenizer.vocab_size == backend.get_vocab_size()
 
 
+@pytest.mark.parametrize("name", ["byte_level", "llama2", "gemma", "byte_fallback_metaspace"])
+def test_the_bytes_of_tokens_joined_are_the_text(name):
+    """Parts of characters, and spaces that a piece begins with, are each token's own."""
+    tokenizer = welcome(getattr(samples, name)())
+    text = "he h🎉\u6f22, he"
+    ids = tokenizer.encode("he " + text, add_special_tokens=False)
+    joined = b"".join(map(tokenizer.pieces.bytes_of, ids))
+    assert joined.decode().strip() == tokenizer.decode(ids).strip()
+    assert max(len(tokenizer.pieces.bytes_of(each)) for each in ids) < 4, "no emoji is one token"
+
+
 def test_truncation_saved_in_the_document_does_not_cut_prompts():
     backend = samples.byte_level()
     backend.enable_truncation(4)

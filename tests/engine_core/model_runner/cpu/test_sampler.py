@@ -210,6 +210,25 @@ def test_parameters_that_leave_no_token_fail_with_a_reason(kind):
     assert "no token is possible" in sample(sampler, logits_of(1)).failures[0]
 
 
+@pytest.mark.parametrize("backend", ["native", "torch"])
+def test_top_p_0_chooses_what_temperature_0_does(backend, monkeypatch):
+    """The first of equal ones, too; and that p is so small that float32 has 0 for it."""
+    if backend == "torch":
+        monkeypatch.setattr(f"{__name__}.select_operations", lambda device: TorchOperations())
+    kinds = [
+        {}, {"seed": 7}, {"top_k": 5}, {"min_p": 0.2}, {"temperature": 9.0, "seed": 3},
+        {"repetition_penalty": 1.5, "presence_penalty": 1.0}, {"logit_bias": {3: 100.0}},
+        {"allowed_token_ids": (11, 12)},
+    ]  # fmt: skip
+    logits = logits_of(len(kinds))
+    logits[0, [5, 9]] = 50.0
+    greedy = [SamplingParams(max_tokens=9, **kind | {"temperature": 0.0}) for kind in kinds]
+    expected = sample(make(*greedy), logits).token_ids.tolist()
+    for top_p in (0.0, 1e-60):
+        others = [SamplingParams(max_tokens=9, **{"seed": 1} | k, top_p=top_p) for k in kinds]
+        assert sample(make(*others), logits).token_ids.tolist() == expected
+
+
 def test_a_row_that_changes_hands_keeps_nothing():
     sampler = make(MIXED[7])
     sampler.free_row(0)
