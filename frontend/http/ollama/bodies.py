@@ -15,39 +15,48 @@ Nothing = Literal[""] | Annotated[list[Any], Meta(max_length=0)] | None
 
 
 class Options(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """None: the model's own default, else Ollama's."""
+    """None: the model's own default, else Ollama's. Whole numbers may come as 3.0."""
 
-    num_ctx: Annotated[int, Meta(ge=1)] | None = None
+    num_ctx: Annotated[int, Meta(ge=1)] | Annotated[float, Meta(ge=1)] | None = None
     """Most tokens of prompt and answer together."""
-    num_predict: Annotated[int, Meta(ge=-2)] | None = None
+    num_predict: Annotated[int, Meta(ge=-2)] | Annotated[float, Meta(ge=-2)] | None = None
     """Below 1: as many as there is room for."""
-    seed: int | None = None
+    seed: int | float | None = None
     temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | Annotated[float, Meta(ge=-1)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     repeat_penalty: Annotated[float, Meta(gt=0)] | None = None
-    repeat_last_n: Literal[-1] | None = None
+    repeat_last_n: Literal[-1] | Annotated[float, Meta(ge=-1, le=-1)] | None = None
     """Penalties look at all tokens."""
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     stop: str | list[str] | None = None
-    mirostat: Literal[0] | None = None
+    mirostat: Literal[0] | Annotated[float, Meta(ge=0, le=0)] | None = None
     mirostat_tau: float | None = None
     """Of no effect without `mirostat`, as is `mirostat_eta`."""
     mirostat_eta: float | None = None
-    num_gpu: int | None = None
+    num_keep: int | float | None = None
+    """Of a prompt that is cut, how many tokens at its start stay."""
+    num_gpu: int | float | None = None
     """Of no effect, as what follows: the daemon has loaded the model; no answer changes."""
-    main_gpu: int | None = None
-    num_thread: int | None = None
-    num_batch: int | None = None
-    num_keep: int | None = None
+    main_gpu: int | float | None = None
+    num_thread: int | float | None = None
+    num_batch: int | float | None = None
     use_mmap: bool | None = None
     use_mlock: bool | None = None
     low_vram: bool | None = None
     numa: bool | None = None
     tfs_z: Annotated[float, Meta(ge=1, le=1)] | None = None
     typical_p: Annotated[float, Meta(ge=1, le=1)] | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ValueError: a fraction of a whole number."""
+        for name in ("num_ctx", "num_predict", "seed", "top_k", "num_keep"):
+            if isinstance(value := getattr(self, name), float):
+                if not value.is_integer():
+                    raise ValueError(f"{name} is {value}, it must be a whole number")
+                setattr(self, name, int(value))
 
 
 class GenerationRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -59,6 +68,10 @@ class GenerationRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
     keep_alive: int | float | str | None = None
     format: str | dict[str, Any] | None = None
     think: bool | Literal["low", "medium", "high"] | None = None
+    truncate: bool | None = None
+    """Default: a prompt that is longer than the context is shortened."""
+    shift: Literal[False] | None = None
+    """An answer ends where the context is full."""
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0)] | None = None
     vllm_xargs: dict[str, Any] | None = None
@@ -173,7 +186,7 @@ class AnyEmbedRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     dimensions: int | None = None
     keep_alive: int | float | str | None = None
     options: Options | None = None
-    """Of no effect on a vector."""
+    """Of no effect on a vector, but for `num_ctx`: most tokens of a text."""
 
 
 class EmbedRequest(AnyEmbedRequest, forbid_unknown_fields=True, kw_only=True):

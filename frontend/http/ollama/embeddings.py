@@ -5,6 +5,7 @@ import time
 from starlette.requests import Request
 from starlette.responses import Response
 
+from frontend.http.api_errors import ApiError
 from frontend.http.event_stream import json_response
 from frontend.http.ollama import bodies
 from frontend.http.ollama.models import served_model
@@ -50,10 +51,20 @@ async def _found(
         model.keep_alive(keep_alive_seconds(asked.keep_alive))
     loaded_s = time.monotonic()
     is_cut = asked.truncate is not False
+    num_ctx = asked.options and asked.options.num_ctx
+    most = min(int(num_ctx or 2**62), llm.model.max_model_len)
     like_ours = EncodingRequest(
         input=[*texts] if isinstance(texts, list) else texts,
         dimensions=asked.dimensions,
-        truncate_prompt_tokens=-1 if is_cut else None,
+        truncate_prompt_tokens=most if is_cut else None,
     )
     prompts = [llm.with_prompt(each, None) for each in await inputs(like_ours, llm)]
-    return await pool(request, llm, like_ours, prompts, PoolingTask.EMBED), loaded_s
+    found = await pool(request, llm, like_ours, prompts, PoolingTask.EMBED)
+    longest = max(len(each.prompt_token_ids) for each in found)
+    if longest > most:
+        raise ApiError(
+            400,
+            f"a text has {longest} tokens and options.num_ctx is {num_ctx}; shorten it, raise "
+            "num_ctx, or omit truncate",
+        )
+    return found, loaded_s

@@ -24,6 +24,7 @@ from frontend.http.api_errors import ApiError, not_supported
 from frontend.http.event_stream import LineStream, error_line, json_response, line, streamed, whole
 from frontend.http.exchange import Exchange, exchange_of
 from frontend.http.ollama import bodies
+from frontend.http.ollama.context import Context
 from frontend.http.ollama.models import find_model, served_model
 from frontend.http.on_demand.options import keep_alive_seconds
 from frontend.http.openai.conversation import template_tools
@@ -135,22 +136,24 @@ def _prompt(llm: AsyncLLM, asked: bodies.ChatRequest | bodies.GenerateRequest) -
         variables = thinking_variables(llm, thinks=bool(asked.think))
     if isinstance(asked.think, str):
         variables["reasoning_effort"] = asked.think
+    make = functools.partial(llm.input_processor.chat_prompt, **variables)
+    fitting = Context(llm, asked.options or bodies.Options(), truncates=asked.truncate is not False)
     if isinstance(asked, bodies.ChatRequest):
         messages = [_template_message(each) for each in asked.messages or ()]
-        tools = template_tools(asked.tools)
-        return llm.input_processor.chat_prompt(messages, tools=tools, **variables)
+        make = functools.partial(make, tools=template_tools(asked.tools))
+        return fitting.chat_prompt(make, messages)
     assert asked.prompt is not None
     context = asked.context or []
     if asked.images and (context or asked.raw):
         raise ApiError(400, "images go without raw and context; use /api/chat")
     if asked.raw or (template is None and not asked.system):
         token_ids = tokenizer.encode(asked.prompt, add_special_tokens=not context)
-        return {"prompt_token_ids": context + token_ids}
+        return fitting.cut({"prompt_token_ids": context + token_ids})
     messages = [{"role": "user", "content": _content(asked.prompt, asked.images)}]
     if asked.system:
         messages.insert(0, {"role": "system", "content": asked.system})
-    prompt = llm.input_processor.chat_prompt(messages, **variables)
-    return {**prompt, "prompt_token_ids": context + prompt["prompt_token_ids"]}
+    prompt = make(messages)
+    return fitting.cut({**prompt, "prompt_token_ids": context + prompt["prompt_token_ids"]})
 
 
 def _has_images(asked: bodies.ChatRequest | bodies.GenerateRequest) -> bool:
@@ -192,9 +195,9 @@ def _sampling_params(run: "_Run", num_prompt_tokens: int) -> SamplingParams:
     options = asked.options or bodies.Options()
     given = {name: getattr(options, name) for name in (*_SAME_NAMES, *_PENALTIES)}
     given["repetition_penalty"] = options.repeat_penalty
-    max_tokens = options.num_predict if (options.num_predict or 0) > 0 else None
+    max_tokens = int(options.num_predict or 0) if (options.num_predict or 0) > 0 else None
     if options.num_ctx is not None:
-        room = options.num_ctx - num_prompt_tokens
+        room = int(options.num_ctx) - num_prompt_tokens
         if room < 1:
             raise ApiError(
                 400,

@@ -109,9 +109,55 @@ def test_as_much_is_said_as_asked_or_as_there_is_room_for(http, num_predict, len
 def test_a_context_length_limits_prompt_and_answer(http):
     answer = chat(http, {"num_ctx": 20, "temperature": 0}, stream=False).json()
     assert answer["eval_count"] == 20 - len(RENDERED)
-    assert "num_ctx is 11" in error_of(chat(http, {"num_ctx": 11}), 400)
+    assert "num_ctx is 11" in error_of(chat(http, {"num_ctx": 11}, truncate=False), 400)
     answer = chat(http, {"num_ctx": 4096, "temperature": 0}, stream=False).json()
     assert answer["eval_count"] == 512 - len(RENDERED)  # the engine's own length
+
+
+def test_a_chat_that_is_too_long_loses_its_oldest_messages(http, engine):
+    turns = [{"role": "user", "content": f"q{n}"} for n in range(200)]
+    answers = [{"role": "assistant", "content": f"a{n}"} for n in range(200)]
+    rest = [each for turn in zip(turns, answers, strict=True) for each in turn]
+    said = [{"role": "system", "content": "Be brief."}, *rest, *HELLO]
+    for options in ({"num_ctx": 100, "num_predict": 5}, {"num_predict": 5}):  # 512: the engine's
+        most = options.get("num_ctx", 512)
+        chat(http, options, messages=said)
+        prompt = prompt_of(engine.requests[-1])
+        head, first, tail = prompt.partition(";user:")
+        assert head == "system:Be brief."
+        assert tail.endswith("a199;" + RENDERED)
+        assert most - 5 - len("user:q99;assistant:a99;") < len(prompt) + 5 <= most
+    error_of(chat(http, {"num_ctx": 100}, messages=said, truncate=False), 400)
+
+
+def test_a_prompt_that_is_too_long_keeps_its_start_and_its_end(http, engine):
+    text = "".join(chr(97 + n % 26) for n in range(1000))
+    for options, most in (({"num_ctx": 40}, 30), ({}, 512 - 128)):
+        generate(http, {"num_predict": 200} | options, prompt=text, raw=True)
+        assert prompt_of(engine.requests[-1]) == text[:4] + text[4 - most :]
+    generate(http, {"num_keep": 9, "num_ctx": 40.0}, prompt=text, raw=True)
+    assert prompt_of(engine.requests[-1]) == text[:9] + text[-21:]
+    error_of(generate(http, prompt=text, raw=True, truncate=False), 400)
+    chat(http, {"num_ctx": 40}, messages=[{"role": "user", "content": text}])
+    assert len(engine.requests[-1].prompt_token_ids) == 30, "the last message alone is too long"
+
+
+def test_options_with_whole_numbers_may_come_as_fractions_of_none(http, engine):
+    """As encoders write them that know one kind of number."""
+    options = {
+        "num_ctx": 100.0, "num_predict": 3.0, "seed": 5.0, "top_k": 3.0, "repeat_last_n": -1.0,
+        "mirostat": 0.0, "num_gpu": 99.0, "num_keep": 4.0, "top_p": 0, "temperature": 1,
+    }  # fmt: skip
+    assert chat(http, options, stream=False).json()["eval_count"] == 3
+    params = engine.requests[-1].sampling_params
+    assert (params.seed, params.top_k, params.top_p, params.max_tokens) == (5, 3, 0, 3)
+    for wrong in ({"seed": 5.5}, {"num_ctx": 0.0}, {"repeat_last_n": -0.5}, {"num_predict": 2.5}):
+        error_of(chat(http, wrong), 400)
+
+
+def test_an_answer_ends_where_the_context_is_full(http):
+    assert chat(http, shift=False).status_code == 200
+    assert "shift" in error_of(chat(http, shift=True), 400)
 
 
 def test_a_model_that_recommends_nothing_is_sampled_as_ollama_does(start_engine):

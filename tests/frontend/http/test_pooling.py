@@ -183,6 +183,9 @@ def test_ollamas_two_routes(serve):
     assert "has 5000 tokens" in refusal(
         http, "/api/embed", model="fake", input="x" * 5000, truncate=False
     )
+    asked = {"model": "fake", "input": "x" * 22, "options": {"num_ctx": 8.0}}
+    assert posted(http, "/api/embed", **asked)["prompt_eval_count"] == 8
+    assert "num_ctx is 8" in refusal(http, "/api/embed", **asked, truncate=False)
 
 
 @pytest.mark.parametrize(
