@@ -104,9 +104,9 @@ class ServedModel:
         for each in list[dict[str, Any]]():
             yield each
 
-    def keep_alive(self, seconds: float) -> None:
+    def keep_alive(self, seconds: float, *, by_admin: bool = True) -> None:
         """How long its engine may be idle from now on. Raises ApiError: 0, and it is not one that
-        this server stops."""
+        this server stops; or others would pay, and only an admin may."""
         if not seconds:
             raise not_supported("keep_alive", "0", "stop the engine to free its memory")
 

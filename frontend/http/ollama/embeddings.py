@@ -7,6 +7,7 @@ from starlette.responses import Response
 
 from frontend.http.api_errors import ApiError
 from frontend.http.event_stream import json_response
+from frontend.http.exchange import exchange_of
 from frontend.http.ollama import bodies
 from frontend.http.ollama.models import served_model
 from frontend.http.on_demand.options import keep_alive_seconds
@@ -46,9 +47,10 @@ async def _found(
     request: Request, asked: bodies.AnyEmbedRequest, texts: str | list[str]
 ) -> tuple[list[RequestOutput], float]:
     """And when the model was there."""
+    keep_alive_s = None if asked.keep_alive is None else keep_alive_seconds(asked.keep_alive)
     model, llm = await served_model(request, asked.model)
-    if asked.keep_alive is not None:
-        model.keep_alive(keep_alive_seconds(asked.keep_alive))
+    if keep_alive_s is not None:
+        model.keep_alive(keep_alive_s, by_admin=exchange_of(request).is_admin)
     loaded_s = time.monotonic()
     is_cut = asked.truncate is not False
     num_ctx = asked.options and asked.options.num_ctx

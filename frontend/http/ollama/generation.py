@@ -68,12 +68,13 @@ async def _answer(request: Request, asked: bodies.ChatRequest | bodies.GenerateR
     _check(asked)
     is_empty = not (asked.messages if isinstance(asked, bodies.ChatRequest) else asked.prompt)
     keep_alive_s = None if asked.keep_alive is None else keep_alive_seconds(asked.keep_alive)
+    by_admin = exchange_of(request).is_admin
     if is_empty and keep_alive_s == 0:
-        (await find_model(request, asked.model)).keep_alive(0)
+        (await find_model(request, asked.model)).keep_alive(0, by_admin=by_admin)
         return _without_text(asked, "unload")
     model, llm = await served_model(request, asked.model)
     if keep_alive_s is not None:
-        model.keep_alive(keep_alive_s)
+        model.keep_alive(keep_alive_s, by_admin=by_admin)
     if is_empty:
         return _without_text(asked, "load")
     run = _Run(asked, llm, exchange_of(request), started_s, loaded_s=time.monotonic())

@@ -169,7 +169,16 @@ class OnDemandModel(ServedModel):
                 exchange.waits_for = None
         return self._llm
 
-    def keep_alive(self, seconds: float) -> None:
+    def keep_alive(self, seconds: float, *, by_admin: bool = True) -> None:
+        if not by_admin:
+            if 0 < seconds <= self._options.keep_alive_s:
+                return  # it stays as long as that for everybody
+            raise ApiError(
+                403,
+                f"keep_alive is {seconds:g} s; others use {self.names[0]}, too: only an admin's "
+                f"key may stop it, or keep it for longer than {self._options.keep_alive}",
+                param="keep_alive",
+            )
         self._keep_alive_s = seconds
         if self._child is not None:
             note_keep_alive(self._child.pid, -1 if seconds == math.inf else seconds)

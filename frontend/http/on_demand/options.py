@@ -12,6 +12,8 @@ from cyclopts import Parameter
 from frontend.errors import InvalidInput
 
 _DURATION = re.compile(r"-?(\d+(\.\d+)?|(\d+(\.\d+)?(ns|us|µs|ms|s|m|h))+)")
+_FOR_EVER_S = 10 * 365 * 86400.0
+"""Longer is the same, and can still be added to a date."""
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -46,15 +48,19 @@ class OnDemandOptions:
 
 
 def keep_alive_seconds(value: str | float, *, name: str = "keep_alive") -> float:
-    """Ollama's `keep_alive`: seconds or a text such as "1h30m"; below 0: for ever (infinity).
+    """Ollama's `keep_alive`: seconds or a text such as "1h30m"; below 0, and above ten years: for
+    ever (infinity).
 
     Raises:
         InvalidInput: it is neither.
     """
-    text = str(value)
-    if not _DURATION.fullmatch(text):
-        raise InvalidInput(f'{name} is {text!r}, it must be like 300, "5m" or -1')
-    if text.startswith("-"):
-        return math.inf if re.search("[1-9]", text) else 0.0
-    parts = re.findall(r"([\d.]+)([a-zµ]+)", text)
-    return sum(float(number) * _SECONDS[unit] for number, unit in parts) if parts else float(text)
+    if isinstance(value, str):
+        if not _DURATION.fullmatch(value):
+            raise InvalidInput(f'{name} is {value!r:.100}, it must be like 300, "5m" or -1')
+        parts = re.findall(r"([\d.]+)([a-zµ]+)", value)
+        seconds = sum(float(number) * _SECONDS[unit] for number, unit in parts)
+        seconds = -seconds if value.startswith("-") else seconds
+        value = seconds if parts else float(value)
+    if math.isnan(value):
+        raise InvalidInput(f'{name} is {value}, it must be like 300, "5m" or -1')
+    return float(value) if 0 <= value <= _FOR_EVER_S else math.inf

@@ -123,7 +123,7 @@ def test_a_chat_that_is_too_long_loses_its_oldest_messages(http, engine):
         most = options.get("num_ctx", 512)
         chat(http, options, messages=said)
         prompt = prompt_of(engine.requests[-1])
-        head, first, tail = prompt.partition(";user:")
+        head, _, tail = prompt.partition(";user:")
         assert head == "system:Be brief."
         assert tail.endswith("a199;" + RENDERED)
         assert most - 5 - len("user:q99;assistant:a99;") < len(prompt) + 5 <= most

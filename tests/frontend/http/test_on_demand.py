@@ -1,6 +1,7 @@
 """Models whose daemons the server starts and stops. The daemons are scripted processes."""
 
 import contextlib
+import math
 import sys
 import threading
 import time
@@ -15,6 +16,7 @@ from http_server import serving_models
 from frontend.cli.http import http
 from frontend.cli.options import UsageError
 from frontend.errors import InvalidInput
+from frontend.http.api_errors import ApiError
 from frontend.http.on_demand import model as on_demand
 from frontend.http.on_demand import while_starting
 from frontend.http.on_demand.model import DaemonPool, OnDemandModel
@@ -163,8 +165,10 @@ def test_a_request_of_ollamas_says_how_long_its_model_stays(serve):
     generate(keep_alive="10m")
     generate()  # says nothing of it
     assert timedelta(minutes=9) < expiry() <= timedelta(minutes=10)
-    generate(keep_alive=-1)
-    assert expiry() > timedelta(days=36_500)
+    for endless in (-1, "-1s", 10**30, "9" * 400 + "h", 1e300):
+        generate(keep_alive="10m")
+        generate(keep_alive=endless)
+        assert expiry() > timedelta(days=36_500)
     generate(keep_alive=0)
     wait_until(lambda: server.state("small") == "stopped")
     assert server.http.get("/api/ps").json() == {"models": []}
@@ -179,8 +183,20 @@ def test_a_request_of_ollamas_says_how_long_its_model_stays(serve):
 def test_a_time_to_stay_is_read_as_ollama_reads_it(text, seconds):
     assert keep_alive_seconds(text) == pytest.approx(seconds)
     assert keep_alive_seconds(-1) == keep_alive_seconds("-5m") == float("inf")
-    with pytest.raises(InvalidInput, match="keep_alive is 'soon'"):
-        keep_alive_seconds("soon")
+    for wrong in ("soon", "", "1e400", "5 m", float("nan")):
+        with pytest.raises(InvalidInput, match=f"keep_alive is '?{wrong}"):
+            keep_alive_seconds(wrong)
+
+
+def test_a_key_that_is_no_admins_neither_stops_a_model_nor_keeps_it_for_longer():
+    model = OnDemandModel("small", DaemonPool(OnDemandOptions(keep_alive="5m")))
+    model.keep_alive(7200)
+    for seconds in (0, 301, math.inf):
+        with pytest.raises(ApiError, match="only an admin's key") as refused:
+            model.keep_alive(seconds, by_admin=False)
+        assert refused.value.status == 403
+    model.keep_alive(60, by_admin=False)
+    assert model.expires_at > datetime.now(UTC) + timedelta(hours=1)
 
 
 @pytest.fixture
