@@ -89,7 +89,15 @@ class InvalidInput(EngineClientError, ValueError):
 
 
 class PromptTooLong(InvalidInput):
-    """The prompt leaves no room for an answer."""
+    """The prompt leaves no room for an answer. `num_tokens`, of which there may be `most`: None
+    where they were not counted."""
+
+    def __init__(
+        self, message: str, num_tokens: int | None = None, most: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.num_tokens = num_tokens
+        self.most = most
 
 
 class UnknownAdapter(InvalidInput):

@@ -330,7 +330,8 @@ class as_invalid_input:  # noqa: N801 - as contextlib's
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         if isinstance(error, InvalidParameter):
-            is_long = isinstance(error, protocol.errors.PromptTooLong)
-            raise (PromptTooLong if is_long else InvalidInput)(str(error)) from None
+            if isinstance(error, protocol.errors.PromptTooLong):
+                raise PromptTooLong(str(error), error.num_tokens, error.most) from None
+            raise InvalidInput(str(error)) from None
         if isinstance(error, TypeError):
             raise InvalidInput(f"a sampling parameter has the wrong type: {error}") from None

@@ -72,8 +72,9 @@ class PromptTooLong(InvalidParameter):
         self, num_tokens: int, max_model_len: int, name: str = "prompt", *, num_generated: int = 1
     ) -> None:
         less = " less one for the answer" if num_generated else ""
+        self.num_tokens, self.most = num_tokens, max_model_len - num_generated
         super().__init__(
-            f"{name} has {num_tokens} tokens, the limit is {max_model_len - num_generated} "
+            f"{name} has {num_tokens} tokens, the limit is {self.most} "
             f"(max_model_len {max_model_len}{less}); shorten it, set truncate_prompt_tokens, "
-            "or start the engine with a larger --max-model-len"
+            "or, if the model was made for more, start the engine with a larger --max-model-len"
         )

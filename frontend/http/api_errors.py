@@ -108,6 +108,8 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.retry_after_s = retry_after_s
+        self.anthropic_message = message
+        """In Anthropic's API, where clients look for its words."""
 
     @property
     def headers(self) -> dict[str, str]:
@@ -136,7 +138,9 @@ def api_error(error: BaseException) -> ApiError | None:
             status = _STATUS_OF_CODE.get(error.code, 400)
             return ApiError(status, str(error), code=error.code.value)
         case PromptTooLong():
-            return ApiError(400, str(error), code="context_length_exceeded")
+            told = ApiError(400, str(error), code="context_length_exceeded")
+            told.anthropic_message = _too_long(error)
+            return told
         case UnknownAdapter():
             return ApiError(404, str(error), param="model", code="model_not_found")
         case InvalidInput():
@@ -148,6 +152,13 @@ def api_error(error: BaseException) -> ApiError | None:
         case EngineClientError():
             return ApiError(500, str(error))
     return None
+
+
+def _too_long(error: PromptTooLong) -> str:
+    begin = "prompt is too long"
+    if error.num_tokens is not None:
+        return f"{begin}: {error.num_tokens} tokens > {error.most} maximum; {error}"
+    return str(error) if str(error).startswith(begin) else f"{begin}: {error}"
 
 
 def unknown_model(name: str, known: list[str]) -> ApiError:
@@ -179,7 +190,7 @@ def error_body(error: ApiError, path: str) -> AnyErrorResponse:
     if form is AnthropicErrorResponse:
         other = "invalid_request_error" if error.status < 500 else "api_error"
         kind = _ANTHROPIC_TYPES.get(error.status, other)
-        return AnthropicErrorResponse(error=AnthropicErrorBody(kind, error.message))
+        return AnthropicErrorResponse(error=AnthropicErrorBody(kind, error.anthropic_message))
     return error.body()
 
 

@@ -61,6 +61,6 @@ def keep_alive_seconds(value: str | float, *, name: str = "keep_alive") -> float
         seconds = sum(float(number) * _SECONDS[unit] for number, unit in parts)
         seconds = -seconds if value.startswith("-") else seconds
         value = seconds if parts else float(value)
-    if math.isnan(value):
+    if value != value:  # NaN; isnan takes no integer of 400 digits
         raise InvalidInput(f'{name} is {value}, it must be like 300, "5m" or -1')
     return float(value) if 0 <= value <= _FOR_EVER_S else math.inf

@@ -195,6 +195,15 @@ def test_a_key_is_taken_from_the_header_of_anthropics_clients(engine):
         assert isinstance(refused.json()["error"], str)
 
 
+def test_a_prompt_that_is_too_long_is_told_in_anthropics_words(http):
+    """Clients look for them, to shorten the conversation."""
+    long = [{"role": "user", "content": "x" * 600}]
+    for stream in (False, True):
+        error = error_of(ask(http, messages=long, stream=stream), 400)
+        assert error["type"] == "invalid_request_error"
+        assert error["message"].startswith("prompt is too long: 606 tokens > 511 maximum")
+
+
 def test_an_unknown_model_is_a_404(http):
     error = error_of(ask(http, model="claude"), 404)
     assert error["type"] == "not_found_error"

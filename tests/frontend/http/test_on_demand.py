@@ -183,6 +183,7 @@ def test_a_request_of_ollamas_says_how_long_its_model_stays(serve):
 def test_a_time_to_stay_is_read_as_ollama_reads_it(text, seconds):
     assert keep_alive_seconds(text) == pytest.approx(seconds)
     assert keep_alive_seconds(-1) == keep_alive_seconds("-5m") == float("inf")
+    assert keep_alive_seconds(10**400) == keep_alive_seconds(4e8) == float("inf")
     for wrong in ("soon", "", "1e400", "5 m", float("nan")):
         with pytest.raises(InvalidInput, match=f"keep_alive is '?{wrong}"):
             keep_alive_seconds(wrong)
