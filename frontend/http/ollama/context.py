@@ -1,7 +1,6 @@
 """Prompts that are longer than the context, shortened as Ollama does it."""
 
-import bisect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from frontend.async_llm import AsyncLLM
@@ -29,13 +28,13 @@ class Context:
         self._num_kept = _KEPT_AT_START if options.num_keep is None else int(options.num_keep)
         self._truncates = truncates
 
-    def chat_prompt(
-        self, render: Callable[[Messages], TokensPrompt], messages: Messages
+    async def chat_prompt(
+        self, render: Callable[[Messages], Awaitable[TokensPrompt]], messages: Messages
     ) -> TokensPrompt:
         """Without the oldest messages, if they are too many: those of the system stay, and all from
         one of the user's on, at least the last. Raises PromptTooLong, and what `render` raises."""
         try:
-            prompt = render(messages)
+            prompt = await render(messages)
             if not self._truncates or len(prompt["prompt_token_ids"]) < self.num_tokens:
                 return prompt
         except PromptTooLong:
@@ -44,18 +43,19 @@ class Context:
         last = len(messages) - 1
         starts = [at for at in range(1, last) if messages[at]["role"] == "user"] + [last]
 
-        def behind(start: int) -> TokensPrompt:
+        async def behind(start: int) -> TokensPrompt:
             kept = [each for each in messages[:start] if each["role"] == "system"]
-            return render([*kept, *messages[start:]])
+            return await render([*kept, *messages[start:]])
 
-        def fits(start: int) -> bool:
+        low, high = 0, len(starts) - 1
+        while low < high:  # the later, the shorter
+            middle = (low + high) // 2
             try:
-                return len(behind(start)["prompt_token_ids"]) <= self._num_left
+                fits = len((await behind(starts[middle]))["prompt_token_ids"]) <= self._num_left
             except PromptTooLong:
-                return False
-
-        first = bisect.bisect_left(starts[:-1], True, key=fits)
-        return self.cut(behind(starts[first]))
+                fits = False
+            low, high = (low, middle) if fits else (middle + 1, high)
+        return self.cut(await behind(starts[low]))
 
     def cut(self, prompt: TokensPrompt) -> TokensPrompt:
         """Without tokens behind the first ones, if they are too many; media cannot be cut."""

@@ -86,7 +86,7 @@ async def _answer(request: Request, asked: bodies.ChatRequest | bodies.GenerateR
         run.parts = AnswerFormat(structured_outputs=_constrained(asked))
     if asked.think and run.parts.reasoning is None:
         raise ApiError(400, f"{asked.model!r} does not support thinking; use think=false")
-    prompt = await in_thread(functools.partial(_prompt, llm, asked), decodes=_has_images(asked))
+    prompt = await _prompt(llm, asked)
     params = _sampling_params(run, len(prompt["prompt_token_ids"]))
     outputs = llm.generate(prompt, params, **run.exchange.generates_as())
     if asked.stream is not False:
@@ -128,8 +128,9 @@ def _without_text(asked: bodies.ChatRequest | bodies.GenerateRequest, reason: st
     return json_response(answer) if asked.stream is False else LineStream(_one(line(answer)))
 
 
-def _prompt(llm: AsyncLLM, asked: bodies.ChatRequest | bodies.GenerateRequest) -> TokensPrompt:
-    """Runs in a thread: a template may take as long as its limit."""
+async def _prompt(
+    llm: AsyncLLM, asked: bodies.ChatRequest | bodies.GenerateRequest
+) -> TokensPrompt:
     tokenizer = llm.get_tokenizer()
     template = tokenizer.chat_template
     variables: dict[str, Any] = {}
@@ -137,29 +138,24 @@ def _prompt(llm: AsyncLLM, asked: bodies.ChatRequest | bodies.GenerateRequest) -
         variables = thinking_variables(llm, thinks=bool(asked.think))
     if isinstance(asked.think, str):
         variables["reasoning_effort"] = asked.think
-    make = functools.partial(llm.input_processor.chat_prompt, **variables)
     fitting = Context(llm, asked.options or bodies.Options(), truncates=asked.truncate is not False)
     if isinstance(asked, bodies.ChatRequest):
         messages = [_template_message(each) for each in asked.messages or ()]
-        make = functools.partial(make, tools=template_tools(asked.tools))
-        return fitting.chat_prompt(make, messages)
+        make = functools.partial(llm.chat_prompt, tools=template_tools(asked.tools), **variables)
+        return await fitting.chat_prompt(make, messages)
     assert asked.prompt is not None
     context = asked.context or []
     if asked.images and (context or asked.raw):
         raise ApiError(400, "images go without raw and context; use /api/chat")
     if asked.raw or (template is None and not asked.system):
-        token_ids = tokenizer.encode(asked.prompt, add_special_tokens=not context)
+        encode = functools.partial(tokenizer.encode, asked.prompt, not context)
+        token_ids = await in_thread(encode, decodes=False)
         return fitting.cut({"prompt_token_ids": context + token_ids})
     messages = [{"role": "user", "content": _content(asked.prompt, asked.images)}]
     if asked.system:
         messages.insert(0, {"role": "system", "content": asked.system})
-    prompt = make(messages)
+    prompt = await llm.chat_prompt(messages, **variables)
     return fitting.cut({**prompt, "prompt_token_ids": context + prompt["prompt_token_ids"]})
-
-
-def _has_images(asked: bodies.ChatRequest | bodies.GenerateRequest) -> bool:
-    given = (asked.messages or ()) if isinstance(asked, bodies.ChatRequest) else (asked,)
-    return any(each.images for each in given)
 
 
 def _content(text: str, images: Sequence[str] | None) -> str | list[dict[str, Any]]:
