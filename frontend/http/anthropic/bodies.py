@@ -60,7 +60,8 @@ Block = TextBlock | ImageBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
 
 
 class InputMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    role: Literal["user", "assistant", "system"]
+    role: str
+    """user, assistant or system."""
     content: str | list[Block]
 
 

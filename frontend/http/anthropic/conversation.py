@@ -4,15 +4,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from frontend.http.anthropic import bodies
+from frontend.http.openai.conversation import check_role
+
+_ROLES = ("user", "assistant", "system")
 
 
 def template_messages(asked: bodies.CountTokensRequest) -> list[dict[str, Any]]:
     """Consecutive messages of one role are one turn, and results of tools are messages of theirs,
-    as templates know them."""
+    as templates know them. Raises ApiError: a role that there is not."""
     messages: list[dict[str, Any]] = []
     if asked.system:
         messages.append({"role": "system", "content": _text(asked.system)})
-    for message in asked.messages:
+    for index, message in enumerate(asked.messages):
+        check_role(message.role, f"messages[{index}].role", known=_ROLES)
         for made in _messages(message):
             last = messages[-1] if messages else None
             if last is not None and last["role"] == made["role"] != "tool":

@@ -27,7 +27,7 @@ from frontend.http.ollama import bodies
 from frontend.http.ollama.context import Context
 from frontend.http.ollama.models import find_model, served_model
 from frontend.http.on_demand.options import keep_alive_seconds
-from frontend.http.openai.conversation import template_tools
+from frontend.http.openai.conversation import check_role, template_tools
 from frontend.http.openai.generation import EngineFailure, finish_reason, token_logprobs
 from frontend.http.operations import operation
 from frontend.http.tools.calls import ToolCall
@@ -39,6 +39,7 @@ from frontend.sampling_params import FIRST_ANSWER_SAMPLING, RequestOutputKind, S
 from frontend.structured_outputs import StructuredOutputsParams
 
 _SAME_NAMES = ("temperature", "top_p", "top_k", "min_p", "seed", "stop")
+_ROLES = ("system", "user", "assistant", "tool")
 _PLAIN = AnswerFormat()
 _PENALTIES = ("presence_penalty", "frequency_penalty")
 
@@ -140,6 +141,8 @@ async def _prompt(
         variables["reasoning_effort"] = asked.think
     fitting = Context(llm, asked.options or bodies.Options(), truncates=asked.truncate is not False)
     if isinstance(asked, bodies.ChatRequest):
+        for index, each in enumerate(asked.messages or ()):
+            check_role(each.role, f"messages[{index}].role", template or "", _ROLES)
         messages = [_template_message(each) for each in asked.messages or ()]
         make = functools.partial(llm.chat_prompt, tools=template_tools(asked.tools), **variables)
         return await fitting.chat_prompt(make, messages)

@@ -12,6 +12,8 @@ _NO_VARIABLES = frozenset(
     ("self", "template", "compiled", "messages", "tools", "chat_template", "special_tokens")
 ) | {"add_generation_prompt", "continue_final_message"}
 """Names that mean something else on their way to the template."""
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+"""Of OpenAI's messages."""
 _NOTES = ("annotations", "provider_specific_fields")
 """On an answer, for its reader."""
 
@@ -21,10 +23,11 @@ def template_messages(messages: Sequence[ChatMessage], chat_template: str) -> li
     template does not know that role, which it would leave out.
 
     Raises:
-        ApiError: arguments that are no JSON object.
+        ApiError: arguments that are no JSON object; a role that there is not.
     """
     found = []
     for index, message in enumerate(messages):
+        check_role(message.role, f"messages[{index}].role", chat_template)
         plain = {
             name: value
             for name, value in msgspec.structs.asdict(message).items()
@@ -40,6 +43,20 @@ def template_messages(messages: Sequence[ChatMessage], chat_template: str) -> li
             ]
         found.append(plain)
     return found
+
+
+def check_role(
+    role: str, param: str, chat_template: str | None = None, known: Sequence[str] = ROLES
+) -> None:
+    """Raises ApiError: neither the API nor the template, where one is given, names it."""
+    if role in known or any(f"{mark}{role}{mark}" in (chat_template or "") for mark in "'\""):
+        return
+    others = "" if chat_template is None else ", or one that the model's chat template names"
+    raise ApiError(
+        400,
+        f"{param} is {role!r:.100}, it must be one of {', '.join(known)}{others}",
+        param=param,
+    )
 
 
 def _template_call(call: AssistantToolCall, name: str) -> dict[str, Any]:

@@ -17,7 +17,8 @@ class InputItem(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
     id: str | None = None
     status: str | None = None
-    role: Literal["user", "assistant", "system", "developer"] | None = None
+    role: str | None = None
+    """Of a message: user, assistant, system or developer."""
     content: str | list[Part] | None = None
     call_id: str | None = None
     name: str | None = None

@@ -4,10 +4,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from frontend.http.api_errors import ApiError
+from frontend.http.openai.conversation import check_role
 from frontend.http.openai.requests import AssistantToolCall, CalledFunction, ChatMessage
 from frontend.http.responses.bodies import InputItem, Part
 
 _TEXTS = ("input_text", "output_text", "reasoning_text", "summary_text", "text")
+
+_ROLES = ("user", "assistant", "system", "developer")
 
 
 def append_items(messages: list[ChatMessage], items: Sequence[InputItem]) -> None:
@@ -24,6 +27,7 @@ def append_items(messages: list[ChatMessage], items: Sequence[InputItem]) -> Non
                 reasoning = _joined(f"{where}.content", item.content or item.summary or "")
             case "message":
                 role = _given(f"{where}.role", item.role)
+                check_role(role, f"{where}.role", known=_ROLES)
                 given = _given(f"{where}.content", item.content)
                 content = _texts(f"{where}.content", given, takes_images=True)
                 own = reasoning if role == "assistant" else None

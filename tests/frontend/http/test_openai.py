@@ -94,6 +94,27 @@ def test_several_prompts_and_samples_have_an_index_each(http, stream):
         assert [choice["text"] for choice in alone] == [texts[2 * index], texts[2 * index + 1]]
 
 
+def test_a_role_that_neither_the_api_nor_the_template_names_is_refused(serve_text):
+    http = serve_text("x", "{% for m in messages %}{% if m.role == 'ipython' %}ran {% endif %}"
+                           "{{ m.role }}:{{ m.content }};{% endfor %}")  # fmt: skip
+    for role in ("robot", "User", "pyth", "", "x" * 9999):
+        said = [*HELLO, {"role": role, "content": "x"}]
+        for path, body in (
+            ("/v1/chat/completions", {"messages": said}),
+            ("/tokenize", {"messages": said}),
+            ("/api/chat", {"model": "fake", "messages": said}),
+            ("/v1/messages", {"model": "fake", "messages": said, "max_tokens": 2}),
+            ("/v1/responses", {"input": said}),
+        ):
+            refused = http.post(path, json=body)
+            assert refused.status_code == 400, (path, role)
+            assert len(refused.text) < 600
+            assert "role is '" + role[:90] in refused.text
+            assert ", it must be one of " in refused.text or len(role) > 99
+    for role in ("system", "developer", "assistant", "tool", "function", "ipython"):
+        assert chat(http, messages=[{"role": role, "content": "x"}, *HELLO]).status_code == 200
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_token_ids_come_with_those_of_the_prompt_once(http, stream):
     asked = {"stream": stream, "return_token_ids": True}
