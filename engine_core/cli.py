@@ -12,9 +12,10 @@ import cyclopts
 from cyclopts import App, Parameter
 
 from engine_core.errors import ConfigurationError, ExitCode, StartupError
-from engine_core.logs import flush_standard_streams, log_to_stderr, open_standard_streams
+from engine_core.logs import flush_standard_streams, open_standard_streams
 from engine_core.model_commands import list_models, pull, rm
 from engine_core.options.engine import EngineOptions
+from protocol.logs import log_to_stderr
 
 if TYPE_CHECKING:
     from engine_core.owner import Owner

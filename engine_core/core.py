@@ -391,8 +391,8 @@ class EngineCore:
                         call_id=call.call_id,
                         code=ErrorCode.UNKNOWN_REQUEST,
                         message=f"request {request_id!r:.100} is unknown: it is neither "
-                        "unfinished nor one of the last that finished; give the id that the "
-                        "engine has for it",
+                        "unfinished nor one of the last that finished; `engine-client info "
+                        "--requests` lists the engine's ids of those that are unfinished",
                     )
             case calls.ListRequests():
                 names = [name for client in self._clients for name in sorted(client.request_ids)]

@@ -79,7 +79,7 @@ class Lifecycle:
 
     def abort(self, why: str) -> None:
         """Stop now. Any thread may call this."""
-        logger.info("aborting: %s", why)
+        logger.info("stopping at once: %s", why)
         if self._stage is Stage.SERVING:
             self._on_stop(why)
         self._stage = Stage.ABORTING

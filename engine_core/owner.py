@@ -62,7 +62,7 @@ class Owner:
     def _end_with_it(self, lifecycle: Lifecycle) -> None:
         self.is_gone(None)
         is_serving = lifecycle.is_listening
-        lifecycle.abort("the process that started this engine has ended, or closed its input")
+        lifecycle.abort("the program that started this engine stops, or has ended")
         if is_serving:
             time.sleep(_GRACE_S)
         if os.getpgrp() == os.getpid():

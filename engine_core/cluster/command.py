@@ -15,8 +15,8 @@ from cyclopts import Parameter
 
 from engine_core.cluster.deployment import NAME, Deployment, read_deployment
 from engine_core.errors import ConfigurationError, StartupError
-from engine_core.logs import log_to_stderr
 from frontend.errors import EngineClientError
+from protocol.logs import log_to_stderr
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +60,8 @@ def on_ray(
     except EngineClientError as error:
         raise ConfigurationError(f"{file}: {error}") from None
     if check:
+        models = ", ".join(each.served_name for each in deployment.models)
+        sys.stdout.write(f"{file} can be deployed: {models}\n")
         return 0
     if find_spec("ray") is None:
         raise ConfigurationError(

@@ -47,6 +47,7 @@ _OWN_OPTIONS = {
 _OF_WORKERS = ("tokenizer", "num_threads", "log_level", "log_format")
 _NOT_BEHIND_RAY = {
     "uds": "Ray Serve's proxies listen on `host` and `port`",
+    "log_format": "Ray Serve's replicas have logs of their own",
     "request_timeout": "Ray Serve's proxies read the requests, without that limit",
 }
 """Of the HTTP server."""

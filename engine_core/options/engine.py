@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter, validators
 
-from engine_core.logs import LogFormat
 from engine_core.options.adapters import AdapterOptions
 from engine_core.options.disaggregation import DisaggregationOptions
 from engine_core.options.multimodal import MultiModalOptions
@@ -27,6 +26,7 @@ from engine_core.options.values import (
     at_least,
 )
 from engine_core.options.workers import ParallelOptions
+from protocol.logs import LogFormat
 
 DeviceName = Literal["auto", "cuda", "cpu"]
 DtypeName = Literal["auto", "bfloat16", "float16", "float32"]

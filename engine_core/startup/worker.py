@@ -9,7 +9,6 @@ import sys
 
 from engine_core.errors import ConfigurationError, ExitCode, StartupError
 from engine_core.lifecycle import Lifecycle
-from engine_core.logs import log_to_stderr
 from engine_core.options.checks import check_options
 from engine_core.options.engine import EngineOptions
 from engine_core.owner import Owner
@@ -26,6 +25,7 @@ from engine_core.workers.codec import decode_options
 from engine_core.workers.messages import Answer, Failed, Serve, Sizes, Start
 from protocol.errors import InvalidParameter
 from protocol.keys import read_client_key
+from protocol.logs import log_to_stderr
 
 logger = logging.getLogger(__name__)
 

@@ -60,7 +60,8 @@ def http(
         UsageError: a model that is not that, or settings that contradict each other.
     """
     models = model or []
-    started = dataclasses.replace(started, engine_options=engine_options)
+    given = (*engine_options, *_log_options(settings))
+    started = dataclasses.replace(started, engine_options=given)
     try:
         started.check()
     except InvalidInput as error:
@@ -72,9 +73,9 @@ def http(
     for each in models:
         if "=" not in each:
             OnDemandModel(each, pool)
-    if started.engine_options and not pool.models:
+    if engine_options and not pool.models:
         raise UsageError(
-            f"unknown option {started.engine_options[0]!r}; options of daemons need a --model NAME "
+            f"unknown option {engine_options[0]!r}; options of daemons need a --model NAME "
             "without an address"
         )
     if engine_options:
@@ -159,7 +160,7 @@ def serve(
         EngineStartError, EngineDied: the daemon did not start, or ended.
     """
     supervision = [] if "--no-supervise" in engine_options else ["--supervise"]
-    arguments = ["--model", model, *supervision, *engine_options]
+    arguments = ["--model", model, *supervision, *engine_options, *_log_options(settings)]
 
     async def start() -> Backend:
         children = start_daemons(arguments, data_parallel_size, shows_log=True)
@@ -178,6 +179,10 @@ def serve(
         )
 
     return _serve(settings, start)
+
+
+def _log_options(settings: ServerSettings) -> list[str]:
+    return [] if settings.log_format == "text" else ["--log-format", settings.log_format]
 
 
 async def _first_end(children: Sequence[ChildDaemon]) -> str:

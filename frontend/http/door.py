@@ -19,6 +19,7 @@ from frontend.http.api_keys import ApiKeys
 from frontend.http.exchange import Exchange, current_exchange
 from frontend.http.settings import ServerSettings
 from frontend.request_state import RequestState, current_tracer
+from protocol.logs import DATE_FORMAT, json_line
 
 access_logger = logging.getLogger("frontend.http.access")
 
@@ -80,7 +81,7 @@ class Door:
             for call in exchange.at_end:
                 call()
             if self._settings.access_log != "off":
-                _log(scope, exchange, is_json=self._settings.access_log == "json")
+                _log(scope, exchange, self._settings)
 
     def _admit(self, scope: Scope, exchange: Exchange, in_use: contextlib.ExitStack) -> None:
         """Raises ApiError."""
@@ -233,7 +234,7 @@ def _with_request_id(send: Send, exchange: Exchange) -> Send:
     return send_with_id
 
 
-def _log(scope: Scope, exchange: Exchange, *, is_json: bool) -> None:
+def _log(scope: Scope, exchange: Exchange, settings: ServerSettings) -> None:
     line = {
         "method": scope["method"],
         "path": scope["raw_path"].decode("ascii", "replace")[:_MAX_LOGGED_PATH],
@@ -244,5 +245,9 @@ def _log(scope: Scope, exchange: Exchange, *, is_json: bool) -> None:
         "prompt_tokens": exchange.num_prompt_tokens,
         "output_tokens": exchange.num_output_tokens,
     }
-    text = json.dumps(line) if is_json else " ".join(f"{k}={v}" for k, v in line.items())
+    if "json" in (settings.access_log, settings.log_format):
+        what = "{method} {path} {status}".format_map(line)
+        text = json.dumps(json_line("info", access_logger.name, what, time.time()) | line)
+    else:
+        text = time.strftime(DATE_FORMAT) + "".join(f" {k}={v}" for k, v in line.items())
     access_logger.info("%s", text)

@@ -24,6 +24,9 @@ from frontend.http.door import access_logger
 from frontend.http.listeners import listening
 from frontend.http.served_models import ServedModels
 from frontend.http.settings import ServerSettings
+from protocol.logs import LogFormat, log_to_stderr
+
+logger = logging.getLogger(__name__)
 
 _KEEP_ALIVE_S = 100
 """Longer than clients keep idle connections (httpx 5 s, aiohttp 15, Go 90): where the server closes
@@ -60,19 +63,21 @@ def serve(settings: ServerSettings, start: Callable[[], Awaitable[Backend]]) -> 
         EngineClientError: of `start`; EngineDied if the backend was lost.
     """
     keys = settings.check()
-    _log_to_stderr()
+    _log_to_stderr(settings.log_format)
     with listening(settings) as (url, sockets):
         run(_serve(settings, keys, start, url, sockets))
     return 0
 
 
-def _print_ready(url: str, text: str) -> None:
-    """A text for a person, or one line of JSON."""
+def _print_ready(url: str, text: str, *, is_json: bool) -> None:
+    """A text for a person, or one line of JSON; then the log has the text, too."""
     document = {"event": "ready", "url": url, "pid": os.getpid(), "version": version("engine-core")}
     with contextlib.suppress(OSError):  # nobody reads it
         sys.stdout.write((text if sys.stdout.isatty() else json.dumps(document)) + "\n")
         sys.stdout.flush()
-        if not sys.stdout.isatty():
+        if is_json:
+            logger.info("%s", text.strip())
+        elif not sys.stdout.isatty():
             sys.stderr.write(text + "\n")
 
 
@@ -109,7 +114,8 @@ async def _serve(
     backend = await start()
     try:
         config = make_config(settings, keys, backend.models)
-        server = _Server(config, lambda: _print_ready(url, backend.text(url)))
+        is_json = settings.log_format == "json"
+        server = _Server(config, lambda: _print_ready(url, backend.text(url), is_json=is_json))
         lost = asyncio.ensure_future(_end_when_lost(server, backend))
         await server.serve(sockets)
         if lost.done():
@@ -156,13 +162,9 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
 
-def _log_to_stderr() -> None:
-    handler = logging.StreamHandler()
-    handler.setFormatter(
-        logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s", "%H:%M:%S")
-    )
-    logging.basicConfig(level=logging.WARNING, handlers=[handler])
-    plain = logging.StreamHandler()
-    access_logger.handlers = [plain]  # its lines may be JSON
+def _log_to_stderr(log_format: LogFormat) -> None:
+    access_logger.handlers = [logging.StreamHandler(sys.__stderr__)]  # its lines may be JSON
     access_logger.propagate = False
-    access_logger.setLevel(logging.INFO)
+    for own in (access_logger, logger):
+        own.setLevel(logging.INFO)
+    log_to_stderr("warning", log_format)

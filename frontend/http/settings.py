@@ -14,6 +14,7 @@ from frontend.errors import InvalidInput
 from frontend.http.api_keys import ApiKey, ApiKeys, command_line_keys, read_key_file
 from frontend.http.traces import check_endpoint
 from frontend.media import allowed_folder
+from protocol.logs import LogFormat
 
 MetricsNames = Literal["engine-core", "vllm"]
 
@@ -74,6 +75,8 @@ class ServerSettings:
     http://localhost:4318/v1/traces. Needs the extra `otel`."""
     access_log: Literal["off", "text", "json"] = "off"
     """A line on stderr for each request: never prompts, answers or keys."""
+    log_format: LogFormat = "text"
+    """Of all lines on stderr, those of daemons that are started and of the access log, too."""
 
     def check(self) -> ApiKeys | None:
         """The keys, if there are any.

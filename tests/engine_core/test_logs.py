@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 BEGIN = """
 import logging, os, sys, threading, warnings
-from engine_core.logs import log_to_stderr
+from protocol.logs import log_to_stderr
 log_to_stderr("info", "json")
 """
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import json
 import logging
 import math
@@ -71,6 +72,14 @@ class DaemonPool:
         if idle:
             await min(idle, key=lambda each: each.last_used_s).stop()
         return bool(idle)
+
+
+def _pass_on(name: str, line: str) -> None:
+    """A daemon's line of its log."""
+    if line.startswith("{") and sys.__stderr__ is not None:
+        sys.__stderr__.write(f'{line.removesuffix("}")}, "model": {json.dumps(name)}}}\n')
+    else:
+        sys.stderr.write(f"{name}: {line}\n")
 
 
 class OnDemandModel(ServedModel):
@@ -259,7 +268,7 @@ class OnDemandModel(ServedModel):
             child = ChildDaemon(
                 ["--model", self._model, "--model-name", name, *self._options.engine_options],
                 command=self._options.command,
-                on_line=lambda line: sys.stderr.write(f"{name}: {line}\n"),
+                on_line=functools.partial(_pass_on, name),
             )
             try:
                 llm = await AsyncLLM.launched(

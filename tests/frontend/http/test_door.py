@@ -7,6 +7,7 @@ import logging
 import socket
 import threading
 import time
+from datetime import datetime
 
 import httpx
 import pytest
@@ -380,9 +381,13 @@ def test_the_access_log_has_numbers_and_names_but_no_text_or_key(engine, log_for
     )
     if log_format == "json":
         found = json.loads(first)
+        assert list(found)[:5] == ["time", "level", "logger", "message", "pid"], "as all lines"
+        assert abs(datetime.fromisoformat(found["time"]).timestamp() - time.time()) < 60
         assert found["status"] == 200
         assert found["caller"] == "api-key"
         assert (found["prompt_tokens"], found["output_tokens"]) == (16, 5)
+    else:
+        assert abs(time.mktime(time.strptime(first[:19], "%Y-%m-%d %H:%M:%S")) - time.time()) < 60
     for words in ("trace-7", "/v1/completions", "200", "api-key"):
         assert words in first
     assert "401" in second

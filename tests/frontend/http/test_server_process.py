@@ -68,6 +68,16 @@ def test_the_first_line_says_where_it_serves_and_sigterm_ends_it_with_0(engine):
     assert engine.num_goodbyes == 1
 
 
+def test_with_json_all_lines_on_stderr_are_objects_of_one_form(engine):
+    with http(engine, "--log-format", "json", "--access-log", "text") as running:
+        httpx.get(f"{running.url}/v1/models")
+        assert running.stop(5) == 0
+        lines = [json.loads(line) for line in running.process.stderr.read().splitlines()]
+    assert [line["message"][:10] for line in lines] == ["Serving at", "GET /v1/mo"]
+    for line in lines:
+        assert list(line)[:5] == ["time", "level", "logger", "message", "pid"]
+
+
 def test_the_model_is_served_under_the_names_given(engine):
     with http(engine, "--served-model-name", "a", "--served-model-name", "b") as running:
         cards = httpx.get(f"{running.url}/v1/models").json()["data"]
