@@ -33,7 +33,8 @@ from protocol.outputs import ModelInfo
 _ANSWER_S = 2.0
 """An engine answers between two steps; the scrape does not wait longer."""
 _PREFIX, _VLLM = "engine_core_", "vllm:"
-_LABELS = ("model_name", "engine")
+_LABELS = ("model_name", "engine", "served_model_name")
+_VLLM_LABELS = ("model_name", "engine")
 
 
 @operation("GET", "/metrics")
@@ -111,6 +112,7 @@ class _Scrape(Collector):
     def __init__(self, engines: list[_Engine], names: MetricsNames) -> None:
         self._engines = engines
         self._is_vllm = names == "vllm"
+        self._labels = _VLLM_LABELS if self._is_vllm else _LABELS
 
     def collect(self) -> Iterator[Metric]:
         yield from self._engines_up()
@@ -123,18 +125,13 @@ class _Scrape(Collector):
         yield from router_metrics((each[0].group, _served_name(*each)) for each in named)
         yield from self._request_histograms()
 
-    def _answers(self) -> list[tuple[tuple[str, str], _EngineAnswer]]:
-        return [
-            (
-                (
-                    _served_name(model, answer) if self._is_vllm else answer.model.name,
-                    answer.engine_id,
-                ),
-                answer,
-            )
-            for model, _, answer in self._engines
-            if answer is not None
-        ]
+    def _answers(self) -> Iterator[tuple[tuple[str, ...], _EngineAnswer]]:
+        """With the values of `_labels`."""
+        for model, _, answer in self._engines:
+            if answer is not None:
+                served, engine_id = _served_name(model, answer), answer.engine_id
+                own = (answer.model.name, engine_id, served)
+                yield (served, engine_id) if self._is_vllm else own, answer
 
     def _by_model(self) -> dict[ServedModel, _EngineAnswer | None]:
         return {model: answer for model, _, answer in self._engines}
@@ -153,7 +150,7 @@ class _Scrape(Collector):
             prefix, (name, *labels_of_vllm) = _VLLM, metric.vllm
             labels = tuple(labels_of_vllm)
         kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-        family = kind(prefix + name, metric.text, labels=[*_LABELS, *labels])
+        family = kind(prefix + name, metric.text, labels=[*self._labels, *labels])
         for engine, answer in self._answers():
             for values, number in metric.samples(answer.now):
                 family.add_metric([*engine, *values], number)
@@ -161,7 +158,7 @@ class _Scrape(Collector):
 
     def _step_tokens(self) -> Metric:
         name = f"{_VLLM}iteration_tokens_total" if self._is_vllm else f"{_PREFIX}step_tokens"
-        family = HistogramMetricFamily(name, "Histogram of tokens of steps.", labels=_LABELS)
+        family = HistogramMetricFamily(name, "Histogram of tokens of steps.", labels=self._labels)
         for engine, answer in self._answers():
             now = answer.now
             counts = now.num_steps_by_tokens
@@ -172,7 +169,7 @@ class _Scrape(Collector):
 
     def _cache_config(self) -> Metric:
         prefix = _VLLM if self._is_vllm else _PREFIX
-        labels = [*_LABELS, "block_size", "num_gpu_blocks"]
+        labels = [*self._labels, "block_size", "num_gpu_blocks"]
         text = "1, with the size of the KV cache on the device as labels."
         family = GaugeMetricFamily(f"{prefix}cache_config_info", text, labels=labels)
         for engine, answer in self._answers():
@@ -185,7 +182,9 @@ class _Scrape(Collector):
         prefix = _VLLM if self._is_vllm else _PREFIX
         names = ("max_lora", "running_lora_adapters", "waiting_lora_adapters")
         text = "Unix time now, with the adapters of unfinished requests as labels."
-        family = GaugeMetricFamily(f"{prefix}lora_requests_info", text, labels=[*_LABELS, *names])
+        family = GaugeMetricFamily(
+            f"{prefix}lora_requests_info", text, labels=[*self._labels, *names]
+        )
         for engine, answer in self._answers():
             now = answer.now
             if now.max_loras:
@@ -209,8 +208,8 @@ class _Scrape(Collector):
 
 
 def _served_name(model: ServedModel, answer: _EngineAnswer | None) -> str:
-    """Of the server. Engine metrics have the engine's own name of the model, so that they are equal
-    from every server; under vLLM's names they have this one, as vLLM's dashboards expect."""
+    """Of the server, as metrics of requests have it. Those of engines have the engine's own name of
+    the model beside it; under vLLM's names this one alone, as vLLM's dashboards expect."""
     if model.names:
         return model.names[0]
     return "unknown" if answer is None else answer.model.name

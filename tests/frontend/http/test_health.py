@@ -200,7 +200,7 @@ def test_metrics_of_a_models_engines_have_their_own_labels(two):
         lines = httpx.get(f"{url}/metrics").text.splitlines()
         for each in two:
             assert f'engine_core_up{{address="{each.address}",model_name="small"}} 1.0' in lines
-            label = f'{{engine="{each.engine_id}",model_name="fake"}}'
+            label = f'{{engine="{each.engine_id}",model_name="fake",served_model_name="small"}}'
             assert (
                 sum(each.startswith(f"engine_core_num_requests_running{label}") for each in lines)
                 == 1
