@@ -197,6 +197,12 @@ class ModelInfo(Message, frozen=True):
     """Of the kernels: "native-cpu-avx512, torch AVX512", "triton sm_90"."""
     formats: str = ""
     """Of weights and KV cache, and whose model code: "Q8_0, KV cache bfloat16, native"."""
+    file_format: str = ""
+    """ "gguf" or "safetensors"."""
+    file_bytes: int = 0
+    """Of the weights."""
+    num_weights: int = 0
+    """Elements of the model's tensors; 0: not known."""
 
     adapters: tuple[AdapterInfo, ...] = ()
     """At the time of the greeting; AdaptersUpdated says what becomes of them."""

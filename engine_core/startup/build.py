@@ -16,7 +16,7 @@ from engine_core.errors import ConfigurationError, StartupError, WorkerLost
 from engine_core.kv_cache import PlaceholderKVCacheManager
 from engine_core.lifecycle import Lifecycle
 from engine_core.logits_processors import ServedVocabulary
-from engine_core.model_files import ModelFilesError
+from engine_core.model_files import ModelFiles, ModelFilesError
 from engine_core.model_runner.cpu.encoder_runner import EncoderRunner
 from engine_core.models import ModelError
 from engine_core.observers import RequestLog, StepObserver
@@ -368,6 +368,9 @@ def _handshake(
             + [f"logits processor {name}" for name in config.logits_processors]
             + text_only_note(files, spec.loaded)
         ),
+        file_format=files.weight_files[0].suffix[1:] if files.weight_files else "",
+        file_bytes=sum(file.stat().st_size for file in files.weight_files),
+        num_weights=_num_weights(files),
         encoder=encoder_info(spec.loaded.model, files.config, files.generation_config),
         prompt_embeds=prompt_embeds,
         multimodal=multimodal_info(spec.options, files, spec.loaded),
@@ -378,6 +381,12 @@ def _handshake(
         has_segments=files.is_encoder,
     )
     return Handshake(model, opened.tokenizer, heartbeat_s=HEARTBEAT_S)
+
+
+def _num_weights(files: ModelFiles) -> int:
+    """0: several are packed into an element of the files."""
+    is_packed = files.quantised_types and any(f.suffix != ".gguf" for f in files.weight_files)
+    return 0 if is_packed or not files.weight_files else files.num_weights
 
 
 def recommended_sampling(generation_config: dict[str, Any]) -> dict[str, float]:

@@ -148,6 +148,10 @@ def welcome(
         max_logprobs=20,
         max_num_seqs=max_num_seqs,
         default_sampling={"temperature": 0.25, "top_k": 7.0} if recommends else {},
+        formats="Q4_1+Q8_0, KV cache int8, native",
+        file_format="gguf",
+        file_bytes=98_000_000,
+        num_weights=134_515_008,
         tokenizer=info if with_tokenizer else None,
         multimodal=multimodal,
     )

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import re
 from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
 from typing import Any
@@ -30,6 +31,7 @@ _VERSION = "0.13.0"
 """Of Ollama: the one whose API this is. Clients compare it."""
 _NEVER = datetime(2300, 1, 1, tzinfo=UTC)
 _LATEST = ":latest"
+_FLOATS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
 async def served_model(request: Request, name: str) -> tuple[ServedModel, AsyncLLM]:
@@ -66,7 +68,7 @@ async def ps(request: Request) -> Response:
         bodies.LoadedModel(
             context_length=llm.model.max_model_len,
             expires_at=model.expires_at or _NEVER,
-            **{**msgspec.structs.asdict(entry), "size": model.memory_bytes},
+            **{**msgspec.structs.asdict(entry), "size": model.memory_bytes or entry.size},
         )
         async for entry, model, llm in _entries(request)
         if llm is not None
@@ -92,6 +94,7 @@ async def show(request: Request, asked: bodies.ModelRequest) -> Response:
     model_info: dict[str, Any] = {
         "general.architecture": family,
         "general.basename": info.name,
+        **({"general.parameter_count": info.num_weights} if info.num_weights else {}),
         f"{family}.context_length": info.max_model_len,
         f"{family}.vocab_size": info.vocab_size,
     }
@@ -151,7 +154,7 @@ async def _entries(
                     name=tag,
                     model=tag,
                     modified_at=_since(model),
-                    size=model.size_bytes,
+                    size=model.size_bytes or (0 if llm is None else llm.model.file_bytes),
                     digest=hashlib.sha256(f"{name} {fingerprint}".encode()).hexdigest(),
                     details=bodies.ModelDetails() if llm is None else _details(llm),
                 ),
@@ -161,8 +164,21 @@ async def _entries(
 
 
 def _details(llm: AsyncLLM) -> bodies.ModelDetails:
-    family = _family(llm)
-    return bodies.ModelDetails(family=family, families=[family])
+    family, info = _family(llm), llm.model
+    stored = re.match(r"\w*", info.formats)
+    level = "" if stored is None else stored[0]
+    return bodies.ModelDetails(
+        format=info.file_format,
+        family=family,
+        families=[family],
+        parameter_size=_rounded(info.num_weights) if info.num_weights else "",
+        quantization_level=_FLOATS.get(level, level),
+    )
+
+
+def _rounded(number: int) -> str:
+    """As Ollama writes it: 134.52M, 8.0B."""
+    return f"{number / 1e9:.1f}B" if number >= 1e9 else f"{number / 1e6:.2f}M"
 
 
 def _family(llm: AsyncLLM) -> str:

@@ -259,6 +259,13 @@ def test_models_go_by_their_names_with_a_tag_or_without(engine, names):
         tagged = [name if ":" in name else f"{name}:latest" for name in names or ("fake",)]
         assert [model["model"] for model in models] == tagged
         assert [model["name"] for model in http.get("/api/ps").json()["models"]] == tagged
+        for path in ("/api/tags", "/api/ps"):
+            for model in http.get(path).json()["models"]:
+                details = model["details"]
+                assert (model["size"], details["format"]) == (98_000_000, "gguf")
+                assert (details["parameter_size"], details["quantization_level"]) == (
+                    "134.52M", "Q4_1",
+                )  # fmt: skip
         for name in {*tagged, *(name.removesuffix(":latest") for name in tagged)}:
             assert chat(http, model=name, stream=False).json()["model"] == name
             shown = http.post("/api/show", json={"model": name}).json()
