@@ -162,7 +162,8 @@ def _markdown(tokens: list[Token]) -> Markdown:
 
 @contextlib.contextmanager
 def _without_echo() -> Iterator[None]:
-    """What is typed meanwhile stays for the next prompt, and out of the picture."""
+    """What is typed meanwhile stays for the next prompt, also behind Ctrl-C, and out of the
+    picture."""
     if sys.platform == "win32":
         yield
         return
@@ -170,7 +171,7 @@ def _without_echo() -> Iterator[None]:
 
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)
-    quiet = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
+    quiet = [*before[:3], before[3] & ~termios.ECHO | termios.NOFLSH, *before[4:]]
     termios.tcsetattr(descriptor, termios.TCSADRAIN, quiet)
     try:
         yield

@@ -63,6 +63,20 @@ def test_interrupt_stops_the_answer_and_not_the_program(start_engine, terminal):
     assert session.process.wait(30) == 0
 
 
+def test_what_is_typed_during_an_answer_stands_at_the_next_prompt(start_engine, terminal):
+    """Also if Ctrl-C ends the answer, which a terminal takes as an order to forget it."""
+    engine = start_engine(next_token=saying("tick "), step_s=0.01)
+    session = terminal()
+    session.type("Hi\r")
+    session.wait_for("tick tick")
+    session.type("typed meanwhile\x03")
+    session.process.send_signal(signal.SIGINT)
+    session.wait_for("[stopped]", "> typed meanwhile")
+    session.type("\r")
+    session.wait_for("tick tick", times=2)
+    assert asked(engine).endswith(";user:typed meanwhile;")
+
+
 def test_interrupt_at_the_prompt_does_not_leave_and_end_of_input_does(start_engine, terminal):
     start_engine()
     session = terminal()
