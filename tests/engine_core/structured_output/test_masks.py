@@ -49,6 +49,7 @@ def masks_of(filler, matcher, *sequences):
     assert list(zip(rows.place_M.tolist(), rows.offset_M.tolist(), strict=True)) == places
     bits = np.unpackbits(rows.bits_MW.view(np.uint8), axis=1, bitorder="little")[:, :VOCAB_SIZE]
     texts = [{_text(int(t)) for t in np.flatnonzero(row)} for row in bits]
+    assert made.refused() == made.failures().keys(), "a grammar is its request's own"
     return texts, made.failures()
 
 

@@ -183,7 +183,7 @@ def test_biases_beyond_what_the_device_holds_end_their_own_request_only(make_dev
     )
     drive.add("greedy", PROMPTS["greedy"], KINDS["greedy"])
     answer = drive.step({"wide": 2, "greedy": 4})
-    assert list(answer.failures) == ["wide"]
+    assert list(answer.failures) == [*answer.refused] == ["wide"]
     assert "names 2001 tokens" in answer.failures["wide"] or "names 2000" in answer.failures["wide"]
     assert answer.sampled_token_ids[1] != 0
 
@@ -240,7 +240,7 @@ def test_parameters_that_make_logits_infinite_fail_alone(make_device_runner, mak
         drive.add("tiny", list(range(60)), tiny)  # penalises each of them
         drive.add("greedy", PROMPTS["greedy"], KINDS["greedy"])
         answer = drive.step({"tiny": 60, "greedy": len(PROMPTS["greedy"])})
-        assert list(answer.failures) == ["tiny"]
+        assert list(answer.failures) == [*answer.refused] == ["tiny"]
         assert "infinite; set them nearer to 1" in answer.failures["tiny"]
         assert len(drive.tokens["greedy"]) == len(PROMPTS["greedy"]) + 1
 
