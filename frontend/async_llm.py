@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self, Unpack
 
 from frontend.adapters import LoRARequest
-from frontend.chat_template import template_process
+from frontend.chat_template import close_renderers
 from frontend.connection import ConnectionOptions
 from frontend.daemon import ChildDaemon, start_daemons
 from frontend.engine_calls import Engine, EngineCalls
@@ -21,7 +21,7 @@ from frontend.engine_options import daemon_arguments
 from frontend.errors import EngineUnavailable, InvalidInput, UnknownAdapter
 from frontend.event_loop import Clock
 from frontend.input_processor import InputProcessor
-from frontend.media import allowed_folder, has_media, in_thread
+from frontend.media import allowed_folder, has_media
 from frontend.output_processor import OutputProcessor
 from frontend.outputs import BeamSearchOutput, RequestOutput, beam_search_output
 from frontend.pooling import PoolingCalls
@@ -30,6 +30,7 @@ from frontend.request_options import RequestOptions, adapter_of
 from frontend.router import ROUTING_POLICIES, RoutingPolicy
 from frontend.sampling_params import BeamSearchParams, SamplingParams
 from frontend.session import EngineSession, Neighbours
+from frontend.shared_threads import MEDIA, OWN_TEMPLATES, REQUEST_TEMPLATES
 from frontend.structured_outputs import reasoning_of_config
 from frontend.tokenizer import Tokenizer
 from frontend.transport import ZmqTransport
@@ -40,7 +41,7 @@ from protocol.keys import ClientKey, read_client_key
 from protocol.outputs import ModelInfo
 
 _open_clients: "weakref.WeakSet[AsyncLLM]" = weakref.WeakSet()
-"""Of this process. With the last one the process for chat templates ends."""
+"""Of this process. With the last one the processes for templates and files end."""
 _NOT_CONNECTED = "not connected yet; use `async with AsyncLLM() as llm:`"
 
 
@@ -275,7 +276,7 @@ class AsyncLLM(EngineCalls, PoolingCalls):
         await asyncio.gather(*(each.close() for each in self._children.values()))
         _open_clients.discard(self)
         if not _open_clients:
-            template_process.close()
+            close_renderers()
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -396,9 +397,14 @@ class AsyncLLM(EngineCalls, PoolingCalls):
     ) -> TokensPrompt:
         """The prompt of a conversation: see `InputProcessor.chat_prompt`."""
         await self.ready()
-        # in a thread: a template may take as long as its limit, and images to decode
-        make = functools.partial(self.input_processor.chat_prompt, messages, **template_options)
-        return await in_thread(make, decodes=has_media(messages))
+        make, processor = functools.partial, self.input_processor
+        template = template_options.get("chat_template")
+        is_own = isinstance(template, str | None) and processor.tokenizer.is_own(template)
+        threads = OWN_TEMPLATES if is_own else REQUEST_TEMPLATES
+        if not has_media(messages):
+            return await threads.run(make(processor.chat_prompt, messages, **template_options))
+        text, items = await threads.run(make(processor.chat_text, messages, **template_options))
+        return await MEDIA.run(make(processor.chat_tokens, text, items))
 
     async def with_media(self, prompt: object) -> object:
         """See `InputProcessor.with_media`."""
@@ -406,7 +412,7 @@ class AsyncLLM(EngineCalls, PoolingCalls):
             return prompt
         await self.ready()
         call = functools.partial(self.input_processor.with_media, prompt)
-        return await in_thread(call, decodes=True)
+        return await MEDIA.run(call)
 
     async def beam_search(
         self,

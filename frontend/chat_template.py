@@ -5,10 +5,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from frontend.errors import ChatTemplateError
-from frontend.template_process import TemplateProcess
+from frontend.template_process import TemplateRenderers
 
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
-template_process = TemplateProcess()
+own_renderers = TemplateRenderers(
+    3, "shorten the conversation, or pass another template as chat_template"
+)
+"""Of models' own templates, which do not wait for those that requests bring."""
+request_renderers = TemplateRenderers(
+    2, "do not trust this template, pass another one as chat_template", niceness=5
+)
+
+
+def close_renderers() -> None:
+    """End the processes that are not at work."""
+    own_renderers.close()
+    request_renderers.close()
 
 
 def render_chat(
@@ -19,6 +31,7 @@ def render_chat(
     continue_final_message: bool = False,
     tools: Sequence[Mapping[str, Any]] | None = None,
     special_tokens: Mapping[str, str] | None = None,
+    renderers: TemplateRenderers = request_renderers,
     **variables: Any,
 ) -> str:
     """The prompt text of a conversation.
@@ -34,6 +47,7 @@ def render_chat(
         continue_final_message: leave the last message open so that the model continues it.
         tools: JSON schemas of functions that the template may offer to the model.
         special_tokens: variables such as bos_token.
+        renderers: the processes that do it.
         variables: whatever else the template reads.
     """
     if continue_final_message and add_generation_prompt:
@@ -53,7 +67,7 @@ def render_chat(
             "special_tokens": _plain(special_tokens or {}),
             "variables": _plain(variables),
         }
-        return template_process.render(request)
+        return renderers.render(request)
     except TypeError:
         raise ChatTemplateError(
             "messages, tools or variables have keys that are no texts; send plain data as in JSON"

@@ -11,7 +11,7 @@ import msgspec
 from frontend.encoder_prompts import EncoderPrompts, SplitPrompt
 from frontend.errors import InvalidInput
 from frontend.event_loop import Clock
-from frontend.media import has_media, items_of, split_media
+from frontend.media import MediaItem, has_media, items_of, split_media
 from frontend.pooling_params import PoolingParams
 from frontend.prompt_embeds import EmbeddedPrompt, embedded_prompt
 from frontend.prompts import ChatMessage, TokensPrompt, has_data, one_salt, parse_prompt
@@ -267,13 +267,22 @@ class InputProcessor:
     def chat_prompt(self, messages: Sequence[ChatMessage], **template_options: Any) -> TokensPrompt:
         """A conversation as text and tokens, its images and sounds decoded. Options: see
         `Tokenizer.chat_text`."""
+        return self.chat_tokens(*self.chat_text(messages, **template_options))
+
+    def chat_text(
+        self, messages: Sequence[ChatMessage], **template_options: Any
+    ) -> tuple[str, list[MediaItem]]:
+        """A conversation as text, and its images and sounds as they are."""
+        items: list[MediaItem] = []
         if has_media(messages):
-            placeholder = self._multimodal_processor().placeholder
-            messages, items = split_media(messages, placeholder)
-            text = self.tokenizer.chat_text(messages, **template_options)
+            messages, items = split_media(messages, self._multimodal_processor().placeholder)
+        return self.tokenizer.chat_text(messages, **template_options), items
+
+    def chat_tokens(self, text: str, items: Sequence[MediaItem]) -> TokensPrompt:
+        """The prompt of what `chat_text` gave. Decodes `items`."""
+        if items:
             media = self._multimodal_processor().process(text, items, add_special_tokens=False)
             return {"prompt": text, "prompt_token_ids": media.token_ids, "multimodal": media}
-        text = self.tokenizer.chat_text(messages, **template_options)
         # The template writes the special tokens itself.
         token_ids = self.tokenizer.encode(text, add_special_tokens=False)
         return {"prompt": text, "prompt_token_ids": token_ids}

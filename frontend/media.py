@@ -1,26 +1,20 @@
 """Images and sounds in messages and prompts: found, and read as bytes within limits. What is in
 the bytes is the matter of `frontend/multimodal/`."""
 
-import asyncio
 import base64
 import binascii
 import os
 import stat
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from frontend.errors import InvalidInput
 
-T = TypeVar("T")
-
 MAX_MEDIA_BYTES = 64 * 1024**2
 """Of one file, before it is decoded."""
-_MOST_DECODED_AT_ONCE = 4
 _KINDS = {
     "image": "image", "image_url": "image", "image_pil": "image", "input_image": "image",
     "audio": "audio", "audio_url": "audio", "input_audio": "audio",
@@ -61,20 +55,6 @@ def allowed_folder(path: str | os.PathLike[str] | None) -> Path | None:
             f"allowed_local_media_path is {str(path)!r}, which is no folder; give one, or omit it"
         )
     return Path(path).resolve()
-
-
-@cache
-def media_threads() -> ThreadPoolExecutor:
-    """Where files are decoded: Pillow and numpy release the interpreter's lock, and a process of
-    its own would cost a copy of every tensor. So few that their memory has a bound."""
-    threads = min(_MOST_DECODED_AT_ONCE, os.cpu_count() or 1)
-    return ThreadPoolExecutor(threads, thread_name_prefix="media")
-
-
-async def in_thread(call: Callable[[], T], *, decodes: bool) -> T:
-    """What `call` returns, in a thread; those that decode wait for a few others."""
-    threads = media_threads() if decodes else None
-    return await asyncio.get_running_loop().run_in_executor(threads, call)
 
 
 def has_media(messages: object) -> bool:

@@ -1,10 +1,14 @@
-"""The process that renders chat templates, seen from the client: started when a template is first
+"""The processes that render chat templates, seen from the client: started when a template is first
 rendered, ended and started again where a template passes a limit."""
 
 import json
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+import msgspec
+
 from frontend.errors import ChatTemplateError
+from frontend.sandbox_pool import SandboxPool
 from protocol.sandbox import (
     Ending,
     SandboxEnded,
@@ -20,16 +24,22 @@ LIMITS = SandboxLimits(
     memory_bytes=512 << 20,
     answer_bytes=4 * MAX_PROMPT_CHARS,  # a character has 4 bytes at most
 )
-_DISTRUST = "do not trust this template, pass another one as chat_template"
 
 
-class TemplateProcess(SandboxProcess):
-    """Renders one conversation at a time, for all threads."""
+class TemplateRenderers(SandboxPool):
+    """Renders a conversation in each of its processes, for all threads.
 
-    def __init__(self) -> None:
-        super().__init__("frontend.template_sandbox", LIMITS)
+    Args:
+        distrust: what to do about a template that does not end, or needs too much.
+        niceness: of the processes.
+    """
 
-    def render(self, request: dict[str, Any]) -> str:
+    def __init__(self, num_processes: int, distrust: str, niceness: int = 0) -> None:
+        limits = msgspec.structs.replace(LIMITS, niceness=niceness)
+        super().__init__(lambda: SandboxProcess("frontend.template_sandbox", limits), num_processes)
+        self._distrust = distrust
+
+    def render(self, request: Mapping[str, Any]) -> str:
         """Calls `template_sandbox.render` there.
 
         Raises:
@@ -37,16 +47,30 @@ class TemplateProcess(SandboxProcess):
             RecursionError: `request` is nested too deeply.
             TypeError: it has keys that JSON cannot hold.
         """
-        data = json.dumps(request).encode()
+        data = "".join(_json_parts(request)).encode()
         try:
             return self.call(data).decode("utf-8", "surrogatepass")
         except SandboxRefused as error:
             raise ChatTemplateError(str(error)) from None
         except SandboxEnded as error:
-            raise ChatTemplateError(_why(error)) from None
+            raise ChatTemplateError(_why(error, self._distrust)) from None
 
 
-def _why(ended: SandboxEnded) -> str:
+def _json_parts(request: Mapping[str, Any]) -> Iterable[str]:
+    """A conversation may have megabytes: a message at a time, as the encoder does not let other
+    threads run."""
+    for start, (name, value) in zip("{" + "," * len(request), request.items(), strict=False):
+        yield f'{start}"{name}":'
+        if not isinstance(value, list):
+            yield json.dumps(value)
+            continue
+        for before, item in zip("[" + "," * len(value), value, strict=False):
+            yield before + json.dumps(item)
+        yield "]" if value else "[]"
+    yield "}"
+
+
+def _why(ended: SandboxEnded, distrust: str) -> str:
     match ended.ending:
         case Ending.NOT_STARTED:
             return (
@@ -54,11 +78,11 @@ def _why(ended: SandboxEnded) -> str:
                 "processes, or give generate() a prompt instead"
             )
         case Ending.CPU_TIME:
-            return f"the chat template took {ended.detail} of processor time; {_DISTRUST}"
+            return f"the chat template took {ended.detail} of processor time; {distrust}"
         case Ending.MEMORY:
             return (
                 f"the chat template needs more memory than {LIMITS.memory_bytes >> 20} MiB; "
-                "shorten the conversation, or pass another template as chat_template"
+                f"{distrust}"
             )
         case Ending.WALL_TIME:
             return (
@@ -66,4 +90,4 @@ def _why(ended: SandboxEnded) -> str:
                 "the machine is less busy"
             )
         case Ending.CRASH:
-            return f"the process that renders the chat template ended {ended.detail}; {_DISTRUST}"
+            return f"the process that renders the chat template ended {ended.detail}; {distrust}"

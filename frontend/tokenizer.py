@@ -28,6 +28,7 @@ class Tokenizer:
     Attributes:
         special_tokens: names such as "bos_token" and their texts, as templates see them.
         chat_template: Jinja2 source, or None.
+        named_chat_templates: further ones, such as "tool_use".
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, info: TokenizerInfo) -> None:
@@ -36,6 +37,7 @@ class Tokenizer:
         backend.no_padding()
         self.backend = backend
         self.chat_template = info.chat_template
+        self.named_chat_templates = info.named_chat_templates
         self.special_tokens = info.special_tokens
         self._known_words: dict[str, list[int]] = {}
 
@@ -45,7 +47,8 @@ class Tokenizer:
         one process share equal ones: parsing takes time and megabytes.
         Raises ValueError: the document is not one that the installed `tokenizers` can read."""
         special = tuple(sorted(info.special_tokens.items()))
-        key = (hashlib.sha256(tokenizer_json).digest(), info.chat_template, special)
+        named = tuple(sorted(info.named_chat_templates.items()))
+        key = (hashlib.sha256(tokenizer_json).digest(), info.chat_template, named, special)
         if (known := _in_use.get(key)) is not None:
             return known
         import tokenizers
@@ -214,18 +217,50 @@ class Tokenizer:
         or a template that fails.
 
         Args:
-            chat_template: Jinja2 source to use in place of the model's own.
+            chat_template: see `used_template`.
             options: see `chat_template.render_chat`; others are variables of the template.
         """
-        template = self.chat_template if chat_template is None else chat_template
+        template = self.used_template(chat_template, has_tools=bool(options.get("tools")))
         if template is None:
             raise ChatTemplateError(
                 "this model has no chat template; pass chat_template=<Jinja2 source>, or write the "
                 "prompt yourself and use generate"
             )
-        from frontend.chat_template import render_chat
+        from frontend.chat_template import own_renderers, render_chat, request_renderers
 
-        return render_chat(template, messages, special_tokens=self.special_tokens, **options)
+        renderers = own_renderers if self.is_own(chat_template) else request_renderers
+        special = self.special_tokens
+        return render_chat(
+            template, messages, special_tokens=special, renderers=renderers, **options
+        )
+
+    def used_template(self, chat_template: str | None, *, has_tools: bool = False) -> str | None:
+        """The source of the template for a conversation, as transformers chooses it.
+
+        Args:
+            chat_template: another one's source, or the name of one of the model's; None: with
+                tools "tool_use", if there is one, otherwise the default.
+
+        Raises:
+            ChatTemplateError: the model has none of this name.
+        """
+        named = self.named_chat_templates
+        if chat_template is None:
+            return named.get("tool_use", self.chat_template) if has_tools else self.chat_template
+        if not isinstance(chat_template, str) or not chat_template.isidentifier():
+            return chat_template
+        if (source := {"default": self.chat_template, **named}.get(chat_template)) is None:
+            there = ", ".join(named) or "none but its default"
+            raise ChatTemplateError(
+                f"chat_template is {chat_template!r:.100}, which is no Jinja2 source, and the "
+                f"model's templates by name are: {there}; give one of these, source, or nothing"
+            )
+        return source
+
+    def is_own(self, chat_template: str | None) -> bool:
+        """Whether that came with the model."""
+        source = None if chat_template is None else self.used_template(chat_template)
+        return source is None or source in (self.chat_template, *self.named_chat_templates.values())
 
 
 def _raise_unless_of_rust(error: BaseException) -> None:

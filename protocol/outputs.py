@@ -156,6 +156,8 @@ class TokenizerInfo(Message, frozen=True):
     """Jinja2 source."""
     special_tokens: dict[str, str] = {}
     """Template variables such as bos_token and eos_token."""
+    named_chat_templates: dict[str, str] = {}
+    """Further ones, by name: "tool_use" is for conversations with tools."""
 
 
 class EncoderInfo(Message, frozen=True):

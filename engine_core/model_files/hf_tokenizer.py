@@ -2,17 +2,19 @@
 that transformers adds from `tokenizer_config.json` are written into it; `add_bos_token` and
 `add_eos_token` are ignored beside a tokenizer.json, as transformers ignores them."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
 from engine_core.model_files.errors import BrokenModelFile
-from engine_core.model_files.interface import TokenizerFiles
+from engine_core.model_files.interface import TokenizerFiles, default_template
 from engine_core.model_files.json_file import read_json_object_if_present
 
 SPECIAL_TOKEN_KEYS = ("bos_token", "eos_token", "unk_token", "pad_token")
 _LARGEST_ID = 1 << 24
+_TEMPLATES = "additional_chat_templates"
 _OTHER_SPECIAL_KEYS = ("sep_token", "cls_token", "mask_token")
 _SLOW_TOKENIZER_FILES = (
     "tokenizer.model",
@@ -35,7 +37,8 @@ def tokenizer_files(folder: Path) -> tuple[Path, ...]:
         "merges.txt",
         *_SLOW_TOKENIZER_FILES,
     )
-    return tuple(folder / name for name in names if (folder / name).is_file())
+    found = [folder / name for name in names if (folder / name).is_file()]
+    return (*found, *sorted((folder / _TEMPLATES).glob("*.jinja")))
 
 
 def read_folder_tokenizer(folder: Path) -> TokenizerFiles | None:
@@ -53,7 +56,8 @@ def read_folder_tokenizer(folder: Path) -> TokenizerFiles | None:
     special_tokens = {
         key: text for key in SPECIAL_TOKEN_KEYS if (text := _text(merged.get(key))) is not None
     }
-    return TokenizerFiles(tokenizer_json, _chat_template(folder, config), special_tokens)
+    template, others = default_template(_chat_templates(folder, config))
+    return TokenizerFiles(tokenizer_json, template, special_tokens, others)
 
 
 def _text(token: Any) -> str | None:
@@ -147,17 +151,22 @@ def _converted_by_transformers(folder: Path) -> bytes:
         ) from error
 
 
-def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
-    jinja = folder / "chat_template.jinja"
-    if jinja.is_file():
+def _chat_templates(folder: Path, config: dict[str, Any]) -> Mapping[str, object]:
+    """By name. Files of their own go before those of a config."""
+    files = {"default": folder / "chat_template.jinja"}
+    files |= {file.stem: file for file in sorted((folder / _TEMPLATES).glob("*.jinja"))}
+    found: dict[str, object] = {}
+    for name, file in files.items():
         try:
-            return jinja.read_text(encoding="utf-8")
+            if file.is_file():
+                found[name] = file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise BrokenModelFile(f"{jinja} cannot be read ({error}); check it") from error
+            raise BrokenModelFile(f"{file} cannot be read ({error}); check it") from error
+    if found:
+        return found
     legacy = read_json_object_if_present(folder / "chat_template.json")
-    template = config.get("chat_template") or legacy.get("chat_template")
-    if isinstance(template, list):  # named templates
-        entries = [entry for entry in template if isinstance(entry, dict)]
-        named = {str(entry.get("name")): entry.get("template") for entry in entries}
-        template = named.get("default", next(iter(named.values()), None))
-    return template if isinstance(template, str) else None
+    given = config.get("chat_template") or legacy.get("chat_template")
+    if isinstance(given, list):
+        entries = [entry for entry in given if isinstance(entry, dict)]
+        return {str(entry.get("name")): entry.get("template") for entry in entries}
+    return given if isinstance(given, dict) else {"default": given}

@@ -1,7 +1,7 @@
 """What the rest of the engine sees of a model on disk, whatever its format."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -20,6 +20,15 @@ class TokenizerFiles:
     """Jinja source, or None where the model has none."""
     special_tokens: dict[str, str]
     """By "bos_token", "eos_token", "unk_token", "pad_token", where set."""
+    named_chat_templates: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Others than `chat_template`, such as "tool_use"."""
+
+
+def default_template(named: Mapping[str, object]) -> tuple[str | None, dict[str, str]]:
+    """The chat template of conversations that ask for none, and the others by name."""
+    sources = {name: source for name, source in named.items() if isinstance(source, str)}
+    first = "default" if "default" in sources else next(iter(sources), "")
+    return sources.pop(first, None), sources
 
 
 class ModelFiles(Protocol):

@@ -186,6 +186,7 @@ class Handshake:
                 tokenizer_json=None,
                 chat_template=tokenizer.chat_template,
                 special_tokens=tokenizer.special_tokens,
+                named_chat_templates=tokenizer.named_chat_templates,
             )
             self._welcome = replace(self._welcome, model=replace(model, tokenizer=info))
 

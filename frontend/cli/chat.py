@@ -19,7 +19,7 @@ import msgspec
 from cyclopts import Parameter
 
 from frontend.async_llm import AsyncLLM
-from frontend.chat_template import template_process
+from frontend.chat_template import own_renderers
 from frontend.cli.connected import connected
 from frontend.cli.options import (
     DAEMON,
@@ -76,7 +76,7 @@ def chat(
             cannot be read.
         EngineClientError: no engine answers.
     """
-    template_process.start()
+    own_renderers.start()
     try:
         images = [_image_part(each) for each in image or ()]
     except (InvalidInput, OSError) as error:

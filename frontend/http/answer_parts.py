@@ -68,9 +68,9 @@ class AnswerFormat:
         return AnswerParser(reasoning, calls, has_one_call=self.has_one_call)
 
 
-def thinking_variables(llm: AsyncLLM, *, thinks: bool) -> dict[str, Any]:
+def thinking_variables(llm: AsyncLLM, *, thinks: bool, has_tools: bool) -> dict[str, Any]:
     """Of the chat template: the one that turns reasoning on or off, if it has one."""
-    template = llm.get_tokenizer().chat_template or ""
+    template = llm.get_tokenizer().used_template(None, has_tools=has_tools) or ""
     return {"enable_thinking": thinks} if "enable_thinking" in template else {}
 
 
@@ -86,7 +86,7 @@ def answer_format(
 ) -> AnswerFormat:
     """
     Args:
-        chat_template: of the request; None: the model's own.
+        chat_template: of the request, or the name of one of the model's; None: the model's own.
         tools: calls of these are looked for.
         must_call: the answer is nothing else.
         has_one_call: at most one is wanted.
@@ -97,7 +97,8 @@ def answer_format(
         InvalidInput: the model has no tokenizer.
     """
     settings: ServerSettings = request.app.state.settings
-    template = chat_template or llm.get_tokenizer().chat_template or ""
+    used = llm.get_tokenizer().used_template(chat_template or None, has_tools=bool(tools))
+    template = used or ""
     if settings.reasoning_parser is None:
         reasoning = reasoning_format_of_template(template)
     else:

@@ -19,6 +19,7 @@ from frontend.http.api_keys import ApiKeys
 from frontend.http.exchange import Exchange, current_exchange
 from frontend.http.settings import ServerSettings
 from frontend.request_state import RequestState, current_tracer
+from frontend.shared_threads import current_owner
 from protocol.logs import DATE_FORMAT, json_line
 
 access_logger = logging.getLogger("frontend.http.access")
@@ -65,18 +66,21 @@ class Door:
         exchange = Exchange(path=scope["path"], headers=Headers(scope=scope))
         scope["exchange"] = exchange
         context = current_exchange.set(exchange)
+        owner = current_owner.set(None)
         tracing = current_tracer.set(self._tracer)
         send = _with_request_id(send, exchange)
         try:
             with contextlib.ExitStack() as in_use:
                 try:
                     self._admit(scope, exchange, in_use)
+                    current_owner.set(exchange.caller)
                 except ApiError as error:
                     await error_response(error, scope["path"])(scope, receive, send)
                 else:
                     await self._app(scope, self._limited(receive), send)
         finally:
             current_exchange.reset(context)
+            current_owner.reset(owner)
             current_tracer.reset(tracing)
             for call in exchange.at_end:
                 call()

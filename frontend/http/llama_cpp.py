@@ -23,6 +23,8 @@ class Props(msgspec.Struct, frozen=True, kw_only=True):
     model_alias: str
     model_path: str
     chat_template: str
+    chat_template_tool_use: str | msgspec.UnsetType = msgspec.UNSET
+    """Of conversations with tools, if it is another one."""
     bos_token: str
     eos_token: str
     build_info: str = "engine-core"
@@ -41,6 +43,7 @@ async def props(request: Request) -> Response:
     model = await models.find(request.query_params.get("model"))
     llm = await model.ready()
     info = llm.model
+    named = {} if info.tokenizer is None else info.tokenizer.named_chat_templates
     special = {} if info.tokenizer is None else info.tokenizer.special_tokens
     return json_response(
         Props(
@@ -51,6 +54,7 @@ async def props(request: Request) -> Response:
             model_alias=model.names[0],
             model_path=info.name,
             chat_template=("" if info.tokenizer is None else info.tokenizer.chat_template) or "",
+            chat_template_tool_use=named.get("tool_use", msgspec.UNSET),
             bos_token=special.get("bos_token", ""),
             eos_token=special.get("eos_token", ""),
         )

@@ -65,7 +65,7 @@ class FakeEngine:
         update_after_tokens: int | None = None,
         step_s: float = 0.001,
         with_tokenizer: bool = True,
-        chat_template: str | None = CHAT_TEMPLATE,
+        chat_template: str | dict[str, str] | None = CHAT_TEMPLATE,
         wire_version: int = WIRE_VERSION,
         refuse: Callable[[EngineRequest], str | None] = lambda _request: None,
         refusal_code: ErrorCode = ErrorCode.INVALID_REQUEST,

@@ -120,7 +120,7 @@ def welcome(
     fingerprint: str,
     *,
     with_tokenizer: bool,
-    chat_template: str | None = CHAT_TEMPLATE,
+    chat_template: str | dict[str, str] | None = CHAT_TEMPLATE,
     max_num_seqs: int = 64,
     recommends: bool = True,
     multimodal: MultiModalInfo | None = None,
@@ -129,10 +129,12 @@ def welcome(
     if multimodal is not None:
         tokenizer.add_special_tokens([*MEDIA_IDS])
     document = tokenizer.to_str().encode()
+    named = chat_template if isinstance(chat_template, dict) else {"default": chat_template}
     info = TokenizerInfo(
         fingerprint="bytes",
         tokenizer_json=TensorRef(frame=0, dtype="uint8", shape=(len(document),)),
-        chat_template=chat_template,
+        chat_template=named["default"],
+        named_chat_templates={name: named[name] for name in named if name != "default"},
         special_tokens={"eos_token": EOS},
     )
     model = ModelInfo(

@@ -12,7 +12,7 @@ import msgspec
 
 from engine_core.model_files.errors import BrokenModelFile, UnsupportedModelFile
 from engine_core.model_files.gguf.config import GgufMetadata
-from engine_core.model_files.interface import TokenizerFiles
+from engine_core.model_files.interface import TokenizerFiles, default_template
 
 _CONTROL, _USER_DEFINED = 3, 4  # tokenizer.ggml.token_type
 _SPECIAL_IDS = {
@@ -78,10 +78,11 @@ def build_tokenizer(meta: GgufMetadata, *, report: Callable[[str], None]) -> Tok
         "post_processor": _ends(metadata, special, add_bos=add_bos),
         **body,
     }
-    template = metadata.get("tokenizer.chat_template")
-    return TokenizerFiles(
-        msgspec.json.encode(document), template if isinstance(template, str) else None, special
-    )
+    key = "tokenizer.chat_template"
+    named = {"default": metadata.get(key)}
+    named |= {k.removeprefix(f"{key}."): metadata[k] for k in metadata if k.startswith(f"{key}.")}
+    template, others = default_template(named)
+    return TokenizerFiles(msgspec.json.encode(document), template, special, others)
 
 
 def _pre_tokenizer(meta: GgufMetadata) -> PreTokenizer:

@@ -128,11 +128,14 @@ def _template_options(
     llm: AsyncLLM, asked: bodies.CountTokensRequest, parts: AnswerFormat
 ) -> dict[str, Any]:
     continues = continues_answer(asked)
+    tools = template_tools(asked) if parts.tools_in_prompt else None
     return {
-        "tools": template_tools(asked) if parts.tools_in_prompt else None,
+        "tools": tools,
         "add_generation_prompt": not continues,
         "continue_final_message": continues,
-        "chat_template_kwargs": thinking_variables(llm, thinks=_thinks(asked)),
+        "chat_template_kwargs": thinking_variables(
+            llm, thinks=_thinks(asked), has_tools=bool(tools)
+        ),
     }
 
 

@@ -32,10 +32,10 @@ from frontend.http.openai.generation import EngineFailure, finish_reason, token_
 from frontend.http.operations import operation
 from frontend.http.tools.calls import ToolCall
 from frontend.http.tools.grammar import OfferedTool
-from frontend.media import in_thread
 from frontend.outputs import RequestOutput
 from frontend.prompts import TokensPrompt
 from frontend.sampling_params import FIRST_ANSWER_SAMPLING, RequestOutputKind, SamplingParams
+from frontend.shared_threads import OWN_TEMPLATES
 from frontend.structured_outputs import StructuredOutputsParams
 
 _SAME_NAMES = ("temperature", "top_p", "top_k", "min_p", "seed", "stop")
@@ -134,9 +134,10 @@ async def _prompt(
 ) -> TokensPrompt:
     tokenizer = llm.get_tokenizer()
     template = tokenizer.chat_template
+    tools = template_tools(asked.tools) if isinstance(asked, bodies.ChatRequest) else None
     variables: dict[str, Any] = {}
     if asked.think is not None:
-        variables = thinking_variables(llm, thinks=bool(asked.think))
+        variables = thinking_variables(llm, thinks=bool(asked.think), has_tools=bool(tools))
     if isinstance(asked.think, str):
         variables["reasoning_effort"] = asked.think
     fitting = Context(llm, asked.options or bodies.Options(), truncates=asked.truncate is not False)
@@ -144,7 +145,7 @@ async def _prompt(
         for index, each in enumerate(asked.messages or ()):
             check_role(each.role, f"messages[{index}].role", template or "", _ROLES)
         messages = [_template_message(each) for each in asked.messages or ()]
-        make = functools.partial(llm.chat_prompt, tools=template_tools(asked.tools), **variables)
+        make = functools.partial(llm.chat_prompt, tools=tools, **variables)
         return await fitting.chat_prompt(make, messages)
     assert asked.prompt is not None
     context = asked.context or []
@@ -152,7 +153,7 @@ async def _prompt(
         raise ApiError(400, "images go without raw and context; use /api/chat")
     if asked.raw or (template is None and not asked.system):
         encode = functools.partial(tokenizer.encode, asked.prompt, not context)
-        token_ids = await in_thread(encode, decodes=False)
+        token_ids = await OWN_TEMPLATES.run(encode)
         return fitting.cut({"prompt_token_ids": context + token_ids})
     messages = [{"role": "user", "content": _content(asked.prompt, asked.images)}]
     if asked.system:

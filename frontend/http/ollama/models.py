@@ -81,11 +81,13 @@ async def show(request: Request, asked: bodies.ModelRequest) -> Response:
     """One model."""
     model, llm = await served_model(request, asked.model or asked.name or "")
     info, family = llm.model, _family(llm)
-    template = ("" if info.tokenizer is None else info.tokenizer.chat_template) or ""
+    tokenizer = llm.input_processor.optional_tokenizer
+    template = ("" if tokenizer is None else tokenizer.chat_template) or ""
+    of_tools = ("" if tokenizer is None else tokenizer.used_template(None, has_tools=True)) or ""
     settings: ServerSettings = request.app.state.settings
     tasks = {"generate": "completion", "embed": "embedding"}
     capabilities = [name for task, name in tasks.items() if task in info.tasks]
-    if "tools" in template and (settings.tool_call_parser or format_of_template(template)):
+    if "tools" in of_tools and (settings.tool_call_parser or format_of_template(of_tools)):
         capabilities.append("tools")
     if template and answer_format(request, llm, None).reasoning is not None:
         capabilities.append("thinking")

@@ -58,7 +58,7 @@ async def chat_completions(request: Request, asked: ChatCompletionRequest) -> Re
     check_chat(asked)
     model, llm = await models.get(asked.model)
     parts = chat_format(request, llm, asked)
-    outputs = generate_chat(llm, asked, parts, exchange_of(request))
+    outputs = await generate_chat(llm, asked, parts, exchange_of(request))
     answer = Answer("chatcmpl", asked.model or model.names[0], asked)
     if asked.stream:
         return await streamed(
@@ -113,7 +113,7 @@ def chat_format(request: Request, llm: AsyncLLM, asked: ChatCompletionRequest) -
     )
 
 
-def generate_chat(
+async def generate_chat(
     llm: AsyncLLM, asked: ChatCompletionRequest, parts: AnswerFormat, exchange: Exchange
 ) -> AsyncGenerator[RequestOutput, None]:
     """
@@ -132,7 +132,11 @@ def generate_chat(
     if parts.shows_special_tokens and asked.skip_special_tokens is None:
         params = dataclasses.replace(params, skip_special_tokens=False)
     continues = bool(asked.continue_final_message)
-    template = asked.chat_template or llm.get_tokenizer().chat_template or ""
+    tools = None
+    if parts.tools_in_prompt and asked.tool_choice != "none":
+        tools = template_tools(asked.tools)
+    tokenizer = llm.get_tokenizer()
+    template = tokenizer.used_template(asked.chat_template or None, has_tools=bool(tools)) or ""
     variables = template_variables(asked.chat_template_kwargs)
     if asked.reasoning_effort is not None:
         if "reasoning_effort" not in template:
@@ -143,16 +147,12 @@ def generate_chat(
             )
         variables["reasoning_effort"] = asked.reasoning_effort
     return llm.chat(
-        template_messages(asked.messages, template),
+        await template_messages(asked.messages, template),
         params,
         chat_template=asked.chat_template,
         add_generation_prompt=asked.add_generation_prompt is not False and not continues,
         continue_final_message=continues,
-        tools=(
-            template_tools(asked.tools)
-            if parts.tools_in_prompt and asked.tool_choice != "none"
-            else None
-        ),
+        tools=tools,
         chat_template_kwargs=variables,
         cache_salt=asked.cache_salt,
         **exchange.generates_as(

@@ -1,5 +1,6 @@
 """Messages as OpenAI's clients send them to messages as chat templates read them."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -7,18 +8,28 @@ import msgspec
 
 from frontend.http.api_errors import ApiError
 from frontend.http.openai.requests import AssistantToolCall, ChatMessage, Tool
+from frontend.shared_threads import OWN_TEMPLATES
 
 _NO_VARIABLES = frozenset(
     ("self", "template", "compiled", "messages", "tools", "chat_template", "special_tokens")
-) | {"add_generation_prompt", "continue_final_message"}
+) | {"add_generation_prompt", "continue_final_message", "renderers"}
 """Names that mean something else on their way to the template."""
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 """Of OpenAI's messages."""
 _NOTES = ("annotations", "provider_specific_fields")
 """On an answer, for its reader."""
+_MANY = 1000
 
 
-def template_messages(messages: Sequence[ChatMessage], chat_template: str) -> list[dict[str, Any]]:
+async def template_messages(
+    messages: Sequence[ChatMessage], chat_template: str
+) -> list[dict[str, Any]]:
+    """See `_template_messages`; many of them in a thread."""
+    make = functools.partial(_template_messages, messages, chat_template)
+    return make() if len(messages) < _MANY else await OWN_TEMPLATES.run(make)
+
+
+def _template_messages(messages: Sequence[ChatMessage], chat_template: str) -> list[dict[str, Any]]:
     """Arguments of calls are objects, as templates take them; "developer" is "system" where the
     template does not know that role, which it would leave out.
 

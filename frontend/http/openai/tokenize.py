@@ -8,14 +8,15 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from frontend.async_llm import AsyncLLM
 from frontend.http.api_errors import ApiError
 from frontend.http.event_stream import json_response
 from frontend.http.openai.conversation import template_messages, template_tools, template_variables
 from frontend.http.openai.requests import ChatMessage, Tool
 from frontend.http.operations import operation
 from frontend.http.served_models import ServedModels
-from frontend.input_processor import InputProcessor
-from frontend.media import has_media, in_thread
+from frontend.media import has_media
+from frontend.shared_threads import OWN_TEMPLATES
 
 
 class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -65,9 +66,7 @@ async def tokenize(request: Request, asked: TokenizeRequest) -> Response:
     models: ServedModels = request.app.state.models
     _, llm = await models.get(asked.model)
     tokenizer = llm.get_tokenizer()
-    # in a thread: it may be a long text, and a template may take as long as its limit
-    make = functools.partial(tokens_of, asked, llm.input_processor)
-    token_ids = await in_thread(make, decodes=has_images(asked))
+    token_ids = await tokens_of(asked, llm)
     strings = None
     if asked.return_token_strs:
         strings = [tokenizer.backend.id_to_token(token_id) or "" for token_id in token_ids]
@@ -81,28 +80,28 @@ def has_images(asked: TokenizeRequest) -> bool:
     return has_media([{"content": each.content} for each in asked.messages or ()])
 
 
-def tokens_of(asked: TokenizeRequest, processor: InputProcessor) -> list[int]:
+async def tokens_of(asked: TokenizeRequest, llm: AsyncLLM) -> list[int]:
     """Raises ApiError, InvalidInput: not one of both, or a template that fails."""
-    tokenizer = processor.tokenizer
+    tokenizer = llm.get_tokenizer()
     if (asked.prompt is None) == (asked.messages is None):
         raise ApiError(400, "give prompt or messages, and not both", param="prompt")
     if asked.prompt is not None:
         for name in _CHAT_FIELDS:
             if getattr(asked, name) is not None:
                 raise ApiError(400, f"{name} needs messages", param=name)
-        return tokenizer.encode(
-            asked.prompt, add_special_tokens=asked.add_special_tokens is not False
-        )
+        adds = asked.add_special_tokens is not False
+        return await OWN_TEMPLATES.run(functools.partial(tokenizer.encode, asked.prompt, adds))
     assert asked.messages is not None
-    template = asked.chat_template or tokenizer.chat_template or ""
+    tools = template_tools(asked.tools)
+    template = tokenizer.used_template(asked.chat_template or None, has_tools=bool(tools)) or ""
     continues = bool(asked.continue_final_message)
     adds_prompt = asked.add_generation_prompt
-    prompt = processor.chat_prompt(
-        template_messages(asked.messages, template),
+    prompt = await llm.chat_prompt(
+        await template_messages(asked.messages, template),
         chat_template=asked.chat_template,
         add_generation_prompt=not continues if adds_prompt is None else adds_prompt,
         continue_final_message=continues,
-        tools=template_tools(asked.tools),
+        tools=tools,
         **template_variables(asked.chat_template_kwargs),
     )
     if not asked.add_special_tokens:
@@ -110,7 +109,7 @@ def tokens_of(asked: TokenizeRequest, processor: InputProcessor) -> list[int]:
     if "multimodal" in prompt:
         what = "add_special_tokens goes without images and sounds; omit it"
         raise ApiError(400, what, param="add_special_tokens")
-    return tokenizer.encode(prompt["prompt"], add_special_tokens=True)
+    return await OWN_TEMPLATES.run(functools.partial(tokenizer.encode, prompt["prompt"], True))
 
 
 @operation("POST", "/detokenize", takes=DetokenizeRequest, gives=DetokenizeResponse)

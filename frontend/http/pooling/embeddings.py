@@ -1,6 +1,5 @@
 """POST /v1/embeddings, /pooling, /classify, and Cohere's /v2/embed."""
 
-import asyncio
 import base64
 import time
 from collections.abc import Sequence
@@ -159,11 +158,9 @@ async def inputs(asked: bodies.InputRequest, llm: AsyncLLM) -> list[Any]:
             chat_template_kwargs=asked.chat_template_kwargs,
             add_special_tokens=asked.add_special_tokens,
         )
-        # in a thread: a template may take as long as its limit
         if has_images(conversation):
             raise ApiError(400, "embeddings are of text; leave images out", param="messages")
-        token_ids = await asyncio.to_thread(tokens_of, conversation, llm.input_processor)
-        return [token_ids]
+        return [await tokens_of(conversation, llm)]
     for name in ("add_generation_prompt", "continue_final_message", "chat_template"):
         if getattr(asked, name) is not None:
             raise ApiError(400, f"{name} needs messages; omit it", param=name)

@@ -56,7 +56,7 @@ async def create_response(request: Request, asked: bodies.ResponsesRequest) -> R
     check_chat(chat)
     model, llm = await models.get(asked.model)
     parts = chat_format(request, llm, chat)
-    outputs = generate_chat(llm, chat, parts, exchange_of(request))
+    outputs = await generate_chat(llm, chat, parts, exchange_of(request))
     writer = ResponseWriter(_response_object(asked, asked.model or model.names[0], llm))
 
     def store() -> None:

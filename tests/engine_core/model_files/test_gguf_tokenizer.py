@@ -135,6 +135,15 @@ def test_byte_level_vocabulary_encodes_as_transformers_reads_the_file(write_mode
         assert ours.encode(text).ids == theirs(text)["input_ids"], text
 
 
+def test_named_chat_templates_are_carried(write_model) -> None:
+    named = {"tokenizer.chat_template.tool_use": "{{ tools }}", "tokenizer.chat_template.rag": "r"}
+    names = {"tokenizer.chat_templates": ["tool_use", "rag"]}
+    keys = byte_level_keys(trained_byte_level("smollm"), "smollm")
+    files = files_of(write_model(keys | named | names))
+    assert files.chat_template == "{{ messages }}"
+    assert files.named_chat_templates == {"tool_use": "{{ tools }}", "rag": "r"}
+
+
 def test_special_tokens_template_and_ends_are_carried(write_model) -> None:
     path = write_model(byte_level_keys(trained_byte_level("smollm"), "smollm"))
     files = files_of(path)

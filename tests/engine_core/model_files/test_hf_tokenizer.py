@@ -1,6 +1,7 @@
 """A folder's tokenizer, as one JSON, encodes as transformers' AutoTokenizer on that folder."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from engine_core.model_files import BrokenModelFile
 from engine_core.model_files.hf_folder import resolve_eos_token_ids
-from engine_core.model_files.hf_tokenizer import read_folder_tokenizer
+from engine_core.model_files.hf_tokenizer import read_folder_tokenizer, tokenizer_files
 
 _TEXTS = ["", "Hello, world", "a  b\n\n c<eos>d <x> é😀", "<bos>twice", "[tool]call[tool]"]
 
@@ -129,6 +130,42 @@ def test_chat_template_places(folder: Path) -> None:
     assert template() == "d"
     (folder / "chat_template.jinja").write_text("jinja")
     assert template() == "jinja"
+
+
+def by_list(folder: Path) -> None:
+    entries = [{"name": name, "template": source} for name, source in NAMED.items()]
+    change_config(folder, chat_template=entries)
+
+
+def by_files(folder: Path) -> None:
+    change_config(folder, chat_template="not this one")
+    (folder / "chat_template.jinja").write_text(NAMED["default"])
+    (folder / "additional_chat_templates").mkdir()
+    for name in ("tool_use", "rag"):
+        (folder / "additional_chat_templates" / f"{name}.jinja").write_text(NAMED[name])
+
+
+def by_processor(folder: Path) -> None:
+    change_config(folder, chat_template=None)
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": NAMED}))
+
+
+NAMED = {"tool_use": "{{ tools }}", "default": "{{ messages }}", "rag": "{{ documents }}"}
+
+
+@pytest.mark.parametrize("write", [by_list, by_files, by_processor])
+def test_chat_templates_are_found_by_name(folder: Path, write: Callable[[Path], None]) -> None:
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    before = tokenizer_files(folder)
+    write(folder)
+    files = read_folder_tokenizer(folder)
+    assert files is not None
+    assert files.chat_template == NAMED["default"]
+    assert files.named_chat_templates == {name: NAMED[name] for name in ("tool_use", "rag")}
+    if write is by_files:
+        assert len(tokenizer_files(folder)) == len(before) + 3, "a part of the fingerprint"
+    if write is not by_processor:
+        assert AutoTokenizer.from_pretrained(folder).chat_template == NAMED
 
 
 def test_vocabulary_and_merges_are_converted_by_transformers(folder: Path) -> None:

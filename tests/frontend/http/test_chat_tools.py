@@ -258,3 +258,33 @@ def test_a_stream_that_waits_gets_its_headers_and_comments(start_engine, monkeyp
     events = [each for each in text.split("\n\n") if each.startswith("data: {")]
     assert json.loads(events[0].removeprefix("data: "))["choices"][0]["delta"]["role"]
     assert text.endswith("data: [DONE]\n\n")
+
+
+NAMED = {
+    "default": "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}",
+    "tool_use": TEMPLATE.replace("MARKERS", MARKERS["hermes"]),
+    "rag": "RAG{{ messages[0].content }}",
+}
+
+
+def test_with_tools_the_template_for_tools_is_used_and_its_parser(serve_text):
+    http = serve_text(OUTPUTS["hermes"]["text, then two calls"].text, NAMED)
+    answer = chat(http, tools=TOOLS).json()["choices"][0]
+    assert answer["finish_reason"] == "tool_calls"
+    assert answer["message"]["tool_calls"][0]["function"]["name"] == "get_weather"
+    asked = {"messages": HELLO, "tools": TOOLS}
+    prompts = [
+        http.post("/tokenize", json=asked | more).json()["tokens"]
+        for more in ({}, {"tools": None}, {"tools": None, "chat_template": "rag"})
+    ]
+    texts = [http.post("/detokenize", json={"tokens": each}).json()["prompt"] for each in prompts]
+    assert texts[0].startswith('[{"type": "function"')
+    assert texts[1:] == ["user:Hi;", "RAGHi"]
+    assert http.engine.requests[0].prompt_token_ids == prompts[0]
+
+
+def test_a_template_that_the_model_has_not_is_refused_with_the_names_that_there_are(serve_text):
+    http = serve_text("x", NAMED)
+    response = chat(http, chat_template="tools")
+    assert response.status_code == 400
+    assert "by name are: tool_use, rag" in response.json()["error"]["message"]

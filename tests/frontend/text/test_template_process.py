@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from frontend import AsyncLLM, SamplingParams
-from frontend.chat_template import render_chat, template_process
+from frontend.chat_template import close_renderers, own_renderers, render_chat, request_renderers
 from frontend.errors import ChatTemplateError
-from frontend.template_process import TemplateProcess
+from frontend.shared_threads import current_owner
+from frontend.template_process import TemplateRenderers
 from tests.frontend.fake_engine import FakeEngine
 
 pytestmark = pytest.mark.slow
@@ -75,11 +76,11 @@ def test_a_template_that_needs_too_much_memory_is_ended_and_the_next_one_rendere
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_the_sandbox_refuses_needs_no_new_process(name):
     render_chat(PLAIN, CHAT)
-    process_id = template_process.pid
+    (process_id,) = request_renderers.pids
     with pytest.raises(ChatTemplateError, match="template"):
         render_chat(REFUSED[name], CHAT)
     assert render_chat(PLAIN, CHAT) == "hi"
-    assert template_process.pid == process_id
+    assert request_renderers.pids == [process_id]
 
 
 def test_an_error_text_of_the_template_has_a_limit():
@@ -90,7 +91,7 @@ def test_an_error_text_of_the_template_has_a_limit():
 
 def test_a_process_that_is_killed_is_started_again():
     render_chat(PLAIN, CHAT)
-    os.kill(template_process.pid, signal.SIGKILL)
+    os.kill(*request_renderers.pids, signal.SIGKILL)
     time.sleep(0.2)
     assert render_chat(PLAIN, CHAT) == "hi"
 
@@ -146,7 +147,7 @@ def test_a_forked_child_renders_in_a_process_of_its_own():
 @pytest.mark.parametrize("executable", ["", None])
 def test_a_program_without_an_interpreter_is_told_so(monkeypatch, executable):
     """Such as one made by PyInstaller, whose `sys.executable` is itself."""
-    template_process.close()
+    close_renderers()
     if executable is None:
         monkeypatch.setattr(sys, "frozen", True, raising=False)
     else:
@@ -160,7 +161,7 @@ def test_a_program_without_an_interpreter_is_told_so(monkeypatch, executable):
 
 
 def test_without_a_process_to_spare_or_a_working_folder_one_line_says_so(tmp_path, monkeypatch):
-    template_process.close()
+    close_renderers()
     folder = tmp_path / "gone"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -177,7 +178,7 @@ def test_the_process_ends_with_its_client(end):
     script = (
         "import sys, time; from frontend import chat_template as c;"
         "c.render_chat('x', [{'role': 'user', 'content': 'a'}]);"
-        "print(c.template_process.pid, flush=True); sys.stdin.read()"
+        "print(*c.request_renderers.pids, flush=True); sys.stdin.read()"
     )
     client = subprocess.Popen(
         [sys.executable, "-c", script],
@@ -198,7 +199,7 @@ def test_the_process_ends_with_its_client(end):
 
 
 def test_closing_twice_and_rendering_again():
-    process = TemplateProcess()
+    process = TemplateRenderers(1, "omit it")
     process.close()
     request = {
         "template": PLAIN, "messages": CHAT, "tools": None, "special_tokens": {}, "variables": {},
@@ -208,9 +209,9 @@ def test_closing_twice_and_rendering_again():
     process.close()
     process.close()
     process.start()
-    process_id = process.pid
+    (process_id,) = process.pids
     assert process.render(request) == "hi"
-    assert process.pid == process_id
+    assert process.pids == [process_id]
     process.close()
     assert process.render(request) == "hi"
     process.close()
@@ -243,13 +244,13 @@ async def test_other_requests_go_on_while_a_template_runs_to_its_limit(tmp_path)
 
 async def test_the_process_ends_with_the_last_client_and_a_tokenizer_starts_another(tmp_path):
     engine = FakeEngine(f"ipc://{tmp_path}/e.sock").start()
-    template_process.close()
+    close_renderers()
     num_descriptors = len(list(Path("/proc/self/fd").iterdir()))
     try:
         first, second = [await AsyncLLM.connect(engine.address) for _ in range(2)]
         async for _ in first.chat(CHAT, SamplingParams(max_tokens=1)):
             pass
-        process_id = template_process.pid
+        (process_id,) = own_renderers.pids
         await second.close()
         os.kill(process_id, 0)
         await first.close()
@@ -259,7 +260,7 @@ async def test_the_process_ends_with_the_last_client_and_a_tokenizer_starts_anot
         assert tokenizer.apply_chat_template(CHAT, tokenize=False)
     finally:
         engine.stop()
-    template_process.close()
+    close_renderers()
     assert len(list(Path("/proc/self/fd").iterdir())) <= num_descriptors
 
 
@@ -276,4 +277,43 @@ async def test_a_closed_client_is_freed_at_once(tmp_path):
         assert [part() for part in left] == [None, None]
     finally:
         gc.enable()
+        engine.stop()
+
+
+async def test_templates_of_requests_neither_hold_up_the_models_own_nor_those_of_other_keys(
+    tmp_path,
+):
+    engine = FakeEngine(f"ipc://{tmp_path}/e.sock").start()
+    try:
+        async with AsyncLLM(engine.address) as client:
+
+            async def seconds(owner, **options):
+                current_owner.set(owner)
+                begun_s = time.monotonic()
+                await client.chat_prompt(CHAT, **options)
+                return time.monotonic() - begun_s
+
+            await seconds("ann")
+            loops = [asyncio.create_task(seconds("bob", chat_template=LOOP)) for _ in range(30)]
+            await asyncio.sleep(0.3)
+            assert await seconds("ann") < 0.3
+            assert await seconds("ann", chat_template=client.get_tokenizer().chat_template) < 0.3
+            assert await seconds("ann", chat_template=PLAIN) < 3
+            assert not any(loop.done() and loop.exception() is None for loop in loops)
+            for loop in loops:
+                loop.cancel()
+            await asyncio.gather(*loops, return_exceptions=True)
+            assert await seconds("bob", chat_template=PLAIN) < 4, "whoever left waits no more"
+    finally:
+        engine.stop()
+
+
+async def test_a_conversation_that_makes_the_models_template_slow_is_refused_in_words(tmp_path):
+    engine = FakeEngine(f"ipc://{tmp_path}/e.sock").start()
+    try:
+        async with AsyncLLM(engine.address) as client:
+            client.get_tokenizer().chat_template = LOOP
+            with pytest.raises(ChatTemplateError, match=r"processor time; shorten the conversa"):
+                await client.chat_prompt(CHAT)
+    finally:
         engine.stop()
