@@ -22,6 +22,7 @@ from frontend.errors import EngineUnavailable, InvalidInput, UnknownAdapter
 from frontend.event_loop import Clock
 from frontend.input_processor import InputProcessor
 from frontend.media import allowed_folder, has_media
+from frontend.media_process import media_processes
 from frontend.output_processor import OutputProcessor
 from frontend.outputs import BeamSearchOutput, RequestOutput, beam_search_output
 from frontend.pooling import PoolingCalls
@@ -277,6 +278,7 @@ class AsyncLLM(EngineCalls, PoolingCalls):
         _open_clients.discard(self)
         if not _open_clients:
             close_renderers()
+            media_processes.close()
 
     async def __aenter__(self) -> Self:
         await self.open()

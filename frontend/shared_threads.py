@@ -77,7 +77,8 @@ class SharedThreads:
             waiting = self._waiting.pop(owner)
             if waiting:
                 self._num_running[owner] += 1
-                self._threads.submit(self._call, owner, *waiting.popleft())
+                future, call = waiting.popleft()
+                self._threads.submit(self._call, owner, future, call)
             if waiting:
                 self._waiting[owner] = waiting
 
@@ -100,5 +101,6 @@ class SharedThreads:
 
 OWN_TEMPLATES = SharedThreads("the model's chat template and tokenizer", 3, 4096)
 REQUEST_TEMPLATES = SharedThreads("chat templates that requests bring", 2, 64)
-MEDIA = SharedThreads("images and sounds to be decoded", min(4, os.cpu_count() or 1), 256)
+NUM_MEDIA_THREADS = min(4, os.cpu_count() or 1)
 """So few that the memory of what is decoded at once has a bound."""
+MEDIA = SharedThreads("images and sounds to be decoded", NUM_MEDIA_THREADS, 256)

@@ -303,7 +303,7 @@ async def test_templates_of_requests_neither_hold_up_the_models_own_nor_those_of
             for loop in loops:
                 loop.cancel()
             await asyncio.gather(*loops, return_exceptions=True)
-            assert await seconds("bob", chat_template=PLAIN) < 4, "whoever left waits no more"
+            assert await seconds("bob", chat_template=PLAIN) < 15, "whoever left waits no more"
     finally:
         engine.stop()
 

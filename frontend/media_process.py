@@ -1,0 +1,64 @@
+"""The processes that decode image and sound files, seen from the client. A file is foreign, and so
+is what it makes of its decoder: the process ends at a limit, or by a fault, and the request with
+it."""
+
+import json
+
+from frontend.errors import InvalidInput
+from frontend.sandbox_pool import SandboxPool
+from frontend.shared_threads import NUM_MEDIA_THREADS
+from protocol.sandbox import (
+    Ending,
+    SandboxEnded,
+    SandboxLimits,
+    SandboxProcess,
+    SandboxRefused,
+)
+
+LIMITS = SandboxLimits(
+    cpu_s=20.0,
+    wall_s=120.0,
+    memory_bytes=2 << 30,
+    answer_bytes=1 << 30,
+)
+"""The largest image, 8192 * 8192 pixels, needs about 1 GiB in all of its copies, the longest
+sound, an hour, as much."""
+
+media_processes = SandboxPool(
+    lambda: SandboxProcess("frontend.multimodal.media_sandbox", LIMITS), NUM_MEDIA_THREADS
+)
+
+
+def decoded(modality: str, name: str, data: bytes | bytearray | memoryview, rate: int = 0) -> bytes:
+    """What `media_sandbox.py` makes of a file's bytes.
+
+    Args:
+        name: for errors.
+        rate: of a sound.
+
+    Raises:
+        InvalidInput: the file is refused, or takes more than the limits, or ends its decoder.
+    """
+    head = json.dumps([modality, name, rate]).encode()
+    try:
+        return media_processes.call(b"\n".join((head, data)))
+    except SandboxRefused as error:
+        raise InvalidInput(str(error)) from None
+    except SandboxEnded as error:
+        raise InvalidInput(_why(error, name)) from None
+
+
+def _why(ended: SandboxEnded, name: str) -> str:
+    match ended.ending:
+        case Ending.NOT_STARTED:
+            return (
+                f"cannot start a process to decode {name}: {ended.detail}; close other processes, "
+                "or give an image of Pillow's, or samples"
+            )
+        case Ending.CRASH:
+            return f"{name} cannot be decoded: its decoder ended {ended.detail}; send another file"
+        case limit:
+            return (
+                f"{name} cannot be decoded within the limit of {limit.value}: {ended.detail}; send "
+                "a smaller or a simpler file"
+            )
