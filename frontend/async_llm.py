@@ -21,7 +21,7 @@ from frontend.engine_options import daemon_arguments
 from frontend.errors import EngineUnavailable, InvalidInput, UnknownAdapter
 from frontend.event_loop import Clock
 from frontend.input_processor import InputProcessor
-from frontend.media import allowed_folder, has_media
+from frontend.media import allowed_folder, has_media, in_thread
 from frontend.media_process import media_processes
 from frontend.output_processor import OutputProcessor
 from frontend.outputs import BeamSearchOutput, RequestOutput, beam_search_output
@@ -31,7 +31,7 @@ from frontend.request_options import RequestOptions, adapter_of
 from frontend.router import ROUTING_POLICIES, RoutingPolicy
 from frontend.sampling_params import BeamSearchParams, SamplingParams
 from frontend.session import EngineSession, Neighbours
-from frontend.shared_threads import MEDIA, OWN_TEMPLATES, REQUEST_TEMPLATES
+from frontend.shared_threads import OWN_TEMPLATES, REQUEST_TEMPLATES
 from frontend.structured_outputs import reasoning_of_config
 from frontend.tokenizer import Tokenizer
 from frontend.transport import ZmqTransport
@@ -406,7 +406,7 @@ class AsyncLLM(EngineCalls, PoolingCalls):
         if not has_media(messages):
             return await threads.run(make(processor.chat_prompt, messages, **template_options))
         text, items = await threads.run(make(processor.chat_text, messages, **template_options))
-        return await MEDIA.run(make(processor.chat_tokens, text, items))
+        return await in_thread(make(processor.chat_tokens, text, items), decodes=True)
 
     async def with_media(self, prompt: object) -> object:
         """See `InputProcessor.with_media`."""
@@ -414,7 +414,7 @@ class AsyncLLM(EngineCalls, PoolingCalls):
             return prompt
         await self.ready()
         call = functools.partial(self.input_processor.with_media, prompt)
-        return await MEDIA.run(call)
+        return await in_thread(call, decodes=True)
 
     async def beam_search(
         self,

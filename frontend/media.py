@@ -8,10 +8,13 @@ import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from frontend.errors import InvalidInput
+from frontend.shared_threads import MEDIA, OWN_TEMPLATES
+
+T = TypeVar("T")
 
 MAX_MEDIA_BYTES = 64 * 1024**2
 """Of one file, before it is decoded."""
@@ -57,13 +60,24 @@ def allowed_folder(path: str | os.PathLike[str] | None) -> Path | None:
     return Path(path).resolve()
 
 
+async def in_thread(call: Callable[[], T], *, decodes: bool) -> T:
+    """What `call` returns, in a thread that owners of requests share.
+    Raises QueueFull: see `SharedThreads.run`."""
+    return await (MEDIA if decodes else OWN_TEMPLATES).run(call)
+
+
 def has_media(messages: object) -> bool:
     return isinstance(messages, Sequence) and any(
-        isinstance(part, Mapping) and part.get("type") in _KINDS
+        isinstance(part, Mapping) and _kind(part) in _KINDS
         for message in messages
-        if isinstance(message, Mapping) and isinstance(message.get("content"), Sequence)
+        if isinstance(message, Mapping) and isinstance(message.get("content"), list | tuple)
         for part in message["content"]
     )
+
+
+def _kind(part: Mapping[str, Any]) -> str | None:
+    kind = part.get("type")
+    return kind if isinstance(kind, str) else None
 
 
 def split_media(
@@ -86,13 +100,13 @@ def split_media(
             continue
         parts: list[Any] = []
         for part in content:
-            kind = part.get("type") if isinstance(part, Mapping) else None
+            kind = _kind(part) if isinstance(part, Mapping) else None
             if kind in _NOT_SERVED:
                 raise InvalidInput(
                     f"message {index} has a part of type {kind!r}, which this engine does not "
                     "take; send images and sounds"
                 )
-            if kind not in _KINDS:
+            if kind is None or kind not in _KINDS:
                 parts.append(part)
                 continue
             modality = _KINDS[kind]

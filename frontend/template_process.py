@@ -18,6 +18,7 @@ from protocol.sandbox import (
 )
 
 MAX_PROMPT_CHARS = 16 << 20
+_PART = 256
 LIMITS = SandboxLimits(
     cpu_s=1.0,
     wall_s=30.0,
@@ -57,16 +58,17 @@ class TemplateRenderers(SandboxPool):
 
 
 def _json_parts(request: Mapping[str, Any]) -> Iterable[str]:
-    """A conversation may have megabytes: a message at a time, as the encoder does not let other
+    """A conversation may have megabytes: some messages at a time, as the encoder does not let other
     threads run."""
     for start, (name, value) in zip("{" + "," * len(request), request.items(), strict=False):
         yield f'{start}"{name}":'
         if not isinstance(value, list):
             yield json.dumps(value)
             continue
-        for before, item in zip("[" + "," * len(value), value, strict=False):
-            yield before + json.dumps(item)
-        yield "]" if value else "[]"
+        yield "["
+        for at in range(0, len(value), _PART):
+            yield "," * bool(at) + json.dumps(value[at : at + _PART])[1:-1]
+        yield "]"
     yield "}"
 
 

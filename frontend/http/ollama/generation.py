@@ -32,10 +32,10 @@ from frontend.http.openai.generation import EngineFailure, finish_reason, token_
 from frontend.http.operations import operation
 from frontend.http.tools.calls import ToolCall
 from frontend.http.tools.grammar import OfferedTool
+from frontend.media import in_thread
 from frontend.outputs import RequestOutput
 from frontend.prompts import TokensPrompt
 from frontend.sampling_params import FIRST_ANSWER_SAMPLING, RequestOutputKind, SamplingParams
-from frontend.shared_threads import OWN_TEMPLATES
 from frontend.structured_outputs import StructuredOutputsParams
 
 _SAME_NAMES = ("temperature", "top_p", "top_k", "min_p", "seed", "stop")
@@ -153,7 +153,7 @@ async def _prompt(
         raise ApiError(400, "images go without raw and context; use /api/chat")
     if asked.raw or (template is None and not asked.system):
         encode = functools.partial(tokenizer.encode, asked.prompt, not context)
-        token_ids = await OWN_TEMPLATES.run(encode)
+        token_ids = await in_thread(encode, decodes=False)
         return fitting.cut({"prompt_token_ids": context + token_ids})
     messages = [{"role": "user", "content": _content(asked.prompt, asked.images)}]
     if asked.system:

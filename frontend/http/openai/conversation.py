@@ -8,7 +8,7 @@ import msgspec
 
 from frontend.http.api_errors import ApiError
 from frontend.http.openai.requests import AssistantToolCall, ChatMessage, Tool
-from frontend.shared_threads import OWN_TEMPLATES
+from frontend.media import in_thread
 
 _NO_VARIABLES = frozenset(
     ("self", "template", "compiled", "messages", "tools", "chat_template", "special_tokens")
@@ -26,7 +26,7 @@ async def template_messages(
 ) -> list[dict[str, Any]]:
     """See `_template_messages`; many of them in a thread."""
     make = functools.partial(_template_messages, messages, chat_template)
-    return make() if len(messages) < _MANY else await OWN_TEMPLATES.run(make)
+    return make() if len(messages) < _MANY else await in_thread(make, decodes=False)
 
 
 def _template_messages(messages: Sequence[ChatMessage], chat_template: str) -> list[dict[str, Any]]:

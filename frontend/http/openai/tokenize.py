@@ -1,7 +1,7 @@
 """POST /tokenize, /detokenize, by vLLM's shapes."""
 
 import asyncio
-import functools
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -15,8 +15,7 @@ from frontend.http.openai.conversation import template_messages, template_tools,
 from frontend.http.openai.requests import ChatMessage, Tool
 from frontend.http.operations import operation
 from frontend.http.served_models import ServedModels
-from frontend.media import has_media
-from frontend.shared_threads import OWN_TEMPLATES
+from frontend.media import has_media, in_thread
 
 
 class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -90,7 +89,7 @@ async def tokens_of(asked: TokenizeRequest, llm: AsyncLLM) -> list[int]:
             if getattr(asked, name) is not None:
                 raise ApiError(400, f"{name} needs messages", param=name)
         adds = asked.add_special_tokens is not False
-        return await OWN_TEMPLATES.run(functools.partial(tokenizer.encode, asked.prompt, adds))
+        return await in_thread(partial(tokenizer.encode, asked.prompt, adds), decodes=False)
     assert asked.messages is not None
     tools = template_tools(asked.tools)
     template = tokenizer.used_template(asked.chat_template or None, has_tools=bool(tools)) or ""
@@ -109,7 +108,7 @@ async def tokens_of(asked: TokenizeRequest, llm: AsyncLLM) -> list[int]:
     if "multimodal" in prompt:
         what = "add_special_tokens goes without images and sounds; omit it"
         raise ApiError(400, what, param="add_special_tokens")
-    return await OWN_TEMPLATES.run(functools.partial(tokenizer.encode, prompt["prompt"], True))
+    return await in_thread(partial(tokenizer.encode, prompt["prompt"], True), decodes=False)
 
 
 @operation("POST", "/detokenize", takes=DetokenizeRequest, gives=DetokenizeResponse)

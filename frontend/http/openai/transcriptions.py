@@ -19,9 +19,9 @@ from frontend.http.event_stream import json_response, until_disconnect
 from frontend.http.exchange import Exchange, exchange_of
 from frontend.http.operations import operation
 from frontend.http.served_models import ServedModels
+from frontend.media import in_thread
 from frontend.outputs import CompletionOutput
 from frontend.sampling_params import SamplingParams
-from frontend.shared_threads import MEDIA
 from frontend.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ async def _answer(request: Request, task: str) -> Response:
             f"model {model.names[0]!r} does not transcribe; serve one of Whisper's",
             param="model",
         )
-    windows = await MEDIA.run(functools.partial(_windows, encoder, data))
+    windows = await in_thread(functools.partial(_windows, encoder, data), decodes=True)
     hearing = _Hearing(llm, asked, task, exchange_of(request), encoder.start_token_ids)
     segments = await until_disconnect(request, hearing.all_of(windows))
     duration = sum(window.duration for window in windows)

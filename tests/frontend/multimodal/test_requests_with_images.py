@@ -17,6 +17,7 @@ from PIL import Image
 from frontend.async_llm import AsyncLLM
 from frontend.errors import InvalidInput
 from frontend.llm import LLM
+from frontend.media import has_media
 from frontend.multimodal import inputs
 from frontend.sampling_params import SamplingParams
 from protocol.codec import binary_frame
@@ -227,3 +228,14 @@ def test_a_vector_of_an_image_is_refused_by_name(start_engine):
         text = {"prompt": "hello", "multi_modal_data": None}
         assert llm.generate(text, FEW, use_tqdm=False)[0].prompt_token_ids == ids_of("hello")
     assert not engine.requests[0].multimodal_inputs
+
+
+class Text(str):
+    def __iter__(self):
+        raise AssertionError("megabytes of text are not walked through")
+
+
+def test_images_are_looked_for_in_parts_and_not_in_texts():
+    assert not has_media([{"role": "user", "content": Text("hello")}])
+    assert not has_media([{"role": "user", "content": [{"type": ["image"]}]}])
+    assert has_media([{"role": "user", "content": ({"type": "image"},)}])
