@@ -143,10 +143,10 @@ class EncoderPrompts:
                 'multi_modal_data={"audio": ...}'
             )
         log_mel = self.log_mel()  # says what to install if numpy is missing
-        from frontend.multimodal.foreign_files import read_audio
+        from frontend.multimodal.audio import load_audio
 
         source = read_media(items[0], self._allowed_path())
-        samples = read_audio(source, items[0].name, log_mel.sampling_rate)
+        samples = load_audio(source, items[0].name, log_mel.sampling_rate)
         return self._features_input(samples, items[0].name)
 
     def _features_input(

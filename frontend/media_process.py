@@ -7,13 +7,7 @@ import json
 from frontend.errors import InvalidInput
 from frontend.sandbox_pool import SandboxPool
 from frontend.shared_threads import NUM_MEDIA_THREADS
-from protocol.sandbox import (
-    Ending,
-    SandboxEnded,
-    SandboxLimits,
-    SandboxProcess,
-    SandboxRefused,
-)
+from protocol.sandbox import SandboxEnded, SandboxLimits, SandboxProcess, SandboxRefused
 
 LIMITS = SandboxLimits(
     cpu_s=20.0,
@@ -45,20 +39,6 @@ def decoded(modality: str, name: str, data: bytes | bytearray | memoryview, rate
     except SandboxRefused as error:
         raise InvalidInput(str(error)) from None
     except SandboxEnded as error:
-        raise InvalidInput(_why(error, name)) from None
-
-
-def _why(ended: SandboxEnded, name: str) -> str:
-    match ended.ending:
-        case Ending.NOT_STARTED:
-            return (
-                f"cannot start a process to decode {name}: {ended.detail}; close other processes, "
-                "or give an image of Pillow's, or samples"
-            )
-        case Ending.CRASH:
-            return f"{name} cannot be decoded: its decoder ended {ended.detail}; send another file"
-        case limit:
-            return (
-                f"{name} cannot be decoded within the limit of {limit.value}: {ended.detail}; send "
-                "a smaller or a simpler file"
-            )
+        raise InvalidInput(
+            f"{name} cannot be decoded: its decoder ended ({error}); send another file"
+        ) from None

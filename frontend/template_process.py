@@ -2,7 +2,6 @@
 rendered, ended and started again where a template passes a limit."""
 
 import json
-from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -18,7 +17,6 @@ from protocol.sandbox import (
 )
 
 MAX_PROMPT_CHARS = 16 << 20
-_PART = 256
 LIMITS = SandboxLimits(
     cpu_s=1.0,
     wall_s=30.0,
@@ -40,7 +38,7 @@ class TemplateRenderers(SandboxPool):
         super().__init__(lambda: SandboxProcess("frontend.template_sandbox", limits), num_processes)
         self._distrust = distrust
 
-    def render(self, request: Mapping[str, Any]) -> str:
+    def render(self, request: dict[str, Any]) -> str:
         """Calls `template_sandbox.render` there.
 
         Raises:
@@ -48,28 +46,13 @@ class TemplateRenderers(SandboxPool):
             RecursionError: `request` is nested too deeply.
             TypeError: it has keys that JSON cannot hold.
         """
-        data = "".join(_json_parts(request)).encode()
+        data = json.dumps(request).encode()
         try:
             return self.call(data).decode("utf-8", "surrogatepass")
         except SandboxRefused as error:
             raise ChatTemplateError(str(error)) from None
         except SandboxEnded as error:
             raise ChatTemplateError(_why(error, self._distrust)) from None
-
-
-def _json_parts(request: Mapping[str, Any]) -> Iterable[str]:
-    """A conversation may have megabytes: some messages at a time, as the encoder does not let other
-    threads run."""
-    for start, (name, value) in zip("{" + "," * len(request), request.items(), strict=False):
-        yield f'{start}"{name}":'
-        if not isinstance(value, list):
-            yield json.dumps(value)
-            continue
-        yield "["
-        for at in range(0, len(value), _PART):
-            yield "," * bool(at) + json.dumps(value[at : at + _PART])[1:-1]
-        yield "]"
-    yield "}"
 
 
 def _why(ended: SandboxEnded, distrust: str) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from frontend.errors import InvalidInput
+from frontend.media_process import decoded
 from protocol.multimodal import MultiModalInfo
 
 Floats = npt.NDArray[np.float32]
@@ -39,21 +40,20 @@ def load_audio(source: object, name: str, rate: int = 16_000) -> Floats:
         InvalidInput: no sound, of another format, broken, or too long.
     """
     if isinstance(source, bytes | bytearray | memoryview):
-        samples, given_rate = _read(bytes(source), name)
-    else:
-        samples, given_rate = source if isinstance(source, tuple | list) else (source, rate)
-        if not isinstance(samples, np.ndarray) or not isinstance(given_rate, int | float):
-            raise InvalidInput(
-                f"{name} is {type(samples).__name__}; give the bytes of a file, a path, or samples "
-                "and their rate"
-            )
-        if samples.ndim == 2:
-            samples = samples.mean(axis=0)
-        if samples.ndim != 1 or not np.issubdtype(samples.dtype, np.floating):
-            raise InvalidInput(
-                f"{name} has samples of shape {samples.shape} and type {samples.dtype}; give "
-                "floats from -1 to 1, [n] or [channels, n]"
-            )
+        return np.frombuffer(decoded("audio", name, source, rate), np.float32)
+    samples, given_rate = source if isinstance(source, tuple | list) else (source, rate)
+    if not isinstance(samples, np.ndarray) or not isinstance(given_rate, int | float):
+        raise InvalidInput(
+            f"{name} is {type(samples).__name__}; give the bytes of a file, a path, or samples "
+            "and their rate"
+        )
+    if samples.ndim == 2:
+        samples = samples.mean(axis=0)
+    if samples.ndim != 1 or not np.issubdtype(samples.dtype, np.floating):
+        raise InvalidInput(
+            f"{name} has samples of shape {samples.shape} and type {samples.dtype}; give "
+            "floats from -1 to 1, [n] or [channels, n]"
+        )
     seconds = len(samples) / given_rate if given_rate > 0 else 0
     if not 0 < seconds <= MAX_SECONDS or given_rate != int(given_rate):
         raise InvalidInput(
@@ -63,6 +63,11 @@ def load_audio(source: object, name: str, rate: int = 16_000) -> Floats:
     if not np.isfinite(samples).all():
         raise InvalidInput(f"{name} has samples that are no numbers; send a sound")
     return resampled(samples.astype(np.float32), int(given_rate), rate)
+
+
+def decode_audio(data: bytes, name: str, rate: int) -> bytes:
+    """What `load_audio` gets of a file's bytes. Raises InvalidInput: see there."""
+    return load_audio(_read(data, name), name, rate).tobytes()
 
 
 def _read(data: bytes, name: str) -> tuple[Floats, int]:

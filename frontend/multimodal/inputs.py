@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from frontend.errors import InvalidInput, PromptTooLong
 from frontend.media import MediaItem, read_media
-from frontend.multimodal.audio import audio_family
-from frontend.multimodal.foreign_files import read_audio, read_image
+from frontend.multimodal.audio import audio_family, load_audio
 from frontend.multimodal.image_families import image_family
+from frontend.multimodal.images import load_image
 from frontend.tokenizer import Tokenizer
 from protocol.multimodal import MultiModalInfo, MultiModalInput, TensorRef
 
@@ -38,8 +38,8 @@ class Family(Protocol):
 
 
 _KINDS: Mapping[str, tuple[Callable[..., Family], Callable[[object, str], Any]]] = {
-    "image": (image_family, read_image),
-    "audio": (audio_family, read_audio),
+    "image": (image_family, load_image),
+    "audio": (audio_family, load_audio),
 }
 """What makes the family of a model, and what reads an item."""
 

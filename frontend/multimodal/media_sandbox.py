@@ -3,35 +3,24 @@ input."""
 
 import json
 import os
-import struct
-from collections.abc import Callable
 
 from frontend.errors import InvalidInput
 from protocol.sandbox import serve_sandbox
-
-IMAGE_HEAD = struct.Struct("<II")
-"""Width and height; [height, width, 3] of uint8 follow."""
 
 
 def main() -> None:
     """Serve until the input ends."""
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # each reserves address space, which has a limit
-    serve_sandbox(_make, refusal=InvalidInput)
+    serve_sandbox(lambda _setup: _answer, refusal=InvalidInput)
 
 
-def _make(_setup: bytes) -> Callable[[bytes], bytes]:
-    from frontend.multimodal.audio import load_audio
-    from frontend.multimodal.images import load_image
+def _answer(request: bytes) -> bytes:
+    from frontend.multimodal.audio import decode_audio
+    from frontend.multimodal.images import decode_image
 
-    def answer(request: bytes) -> bytes:
-        head, _, data = request.partition(b"\n")
-        modality, name, rate = json.loads(head)
-        if modality == "audio":
-            return load_audio(data, name, rate).tobytes()
-        image = load_image(data, name)
-        return IMAGE_HEAD.pack(*image.size) + image.tobytes()
-
-    return answer
+    head, _, data = request.partition(b"\n")
+    modality, name, rate = json.loads(head)
+    return decode_image(data, name) if modality == "image" else decode_audio(data, name, rate)
 
 
 if __name__ == "__main__":

@@ -158,11 +158,10 @@ async def _form(request: Request) -> tuple[TranscriptionRequest, bytes]:
 def _windows(encoder: EncoderPrompts, data: bytes) -> list[_Window]:
     """Raises InvalidInput: no sound."""
     log_mel = encoder.log_mel()  # says what to install if numpy is missing
-    from frontend.multimodal.audio import quietest
-    from frontend.multimodal.foreign_files import read_audio
+    from frontend.multimodal.audio import load_audio, quietest
 
     rate, size = log_mel.sampling_rate, log_mel.num_samples
-    samples = read_audio(data, "file", rate)
+    samples = load_audio(data, "file", rate)
     windows, start = [], 0
     while start < len(samples):
         stop = start + size
