@@ -7,13 +7,16 @@ import logging
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 
 import httpx
+import msgspec
 import pytest
 from fake_engine import wait_until
 from http_server import serving
 
+from frontend import async_llm, chat_template, shared_threads, template_process
 from frontend.errors import InvalidInput
 from frontend.http.api_keys import read_key_file
 from frontend.http.connections import LimitedConnection
@@ -435,3 +438,37 @@ def test_many_at_once_are_all_answered(engine):
         for thread in threads:
             thread.join(20)
     assert statuses == [200] * 32
+
+
+# the making of prompts
+
+
+def test_templates_of_one_key_wait_for_each_other_up_to_a_limit_and_hold_up_no_other(
+    engine, tmp_path, monkeypatch
+):
+    threads = shared_threads.SharedThreads("chat templates that requests bring", 2, 1)
+    monkeypatch.setattr(async_llm, "REQUEST_TEMPLATES", threads)
+    limits = msgspec.structs.replace(template_process.LIMITS, cpu_s=0.3)
+    monkeypatch.setattr(template_process, "LIMITS", limits)
+    renderers = template_process.TemplateRenderers(2, "omit it")
+    monkeypatch.setattr(chat_template, "request_renderers", renderers)
+    keys = [{"name": name, "key": name} for name in ("ann", "bob")]
+    loop = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+
+    def chat(key, **fields):
+        body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1, **fields}
+        answer = httpx.post(
+            f"{url}/v1/chat/completions", json=body, headers=bearer(key), timeout=30
+        )
+        return answer.status_code, answer.json().get("error", {}).get("message", "")
+
+    with serving(engine.address, api_key_file=key_file(tmp_path, *keys)) as url:
+        with ThreadPoolExecutor() as pool:
+            loops = [pool.submit(chat, "ann", chat_template=loop) for _ in range(3)]
+            assert chat("bob", chat_template="{{ messages[0].content }}")[0] == 200
+            assert not all(each.done() for each in loops)
+        renderers.close()
+    statuses, texts = zip(*sorted(each.result() for each in loops), strict=True)
+    assert statuses == (400, 400, 429)
+    assert "more than 0.3 s of processor time" in texts[0]
+    assert "1 requests of 'ann' wait for chat templates that requests bring" in texts[2]
