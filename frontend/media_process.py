@@ -10,7 +10,7 @@ from frontend.shared_threads import NUM_MEDIA_THREADS
 from protocol.sandbox import SandboxEnded, SandboxLimits, SandboxProcess, SandboxRefused
 
 LIMITS = SandboxLimits(
-    cpu_s=20.0,
+    cpu_s=10.0,
     wall_s=120.0,
     memory_bytes=2 << 30,
     answer_bytes=1 << 30,
