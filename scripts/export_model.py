@@ -69,7 +69,9 @@ def write_folder(files: ModelFiles, folder: Path) -> None:
     described: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
     described |= tokenizer.special_tokens
     if tokenizer.chat_template is not None:
-        described["chat_template"] = tokenizer.chat_template
+        named = {"default": tokenizer.chat_template, **tokenizer.named_chat_templates}
+        entries = [{"name": name, "template": source} for name, source in named.items()]
+        described["chat_template"] = entries if len(named) > 1 else tokenizer.chat_template
     _write_json(folder / "tokenizer_config.json", described)
 
 
