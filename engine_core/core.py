@@ -212,20 +212,8 @@ class EngineCore:
                     self._add_request(client, message)
                 case Abort():
                     self._end(client, message)
-                case Call(call=calls.WatchScheduler(after_step_id)):
-                    self._live_view.watch(client, message, after_step_id)
-                case Call(call=calls.LoadAdapter() as load) if client.rights.is_admin:
-                    answer_later = partial(self._outbox.post, client)
-                    answer_with(message.call_id, answer_later, self._adapters, load)
-                case Call(call=calls.WatchCache()) if client.rights.is_admin:
-                    self._outbox.post(client, self._watch_cache(client, message))
                 case Call():
-                    answer = permitted_answer(client, message, self.answer_call)
-                    is_pause = isinstance(message.call, calls.PauseGeneration)
-                    if is_pause and self._control.is_pausing and isinstance(answer, CallResult):
-                        self._pauses.append((client, message.call_id))
-                    else:
-                        self._outbox.post(client, answer)
+                    self._answer(client, message)
                 case _:
                     assert_never(message)
         for client in self._clients.take_departed():
@@ -240,6 +228,32 @@ class EngineCore:
                 self._outbox.post(client, self._control.answer_pause(call_id))
             self._pauses.clear()
 
+    def _answer(self, client: Client, message: Call) -> None:
+        """A fault of one call is its answer, and the loop goes on; but one of a call that changes
+        the engine ends it: in which state the change has left it is not known."""
+        try:
+            match message.call:
+                case calls.WatchScheduler(after_step_id):
+                    self._live_view.watch(client, message, after_step_id)
+                case calls.LoadAdapter() as load if client.rights.is_admin:
+                    answer_later = partial(self._outbox.post, client)
+                    answer_with(message.call_id, answer_later, self._adapters, load)
+                case calls.WatchCache() if client.rights.is_admin:
+                    self._outbox.post(client, self._watch_cache(client, message))
+                case call:
+                    answer = permitted_answer(client, message, self.answer_call)
+                    is_pause = isinstance(call, calls.PauseGeneration)
+                    if is_pause and self._control.is_pausing and isinstance(answer, CallResult):
+                        self._pauses.append((client, message.call_id))
+                    else:
+                        self._outbox.post(client, answer)
+        except Exception:
+            if isinstance(message.call, calls.ADMIN_CALLS):
+                raise
+            why = self._inbox.refuse_unanswerable(client, type(message.call).__name__)
+            failed = CallFailed(call_id=message.call_id, code=ErrorCode.INTERNAL, message=why)
+            self._outbox.post(client, failed)
+
     def _watch_cache(self, client: Client, call: Call) -> CallResult | CallFailed:
         if self._cache_publisher is None:
             why = "WatchCache: this model keeps nothing between steps; there is nothing to watch"
@@ -248,35 +262,15 @@ class EngineCore:
         return CallResult(call_id=call.call_id, result=calls.CacheWatched())
 
     def _add_request(self, client: Client, message: EngineRequest) -> None:
-        now_s = self._clock()
+        now_s, is_read = self._clock(), False
         try:
             if self._lifecycle.stage is not Stage.SERVING:
                 raise RequestRefused(
                     ErrorCode.DRAINING, "the engine is draining; send the request to another"
                 )
-            self._validator.check(message)
-            self._control.check_weights(message.weights_fingerprint)
-            embeds, spans = self._validator.read_prompt_embeds(message, client.frames)
-            if message.adapter is not None:
-                fingerprint = adapters_of(self._adapters).resolve(message)
-                message = msgspec.structs.replace(message, adapter=fingerprint)
-            message = owned_request(client, message, isolates=self._isolates_tenants)
-            request = Request.from_engine_core_request(
-                message,
-                client_index=client.index,
-                arrival_time=now_s,
-                eos_token_ids=self._eos_token_ids,
-                prompt_embeds=embeds,
-                content_spans=spans,
-                mm_features=self._multimodal.read(message, client.frames),
-                pooler=self._validator.pooler,
-            )
-            if spans:  # what knows prompts again knows them by their tokens
-                token_ids = spelled_out(message.prompt_token_ids, spans)
-                message = msgspec.structs.replace(message, prompt_token_ids=token_ids)
-            if self._suspects is not None:
-                request.runs_alone = _runs_alone(message, self._suspects)
+            message, request = self._read_request(client, message, now_s)
             self._admit_grammar(request)
+            is_read = True
             self._scheduler.add_request(request)
         except QueueFull as error:
             self._reject(client, message, ErrorCode.QUEUE_FULL, str(error))
@@ -286,10 +280,44 @@ class EngineCore:
             self._reject(client, message, error.code, str(error))
         except ValueError as error:
             self._reject(client, message, ErrorCode.INVALID_REQUEST, str(error))
+        except Exception:
+            if is_read:  # the scheduler's books may be wrong
+                raise
+            why = self._inbox.refuse_unanswerable(client, f"request {message.request_id!r:.100}")
+            self._reject(client, message, ErrorCode.INTERNAL, why)
         else:
             client.request_ids.add(message.request_id)
             for observer in self._observers:
                 observer.on_arrival(message, client.index, now_s)
+
+    def _read_request(
+        self, client: Client, message: EngineRequest, now_s: float
+    ) -> tuple[EngineRequest, Request]:
+        """The request as it is noted, and as it is scheduled. Changes nothing.
+        Raises RequestRefused, ValueError: it cannot be served."""
+        self._validator.check(message)
+        self._control.check_weights(message.weights_fingerprint)
+        embeds, spans = self._validator.read_prompt_embeds(message, client.frames)
+        if message.adapter is not None:
+            fingerprint = adapters_of(self._adapters).resolve(message)
+            message = msgspec.structs.replace(message, adapter=fingerprint)
+        message = owned_request(client, message, isolates=self._isolates_tenants)
+        request = Request.from_engine_core_request(
+            message,
+            client_index=client.index,
+            arrival_time=now_s,
+            eos_token_ids=self._eos_token_ids,
+            prompt_embeds=embeds,
+            content_spans=spans,
+            mm_features=self._multimodal.read(message, client.frames),
+            pooler=self._validator.pooler,
+        )
+        if spans:  # what knows prompts again knows them by their tokens
+            token_ids = spelled_out(message.prompt_token_ids, spans)
+            message = msgspec.structs.replace(message, prompt_token_ids=token_ids)
+        if self._suspects is not None:
+            request.runs_alone = _runs_alone(message, self._suspects)
+        return message, request
 
     def _admit_grammar(self, request: Request) -> None:
         """Raises RequestRefused: its structured output cannot be had."""

@@ -55,5 +55,6 @@ class RequestRefused(EngineError):
     `code`: why, for programs; the message says it for people."""
 
     def __init__(self, code: ErrorCode, message: str) -> None:
-        super().__init__(message)
+        # a path may hold what no message can: halves of surrogate pairs
+        super().__init__(message.encode(errors="backslashreplace").decode())
         self.code = code

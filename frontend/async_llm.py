@@ -18,7 +18,7 @@ from frontend.daemon import ChildDaemon, start_daemons
 from frontend.engine_calls import Engine, EngineCalls
 from frontend.engine_group import EngineGroup
 from frontend.engine_options import daemon_arguments
-from frontend.errors import EngineUnavailable, InvalidInput, UnknownAdapter
+from frontend.errors import EngineRefused, EngineUnavailable, InvalidInput, UnknownAdapter
 from frontend.event_loop import Clock
 from frontend.input_processor import InputProcessor
 from frontend.media import allowed_folder, has_media, in_thread
@@ -37,7 +37,7 @@ from frontend.tokenizer import Tokenizer
 from frontend.transport import ZmqTransport
 from protocol.addresses import check_address, default_address
 from protocol.codec import binary_frame
-from protocol.errors import InvalidParameter
+from protocol.errors import InvalidParameter, MalformedMessage
 from protocol.keys import ClientKey, read_client_key
 from protocol.outputs import ModelInfo
 
@@ -257,8 +257,11 @@ class AsyncLLM(EngineCalls, PoolingCalls):
             if before is not None and info == before.model.tokenizer:
                 tokenizer = before.optional_tokenizer
             elif info is not None and info.tokenizer_json is not None:
-                document = binary_frame(info.tokenizer_json, session.welcome_frames)
-                tokenizer = Tokenizer.from_welcome(info, document)
+                try:
+                    document = binary_frame(info.tokenizer_json, session.welcome_frames)
+                    tokenizer = Tokenizer.from_welcome(info, document)
+                except (MalformedMessage, ValueError) as error:
+                    raise EngineRefused(f"its tokenizer cannot be used: {error}") from error
             own = weakref.ref(self)  # no circle: a client that was closed is freed at once
             self._input_processor = InputProcessor(
                 welcome.model,

@@ -3,6 +3,7 @@ message, or silence. A lost connection is replaced by a new one."""
 
 import asyncio
 import dataclasses
+import logging
 from collections.abc import Callable
 
 from frontend.errors import EngineClientError, EngineRefused, EngineUnavailable, TooManyClients
@@ -13,6 +14,8 @@ from protocol.codec import check_wire_version, decode_engine_message, encode
 from protocol.errors import ErrorCode, ProtocolError
 from protocol.outputs import EngineMessage, ErrorMessage, Welcome
 from protocol.requests import Goodbye, Hello
+
+logger = logging.getLogger(__name__)
 
 _NUM_SILENT_HEARTBEATS = 3
 
@@ -111,7 +114,11 @@ class Connection:
             self._fail(str(error), error)
             return
         if self._welcome.done():
-            self._on_message(message)
+            try:
+                self._on_message(message)
+            except Exception as error:  # columns of other lengths, numbers that cannot be
+                logger.exception("a message of the engine at %s", self._address)
+                self._fail(f"its {type(message).__name__} makes no sense: {error!r:.300}")
         elif isinstance(message, Welcome):
             self._welcome.set_result((message, frames[1:]))
         elif isinstance(message, ErrorMessage):

@@ -252,11 +252,11 @@ class EngineSession:
                 self._connection.close()
                 self._on_lost("it ended with these requests unfinished")
             case EngineCoreOutputs():
-                self._num_losses = 0
                 fingerprint = self._fingerprints.get(message.weights_version)
                 for abort in self.requests.process_outputs(message, fingerprint):
                     if self._connection is not None:
                         self._connection.send(abort)
+                self._num_losses = 0
             case Rejected():
                 self._on_rejected(message)
             case CallResult():

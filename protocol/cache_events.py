@@ -18,6 +18,10 @@ class BlockNaming(Message, frozen=True):
     tenant: str | None = None
     """Of this client's requests that name none."""
 
+    def __post_init__(self) -> None:
+        if self.block_size < 1:
+            raise ValueError(f"block_size is {self.block_size}, it must be at least 1")
+
 
 class CacheEvents(Message, frozen=True, tag=10):
     """Blocks are named by `protocol.block_hashes.block_keys`: no tokens are told."""

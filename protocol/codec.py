@@ -1,8 +1,9 @@
 """Messages to frames and back, with one typed decoder for each direction. A message is one msgpack
 frame, followed by the binary frames that its TensorRefs point at."""
 
-import contextlib
-from collections.abc import Sequence
+import math
+import sys
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -14,8 +15,8 @@ from protocol.outputs import EngineMessage
 from protocol.requests import ClientMessage
 
 T = TypeVar("T")
+Sent = TypeVar("Sent")
 
-_DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError)
 _encoder = msgspec.msgpack.Encoder()
 _client_decoder: msgspec.msgpack.Decoder[ClientMessage] = msgspec.msgpack.Decoder(ClientMessage)
 _engine_decoder: msgspec.msgpack.Decoder[EngineMessage] = msgspec.msgpack.Decoder(EngineMessage)
@@ -29,6 +30,7 @@ class _VersionProbe(msgspec.Struct, array_like=True, tag=1):
 
 _probe = msgspec.msgpack.Decoder(_VersionProbe)
 
+_MAX_DIMENSIONS = 8
 _ELEMENT_BYTES = {"uint8": 1, "float16": 2, "bfloat16": 2, "float32": 4, "int32": 4, "int64": 8}
 
 
@@ -44,7 +46,7 @@ def decode_client_message(frame: bytes | memoryview) -> ClientMessage:
         WireVersionMismatch: a HELLO of another version.
         MalformedMessage: anything that is not a ClientMessage.
     """
-    return _decode(_client_decoder, frame, "a client message")
+    return _decode(_client_decoder.decode, frame, "a client message")
 
 
 def decode_engine_message(frame: bytes | memoryview) -> EngineMessage:
@@ -54,16 +56,35 @@ def decode_engine_message(frame: bytes | memoryview) -> EngineMessage:
         WireVersionMismatch: a WELCOME of another version.
         MalformedMessage: anything that is not an EngineMessage.
     """
-    return _decode(_engine_decoder, frame, "an engine message")
+    return _decode(_engine_decoder.decode, frame, "an engine message")
 
 
-def _decode(decoder: msgspec.msgpack.Decoder[T], frame: bytes | memoryview, kind: str) -> T:
+def _decode(decode: Callable[[bytes | memoryview], T], frame: bytes | memoryview, kind: str) -> T:
     try:
-        return decoder.decode(frame)
-    except _DECODE_ERRORS as error:
-        with contextlib.suppress(*_DECODE_ERRORS):
-            check_wire_version(_probe.decode(frame).wire_version)
-        raise MalformedMessage(f"not {kind}: {error}") from None
+        return understood(decode, frame, kind)
+    except MalformedMessage:
+        if (probe := _read(_probe, frame)) is not None:
+            check_wire_version(probe.wire_version)
+        raise
+
+
+def understood(decode: Callable[[Sent], T], sent: Sent, kind: str) -> T:
+    """What `decode` makes of what another process sent. Raises MalformedMessage, whatever goes
+    wrong: the depth is what the interpreter's stack allows, and nothing sent may end a loop."""
+    try:
+        return decode(sent)
+    except RecursionError:
+        raise MalformedMessage(f"not {kind}: it nests too deeply") from None
+    except Exception as error:
+        what = error if isinstance(error, ValueError) else repr(error)
+        raise MalformedMessage(f"not {kind}: {what!s:.1000}") from None
+
+
+def _read(decoder: msgspec.msgpack.Decoder[T], frame: bytes | memoryview) -> T | None:
+    try:
+        return understood(decoder.decode, frame, "a message")
+    except MalformedMessage:
+        return None
 
 
 def check_wire_version(theirs: int) -> None:
@@ -78,14 +99,18 @@ def binary_frame(ref: TensorRef, frames: Sequence[bytes | memoryview]) -> memory
     if not 0 <= ref.frame < len(frames):
         raise MalformedMessage(f"binary frame {ref.frame} is missing, {len(frames)} were sent")
     if ref.dtype not in _ELEMENT_BYTES:
-        raise MalformedMessage(f"dtype {ref.dtype!r} is unknown; use one of {[*_ELEMENT_BYTES]}")
-    expected_bytes = _ELEMENT_BYTES[ref.dtype]
-    for size in ref.shape:
-        if size < 0:
-            raise MalformedMessage(f"shape {ref.shape} has a negative size")
-        expected_bytes *= size
+        raise MalformedMessage(
+            f"dtype {ref.dtype!r:.40} is unknown; use one of {[*_ELEMENT_BYTES]}"
+        )
+    if len(ref.shape) > _MAX_DIMENSIONS:
+        raise MalformedMessage(
+            f"a shape has {len(ref.shape)} dimensions, the limit is {_MAX_DIMENSIONS}"
+        )
+    if min(ref.shape, default=0) < 0:
+        raise MalformedMessage(f"shape {ref.shape} has a negative size")
+    expected_bytes = _ELEMENT_BYTES[ref.dtype] * math.prod(ref.shape)
     data = memoryview(frames[ref.frame])
-    if data.nbytes != expected_bytes:
+    if data.nbytes != expected_bytes or max(ref.shape, default=0) > sys.maxsize:
         raise MalformedMessage(
             f"binary frame {ref.frame} has {data.nbytes} bytes, "
             f"shape {ref.shape} of {ref.dtype} needs {expected_bytes}"
@@ -104,7 +129,5 @@ _request_probe = msgspec.msgpack.Decoder(_RequestProbe)
 
 def request_id_of(frame: bytes | memoryview) -> str | None:
     """The id of a request that does not decode, if at least that part does."""
-    try:
-        return _request_probe.decode(frame).request_id
-    except _DECODE_ERRORS:
-        return None
+    probe = _read(_request_probe, frame)
+    return None if probe is None else probe.request_id

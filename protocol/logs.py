@@ -27,7 +27,7 @@ def log_to_stderr(level: str, log_format: LogFormat = "text") -> None:
     is_json = log_format == "json"
     stream = sys.__stderr__
     handler = _Handler(stream)
-    handler.setFormatter(_JsonFormatter() if is_json else _TEXT)
+    handler.setFormatter(_JsonFormatter() if is_json else _LineFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.captureWarnings(is_json)
     if is_json and stream is not None:
@@ -37,7 +37,24 @@ def log_to_stderr(level: str, log_format: LogFormat = "text") -> None:
         threading.excepthook = _log_uncaught_in_thread
 
 
-_TEXT = logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s", DATE_FORMAT)
+def printable(text: str) -> str:
+    """On one line: line ends, control characters and halves of surrogate pairs are escaped, so that
+    a text that others sent begins no line of its own, and no escape sequence of a terminal."""
+    if text.isprintable():
+        return text
+    escaped = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return "".join(escaped)
+
+
+class _LineFormatter(logging.Formatter):
+    """A line a message, whatever it quotes; a traceback keeps its lines."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)-7s %(name)s: %(message)s", DATE_FORMAT)
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        record.message = printable(record.message)
+        return super().formatMessage(record)
 
 
 class _Handler(logging.StreamHandler[TextIO]):

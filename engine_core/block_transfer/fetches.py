@@ -6,7 +6,6 @@ from collections import Counter, deque
 from collections.abc import Sequence
 
 from engine_core.block_transfer.messages import (
-    DECODE_ERRORS,
     TRANSFER_VERSION,
     BlocksFound,
     FetchBlocks,
@@ -16,6 +15,8 @@ from engine_core.block_transfer.messages import (
 )
 from engine_core.kv_cache.host_pool import HashKey
 from engine_core.kv_cache.transfers import Transfer
+from protocol.codec import understood
+from protocol.errors import MalformedMessage
 
 _PART_BYTES = 1 << 20
 _MAX_PARTS_IN_FLIGHT = 8
@@ -101,9 +102,9 @@ class Fetches:
         if not frames:
             raise BrokenAnswer("an answer without frames")
         try:
-            answer = answer_decoder.decode(frames[0])
-        except DECODE_ERRORS as error:
-            raise BrokenAnswer(f"an answer that cannot be read: {error}") from None
+            answer = understood(answer_decoder.decode, frames[0], "an answer")
+        except MalformedMessage as error:
+            raise BrokenAnswer(str(error)) from None
         part = self._in_flight.get(source, {}).pop(answer.number, None)
         if part is None:
             return []

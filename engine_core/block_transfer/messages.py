@@ -40,7 +40,6 @@ Answer = BlocksFound | FetchRefused
 encoder = msgspec.msgpack.Encoder()
 fetch_decoder = msgspec.msgpack.Decoder(FetchBlocks)
 answer_decoder: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
-DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError)
 
 
 def checksum(key: bytes, block: HashKey, contents: bytes | memoryview) -> bytes:

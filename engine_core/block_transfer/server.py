@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 from engine_core.block_transfer.memory import BlockMemory
 from engine_core.block_transfer.messages import (
-    DECODE_ERRORS,
     TRANSFER_VERSION,
     BlocksFound,
     FetchBlocks,
@@ -22,6 +21,8 @@ from engine_core.block_transfer.messages import (
 from engine_core.server.limited_log import LimitedLog
 from engine_core.server.transport import ClientGone, Frame, SlowConsumer, ZmqTransport
 from protocol.base import Message
+from protocol.codec import understood
+from protocol.errors import MalformedMessage
 
 logger = logging.getLogger(__name__)
 
@@ -80,9 +81,9 @@ class BlockServer:
 
     def _on_message(self, identity: bytes, frames: Sequence[Frame]) -> None:
         try:
-            fetch = fetch_decoder.decode(frames[0] if frames else b"")
-        except DECODE_ERRORS as error:
-            self._log.log("broken", f"a message of another engine cannot be read: {error}")
+            fetch = understood(fetch_decoder.decode, frames[0] if frames else b"", "a fetch")
+        except MalformedMessage as error:
+            self._log.log("broken", f"a message of another engine: {error}")
             return
         why_not = self._why_not(identity, fetch)
         if why_not is not None:

@@ -5,6 +5,7 @@ import hashlib
 import itertools
 import logging
 import secrets
+import sys
 import time
 from collections.abc import Callable, Iterator
 
@@ -83,6 +84,12 @@ class Inbox:
     @property
     def num_refused_messages(self) -> int:
         return self._refusals.num_events
+
+    def refuse_unanswerable(self, client: Client, what: str) -> str:
+        """Count a message whose handling has failed, in an `except` block, and log how. Returns
+        what to tell the client."""
+        self._refusals.log(ErrorCode.INTERNAL, f"{what} of {client!s:.100} failed", exc_info=True)
+        return f"{what} failed: {sys.exception()!r:.300}; report it with the engine's log"
 
     def drain(self, *, block: bool) -> Iterator[Incoming]:
         """What has arrived, in each client's order, by turns of the clients: at most so many

@@ -4,6 +4,8 @@ import logging
 import math
 from collections.abc import Callable
 
+from protocol.logs import printable
+
 _INTERVAL_S = 1.0
 _MAX_CHARS = 500
 
@@ -20,8 +22,9 @@ class LimitedLog:
         """By kind: when its last line was written, and how many were left out since."""
         self.num_events = 0
 
-    def log(self, kind: str, text: str) -> None:
-        """`kind` is one of a few names; `text` is cut where it is too long for a line."""
+    def log(self, kind: str, text: str, *, exc_info: bool = False) -> None:
+        """`kind` is one of a few names; `text` is cut where it is too long for a line, and escaped
+        where it has line ends. `exc_info`: the traceback of the exception that is handled."""
         self.num_events += 1
         now_s = self._clock()
         logged_s, num_left_out = self._last.get(kind, (-math.inf, 0))
@@ -30,4 +33,5 @@ class LimitedLog:
             return
         self._last[kind] = (now_s, 0)
         more = f" (and {num_left_out} more like it before)" if num_left_out else ""
-        self._logger.log(self._level, "%.*s%s", _MAX_CHARS, text, more)
+        line = printable(text[:_MAX_CHARS])
+        self._logger.log(self._level, "%.*s%s", _MAX_CHARS, line, more, exc_info=exc_info)

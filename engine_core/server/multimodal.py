@@ -91,14 +91,15 @@ class MultiModalReader:
                     "by rising positions, without overlap"
                 )
             stop = each.stop
-            tensors = {name: _array(what, ref, frames) for name, ref in each.tensors.items()}
-            num_bytes += sum(array.nbytes for array in tensors.values())
-            if num_bytes > self._max_input_bytes:
+            data = {name: _data(what, ref, frames) for name, ref in each.tensors.items()}
+            num_bytes += sum(part.nbytes for part in data.values())
+            if num_bytes > self._max_input_bytes:  # several may be of one frame
                 raise InvalidParameter(
                     f"multimodal_inputs have {num_bytes} bytes and more, the limit is "
                     f"{self._max_input_bytes}; send fewer or smaller ones, or start the engine "
                     "with a larger --max-mm-input"
                 )
+            tensors = {name: _array(what, each.tensors[name], part) for name, part in data.items()}
             features.append(self._feature(what, each, tensors, request.cache_salt))
         self._check_memory(num_bytes, is_resumed=request.is_resumed)
         self._unfinished.update(features)
@@ -175,12 +176,15 @@ class MultiModalReader:
         )
 
 
-def _array(what: str, ref: TensorRef, frames: Frames) -> npt.NDArray[Any]:
-    """Not copied. Raises InvalidParameter: not what the frame holds, or not finite."""
+def _data(what: str, ref: TensorRef, frames: Frames) -> memoryview:
     try:
-        data = binary_frame(ref, frames)
+        return binary_frame(ref, frames)
     except MalformedMessage as error:
         raise InvalidParameter(f"{what}: {error}") from None
+
+
+def _array(what: str, ref: TensorRef, data: memoryview) -> npt.NDArray[Any]:
+    """Not copied. Raises InvalidParameter: not finite."""
     if ref.dtype == "bfloat16":
         raise InvalidParameter(f"{what} has dtype bfloat16; send float32 or float16")
     array = np.frombuffer(data, np.dtype(ref.dtype)).reshape(ref.shape)

@@ -250,6 +250,11 @@ def _refusals() -> Iterator[None]:
             ErrorCode.WEIGHTS_REFUSED,
             f"there is not enough memory ({reason}); free some and call again",
         ) from error
+    except (LookupError, TypeError, ValueError) as error:  # files hold anything
+        raise RequestRefused(
+            ErrorCode.WEIGHTS_REFUSED,
+            f"these weights cannot be served: {type(error).__name__}: {error}; check their files",
+        ) from error
 
 
 def _give_back_memory(*, on_gpu: bool) -> None:

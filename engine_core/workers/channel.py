@@ -14,6 +14,8 @@ from engine_core.scheduler import SchedulerOutput
 from engine_core.workers.codec import decode_plan, decode_sampled
 from engine_core.workers.meeting import HEARTBEAT_MS, PLAN, SILENCE_MS, code_version, machine_id
 from engine_core.workers.messages import FromRank0, FromWorker, Joins, Stop, encode, to_worker
+from protocol.codec import understood
+from protocol.errors import MalformedMessage
 from protocol.keys import ClientKey
 
 logger = logging.getLogger(__name__)
@@ -66,11 +68,11 @@ class Channel:
             left_s = None if until_s is None else max(0.0, until_s - time.monotonic())
             if not self._socket.poll(None if left_s is None else round(left_s * 1e3)):
                 return None
-            first, *rest = self._socket.recv_multipart()
-            if first == PLAN:
-                return decode_plan(rest[0]), decode_sampled(rest[1])
-            if first:  # else rank 0 looked whether we are there
-                message: FromRank0 = to_worker.decode(first)
+            try:
+                message = understood(_message_of, self._socket.recv_multipart(), "a message")
+            except MalformedMessage as error:
+                raise StartupError(f"{self._address} is no engine's: {error}") from None
+            if message is not None:  # else rank 0 looked whether we are there
                 if isinstance(message, Stop):
                     self._is_over.set()
                     if message.why:
@@ -98,3 +100,10 @@ class Channel:
                 why = "is gone" if event == zmq.EVENT_DISCONNECTED else "refuses our key"
                 logger.error("the engine at %s %s", self._address, why)
                 os._exit(ExitCode.FAULT)
+
+
+def _message_of(frames: list[bytes]) -> FromRank0 | SentPlan | None:
+    first, *rest = frames
+    if first == PLAN:
+        return decode_plan(rest[0]), decode_sampled(rest[1])
+    return to_worker.decode(first) if first else None

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Self, TypeVar
 
-import msgspec
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
@@ -24,6 +23,7 @@ from engine_core.options.engine import EngineOptions
 from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
 from engine_core.server.authentication import KeyCheck
 from engine_core.server.keys import KeyFolder
+from engine_core.server.limited_log import LimitedLog
 from engine_core.server.unix_socket import private_files
 from engine_core.workers.codec import decode_output, encode_options, encode_plan, encode_sampled
 from engine_core.workers.meeting import (
@@ -50,6 +50,8 @@ from engine_core.workers.messages import (
     encode,
     to_rank_0,
 )
+from protocol.codec import understood
+from protocol.errors import MalformedMessage
 
 logger = logging.getLogger(__name__)
 
@@ -102,6 +104,7 @@ class WorkerGroup:
         self._workers: list[_Worker] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         self._outputs: deque[StepOutput] = deque()
+        self._log = LimitedLog(logger, logging.WARNING, time.monotonic)
         self._failure = ""
         """Why the group cannot go on."""
         self._is_wrong_option = False
@@ -394,8 +397,8 @@ class WorkerGroup:
                     parts = socket.recv_multipart(zmq.NOBLOCK, copy=False)
                     try:
                         self._take(socket, parts[0].bytes, parts[-1])
-                    except msgspec.MsgspecError as error:
-                        logger.warning("what came at a worker's address is no message: %s", error)
+                    except (MalformedMessage, zmq.ZMQError) as error:  # or it has left again
+                        self._log.log("foreign", f"what came at a worker's address: {error}")
         for monitor in self._monitors:
             with contextlib.suppress(zmq.Again):
                 while True:
@@ -404,7 +407,7 @@ class WorkerGroup:
                     self._look_until_s = time.monotonic() + _LOOK_S
 
     def _take(self, socket: "zmq.Socket[bytes]", identity: bytes, frame: zmq.Frame) -> None:
-        message = to_rank_0.decode(frame.buffer)
+        message = understood(to_rank_0.decode, frame.buffer, "a worker's message")
         if isinstance(message, Joins):
             self._join(socket, identity, message, frame)
             return
@@ -434,7 +437,7 @@ class WorkerGroup:
         elif self._key_check is not None and not is_local and not self._is_admin(frame):
             why = "its key is no admin's, and a worker sees every request; use an admin's key"
         if why:
-            logger.warning("a worker (pid %d) is not taken: %s", joins.pid, why)
+            self._log.log("refused", f"a worker (pid {joins.pid}) is not taken: {why}")
             socket.send_multipart([identity, encode(Stop(why=why))])
             return
         rank = 1 + self._num_local + num_joined

@@ -20,7 +20,7 @@ from frontend.http.exchange import Exchange, current_exchange
 from frontend.http.settings import ServerSettings
 from frontend.request_state import RequestState, current_tracer
 from frontend.shared_threads import current_owner
-from protocol.logs import DATE_FORMAT, json_line
+from protocol.logs import DATE_FORMAT, json_line, printable
 
 access_logger = logging.getLogger("frontend.http.access")
 
@@ -254,4 +254,4 @@ def _log(scope: Scope, exchange: Exchange, settings: ServerSettings) -> None:
         text = json.dumps(json_line("info", access_logger.name, what, time.time()) | line)
     else:
         text = time.strftime(DATE_FORMAT) + "".join(f" {k}={v}" for k, v in line.items())
-    access_logger.info("%s", text)
+    access_logger.info("%s", printable(text))

@@ -6,6 +6,7 @@ happened when.
 
 import dataclasses
 import itertools
+import logging
 import time
 from collections import deque
 from types import SimpleNamespace
@@ -28,14 +29,17 @@ from engine_core.scheduler import (
     SchedulerConfig,
 )
 from engine_core.server.clients import ClientRegistry, Rights
+from engine_core.server.inbox import Inbox
+from engine_core.server.limited_log import LimitedLog
 from engine_core.server.prompt_embeds import PromptEmbedsReader
 from engine_core.server.validation import RequestValidator
+from protocol.calls import ListRequests, ResetPrefixCache
 from protocol.errors import ErrorCode
 from protocol.multimodal import TensorRef
-from protocol.outputs import FinishReason, Rejected
+from protocol.outputs import CallFailed, FinishReason, Rejected
 from protocol.pooling import PoolingParams, PoolingTask
 from protocol.prompt_embeds import EmbeddedSpan, PromptEmbedsInfo
-from protocol.requests import Abort, EngineRequest
+from protocol.requests import Abort, Call, EngineRequest
 from protocol.sampling import BeamSearchParams, SamplingParams
 from tests.protocol.all_outputs import all_outputs
 
@@ -83,12 +87,14 @@ class Script:
     """Stands where the inbox stands: what arrives before each step, then nothing but the end."""
 
     num_refused_messages = 0
+    refuse_unanswerable = Inbox.refuse_unanswerable
 
     def __init__(self, arrivals, lifecycle, log):
         self.arrivals = deque(arrivals)
         self.lifecycle = lifecycle
         self.log = log
         self.runner = None
+        self._refusals = LimitedLog(logging.getLogger(), logging.WARNING, time.monotonic)
 
     def drain(self, *, block):
         if block:
@@ -289,6 +295,43 @@ class Unchecked(dict):
 
     def __contains__(self, name):
         return False
+
+
+def failing_for(name, original):
+    def check(self, request):
+        if request.request_id == name:
+            raise KeyError("a defect of ours")
+        return original(self, request)
+
+    return check
+
+
+def test_a_fault_over_one_message_is_its_answer_and_the_loop_goes_on(depth, monkeypatch, caplog):
+    monkeypatch.setattr(RequestValidator, "check", failing_for("bad", RequestValidator.check))
+    monkeypatch.setattr(EngineCore, "answer_call", lambda self, call: {}["another"])
+    served = Served(
+        depth,
+        [ask("bad", 3, 9), Call(call_id=7, call=ListRequests()), ask("good", 3, 2)],
+        runs=False,
+    )
+    posted = []
+    served.sent.post = lambda client, message, frames=(): posted.append(message)
+    served.core.run()
+    rejected, failed = posted
+    assert isinstance(rejected, Rejected) and isinstance(failed, CallFailed)
+    assert (rejected.request_id, failed.call_id) == ("bad", 7)
+    assert {rejected.code, failed.code} == {ErrorCode.INTERNAL}
+    assert "a defect of ours" in rejected.message and "ListRequests" in failed.message
+    assert served.sent.tokens == {"good": [3, 4]}
+    assert "Traceback" in caplog.text
+
+
+@pytest.mark.parametrize("message", [ask("bad", 3, 9), Call(call_id=1, call=ResetPrefixCache())])
+def test_a_fault_that_may_have_left_the_scheduler_wrong_ends_the_loop(message, monkeypatch):
+    monkeypatch.setattr(Scheduler, "add_request", failing_for("bad", Scheduler.add_request))
+    monkeypatch.setattr(Scheduler, "reset_prefix_cache", lambda self: {}["books"])
+    with pytest.raises(KeyError):
+        Served(1, [message])
 
 
 def test_a_fault_that_comes_once_ends_nobody(depth, caplog):

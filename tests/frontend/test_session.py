@@ -15,7 +15,13 @@ from frontend.sampling_params import SamplingParams
 from frontend.session import EngineSession
 from protocol.calls import Ping
 from protocol.codec import decode_client_message, encode
-from protocol.outputs import EngineCoreOutput, EngineCoreOutputs, ErrorMessage, FinishReason
+from protocol.outputs import (
+    DecodedTokens,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    ErrorMessage,
+    FinishReason,
+)
 from protocol.requests import Call, EngineRequest, Hello
 
 
@@ -249,6 +255,39 @@ async def test_losses_without_output_are_answered_ever_later_and_not_for_ever(pa
     with pytest.raises(EngineDied, match=r"lost \d+ times .* without any output"):
         await request.next_output()
     assert 5 < len(transport.sent) < 15
+    session.release(request)
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        b"\x91" * 5000 + b"\0",
+        b"\x93\2" + b"\x91" * 5000 + b"\0",
+        encode(
+            EngineCoreOutputs(
+                other_outputs=[], decoded=DecodedTokens(request_ids=["a"], token_ids=b"123")
+            )
+        ),
+    ],
+    ids=["nests", "a field nests", "columns of no length"],
+)
+async def test_an_engine_that_sends_nonsense_ends_the_request_and_not_the_client(parts, nonsense):
+    clock, transport, session = parts
+    keep = transport.send_frames
+
+    def answer(frames):
+        keep(frames)
+        if isinstance(decode_client_message(frames[0]), EngineRequest):
+            asyncio.get_running_loop().call_soon(transport._on_frames, [nonsense])
+
+    transport.send_frames = answer
+    request = submitted(session, clock)
+    for _ in range(400):
+        await clock.advance(0.1)
+    with pytest.raises(
+        EngineDied, match=r"without any output, the last time: (not an eng|its Eng)"
+    ):
+        await request.next_output()
     session.release(request)
 
 

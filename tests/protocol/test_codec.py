@@ -102,6 +102,45 @@ def test_columns_are_read_as_outputs_when_asked_for():
     assert not any(each.finished for each in all_outputs(outputs))
 
 
+_OPENINGS = {
+    "lists": b"\x91", "long lists": b"\xdc\0\1", "longer lists": b"\xdd\0\0\0\1",
+    "maps": b"\x81\0", "keys": b"\x81", "long maps": b"\xdf\0\0\0\1\xa1a",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("opening", _OPENINGS.values(), ids=_OPENINGS)
+@pytest.mark.parametrize(
+    ("decode", "messages"),
+    [(decode_client_message, CLIENT_MESSAGES), (decode_engine_message, ENGINE_MESSAGES)],
+    ids=["client", "engine"],
+)
+def test_a_message_that_nests_or_is_cut_anywhere_is_malformed(decode, messages, opening):
+    """Also in the place of any field, and behind the last one."""
+    nested = opening * 5000 + b"\0" * 10_000
+    for message in messages:
+        frame, fields = encode(message), msgspec.msgpack.decode(encode(message))
+        head = msgspec.msgpack.encode([*fields[:1]])[1:]
+        frames = [frame[:place] for place in range(0, len(frame), 1 + len(frame) // 50)]
+        frames += [frame + nested, bytes([0x90 + min(15, len(fields) + 1)]) + frame[1:] + nested]
+        for at in range(1, len(fields) + 1):
+            before = b"".join(map(msgspec.msgpack.encode, fields[1:at]))
+            after = b"".join(map(msgspec.msgpack.encode, fields[at + 1 :]))
+            length = bytes([0xDC, 0, max(at + 1, len(fields))])
+            frames.append(length + head + before + nested + after)
+        for each in frames:
+            with pytest.raises((MalformedMessage, WireVersionMismatch)) as raised:
+                decode(each)
+            assert len(str(raised.value)) < 2000
+            request_id_of(each)
+
+
+def test_lengths_that_lie_take_no_memory():
+    for length in (b"\xdd", b"\xdf", b"\xc6", b"\xdb"):
+        for head in (b"", b"\x92\3", b"\x94\2\xa1r", b"\x93\2\xa1r\x90"):
+            with pytest.raises(MalformedMessage):
+                decode_client_message(head + length + b"\xff\xff\xff\xff")
+
+
 @given(st.integers(0, len(encode(REQUEST)) - 1))
 def test_a_truncated_message_is_malformed(length):
     with pytest.raises(MalformedMessage):
@@ -157,6 +196,13 @@ def test_binary_frames_are_checked_against_shape_and_dtype():
         (TensorRef(frame=0, dtype="object", shape=(1,)), "dtype 'object' is unknown"),
         (TensorRef(frame=0, dtype="float32", shape=(-1, 4)), "negative"),
         (TensorRef(frame=1, dtype="uint8", shape=(2, 3)), "has 5 bytes"),
+        (TensorRef(frame=1, dtype="uint8", shape=(2**64 - 1,) * 8), "has 5 bytes"),
+        (TensorRef(frame=1, dtype="uint8", shape=(2**63,) * 400_000), "400000 dimensions"),
+        (TensorRef(frame=2, dtype="uint8", shape=(2**64 - 1, 0)), "is missing"),
+        (TensorRef(frame=0, dtype="x" * 99_999, shape=(1,)), "is unknown"),
     ]:
-        with pytest.raises(MalformedMessage, match=words):
+        with pytest.raises(MalformedMessage, match=words) as raised:
             binary_frame(ref, frames)
+        assert len(str(raised.value)) < 500
+    with pytest.raises(MalformedMessage, match="has 0 bytes"):
+        binary_frame(TensorRef(frame=0, dtype="uint8", shape=(2**64 - 1, 0)), [b""])

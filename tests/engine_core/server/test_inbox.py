@@ -81,6 +81,28 @@ def test_work_ahead_is_done_when_nothing_comes_for_a_while_and_not_before():
     assert done == [0]
 
 
+NESTED = b"\x95\1\1\xa0\xc3" + b"\x91" * 5000 + b"\0"
+
+
+def test_messages_that_nest_are_answered_and_counted_before_and_after_hello():
+    request = b"\x94\2\xa1r" + b"\x91" * 5000 + b"\0"
+    transport = ScriptedTransport([NESTED, HELLO, NESTED, request, PING])
+    inbox, _ = make_inbox(transport)
+    assert len(list(inbox.drain(block=False))) == 1
+    codes = [getattr(each, "code", None) for each in transport.sent]
+    malformed = ErrorCode.MALFORMED_MESSAGE
+    assert codes == [malformed, None, malformed, malformed]
+    assert inbox.num_refused_messages == 3
+
+
+def test_a_clients_name_begins_no_line_of_the_log_and_colours_no_terminal(caplog):
+    hello = Hello(wire_version=WIRE_VERSION, client_name="a\n12:00:00 ERROR x\r\x1b[31m\u2028b")
+    inbox, _ = make_inbox(ScriptedTransport([encode(hello)]))
+    with caplog.at_level(logging.INFO):
+        list(inbox.drain(block=False))
+    assert r"(a\n12:00:00 ERROR x\r\x1b[31m\u2028b)" in caplog.messages[-1]
+
+
 def test_garbage_counts_as_messages_do():
     transport = ScriptedTransport([b"\xc1"] * 300)
     inbox, _ = make_inbox(transport)

@@ -53,6 +53,14 @@ def test_an_image_is_read_with_its_places():
     assert (feature.tensors["pixel_values"] == PIXELS).all()
 
 
+def test_a_frame_that_many_tensors_name_is_not_looked_at_for_each():
+    pixels = np.ones((1, 3, 400, 400), np.float32)
+    ref = TensorRef(frame=0, dtype="float32", shape=pixels.shape)
+    refs = {str(n): ref for n in range(20_000)}
+    with pytest.raises(InvalidParameter, match="bytes and more, the limit is"):
+        read({"pixel_values": pixels}, refs=refs, max_input_bytes=4_000_000)
+
+
 def test_equal_content_has_equal_identifiers_within_a_salt():
     first, again = (read()[0].identifier for _ in range(2))
     assert first == again and len(first) == 32
