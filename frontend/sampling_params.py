@@ -302,10 +302,10 @@ class BeamSearchParams:
 def _with_whole_keys(logit_bias: Mapping[Any, float] | None) -> dict[int, float]:
     biases: dict[int, float] = {}
     for key, bias in (logit_bias or {}).items():
-        if isinstance(key, str) and key.isascii() and key.isdigit():
+        if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 20:
             key = int(key)
         if not isinstance(key, int):
-            raise InvalidInput(f"logit_bias has the key {key!r}, it must be a token id")
+            raise InvalidInput(f"logit_bias has the key {key!r:.100}, it must be a token id")
         biases[key] = bias
     return biases
 

@@ -1,7 +1,7 @@
 """What a client sends: HELLO, requests, aborts, calls, GOODBYE; and the model's limits."""
 
 import dataclasses
-import math
+import sys
 from collections.abc import Collection, Sequence
 from typing import cast
 
@@ -14,6 +14,7 @@ from protocol.prompt_embeds import EmbeddedSpan
 from protocol.sampling import MAX_PROMPT_LOGPROBS, BeamSearchParams, SamplingParams
 
 _MAX_NAME_CHARS = 256
+_MAX_TIMEOUT_S = sys.float_info.max
 
 
 class Hello(Message, frozen=True, tag=1):
@@ -188,9 +189,10 @@ def check_name(name: str, value: str) -> None:
 def check_timeout(timeout_s: object) -> None:
     """Raises InvalidParameter unless this is None, or a finite number of seconds above 0."""
     is_number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
-    if timeout_s is None or (is_number and 0 < cast("float", timeout_s) < math.inf):
+    if timeout_s is None or (is_number and 0 < cast("float", timeout_s) <= _MAX_TIMEOUT_S):
         return
+    is_printed = not isinstance(timeout_s, int) or timeout_s.bit_length() <= 512
     raise InvalidParameter(
-        f"timeout_s is {timeout_s!r}, it must be a finite number of seconds above 0; omit it for "
+        f"timeout_s is {timeout_s if is_printed else 'too large'!r}, it must be a finite number of seconds above 0; omit it for "
         "no limit"
     )

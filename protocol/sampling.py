@@ -18,6 +18,10 @@ MAX_BAD_WORDS, MAX_BAD_WORD_TOKENS = 128, 1024
 """Of a request, the tokens of all together."""
 MAX_PATTERN_SIZE = 1024
 MAX_EXTRA_ARGS_CHARS = 64 * 1024
+MAX_WHOLE = 2**63 - 1
+"""Of numbers without a limit of their own: what arrays hold."""
+MIN_DIVISOR, MAX_DIVISOR = 1e-6, 1e6
+"""Logits that are divided by such numbers stay finite float32."""
 GREEDY_TEMPERATURE = 1e-5
 """Temperatures below this mean greedy: dividing by them would overflow."""
 
@@ -127,15 +131,17 @@ class SamplingParams(Message, frozen=True):
         """Every limit that does not depend on the model."""
         check_whole("max_tokens", self.max_tokens, minimum=1)
         check_whole("min_tokens", self.min_tokens, minimum=0)
-        _number("temperature", self.temperature, minimum=0.0)
+        _number("temperature", self.temperature, minimum=0.0, maximum=MAX_DIVISOR)
         check_whole("top_k", self.top_k, minimum=0, maximum=2**31 - 1)
         _number("top_p", self.top_p, minimum=0.0, maximum=1.0)
         _number("min_p", self.min_p, minimum=0.0, maximum=1.0)
-        _number("repetition_penalty", self.repetition_penalty, minimum=0.0)
         _number("presence_penalty", self.presence_penalty, minimum=-2.0, maximum=2.0)
         _number("frequency_penalty", self.frequency_penalty, minimum=-2.0, maximum=2.0)
-        if self.repetition_penalty == 0.0:
+        penalty = self.repetition_penalty
+        _number("repetition_penalty", penalty, minimum=0.0, maximum=MAX_DIVISOR)
+        if penalty == 0.0:
             raise InvalidParameter("repetition_penalty is 0, it must be above 0; 1 switches it off")
+        _number("repetition_penalty", penalty, minimum=MIN_DIVISOR, maximum=MAX_DIVISOR)
         if self.seed is not None:
             check_whole("seed", self.seed, minimum=0, maximum=MAX_SEED)
         if self.logprobs is not None:
@@ -266,22 +272,28 @@ def sequence_seed(seed: int, index: int) -> int:
     return (seed + index) & MAX_SEED
 
 
-def check_whole(name: str, value: object, *, minimum: int, maximum: int | None = None) -> None:
+def check_whole(name: str, value: object, *, minimum: int, maximum: int = MAX_WHOLE) -> None:
     """Raises InvalidParameter unless `value` is a whole number within the limits."""
     if not isinstance(value, int) or isinstance(value, bool):
-        raise InvalidParameter(f"{name} is {value!r}, it must be a whole number")
+        raise InvalidParameter(f"{name} is {value!r:.100}, it must be a whole number")
     _within(name, value, minimum, maximum)
 
 
-def _number(name: str, value: object, *, minimum: float, maximum: float | None = None) -> None:
+def _number(name: str, value: object, *, minimum: float, maximum: float) -> None:
     if not isinstance(value, int | float) or isinstance(value, bool):
-        raise InvalidParameter(f"{name} is {value!r}, it must be a number")
-    if not math.isfinite(value):
+        raise InvalidParameter(f"{name} is {value!r:.100}, it must be a number")
+    if value != value or abs(value) == math.inf:
         raise InvalidParameter(f"{name} is {value}, it must be finite")
     _within(name, value, minimum, maximum)
 
 
-def _within(name: str, value: float, minimum: float, maximum: float | None) -> None:
-    if value < minimum or (maximum is not None and value > maximum):
-        limit = f"at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
-        raise InvalidParameter(f"{name} is {value}, it must be {limit}")
+def _within(name: str, value: float, minimum: float, maximum: float) -> None:
+    if minimum <= value <= maximum:
+        return
+    is_printed = isinstance(value, float) or value.bit_length() <= 512  # Python refuses long ones
+    limit = f"from {minimum} to {maximum}"
+    if maximum in (MAX_WHOLE, MAX_DIVISOR) and value < minimum:
+        limit = f"at least {minimum}"
+    raise InvalidParameter(
+        f"{name} is {value if is_printed else 'a number of too many digits'}, it must be {limit}"
+    )
