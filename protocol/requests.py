@@ -192,7 +192,8 @@ def check_timeout(timeout_s: object) -> None:
     if timeout_s is None or (is_number and 0 < cast("float", timeout_s) <= _MAX_TIMEOUT_S):
         return
     is_printed = not isinstance(timeout_s, int) or timeout_s.bit_length() <= 512
+    shown = timeout_s if is_printed else "too large"
     raise InvalidParameter(
-        f"timeout_s is {timeout_s if is_printed else 'too large'!r}, it must be a finite number of seconds above 0; omit it for "
-        "no limit"
+        f"timeout_s is {shown!r}, it must be a finite number of seconds above 0; omit it for no "
+        "limit"
     )

@@ -76,11 +76,11 @@ def locate_model(
     """
     if not model.strip():
         raise ModelNotFound(f"{option} is empty; name a model folder, a .gguf file or a known name")
-    path = Path(model).expanduser()
     try:
+        path = Path(model).expanduser()
         exists = path.exists()
-    except OSError as error:
-        raise ModelNotFound(f"{path} cannot be looked at: {error.strerror}; check it") from error
+    except (OSError, RuntimeError, ValueError) as error:  # ~nobody, a NUL, a loop of links
+        raise ModelNotFound(f"{model!r} cannot be looked at: {error}; check it") from error
     if exists:
         return path, None
     known = find_known_model(model)

@@ -250,7 +250,8 @@ def _refusals() -> Iterator[None]:
             ErrorCode.WEIGHTS_REFUSED,
             f"there is not enough memory ({reason}); free some and call again",
         ) from error
-    except (LookupError, TypeError, ValueError) as error:  # files hold anything
+    except (LookupError, RuntimeError, TypeError, ValueError) as error:  # files hold anything
+        logger.exception("these weights are refused")
         raise RequestRefused(
             ErrorCode.WEIGHTS_REFUSED,
             f"these weights cannot be served: {type(error).__name__}: {error}; check their files",
