@@ -21,8 +21,11 @@ import numpy as np
 from engine_core.observers import ControlMethod, FinishedStep, StepObserver
 from engine_core.scheduler.plan import ModelRunnerOutput, SchedulerOutput
 from engine_core.scheduler.request import request_of
+from protocol.codec import understood
+from protocol.errors import MalformedMessage
 from protocol.outputs import Logprobs
 from protocol.pooling import PoolingParams
+from protocol.private_files import overwrite_private_file
 from protocol.requests import EngineRequest
 from protocol.sampling import BeamSearchParams
 
@@ -352,6 +355,8 @@ class TraceWriter(StepObserver):
 
 
 def _open(path: Path, mode: Literal["rb", "wb"]) -> BinaryIO:
+    if mode == "wb" and (path.is_file() or not path.exists()):
+        overwrite_private_file(path).close()  # nobody else's before a prompt is in it
     if path.suffix == ".gz":
         return cast(BinaryIO, gzip.open(path, mode, compresslevel=1))
     return path.open(mode)
@@ -385,8 +390,8 @@ def read_trace(path: str | Path) -> Iterator[TraceEvent]:
         _header_of(path, next(lines, b""))
         for number, line in enumerate(lines, start=2):
             try:
-                event = decoder.decode(line)
-            except msgspec.DecodeError as error:
+                event = understood(decoder.decode, line, "an event")
+            except MalformedMessage as error:
                 raise TraceFormatError(f"{path}: line {number} is no event: {error}") from error
             if isinstance(event, TraceStep):
                 if event.ids is None:
@@ -397,8 +402,8 @@ def read_trace(path: str | Path) -> Iterator[TraceEvent]:
 
 def _header_of(path: str | Path, line: bytes) -> TraceHeader:
     try:
-        header = msgspec.json.decode(line, type=TraceHeader)
-    except msgspec.DecodeError as error:
+        header = understood(msgspec.json.Decoder(TraceHeader).decode, line, "a header")
+    except MalformedMessage as error:
         raise TraceFormatError(
             f"{path} does not begin like a trace ({error}); make one with --trace"
         ) from error

@@ -3,7 +3,6 @@ sockets are read through the event loop's own poll: one callback takes all that 
 
 import asyncio
 import contextlib
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -13,6 +12,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from frontend.errors import EngineClientError, EngineRefused, EngineUnavailable, InvalidInput
 from protocol.keys import ClientKey
+from protocol.private_files import foreign_owner
 
 _NOBLOCK, _POLLIN = int(zmq.NOBLOCK), int(zmq.POLLIN)
 """Plain numbers: Python's own flags take as long as a call of ZMQ."""
@@ -202,13 +202,14 @@ def _check_ipc_path(address: str) -> None:
     """Refuse at once what would otherwise end in a timeout."""
     if address.startswith("ipc://"):
         path = address.removeprefix("ipc://")
-        if not path or not Path(path).exists():
+        try:
+            owner = foreign_owner(Path(path))
+        except (OSError, ValueError):
             raise EngineUnavailable(
                 f"no engine answers at {address}: that socket does not exist; start one with "
                 "`engine-core --model MODEL`"
-            )
-        owner = Path(path).stat().st_uid
-        if os.getuid() not in (owner, 0) and owner != 0:
+            ) from None
+        if owner is not None:
             raise EngineUnavailable(
                 f"the socket {address} belongs to another user ({owner}), who could read what is "
                 "sent; give the address of your own engine"

@@ -1,5 +1,6 @@
 """The default address of the engine, for both sides."""
 
+import contextlib
 import os
 import tempfile
 from pathlib import Path
@@ -11,11 +12,12 @@ _MAX_PORT = 65_535
 
 
 def default_socket_folder() -> Path:
-    """A folder of this user's own: `$XDG_RUNTIME_DIR/engine-core`, else one under the temporary
+    """A folder of this user's own: in `$XDG_RUNTIME_DIR` if that is its own, else in the temporary
     folder that carries the user's id. The daemon makes it with mode 0700."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
-    if runtime and Path(runtime).is_dir():
-        return Path(runtime) / "engine-core"
+    with contextlib.suppress(OSError, ValueError):  # under sudo it may be another user's
+        if runtime and Path(runtime).is_dir() and Path(runtime).stat().st_uid == os.getuid():
+            return Path(runtime) / "engine-core"
     return Path(tempfile.gettempdir()) / f"engine-core-{os.getuid()}"
 
 

@@ -7,7 +7,8 @@ from typing import TypeVar
 
 import msgspec
 
-from protocol.errors import InvalidParameter
+from protocol.codec import understood
+from protocol.errors import InvalidParameter, MalformedMessage
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -40,21 +41,26 @@ def read_secret_file(path: Path, kind: type[T]) -> T:
     Raises InvalidParameter: it cannot be read, others may read it, or it is not of this kind."""
     try:
         with path.open("rb") as file:
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            status = os.fstat(file.fileno())
+            mode = stat.S_IMODE(status.st_mode)
+            if status.st_uid not in (os.getuid(), 0):
+                raise InvalidParameter(
+                    f"{path} belongs to another user ({status.st_uid}), who may change it; make a "
+                    "key of your own with `engine-core keys`"
+                )
             if mode & 0o077:
                 raise InvalidParameter(
                     f"{path} is for its owner alone, and others may read it (mode {mode:o}); "
                     f"chmod 600 {path}"
                 )
-            key = msgspec.json.decode(file.read(10_000), type=kind)
+            decode = msgspec.json.Decoder(kind).decode
+            key = understood(decode, file.read(10_000), f"a {kind.__name__}")
     except OSError as error:
         raise InvalidParameter(
             f"cannot read the key {path}: {error.strerror}; make one with `engine-core keys`"
         ) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidParameter(
-            f"{path} is not a {kind.__name__} ({error}); make one with `engine-core keys`"
-        ) from None
+    except MalformedMessage as error:
+        raise InvalidParameter(f"{path} is {error}; make one with `engine-core keys`") from None
     for field in msgspec.structs.fields(kind):
         if field.name.endswith("_key") and len(getattr(key, field.name)) != 40:
             raise InvalidParameter(

@@ -6,10 +6,14 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
 from protocol.addresses import default_socket_folder
+from protocol.codec import understood
+from protocol.errors import MalformedMessage
+from protocol.private_files import create_private_file, make_private_folder, open_own_file
 
 
 class RunningDaemon(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +34,10 @@ class RunningDaemon(msgspec.Struct, frozen=True, kw_only=True):
     keep_alive_s: float | None = None
 
 
+_MAX_BYTES = 1 << 16
+_decoder = msgspec.json.Decoder(RunningDaemon)
+
+
 @contextlib.contextmanager
 def listed(daemon: RunningDaemon) -> Iterator[None]:
     """Inside, `running_daemons` knows it. Where there is no folder for that, nobody does."""
@@ -43,13 +51,11 @@ def running_daemons() -> list[RunningDaemon]:
     """Oldest first."""
     found = []
     for path in _folder().glob("*.json"):
-        with contextlib.suppress(OSError, msgspec.DecodeError), path.open("rb") as stream:
-            if path.stat().st_uid != os.getuid():
-                continue
+        with contextlib.suppress(OSError, MalformedMessage), open_own_file(path) as stream:
             try:
                 fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                found.append(msgspec.json.decode(stream.read(), type=RunningDaemon))
+                found.append(_daemon_in(stream))
             else:
                 path.unlink()  # of a daemon that was killed
     return sorted(found, key=lambda each: each.started_s)
@@ -57,9 +63,12 @@ def running_daemons() -> list[RunningDaemon]:
 
 def note_keep_alive(pid: int, keep_alive_s: float) -> None:
     """For `running_daemons`: what the server that started this daemon does with it."""
-    with contextlib.suppress(OSError, msgspec.DecodeError), _file(pid).open("r+b") as stream:
-        daemon = msgspec.json.decode(stream.read(), type=RunningDaemon)
-        text = msgspec.json.encode(msgspec.structs.replace(daemon, keep_alive_s=keep_alive_s))
+    with (
+        contextlib.suppress(OSError, MalformedMessage),
+        open_own_file(_file(pid), writes=True) as stream,
+    ):
+        daemon = msgspec.structs.replace(_daemon_in(stream), keep_alive_s=keep_alive_s)
+        text = msgspec.json.encode(daemon)
         os.pwrite(stream.fileno(), text, 0)
         stream.truncate(len(text))
 
@@ -68,9 +77,9 @@ def note_keep_alive(pid: int, keep_alive_s: float) -> None:
 def _locked_file(daemon: RunningDaemon) -> Iterator[None]:
     path = _file(daemon.pid)
     for folder in (path.parent.parent, path.parent):
-        folder.mkdir(mode=0o700, exist_ok=True)
+        make_private_folder(folder)
     unfinished = path.with_suffix(".new")
-    with unfinished.open("wb") as stream:
+    with create_private_file(unfinished) as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         stream.write(msgspec.json.encode(daemon))
         stream.flush()
@@ -79,6 +88,10 @@ def _locked_file(daemon: RunningDaemon) -> Iterator[None]:
             yield
         finally:
             path.unlink(missing_ok=True)
+
+
+def _daemon_in(stream: BinaryIO) -> RunningDaemon:
+    return understood(_decoder.decode, stream.read(_MAX_BYTES), "a RunningDaemon")
 
 
 def _folder() -> Path:

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
@@ -17,6 +18,7 @@ from engine_core.kv_cache.host_pool import HashKey
 from engine_core.kv_cache.transfers import Transfer
 from engine_core.server.limited_log import LimitedLog
 from protocol.keys import ClientKey
+from protocol.private_files import foreign_owner
 
 logger = logging.getLogger(__name__)
 
@@ -172,8 +174,12 @@ class BlockFetcher:
 
     def _connect(self, context: zmq.Context[zmq.Socket[bytes]], source: str) -> bool:
         try:
+            if source.startswith("ipc://") and foreign_owner(Path(source.removeprefix("ipc://"))):
+                raise PermissionError("the socket belongs to another user")
             self._links[source] = _Link(context, source, self._key, self._most_bytes)
-        except zmq.ZMQError as error:  # too many sockets, a name that is no host's
+        except FileNotFoundError:
+            return False
+        except (zmq.ZMQError, OSError) as error:  # too many sockets, a name that is no host's
             self._log.log("connect", f"cannot connect to {source}: {error}")
             return False
         return True

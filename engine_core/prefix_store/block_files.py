@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from engine_core.kv_cache.host_pool import HashKey
+from protocol.private_files import foreign_owner
 
 KEY_BYTES = 16
 """Of what tells one model and cache from another."""
@@ -211,6 +212,8 @@ def _remove(path: Path) -> None:
 def _make_private(folder: Path) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.stat()
+    if (owner := foreign_owner(folder, follows=False)) is not None:
+        raise UnsafeFolder(f"{folder} is a link of user {owner}; name a folder of your own")
     if status.st_uid != os.geteuid():
         raise UnsafeFolder(f"{folder} belongs to user {status.st_uid}; name a folder of your own")
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):

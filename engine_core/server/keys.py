@@ -33,6 +33,10 @@ class AuthorizedKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     public_key: str
     is_admin: bool = False
 
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise ValueError(f"{self.name!r:.80} cannot be a key's name")
+
 
 class KeyFolder:
     """`server.key`, `authorized/NAME.key` and `clients/NAME.key`; the last is for the client, and

@@ -17,7 +17,7 @@ from engine_core.server.authentication import KeyCheck
 from engine_core.server.clients import Rights
 from engine_core.server.descriptors import SocketGuard
 from engine_core.server.keys import KeyFolder
-from engine_core.server.unix_socket import make_private_folder, owned_socket_path, private_files
+from engine_core.server.unix_socket import make_private_folder, owned_socket_path, private_umask
 from protocol.addresses import check_address, default_address, default_socket_folder
 from protocol.errors import InvalidParameter
 
@@ -144,7 +144,7 @@ class ZmqTransport:
             self._resources.enter_context(self._key_check.socket)
             self._poller.register(self._key_check.socket, zmq.POLLIN)
         try:
-            with private_files():
+            with private_umask():
                 self._socket.bind(address)
         except zmq.ZMQError as error:
             if error.errno == zmq.EADDRINUSE:

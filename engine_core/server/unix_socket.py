@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from engine_core.errors import AddressInUse, ConfigurationError
+from protocol import private_files
 
 logger = logging.getLogger(__name__)
 
@@ -18,18 +19,13 @@ _CHOOSE = "choose an address with --bind"
 
 def make_private_folder(folder: Path, else_do: str = _CHOOSE) -> None:
     """A folder that only this user can enter.
-    Raises ConfigurationError: it exists and belongs to another user, or others may enter it."""
+    Raises ConfigurationError: see `protocol.private_files`."""
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = folder.lstat()
+        private_files.make_private_folder(folder)
     except OSError as error:
         raise ConfigurationError(
-            f"cannot make the folder {folder}: {error.strerror}; {else_do}"
+            f"cannot use the folder {folder}: {error.strerror}; remove it, or {else_do}"
         ) from None
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-        raise ConfigurationError(f"{folder} belongs to another user; remove it or {else_do}")
-    if stat.S_IMODE(status.st_mode) & 0o077:
-        folder.chmod(0o700)
 
 
 @contextlib.contextmanager
@@ -72,7 +68,7 @@ def owned_socket_path(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def private_files() -> Iterator[None]:
+def private_umask() -> Iterator[None]:
     """What this process makes meanwhile is for its user alone, from the first moment on."""
     before = os.umask(0o177)
     try:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from kernels.interface.weights import PackedFileError, WeightPacking
+from protocol.private_files import foreign_owner
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +58,8 @@ class PackedWeightCache:
         if not self.limit_bytes or not file.is_file():
             return False
         try:
+            if (owner := foreign_owner(file)) is not None:
+                raise PackedFileError(f"{file} belongs to another user ({owner})")
             packing.open(file)
         except (PackedFileError, OSError) as error:
             logger.warning("the weights are packed anew: %s", error)
@@ -82,7 +85,7 @@ class PackedWeightCache:
             return
         started_s = time.monotonic()
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._make_room(num_bytes, but=file)
             packing.save(file)
         except OSError as error:

@@ -24,7 +24,7 @@ from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
 from engine_core.server.authentication import KeyCheck
 from engine_core.server.keys import KeyFolder
 from engine_core.server.limited_log import LimitedLog
-from engine_core.server.unix_socket import private_files
+from engine_core.server.unix_socket import private_umask
 from engine_core.workers.codec import decode_output, encode_options, encode_plan, encode_sampled
 from engine_core.workers.meeting import (
     HEARTBEAT_MS,
@@ -131,7 +131,7 @@ class WorkerGroup:
         if self._parallel.workers_bind is not None:
             self._bind_for_others(self._parallel.workers_bind)
         address = f"ipc://{self._folder}/plans"
-        with private_files():
+        with private_umask():
             self._bind(address)
         # not in the terminal's group: Ctrl-C is for rank 0, which drains
         command = [sys.executable, "-m", "engine_core.startup.worker", address, str(os.getpid())]

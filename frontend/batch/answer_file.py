@@ -13,6 +13,7 @@ import msgspec
 
 from frontend.batch.lines import BatchInput
 from frontend.errors import InvalidInput
+from protocol.private_files import make_private_folder
 
 _PART_ROWS = 1000
 _FORMAT = 1
@@ -70,7 +71,7 @@ class AnswerFile:
             self._check_answers()
             shutil.rmtree(self._folder, ignore_errors=True)  # the end was cut short
             return
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(self._folder)  # it holds answers, and names that are known
         try:
             self._lock()
             self._manifest = self._read_manifest(model)

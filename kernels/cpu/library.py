@@ -10,6 +10,7 @@ import math
 import os
 import platform
 import shutil
+import stat
 import subprocess
 import tempfile
 import time
@@ -216,6 +217,7 @@ def build_library(
     texts = {path: path.read_bytes() for path in units}
     name = _digest(flags, headers, *(path.name.encode() + texts[path] for path in units))
     compiler = find_compiler()
+    _check_folder(cache)
     if compiler is None:
         for built in filter(_is_whole, sorted(cache.glob(f"{name}-*.so"))):
             return built
@@ -228,7 +230,7 @@ def build_library(
     if _is_whole(library):
         return library
     try:
-        cache.mkdir(parents=True, exist_ok=True)
+        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
         with (
             _locked(cache / "build.lock"),
             tempfile.TemporaryDirectory(dir=cache, prefix="build-") as folder,
@@ -260,6 +262,8 @@ def build_library(
 
 def _is_whole(library: Path) -> bool:
     """Whether it is there, as it was written. Loading half a file ends the process by SIGBUS."""
+    if not _is_ours(library):
+        return False
     try:
         content = library.read_bytes()
     except OSError:
@@ -267,9 +271,31 @@ def _is_whole(library: Path) -> bool:
     return hashlib.sha256(content[:-_DIGEST_BYTES]).digest() == content[-_DIGEST_BYTES:]
 
 
+def _is_ours(path: Path) -> bool:
+    """Whether it is a file that this user or root wrote: its code is run."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_uid in (os.getuid(), 0)
+
+
+def _check_folder(cache: Path) -> None:
+    """Raises NativeLibraryUnavailable: others may replace what is in it."""
+    if not cache.exists():
+        return
+    status = cache.stat()
+    is_shared = bool(status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX)
+    if is_shared or status.st_uid not in (os.getuid(), 0):
+        raise NativeLibraryUnavailable(
+            f"other users may replace the code in {cache}; set {CACHE_VARIABLE} to a folder of "
+            "your own"
+        )
+
+
 def _compile(command: Sequence[str], folder: Path, source: Path, compiled: Path) -> Path:
     """`compiled`, made now unless an earlier build with the same texts has."""
-    if not compiled.exists():
+    if not _is_ours(compiled):
         made = folder / f"{source.stem}.o"
         _run([*command, "-c", "-o", str(made), str(source)])
         made.replace(compiled)
@@ -331,6 +357,7 @@ def _digest(*parts: bytes) -> str:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as file:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW
+    with os.fdopen(os.open(path, flags, 0o600), "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

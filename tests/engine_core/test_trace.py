@@ -122,6 +122,23 @@ def test_what_was_asked_and_decided_reads_back_in_order(path):
     assert (first.was_discarded, second.was_discarded) == (False, True)
 
 
+def test_a_trace_is_for_its_user_alone_also_in_place_of_an_open_file(path):
+    path.write_text("an older one")
+    path.chmod(0o644)
+    with closing(TraceWriter(path, started_s=100.0)) as trace:
+        assert path.stat().st_mode & 0o777 == 0o600
+        trace.on_arrival(request(), 0, 100.5)
+    assert [event.id for event in read_trace(path)] == ["a"]
+
+
+def test_a_trace_that_nests_is_none(tmp_path):
+    path = tmp_path / "trace.jsonl"
+    for text in ("[" * 9999, '{"version":1,"model":"","config":' + '{"a":' * 9999):
+        path.write_text(text + "\n")
+        with pytest.raises(TraceFormatError, match="does not begin like a trace"):
+            read_header(path)
+
+
 def test_steps_in_flight_say_when_they_were_planned(path):
     plans = [plan_of(step_id, ["a"], context=[step_id]) for step_id in (4, 5)]
     with closing(TraceWriter(path, started_s=100.0, max_steps_in_flight=2)) as trace:

@@ -44,13 +44,14 @@ async def test_a_busy_client_reads_all_that_the_engine_sent_before_it_went(tmp_p
     engine.join()
 
 
-async def test_a_socket_of_another_user_is_not_trusted(tmp_path, monkeypatch):
-    """In a folder such as /tmp anybody may put one at the address of an engine."""
+@pytest.mark.parametrize("user", [1000, 0])
+async def test_a_socket_of_another_user_is_not_trusted(tmp_path, monkeypatch, user):
+    """In a folder such as /tmp anybody may put one at the address of an engine: of root's, too."""
     path = tmp_path / "engine.sock"
     path.touch()
     foreign = os.stat_result((0o140600, 0, 0, 1, 1001, 0, 0, 0, 0, 0))
     monkeypatch.setattr("frontend.transport.Path.stat", lambda _path, **_: foreign)
-    monkeypatch.setattr(os, "getuid", lambda: 1000)
+    monkeypatch.setattr(os, "getuid", lambda: user)
     transport = ZmqTransport(f"ipc://{path}")
     with pytest.raises(EngineUnavailable, match=r"belongs to another user \(1001\)"):
         transport.connect(lambda _frames: None, lambda *_why: None)

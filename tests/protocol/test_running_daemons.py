@@ -1,10 +1,13 @@
 """The list of this user's daemons outlives none of them."""
 
+import fcntl
+import os
 import subprocess
 import sys
 
 import pytest
 
+from protocol.addresses import default_socket_folder
 from protocol.running_daemons import RunningDaemon, listed, note_keep_alive, running_daemons
 
 KILLED = """
@@ -44,6 +47,53 @@ def test_a_killed_daemon_is_not_listed_and_its_file_is_removed(runtime):
     assert len(list(folder.iterdir())) == 1
     assert running_daemons() == []
     assert list(folder.iterdir()) == []
+
+
+@pytest.fixture
+def folder(runtime):
+    folder = runtime / "engine-core" / "daemons"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def test_links_that_others_have_made_before_are_not_followed(runtime, folder):
+    victim = runtime / "victim"
+    victim.write_text("mine")
+    for name in ("1.new", "1.json", "2.json"):
+        (folder / name).symlink_to(victim)
+    with listed(daemon(1)):
+        assert [each.pid for each in running_daemons()] == [1]
+        note_keep_alive(2, 5.0)
+    assert victim.read_text() == "mine"
+    for part in (folder, folder.parent):
+        part.rename(runtime / "elsewhere")
+        part.symlink_to(runtime / "elsewhere")
+        with listed(daemon(1)):
+            assert not list((runtime / "elsewhere").rglob("1.json"))
+        part.unlink()
+        (runtime / "elsewhere").rename(part)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"[" * 9999, b'{"a":' * 9999, b"", b"\xff", b'{"pid": 1}', b"1" * 9999],
+    ids=["lists", "objects", "empty", "no text", "half", "digits"],
+)
+def test_an_entry_that_cannot_be_read_is_left_out(folder, content):
+    entry = folder / "7.json"
+    entry.write_bytes(content)
+    os.mkfifo(folder / "8.json")
+    with entry.open("rb") as held, listed(daemon(1)):
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert [each.pid for each in running_daemons()] == [1]
+        note_keep_alive(7, 1.0)
+    assert entry.read_bytes() == content
+
+
+def test_a_runtime_folder_of_another_user_is_not_used(runtime, monkeypatch):
+    assert default_socket_folder() == runtime / "engine-core"
+    monkeypatch.setattr(os, "getuid", lambda: 12_345)
+    assert default_socket_folder().name == "engine-core-12345"
 
 
 def test_the_folder_is_private_and_none_is_no_fault(runtime):

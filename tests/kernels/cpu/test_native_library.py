@@ -243,6 +243,34 @@ def test_an_unknown_instruction_set_is_refused(library: NativeLibrary) -> None:
     assert b"not in [-1, " in (force(7) or b"")
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can make files of others")
+def test_code_that_another_user_may_have_put_there_is_not_run(
+    tmp_path: Path, sources: Path
+) -> None:
+    """Also where what is built would be put by a link."""
+    cache = tmp_path / "cache"
+    cache.mkdir(mode=0o700)
+    cache.chmod(0o1777)
+    library = build_library(cache, sources)
+    before = library.read_bytes()
+    for each in cache.iterdir():
+        os.lchown(each, 12_345, 12_345)
+    (tmp_path / "victim").write_text("mine")
+    (cache / "build.lock").unlink()
+    (cache / "build.lock").symlink_to(tmp_path / "victim")
+    with pytest.raises(NativeLibraryUnavailable, match="cannot write"):
+        build_library(cache, sources)
+    assert (tmp_path / "victim").read_text() == "mine"
+    (cache / "build.lock").unlink()
+    assert build_library(cache, sources).stat().st_uid == 0
+    assert library.read_bytes()[:4] == before[:4]
+    for mode, owner in ((0o777, 0), (0o700, 12_345)):
+        cache.chmod(mode)
+        os.chown(cache, owner, owner)
+        with pytest.raises(NativeLibraryUnavailable, match="other users may replace"):
+            build_library(cache, sources)
+
+
 @pytest.mark.usefixtures("library")
 @pytest.mark.parametrize("num_bytes", [0, 5000, -1])
 def test_a_damaged_library_is_built_again(tmp_path: Path, sources: Path, num_bytes: int) -> None:
