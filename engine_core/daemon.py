@@ -125,6 +125,8 @@ def _start(
             from engine_core.startup.build import build_engine  # torch
 
     except (ImportError, MemoryError, OSError, RuntimeError) as error:
+        if isinstance(error, OSError) and error.filename:
+            raise StartupError(f"{error.filename} cannot be read: {error.strerror}") from error
         if not _is_want_of_memory(error):
             raise
         raise StartupError(

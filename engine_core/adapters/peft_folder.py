@@ -53,7 +53,7 @@ def read_peft_adapter(folder: Path) -> dict[str, LoRAPart]:
             "with save_pretrained(..., safe_serialization=True)"
         )
     halves: dict[str, dict[str, torch.Tensor]] = {}
-    for name, tensor in read_safetensors([file]):
+    for name, tensor in read_safetensors({file: None}):
         match = _NAME.fullmatch(name)
         if match is None or not isinstance(tensor, torch.Tensor):
             raise AdapterError(

@@ -9,6 +9,7 @@ from engine_core.model_files.errors import (
     ModelFilesError,
     ModelNotFound,
     UnsupportedModelFile,
+    unreadable,
 )
 from engine_core.model_files.hf_folder import ConfigOnly
 from engine_core.model_files.interface import ModelFiles, TokenizerFiles
@@ -24,4 +25,5 @@ __all__ = [
     "TokenizerFiles",
     "UnsupportedModelFile",
     "open_model_files",
+    "unreadable",
 ]

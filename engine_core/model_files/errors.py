@@ -19,6 +19,11 @@ class ModelFilesError(Exception):
         super().__init__(line if len(line) <= 1000 else f"{line[:700]} ... {line[-295:]}")
 
 
+def unreadable(error: OSError, path: object = "a file of the model") -> str:
+    """One line. `path`: of what was opened, where the error does not name a file."""
+    return f"{error.filename or path} cannot be read: {error.strerror or error}; check the file"
+
+
 class ModelNotFound(ModelFilesError):
     """Nothing on disk, in the catalogue or on the hub answers to the name."""
 

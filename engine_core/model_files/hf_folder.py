@@ -89,9 +89,9 @@ class HfFolder:
         self.generation_config: dict[str, Any] = read_json_object_if_present(
             folder / "generation_config.json"
         )
-        shards = find_safetensors_shards(folder)
-        self.weight_files = tuple(shards)
-        names = [name for names in shards.values() for name in names]
+        self._shards = find_safetensors_shards(folder)
+        self.weight_files = tuple(self._shards)
+        names = [name for names in self._shards.values() for name in names]
         self.quantised_types: frozenset[str] = frozenset()
         self._join: Callable[..., Iterator[tuple[str, WeightPart]]] | None = None
         if float8 is not None:
@@ -113,7 +113,7 @@ class HfFolder:
 
     @property
     def num_weights(self) -> int:
-        return count_elements(self.weight_files)
+        return count_elements(self._shards)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -122,7 +122,7 @@ class HfFolder:
         return fingerprint_files([*files, *tokenizer_files(self.path), *self.weight_files])
 
     def tensors(self, *, keeps_blocks: bool = False) -> Iterator[tuple[str, WeightPart]]:
-        tensors = read_safetensors(self.weight_files)
+        tensors = read_safetensors(self._shards)
         if self._join is None:
             return tensors
         parts = self._join(tensors)
@@ -165,7 +165,7 @@ class ConfigOnly(HfFolder):
         self.name = file.resolve().parent.name if file.name == "config.json" else file.stem
         self.config = read_json_object(file)
         self.generation_config = {}
-        self.weight_files = ()
+        self.weight_files, self._shards = (), {}
         self.quantised_types = frozenset()
 
     @cached_property

@@ -43,7 +43,8 @@ def tokenizer_files(folder: Path) -> tuple[Path, ...]:
 
 def read_folder_tokenizer(folder: Path) -> TokenizerFiles | None:
     """The folder's tokenizer, or None where it holds none.
-    Raises BrokenModelFile: a tokenizer file is there and cannot be read."""
+    Raises BrokenModelFile: a tokenizer file is there and makes no sense; OSError: or may not be
+    read."""
     config = read_json_object_if_present(folder / "tokenizer_config.json")
     special_map = read_json_object_if_present(folder / "special_tokens_map.json")
     merged = {**special_map, **{k: v for k, v in config.items() if v is not None}}
@@ -77,8 +78,8 @@ def _added(token: Any) -> AddedToken | None:
 
 
 def _complete_json(file: Path, merged: dict[str, Any]) -> bytes:
+    raw = file.read_bytes()
     try:
-        raw = file.read_bytes()
         tokenizer = Tokenizer.from_str(raw.decode("utf-8"))
     except BaseException as error:  # `tokenizers` raises bare Exception, and panics
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":

@@ -11,7 +11,12 @@ from engine_core.model_files.download import (
     fetch_known_model,
     find_known_model,
 )
-from engine_core.model_files.errors import BrokenModelFile, ModelNotFound, UnsupportedModelFile
+from engine_core.model_files.errors import (
+    BrokenModelFile,
+    ModelNotFound,
+    UnsupportedModelFile,
+    unreadable,
+)
 from engine_core.model_files.gguf.config import GgufMetadata
 from engine_core.model_files.gguf.file import GgufFile
 from engine_core.model_files.gguf.header import read_gguf_header
@@ -56,9 +61,7 @@ def _open(model: str, *, option: str, report: Callable[[str], None]) -> ModelFil
             return GgufFile(gguf, report=report)
         return HfFolder(path, name=name)
     except OSError as error:
-        raise BrokenModelFile(
-            f"{error.filename or path} cannot be read: {error.strerror}; check its permissions"
-        ) from error
+        raise BrokenModelFile(unreadable(error, path)) from error
 
 
 def locate_model(

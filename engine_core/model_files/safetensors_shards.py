@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,10 +33,21 @@ def find_safetensors_shards(folder: Path) -> dict[Path, tuple[str, ...]]:
     """
     index = folder / _INDEX
     indexed: dict[str, str] = {}
+    has_single = (folder / _SINGLE).is_file()
     if index.is_file():
         indexed = _read_index(index)
-        files = [folder / name for name in sorted(set(indexed.values()))]
-    elif (folder / _SINGLE).is_file():
+        names = sorted(set(indexed.values()))
+        missing = [name for name in names if not (folder / name).is_file()]
+        if missing and has_single and _SINGLE not in names:  # the index is an older version's
+            indexed = {}
+        elif missing:
+            raise BrokenModelFile(
+                f"{folder} lacks {len(missing)} of {len(names)} weight files that its index "
+                f"names: {', '.join(missing[:5])}; download them into the folder"
+            )
+    if indexed:
+        files = [folder / name for name in names]
+    elif has_single:
         files = [folder / _SINGLE]
     else:
         files = _shards_by_name(folder)
@@ -45,6 +56,8 @@ def find_safetensors_shards(folder: Path) -> dict[Path, tuple[str, ...]]:
     shards = {file: _tensor_names(file) for file in files}
     owner: dict[str, str] = {}
     for shard, names in shards.items():
+        # what the index gives to another shard is an older copy
+        shards[shard] = names = tuple(n for n in names if indexed.get(n, shard.name) == shard.name)
         for name in names:
             if name in owner:
                 raise BrokenModelFile(
@@ -62,7 +75,7 @@ def find_safetensors_shards(folder: Path) -> dict[Path, tuple[str, ...]]:
 
 
 def _read_index(index: Path) -> dict[str, str]:
-    """The file of each tensor; every file is there."""
+    """The file of each tensor, in the index's folder."""
     weight_map = read_json_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise BrokenModelFile(f"{index} has no weight_map; download it again")
@@ -72,12 +85,6 @@ def _read_index(index: Path) -> dict[str, str]:
         raise BrokenModelFile(
             f"{index} names the weight file {strange[0]!r}, which is not in its folder; download "
             f"it again"
-        )
-    missing = [name for name in names if not (index.parent / name).is_file()]
-    if missing:
-        raise BrokenModelFile(
-            f"{index.parent} lacks {len(missing)} of {len(names)} weight files that its index "
-            f"names: {', '.join(missing[:5])}; download them into the folder"
         )
     return indexed
 
@@ -122,23 +129,24 @@ def _tensor_names(shard: Path) -> tuple[str, ...]:
         ) from error
 
 
-def count_elements(shards: Iterable[Path]) -> int:
-    """Of all tensors, without reading them."""
+def count_elements(shards: Mapping[Path, Iterable[str]]) -> int:
+    """Of these tensors, without reading them."""
     total = 0
-    for shard in shards:
+    for shard, names in shards.items():
         with safe_open(shard, framework="np") as stream:
-            shapes = (stream.get_slice(name).get_shape() for name in stream.keys())  # noqa: SIM118
-            total += sum(map(math.prod, shapes))
+            total += sum(math.prod(stream.get_slice(name).get_shape()) for name in names)
     return total
 
 
-def read_safetensors(shards: Iterable[Path]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Each tensor of each shard, in the shards' order, mapped from the file when asked for.
+def read_safetensors(
+    shards: Mapping[Path, Iterable[str] | None],
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The named tensors of each shard, None: all, mapped from the file when asked for.
     Raises BrokenModelFile: a shard changed since it was checked, or holds an unknown dtype."""
-    for shard in shards:
+    for shard, names in shards.items():
         try:
             with safe_open(shard, framework="pt") as stream:
-                for name in stream.keys():  # noqa: SIM118 (not a mapping)
+                for name in stream.keys() if names is None else names:
                     yield name, stream.get_tensor(name)
-        except SafetensorError as error:
+        except (SafetensorError, OSError) as error:
             raise BrokenModelFile(f"{shard}: {error}; download it again") from error

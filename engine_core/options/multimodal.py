@@ -1,5 +1,6 @@
 """Options for images and sounds in prompts."""
 
+import contextlib
 import dataclasses
 import json
 from pathlib import Path
@@ -59,10 +60,12 @@ class MultiModalOptions:
         if self.language_model_only or model is None:
             return 0
         config = Path(model) / "config.json"
-        takes_more = "/" in model and not Path(model).exists()  # an id on the hub
-        if config.is_file():
-            names = (b'"vision_config"', b'"audio_config"', b'"is_encoder_decoder"')
-            takes_more = any(name in config.read_bytes() for name in names)
+        takes_more = False
+        with contextlib.suppress(OSError):  # the model's opener says it better
+            takes_more = "/" in model and not Path(model).exists()  # an id on the hub
+            if config.is_file():
+                names = (b'"vision_config"', b'"audio_config"', b'"is_encoder_decoder"')
+                takes_more = any(name in config.read_bytes() for name in names)
         return self.max_input_bytes if takes_more else 0
 
     @property

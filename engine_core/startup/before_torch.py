@@ -145,7 +145,7 @@ class OpenModel:
 def open_model(options: EngineOptions) -> OpenModel:
     """The model's files as the options name them, with the tokenizer built.
     Raises StartupError: with one line for the operator."""
-    from engine_core.model_files import ConfigOnly, ModelFilesError, open_model_files
+    from engine_core.model_files import ConfigOnly, ModelFilesError, open_model_files, unreadable
     from engine_core.startup.pooled_files import pooled_files
 
     try:
@@ -163,6 +163,8 @@ def open_model(options: EngineOptions) -> OpenModel:
         tokenizer = files.tokenizer()
     except ModelFilesError as error:
         raise StartupError(str(error)) from error
+    except OSError as error:
+        raise StartupError(unreadable(error)) from error
     if tokenizer is None:
         logger.warning("the model has no tokenizer: clients must send token ids")
     return OpenModel(pooled, tokenizer)
@@ -170,10 +172,10 @@ def open_model(options: EngineOptions) -> OpenModel:
 
 def _check_length(max_model_len: int, config: Mapping[str, Any]) -> None:
     """Raises ConfigurationError: --max-model-len is beyond what the config says, or any model's."""
-    text_config = config.get("text_config")
-    part = text_config if isinstance(text_config, Mapping) else config
-    made_for = part.get("max_position_embeddings")
-    if isinstance(made_for, int) and max_model_len > made_for:
+    from engine_core.model_files.config_names import size_in
+
+    made_for = size_in(config, "max_position_embeddings")
+    if made_for is not None and max_model_len > made_for:
         raise ConfigurationError(
             f"--max-model-len is {max_model_len}, the model was made for {made_for}; lower it"
         )

@@ -16,7 +16,7 @@ from engine_core.errors import ConfigurationError, StartupError, WorkerLost
 from engine_core.kv_cache import PlaceholderKVCacheManager
 from engine_core.lifecycle import Lifecycle
 from engine_core.logits_processors import ServedVocabulary
-from engine_core.model_files import ModelFiles, ModelFilesError
+from engine_core.model_files import ModelFiles, ModelFilesError, unreadable
 from engine_core.model_runner.cpu.encoder_runner import EncoderRunner
 from engine_core.models import ModelError
 from engine_core.observers import RequestLog, StepObserver
@@ -123,6 +123,10 @@ def build_engine(
         raise kind(str(error)) from error
     except (ModelFilesError, ModelError) as error:
         raise StartupError(str(error)) from error
+    except OSError as error:  # a file that has gone, or that this user may not read
+        if error.filename is None:
+            raise
+        raise StartupError(unreadable(error)) from error
     except torch.OutOfMemoryError as error:
         reason = str(error).split(". ", 1)[0]
         raise StartupError(

@@ -147,7 +147,8 @@ def load_any_model(
             )
         model = _load_through_transformers(files, numbers.activations, ops)
     pooled = files if isinstance(files, PooledFiles) else None
-    architecture = ", ".join(files.config.get("architectures") or [files.config["model_type"]])
+    names = files.config.get("architectures") or [files.config.get("model_type")]
+    architecture = ", ".join(map(str, names if isinstance(names, list) else [names]))
     packing = ops.weight_packing(numbers.activations) if used_impl == "native" else None
     loaded = LoadedModel(
         model=model,

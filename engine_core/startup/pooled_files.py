@@ -13,10 +13,13 @@ import msgspec
 
 from engine_core.errors import ConfigurationError, StartupError
 from engine_core.model_files import ModelFiles, TokenizerFiles
+from engine_core.model_files.config_names import size_in
 from engine_core.model_files.hf_folder import token_id
 from engine_core.model_files.json_file import read_json_object_if_present
 from engine_core.options.pooling import PoolingOptions
 from engine_core.pooler_config import PoolerConfig, PoolingType
+from protocol.codec import understood
+from protocol.errors import MalformedMessage
 from protocol.pooling import PoolingTask
 
 if TYPE_CHECKING:
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
 
 _CLASSIFIERS = ("ForSequenceClassification", "ForRewardModel", "ForProcessRewardModel")
 _ENCODER = re.compile("(Bert|Roberta|XLMRoberta|Camembert|DistilBert|ModernBert)(Model|For).*")
+_HEADLESS = re.compile("(?!.*(LMHead|DoubleHeads|MTModel)).*Model")
+"""Not GPT2LMHeadModel, MarianMTModel and the like, which have a head for text."""
 _HEAD = ("score.", "classifier.")
 _BODY = ("layers.", "embed_tokens.", "norm.")
 """Of checkpoints that were saved without their head: names lack their first part."""
@@ -67,11 +72,12 @@ class PooledFiles:
         self.given_tokenizer = files.given_tokenizer
         self.config = files.config | options.overrides
         names = self.config.get("architectures") or [""]
-        self._architecture = str(names[0])
+        self._architecture = str(names[0] if isinstance(names, list) else names)
         self.is_encoder = _ENCODER.fullmatch(self._architecture) is not None
         is_classifier = self._architecture.endswith(_CLASSIFIERS)
         is_classifier |= self.is_encoder and "TokenClassification" in self._architecture
-        is_headless = is_classifier or self.is_encoder or self._architecture.endswith("Model")
+        is_headless = is_classifier or self.is_encoder
+        is_headless |= _HEADLESS.fullmatch(self._architecture) is not None
         is_made_for_it = is_headless or bool(modules)
         pools_only = options.runner == "pooling" or (options.runner == "auto" and is_made_for_it)
         if options.runner == "generate" and is_headless:
@@ -152,10 +158,11 @@ class PooledFiles:
         if self.is_encoder:
             return self._encoder_pooler(model)
         head = self._head() if self.convert == "classify" else []
+        size = model.kv_cache_spec.hidden_size
         self._taken.clear()
         projection = self._projection()
         num_labels = len(head[-1].weight_OI) if head else 0
-        config = self._pooler_config(num_labels)
+        config = self._pooler_config(size, num_labels)
         return Pooler(_sized(config, projection), head, projection)
 
     def _projection(self) -> "list[DenseLayer]":
@@ -167,8 +174,9 @@ class PooledFiles:
 
         assert isinstance(model, Encoder)
         projection = self._projection()
+        size = model.kv_cache_spec.hidden_size
         if self.convert != "classify":
-            config = self._pooler_config(0, PoolingType.MEAN)
+            config = self._pooler_config(size, 0, PoolingType.MEAN)
             return Pooler(_sized(config, projection), (), projection)
         if model.head is None:
             raise StartupError(
@@ -177,7 +185,7 @@ class PooledFiles:
             )
         head = model.head.config
         default = PoolingType.MEAN if head.pooling == "mean" else PoolingType.CLS
-        config = self._pooler_config(head.num_labels, default)
+        config = self._pooler_config(size, head.num_labels, default)
         tasks: tuple[PoolingTask, ...] = (PoolingTask.TOKEN_CLASSIFY,)
         if head.pooling != "tokens":
             tasks = (PoolingTask.CLASSIFY,)
@@ -185,7 +193,7 @@ class PooledFiles:
         return Pooler(dataclasses.replace(config, tasks=tasks), [model.label], projection)
 
     def _pooler_config(
-        self, num_labels: int, default: PoolingType = PoolingType.LAST
+        self, embedding_size: int, num_labels: int, default: PoolingType = PoolingType.LAST
     ) -> PoolerConfig:
         fields, modules, config = self._options.pooler_fields, self.modules, self.config
         tasks: tuple[PoolingTask, ...] = (PoolingTask.EMBED, PoolingTask.TOKEN_EMBED)
@@ -221,8 +229,7 @@ class PooledFiles:
             )
         dimensions = config.get("matryoshka_dimensions")
         is_matryoshka = bool(dimensions or config.get("is_matryoshka"))
-        sizes = config.get("text_config") or config
-        hidden_size = sizes.get("hidden_size") or sizes["dim"]  # DistilBERT's
+        hidden_size = size_in(config, "hidden_size") or embedding_size
         normalizes = True if modules is None or num_labels else modules.normalizes
         return PoolerConfig(
             tasks=tasks,
@@ -308,9 +315,10 @@ class _Module(msgspec.Struct):
 
 def _read_modules(folder: Path) -> SentenceModules:
     pooling_type, normalizes, dense = None, False, []
+    decode = msgspec.json.Decoder(list[_Module]).decode
     try:
-        modules = msgspec.json.decode((folder / "modules.json").read_bytes(), type=list[_Module])
-    except msgspec.DecodeError as error:
+        modules = understood(decode, (folder / "modules.json").read_bytes(), "a list of modules")
+    except MalformedMessage as error:
         raise StartupError(
             f"{folder / 'modules.json'} is none of sentence-transformers: {error}; get it again"
         ) from error

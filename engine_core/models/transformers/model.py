@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from engine_core.model_files.config_names import SPELLINGS, size_in
 from engine_core.models.errors import ModelError, ModelWeightsError, UnsupportedArchitecture
 from engine_core.models.interface import KVCacheSpec, Model
 from kernels.interface.operations import Operations
@@ -25,14 +26,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_LENGTH_NAMES = (
-    "max_position_embeddings",
-    "n_positions",
-    "max_seq_len",
-    "seq_length",
-    "max_sequence_length",
-    "n_ctx",
-)
 _ASSUMED_LENGTH = 2048
 _SUPPORTED = "decoder-only language models with attention in every layer are supported"
 
@@ -239,8 +232,8 @@ def _max_model_len(config: Any) -> int:
 
     Phi-3's "longrope" turns all angles another way once a sequence has grown past the original
     length, those of keys that are in the cache already included; so it ends there."""
-    lengths = [getattr(config, name, None) for name in _LENGTH_NAMES]
-    length = next((each for each in lengths if isinstance(each, int) and each > 0), None)
+    names = SPELLINGS["max_position_embeddings"]
+    length = size_in({name: getattr(config, name, None) for name in names}, names[0])
     rope = getattr(config, "rope_parameters", None) or {}
     original = rope.get("original_max_position_embeddings")
     if rope.get("rope_type") == "longrope" and original:

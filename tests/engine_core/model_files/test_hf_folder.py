@@ -1,13 +1,15 @@
 """Hugging Face folders: one file or shards, whole or damaged, and what is refused."""
 
+import io
 import json
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from engine_core.errors import StartupError
 from engine_core.model_files import (
     BrokenModelFile,
     ModelFilesError,
@@ -15,8 +17,11 @@ from engine_core.model_files import (
     UnsupportedModelFile,
     open_model_files,
 )
+from engine_core.model_files import safetensors_shards as shards
 from engine_core.models.errors import ModelConfigError
 from engine_core.models.registry import read_model_config
+from engine_core.options.engine import EngineOptions
+from engine_core.startup.before_torch import open_model
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +82,69 @@ def test_a_missing_shard_is_named(sharded: Path, with_index: bool) -> None:
     message = victim.name if with_index else "download the others"
     with pytest.raises(BrokenModelFile, match=message):
         opened(sharded)
+
+
+def test_the_index_says_which_of_several_copies_counts(sharded: Path, model) -> None:
+    first, *others = sorted(sharded.glob("*.safetensors"))
+    stale = {name: torch.full_like(tensor, 9.0) for name, tensor in load_file(first).items()}
+    for other in others:
+        save_file(load_file(other) | stale, other)
+    files = opened(sharded)
+    tensors = list(files.tensors())
+    assert len(tensors) == len(dict(tensors)) == len(model.state_dict())
+    for name, tensor in tensors:
+        torch.testing.assert_close(tensor, model.state_dict()[name], rtol=0, atol=0)
+    assert files.num_weights == sum(tensor.numel() for tensor in model.state_dict().values())
+
+
+def test_an_old_index_gives_way_to_whole_weights_where_its_shards_are_gone(
+    folder: Path, sharded: Path, model
+) -> None:
+    index = folder / "model.safetensors.index.json"
+    document = json.loads((sharded / index.name).read_text())
+    index.write_text(json.dumps(document))
+    files = opened(folder)
+    assert dict(files.tensors()).keys() == model.state_dict().keys()
+    assert files.weight_files == (folder / "model.safetensors",)
+    # one that names the file, too, needs the others
+    name = next(iter(document["weight_map"]))
+    document["weight_map"][name] = "model.safetensors"
+    index.write_text(json.dumps(document))
+    with pytest.raises(BrokenModelFile, match="lacks"):
+        opened(folder)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
+        "tokenizer_config.json", "special_tokens_map.json", "modules.json",
+        "model.safetensors.index.json",
+    ],
+)  # fmt: skip
+def test_a_file_that_this_user_may_not_read_ends_the_start_with_one_line(
+    folder: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For root, who may read all, also what is no file of the system."""
+    if not (folder / name).exists():
+        (folder / name).write_text("[]" if name == "modules.json" else "{}")
+    monkeypatch.setattr(io, "open", _refusing(folder / name, io.open))
+    monkeypatch.setattr(Path, "read_bytes", _refusing(folder / name, Path.read_bytes))
+    monkeypatch.setattr(shards, "safe_open", _refusing(folder / name, shards.safe_open))
+    options = EngineOptions(model=str(folder), load_format="auto")
+    options.multimodal.most_frame_bytes(options.model)
+    with pytest.raises(StartupError, match=f"{name}.* cannot be read") as raised:
+        open_model(options).files.eos_token_ids  # noqa: B018
+    assert "\n" not in str(raised.value)
+
+
+def _refusing(refused: Path, function):
+    def opening(path, *more, **named):
+        if str(path) == str(refused):
+            raise PermissionError(13, "Permission denied", str(path))
+        return function(path, *more, **named)
+
+    return opening
 
 
 def test_an_index_of_another_version_is_named(sharded: Path) -> None:
