@@ -290,7 +290,7 @@ def _number(name: str, value: object, *, minimum: float, maximum: float) -> None
 def _within(name: str, value: float, minimum: float, maximum: float) -> None:
     if minimum <= value <= maximum:
         return
-    is_printed = isinstance(value, float) or value.bit_length() <= 512  # Python refuses long ones
+    is_printed = not isinstance(value, int) or value.bit_length() <= 512  # Python refuses long ones
     limit = f"from {minimum} to {maximum}"
     if maximum in (MAX_WHOLE, MAX_DIVISOR) and value < minimum:
         limit = f"at least {minimum}"

@@ -53,12 +53,15 @@ def find_safetensors_shards(folder: Path) -> dict[Path, tuple[str, ...]]:
         files = _shards_by_name(folder)
     if not files:
         raise _no_weights(folder)
-    shards = {file: _tensor_names(file) for file in files}
+    shards: dict[Path, tuple[str, ...]] = {}
     owner: dict[str, str] = {}
-    for shard, names in shards.items():
+    for shard in files:
         # what the index gives to another shard is an older copy
-        shards[shard] = names = tuple(n for n in names if indexed.get(n, shard.name) == shard.name)
-        for name in names:
+        found = (
+            name for name in _tensor_names(shard) if indexed.get(name, shard.name) == shard.name
+        )
+        shards[shard] = tuple(found)
+        for name in shards[shard]:
             if name in owner:
                 raise BrokenModelFile(
                     f"tensor {name!r} is in both {folder / owner[name]} and {shard.name}; "
