@@ -212,10 +212,10 @@ def _remove(path: Path) -> None:
 def _make_private(folder: Path) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.stat()
-    if (owner := foreign_owner(folder, follows=False)) is not None:
-        raise UnsafeFolder(f"{folder} is a link of user {owner}; name a folder of your own")
-    if status.st_uid != os.geteuid():
-        raise UnsafeFolder(f"{folder} belongs to user {status.st_uid}; name a folder of your own")
+    owner = foreign_owner(folder, follows=False)  # of a link itself
+    if owner is not None or status.st_uid != os.geteuid():
+        owner = status.st_uid if owner is None else owner
+        raise UnsafeFolder(f"{folder} belongs to user {owner}; name a folder of your own")
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         mode = stat.S_IMODE(status.st_mode)
         raise UnsafeFolder(f"others may write to {folder} (mode {mode:o}); chmod it to 700")

@@ -115,13 +115,14 @@ def test_a_second_request_with_a_live_id_is_refused_and_the_first_goes_on(daemon
         [b""],
         [b"\xc1"],
         [os.urandom(300)],
+        [b"\x95\1\1\xa0\xc3" + b"\x91" * 5000 + b"\0"],  # nests
         [msgspec.msgpack.encode([99, "unknown message"])],
         [msgspec.msgpack.encode({"type": "request"})],
         [raw_request()[:-7]],
         [b"", b"", b""],
         [b"\x93" + b"\xff" * 2000],
     ],
-    ids=["empty", "invalid", "random", "unknown", "map", "truncated", "three-empty", "nested"],
+    ids=["empty", "invalid", "random", "deep", "unknown", "map", "truncated", "three", "nested"],
 )
 def test_garbage_is_answered_with_an_error_and_the_sender_may_go_on(daemon, expected, frames):
     with RawClient(daemon.address) as client:
