@@ -63,7 +63,7 @@ def encoder_info(
     if start is None:
         start = settings.get("bos_token_id")
     rules = GenerationRules(
-        suppressed=tuple(_ids(settings.get("suppress_tokens"))),
+        suppressed=(*_ids(settings.get("suppress_tokens")), *_bad_words(settings)),
         suppressed_first=tuple(_ids(settings.get("begin_suppress_tokens"))),
         forced_first=next(iter(_ids(settings.get("forced_bos_token_id"))), None),
         forced_last=next(iter(_ids(settings.get("forced_eos_token_id"))), None),
@@ -74,6 +74,12 @@ def encoder_info(
         decoder_start_token_ids=tuple(_ids(start)),
         rules=None if rules == GenerationRules() else rules,
     )
+
+
+def _bad_words(settings: Mapping[str, Any]) -> list[int]:
+    """Those of one token, such as Marian's padding, whose embedding of zeros wins otherwise."""
+    words = [ids for ids in settings.get("bad_words_ids") or [] if len(ids) == 1]
+    return [ids[0] for ids in words if ids[0] not in _ids(settings.get("eos_token_id"))]
 
 
 def _ids(value: Any) -> list[int]:

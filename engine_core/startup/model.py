@@ -145,7 +145,7 @@ def load_any_model(
                 f"--quantization {options.quantization} has no effect on transformers' model code, "
                 f"which {files.name} needs or --model-impl asks for; leave it out"
             )
-        model = _load_through_transformers(files, numbers.activations, ops)
+        model = _load_through_transformers(files, numbers.activations, ops, options.max_model_len)
     pooled = files if isinstance(files, PooledFiles) else None
     names = files.config.get("architectures") or [files.config.get("model_type")]
     architecture = ", ".join(map(str, names if isinstance(names, list) else [names]))
@@ -309,7 +309,9 @@ def _load_dummy(
         raise StartupError(str(error)) from error
 
 
-def _load_through_transformers(files: ModelFiles, dtype: torch.dtype, ops: Operations) -> Model:
+def _load_through_transformers(
+    files: ModelFiles, dtype: torch.dtype, ops: Operations, max_model_len: int | None
+) -> Model:
     if ops.device.type != "cpu":
         raise StartupError(
             f"{files.name} has no native code, and transformers' model code runs on a CPU only "
@@ -327,7 +329,9 @@ def _load_through_transformers(files: ModelFiles, dtype: torch.dtype, ops: Opera
     if files.config.get("is_encoder_decoder"):
         from engine_core.models.encoder_decoder.loading import load_encoder_decoder
 
-        return load_encoder_decoder(files.path, files.config, dtype=dtype)
+        return load_encoder_decoder(
+            files.path, files.config, dtype=dtype, max_model_len=max_model_len
+        )
     from engine_core.models.transformers.model import load_transformers_model
 
     return load_transformers_model(files.path, files.config, dtype=dtype, ops=ops)

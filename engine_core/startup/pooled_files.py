@@ -76,8 +76,9 @@ class PooledFiles:
         self.is_encoder = _ENCODER.fullmatch(self._architecture) is not None
         is_classifier = self._architecture.endswith(_CLASSIFIERS)
         is_classifier |= self.is_encoder and "TokenClassification" in self._architecture
+        has_decoder = bool(self.config.get("is_encoder_decoder"))
         is_headless = is_classifier or self.is_encoder
-        is_headless |= _HEADLESS.fullmatch(self._architecture) is not None
+        is_headless |= not has_decoder and _HEADLESS.fullmatch(self._architecture) is not None
         is_made_for_it = is_headless or bool(modules)
         pools_only = options.runner == "pooling" or (options.runner == "auto" and is_made_for_it)
         if options.runner == "generate" and is_headless:
@@ -92,6 +93,11 @@ class PooledFiles:
                 self.convert = "classify"
         if self.convert == "none" and pools_only:
             raise ConfigurationError("--runner pooling with --convert none serves nothing; omit it")
+        if self.convert != "none" and has_decoder:
+            raise StartupError(
+                f"{files.name} ({self._architecture}) is an encoder-decoder model, of which "
+                "nothing is pooled here; serve it without --runner and --convert, or serve another"
+            )
         if pools_only:
             self.config["tie_word_embeddings"] = True  # so no head is missed
         if self.convert != "none" and self.config.get("is_causal") is False:

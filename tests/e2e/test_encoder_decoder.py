@@ -21,7 +21,7 @@ from frontend import LLM, AsyncLLM, BeamSearchParams, SamplingParams
 from frontend.errors import InvalidInput
 
 sys.path.append(str(Path(__file__).parents[1] / "engine_core" / "models"))
-from encoder_decoder_folders import encoder_input, make_folder
+from encoder_decoder_folders import encoder_input, make_plain_bart
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +34,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=20, repetition_penalty=PENAL
 
 @pytest.fixture(scope="module")
 def bart(tmp_path_factory):
-    return make_folder("bart", tmp_path_factory.mktemp("tiny-bart"))
+    return make_plain_bart(tmp_path_factory.mktemp("tiny-bart"))
 
 
 def text_prompt(length):

@@ -1,7 +1,7 @@
 """Which encoder-decoder architectures run here, and how a folder becomes one."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +22,22 @@ class _Family:
 
 _FAMILIES = {
     "BartForConditionalGeneration": _Family(bart_parts),
+    "BartModel": _Family(bart_parts),  # as bart-base is published; its head is its embeddings
     "MBartForConditionalGeneration": _Family(bart_parts),
     "MarianMTModel": _Family(bart_parts),
     "PegasusForConditionalGeneration": _Family(bart_parts),
     "T5ForConditionalGeneration": _Family(t5_parts),
+    "T5WithLMHeadModel": _Family(t5_parts),  # of the first files
     "MT5ForConditionalGeneration": _Family(t5_parts),
     "WhisperForConditionalGeneration": _Family(bart_parts, "audio"),
 }
 
 
 def load_encoder_decoder(
-    path: Path, config: Mapping[str, Any], *, dtype: torch.dtype
+    path: Path, config: Mapping[str, Any], *, dtype: torch.dtype, max_model_len: int | None = None
 ) -> EncoderDecoderModel:
-    """Load a model folder through transformers.
+    """Load a model folder through transformers. `max_model_len`: if given, and no table of
+    positions ends there, it is the longest input of the encoder, too, if that is longer.
 
     Raises:
         UnsupportedArchitecture: its decoder is not known here.
@@ -54,6 +57,8 @@ def load_encoder_decoder(
     model = load_pretrained(path, config, dtype, auto_class)
     with torch.inference_mode():
         parts = family.parts_of(model)
+    if family.parts_of is t5_parts:  # positions are relative, the file's number is no limit
+        parts = replace(parts, max_positions=max(parts.max_positions, max_model_len or 0))
     own = model.config
     inputs = EncoderInputs(
         family.modality,

@@ -165,7 +165,7 @@ def _biased_attention(
         k_LHD, v_LHD = (each.to(q_THD.dtype) for each in ops.read_kv_cache(kv_cache, slots_L))
         distance_QL = positions_T[part, None] - keys_L
         scores_HQL = torch.einsum("qhd,lhd->hql", q_THD[part], k_LHD)
-        scores_HQL = scores_HQL + bias_PH[distance_QL.clamp(min=0)].permute(2, 0, 1)
+        scores_HQL = scores_HQL + bias_PH[distance_QL.clamp(0, len(bias_PH) - 1)].permute(2, 0, 1)
         scores_HQL.masked_fill_(distance_QL < 0, -torch.inf)
         weights_HQL = scores_HQL.float().softmax(-1).to(q_THD.dtype)
         out_THD[part] = torch.einsum("hql,lhd->qhd", weights_HQL, v_LHD)

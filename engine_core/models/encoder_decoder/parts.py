@@ -10,6 +10,9 @@ from torch import nn
 
 Map = Callable[[torch.Tensor], torch.Tensor]
 
+_T5_LENGTH = 512
+"""What the first T5 were trained with. Many config.json, such as mT5's, name none."""
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionWeights:
@@ -41,8 +44,9 @@ class DecoderParts:
         embed: (token ids [T], positions [T]) -> [T, E].
         finish: [T, E] of the last layer -> hidden_TE.
         head: hidden_RE -> logits_RV.
+        max_positions: what a table of positions ends at; with relative ones a usual length.
         bias_of_distance_PH: what each head adds to the score of a key that many positions back
-            (T5's relative positions); None: nothing. By layer.
+            (T5's relative positions), the last row beyond; None: nothing. By layer.
     """
 
     embed: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -64,10 +68,12 @@ def bart_parts(model: Any) -> DecoderParts:
     first_norm = getattr(decoder, "layernorm_embedding", nn.Identity())
     last_norm = getattr(decoder, "layer_norm", None)
     offset = getattr(decoder.embed_positions, "offset", 0)
+    # BART's embeddings have it in themselves, and Whisper's decoder does not use its own
+    scale = 1.0 if config.model_type == "whisper" else getattr(decoder, "embed_scale", 1.0)
 
     def embed(token_ids_T: torch.Tensor, positions_T: torch.Tensor) -> torch.Tensor:
         at_TE = decoder.embed_positions.weight[positions_T + offset]
-        embedded_TE: torch.Tensor = first_norm(decoder.embed_tokens(token_ids_T) + at_TE)
+        embedded_TE: torch.Tensor = first_norm(decoder.embed_tokens(token_ids_T) * scale + at_TE)
         return embedded_TE
 
     def logits(hidden_RE: torch.Tensor) -> torch.Tensor:
@@ -118,12 +124,16 @@ def t5_parts(model: Any) -> DecoderParts:
     is_scaled = is_scaled and config.model_type == "t5"
     factor = config.d_model**-0.5 if is_scaled else 1.0
     first = decoder.block[0].layer[0].SelfAttention
-    distance_P = torch.arange(config.n_positions)
+    buckets, furthest = (
+        config.relative_attention_num_buckets,
+        config.relative_attention_max_distance,
+    )
+    distance_P = torch.arange(max(buckets, furthest) + 1)
     bucket_P = first._relative_position_bucket(
         -distance_P,
         bidirectional=False,
-        num_buckets=config.relative_attention_num_buckets,
-        max_distance=config.relative_attention_max_distance,
+        num_buckets=buckets,
+        max_distance=furthest,
     )
 
     def attention(module: Any) -> AttentionWeights:
@@ -148,6 +158,6 @@ def t5_parts(model: Any) -> DecoderParts:
         hidden_size=config.d_model,
         num_heads=config.num_heads,
         head_size=config.d_kv,
-        max_positions=config.n_positions,
+        max_positions=getattr(config, "n_positions", None) or _T5_LENGTH,
         bias_of_distance_PH=(first.relative_attention_bias(bucket_P),) * len(decoder.block),
     )

@@ -1,11 +1,16 @@
 """Tiny random encoder-decoder models of every family, as folders."""
 
+import json
+
 import torch
 import transformers
+from published_configs import PUBLISHED
 
-IDS = {"vocab_size": 131, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 BART = {
-    **IDS,
+    "vocab_size": 131,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
     "d_model": 48,
     "encoder_layers": 2,
     "decoder_layers": 2,
@@ -15,46 +20,7 @@ BART = {
     "decoder_ffn_dim": 70,
     "decoder_start_token_id": 2,
     "init_std": 0.3,
-}
-T5 = {
-    "vocab_size": 131,
-    "pad_token_id": 0,
-    "eos_token_id": 1,
-    "decoder_start_token_id": 0,
-    "d_model": 40,
-    "d_kv": 8,
-    "d_ff": 50,
-    "num_layers": 2,
-    "num_decoder_layers": 2,
-    "num_heads": 6,
-    "n_positions": 160,
-    "relative_attention_num_buckets": 8,
-    "relative_attention_max_distance": 20,
-}
-CONFIGS = {
-    "bart": lambda: transformers.BartConfig(**BART, max_position_embeddings=160),
-    "mbart": lambda: transformers.MBartConfig(
-        **BART, max_position_embeddings=160, scale_embedding=True
-    ),
-    "marian": lambda: transformers.MarianConfig(
-        **BART, max_position_embeddings=160, activation_function="swish"
-    ),
-    "pegasus": lambda: transformers.PegasusConfig(**BART, max_position_embeddings=160),
-    "t5": lambda: transformers.T5Config(**T5),
-    "t5 1.1": lambda: transformers.T5Config(
-        **T5, feed_forward_proj="gated-gelu", tie_word_embeddings=False
-    ),
-    "mt5": lambda: transformers.MT5Config(
-        **T5, feed_forward_proj="gated-gelu", tie_word_embeddings=False
-    ),
-    "whisper": lambda: transformers.WhisperConfig(
-        **BART,
-        max_source_positions=50,
-        max_target_positions=160,
-        num_mel_bins=20,
-        begin_suppress_tokens=[7, 2],
-        suppress_tokens=[11, 13],
-    ),
+    "max_position_embeddings": 160,
 }
 CLASSES = {
     "bart": "BartForConditionalGeneration",
@@ -69,14 +35,30 @@ CLASSES = {
 
 
 def make_folder(family, path):
-    """(path, transformers' model)."""
+    """(path, transformers' model), with the very config.json of a published model and no
+    generation config: what transformers writes has more keys."""
+    path.mkdir(exist_ok=True)
+    config_json = path / "config.json"
+    config_json.write_text(json.dumps(PUBLISHED[family]))
+    model = save(CLASSES[family], transformers.AutoConfig.from_pretrained(path), path)
+    config_json.write_text(json.dumps(PUBLISHED[family]))
+    (path / "generation_config.json").unlink(missing_ok=True)
+    return path, model
+
+
+def make_plain_bart(path):
+    """The same of a model whose config asks for nothing at generation."""
+    return path, save(CLASSES["bart"], transformers.BartConfig(**BART), path)
+
+
+def save(class_name, config, path):
     torch.manual_seed(3)
-    model = getattr(transformers, CLASSES[family])(CONFIGS[family]()).eval()
+    model = getattr(transformers, class_name)(config).eval()
     for name, parameter in model.named_parameters():  # nothing alike, nothing at rest
         if parameter.dim() == 1:
             torch.nn.init.normal_(parameter, 1.0 if "norm" in name else 0.0, 0.2)
     model.save_pretrained(path)
-    return path, model
+    return model
 
 
 def encoder_input(family, length):
