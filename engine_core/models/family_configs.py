@@ -120,13 +120,24 @@ def read_qwen3_moe(fields: ConfigFields) -> ModelConfig:
     )
 
 
+_GEMMA3 = {
+    "vocab_size": 262_208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+}
+"""What the published models with images leave out, each another part."""
+
+
 def read_gemma3(fields: ConfigFields) -> ModelConfig:
     """Gemma 3's text model: windows and angles by layer type, more norms, scaled embeddings."""
+    fields = fields.with_defaults(_GEMMA3)
     if fields.flag("use_bidirectional_attention", False):
         raise UnsupportedArchitecture("use_bidirectional_attention is not supported")
     if fields.get("attn_logit_softcapping") is not None:
         raise UnsupportedArchitecture("attn_logit_softcapping of Gemma 3 is not supported")
-    num_layers = fields.positive_int("num_hidden_layers", 26)
+    num_layers = fields.positive_int("num_hidden_layers")
     layer_types = _layer_types(fields, num_layers)
     if layer_types is None:
         pattern = fields.positive_int("sliding_window_pattern", 6)
