@@ -127,8 +127,6 @@ class EncoderInputs:
         self._held: dict[Sequence, dict[bytes, int]] = {}
         """Identifiers, and the positions behind their inputs."""
         self._scheduled: dict[str, list[int]] = {}
-        self._in_this_plan: list[bytes] = []
-        """Held until the plan is made: what it encodes it does not evict."""
 
     def check_request(self, request: Request) -> None:
         """Raises ValueError: one of its inputs can never be encoded, or never run."""
@@ -155,7 +153,8 @@ class EncoderInputs:
     # ------------------------------------------------------------------ a step
 
     def new_step(self) -> None:
-        """What is computed, or has no row any more, is not held."""
+        """What is computed, or has no row any more, is not held. Nothing is released within a plan,
+        so what it encodes it does not evict."""
         self._num_left = self._budget
         for sequence in list(self._held):
             held = self._held[sequence]
@@ -213,8 +212,6 @@ class EncoderInputs:
             if not self._cache.acquire(identifier, each.num_rows):
                 self._pool.counters.num_encoder_cache_hits += 1
                 continue
-            self._cache.acquire(identifier, each.num_rows)  # until the plan is made
-            self._in_this_plan.append(identifier)
             self._num_left -= each.num_rows
             self._scheduled.setdefault(_known_of(sequence).sequence_id, []).append(index)
             self._pool.counters.num_encoder_inputs += 1
@@ -253,9 +250,6 @@ class EncoderInputs:
         that."""
         scheduled, self._scheduled = self._scheduled, {}
         evicted, self._cache.evicted = self._cache.evicted, []
-        for identifier in self._in_this_plan:
-            self._cache.release(identifier)
-        self._in_this_plan.clear()
         return scheduled, evicted
 
     # ------------------------------------------------------------------ around the steps
@@ -281,7 +275,7 @@ class EncoderInputs:
     def check(self) -> None:
         """Assert that the cache adds up, and that exactly what is held is referenced."""
         self._cache.check()
-        assert not self._scheduled and not self._in_this_plan, "a plan was not taken"
+        assert not self._scheduled, "a plan was not taken"
         held: dict[bytes, int] = {}
         for names in self._held.values():
             for name in names:

@@ -117,6 +117,18 @@ def test_a_branch_keeps_what_its_parent_has_hashed():
     assert hit_of(cache, [*range(10), 1, 2, 0]).num_tokens == 12
 
 
+def test_a_branch_has_no_hash_of_what_its_parent_computed_behind_it():
+    """Proves S028."""
+    cache = make_cache()
+    parent = Stream("a", list(range(16)))
+    compute(cache, parent, 13)
+    compute(cache, parent, 3)
+    assert len(parent.block_hashes) >= 3
+    child = Stream("b", [*range(8), 99], 8)
+    cache.fork(parent, child, 8)
+    assert child.block_hashes == parent.block_hashes[:2]
+
+
 @pytest.mark.parametrize("step", [1, 4])
 def test_a_block_that_equals_a_known_one_gives_way_to_it(step):
     """Proves S169."""

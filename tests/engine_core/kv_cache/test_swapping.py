@@ -25,7 +25,7 @@ def family(cache, num_tokens=6):
 
 
 def test_shared_blocks_are_copied_once_and_shared_again():
-    """Proves S109, S116, S141, S182, S184."""
+    """Proves S109, S114, S116, S141, S182, S184."""
     cache = host_cache()
     parent, child = family(cache)
     compute(cache, child)

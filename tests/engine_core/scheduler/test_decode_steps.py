@@ -150,6 +150,17 @@ def test_a_plan_has_one_step_beside(others):
     assert steps.plan().num_decode_steps == 1
 
 
+@pytest.mark.parametrize("lack", [{"max_num_seqs": 1}, {"num_blocks": 8}], ids=["row", "blocks"])
+def test_decodes_alone_go_one_step_while_a_request_waits(lack):
+    """For a place, or for blocks: it may come with the next plan. Proves S091."""
+    steps = Steps(request("a"), **lack)
+    steps.step()
+    assert steps.step()[0].num_decode_steps == 4
+    steps.add(make_request("x", 28))
+    plan = steps.plan()
+    assert (plan.num_scheduled_tokens, plan.num_decode_steps) == ({"a": 1}, 1)
+
+
 def test_drafts_are_verified_in_a_plan_of_one_step():
     steps = Steps(request("a"))
     steps.step()

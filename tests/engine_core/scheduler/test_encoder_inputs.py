@@ -89,6 +89,14 @@ def test_a_chunk_stops_before_an_image_that_the_steps_budget_does_not_hold():
     assert scenario.step().scheduled_encoder_inputs == {}
 
 
+def test_the_images_of_two_requests_share_a_steps_budget():
+    scenario = Scenario(encoder_budget=4, cache=100)
+    for name in "rs":
+        scenario.add(with_images(make_request(name, 5), image(0, 4, name.encode())))
+    encoded = [scenario.step().scheduled_encoder_inputs for _ in range(2)]
+    assert encoded == [{"r": [0]}, {"s": [0]}]
+
+
 def test_an_image_may_be_computed_in_chunks_and_is_encoded_once():
     scenario = Scenario(budget=4)
     scenario.add(with_images(make_request("r", 10), image(1, 8)))

@@ -3,6 +3,8 @@
 import pytest
 from scenario_help import Scenario, make_request, new_ids
 
+from engine_core.kv_cache import prefix_cache
+from engine_core.kv_cache.block_hashes import extend_block_hashes
 from engine_core.scheduler import RequestStatus
 from engine_core.scheduler.preemption import MeasuredPreemption, PreemptionMode
 
@@ -19,6 +21,24 @@ def crowded(**settings) -> Scenario:
     )
     scenario.step()
     return scenario
+
+
+def test_what_was_hashed_before_a_preemption_is_not_hashed_again(monkeypatch):
+    """Proves S028."""
+    sizes = []
+
+    def counted(hashes, parent, token_bytes, *args):
+        sizes.append(len(token_bytes))
+        extend_block_hashes(hashes, parent, token_bytes, *args)
+
+    monkeypatch.setattr(prefix_cache, "extend_block_hashes", counted)
+    scenario = crowded(enable_prefix_caching=True)
+    scenario.run_to_end()
+    second = scenario.requests["second"]
+    assert second.num_preemptions
+    # each full block once, the last token of either is never computed
+    lengths = [each.num_tokens - 1 for each in scenario.requests.values()]
+    assert sum(sizes) == sum(4 * 16 * (length // 16) for length in lengths)
 
 
 # ---------------------------------------------------------------------- swapped ones come first

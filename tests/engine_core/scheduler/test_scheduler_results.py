@@ -174,6 +174,7 @@ def test_rejected_drafts_roll_back_what_was_computed():
 
 
 def test_drafts_never_exceed_the_budget_max_tokens_or_the_model():
+    """Proves S032."""
     for limits, options, expected in [
         ({"budget": 3}, {}, [1, 2]),
         ({}, {"max_tokens": 3}, [1]),

@@ -32,6 +32,14 @@ def test_a_budget_too_small_for_a_running_request_clips_it():
     assert drive.step().num_scheduled_tokens == {"a": 1, "b": 3}
 
 
+def test_a_budget_of_which_one_token_is_left_clips_a_prompt_to_it():
+    """Proves S060."""
+    drive = Drive(make_scheduler(budget=4), *[make_request(name, 1) for name in "abc"])
+    drive.add(make_request("d", 9))
+    assert drive.step().num_scheduled_tokens == {"a": 1, "b": 1, "c": 1, "d": 1}
+    assert drive.step().num_scheduled_tokens == {"a": 1, "b": 1, "c": 1, "d": 1}
+
+
 def test_running_requests_beyond_the_budget_wait_a_step_and_keep_their_place():
     drive = Drive(make_scheduler(budget=2), make_request("a", 1), make_request("b", 1))
     drive.step()

@@ -196,6 +196,7 @@ def test_beams_wait_for_every_result():
 
 
 def test_drafts_wait_for_their_result_and_those_for_a_token_in_flight_are_dropped():
+    """Proves S215."""
     flight = Flight(a := make_request("a", 3, max_tokens=9))
     first, second = flight.plan(), flight.plan()
     flight.update(first, a=4)

@@ -96,7 +96,7 @@ def test_a_good_request_passes():
     ],
 )
 def test_what_cannot_be_served_is_refused(request_, code, words):
-    """Before the scheduler sees it. Proves S029."""
+    """Before the scheduler sees it. Proves S019, S029."""
     with pytest.raises(RequestRefused, match=words) as caught:
         LIMITS.check(request_)
     assert caught.value.code is code

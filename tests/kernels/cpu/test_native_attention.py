@@ -63,6 +63,7 @@ MIXES = {
 @pytest.mark.parametrize("window", [None, 1, 3, 16, 100])
 @pytest.mark.parametrize("mix", MIXES)
 def test_any_mix_equals_the_reference_and_reads_nothing_out_of_sight(ops, mix, window, block_size):
+    """Proves S187."""
     check(ops, MIXES[mix], window=window, block_size=block_size)
 
 

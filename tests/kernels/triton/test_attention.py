@@ -189,6 +189,7 @@ def test_every_block_size_gives_the_reference(block_size):
 
 @pytest.mark.parametrize("window", [1, 10, 64, 65, 300])
 def test_a_window_hides_and_never_reads_what_is_left_of_it(window):
+    """Proves S187."""
     step = make_step([*DECODES, (900, 1)], [*PREFILLS, (700, 90)], head_size=16, window=window)
     check(step, window=window)
 
