@@ -281,30 +281,11 @@ def test_the_interface_has_every_call_of_the_engines_loop_and_all_are_required()
     assert not Scheduler.__abstractmethods__
 
 
-ALLOWED_IMPORTS = frozenset(
-    [
-        "abc",
-        "array",
-        "bisect",
-        "collections",
-        "copy",
-        "dataclasses",
-        "engine_core",
-        "enum",
-        "functools",
-        "hashlib",
-        "heapq",
-        "itertools",
-        "math",
-        "msgspec",
-        "numpy",
-        "operator",
-        "protocol",
-        "struct",
-        "typing",
-        "zlib",
-    ]
-)
+ALLOWED_IMPORTS = {
+    "abc", "array", "bisect", "collections", "copy", "dataclasses", "engine_core", "enum",
+    "functools", "hashlib", "heapq", "itertools", "math", "msgspec", "numpy", "operator",
+    "protocol", "struct", "typing", "zlib",
+}  # fmt: skip
 """Of the scheduler and its cache: no threads, locks, event loops, signals or clocks."""
 
 
