@@ -1,9 +1,13 @@
 """A short prompt behind long ones: in how many steps it is computed, and what that costs them."""
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 from driving import Drive, make_request, make_scheduler
 
 from engine_core.scheduler import RequestStatus
+from engine_core.scheduler.prompt_shares import PromptShares
 
 BUDGET = 128
 
@@ -70,12 +74,22 @@ def test_behind_two_long_prompts_a_short_one_has_a_quarter_of_the_budget():
 
 
 @pytest.mark.parametrize(
-    "waiting", [[], [("longer", 9000)]], ids=["nobody waits", "a longer one waits"]
+    "waiting",
+    [[], [("equal", 8000 - BUDGET)], [("longer", 9000)]],
+    ids=["nobody waits", "an equal one waits", "a longer one waits"],
 )
 def test_a_long_prompt_has_whole_steps_if_no_shorter_one_waits(waiting):
     drive = drive_with(make_request("long", 8000))
     drive.add(*[make_request(*request) for request in waiting])
     assert drive.step().num_scheduled_tokens == {"long": BUDGET}
+
+
+def test_of_two_equal_prompts_that_run_the_first_has_the_step():
+    pool = SimpleNamespace(waiting=())
+    shares = PromptShares(pool, max_num_seqs=8)
+    for behind, first in ((200, BUDGET), (199, BUDGET // 2)):
+        counts = shares.limit(np.array([200, behind], np.int32), BUDGET, BUDGET)
+        assert counts[0] == first
 
 
 def test_a_request_that_is_alone_has_larger_steps_and_shares_smaller_ones():

@@ -27,6 +27,12 @@ def test_a_full_queue_refuses_a_new_request_and_counts_it(settings, words):
     scenario.add(*prompts("d"))
 
 
+@pytest.mark.parametrize("settings", [{"max_queued_requests": 3}, {"max_queued_tokens": 30}])
+def test_a_queue_is_filled_up_to_its_limit(settings):
+    scenario = Scenario(*prompts("a", "b", "c"), **settings)
+    assert scenario.counts == (0, 3)
+
+
 @pytest.mark.parametrize("settings", [{"max_queued_requests": 2}, {"max_queued_tokens": 29}])
 def test_a_resumed_request_is_taken_by_a_full_queue_and_counts_for_new_ones(settings):
     """Streams that an engine had taken go on after its restart, however many they are."""

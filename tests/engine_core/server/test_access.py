@@ -151,9 +151,11 @@ def test_a_request_counts_for_the_tenant_of_its_key():
         return owned_request(client(rights), request(tenant=asked), isolates=False).tenant
 
     assert tenant(ALICE, None) == tenant(ALICE, "alice") == "alice"
-    with pytest.raises(RequestRefused, match=r"'bob'.*key is 'alice'") as refused:
-        tenant(ALICE, "bob")
-    assert refused.value.code is ErrorCode.PERMISSION_DENIED
+    for other in ("bob", "alice2", "alic", "Alice", "", "/alice", " alice"):
+        with pytest.raises(RequestRefused, match=rf"'{other}'.*key is 'alice'") as refused:
+            tenant(ALICE, other)
+        assert refused.value.code is ErrorCode.PERMISSION_DENIED
+    assert tenant(ALICE, "alice/ann") == "alice/ann", "a user of the key"
     assert tenant(Rights("gateway", is_admin=True), "bob") == "bob"
     assert tenant(Rights("gateway", is_admin=True), None) == "gateway"
     assert tenant(NO_KEY, "bob") == "bob", "without keys a tenant is the client's word"

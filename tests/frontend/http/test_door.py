@@ -9,6 +9,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
+from types import SimpleNamespace
 
 import httpx
 import msgspec
@@ -72,7 +73,8 @@ def raw(url, *parts, pause_s=0.0, timeout_s=10):
 )
 def test_without_a_valid_key_nothing_is_answered_but_health(engine, headers):
     with serving(engine.address, api_key=("secret",)) as url:
-        for path in ("/v1/models", "/v1/nothing", "/openapi.json"):
+        closed = ["/v1/models", "/v1/nothing", "/openapi.json", "/props", "/slots", "/metrics"]
+        for path in [*closed, "/pages", "/health/", "//health", "/healthy"]:
             refusal = httpx.get(url + path, headers=headers)
             assert refusal.status_code == 401
             assert refusal.json()["error"]["type"] == "authentication_error"
@@ -194,6 +196,21 @@ def test_a_key_has_its_own_limit_of_requests_a_minute(engine, tmp_path):
     assert 20 <= int(found[-1].headers["retry-after"]) <= 30
 
 
+def test_a_key_saves_up_no_more_than_a_minute_of_requests(engine, tmp_path, monkeypatch):
+    now_s = time.monotonic()
+    monkeypatch.setattr("frontend.http.door.time", SimpleNamespace(monotonic=lambda: now_s))
+    file = key_file(tmp_path, {"name": "ann", "key": "anns", "requests_per_minute": 2})
+    with serving(engine.address, api_key_file=file) as url:
+        assert complete(url, headers=bearer("anns")).status_code == 200
+        now_s += 600
+        found = [complete(url, headers=bearer("anns")).status_code for _ in range(3)]
+        assert found == [200, 200, 429]
+        now_s += 29
+        assert complete(url, headers=bearer("anns")).status_code == 429
+        now_s += 1.01
+        assert complete(url, headers=bearer("anns")).status_code == 200
+
+
 def test_the_server_has_a_limit_of_requests_at_once_and_health_has_none(start_engine):
     engine = start_engine(step_s=0.02)
     with serving(engine.address, max_concurrent_requests=1) as url, streaming(url):
@@ -246,6 +263,23 @@ def test_a_client_that_leaves_within_its_request_is_no_fault(engine, caplog):
             time.sleep(0.1)
         wait_until(lambda: "status=499" in caplog.text)
     assert "Traceback" not in caplog.text
+
+
+def test_a_client_that_leaves_ends_what_it_has_pipelined_too(start_engine):
+    """The one that is answered, and those behind it that have not begun."""
+    engine = start_engine(step_s=0.02)
+    fields = {"prompt": "Hello", "max_tokens": 400, "ignore_eos": True, "stream": True}
+    body = json.dumps(fields).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
+    with serving(engine.address) as url:
+        host, port = url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall(2 * (head % len(body) + body))
+            assert connection.recv(100)
+            wait_until(lambda: engine.num_live)
+        wait_until(lambda: not engine.num_live)
+        assert len(engine.aborted) == len(engine.requests)
+        assert complete(url).status_code == 200
 
 
 def test_a_head_without_end_is_refused(engine):

@@ -182,6 +182,16 @@ def test_the_store_keeps_within_its_count_and_bytes():
     assert store.get("big", None) is not None
 
 
+def test_what_is_read_stays_longer():
+    store = ResponseStore(max_responses=3)
+    for name in "abc":
+        store.put(name, StoredResponse("ann", b"x", b""))
+    assert store.get("a", "ann") is not None
+    assert store.get("b", "bob") is None, "nor does a stranger's question keep it"
+    store.put("d", StoredResponse("ann", b"x", b""))
+    assert [store.get(name, "ann") is None for name in "abcd"] == [False, True, False, False]
+
+
 def test_a_failure_is_the_last_event(start_engine):
     engine = start_engine(fail=lambda _request, number: "broken" if number == 3 else None)
     with serving(engine.address) as url, httpx.Client(base_url=url) as http:
