@@ -15,7 +15,11 @@ from engine_core.structured_output.regexes import RegexTooLarge, check_regex
         "x{19999}y",
         r"\{30000}",
         "[{]{20000}",
-        "a{,30000}",
+        "a{ 20000 }",
+        r"\(?x{19998}",
+        "(?i)a{19996}",
+        "[[:alpha:]]{3}",
+        r"[\[a]{20000}",
     ],
 )
 def test_up_to_the_limit_it_is_taken(pattern):
@@ -38,8 +42,30 @@ def test_up_to_the_limit_it_is_taken(pattern):
         "((a{30}){30}){30}",
         "(x{20001})",
         "(x{20001}",
+        "a{ 20001 }",
+        "(x{1000})?{1000}",
+        "(x{1000})*{1000}",
+        "(x{1000}){1}?{1000}",
+        "a{ 1 , 20001 }",
+        "a{20001 ,}",
+        "([[:alpha:](]x{1000}){1000}",
     ],
 )
 def test_beyond_the_limit_it_is_refused(pattern):
     with pytest.raises(RegexTooLarge, match="the limit is 20000; repeat less"):
+        check_regex(pattern)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "what"),
+    [
+        ("(?x)(a{1000}) {1000}", "the flag x"),
+        ("(?ix: a {1000}) {1000}", "the flag x"),
+        ("(a{1000}[a[b](]){1000}", "a class within the class"),
+        ("[a-z&&[^x]]", "a class within the class"),
+    ],
+)
+def test_what_hides_repetitions_is_refused(pattern, what):
+    """Spaces before a number, and parentheses that a nested class holds."""
+    with pytest.raises(RegexTooLarge, match=f"has {what}.*; write it without"):
         check_regex(pattern)
