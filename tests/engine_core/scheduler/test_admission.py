@@ -6,13 +6,40 @@ import pytest
 from scenario_help import Scenario, fresh_tokens, make_request, new_ids
 
 from engine_core.kv_cache import KVCacheManager
-from engine_core.scheduler import RequestStatus
+from engine_core.scheduler import RequestStatus, schedule_waiting
+from protocol.explanations import WaitReason
 
 
 @pytest.mark.parametrize(("num_blocks", "head_room"), [(99, 0), (100, 1), (1000, 10)])
 def test_one_block_in_a_hundred_is_kept_free_at_admission_by_default(num_blocks, head_room):
     """Proves S133."""
     assert KVCacheManager(num_blocks=num_blocks, block_size=4).watermark_blocks == head_room
+
+
+@pytest.mark.parametrize(("num_tokens", "started"), [(50, ["a", "b"]), (51, ["a"])])
+def test_a_prompt_is_long_beyond_the_threshold(num_tokens, started):
+    """Proves S089."""
+    scenario = Scenario(
+        *[make_request(name, num_tokens) for name in "ab"],
+        max_chunk_size=16,
+        max_long_partial_prefills=1,
+        long_prefill_token_threshold=50,
+    )
+    assert list(scenario.step().num_scheduled_tokens) == started
+
+
+def test_what_running_requests_report_of_their_prompts_is_bounded_together(monkeypatch):
+    """One that is alone may ask for more."""
+    asks = {"prompt_logprobs": 2}
+    a, b, c, d = (make_request(name, 9, **asks) for name in "abcd")
+    monkeypatch.setattr(schedule_waiting, "MAX_PROMPT_LOGPROBS", 3 * a.num_reported_values)
+    scenario = Scenario(a, b, c, d, max_num_batched_tokens=16, max_chunk_size=4)
+    assert scenario.step().num_scheduled_tokens == {"a": 4, "b": 4, "c": 4}
+    info = scenario.scheduler.explain("d")
+    assert info.waits_for is WaitReason.PROMPT_LOGPROBS
+    assert f"together at most {3 * d.num_reported_values}" in info.why
+    monkeypatch.setattr(schedule_waiting, "MAX_PROMPT_LOGPROBS", 1)
+    assert Scenario(make_request("e", 9, **asks)).step().num_scheduled_tokens == {"e": 9}
 
 
 @pytest.mark.parametrize(("watermark", "is_admitted"), [(0.0, True), (0.1, True), (0.2, False)])

@@ -63,6 +63,25 @@ def test_a_swapped_request_stands_in_front_of_those_that_waited_before_it(batchi
     scenario.run_to_end()
 
 
+def test_samples_come_back_in_a_step_that_has_just_a_token_for_each():
+    scenario = Scenario(
+        make_request("first", 8, max_tokens=30),
+        make_request("pair", 8, num_sequences=2),
+        num_blocks=7,
+        num_host_blocks=30,
+        block_size=4,
+        max_num_batched_tokens=2,
+    )
+    pair = scenario.requests["pair"]
+    for _ in range(60):
+        if pair.status is SWAPPED:
+            break
+        scenario.update_with_array(scenario.plan())
+    assert pair.status is SWAPPED
+    scenario.abort("first")
+    assert scenario.plan().num_scheduled_tokens == {"pair": 1, "pair#1": 1}
+
+
 def test_a_swapped_request_stands_in_front_of_one_that_was_preempted_after_it():
     """In one step the pair is swapped, then the single one gives way too. Proves S040, S123."""
     scenario = Scenario(
