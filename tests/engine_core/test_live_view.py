@@ -187,6 +187,20 @@ def owners(*values):
     return b"".join(value.to_bytes(2, "little") for value in values)
 
 
+def test_a_key_sees_what_other_clients_with_it_have_sent_and_its_users_and_nobody_elses():
+    tenants = {"a": "team", "b": "team/ann", "c": "team2", "d": "tea", "e": None}
+    view = SchedulerView(
+        steps=[],
+        requests=[request(name, tenant) for name, tenant in tenants.items()],
+        blocks=BlockMap(blocks_per_cell=1, owners=b"", levels=b"", prefixes=[]),
+    )
+    result = SchedulerSnapshot(statistics=SNAPSHOT.statistics, view=view)
+    call = Call(call_id=1, call=WatchScheduler())
+    mine = client(key_name="team", is_admin=False)
+    seen = permitted_part(mine, call, CallResult(call_id=1, result=result)).result
+    assert [each.request_id for each in seen.view.requests] == ["a", "b"]
+
+
 def test_without_an_admins_key_a_client_sees_its_own_requests_and_that_there_are_others():
     step = StepSummary(
         step_id=1, token_budget=64, num_decode_tokens=2,

@@ -97,6 +97,7 @@ def test_anyone_may_ping():
         (ALICE, "my finished one", "alice", True),
         (ALICE, "my user's", "alice/ann", True),
         (ALICE, "bob's", "bob", False),
+        (ALICE, "another's", "alice2", False),
         (ALICE, "of no tenant", None, False),
         (NO_KEY, "mine", None, True),
         (NO_KEY, "of no tenant", None, False),

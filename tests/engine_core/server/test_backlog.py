@@ -303,6 +303,20 @@ def test_a_slow_reader_that_dies_leaves_nothing():
     assert not outbox._backlogs
 
 
+def test_what_a_slow_reader_left_behind_does_not_count_for_the_others(monkeypatch):
+    monkeypatch.setattr("engine_core.server.outbox._MAX_TOTAL_BYTES", 3000)
+    transport, outbox, clients, (dead, other) = make_outbox(1, b"dead", b"other")
+    for client in (dead, other):
+        while outbox._backlog_bytes < 2000:
+            outbox.post(client, PONG)
+        if client is dead:
+            transport.gone.add(b"dead")
+            outbox.send({})
+            assert list(clients) == [other]
+            assert outbox._backlog_bytes == 0
+    assert list(clients) == [other]
+
+
 def test_at_the_end_a_slow_reader_has_a_moment_to_read():
     transport, outbox, _, (slow,) = make_outbox(4, b"slow")
     for number in range(10):

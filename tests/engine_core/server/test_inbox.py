@@ -103,6 +103,24 @@ def test_a_clients_name_begins_no_line_of_the_log_and_colours_no_terminal(caplog
     assert r"(a\n12:00:00 ERROR x\r\x1b[31m\u2028b)" in caplog.messages[-1]
 
 
+def test_so_many_clients_are_taken_and_one_that_says_hello_again_is_no_other():
+    name = "n" * 200
+    hello = encode(Hello(wire_version=WIRE_VERSION, client_name=name))
+    transport = ScriptedTransport([])
+    said = [(b"a", [hello]), (b"b", [HELLO]), (b"a", [HELLO]), (b"c", [HELLO])]
+    transport.receive_all = lambda: iter(said)
+    inbox, clients = make_inbox(transport, max_clients=2)
+    assert not list(inbox.drain(block=False))
+    assert [each.identity for each in clients] == [b"a", b"b"]
+    *welcomed, refused = transport.sent
+    assert welcomed == [Heartbeat()] * 3
+    assert refused.code == ErrorCode.TOO_MANY_CLIENTS
+    assert "2 clients are connected, the limit is 2" in refused.message
+    said[:] = [(b"b", [hello])]
+    list(inbox.drain(block=False))
+    assert [len(each.name) for each in clients] == [0, 100]
+
+
 def test_garbage_counts_as_messages_do():
     transport = ScriptedTransport([b"\xc1"] * 300)
     inbox, _ = make_inbox(transport)

@@ -21,6 +21,7 @@ from frontend import async_llm, chat_template, shared_threads, template_process
 from frontend.errors import InvalidInput
 from frontend.http.api_keys import read_key_file
 from frontend.http.connections import LimitedConnection
+from frontend.http.exchange import Exchange
 from frontend.http.settings import ServerSettings
 
 
@@ -138,12 +139,21 @@ def test_a_toml_file_of_keys_is_read(tmp_path):
         ({"name": "a", "key": "k", "sha256": "0" * 64}, 0o600, "either key or sha256"),
         ({"name": "a", "key": "k", "limit": 3}, 0o600, "limit"),
         ({"name": "a", "key": "k", "max_concurrent_requests": 0}, 0o600, ">= 1"),
-        ({"name": "a", "key": "k"}, 0o644, "chmod 600"),
+        ({"name": "a" * 65, "key": "k"}, 0o600, "regex"),
+        ({"name": "", "key": "k"}, 0o600, "regex"),
+        ({"name": "a" * 64, "key": "k"}, 0o644, "chmod 600"),
+        ({"name": "a", "key": "k"}, 0o640, "chmod 600"),
+        ({"name": "a", "key": "k"}, 0o602, "chmod 600"),
     ],
 )
 def test_a_file_of_keys_that_cannot_be_used_is_refused(tmp_path, entry, mode, words):
     with pytest.raises(InvalidInput, match=words):
         read_key_file(key_file(tmp_path, entry, mode=mode))
+
+
+def test_a_caller_owns_what_it_and_its_users_sent():
+    tenants = ["ann", "ann/x", "anna", "an", "", None, "bob/ann"]
+    assert [Exchange(caller="ann").owns(tenant) for tenant in tenants] == [True] * 2 + [False] * 5
 
 
 def test_a_broken_file_of_keys_does_not_show_its_keys(tmp_path):
