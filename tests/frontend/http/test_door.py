@@ -241,6 +241,30 @@ def test_a_body_that_is_too_large_is_refused_and_the_connection_goes_on(engine, 
     assert not engine.requests
 
 
+def test_a_body_of_just_the_limit_is_taken(engine):
+    body = json.dumps({"prompt": "Hello", "max_tokens": 1}).encode()
+    for limit, status in ((len(body), 200), (len(body) - 1, 413)):
+        with serving(engine.address, max_body_size=limit) as url:
+            headers = {"content-type": "application/json"}
+            answer = httpx.post(f"{url}/v1/completions", content=body, headers=headers)
+            assert answer.status_code == status
+
+
+def test_connections_beyond_the_limit_are_closed_at_once(engine, monkeypatch):
+    with serving(engine.address) as url, contextlib.ExitStack() as opened:
+        host, port = url.removeprefix("http://").split(":")
+        monkeypatch.setattr(LimitedConnection, "max_connections", 2)
+        first, second, third = (
+            opened.enter_context(socket.create_connection((host, int(port)), timeout=5))
+            for _ in range(3)
+        )
+        with contextlib.suppress(ConnectionResetError):
+            assert third.recv(1) == b""
+        for one in (first, second):
+            one.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert one.recv(100).startswith(b"HTTP/1.1 200")
+
+
 def test_a_request_that_comes_too_slowly_is_ended(engine):
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
     with serving(engine.address, request_timeout=0.3) as url:
