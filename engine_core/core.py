@@ -164,6 +164,8 @@ class EngineCore:
         """Run requests that may have killed the engine before alone, and note which run."""
         self._suspects = suspects
         self._observers.append(StepSuspects(suspects))
+        if self._structured_outputs is not None:
+            self._structured_outputs.watch_suspects(suspects)
 
     # ------------------------------------------------------------------ the loop
 

@@ -2,6 +2,7 @@
 A request waits for its grammar; the step never does."""
 
 import dataclasses
+import hashlib
 import logging
 import os
 import threading
@@ -11,11 +12,15 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as AnySequence
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
 from engine_core.errors import RequestRefused
 from engine_core.observers import FinishedStep, StepObserver
 from engine_core.scheduler import Request, SchedulerOutput
 from engine_core.scheduler.constraints import ConstrainedSequence, ForcedTokens, KnownTokens
 from engine_core.structured_output.masks import MaskFiller, StepMasks
+from engine_core.structured_output.wide_stack import start_thread
+from engine_core.suspects import Suspects
 from protocol.errors import ErrorCode
 from protocol.structured_output import StructuredOutput
 
@@ -36,8 +41,12 @@ _NICENESS = 10
 
 
 class Compiler(Protocol):
-    def compile(self, asked: StructuredOutput) -> "LLMatcher":
-        """Raises Exception: it cannot be used; the text is for the user."""
+    def compile(self, asked: StructuredOutput, is_begun: Callable[[], None]) -> "LLMatcher":
+        """Raises GrammarError: it cannot be used. `is_begun` is called before what may end this
+        process."""
+
+    def close(self) -> None:
+        """End what it has started."""
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -50,6 +59,9 @@ class CachedGrammar:
     requests: list[Request] = dataclasses.field(default_factory=list)
     """Those that wait for it."""
     started_s: float | None = None
+    is_lasting: bool = True
+    """Whether `failure` would be met again."""
+    fingerprint: int = 0
 
     @property
     def is_ready(self) -> bool:
@@ -80,8 +92,8 @@ class StructuredOutputs(StepObserver):
         self._clock = clock
         self._masks = MaskFiller(vocab_size)
         self._grammars: OrderedDict[StructuredOutput, CachedGrammar] = OrderedDict()
-        self._queues: OrderedDict[int, deque[CachedGrammar]] = OrderedDict()
-        """To be compiled, by client: each in turn."""
+        self._queues: OrderedDict[tuple[int, str | None], deque[CachedGrammar]] = OrderedDict()
+        """To be compiled, by client and tenant: each in turn."""
         self._at_hand: list[CachedGrammar] = []
         self._num_abandoned = 0
         self._compiled: list[tuple[Request, str | None]] = []
@@ -91,6 +103,12 @@ class StructuredOutputs(StepObserver):
         """Or why there is none."""
         self._has_compiler = threading.Event()
         self._make_compiler: Callable[[], Compiler] | None = make_compiler
+        self._suspects: Suspects | None = None
+
+    def watch_suspects(self, suspects: Suspects) -> None:
+        """Compile contents that may have killed the engine before alone, and note which are being
+        compiled."""
+        self._suspects = suspects
 
     def prepare(self) -> None:
         """Make the compiler, unless it is there or being made. It holds the interpreter for tenths
@@ -110,7 +128,7 @@ class StructuredOutputs(StepObserver):
         self._take_news()
         grammar = self._grammars.get(asked)
         if grammar is None:
-            grammar = self._enqueue(asked, request.client_index)
+            grammar = self._enqueue(asked, (request.client_index, request.tenant))
         self._grammars.move_to_end(asked)
         if grammar.failure is not None:
             raise RequestRefused(ErrorCode.INVALID_REQUEST, grammar.failure)
@@ -146,15 +164,30 @@ class StructuredOutputs(StepObserver):
             self._has_news.wait(_IDLE_WAIT_S)
         self._take_news()
 
-    def _enqueue(self, asked: StructuredOutput, client_index: int) -> CachedGrammar:
-        waiting = self._queues.setdefault(client_index, deque())
+    def close(self) -> None:
+        if isinstance(self._compiler, str | None):
+            return
+        self._compiler.close()
+
+    def _enqueue(self, asked: StructuredOutput, sender: tuple[int, str | None]) -> CachedGrammar:
+        waiting = self._queues.setdefault(sender, deque())
         if len(waiting) >= _MAX_QUEUED_BY_CLIENT or self._num_abandoned >= _MAX_ABANDONED:
             raise RequestRefused(
                 ErrorCode.QUEUE_FULL,
                 f"{len(waiting)} structured outputs of this client wait to be compiled and "
                 f"{self._num_abandoned} take longer than {_MAX_COMPILE_S:g} s; try again later",
             )
-        grammar = self._grammars[asked] = CachedGrammar(asked)
+        grammar = CachedGrammar(asked)
+        if self._suspects is not None:
+            grammar.fingerprint = fingerprint_of(asked)
+            if grammar.fingerprint in self._suspects.refused:
+                raise RequestRefused(
+                    ErrorCode.KILLED_ENGINE,
+                    f"the engine died each time it compiled this structured_outputs."
+                    f"{asked.kind.value}, at last alone; change it, and report it with the "
+                    "engine's log",
+                )
+        self._grammars[asked] = grammar
         waiting.append(grammar)
         self.prepare()
         self._start_next()
@@ -162,15 +195,20 @@ class StructuredOutputs(StepObserver):
 
     def _start_next(self) -> None:
         while self._queues and len(self._at_hand) < _MAX_COMPILING:
-            client_index, waiting = self._queues.popitem(last=False)
+            sender, waiting = self._queues.popitem(last=False)
             if not waiting:
                 continue
+            if self._at_hand and any(map(self._is_suspect, (waiting[0], *self._at_hand))):
+                self._queues[sender] = waiting
+                self._queues.move_to_end(sender, last=False)
+                return  # it is compiled alone
             grammar = waiting.popleft()
-            self._queues[client_index] = waiting
+            self._queues[sender] = waiting
             self._at_hand.append(grammar)
-            threading.Thread(
-                target=self._compile, args=(grammar,), name="grammar", daemon=True
-            ).start()
+            start_thread(self._compile, grammar, name="grammar")
+
+    def _is_suspect(self, grammar: CachedGrammar) -> bool:
+        return self._suspects is not None and self._suspects.is_suspect(grammar.fingerprint)
 
     def _take_news(self) -> None:
         """What the threads have done, and what takes them too long."""
@@ -201,6 +239,8 @@ class StructuredOutputs(StepObserver):
             grammar.failure = result
         else:
             grammar.matcher = result
+        if not grammar.is_lasting:
+            self._grammars.pop(grammar.asked, None)
         self._compiled += [(request, grammar.failure) for request in grammar.requests]
         grammar.requests.clear()
         self._evict()
@@ -234,9 +274,24 @@ class StructuredOutputs(StepObserver):
             compiler = self._compiler
             assert compiler is not None
             grammar.started_s = self._clock()
-            result = compiler if isinstance(compiler, str) else compiler.compile(grammar.asked)
+            if isinstance(compiler, str):
+                result = compiler
+            else:
+                result = compiler.compile(grammar.asked, lambda: self._note(grammar))
         except BaseException as error:
             result = str(error)
+            grammar.is_lasting = getattr(error, "is_lasting", True)
         finally:
+            if self._suspects is not None:
+                self._suspects.end_compile(grammar.fingerprint)
             self._done.append((grammar, result))
             self._has_news.set()
+
+    def _note(self, grammar: CachedGrammar) -> None:
+        if self._suspects is not None:
+            self._suspects.begin_compile(grammar.fingerprint)
+
+
+def fingerprint_of(asked: StructuredOutput) -> int:
+    digest = hashlib.blake2b(msgspec.msgpack.encode(asked), digest_size=8)
+    return int.from_bytes(digest.digest(), "little")

@@ -18,6 +18,7 @@ from engine_core.scheduler.constraints import (
     KnownTokens,
     MaskRows,
 )
+from engine_core.structured_output.wide_stack import start_thread
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher
@@ -79,7 +80,7 @@ class StepMasks:
 
     def fill(self, executor: "LLExecutor") -> None:
         """On the thread; never raises."""
-        from engine_core.structured_output.compiler import reason_of
+        from engine_core.structured_output.grammars import reason_of
 
         try:
             plain, drafted = [], []
@@ -102,7 +103,7 @@ class StepMasks:
             for row in self._asked:
                 matcher = row.state.matcher
                 if matcher is not None and matcher.is_error():
-                    self._fail(row, reason_of(matcher.get_error()))
+                    self._fail(row, reason_of(matcher.get_error())[0])
                     self._refused.add(row.of.sequence.sequence_id)
         except BaseException as error:
             for row in self._asked:
@@ -149,7 +150,7 @@ class MaskFiller:
         for row in rows:
             row.state.masks = masks
         if not self._has_thread:
-            threading.Thread(target=self._work, name="token-masks", daemon=True).start()
+            start_thread(self._work, name="token-masks")
             self._has_thread = True
         self._jobs.put(masks)
         return masks

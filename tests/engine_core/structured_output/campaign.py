@@ -16,7 +16,7 @@ from pathlib import Path
 
 import jsonschema
 
-from engine_core.structured_output.compiler import GrammarError
+from engine_core.structured_output.grammar_error import GrammarError
 from frontend import LLM, SamplingParams
 from protocol.structured_output import StructuredOutputKind
 from tests.engine_core.structured_output.languages import make_grammar, make_regex

@@ -8,7 +8,7 @@ import jsonschema
 import numpy as np
 import pytest
 
-from engine_core.structured_output.compiler import GrammarError
+from engine_core.structured_output.grammar_error import GrammarError
 from protocol.structured_output import ReasoningMarkers, StructuredOutput, StructuredOutputKind
 from tests.engine_core.structured_output.schemas import make_schema
 from tests.engine_core.structured_output.vocabularies import EOS, VOCAB_SIZE, compiler, tokenizer

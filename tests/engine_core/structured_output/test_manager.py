@@ -29,13 +29,17 @@ class Compiler:
         self.compiled = []
         self.gate = threading.Event()
 
-    def compile(self, asked):
+    def compile(self, asked, is_begun):
+        is_begun()
         self.compiled.append(asked.text)
         if asked.text.startswith("slow"):
             self.gate.wait(30)
         if "bad" in asked.text:
             raise ValueError(f"{asked.text} is bad")
         return object()
+
+    def close(self):
+        self.gate.set()
 
 
 @pytest.fixture

@@ -1,0 +1,133 @@
+"""The process that proves grammars: it compiles each, makes masks and follows tokens as the engine
+will, and answers with the text that the engine compiles. What ends it ends no engine."""
+
+import contextlib
+import ctypes
+import os
+import random
+import resource
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from llguidance import LLExecutor, LLMatcher, LLTokenizer
+
+from engine_core.structured_output.grammar_error import GrammarError
+from engine_core.structured_output.grammars import GrammarText
+from engine_core.structured_output.tokens import PARSER_LIMITS, Setup, read_tokenizer
+from protocol.sandbox import SandboxLimits, serve_sandbox
+from protocol.structured_output import StructuredOutput
+
+LIMITS = SandboxLimits(
+    cpu_s=10.0,
+    wall_s=25.0,
+    memory_bytes=8 << 30,
+    answer_bytes=16 << 20,
+    stack_bytes=4 << 20,
+    niceness=10,
+)
+PROOF_BYTES = 512 << 20
+"""Beyond what the tokenizer takes."""
+_POOL_STACK_BYTES = 1 << 20
+"""Half of what the engine's threads for masks have."""
+_WALKS, _WALK_TOKENS = 3, 32
+_CLOSING = '"}],:'
+
+
+def main() -> None:
+    """Serve until the input ends."""
+    serve_sandbox(_make, refusal=GrammarError)
+
+
+def _make(data: bytes) -> Callable[[bytes], bytes]:
+    os.environ["RUST_MIN_STACK"] = str(_POOL_STACK_BYTES)
+    prover = Prover(msgspec.msgpack.decode(data, type=Setup))
+    with contextlib.suppress(OSError, ValueError):  # macOS has neither
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        most = pages * resource.getpagesize() + PROOF_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    asked_of = msgspec.msgpack.Decoder(StructuredOutput).decode
+    return lambda request: prover.prove(asked_of(request)).encode()
+
+
+class Prover:
+    """Raises GrammarError: see `read_tokenizer`."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._tokenizer: LLTokenizer = read_tokenizer(setup)
+        self._executor = LLExecutor(1)
+        self._eos = {*setup.eos_token_ids}
+        self._words = (ctypes.c_uint32 * -(-setup.vocab_size // 32))()
+        self._closing = [
+            token for sign in _CLOSING for token in self._tokenizer.tokenize_str(sign)[:1]
+        ]
+
+    def prove(self, asked: StructuredOutput) -> str:
+        """The grammar's text. Raises GrammarError: it cannot be used."""
+        try:
+            text = GrammarText(asked, self._tokenizer)
+            if why := self._fault(text.text):
+                raise text.error(why, self._fault)
+            self._walk(text.text)
+        except GrammarError as error:
+            what = error.field or f"structured_outputs.{asked.kind.value}"
+            raise GrammarError(f"{what} cannot be used: {error}") from None
+        except Exception as error:  # of many kinds, whatever is wrong with the user's text
+            what = f"structured_outputs.{asked.kind.value}"
+            raise GrammarError(f"{what} cannot be used: {error!s:.400}") from error
+        return text.text
+
+    def _matcher(self, grammar: str) -> LLMatcher:
+        return LLMatcher(self._tokenizer, grammar, limits=PARSER_LIMITS, log_level=0)
+
+    def _fault(self, grammar: str) -> str:
+        matcher = self._matcher(grammar)
+        return matcher.get_error() if matcher.is_error() else ""
+
+    def _walk(self, grammar: str) -> None:
+        """Raises GrammarError: no text is of it, or none that begins as the walks did."""
+        start = self._matcher(grammar)
+        ends = [self._dead_end(start.deep_copy(), random.Random(seed)) for seed in range(_WALKS)]
+        if all(end is not None for end in ends):
+            begun = f" that begins with {ends[0]!r:.100}" if ends[0] else ""
+            raise GrammarError(f"no text{begun} is of it; let there be one")
+
+    def _dead_end(self, matcher: LLMatcher, draw: random.Random) -> str | None:
+        """The text behind which nothing can follow, if a walk leads to such a one."""
+        tokens: list[int] = []
+        while len(tokens) < _WALK_TOKENS:
+            self._executor.unsafe_compute_mask_ptr(
+                [(matcher, 0)], ctypes.addressof(self._words), ctypes.sizeof(self._words), 1
+            )
+            if matcher.is_error():  # otherwise a limit, which may be met in the engine, too
+                is_dead = "NoExtension" in matcher.get_error()
+                return self._tokenizer.decode_str(tokens) if is_dead else None
+            token = self._choose(draw)
+            if token is None or token in self._eos or not matcher.consume_token(token):
+                return None
+            tokens.append(token)
+            forced = matcher.compute_ff_tokens()
+            if forced and matcher.consume_tokens(forced):
+                tokens += forced
+        return None
+
+    def _choose(self, draw: random.Random) -> int | None:
+        """One of the allowed; often one that closes something."""
+        words = self._words
+        if draw.random() < 0.5:
+            for token in self._closing:
+                if words[token // 32] >> token % 32 & 1:
+                    return token
+        first = draw.randrange(len(words))
+        mask = bytes(words)
+        turned = mask[4 * first :] + mask[: 4 * first]
+        place = len(turned) - len(turned.lstrip(b"\0"))
+        if place == len(turned):
+            return None
+        bits = turned[place]
+        allowed = [bit for bit in range(8) if bits >> bit & 1]
+        return (8 * ((place + 4 * first) % len(turned))) + draw.choice(allowed)
+
+
+if __name__ == "__main__":
+    main()
