@@ -25,6 +25,7 @@ class StructuredOutputsParams:
     `disable_additional_properties`: objects of the schema that do not say so get
     `additionalProperties: false`.
     `reasoning`: the text begins behind such a block, if there is one.
+    `field`: what errors call it; default: `structured_outputs`.
     Raises InvalidInput: none of them or several, or one that is not of its kind."""
 
     json: str | dict[str, Any] | None = None
@@ -37,6 +38,7 @@ class StructuredOutputsParams:
     whitespace_pattern: str | None = None
     structural_tag: str | dict[str, Any] | None = None
     reasoning: ReasoningFormat | None = None
+    field: str | None = None
 
     def __post_init__(self) -> None:
         self.to_wire()
@@ -46,9 +48,8 @@ class StructuredOutputsParams:
         given = [name for name in _KINDS if getattr(self, name) not in (None, False)]
         if len(given) != 1:
             what = " and ".join(given) or "nothing"
-            raise InvalidInput(
-                f"structured_outputs has {what}; give exactly one of {', '.join(_KINDS)}"
-            )
+            called = self.field or "structured_outputs"
+            raise InvalidInput(f"{called} has {what}; give exactly one of {', '.join(_KINDS)}")
         try:
             return StructuredOutput(
                 kind=_WIRE_KINDS[given[0]],
@@ -56,12 +57,14 @@ class StructuredOutputsParams:
                 disable_any_whitespace=self.disable_any_whitespace,
                 whitespace_pattern=self.whitespace_pattern,
                 reasoning=_markers(self.reasoning),
+                field=self.field,
             )
         except InvalidParameter as error:
             raise InvalidInput(str(error)) from None
 
     def _text(self, name: str) -> str:
         value = getattr(self, name)
+        called = self.field or f"structured_outputs.{name}"
         match name:
             case "json_object":
                 value = {"type": "object"}
@@ -70,29 +73,27 @@ class StructuredOutputsParams:
                     isinstance(choice, str) and choice for choice in value
                 ):
                     raise InvalidInput(
-                        f"structured_outputs.choice is {value!r:.100}, it must be a list of "
+                        f"{called} is {value!r:.100}, it must be a list of "
                         "strings that are not empty"
                     )
                 value = list(value)
             case "json" if not isinstance(value, str | dict):
                 model_json_schema = getattr(value, "model_json_schema", None)
                 if model_json_schema is None:
-                    raise InvalidInput(
-                        f"structured_outputs.json is {value!r:.100}, it must be a JSON schema"
-                    )
+                    raise InvalidInput(f"{called} is {value!r:.100}, it must be a JSON schema")
                 value = model_json_schema()
         if isinstance(value, str):
             if name not in ("json", "structural_tag"):
                 return value
-            value = _parsed(name, value)
+            value = _parsed(called, value)
         elif name in ("regex", "grammar"):
-            raise InvalidInput(f"structured_outputs.{name} is {value!r:.100}, it must be a string")
+            raise InvalidInput(f"{called} is {value!r:.100}, it must be a string")
         if self.disable_additional_properties:
             _close_objects(value)
         try:
             return json_module.dumps(value, ensure_ascii=False)
         except (TypeError, ValueError, RecursionError) as error:
-            raise InvalidInput(f"structured_outputs.{name} is no JSON: {error}") from None
+            raise InvalidInput(f"{called} is no JSON: {error}") from None
 
 
 def _markers(reasoning: ReasoningFormat | None) -> ReasoningMarkers | None:
@@ -177,11 +178,11 @@ def to_wire(structured_outputs: Any, guided_decoding: Any) -> StructuredOutput |
     return asked.to_wire()
 
 
-def _parsed(name: str, text: str) -> Any:
+def _parsed(called: str, text: str) -> Any:
     try:
         return json_module.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"structured_outputs.{name} is no JSON: {error}") from None
+        raise InvalidInput(f"{called} is no JSON: {error}") from None
 
 
 def _close_objects(schema: Any) -> None:

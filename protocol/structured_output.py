@@ -43,16 +43,23 @@ class StructuredOutput(Message, frozen=True):
     """A regular expression of the white space that may stand there."""
     reasoning: ReasoningMarkers | None = None
     """None: the text begins at once."""
+    field: str | None = None
+    """What the user calls it, where that is not `structured_outputs` and its kind."""
+
+    @property
+    def name(self) -> str:
+        """For errors."""
+        return self.field or f"structured_outputs.{self.kind.value}"
 
     def __post_init__(self) -> None:
-        size = len(self.text) + len(self.whitespace_pattern or "")
+        size = len(self.text) + len(self.whitespace_pattern or "") + len(self.field or "")
         if self.reasoning is not None:
             if not self.reasoning.start or not self.reasoning.end:
                 raise InvalidParameter("a marker of reasoning is empty; it must be a text")
             size += len(self.reasoning.start) + len(self.reasoning.end)
         if not self.text or size > MAX_GRAMMAR_CHARS:
             raise InvalidParameter(
-                f"structured_outputs.{self.kind.value} has {size} characters, it must have from 1 "
+                f"{self.name} has {size} characters, it must have from 1 "
                 f"to {MAX_GRAMMAR_CHARS}; give a smaller one"
             )
         if self.disable_any_whitespace and self.whitespace_pattern is not None:

@@ -10,8 +10,8 @@ import msgspec
 from llguidance import LLMatcher
 
 from engine_core.structured_output.grammar_error import GrammarError
-from engine_core.structured_output.sandbox import LIMITS, PROOF_BYTES, Setup
-from engine_core.structured_output.tokens import PARSER_LIMITS, read_tokenizer
+from engine_core.structured_output.sandbox import LIMITS, PROOF_BYTES
+from engine_core.structured_output.tokens import PARSER_LIMITS, Setup, read_tokenizer
 from protocol.sandbox import Ending, SandboxEnded, SandboxProcess, SandboxRefused
 from protocol.structured_output import StructuredOutput
 
@@ -64,13 +64,12 @@ class GrammarCompiler:
         Args:
             is_begun: called when it has been proved, before it is compiled in this process.
         """
-        what = f"structured_outputs.{asked.kind.value}"
         proved = self.prove(asked)
         is_begun()
         matcher = LLMatcher(self._tokenizer, proved, limits=PARSER_LIMITS, log_level=0)
         matcher.deep_copy().compute_bitmask()
         if matcher.is_error():  # after the proof: not of this text
-            raise GrammarError(f"{what} cannot be used: {matcher.get_error():.400}")
+            raise GrammarError(f"{asked.name} cannot be used: {matcher.get_error():.400}")
         return matcher
 
     def prove(self, asked: StructuredOutput) -> str:
@@ -87,7 +86,7 @@ class GrammarCompiler:
                 error.detail in _BY_ITSELF
             )
             raise GrammarError(
-                f"structured_outputs.{asked.kind.value} cannot be used: {_why(error)}",
+                f"{asked.name} cannot be used: {_why(error)}",
                 is_lasting=is_lasting,
             ) from None
         finally:

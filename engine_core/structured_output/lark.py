@@ -113,13 +113,14 @@ def _is_finite(body: _Tokens, rules: dict[str, _Tokens], known: set[str]) -> boo
 
 
 def _tokens(lark: str) -> Iterator[tuple[str, int, int]]:
-    """Kind, start and end; without space. Of what is not known one more, and no others."""
+    """Kind, start and end; without space. What is not known is one for each character."""
     at, decoder = 0, json.JSONDecoder()
     while at < len(lark):
         match = _TOKEN.match(lark, at)
         if match is None:
-            yield "unknown", at, len(lark)
-            return
+            yield "unknown", at, at + 1
+            at += 1
+            continue
         kind, start = str(match.lastgroup), at
         at = match.end()
         if kind == "json":

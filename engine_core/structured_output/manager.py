@@ -183,9 +183,8 @@ class StructuredOutputs(StepObserver):
             if grammar.fingerprint in self._suspects.refused:
                 raise RequestRefused(
                     ErrorCode.KILLED_ENGINE,
-                    f"the engine died each time it compiled this structured_outputs."
-                    f"{asked.kind.value}, at last alone; change it, and report it with the "
-                    "engine's log",
+                    f"the engine died each time it compiled {asked.name}, at last alone; change "
+                    "it, and report it with the engine's log",
                 )
         self._grammars[asked] = grammar
         waiting.append(grammar)
@@ -229,7 +228,7 @@ class StructuredOutputs(StepObserver):
                 self._num_abandoned += 1
                 self._end(
                     grammar,
-                    f"structured_outputs.{grammar.asked.kind.value} cannot be used: to compile it "
+                    f"{grammar.asked.name} cannot be used: to compile it "
                     f"takes longer than {_MAX_COMPILE_S:g} s; simplify it",
                 )
         self._start_next()

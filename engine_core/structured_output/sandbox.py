@@ -70,11 +70,9 @@ class Prover:
                 raise text.error(why, self._fault)
             self._walk(text.text)
         except GrammarError as error:
-            what = error.field or f"structured_outputs.{asked.kind.value}"
-            raise GrammarError(f"{what} cannot be used: {error}") from None
+            raise GrammarError(f"{error.field or asked.name} cannot be used: {error}") from None
         except Exception as error:  # of many kinds, whatever is wrong with the user's text
-            what = f"structured_outputs.{asked.kind.value}"
-            raise GrammarError(f"{what} cannot be used: {error!s:.400}") from error
+            raise GrammarError(f"{asked.name} cannot be used: {error!s:.400}") from error
         return text.text
 
     def _matcher(self, grammar: str) -> LLMatcher:

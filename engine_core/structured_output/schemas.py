@@ -4,7 +4,7 @@ that nothing finite fulfils, and what leads too deep, each refused with its plac
 import json
 from collections.abc import Callable, Iterator
 from decimal import Decimal
-from typing import Any
+from typing import Any, TypeGuard
 from urllib.parse import unquote
 
 from engine_core.structured_output.grammar_error import GrammarError
@@ -170,7 +170,7 @@ def _not_exact(keyword: str, value: Any) -> str:
     )
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[int | Decimal]:
     return isinstance(value, int | Decimal) and not isinstance(value, bool)
 
 

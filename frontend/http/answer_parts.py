@@ -134,9 +134,10 @@ def answer_format(
             has_one_call=has_one_call,
             template=template,
             answer=None if constrained is None else schema_of(constrained),
+            answer_field="" if constrained is None else constrained.to_wire().name,
         )
         if grammar is not None:
-            must_be = StructuredOutputsParams(grammar=grammar)
+            must_be = StructuredOutputsParams(grammar=grammar, field="tools")
     if must_be is not None:
         must_be = replace(must_be, reasoning=reasoning)
     return AnswerFormat(calls, reasoning, has_one_call, must_be, "tools" in template)

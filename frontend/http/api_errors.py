@@ -1,6 +1,7 @@
 """What a request over HTTP can be refused with: status codes, and bodies in each API's form."""
 
 import http
+import re
 from typing import Any, Literal
 
 import msgspec
@@ -136,7 +137,9 @@ def api_error(error: BaseException) -> ApiError | None:
             return ApiError(429, str(error), code="queue_full", retry_after_s=_RETRY_AFTER_S)
         case RequestRejected() | CallRefused():
             status = _STATUS_OF_CODE.get(error.code, 400)
-            return ApiError(status, str(error), code=error.code.value)
+            field = re.match(r"([\w.\[\]]+) cannot be used: ", str(error))
+            param = None if field is None else field[1]
+            return ApiError(status, str(error), param=param, code=error.code.value)
         case PromptTooLong():
             told = ApiError(400, str(error), code="context_length_exceeded")
             told.anthropic_message = _too_long(error)

@@ -94,8 +94,13 @@ def _answer_format(
     choice = asked.tool_choice
     kind = "auto" if choice is None else choice.type
     tools = [
-        OfferedTool(tool.name, tool.input_schema, tool.strict is True)
-        for tool in asked.tools or ()
+        OfferedTool(
+            tool.name,
+            tool.input_schema,
+            tool.strict is True,
+            field=f"tools[{number}].input_schema",
+        )
+        for number, tool in enumerate(asked.tools or ())
         if kind != "none"
     ]
     if choice is not None and kind == "tool":
@@ -121,7 +126,7 @@ def _constrained(asked: bodies.CountTokensRequest) -> StructuredOutputsParams | 
     config = asked.output_config
     if config is None or config.format is None:
         return None
-    return StructuredOutputsParams(json=config.format.schema_)
+    return StructuredOutputsParams(json=config.format.schema_, field="output_config.format.schema")
 
 
 def _template_options(

@@ -112,15 +112,22 @@ def _constrained(asked: bodies.GenerationRequest) -> StructuredOutputsParams | N
         return None
     is_schema = isinstance(asked.format, dict)
     return StructuredOutputsParams(
-        json=asked.format if is_schema else None, json_object=None if is_schema else True
+        json=asked.format if is_schema else None,
+        json_object=None if is_schema else True,
+        field="format",
     )
 
 
 def _offered(asked: bodies.ChatRequest | bodies.GenerateRequest) -> list[OfferedTool]:
     tools = asked.tools if isinstance(asked, bodies.ChatRequest) else None
     return [
-        OfferedTool(tool.function.name, tool.function.parameters, tool.function.strict is True)
-        for tool in tools or ()
+        OfferedTool(
+            tool.function.name,
+            tool.function.parameters,
+            tool.function.strict is True,
+            field=f"tools[{number}].function.parameters",
+        )
+        for number, tool in enumerate(tools or ())
     ]
 
 

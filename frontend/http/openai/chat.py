@@ -92,8 +92,13 @@ def chat_format(request: Request, llm: AsyncLLM, asked: ChatCompletionRequest) -
     """
     choice = asked.tool_choice
     tools = [
-        OfferedTool(tool.function.name, tool.function.parameters, tool.function.strict is True)
-        for tool in asked.tools or ()
+        OfferedTool(
+            tool.function.name,
+            tool.function.parameters,
+            tool.function.strict is True,
+            field=f"tools[{number}].function.parameters",
+        )
+        for number, tool in enumerate(asked.tools or ())
         if choice != "none"
     ]
     has_one_call = asked.parallel_tool_calls is False

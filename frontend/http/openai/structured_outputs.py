@@ -36,7 +36,7 @@ def structured_outputs(request: GenerationRequest) -> StructuredOutputsParams | 
         if (value := getattr(request, name)) is not None:
             options: dict[str, Any] = {kind: value}
             found[name] = StructuredOutputsParams(
-                **options, whitespace_pattern=request.guided_whitespace_pattern
+                **options, whitespace_pattern=request.guided_whitespace_pattern, field=name
             )
     if len(found) > 1:
         first, second, *_ = found
@@ -51,18 +51,20 @@ def of_format(asked: ResponseFormat) -> StructuredOutputsParams:
     """
     match asked.type:
         case "json_object" if asked.schema_ is not None:
-            return StructuredOutputsParams(json=asked.schema_)
+            return StructuredOutputsParams(json=asked.schema_, field="response_format.schema")
         case "json_object":
             return StructuredOutputsParams(json_object=True)
         case "json_schema" if asked.json_schema is not None:
-            return StructuredOutputsParams(json=asked.json_schema.schema_ or {})
+            return StructuredOutputsParams(
+                json=asked.json_schema.schema_ or {}, field="response_format.json_schema.schema"
+            )
         case "json_schema":
             param = "response_format.json_schema"
             raise ApiError(400, f"{param} is missing; give a name and a schema", param=param)
         case "structural_tag":
             given = ("structures", "triggers", "format")
             tag = {name: value for name in given if (value := getattr(asked, name)) is not None}
-            return StructuredOutputsParams(structural_tag=tag)
+            return StructuredOutputsParams(structural_tag=tag, field="response_format")
         case other:
             raise not_supported(
                 "response_format.type",

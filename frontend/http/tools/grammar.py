@@ -11,6 +11,8 @@ from frontend.http.api_errors import ApiError
 from frontend.tokenizer import Tokenizer
 
 Schema = dict[str, Any]
+_FIELD = "x-field"
+"""In a schema of a grammar: what the engine's errors call it."""
 _WHITE_SPACE = {"whitespace_pattern": r" |\n{1,2}[ \t]{0,20}"}
 
 _ESCAPES = 'bfnrt"\\\\'
@@ -18,11 +20,12 @@ _ESCAPES = 'bfnrt"\\\\'
 
 @dataclass(frozen=True)
 class OfferedTool:
-    """`is_strict`: its arguments must follow `parameters`."""
+    """`is_strict`: its arguments must follow `parameters`, which errors call `field`."""
 
     name: str
     parameters: Schema | None
     is_strict: bool = False
+    field: str = "tools"
 
 
 def chosen_tool(tools: Sequence[OfferedTool], name: str) -> list[OfferedTool]:
@@ -48,6 +51,7 @@ def calls_grammar(
     has_one_call: bool,
     template: str,
     answer: Schema | None,
+    answer_field: str = "answer",
 ) -> str | None:
     """None: the answer needs none.
 
@@ -55,6 +59,7 @@ def calls_grammar(
         call_format: a name in `stream.FORMATS`.
         must_call: there is no answer without a call, and all arguments follow their schemas.
         answer: what it must be if it calls nothing.
+        answer_field: what errors call that.
 
     Raises:
         ApiError: not with this format.
@@ -66,7 +71,7 @@ def calls_grammar(
     arguments = [
         rules.keywords(tool, schema or {})
         if call_format == "pythonic"
-        else rules.json(schema, is_object=True)
+        else rules.json(schema, tool.field, is_object=True)
         for tool in tools
         for schema in (tool.parameters if tool.name in follows else None,)
     ]
@@ -75,7 +80,7 @@ def calls_grammar(
     if must_call:
         rules.add("start", f"{head} {calls}")
     elif answer is not None:
-        rules.add("start", f"{head} {calls} | {rules.json(answer)}")
+        rules.add("start", f"{head} {calls} | {rules.json(answer, answer_field)}")
     elif head and head.startswith("<"):
         rules.add("start", f"TEXT {head} {calls} TEXT | TEXT")
     elif head:
@@ -105,8 +110,10 @@ class _Rules:
         is_special = token_id in added and (added[token_id].special or text.startswith("<"))
         return f"<[{token_id}]>" if is_special else json.dumps(text)
 
-    def json(self, schema: Schema | None, *, is_object: bool = False, **options: str) -> str:
-        whole = {**({"type": "object"} if is_object else {}), **(schema or {})}
+    def json(
+        self, schema: Schema | None, field: str, *, is_object: bool = False, **options: str
+    ) -> str:
+        whole = {**({"type": "object"} if is_object else {}), **(schema or {}), _FIELD: field}
         return f"%json {json.dumps({**whole, 'x-guidance': {**_WHITE_SPACE, **options}})}"
 
     def keywords(self, tool: OfferedTool, schema: Schema) -> str:
@@ -122,14 +129,18 @@ class _Rules:
                 param="tools",
             )
         if not properties:
-            pair = f'/[a-z][a-z_]{{0,40}}/ "=" {self.json(None, json_allowed_escapes=_ESCAPES)}'
+            value = self.json(None, tool.field, json_allowed_escapes=_ESCAPES)
+            pair = f'/[a-z][a-z_]{{0,40}}/ "=" {value}'
             is_closed = schema.get("additionalProperties") is False
             return '""' if is_closed else f'({pair} (", " {pair})*)?'
         shared: Schema = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
         first = more = '""'
         for name, each in reversed(properties.items()):
             whole = {**shared, **(each if isinstance(each, dict) else {})}
-            pair = f'"{name}=" {self.json(whole, json_allowed_escapes=_ESCAPES)} {more}'
+            value = self.json(
+                whole, f"{tool.field}.properties.{name}", json_allowed_escapes=_ESCAPES
+            )
+            pair = f'"{name}=" {value} {more}'
             may_lack = name not in schema.get("required", ())
             number = len(self._lines)
             first = self.add(f"first_{number}", f"{pair} | {first}" if may_lack else pair)
