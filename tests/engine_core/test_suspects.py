@@ -76,3 +76,20 @@ def test_a_request_is_known_by_what_it_asks_for():
     assert changed(request_id="b", output_token_ids=[5], sampling_params=resumed) == same
     assert changed(prompt_token_ids=[1, 3]) != same
     assert changed(sampling_params=SamplingParams(max_tokens=5, seed=3)) != same
+
+
+def test_what_was_compiled_when_the_engine_died_counts_and_the_steps_requests_do_not():
+    suspects = Suspects()
+    for _ in range(2):
+        suspects.begin_compile(8)
+        suspects.begin_compile(9)
+        suspects.end_compile(9)
+        die(suspects, [1, 2])
+    assert suspects.is_suspect(8)
+    assert not any(map(suspects.is_suspect, (1, 2, 9)))
+    suspects.begin_compile(8)
+    die(suspects, [1])
+    assert suspects.refused == {8}
+    die(suspects, [1])
+    die(suspects, [1])
+    assert suspects.is_suspect(1), "nothing is noted of the compilations before"

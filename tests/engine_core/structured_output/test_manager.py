@@ -14,7 +14,9 @@ from engine_core.scheduler import (
     SchedulerConfig,
 )
 from engine_core.structured_output import manager
-from engine_core.structured_output.manager import StructuredOutputs
+from engine_core.structured_output.grammar_error import GrammarError
+from engine_core.structured_output.manager import StructuredOutputs, fingerprint_of
+from engine_core.suspects import Suspects
 from protocol.errors import ErrorCode
 from protocol.explanations import WaitReason
 from protocol.sampling import SamplingParams
@@ -35,7 +37,7 @@ class Compiler:
         if asked.text.startswith("slow"):
             self.gate.wait(30)
         if "bad" in asked.text:
-            raise ValueError(f"{asked.text} is bad")
+            raise GrammarError(f"{asked.text} is bad", is_lasting="today" not in asked.text)
         return object()
 
     def close(self):
@@ -212,3 +214,66 @@ def test_a_request_ends_while_it_waits_for_its_grammar(outputs, compiler, policy
     scheduler.check()
     ended = RequestStatus.FINISHED_ABORTED if is_aborted else RequestStatus.FINISHED_REFUSED
     assert waiting.status is ended
+
+
+def test_no_more_are_compiled_while_too_many_take_too_long(outputs, compiler, clock, monkeypatch):
+    monkeypatch.setattr(manager, "_MAX_ABANDONED", 2)
+    for number in range(2):
+        admitted(outputs, f"slow {number}")
+    wait_until(outputs, lambda: len(compiler.compiled) == 2)
+    clock[0] = 31.0
+    outputs.take_compiled()
+    with pytest.raises(RequestRefused, match="2 take longer than 30 s; try again later"):
+        outputs.admit(request("a"))
+    compiler.gate.set()
+    wait_until(outputs, lambda: not outputs._num_abandoned)
+    made = admitted(outputs, "a")
+    wait_until(outputs, lambda: made.grammar.is_ready)
+
+
+def test_a_suspect_is_compiled_alone_and_refused_when_it_has_died_so(outputs, compiler):
+    suspects = Suspects()
+    outputs.watch_suspects(suspects)
+    guilty = request("slow guilty")
+    for _ in range(2):
+        suspects.begin_compile(fingerprint_of(guilty.sampling_params.structured_output))
+        suspects.count_death(-11)
+    first = admitted(outputs, "slow first")
+    outputs.admit(guilty)
+    third = admitted(outputs, "third")
+    time.sleep(0.02)
+    outputs.take_compiled()
+    assert compiler.compiled == ["slow first"], "it waits until nothing else is compiled"
+    compiler.gate.set()
+    wait_until(outputs, lambda: all(each.grammar.is_ready for each in (first, guilty, third)))
+    assert compiler.compiled == ["slow first", "slow guilty", "third"]
+    suspects.begin_compile(fingerprint_of(guilty.sampling_params.structured_output))
+    suspects.count_death(-11)
+    outputs._grammars.clear()
+    with pytest.raises(
+        RequestRefused, match=r"each time it compiled structured_outputs\.regex"
+    ) as e:
+        outputs.admit(guilty)
+    assert e.value.code is ErrorCode.KILLED_ENGINE
+    admitted(outputs, "another")
+
+
+def test_a_failure_that_may_not_come_again_is_not_kept(outputs, compiler):
+    for _ in range(2):
+        made = admitted(outputs, "bad today")
+        assert wait_until(outputs, lambda made=made: made.grammar.is_done) == [
+            (made, "bad today is bad")
+        ]
+    assert compiler.compiled == ["bad today"] * 2
+
+
+def test_tenants_of_one_client_are_served_in_turn(outputs, compiler, monkeypatch):
+    monkeypatch.setattr(manager, "_MAX_COMPILING", 1)
+    admitted(outputs, "slow")
+    many = [admitted(outputs, f"{number}") for number in range(5)]
+    one = request("one")
+    one.tenant = "another"
+    outputs.admit(one)
+    compiler.gate.set()
+    wait_until(outputs, lambda: all(each.grammar.is_ready for each in (*many, one)))
+    assert compiler.compiled.index("one") <= 2
