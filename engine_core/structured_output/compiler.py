@@ -51,6 +51,7 @@ class GrammarCompiler:
             )
             for _ in range(num_processes)
         ]
+        self._is_closed = False
         self._free: queue.LifoQueue[SandboxProcess] = queue.LifoQueue()
         for process in reversed(self._processes):
             self._free.put(process)
@@ -81,7 +82,8 @@ class GrammarCompiler:
         except SandboxRefused as error:
             raise GrammarError(f"{error}") from None
         except SandboxEnded as error:
-            logger.warning("a structured output ended the process that proves it: %s", error)
+            if not self._is_closed:
+                logger.warning("a structured output ended the process that proves it: %s", error)
             is_lasting = error.ending in (Ending.CPU_TIME, Ending.MEMORY) or (
                 error.detail in _BY_ITSELF
             )
@@ -92,8 +94,13 @@ class GrammarCompiler:
         finally:
             self._free.put(process)
 
+    def start(self) -> None:
+        """The first process, which `compile` then need not wait for."""
+        self._processes[0].start()
+
     def close(self) -> None:
         """End the processes, also one that is at work."""
+        self._is_closed = True
         for process in self._processes:
             process.kill()
             process.close()

@@ -141,7 +141,7 @@ class GrammarText:
 
 def reason_of(text: str) -> tuple[str, list[str]]:
     """llguidance's reason without its state, and the keywords that it names."""
-    text = text.partition("\n<state>")[0].strip()
+    text = re.split(r"\n<(?:state|non-verbose)", text)[0].strip()
     found = re.search(r"Unimplemented keys: (\[[^\]]*\])", text)
     if found is None:
         named = {"Unknown format": "format", "oneOf constraints": "oneOf"}
@@ -172,4 +172,4 @@ def _choice(choices: Any) -> str:
         raise GrammarError("it must be a list of strings, at least one")
     if "" in choices:
         raise GrammarError("it holds an empty string; remove it")
-    return "start: " + " | ".join(json.dumps(choice) for choice in choices)
+    return "start: CHOICE\nCHOICE: " + " | ".join(json.dumps(choice) for choice in choices)

@@ -64,9 +64,14 @@ def check_rules(lark: str) -> None:
                 known.add(name)
         if len(known) == num_known:
             break
-    if endless := [name for name in names if name not in known]:
+    if len(known) < len(names):
+        seen: set[str] = set()
+        name = next(name for name in rules if name in reached and name not in known)
+        while name not in seen:  # to one that leads to itself
+            seen.add(name)
+            name = next(need for need in needs[name] if need not in known)
         raise GrammarError(
-            f"no finite text is of the rule {min(endless)}: it always needs itself again; let it "
+            f"no finite text is of the rule {name}: it always needs itself again; let it "
             "have an alternative that does not"
         )
 

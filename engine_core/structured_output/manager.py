@@ -45,8 +45,11 @@ class Compiler(Protocol):
         """Raises GrammarError: it cannot be used. `is_begun` is called before what may end this
         process."""
 
+    def start(self) -> None:
+        """What `compile` would start otherwise."""
+
     def close(self) -> None:
-        """End what it has started."""
+        """End what has been started."""
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -259,6 +262,7 @@ class StructuredOutputs(StepObserver):
     def _start(self, make_compiler: Callable[[], Compiler]) -> None:
         try:
             self._compiler = make_compiler()
+            self._compiler.start()
         except BaseException as error:  # also the library's panics
             self._compiler = str(error)
             logger.warning("structured outputs will be refused: %s", error)

@@ -13,7 +13,7 @@ import msgspec
 from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
 from engine_core.structured_output.grammar_error import GrammarError
-from engine_core.structured_output.grammars import GrammarText
+from engine_core.structured_output.grammars import GrammarText, reason_of
 from engine_core.structured_output.tokens import PARSER_LIMITS, Setup, read_tokenizer
 from protocol.sandbox import SandboxLimits, serve_sandbox
 from protocol.structured_output import StructuredOutput
@@ -83,31 +83,34 @@ class Prover:
         return matcher.get_error() if matcher.is_error() else ""
 
     def _walk(self, grammar: str) -> None:
-        """Raises GrammarError: no text is of it, or none that begins as the walks did."""
+        """Raises GrammarError: each walk ends where nothing can follow, or at a limit. One that
+        does may have chosen a text that no model would."""
         start = self._matcher(grammar)
-        ends = [self._dead_end(start.deep_copy(), random.Random(seed)) for seed in range(_WALKS)]
-        if all(end is not None for end in ends):
-            begun = f" that begins with {ends[0]!r:.100}" if ends[0] else ""
+        ends = [self._failure(start.deep_copy(), random.Random(seed)) for seed in range(_WALKS)]
+        if ends[0] is not None and None not in ends:
+            begun, why = ends[0]
+            if "NoExtension" not in why:
+                raise GrammarError(reason_of(why)[0])
+            begun = f" that begins with {begun!r:.100}" if begun else ""
             raise GrammarError(f"no text{begun} is of it; let there be one")
 
-    def _dead_end(self, matcher: LLMatcher, draw: random.Random) -> str | None:
-        """The text behind which nothing can follow, if a walk leads to such a one."""
+    def _failure(self, matcher: LLMatcher, draw: random.Random) -> tuple[str, str] | None:
+        """The text behind which nothing can follow, and why."""
         tokens: list[int] = []
-        while len(tokens) < _WALK_TOKENS:
+        while len(tokens) < _WALK_TOKENS and not matcher.is_error():
             self._executor.unsafe_compute_mask_ptr(
                 [(matcher, 0)], ctypes.addressof(self._words), ctypes.sizeof(self._words), 1
             )
-            if matcher.is_error():  # otherwise a limit, which may be met in the engine, too
-                is_dead = "NoExtension" in matcher.get_error()
-                return self._tokenizer.decode_str(tokens) if is_dead else None
             token = self._choose(draw)
-            if token is None or token in self._eos or not matcher.consume_token(token):
-                return None
-            tokens.append(token)
-            forced = matcher.compute_ff_tokens()
-            if forced and matcher.consume_tokens(forced):
-                tokens += forced
-        return None
+            if token is None or token in self._eos or matcher.is_error():
+                break
+            if matcher.consume_token(token):
+                tokens.append(token)
+                forced = matcher.compute_ff_tokens()
+                tokens += forced if forced and matcher.consume_tokens(forced) else ()
+        if not matcher.is_error():
+            return None
+        return self._tokenizer.decode_str(tokens), matcher.get_error()
 
     def _choose(self, draw: random.Random) -> int | None:
         """One of the allowed; often one that closes something."""

@@ -40,6 +40,9 @@ class Compiler:
             raise GrammarError(f"{asked.text} is bad", is_lasting="today" not in asked.text)
         return object()
 
+    def start(self):
+        pass
+
     def close(self):
         self.gate.set()
 
