@@ -85,8 +85,16 @@ def check_chat(asked: ChatCompletionRequest) -> None:
         raise ApiError(400, "tool_choice needs tools", param="tool_choice")
 
 
-def chat_format(request: Request, llm: AsyncLLM, asked: ChatCompletionRequest) -> AnswerFormat:
-    """
+def chat_format(
+    request: Request,
+    llm: AsyncLLM,
+    asked: ChatCompletionRequest,
+    *,
+    tool_field: str = "tools[{}].function.parameters",
+    format_field: str | None = None,
+) -> AnswerFormat:
+    """`tool_field`, `format_field`: what the user calls the schemas, where that is no chat.
+
     Raises:
         ApiError, InvalidInput: something that cannot be served.
     """
@@ -96,7 +104,7 @@ def chat_format(request: Request, llm: AsyncLLM, asked: ChatCompletionRequest) -
             tool.function.name,
             tool.function.parameters,
             tool.function.strict is True,
-            field=f"tools[{number}].function.parameters",
+            field=tool_field.format(number),
         )
         for number, tool in enumerate(asked.tools or ())
         if choice != "none"
@@ -107,6 +115,9 @@ def chat_format(request: Request, llm: AsyncLLM, asked: ChatCompletionRequest) -
         if choice.get("type") != "function" or not isinstance(function, dict):
             raise not_supported("tool_choice", choice, '"none", "auto", "required" or a function')
         tools, has_one_call = chosen_tool(tools, str(function.get("name"))), True
+    constrained = structured_outputs(asked)
+    if constrained is not None and format_field is not None:
+        constrained = dataclasses.replace(constrained, field=format_field)
     return answer_format(
         request,
         llm,
@@ -114,7 +125,7 @@ def chat_format(request: Request, llm: AsyncLLM, asked: ChatCompletionRequest) -
         tools=tools,
         must_call=choice == "required" or isinstance(choice, dict),
         has_one_call=has_one_call,
-        constrained=structured_outputs(asked),
+        constrained=constrained,
     )
 
 

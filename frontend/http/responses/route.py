@@ -55,7 +55,13 @@ async def create_response(request: Request, asked: bodies.ResponsesRequest) -> R
     chat = _chat_request(asked, conversation)
     check_chat(chat)
     model, llm = await models.get(asked.model)
-    parts = chat_format(request, llm, chat)
+    parts = chat_format(
+        request,
+        llm,
+        chat,
+        tool_field="tools[{}].parameters",
+        format_field="text.format.schema",
+    )
     outputs = await generate_chat(llm, chat, parts, exchange_of(request))
     writer = ResponseWriter(_response_object(asked, asked.model or model.names[0], llm))
 
