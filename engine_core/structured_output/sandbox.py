@@ -6,6 +6,7 @@ import ctypes
 import os
 import random
 import resource
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,6 +29,8 @@ LIMITS = SandboxLimits(
 )
 PROOF_BYTES = 512 << 20
 """Beyond what the tokenizer takes."""
+MAX_MASK_S = 0.1
+"""Processor time of one mask."""
 _POOL_STACK_BYTES = 1 << 20
 """Half of what the engine's threads for masks have."""
 _WALKS, _WALK_TOKENS = 3, 32
@@ -98,9 +101,15 @@ class Prover:
         """The text behind which nothing can follow, and why."""
         tokens: list[int] = []
         while len(tokens) < _WALK_TOKENS and not matcher.is_error():
+            began_s = time.process_time()
             self._executor.unsafe_compute_mask_ptr(
                 [(matcher, 0)], ctypes.addressof(self._words), ctypes.sizeof(self._words), 1
             )
+            if (took_s := time.process_time() - began_s) > MAX_MASK_S:
+                raise GrammarError(
+                    f"to find which tokens may follow takes {took_s:.2f} s, the limit is "
+                    f"{MAX_MASK_S:g}, as steps wait for it; make it less ambiguous and smaller"
+                )
             token = self._choose(draw)
             if token is None or token in self._eos or matcher.is_error():
                 break

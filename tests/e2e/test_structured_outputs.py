@@ -129,7 +129,7 @@ def test_a_beam_search_with_a_grammar_is_refused_by_name(client):
 
 
 def test_a_request_that_waits_for_its_grammar_says_so_and_holds_nobody(llm, client):
-    properties = {f"p{number}": {"type": "string"} for number in range(2000)}
+    properties = {f"p{number}": {"type": "string"} for number in range(900)}
     large = {"type": "object", "properties": properties, "required": ["p1"]}
     asked = StructuredOutput(kind=StructuredOutputKind.JSON, text=json.dumps(large))
     client.request("large", [5], ignore_eos=False, structured_output=asked, max_tokens=4)

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from engine_core.structured_output import compiler as compiler_module
+from engine_core.structured_output import sandbox
 from engine_core.structured_output.compiler import GrammarCompiler
 from engine_core.structured_output.grammar_error import GrammarError
 from protocol.structured_output import StructuredOutput, StructuredOutputKind
@@ -122,3 +123,11 @@ def test_what_has_no_text_or_passes_a_limit_at_once_is_refused(made, kind, text,
 def test_ten_thousand_choices_are_taken(made):
     choices = json.dumps([f"choice {number}" for number in range(10_000)])
     made().compile(StructuredOutput(kind=StructuredOutputKind.CHOICE, text=choices))
+
+
+def test_what_would_hold_up_steps_is_refused(monkeypatch):
+    prover = sandbox.Prover(sandbox.Setup(tokenizer_json(), VOCAB_SIZE, (EOS,)))
+    prover.prove(asked({}))
+    monkeypatch.setattr(sandbox, "MAX_MASK_S", 0.0)
+    with pytest.raises(GrammarError, match=r"to find which tokens may follow takes 0\.\d+ s"):
+        prover.prove(asked({}))
