@@ -4,11 +4,13 @@ its own first (`sandbox.py`), with less time, memory and stack than here."""
 import logging
 import queue
 import signal
+import time
 from collections.abc import Callable
 
 import msgspec
 from llguidance import LLMatcher
 
+from engine_core.server.limited_log import LimitedLog
 from engine_core.structured_output.grammar_error import GrammarError
 from engine_core.structured_output.sandbox import LIMITS, PROOF_BYTES
 from engine_core.structured_output.tokens import PARSER_LIMITS, Setup, read_tokenizer
@@ -52,6 +54,7 @@ class GrammarCompiler:
             for _ in range(num_processes)
         ]
         self._is_closed = False
+        self._log = LimitedLog(logger, logging.WARNING, time.monotonic)
         self._free: queue.LifoQueue[SandboxProcess] = queue.LifoQueue()
         for process in reversed(self._processes):
             self._free.put(process)
@@ -83,7 +86,7 @@ class GrammarCompiler:
             raise GrammarError(f"{error}") from None
         except SandboxEnded as error:
             if not self._is_closed:
-                logger.warning("a structured output ended the process that proves it: %s", error)
+                self._log.log("ended", f"a structured output's process gave no answer: {error}")
             is_lasting = error.ending in (Ending.CPU_TIME, Ending.MEMORY) or (
                 error.detail in _BY_ITSELF
             )

@@ -85,8 +85,8 @@ def check_schema(schema: Any) -> Parts:
     _check_multiples(parts)
     for target in sorted(targets - _fulfilled(parts, targets, lambda path: _at(schema, path))):
         raise GrammarError(
-            f"{_place(target)}no finite text is of it, as it always needs itself again; let a part "
-            "be optional"
+            f"{_place(target)}no finite text is of it: what it requires needs it again, or is "
+            "forbidden; let a part be optional"
         )
     return parts
 
