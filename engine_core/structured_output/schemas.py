@@ -2,7 +2,7 @@
 that nothing finite fulfils, and what leads too deep, each refused with its place."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any, TypeGuard
 from urllib.parse import unquote
@@ -21,7 +21,8 @@ _MOST_OPEN = 10**18
 """An integer bound without one on the other side, and a bound of numbers."""
 _EXACT = 2**53
 _MOST = 2**31 - 1
-_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_DEFINITIONS = ("$defs", "definitions")
+_BY_NAME = ("properties", "patternProperties", "dependentSchemas")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _SINGLE = (
     "items", "additionalItems", "additionalProperties", "unevaluatedProperties", "unevaluatedItems",
@@ -58,6 +59,7 @@ def check_schema(schema: Any) -> Parts:
     changed in place. Raises GrammarError, with the place."""
     parts: Parts = {}
     targets: set[str] = set()
+    references = _References(schema)
     pending = [("#", schema, 0)]
     while pending:
         path, part, depth = pending.pop()
@@ -75,15 +77,16 @@ def check_schema(schema: Any) -> Parts:
             _check_part(part)
         except ValueError as error:
             raise GrammarError(f"{_place(path)}{error}") from None
-        inner = [(f"{path}/{name}", each, depth + 1) for name, each in _subschemas(part)]
-        reference = part.get("$ref")
-        if isinstance(reference, str) and reference.startswith("#"):
-            target = _target(reference)
+        inner = [(f"{path}/{name}", each, depth + 1) for name, each in _subschemas(part, _BY_NAME)]
+        target = references.target(part)
+        if target is not None:
             targets.add(target)
             inner.append((target, _at(schema, target), depth + 1))
+        elif "$ref" in part:  # to one of the definitions, or it is refused by llguidance
+            inner += [(f"#/{name}", each, 1) for name, each in _subschemas(schema, _DEFINITIONS)]
         pending += reversed(inner)
     _check_multiples(parts)
-    for target in sorted(targets - _fulfilled(parts, targets, lambda path: _at(schema, path))):
+    for target in sorted(targets - _fulfilled(schema, targets, references)):
         raise GrammarError(
             f"{_place(target)}no finite text is of it: what it requires needs it again, or is "
             "forbidden; let a part be optional"
@@ -100,9 +103,33 @@ def _inside(value: Any) -> Any:
     return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
-def _subschemas(part: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+class _References:
+    """Where they lead: paths within the schema, names of definitions, and its own address."""
+
+    def __init__(self, schema: Any) -> None:
+        self._base = ""
+        self._names: dict[str, str] = {}
+        if isinstance(schema, dict):
+            self._base = str(schema.get("$id", "")).removesuffix("#")
+            for path, each in _subschemas(schema, _DEFINITIONS):
+                if isinstance(each, dict):
+                    named = (f"#{each.get('$anchor')}", str(each.get("$id")))
+                    self._names |= dict.fromkeys(named, f"#/{path}")
+
+    def target(self, part: dict[str, Any]) -> str | None:
+        """None: it has no reference, or one that is not known here."""
+        reference = part.get("$ref")
+        if not isinstance(reference, str):
+            return None
+        reference = reference.removeprefix(self._base).rstrip("/") or "#"
+        if reference == "#" or reference.startswith("#/"):
+            return reference
+        return self._names.get(reference)
+
+
+def _subschemas(part: dict[str, Any], by_name: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
     for keyword, value in part.items():
-        if keyword in _BY_NAME and isinstance(value, dict):
+        if keyword in by_name and isinstance(value, dict):
             for name, each in value.items():
                 yield f"{keyword}/{name.replace('~', '~0').replace('/', '~1')}", each
         elif keyword in _LISTS and isinstance(value, list):
@@ -110,10 +137,6 @@ def _subschemas(part: dict[str, Any]) -> Iterator[tuple[str, Any]]:
                 yield f"{keyword}/{number}", each
         elif keyword in _SINGLE:
             yield keyword, value
-
-
-def _target(reference: str) -> str:
-    return reference.rstrip("/") or "#"
 
 
 def _at(schema: Any, path: str) -> Any:
@@ -228,7 +251,7 @@ def _check_multiples(parts: Parts) -> None:
             )
 
 
-def _fulfilled(parts: Parts, targets: set[str], at: Callable[[str], Any]) -> set[str]:
+def _fulfilled(schema: Any, targets: set[str], references: _References) -> set[str]:
     """Of the targets of references, those that some finite value is of."""
     known: set[str] = set()
     left = sorted(targets)
@@ -236,25 +259,28 @@ def _fulfilled(parts: Parts, targets: set[str], at: Callable[[str], Any]) -> set
         num_left = len(left)
         left.reverse()
         for path in [*left]:
-            if _is_finite(at(path), known):
+            if _is_finite(_at(schema, path), known, references):
                 known.add(path)
         left = [path for path in left if path not in known]
         if len(left) == num_left or not left:
             return known
 
 
-def _is_finite(schema: Any, known: set[str]) -> bool:
+def _is_finite(schema: Any, known: set[str], references: _References) -> bool:
     """Whether some finite value is of it, if some is of the references `known`."""
     if not isinstance(schema, dict):
         return schema is not False
-    reference = schema.get("$ref")
-    if isinstance(reference, str) and reference[:1] == "#" and _target(reference) not in known:
+    if (target := references.target(schema)) is not None and target not in known:
         return False
-    if not all(_is_finite(each, known) for each in _list(schema.get("allOf"))):
+
+    def is_finite(part: Any) -> bool:
+        return _is_finite(part, known, references)
+
+    if not all(is_finite(each) for each in _list(schema.get("allOf"))):
         return False
     for keyword in ("anyOf", "oneOf"):
         cases = _list(schema.get(keyword))
-        if cases and not any(_is_finite(each, known) for each in cases):
+        if cases and not any(is_finite(each) for each in cases):
             return False
     types = schema.get("type")
     if types == "object":
@@ -262,13 +288,13 @@ def _is_finite(schema: Any, known: set[str]) -> bool:
         properties = properties if isinstance(properties, dict) else {}
         other = True if schema.get("patternProperties") else schema.get("additionalProperties")
         names = [name for name in _list(schema.get("required")) if isinstance(name, str)]
-        return all(_is_finite(properties.get(name, other), known) for name in names)
+        return all(is_finite(properties.get(name, other)) for name in names)
     if types == "array" and isinstance(least := schema.get("minItems"), int):
         items = schema.get("items")
         first = _list(schema.get("prefixItems")) or _list(items)
-        if len(first) < least and not isinstance(items, list) and not _is_finite(items, known):
+        if len(first) < least and not isinstance(items, list) and not is_finite(items):
             return False
-        return all(_is_finite(each, known) for each in first[:least])
+        return all(is_finite(each) for each in first[:least])
     return True
 
 

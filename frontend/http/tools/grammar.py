@@ -114,7 +114,12 @@ class _Rules:
         self, schema: Schema | None, field: str, *, is_object: bool = False, **options: str
     ) -> str:
         whole = {**({"type": "object"} if is_object else {}), **(schema or {}), _FIELD: field}
-        return f"%json {json.dumps({**whole, 'x-guidance': {**_WHITE_SPACE, **options}})}"
+        try:
+            text = json.dumps({**whole, "x-guidance": {**_WHITE_SPACE, **options}})
+        except RecursionError:
+            why = f"{field} is nested too deeply; make it flatter"
+            raise ApiError(400, why, param=field) from None
+        return f"%json {text}"
 
     def keywords(self, tool: OfferedTool, schema: Schema) -> str:
         """`key="value", other=1`: the properties in their order. Values are JSON, with names of

@@ -67,6 +67,8 @@ def test_a_text_that_is_drawn_from_a_schemas_grammar_validates(seed):
         ({"type": "string", "pattern": "^(?=a)"}, "look-around"),
         ({"type": "string", "pattern": "((a{100}){100}){100}"}, "1000000 characters"),
         ({"patternProperties": {"((a{100}){100}){100}": {}}}, "1000000 characters"),
+        ({"type": "string", "pattern": "a{100000,}"}, "100000 characters"),
+        ({"type": "string", "pattern": "a{1,100000}"}, "100000 characters"),
         ({"$ref": "http://example.org/schema.json"}, "example.org"),
         ({"type": "strong"}, "strong"),
         (False, "object schema"),

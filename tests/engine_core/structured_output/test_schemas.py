@@ -108,6 +108,8 @@ def needing(part):
         ({**A, "$defs": {"a": A}}, "#/$defs/a"),
         ({**A, "$defs": {"a": {"$ref": "#/$defs/b"}, "b": A}}, "#/$defs/a"),
         ({"type": "object", "properties": {"x": A}, "$defs": {"a": {"allOf": [A]}}}, "#/$defs/a"),
+        ({"$ref": "#a", "$defs": {"x": {"$anchor": "a", **needing({"$ref": "#a"})}}}, "#/$defs/x"),
+        ({"$id": "http://x/s", **needing({"$ref": "http://x/s"})}, ""),
         (needing(SELF), ""),
         (needing({"anyOf": [SELF, needing(SELF)]}), ""),
         ({"type": "array", "items": SELF, "minItems": 1}, ""),
@@ -136,6 +138,7 @@ def test_what_can_never_end_is_refused_with_its_place(schema, place):
         {"type": "array", "prefixItems": [{}, SELF], "minItems": 1},
         {"properties": {"$ref": {"type": "string"}, "const": {"minimum": 3}}},
         {"$ref": "#/$defs/missing"},
+        {"const": 1, "$defs": {"not needed": {"minimum": LEAST, "not": {}}}},
     ],
 )
 def test_what_can_end_is_not_refused(schema):
@@ -159,3 +162,10 @@ def test_depth_is_bounded_by_nesting_and_along_references():
     for deep in ("[" * 100_000, '{"a":' * 200 + "1" + "}" * 200):
         with pytest.raises(GrammarError, match=r"nested (too deeply|deeper than 120)"):
             check(deep)
+
+
+def test_numbers_of_definitions_are_checked_however_they_are_referred_to():
+    for name, reference in (("$anchor", "#a"), ("$id", "a"), ("$id", "http://x/a"), ("title", "y")):
+        part = {name: reference.removeprefix("#"), "const": BIG + 1}
+        with pytest.raises(GrammarError, match=r"^#/\$defs/d: const 9007199254740993"):
+            check({"items": {"$ref": reference}, "$defs": {"d": part}})

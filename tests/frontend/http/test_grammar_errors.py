@@ -5,7 +5,7 @@ import pytest
 
 from engine_core.structured_output.grammar_error import GrammarError
 from frontend.errors import RequestRejected
-from frontend.http.api_errors import api_error
+from frontend.http.api_errors import ApiError, api_error
 from frontend.http.openai.requests import JsonSchemaFormat, ResponseFormat
 from frontend.http.openai.structured_outputs import of_format
 from frontend.http.tools.grammar import OfferedTool, calls_grammar
@@ -88,3 +88,16 @@ def test_a_response_format_is_named_and_so_is_param():
     )
     named = StructuredOutputsParams(regex="((", field="guided_regex")
     assert refusal(named).startswith("guided_regex cannot be used")
+
+
+def test_a_schema_that_is_nested_too_deeply_is_named():
+    deep = {}
+    for _ in range(100_000):
+        deep = {"items": deep}
+    tool = OfferedTool("f", deep, field="tools[3].function.parameters")
+    options = {"must_call": True, "has_one_call": False, "template": "", "answer": None}
+    with pytest.raises(ApiError, match=r"^tools\[3\]\.function\.parameters is nested too") as error:
+        calls_grammar("llama3_json", [tool], None, **options)
+    assert error.value.param == "tools[3].function.parameters"
+    while deep:  # one by one: to free it at once recurses, too
+        deep = deep["items"]
