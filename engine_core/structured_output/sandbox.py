@@ -60,7 +60,9 @@ class Prover:
         self._tokenizer: LLTokenizer = read_tokenizer(setup)
         self._executor = LLExecutor(1)
         self._eos = {*setup.eos_token_ids}
-        self._words = (ctypes.c_uint32 * -(-setup.vocab_size // 32))()
+        self._masks = (ctypes.c_uint32 * -(-setup.vocab_size // 32) * 2)()
+        self._other = self._matcher(LLMatcher.grammar_from_lark('start: "a"'))
+        """A mask alone would be made on this thread, with its stack, and not on the pool's."""
         self._closing = [
             token for sign in _CLOSING for token in self._tokenizer.tokenize_str(sign)[:1]
         ]
@@ -103,7 +105,10 @@ class Prover:
         while len(tokens) < _WALK_TOKENS and not matcher.is_error():
             began_s = time.process_time()
             self._executor.unsafe_compute_mask_ptr(
-                [(matcher, 0)], ctypes.addressof(self._words), ctypes.sizeof(self._words), 1
+                [(matcher, 0), (self._other, 1)],
+                ctypes.addressof(self._masks),
+                ctypes.sizeof(self._masks[0]),
+                2,
             )
             if (took_s := time.process_time() - began_s) > MAX_MASK_S:
                 raise GrammarError(
@@ -123,7 +128,7 @@ class Prover:
 
     def _choose(self, draw: random.Random) -> int | None:
         """One of the allowed; often one that closes something."""
-        words = self._words
+        words = self._masks[0]
         if draw.random() < 0.5:
             for token in self._closing:
                 if words[token // 32] >> token % 32 & 1:
