@@ -8,8 +8,6 @@ CHAOS_TIME ?= 300
 CHAOS_SEED ?= 0
 SOAK_TIME ?= 3600
 
-# Without a GPU take the CPU build of torch by name: a plain `torch` pulls gigabytes of CUDA.
-TORCH := $(shell command -v nvidia-smi >/dev/null 2>&1 && echo 'torch>=2.11' || echo 'torch==2.13.0')
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # One process more than cores, as many tests wait for daemons; long files come first (tests/conftest.py).
 # Without the last option a test whose process died would be tried again for ever.
@@ -28,11 +26,12 @@ help:  ## this list
 
 $(VENV)/.installed: pyproject.toml
 	@echo "== virtual environment and dependencies in $(VENV) (a few minutes the first time)"
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install --progress-bar off '$(TORCH)'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python " + sys.version.split()[0] + " is too old; name one from 3.11 on: make PYTHON=python3.12 ...")'
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	@$(BIN)/python scripts/install.py torch --progress-bar off
 	$(PIP) install --progress-bar off -e .
 	@echo "== native CPU kernels, into the user's cache (without a compiler torch runs instead)"
-	@$(BIN)/python -c 'from kernels.cpu.library import load_library; load_library()' || true
+	@$(BIN)/python scripts/install.py kernels
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed

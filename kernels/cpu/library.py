@@ -6,6 +6,7 @@ digest. Processes that start at once build once (a lock on a file)."""
 import ctypes
 import fcntl
 import hashlib
+import itertools
 import math
 import os
 import platform
@@ -17,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -165,7 +166,7 @@ def load_library(
     Args:
         num_threads: most that an operation may use; None: all that `available_threads` finds. A
             process has one pool, which never shrinks.
-        report: gets a line before the library is built.
+        report: gets a line before the library is built, and one for each file.
     """
     if os.environ.get(SWITCH_VARIABLE, "1") == "0":
         raise NativeLibraryUnavailable(f"switched off by {SWITCH_VARIABLE}=0")
@@ -209,7 +210,7 @@ def build_library(
 
     Args:
         extra_flags: for the compiler and the linker, such as a sanitizer's.
-        report: gets a line before the compiler runs.
+        report: gets a line before the compiler runs, and one for each file, from threads.
     """
     units = sorted(sources.glob("*.cpp"))
     headers = b"".join(path.read_bytes() for path in sorted(sources.glob("*.h")))
@@ -241,12 +242,17 @@ def build_library(
                     cache / f"{_digest(flags, version.encode(), headers, texts[path])}.o"
                     for path in units
                 ]
-                compile_unit = partial(_compile, [compiler, *_FLAGS, *extra_flags], Path(folder))
+                number = itertools.count(1)
+
+                def compile_unit(unit: Path, made: Path) -> None:
+                    _compile([compiler, *_FLAGS, *extra_flags], Path(folder), unit, made)
+                    report(f"compiled {next(number)} of {len(units)}: {unit.name}")
+
                 with ThreadPoolExecutor(available_threads()) as pool:
-                    objects = list(pool.map(compile_unit, units, compiled))
+                    list(pool.map(compile_unit, units, compiled))
                 linked = Path(folder) / "linked.so"
                 link = [compiler, *_LINK_FLAGS, *extra_flags, "-o", str(linked)]
-                _run([*link, *map(str, objects)])
+                _run([*link, *map(str, compiled)])
                 digest = hashlib.sha256(linked.read_bytes()).digest()
                 with linked.open("ab") as file:
                     file.write(digest)  # the loader does not look behind the sections
@@ -293,13 +299,12 @@ def _check_folder(cache: Path) -> None:
         )
 
 
-def _compile(command: Sequence[str], folder: Path, source: Path, compiled: Path) -> Path:
-    """`compiled`, made now unless an earlier build with the same texts has."""
+def _compile(command: Sequence[str], folder: Path, source: Path, compiled: Path) -> None:
+    """Make `compiled`, unless an earlier build with the same texts has."""
     if not _is_ours(compiled):
         made = folder / f"{source.stem}.o"
         _run([*command, "-c", "-o", str(made), str(source)])
         made.replace(compiled)
-    return compiled
 
 
 def _drop_old(cache: Path) -> None:

@@ -63,14 +63,16 @@ def test_a_build_drops_binaries_of_a_month_ago(tmp_path: Path, sources: Path) ->
 
 
 @pytest.mark.usefixtures("library")
-def test_one_line_is_told_before_a_build_and_none_where_it_is_built(
+def test_a_build_says_each_file_that_it_has_compiled_and_nothing_where_it_is_built(
     tmp_path: Path, sources: Path
 ) -> None:
+    (sources / "other.cpp").write_text("int other() { return 0; }\n")
     lines: list[str] = []
     for _ in range(2):
         build_library(tmp_path / "cache", sources, report=lines.append)
-    assert len(lines) == 1
     assert "building the native CPU kernels, once" in lines[0]
+    assert [line.partition(":")[0] for line in lines[1:]] == ["compiled 1 of 2", "compiled 2 of 2"]
+    assert {line.partition(": ")[2] for line in lines[1:]} == {"answer.cpp", "other.cpp"}
 
 
 @pytest.mark.usefixtures("library")
