@@ -22,7 +22,11 @@ _LINE_EVERY_S = 2.0
 
 _Json = Annotated[bool, Parameter(help="Print JSON.", negative="", show=True)]
 _Name = Annotated[
-    str, Parameter(help="A known name, or an org/name of the Hugging Face hub.", show=True)
+    str,
+    Parameter(
+        help="A known name, or an org/name of the Hugging Face hub; org/name:Q4_K_M of GGUF files.",
+        show=True,
+    ),
 ]
 
 

@@ -79,7 +79,7 @@ _ADVICE = {
     "enable_chunked_prefill": "long prompts are always chunked; see max_chunk_size",
     "tokenizer_mode": "the model's own tokenizer is read; use 'auto'",
     "task": "use runner='pooling' with convert='embed' or 'classify'",
-    "revision": "download the revision and give its folder as the model",
+    "revision": "name it with the model, as org/name@revision",
     "swap_space": "use host_cache_memory, in bytes or as a text such as '4GiB'",
 }
 

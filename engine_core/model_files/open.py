@@ -7,7 +7,6 @@ from pathlib import Path
 from engine_core.model_files.download import (
     Progress,
     describe_known_models,
-    download_from_hub,
     fetch_known_model,
     find_known_model,
 )
@@ -23,10 +22,10 @@ from engine_core.model_files.gguf.header import read_gguf_header
 from engine_core.model_files.gguf.tokenizer import build_tokenizer
 from engine_core.model_files.hf_folder import HfFolder
 from engine_core.model_files.hf_tokenizer import read_folder_tokenizer
+from engine_core.model_files.hub import download_from_hub, parse_hub_name
 from engine_core.model_files.interface import ModelFiles, TokenizerFiles
 from engine_core.model_files.stored import marked_as_used
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _LATER_PART = re.compile(r".*-(?!00001)\d{5}-of-\d{5}\.gguf")
 
 
@@ -41,7 +40,8 @@ def open_model_files(
     Raises ModelFilesError: one of its kinds; the message says what to do.
 
     Args:
-        model: in this order a folder, a .gguf file, a known name, an `org/name` of the hub.
+        model: in this order a folder, a .gguf file, a known name, an `org/name` of the hub, with
+            `@revision` and the `:tag` of a GGUF file.
         tokenizer: the same, or a tokenizer.json, to take the tokenizer from instead.
         option: that names the model, for messages.
         report: gets a line before and during everything that takes seconds.
@@ -89,13 +89,15 @@ def locate_model(
     known = find_known_model(model)
     if known is not None:
         return marked_as_used(fetch_known_model(known, report=report, progress=progress)), None
+    hub_name = parse_hub_name(model)
+    if hub_name is not None:
+        return marked_as_used(download_from_hub(hub_name, report=report, progress=progress)), model
     if _looks_like_a_path(model):
         raise ModelNotFound(f"{path} does not exist; check the path given as {option}")
-    if _HUB_ID.fullmatch(model):
-        return marked_as_used(download_from_hub(model, report=report, progress=progress)), model
     raise ModelNotFound(
         f"{model!r} is neither a file or folder here nor a known name; "
-        f"{describe_known_models(model)}; or give a path or a hub id such as org/name"
+        f"{describe_known_models(model)}; or give a path, or a hub id such as org/name or "
+        "org/name:Q4_K_M"
     )
 
 

@@ -122,9 +122,14 @@ def _hub_models() -> Iterator[StoredModel]:
         return
     for repo in repos:
         files = {file.file_name: file for each in repo.revisions for file in each.files}
-        if repo.repo_type != "model" or not any(name.endswith(".safetensors") for name in files):
+        ggufs = [file.file_path for name, file in files.items() if name.endswith(".gguf")]
+        if repo.repo_type != "model" or not (
+            ggufs or any(name.endswith(".safetensors") for name in files)
+        ):
             continue
-        kind = "safetensors"
+        kind = _gguf_format(min(ggufs)) if ggufs else "safetensors"
+        if len(ggufs) > 1:
+            kind += f" and {len(ggufs) - 1} more"
         with contextlib.suppress(KeyError, OSError, ValueError, TypeError):
             config = json.loads(files["config.json"].file_path.read_bytes())
             quantised = config.get("quantization_config") or {}

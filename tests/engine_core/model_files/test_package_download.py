@@ -118,15 +118,6 @@ def test_a_folder_that_cannot_be_written_is_named(model: KnownModel, monkeypatch
         fetch_known_model(model, report=print)
 
 
-def test_a_full_disk_is_not_the_hubs_fault(monkeypatch) -> None:
-    def snapshot_download(*_arguments: object, **_options: object) -> str:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
-    with pytest.raises(DownloadFailed, match=r"the disk is full: org/name .* HF_HOME"):
-        download.download_from_hub("org/name", report=print)
-
-
 def test_pull_refuses_unknown_names_and_wrong_usage() -> None:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "engine_core.cli", "pull", *arguments]
