@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine_core.errors import ExitCode, StartupError
@@ -21,7 +22,6 @@ from engine_core.server.keys import KeyFolder
 from engine_core.server.transport import ZmqTransport, is_tcp, most_message_bytes
 from engine_core.service_manager import READY, STOPPING, ServiceManager
 from engine_core.startup.before_torch import (
-    OpenModel,
     check_kernels_package,
     load_torch_library_beside,
     no_garbage_collection,
@@ -34,7 +34,7 @@ from engine_core.suspects import Suspects
 from engine_core.watchdog import Watchdog
 from protocol.addresses import default_address
 from protocol.outputs import FinishReason
-from protocol.running_daemons import RunningDaemon, listed
+from protocol.running_daemons import RunningDaemon, listed, note_daemon
 
 if TYPE_CHECKING:
     from engine_core.config import EngineConfig
@@ -86,11 +86,13 @@ def run_daemon(
                     ),
                 )
             )
+            resources.enter_context(listed(_listing(options, transport)))
         core, config, workers = _start(options, transport, lifecycle, phases, resources, keys)
         if suspects is not None:
             core.watch_suspects(suspects)
         with lifecycle.listen(transport):
             phases.enter("serving")
+            note_daemon(os.getpid(), is_ready=True)
             _announce(config, phases, workers)
             service_manager.notify(READY, f"STATUS=serving {config.model} at {config.address}")
             progress = core.progress
@@ -115,7 +117,11 @@ def _start(
             phases.enter("files")
             opened = open_model(options)
             touch_weight_memory(options, opened.files, loader)
-            resources.enter_context(listed(_listing(options, opened, transport)))
+            note_daemon(
+                os.getpid(),
+                model=options.model_name or opened.files.name,
+                files=str(opened.files.path.resolve()),
+            )
             if options.parallel.num_workers > 1:
                 from engine_core.workers.group import WorkerGroup
 
@@ -141,12 +147,15 @@ def _start(
     return core, config, group.described
 
 
-def _listing(options: EngineOptions, opened: OpenModel, transport: ZmqTransport) -> RunningDaemon:
+def _listing(options: EngineOptions, transport: ZmqTransport) -> RunningDaemon:
+    asked = options.model or ""
     return RunningDaemon(
         pid=os.getpid(),
-        model=options.model_name or opened.files.name,
+        model=options.model_name or asked,
         address=transport.address,
-        files=str(opened.files.path.resolve()),
+        files="",
+        asked=str(Path(asked).absolute()) if asked and Path(asked).exists() else asked,
+        is_ready=False,
     )
 
 

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -20,7 +20,9 @@ class RunningDaemon(msgspec.Struct, frozen=True, kw_only=True):
     """
     Args:
         model: its name.
-        files: the folder or file that it serves.
+        asked: the model as it was asked for.
+        files: the folder or file that it serves; empty until they are found.
+        is_ready: it accepts requests; before, it may be fetching its model.
         started_s: since the epoch.
         keep_alive_s: how long a server that started it keeps it without requests; -1: for ever,
             None: it was not started by one.
@@ -30,6 +32,8 @@ class RunningDaemon(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     address: str
     files: str
+    asked: str = ""
+    is_ready: bool = True
     started_s: float = msgspec.field(default_factory=time.time)
     keep_alive_s: float | None = None
 
@@ -61,14 +65,13 @@ def running_daemons() -> list[RunningDaemon]:
     return sorted(found, key=lambda each: each.started_s)
 
 
-def note_keep_alive(pid: int, keep_alive_s: float) -> None:
-    """For `running_daemons`: what the server that started this daemon does with it."""
+def note_daemon(pid: int, **changes: Any) -> None:
+    """For `running_daemons`: other values of this daemon's fields. Where it has no file, none."""
     with (
         contextlib.suppress(OSError, MalformedMessage),
         open_own_file(_file(pid), writes=True) as stream,
     ):
-        daemon = msgspec.structs.replace(_daemon_in(stream), keep_alive_s=keep_alive_s)
-        text = msgspec.json.encode(daemon)
+        text = msgspec.json.encode(msgspec.structs.replace(_daemon_in(stream), **changes))
         os.pwrite(stream.fileno(), text, 0)
         stream.truncate(len(text))
 

@@ -38,7 +38,8 @@ LoadFormatName = Literal["auto", "safetensors", "gguf", "dummy"]
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class EngineOptions:
     model: Annotated[str | None, MODEL, COMMON] = None
-    """A folder as on the Hugging Face hub, a .gguf file, a known name, or a hub id (org/name, org/name:Q4_K_M)."""
+    """A folder as on the Hugging Face hub, a .gguf file, a known name, or a hub id: org/name, or
+    org/name:Q4_K_M of GGUF files."""
     device: Annotated[DeviceName, MODEL, COMMON] = "auto"
     """Where the model runs; auto: on an NVIDIA GPU if torch sees one."""
     dtype: Annotated[DtypeName, MODEL, COMMON] = "auto"

@@ -3,16 +3,22 @@
 import asyncio
 import contextlib
 import logging
+import socket
 import sys
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 from frontend.async_llm import AsyncLLM
-from frontend.cli.options import DaemonOptions, print_fault
+from frontend.cli.options import DEFAULT_CONNECT_S, DaemonOptions, print_fault
 from frontend.errors import EngineClientError
+from protocol.addresses import default_address
+from protocol.running_daemons import running_daemons
 
 _SILENT_S = 1.0
 _CHECK_S = 0.05
+_STARTED_S = 10.0
+"""From a daemon's command to its socket, as with `engine-core ... &` before a client's command."""
 
 
 @contextlib.asynccontextmanager
@@ -49,12 +55,16 @@ class _WaitNotices(logging.Handler):
         logging.getLogger("frontend").addHandler(self)
 
     async def open(self) -> None:
-        """Connect the client.
+        """Connect the client, once a daemon that starts has started.
 
         Raises:
             EngineClientError: see `AsyncLLM.open`.
         """
-        limit_s = self._options.connect_timeout
+        limit_s = self._options.connect_timeout or DEFAULT_CONNECT_S
+        if len(self._llm.addresses) == 1:
+            with contextlib.suppress(TimeoutError):  # the attempt to connect says it
+                async with asyncio.timeout(self._options.connect_timeout):
+                    await _has_started(self._llm.address)
         text = (
             f"waiting for an engine to answer at {self._llm.address}, until {_clock(limit_s)} "
             f"(--connect-timeout {limit_s:g})"
@@ -92,6 +102,47 @@ class _WaitNotices(logging.Handler):
             print_fault(text)
         except EngineClientError:
             pass  # the request reports it
+
+
+async def _has_started(address: str) -> None:
+    """Return when no daemon is starting that may come to listen there."""
+    began_s, is_said = time.monotonic(), False
+    while True:
+        waited_s = time.monotonic() - began_s
+        if not any(each.address == address and not each.is_ready for each in running_daemons()):
+            is_late = waited_s > _STARTED_S
+            if is_late or _is_listened_at(address) or not _is_being_started(address):
+                return
+        if waited_s > _SILENT_S and not is_said:
+            is_said = True
+            print_fault(f"waiting for the daemon at {address}, which is starting")
+        await asyncio.sleep(_CHECK_S)
+
+
+def _is_being_started(address: str) -> bool:
+    """Whether there is a process `engine-core` with this address, in what the system shows."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has ended
+            words = path.read_bytes().decode(errors="replace").split("\0")
+            if any(word.endswith(("/engine-core", "engine_core.cli")) for word in words[:4]):
+                _, _, bind = "=".join(words).partition("--bind=")
+                if (bind.partition("=")[0] or default_address()) == address:
+                    return True
+    return False
+
+
+def _is_listened_at(address: str) -> bool:
+    """False only for a Unix socket that is not there, or nobody's any more."""
+    if not address.startswith("ipc://"):
+        return True
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(address.removeprefix("ipc://"))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+        except OSError:
+            pass  # too long, or forbidden: the client says it
+    return True
 
 
 def _clock(after_s: float) -> str:

@@ -27,6 +27,8 @@ EXIT_ADDRESS = 3
 """The address to listen at is taken."""
 EXIT_INTERRUPTED = 130
 
+DEFAULT_CONNECT_S = 60.0
+
 
 Flag = Annotated[bool, Parameter(negative="")]
 """Without a --no- form."""
@@ -82,8 +84,9 @@ class DaemonOptions:
             show_default=False,
         ),
     ] = None
-    connect_timeout: float = 60.0
-    """Seconds for the daemon to answer, which it does between two steps."""
+    connect_timeout: float | None = None
+    """Seconds for the daemon to answer, which it does between two steps; default: 60, behind all of
+    its start."""
     reconnect_timeout: float = 60.0
     """Seconds for a lost daemon to come back."""
     keys: Path | None = None
@@ -104,13 +107,13 @@ class DaemonOptions:
 
         for name in ("connect_timeout", "reconnect_timeout"):
             limit_s = getattr(self, name)
-            if not 0 < limit_s < float("inf"):
+            if limit_s is not None and not 0 < limit_s < float("inf"):
                 option = name.replace("_", "-")
                 raise UsageError(f"--{option} is {limit_s:g}, it must be a number above 0")
         return AsyncLLM(
             addresses or (None if self.address is None else self.address.split(",")),
             client_name=f"engine-client {command}",
-            connect_timeout_s=self.connect_timeout,
+            connect_timeout_s=self.connect_timeout or DEFAULT_CONNECT_S,
             reconnect_timeout_s=self.reconnect_timeout,
             keys=self.keys,
             routing_policy=routing_policy,

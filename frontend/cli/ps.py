@@ -89,7 +89,11 @@ def _row(daemon: dict[str, Any]) -> list[str]:
         daemon["model"],
         str(daemon["pid"]),
         str(timedelta(seconds=round(daemon["uptime_s"]))),
-        "no answer" if running is None else f"{running} running, {daemon['num_waiting']} waiting",
+        f"{running} running, {daemon['num_waiting']} waiting"
+        if running is not None
+        else "no answer"
+        if daemon["is_ready"]
+        else "starting",
         "-" if memory is None else f"{memory / 1e6:,.0f} MB",
         "for ever" if keep_alive_s == -1 else kept,
         daemon["address"],

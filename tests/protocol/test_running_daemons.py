@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from protocol.addresses import default_socket_folder
-from protocol.running_daemons import RunningDaemon, listed, note_keep_alive, running_daemons
+from protocol.running_daemons import RunningDaemon, listed, note_daemon, running_daemons
 
 KILLED = """
 import os, signal
@@ -34,9 +34,9 @@ def test_a_daemon_is_listed_while_it_runs_oldest_first_and_its_keep_alive_is_not
     assert running_daemons() == []
     with listed(daemon(2, started_s=2.0)), listed(daemon(1, started_s=1.0)):
         assert [each.pid for each in running_daemons()] == [1, 2]
-        note_keep_alive(1, 300.0)
-        note_keep_alive(1, 5.0)
-        note_keep_alive(3, 5.0)
+        note_daemon(1, keep_alive_s=300.0)
+        note_daemon(1, keep_alive_s=5.0)
+        note_daemon(3, keep_alive_s=5.0)
         assert [each.keep_alive_s for each in running_daemons()] == [5.0, None]
     assert running_daemons() == []
 
@@ -63,7 +63,7 @@ def test_links_that_others_have_made_before_are_not_followed(runtime, folder):
         (folder / name).symlink_to(victim)
     with listed(daemon(1)):
         assert [each.pid for each in running_daemons()] == [1]
-        note_keep_alive(2, 5.0)
+        note_daemon(2, 5.0)
     assert victim.read_text() == "mine"
     for part in (folder, folder.parent):
         part.rename(runtime / "elsewhere")
@@ -86,7 +86,7 @@ def test_an_entry_that_cannot_be_read_is_left_out(folder, content):
     with entry.open("rb") as held, listed(daemon(1)):
         fcntl.flock(held, fcntl.LOCK_EX)
         assert [each.pid for each in running_daemons()] == [1]
-        note_keep_alive(7, 1.0)
+        note_daemon(7, 1.0)
     assert entry.read_bytes() == content
 
 

@@ -24,7 +24,7 @@ from frontend.http.exchange import current_exchange
 from frontend.http.on_demand.options import OnDemandOptions
 from frontend.http.served_models import ServedModel
 from protocol.memory import available_memory_bytes, process_memory_bytes
-from protocol.running_daemons import note_keep_alive
+from protocol.running_daemons import note_daemon
 
 logger = logging.getLogger(__name__)
 
@@ -190,7 +190,7 @@ class OnDemandModel(ServedModel):
             )
         self._keep_alive_s = seconds
         if self._child is not None:
-            note_keep_alive(self._child.pid, -1 if seconds == math.inf else seconds)
+            note_daemon(self._child.pid, keep_alive_s=-1 if seconds == math.inf else seconds)
         self._arm()
 
     async def stop(self) -> None:

@@ -2,11 +2,15 @@
 that is lost in a stream."""
 
 import socket
+import subprocess
+import sys
+import threading
 
 import pytest
 from fake_model import saying
 
 from frontend.cli.app import run_command_line
+from protocol.running_daemons import RunningDaemon, listed, note_daemon
 
 pytestmark = pytest.mark.slow
 
@@ -60,3 +64,35 @@ def test_a_limit_that_is_none_is_refused(run, address, option, limit):
     code, out, err = run("info", "--address", address, f"{option}={limit}")
     assert (code, out, len(err)) == (2, "", 1)
     assert option in err[0]
+
+
+def test_a_daemon_that_has_just_been_started_is_waited_for(run, start_engine, address, tmp_path):
+    program = tmp_path / "engine-core"  # it has no socket yet, and is on no list
+    program.write_text("import time; time.sleep(60)")
+    with subprocess.Popen([sys.executable, program, "--bind", address]) as started:
+        later = threading.Timer(0.5, lambda: start_engine(next_token=saying("ok", then_eos=True)))
+        later.start()
+        assert run("complete", "Hi", "--address", address) == (0, "ok\n", [])
+        later.join()
+        started.kill()
+
+
+def test_a_daemon_that_is_starting_is_waited_for_as_long_as_that_takes(
+    run, start_engine, address, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr("frontend.cli.connected._STARTED_S", 0.1)
+    monkeypatch.setattr("frontend.cli.connected._SILENT_S", 0.2)
+    daemon = RunningDaemon(pid=1, model="m", address=address, files="", is_ready=False)
+    with listed(daemon):
+
+        def get_ready():
+            start_engine(next_token=saying("ok", then_eos=True))
+            note_daemon(1, is_ready=True)
+
+        later = threading.Timer(0.6, get_ready)
+        later.start()
+        code, out, err = run("complete", "Hi", "--address", address)
+        later.join()
+    assert (code, out) == (0, "ok\n")
+    assert err == [f"engine-client: waiting for the daemon at {address}, which is starting"]
