@@ -12,8 +12,9 @@ import cyclopts
 from cyclopts import App, Parameter
 
 from engine_core.errors import ConfigurationError, ExitCode, StartupError
+from engine_core.front_door import CLIENT_COMMANDS, as_typed
 from engine_core.logs import flush_standard_streams, open_standard_streams
-from engine_core.model_commands import list_models, pull, rm
+from engine_core.model_commands import list_models, pull, rm, stop
 from engine_core.options.engine import EngineOptions
 from protocol.logs import log_to_stderr
 
@@ -38,7 +39,7 @@ def _print_panel(console: Any, options: Any, panel: Any) -> None:
 app = App(
     name="engine-core",
     help="Serve a language model to any number of clients on this machine.",
-    usage="Usage: engine-core [OPTIONS]",
+    usage="Usage: engine-core [COMMAND | MODEL] [OPTIONS]",
     help_format="plaintext",  # a renderer of Markdown takes a fifth of the time of --help
     help_formatter=_print_panel,
     version_flags=["--version"],
@@ -172,6 +173,9 @@ app.command(
 app.command(pull)
 app.command(list_models, name="list")
 app.command(rm)
+app.command(stop)
+for _name, _text in CLIENT_COMMANDS.items():  # for --help: `as_typed` hands them over
+    app.command(App(name=_name, help=_text, show=bool(_text)))
 app.command("engine_core.cluster.batch_command:batch", name="batch", help="Answer a JSONL file of "
             "requests; run again after an interruption, it goes on.")  # fmt: skip
 
@@ -226,11 +230,19 @@ def main() -> None:
         os.chdir("/")  # it was removed; torch's libraries would end the process
     try:
         is_terminal = sys.stderr.isatty()
-        code = app.meta(exit_on_error=False, print_error=is_terminal, result_action="return_value")
+        own = {*app} - CLIENT_COMMANDS.keys()
+        code = app.meta(
+            as_typed(sys.argv[1:], own),
+            exit_on_error=False,
+            print_error=is_terminal,
+            result_action="return_value",
+        )
     except cyclopts.CycloptsError as error:
         code = ExitCode.WRONG_OPTIONS
         if not is_terminal:  # a line for a log, not a box
             _print_error(" ".join(str(error).split()), code)
+    except ConfigurationError as error:
+        code = _print_error(str(error), ExitCode.WRONG_OPTIONS)
     except StartupError as error:
         code = _print_error(str(error), ExitCode.START_FAILED)
     flush_standard_streams()

@@ -1,8 +1,10 @@
-"""`engine-core pull`, `list` and `rm`: models that are fetched, without a daemon."""
+"""`engine-core pull`, `list` and `rm`: models that are fetched, without a daemon; and `stop`."""
 
 import dataclasses
 import functools
 import json as json_format
+import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -12,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
 from cyclopts import Parameter
 
 from engine_core.errors import StartupError
+from protocol.running_daemons import running_daemons
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 
 _LINE_EVERY_S = 2.0
+_POLL_S = 0.05
 
 _Json = Annotated[bool, Parameter(help="Print JSON.", negative="", show=True)]
 _Name = Annotated[
@@ -82,6 +86,31 @@ def rm(name: _Name, /) -> None:
 
     model = remove_stored_model(name)
     _print(f"removed {model.name}: {model.num_bytes / 1e6:,.0f} MB are free again")
+
+
+def stop(
+    name: Annotated[
+        str | None, Parameter(help="Its model, address or pid; default: the only one.")
+    ] = None,
+    /,
+) -> None:
+    """Stop a daemon of this user; running requests end first."""
+    daemons = running_daemons()
+    found = [
+        each
+        for each in daemons
+        if name in (None, each.model, each.asked, each.address, str(each.pid))
+    ]
+    if len(found) != 1:
+        listed = ", ".join(f"{each.pid} ({each.model})" for each in daemons)
+        if not listed:
+            raise StartupError("no daemon of this user runs")
+        which = "several daemons run" if found else f"no daemon {name} runs"
+        raise StartupError(f"{which}; name one by its pid: {listed}")
+    os.kill(found[0].pid, signal.SIGTERM)
+    while any(each.pid == found[0].pid for each in running_daemons()):
+        time.sleep(_POLL_S)
+    _print(f"stopped {found[0].model}")
 
 
 class Shown:

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from frontend.errors import EngineDied, EngineStartError, InvalidInput
 from protocol.addresses import SOCKET_NAME
+from protocol.programs import python_module
 
 T = TypeVar("T")
 
@@ -86,7 +87,7 @@ class ChildDaemon:
         self._tail: deque[str] = deque(maxlen=_NUM_SHOWN_LINES)
         self._ready: Future[str] = Future()
         self._exited: Future[int] = Future()
-        program = command or (sys.executable, "-m", "engine_core.cli")
+        program = command or python_module("engine_core.cli")
         # beside its input, which another child that is forked from this process keeps open
         watched = ("--parent-pid", str(os.getpid())) if sys.platform == "linux" else ()
         try:

@@ -6,7 +6,6 @@ import logging
 import os
 import shutil
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
@@ -52,6 +51,7 @@ from engine_core.workers.messages import (
 )
 from protocol.codec import understood
 from protocol.errors import MalformedMessage
+from protocol.programs import python_module
 
 logger = logging.getLogger(__name__)
 
@@ -134,7 +134,7 @@ class WorkerGroup:
         with private_umask():
             self._bind(address)
         # not in the terminal's group: Ctrl-C is for rank 0, which drains
-        command = [sys.executable, "-m", "engine_core.startup.worker", address, str(os.getpid())]
+        command = [*python_module("engine_core.startup.worker"), address, str(os.getpid())]
         for _ in range(self._num_local):
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0)
             self._processes.append(process)

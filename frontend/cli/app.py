@@ -21,6 +21,10 @@ from frontend.cli.options import (
     print_fault,
 )
 from frontend.errors import EngineClientError
+from protocol.programs import become
+
+_OF_ENGINE_CORE = ("pull", "list", "rm", "stop", "batch", "keys", "on-ray", "show")
+"""Typed here they are `engine-core`'s."""
 
 app = App(
     name="engine-client",
@@ -39,6 +43,7 @@ for path, text in {
     "info:info": "Show the daemon's model, limits and statistics, or one request's state.",
     "http:http": "Serve OpenAI's API over HTTP, for daemons that run or that it starts.",
     "http:serve": "Start a daemon and serve OpenAI's API over HTTP. They end together.",
+    "run:run": "Talk with MODEL, or have it answer a prompt; a daemon is started if none runs.",
     "ps:ps": "List the running daemons of this user.",
     "control:pause": "Run no more steps; requests wait until `resume`.",
     "control:resume": "End a pause.",
@@ -73,6 +78,8 @@ def top(
 
 def run_command_line(arguments: Sequence[str]) -> int:
     """Run one command line. Returns the exit code; a fault is one line on stderr."""
+    if arguments and arguments[0] in _OF_ENGINE_CORE:
+        become("engine_core.cli", list(arguments))
     # the fault's own line says what the library logs about a lost engine
     logging.getLogger("frontend").addHandler(logging.NullHandler())
     try:

@@ -28,14 +28,14 @@ from protocol.errors import InvalidParameter
 from protocol.outputs import ModelInfo
 
 _Several = Annotated[list[str] | None, Parameter(negative="")]
-_Passed = Annotated[str, Parameter(allow_leading_hyphen=True)]
+Passed = Annotated[str, Parameter(allow_leading_hyphen=True)]
 """To the daemon."""
 _ON_DEMAND = OnDemandOptions()
 _SERVER = ServerSettings()
 
 
 def http(
-    *engine_options: _Passed,
+    *engine_options: Passed,
     model: _Several = None,
     served_model_name: _Several = None,
     routing_policy: RoutingPolicy = "cache-aware",
@@ -136,9 +136,9 @@ def _names_by_addresses(models: Sequence[str]) -> dict[tuple[str, ...], list[str
 
 
 def serve(
-    model: str,
+    model: str | None = None,
     /,
-    *engine_options: _Passed,
+    *engine_options: Passed,
     served_model_name: _Several = None,
     data_parallel_size: Annotated[int, Parameter(alias="-dp")] = 1,
     startup_timeout: float = 3600.0,
@@ -147,7 +147,7 @@ def serve(
     """If one of them ends, so does the other.
 
     Args:
-        model: A folder, file or known name, as for `engine-core --model`.
+        model: A folder, file, known name or hub id, as for `engine-core --model`.
         engine_options: Other options are the daemon's (`engine-core --help-all`). It is started
             again when it dies, but for --no-supervise.
         served_model_name: The model's name, instead of its own; may be repeated.
@@ -156,9 +156,14 @@ def serve(
         startup_timeout: Seconds for the daemon to get ready, downloads included.
 
     Raises:
-        UsageError: the settings contradict each other.
+        UsageError: no model, or the settings contradict each other.
         EngineStartError, EngineDied: the daemon did not start, or ended.
     """
+    if model is None or model.startswith("-"):
+        raise UsageError(
+            "there is no MODEL; give one first, as `serve smollm2-135m-instruct`, or have several "
+            "started when they are asked for: `engine-client http --model NAME --model NAME`"
+        )
     supervision = [] if "--no-supervise" in engine_options else ["--supervise"]
     arguments = ["--model", model, *supervision, *engine_options, *_log_options(settings)]
 

@@ -63,7 +63,7 @@ def test_links_that_others_have_made_before_are_not_followed(runtime, folder):
         (folder / name).symlink_to(victim)
     with listed(daemon(1)):
         assert [each.pid for each in running_daemons()] == [1]
-        note_daemon(2, 5.0)
+        note_daemon(2, keep_alive_s=5.0)
     assert victim.read_text() == "mine"
     for part in (folder, folder.parent):
         part.rename(runtime / "elsewhere")
@@ -86,7 +86,7 @@ def test_an_entry_that_cannot_be_read_is_left_out(folder, content):
     with entry.open("rb") as held, listed(daemon(1)):
         fcntl.flock(held, fcntl.LOCK_EX)
         assert [each.pid for each in running_daemons()] == [1]
-        note_daemon(7, 1.0)
+        note_daemon(7, keep_alive_s=1.0)
     assert entry.read_bytes() == content
 
 

@@ -2,14 +2,14 @@
 
 import math
 import re
-import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from frontend.errors import InvalidInput
+from protocol.programs import python_module
 
 _DURATION = re.compile(r"-?(\d+(\.\d+)?|(\d+(\.\d+)?(ns|us|µs|ms|s|m|h))+)")
 _FOR_EVER_S = 10 * 365 * 86400.0
@@ -27,10 +27,8 @@ class OnDemandOptions:
     startup_timeout: float = 600.0
     """Seconds for a started daemon to get ready, after its download."""
     engine_options: Annotated[Sequence[str], Parameter(parse=False)] = ()
-    command: Annotated[Sequence[str], Parameter(parse=False)] = (
-        sys.executable,
-        "-m",
-        "engine_core.cli",
+    command: Annotated[Sequence[str], Parameter(parse=False)] = field(
+        default_factory=lambda: python_module("engine_core.cli")
     )
 
     @property

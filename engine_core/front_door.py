@@ -1,0 +1,51 @@
+"""What users of other engines type: commands of `engine-client` are `engine-core`'s, too, and a
+model may stand without `--model`."""
+
+import difflib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from engine_core.errors import ConfigurationError
+from protocol.programs import become
+
+CLIENT_COMMANDS = {
+    "serve": "Start a daemon and serve MODEL over HTTP: the APIs of OpenAI, Anthropic and Ollama.",
+    "run": "Talk with MODEL; its daemon is started if none runs.",
+    "chat": "Talk with the daemon that runs.",
+    "complete": "Complete a prompt, once.",
+    "embed": "Print a vector for each text, as lines of JSON.",
+    "http": "Serve over HTTP daemons that run, or that it starts when they are asked for.",
+    "info": "Show the daemon's model, limits and statistics, or one request's state.",
+    "ps": "List the running daemons of this user.",
+    "top": "Watch the daemon.",
+} | dict.fromkeys(("pause", "resume", "sleep", "wake-up", "update-weights"), "")  # fmt: skip
+"""Those without a text are not in `--help`."""
+
+_INSTEAD = {
+    "show": "`engine-core list` shows what was fetched, `engine-core info` the model that runs",
+    "ls": "`engine-core list`",
+    "start": "`engine-core serve MODEL`",
+    "run-batch": "`engine-core batch FILE`",
+    "bench": "scripts/load_test.py of the sources measures a server (docs/load_tests.md)",
+    "create": "a folder or .gguf file is served as it is: `engine-core serve PATH`",
+    "cp": "`engine-core serve MODEL --served-model-name NAME` gives a model another name",
+    "push": "models are fetched, never sent",
+}  # fmt: skip
+
+
+def as_typed(arguments: Sequence[str], own_commands: Iterable[str]) -> list[str]:
+    """The arguments for our own parser. Does not return for a command of the client, which this
+    process becomes.
+    Raises ConfigurationError: a word of other engines or a misspelt one; with the right one."""
+    first = next(iter(arguments), "-")
+    own_commands = list(own_commands)
+    if first in CLIENT_COMMANDS:
+        become("frontend.cli", list(arguments))
+    if first in _INSTEAD:
+        raise ConfigurationError(f"there is no command {first!r}; {_INSTEAD[first]}")
+    if first.startswith("-") or first in own_commands:
+        return list(arguments)
+    near = difflib.get_close_matches(first, [*own_commands, *CLIENT_COMMANDS], n=1, cutoff=0.7)
+    if near and not Path(first).exists():
+        raise ConfigurationError(f"there is no command {first!r}; did you mean {near[0]!r}?")
+    return ["--model", *arguments]
