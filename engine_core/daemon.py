@@ -23,6 +23,7 @@ from engine_core.server.transport import ZmqTransport, is_tcp, most_message_byte
 from engine_core.service_manager import READY, STOPPING, ServiceManager
 from engine_core.startup.before_torch import (
     check_kernels_package,
+    files_are_gone,
     load_torch_library_beside,
     no_garbage_collection,
     open_model,
@@ -131,6 +132,8 @@ def _start(
             from engine_core.startup.build import build_engine  # torch
 
     except (ImportError, MemoryError, OSError, RuntimeError) as error:
+        if isinstance(error, ModuleNotFoundError) and str(error.name).startswith("kernels"):
+            raise files_are_gone(error.name) from error
         if isinstance(error, OSError) and error.filename:
             raise StartupError(f"{error.filename} cannot be read: {error.strerror}") from error
         if not _is_want_of_memory(error):

@@ -19,12 +19,14 @@ from cyclopts import Parameter
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from frontend import AsyncLLM, RequestOutputKind, SamplingParams, run
+from frontend.cli.info import as_lines, daemon_table
 from scripts.command_line import make_app, run_app
 
+# whose answers this small model is sure of, so that no processor's rounding changes their sense
 QUESTIONS = (
-    "What is the capital of France?",
-    "Name three colours of the rainbow.",
-    "Why is the sky blue? Answer in one sentence.",
+    "What is the capital of Japan?",
+    "What is a computer? Answer in one sentence.",
+    "What is photosynthesis? Answer in one sentence.",
 )
 app = make_app("demo", __doc__)
 
@@ -73,10 +75,8 @@ async def ask_questions(address: str) -> None:
         )
         elapsed_s = time.perf_counter() - started_s
         print(f"\n{sum(counts)} tokens for {len(counts)} questions at once in {elapsed_s:.1f} s\n")
-        statistics = await llm.statistics()
-        print("the engine's statistics:")
-        for name in statistics.__struct_fields__:
-            print(f"  {name:26} {getattr(statistics, name)}")
+        print("the engine, as `engine-client info` shows it:")
+        print(as_lines(daemon_table(llm.address, llm.model, await llm.statistics()), "  "))
 
 
 async def answer(llm: AsyncLLM, number: int, question: str) -> int:

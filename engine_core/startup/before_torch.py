@@ -29,8 +29,8 @@ _OF_A_GPU = ("libtorch_cuda.so", "libtorch_hip.so")
 
 
 def check_kernels_package() -> None:
-    """Raises StartupError: Hugging Face's distribution `kernels` is installed. Its package has the
-    name of ours: one hides, or overwrites, the other."""
+    """Raises StartupError: Hugging Face's distribution `kernels` is installed, or was. Its package
+    has the name of ours: one hides, or overwrites, the other, and takes it along when it goes."""
     from importlib.metadata import PackageNotFoundError, distribution
 
     spec = importlib.util.find_spec("kernels")
@@ -39,13 +39,24 @@ def check_kernels_package() -> None:
     try:
         version = distribution("kernels").version
     except PackageNotFoundError:
+        if not ours.is_file():
+            raise files_are_gone(ours) from None
         if not found or Path(found).resolve() == ours.resolve():
             return
         version = f"at {Path(found).parent}"
     raise StartupError(
         f"the distribution `kernels` of Hugging Face ({version}) is installed beside engine-core, "
-        "whose own package `kernels` it hides or overwrites; run `pip uninstall kernels`, install "
-        "engine-core again, or use a virtual environment of its own"
+        "whose own package `kernels` it hides or overwrites; run `pip uninstall kernels "
+        "engine-core`, then install engine-core again, or use a virtual environment of its own"
+    )
+
+
+def files_are_gone(what: object) -> StartupError:
+    """For a part of this program that cannot be found."""
+    return StartupError(
+        f"{what} of engine-core is gone, as after `pip uninstall kernels`, which takes files of "
+        "the same names; install engine-core again: pip install --force-reinstall --no-deps, and "
+        "what it was installed from"
     )
 
 

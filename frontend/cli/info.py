@@ -54,7 +54,7 @@ async def _lines(
             document = await _daemon_document(llm)
         else:
             document = daemon_table(llm.address, llm.model, await llm.statistics())
-    return [_as_json(document) if prints_json else _as_lines(document)]
+    return [_as_json(document) if prints_json else as_lines(document)]
 
 
 def _as_json(document: Any) -> str:
@@ -129,7 +129,7 @@ def request_document(info: RequestInfo, *, by_name: bool) -> dict[str, Any]:
 
 def request_lines(info: RequestInfo) -> str:
     """The explanation for people: its fields that are not empty, a line each."""
-    return _as_lines(request_document(info, by_name=False))
+    return as_lines(request_document(info, by_name=False))
 
 
 def _as_builtins(value: Any) -> Any:
@@ -141,14 +141,14 @@ def _as_builtins(value: Any) -> Any:
     return value
 
 
-def _as_lines(document: dict[str, Any], indent: str = "") -> str:
+def as_lines(document: dict[str, Any], indent: str = "") -> str:
     """Indented `name  value` lines; names are aligned within a level."""
     width = max(map(len, document), default=0)
     lines = []
     for name, value in document.items():
         if isinstance(value, dict) and value:
             lines.append(f"{indent}{name}")
-            lines.append(_as_lines(value, indent + "  "))
+            lines.append(as_lines(value, indent + "  "))
         else:
             lines.append(f"{indent}{name:<{width}}  {_shown(value)}")
     return "\n".join(lines)

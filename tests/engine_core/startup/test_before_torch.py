@@ -2,6 +2,8 @@
 
 import gc
 import json
+import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -247,3 +249,28 @@ except ConfigurationError as error:
     said = " ".join(run(program))
     assert words in said
     assert said.endswith("False")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gone", ["backends.py", "__init__.py"])
+def test_files_that_went_with_another_package_are_one_line(tmp_path, gone):
+    """As `pip uninstall kernels` leaves it."""
+    root = Path(before_torch.__file__).parents[2]
+    for package in ("engine_core", "protocol", "kernels"):
+        shutil.copytree(root / package, tmp_path / package, ignore=shutil.ignore_patterns("*.pyc"))
+    (tmp_path / "kernels" / gone).unlink()
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 8}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    program = (
+        "import sys; sys.meta_path = [each for each in sys.meta_path if '__editable__' not in "
+        "str(getattr(each, '__module__', ''))]; import engine_core.cli as c; c.main()"
+    )
+    started = subprocess.run(
+        [sys.executable, "-c", program, "--load-format", "dummy", "--model-config", "config.json",
+         "--bind", f"ipc://{tmp_path}/s"],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+    assert started.returncode == ExitCode.START_FAILED
+    assert "Traceback" not in started.stderr
+    assert "install engine-core again" in started.stderr.splitlines()[-1]
