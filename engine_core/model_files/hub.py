@@ -196,7 +196,7 @@ def _file_names(hub_name: HubName) -> list[str]:
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        return HfApi().list_repo_files(hub_name.id, revision=hub_name.revision)
+        return list(HfApi().list_repo_files(hub_name.id, revision=hub_name.revision))
     except Exception as error:  # as below
         try:
             cached = snapshot_download(
