@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
 from cyclopts import Parameter
 
 from engine_core.errors import StartupError
-from protocol.running_daemons import running_daemons
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -95,6 +94,8 @@ def stop(
     /,
 ) -> None:
     """Stop a daemon of this user; running requests end first."""
+    from protocol.running_daemons import running_daemons
+
     daemons = running_daemons()
     found = [
         each
