@@ -2,8 +2,10 @@
 
 import contextlib
 import dataclasses
+import glob
 import json
 import os
+import re
 import shutil
 import time
 from collections import Counter
@@ -82,9 +84,10 @@ def marked_as_used(path: Path) -> Path:
 
 
 def size_bytes(path: Path) -> int:
-    """Of a model's weights."""
+    """Of a model's weights; of a GGUF file in parts all of them."""
     if path.is_file():
-        return path.stat().st_size
+        numbered = re.sub(r"-\d{5}(-of-\d{5}\.gguf)$", r"-?????\1", glob.escape(path.name))
+        return sum(part.stat().st_size for part in path.parent.glob(numbered))
     return sum(
         file.stat().st_size for kind in ("safetensors", "gguf") for file in path.glob(f"*.{kind}")
     )

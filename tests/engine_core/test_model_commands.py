@@ -131,3 +131,12 @@ def test_the_last_use_is_a_daemons_not_the_files_own(run, file):
     stored.marked_as_used(file)
     assert json.loads(run("list", "--json")[1])[0]["last_used_s"] > 10**9
     assert file.stat().st_mtime == 1000.0
+
+
+def test_a_gguf_file_in_parts_is_as_large_as_all_of_them(tmp_path):
+    for number in (1, 2):
+        (tmp_path / f"m[1]-0000{number}-of-00002.gguf").write_bytes(b"12345")
+    (tmp_path / "m[1]-00001-of-00003.gguf").write_bytes(b"1")
+    (tmp_path / "other.gguf").write_bytes(b"123")
+    assert stored.size_bytes(tmp_path / "m[1]-00001-of-00002.gguf") == 10
+    assert stored.size_bytes(tmp_path / "other.gguf") == 3
