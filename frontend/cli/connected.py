@@ -11,7 +11,7 @@ from pathlib import Path
 
 from frontend.async_llm import AsyncLLM
 from frontend.cli.options import DEFAULT_CONNECT_S, DaemonOptions, print_fault
-from frontend.errors import EngineClientError
+from frontend.errors import EngineClientError, EngineUnavailable
 from protocol.addresses import default_address
 from protocol.running_daemons import running_daemons
 
@@ -62,9 +62,14 @@ class _WaitNotices(logging.Handler):
         """
         limit_s = self._options.connect_timeout or DEFAULT_CONNECT_S
         if len(self._llm.addresses) == 1:
-            with contextlib.suppress(TimeoutError):  # the attempt to connect says it
+            try:
                 async with asyncio.timeout(self._options.connect_timeout):
                     await _has_started(self._llm.address)
+            except TimeoutError:
+                raise EngineUnavailable(
+                    f"the daemon at {self._llm.address} is still starting (waited {limit_s:g} s); "
+                    "try again later, or raise --connect-timeout"
+                ) from None
         text = (
             f"waiting for an engine to answer at {self._llm.address}, until {_clock(limit_s)} "
             f"(--connect-timeout {limit_s:g})"

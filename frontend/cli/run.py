@@ -52,7 +52,8 @@ def run(
 
     asked = {model, str(Path(model).absolute())}
     for daemon in running_daemons():
-        if not options and asked & {daemon.asked, daemon.model}:
+        is_reached = daemon.address.startswith("ipc://")  # others may want a key
+        if is_reached and not options and asked & {daemon.asked, daemon.model}:
             return talk(daemon.address)
     pull = [*python_module("engine_core.cli"), "pull", model]
     if subprocess.run(pull, stdout=subprocess.DEVNULL, check=False).returncode:

@@ -96,3 +96,12 @@ def test_a_daemon_that_is_starting_is_waited_for_as_long_as_that_takes(
         later.join()
     assert (code, out) == (0, "ok\n")
     assert err == [f"engine-client: waiting for the daemon at {address}, which is starting"]
+
+
+def test_a_limit_that_is_given_holds_for_the_start_too(run, address, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    daemon = RunningDaemon(pid=1, model="m", address=address, files="", is_ready=False)
+    with listed(daemon):
+        code, out, err = run("info", "--address", address, "--connect-timeout", "0.2")
+    assert (code, out, len(err)) == (1, "", 1)
+    assert "is still starting (waited 0.2 s)" in err[0]
