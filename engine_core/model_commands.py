@@ -89,19 +89,20 @@ def rm(name: _Name, /) -> None:
 
 def stop(
     name: Annotated[
-        str | None, Parameter(help="Its model, address or pid; default: the only one.")
+        str | None, Parameter(help="Its model, address or pid; default: at the default address.")
     ] = None,
     /,
 ) -> None:
     """Stop a daemon of this user; running requests end first."""
+    from protocol.addresses import default_address
     from protocol.running_daemons import running_daemons
 
     daemons = running_daemons()
-    found = [
-        each
-        for each in daemons
-        if name in (None, each.model, each.asked, each.address, str(each.pid))
-    ]
+    names = [{each.model, each.asked, each.address, str(each.pid)} for each in daemons]
+    wanted = default_address() if name is None else name
+    found = [each for each, its in zip(daemons, names, strict=True) if wanted in its]
+    if name is None and not found:
+        found = daemons
     if len(found) != 1:
         listed = ", ".join(f"{each.pid} ({each.model})" for each in daemons)
         if not listed:

@@ -13,6 +13,7 @@ from engine_core.front_door import CLIENT_COMMANDS, as_typed
 from frontend.cli.app import app as client_app
 from frontend.cli.app import run_command_line
 from protocol import programs
+from protocol.addresses import default_address
 from protocol.programs import python_module
 from protocol.running_daemons import RunningDaemon, listed
 
@@ -105,6 +106,16 @@ def test_stop_ends_one_daemon_by_name_or_says_which_there_are(monkeypatch, tmp_p
         "    print(flush=True); signal.pause()"
     )
     other = RunningDaemon(pid=1, model="other", address="ipc:///y", files="")
+    usual = RunningDaemon(pid=2, model="usual", address=default_address(), files="")
+
+    def kill(pid, _signal):
+        raise Executed(pid)
+
+    with listed(other), listed(usual), monkeypatch.context() as patched:
+        patched.setattr(os, "kill", kill)
+        with pytest.raises(Executed) as seen:
+            stop()
+    assert seen.value.args == (usual.pid,)
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as daemon:
         daemon.stdout.readline()
         with listed(other):
