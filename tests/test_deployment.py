@@ -74,7 +74,7 @@ def test_the_unit_of_http_starts_a_server_that_fits_its_limits():
     program, *arguments = shlex.split(unit["ExecStart"])
     assert Path(program).name == "engine-client"
     bound = client_arguments(arguments)
-    options_of(["--model", arguments[1], *bound["engine_options"]])
+    options_of(["--model", arguments[1], *bound.get("engine_options", ())])
     assert bound["settings"].check() is None
     assert float(unit["TimeoutStopSec"]) > bound["settings"].drain_timeout
     assert unit["KillMode"] == "mixed"

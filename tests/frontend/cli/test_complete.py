@@ -204,7 +204,7 @@ def test_info_shows_model_limits_and_statistics(run, start_engine, address):
     assert (code, err) == (0, "")
     lines = dict(line.split("  ", 1) for line in out.splitlines())
     assert len(lines) <= 12
-    assert lines["model"].strip() == "fake (Fake, float32)"
+    assert lines["model"].strip() == "fake (Fake, Q4_1+Q8_0, KV cache int8, native)"
     assert lines["longest"].strip() == "512 tokens, prompt and answer"
     assert lines["requests"].strip() == "0 running, 0 waiting"
     assert lines["KV cache"].strip() == "0 of 64 blocks in use, 0 cached; 16 tokens each"
