@@ -19,14 +19,15 @@ from frontend.engine_calls import Engine, EngineCalls
 from frontend.engine_group import EngineGroup
 from frontend.engine_options import daemon_arguments
 from frontend.errors import EngineRefused, EngineUnavailable, InvalidInput, UnknownAdapter
-from frontend.event_loop import Clock
+from frontend.event_loop import Clock, Pause
 from frontend.input_processor import InputProcessor
+from frontend.long_texts import LONG_CHARS, read_texts
 from frontend.media import allowed_folder, has_media, in_thread
 from frontend.media_process import media_processes
 from frontend.output_processor import OutputProcessor
 from frontend.outputs import BeamSearchOutput, RequestOutput, beam_search_output
 from frontend.pooling import PoolingCalls
-from frontend.prompts import ChatMessage, PromptInput, TokensPrompt, has_data
+from frontend.prompts import ChatMessage, PromptInput, TokensPrompt, chars_of, has_data
 from frontend.request_options import RequestOptions, adapter_of
 from frontend.router import ROUTING_POLICIES, RoutingPolicy
 from frontend.sampling_params import BeamSearchParams, SamplingParams
@@ -386,6 +387,7 @@ class AsyncLLM(EngineCalls, PoolingCalls):
         that fails, or passes its limits of time and memory."""
         prompt = await self.chat_prompt(
             messages,
+            is_cut=_is_cut(sampling_params),
             chat_template=chat_template,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
@@ -413,11 +415,24 @@ class AsyncLLM(EngineCalls, PoolingCalls):
 
     async def with_media(self, prompt: object) -> object:
         """See `InputProcessor.with_media`."""
-        if not has_data(prompt):
+        is_long = chars_of(prompt) > LONG_CHARS and self.input_processor.encoder_prompts is not None
+        if not (has_data(prompt) or is_long):
             return prompt
         await self.ready()
         call = functools.partial(self.input_processor.with_media, prompt)
         return await in_thread(call, decodes=True)
+
+    async def tokenized(self, prompts: Sequence[object], **options: Any) -> list[object]:
+        """Prompts of which those that are texts have their tokens, too, without stopping what else
+        runs on this event loop. Options: see `InputProcessor.encode`."""
+        await self.ready()
+        found, pause, one = list[object](), Pause(), len(prompts) == 1
+        for index, prompt in enumerate(prompts):
+            name = "prompt" if one else f"prompt {index}"
+            read = functools.partial(self.input_processor.tokenized, prompt, name, **options)
+            found.append(await read_texts(read, chars_of(prompt)))
+            await pause.between()
+        return found
 
     async def beam_search(
         self,
@@ -445,6 +460,8 @@ class AsyncLLM(EngineCalls, PoolingCalls):
         await self.ready()
         await self.know_adapter(adapter_of(options))
         prompt = await self.with_media(prompt)
+        if chars_of(prompt) > LONG_CHARS and self.input_processor.encoder_prompts is None:
+            (prompt,) = await self.tokenized([prompt], is_cut=_is_cut(params))
         request = self.input_processor.make_request(
             prompt, params, self.session.requests.new_request_id(request_id), **options
         )
@@ -491,3 +508,7 @@ class AsyncLLM(EngineCalls, PoolingCalls):
             if request is not None:
                 request.finish("abort")
                 self.session.release(request)
+
+
+def _is_cut(params: SamplingParams | BeamSearchParams | None) -> bool:
+    return isinstance(params, SamplingParams) and params.truncate_prompt_tokens is not None

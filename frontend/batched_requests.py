@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable, Sequence
 
 from frontend.engine_group import EngineGroup
+from frontend.event_loop import Pause
 from frontend.outputs import RequestOutput
 from frontend.request_state import RequestState
 from frontend.session import EngineSession
@@ -17,13 +18,14 @@ async def run_all(
     answer: Callable[[RequestState], Awaitable[RequestOutput]],
 ) -> list[RequestOutput]:
     """What `answer` gives of each, in their order. An error of one aborts all."""
-    outputs = []
+    outputs, pause = [], Pause()
     try:
         for index, request in enumerate(requests):
             # the first ones, then another one for each that has ended
             first = index + _MOST_IN_FLIGHT - 1 if index else 0
             for each in requests[first : index + _MOST_IN_FLIGHT]:
                 session.submit(each)
+                await pause.between()
             outputs.append(await answer(request))
         return outputs
     finally:

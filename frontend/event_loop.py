@@ -11,6 +11,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 T = TypeVar("T")
 
+_PIECE_S = 0.01
+
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
     """A uvloop event loop; the standard one where uvloop does not exist (Windows)."""
@@ -50,6 +52,19 @@ class Clock:
             await woken.wait()
         finally:
             timer.cancel()
+
+
+class Pause:
+    """Of a task with many pieces of work, so that others run between them."""
+
+    def __init__(self) -> None:
+        self._since_s = time.perf_counter()
+
+    async def between(self) -> None:
+        """Let others run, if that was long ago."""
+        if time.perf_counter() - self._since_s > _PIECE_S:
+            await asyncio.sleep(0)
+            self._since_s = time.perf_counter()
 
 
 class LoopThread:

@@ -4,17 +4,26 @@ is sent."""
 import random
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import msgspec
 
 from frontend.encoder_prompts import EncoderPrompts, SplitPrompt
 from frontend.errors import InvalidInput
 from frontend.event_loop import Clock
+from frontend.long_texts import LONG_CHARS, check_chars, check_length
 from frontend.media import MediaItem, has_media, items_of, split_media
 from frontend.pooling_params import PoolingParams
 from frontend.prompt_embeds import EmbeddedPrompt, embedded_prompt
-from frontend.prompts import ChatMessage, TokensPrompt, has_data, one_salt, parse_prompt
+from frontend.prompts import (
+    ChatMessage,
+    TokensPrompt,
+    chars_of,
+    chat_chars,
+    has_data,
+    one_salt,
+    parse_prompt,
+)
 from frontend.reasoning_formats import ReasoningFormat, reasoning_format_of_template
 from frontend.request_options import RequestOptions, wire_options
 from frontend.request_state import RequestState
@@ -40,6 +49,15 @@ _MARKER_TOKENS = 16
 _EMBEDS_KEYS = frozenset({"prompt_embeds", "prompt_is_token_ids"})
 _POOLED = SamplingParams(detokenize=False)
 _NO_OPTIONS = wire_options()
+
+
+class PooledPrompt(NamedTuple):
+    """A prompt for a vector, a class or a score. `second`: where the second text begins."""
+
+    text: str | None
+    token_ids: list[int]
+    cache_salt: str | None
+    second: int | None
 
 
 class InputProcessor:
@@ -87,6 +105,38 @@ class InputProcessor:
         if self.optional_tokenizer is None:
             raise InvalidInput("the engine's model came without a tokenizer; send prompt_token_ids")
         return self.optional_tokenizer
+
+    def encode(
+        self,
+        text: str,
+        name: str = "prompt",
+        *,
+        add_special_tokens: bool = True,
+        is_cut: bool = False,
+    ) -> list[int]:
+        """The tokens of a prompt. Raises InvalidInput: see `Tokenizer.encode`; and of a text that
+        is too long by its characters alone, without reading it.
+        `is_cut`: it may be more tokens than a prompt."""
+        self._check_length(text, name, is_cut=is_cut)
+        token_ids = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        if not is_cut and token_ids:  # before others of the same request are read
+            with as_invalid_input():
+                self._limits.check_prompt(token_ids, name)
+        return token_ids
+
+    def tokenized(self, prompt: object, name: str = "prompt", **options: Any) -> object:
+        """A prompt that is a text as one that has its tokens, too; any other as it is. Options: see
+        `encode`."""
+        if isinstance(prompt, str):
+            prompt = {"prompt": prompt}
+        if not isinstance(prompt, Mapping) or chars_of(prompt) == 0:
+            return prompt
+        return {**prompt, "prompt_token_ids": self.encode(prompt["prompt"], name, **options)}
+
+    def _check_length(self, text: str, name: str, *, is_cut: bool) -> None:
+        max_model_len = self.model.max_model_len
+        if len(text) > max(LONG_CHARS, max_model_len):
+            check_length(text, name, max_model_len, self.tokenizer.token_size, is_cut=is_cut)
 
     def make_request(
         self,
@@ -151,7 +201,8 @@ class InputProcessor:
         text, token_ids, own_salt = parse_prompt(prompt, name)
         if token_ids is None:
             assert text is not None
-            token_ids = self.tokenizer.encode(text)
+            is_cut = params.truncate_prompt_tokens is not None
+            token_ids = self.encode(text, name, is_cut=is_cut)
         if params.truncate_prompt_tokens is not None:
             kept = params.truncate_prompt_tokens
             token_ids = token_ids[-(self.model.max_model_len - 1 if kept == -1 else kept) :]
@@ -207,42 +258,19 @@ class InputProcessor:
 
     def make_pooling_request(
         self,
-        prompt: object,
+        prompt: PooledPrompt,
         params: PoolingParams,
         task: PoolingTask,
         request_id: str,
         *,
-        add_special_tokens: bool = True,
         name: str = "prompt",
         on_finished: Callable[[], None] | None = None,
         **options: Unpack[RequestOptions],
     ) -> RequestState:
-        """`prompt` may be two texts, to be scored together. Other arguments: see `make_request`.
+        """Arguments: see `make_request`.
         Raises InvalidInput: this model or this engine cannot serve it."""
-        if task not in self.model.tasks:
-            raise InvalidInput(
-                f"the task is {task.value}, this engine's tasks are {', '.join(self.model.tasks)}; "
-                "ask for one of these, or start an engine with --convert embed or classify, or "
-                "with a model made for that"
-            )
         fields = wire_options(**options) if options else _NO_OPTIONS
-        limit, side = params.truncate_prompt_tokens, params.truncation_side
-        limit = self.model.max_model_len if limit == -1 else limit
-        text, token_ids, own_salt, second = None, None, None, None
-        if isinstance(prompt, tuple) and len(prompt) == 2 and isinstance(prompt[0], str):
-            text, pair = prompt
-            if not self.model.has_segments:
-                text, pair = f"{text}{pair}", None
-        else:
-            text, token_ids, own_salt = parse_prompt(prompt, name)
-            pair = None
-        if token_ids is None:
-            assert text is not None
-            token_ids, second = self.tokenizer.encode_within(
-                text, pair, add_special_tokens=add_special_tokens, limit=limit, side=side
-            )
-        elif limit is not None:
-            token_ids = token_ids[:limit] if side == "right" else token_ids[-limit:]
+        text, token_ids, own_salt, second = prompt
         with as_invalid_input():
             self._limits.check_prompt(token_ids, name, num_generated=0)
             second = second if self.model.has_segments else None
@@ -264,27 +292,70 @@ class InputProcessor:
             on_finished=on_finished,
         )
 
-    def chat_prompt(self, messages: Sequence[ChatMessage], **template_options: Any) -> TokensPrompt:
+    def check_task(self, task: PoolingTask) -> None:
+        """Raises InvalidInput: the model has none of this name."""
+        if task not in self.model.tasks:
+            raise InvalidInput(
+                f"the task is {task.value}, this engine's tasks are {', '.join(self.model.tasks)}; "
+                "ask for one of these, or start an engine with --convert embed or classify, or "
+                "with a model made for that"
+            )
+
+    def pooled_prompt(
+        self, prompt: object, params: PoolingParams, name: str, *, add_special_tokens: bool = True
+    ) -> PooledPrompt:
+        """One prompt, or two texts to be scored together, in tokens.
+        Raises InvalidInput: it is none, or too long to be read."""
+        limit, side = params.truncate_prompt_tokens, params.truncation_side
+        limit = self.model.max_model_len if limit == -1 else limit
+        text, token_ids, own_salt, second = None, None, None, None
+        if isinstance(prompt, tuple) and len(prompt) == 2 and isinstance(prompt[0], str):
+            text, pair = prompt
+            if not self.model.has_segments:
+                text, pair = f"{text}{pair}", None
+        else:
+            text, token_ids, own_salt = parse_prompt(prompt, name)
+            pair = None
+        if token_ids is None:
+            assert text is not None
+            for each in filter(None, (text, pair)):
+                self._check_length(each, name, is_cut=limit is not None)
+            token_ids, second = self.tokenizer.encode_within(
+                text, pair, add_special_tokens=add_special_tokens, limit=limit, side=side
+            )
+        elif limit is not None:
+            token_ids = token_ids[:limit] if side == "right" else token_ids[-limit:]
+        return PooledPrompt(text, token_ids, own_salt, second)
+
+    def chat_prompt(
+        self, messages: Sequence[ChatMessage], *, is_cut: bool = False, **template_options: Any
+    ) -> TokensPrompt:
         """A conversation as text and tokens, its images and sounds decoded. Options: see
-        `Tokenizer.chat_text`."""
-        return self.chat_tokens(*self.chat_text(messages, **template_options))
+        `Tokenizer.chat_text`, and `encode` for `is_cut`."""
+        text, items = self.chat_text(messages, is_cut=is_cut, **template_options)
+        return self.chat_tokens(text, items, is_cut=is_cut)
 
     def chat_text(
-        self, messages: Sequence[ChatMessage], **template_options: Any
+        self, messages: Sequence[ChatMessage], *, is_cut: bool = False, **template_options: Any
     ) -> tuple[str, list[MediaItem]]:
         """A conversation as text, and its images and sounds as they are."""
+        num_chars = chat_chars(messages)
+        check_chars(num_chars, "the conversation", self.model.max_model_len, is_cut=is_cut)
         items: list[MediaItem] = []
         if has_media(messages):
             messages, items = split_media(messages, self._multimodal_processor().placeholder)
         return self.tokenizer.chat_text(messages, **template_options), items
 
-    def chat_tokens(self, text: str, items: Sequence[MediaItem]) -> TokensPrompt:
+    def chat_tokens(
+        self, text: str, items: Sequence[MediaItem], *, is_cut: bool = False
+    ) -> TokensPrompt:
         """The prompt of what `chat_text` gave. Decodes `items`."""
         if items:
+            self._check_length(text, "prompt", is_cut=True)
             media = self._multimodal_processor().process(text, items, add_special_tokens=False)
             return {"prompt": text, "prompt_token_ids": media.token_ids, "multimodal": media}
         # The template writes the special tokens itself.
-        token_ids = self.tokenizer.encode(text, add_special_tokens=False)
+        token_ids = self.encode(text, add_special_tokens=False, is_cut=is_cut)
         return {"prompt": text, "prompt_token_ids": token_ids}
 
     def with_media(self, prompt: object) -> object:
@@ -302,6 +373,7 @@ class InputProcessor:
             return given
         items = items_of(prompt["multi_modal_data"])
         text, token_ids, _ = parse_prompt(given, "prompt")
+        self._check_length(text or "", "prompt", is_cut=True)
         media = self._multimodal_processor().process(
             (text or "") if token_ids is None else token_ids, items, add_special_tokens=True
         )

@@ -194,6 +194,7 @@ class LLM:
         prompts = [
             self._client.input_processor.chat_prompt(
                 conversation,
+                is_cut=True,
                 chat_template=chat_template,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,

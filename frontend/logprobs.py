@@ -1,10 +1,11 @@
 """Log-probabilities as users read them, from the wire's columns."""
 
+import abc
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, TypeVar, overload
 
 from protocol.outputs import Logprobs
 
@@ -21,10 +22,48 @@ class Logprob:
     decoded_token: str | None = None
 
 
-class PromptLogprobs(Sequence[dict[int, Logprob] | None]):
+Entry = TypeVar("Entry")
+
+
+class LogprobEntries(Sequence[Entry]):
+    """Dictionaries that are made when they are looked at: the columns take 8 bytes a
+    log-probability, dictionaries 200."""
+
+    @abc.abstractmethod
+    def _entry(self, place: int) -> Entry: ...
+
+    @property
+    @abc.abstractmethod
+    def num_entries(self) -> int:
+        """Log-probabilities, of all tokens together."""
+
+    @overload
+    def __getitem__(self, index: int) -> Entry: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Entry]: ...
+
+    def __getitem__(self, index: int | slice) -> Entry | list[Entry]:
+        places = range(len(self))[index]
+        if isinstance(places, int):
+            return self._entry(places)
+        return [self._entry(place) for place in places]
+
+    def __iter__(self) -> Iterator[Entry]:
+        return map(self._entry, range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == list(other) if isinstance(other, Sequence) else NotImplemented
+
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+
+class PromptLogprobs(LogprobEntries[dict[int, Logprob] | None]):
     """One entry a token of a prompt, as vLLM's list: None for the first, then a dictionary each, of
-    the token itself and the likeliest in falling order. Made when it is looked at: the columns take
-    8 bytes a log-probability, dictionaries 200."""
+    the token itself and the likeliest in falling order."""
 
     def __init__(self, columns: Logprobs | None, tokenizer: "Tokenizer | None") -> None:
         self._columns = columns
@@ -32,39 +71,42 @@ class PromptLogprobs(Sequence[dict[int, Logprob] | None]):
 
     @property
     def num_entries(self) -> int:
-        """Log-probabilities, of all tokens together."""
         return 0 if self._columns is None else self._columns.num_positions * self._columns.width
 
     def __len__(self) -> int:
         return 1 + (0 if self._columns is None else self._columns.num_positions)
 
-    @overload
-    def __getitem__(self, index: int) -> dict[int, Logprob] | None: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[dict[int, Logprob] | None]: ...
-
-    def __getitem__(
-        self, index: int | slice
-    ) -> dict[int, Logprob] | list[dict[int, Logprob] | None] | None:
-        if isinstance(index, slice):
-            return [self[place] for place in range(len(self))[index]]
-        place = range(len(self))[index]
+    def _entry(self, place: int) -> dict[int, Logprob] | None:
         if self._columns is None or place == 0:
             return None
         return logprobs_of(self._columns.part(place - 1, place), self._tokenizer)[0]
 
-    def __iter__(self) -> Iterator[dict[int, Logprob] | None]:
-        return map(self.__getitem__, range(len(self)))
 
-    def __eq__(self, other: object) -> bool:
-        return list(self) == list(other) if isinstance(other, Sequence) else NotImplemented
+class SampleLogprobs(LogprobEntries[dict[int, Logprob]]):
+    """A dictionary a sampled token, of the token itself and what was asked for.
 
-    def __hash__(self) -> int:
-        return hash(self._columns)
+    Args:
+        columns: of one token each.
+        has_ranks: see `logprobs_of`.
+    """
 
-    def __repr__(self) -> str:
-        return repr(list(self))
+    def __init__(
+        self, columns: Sequence[Logprobs], tokenizer: "Tokenizer | None", *, has_ranks: bool
+    ) -> None:
+        self._columns = columns
+        self._tokenizer = tokenizer
+        self._has_ranks = has_ranks
+
+    @property
+    def num_entries(self) -> int:
+        return sum(each.width for each in self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    def _entry(self, place: int) -> dict[int, Logprob]:
+        columns = self._columns[place]
+        return logprobs_of(columns, self._tokenizer, has_ranks=self._has_ranks)[0]
 
 
 def logprobs_of(

@@ -2,6 +2,7 @@
 plain lists. `PoolingCalls` are the calls of `AsyncLLM`; those of `LLM` stand on them."""
 
 import abc
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from operator import mul
@@ -13,10 +14,12 @@ from frontend.adapters import LoRARequest
 from frontend.batched_requests import run_all
 from frontend.engine_group import EngineGroup
 from frontend.errors import InvalidInput, RequestFailed
+from frontend.event_loop import Pause
 from frontend.input_processor import InputProcessor
+from frontend.long_texts import read_texts
 from frontend.outputs import RequestOutput
 from frontend.pooling_params import PoolingParams
-from frontend.prompts import PromptsInput, split_prompts
+from frontend.prompts import PromptsInput, chars_of, split_prompts
 from frontend.request_options import RequestOptions, adapter_of
 from frontend.request_state import RequestState
 from frontend.session import EngineSession
@@ -207,23 +210,30 @@ class PoolingCalls(abc.ABC):
         behind `request_id`."""
         await self.ready()
         await self.know_adapter(adapter_of(options))
-        params, session, requests = pooling_params or PoolingParams(), self.session, []
+        params, session = pooling_params or PoolingParams(), self.session
+        process = self.input_processor
+        process.check_task(task)
+        one = len(prompts) == 1
+        requests, pause = [], Pause()
         for index, prompt in enumerate(prompts):
-            own_id = (
-                request_id if request_id is None or len(prompts) == 1 else f"{request_id}-{index}"
+            name = "prompt" if one else f"prompt {index}"
+            read = functools.partial(
+                process.pooled_prompt, prompt, params, name, add_special_tokens=add_special_tokens
             )
+            pooled = await read_texts(read, chars_of(prompt))
+            own_id = request_id if request_id is None or one else f"{request_id}-{index}"
             requests.append(
-                self.input_processor.make_pooling_request(
-                    prompt,
+                process.make_pooling_request(
+                    pooled,
                     params,
                     task,
                     session.requests.new_request_id(own_id),
-                    add_special_tokens=add_special_tokens,
-                    name=f"prompt {index}" if len(prompts) > 1 else "prompt",
+                    name=name,
                     on_finished=on_finished,
                     **options,
                 )
             )
+            await pause.between()
         return await run_all(session, requests, _pooled)
 
     def pooling_task(self, named: str | None) -> PoolingTask:

@@ -11,6 +11,7 @@ from protocol.requests import check_name
 if TYPE_CHECKING:
     from frontend.multimodal.inputs import MultiModalPrompt
 
+_NOT_TEXT = ("prompt_token_ids", "prompt_embeds", "multi_modal_data", "multimodal")
 _KNOWN_KEYS = frozenset({"prompt", "prompt_token_ids", "cache_salt"})
 
 
@@ -60,6 +61,28 @@ def has_data(prompt: object) -> bool:
     return isinstance(prompt, Mapping) and bool(
         prompt.get("multi_modal_data") or has_data(prompt.get("encoder_prompt"))
     )
+
+
+def chars_of(prompt: object) -> int:
+    """Characters that are to be turned into tokens, without those beside images and sounds."""
+    if isinstance(prompt, Mapping):
+        if any(prompt.get(key) is not None for key in _NOT_TEXT):
+            return 0
+        prompt = prompt.get("prompt")
+    if isinstance(prompt, tuple):  # of texts, as one prompt
+        return sum(map(chars_of, prompt))
+    return len(prompt) if isinstance(prompt, str) else 0
+
+
+def chat_chars(messages: object) -> int:
+    """Of the texts of a conversation, whatever its template adds or leaves out."""
+    number = 0
+    for message in messages if isinstance(messages, list | tuple) else ():
+        content = message.get("content") if isinstance(message, Mapping) else None
+        parts = content if isinstance(content, list | tuple) else [{"text": content}]
+        texts = (part.get("text") for part in parts if isinstance(part, Mapping))
+        number += sum(len(text) for text in texts if isinstance(text, str))
+    return number
 
 
 def split_prompts(prompts: object) -> list[object]:
@@ -125,6 +148,8 @@ def _token_ids(token_ids: object, name: str) -> list[int]:
             f"{name} is of type {type(token_ids).__name__}; give a string, a list of token ids, or "
             "a dictionary with 'prompt' or 'prompt_token_ids'"
         )
+    if set(map(type, token_ids)) == {int}:
+        return list(token_ids)
     for token_id in token_ids:
         if not _is_whole(token_id):
             raise InvalidInput(f"{name} holds {token_id!r}, token ids must be whole numbers")

@@ -5,7 +5,7 @@ import copy
 import dataclasses
 import enum
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
@@ -17,6 +17,9 @@ from protocol.errors import InvalidParameter
 from protocol.sampling import check_whole
 
 MAX_N = 16_384
+MAX_STOP_STRINGS, MAX_STOP_CHARS = 128, 4096
+"""Of a request, the characters of all together: each new token's text is searched for them."""
+_MAX_BAD_WORD_CHARS = 16_384
 _REALS = frozenset({
     "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
 })  # fmt: skip
@@ -159,7 +162,10 @@ class SamplingParams:
             raise InvalidInput(
                 f"output_kind is {self.output_kind!r}, it must be a RequestOutputKind"
             )
-        for string in self.stop_strings:
+        stop, words = self.stop_strings, self.bad_words or ()
+        _check_texts("stop", stop, MAX_STOP_STRINGS, MAX_STOP_CHARS)
+        _check_texts("bad_words", words, protocol.sampling.MAX_BAD_WORDS, _MAX_BAD_WORD_CHARS)
+        for string in stop:
             if not isinstance(string, str):
                 raise InvalidInput(f"stop holds {string!r}, it must hold strings only")
             if not string:
@@ -167,7 +173,7 @@ class SamplingParams:
         if self.thinking_token_budget is not None:
             with as_invalid_input():
                 check_whole("thinking_token_budget", self.thinking_token_budget, minimum=0)
-        for word in self.bad_words or ():
+        for word in words:
             if not (isinstance(word, str) and word):
                 raise InvalidInput(f"bad_words holds {word!r}, it must hold non-empty strings only")
         detection = self.repetition_detection
@@ -296,6 +302,15 @@ class BeamSearchParams:
             ignore_eos=self.ignore_eos,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+
+
+def _check_texts(name: str, texts: Sequence[object], most: int, most_chars: int) -> None:
+    num_chars = sum(len(each) for each in texts if isinstance(each, str))
+    if len(texts) > most or num_chars > most_chars:
+        raise InvalidInput(
+            f"{name} has {len(texts)} texts of {num_chars} characters, the limit is {most} of "
+            f"{most_chars} together; name fewer"
         )
 
 

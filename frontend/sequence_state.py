@@ -1,14 +1,17 @@
 """One sequence of a request: from engine outputs to text, stop strings and logprobs."""
 
 import math
+import struct
 from collections.abc import Sequence
 
 from frontend.detokenizer import IncrementalDetokenizer, StopStringMatcher
-from frontend.logprobs import Logprob, logprobs_of
+from frontend.logprobs import SampleLogprobs
 from frontend.outputs import CompletionOutput, FinishReasonName
 from frontend.sampling_params import SamplingParams
 from frontend.tokenizer import Tokenizer
 from protocol.outputs import EngineCoreOutput, FinishReason, Logprobs
+
+_FLOAT = struct.Struct("<f")
 
 
 class SequenceState:
@@ -44,7 +47,8 @@ class SequenceState:
         self._has_ranks = not params.logprob_token_ids
         """Of the reported tokens beside the sampled one."""
         is_reported = params.logprobs is not None or not self._has_ranks
-        self._logprobs: list[dict[int, Logprob]] | None = [] if is_reported else None
+        self._logprobs: list[Logprobs] | None = [] if is_reported else None
+        """Of one token each; those that a delta has had are dropped."""
         self._cumulative_logprob = 0.0 if is_reported else None
         self._num_decoded_tokens = 0
         """Text is made of the tokens behind these when it is taken, unless it may end with them."""
@@ -132,6 +136,9 @@ class SequenceState:
         self._num_taken_tokens = num_tokens
         if self.finish_reason is not None:
             self._end_taken = True
+        logprobs = None
+        if self._logprobs is not None:
+            logprobs = self._take_logprobs(self._logprobs, delta=delta)
         if not delta:
             new_text = self._taken_text = self._taken_text + new_text
         return CompletionOutput(  # one a token: names cost half a microsecond
@@ -139,7 +146,7 @@ class SequenceState:
             new_text,
             taken,
             self._cumulative_logprob,
-            None if self._logprobs is None else self._logprobs[start:],
+            logprobs,
             self.finish_reason,
             self._stop_reason,
             self._detail,
@@ -202,7 +209,13 @@ class SequenceState:
 
     def _append_logprobs(self, columns: Logprobs, num_kept: int) -> None:
         assert self._logprobs is not None
-        for entry in logprobs_of(columns, self._tokenizer, has_ranks=self._has_ranks)[:num_kept]:
-            self._logprobs.append(entry)
-            sampled = next(iter(entry.values()))
-            self._cumulative_logprob = (self._cumulative_logprob or 0.0) + sampled.logprob
+        for place in range(min(num_kept, columns.num_positions)):
+            self._logprobs.append(columns.part(place, place + 1))
+            (sampled,) = _FLOAT.unpack_from(columns.logprobs, place * columns.width * _FLOAT.size)
+            self._cumulative_logprob = (self._cumulative_logprob or 0.0) + sampled
+
+    def _take_logprobs(self, columns: list[Logprobs], *, delta: bool) -> SampleLogprobs:
+        taken = [*columns]
+        if delta:
+            columns.clear()
+        return SampleLogprobs(taken, self._tokenizer, has_ranks=self._has_ranks)

@@ -12,6 +12,7 @@ from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from frontend.errors import ChatTemplateError, InvalidInput
+from frontend.long_texts import LEVEL_TABLE, LONG_CHARS, TokenSize, give_back_memory, token_size
 from protocol.outputs import TokenizerInfo
 
 if TYPE_CHECKING:
@@ -75,6 +76,11 @@ class Tokenizer:
         return frozenset(token_id for token_id, token in added.items() if token.special)
 
     @cached_property
+    def token_size(self) -> TokenSize | None:
+        """How much of a text one token stands for, at most; None: not known."""
+        return token_size(self.backend)
+
+    @cached_property
     def pieces(self) -> TokenPieces:
         """What single tokens add to a text; shared by all streams of this client."""
         return TokenPieces(self.backend, self.special_token_ids)
@@ -88,12 +94,18 @@ class Tokenizer:
             InvalidInput: `text` has a lone surrogate, which no encoding can express; or the model's
                 tokenizer fails on it.
         """
-        return self._encoding(text, add_special_tokens).ids
+        token_ids = self._encoding(text, add_special_tokens).ids
+        give_back_memory(len(text))
+        return token_ids
 
     def _encoding(self, text: str, add_special_tokens: bool) -> tokenizers.Encoding:
         if not isinstance(text, str):
             raise TypeError(f"text is {type(text).__name__}, it must be a str")
         try:
+            if len(text) > LONG_CHARS:  # other threads run meanwhile; and without offsets
+                return self.backend.encode_batch_fast(
+                    [text], add_special_tokens=add_special_tokens
+                )[0]
             return self.backend.encode(text, add_special_tokens=add_special_tokens)
         except (UnicodeEncodeError, TypeError):
             raise InvalidInput(
@@ -174,8 +186,7 @@ class Tokenizer:
             num_special = self.backend.num_special_tokens_to_add(pair is not None)
             left = max(0, limit - num_special * add_special_tokens)
             lengths = [len(part) for part in parts]
-            while sum(lengths) > left:
-                lengths[lengths.index(max(lengths))] -= 1
+            lengths = _cut_lengths(lengths, left)
             for part, length in zip(parts, lengths, strict=True):
                 part.truncate(length, direction=side)
         second = parts[1] if pair is not None else None
@@ -189,6 +200,10 @@ class Tokenizer:
         """The text of `ids`; ids that the tokenizer does not know add nothing.
         Raises ValueError: an id is negative or above 2**32 - 1."""
         try:
+            if len(ids) > LONG_CHARS:  # other threads run meanwhile
+                return self.backend.decode_batch(
+                    [list(ids)], skip_special_tokens=skip_special_tokens
+                )[0]
             return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
         except OverflowError:
             wrong = next(token_id for token_id in ids if not 0 <= token_id < 2**32)
@@ -261,6 +276,19 @@ class Tokenizer:
         """Whether that came with the model."""
         source = None if chat_template is None else self.used_template(chat_template)
         return source is None or source in (self.chat_template, *self.named_chat_templates.values())
+
+
+def _cut_lengths(lengths: list[int], left: int) -> list[int]:
+    """Of one text or two, together at most `left`: the longer one is cut, then both."""
+    first, second = (*lengths, 0)[:2]
+    half = left // 2
+    if first + second <= left:
+        return lengths
+    if len(lengths) == 1:
+        return [left]
+    if first <= half:
+        return [first, left - first]
+    return [left - second, second] if second <= half else [half, left - half]
 
 
 def _raise_unless_of_rust(error: BaseException) -> None:
@@ -349,7 +377,7 @@ class TokenPieces:
         (an added one) stands for its own UTF-8, as in the decoder of `tokenizers`."""
         token = (self._backend.id_to_token(token_id) if token_id >= 0 else None) or ""
         try:
-            return bytes([_LEVEL_TABLE[character] for character in token])
+            return bytes([LEVEL_TABLE[character] for character in token])
         except KeyError:
             return token.encode()
 
@@ -396,16 +424,3 @@ def _joining_of(steps: list[dict[str, Any]]) -> Joining:
             case _:
                 return Joining.WINDOW
     return Joining.PIECES
-
-
-def _level_table() -> dict[str, int]:
-    """GPT-2's bytes_to_unicode, inverted: printable bytes stand for themselves, the others for
-    the code points from 256 up."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    table = {chr(byte): byte for byte in printable}
-    others = (byte for byte in range(256) if byte not in set(printable))
-    table.update({chr(256 + rank): byte for rank, byte in enumerate(others)})
-    return table
-
-
-_LEVEL_TABLE = _level_table()

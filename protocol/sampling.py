@@ -2,6 +2,8 @@
 strings, are the client's and are not sent."""
 
 import math
+from collections.abc import Collection
+from typing import cast
 
 import msgspec
 
@@ -150,13 +152,14 @@ class SamplingParams(Message, frozen=True):
             check_whole("prompt_logprobs", self.prompt_logprobs, minimum=0)
         self._check_logprob_token_ids()
         self._check_bad_words()
-        for token_id, bias in self.logit_bias.items():
-            check_whole("a token id in logit_bias", token_id, minimum=0)
-            _number(f"logit_bias of token {token_id}", bias, minimum=-100.0, maximum=100.0)
-        for token_id in self.stop_token_ids:
-            check_whole("a token id in stop_token_ids", token_id, minimum=0)
-        for token_id in self.allowed_token_ids or ():
-            check_whole("a token id in allowed_token_ids", token_id, minimum=0)
+        _check_token_ids("logit_bias", self.logit_bias)
+        biases = self.logit_bias.values()
+        # most are right, and there may be one for each token of the vocabulary
+        if not (set(map(type, biases)) <= {float} and all(map((100.0).__ge__, map(abs, biases)))):
+            for token_id, bias in self.logit_bias.items():
+                _number(f"logit_bias of token {token_id}", bias, minimum=-100.0, maximum=100.0)
+        _check_token_ids("stop_token_ids", self.stop_token_ids)
+        _check_token_ids("allowed_token_ids", self.allowed_token_ids or ())
         if self.min_tokens > self.max_tokens:
             raise InvalidParameter(
                 f"min_tokens is {self.min_tokens}, above max_tokens {self.max_tokens}; "
@@ -177,8 +180,7 @@ class SamplingParams(Message, frozen=True):
             )
 
     def _check_logprob_token_ids(self) -> None:
-        for token_id in self.logprob_token_ids:
-            check_whole("a token id in logprob_token_ids", token_id, minimum=0)
+        _check_token_ids("logprob_token_ids", self.logprob_token_ids)
         number = len(self.logprob_token_ids)
         if number > MAX_LOGPROB_TOKEN_IDS:
             raise InvalidParameter(
@@ -277,6 +279,13 @@ def check_whole(name: str, value: object, *, minimum: int, maximum: int = MAX_WH
     if not isinstance(value, int) or isinstance(value, bool):
         raise InvalidParameter(f"{name} is {value!r:.100}, it must be a whole number")
     _within(name, value, minimum, maximum)
+
+
+def _check_token_ids(name: str, token_ids: Collection[object]) -> None:
+    if set(map(type, token_ids)) == {int} and min(cast("Collection[int]", token_ids)) >= 0:
+        return
+    for token_id in token_ids:
+        check_whole(f"a token id in {name}", token_id, minimum=0)
 
 
 def _number(name: str, value: object, *, minimum: float, maximum: float) -> None:

@@ -121,7 +121,7 @@ class EngineOptions:
     engine_core.logits_processors, or module:Class; may be given several times; CPU only."""
     drain_timeout: Annotated[float, NOT_NEGATIVE] = 30.0
     """Seconds that running requests get to finish after SIGTERM."""
-    max_logprobs: Annotated[int, at_least(-1)] = -1
+    max_logprobs: Annotated[int, at_least(-1)] = 20
     """Most logprobs a request may ask for a position; -1: the whole vocabulary."""
     num_threads: Annotated[int | None, COMMON, POSITIVE] = None
     """CPU threads of the model; default: one a core."""

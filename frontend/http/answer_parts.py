@@ -27,6 +27,7 @@ class Reasoning:
     text: str
 
 
+_MAX_TOOLS = 1024
 Part = Reasoning | str | ToolCall | ArgumentsDelta
 """Content is a string."""
 
@@ -96,6 +97,9 @@ def answer_format(
         ApiError: this model takes no tools, or it is not known how it writes calls.
         InvalidInput: the model has no tokenizer.
     """
+    if len(tools) > _MAX_TOOLS:
+        what = f"there are {len(tools)} tools, the limit is {_MAX_TOOLS}; offer fewer"
+        raise ApiError(400, what, param="tools")
     settings: ServerSettings = request.app.state.settings
     used = llm.get_tokenizer().used_template(chat_template or None, has_tools=bool(tools))
     template = used or ""

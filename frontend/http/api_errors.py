@@ -167,7 +167,7 @@ def _too_long(error: PromptTooLong) -> str:
 def unknown_model(name: str, known: list[str]) -> ApiError:
     return ApiError(
         404,
-        f"the model {name!r} does not exist; this server has {', '.join(known)}",
+        f"the model {name!r:.200} does not exist; this server has {', '.join(known)}",
         param="model",
         code="model_not_found",
     )

@@ -18,6 +18,8 @@ from frontend.http.api_errors import ApiError
 from frontend.http.exchange import Exchange
 
 _MAX_HEAD_BYTES = 64 * 1024
+"""Also of what stands between two pieces of a body, or behind the last: extensions, trailers."""
+_MAX_HEADERS = 256
 _MAX_CONNECTIONS = 65_536
 _OTHER_DESCRIPTORS = 128
 _UNREAD_S = 300.0
@@ -69,7 +71,7 @@ class LimitedConnection(HttpToolsProtocol):
         if self._reading is None:
             self._expect_request()
         super().data_received(data)
-        if self._is_head and self._head_bytes > _MAX_HEAD_BYTES:
+        if self._head_bytes > _MAX_HEAD_BYTES:
             self._refuse_head()
 
     def on_message_begin(self) -> None:
@@ -78,7 +80,17 @@ class LimitedConnection(HttpToolsProtocol):
             self._expect_request()
         super().on_message_begin()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._is_head:  # trailers say nothing here
+            super().on_header(name, value)
+
+    def on_body(self, body: bytes) -> None:
+        self._head_bytes = 0
+        super().on_body(body)
+
     def on_headers_complete(self) -> None:
+        if len(self.headers) > _MAX_HEADERS:
+            self._refuse(431, f"the head has more than {_MAX_HEADERS} headers; send fewer")
         if len(self.url) + sum(map(len, itertools.chain(*self.headers))) > _MAX_HEAD_BYTES:
             self._refuse_head()  # it came at once
         self._is_head, self._head_bytes = False, 0

@@ -1,18 +1,67 @@
 """A request's body to the Struct that its route takes; what it is not is refused by name."""
 
+import asyncio
 import re
+from collections.abc import AsyncIterable, Callable
+from functools import cache
 from typing import Any
 
 import msgspec
+from msgspec import inspect
 
 from frontend.http.api_errors import ApiError
 
-_MOST_UNKNOWN_NULLS = 32
+_MOST = {"values": 2**19, "texts": 2**17, "names": 2**16, "objects and arrays": 2**14}
+"""So many are decoded and looked at in less than 100 ms, in which nobody else is answered. Names
+are texts, too."""
+_LARGE_BYTES = 2**16
 _UNKNOWN = "Object contains unknown field `"
 _NO_CHOICE = ("Invalid enum value ", "Invalid value ")
+_HALF_PAIR = re.compile(
+    rb"(?<!\\)(?:\\u[dD][89abAB]..(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..)\\u[dD][c-fC-F]..)"
+)
+_NEAR = 16
+"""Bytes from where the decoder gives up to where a surrogate pair began."""
+Cleaner = Callable[[Any], None]
 
 
-def decode(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
+class BodyCounter:
+    """Counts what a body in JSON is made of while it comes, and before it is made objects."""
+
+    def __init__(self) -> None:
+        self.counts = dict.fromkeys(_MOST, 0)
+        self._num_quotes = 0
+        self._held = b""
+
+    def feed(self, piece: bytes) -> None:
+        """Raises ApiError: there are too many."""
+        piece, self._held = self._held + piece, b""
+        if (len(piece) - len(piece.rstrip(b"\\"))) % 2:  # the character behind it is to come
+            piece, self._held = piece[:-1], b"\\"
+        parts = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
+        outside = b"".join(parts[self._num_quotes % 2 :: 2])
+        self._num_quotes += len(parts) - 1
+        self.counts["values"] += outside.count(b",")
+        self.counts["names"] += outside.count(b":")
+        self.counts["objects and arrays"] += outside.count(b"{") + outside.count(b"[")
+        self.counts["texts"] = self._num_quotes // 2
+        for what, most in _MOST.items():
+            if self.counts[what] > most:
+                raise ApiError(
+                    413, f"the body has more than {most} {what}; send fewer, in several requests"
+                )
+
+
+async def read_body(pieces: AsyncIterable[bytes]) -> bytes:
+    """All of it. Raises ApiError: it is of too many parts."""
+    counter, body = BodyCounter(), []
+    async for piece in pieces:
+        counter.feed(piece)
+        body.append(piece)
+    return b"".join(body)
+
+
+async def decode(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
     """An unknown field that is null asks for nothing, as many clients send it: it is left out.
 
     Raises ApiError: the body is not what the route takes.
@@ -21,42 +70,85 @@ def decode(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
         try:
             return decoder.decode(body)
         except msgspec.ValidationError as error:
-            return _decode_without_nulls(decoder, body, error)
+            if not str(error).startswith(_UNKNOWN):
+                raise
+        if len(body) < _LARGE_BYTES:
+            return _decode_without_nulls(decoder.type, body)
+        return await asyncio.to_thread(_decode_without_nulls, decoder.type, body)
     except RecursionError:
         raise ApiError(400, "the body nests too deeply; send fewer levels") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        if not isinstance(error, msgspec.ValidationError):
+            raise _no_json(error, body) from None
         raise _refusal(error) from None
 
 
-def _decode_without_nulls(
-    decoder: msgspec.json.Decoder[Any], body: bytes, error: msgspec.ValidationError
-) -> Any:
+def _decode_without_nulls(kind: Any, body: bytes) -> Any:
     document = msgspec.json.decode(body)
-    for _ in range(_MOST_UNKNOWN_NULLS):
-        what, path = _what_and_path(error)
-        names = [name for name in re.sub(r"\[[^]]*]", "", path).split(".") if name]
-        unknown = what.removeprefix(_UNKNOWN).rstrip("`")
-        if not what.startswith(_UNKNOWN) or not _drop_nulls(document, names, unknown):
-            break
-        try:
-            return msgspec.convert(document, decoder.type)
-        except msgspec.ValidationError as another:
-            error = another
-    raise error
+    if (clean := _cleaner(kind)) is not None:
+        clean(document)
+    return msgspec.convert(document, kind)
 
 
-def _drop_nulls(value: Any, names: list[str], unknown: str) -> bool:
-    """Whether there was any, at this place in all elements of the arrays on its path."""
-    if isinstance(value, list):
-        return True in [_drop_nulls(each, names, unknown) for each in value]
-    if not isinstance(value, dict):
-        return False
-    if names:
-        return _drop_nulls(value.get(names[0]), names[1:], unknown)
-    if value.get(unknown, unknown) is not None:
-        return False
-    del value[unknown]
-    return True
+@cache
+def _cleaner(kind: Any) -> Cleaner | None:
+    return _cleaner_of(inspect.type_info(kind))
+
+
+def _cleaner_of(kind: inspect.Type) -> Cleaner | None:
+    """Drops nulls that a value of this type has no field for; None: no part of it has fields."""
+    types = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
+    of_items = [
+        clean_item
+        for each in types
+        if isinstance(each, inspect.ListType) and (clean_item := _cleaner_of(each.item_type))
+    ]
+    structs = [each for each in types if isinstance(each, inspect.StructType)]
+    if not (of_items or structs):
+        return None
+    of_tags = {each.tag: _fields_cleaner(each) for each in structs}
+    tag_field = structs[0].tag_field if structs else None
+
+    def clean(value: Any) -> None:
+        if isinstance(value, list):
+            for of_item in of_items:
+                for each in value:
+                    of_item(each)
+        elif isinstance(value, dict):
+            tag = value.get(tag_field) if tag_field else None
+            of_fields = of_tags.get(tag) if isinstance(tag, str | None) else None
+            if of_fields is not None:
+                of_fields(value)
+
+    return clean
+
+
+def _fields_cleaner(kind: inspect.StructType) -> Cleaner:
+    known = {field.encode_name: _cleaner_of(field.type) for field in kind.fields}
+    tag_field = kind.tag_field
+
+    def clean(value: dict[str, Any]) -> None:
+        for name in [each for each, own in value.items() if own is None]:
+            if name not in known and name != tag_field:
+                del value[name]
+        for name, of_field in known.items():
+            if of_field is not None and name in value:
+                of_field(value[name])
+
+    return clean
+
+
+def _no_json(error: Exception, body: bytes) -> ApiError:
+    place = re.search(r"\(byte (\d+)\)", str(error))
+    at = max(0, (len(body) if place is None else int(place[1])) - _NEAR)
+    half = _HALF_PAIR.search(body[at : at + 2 * _NEAR])
+    if half is None:
+        return ApiError(400, f"the body is not valid JSON: {error}")
+    return ApiError(
+        400,
+        f"the body has half a surrogate pair, {half[0].decode('latin-1')}, at byte "
+        f"{at + half.start()}: a text was cut within a character; cut it between two",
+    )
 
 
 def _what_and_path(error: Exception) -> tuple[str, str]:
@@ -64,17 +156,15 @@ def _what_and_path(error: Exception) -> tuple[str, str]:
     return what, path.rstrip("`").lstrip(".")
 
 
-def _refusal(error: msgspec.DecodeError | UnicodeDecodeError) -> ApiError:
+def _refusal(error: Exception) -> ApiError:
     what, param = _what_and_path(error)
     if what.startswith(_UNKNOWN):
         name = what.removeprefix(_UNKNOWN).rstrip("`")
         param = f"{param}.{name}" if param else name
-        return ApiError(400, f"{param!r} is not supported; omit it", param=param)
+        return ApiError(400, f"{param!r:.200} is not supported; omit it", param=param)
     if missing := re.fullmatch(r"Object missing required field `(.+)`", what):
         param = f"{param}.{missing[1]}" if param else missing[1]
         return ApiError(400, f"{param} is missing; give it", param=param)
-    if not isinstance(error, msgspec.ValidationError):
-        return ApiError(400, f"the body is not valid JSON: {error}")
     for prefix in _NO_CHOICE:
         if what.startswith(prefix):
             what = f"{what.removeprefix(prefix)} is not supported; /openapi.json lists what is"

@@ -3,8 +3,19 @@ reader leaves."""
 
 import asyncio
 import contextlib
+import functools
+import itertools
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import msgspec
@@ -25,6 +36,7 @@ BEGIN_S = 3.0
 """After which a stream begins that has nothing to say yet."""
 COMMENT_S = 5.0
 """After which a stream that is silent gets a comment: proxies and clients give up on silence."""
+_MANY_PARTS = 2**13
 _COMMENT = b": waiting\n\n"
 
 
@@ -32,6 +44,27 @@ def json_response(
     body: msgspec.Struct | list[Any], status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
     return Response(_encoder.encode(body), status, headers, media_type="application/json")
+
+
+def in_pieces(items: Iterable[Any], size: int = 2**14) -> Any:
+    """JSON of a list that may be long, `size` elements at once: encoding them holds up others."""
+    rest, pieces = iter(items), []
+    while piece := list(itertools.islice(rest, size)):
+        pieces.append(_encoder.encode(piece)[1:-1])
+    return msgspec.Raw(b"[" + b",".join(pieces) + b"]")
+
+
+async def built(make: Callable[[], T], num_parts: int) -> T:
+    """What `make` returns; if it has many parts, made in a thread, so that others have turns."""
+    if num_parts <= _MANY_PARTS:
+        return make()
+    return await asyncio.get_running_loop().run_in_executor(_makers(), make)
+
+
+@functools.cache
+def _makers() -> ThreadPoolExecutor:
+    """Of its own: conversations wait for their templates in the loop's."""
+    return ThreadPoolExecutor(2, thread_name_prefix="answers")
 
 
 def line(body: Any) -> bytes:
@@ -219,6 +252,7 @@ async def merged(
     try:
         for index, stream in enumerate(streams):
             nexts[asyncio.ensure_future(anext(stream))] = index
+            await asyncio.sleep(0)  # it begins, and others have a turn before the next
         while nexts:
             done, _ = await asyncio.wait(nexts, return_when=asyncio.FIRST_COMPLETED)
             for future in done:

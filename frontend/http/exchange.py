@@ -40,6 +40,8 @@ class Exchange:
     num_output_tokens: int = 0
     status: int = 0
     is_endless: bool = False
+    wants_stream: bool = False
+    """That it asked for, and may get."""
     waits_for: Callable[[], str] | None = None
     """What keeps it from being answered, if that may take long."""
     at_end: list[Callable[[], None]] = field(default_factory=list)

@@ -11,9 +11,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from frontend.http.api_errors import error_type
-from frontend.http.decoding import decode
+from frontend.http.decoding import decode, read_body
 from frontend.http.event_stream import EventStream, LineStream
+from frontend.http.exchange import exchange_of
 from frontend.http.on_demand.while_starting import begins_while_starting
+from frontend.long_texts import give_back_memory
 
 Handler = Callable[..., Awaitable[Response]]
 """Gets the request and, where the route takes one, its body."""
@@ -40,24 +42,29 @@ class Operation(msgspec.Struct, frozen=True):
     needs_key: bool = True
 
     def route(self) -> Route:
-        handler = self.handler if self.takes is None else _decoding(self.handler, self.takes)
+        handler = self.handler if self.takes is None else self._decoding(self.takes)
         if self.event is not None:
             handler = begins_while_starting(handler)
         return Route(self.path, handler, methods=[self.method])
+
+    def _decoding(self, kind: type) -> Handler:
+        decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(kind)
+
+        async def handle(request: Request) -> Response:
+            body = await read_body(request.stream())
+            asked = await decode(decoder, body)
+            exchange_of(request).wants_stream = getattr(asked, "stream", None) is True
+            try:
+                return await self.handler(request, asked)
+            finally:
+                give_back_memory(len(body))
+
+        return handle
 
 
 def operation(method: str, path: str, **described: Any) -> Callable[[Handler], Operation]:
     """A decorator: the function becomes the operation that it handles."""
     return lambda handler: Operation(method, path, handler, **described)
-
-
-def _decoding(handler: Handler, kind: type) -> Handler:
-    decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(kind)
-
-    async def handle(request: Request) -> Response:
-        return await handler(request, decode(decoder, await request.body()))
-
-    return handle
 
 
 def openapi_document(operations: Sequence[Operation]) -> dict[str, Any]:

@@ -73,7 +73,10 @@ def raw_request(**changes):
         ({"allowed_token_ids": []}, "allowed_token_ids is empty"),
         ({"logit_bias": {1: float("nan")}}, "logit_bias"),
         ({"stop_token_ids": [500]}, "stop_token_ids"),
-        ({"logprobs": 98}, "logprobs is 98, the limit is 97"),
+        (
+            {"logprobs": 21},
+            "logprobs is 21, the limit is 20; ask for fewer or start the engine with",
+        ),
         ({"num_sequences": 129}, "num_sequences is 129, it must be from 1 to max_num_seqs 128"),
         ({"num_sequences": 0}, "num_sequences is 0"),
         ({"num_sequences": 2, "output_token_ids": [5]}, "resume each sequence"),

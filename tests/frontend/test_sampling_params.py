@@ -82,6 +82,15 @@ def test_the_first_positions_are_vllms():
         ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens is 0"),
         ({"output_kind": 1}, "output_kind is 1"),
         ({"detokenize": 1}, "detokenize is 1"),
+        ({"stop": ["a"] * 129}, r"stop has 129 texts of 129 characters, the limit is 128 of 4096"),
+        ({"stop": "a" * 4097}, "stop has 1 texts of 4097 characters"),
+        ({"bad_words": ["a" * 16_385]}, "bad_words has 1 texts of 16385 characters, the limit is"),
+        ({"bad_words": [str(n) for n in range(129)]}, "bad_words has 129 texts"),
+        ({"logit_bias": {"9" * 5000: 1.0}}, "logit_bias has the key '999"),
+        ({"logit_bias": {1: 1.0, 2: 101.0}}, "logit_bias of token 2 is 101.0"),
+        ({"logit_bias": {1: float("inf")}}, "logit_bias of token 1 is inf"),
+        ({"allowed_token_ids": [1, True]}, "a token id in allowed_token_ids is True"),
+        ({"stop_token_ids": [1, -1]}, "a token id in stop_token_ids is -1"),
     ],
 )
 def test_a_value_outside_its_limits_is_named(options, message):

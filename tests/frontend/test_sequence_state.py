@@ -8,8 +8,9 @@ from fake_model import TOKENIZER, ids_of
 from hypothesis import given
 from hypothesis import strategies as st
 
+from frontend.logprobs import logprobs_of
 from frontend.sampling_params import SamplingParams
-from frontend.sequence_state import SequenceState, logprobs_of
+from frontend.sequence_state import SequenceState
 from frontend.tokenizer import Tokenizer
 from protocol.outputs import EngineCoreOutput, FinishReason, Logprobs, TokenizerInfo
 
@@ -127,6 +128,28 @@ def test_logprobs_are_cut_with_the_tokens():
     completion = sequence.take_output(delta=False)
     assert len(completion.logprobs) == len(completion.token_ids) == 2
     assert completion.cumulative_logprob == -3.0
+
+
+@pytest.mark.parametrize("delta", [True, False])
+def test_log_probabilities_come_once_in_deltas_and_all_in_outputs_so_far(delta):
+    sequence = processor(logprobs=0)
+    seen = []
+    for text in ("ab", "c"):
+        columns = Logprobs(
+            num_positions=len(text),
+            width=1,
+            token_ids=struct.pack(f"<{len(text)}i", *ids_of(text)),
+            logprobs=struct.pack(f"<{len(text)}f", *(-1.0,) * len(text)),
+            ranks=[1] * len(text),
+        )
+        sequence.append_output(output(ids_of(text), logprobs=columns))
+        completion = sequence.take_output(delta=delta)
+        assert [list(entry) for entry in completion.logprobs] == [
+            [token_id] for token_id in completion.token_ids
+        ]
+        assert completion.logprobs[0] == completion.logprobs[:1][0]
+        seen.append(len(completion.logprobs))
+    assert seen == ([2, 1] if delta else [2, 3])
 
 
 def test_a_sampled_token_outside_the_likeliest_keeps_its_rank():

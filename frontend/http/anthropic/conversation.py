@@ -1,5 +1,6 @@
 """Anthropic's messages as those that chat templates take."""
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,18 +13,17 @@ _ROLES = ("user", "assistant", "system")
 def template_messages(asked: bodies.CountTokensRequest) -> list[dict[str, Any]]:
     """Consecutive messages of one role are one turn, and results of tools are messages of theirs,
     as templates know them. Raises ApiError: a role that there is not."""
-    messages: list[dict[str, Any]] = []
+    turns: list[list[dict[str, Any]]] = []
     if asked.system:
-        messages.append({"role": "system", "content": _text(asked.system)})
+        turns.append([{"role": "system", "content": _text(asked.system)}])
     for index, message in enumerate(asked.messages):
         check_role(message.role, f"messages[{index}].role", known=_ROLES)
         for made in _messages(message):
-            last = messages[-1] if messages else None
-            if last is not None and last["role"] == made["role"] != "tool":
-                _join(last, made)
+            if turns and turns[-1][0]["role"] == made["role"] != "tool":
+                turns[-1].append(made)
             else:
-                messages.append(made)
-    return messages
+                turns.append([made])
+    return [turn[0] if len(turn) == 1 else _joined(turn) for turn in turns]
 
 
 def template_tools(asked: bodies.CountTokensRequest) -> list[dict[str, Any]] | None:
@@ -97,14 +97,20 @@ def _text(content: str | Sequence[bodies.Block]) -> str:
     return "\n".join(block.text for block in content if isinstance(block, bodies.TextBlock))
 
 
-def _join(message: dict[str, Any], more: dict[str, Any]) -> None:
-    for name, value in more.items():
+def _joined(turn: list[dict[str, Any]]) -> dict[str, Any]:
+    values: dict[str, list[Any]] = {}
+    for message in turn:
+        for name, value in message.items():
+            values.setdefault(name, []).append(value)
+    joined: dict[str, Any] = {"role": turn[0]["role"]}
+    for name, several in values.items():
         if name == "tool_calls":
-            message[name] = message.get(name, []) + value
-        elif name == "content" and (isinstance(value, list) or isinstance(message[name], list)):
-            message[name] = [part for each in (message[name], value) for part in _parts(each)]
+            joined[name] = [*itertools.chain(*several)]
+        elif any(isinstance(value, list) for value in several):
+            joined[name] = [*itertools.chain(*map(_parts, several))]
         elif name != "role":
-            message[name] = "\n".join(filter(None, (message.get(name), value)))
+            joined[name] = "\n".join(filter(None, several))
+    return joined
 
 
 def _parts(content: str | list[dict[str, Any]]) -> list[dict[str, Any]]:

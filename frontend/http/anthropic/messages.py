@@ -71,7 +71,7 @@ async def count_tokens(request: Request, asked: bodies.CountTokensRequest) -> Re
     parts = _answer_format(request, llm, asked)
     options = _template_options(llm, asked, parts)
     variables = options.pop("chat_template_kwargs")
-    prompt = await llm.chat_prompt(template_messages(asked), **options, **variables)
+    prompt = await llm.chat_prompt(template_messages(asked), is_cut=True, **options, **variables)
     return json_response(bodies.TokenCount(input_tokens=len(prompt["prompt_token_ids"])))
 
 

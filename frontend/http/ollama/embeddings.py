@@ -6,14 +6,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from frontend.http.api_errors import ApiError
-from frontend.http.event_stream import json_response
+from frontend.http.event_stream import built, in_pieces, json_response
 from frontend.http.exchange import exchange_of
 from frontend.http.ollama import bodies
 from frontend.http.ollama.models import served_model
 from frontend.http.on_demand.options import keep_alive_seconds
 from frontend.http.operations import operation
 from frontend.http.pooling.bodies import EncodingRequest
-from frontend.http.pooling.embeddings import inputs, pool, pooled, usage
+from frontend.http.pooling.embeddings import inputs, num_values, pool, pooled, usage
 from frontend.outputs import RequestOutput
 from protocol.pooling import PoolingTask
 
@@ -24,15 +24,19 @@ async def embed(request: Request, asked: bodies.EmbedRequest) -> Response:
     started_s = time.monotonic()
     found, loaded_s = await _found(request, asked, asked.input)
     now_s = time.monotonic()
-    return json_response(
-        bodies.EmbedAnswer(
-            model=asked.model,
-            embeddings=[pooled(each).rows()[0] for each in found],
-            total_duration=int((now_s - started_s) * 1e9),
-            load_duration=int((loaded_s - started_s) * 1e9),
-            prompt_eval_count=usage(request, found).prompt_tokens,
+
+    def make() -> Response:
+        return json_response(
+            bodies.EmbedAnswer(
+                model=asked.model,
+                embeddings=in_pieces((pooled(each).rows()[0] for each in found), 1),
+                total_duration=int((now_s - started_s) * 1e9),
+                load_duration=int((loaded_s - started_s) * 1e9),
+                prompt_eval_count=usage(request, found).prompt_tokens,
+            )
         )
-    )
+
+    return await built(make, num_values(found))
 
 
 @operation("POST", "/api/embeddings", takes=bodies.OldEmbedRequest, gives=bodies.OldEmbedAnswer)

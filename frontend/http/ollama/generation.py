@@ -21,18 +21,32 @@ from frontend.http.answer_parts import (
     thinking_variables,
 )
 from frontend.http.api_errors import ApiError, not_supported
-from frontend.http.event_stream import LineStream, error_line, json_response, line, streamed, whole
+from frontend.http.event_stream import (
+    LineStream,
+    built,
+    error_line,
+    json_response,
+    line,
+    streamed,
+    whole,
+)
 from frontend.http.exchange import Exchange, exchange_of
 from frontend.http.ollama import bodies
 from frontend.http.ollama.context import Context
 from frontend.http.ollama.models import find_model, served_model
 from frontend.http.on_demand.options import keep_alive_seconds
 from frontend.http.openai.conversation import check_role, template_tools
-from frontend.http.openai.generation import EngineFailure, finish_reason, token_logprobs
+from frontend.http.openai.generation import (
+    EngineFailure,
+    check_size,
+    finish_reason,
+    num_logprobs,
+    token_logprobs,
+)
 from frontend.http.operations import operation
 from frontend.http.tools.calls import ToolCall
 from frontend.http.tools.grammar import OfferedTool
-from frontend.media import in_thread
+from frontend.long_texts import read_texts
 from frontend.outputs import RequestOutput
 from frontend.prompts import TokensPrompt
 from frontend.sampling_params import FIRST_ANSWER_SAMPLING, RequestOutputKind, SamplingParams
@@ -95,7 +109,8 @@ async def _answer(request: Request, asked: bodies.ChatRequest | bodies.GenerateR
             request, outputs, lambda each: _lines(each, run), error_line, LineStream
         )
     output = await whole(request, outputs)
-    return json_response(run.last(output, run.fields(output)))
+    make = functools.partial(run.fields, output)
+    return json_response(run.last(output, await built(make, check_size(num_logprobs(output)))))
 
 
 def _check(asked: bodies.ChatRequest | bodies.GenerateRequest) -> None:
@@ -159,8 +174,13 @@ async def _prompt(
     if asked.images and (context or asked.raw):
         raise ApiError(400, "images go without raw and context; use /api/chat")
     if asked.raw or (template is None and not asked.system):
-        encode = functools.partial(tokenizer.encode, asked.prompt, not context)
-        token_ids = await in_thread(encode, decodes=False)
+        encode = functools.partial(
+            llm.input_processor.encode,
+            asked.prompt,
+            add_special_tokens=not context,
+            is_cut=True,
+        )
+        token_ids = await read_texts(encode, len(asked.prompt))
         return fitting.cut({"prompt_token_ids": context + token_ids})
     messages = [{"role": "user", "content": _content(asked.prompt, asked.images)}]
     if asked.system:
@@ -329,7 +349,7 @@ async def _lines(
     outputs: AsyncGenerator[RequestOutput, None], run: _Run
 ) -> AsyncGenerator[bytes, None]:
     async for output in outputs:
-        if fields := run.fields(output):
+        if fields := await built(functools.partial(run.fields, output), num_logprobs(output)):
             yield line(run.answer(**fields))
         if output.finished:
             yield line(run.last(output, {}))

@@ -6,7 +6,6 @@ import contextlib
 import functools
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
-import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
@@ -25,10 +24,6 @@ from frontend.http.served_models import ServedModels
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-class _Asked(msgspec.Struct):
-    stream: bool | None = None
-
-
 def begins_while_starting(handler: Handler) -> Handler:
     """`handler`, whose streams begin when they have waited for their model for `BEGIN_S`."""
 
@@ -41,7 +36,7 @@ def begins_while_starting(handler: Handler) -> Handler:
         answer: asyncio.Future[Response] = asyncio.ensure_future(handler(request))
         try:
             await asyncio.wait((answer,), timeout=BEGIN_S)
-            if exchange.waits_for is not None and await _is_stream(request):
+            if exchange.waits_for is not None and exchange.wants_stream:
                 events, answer = _events(answer, exchange), asyncio.Future()
                 path = request.url.path
                 return EventStream(ending_with_errors(events, lambda error: _last(error, path)))
@@ -50,10 +45,6 @@ def begins_while_starting(handler: Handler) -> Handler:
             answer.cancel()
 
     return handle
-
-
-async def _is_stream(request: Request) -> bool:
-    return msgspec.json.decode(await request.body(), type=_Asked).stream is True
 
 
 async def _events(

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import AsyncGenerator
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -12,13 +13,14 @@ from starlette.responses import Response
 from frontend.async_llm import AsyncLLM
 from frontend.http.answer_parts import AnswerFormat, AnswerParser, Reasoning, answer_format
 from frontend.http.api_errors import ApiError, not_supported
-from frontend.http.event_stream import TextEvents, json_response, streamed, whole
+from frontend.http.event_stream import TextEvents, built, json_response, streamed, whole
 from frontend.http.exchange import Exchange, exchange_of
 from frontend.http.openai.conversation import template_messages, template_tools, template_variables
 from frontend.http.openai.generation import (
     Answer,
     check_size,
     finish_reason,
+    num_logprobs,
     prompt_logprobs,
     token_logprobs,
 )
@@ -66,12 +68,17 @@ async def chat_completions(request: Request, asked: ChatCompletionRequest) -> Re
         )
     output = await whole(request, outputs)
     answer.count(0, output)
-    choices = [_choice(part, parts.parser(output.prompt), asked, llm) for part in output.outputs]
-    body = answer.body(ChatCompletion, choices, answer.usage(), **_prompt(asked, output))
-    if (found := output.prompt_logprobs) is not None:
-        check_size(found.num_entries)
-        body = msgspec.structs.replace(body, prompt_logprobs=prompt_logprobs(found))
-    return json_response(body)
+
+    def make() -> Response:
+        choices = [
+            _choice(part, parts.parser(output.prompt), asked, llm) for part in output.outputs
+        ]
+        body = answer.body(ChatCompletion, choices, answer.usage(), **_prompt(asked, output))
+        if (found := output.prompt_logprobs) is not None:
+            body = msgspec.structs.replace(body, prompt_logprobs=prompt_logprobs(found))
+        return json_response(body)
+
+    return await built(make, check_size(num_logprobs(output)))
 
 
 def check_chat(asked: ChatCompletionRequest) -> None:
@@ -303,10 +310,11 @@ async def _events(
             for delta in deltas:
                 more = ChatChunkChoice(index=part.index, delta=delta)
                 yield answer.event(ChatCompletionChunk, [more], counts=False)
+            logprobs = await built(partial(_logprobs, part, asked, llm), num_logprobs(output))
             choice = ChatChunkChoice(
                 index=part.index,
                 delta=last,
-                logprobs=_logprobs(part, asked, llm),
+                logprobs=logprobs,
                 finish_reason=_finish_reason(part, parser),
                 stop_reason=UNSET if part.stop_reason is None else part.stop_reason,
                 token_ids=part.token_ids if asked.return_token_ids else UNSET,

@@ -15,6 +15,8 @@ from frontend.http.api_errors import ApiError
 from frontend.http.event_stream import (
     TextEvents,
     all_outputs,
+    built,
+    in_pieces,
     json_response,
     merged,
     streamed,
@@ -26,6 +28,7 @@ from frontend.http.openai.generation import (
     check_size,
     finish_reason,
     finite,
+    num_logprobs,
     prompt_logprobs,
     token_name,
 )
@@ -50,7 +53,7 @@ async def completions(request: Request, asked: CompletionRequest) -> Response:
     models: ServedModels = request.app.state.models
     _check(asked)
     model, llm = await models.get(asked.model)
-    prompts = _prompts(asked, llm)
+    prompts = await _prompts(asked, llm)
     outputs = merged(_generate(llm, asked, prompts, exchange_of(request)))
     if asked.max_tokens == 0:
         outputs = _prompts_alone(outputs)
@@ -61,12 +64,20 @@ async def completions(request: Request, asked: CompletionRequest) -> Response:
     found = await until_disconnect(request, all_outputs(outputs, len(prompts)))
     for index, output in enumerate(found):
         answer.count(index, output)
-    parts = [
-        choices.choice(index, output, part)
-        for index, output in enumerate(found)
-        for part in output.outputs
-    ]
-    return json_response(answer.body(Completion, parts, answer.usage()))
+
+    def make() -> Response:
+        parts = in_pieces(
+            (
+                choices.choice(index, output, part)
+                for index, output in enumerate(found)
+                for part in output.outputs
+            ),
+            size=16,
+        )
+        return json_response(answer.body(Completion, parts, answer.usage()))
+
+    num_tokens = sum(len(each.prompt_token_ids) for each in found)
+    return await built(make, num_tokens + check_size(sum(map(num_logprobs, found))))
 
 
 def _check(asked: CompletionRequest) -> None:
@@ -78,8 +89,8 @@ def _check(asked: CompletionRequest) -> None:
         )
 
 
-def _prompts(asked: CompletionRequest, llm: AsyncLLM) -> list[PromptInput]:
-    """Each prompt by itself."""
+async def _prompts(asked: CompletionRequest, llm: AsyncLLM) -> list[PromptInput]:
+    """Each prompt by itself, in tokens if it is one of several."""
     texts: list[Any] = asked.prompt if isinstance(asked.prompt, list) else [asked.prompt]
     if asked.prompt is None:
         texts = []
@@ -95,15 +106,15 @@ def _prompts(asked: CompletionRequest, llm: AsyncLLM) -> list[PromptInput]:
         raise ApiError(
             400, f"there are {len(given)} prompts, give 1 to {_MAX_PROMPTS}", param="prompt"
         )
-    if asked.add_special_tokens is False:
-        encode = llm.get_tokenizer().encode
-        return [
-            {"prompt": each, "prompt_token_ids": encode(each, add_special_tokens=False)}
-            if isinstance(each, str)
-            else each
-            for each in given
-        ]
-    return given
+    add_special_tokens = asked.add_special_tokens is not False
+    if add_special_tokens and (len(given) == 1 or llm.input_processor.encoder_prompts is not None):
+        return given
+    found: Any = await llm.tokenized(
+        given,
+        add_special_tokens=add_special_tokens,
+        is_cut=asked.truncate_prompt_tokens is not None,
+    )
+    return list(found)
 
 
 def _generate(
@@ -271,6 +282,10 @@ async def _events(
                 texts[index] = TextEvents(answer.event(Completion, [empty]), "text")
             yield texts[index].event(part.text)
             continue
-        parts = [choices.choice(prompt, output, part) for part in output.outputs]
-        yield answer.event(Completion, parts)
+
+        def make(prompt: int = prompt, output: RequestOutput = output) -> bytes:
+            parts = [choices.choice(prompt, output, part) for part in output.outputs]
+            return answer.event(Completion, parts)
+
+        yield await built(make, num_logprobs(output))
     yield answer.end(Completion)

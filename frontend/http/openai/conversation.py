@@ -12,7 +12,7 @@ from frontend.media import in_thread
 
 _NO_VARIABLES = frozenset(
     ("self", "template", "compiled", "messages", "tools", "chat_template", "special_tokens")
-) | {"add_generation_prompt", "continue_final_message", "renderers"}
+) | {"add_generation_prompt", "continue_final_message", "renderers", "is_cut"}
 """Names that mean something else on their way to the template."""
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 """Of OpenAI's messages."""
@@ -39,11 +39,9 @@ def _template_messages(messages: Sequence[ChatMessage], chat_template: str) -> l
     found = []
     for index, message in enumerate(messages):
         check_role(message.role, f"messages[{index}].role", chat_template)
-        plain = {
-            name: value
-            for name, value in msgspec.structs.asdict(message).items()
-            if value is not None and name not in _NOTES
-        }
+        plain = msgspec.to_builtins(message)
+        for name in _NOTES:
+            plain.pop(name, None)
         plain.setdefault("content", "")
         if message.role == "developer" and "developer" not in chat_template:
             plain["role"] = "system"

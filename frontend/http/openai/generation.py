@@ -9,7 +9,7 @@ from msgspec import UNSET
 
 from frontend.errors import EngineClientError
 from frontend.http.api_errors import ApiError
-from frontend.http.event_stream import DONE, event
+from frontend.http.event_stream import DONE, event, in_pieces
 from frontend.http.exchange import Exchange, current_exchange
 from frontend.http.openai.requests import GenerationRequest, StreamOptions
 from frontend.http.openai.responses import (
@@ -23,12 +23,13 @@ from frontend.http.openai.responses import (
     TopLogprob,
     Usage,
 )
-from frontend.logprobs import Logprob, PromptLogprobs
+from frontend.logprobs import Logprob, LogprobEntries, PromptLogprobs
 from frontend.outputs import CompletionOutput, RequestOutput
 from frontend.tokenizer import Tokenizer
 
-_MAX_PROMPT_LOGPROBS = 2**21
-"""Of one answer: about 100 MiB of JSON."""
+_MAX_LOGPROBS = 2**20
+"""Of one answer that is no stream: about 60 MiB of JSON."""
+_TOKENS_AT_ONCE = 64
 Body = TypeVar("Body", ChatCompletion, ChatCompletionChunk, Completion)
 
 
@@ -134,54 +135,58 @@ def token_logprobs(
     tokenizer: Tokenizer,
     *,
     skip_special_tokens: bool = True,
-) -> list[TokenLogprob]:
-    """One entry a token, as chat completions have them. Bytes are what the token adds to the text,
-    perhaps a part of a character: joined they are the text."""
-    entries, pieces = [], tokenizer.pieces
+) -> Any:
+    """One entry a token, as chat completions have them; in JSON. Bytes are what the token adds to
+    the text, perhaps a part of a character: joined they are the text."""
+    pieces = tokenizer.pieces
     skipped = pieces.special_token_ids if skip_special_tokens else frozenset()
 
     def added(token_id: int) -> list[int]:
         return [] if token_id in skipped else list(pieces.bytes_of(token_id))
 
-    for token_id, candidates in zip(token_ids, logprobs, strict=True):
+    def entry(token_id: int, candidates: Mapping[int, Logprob]) -> TokenLogprob:
         tops = sorted(
             (c for c in candidates.items() if c[1].rank is not None and c[1].rank <= num_top),
             key=lambda candidate: candidate[1].rank or 0,
         )
-        entries.append(
-            TokenLogprob(
-                pieces.text(token_id),
-                finite(candidates[token_id].logprob),
-                added(token_id),
-                [
-                    TopLogprob(pieces.text(each), finite(top.logprob), added(each))
-                    for each, top in tops
-                ],
-            )
+        return TokenLogprob(
+            pieces.text(token_id),
+            finite(candidates[token_id].logprob),
+            added(token_id),
+            [TopLogprob(pieces.text(each), finite(top.logprob), added(each)) for each, top in tops],
         )
-    return entries
+
+    return in_pieces(map(entry, token_ids, logprobs), _TOKENS_AT_ONCE)
 
 
 def prompt_logprobs(found: PromptLogprobs | None) -> PromptLogprobList:
-    """As vLLM has them."""
-    return [
+    """As vLLM has them; in JSON."""
+    entries = (
         entry and {each: replace(one, logprob=finite(one.logprob)) for each, one in entry.items()}
         for entry in found or ()
-    ]
+    )
+    return in_pieces(entries, _TOKENS_AT_ONCE)  # type: ignore[no-any-return]
+
+
+def num_logprobs(output: RequestOutput) -> int:
+    """Of its prompt and its samples."""
+    parts = (output.prompt_logprobs, *(each.logprobs for each in output.outputs))
+    return sum(each.num_entries for each in parts if isinstance(each, LogprobEntries))
 
 
 def check_size(num_logprobs: int) -> int:
     """The number itself.
 
     Raises:
-        ApiError: too many of prompts for one answer.
+        ApiError: too many for one answer.
     """
-    if num_logprobs > _MAX_PROMPT_LOGPROBS:
+    if num_logprobs > _MAX_LOGPROBS:
         raise ApiError(
             400,
-            f"the answer would have {num_logprobs} log-probabilities of prompts or more, the limit "
-            f"is {_MAX_PROMPT_LOGPROBS}; ask for fewer a token, or send fewer or shorter prompts",
-            param="prompt_logprobs",
+            f"the answer would have {num_logprobs} log-probabilities or more, the limit is "
+            f"{_MAX_LOGPROBS}; ask for fewer a token, send fewer or shorter prompts, or set "
+            "stream=true for those of sampled tokens",
+            param="logprobs",
         )
     return num_logprobs
 

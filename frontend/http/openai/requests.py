@@ -95,7 +95,8 @@ class GenerationRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
     """Smaller is more urgent."""
     cache_salt: str | None = None
     """Only requests with the same salt share cached prompts."""
-    request_id: str | None = None
+    request_id: Annotated[str, Meta(max_length=256)] | None = None
+    """It stands in each event."""
     return_token_ids: bool | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputsFields | None = None

@@ -1,7 +1,6 @@
 """POST /tokenize, /detokenize, by vLLM's shapes."""
 
-import asyncio
-from functools import partial
+import functools
 from typing import Any
 
 import msgspec
@@ -10,12 +9,13 @@ from starlette.responses import Response
 
 from frontend.async_llm import AsyncLLM
 from frontend.http.api_errors import ApiError
-from frontend.http.event_stream import json_response
+from frontend.http.event_stream import built, in_pieces, json_response
 from frontend.http.openai.conversation import template_messages, template_tools, template_variables
 from frontend.http.openai.requests import ChatMessage, Tool
 from frontend.http.operations import operation
 from frontend.http.served_models import ServedModels
-from frontend.media import has_media, in_thread
+from frontend.long_texts import read_texts
+from frontend.media import has_media
 
 
 class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -64,14 +64,19 @@ async def tokenize(request: Request, asked: TokenizeRequest) -> Response:
     """The tokens of a text or of a conversation."""
     models: ServedModels = request.app.state.models
     _, llm = await models.get(asked.model)
-    tokenizer = llm.get_tokenizer()
+    backend = llm.get_tokenizer().backend
     token_ids = await tokens_of(asked, llm)
-    strings = None
-    if asked.return_token_strs:
-        strings = [tokenizer.backend.id_to_token(token_id) or "" for token_id in token_ids]
-    return json_response(
-        TokenizeResponse(len(token_ids), llm.model.max_model_len, token_ids, strings)
-    )
+
+    def make() -> Response:
+        strings = None
+        if asked.return_token_strs:
+            strings = [backend.id_to_token(token_id) or "" for token_id in token_ids]
+        tokens: Any = in_pieces(token_ids)
+        texts: Any = None if strings is None else in_pieces(strings)
+        length = llm.model.max_model_len
+        return json_response(TokenizeResponse(len(token_ids), length, tokens, texts))
+
+    return await built(make, len(token_ids))
 
 
 def has_images(asked: TokenizeRequest) -> bool:
@@ -81,7 +86,7 @@ def has_images(asked: TokenizeRequest) -> bool:
 
 async def tokens_of(asked: TokenizeRequest, llm: AsyncLLM) -> list[int]:
     """Raises ApiError, InvalidInput: not one of both, or a template that fails."""
-    tokenizer = llm.get_tokenizer()
+    tokenizer, processor = llm.get_tokenizer(), llm.input_processor
     if (asked.prompt is None) == (asked.messages is None):
         raise ApiError(400, "give prompt or messages, and not both", param="prompt")
     if asked.prompt is not None:
@@ -89,7 +94,8 @@ async def tokens_of(asked: TokenizeRequest, llm: AsyncLLM) -> list[int]:
             if getattr(asked, name) is not None:
                 raise ApiError(400, f"{name} needs messages", param=name)
         adds = asked.add_special_tokens is not False
-        return await in_thread(partial(tokenizer.encode, asked.prompt, adds), decodes=False)
+        encode = functools.partial(processor.encode, add_special_tokens=adds, is_cut=True)
+        return await read_texts(functools.partial(encode, asked.prompt), len(asked.prompt))
     assert asked.messages is not None
     tools = template_tools(asked.tools)
     template = tokenizer.used_template(asked.chat_template or None, has_tools=bool(tools)) or ""
@@ -97,6 +103,7 @@ async def tokens_of(asked: TokenizeRequest, llm: AsyncLLM) -> list[int]:
     adds_prompt = asked.add_generation_prompt
     prompt = await llm.chat_prompt(
         await template_messages(asked.messages, template),
+        is_cut=True,
         chat_template=asked.chat_template,
         add_generation_prompt=not continues if adds_prompt is None else adds_prompt,
         continue_final_message=continues,
@@ -108,7 +115,9 @@ async def tokens_of(asked: TokenizeRequest, llm: AsyncLLM) -> list[int]:
     if "multimodal" in prompt:
         what = "add_special_tokens goes without images and sounds; omit it"
         raise ApiError(400, what, param="add_special_tokens")
-    return await in_thread(partial(tokenizer.encode, prompt["prompt"], True), decodes=False)
+    text = prompt["prompt"]
+    encode = functools.partial(processor.encode, text, is_cut=True)
+    return await read_texts(encode, len(text))
 
 
 @operation("POST", "/detokenize", takes=DetokenizeRequest, gives=DetokenizeResponse)
@@ -116,10 +125,9 @@ async def detokenize(request: Request, asked: DetokenizeRequest) -> Response:
     """The text of tokens."""
     models: ServedModels = request.app.state.models
     _, llm = await models.get(asked.model)
-    for token_id in asked.tokens:
-        if not 0 <= token_id < llm.model.vocab_size:
-            last = llm.model.vocab_size - 1
-            raise ApiError(400, f"token id {token_id} is not in 0 to {last}", param="tokens")
-    decode_ids = llm.get_tokenizer().decode
-    text = await asyncio.to_thread(decode_ids, asked.tokens, skip_special_tokens=False)
-    return json_response(DetokenizeResponse(text))
+    tokens, last = asked.tokens, llm.model.vocab_size - 1
+    if tokens and not 0 <= min(tokens) <= max(tokens) <= last:
+        wrong = next(token_id for token_id in tokens if not 0 <= token_id <= last)
+        raise ApiError(400, f"token id {wrong} is not in 0 to {last}", param="tokens")
+    text = functools.partial(llm.get_tokenizer().decode, tokens, skip_special_tokens=False)
+    return json_response(DetokenizeResponse(await read_texts(text, len(tokens))))

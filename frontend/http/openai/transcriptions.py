@@ -19,6 +19,7 @@ from frontend.http.event_stream import json_response, until_disconnect
 from frontend.http.exchange import Exchange, exchange_of
 from frontend.http.operations import operation
 from frontend.http.served_models import ServedModels
+from frontend.long_texts import read_texts
 from frontend.media import in_thread
 from frontend.outputs import CompletionOutput
 from frontend.sampling_params import SamplingParams
@@ -245,7 +246,7 @@ class _Hearing:
 
     async def _hear(self, window: _Window) -> list[TranscribedSegment]:
         asked = self._asked
-        start = self._decoder_start()
+        start = await read_texts(self._decoder_start, len(asked.prompt or ""))
         params = SamplingParams(
             temperature=asked.temperature,
             top_p=asked.top_p,
@@ -280,7 +281,8 @@ class _Hearing:
         ids, own = self._ids, list(self._start)
         before: list[int] = []
         if self._asked.prompt and "<|startofprev|>" in ids:
-            said = self._tokenizer.encode(" " + self._asked.prompt.strip(), False)
+            text = " " + self._asked.prompt.strip()
+            said = self._llm.input_processor.encode(text, add_special_tokens=False, is_cut=True)
             before = [ids["<|startofprev|>"], *said[-(self._llm.model.max_model_len // 2 - 1) :]]
         if self.language is not None and self.language in self._languages:
             own += [self._languages[self.language]]

@@ -16,7 +16,7 @@ class PoolingRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """None: the server's first."""
     user: str | None = None
     """Divides its caller's share of the engine."""
-    request_id: str | None = None
+    request_id: Annotated[str, Meta(max_length=256)] | None = None
     priority: int | None = None
     cache_salt: str | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None

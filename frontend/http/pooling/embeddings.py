@@ -1,6 +1,7 @@
 """POST /v1/embeddings, /pooling, /classify, and Cohere's /v2/embed."""
 
 import base64
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +11,7 @@ from starlette.responses import Response
 
 from frontend.async_llm import AsyncLLM
 from frontend.http.api_errors import ApiError
-from frontend.http.event_stream import json_response, until_disconnect
+from frontend.http.event_stream import built, in_pieces, json_response, until_disconnect
 from frontend.http.exchange import exchange_of
 from frontend.http.openai.responses import PromptTokensDetails, Usage
 from frontend.http.openai.tokenize import TokenizeRequest, has_images, tokens_of
@@ -40,11 +41,16 @@ async def embeddings(request: Request, asked: bodies.EmbeddingsRequest) -> Respo
     named = prompt_name(llm, asked.prompt_name or asked.input_type)
     prompts = [llm.with_prompt(each, named) for each in await inputs(asked, llm)]
     found = await pool(request, llm, asked, prompts, PoolingTask.EMBED)
-    data = [
+    data = (
         bodies.Embedding(index=index, embedding=_encoded(each, asked))
         for index, each in enumerate(found)
-    ]
-    return json_response(bodies.Embeddings(data=data, **head("embd", request, asked, name, found)))
+    )
+    rest = head("embd", request, asked, name, found)
+
+    def make() -> Response:
+        return json_response(bodies.Embeddings(data=in_pieces(data, 1), **rest))
+
+    return await built(make, num_values(found))
 
 
 @operation("POST", "/pooling", takes=bodies.EncodeRequest, gives=bodies.PooledAnswer)
@@ -53,13 +59,16 @@ async def encode(request: Request, asked: bodies.EncodeRequest) -> Response:
     llm, name = await find(request, asked.model)
     task = llm.pooling_task(asked.task)
     found = await pool(request, llm, asked, await inputs(asked, llm), task)
-    data = [
+    data = (
         bodies.PooledData(index=index, data=_encoded(each, asked))
         for index, each in enumerate(found)
-    ]
-    return json_response(
-        bodies.PooledAnswer(data=data, **head("pool", request, asked, name, found))
     )
+    rest = head("pool", request, asked, name, found)
+
+    def make() -> Response:
+        return json_response(bodies.PooledAnswer(data=in_pieces(data, 1), **rest))
+
+    return await built(make, num_values(found))
 
 
 @operation("POST", "/classify", takes=bodies.ClassifyRequest, gives=bodies.Classes)
@@ -97,19 +106,26 @@ async def cohere_embed(request: Request, asked: bodies.CohereEmbedRequest) -> Re
     prompts = [llm.with_prompt(each, named) for each in texts]
     outputs = await pool(request, llm, like_ours, prompts, PoolingTask.EMBED)
     found = [pooled(each) for each in outputs]
-    kinds: dict[str, Any] = {
-        kind.replace("float", "float_"): _as_cohere(kind, found)
-        for kind in asked.embedding_types or ["float"]
-    }
     num_tokens = usage(request, outputs).prompt_tokens
-    return json_response(
-        bodies.CohereEmbedAnswer(
-            id=exchange_of(request).request_id,
-            embeddings=bodies.CohereEmbeddings(**kinds),
-            texts=texts,
-            meta={"api_version": {"version": "2"}, "billed_units": {"input_tokens": num_tokens}},
+
+    def make() -> Response:
+        kinds: dict[str, Any] = {
+            kind.replace("float", "float_"): in_pieces(_as_cohere(kind, found), 1)
+            for kind in asked.embedding_types or ["float"]
+        }
+        return json_response(
+            bodies.CohereEmbedAnswer(
+                id=exchange_of(request).request_id,
+                embeddings=bodies.CohereEmbeddings(**kinds),
+                texts=texts,
+                meta={
+                    "api_version": {"version": "2"},
+                    "billed_units": {"input_tokens": num_tokens},
+                },
+            )
         )
-    )
+
+    return await built(make, num_values(outputs))
 
 
 def _as_cohere(kind: str, found: Sequence[Pooled]) -> list[Any]:
@@ -211,6 +227,11 @@ def params_of(asked: bodies.PoolingRequest) -> PoolingParams:
         truncate_prompt_tokens=asked.truncate_prompt_tokens,
         truncation_side=asked.truncation_side or "right",
     )
+
+
+def num_values(outputs: Sequence[RequestOutput]) -> int:
+    """Of all vectors together."""
+    return sum(math.prod(pooled(each).shape) for each in outputs)
 
 
 def pooled(output: RequestOutput) -> Pooled:

@@ -44,7 +44,9 @@ def append_items(messages: list[ChatMessage], items: Sequence[InputItem]) -> Non
                 if not messages or messages[-1].role != "assistant":
                     messages.append(ChatMessage(role="assistant", reasoning=reasoning))
                     reasoning = None
-                messages[-1].tool_calls = [*(messages[-1].tool_calls or ()), call]
+                calls = messages[-1].tool_calls or []
+                calls.append(call)
+                messages[-1].tool_calls = calls
             case "function_call_output":
                 output = _texts(f"{where}.output", _given(f"{where}.output", item.output))
                 call_id = _given(f"{where}.call_id", item.call_id)

@@ -288,3 +288,12 @@ def test_a_template_that_the_model_has_not_is_refused_with_the_names_that_there_
     response = chat(http, chat_template="tools")
     assert response.status_code == 400
     assert "by name are: tool_use, rag" in response.json()["error"]["message"]
+
+
+def test_more_tools_than_a_prompt_could_name_are_refused(serve_text):
+    tool = {"type": "function", "function": {"name": "f"}}
+    response = chat(serve_text("x"), tools=[tool] * 1025)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["message"] == "there are 1025 tools, the limit is 1024; offer fewer"
+    assert error["param"] == "tools"

@@ -330,6 +330,39 @@ def test_a_large_head_that_comes_at_once_is_refused(engine):
         assert complete(url).status_code == 200
 
 
+def test_too_many_headers_are_refused(engine):
+    with serving(engine.address) as url:
+        head = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n" + b"a: b\r\n" * 300
+        answer = raw(url, head + b"\r\n", b"")
+        assert answer.startswith(b"HTTP/1.1 431")
+        assert b"more than 256 headers" in answer
+
+
+@pytest.mark.parametrize("endless", [b"x: y\r\n" * 99, b"x" * 500, b"1;" + b"e" * 500])
+def test_what_stands_behind_a_chunk_has_the_limit_of_a_head(engine, endless):
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
+    is_trailer = not endless.startswith(b"1;")
+    with serving(engine.address) as url:
+        host, port = url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=10) as connection:
+            connection.sendall(head + b"\r\n1\r\n{\r\n" + b"0\r\n" * is_trailer)
+            with contextlib.suppress(OSError):
+                for _ in range(4000):
+                    connection.sendall(endless)
+                    endless = endless.removeprefix(b"1;")
+                pytest.fail("2 MB were taken")
+        assert complete(url).status_code == 200
+
+
+def test_trailers_are_left_out(engine):
+    body = json.dumps({"prompt": "Hello", "max_tokens": 2}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
+    chunks = b"%x\r\n%s\r\n0\r\nx-checksum: 1\r\n\r\n" % (len(body), body)
+    with serving(engine.address) as url:
+        answer = raw(url, head + b"Connection: close\r\n\r\n" + chunks, b"")
+    assert answer.startswith(b"HTTP/1.1 200")
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_in_http_1_0_ends_with_its_connection(engine, stream):
     body = json.dumps({"prompt": "Hello", "max_tokens": 3, "stream": stream}).encode()

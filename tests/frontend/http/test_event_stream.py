@@ -1,11 +1,14 @@
 """Events of which only a text changes, beside the same events encoded whole."""
 
+import asyncio
+import threading
+
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frontend.http.event_stream import TextEvents, event
+from frontend.http.event_stream import TextEvents, built, event, in_pieces
 from frontend.http.openai.responses import ChatChunkChoice, ChatCompletionChunk, Delta
 
 
@@ -22,6 +25,19 @@ def test_a_text_event_is_the_event_encoded_whole(model, text):
 def test_a_name_that_looks_like_the_field_changes_nothing():
     model = 'a "content":"" b'
     assert TextEvents(chunk(model, ""), "content").event('"\n') == chunk(model, '"\n')
+
+
+@given(items=st.lists(st.integers() | st.text() | st.none()), size=st.integers(1, 5))
+def test_a_list_in_pieces_is_the_list_encoded_whole(items, size):
+    assert msgspec.json.encode({"a": in_pieces(iter(items), size)}) == msgspec.json.encode(
+        {"a": items}
+    )
+
+
+@pytest.mark.parametrize(("num_parts", "is_beside"), [(3, False), (100_000, True)])
+def test_what_has_many_parts_is_made_beside_the_event_loop(num_parts, is_beside):
+    thread = asyncio.run(built(threading.get_ident, num_parts))
+    assert (thread != threading.get_ident()) == is_beside
 
 
 USAGE = {"stream_options": {"continuous_usage_stats": True, "include_usage": True}}

@@ -210,10 +210,10 @@ def test_prompt_logprobs_are_by_token_id_as_vllm_has_them(http, monkeypatch):
     assert third[str(ids_of("c")[0])]["rank"] == 2
     assert len(chat(http, prompt_logprobs=0).json()["prompt_logprobs"]) == len(RENDERED)
     assert "stream" in error_of(complete(http, prompt_logprobs=1, stream=True), 400)["message"]
-    monkeypatch.setattr("frontend.http.openai.generation._MAX_PROMPT_LOGPROBS", 20)
+    monkeypatch.setattr("frontend.http.openai.generation._MAX_LOGPROBS", 20)
     too_many = complete(http, ["abc"] * 4, prompt_logprobs=2, max_tokens=1)
     why = error_of(too_many, 400)["message"]
-    assert "24 log-probabilities of prompts or more, the limit is 20" in why
+    assert "24 log-probabilities or more, the limit is 20" in why
 
 
 @pytest.mark.parametrize(
@@ -349,3 +349,25 @@ def test_the_document_describes_every_route(http):
     schema = document["components"]["schemas"]["ChatCompletionRequest"]
     assert schema["additionalProperties"] == {"type": "null"}
     assert schema["properties"]["temperature"]["anyOf"][0]["minimum"] == 0
+
+
+def test_a_conversation_that_cannot_be_read_is_refused_before_its_template(http):
+    error = error_of(chat(http, messages=[{"role": "user", "content": "a" * 2_100_000}]), 400)
+    assert "the conversation is too long: it has 2100000 characters" in error["message"]
+    assert error["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("add_special_tokens", [None, False])
+def test_long_prompts_of_a_list_are_read_and_answered_in_order(http, add_special_tokens):
+    prompts = ["ab" * 30, "c" * 5, [5, 6]]
+    fields = {"add_special_tokens": add_special_tokens, "return_token_ids": True}
+    choices = complete(http, prompts, **fields).json()["choices"]
+    assert [each["prompt_token_ids"] for each in choices] == [
+        ids_of(prompts[0]), ids_of(prompts[1]), [5, 6],
+    ]  # fmt: skip
+
+
+def test_the_prompt_of_a_list_that_is_too_long_is_named(http):
+    error = error_of(complete(http, ["a", "a" * 9000]), 400)
+    assert error["message"].startswith("prompt 1 ")
+    assert error["code"] == "context_length_exceeded"

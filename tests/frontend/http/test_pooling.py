@@ -180,7 +180,7 @@ def test_ollamas_two_routes(serve):
     assert (body["model"], body["prompt_eval_count"]) == ("fake", 3)
     old = posted(http, "/api/embeddings", model="fake", prompt="x" * 5000, keep_alive="5m")
     assert old["embedding"][0] < 5000, "cut to the model's length"
-    assert "has 5000 tokens" in refusal(
+    assert "5000 characters, which are 1000 tokens or more" in refusal(
         http, "/api/embed", model="fake", input="x" * 5000, truncate=False
     )
     asked = {"model": "fake", "input": "x" * 22, "options": {"num_ctx": 8.0}}

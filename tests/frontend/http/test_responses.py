@@ -192,6 +192,18 @@ def test_what_is_read_stays_longer():
     assert [store.get(name, "ann") is None for name in "abcd"] == [False, True, False, False]
 
 
+@pytest.mark.parametrize("size", [1, 30])
+def test_whoever_stores_much_drops_nothing_of_others(size):
+    store = ResponseStore(max_responses=4, max_bytes=100)
+    store.put("bobs", StoredResponse("bob", b"x" * size, b""))
+    for number in range(9):
+        store.put(f"anns {number}", StoredResponse("ann", b"x" * size, b""))
+    assert store.get("bobs", "bob") is not None
+    assert store.get("bobs", "ann") is None
+    assert store.get("anns 8", "ann") is not None
+    assert store.get("anns 0", "ann") is None
+
+
 def test_a_failure_is_the_last_event(start_engine):
     engine = start_engine(fail=lambda _request, number: "broken" if number == 3 else None)
     with serving(engine.address) as url, httpx.Client(base_url=url) as http:
