@@ -167,7 +167,7 @@ async def _prompt(
         for index, each in enumerate(asked.messages or ()):
             check_role(each.role, f"messages[{index}].role", template or "", _ROLES)
         messages = [_template_message(each) for each in asked.messages or ()]
-        make = functools.partial(llm.chat_prompt, tools=tools, **variables)
+        make = functools.partial(llm.chat_prompt, is_cut=True, tools=tools, **variables)
         return await fitting.chat_prompt(make, messages)
     assert asked.prompt is not None
     context = asked.context or []
@@ -185,7 +185,7 @@ async def _prompt(
     messages = [{"role": "user", "content": _content(asked.prompt, asked.images)}]
     if asked.system:
         messages.insert(0, {"role": "system", "content": asked.system})
-    prompt = await llm.chat_prompt(messages, **variables)
+    prompt = await llm.chat_prompt(messages, is_cut=True, **variables)
     return fitting.cut({**prompt, "prompt_token_ids": context + prompt["prompt_token_ids"]})
 
 
