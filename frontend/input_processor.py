@@ -339,7 +339,8 @@ class InputProcessor:
         self, messages: Sequence[ChatMessage], *, is_cut: bool = False, **template_options: Any
     ) -> tuple[str, list[MediaItem]]:
         """A conversation as text, and its images and sounds as they are."""
-        num_chars = chat_chars(messages)
+        variables = (each for each in template_options.values() if isinstance(each, str))
+        num_chars = chat_chars(messages) + sum(map(len, variables))
         check_chars(num_chars, "the conversation", self.model.max_model_len, is_cut=is_cut)
         items: list[MediaItem] = []
         if has_media(messages):

@@ -355,6 +355,8 @@ def test_a_conversation_that_cannot_be_read_is_refused_before_its_template(http)
     error = error_of(chat(http, messages=[{"role": "user", "content": "a" * 2_100_000}]), 400)
     assert "the conversation is too long: it has 2100000 characters" in error["message"]
     assert error["code"] == "context_length_exceeded"
+    error = error_of(chat(http, chat_template_kwargs={"x": "a" * 2_100_000}), 400)
+    assert "the conversation is too long: it has 21000" in error["message"]
 
 
 @pytest.mark.parametrize("add_special_tokens", [None, False])
