@@ -282,8 +282,10 @@ def check_whole(name: str, value: object, *, minimum: int, maximum: int = MAX_WH
 
 
 def _check_token_ids(name: str, token_ids: Collection[object]) -> None:
-    if set(map(type, token_ids)) == {int} and min(cast("Collection[int]", token_ids)) >= 0:
-        return
+    if set(map(type, token_ids)) == {int}:
+        whole = cast("Collection[int]", token_ids)
+        if 0 <= min(whole) <= max(whole) <= MAX_WHOLE:
+            return
     for token_id in token_ids:
         check_whole(f"a token id in {name}", token_id, minimum=0)
 
