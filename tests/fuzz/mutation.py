@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 _LENGTH = struct.Struct("<I")
 _NUMBERS = (0, 1, -1, 2, 7, 31, 255, 256, 65535, 2**31 - 1, 2**31, 2**32 - 1, 2**53, 2**63 - 1)
-_JSON_VALUES = (
+EXTREMES = (
     *_NUMBERS, 2**63, 2**64, 10**30, -(2**63), 0.0, -0.5, 1e-300, 1e308, float("nan"),
     float("inf"), True, False, None, "", "\0", "../x", "a" * 70_000, "\ud800", "1", [], {}, [[]],
     [None], {"": None}, ["a", 1], [1, "a"], {"a": {"a": 1}},
@@ -69,7 +69,7 @@ def mutate(
 def _mutated_json(value: object, rng: random.Random) -> object:
     """One node replaced, removed, doubled, renamed, or nested deep."""
     if not isinstance(value, dict | list) or not value or rng.random() < 0.1:
-        chosen = rng.choice(_JSON_VALUES)
+        chosen = rng.choice(EXTREMES)
         if rng.random() < 0.02:
             for _ in range(rng.choice((10, 200, 5000))):
                 chosen = [chosen]
