@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 MODEL ?= smollm2-135m-instruct
 FUZZ_TIME ?= 60
+FUZZ_SERVER_TIME ?= 600
 CHAOS_TIME ?= 300
 CHAOS_SEED ?= 0
 SOAK_TIME ?= 3600
@@ -19,7 +20,7 @@ export HF_HUB_OFFLINE ?= 1
 export REQUIRE_NATIVE_KERNELS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev model demo audit test test-all test-emulated check lint types imports unit simulate-faults fuzz chaos soak bench clean
+.PHONY: help install install-dev model demo audit test test-all test-emulated check lint types imports unit simulate-faults fuzz fuzz-server chaos soak bench clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -75,6 +76,7 @@ test: install-dev lint types imports  ## everything, with real models
 test-all: test  ## and what needs Debian packages or Ray; a test without its package says which
 	$(PIP) install --progress-bar off -q -e '.[browser,cluster]'
 	$(BIN)/python -m pytest -q -m 'packages or ray' tests/frontend tests/engine_core/cluster
+	$(BIN)/python -m tests.fuzz.server.run --time 60
 
 test-emulated: install-dev  ## AVX-512 and AMX kernels on a machine that has AVX2 alone; needs Debian's libsimde-dev
 	CXX=$(CURDIR)/tests/kernels/cpu/emulated_avx512/compiler ENGINE_CORE_NATIVE_CACHE=$(CURDIR)/build/emulated \
@@ -85,6 +87,10 @@ simulate-faults: install-dev  ## 100,000 simulated schedules of faults; goes on 
 
 fuzz: $(VENV)/.installed-fuzz  ## coverage-guided fuzzing of every reader; FUZZ_TIME=60 seconds each
 	$(BIN)/python -m tests.fuzz.run --time $(FUZZ_TIME)
+
+fuzz-server: install-dev  ## attacks on a served engine beside another's stream; FUZZ_SERVER_TIME=600 seconds
+	@$(BIN)/engine-core pull $(MODEL)
+	$(BIN)/python -m tests.fuzz.server.run --time $(FUZZ_SERVER_TIME) --model $(MODEL)
 
 chaos: install-dev  ## 30 clients and a daemon, killed and paused; CHAOS_TIME=300 seconds, CHAOS_SEED=0
 	@mkdir -p build

@@ -35,6 +35,8 @@ from tests.simulation.sim_zmq import Network
 from tests.simulation.virtual_loop import VirtualLoop
 
 FLOOD_MESSAGES = 2000
+NESTED_HELLO = bytes.fromhex("950101a0c3") + b"\x91" * 5000
+"""Of a wire version that is to be told from ours, whatever stands behind it."""
 AWAY_S = 100.0
 HORIZON_S = 300.0
 """By then everything is long over."""
@@ -354,7 +356,8 @@ class Simulation:
         if connections:
             self.log("a frame is corrupt")
             self.num_connection_faults += 1
-            frames = [self.random.randbytes(self.random.randrange(0, 40))]
+            data = self.random.randbytes(self.random.randrange(0, 40))
+            frames = [data if len(data) % 3 else NESTED_HELLO + data]
             self.random.choice(connections).send(frames, to_router=self.random.random() < 0.5)
 
     def _pause(self) -> None:
