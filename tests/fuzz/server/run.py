@@ -18,7 +18,7 @@ from tests.fuzz.server.grammars import constraints, templates
 from tests.fuzz.server.stage import Seen, Stage, say
 
 _AT_ONCE = 2
-_WARM_UP_S = 4.0
+_WARM_UP = 4
 _OWN_GAP_S = 0.1
 """Beyond the largest gap beside ordinary long prompts."""
 _OWN_CHAT_S = 1.0
@@ -59,7 +59,8 @@ class Run:
 
     async def calibrate(self) -> None:
         """The other client alone, then beside prompts as long as the model takes, in its words."""
-        await asyncio.sleep(_WARM_UP_S)
+        while {seen.kind for seen in self._stage.seen[:-_WARM_UP]} != {"stream", "chat"}:
+            await asyncio.sleep(0.2)
         for seen in self._stage.seen:
             assert seen.status == 200, seen
             self._texts.setdefault(seen.kind, seen.text)
