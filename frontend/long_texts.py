@@ -1,17 +1,16 @@
 """Long texts: what may be read at all, and where it costs nobody else time."""
 
-import asyncio
 import ctypes
 import json
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from frontend.errors import InvalidInput, PromptTooLong
+from frontend.shared_threads import LARGE_TEXTS, TEXTS
 
 if TYPE_CHECKING:
     import tokenizers
@@ -137,19 +136,14 @@ def _malloc_trim() -> Callable[[int], int] | None:
     return getattr(ctypes.CDLL(None) if os.name == "posix" else None, "malloc_trim", None)
 
 
-@cache
-def _thread() -> ThreadPoolExecutor:
-    """One: long texts wait for each other, so that their memory has a bound."""
-    return ThreadPoolExecutor(1, thread_name_prefix="texts")
-
-
 async def read_texts(call: Callable[[], T], num_chars: int) -> T:
-    """What `call` returns, which turns texts into tokens: in a thread if they are long. There
-    `tokenizers` lets go of the interpreter's lock, and the interpreter itself switches threads."""
+    """What `call` returns, which turns texts into tokens: in a thread if they are long, of those
+    for texts as long. There `tokenizers` lets go of the interpreter's lock, and the interpreter
+    itself switches threads. Raises QueueFull: see `SharedThreads.run`."""
     if num_chars <= LONG_CHARS:
         return call()
     try:
-        return await asyncio.get_running_loop().run_in_executor(_thread(), call)
+        return await (TEXTS if num_chars <= _MANY_CHARS else LARGE_TEXTS).run(call)
     finally:
         give_back_memory(num_chars)
 
