@@ -72,6 +72,18 @@ def find_marker(text: str, marker: str) -> int:
     return len(text)
 
 
+def find_at_line_start(text: str, sign: str, before: str, blank: str | None = None) -> int:
+    """The first `sign` that begins a line, or an answer (`before` is empty), but for characters of
+    `blank`; the length of `text`: there is none."""
+    first = len(text) - len(text.lstrip(blank)) if not before else -1
+    start = text.find(sign)
+    while start >= 0:
+        if start == first or (text[start - 1] if start else before) == "\n":
+            return start
+        start = text.find(sign, start + 1)
+    return len(text)
+
+
 _JSON_PART = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[{}\]]', re.DOTALL)
 
 

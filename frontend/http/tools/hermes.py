@@ -6,6 +6,7 @@ from frontend.http.tools.calls import CALL_HEAD, Parsed, call_of_json, find_mark
 
 _START = "<tool_call>"
 _END = "</tool_call>"
+_BEGUN = re.compile(_START + r"\s*(\S)")
 _STRING_OR_END = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|</tool_call>', re.DOTALL)
 
 
@@ -18,11 +19,12 @@ class HermesFormat:
         return find_marker(text, _START)
 
     def parse(self, text: str, *, at_end: bool) -> Parsed | None:
-        body = text[len(_START) :]
-        if not body.strip() or not text.startswith(_START):
+        begun = _BEGUN.match(text)
+        if begun is None:
             return Parsed(len(text)) if at_end else None
-        if not body.lstrip().startswith("{"):
+        if begun[1] != "{":
             return Parsed(len(_START))
+        body = text[len(_START) :]
         end = _end_of(body)
         if end is None and not at_end:
             return None

@@ -7,6 +7,7 @@ from frontend.http.tools.calls import (
     Parsed,
     bracket_end,
     call_of_json,
+    find_at_line_start,
     find_marker,
     load_json,
 )
@@ -22,16 +23,9 @@ class Llama3JsonFormat:
     head = re.compile(rf"(?:{re.escape(_TAG)})?{CALL_HEAD}")
 
     def find(self, text: str, before: str) -> int:
-        """A brace at the start of an answer or of a line."""
+        """A brace at the start of an answer or of a line, or the tag."""
         tag = find_marker(text, _TAG)
-        start = text.find("{")
-        while 0 <= start < tag:
-            if (before + text[:start])[-1:] == "\n" or (
-                not before and not text[:start].strip(self.separators)
-            ):
-                return start
-            start = text.find("{", start + 1)
-        return tag
+        return min(tag, find_at_line_start(text, "{", before, self.separators))
 
     def parse(self, text: str, *, at_end: bool) -> Parsed | None:
         offset = len(_TAG) if text.startswith(_TAG) else 0

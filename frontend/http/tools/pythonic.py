@@ -4,7 +4,7 @@ import ast
 import re
 import warnings
 
-from frontend.http.tools.calls import Parsed, ToolCall, bracket_end, make_call
+from frontend.http.tools.calls import Parsed, ToolCall, bracket_end, find_at_line_start, make_call
 
 _PART = re.compile(r""""[^"\\]*(?:\\.[^"\\]*)*"?|'[^'\\]*(?:\\.[^'\\]*)*'?|[\[{()}\]]""", re.DOTALL)
 _MAY_BE_CALL = re.compile(r"\[\s*(?:[A-Za-z_][\w.]*\s*(?:\(|$)|$)")
@@ -18,12 +18,7 @@ class PythonicFormat:
 
     def find(self, text: str, before: str) -> int:
         """A bracket at the start of an answer or of a line."""
-        start = text.find("[")
-        while start >= 0:
-            if (before + text[:start])[-1:] == "\n" or (not before and not text[:start].strip()):
-                return start
-            start = text.find("[", start + 1)
-        return len(text)
+        return find_at_line_start(text, "[", before)
 
     def parse(self, text: str, *, at_end: bool) -> Parsed | None:
         if not _MAY_BE_CALL.match(text):

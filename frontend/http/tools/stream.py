@@ -17,6 +17,9 @@ FORMATS: dict[str, Callable[[], ToolCallFormat]] = {
 """By vLLM's names."""
 
 _ALWAYS_PARSED_CHARS = 64
+_OFTEN_PARSED_CHARS = 2048
+_GROWTH = 16
+"""A longer text is parsed again when it has grown by a 16th: all of it is scanned each time."""
 
 
 def format_of_template(chat_template: str) -> str | None:
@@ -50,6 +53,8 @@ class ToolCallStream:
         """Of the call that is held, if it was passed on."""
         self._head_length = 0
         self._held = ""
+        self._parsed_at = 0
+        """Length of what was held when it was parsed last."""
         self._blank = ""
         """What may be white space between calls."""
         self._before = ""
@@ -62,7 +67,12 @@ class ToolCallStream:
         is_open = self._arguments is not None and not self._arguments.is_over
         if is_long and not is_open and not any(closing in text for closing in ">]}"):
             return []  # every call ends with one of them: do not scan long arguments again
-        return self._parse(at_end=False)
+        num_held, grown = len(self._held), len(self._held) - self._parsed_at
+        if not is_open and num_held > _OFTEN_PARSED_CHARS and grown * _GROWTH < num_held:
+            return []
+        parts = self._parse(at_end=False)
+        self._parsed_at = len(self._held)
+        return parts
 
     def close(self) -> list[str | ToolCall | ArgumentsDelta]:
         """The rest of it."""

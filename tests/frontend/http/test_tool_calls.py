@@ -167,3 +167,33 @@ def test_ids_are_nine_letters_and_digits():
 )  # fmt: skip
 def test_the_format_is_known_by_the_markers_in_the_template(template, name):
     assert format_of_template(template) == name
+
+
+ENDLESS = {
+    "mistral": ("[TOOL_CALLS][", "{},"),
+    "pythonic": ("[f(", "[],"),
+    "llama3_json": ('{"name": ', "{}"),
+    "hermes": ("<tool_call>{", "{}"),
+}
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_a_call_that_never_ends_is_not_scanned_again_for_each_piece(name, monkeypatch):
+    """As a grammar can make a model write: all of the server's streams would stand."""
+    start, piece = ENDLESS[name]
+    number = 4000
+    call_format, scanned = FORMATS[name](), []
+    parse = call_format.parse
+
+    def counted(text, *, at_end):
+        scanned.append(len(text))
+        return parse(text, at_end=at_end)
+
+    monkeypatch.setattr(call_format, "parse", counted)
+    stream = ToolCallStream(call_format)
+    parts = stream.feed(start)
+    for _ in range(number):
+        parts += stream.feed(piece)
+    assert sum(scanned) < 400 * number * len(piece)
+    parts += stream.close()
+    assert "".join(parts) == start + piece * number
