@@ -60,6 +60,10 @@ class LogprobEntries(Sequence[Entry]):
     def __repr__(self) -> str:
         return repr(list(self))
 
+    def __reduce__(self) -> tuple[type[list[Entry]], tuple[list[Entry]]]:
+        """Copied, or sent to another process, it is a list, which needs no tokenizer."""
+        return list, (list(self),)
+
 
 class PromptLogprobs(LogprobEntries[dict[int, Logprob] | None]):
     """One entry a token of a prompt, as vLLM's list: None for the first, then a dictionary each, of

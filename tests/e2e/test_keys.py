@@ -21,6 +21,7 @@ from frontend.errors import (
     RequestRejected,
 )
 from protocol.errors import ErrorCode
+from protocol.requests import Abort
 
 pytestmark = pytest.mark.slow
 
@@ -91,7 +92,7 @@ async def test_a_client_cannot_end_or_see_another_ones_request(connect):
         assert (await alice.request_info(wire_id)).num_prompt_tokens == len(PROMPT)
         with pytest.raises(CallRefused, match="only its own are shown"):
             await bob.request_info(wire_id)
-        bob.session._send_abort([wire_id], [(wire_id, 0)])
+        bob.session._connection.send(Abort((wire_id,), ((wire_id, 0),)))
         assert list((await bob.statistics()).service_by_tenant) == []
         assert list((await admin.statistics()).service_by_tenant) == ["alice"]
         assert await tokens_of(stream) == expected

@@ -58,7 +58,7 @@ def answers(llm, requests):
     drafts = sum(output.metrics.num_draft_tokens for output in outputs)
     accepted = sum(output.metrics.num_accepted_tokens for output in outputs)
     found = [
-        (each.token_ids, each.text, each.finish_reason, each.stop_reason, each.logprobs)
+        (each.token_ids, each.text, each.finish_reason, each.stop_reason, [*(each.logprobs or ())])
         for output in outputs
         for each in output.outputs
     ]

@@ -1,6 +1,7 @@
 """One sequence's text, tokens and logprobs, however the engine cuts its outputs."""
 
 import itertools
+import pickle
 import struct
 
 import pytest
@@ -148,6 +149,8 @@ def test_log_probabilities_come_once_in_deltas_and_all_in_outputs_so_far(delta):
             [token_id] for token_id in completion.token_ids
         ]
         assert completion.logprobs[0] == completion.logprobs[:1][0]
+        sent = pickle.loads(pickle.dumps(completion.logprobs))
+        assert type(sent) is list and sent == completion.logprobs
         seen.append(len(completion.logprobs))
     assert seen == ([2, 1] if delta else [2, 3])
 

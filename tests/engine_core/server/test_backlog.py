@@ -10,7 +10,7 @@ from engine_core.server.backlog import Backlog
 from engine_core.server.clients import ClientRegistry, Rights
 from engine_core.server.outbox import Outbox
 from engine_core.server.transport import ClientGone, SlowConsumer
-from frontend.sequence_state import logprobs_of
+from frontend.logprobs import logprobs_of
 from protocol.calls import Pong
 from protocol.codec import decode_engine_message
 from protocol.errors import ErrorCode
