@@ -245,7 +245,7 @@ def test_what_cannot_be_pooled_ends_the_start_by_name(tmp_path, options, error, 
 def test_modules_that_are_not_known_end_the_start_by_name(tmp_path):
     saved(tmp_path, transformers.AutoModel)
     (tmp_path / "modules.json").write_text('{"a": 1}')
-    with pytest.raises(StartupError, match="none of sentence-transformers: Expected `array`"):
+    with pytest.raises(StartupError, match="transformers: not a list of modules: Expected `array`"):
         load(tmp_path)
     sentence_model(tmp_path, {"pooling_mode_lasttoken": True}, "WeightedLayerPooling")
     with pytest.raises(StartupError, match="module WeightedLayerPooling of sentence-transformers"):

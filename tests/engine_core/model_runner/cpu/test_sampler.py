@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import force_setattr
 
 from engine_core.model_runner.cpu.sampler import CPUSampler
 from engine_core.model_runner.sampling_params import resolve_sampling
@@ -183,18 +184,20 @@ def test_a_row_without_numbers_fails_alone(backend, kinds, spoil, monkeypatch):
 
 @pytest.mark.parametrize("backend", ["native", "torch"])
 @pytest.mark.parametrize(
-    "kind",
+    ("penalty", "kind"),
     [
-        {"temperature": 0.0, "repetition_penalty": 1e-44},
-        {"seed": 1, "repetition_penalty": 1e-44},
-        {"seed": 1, "repetition_penalty": 1e-44, "top_k": 3},
-        {"seed": 1, "temperature": 1e-5, "logit_bias": {5: 100.0}, "repetition_penalty": 1e-35},
+        (1e-44, {"temperature": 0.0}),
+        (1e-44, {"seed": 1}),
+        (1e-44, {"seed": 1, "top_k": 3}),
+        (1e-35, {"seed": 1, "temperature": 1e-5, "logit_bias": {5: 100.0}}),
     ],
 )
-def test_parameters_that_make_logits_infinite_fail_alone(backend, kind, monkeypatch):
+def test_parameters_that_make_logits_infinite_fail_alone(backend, penalty, kind, monkeypatch):
     if backend == "torch":
         monkeypatch.setattr(f"{__name__}.select_operations", lambda device: TorchOperations())
-    sampler = make(*[SamplingParams(max_tokens=9, **kind), *MIXED])
+    params = SamplingParams(max_tokens=9, **kind)
+    force_setattr(params, "repetition_penalty", penalty)  # which no request may have
+    sampler = make(params, *MIXED)
     logits = logits_of(1 + len(MIXED))
     logits[0, 1:3] = torch.tensor([5.0, 4.0])  # tokens of the prompt
     result = sample(sampler, logits)
