@@ -23,6 +23,7 @@ _MAX_BAD_WORD_CHARS = 16_384
 _REALS = frozenset({
     "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
 })  # fmt: skip
+_UNLIMITED = 2**62
 _RECOMMENDABLE = _REALS | {"top_k", "max_tokens", "min_tokens"}
 FIRST_ANSWER_SAMPLING = {"temperature": 0.8, "top_k": 40, "top_p": 0.95}
 """At the terminal, for a model that recommends nothing: llama.cpp's defaults, and nearly Ollama's.
@@ -187,7 +188,9 @@ class SamplingParams:
                 "stop_token_ids"
             )
         # The rest is checked by the engine's own rules, with the largest possible answer.
-        max_tokens = 2**62 if self.max_tokens is None else self.max_tokens
+        max_tokens = _UNLIMITED if self.max_tokens is None else self.max_tokens
+        if isinstance(max_tokens, int):
+            max_tokens = min(max_tokens, _UNLIMITED)  # the model's length ends it before
         wire = self._engine_params(max_tokens=max_tokens, min_tokens=self.min_tokens)
         if wire.is_greedy and self.n > 1:
             raise InvalidInput(
