@@ -17,14 +17,14 @@ from tests.fuzz.server.frames import frames
 from tests.fuzz.server.grammars import constraints, templates
 from tests.fuzz.server.stage import Seen, Stage, say
 
-_AT_ONCE = 2
+_AT_ONCE = 4
 _WARM_UP = 4
 _OWN_GAP_S = 0.1
 """Beyond the largest gap beside ordinary long prompts."""
 _OWN_CHAT_S = 1.0
 _SETTLE_S = 1.5
 _RETURN_S = 10.0
-_GROWTH_MIB = {"engine": 150, "server": 250}
+_GROWTH_MIB = {"engine": 150, "server": 150}
 _TRIES = 2
 
 
@@ -72,6 +72,7 @@ class Run:
         for seen in self._stage.seen:
             self._limits[seen.kind] = max(self._limits[seen.kind], seen.gap_s)
         self._num_looked_at = len(self._stage.seen)
+        self._began_s = time.monotonic()
         say(f"largest gaps of its own: {self._limits}")
         self._limits["stream"] += _OWN_GAP_S
         self._limits["chat"] += _OWN_CHAT_S

@@ -15,13 +15,15 @@ from typing import Any
 
 import zmq
 
-from tests.chaos.processes import MARK, marked_processes, start_python
+from tests.chaos.processes import MARK, is_gone, marked_processes, start_python
 from tests.fuzz.server.cases import Case
 
 _START_S = 180.0
 _ANSWER_S = 90.0
 _DRAIN_S = 60.0
 _MAX_ANSWER_BYTES = 64 << 20
+_READ_BYTES = 1 << 16
+"""A longer request may be refused, and its connection closed, before all of it was sent."""
 _SERVER_OPTIONS = (
     "--port",
     "0",
@@ -105,9 +107,7 @@ class Stage:
         return max(found)
 
     def engine_changed(self) -> bool:
-        with contextlib.suppress(OSError, ValueError):
-            return self._engine()[0] != self.engine_pid
-        return True
+        return is_gone(self.engine_pid)
 
     async def engine_is_back(self) -> None:
         """Behind a death that was noted."""
@@ -121,14 +121,13 @@ class Stage:
             await asyncio.sleep(0.2)
 
     def memory_mib(self) -> dict[str, float]:
-        """Resident, private and shared, of the server with its children, and of the engine."""
-        sizes = {"engine": 0.0, "server": 0.0}
-        for pid in marked_processes(self._mark):
-            if pid != self._witness.pid:
-                with contextlib.suppress(OSError):
-                    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-                    sizes["engine" if pid == self.engine_pid else "server"] += pages / 256
-        return sizes
+        """Resident, of the server and of the engine; without processes for what users write, which
+        have limits of their own."""
+        found = {}
+        for name, pid in (("engine", self.engine_pid), ("server", self.server.pid)):
+            with contextlib.suppress(OSError):
+                found[name] = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) / 256
+        return found
 
     async def send(self, case: Case) -> list[str]:
         """Send it in all its copies. Returns what was wrong with the answers."""
@@ -151,7 +150,7 @@ class Stage:
         except TimeoutError:
             return f"no answer within {_ANSWER_S:g} s"
         except ConnectionError as error:
-            return "" if not case.is_whole or len(case.data) > 1 << 20 else repr(error)
+            return "" if not case.is_whole or len(case.data) > _READ_BYTES else repr(error)
         status = head.split(b" ")[1:2]
         if status and status[0] >= b"500":
             return f"status {status[0].decode()}"
