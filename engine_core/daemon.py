@@ -135,7 +135,9 @@ def _start(
         if isinstance(error, ModuleNotFoundError) and str(error.name).startswith("kernels"):
             raise files_are_gone(error.name) from error
         if isinstance(error, OSError) and error.filename:
-            raise StartupError(f"{error.filename} cannot be read: {error.strerror}") from error
+            from engine_core.model_files import unreadable
+
+            raise StartupError(unreadable(error)) from error
         if not _is_want_of_memory(error):
             raise
         raise StartupError(

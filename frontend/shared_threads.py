@@ -104,6 +104,7 @@ REQUEST_TEMPLATES = SharedThreads("chat templates that requests bring", 2, 64)
 TEXTS = SharedThreads("texts to be read", 2, 4096)
 LARGE_TEXTS = SharedThreads("large texts to be read", 2, 256)
 """Reading a text takes up to 165 times its memory: few are read at once."""
+LARGE_ANSWERS = SharedThreads("large answers to be made", 2, 4096)
 NUM_MEDIA_THREADS = min(4, os.cpu_count() or 1)
 """So few that the memory of what is decoded at once has a bound."""
 MEDIA = SharedThreads("images and sounds to be decoded", NUM_MEDIA_THREADS, 256)

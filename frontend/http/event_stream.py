@@ -3,7 +3,6 @@ reader leaves."""
 
 import asyncio
 import contextlib
-import functools
 import itertools
 import logging
 from collections.abc import (
@@ -15,7 +14,6 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import msgspec
@@ -25,6 +23,7 @@ from starlette.types import Receive, Scope, Send
 
 from frontend.http.api_errors import ApiError, api_error, error_body
 from frontend.outputs import RequestOutput
+from frontend.shared_threads import LARGE_ANSWERS
 
 T = TypeVar("T")
 
@@ -55,16 +54,11 @@ def in_pieces(items: Iterable[Any], size: int = 2**14) -> Any:
 
 
 async def built(make: Callable[[], T], num_parts: int) -> T:
-    """What `make` returns; if it has many parts, made in a thread, so that others have turns."""
+    """What `make` returns; if it has many parts, made in a thread, so that others have turns.
+    Raises QueueFull: see `SharedThreads.run`."""
     if num_parts <= _MANY_PARTS:
         return make()
-    return await asyncio.get_running_loop().run_in_executor(_makers(), make)
-
-
-@functools.cache
-def _makers() -> ThreadPoolExecutor:
-    """Of its own: conversations wait for their templates in the loop's."""
-    return ThreadPoolExecutor(2, thread_name_prefix="answers")
+    return await LARGE_ANSWERS.run(make)
 
 
 def line(body: Any) -> bytes:
