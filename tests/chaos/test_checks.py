@@ -180,9 +180,10 @@ def test_growth_is_judged_behind_the_warm_up():
 
     grows = samples("grows", lambda t: 10**8 + 10**6 * t)
     settles = samples("settles", lambda t: 10**8 + 10**7 * min(t, 20))
-    rows = growth(grows + settles, 100.0)
+    late = samples("late", lambda t: 10**8 + 3 * 10**7 * (t > 70))
+    rows = growth(grows + settles + late, 100.0)
     verdicts = {(row["process"], row["quantity"]): row["is_bounded"] for row in rows}
     assert not verdicts["grows", "memory_bytes"]
-    assert verdicts["settles", "memory_bytes"]
+    assert verdicts["settles", "memory_bytes"] and verdicts["late", "memory_bytes"]
     assert verdicts["grows", "num_threads"]
     assert verdicts["grows", "num_descriptors"]  # one for a moment is no growth
