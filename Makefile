@@ -75,7 +75,7 @@ test: install-dev lint types imports  ## everything, with real models
 
 test-all: test  ## and what needs Debian packages or Ray; a test without its package says which
 	$(PIP) install --progress-bar off -q -e '.[browser,cluster]'
-	$(BIN)/python -m pytest -q -m 'packages or ray' tests/frontend tests/engine_core/cluster
+	$(BIN)/python -m pytest -q -m 'packages or ray' tests/frontend
 	$(BIN)/python -m tests.fuzz.server.run --time 60
 
 test-emulated: install-dev  ## AVX-512 and AMX kernels on a machine that has AVX2 alone; needs Debian's libsimde-dev

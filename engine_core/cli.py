@@ -13,15 +13,15 @@ from cyclopts import App, Parameter
 
 from engine_core.errors import ConfigurationError, ExitCode, StartupError
 from engine_core.front_door import CLIENT_COMMANDS, as_typed
-from engine_core.logs import flush_standard_streams, open_standard_streams
 from engine_core.model_commands import list_models, pull, rm, stop
 from engine_core.options.engine import EngineOptions
+from engine_core.process.logs import flush_standard_streams, open_standard_streams
 from protocol.logs import log_to_stderr
 
 if TYPE_CHECKING:
-    from engine_core.owner import Owner
-    from engine_core.service_manager import ServiceManager
-    from engine_core.suspects import Suspects
+    from engine_core.process.owner import Owner
+    from engine_core.process.service_manager import ServiceManager
+    from engine_core.process.suspects import Suspects
 
 logger = logging.getLogger(__name__)
 
@@ -55,15 +55,15 @@ _DEFAULTS = EngineOptions()
 @app.default
 def serve(options: EngineOptions = _DEFAULTS) -> int:
     log_to_stderr(options.log_level, options.log_format)
-    from engine_core.owner import Owner
-    from engine_core.service_manager import ServiceManager
+    from engine_core.process.owner import Owner
+    from engine_core.process.service_manager import ServiceManager
 
     service_manager = ServiceManager()
     try:
         owner = Owner(watches_stdin=options.exit_on_stdin_eof, pid=options.parent_pid)
         if not options.supervise:
             return _serve(options, owner, service_manager)
-        from engine_core.supervisor import DEFAULT_MAX_RESTARTS, supervise
+        from engine_core.process.supervisor import DEFAULT_MAX_RESTARTS, supervise
 
         return supervise(
             lambda suspects: _serve(options, owner, service_manager, suspects),
@@ -166,7 +166,7 @@ def _with_keys(folder: Path | None, name: str, *, is_admin: bool, is_new: bool) 
 
 
 app.command(
-    "engine_core.cluster.command:on_ray",
+    "frontend.cluster.command:on_ray",
     name="on-ray",
     help="Serve models over HTTP on a Ray cluster, as a deployment file says.",
 )
@@ -176,7 +176,7 @@ app.command(rm)
 app.command(stop)
 for _name, _text in CLIENT_COMMANDS.items():  # for --help: `as_typed` hands them over
     app.command(App(name=_name, help=_text, show=bool(_text)))
-app.command("engine_core.cluster.batch_command:batch", name="batch", help="Answer a JSONL file of "
+app.command("frontend.cluster.batch_command:batch", name="batch", help="Answer a JSONL file of "
             "requests; run again after an interruption, it goes on.")  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol, assert_never
 
 from engine_core.errors import RequestRefused
-from engine_core.observers import ControlMethod
+from engine_core.observers.base import ControlMethod
 from engine_core.scheduler import PauseState, Scheduler
 from protocol.calls import (
     EngineState,

@@ -10,14 +10,12 @@ import msgspec
 
 from engine_core.adapters.host import Adapters, adapters_of, answer_unload, answer_with
 from engine_core.block_transfer import TransferStore
-from engine_core.cache_publisher import CachePublisher
 from engine_core.control import EngineControl, ModelHost
 from engine_core.errors import RequestRefused
 from engine_core.executor import InProcessExecutor
 from engine_core.kv_cache import KVCacheManager
 from engine_core.lifecycle import Lifecycle, Stage
-from engine_core.live_view import LiveView
-from engine_core.observers import (
+from engine_core.observers.base import (
     ControlMethod,
     Progress,
     RequestTimes,
@@ -26,6 +24,9 @@ from engine_core.observers import (
     StepTimes,
     fingerprint,
 )
+from engine_core.observers.cache_publisher import CachePublisher
+from engine_core.observers.live_view import LiveView
+from engine_core.process.suspects import Suspects
 from engine_core.scheduler import (
     DuplicateRequestId,
     PauseState,
@@ -44,7 +45,6 @@ from engine_core.server.prompt_embeds import spelled_out
 from engine_core.server.validation import RequestValidator
 from engine_core.steps import Steps
 from engine_core.structured_output.manager import StructuredOutputs
-from engine_core.suspects import Suspects
 from kernels.compile_counter import CompileCounter
 from protocol import calls
 from protocol.errors import ErrorCode

@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING
 
 from engine_core.errors import ExitCode, StartupError
 from engine_core.lifecycle import Lifecycle, deferred_interrupt
+from engine_core.observers.watchdog import Watchdog
 from engine_core.options.checks import check_options
 from engine_core.options.engine import EngineOptions
-from engine_core.owner import Owner
+from engine_core.process.owner import Owner
+from engine_core.process.service_manager import READY, STOPPING, ServiceManager
+from engine_core.process.suspects import Suspects
 from engine_core.server.descriptors import limit_clients
 from engine_core.server.keys import KeyFolder
 from engine_core.server.transport import ZmqTransport, is_tcp, most_message_bytes
-from engine_core.service_manager import READY, STOPPING, ServiceManager
 from engine_core.startup.before_torch import (
     check_kernels_package,
     files_are_gone,
@@ -31,8 +33,6 @@ from engine_core.startup.before_torch import (
     touch_weight_memory,
 )
 from engine_core.startup.phases import StartPhases
-from engine_core.suspects import Suspects
-from engine_core.watchdog import Watchdog
 from protocol.addresses import default_address
 from protocol.outputs import FinishReason
 from protocol.running_daemons import RunningDaemon, listed, note_daemon

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from engine_core.executor import InProcessExecutor
-from engine_core.observers import FinishedStep, StepObserver
+from engine_core.observers.base import FinishedStep, StepObserver
 from engine_core.scheduler import InFlightStep, ModelRunnerOutput, Scheduler
 from engine_core.server.outbox import Outbox
 from protocol.outputs import EngineCoreOutputs

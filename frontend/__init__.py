@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         TooManyClients,
     )
     from frontend.event_loop import run
+    from frontend.inputs.prompts import TextPrompt, TokensPrompt
     from frontend.llm import LLM
     from frontend.logprobs import Logprob
     from frontend.outputs import (
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
         ScoringRequestOutput,
     )
     from frontend.pooling_params import PoolingParams
-    from frontend.prompts import TextPrompt, TokensPrompt
     from frontend.sampling_params import (
         BeamSearchParams,
         RepetitionDetectionParams,
@@ -77,7 +77,7 @@ __all__ = [
 ]
 
 _MODULES = (
-    "errors", "event_loop", "sampling_params", "outputs", "prompts", "adapters",
+    "errors", "event_loop", "sampling_params", "outputs", "inputs.prompts", "adapters",
     "pooling_params", "pooling", "async_llm", "llm",
 )  # fmt: skip
 """Each imports only modules before it: a search in this order loads nothing needless."""

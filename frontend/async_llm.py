@@ -12,30 +12,30 @@ from pathlib import Path
 from typing import Any, Self, Unpack
 
 from frontend.adapters import LoRARequest
-from frontend.chat_template import close_renderers
-from frontend.connection import ConnectionOptions
-from frontend.daemon import ChildDaemon, start_daemons
+from frontend.engine.connection import ConnectionOptions
+from frontend.engine.daemon import ChildDaemon, start_daemons
+from frontend.engine.engine_options import daemon_arguments
+from frontend.engine.session import EngineSession, Neighbours
+from frontend.engine.transport import ZmqTransport
 from frontend.engine_calls import Engine, EngineCalls
-from frontend.engine_group import EngineGroup
-from frontend.engine_options import daemon_arguments
 from frontend.errors import EngineRefused, EngineUnavailable, InvalidInput, UnknownAdapter
 from frontend.event_loop import Clock, Pause
+from frontend.fleet.engine_group import EngineGroup
+from frontend.fleet.router import ROUTING_POLICIES, RoutingPolicy
 from frontend.input_processor import InputProcessor
-from frontend.long_texts import LONG_CHARS, read_texts
-from frontend.media import allowed_folder, has_media, in_thread
-from frontend.media_process import media_processes
+from frontend.inputs.prompts import ChatMessage, PromptInput, TokensPrompt, chars_of, has_data
+from frontend.multimodal.media import allowed_folder, has_media, in_thread
+from frontend.multimodal.media_process import media_processes
 from frontend.output_processor import OutputProcessor
 from frontend.outputs import BeamSearchOutput, RequestOutput, beam_search_output
 from frontend.pooling import PoolingCalls
-from frontend.prompts import ChatMessage, PromptInput, TokensPrompt, chars_of, has_data
 from frontend.request_options import RequestOptions, adapter_of
-from frontend.router import ROUTING_POLICIES, RoutingPolicy
 from frontend.sampling_params import BeamSearchParams, SamplingParams
-from frontend.session import EngineSession, Neighbours
 from frontend.shared_threads import OWN_TEMPLATES, REQUEST_TEMPLATES
 from frontend.structured_outputs import reasoning_of_config
-from frontend.tokenizer import Tokenizer
-from frontend.transport import ZmqTransport
+from frontend.text.chat_template import close_renderers
+from frontend.text.long_texts import LONG_CHARS, read_texts
+from frontend.text.tokenizer import Tokenizer
 from protocol.addresses import check_address, default_address
 from protocol.codec import binary_frame
 from protocol.errors import InvalidParameter, MalformedMessage

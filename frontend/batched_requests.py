@@ -2,11 +2,11 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 
-from frontend.engine_group import EngineGroup
+from frontend.engine.session import EngineSession
 from frontend.event_loop import Pause
+from frontend.fleet.engine_group import EngineGroup
 from frontend.outputs import RequestOutput
 from frontend.request_state import RequestState
-from frontend.session import EngineSession
 
 _MOST_IN_FLIGHT = 32_768
 """Fewer than the engine lets wait by default."""

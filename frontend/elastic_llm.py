@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 from frontend.async_llm import AsyncLLM
 from frontend.engine_calls import Engine
-from frontend.engine_group import EngineGroup
 from frontend.errors import InvalidInput
+from frontend.fleet.engine_group import EngineGroup
 from protocol.addresses import check_address
 from protocol.errors import InvalidParameter
 

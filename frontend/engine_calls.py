@@ -4,9 +4,9 @@ import abc
 from os import PathLike
 from typing import TypeVar
 
-from frontend.engine_group import EngineGroup
+from frontend.engine.session import EngineSession
 from frontend.errors import InvalidInput
-from frontend.session import EngineSession
+from frontend.fleet.engine_group import EngineGroup
 from protocol import calls
 from protocol.explanations import RequestInfo
 

@@ -8,14 +8,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import msgspec
 
-from frontend.encoder_prompts import EncoderPrompts, SplitPrompt
 from frontend.errors import InvalidInput
 from frontend.event_loop import Clock
-from frontend.long_texts import LONG_CHARS, check_chars, check_length
-from frontend.media import MediaItem, has_media, items_of, split_media
-from frontend.pooling_params import PoolingParams
-from frontend.prompt_embeds import EmbeddedPrompt, embedded_prompt
-from frontend.prompts import (
+from frontend.inputs.encoder_prompts import EncoderPrompts, SplitPrompt
+from frontend.inputs.prompt_embeds import EmbeddedPrompt, embedded_prompt
+from frontend.inputs.prompts import (
     ChatMessage,
     TokensPrompt,
     chars_of,
@@ -24,6 +21,8 @@ from frontend.prompts import (
     one_salt,
     parse_prompt,
 )
+from frontend.multimodal.media import MediaItem, has_media, items_of, split_media
+from frontend.pooling_params import PoolingParams
 from frontend.reasoning_formats import ReasoningFormat, reasoning_format_of_template
 from frontend.request_options import RequestOptions, wire_options
 from frontend.request_state import RequestState
@@ -34,7 +33,8 @@ from frontend.sampling_params import (
     as_invalid_input,
 )
 from frontend.structured_outputs import behind_reasoning
-from frontend.tokenizer import Tokenizer
+from frontend.text.long_texts import LONG_CHARS, check_chars, check_length
+from frontend.text.tokenizer import Tokenizer
 from protocol.outputs import ModelInfo
 from protocol.pooling import POOLING_SAMPLING, PoolingTask
 from protocol.requests import EngineRequest, ModelLimits

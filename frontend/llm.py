@@ -15,6 +15,7 @@ from frontend.async_llm import AsyncLLM
 from frontend.batched_requests import run_all
 from frontend.errors import ClientClosed, InvalidInput, RequestRejected
 from frontend.event_loop import LoopThread
+from frontend.inputs.prompts import ChatMessage, PromptsInput, has_data, split_prompts
 from frontend.outputs import BeamSearchOutput, RequestOutput, beam_search_output
 from frontend.pooling import (
     ClassificationRequestOutput,
@@ -23,11 +24,10 @@ from frontend.pooling import (
     ScoringRequestOutput,
 )
 from frontend.pooling_params import PoolingParams
-from frontend.prompts import ChatMessage, PromptsInput, has_data, split_prompts
 from frontend.request_options import RequestOptions, SharedOptions, adapter_of
 from frontend.request_state import RequestState
 from frontend.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
-from frontend.tokenizer import Tokenizer
+from frontend.text.tokenizer import Tokenizer
 from protocol.calls import EngineStatistics, EngineStatus
 from protocol.explanations import RequestInfo
 from protocol.outputs import ModelInfo

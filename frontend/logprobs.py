@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar, overload
 from protocol.outputs import Logprobs
 
 if TYPE_CHECKING:
-    from frontend.tokenizer import Tokenizer
+    from frontend.text.tokenizer import Tokenizer
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from protocol.outputs import RequestTimings
 from protocol.pooling import Pooled
 
 if TYPE_CHECKING:
-    from frontend.tokenizer import Tokenizer
+    from frontend.text.tokenizer import Tokenizer
 
 FinishReasonName = Literal["stop", "length", "repetition", "abort", "error", "timeout", "refused"]
 

@@ -12,17 +12,17 @@ import msgspec
 
 from frontend.adapters import LoRARequest
 from frontend.batched_requests import run_all
-from frontend.engine_group import EngineGroup
+from frontend.engine.session import EngineSession
 from frontend.errors import InvalidInput, RequestFailed
 from frontend.event_loop import Pause
+from frontend.fleet.engine_group import EngineGroup
 from frontend.input_processor import InputProcessor
-from frontend.long_texts import read_texts
+from frontend.inputs.prompts import PromptsInput, chars_of, split_prompts
 from frontend.outputs import RequestOutput
 from frontend.pooling_params import PoolingParams
-from frontend.prompts import PromptsInput, chars_of, split_prompts
 from frontend.request_options import RequestOptions, adapter_of
 from frontend.request_state import RequestState
-from frontend.session import EngineSession
+from frontend.text.long_texts import read_texts
 from protocol.pooling import PoolingTask
 
 

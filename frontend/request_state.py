@@ -15,7 +15,7 @@ from frontend.logprobs import PromptLogprobs
 from frontend.outputs import FinishReasonName, RequestMetrics, RequestOutput
 from frontend.sampling_params import RequestOutputKind, SamplingParams
 from frontend.sequence_state import SequenceState
-from frontend.tokenizer import Tokenizer
+from frontend.text.tokenizer import Tokenizer
 from protocol.outputs import EngineCoreOutput, Logprobs
 from protocol.pooling import Pooled
 from protocol.requests import EngineRequest

@@ -4,11 +4,11 @@ import math
 import struct
 from collections.abc import Sequence
 
-from frontend.detokenizer import IncrementalDetokenizer, StopStringMatcher
 from frontend.logprobs import SampleLogprobs
 from frontend.outputs import CompletionOutput, FinishReasonName
 from frontend.sampling_params import SamplingParams
-from frontend.tokenizer import Tokenizer
+from frontend.text.detokenizer import IncrementalDetokenizer, StopStringMatcher
+from frontend.text.tokenizer import Tokenizer
 from protocol.outputs import EngineCoreOutput, FinishReason, Logprobs
 
 _FLOAT = struct.Struct("<f")

@@ -13,7 +13,7 @@ import msgspec
 from engine_core.adapters.errors import AdapterError
 from engine_core.adapters.pool import AdapterPool, Prepared
 from engine_core.errors import RequestRefused
-from engine_core.observers import ControlMethod, FinishedStep, StepObserver
+from engine_core.observers.base import ControlMethod, FinishedStep, StepObserver
 from engine_core.scheduler import RequestStatus, Scheduler, SchedulerOutput
 from protocol.calls import AdapterInfo, AdapterList, EngineStatistics, LoadAdapter
 from protocol.errors import ErrorCode, InvalidParameter

@@ -14,7 +14,7 @@ from engine_core.block_transfer.server import BlockServer
 from engine_core.kv_cache.disk import DiskTier
 from engine_core.kv_cache.host_pool import HashKey
 from engine_core.kv_cache.transfers import Transfer, Transfers
-from engine_core.observers import FinishedStep, StepObserver
+from engine_core.observers.base import FinishedStep, StepObserver
 from engine_core.scheduler import SchedulerOutput
 from protocol.calls import EngineStatistics
 

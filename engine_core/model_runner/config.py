@@ -11,10 +11,10 @@ from engine_core.kv_cache import KVCacheGroupSpec
 from engine_core.logits_processors import NamedProcessor
 from engine_core.model_runner.pooling import Pooler
 from engine_core.models import Model
-from engine_core.models.eagle import EagleHead
+from engine_core.models.heads.eagle import EagleHead
 from engine_core.models.interface import KVCacheSpec
 from engine_core.models.multimodal.interface import MultiModalEncoder
-from engine_core.models.stages import Stage
+from engine_core.models.parallel.stages import Stage
 from kernels.interface.operations import Operations, cached_head_bytes
 
 

@@ -22,8 +22,8 @@ from engine_core.layers.rotary import RotaryConfig, RotaryTable, StepRotaryTable
 from engine_core.layers.vocabulary import Vocabulary
 from engine_core.models.config import ModelConfig
 from engine_core.models.interface import KVCacheSpec
-from engine_core.models.passed_states import PassedStates
-from engine_core.models.stages import Stage
+from engine_core.models.parallel.passed_states import PassedStates
+from engine_core.models.parallel.stages import Stage
 from kernels.interface.operations import (
     Activations,
     AllReduce,

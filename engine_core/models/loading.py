@@ -12,16 +12,16 @@ from engine_core.layers import MAX_POSITIONS
 from engine_core.layers.parameters import CopyWeight, Placements, place
 from engine_core.models.config import ModelConfig
 from engine_core.models.decoder import Decoder
-from engine_core.models.eagle import EagleHead
-from engine_core.models.eagle_config import read_eagle_config
-from engine_core.models.encoder import Encoder
-from engine_core.models.encoder_configs import EncoderConfig
+from engine_core.models.encoders.encoder import Encoder
+from engine_core.models.encoders.encoder_configs import EncoderConfig
 from engine_core.models.errors import ModelWeightsError, UnsupportedArchitecture
 from engine_core.models.family_configs import read_llama
+from engine_core.models.heads.eagle import EagleHead
+from engine_core.models.heads.eagle_config import read_eagle_config
 from engine_core.models.interface import Model
+from engine_core.models.parallel.sharding import Sharding
+from engine_core.models.parallel.stages import Stage, split_layers
 from engine_core.models.registry import Architecture, find_architecture, read_model_config
-from engine_core.models.sharding import Sharding
-from engine_core.models.stages import Stage, split_layers
 from engine_core.models.weight_transfer import WeightTransfer
 from kernels.interface.operations import Operations
 from kernels.interface.sampling import SamplingOperations

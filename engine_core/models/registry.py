@@ -7,7 +7,7 @@ from typing import Any
 
 from engine_core.models.config import ModelConfig
 from engine_core.models.config_fields import ConfigFields
-from engine_core.models.encoder_configs import (
+from engine_core.models.encoders.encoder_configs import (
     EncoderConfig,
     HeadConfig,
     bert_head,

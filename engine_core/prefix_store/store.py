@@ -10,7 +10,7 @@ from functools import partial
 
 from engine_core.kv_cache.disk import DiskTier
 from engine_core.kv_cache.host_pool import HashKey
-from engine_core.observers import FinishedStep, StepObserver
+from engine_core.observers.base import FinishedStep, StepObserver
 from engine_core.prefix_store.block_files import BlockFiles, BrokenBlock
 from engine_core.scheduler import SchedulerOutput
 from engine_core.server.limited_log import LimitedLog

@@ -1,13 +1,13 @@
 """What a step is made of: prefill and decode mixed, or one at a time."""
 
 from engine_core.scheduler.config import SchedulerConfig
-from engine_core.scheduler.decode_steps import DecodeSteps
-from engine_core.scheduler.explanations import Explanations
 from engine_core.scheduler.forced_preemption import ForcedPreemption
-from engine_core.scheduler.micro_batches import MicroBatches
 from engine_core.scheduler.plan_builder import PlanBuilder
 from engine_core.scheduler.preemption import Preemptor
+from engine_core.scheduler.report.explanations import Explanations
 from engine_core.scheduler.request_pool import RequestPool
+from engine_core.scheduler.rules.decode_steps import DecodeSteps
+from engine_core.scheduler.rules.micro_batches import MicroBatches
 from engine_core.scheduler.schedule_running import RunningScheduler, Select
 from engine_core.scheduler.schedule_waiting import WaitingScheduler
 from protocol.explanations import WaitReason

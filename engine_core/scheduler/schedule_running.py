@@ -6,13 +6,13 @@ import numpy as np
 
 from engine_core.scheduler.batch_state import BoolArray, Int32Array, Int64Array
 from engine_core.scheduler.config import SchedulerConfig
-from engine_core.scheduler.encoder_inputs import EncoderInputs
-from engine_core.scheduler.micro_batches import MicroBatches
 from engine_core.scheduler.plan_builder import PlanBuilder
 from engine_core.scheduler.preemption import Preemptor
-from engine_core.scheduler.prompt_shares import PromptShares
 from engine_core.scheduler.request import Request, RequestStatus, Sequence
 from engine_core.scheduler.request_pool import RequestPool
+from engine_core.scheduler.rules.encoder_inputs import EncoderInputs
+from engine_core.scheduler.rules.micro_batches import MicroBatches
+from engine_core.scheduler.rules.prompt_shares import PromptShares
 from protocol.explanations import PreemptionCause
 
 

@@ -4,15 +4,15 @@ lasts: rows, tokens of the step, KV blocks."""
 import numpy as np
 
 from engine_core.kv_cache import AllocStatus, CacheHit, Transfers
-from engine_core.scheduler.adapters import AdapterSlots
 from engine_core.scheduler.config import SchedulerConfig
-from engine_core.scheduler.encoder_inputs import EncoderInputs, EncoderWork
-from engine_core.scheduler.explanations import Explanations
-from engine_core.scheduler.fault_isolation import PROBE_CLIENT
-from engine_core.scheduler.partial_prefills import PartialPrefills
 from engine_core.scheduler.plan_builder import PlanBuilder
+from engine_core.scheduler.report.explanations import Explanations
 from engine_core.scheduler.request import Request, RequestStatus, Sequence
 from engine_core.scheduler.request_pool import RequestPool
+from engine_core.scheduler.rules.adapters import AdapterSlots
+from engine_core.scheduler.rules.encoder_inputs import EncoderInputs, EncoderWork
+from engine_core.scheduler.rules.fault_isolation import PROBE_CLIENT
+from engine_core.scheduler.rules.partial_prefills import PartialPrefills
 from protocol.explanations import CacheLookup, LookupEnd, WaitReason
 from protocol.sampling import MAX_PROMPT_LOGPROBS
 

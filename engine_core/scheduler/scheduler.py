@@ -4,20 +4,13 @@ import itertools
 from collections.abc import Callable, Iterable
 
 from engine_core.kv_cache import KVCacheManager, Transfers
-from engine_core.scheduler.adapters import AdapterSlots
 from engine_core.scheduler.batch_state import BatchState, IdsOfRows
 from engine_core.scheduler.batching import MixedBatching, PrefillFirstBatching
 from engine_core.scheduler.config import SchedulerConfig
-from engine_core.scheduler.constrained_steps import ConstrainedSteps
 from engine_core.scheduler.constraints import Constraints
-from engine_core.scheduler.deadlines import Deadlines
-from engine_core.scheduler.encoder_inputs import EncoderInputs
 from engine_core.scheduler.errors import DuplicateRequestId, QueueFull
-from engine_core.scheduler.explanations import Explanations
-from engine_core.scheduler.fault_isolation import PROBE_CLIENT, FaultIsolation
 from engine_core.scheduler.in_flight import InFlightStep, InFlightSteps
 from engine_core.scheduler.interface import PauseState, SchedulerInterface
-from engine_core.scheduler.micro_batches import MicroBatches
 from engine_core.scheduler.plan import DraftTokenIds, ModelRunnerOutput, SchedulerOutput
 from engine_core.scheduler.plan_builder import PlanBuilder
 from engine_core.scheduler.policies import make_policy
@@ -29,18 +22,25 @@ from engine_core.scheduler.preemption import (
     make_preemption_rule,
 )
 from engine_core.scheduler.process_outputs import OutputProcessor
+from engine_core.scheduler.report.explanations import Explanations
+from engine_core.scheduler.report.statistics import check_pool, collect_statistics
+from engine_core.scheduler.report.view import scheduler_view
 from engine_core.scheduler.request import Request, RequestStatus, Sequence
 from engine_core.scheduler.request_pool import RequestPool
+from engine_core.scheduler.rules.adapters import AdapterSlots
+from engine_core.scheduler.rules.constrained_steps import ConstrainedSteps
+from engine_core.scheduler.rules.deadlines import Deadlines
+from engine_core.scheduler.rules.encoder_inputs import EncoderInputs
+from engine_core.scheduler.rules.fault_isolation import PROBE_CLIENT, FaultIsolation
+from engine_core.scheduler.rules.micro_batches import MicroBatches
 from engine_core.scheduler.schedule_waiting import WaitingScheduler
 from engine_core.scheduler.speculation.base import Proposer
 from engine_core.scheduler.speculation.speculator import Speculator
-from engine_core.scheduler.statistics import check_pool, collect_statistics
 from engine_core.scheduler.stop import check_stop
 from engine_core.scheduler.token_budget.attainment import SLOAttainment
 from engine_core.scheduler.token_budget.base import TokenBudget
 from engine_core.scheduler.token_budget.feedback import StepFeedback
 from engine_core.scheduler.token_budget.slo import make_token_budget
-from engine_core.scheduler.view import scheduler_view
 from protocol.calls import EngineStatistics, RequestInfos
 from protocol.errors import PromptTooLong
 from protocol.explanations import PreemptionCause, RequestInfo, WaitReason

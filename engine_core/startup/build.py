@@ -19,12 +19,13 @@ from engine_core.logits_processors import ServedVocabulary
 from engine_core.model_files import ModelFiles, ModelFilesError, unreadable
 from engine_core.model_runner.cpu.encoder_runner import EncoderRunner
 from engine_core.models import ModelError
-from engine_core.observers import RequestLog, StepObserver
+from engine_core.observers.base import RequestLog, StepObserver
+from engine_core.observers.trace import TraceWriter
 from engine_core.options.checks import check_device
 from engine_core.options.engine import EngineOptions
 from engine_core.prefix_store import PrefixStore
 from engine_core.scheduler import Scheduler
-from engine_core.scheduler.token_rules import TokenRules
+from engine_core.scheduler.rules.token_rules import TokenRules
 from engine_core.server.clients import ClientRegistry
 from engine_core.server.inbox import Handshake, Inbox
 from engine_core.server.outbox import Outbox
@@ -47,7 +48,6 @@ from engine_core.startup.resolve import plan_runner
 from engine_core.startup.runner_spec import Runner, RunnerSpec, prepare_ahead
 from engine_core.startup.served_model import ServedModel
 from engine_core.structured_output.manager import Compiler, StructuredOutputs
-from engine_core.trace import TraceWriter
 from engine_core.workers.group import WorkerGroup
 from kernels.compile_counter import CompileCounter, watch_triton
 from kernels.cpu.weight_memory import WEIGHT_MEMORY

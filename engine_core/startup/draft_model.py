@@ -14,8 +14,8 @@ from engine_core.errors import ConfigurationError
 from engine_core.model_files import ModelFiles, open_model_files
 from engine_core.model_runner.config import DraftConfig
 from engine_core.models.decoder import Decoder
-from engine_core.models.eagle_config import is_eagle3
 from engine_core.models.errors import ModelConfigError, ModelWeightsError, UnsupportedArchitecture
+from engine_core.models.heads.eagle_config import is_eagle3
 from engine_core.models.loading import load_eagle_head
 from engine_core.options.engine import EngineOptions
 from engine_core.options.speculation import QuantizationName

@@ -176,7 +176,7 @@ class PooledFiles:
 
     def _encoder_pooler(self, model: "Model") -> "Pooler":
         from engine_core.model_runner.pooling import Pooler
-        from engine_core.models.encoder import Encoder
+        from engine_core.models.encoders.encoder import Encoder
 
         assert isinstance(model, Encoder)
         projection = self._projection()

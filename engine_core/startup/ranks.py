@@ -20,8 +20,8 @@ from engine_core.executor import InProcessExecutor
 from engine_core.model_files import ModelFiles
 from engine_core.models.config import ModelConfig
 from engine_core.models.errors import UnsupportedArchitecture
+from engine_core.models.parallel.stages import split_layers
 from engine_core.models.registry import read_model_config
-from engine_core.models.stages import split_layers
 from engine_core.options.engine import EngineOptions
 from engine_core.startup.device import defaults_of
 from engine_core.startup.resolve import resolve_config

@@ -12,8 +12,8 @@ from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.cpu.runner import CPUModelRunner
 from engine_core.model_runner.gpu import GPUModelRunner
 from engine_core.models.decoder import Decoder
-from engine_core.models.encoder import Encoder
-from engine_core.models.stages import Stage
+from engine_core.models.encoders.encoder import Encoder
+from engine_core.models.parallel.stages import Stage
 from engine_core.options.engine import EngineOptions
 from engine_core.server.transport import MOST_TOKENS
 from engine_core.startup.adapters import make_adapter_pool

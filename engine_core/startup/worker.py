@@ -11,7 +11,8 @@ from engine_core.errors import ConfigurationError, ExitCode, StartupError
 from engine_core.lifecycle import Lifecycle
 from engine_core.options.checks import check_options
 from engine_core.options.engine import EngineOptions
-from engine_core.owner import Owner
+from engine_core.process.owner import Owner
+from engine_core.process.supervisor import end_with
 from engine_core.startup.before_torch import (
     check_kernels_package,
     load_torch_library_beside,
@@ -19,7 +20,6 @@ from engine_core.startup.before_torch import (
     open_model,
     share_the_cores,
 )
-from engine_core.supervisor import end_with
 from engine_core.workers.channel import Channel
 from engine_core.workers.codec import decode_options
 from engine_core.workers.messages import Answer, Failed, Serve, Sizes, Start

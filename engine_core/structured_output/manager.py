@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from engine_core.errors import RequestRefused
-from engine_core.observers import FinishedStep, StepObserver
+from engine_core.observers.base import FinishedStep, StepObserver
+from engine_core.process.suspects import Suspects
 from engine_core.scheduler import Request, SchedulerOutput
 from engine_core.scheduler.constraints import ConstrainedSequence, ForcedTokens, KnownTokens
 from engine_core.structured_output.masks import MaskFiller, StepMasks
 from engine_core.structured_output.wide_stack import start_thread
-from engine_core.suspects import Suspects
 from protocol.errors import ErrorCode
 from protocol.structured_output import StructuredOutput
 

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp
 
 from frontend.async_llm import AsyncLLM
 from frontend.batch.lines import Answer, Error, Response, new_id, read_question, refused
-from frontend.daemon import ChildDaemon
+from frontend.engine.daemon import ChildDaemon
 from frontend.errors import EngineUnavailable
 from frontend.http.app import make_app
 from frontend.http.served_models import ServedModel, ServedModels

@@ -19,7 +19,6 @@ import msgspec
 from cyclopts import Parameter
 
 from frontend.async_llm import AsyncLLM
-from frontend.chat_template import own_renderers
 from frontend.cli.connected import connected
 from frontend.cli.options import (
     DAEMON,
@@ -35,9 +34,10 @@ from frontend.cli.options import (
 )
 from frontend.errors import EngineClientError, InvalidInput
 from frontend.event_loop import LoopThread
-from frontend.media import MAX_MEDIA_BYTES
+from frontend.multimodal.media import MAX_MEDIA_BYTES
 from frontend.outputs import CompletionOutput, RequestOutput
 from frontend.sampling_params import RequestOutputKind, SamplingParams
+from frontend.text.chat_template import own_renderers
 
 _HINT = "/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves"
 _HELP = """\

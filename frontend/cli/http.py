@@ -13,8 +13,9 @@ from cyclopts import Parameter
 
 from frontend.async_llm import AsyncLLM
 from frontend.cli.options import DAEMON, EXIT_ADDRESS, DaemonOptions, UsageError, print_fault
-from frontend.daemon import ChildDaemon, start_daemons
+from frontend.engine.daemon import ChildDaemon, start_daemons
 from frontend.errors import InvalidInput
+from frontend.fleet.router import RoutingPolicy
 from frontend.http import server
 from frontend.http.listeners import AddressUnavailable
 from frontend.http.on_demand.model import DaemonPool, OnDemandModel
@@ -22,7 +23,6 @@ from frontend.http.on_demand.options import OnDemandOptions
 from frontend.http.served_models import ServedModel, ServedModels
 from frontend.http.server import Backend
 from frontend.http.settings import ServerSettings
-from frontend.router import RoutingPolicy
 from protocol.addresses import check_address
 from protocol.errors import InvalidParameter
 from protocol.outputs import ModelInfo

@@ -17,7 +17,7 @@ from protocol.addresses import default_address
 
 if TYPE_CHECKING:
     from frontend.async_llm import AsyncLLM
-    from frontend.router import RoutingPolicy
+    from frontend.fleet.router import RoutingPolicy
     from frontend.sampling_params import RequestOutputKind, SamplingParams
     from protocol.outputs import ModelInfo
 

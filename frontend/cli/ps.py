@@ -13,12 +13,12 @@ import msgspec
 from cyclopts import Parameter
 
 from frontend.cli.options import Json
-from frontend.connection import ConnectionOptions
+from frontend.engine.connection import ConnectionOptions
+from frontend.engine.session import EngineSession
+from frontend.engine.transport import ZmqTransport
 from frontend.engine_calls import Engine
 from frontend.errors import EngineClientError
 from frontend.event_loop import Clock, run
-from frontend.session import EngineSession
-from frontend.transport import ZmqTransport
 from protocol.keys import read_client_key
 from protocol.memory import process_memory_bytes
 from protocol.running_daemons import RunningDaemon, running_daemons

@@ -15,7 +15,7 @@ from frontend.cli.options import (
     SamplingOptions,
     print_fault,
 )
-from frontend.daemon import ChildDaemon
+from frontend.engine.daemon import ChildDaemon
 from frontend.event_loop import run as run_on_loop
 from protocol.programs import python_module
 from protocol.running_daemons import running_daemons

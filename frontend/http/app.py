@@ -20,12 +20,13 @@ from frontend.http.anthropic import messages as anthropic
 from frontend.http.api_errors import ApiError, api_error, error_response
 from frontend.http.api_keys import ApiKeys
 from frontend.http.door import Door
+from frontend.http.generation import tokenize
 from frontend.http.live_requests import list_requests
 from frontend.http.metrics.exposition import Metrics, get_metrics
 from frontend.http.ollama import embeddings as ollama_embeddings
 from frontend.http.ollama import generation as ollama
 from frontend.http.ollama import models as ollama_models
-from frontend.http.openai import models, tokenize
+from frontend.http.openai import models
 from frontend.http.openai.chat import chat_completions
 from frontend.http.openai.completions import completions
 from frontend.http.openai.transcriptions import transcriptions, translations
@@ -37,7 +38,7 @@ from frontend.http.scheduler_stream import watch_scheduler
 from frontend.http.served_models import ServedModels
 from frontend.http.settings import ServerSettings
 from frontend.http.traces import Traces
-from frontend.media import allowed_folder
+from frontend.multimodal.media import allowed_folder
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from frontend.http.decoding import decode, read_body
 from frontend.http.event_stream import EventStream, LineStream
 from frontend.http.exchange import exchange_of
 from frontend.http.on_demand.while_starting import begins_while_starting
-from frontend.long_texts import give_back_memory
+from frontend.text.long_texts import give_back_memory
 
 Handler = Callable[..., Awaitable[Response]]
 """Gets the request and, where the route takes one, its body."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from frontend.async_llm import AsyncLLM
 from frontend.engine_calls import Engine
-from frontend.engine_group import EngineGroup
+from frontend.fleet.engine_group import EngineGroup
 from frontend.http.api_errors import ApiError, not_supported, unknown_model
 from frontend.http.exchange import current_exchange
 from frontend.http.request_histograms import RequestHistograms

@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from frontend.errors import InvalidInput
 from frontend.http.api_keys import ApiKey, ApiKeys, command_line_keys, read_key_file
 from frontend.http.traces import check_endpoint
-from frontend.media import allowed_folder
+from frontend.multimodal.media import allowed_folder
 from protocol.logs import LogFormat
 
 MetricsNames = Literal["engine-core", "vllm"]

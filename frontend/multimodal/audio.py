@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from frontend.errors import InvalidInput
-from frontend.media_process import decoded
+from frontend.multimodal.media_process import decoded
 from protocol.multimodal import MultiModalInfo
 
 Floats = npt.NDArray[np.float32]

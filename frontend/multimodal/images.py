@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from frontend.errors import InvalidInput
-from frontend.media_process import decoded
+from frontend.multimodal.media_process import decoded
 
 MAX_PIXELS = 8192 * 8192
 MAX_SIDE = 32_768

@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from frontend.errors import InvalidInput, PromptTooLong
-from frontend.media import MediaItem, read_media
 from frontend.multimodal.audio import audio_family, load_audio
 from frontend.multimodal.image_families import image_family
 from frontend.multimodal.images import load_image
-from frontend.tokenizer import Tokenizer
+from frontend.multimodal.media import MediaItem, read_media
+from frontend.text.tokenizer import Tokenizer
 from protocol.multimodal import MultiModalInfo, MultiModalInput, TensorRef
 
 Tensors = dict[str, npt.NDArray[Any]]

@@ -17,8 +17,8 @@ import triton.language as tl
 
 from kernels.interface.block_copies import check_ids
 from kernels.interface.operations import KVCache
+from kernels.triton.attention.kv_cache import whole_cache
 from kernels.triton.host_memory import pinned_memory
-from kernels.triton.kv_cache import whole_cache
 
 STAGING_BYTES = 32 * 1024**2
 """Of one of the two parts: while one travels, the other is filled or emptied."""

@@ -9,15 +9,15 @@ import torch
 from kernels.interface.device_steps import LogitMasks, SamplingMode
 from kernels.interface.sampling_rows import MAX_DEVICE_LOGPROBS, SamplingRows, StepResults
 from kernels.interface.step_inputs import PackedLayout
-from kernels.triton.logits_processors import (
+from kernels.triton.sampling.columns import SamplingColumns, gather_sampling_columns
+from kernels.triton.sampling.logits_processors import (
     adjust_tokens,
     apply_penalties,
     apply_token_masks,
     count_tokens,
 )
-from kernels.triton.logprobs import LogprobsMemory, report_logprobs
-from kernels.triton.sampling import SamplingMemory, sample
-from kernels.triton.sampling_columns import SamplingColumns, gather_sampling_columns
+from kernels.triton.sampling.logprobs import LogprobsMemory, report_logprobs
+from kernels.triton.sampling.sample import SamplingMemory, sample
 from kernels.triton.step_inputs import append_sampled, apply_row_updates, prepare_step
 
 

@@ -21,28 +21,30 @@ from kernels.interface.operations import (
 )
 from kernels.interface.weights import ExpertWeights, LinearWeight, WeightPacking
 from kernels.torch import elementwise
-from kernels.triton import activation, lora, norm, rotary_cache
-from kernels.triton import kv_cache as cache_of_layer
-from kernels.triton import linear as linear_layers
-from kernels.triton.attention import paged_attention
-from kernels.triton.attention_planner import SplitScratch, TritonAttentionPlanner
+from kernels.triton import activation, norm
+from kernels.triton.attention import kv_cache as cache_of_layer
+from kernels.triton.attention import rotary_cache
+from kernels.triton.attention.paged import paged_attention
+from kernels.triton.attention.planner import SplitScratch, TritonAttentionPlanner
 from kernels.triton.block_copies import TritonBlockCopier
 from kernels.triton.device_limits import multiplies_float8
-from kernels.triton.fp8_linear import Float8Weight
-from kernels.triton.linear import (
+from kernels.triton.linear import layers as linear_layers
+from kernels.triton.linear import lora
+from kernels.triton.linear.experts import (
+    TritonExpertWeights,
+    invariant_tile_rows,
+    mixture_of_experts,
+    prepare_experts,
+)
+from kernels.triton.linear.fp8 import Float8Weight
+from kernels.triton.linear.layers import (
     QUANTISED_TYPES,
     Float8Inputs,
     TritonLinearWeight,
     TritonPacking,
     TritonQuantisedWeight,
 )
-from kernels.triton.moe_linear import (
-    TritonExpertWeights,
-    invariant_tile_rows,
-    mixture_of_experts,
-    prepare_experts,
-)
-from kernels.triton.moe_quantised import QuantisedExperts
+from kernels.triton.linear.quantised_experts import QuantisedExperts
 
 
 class TritonOperations:

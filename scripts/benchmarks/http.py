@@ -17,7 +17,7 @@ from frontend.output_processor import OutputProcessor
 from frontend.outputs import RequestOutput
 from frontend.request_state import RequestState
 from frontend.sampling_params import RequestOutputKind, SamplingParams
-from frontend.tokenizer import Tokenizer
+from frontend.text.tokenizer import Tokenizer
 from protocol.codec import decode_engine_message, encode
 from protocol.outputs import EngineCoreOutputs
 from scripts.benchmarks import START_TIMEOUT_S, Json, Repeat, cpu_seconds, report

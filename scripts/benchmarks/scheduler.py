@@ -12,8 +12,8 @@ import numpy as np
 from cyclopts import Parameter
 
 from engine_core.kv_cache import KVCacheManager
-from engine_core.live_view import LiveView
-from engine_core.observers import FinishedStep, StepObserver
+from engine_core.observers.base import FinishedStep, StepObserver
+from engine_core.observers.live_view import LiveView
 from engine_core.scheduler import (
     ModelRunnerOutput,
     Request,

@@ -9,14 +9,14 @@ import torch.nn.functional as F
 
 from kernels.interface.operations import ExpertRouting
 from kernels.triton.activation import silu_and_mul
-from kernels.triton.dense_linear import dense_linear as own_linear
-from kernels.triton.fp8_linear import float8_linear, prepare_float8
 from kernels.triton.fp8_rounding import reference_quantise_rows
-from kernels.triton.moe_linear import TritonExpertWeights, mixture_of_experts
-from kernels.triton.moe_routing import route
+from kernels.triton.linear.dense import dense_linear as own_linear
+from kernels.triton.linear.expert_routing import route
+from kernels.triton.linear.experts import TritonExpertWeights, mixture_of_experts
+from kernels.triton.linear.fp8 import float8_linear, prepare_float8
+from kernels.triton.linear.quantised import quantised_linear as packed_linear
+from kernels.triton.linear.quantised_weights import quantise
 from kernels.triton.norm import add_rms_norm
-from kernels.triton.quantised_linear import quantised_linear as packed_linear
-from kernels.triton.quantised_weights import quantise
 from scripts.gpu import skinny_linear
 from scripts.gpu.skinny_linear import SkinnyLinear
 from scripts.gpu.timing import TimingGroup, Work

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.attention_reduce import all_arrived
+from kernels.triton.attention.reduce import all_arrived
 
 _BLOCK_N, _BLOCK_K, _BLOCK_M = 64, 128, 16
 _PROGRAMS_WANTED = 264

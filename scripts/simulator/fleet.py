@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 
 from engine_core.kv_cache.changes import CacheChange
-from frontend.prefix_index import PrefixIndex
-from frontend.router import ROUTING_POLICIES, Choice, RoutingPolicy, home_of
-from frontend.router import Router as ClientsRouter
+from frontend.fleet.prefix_index import PrefixIndex
+from frontend.fleet.router import ROUTING_POLICIES, Choice, RoutingPolicy, home_of
+from frontend.fleet.router import Router as ClientsRouter
 from protocol.block_hashes import block_keys, root_hash
 from protocol.cache_events import load_of
 from scripts.simulator import SimulationError

@@ -9,6 +9,15 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from engine_core.observers.trace import (
+    TraceAbort,
+    TraceArrival,
+    TraceCacheReset,
+    TraceControl,
+    TraceEvent,
+    TracePlan,
+    TraceStep,
+)
 from engine_core.pooler_config import PoolerConfig
 from engine_core.scheduler import (
     ModelRunnerOutput,
@@ -18,15 +27,6 @@ from engine_core.scheduler import (
     Scheduler,
     SchedulerError,
     SchedulerOutput,
-)
-from engine_core.trace import (
-    TraceAbort,
-    TraceArrival,
-    TraceCacheReset,
-    TraceControl,
-    TraceEvent,
-    TracePlan,
-    TraceStep,
 )
 from protocol.requests import EngineRequest
 from protocol.sampling import SamplingParams

@@ -11,7 +11,7 @@ from typing import Any
 
 from cyclopts import Parameter
 
-from frontend.router import ROUTING_POLICIES
+from frontend.fleet.router import ROUTING_POLICIES
 from scripts.simulator import SimulationError
 from scripts.simulator.engine import SimulatedEngine
 from scripts.simulator.fleet import Fleet, make_router

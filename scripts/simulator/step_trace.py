@@ -9,8 +9,14 @@ from typing import Any
 import numpy as np
 
 from engine_core.kv_cache import KVCacheGroupSpec, KVCacheManager
+from engine_core.observers.trace import (
+    TraceEvent,
+    TraceFormatError,
+    TraceStep,
+    read_header,
+    read_trace,
+)
 from engine_core.scheduler import SchedulerConfig
-from engine_core.trace import TraceEvent, TraceFormatError, TraceStep, read_header, read_trace
 from scripts.simulator import SimulationError
 from scripts.simulator.step_times import FEATURES, FittedModel, StepWork, attention_pairs
 

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 OWNER = """
 import os, sys, threading, time
-from frontend.daemon import ChildDaemon
+from frontend.engine.daemon import ChildDaemon
 
 model, *options = sys.argv[1:]
 daemon = ChildDaemon(["--model", model, "--num-blocks", "16", *options])

@@ -317,7 +317,9 @@ def test_every_line_of_a_supervised_engine_that_dies_is_json(tiny_llama, tmp_pat
             time.sleep(0.01)
         assert daemon.stop() == 0
         lines = [json.loads(line) for line in daemon.log().splitlines()]
-    assert {"engine_core.supervisor", "engine_core.startup.model"} <= {x["logger"] for x in lines}
+    assert {"engine_core.process.supervisor", "engine_core.startup.model"} <= {
+        x["logger"] for x in lines
+    }
     assert len({line["pid"] for line in lines}) >= 2
 
 

@@ -9,7 +9,7 @@ from fake_model import byte_tokenizer
 
 from frontend import InvalidInput, PoolingParams, RequestFailed, RequestRejected
 from frontend.async_llm import AsyncLLM
-from frontend.tokenizer import Tokenizer
+from frontend.text.tokenizer import Tokenizer
 from protocol.outputs import TokenizerInfo
 from protocol.pooling import POOLING_SAMPLING, PoolingTask
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from frontend.logprobs import logprobs_of
 from frontend.sampling_params import SamplingParams
 from frontend.sequence_state import SequenceState
-from frontend.tokenizer import Tokenizer
+from frontend.text.tokenizer import Tokenizer
 from protocol.outputs import EngineCoreOutput, FinishReason, Logprobs, TokenizerInfo
 
 _TOKENIZER = Tokenizer.from_welcome(

@@ -395,7 +395,7 @@ def tokenizer() -> Target:
     from engine_core.model_files import ModelFilesError
     from engine_core.model_files.hf_tokenizer import read_folder_tokenizer
     from frontend.errors import InvalidInput
-    from frontend.tokenizer import Tokenizer
+    from frontend.text.tokenizer import Tokenizer
     from protocol.outputs import TokenizerInfo
     from tests.frontend.text import tokenizer_samples as samples
 
@@ -483,9 +483,9 @@ def limited(on_timeout: Callable[..., None]) -> Iterator[None]:
 def chat_template() -> Target:
     """A template and a conversation in JSON. What `limited` cuts off, the limits of the real
     process would cut off (test_template_process.py)."""
-    from frontend import template_sandbox
-    from frontend.chat_template import _checked_messages, _plain
     from frontend.errors import ChatTemplateError
+    from frontend.text import template_sandbox
+    from frontend.text.chat_template import _checked_messages, _plain
     from tests.frontend.text.template_samples import PART_TEMPLATES, TEMPLATES
 
     class CutOff(BaseException):

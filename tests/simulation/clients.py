@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 from unittest import mock
 
-import frontend.transport as transport_module
+import frontend.engine.transport as transport_module
 from frontend import AsyncLLM, BeamSearchParams, SamplingParams
 from frontend.errors import ClientClosed, EngineClientError
 from frontend.event_loop import Clock, Timer

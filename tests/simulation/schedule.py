@@ -14,7 +14,6 @@ import engine_core.server.transport as engine_transport
 import frontend.output_processor as output_processor
 from engine_core.scheduler import SchedulerConfig
 from frontend import BeamSearchParams, SamplingParams
-from frontend.engine_group import EngineGroup
 from frontend.errors import (
     ClientClosed,
     EngineClientError,
@@ -23,6 +22,7 @@ from frontend.errors import (
     QueueFull,
     RequestRejected,
 )
+from frontend.fleet.engine_group import EngineGroup
 from frontend.rolling_update import RollingUpdateStopped, rolling_update
 from protocol.errors import ErrorCode
 from protocol.sampling import sequence_seed

@@ -7,15 +7,15 @@ from unittest import mock
 
 import pytest
 
-import frontend.session as session_module
-import frontend.transport as transport_module
+import frontend.engine.session as session_module
+import frontend.engine.transport as transport_module
 from engine_core.kv_cache import KVCacheManager
 from engine_core.kv_cache.copies import PendingCopies
 from engine_core.scheduler import Scheduler
 from engine_core.scheduler.request import Request
 from engine_core.server import inbox as inbox_module
-from frontend.session import EngineSession
-from frontend.transport import ZmqTransport
+from frontend.engine.session import EngineSession
+from frontend.engine.transport import ZmqTransport
 from tests.simulation.schedule import Violation, only, run_schedule
 from tests.simulation.test_schedules import largest_gap_of_floods
 

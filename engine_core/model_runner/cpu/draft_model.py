@@ -15,7 +15,7 @@ from engine_core.model_runner.cpu.input_batch import (
     gather_step_inputs,
 )
 from engine_core.model_runner.rows import PlacedRow
-from engine_core.models.eagle import EagleHead
+from engine_core.models.heads.eagle import EagleHead
 from engine_core.scheduler import SchedulerOutput
 from engine_core.scheduler.plan import DraftTokenIds
 

@@ -12,7 +12,7 @@ import torch
 from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.pooling import named_answers, pool_prompt
 from engine_core.model_runner.rows import PlacedRow, RunnerRows
-from engine_core.models.encoder import Encoder
+from engine_core.models.encoders.encoder import Encoder
 from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
 from kernels.interface.operations import AttentionMetadata, AttentionSpec, ForwardContext
 from protocol.pooling import PoolingParams

@@ -28,7 +28,7 @@ from engine_core.model_runner.prompt_logprobs import PromptColumns, PromptRange,
 from engine_core.model_runner.rows import RunnerRows
 from engine_core.model_runner.sampled_tokens import SampledTokens
 from engine_core.model_runner.vocabulary_rows import vocabulary_rows
-from engine_core.models.eagle import EagleHead
+from engine_core.models.heads.eagle import EagleHead
 from engine_core.models.interface import EncoderDecoder
 from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
 from kernels.interface.sampling import SamplingOperations

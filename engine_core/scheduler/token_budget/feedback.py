@@ -5,9 +5,9 @@ import numpy as np
 
 from engine_core.scheduler.batch_state import Int64Array
 from engine_core.scheduler.in_flight import InFlightStep
-from engine_core.scheduler.micro_batches import MicroBatches
 from engine_core.scheduler.preemption import PreemptionRule
 from engine_core.scheduler.request_pool import RequestPool
+from engine_core.scheduler.rules.micro_batches import MicroBatches
 from engine_core.scheduler.token_budget.base import (
     RunningSequences,
     StepLoad,

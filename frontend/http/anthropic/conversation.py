@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from frontend.http.anthropic import bodies
-from frontend.http.openai.conversation import check_role
+from frontend.http.generation.conversation import check_role
 
 _ROLES = ("user", "assistant", "system")
 

@@ -15,7 +15,7 @@ from frontend.http.anthropic.conversation import continues_answer, template_mess
 from frontend.http.api_errors import ApiError, error_body, not_supported
 from frontend.http.event_stream import event, json_response, streamed, whole
 from frontend.http.exchange import exchange_of
-from frontend.http.openai.generation import EngineFailure, TokenCounts, finish_reason
+from frontend.http.generation.answers import EngineFailure, TokenCounts, finish_reason
 from frontend.http.operations import operation
 from frontend.http.served_models import ServedModels
 from frontend.http.tools.grammar import OfferedTool, chosen_tool

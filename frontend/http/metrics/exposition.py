@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from starlette.requests import Request
 from starlette.responses import Response
 
+from frontend.engine.session import EngineSession
 from frontend.engine_calls import Engine
 from frontend.errors import EngineClientError
 from frontend.http.metrics.engine_metrics import ENGINE_METRICS, VLLM_ONLY, EngineMetric
@@ -26,7 +27,6 @@ from frontend.http.operations import operation
 from frontend.http.request_histograms import add_histogram
 from frontend.http.served_models import ServedModel, ServedModels
 from frontend.http.settings import MetricsNames
-from frontend.session import EngineSession
 from protocol.calls import STEP_TOKENS_BOUNDS, EngineStatistics
 from protocol.outputs import ModelInfo
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from frontend.engine_group import EngineGroup
+from frontend.fleet.engine_group import EngineGroup
 
 _LABELS = ("model_name", "address")
 

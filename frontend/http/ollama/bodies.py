@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from frontend.http.openai.requests import Tool
-from frontend.http.openai.responses import TokenLogprob
+from frontend.http.generation.answer_bodies import TokenLogprob
+from frontend.http.generation.requests import Tool
 
 Nothing = Literal[""] | Annotated[list[Any], Meta(max_length=0)] | None
 """What clients send for "not used"."""

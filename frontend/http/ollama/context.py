@@ -6,7 +6,7 @@ from typing import Any
 from frontend.async_llm import AsyncLLM
 from frontend.errors import PromptTooLong
 from frontend.http.ollama import bodies
-from frontend.prompts import TokensPrompt
+from frontend.inputs.prompts import TokensPrompt
 
 Messages = Sequence[Mapping[str, Any]]
 _KEPT_AT_START = 4

@@ -31,26 +31,26 @@ from frontend.http.event_stream import (
     whole,
 )
 from frontend.http.exchange import Exchange, exchange_of
-from frontend.http.ollama import bodies
-from frontend.http.ollama.context import Context
-from frontend.http.ollama.models import find_model, served_model
-from frontend.http.on_demand.options import keep_alive_seconds
-from frontend.http.openai.conversation import check_role, template_tools
-from frontend.http.openai.generation import (
+from frontend.http.generation.answers import (
     EngineFailure,
     check_size,
     finish_reason,
     num_logprobs,
     token_logprobs,
 )
+from frontend.http.generation.conversation import check_role, template_tools
+from frontend.http.ollama import bodies
+from frontend.http.ollama.context import Context
+from frontend.http.ollama.models import find_model, served_model
+from frontend.http.on_demand.options import keep_alive_seconds
 from frontend.http.operations import operation
 from frontend.http.tools.calls import ToolCall
 from frontend.http.tools.grammar import OfferedTool
-from frontend.long_texts import read_texts
+from frontend.inputs.prompts import TokensPrompt
 from frontend.outputs import RequestOutput
-from frontend.prompts import TokensPrompt
 from frontend.sampling_params import FIRST_ANSWER_SAMPLING, RequestOutputKind, SamplingParams
 from frontend.structured_outputs import StructuredOutputsParams
+from frontend.text.long_texts import read_texts
 
 _SAME_NAMES = ("temperature", "top_p", "top_k", "min_p", "seed", "stop")
 _ROLES = ("system", "user", "assistant", "tool")

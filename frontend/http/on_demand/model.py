@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from frontend.async_llm import AsyncLLM
-from frontend.daemon import ChildDaemon
+from frontend.engine.daemon import ChildDaemon
 from frontend.engine_calls import Engine
 from frontend.errors import EngineClientError, EngineUnavailable
 from frontend.http.api_errors import ApiError

@@ -1,6 +1,5 @@
 """POST /v1/chat/completions."""
 
-import dataclasses
 from collections.abc import AsyncGenerator
 from functools import partial
 from typing import Any
@@ -11,22 +10,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from frontend.async_llm import AsyncLLM
-from frontend.http.answer_parts import AnswerFormat, AnswerParser, Reasoning, answer_format
-from frontend.http.api_errors import ApiError, not_supported
+from frontend.http.answer_parts import AnswerFormat, AnswerParser, Reasoning
 from frontend.http.event_stream import TextEvents, built, json_response, streamed, whole
-from frontend.http.exchange import Exchange, exchange_of
-from frontend.http.openai.conversation import template_messages, template_tools, template_variables
-from frontend.http.openai.generation import (
-    Answer,
-    check_size,
-    finish_reason,
-    num_logprobs,
-    prompt_logprobs,
-    token_logprobs,
-)
-from frontend.http.openai.parameters import sampling_params
-from frontend.http.openai.requests import ChatCompletionRequest
-from frontend.http.openai.responses import (
+from frontend.http.exchange import exchange_of
+from frontend.http.generation.answer_bodies import (
     AnswerMessage,
     AnswerToolCall,
     CallFunction,
@@ -37,11 +24,19 @@ from frontend.http.openai.responses import (
     ChatLogprobs,
     Delta,
 )
-from frontend.http.openai.structured_outputs import structured_outputs
+from frontend.http.generation.answers import (
+    Answer,
+    check_size,
+    finish_reason,
+    num_logprobs,
+    prompt_logprobs,
+    token_logprobs,
+)
+from frontend.http.generation.chat import chat_format, check_chat, generate_chat
+from frontend.http.generation.requests import ChatCompletionRequest
 from frontend.http.operations import operation
 from frontend.http.served_models import ServedModels
 from frontend.http.tools.calls import ArgumentsDelta, ToolCall
-from frontend.http.tools.grammar import OfferedTool, chosen_tool
 from frontend.outputs import CompletionOutput, RequestOutput
 
 _NOTHING = Delta()
@@ -79,109 +74,6 @@ async def chat_completions(request: Request, asked: ChatCompletionRequest) -> Re
         return json_response(body)
 
     return await built(make, check_size(num_logprobs(output)))
-
-
-def check_chat(asked: ChatCompletionRequest) -> None:
-    """
-    Raises:
-        ApiError: what this server does not do.
-    """
-    if asked.top_logprobs and not asked.logprobs:
-        raise ApiError(400, "top_logprobs needs logprobs=true", param="top_logprobs")
-    if asked.tool_choice not in (None, "none", "auto") and not asked.tools:
-        raise ApiError(400, "tool_choice needs tools", param="tool_choice")
-
-
-def chat_format(
-    request: Request,
-    llm: AsyncLLM,
-    asked: ChatCompletionRequest,
-    *,
-    tool_field: str = "tools[{}].function.parameters",
-    format_field: str | None = None,
-) -> AnswerFormat:
-    """`tool_field`, `format_field`: what the user calls the schemas, where that is no chat.
-
-    Raises:
-        ApiError, InvalidInput: something that cannot be served.
-    """
-    choice = asked.tool_choice
-    tools = [
-        OfferedTool(
-            tool.function.name,
-            tool.function.parameters,
-            tool.function.strict is True,
-            field=tool_field.format(number),
-        )
-        for number, tool in enumerate(asked.tools or ())
-        if choice != "none"
-    ]
-    has_one_call = asked.parallel_tool_calls is False
-    if isinstance(choice, dict):
-        function = choice.get("function", choice)
-        if choice.get("type") != "function" or not isinstance(function, dict):
-            raise not_supported("tool_choice", choice, '"none", "auto", "required" or a function')
-        tools, has_one_call = chosen_tool(tools, str(function.get("name"))), True
-    constrained = structured_outputs(asked)
-    if constrained is not None and format_field is not None:
-        constrained = dataclasses.replace(constrained, field=format_field)
-    return answer_format(
-        request,
-        llm,
-        asked.chat_template,
-        tools=tools,
-        must_call=choice == "required" or isinstance(choice, dict),
-        has_one_call=has_one_call,
-        constrained=constrained,
-    )
-
-
-async def generate_chat(
-    llm: AsyncLLM, asked: ChatCompletionRequest, parts: AnswerFormat, exchange: Exchange
-) -> AsyncGenerator[RequestOutput, None]:
-    """
-    Raises:
-        ApiError, InvalidInput: something that cannot be served.
-    """
-    max_tokens = asked.max_completion_tokens or asked.max_tokens
-    num_logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
-    params = sampling_params(
-        llm,
-        asked,
-        max_tokens=max_tokens,
-        logprobs=num_logprobs,
-        constrained=parts.structured_outputs,
-    )
-    if parts.shows_special_tokens and asked.skip_special_tokens is None:
-        params = dataclasses.replace(params, skip_special_tokens=False)
-    continues = bool(asked.continue_final_message)
-    tools = None
-    if parts.tools_in_prompt and asked.tool_choice != "none":
-        tools = template_tools(asked.tools)
-    tokenizer = llm.get_tokenizer()
-    template = tokenizer.used_template(asked.chat_template or None, has_tools=bool(tools)) or ""
-    variables = template_variables(asked.chat_template_kwargs)
-    if asked.reasoning_effort is not None:
-        if "reasoning_effort" not in template:
-            raise not_supported(
-                "reasoning_effort",
-                asked.reasoning_effort,
-                "the chat template does not use it; omit it",
-            )
-        variables["reasoning_effort"] = asked.reasoning_effort
-    return llm.chat(
-        await template_messages(asked.messages, template),
-        params,
-        chat_template=asked.chat_template,
-        add_generation_prompt=asked.add_generation_prompt is not False and not continues,
-        continue_final_message=continues,
-        tools=tools,
-        chat_template_kwargs=variables,
-        cache_salt=asked.cache_salt,
-        **exchange.generates_as(
-            asked.user or asked.safety_identifier, asked.priority, asked.prompt_cache_key
-        ),
-    )
 
 
 def _choice(

@@ -10,7 +10,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from frontend.async_llm import AsyncLLM
-from frontend.detokenizer import IncrementalDetokenizer
 from frontend.http.api_errors import ApiError
 from frontend.http.event_stream import (
     TextEvents,
@@ -23,7 +22,8 @@ from frontend.http.event_stream import (
     until_disconnect,
 )
 from frontend.http.exchange import Exchange, exchange_of
-from frontend.http.openai.generation import (
+from frontend.http.generation.answer_bodies import Completion, CompletionChoice, CompletionLogprobs
+from frontend.http.generation.answers import (
     Answer,
     check_size,
     finish_reason,
@@ -32,16 +32,16 @@ from frontend.http.openai.generation import (
     prompt_logprobs,
     token_name,
 )
-from frontend.http.openai.parameters import sampling_params
+from frontend.http.generation.parameters import sampling_params
+from frontend.http.generation.requests import CompletionRequest
+from frontend.http.generation.structured_outputs import structured_outputs
 from frontend.http.openai.prompt_embeds import read_prompt_embeds
-from frontend.http.openai.requests import CompletionRequest
-from frontend.http.openai.responses import Completion, CompletionChoice, CompletionLogprobs
-from frontend.http.openai.structured_outputs import structured_outputs
 from frontend.http.operations import operation
 from frontend.http.served_models import ServedModels
+from frontend.inputs.prompts import PromptInput
 from frontend.logprobs import Logprob, PromptLogprobs
 from frontend.outputs import CompletionOutput, RequestOutput
-from frontend.prompts import PromptInput
+from frontend.text.detokenizer import IncrementalDetokenizer
 
 _DEFAULT_MAX_TOKENS = 16
 _MAX_PROMPTS = 1024

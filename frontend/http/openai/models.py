@@ -6,7 +6,7 @@ from starlette.responses import Response
 from frontend.errors import EngineClientError
 from frontend.http.api_errors import unknown_model
 from frontend.http.event_stream import json_response
-from frontend.http.openai.responses import ModelCard, ModelList
+from frontend.http.generation.answer_bodies import ModelCard, ModelList
 from frontend.http.operations import operation
 from frontend.http.served_models import ServedModel, ServedModels
 

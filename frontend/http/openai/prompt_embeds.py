@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import msgspec
 
 from frontend.http.api_errors import ApiError
-from frontend.prompt_embeds import GivenTensor
+from frontend.inputs.prompt_embeds import GivenTensor
 from protocol.prompt_embeds import DTYPE_BYTES, PromptEmbedsInfo
 
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}

@@ -13,17 +13,17 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from frontend.async_llm import AsyncLLM
-from frontend.encoder_prompts import EncoderDecoderPrompt, EncoderPrompts
 from frontend.http.api_errors import ApiError
 from frontend.http.event_stream import json_response, until_disconnect
 from frontend.http.exchange import Exchange, exchange_of
 from frontend.http.operations import operation
 from frontend.http.served_models import ServedModels
-from frontend.long_texts import read_texts
-from frontend.media import in_thread
+from frontend.inputs.encoder_prompts import EncoderDecoderPrompt, EncoderPrompts
+from frontend.multimodal.media import in_thread
 from frontend.outputs import CompletionOutput
 from frontend.sampling_params import SamplingParams
-from frontend.tokenizer import Tokenizer
+from frontend.text.long_texts import read_texts
+from frontend.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from frontend.multimodal.audio import Floats

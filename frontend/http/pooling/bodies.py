@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from frontend.http.openai.requests import ChatMessage
-from frontend.http.openai.responses import Usage
+from frontend.http.generation.answer_bodies import Usage
+from frontend.http.generation.requests import ChatMessage
 
 
 class PoolingRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

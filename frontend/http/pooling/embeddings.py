@@ -13,8 +13,8 @@ from frontend.async_llm import AsyncLLM
 from frontend.http.api_errors import ApiError
 from frontend.http.event_stream import built, in_pieces, json_response, until_disconnect
 from frontend.http.exchange import exchange_of
-from frontend.http.openai.responses import PromptTokensDetails, Usage
-from frontend.http.openai.tokenize import TokenizeRequest, has_images, tokens_of
+from frontend.http.generation.answer_bodies import PromptTokensDetails, Usage
+from frontend.http.generation.tokenize import TokenizeRequest, has_images, tokens_of
 from frontend.http.operations import operation
 from frontend.http.pooling import bodies
 from frontend.http.served_models import ServedModels

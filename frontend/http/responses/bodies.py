@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from frontend.http.openai.requests import Count
+from frontend.http.generation.requests import Count
 
 Part = dict[str, Any]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]

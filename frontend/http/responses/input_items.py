@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from frontend.http.api_errors import ApiError
-from frontend.http.openai.conversation import check_role
-from frontend.http.openai.requests import AssistantToolCall, CalledFunction, ChatMessage
+from frontend.http.generation.conversation import check_role
+from frontend.http.generation.requests import AssistantToolCall, CalledFunction, ChatMessage
 from frontend.http.responses.bodies import InputItem, Part
 
 _TEXTS = ("input_text", "output_text", "reasoning_text", "summary_text", "text")

@@ -14,9 +14,9 @@ from frontend.http.answer_parts import AnswerFormat
 from frontend.http.api_errors import ApiError, not_supported
 from frontend.http.event_stream import event, streamed, whole
 from frontend.http.exchange import exchange_of
-from frontend.http.openai.chat import chat_format, check_chat, generate_chat
-from frontend.http.openai.generation import TokenCounts, finish_reason
-from frontend.http.openai.requests import (
+from frontend.http.generation.answers import TokenCounts, finish_reason
+from frontend.http.generation.chat import chat_format, check_chat, generate_chat
+from frontend.http.generation.requests import (
     ChatCompletionRequest,
     ChatMessage,
     FunctionDefinition,

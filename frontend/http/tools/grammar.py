@@ -8,7 +8,7 @@ from keyword import iskeyword
 from typing import Any
 
 from frontend.http.api_errors import ApiError
-from frontend.tokenizer import Tokenizer
+from frontend.text.tokenizer import Tokenizer
 
 Schema = dict[str, Any]
 _FIELD = "x-field"

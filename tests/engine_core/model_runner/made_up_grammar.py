@@ -6,8 +6,8 @@ from array import array
 
 import numpy as np
 
-from engine_core.scheduler.constrained_steps import ConstrainedSteps
 from engine_core.scheduler.constraints import MaskRows
+from engine_core.scheduler.rules.constrained_steps import ConstrainedSteps
 
 
 def constrain(scheduler, constraints):

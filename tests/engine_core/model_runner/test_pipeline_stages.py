@@ -15,8 +15,8 @@ from stages_in_turn import StagesInTurn, load_stages
 from engine_core.model_runner.config import plan_cache_layout
 from engine_core.model_runner.cpu.runner import CPUModelRunner
 from engine_core.models.errors import ModelConfigError
+from engine_core.models.parallel.stages import Stage, split_layers
 from engine_core.models.registry import read_model_config
-from engine_core.models.stages import Stage, split_layers
 from engine_core.scheduler import DraftTokenIds
 from protocol.sampling import BeamSearchParams, SamplingParams
 from tests.engine_core.model_runner.conftest import CONFIGS, SHAPE

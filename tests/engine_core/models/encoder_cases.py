@@ -3,7 +3,7 @@
 import torch
 import transformers
 
-from engine_core.models.encoder import Encoder
+from engine_core.models.encoders.encoder import Encoder
 from engine_core.models.loading import load_model
 from kernels.interface.operations import AttentionSpec, ForwardContext
 

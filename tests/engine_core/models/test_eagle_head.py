@@ -4,8 +4,8 @@ spelling of a checkpoint."""
 import pytest
 import torch
 
-from engine_core.models.eagle_config import read_eagle_config
 from engine_core.models.errors import ModelConfigError, ModelWeightsError, UnsupportedArchitecture
+from engine_core.models.heads.eagle_config import read_eagle_config
 from engine_core.models.loading import load_dummy_model, load_eagle_head
 from kernels.interface.operations import AttentionSpec, ForwardContext
 from tests.eagle_heads import PublishedHead, head_config, head_tensors

@@ -19,8 +19,9 @@ from engine_core.model_files import BrokenModelFile, UnsupportedModelFile, open_
 from engine_core.models import load_model
 from engine_core.options.engine import EngineOptions
 from engine_core.startup.model import load_any_model
-from kernels.triton import fp8_linear, operations
+from kernels.triton import operations
 from kernels.triton.fp8_rounding import quantise_rows
+from kernels.triton.linear import fp8 as fp8_linear
 from kernels.triton.operations import TritonOperations
 from tests.engine_core.conftest import PagedRun
 

@@ -3,11 +3,11 @@ more the more there are of them. Counted in lines of Python, not in time."""
 
 import pytest
 
-from engine_core.observers import StepSuspects
+from engine_core.observers.base import StepSuspects
+from engine_core.process.suspects import Suspects
 from engine_core.server.clients import ClientRegistry, Rights
 from engine_core.server.outbox import Outbox
 from engine_core.server.transport import SlowConsumer
-from engine_core.suspects import Suspects
 from protocol.outputs import EngineCoreOutputs, Heartbeat
 from tests.engine_core.lines_run import lines_run
 

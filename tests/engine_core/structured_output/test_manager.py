@@ -7,6 +7,7 @@ import pytest
 
 from engine_core.errors import RequestRefused
 from engine_core.kv_cache import KVCacheManager
+from engine_core.process.suspects import Suspects
 from engine_core.scheduler import (
     ModelRunnerOutput,
     RequestStatus,
@@ -16,7 +17,6 @@ from engine_core.scheduler import (
 from engine_core.structured_output import manager
 from engine_core.structured_output.grammar_error import GrammarError
 from engine_core.structured_output.manager import StructuredOutputs, fingerprint_of
-from engine_core.suspects import Suspects
 from protocol.errors import ErrorCode
 from protocol.explanations import WaitReason
 from protocol.sampling import SamplingParams

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from frontend.http.anthropic.bodies import MessagesRequest
 from frontend.http.api_errors import ApiError
 from frontend.http.decoding import BodyCounter, decode
-from frontend.http.openai.requests import ChatCompletionRequest, CompletionRequest
+from frontend.http.generation.requests import ChatCompletionRequest, CompletionRequest
 
 JSON = st.recursive(
     st.none() | st.integers() | st.text(st.sampled_from('a,:{}[]"\\é\n')),

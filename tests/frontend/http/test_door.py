@@ -17,12 +17,13 @@ import pytest
 from fake_engine import wait_until
 from http_server import serving
 
-from frontend import async_llm, chat_template, shared_threads, template_process
+from frontend import async_llm, shared_threads
 from frontend.errors import InvalidInput
 from frontend.http.api_keys import read_key_file
 from frontend.http.connections import LimitedConnection
 from frontend.http.exchange import Exchange
 from frontend.http.settings import ServerSettings
+from frontend.text import chat_template, template_process
 
 
 def complete(url, prompt="Hello", headers=None, **fields):

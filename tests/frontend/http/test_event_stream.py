@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frontend.http.event_stream import TextEvents, built, event, in_pieces
-from frontend.http.openai.responses import ChatChunkChoice, ChatCompletionChunk, Delta
+from frontend.http.generation.answer_bodies import ChatChunkChoice, ChatCompletionChunk, Delta
 
 
 def chunk(model: str, text: str) -> bytes:

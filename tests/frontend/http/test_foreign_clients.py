@@ -10,9 +10,9 @@ from fake_engine import wait_until
 from http_server import TEMPLATE, events_of, serving
 
 from frontend.http.anthropic.bodies import CountTokensRequest, MessagesRequest
+from frontend.http.generation.requests import ChatCompletionRequest, CompletionRequest
+from frontend.http.generation.tokenize import TokenizeRequest
 from frontend.http.ollama.bodies import ChatRequest, GenerateRequest, ModelRequest
-from frontend.http.openai.requests import ChatCompletionRequest, CompletionRequest
-from frontend.http.openai.tokenize import TokenizeRequest
 from frontend.http.responses.bodies import ResponsesRequest
 from frontend.http.served_models import ServedModels
 from frontend.http.server import make_config

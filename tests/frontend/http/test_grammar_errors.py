@@ -6,8 +6,8 @@ import pytest
 from engine_core.structured_output.grammar_error import GrammarError
 from frontend.errors import RequestRejected
 from frontend.http.api_errors import ApiError, api_error
-from frontend.http.openai.requests import JsonSchemaFormat, ResponseFormat
-from frontend.http.openai.structured_outputs import of_format
+from frontend.http.generation.requests import JsonSchemaFormat, ResponseFormat
+from frontend.http.generation.structured_outputs import of_format
 from frontend.http.tools.grammar import OfferedTool, calls_grammar
 from frontend.structured_outputs import StructuredOutputsParams
 from protocol.errors import ErrorCode

@@ -210,7 +210,7 @@ def test_prompt_logprobs_are_by_token_id_as_vllm_has_them(http, monkeypatch):
     assert third[str(ids_of("c")[0])]["rank"] == 2
     assert len(chat(http, prompt_logprobs=0).json()["prompt_logprobs"]) == len(RENDERED)
     assert "stream" in error_of(complete(http, prompt_logprobs=1, stream=True), 400)["message"]
-    monkeypatch.setattr("frontend.http.openai.generation._MAX_LOGPROBS", 20)
+    monkeypatch.setattr("frontend.http.generation.answers._MAX_LOGPROBS", 20)
     too_many = complete(http, ["abc"] * 4, prompt_logprobs=2, max_tokens=1)
     why = error_of(too_many, 400)["message"]
     assert "24 log-probabilities or more, the limit is 20" in why

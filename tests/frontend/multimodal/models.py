@@ -19,7 +19,7 @@ from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3I
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from frontend.multimodal.inputs import MultiModalProcessor
-from frontend.tokenizer import Tokenizer
+from frontend.text.tokenizer import Tokenizer
 from protocol.multimodal import MultiModalInfo
 from protocol.outputs import TokenizerInfo
 

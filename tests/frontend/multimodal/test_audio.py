@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from transformers import Qwen2AudioProcessor, WhisperFeatureExtractor
 
 from frontend.errors import InvalidInput
-from frontend.media import MediaItem
 from frontend.multimodal.audio import MAX_SECONDS, LogMel, load_audio, resampled
+from frontend.multimodal.media import MediaItem
 from tests.frontend.multimodal import models
 from tests.profiles import examples
 

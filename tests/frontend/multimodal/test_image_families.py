@@ -13,8 +13,8 @@ from transformers.models.llava.image_processing_pil_llava import LlavaImageProce
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
 from frontend.errors import InvalidInput
-from frontend.media import MediaItem
 from frontend.multimodal.inputs import MultiModalProcessor
+from frontend.multimodal.media import MediaItem
 from tests.frontend.multimodal import models
 from tests.profiles import examples
 

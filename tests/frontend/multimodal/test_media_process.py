@@ -12,12 +12,12 @@ import pytest
 from multimodal_model import data_url, image_message, png
 from PIL import Image
 
-from frontend import media_process
 from frontend.async_llm import AsyncLLM
 from frontend.errors import InvalidInput
-from frontend.media_process import LIMITS, media_processes
+from frontend.multimodal import media_process
 from frontend.multimodal.audio import decode_audio, load_audio
 from frontend.multimodal.images import decode_image, load_image
+from frontend.multimodal.media_process import LIMITS, media_processes
 from frontend.sandbox_pool import SandboxPool
 from protocol.sandbox import SandboxProcess
 

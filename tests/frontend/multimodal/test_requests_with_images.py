@@ -17,8 +17,8 @@ from PIL import Image
 from frontend.async_llm import AsyncLLM
 from frontend.errors import InvalidInput
 from frontend.llm import LLM
-from frontend.media import has_media
 from frontend.multimodal import inputs
+from frontend.multimodal.media import has_media
 from frontend.sampling_params import SamplingParams
 from protocol.codec import binary_frame
 

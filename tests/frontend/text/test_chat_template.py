@@ -7,8 +7,8 @@ import jinja2
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from frontend.chat_template import render_chat
 from frontend.errors import ChatTemplateError
+from frontend.text.chat_template import render_chat
 
 _spec = importlib.util.spec_from_file_location(
     "template_samples", Path(__file__).with_name("template_samples.py")

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frontend.detokenizer import (
+from frontend.text.detokenizer import (
     MAX_WITHHELD_BYTES,
     MAX_WITHHELD_TOKENS,
     PROMPT_TAIL,
     IncrementalDetokenizer,
 )
-from frontend.tokenizer import Tokenizer
+from frontend.text.tokenizer import Tokenizer
 from protocol.outputs import TokenizerInfo
 from tests.profiles import examples
 

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as BackendTokenizer
 
-from frontend import tokenizer
 from frontend.errors import InvalidInput, PromptTooLong
-from frontend.long_texts import TokenSize, check_length, token_size
-from frontend.media import has_media
-from frontend.tokenizer import Tokenizer
+from frontend.multimodal.media import has_media
+from frontend.text import tokenizer
+from frontend.text.long_texts import TokenSize, check_length, token_size
+from frontend.text.tokenizer import Tokenizer
 from protocol.outputs import TokenizerInfo
 
 _spec = importlib.util.spec_from_file_location(

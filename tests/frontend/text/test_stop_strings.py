@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frontend.detokenizer import StopStringMatcher
+from frontend.text.detokenizer import StopStringMatcher
 from tests.profiles import examples
 
 LETTERS = st.text(alphabet="ab\n", max_size=30)

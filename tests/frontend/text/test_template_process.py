@@ -14,10 +14,15 @@ from pathlib import Path
 import pytest
 
 from frontend import AsyncLLM, SamplingParams
-from frontend.chat_template import close_renderers, own_renderers, render_chat, request_renderers
 from frontend.errors import ChatTemplateError
 from frontend.shared_threads import current_owner
-from frontend.template_process import TemplateRenderers
+from frontend.text.chat_template import (
+    close_renderers,
+    own_renderers,
+    render_chat,
+    request_renderers,
+)
+from frontend.text.template_process import TemplateRenderers
 from tests.frontend.fake_engine import FakeEngine
 
 pytestmark = pytest.mark.slow

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as BackendTokenizer
 from tokenizers import models
 
-from frontend import tokenizer as tokenizer_module
 from frontend.errors import ChatTemplateError, InvalidInput
-from frontend.tokenizer import Tokenizer
+from frontend.text import tokenizer as tokenizer_module
+from frontend.text.tokenizer import Tokenizer
 from protocol.outputs import TokenizerInfo
 
 _spec = importlib.util.spec_from_file_location(
@@ -147,7 +147,7 @@ def test_equal_tokenizers_are_parsed_once_and_dropped_with_their_last_user():
 
 def test_importing_the_text_side_loads_neither_tokenizers_nor_jinja2_nor_numpy():
     code = (
-        "import sys, frontend.tokenizer, frontend.detokenizer;"
+        "import sys, frontend.text.tokenizer, frontend.text.detokenizer;"
         "print(sorted({'tokenizers', 'jinja2', 'numpy', 'torch', 'transformers'} & {*sys.modules}))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

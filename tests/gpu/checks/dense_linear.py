@@ -4,8 +4,8 @@ what that costs beside cuBLAS."""
 import torch
 
 from kernels.interface.operations import AttentionParams, AttentionSpec
-from kernels.triton.dense_linear import dense_linear
-from kernels.triton.kv_cache import allocate_kv_cache
+from kernels.triton.attention.kv_cache import allocate_kv_cache
+from kernels.triton.linear.dense import dense_linear
 from kernels.triton.operations import TritonOperations
 from tests.gpu.checks.errors import num_different, row_error
 

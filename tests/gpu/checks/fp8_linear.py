@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from kernels.triton.fp8_linear import float8_linear, prepare_float8, reference_float8_linear
 from kernels.triton.fp8_rounding import quantise_rows, reference_quantise_rows
+from kernels.triton.linear.fp8 import float8_linear, prepare_float8, reference_float8_linear
 from tests.gpu.checks.errors import num_different, row_error
 from tests.gpu.device import DEVICE
 

@@ -5,7 +5,7 @@ import torch
 from kernels.interface.sampling import Penalties
 from kernels.interface.sampling_rows import num_mask_words
 from kernels.torch import sampling as torch_sampling
-from kernels.triton.logits_processors import (
+from kernels.triton.sampling.logits_processors import (
     apply_penalties,
     apply_token_masks,
     apply_token_masks_reference,

@@ -2,7 +2,7 @@
 
 import torch
 
-from kernels.triton.logprobs import LogprobsMemory, report_logprobs
+from kernels.triton.sampling.logprobs import LogprobsMemory, report_logprobs
 from tests.gpu.checks.errors import num_different, poison, scaled_error, worst
 from tests.kernels.triton.columns import columns_of
 

@@ -4,13 +4,13 @@ import torch
 import torch.nn.functional as F
 
 from kernels.interface.operations import ExpertRouting
-from kernels.triton.moe_linear import TritonExpertWeights, choose_tile_rows, mixture_of_experts
-from kernels.triton.moe_routing import (
+from kernels.triton.linear.expert_routing import (
     build_expert_tiles,
     reference_expert_tiles,
     reference_route,
     route,
 )
+from kernels.triton.linear.experts import TritonExpertWeights, choose_tile_rows, mixture_of_experts
 from tests.gpu.checks.errors import num_different, row_error, worst
 
 ROUNDING = 1.5e-2

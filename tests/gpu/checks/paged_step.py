@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from kernels.interface.operations import AttentionMetadata, AttentionParams
-from kernels.triton.attention import paged_attention, reference_paged_attention
-from kernels.triton.attention_work import AttentionWorkspace, WorkLimits
+from kernels.triton.attention.paged import paged_attention, reference_paged_attention
+from kernels.triton.attention.work import AttentionWorkspace, WorkLimits
 from tests.gpu.checks.errors import poison
 
 Request = tuple[int, int]

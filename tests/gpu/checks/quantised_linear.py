@@ -2,8 +2,8 @@
 
 import torch
 
-from kernels.triton.quantised_linear import dequantise_to, quantised_linear
-from kernels.triton.quantised_weights import QuantisedWeight, dequantise, quantise
+from kernels.triton.linear.quantised import dequantise_to, quantised_linear
+from kernels.triton.linear.quantised_weights import QuantisedWeight, dequantise, quantise
 from tests.gpu.checks.errors import row_error, worst
 
 ROUNDING = 6e-3

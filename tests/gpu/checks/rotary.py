@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels.interface.operations import RotaryParams
-from kernels.triton.rotary_cache import rotary_and_cache, rotary_and_cache_reference
+from kernels.triton.attention.rotary_cache import rotary_and_cache, rotary_and_cache_reference
 from tests.gpu.checks.errors import row_error, worst
 
 EPS = 1e-6

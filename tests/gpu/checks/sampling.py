@@ -6,7 +6,7 @@ Two exact computations may differ where two sums lie nearer than the device's lo
 
 import torch
 
-from kernels.triton.sampling import SamplingMemory, sample, sample_reference
+from kernels.triton.sampling.sample import SamplingMemory, sample, sample_reference
 from tests.gpu.checks.errors import num_different, poison, scaled_error
 from tests.kernels.triton.columns import columns_of
 from tests.kernels.triton.philox_launches import (

@@ -15,36 +15,25 @@ import triton
 
 from kernels.interface.sampling_rows import num_mask_words
 from kernels.interface.step_inputs import PackedLayout
-from kernels.triton import (
-    activation,
-    attention_decode,
-    attention_lists,
-    attention_prefill,
-    attention_work,
-    block_copies,
-    dense_linear,
-    fp8_linear,
-    fp8_rounding,
-    logits_processors,
-    logprobs,
-    lora,
-    moe_linear,
-    moe_quantised,
-    moe_routing,
-    norm,
-    quantised_linear,
-    rotary_cache,
-    row_maxima,
-    sampling,
-    sampling_columns,
-    step_inputs,
-    truncation,
-)
-from kernels.triton import (
-    quantised_weights as packed_weights,
-)
+from kernels.triton import activation, block_copies, fp8_rounding, norm, step_inputs
+from kernels.triton.attention import decode as attention_decode
+from kernels.triton.attention import lists as attention_lists
+from kernels.triton.attention import prefill as attention_prefill
+from kernels.triton.attention import rotary_cache
+from kernels.triton.attention import work as attention_work
 from kernels.triton.device_limits import HOPPER_SHARED_BYTES, SHORT_SHARED_BYTES
-from kernels.triton.row_maxima import TILE, num_splits
+from kernels.triton.linear import dense as dense_linear
+from kernels.triton.linear import expert_routing as moe_routing
+from kernels.triton.linear import experts as moe_linear
+from kernels.triton.linear import fp8 as fp8_linear
+from kernels.triton.linear import lora
+from kernels.triton.linear import quantised as quantised_linear
+from kernels.triton.linear import quantised_experts as moe_quantised
+from kernels.triton.linear import quantised_weights as packed_weights
+from kernels.triton.sampling import columns as sampling_columns
+from kernels.triton.sampling import logits_processors, logprobs, row_maxima, truncation
+from kernels.triton.sampling import sample as sampling
+from kernels.triton.sampling.row_maxima import TILE, num_splits
 
 BF16, FP16, FP32, FP8 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn
 INT8, INT32, INT64 = torch.int8, torch.int32, torch.int64

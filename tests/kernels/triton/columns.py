@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from kernels.triton.sampling_columns import SamplingColumns
+from kernels.triton.sampling.columns import SamplingColumns
 from tests.gpu.device import DEVICE
 
 

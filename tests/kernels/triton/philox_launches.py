@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from kernels.torch import sampling as reference
-from kernels.triton.philox import gumbel_noise, philox_4x32
+from kernels.triton.sampling.philox import gumbel_noise, philox_4x32
 
 _BLOCK = 256
 

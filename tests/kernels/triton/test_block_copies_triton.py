@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from kernels.triton import block_copies, host_memory
+from kernels.triton.attention.kv_cache import allocate_kv_cache, whole_cache
 from kernels.triton.block_copies import TritonBlockCopier, runs_of
-from kernels.triton.kv_cache import allocate_kv_cache, whole_cache
 
 CPU = torch.device("cpu")
 NUM_BLOCKS, NUM_HOST_BLOCKS = 12, 7

@@ -14,7 +14,7 @@ from kernels.interface.step_inputs import (
     pack_step,
 )
 from kernels.triton.device_steps import TritonDeviceSteps
-from kernels.triton.sampling_columns import (
+from kernels.triton.sampling.columns import (
     SamplingColumns,
     gather_sampling_columns,
     gather_sampling_columns_reference,

@@ -5,7 +5,7 @@ import torch
 
 from kernels.interface.operations import ExpertRouting
 from kernels.torch import linear as torch_experts
-from kernels.triton.moe_linear import (
+from kernels.triton.linear.experts import (
     choose_tile_rows,
     invariant_tile_rows,
     mixture_of_experts,

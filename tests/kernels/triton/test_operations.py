@@ -10,8 +10,8 @@ from kernels.interface.operations import (
     ExpertRouting,
 )
 from kernels.torch.operations import TorchOperations
-from kernels.triton import attention_planner
-from kernels.triton.kv_cache import whole_cache
+from kernels.triton.attention import planner as attention_planner
+from kernels.triton.attention.kv_cache import whole_cache
 from kernels.triton.operations import TritonOperations
 
 TORCH = TorchOperations()

@@ -9,14 +9,14 @@ import torch.nn.functional as F
 from gguf.quants import dequantize, quantize
 
 from kernels.interface.weights import QuantisedTensor
-from kernels.triton import linear as module
-from kernels.triton import quantised_linear
-from kernels.triton.linear import QUANTISED_TYPES, TritonLinearWeight, TritonWeightParts
+from kernels.triton.linear import layers as module
+from kernels.triton.linear import quantised as quantised_linear
+from kernels.triton.linear.layers import QUANTISED_TYPES, TritonLinearWeight, TritonWeightParts
+from kernels.triton.linear.quantised import choose_splits
+from kernels.triton.linear.quantised_weights import dequantise as dequantise_weight
+from kernels.triton.linear.quantised_weights import join_outputs, narrowed
+from kernels.triton.linear.quantised_weights import quantise as quantise_weight
 from kernels.triton.operations import TritonOperations
-from kernels.triton.quantised_linear import choose_splits
-from kernels.triton.quantised_weights import dequantise as dequantise_weight
-from kernels.triton.quantised_weights import join_outputs, narrowed
-from kernels.triton.quantised_weights import quantise as quantise_weight
 
 CPU = torch.device("cpu")
 BLOCK_TYPES = ("Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")

@@ -6,13 +6,13 @@ import torch
 from kernels.interface.sampling import Penalties
 from kernels.interface.sampling_rows import TokenList, pack_token_mask
 from kernels.torch import sampling as torch_sampling
-from kernels.triton.logits_processors import (
+from kernels.triton.sampling.logits_processors import (
     adjust_tokens,
     adjust_tokens_reference,
     apply_penalties,
     count_tokens,
 )
-from kernels.triton.row_maxima import TILE
+from kernels.triton.sampling.row_maxima import TILE
 from tests.kernels.triton.columns import columns_of
 
 PENALTIES = [

@@ -5,8 +5,8 @@ import torch
 
 from kernels.interface.sampling import SamplingLimits
 from kernels.torch import sampling as torch_sampling
-from kernels.triton.row_maxima import TILE
-from kernels.triton.sampling import SamplingMemory, sample, sample_reference
+from kernels.triton.sampling.row_maxima import TILE
+from kernels.triton.sampling.sample import SamplingMemory, sample, sample_reference
 from tests.kernels.triton.columns import columns_of
 
 LIMITS = [

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from kernels.interface.sampling_rows import num_mask_words
-from kernels.triton.logits_processors import (
+from kernels.triton.sampling.logits_processors import (
     apply_token_masks,
     apply_token_masks_reference,
 )
-from kernels.triton.row_maxima import TILE
+from kernels.triton.sampling.row_maxima import TILE
 from tests.kernels.triton.columns import columns_of
 
 

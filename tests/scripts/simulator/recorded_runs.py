@@ -7,11 +7,11 @@ from contextlib import closing
 import numpy as np
 
 from engine_core.kv_cache import KVCacheManager
-from engine_core.observers import FinishedStep
+from engine_core.observers.base import FinishedStep
+from engine_core.observers.trace import TraceWriter
 from engine_core.scheduler import Request, Scheduler, SchedulerConfig
 from engine_core.scheduler.plan import ModelRunnerOutput
 from engine_core.scheduler.request import RequestStatus
-from engine_core.trace import TraceWriter
 from protocol.requests import EngineRequest
 from protocol.sampling import SamplingParams
 

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulation_parts import LinearStepModel, request, serve
 
-from frontend.router import ROUTING_POLICIES, Choice
+from frontend.fleet.router import ROUTING_POLICIES, Choice
 from protocol.cache_events import load_of
 from scripts.simulator import SimulationError
 from scripts.simulator.fleet import Fleet, make_router

@@ -6,10 +6,10 @@ from contextlib import closing
 from paged_model import PagedModel
 
 from engine_core.kv_cache import KVCacheManager
-from engine_core.observers import FinishedStep
+from engine_core.observers.base import FinishedStep
+from engine_core.observers.trace import TraceWriter
 from engine_core.pooler_config import PoolerConfig, PoolingType
 from engine_core.scheduler import Request, Scheduler, SchedulerConfig
-from engine_core.trace import TraceWriter
 from protocol.pooling import POOLING_SAMPLING, PoolingParams, PoolingTask
 from protocol.requests import EngineRequest
 from protocol.sampling import BeamSearchParams, SamplingParams

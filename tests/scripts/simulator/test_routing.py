@@ -3,7 +3,7 @@
 import pytest
 from simulation_parts import LinearStepModel, request, serve
 
-from frontend.router import ROUTING_POLICIES
+from frontend.fleet.router import ROUTING_POLICIES
 from scripts.simulator.fleet import make_router, round_robin
 from scripts.traces.trace import Turn, shared_segment
 

@@ -15,8 +15,8 @@ from engine_core.model_runner.gpu.warm_up import (
     steps_of_every_size,
 )
 from kernels.interface.device_steps import SamplingMode
-from kernels.triton.moe_linear import choose_tile_rows
-from kernels.triton.quantised_linear import choose_tile_rows as choose_quantised_rows
+from kernels.triton.linear.experts import choose_tile_rows
+from kernels.triton.linear.quantised import choose_tile_rows as choose_quantised_rows
 
 LIMITS = st.fixed_dictionaries(
     {

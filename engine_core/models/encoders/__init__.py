@@ -1,0 +1,1 @@
+"""Models that read a whole text at once: embeddings, classes, scores."""

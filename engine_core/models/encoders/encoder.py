@@ -1,0 +1,265 @@
+"""The encoder that BERT, RoBERTa, XLM-R, DistilBERT and ModernBERT share: every difference between
+the families is an option of EncoderConfig. A layer, with norms behind the sums and before:
+
+    hidden = norm(hidden + attention(hidden))      hidden += attention(norm(hidden))
+    hidden = norm(hidden + feed_forward(hidden))   hidden += feed_forward(norm(hidden))
+"""
+
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine_core.layers.attention import Attention
+from engine_core.layers.linear import FusedLinear
+from engine_core.layers.norm import LayerNorm
+from engine_core.layers.parameters import Parameter, Placements, merge
+from engine_core.layers.rotary import RotaryTable
+from engine_core.models.encoders.encoder_configs import EncoderConfig, HeadConfig
+from kernels.interface.operations import AttentionParams, ForwardContext, Operations, RotaryParams
+
+
+class EncoderFeedForward:
+    """`down(activation(up(x)))`; gated: `down(activation(left half) * right half)` of up."""
+
+    def __init__(self, config: EncoderConfig, layer: int, linear: partial[FusedLinear]) -> None:
+        size, names = config.intermediate_size, config.names
+        width = size * (1 + config.gated) // len(names.up)
+        parts = [(name.format(layer), width) for name in names.up]
+        self.up = linear(parts, config.hidden_size, bias=config.mlp_bias)
+        down = [(names.down.format(layer), config.hidden_size)]
+        self.down = linear(down, size, bias=config.mlp_bias)
+        self._activation, self._gated = config.activation, config.gated
+
+    def __call__(self, x_TE: torch.Tensor, ops: Operations) -> torch.Tensor:
+        """[T, E] -> [T, E]."""
+        up_TF = self.up(x_TE)
+        if not self._gated:
+            return self.down(ops.activate(up_TF, self._activation))
+        if self._activation == "gelu":
+            return self.down(ops.gelu_and_mul(up_TF))
+        is_silu = self._activation == "silu"
+        return self.down((ops.silu_and_mul if is_silu else ops.gelu_tanh_and_mul)(up_TF))
+
+
+class EncoderHead:
+    """See HeadConfig. Its weights stay float: a label feels every error."""
+
+    def __init__(
+        self, config: HeadConfig, linear: partial[FusedLinear], norm: LayerNorm | None, size: int
+    ) -> None:
+        self.config = config
+        self._norm = norm
+        exact = partial(linear, least_bits=32)
+        self._dense = None
+        if config.dense is not None:
+            self._dense = exact([(config.dense, size)], size, bias=config.dense_bias)
+        self._out = exact([(config.out, config.num_labels)], size, bias=True)
+
+    def placements(self) -> Placements:
+        """Of the products and the norm."""
+        parts = (self._dense, self._norm, self._out)
+        return merge(part.placements() for part in parts if part is not None)
+
+    def __call__(self, x_RE: torch.Tensor, ops: Operations) -> torch.Tensor:
+        """[R, E] -> float32 logits [R, labels]."""
+        if self._dense is not None:
+            x_RE, activation = self._dense(x_RE), self.config.activation
+            x_RE = x_RE.tanh_() if activation == "tanh" else ops.activate(x_RE, activation)
+        if self._norm is not None:
+            x_RE = self._norm(x_RE)
+        return self._out(x_RE).float()
+
+
+class EncoderLayer:
+    """Attention and feed-forward, and two norms, the first of which a family may lack."""
+
+    def __init__(
+        self,
+        config: EncoderConfig,
+        layer: int,
+        *,
+        linear: partial[FusedLinear],
+        norm: partial[LayerNorm],
+        angles_PD: torch.Tensor,
+    ) -> None:
+        names, size = config.names, config.hidden_size
+        width = 3 * size // len(names.qkv)
+        self.attention = Attention(
+            layer,
+            qkv=linear(
+                [(name.format(layer), width) for name in names.qkv],
+                size,
+                bias=config.attention_bias,
+            ),
+            output=linear(
+                [(names.attention_output.format(layer), size)], size, bias=config.attention_bias
+            ),
+            head_norms=[],
+            rotary=RotaryParams(
+                num_query_heads=config.num_query_heads,
+                head_size=config.head_size,
+                cos_sin_PD=angles_PD,
+            ),
+            params=AttentionParams(
+                scale=config.head_size**-0.5, sliding_window=config.sliding_windows[layer]
+            ),
+        )
+        self.feed_forward = EncoderFeedForward(config, layer, linear)
+        has_first = layer > 0 or not config.pre_norm  # before it stands that of the embedding
+        self.attention_norm = norm(names.attention_norm.format(layer)) if has_first else None
+        self.output_norm = norm(names.output_norm.format(layer))
+
+    def placements(self) -> Placements:
+        """Of its parts."""
+        parts = [self.attention.placements(), self.output_norm.placements()]
+        parts += [self.feed_forward.up.placements(), self.feed_forward.down.placements()]
+        if self.attention_norm is not None:
+            parts.append(self.attention_norm.placements())
+        return merge(parts)
+
+
+class Encoder:
+    """Hidden states of whole sequences, which see all of themselves; implements
+    `engine_core.models.interface.Model`. Keys and values live for one layer.
+
+    `num_positions`: most tokens of a sequence. A position of `forward` is that of the token in its
+    sequence, plus `num_positions` times its type."""
+
+    def __init__(
+        self, config: EncoderConfig, *, dtype: torch.dtype, ops: Operations, num_positions: int
+    ) -> None:
+        self.kv_cache_spec: EncoderConfig = config
+        self.num_positions = num_positions
+        self.dtype = dtype
+        self._ops = ops
+        size, names, device = config.hidden_size, config.names, ops.device
+        linear = partial(FusedLinear, dtype=dtype, ops=ops)
+        norm = partial(
+            LayerNorm,
+            size=size,
+            eps=config.norm_eps,
+            bias=config.norm_bias,
+            dtype=dtype,
+            ops=ops,
+        )
+
+        def table(name: str, num_rows: int) -> Parameter:
+            return Parameter(f"{name}.weight", (num_rows, size), dtype, device=device)
+
+        self._words = table(names.words, config.vocab_size)
+        self._tables: list[Parameter] = []
+        """Of positions, of token types."""
+        if names.positions is not None:
+            num_rows = config.first_position + config.max_model_len
+            self._tables.append(table(names.positions, num_rows))
+        if names.token_types is not None:
+            self._tables.append(table(names.token_types, config.num_token_types))
+        self._places_PE: torch.Tensor | None = None
+        """What a position adds to a word."""
+        self._embedding_norm = norm(names.embedding_norm)
+        tables = {
+            rotary: RotaryTable(rotary, limit=num_positions, dtype=dtype, device=device)
+            for rotary in set(config.rotary)
+            if rotary is not None
+        }
+        for angles in tables.values():
+            angles.cover(num_positions)
+        unturned = torch.empty(
+            num_positions * config.num_token_types, 0, dtype=dtype, device=device
+        )
+        self._layers = [
+            EncoderLayer(
+                config,
+                layer,
+                linear=linear,
+                norm=norm,
+                angles_PD=unturned if rotary is None else tables[rotary].cos_sin_PD,
+            )
+            for layer, rotary in enumerate(config.rotary)
+        ]
+        self._final_norm = norm(names.final_norm) if names.final_norm is not None else None
+        self.head: EncoderHead | None = None
+        if config.head is not None:
+            head_norm = None if config.head.norm is None else norm(config.head.norm)
+            self.head = EncoderHead(config.head, linear, head_norm, size)
+        self._forward = ops.capture(self._compute, lends=True)
+
+    @property
+    def optional_names(self) -> frozenset[str]:
+        """What the checkpoint may leave out."""
+        return frozenset()
+
+    def placements(self) -> Placements:
+        """Every tensor that the model takes, by checkpoint name."""
+        parts = [table.placements() for table in (self._words, *self._tables)]
+        parts += [layer.placements() for layer in self._layers]
+        last = (self._embedding_norm, self._final_norm, self.head)
+        return merge([*parts, *(part.placements() for part in last if part is not None)])
+
+    def finish_loading(self) -> None:
+        """Join what positions and token types add to a word: a row for each pair."""
+        config = self.kv_cache_spec
+        if not self._tables:
+            return
+        *positions, last = (part.tensor for part in self._tables)
+        if config.names.token_types is None:
+            positions, last = [last], torch.zeros_like(last[:1])
+        rows_CPE = last[:, None].expand(-1, self.num_positions, -1)
+        first = config.first_position
+        for table_PE in positions:
+            rows_CPE = rows_CPE + table_PE[first : first + self.num_positions]
+        self._places_PE = rows_CPE.flatten(0, 1).contiguous()
+        self._tables = []
+
+    def forward(
+        self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, context: ForwardContext
+    ) -> torch.Tensor:
+        """Hidden states, which hold until the next call."""
+        return self._forward(token_ids_T, positions_T, context)
+
+    def _compute(
+        self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, context: ForwardContext
+    ) -> torch.Tensor:
+        """What `forward` consists of; `Operations.capture` says what it may do."""
+        ops = self._ops
+        words_TE = ops.embedding(token_ids_T, self._words.tensor)
+        if self._places_PE is None:
+            hidden_TE = self._embedding_norm(words_TE)
+        else:
+            places_TE = ops.embedding(positions_T, self._places_PE)
+            hidden_TE = self._embedding_norm.add(words_TE, places_TE)[0]
+        if self.kv_cache_spec.pre_norm:
+            return self._compute_pre_norm(hidden_TE, positions_T, context)
+        for layer in self._layers:
+            assert layer.attention_norm is not None
+            out_TE = layer.attention(hidden_TE, positions_T, context)
+            hidden_TE = layer.attention_norm.add(out_TE, hidden_TE)[0]
+            out_TE = layer.feed_forward(hidden_TE, ops)
+            hidden_TE = layer.output_norm.add(out_TE, hidden_TE)[0]
+        return hidden_TE
+
+    def _compute_pre_norm(
+        self, residual_TE: torch.Tensor, positions_T: torch.Tensor, context: ForwardContext
+    ) -> torch.Tensor:
+        x_TE = residual_TE
+        for number, layer in enumerate(self._layers):
+            if layer.attention_norm is not None and number:
+                x_TE, residual_TE = layer.attention_norm.add(x_TE, residual_TE)
+            x_TE = layer.attention(x_TE, positions_T, context)
+            x_TE, residual_TE = layer.output_norm.add(x_TE, residual_TE)
+            x_TE = layer.feed_forward(x_TE, self._ops)
+        assert self._final_norm is not None
+        return self._final_norm.add(x_TE, residual_TE)[0]
+
+    def label(self, x_E: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """Logits of one state [E], or of tokens [N, E]."""
+        x_RE = torch.from_numpy(np.atleast_2d(x_E)).to(self.dtype)
+        logits: npt.NDArray[np.float32] = self.compute_logits(x_RE).numpy()
+        return logits if x_E.ndim == 2 else logits[0]
+
+    def compute_logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
+        """Of the labels, [R, labels]."""
+        assert self.head is not None, "the model has no head"
+        return self.head(hidden_RE, self._ops)

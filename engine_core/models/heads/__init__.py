@@ -1,0 +1,1 @@
+"""Draft heads that read a target model's hidden states."""

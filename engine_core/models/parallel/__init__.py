@@ -1,0 +1,1 @@
+"""A model on several ranks: one rank's part of each layer, and stages of layers."""

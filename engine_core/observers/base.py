@@ -1,0 +1,240 @@
+"""Observers of the engine's loop: request timings and step times. The trace writer
+(`engine_core.observers.trace`) is another one."""
+
+import dataclasses
+import hashlib
+import logging
+from array import array
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
+from typing import Literal
+
+import msgspec
+
+from engine_core.process.suspects import Suspects
+from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
+from engine_core.scheduler.request import request_of
+from protocol.outputs import EngineCoreOutputs, RequestTimings
+from protocol.requests import EngineRequest
+
+logger = logging.getLogger(__name__)
+
+ControlMethod = Literal[
+    "set_pause_state",
+    "preempt_all",
+    "use_weights",
+    "forget_runner",
+    "reserve_adapter_slot",
+    "on_adapter_loaded",
+    "drop_adapter",
+]
+"""A method of the scheduler that a pause, a sleep, new weights or adapters need."""
+
+
+@dataclasses.dataclass(slots=True)  # one a step: frozen takes a microsecond more
+class FinishedStep:
+    """A step whose outputs have been sent. Times in seconds of the loop's clock."""
+
+    plan: SchedulerOutput
+    output: ModelRunnerOutput
+    """Empty if the step failed."""
+    planned_s: float
+    """When its planning began."""
+    collected_s: float
+    """When its result was known."""
+    sent_s: float
+    """When its outputs had been sent."""
+    has_outputs: bool
+
+
+class StepObserver:
+    """Base of what follows the loop; does nothing. `now_s` is of the loop's clock."""
+
+    def on_arrival(self, message: EngineRequest, client_index: int, now_s: float) -> None:
+        """A request was accepted."""
+
+    def on_abort(
+        self, request_ids: Collection[str], now_s: float, index: int | None = None
+    ) -> None:
+        """Requests were given up by their client, or only their sample of this index."""
+
+    def on_cache_reset(self, now_s: float) -> None:
+        """The prefix cache was emptied on demand."""
+
+    def on_control(
+        self, what: ControlMethod, arguments: tuple[str | int, ...], next_step_id: int, now_s: float
+    ) -> None:
+        """A pause, a sleep or new weights: this method of the scheduler is called."""
+
+    def on_plan(self, plan: SchedulerOutput, now_s: float) -> None:
+        """A step was planned, and is launched next."""
+
+    def on_outputs(self, outputs: Mapping[int, EngineCoreOutputs], now_s: float) -> None:
+        """Outputs by client, about to be sent."""
+
+    def on_step(self, step: FinishedStep) -> None:
+        """A step is over."""
+
+    def close(self) -> None:
+        """The loop is over."""
+
+
+class RequestLog(StepObserver):
+    """A line when a request comes, is aborted, and ends. Ids begin with those of clients."""
+
+    def on_arrival(self, message: EngineRequest, client_index: int, now_s: float) -> None:
+        num_tokens = len(message.prompt_token_ids)
+        logger.debug(
+            "request %r of client %d: %d tokens", message.request_id, client_index, num_tokens
+        )
+
+    def on_abort(
+        self, request_ids: Collection[str], now_s: float, index: int | None = None
+    ) -> None:
+        logger.debug("aborted: %r", sorted(request_ids))
+
+    def on_outputs(self, outputs: Mapping[int, EngineCoreOutputs], now_s: float) -> None:
+        for per_client in outputs.values():
+            for request_id in per_client.finished_req_ids:
+                logger.debug("request %r has ended", request_id)
+
+
+class Progress(StepObserver):
+    """The last progress of the loop: a step of tokens that is over, or nothing to do.
+    `has_work`: whether a request is unfinished and not held by a pause."""
+
+    def __init__(self, has_work: Callable[[], bool], started_s: float) -> None:
+        self._has_work = has_work
+        self.last_plans: deque[SchedulerOutput] = deque(maxlen=8)
+        self.num_steps = 0
+        """Changes with each progress."""
+        self.step_id = -1
+        """The last step of tokens that is over; -1 before the first."""
+        self.at_s = started_s
+
+    def on_plan(self, plan: SchedulerOutput, now_s: float) -> None:
+        if plan.total_num_scheduled_tokens:
+            self.last_plans.append(plan)
+
+    def on_step(self, step: FinishedStep) -> None:
+        if step.plan.total_num_scheduled_tokens:
+            self.step_id = step.plan.step_id
+        elif self._has_work():
+            return
+        self.num_steps += 1
+        self.at_s = step.sent_s
+
+
+class StepSuspects(StepObserver):
+    """Notes whose requests are in the steps in flight."""
+
+    def __init__(self, suspects: Suspects) -> None:
+        self._suspects = suspects
+        self._fingerprints: dict[str, int] = {}
+        self._last: tuple[list[str], list[int]] = [], []
+        """The sequences of a plan, and the fingerprints of their requests: mostly those of the next
+        plan too, which has the same list then."""
+
+    def on_arrival(self, message: EngineRequest, client_index: int, now_s: float) -> None:
+        self._fingerprints[message.request_id] = fingerprint(message)
+
+    def on_plan(self, plan: SchedulerOutput, now_s: float) -> None:
+        names = plan.batch.req_ids
+        if names is not self._last[0]:
+            found = {self._fingerprints.get(request_of(name)) for name in names}
+            self._last = names, [each for each in found if each is not None]
+        self._suspects.begin_step(plan.step_id, self._last[1])
+
+    def on_outputs(self, outputs: Mapping[int, EngineCoreOutputs], now_s: float) -> None:
+        for per_client in outputs.values():
+            for request_id in per_client.finished_req_ids:
+                self._fingerprints.pop(request_id, None)
+
+    def on_step(self, step: FinishedStep) -> None:
+        self._suspects.end_step(step.plan.step_id)
+
+
+def fingerprint(message: EngineRequest) -> int:
+    """Of what a request asks for; the same when it is resumed, or sent again with another seed."""
+    params = msgspec.structs.replace(message.sampling_params, seed=None)
+    digest = hashlib.blake2b(array("q", message.prompt_token_ids).tobytes(), digest_size=8)
+    digest.update(msgspec.msgpack.encode((params, message.beam_search, message.adapter)))
+    return int.from_bytes(digest.digest(), "little")
+
+
+class StepTimes(StepObserver):
+    """Sums up the time that steps took; where they overlap it counts once."""
+
+    def __init__(self, started_s: float) -> None:
+        self.total_s = 0.0
+        self._last_end_s = started_s
+
+    def on_step(self, step: FinishedStep) -> None:
+        if step.plan.total_num_scheduled_tokens:
+            self.total_s += step.sent_s - max(step.planned_s, self._last_end_s)
+            self._last_end_s = step.sent_s
+
+
+@dataclasses.dataclass(slots=True)
+class _Stages:
+    arrival_s: float
+    first_scheduled_s: float | None = None
+    first_token_s: float | None = None
+    num_preemptions: int = 0
+
+
+class RequestTimes(StepObserver):
+    """Each request's stages, as seconds since its arrival, in its last output; and their sums over
+    the requests that got a first token."""
+
+    def __init__(self) -> None:
+        self._stages: dict[str, _Stages] = {}
+        self.num_first_tokens = 0
+        self.queue_s = 0.0
+        self.ttft_s = 0.0
+
+    def on_arrival(self, message: EngineRequest, client_index: int, now_s: float) -> None:
+        self._stages[message.request_id] = _Stages(now_s)
+
+    def on_plan(self, plan: SchedulerOutput, now_s: float) -> None:
+        """Note which requests run for the first time, and which were preempted."""
+        if not (plan.scheduled_new_reqs or plan.preempted_req_ids):
+            return
+        for new in plan.scheduled_new_reqs:
+            stages = self._stages.get(new.req_id)
+            if stages is not None and stages.first_scheduled_s is None:
+                stages.first_scheduled_s = now_s - stages.arrival_s
+        # A request is preempted as a whole: its sequences count once.
+        for request_id in set(map(request_of, plan.preempted_req_ids)):
+            if request_id in self._stages:
+                self._stages[request_id].num_preemptions += 1
+
+    def on_outputs(self, outputs: Mapping[int, EngineCoreOutputs], now_s: float) -> None:
+        """Note first tokens, and put the timings into each request's last output, in place. Reads
+        the rare outputs only: the columns of `decoded` hold neither first nor last ones."""
+        for per_client in outputs.values():
+            last: dict[str, int] = {}
+            for position, output in enumerate(per_client.other_outputs):
+                stages = self._stages.get(output.request_id)
+                if stages is None:
+                    continue
+                if output.new_token_ids and stages.first_token_s is None:
+                    stages.first_token_s = now_s - stages.arrival_s
+                    self.num_first_tokens += 1
+                    self.queue_s += stages.first_scheduled_s or 0.0
+                    self.ttft_s += stages.first_token_s
+                if output.finished:
+                    last[output.request_id] = position
+            for request_id in per_client.finished_req_ids:
+                stages = self._stages.pop(request_id, None)
+                where = last.get(request_id)
+                if stages is not None and where is not None:
+                    per_client.other_outputs[where] = msgspec.structs.replace(
+                        per_client.other_outputs[where],
+                        timings=RequestTimings(
+                            first_scheduled_s=stages.first_scheduled_s,
+                            first_token_s=stages.first_token_s,
+                            finished_s=now_s - stages.arrival_s,
+                            num_preemptions=stages.num_preemptions,
+                        ),
+                    )

@@ -1,0 +1,1 @@
+"""The process around the engine: who owns it, who restarts it, how it ended."""

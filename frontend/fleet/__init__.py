@@ -1,0 +1,1 @@
+"""Several engines of one model behind one client: who gets a request, and what each has cached."""

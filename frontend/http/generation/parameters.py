@@ -1,0 +1,86 @@
+"""From a request's fields to `SamplingParams`; what the engine does not do is refused by name."""
+
+import dataclasses
+
+import msgspec
+
+from frontend.async_llm import AsyncLLM
+from frontend.http.api_errors import ApiError, not_supported
+from frontend.http.generation.requests import GenerationRequest
+from frontend.sampling_params import RepetitionDetectionParams, RequestOutputKind, SamplingParams
+from frontend.structured_outputs import StructuredOutputsParams
+
+_SAME_NAMES = (
+    "n",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "stop",
+    "stop_token_ids",
+    "seed",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "allowed_token_ids",
+    "min_tokens",
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "truncate_prompt_tokens",
+    "prompt_logprobs",
+    "logprob_token_ids",
+    "bad_words",
+    "thinking_token_budget",
+)
+
+
+def sampling_params(
+    llm: AsyncLLM,
+    request: GenerationRequest,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    constrained: StructuredOutputsParams | None,
+) -> SamplingParams:
+    """
+    Args:
+        max_tokens: None: as many as the model's length leaves.
+        logprobs: how many of the likeliest tokens, beside the sampled one.
+        constrained: what the text must be.
+
+    Raises:
+        ApiError: something that this server does not do.
+        InvalidInput: values outside their limits.
+    """
+    _refuse_unsupported(request)
+    given = {name: getattr(request, name) for name in _SAME_NAMES}
+    return dataclasses.replace(
+        llm.get_default_sampling_params(),
+        **{name: value for name, value in given.items() if value is not None},
+        max_tokens=max_tokens,
+        logprobs=logprobs,
+        repetition_detection=(
+            None
+            if request.repetition_detection is None
+            else RepetitionDetectionParams(**msgspec.structs.asdict(request.repetition_detection))
+        ),
+        structured_outputs=constrained,
+        extra_args=request.vllm_xargs,
+        output_kind=RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def _refuse_unsupported(request: GenerationRequest) -> None:
+    if request.best_of not in (None, request.n or 1):
+        raise not_supported("best_of", request.best_of, "use n")
+    if request.stream and request.prompt_logprobs:
+        raise ApiError(
+            400,
+            f"prompt_logprobs is {request.prompt_logprobs}, and a stream has none; set "
+            "stream=false",
+            param="prompt_logprobs",
+        )
+    if request.stream_options is not None and not request.stream:
+        raise ApiError(400, "stream_options needs stream=true", param="stream_options")

@@ -1,0 +1,432 @@
+"""Text to tokens and back, with the tokenizer that the engine sends in WELCOME."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import json
+import re
+import weakref
+from collections.abc import Mapping, Sequence
+from functools import cache, cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+from frontend.errors import ChatTemplateError, InvalidInput
+from frontend.text.long_texts import (
+    LEVEL_TABLE,
+    LONG_CHARS,
+    TokenSize,
+    give_back_memory,
+    token_size,
+)
+from protocol.outputs import TokenizerInfo
+
+if TYPE_CHECKING:
+    import tokenizers
+
+
+_MAX_WORDS, _MAX_WORD_CHARS = 2**14, 32
+"""Kept with their tokens: some 4 MB."""
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class Tokenizer:
+    """
+    Attributes:
+        special_tokens: names such as "bos_token" and their texts, as templates see them.
+        chat_template: Jinja2 source, or None.
+        named_chat_templates: further ones, such as "tool_use".
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, info: TokenizerInfo) -> None:
+        # a saved tokenizer may carry its training's truncation, which would cut prompts silently
+        backend.no_truncation()
+        backend.no_padding()
+        self.backend = backend
+        self.chat_template = info.chat_template
+        self.named_chat_templates = info.named_chat_templates
+        self.special_tokens = info.special_tokens
+        self._known_words: dict[str, list[int]] = {}
+
+    @classmethod
+    def from_welcome(cls, info: TokenizerInfo, tokenizer_json: bytes | memoryview) -> Tokenizer:
+        """The tokenizer that WELCOME describes; `tokenizer_json` is its binary frame. Clients of
+        one process share equal ones: parsing takes time and megabytes.
+        Raises ValueError: the document is not one that the installed `tokenizers` can read."""
+        special = tuple(sorted(info.special_tokens.items()))
+        named = tuple(sorted(info.named_chat_templates.items()))
+        key = (hashlib.sha256(tokenizer_json).digest(), info.chat_template, named, special)
+        if (known := _in_use.get(key)) is not None:
+            return known
+        import tokenizers
+
+        try:
+            made = cls(tokenizers.Tokenizer.from_buffer(bytes(tokenizer_json)), info)
+            return _in_use.setdefault(key, made)
+        except BaseException as error:
+            _raise_unless_of_rust(error)
+            raise ValueError(
+                f"the engine sent a tokenizer that tokenizers {tokenizers.__version__} cannot read "
+                f"({error}); install the version of tokenizers that the engine has"
+            ) from error
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """Number of tokens, added ones included. A model's own figure may be larger (padding)."""
+        return self.backend.get_vocab_size(with_added_tokens=True)
+
+    @cached_property
+    def special_token_ids(self) -> frozenset[int]:
+        """The tokens that `skip_special_tokens` leaves out."""
+        added = self.backend.get_added_tokens_decoder()
+        return frozenset(token_id for token_id, token in added.items() if token.special)
+
+    @cached_property
+    def token_size(self) -> TokenSize | None:
+        """How much of a text one token stands for, at most; None: not known."""
+        return token_size(self.backend)
+
+    @cached_property
+    def pieces(self) -> TokenPieces:
+        """What single tokens add to a text; shared by all streams of this client."""
+        return TokenPieces(self.backend, self.special_token_ids)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`. A text from a chat template carries its own special tokens: encode
+        it with `add_special_tokens=False`.
+
+        Raises:
+            TypeError: `text` is not a string.
+            InvalidInput: `text` has a lone surrogate, which no encoding can express; or the model's
+                tokenizer fails on it.
+        """
+        token_ids = self._encoding(text, add_special_tokens).ids
+        give_back_memory(len(text))
+        return token_ids
+
+    def _encoding(self, text: str, add_special_tokens: bool) -> tokenizers.Encoding:
+        if not isinstance(text, str):
+            raise TypeError(f"text is {type(text).__name__}, it must be a str")
+        try:
+            if len(text) > LONG_CHARS:  # other threads run meanwhile; and without offsets
+                return self.backend.encode_batch_fast(
+                    [text], add_special_tokens=add_special_tokens
+                )[0]
+            return self.backend.encode(text, add_special_tokens=add_special_tokens)
+        except (UnicodeEncodeError, TypeError):
+            raise InvalidInput(
+                "the text has a lone surrogate (half of a UTF-16 pair), which is no character; "
+                "decode the input as UTF-8 with errors='replace'"
+            ) from None
+        except BaseException as error:
+            _raise_unless_of_rust(error)
+            raise InvalidInput(
+                f"the model's tokenizer fails on this text ({error}); send token ids, or start the "
+                "engine with another --tokenizer"
+            ) from error
+
+    def encode_within(
+        self,
+        text: str,
+        pair: str | None = None,
+        *,
+        add_special_tokens: bool = True,
+        limit: int | None = None,
+        side: str = "right",
+    ) -> tuple[list[int], int | None]:
+        """Token ids of a text, or of two as one prompt, at most `limit` with special tokens: of the
+        longer text tokens are cut at `side`. And where the second begins, as its type ids say.
+        Raises InvalidInput, TypeError: see `encode`."""
+        if pair is None and add_special_tokens and (around := self._around_words) is not None:
+            token_ids = self._tokens_by_words(text)
+            if limit is not None:
+                left = max(0, limit - sum(map(len, around)))
+                first = 0 if side == "right" else max(0, len(token_ids) - left)
+                token_ids = token_ids[first : first + left]
+            return [*around[0], *token_ids, *around[1]], None
+        whole = None
+        if pair is None and (limit is None or len(text) <= 2 * limit):  # it is hardly longer
+            whole = self._encoding(text, add_special_tokens)
+        if whole is None or (limit is not None and len(whole) > limit):
+            whole = self._cut_encoding(text, pair, add_special_tokens, limit, side)
+        type_ids = whole.type_ids
+        return whole.ids, type_ids.index(1) if 1 in type_ids else None
+
+    @cached_property
+    def _around_words(self) -> tuple[list[int], list[int]] | None:
+        """The special tokens before and behind a text whose tokens are those of its words: of a
+        tokenizer for BERT, which sees no word's neighbours. None: of another one."""
+        from tokenizers import models, normalizers, pre_tokenizers
+
+        backend, added = self.backend, self.backend.get_added_tokens_decoder().values()
+        if (
+            not isinstance(backend.model, models.WordPiece)
+            or not isinstance(backend.normalizer, normalizers.BertNormalizer)
+            or not isinstance(backend.pre_tokenizer, pre_tokenizers.BertPreTokenizer)
+            or any(" " in token.content for token in added)
+        ):
+            return None
+        whole = self._encoding("a", True)
+        start = whole.special_tokens_mask.index(0)
+        return None if 1 in whole.type_ids else (whole.ids[:start], whole.ids[start + 1 :])
+
+    def _tokens_by_words(self, text: str) -> list[int]:
+        """Most words have been seen before, and looking one up takes less than encoding it."""
+        token_ids: list[int] = []
+        known = self._known_words
+        for word in text.split(" "):
+            if (found := known.get(word)) is None:
+                found = self.encode(word, add_special_tokens=False)
+                if len(word) <= _MAX_WORD_CHARS:
+                    if len(known) >= _MAX_WORDS:
+                        known.clear()
+                    known[word] = found
+            token_ids += found
+        return token_ids
+
+    def _cut_encoding(
+        self, text: str, pair: str | None, add_special_tokens: bool, limit: int | None, side: str
+    ) -> tokenizers.Encoding:
+        parts = [self._encoding(each, False) for each in (text, pair) if each is not None]
+        if limit is not None:
+            num_special = self.backend.num_special_tokens_to_add(pair is not None)
+            left = max(0, limit - num_special * add_special_tokens)
+            lengths = [len(part) for part in parts]
+            lengths = _cut_lengths(lengths, left)
+            for part, length in zip(parts, lengths, strict=True):
+                part.truncate(length, direction=side)
+        second = parts[1] if pair is not None else None
+        return self.backend.post_process(parts[0], second, add_special_tokens)
+
+    def id_to_token(self, token_id: int) -> str | None:
+        """The token itself, as the vocabulary has it."""
+        return self.backend.id_to_token(token_id) if token_id >= 0 else None
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of `ids`; ids that the tokenizer does not know add nothing.
+        Raises ValueError: an id is negative or above 2**32 - 1."""
+        try:
+            if len(ids) > LONG_CHARS:  # other threads run meanwhile
+                return self.backend.decode_batch(
+                    [list(ids)], skip_special_tokens=skip_special_tokens
+                )[0]
+            return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        except OverflowError:
+            wrong = next(token_id for token_id in ids if not 0 <= token_id < 2**32)
+            raise ValueError(
+                f"token id {wrong} is impossible, ids go from 0 to {self.vocab_size - 1}"
+            ) from None
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], *, tokenize: bool = False, **options: Any
+    ) -> str | list[int]:
+        """The prompt of a conversation, as text (encode it with `add_special_tokens=False`) or,
+        with `tokenize`, as token ids.
+        `options`: see `chat_text`. Raises ChatTemplateError: see `chat_text`."""
+        text = self.chat_text(messages, **options)
+        return self.encode(text, add_special_tokens=False) if tokenize else text
+
+    def chat_text(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        chat_template: str | None = None,
+        **options: Any,
+    ) -> str:
+        """The prompt text of a conversation. Encode it with `add_special_tokens=False`.
+        Raises ChatTemplateError: no template, messages or options that the template does not take,
+        or a template that fails.
+
+        Args:
+            chat_template: see `used_template`.
+            options: see `chat_template.render_chat`; others are variables of the template.
+        """
+        template = self.used_template(chat_template, has_tools=bool(options.get("tools")))
+        if template is None:
+            raise ChatTemplateError(
+                "this model has no chat template; pass chat_template=<Jinja2 source>, or write the "
+                "prompt yourself and use generate"
+            )
+        from frontend.text.chat_template import own_renderers, render_chat, request_renderers
+
+        renderers = own_renderers if self.is_own(chat_template) else request_renderers
+        special = self.special_tokens
+        return render_chat(
+            template, messages, special_tokens=special, renderers=renderers, **options
+        )
+
+    def used_template(self, chat_template: str | None, *, has_tools: bool = False) -> str | None:
+        """The source of the template for a conversation, as transformers chooses it.
+
+        Args:
+            chat_template: another one's source, or the name of one of the model's; None: with
+                tools "tool_use", if there is one, otherwise the default.
+
+        Raises:
+            ChatTemplateError: the model has none of this name.
+        """
+        named = self.named_chat_templates
+        if chat_template is None:
+            return named.get("tool_use", self.chat_template) if has_tools else self.chat_template
+        if not isinstance(chat_template, str) or not chat_template.isidentifier():
+            return chat_template
+        if (source := {"default": self.chat_template, **named}.get(chat_template)) is None:
+            there = ", ".join(named) or "none but its default"
+            raise ChatTemplateError(
+                f"chat_template is {chat_template!r:.100}, which is no Jinja2 source, and the "
+                f"model's templates by name are: {there}; give one of these, source, or nothing"
+            )
+        return source
+
+    def is_own(self, chat_template: str | None) -> bool:
+        """Whether that came with the model."""
+        source = None if chat_template is None else self.used_template(chat_template)
+        return source is None or source in (self.chat_template, *self.named_chat_templates.values())
+
+
+def _cut_lengths(lengths: list[int], left: int) -> list[int]:
+    """Of one text or two, together at most `left`: the longer one is cut, then both."""
+    first, second = (*lengths, 0)[:2]
+    half = left // 2
+    if first + second <= left:
+        return lengths
+    if len(lengths) == 1:
+        return [left]
+    if first <= half:
+        return [first, left - first]
+    return [left - second, second] if second <= half else [half, left - half]
+
+
+def _raise_unless_of_rust(error: BaseException) -> None:
+    """`tokenizers` raises bare Exception for all that it refuses, and PanicException, which is no
+    Exception, where a document misled it."""
+    if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        raise error
+
+
+_in_use: weakref.WeakValueDictionary[object, Tokenizer] = weakref.WeakValueDictionary()
+"""By digest of the document, template and special tokens."""
+
+
+class Joining(enum.Enum):
+    """How a decoder makes one text of tokens.
+
+    BYTE_LEVEL  a token is bytes; the text is their UTF-8           GPT-2, Llama 3, Qwen, SmolLM
+    PIECES      a token is text, the same after any other token;    Llama 2, Gemma, Mistral, T5
+                tokens like <0xE6> are single bytes (ByteFallback)
+    WINDOW      anything else: only decoding neighbours together tells
+    """
+
+    BYTE_LEVEL = enum.auto()
+    PIECES = enum.auto()
+    WINDOW = enum.auto()
+
+
+class TokenPieces:
+    """Texts and bytes of single tokens, found once each and kept.
+
+    Attributes:
+        joining: the family of this tokenizer's decoder.
+        has_byte_tokens: tokens like <0xE6> stand for single bytes.
+        special_token_ids: what `skip_special_tokens` leaves out.
+    """
+
+    def __init__(
+        self, backend: tokenizers.Tokenizer, special_token_ids: frozenset[int] = frozenset()
+    ) -> None:
+        self._backend = backend
+        self.special_token_ids = special_token_ids
+        decoder = backend.decoder
+        # the decoder's own state: the document of the whole tokenizer takes a second to write
+        steps = [] if decoder is None else _decoder_steps(json.loads(decoder.__getstate__()))
+        self.has_byte_tokens = any(step["type"] == "ByteFallback" for step in steps)
+        self.joining = _joining_of(steps)
+        this = weakref.proxy(self)  # else only a full collection would free it
+        self.text = cache(partial(TokenPieces._text, this))
+        self.level_bytes = cache(partial(TokenPieces._level_bytes, this))
+        self.fallback_byte = cache(partial(TokenPieces._fallback_byte, this))
+        self._neighbour_id, self._neighbour_text = self._find_neighbour()
+
+    def is_known(self, token_id: int) -> bool:
+        """Unknown ids (a model's padding rows) add nothing to a text."""
+        return token_id >= 0 and self._backend.id_to_token(token_id) is not None
+
+    def decode(self, token_ids: list[int]) -> str:
+        """The text of `token_ids` at the start of a text, special tokens kept."""
+        return self._backend.decode(token_ids, skip_special_tokens=False)
+
+    def decode_after_text(self, token_ids: list[int]) -> str:
+        """The text of `token_ids` in the middle of a text. PIECES and WINDOW only."""
+        joined = self.decode([self._neighbour_id, *token_ids])
+        return joined[len(self._neighbour_text) :]
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """What one token adds to a text, also if that is only a part of a character."""
+        if self.joining is Joining.BYTE_LEVEL:
+            return self.level_bytes(token_id)
+        byte = self.fallback_byte(token_id)
+        return self.text(token_id).encode() if byte is None else byte
+
+    def _text(self, token_id: int) -> str:
+        """What one token reads like in the middle of a text, its leading space kept. A token that
+        is part of a character only gives U+FFFD; an unknown id gives the empty text."""
+        if not self.is_known(token_id):
+            return ""
+        if self.joining is Joining.BYTE_LEVEL:
+            return self.level_bytes(token_id).decode("utf-8", errors="replace")
+        return self.decode_after_text([token_id])
+
+    def _level_bytes(self, token_id: int) -> bytes:
+        """The bytes of a token of a BYTE_LEVEL tokenizer; empty for an unknown id.
+
+        Characters stand for bytes by GPT-2's table. A token with any character outside the table
+        (an added one) stands for its own UTF-8, as in the decoder of `tokenizers`."""
+        token = (self._backend.id_to_token(token_id) if token_id >= 0 else None) or ""
+        try:
+            return bytes([LEVEL_TABLE[character] for character in token])
+        except KeyError:
+            return token.encode()
+
+    def _fallback_byte(self, token_id: int) -> bytes | None:
+        """The single byte that a token like <0xE6> stands for; None for every other token."""
+        token = self._backend.id_to_token(token_id) if self.has_byte_tokens else None
+        match = None if token is None else _BYTE_TOKEN.fullmatch(token)
+        return None if match is None else bytes([int(match[1], 16)])
+
+    def _find_neighbour(self) -> tuple[int, str]:
+        """A token that can stand before any other to show what that one adds in mid-text."""
+        for token_id in range(self._backend.get_vocab_size(with_added_tokens=True)):
+            token = self._backend.id_to_token(token_id)
+            if token is None or _BYTE_TOKEN.fullmatch(token):
+                continue
+            alone = self.decode([token_id])
+            if alone and self.decode([token_id, token_id]).startswith(alone):
+                return token_id, alone
+        return 0, ""
+
+
+def _decoder_steps(description: dict[str, Any]) -> list[dict[str, Any]]:
+    if description["type"] != "Sequence":
+        return [description]
+    return [step for inner in description["decoders"] for step in _decoder_steps(inner)]
+
+
+def _joining_of(steps: list[dict[str, Any]]) -> Joining:
+    kinds = [step["type"] for step in steps]
+    if kinds == ["ByteLevel"]:
+        return Joining.BYTE_LEVEL
+    fused = False
+    for step in steps:
+        match step["type"]:
+            case "Fuse":
+                fused = True
+            case "Strip":
+                # before Fuse it trims every token by itself; behind it, the ends of the whole text
+                if fused and step["stop"] != 0:
+                    return Joining.WINDOW
+            case "Replace" | "WordPiece" | "Metaspace" | "ByteFallback":
+                if fused:
+                    return Joining.WINDOW
+            case _:
+                return Joining.WINDOW
+    return Joining.PIECES

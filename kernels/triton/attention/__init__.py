@@ -1,0 +1,1 @@
+"""Paged attention, and the KV cache that it reads."""

@@ -1,0 +1,292 @@
+"""Decode attention: persistent programs over a list of (request, split) pieces of keys.
+
+The specification is in `attention`; a split's result is attention over its keys alone. Whichever
+program ends a request's last split joins them all, always in the same order."""
+
+from collections.abc import Callable, Hashable, Sequence
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.interface.operations import AttentionParams
+from kernels.triton.attention.reduce import all_arrived, join_splits
+from kernels.triton.attention.tile import attend_tile
+from kernels.triton.attention.work import AttentionWork
+from kernels.triton.bound_launch import BoundLaunches, Launch
+from kernels.triton.device_limits import dependent_launch
+
+LOG2_E = 1.4426950408889634
+STRIDES = ("BLOCK_STRIDE", "HEAD_STRIDE", "SLOT_STRIDE")
+"""Constants of both kernels, as a product with one is a single instruction."""
+
+
+@triton.jit(do_not_specialize=["window", "table_stride", "v_scale"])
+def decode_kernel(
+    q_THD,  # [T, H, D], D contiguous
+    k_cache_BKSD,  # [B, K, S, D], D contiguous
+    v_cache_BKSD,
+    block_table_RM,  # int32 [R, M]
+    splits_W8,  # int32 [W, 8], see attention_lists
+    counts_3,  # int32 [3]: the first is the number of splits
+    alibi_slopes_H,  # float32 [H], read if HAS_ALIBI
+    sinks_H,  # float32 [H], read if HAS_SINKS
+    partial_out,  # float32 [W, K, QUERIES * G, D], written
+    partial_lse,  # float32 [W, K, QUERIES * G], written, in units of log2
+    arrivals_RK,  # int32 [R, K], all 0 before and after
+    out_THD,  # [T, H, D], written
+    lse_TH,  # float32 [T, H], written if HAS_LSE, natural logarithm
+    table_stride,
+    q_token_stride,
+    q_head_stride,
+    out_token_stride,
+    out_head_stride,
+    lse_token_stride,
+    score_scale,
+    multiplier,
+    v_scale,
+    window,
+    K: tl.constexpr,
+    G: tl.constexpr,
+    D: tl.constexpr,
+    D_PAD: tl.constexpr,
+    S: tl.constexpr,
+    BLOCK_STRIDE: tl.constexpr,  # of keys and of values
+    HEAD_STRIDE: tl.constexpr,
+    SLOT_STRIDE: tl.constexpr,
+    QUERIES: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    ROWS: tl.constexpr,
+    SPLITS_PAD: tl.constexpr,
+    JOINED_D: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    HAS_ALIBI: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    HAS_LSE: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Program p takes pieces p, p + P, ...; a piece is one split and one key/value head."""
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    row_M = tl.arange(0, BLOCK_M)
+    query_M = row_M // G
+    head_M = row_M % G
+    d_D = tl.arange(0, D_PAD)
+    num_pieces = tl.load(counts_3) * K
+    for piece in range(tl.program_id(0), num_pieces, tl.num_programs(0)):
+        split = tl.cast(piece // K, tl.int64)
+        kv_head = tl.cast(piece % K, tl.int64)
+        entry = splits_W8 + split * 8
+        request = tl.load(entry + 0).to(tl.int64)
+        key_start = tl.load(entry + 1)
+        key_stop = tl.load(entry + 2)
+        token_start = tl.load(entry + 3)
+        token_stop = tl.load(entry + 4)
+        position_M = tl.load(entry + 5) + query_M
+
+        valid_M = (query_M < token_stop - token_start) & (query_M < QUERIES)
+        q_head_M = kv_head * G + head_M
+        mask_MD = valid_M[:, None] & (d_D < D)[None, :]
+        q_row_M = (token_start + query_M).to(tl.int64) * q_token_stride + q_head_M * q_head_stride
+        q_MD = tl.load(q_THD + q_row_M[:, None] + d_D[None, :], mask=mask_MD, other=0.0)
+        slope_M = tl.zeros([BLOCK_M], dtype=tl.float32)
+        if HAS_ALIBI:
+            slope_M = tl.load(alibi_slopes_H + q_head_M) * 1.4426950408889634
+
+        acc_MD = tl.zeros([BLOCK_M, D_PAD], dtype=tl.float32)
+        peak_M = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
+        total_M = tl.zeros([BLOCK_M], dtype=tl.float32)
+        k_cache = k_cache_BKSD + kv_head * HEAD_STRIDE
+        v_cache = v_cache_BKSD + kv_head * HEAD_STRIDE
+        table = block_table_RM + request * table_stride
+        for first_key in range(key_start // BLOCK_N * BLOCK_N, key_stop, BLOCK_N):
+            acc_MD, peak_M, total_M = attend_tile(
+                q_MD, acc_MD, peak_M, total_M, first_key, key_start, key_stop,
+                position_M, slope_M, k_cache, v_cache, table,
+                score_scale, multiplier, window,
+                D, D_PAD, S, BLOCK_STRIDE, SLOT_STRIDE, BLOCK_N, True, QUERIES == 1,
+                HAS_WINDOW, HAS_SOFTCAP, HAS_ALIBI,
+            )  # fmt: skip
+        seen_M = total_M > 0.0
+        divisor_M = tl.where(seen_M, total_M, 1.0)
+        if not HAS_ALIBI:
+            peak_M = peak_M * multiplier
+        lse_M = tl.where(seen_M, peak_M + tl.log2(divisor_M), float("-inf"))
+        out_row_M = (split * K + kv_head) * (QUERIES * G) + row_M
+        tl.store(
+            partial_out + (out_row_M * D)[:, None] + d_D[None, :],
+            acc_MD * (1.0 / divisor_M)[:, None],
+            mask=mask_MD,
+        )
+        tl.store(partial_lse + out_row_M, lse_M, mask=valid_M)
+
+        count = tl.load(entry + 7)
+        if all_arrived(arrivals_RK + request * K + kv_head, count):
+            joined_M = tl.arange(0, ROWS)
+            token_M = (token_start + joined_M // G).to(tl.int64)
+            join_splits(
+                partial_out, partial_lse,
+                (tl.load(entry + 6).to(tl.int64) * K + kv_head) * (QUERIES * G), K * QUERIES * G,
+                count, joined_M < (token_stop - token_start) * G, kv_head * G + joined_M % G,
+                token_M, sinks_H, out_THD, lse_TH,
+                out_token_stride, out_head_stride, lse_token_stride, v_scale,
+                D, D_PAD, JOINED_D, ROWS, SPLITS_PAD, BLOCK_P, HAS_SINKS, HAS_LSE,
+            )  # fmt: skip
+
+
+def score_numbers(params: AttentionParams, k_scale: float) -> tuple[float, float]:
+    """(score_scale, multiplier) of `attend_tile`, which works in units of log2."""
+    scale = params.scale * k_scale
+    if params.softcap is not None:
+        return scale / params.softcap, params.softcap * LOG2_E
+    return scale * LOG2_E, scale * LOG2_E
+
+
+def decode_attention(
+    q_THD: torch.Tensor,
+    k_cache_BKSD: torch.Tensor,
+    v_cache_BKSD: torch.Tensor,
+    block_table_RM: torch.Tensor,
+    work: AttentionWork,
+    params: AttentionParams,
+    out_THD: torch.Tensor,
+    lse_TH: torch.Tensor | None,
+    check: Callable[[], None],
+    *,
+    k_scale: float,
+    v_scale: float,
+) -> None:
+    """Write the decodes' rows of `out_THD` (and `lse_TH`).
+
+    `out = softmax(scores) v` over the keys of a split, then over all splits, see
+    `attention_reduce`. The split-KV form is that of "Flash-Decoding" (Dao, Haziza, Massa, Sizov
+    2023). Arguments are those of `attention.paged_attention`, which `check` checks."""
+    sinks_H, alibi_slopes_H = params.sinks_H, params.alibi_slopes_H
+    tensors = (
+        q_THD,
+        k_cache_BKSD,
+        v_cache_BKSD,
+        block_table_RM,
+        work.splits_W8,
+        work.counts_3,
+        q_THD if alibi_slopes_H is None else alibi_slopes_H,
+        q_THD if sinks_H is None else sinks_H,
+        work.partial_out,
+        work.partial_lse,
+        work.decode_arrivals_RK,
+        out_THD,
+        out_THD if lse_TH is None else lse_TH,
+    )
+
+    def prepare() -> Launch:
+        check()
+        num_kv_heads, head_size = k_cache_BKSD.shape[1], k_cache_BKSD.shape[3]
+        constants, launch = configuration(
+            group_size=work.num_query_heads // num_kv_heads,
+            head_size=head_size,
+            max_queries=work.max_decode_queries,
+            kv_bytes=k_cache_BKSD.element_size(),
+            split_bound=work.split_bound,
+        )
+        return attention_launch(
+            tensors, work, params, (work.num_programs,), constants | launch, k_scale, v_scale
+        )
+
+    _launches(tensors, launch_options(work, params, lse_TH, k_scale, v_scale), prepare)
+
+
+_launches = BoundLaunches(decode_kernel)
+
+
+def launch_options(
+    work: AttentionWork,
+    params: AttentionParams,
+    lse_TH: torch.Tensor | None,
+    k_scale: float,
+    v_scale: float,
+) -> Hashable:
+    """All that a launch of attention follows from, beside its tensors."""
+    has = (params.sinks_H is None, params.alibi_slopes_H is None, lse_TH is None)
+    own = (params.scale, params.softcap, params.sliding_window, k_scale, v_scale, *has)
+    return own, work.host_numbers
+
+
+def attention_launch(
+    tensors: Sequence[torch.Tensor],
+    work: AttentionWork,
+    params: AttentionParams,
+    grid: tuple[int, ...],
+    options: dict[str, int],
+    k_scale: float,
+    v_scale: float,
+    *numbers: int,
+) -> Launch:
+    """What both kernels take behind `tensors`, which begin with queries, caches and block table and
+    end with results and their log-sum-exp; `numbers`: what a kernel takes behind that."""
+    q_THD, k_cache_BKSD, _, block_table_RM, *_, out_THD, lse_TH = tensors
+    has_lse = lse_TH is not out_THD
+    return Launch(
+        grid,
+        (
+            block_table_RM.stride(0),
+            *q_THD.stride()[:2],
+            *out_THD.stride()[:2],
+            lse_TH.stride(0) if has_lse else 0,
+            *score_numbers(params, k_scale),
+            v_scale,
+            work.sliding_window or 0,
+            *numbers,
+        ),
+        {
+            "K": k_cache_BKSD.shape[1],
+            "S": k_cache_BKSD.shape[2],
+            **dict(zip(STRIDES, k_cache_BKSD.stride()[:3], strict=True)),
+            "HAS_WINDOW": work.sliding_window is not None,
+            "HAS_SOFTCAP": params.softcap is not None,
+            "HAS_ALIBI": params.alibi_slopes_H is not None,
+            "HAS_SINKS": params.sinks_H is not None,
+            "HAS_LSE": has_lse,
+            **options,
+            **dependent_launch(q_THD.device),
+        },
+    )
+
+
+def programs_a_multiprocessor(*, head_size: int, group_size: int, kv_bytes: int) -> int:
+    """Of the kernel, where one warp has the registers for a program; else 0."""
+    if head_size > 128 or group_size > 16 or kv_bytes > 2:
+        return 0
+    return 12 if head_size <= 64 else 8
+
+
+def configuration(
+    *, group_size: int, head_size: int, max_queries: int, kv_bytes: int, split_bound: int
+) -> tuple[dict[str, int], dict[str, int]]:
+    """(constants, launch options). Decode waits for memory: what counts is how many programs have
+    their keys under way on a multiprocessor, as only others fill the gaps between a program's
+    pieces. With one warp a program eight or more fit, and no warp waits for another's part of a
+    sum: 256 sequences of 1,024 tokens read 3.6 TB/s of an H200, where four programs of four warps
+    read 2.6. Elsewhere tiles of keys are 8 KiB, and five stages give two buffers, because a stage
+    before the keys goes to the block table."""
+    padded = max(16, triton.next_power_of_2(head_size))
+    rows = int(triton.next_power_of_2(max_queries * group_size))
+    is_one_warp = rows <= 16 and programs_a_multiprocessor(
+        head_size=head_size, group_size=group_size, kv_bytes=kv_bytes
+    )
+    constants = {
+        "G": group_size,
+        "D": head_size,
+        "D_PAD": padded,
+        "QUERIES": max_queries,
+        "BLOCK_M": max(16, rows),
+        "BLOCK_N": 32 if is_one_warp else min(64, max(16, 8192 // (padded * kv_bytes))),
+        "ROWS": rows,
+        "SPLITS_PAD": triton.next_power_of_2(max(split_bound, 2)),
+        "JOINED_D": min(padded, 4096 // rows),
+        "BLOCK_P": min(8, max(1, 4096 // (padded * rows))),
+    }
+    num_warps, num_stages = (1, 3) if is_one_warp else (4, 5)
+    return constants, {"num_warps": num_warps, "num_stages": num_stages}

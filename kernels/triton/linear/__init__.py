@@ -1,0 +1,1 @@
+"""Products with weights: dense, float8, packed, and adapters beside them."""

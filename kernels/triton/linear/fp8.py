@@ -1,0 +1,325 @@
+"""Products in float8 (e4m3): scales of weights by output or by 128 inputs of each; activations are
+rounded by token, by 128 inputs of a token, or by a scale that the model's files give.
+
+A token's rounding depends on the token alone. Up to 64 rows, and with `batch_invariant` for all,
+the product is our kernel's, in splits along E that follow from the weight's shape alone."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.triton.fp8_rounding import GROUP, quantise_rows
+from kernels.triton.linear.quantised import add_parts, choose_splits
+from kernels.triton.tensor_checks import FLOATS, check_tensor
+
+BLOCK_K = 128
+
+_MULTIPLE = 16
+_FEW_ROWS = 64
+_ROWS_A_LAUNCH = 1024
+"""Of a product in splits: bounds the memory of the parts that are still to be added."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Float8Weight:
+    """`weight * scales`. Satisfies `kernels.interface.operations.LinearWeight`.
+
+    Attributes:
+        weight_NE: float8_e4m3fn, contiguous.
+        scales_NG: float32: one a row, and so one for each token; or one for each 128 inputs (a
+            multiple of which E is), and so for each 128 of a token.
+        input_scale: float32 [1], of all activations; None: it follows from them.
+        has_product: the device's library multiplies float8 by rows; resolved once, at load.
+    """
+
+    weight_NE: torch.Tensor
+    scales_NG: torch.Tensor
+    input_scale: torch.Tensor | None = None
+    has_product: bool = False
+
+    @property
+    def num_inputs(self) -> int:
+        return self.weight_NE.shape[1]
+
+    @property
+    def num_outputs(self) -> int:
+        return self.weight_NE.shape[0]
+
+    @property
+    def is_grouped(self) -> bool:
+        return self.scales_NG.shape[1] > 1
+
+    @property
+    def rounding(self) -> dict[str, Any]:
+        """Options of `quantise_rows` for activations."""
+        return {"grouped": self.is_grouped, "given": self.input_scale}
+
+
+def prepare_float8(
+    weight_NE: torch.Tensor, scales_NG: torch.Tensor, input_scale: torch.Tensor | None = None
+) -> Float8Weight:
+    """Take a weight over, at load time. Raises ValueError: scales that do not fit."""
+    num_outputs, num_inputs = weight_NE.shape
+    # one block of 128 inputs is one scale a row, but then its activations have that, too
+    if scales_NG.shape not in ((num_outputs, 1), (num_outputs, num_inputs / GROUP)):
+        raise ValueError(
+            f"scales {list(scales_NG.shape)} for a float8 weight {list(weight_NE.shape)}; give one "
+            f"a row, or one for each {GROUP} inputs"
+        )
+    device = weight_NE.device
+    return Float8Weight(
+        weight_NE=weight_NE.contiguous(),
+        scales_NG=scales_NG.float().contiguous(),
+        input_scale=input_scale,
+        has_product=device.type == "cuda"
+        and scales_NG.shape[1] == 1
+        and num_outputs % _MULTIPLE == num_inputs % _MULTIPLE == 0,
+    )
+
+
+def join_float8(weights: Sequence[Float8Weight]) -> Float8Weight:
+    """The outputs of one after those of another; of several scales of activations the largest
+    serves all, as in vLLM."""
+    given = [each.input_scale for each in weights if each.input_scale is not None]
+    codes = torch.cat([each.weight_NE.view(torch.uint8) for each in weights])
+    return replace(
+        prepare_float8(
+            codes.view(torch.float8_e4m3fn), torch.cat([each.scales_NG for each in weights])
+        ),
+        input_scale=torch.cat(given).max().reshape(1) if given else None,
+    )
+
+
+def reference_float8_linear(
+    q_TE: torch.Tensor,
+    scale_TG: torch.Tensor,
+    weight: Float8Weight,
+    bias_N: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """`(q * scale) @ (w * scales).T + bias` in float32."""
+
+    def widened(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+        wide: torch.Tensor = codes.float().unflatten(1, (scales.shape[1], -1))
+        return (wide * scales[..., None]).flatten(1)
+
+    out_TN = widened(q_TE, scale_TG) @ widened(weight.weight_NE, weight.scales_NG).T
+    return out_TN if bias_N is None else out_TN + bias_N.float()
+
+
+@triton.jit
+def add_float8(
+    acc_NM,
+    q_KM,
+    scale_M,  # of the tokens' groups at k_start; unused unless GROUPED
+    w_ptr,  # float8_e4m3fn [N, K]
+    w_scale_ptr,  # float32 [N, G]
+    n_N,  # int64 [BLOCK_N]
+    k_start,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    GROUPED: tl.constexpr,
+    IN_BOUNDS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """`acc + w q` over BLOCK_K inputs, scaled if scales are by group.
+
+    A fresh sum: of longer ones Hopper's tensor cores keep 14 bits."""
+    k_K = k_start + tl.arange(0, BLOCK_K)
+    at_NK = w_ptr + n_N[:, None] * K + k_K[None, :]
+    if IN_BOUNDS:
+        w_NK = tl.load(at_NK)
+    else:
+        w_NK = tl.load(at_NK, mask=(n_N < N)[:, None] & (k_K < K)[None, :], other=0.0)
+    part_NM = tl.dot(w_NK, q_KM)
+    if GROUPED:
+        # steps past the end add zeros, by a scale that is there
+        at_N = w_scale_ptr + n_N * (K // BLOCK_K) + tl.minimum(k_start, K - 1) // BLOCK_K
+        part_NM = part_NM * tl.load(at_N, mask=n_N < N, other=0.0)[:, None] * scale_M[None, :]
+    return acc_NM + part_NM
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _float8_kernel(
+    q_ptr,  # float8_e4m3fn [T, K]
+    scale_ptr,  # float32 [T, G]
+    w_ptr,  # float8_e4m3fn [N, K]
+    w_scale_ptr,  # float32 [N, G]
+    bias_ptr,  # [N]; unused without HAS_BIAS
+    out_ptr,  # [T, N]; with SPLITS > 1, float32 [SPLITS, T, N]
+    num_rows,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    GROUPED: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    STEPS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
+    SPLIT_STEPS: tl.constexpr = (STEPS + SPLITS - 1) // SPLITS
+    IN_BOUNDS: tl.constexpr = N % BLOCK_N == 0 and K % BLOCK_K == 0 and STEPS % SPLITS == 0
+    split = tl.program_id(1)
+    m_M = tl.program_id(2).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    valid_M = m_M < num_rows
+    n_N = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    acc_NM = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
+    scale_M = tl.zeros((BLOCK_M,), dtype=tl.float32)
+    for step in range(SPLIT_STEPS):
+        # a split's steps past the end have masks that are empty, and add zeros
+        k_start = (split * SPLIT_STEPS + step) * BLOCK_K
+        k_K = k_start + tl.arange(0, BLOCK_K)
+        valid_KM = (k_K < K)[:, None] & valid_M[None, :]
+        q_KM = tl.load(q_ptr + m_M[None, :] * K + k_K[:, None], mask=valid_KM, other=0.0)
+        if GROUPED:
+            at_M = scale_ptr + m_M * (K // BLOCK_K) + tl.minimum(k_start, K - 1) // BLOCK_K
+            scale_M = tl.load(at_M, mask=valid_M, other=0.0)
+        acc_NM = add_float8(
+            acc_NM, q_KM, scale_M, w_ptr, w_scale_ptr, n_N, k_start, N, K, GROUPED, IN_BOUNDS,
+            BLOCK_K,
+        )  # fmt: skip
+    if not GROUPED:
+        scale_N = tl.load(w_scale_ptr + n_N, mask=n_N < N, other=0.0)
+        acc_NM *= scale_N[:, None] * tl.load(scale_ptr + m_M, mask=valid_M, other=0.0)[None, :]
+    if HAS_BIAS and SPLITS == 1:
+        acc_NM += tl.load(bias_ptr + n_N, mask=n_N < N, other=0.0).to(tl.float32)[:, None]
+    out_NM = out_ptr + (split.to(tl.int64) * num_rows + m_M)[None, :] * N + n_N[:, None]
+    keep_NM = (n_N < N)[:, None] & valid_M[None, :]
+    tl.store(out_NM, acc_NM.to(out_ptr.dtype.element_ty), mask=keep_NM)
+
+
+def float8_linear(
+    x_TE: torch.Tensor,
+    weight: Float8Weight,
+    bias_N: torch.Tensor | None = None,
+    *,
+    batch_invariant: bool = False,
+) -> torch.Tensor:
+    """`x @ W.T + bias` -> [T, N] in the dtype of x, x rounded to float8 as the weight says.
+
+    Sums are float32 without the tensor cores' shortened accumulation. Two to three launches, safe
+    in a CUDA graph. (Micikevicius et al., FP8 formats for deep learning, 2022; groups:
+    DeepSeek-AI, 2024, section 3.3.)
+
+    Args:
+        x_TE: as in `quantise_rows`.
+        bias_N: the dtype of x.
+        batch_invariant: one kernel in one tile for every number of rows.
+    """
+    (num_rows, _), num_outputs, device = x_TE.shape, weight.num_outputs, x_TE.device
+    shape = (num_rows, weight.num_inputs)
+    check_tensor("x_TE", x_TE, shape, FLOATS, device, contiguous_dims=1)
+    if bias_N is not None:
+        check_tensor("bias_N", bias_N, (num_outputs,), x_TE.dtype, device)
+    q_TE, scale_TG = quantise_rows(x_TE, **weight.rounding)
+    return multiply_rounded(
+        q_TE, scale_TG, weight, bias_N, x_TE.dtype, batch_invariant=batch_invariant
+    )
+
+
+def multiply_rounded(
+    q_TE: torch.Tensor,
+    scale_TG: torch.Tensor,
+    weight: Float8Weight,
+    bias_N: torch.Tensor | None,
+    dtype: torch.dtype,
+    *,
+    batch_invariant: bool = False,
+) -> torch.Tensor:
+    """`float8_linear` of what `quantise_rows` has made of a tensor of `dtype`."""
+    (num_rows, _), num_outputs = q_TE.shape, weight.num_outputs
+    is_few = num_rows <= _FEW_ROWS or batch_invariant
+    if not is_few and weight.has_product and dtype == torch.bfloat16:
+        return scaled_product(q_TE, scale_TG, weight, dtype, bias_N)
+    out_TN = torch.empty(num_rows, num_outputs, dtype=dtype, device=q_TE.device)
+    constants, launch = product_configuration(
+        weight, choose_tile_rows(num_rows, batch_invariant=batch_invariant), in_splits=is_few
+    )
+    rows_a_launch = _ROWS_A_LAUNCH if constants["SPLITS"] > 1 else max(1, num_rows)
+    for start in range(0, num_rows, rows_a_launch):
+        rows = slice(start, start + rows_a_launch)
+        _multiply(q_TE[rows], scale_TG[rows], weight, bias_N, out_TN[rows], constants, launch)
+    return out_TN
+
+
+def _multiply(
+    q_TE: torch.Tensor,
+    scale_TG: torch.Tensor,
+    weight: Float8Weight,
+    bias_N: torch.Tensor | None,
+    out_TN: torch.Tensor,
+    constants: dict[str, Any],
+    launch: dict[str, int],
+) -> None:
+    (num_rows, num_outputs), splits = out_TN.shape, constants["SPLITS"]
+    parts = out_TN
+    if splits > 1:
+        parts = torch.empty(splits, num_rows, num_outputs, dtype=torch.float32, device=q_TE.device)
+    grid = (
+        triton.cdiv(num_outputs, constants["BLOCK_N"]),
+        splits,
+        triton.cdiv(num_rows, constants["BLOCK_M"]),
+    )
+    _float8_kernel[grid](
+        q_TE,
+        scale_TG,
+        weight.weight_NE,
+        weight.scales_NG,
+        bias_N,
+        parts,
+        num_rows,
+        HAS_BIAS=bias_N is not None,
+        **constants,
+        **launch,
+    )
+    if splits > 1:
+        add_parts(parts, bias_N, out_TN)
+
+
+def scaled_product(
+    q_TE: torch.Tensor,
+    scale_T1: torch.Tensor,
+    weight: Float8Weight,
+    dtype: torch.dtype,
+    bias_N: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """`reference_float8_linear` by the library's own product, in `dtype`."""
+    out_TN: torch.Tensor = torch._scaled_mm(
+        q_TE,
+        weight.weight_NE.t(),
+        scale_a=scale_T1,
+        scale_b=weight.scales_NG.t(),
+        bias=bias_N,
+        out_dtype=dtype,
+        use_fast_accum=False,
+    )
+    return out_TN
+
+
+def choose_tile_rows(num_rows: int, *, batch_invariant: bool = False) -> int:
+    """Rows of the kernel's tile: a power of two from 16 to 128."""
+    if batch_invariant:
+        return _FEW_ROWS
+    return max(16, min(128, int(triton.next_power_of_2(num_rows))))
+
+
+def product_configuration(
+    weight: Float8Weight, tile_rows: int, *, in_splits: bool
+) -> tuple[dict[str, Any], dict[str, int]]:
+    """(constants, launch options)."""
+    num_outputs, num_inputs = weight.weight_NE.shape
+    is_wide = tile_rows > _FEW_ROWS
+    constants = {
+        "N": num_outputs,
+        "K": num_inputs,
+        "GROUPED": weight.is_grouped,
+        "SPLITS": choose_splits(num_outputs, num_inputs) if in_splits else 1,
+        "BLOCK_M": tile_rows,
+        "BLOCK_N": 128 if is_wide else 64,
+        "BLOCK_K": BLOCK_K,
+    }
+    return constants, {"num_warps": 8 if is_wide else 4, "num_stages": 3 if is_wide else 4}

@@ -1,0 +1,355 @@
+"""Products with weight-only float8, int8 and int4: y = x W^T + bias.
+
+Up to 64 rows the kernel widens the packed weight in registers, in splits along E that follow from
+the weight's shape alone. Above, cuBLAS takes the widened weight, except with `batch_invariant`."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+
+from kernels.triton.linear.quantised_weights import QuantisedWeight, dequantise
+from kernels.triton.tensor_checks import FLOATS, check_tensor
+
+BLOCK_N = 64
+BLOCK_J = 64
+"""Outputs, and bytes of each, that are read at a time."""
+
+
+@triton.jit
+def load_scaled(
+    packed_ptr,  # uint8 or int8 [N, J]; with BITS == 8, uint8 is e4m3
+    scales_ptr,  # [N, G]
+    offsets_ptr,  # [N, G]; unused without HAS_OFFSETS
+    n_N,  # int64 [BLOCK_N]
+    j_start,
+    N: tl.constexpr,
+    J: tl.constexpr,
+    BITS: tl.constexpr,
+    GROUP_J: tl.constexpr,
+    HAS_OFFSETS: tl.constexpr,
+    IN_BOUNDS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_J: tl.constexpr,
+):
+    """Bytes [j_start, j_start + BLOCK_J) of some rows: (low, high) float32 [BLOCK_N, BLOCK_J].
+
+    8 bits have no high half. GROUP_J is the bytes of a group: groups are whole numbers of blocks,
+    or blocks of groups. IN_BOUNDS says that no block reaches beyond N or J."""
+    GROUPS: tl.constexpr = BLOCK_J // GROUP_J if GROUP_J < BLOCK_J else 1
+    ROW_GROUPS: tl.constexpr = J // GROUP_J
+    g_G = j_start // GROUP_J + tl.arange(0, GROUPS)
+    words_ptr = packed_ptr.to(tl.pointer_type(tl.uint32), bitcast=True)
+    w_W = j_start // 4 + tl.arange(0, BLOCK_J // 4)
+    at_NW = words_ptr + n_N[:, None] * (J // 4) + w_W[None, :]
+    if IN_BOUNDS:
+        words_NW = tl.load(at_NW)
+    else:
+        words_NW = tl.load(at_NW, mask=(n_N < N)[:, None] & (w_W < J // 4)[None, :], other=0)
+    # bytes (8 a + 2 w + b) of a run are byte (2 a + b) of its word w
+    SIDE: tl.constexpr = (BLOCK_N, BLOCK_J // 16, 8)
+    left_NRI = tl.reshape(tl.join(words_NW & 255, (words_NW >> 8) & 255), SIDE)
+    right_NRI = tl.reshape(tl.join((words_NW >> 16) & 255, words_NW >> 24), SIDE)
+    bytes_NRAI = tl.permute(tl.join(left_NRI, right_NRI), (0, 1, 3, 2))
+    at_NG = n_N[:, None] * ROW_GROUPS + g_G[None, :]
+    valid_NG = (n_N < N)[:, None] & (g_G < ROW_GROUPS)[None, :]
+    scale_NG1 = tl.load(scales_ptr + at_NG, mask=valid_NG, other=0.0).to(tl.float32)[:, :, None]
+    if HAS_OFFSETS:
+        offset_NG = tl.load(offsets_ptr + at_NG, mask=valid_NG, other=0.0).to(tl.float32)
+        offset_NG1 = offset_NG[:, :, None]
+    bytes_NGI = tl.reshape(bytes_NRAI, (BLOCK_N, GROUPS, BLOCK_J // GROUPS)).to(tl.int32)
+    # 2**23 + q and 2**19 + q, by their bits: exact, and units that convert are few
+    if BITS == 8:
+        if packed_ptr.dtype.element_ty == tl.uint8:
+            # float8: float16's exponent begins 8 lower
+            bits_NGI = bytes_NGI.to(tl.uint16)
+            half_NGI = ((bits_NGI & 128) << 8) | ((bits_NGI & 127) << 7)
+            q_NGI = half_NGI.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+        else:
+            q_NGI = (bytes_NGI ^ 128 | 0x4B000000).to(tl.float32, bitcast=True)
+            q_NGI = q_NGI - (8388608.0 + 128.0)
+        low_NGI = q_NGI * scale_NG1
+        high_NGI = low_NGI
+    else:
+        low_NGI = (bytes_NGI & 15 | 0x4B000000).to(tl.float32, bitcast=True)
+        high_NGI = (bytes_NGI & 240 | 0x49000000).to(tl.float32, bitcast=True)
+        zero = 0.0 if HAS_OFFSETS else 8.0
+        low_NGI = (low_NGI - (8388608.0 + zero)) * scale_NG1
+        high_NGI = (high_NGI - (524288.0 + zero)) * scale_NG1
+    if HAS_OFFSETS:
+        low_NGI = low_NGI + offset_NG1
+        high_NGI = high_NGI + offset_NG1
+    low_NJ = tl.reshape(low_NGI, (BLOCK_N, BLOCK_J))
+    high_NJ = tl.reshape(high_NGI, (BLOCK_N, BLOCK_J))
+    return low_NJ, high_NJ
+
+
+@triton.jit
+def _dequantise_kernel(
+    packed_ptr,  # uint8 or int8 [N, J]
+    scales_ptr,  # [N, G]
+    offsets_ptr,  # [N, G]; unused without HAS_OFFSETS
+    out_ptr,  # [N, K]
+    N: tl.constexpr,
+    K: tl.constexpr,
+    BITS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HAS_OFFSETS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_J: tl.constexpr,
+):
+    J: tl.constexpr = K * BITS // 8
+    n_N = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    j_start = tl.program_id(1) * BLOCK_J
+    low_NJ, high_NJ = load_scaled(
+        packed_ptr, scales_ptr, offsets_ptr, n_N, j_start, N, J, BITS, GROUP * BITS // 8,
+        HAS_OFFSETS, N % BLOCK_N == 0 and J % BLOCK_J == 0, BLOCK_N, BLOCK_J,
+    )  # fmt: skip
+    j_J = j_start + tl.arange(0, BLOCK_J)
+    k_J = j_J if BITS == 8 else j_J // 16 * 32 + j_J % 16
+    out_NJ = out_ptr + n_N[:, None] * K + k_J[None, :]
+    keep_NJ = (n_N < N)[:, None] & (j_J < J)[None, :]
+    tl.store(out_NJ, low_NJ.to(out_ptr.dtype.element_ty), mask=keep_NJ)
+    if BITS == 4:
+        tl.store(out_NJ + 16, high_NJ.to(out_ptr.dtype.element_ty), mask=keep_NJ)
+
+
+def dequantise_to(weight: QuantisedWeight, dtype: torch.dtype) -> torch.Tensor:
+    """The weight widened on its device, [N, E] in `dtype`: `dequantise`, rounded."""
+    if dtype not in FLOATS:
+        raise TypeError(f"cannot widen to {dtype}; give one of {FLOATS}")
+    packed_NJ = weight.packed_NJ
+    w_NE = torch.empty(weight.num_outputs, weight.num_inputs, dtype=dtype, device=packed_NJ.device)
+    blocks_n = triton.cdiv(weight.num_outputs, BLOCK_N)
+    _dequantise_kernel[(blocks_n, triton.cdiv(packed_NJ.shape[1], BLOCK_J))](
+        packed_NJ,
+        weight.scales_NG,
+        weight.offsets_NG,
+        w_NE,
+        **weight_constants(weight),
+        num_warps=4,
+    )
+    if weight.input_order_E is None:
+        return w_NE
+    in_order_NE = torch.empty_like(w_NE)
+    return in_order_NE.index_copy_(1, weight.input_order_E, w_NE)
+
+
+def weight_constants(weight: QuantisedWeight) -> dict[str, Any]:
+    """What every kernel that reads a weight is compiled for."""
+    block_j = BLOCK_J
+    # one group a row may be of any length; then its one scale serves every block
+    group_size = weight.group_size
+    group_j = group_size * weight.num_bits // 8
+    assert group_j % block_j == 0 or block_j % group_j == 0 or group_size == weight.num_inputs
+    return {
+        "N": weight.num_outputs,
+        "K": weight.num_inputs,
+        "BITS": weight.num_bits,
+        "GROUP": group_size,
+        "HAS_OFFSETS": weight.offsets_NG is not None,
+        "BLOCK_N": BLOCK_N,
+        "BLOCK_J": block_j,
+    }
+
+
+MOST_FEW_ROWS = 64
+
+_PROGRAMS_WANTED = 264
+"""Two for each of the 132 multiprocessors of an H200; a constant, because results depend on it."""
+_LEAST_STEPS_A_SPLIT = 4
+_REDUCED_AT_ONCE = 512
+_ROWS_A_LAUNCH = 1024
+"""Bounds the memory of the parts that are still to be added."""
+
+
+def reference_quantised_linear(
+    x_TE: torch.Tensor, weight: QuantisedWeight, bias_N: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The specification: the weight is rounded to the dtype of x, all else is float32."""
+    w_NE = dequantise(weight).to(x_TE.dtype).float()
+    return F.linear(x_TE.float(), w_NE, None if bias_N is None else bias_N.float())
+
+
+def choose_splits(num_outputs: int, num_bytes_a_row: int) -> int:
+    """Parts that E is cut into: a power of two that fills the device, at most 16."""
+    steps = triton.cdiv(num_bytes_a_row, BLOCK_J)
+    programs = triton.cdiv(num_outputs, BLOCK_N)
+    splits = 1
+    while (
+        splits < 16
+        and programs * splits * 2 <= _PROGRAMS_WANTED
+        and steps >= splits * 2 * _LEAST_STEPS_A_SPLIT
+    ):
+        splits *= 2
+    return splits
+
+
+def choose_tile_rows(num_rows: int, dtype: torch.dtype, *, batch_invariant: bool) -> int | None:
+    """Rows of the kernel's tile; None: the weight is widened for so many rows."""
+    if num_rows > MOST_FEW_ROWS and not batch_invariant:
+        return None
+    if dtype == torch.float32:  # it has no tensor cores: more would only fill the registers
+        return 16
+    return MOST_FEW_ROWS if batch_invariant else max(16, triton.next_power_of_2(num_rows))
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _few_rows_kernel(
+    x_ptr,  # [T, K], rows `x_stride` apart
+    packed_ptr,  # uint8 or int8 [N, J]
+    scales_ptr,  # [N, G]
+    offsets_ptr,  # [N, G]; unused without HAS_OFFSETS
+    bias_ptr,  # [N]; unused without HAS_BIAS
+    out_ptr,  # [T, N] in the dtype of x; with SPLITS > 1, float32 [SPLITS, T, N]
+    num_rows,
+    x_stride,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    BITS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HAS_OFFSETS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_J: tl.constexpr,
+):
+    J: tl.constexpr = K * BITS // 8
+    STEPS: tl.constexpr = (J + BLOCK_J - 1) // BLOCK_J
+    SPLIT_STEPS: tl.constexpr = (STEPS + SPLITS - 1) // SPLITS
+    split = tl.program_id(1)
+    m_M = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
+    valid_M = m_M < num_rows
+    n_N = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    x_M = x_ptr + m_M.to(tl.int64) * x_stride
+    acc_NM = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
+    for step in range(SPLIT_STEPS):
+        # a split's steps past the end have masks that are empty, and add zeros
+        j_start = (split * SPLIT_STEPS + step) * BLOCK_J
+        low_NJ, high_NJ = load_scaled(
+            packed_ptr, scales_ptr, offsets_ptr, n_N, j_start, N, J, BITS, GROUP * BITS // 8,
+            HAS_OFFSETS, N % BLOCK_N == 0 and J % BLOCK_J == 0 and STEPS % SPLITS == 0,
+            BLOCK_N, BLOCK_J,
+        )  # fmt: skip
+        j_J = j_start + tl.arange(0, BLOCK_J)
+        valid_JM = (j_J < J)[:, None] & valid_M[None, :]
+        k_J = j_J if BITS == 8 else j_J // 16 * 32 + j_J % 16
+        x_low_JM = tl.load(x_M[None, :] + k_J[:, None], mask=valid_JM, other=0.0)
+        acc_NM = tl.dot(low_NJ.to(x_low_JM.dtype), x_low_JM, acc_NM, input_precision="ieee")
+        if BITS == 4:
+            x_high_JM = tl.load(x_M[None, :] + k_J[:, None] + 16, mask=valid_JM, other=0.0)
+            acc_NM = tl.dot(high_NJ.to(x_low_JM.dtype), x_high_JM, acc_NM, input_precision="ieee")
+    if HAS_BIAS and SPLITS == 1:
+        acc_NM += tl.load(bias_ptr + n_N, mask=n_N < N, other=0.0).to(tl.float32)[:, None]
+    row_M = split.to(tl.int64) * num_rows + m_M
+    out_NM = out_ptr + row_M[None, :] * N + n_N[:, None]
+    keep_NM = (n_N < N)[:, None] & valid_M[None, :]
+    tl.store(out_NM, acc_NM.to(out_ptr.dtype.element_ty), mask=keep_NM)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _add_parts_kernel(
+    parts_ptr,  # float32 [SPLITS, T, N]
+    bias_ptr,  # [N]; unused without HAS_BIAS
+    out_ptr,  # [T, N]
+    num_rows,
+    N: tl.constexpr,
+    SPLITS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    n_N = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    sum_N = tl.zeros((BLOCK_N,), dtype=tl.float32)
+    for split in tl.static_range(SPLITS):
+        sum_N += tl.load(parts_ptr + (split * num_rows + row) * N + n_N, mask=n_N < N, other=0.0)
+    if HAS_BIAS:
+        sum_N += tl.load(bias_ptr + n_N, mask=n_N < N, other=0.0).to(tl.float32)
+    tl.store(out_ptr + row * N + n_N, sum_N.to(out_ptr.dtype.element_ty), mask=n_N < N)
+
+
+def quantised_linear(
+    x_TE: torch.Tensor,
+    weight: QuantisedWeight,
+    bias_N: torch.Tensor | None = None,
+    *,
+    batch_invariant: bool = False,
+) -> torch.Tensor:
+    """`x @ W.T + bias` -> [T, N] in the dtype of x, W rounded to that dtype, sums in float32.
+
+    One or two launches up to 64 rows; above, the whole weight is widened first. Both are safe in a
+    CUDA graph. See the module's docstring for what does not depend on the batch.
+
+    Args:
+        x_TE: float32, float16 or bfloat16; the last dimension contiguous.
+        bias_N: contiguous; the dtype of x.
+        batch_invariant: one kernel in one tile for every number of rows, slower for few and many.
+    """
+    num_outputs, device = weight.num_outputs, x_TE.device
+    shape = (x_TE.shape[0], weight.num_inputs)
+    check_tensor("x_TE", x_TE, shape, FLOATS, device, contiguous_dims=1)
+    if bias_N is not None:
+        check_tensor("bias_N", bias_N, (num_outputs,), x_TE.dtype, device)
+    num_rows = x_TE.shape[0]
+    block_m = choose_tile_rows(num_rows, x_TE.dtype, batch_invariant=batch_invariant)
+    if block_m is None:
+        return F.linear(x_TE, dequantise_to(weight, x_TE.dtype), bias_N)
+    out_TN = torch.empty(num_rows, num_outputs, dtype=x_TE.dtype, device=x_TE.device)
+    if weight.input_order_E is not None and num_rows:
+        x_TE = x_TE.index_select(1, weight.input_order_E)
+    for start in range(0, num_rows, _ROWS_A_LAUNCH):
+        rows = slice(start, start + _ROWS_A_LAUNCH)
+        _multiply(x_TE[rows], weight, bias_N, out_TN[rows], block_m)
+    return out_TN
+
+
+def _multiply(
+    x_TE: torch.Tensor,
+    weight: QuantisedWeight,
+    bias_N: torch.Tensor | None,
+    out_TN: torch.Tensor,
+    block_m: int,
+) -> None:
+    """The product by the kernel, in tiles of `block_m` rows; writes `out_TN`."""
+    num_rows, num_outputs = out_TN.shape
+    splits = choose_splits(num_outputs, weight.packed_NJ.shape[1])
+    parts = out_TN
+    if splits > 1:
+        parts = torch.empty(splits, num_rows, num_outputs, dtype=torch.float32, device=x_TE.device)
+    _few_rows_kernel[(triton.cdiv(num_outputs, BLOCK_N), splits, triton.cdiv(num_rows, block_m))](
+        x_TE,
+        weight.packed_NJ,
+        weight.scales_NG,
+        weight.offsets_NG,
+        bias_N,
+        parts,
+        num_rows,
+        x_TE.stride(0),
+        **weight_constants(weight),
+        HAS_BIAS=bias_N is not None,
+        SPLITS=splits,
+        BLOCK_M=block_m,
+        num_warps=4,
+        num_stages=4,
+    )
+    if splits > 1:
+        add_parts(parts, bias_N, out_TN)
+
+
+def add_parts(parts: torch.Tensor, bias_N: torch.Tensor | None, out_TN: torch.Tensor) -> None:
+    """`out = sum of parts + bias`, in the parts' order: float32 [SPLITS, T, N], contiguous."""
+    splits, num_rows, num_outputs = parts.shape
+    _add_parts_kernel[(num_rows, triton.cdiv(num_outputs, _REDUCED_AT_ONCE))](
+        parts,
+        bias_N,
+        out_TN,
+        num_rows,
+        N=num_outputs,
+        SPLITS=splits,
+        HAS_BIAS=bias_N is not None,
+        BLOCK_N=_REDUCED_AT_ONCE,
+        num_warps=4,
+    )
