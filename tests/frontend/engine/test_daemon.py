@@ -13,7 +13,7 @@ import frontend.engine.daemon
 from frontend import LLM, AsyncLLM, EngineDied, EngineStartError, InvalidInput, SamplingParams
 from frontend.engine.daemon import ChildDaemon
 
-_CHILD = str(Path(__file__).with_name("child_engine.py"))
+_CHILD = str(Path(__file__).parents[1] / "child_engine.py")
 
 
 @pytest.fixture
