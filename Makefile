@@ -20,7 +20,7 @@ export HF_HUB_OFFLINE ?= 1
 export REQUIRE_NATIVE_KERNELS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev model demo audit test test-all test-emulated check lint types imports unit simulate-faults fuzz fuzz-server chaos soak bench clean
+.PHONY: help install install-dev model demo audit test test-all test-emulated check lint types imports requirements unit simulate-faults fuzz fuzz-server chaos soak bench clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -63,6 +63,9 @@ types: install-dev
 imports: install-dev
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python tests/requirements_list.py --check
+
+requirements: install-dev  ## every required behaviour, and the tests that prove it
+	@$(BIN)/python tests/requirements_list.py
 
 unit: install-dev
 	$(PYTEST_PARALLEL) -m 'not slow' --hypothesis-profile=check $(addprefix --ignore=tests/,$(SLOW_FOLDERS))

@@ -1,4 +1,4 @@
-"""Writes docs/requirements.md: every required behaviour, and the tests that prove it."""
+"""Prints every required behaviour, and the tests that prove it."""
 
 import ast
 import csv
@@ -15,11 +15,11 @@ ROOT = Path(__file__).parents[1]
 STATES = ("done", "scheduler only", "planned", "not applicable", "open")
 _ID = r"S\d{3}(?:-S\d{3})?"
 _PROVES = re.compile(rf"\b[Pp]roves ({_ID}(?:(?:, and|,| and) {_ID})*)")
-_HELP = """Writes docs/requirements.md from docs/requirements.csv (id, section, name, state, why)
-and from the tests. A test proves rows by a sentence in its docstring: `Proves S001, S004-S006.`;
-the docstring of a module or class speaks for all its tests. A proven row is done, unless the table
-says "scheduler only": nothing but the tests of the scheduler reaches it yet. "planned" and
-"not applicable" are for rows that no test proves."""
+_HELP = """Prints a page from docs/requirements.csv (id, section, name, state, why) and the tests.
+A test proves rows by a sentence in its docstring: `Proves S001, S004-S006.`; the docstring of a
+module or class speaks for all its tests. A proven row is done, unless the table says "scheduler
+only": nothing but the tests of the scheduler reaches it yet. "planned" and "not applicable" are
+for rows that no test proves."""
 
 app = App(name="requirements_list", help=_HELP, result_action="return_value")
 
@@ -129,15 +129,14 @@ def state_of(row: Row, proofs: list[Proof]) -> str:
 
 
 def page(rows: list[Row], proofs: dict[str, list[Proof]]) -> str:
-    """The whole of docs/requirements.md."""
+    """All rows by section, in Markdown."""
     states = [state_of(row, proofs[row.id]) for row in rows]
     lines = [
         "# Required behaviour",
         "",
-        "Written by `tests/requirements_list.py` from `requirements.csv` and from what the tests",
-        "say that they prove; not to be edited. The names are those of the scheduler designs that",
-        "the rows come from; what counts is the behaviour. A row is done if tests prove it, and",
-        "scheduler only if tests prove it and nothing but the scheduler's tests reaches it yet.",
+        "Names are those of the scheduler designs that the rows come from; what counts is the",
+        "behaviour. A row is done if tests prove it, and scheduler only if tests prove it and",
+        "nothing but the scheduler's tests reaches it yet.",
         "",
         "| state | rows |",
         "|---|---|",
@@ -172,35 +171,26 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def lost_rows(old_page: str, proofs: dict[str, list[Proof]]) -> list[str]:
-    """Rows that the page calls proven and that no test proves any more."""
-    proven = re.findall(r"^\| (S\d{3}) .* \| (?:done|scheduler only) \|", old_page, re.MULTILINE)
-    return [row_id for row_id in proven if not proofs.get(row_id)]
-
-
 @app.default
 def main(
     *,
     check: Annotated[
-        bool, Parameter(help="Write nothing; fail if the page is out of date.", negative="")
+        bool, Parameter(help="Print problems alone; a row without a proof is one.", negative="")
     ] = False,
     root: Annotated[Path, Parameter(show=False)] = ROOT,
 ) -> int:
-    """Returns the exit status: 1 if something is wrong with the page, the table or a docstring."""
-    path = root / "docs" / "requirements.md"
+    """Returns the exit status: 1 if something is wrong with the table or a docstring."""
     rows, proofs, problems = collect(root)
-    old_page, wanted = path.read_text() if path.exists() else "", page(rows, proofs)
     if check:
         problems += [
-            f"{row_id} was done, and no test says any more that it proves it"
-            for row_id in lost_rows(old_page, proofs)
+            f"{row.id} is proven by no test; write `Proves {row.id}.` in one that does"
+            for row in rows
+            if state_of(row, proofs[row.id]) == "open"
         ]
-        if old_page != wanted:
-            problems.append("docs/requirements.md is out of date; run tests/requirements_list.py")
     else:
-        path.write_text(wanted)
+        print(page(rows, proofs), end="")
     for problem in problems:
-        print(problem)
+        print(problem, file=sys.stderr)
     return int(bool(problems))
 
 
