@@ -1,0 +1,47 @@
+"""The pages of the project: links lead somewhere, raw figures belong to a page, tables fit."""
+
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+NAMES = [page.relative_to(ROOT).as_posix() for page in PAGES]
+_CODE = re.compile(r"^```.*?^```|`[^`\n]+`", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\]\(([^()\s]+)\)")
+
+
+def links_of(page: Path) -> list[str]:
+    return _LINK.findall(_CODE.sub("", page.read_text()))
+
+
+@cache
+def anchors_of(page: Path) -> set[str]:
+    """GitHub's anchors of a page's headings."""
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"(?ms)^```.*?^```", "", page.read_text()), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_every_link_of_a_page_leads_to_a_file_and_a_heading(page):
+    dead = []
+    for link in links_of(page):
+        file, _, anchor = link.partition("#")
+        target = (page.parent / file).resolve() if file else page
+        if "://" not in link and not (
+            target.exists() and (not anchor or anchor in anchors_of(target))
+        ):
+            dead.append(link)
+    assert not dead
+
+
+def test_every_raw_figure_belongs_to_a_page():
+    raw = {path.name for path in (ROOT / "docs" / "benchmarks").iterdir()}
+    named = "".join(page.read_text() for page in PAGES)
+    assert not {name for name in raw if f"benchmarks/{name}" not in named}
+
+
+def test_the_page_of_figures_is_short():
+    assert len((ROOT / "docs" / "benchmarks.md").read_text().splitlines()) <= 250
