@@ -1,53 +1,43 @@
-"""Runs all checks and timings of a GPU machine, and writes one JSON document.
+"""Times kernels, whole steps and the daemon on a machine with a GPU; writes one JSON document.
 
-    python3 scripts/gpu_run.py --json run.json [--wheels DIR] [--only TEXT]
+    python3 scripts/gpu_run.py --json run.json [--only TEXT]
 
-Needs torch, triton, transformers and numpy. What else is missing comes from a folder of wheels, by
-default the one that `python3 -m scripts.gpu.carry` fills, unpacked to a temporary folder. The
-document is rewritten as results come; what the time limit cut off stands in it as "not run". Exit
-code 0, 1 if something failed or did not run, 2 for wrong options, 130 after Ctrl-C.
+Needs torch, triton, transformers and numpy; what else is missing comes from the folder that
+`python3 -m scripts.gpu.carry` fills. The document is rewritten as results come; what the time limit
+cut off stands in it as "not run". Exit code 0, 1 if something failed or did not run, 2 for wrong
+options, 130 after Ctrl-C.
 """
 
-import argparse
-import contextlib
+import functools
 import json as json_format
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from scripts.gpu.carry import CARRIED, commit_of
-from scripts.gpu.processes import CHECKS_AT_ONCE, ROOT, check_file, run_worker, unpacked_wheels
+from scripts.gpu.carry import CARRIED, ROOT, commit_of
+
+sys.path.append(str(CARRIED))  # what is installed comes first
+
+from cyclopts import Parameter
+
+from scripts.command_line import make_app, run_app
 from scripts.gpu.timing import FAMILIES, Instruction, Row, load_family
+from scripts.gpu.worker_process import run_worker
 
-FILE_LIMIT_S = 180.0
-"""A file of checks or a family of timings that takes longer hangs."""
-SHARE_OF_CHECKS = 0.55
-"""Of the time limit, after which no check begins or goes on: the rest is for timings."""
-FIRST = ("whole_models", "batch_invariance")
-"""They take longest: begun last, everything would wait for them."""
-ALONE = "daemon"
-"""In the names of files that run when all others have ended: a daemon measures the device's memory,
-and must not take what its neighbours do there for its own."""
-FINE = ("passed", "timed", "measured")
+FAMILY_LIMIT_S = 180.0
+"""A family of timings that takes longer hangs."""
+FINE = ("timed", "measured")
 
-
-def find_checks(only: str, *, uses_gpu: bool) -> list[str]:
-    """Files of tests in the order in which they begin; a GPU runs the interpreter's too."""
-    folders = [ROOT / "tests" / "gpu"] + [ROOT / "tests" / "kernels" / "triton"] * uses_gpu
-    files = [str(p.relative_to(ROOT)) for f in folders for p in sorted(f.glob("test_*.py"))]
-    files.sort(key=lambda file: not any(name in file for name in FIRST))
-    return [file for file in files if only in file]
+app = make_app("gpu_run", __doc__)
 
 
 class GpuRun:
-    """A run of everything, phase by phase; `save` gets the document after each. Without a GPU all
-    checks are skipped, and nothing is timed."""
+    """A run of everything, family by family; `save` gets the document after each. Without a GPU
+    nothing is timed."""
 
     def __init__(
         self,
@@ -64,44 +54,30 @@ class GpuRun:
         self._start_s = clock()
         self._limit_s = time_limit_s
         self.document: dict[str, Any] = {"commit": commit_of(ROOT), "seed": seed}
-        self.document |= {"device": None, "ceilings": None}
-        self.document |= {"checks": [], "timings": []}
+        self.document |= {"device": None, "ceilings": None, "timings": []}
 
     def execute(self) -> dict[str, Any]:
-        """All phases. Returns the document."""
+        """All families. Returns the document."""
         self._measure_ceilings()
-        files = find_checks(self._only, uses_gpu=self._uses_gpu)
-        alone = [file for file in files if ALONE in file]
-        with ThreadPoolExecutor(CHECKS_AT_ONCE) as pool:
-            for rows in pool.map(self._check, [file for file in files if file not in alone]):
-                self._add("checks", rows)
-        for file in alone:
-            self._add("checks", self._check(file))
         for family in FAMILIES:
-            self._add("timings", self._time(family))
+            self.document["timings"] += self._time(family)
+            self._save(self.document)
         self.document["seconds"] = round(self._clock() - self._start_s, 1)
         self._save(self.document)
         return self.document
 
-    def _seconds_left(self, limit_s: float) -> float:
-        return min(self._start_s + limit_s - self._clock(), FILE_LIMIT_S)
+    def _seconds_left(self) -> float:
+        return min(self._start_s + self._limit_s - self._clock(), FAMILY_LIMIT_S)
 
     def _measure_ceilings(self) -> None:
         if not self._uses_gpu:
             self.document["why_no_ceilings"] = "torch sees no GPU"
             return
-        seconds = self._seconds_left(self._limit_s)
-        rows, lost = run_worker(Instruction("", "", seconds, self._seed))
+        rows, lost = run_worker(Instruction("", "", self._seconds_left(), self._seed))
         if rows:
             self.document |= rows[0]
         else:
             self.document["why_no_ceilings"] = (lost or {}).get("why", "no result")
-
-    def _check(self, file: str) -> list[Row]:
-        seconds = self._seconds_left(SHARE_OF_CHECKS * self._limit_s)
-        if seconds <= 0:
-            return [{"file": file, "name": file, "state": "not run", "why": "time limit"}]
-        return check_file(file, seconds, self._seed, uses_gpu=self._uses_gpu)
 
     def _time(self, family: str) -> list[Row]:
         only = "" if self._only in family else self._only
@@ -117,7 +93,7 @@ class GpuRun:
             why = f"no ceilings: {self.document['why_no_ceilings']}"
             lost = {"state": "not run", "why": why}
         elif any(names.values()):
-            while (seconds := self._seconds_left(self._limit_s)) > 0:
+            while (seconds := self._seconds_left()) > 0:
                 ceilings = self.document["ceilings"]
                 instruction = Instruction(family, only, seconds, self._seed, ceilings, tuple(done))
                 new, ended = run_worker(instruction)
@@ -137,18 +113,14 @@ class GpuRun:
         device = (self.document["device"] or {}).get("name")
         return [row | {"device": device} for row in rows]
 
-    def _add(self, kind: str, rows: list[Row]) -> None:
-        self.document[kind] += rows
-        self._save(self.document)
-
 
 def _lost_rows(group: str, names: list[str], known: set[str], lost: Row) -> list[Row]:
     return [{"group": group, "name": name} | lost for name in names if name not in known]
 
 
 def as_table(document: dict[str, Any]) -> str:
-    """What passed as a count, what did not by name, then timings and figures."""
-    checks, timings = document["checks"], document["timings"]
+    """What was not timed, then timings and figures."""
+    timings = document["timings"]
     if document["ceilings"] is None:
         lines = [f"no ceilings: {document['why_no_ceilings']}"]
     else:
@@ -157,9 +129,7 @@ def as_table(document: dict[str, Any]) -> str:
             f"{document['device']['name']}: copy {copy / 1e12:.2f} TB/s, "
             f"bf16 product {product / 1e12:.0f} TFLOP/s; commit {document['commit']}"
         ]
-    states = Counter(row["state"] for row in checks)
-    lines.append("checks: " + ", ".join(f"{number} {state}" for state, number in states.items()))
-    wrong = [row for row in checks + timings if row["state"] not in (*FINE, "skipped")]
+    wrong = [row for row in timings if row["state"] not in FINE]
     lines += [f"  {row['state']}: {row['name']}: {row.get('why', '')}" for row in wrong]
     timed = [row for row in timings if row["state"] == "timed"]
     width = max((len(row["name"]) for row in timed), default=0)
@@ -188,62 +158,35 @@ def _timing_line(row: dict[str, Any], width: int) -> str:
     return f"{row['name']:{width}}" + "".join(f"{cell:>10}" for cell in cells)
 
 
-def main(arguments: list[str]) -> int:
-    """Run one command line. Returns the exit code."""
-    with contextlib.ExitStack() as wheels:
-        # read before the library of command lines, which may be among them
-        parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-        parser.add_argument("--wheels", nargs="?", type=Path)
-        folder = parser.parse_known_args(arguments)[0].wheels
-        if folder is None and any(CARRIED.glob("*.whl")):
-            folder = CARRIED
-        if folder is not None:
-            try:
-                wheels.enter_context(unpacked_wheels(folder))
-            except OSError as error:
-                print(f"gpu_run: {error}", file=sys.stderr)
-                return 2
-        from cyclopts import Parameter
+@app.default
+def gpu_run(
+    *,
+    json: Annotated[Path | None, Parameter(help="Write the document there.")] = None,
+    only: Annotated[str, Parameter(help="Families, groups and names with this in them.")] = "",
+    time_limit: Annotated[float, Parameter(help="Seconds for everything.")] = 560.0,
+    seed: Annotated[int | None, Parameter(help="Of all inputs; default: a new one.")] = None,
+) -> int:
+    """Time."""
+    import torch
 
-        from scripts.command_line import make_app, run_app
+    def save(document: dict[str, Any]) -> None:
+        if json is not None:
+            json.write_text(json_format.dumps(document, indent=1) + "\n")
 
-        app = make_app("gpu_run", __doc__)
+    run = GpuRun(
+        only=only,
+        time_limit_s=time_limit,
+        seed=int(time.time()) if seed is None else seed,
+        uses_gpu=torch.cuda.is_available(),
+        save=save,
+    )
+    document = run.execute()
+    print(as_table(document))
+    rows = document["timings"]
+    return int(any(row["state"] not in FINE for row in rows) or not rows)
 
-        @app.default
-        def gpu_run(
-            *,
-            json: Annotated[Path | None, Parameter(help="Write the document there.")] = None,
-            wheels: Annotated[Path | None, Parameter(help="Folder of missing packages.")] = None,
-            only: Annotated[
-                str,
-                Parameter(help="Files of checks, groups and names of timings with this in them."),
-            ] = "",
-            time_limit: Annotated[float, Parameter(help="Seconds for everything.")] = 560.0,
-            seed: Annotated[
-                int | None, Parameter(help="Of all inputs; default: a new one.")
-            ] = None,
-        ) -> int:
-            """Check and time."""
-            import torch
 
-            def save(document: dict[str, Any]) -> None:
-                if json is not None:
-                    json.write_text(json_format.dumps(document, indent=1) + "\n")
-
-            run = GpuRun(
-                only=only,
-                time_limit_s=time_limit,
-                seed=int(time.time()) if seed is None else seed,
-                uses_gpu=torch.cuda.is_available(),
-                save=save,
-            )
-            document = run.execute()
-            print(as_table(document))
-            rows = document["checks"] + document["timings"]
-            return int(any(row["state"] not in FINE for row in rows) or not rows)
-
-        return run_app(app, arguments, refused=())
-
+main = functools.partial(run_app, app, refused=())
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

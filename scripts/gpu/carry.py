@@ -1,5 +1,5 @@
 """What a machine with a GPU and without a network needs beside the tree: `python3 -m
-scripts.gpu.carry [3.12]` fills a folder with wheels for that Python, and the commit's name."""
+scripts.gpu.carry [3.12]` fills a folder with packages for that Python, and the commit's name."""
 
 import subprocess
 import sys
@@ -37,8 +37,8 @@ def main(arguments: list[str]) -> int:
     version = arguments[0] if arguments else "3.12"
     CARRIED.mkdir(parents=True, exist_ok=True)
     (CARRIED / _COMMIT).write_text(f"{commit_of(ROOT)}\n")
-    command = [sys.executable, "-m", "pip", "download", "--dest", str(CARRIED), "--no-deps"]
-    command += ["--only-binary=:all:", "--python-version", version]
+    command = [sys.executable, "-m", "pip", "install", "--target", str(CARRIED), "--upgrade"]
+    command += ["--no-deps", "--no-compile", "--only-binary=:all:", "--python-version", version]
     for platform in _PLATFORMS:
         command += ["--platform", platform]
     return subprocess.run([*command, *_PACKAGES], check=False).returncode

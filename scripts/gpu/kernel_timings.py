@@ -17,8 +17,6 @@ from kernels.triton.linear.fp8 import float8_linear, prepare_float8
 from kernels.triton.linear.quantised import quantised_linear as packed_linear
 from kernels.triton.linear.quantised_weights import quantise
 from kernels.triton.norm import add_rms_norm
-from scripts.gpu import skinny_linear
-from scripts.gpu.skinny_linear import SkinnyLinear
 from scripts.gpu.timing import TimingGroup, Work
 from tests.gpu.checks import (
     activation,
@@ -108,20 +106,10 @@ def time_swaps(pairs: int, num_layers: int, *, device: str = "cuda") -> Work:
 LINEARS: dict[str, tuple[Callable[..., Any], Callable[[torch.Tensor, Any], object], float]] = {
     "torch linear bf16": (torch.Tensor.bfloat16, F.linear, 2.0),
     "own linear bf16": (torch.Tensor.bfloat16, own_linear, 2.0),
-    "split-K linear bf16": (
-        lambda weight_NE: SkinnyLinear(weight_NE.bfloat16()),
-        lambda x_TE, weight: weight.multiply(x_TE),
-        2.0,
-    ),
     "fp8 linear": (
         lambda weight: prepare_float8(*reference_quantise_rows(weight)),
         float8_linear,
         1.0,
-    ),
-    "fp8 linear in blocks": (
-        lambda weight: prepare_float8(*reference_quantise_rows(weight, grouped=True)),
-        float8_linear,
-        1 + 4 / 128,
     ),
     "int8 linear": (partial(quantise, num_bits=8, group_size=128), packed_linear, 1 + 4 / 128),
     "int4 linear": (partial(quantise, num_bits=4, group_size=128), packed_linear, 0.5 + 4 / 128),
@@ -278,7 +266,6 @@ def product_timings() -> list[TimingGroup]:
     narrow = [(rows, *shape) for shape in NARROW for rows in (1, 16)]
     packed = [(1, 4096, 28672), (16, 4096, 28672), (64, 4096, 28672), (1, 4096, 4096)]
     by_torch = partial(dense.check_linear, 63, 4096, 6144), dense.ROUNDING
-    by_splits = partial(skinny_linear.check, 16, 4096, 4096, BF16)
     own = partial(dense_linear.check, 63, 4096, 6144, BF16), dense_linear.ROUNDING
     rounded = partial(fp8_linear.check, 300, 4096, 3072), fp8_linear.ROUNDING
     routed = partial(moe.check, 1000, moe.QWEN3_MOE), moe.ROUNDING
@@ -294,7 +281,6 @@ def product_timings() -> list[TimingGroup]:
 
     return [
         group("torch linear bf16", by_torch, few + [case for case in narrow if case not in few]),
-        group("split-K linear bf16", (by_splits, dense.ROUNDING), narrow),
         group("own linear bf16", own, few + many),
         group("fp8 linear", rounded, wide),
         packed_group(8),

@@ -144,7 +144,6 @@ FAMILIES = {
     "daemon": "scripts.gpu.daemon_timings:daemon_timings",
     "steps": "scripts.gpu.step_timings:step_timings",
     "kernels": "scripts.gpu.kernel_timings:all_timings",
-    "peer": "scripts.gpu.daemon_timings:peer_timings",
     "long": "scripts.gpu.daemon_timings:long_timings",
 }
 """In the order of their worth, should time be up. A process of its own costs each some seconds."""

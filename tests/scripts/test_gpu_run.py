@@ -4,17 +4,23 @@ import json
 import math
 import subprocess
 import sys
-import time
 import weakref
-import zipfile
 from pathlib import Path
 
 import pytest
 import torch
 
 from scripts import gpu_run
-from scripts.gpu import carry, daemon_timings, kernel_timings, processes, step_timings, worker
-from scripts.gpu.timing import FAMILIES, Ceilings, TimingGroup, Work, load_family, run_group
+from scripts.gpu import carry, daemon_timings, kernel_timings, step_timings, worker, worker_process
+from scripts.gpu.timing import (
+    FAMILIES,
+    Ceilings,
+    Instruction,
+    TimingGroup,
+    Work,
+    load_family,
+    run_group,
+)
 from scripts.gpu_run import as_table
 from tests.gpu.checks import moe, rotary
 from tests.gpu.checks.paged_step import Heads
@@ -222,45 +228,15 @@ def test_the_daemon_is_measured():
     assert figures["num_compilations_after_ready"] == 0
 
 
-def test_a_file_of_tests_gives_a_row_a_test_and_what_a_dying_process_lost(tmp_path):
-    path = tmp_path / "test_these.py"
-    path.write_text(
-        "import os, pytest\n"
-        "pytestmark = pytest.mark.gpu\n"
-        "def test_a(): pass\n"
-        "def test_b(): assert 1 == 2\n"
-        "def test_c(): os._exit(134)\n"
-        "def test_d(): pass\n"
-    )
-    rows = processes.check_file(str(path), 60, 1, uses_gpu=False)
-    assert [row["state"] for row in rows] == ["passed", "failed", "error", "error"]
-    assert "1 == 2" in rows[1]["why"]
-    assert "its process ended with 134" in rows[3]["why"]
-
-
-def test_a_file_that_hangs_is_killed(tmp_path):
-    path = tmp_path / "test_slow.py"
-    path.write_text("import time\ntime.sleep(60)\n")
-    (row,) = processes.check_file(str(path), 1.0, 1, uses_gpu=False)
-    assert (row["state"], row["why"]) == ("not run", "its process was killed after 1 s")
-
-
-def test_wheels_can_be_imported_here_and_by_children_and_are_gone_afterwards(tmp_path):
-    with zipfile.ZipFile(tmp_path / "carried-1.2-py3-none-any.whl", "w") as wheel:
-        wheel.writestr("carried_module.py", "ANSWER = 41\n")
-    with zipfile.ZipFile(tmp_path / "msgspec-1.2-py3-none-any.whl", "w") as wheel:
-        wheel.writestr("msgspec/__init__.py", "raise ImportError('replaced')\n")
-    before = list(sys.path)
-    child = [sys.executable, "-c", "import carried_module, msgspec; print(carried_module.ANSWER)"]
-    with processes.unpacked_wheels(tmp_path):
-        done = subprocess.run(child, capture_output=True, text=True, check=True)
-    assert done.stdout == "41\n"
-    assert sys.path == before
-    with (
-        pytest.raises(FileNotFoundError, match="has no wheels"),
-        processes.unpacked_wheels(tmp_path / "none"),
-    ):
-        pass
+@pytest.mark.parametrize(
+    ("seconds", "lost"),
+    [(60, ("error", "KeyError: 'no family'")), (0, ("not run", "killed after 0 s"))],
+)
+def test_a_worker_that_fails_or_hangs_says_so(seconds, lost):
+    instruction = Instruction("no family", "", seconds, 1, {})
+    rows, ended = worker_process.run_worker(instruction)
+    assert (rows, ended["state"]) == ([], lost[0])
+    assert lost[1] in ended["why"]
 
 
 def make_run(monkeypatch, *, uses_gpu=True, clock=None, **answers):
@@ -268,7 +244,6 @@ def make_run(monkeypatch, *, uses_gpu=True, clock=None, **answers):
         return answers["ceilings"] if instruction.ceilings is None else answers["timings"]
 
     monkeypatch.setattr(gpu_run, "run_worker", worker)
-    monkeypatch.setattr(gpu_run, "check_file", lambda *_, **__: answers["checks"])
     saved = []
     run = gpu_run.GpuRun(
         only="sampling",
@@ -288,12 +263,10 @@ def test_a_worker_that_dies_leaves_its_rest_by_name(monkeypatch):
     timed = {"name": "sample free 1 x 151936", "group": "sampling free", "state": "timed"}
     timed |= {"median_us": 2.0}
     timed |= {"floor_us": 1.0, "of_floor": 0.5, "gigabytes_s": 2000.0}
-    failed = {"file": "f", "name": "f::b", "state": "failed", "why": "1 > 0"}
     run, saved = make_run(
         monkeypatch,
         ceilings=([MACHINE], None),
         timings=([timed], {"state": "error", "why": "its process ended with -6"}),
-        checks=[{"file": "f", "name": "f::a", "state": "passed"}, failed],
     )
     document = run.execute()
     states = {row["name"]: row for row in document["timings"]}
@@ -303,7 +276,7 @@ def test_a_worker_that_dies_leaves_its_rest_by_name(monkeypatch):
     assert json.loads(saved[-1]) == document
     table = as_table(document)
     assert "a GPU: copy 4.00 TB/s, bf16 product 800 TFLOP/s" in table
-    assert "  failed: f::b: 1 > 0" in table
+    assert "  error: sample free 64 x 151936: its process ended with -6" in table
     assert any(
         line.split()[-6:] == ["2.0", "0.0", "-", "1.0", "50", "%", "2000"][-6:]
         for line in table.splitlines()
@@ -328,7 +301,7 @@ def test_the_groups_behind_one_that_ends_its_process_go_on_in_another(monkeypatc
         left = [name for name in names if name not in instruction.skip]
         return [{"name": n, "state": "timed"} for name in left for n in names[name]], None
 
-    run, _ = make_run(monkeypatch, ceilings=([MACHINE], None), timings=[], checks=[])
+    run, _ = make_run(monkeypatch, ceilings=([MACHINE], None), timings=[])
     run._only = "sampl"
     monkeypatch.setattr(gpu_run, "run_worker", worker_that_dies)
     rows = {row["name"]: row for row in run.execute()["timings"] if "sampl" in row["name"]}
@@ -349,37 +322,13 @@ def test_everything_ends_in_570_seconds_though_every_process_takes_all_it_may(mo
         now_s[0] += instruction.seconds + 1
         return [], {"state": "not run", "why": "its process was killed"}
 
-    def slow_check(file, seconds, seed, *, uses_gpu):
-        now_s[0] += (seconds + 1) / processes.CHECKS_AT_ONCE
-        return [{"file": file, "name": file, "state": "passed"}]
-
-    run, _ = make_run(monkeypatch, clock=lambda: now_s[0], checks=[])
+    run, _ = make_run(monkeypatch, clock=lambda: now_s[0])
     run._only, run._limit_s = "", 560.0  # the option's default
     monkeypatch.setattr(gpu_run, "run_worker", slow_worker)
-    monkeypatch.setattr(gpu_run, "check_file", slow_check)
     document = run.execute()
     assert 540 < now_s[0] < 570
     named = {n for family in FAMILIES for group in load_family(family) for n in group.names()}
     assert {row["name"] for row in document["timings"]} == named
-
-
-def test_daemons_are_checked_when_nothing_else_takes_memory(monkeypatch):
-    running, seen = set(), []
-
-    def check(file, seconds, seed, *, uses_gpu):
-        running.add(file)
-        time.sleep(0.01)
-        seen.append((file, len(running)))
-        running.remove(file)
-        return []
-
-    run, _ = make_run(monkeypatch, ceilings=([MACHINE], None), timings=([], None), checks=[])
-    run._only = "test_"
-    monkeypatch.setattr(gpu_run, "check_file", check)
-    run.execute()
-    assert seen[-1] == ("tests/gpu/test_daemon.py", 1)
-    assert sum("daemon" in file for file, _ in seen) == 1
-    assert len(seen) > 20
 
 
 def test_the_commit_is_gits_or_what_was_written_into_a_copy_without_git(tmp_path):
@@ -397,33 +346,28 @@ def test_the_commit_is_gits_or_what_was_written_into_a_copy_without_git(tmp_path
 def test_what_the_time_limit_cut_off_is_not_run(monkeypatch):
     times = iter([0.0, *[1000.0] * 100])
     run, _ = make_run(
-        monkeypatch, clock=lambda: next(times), ceilings=([MACHINE], None), checks=[], timings=[]
+        monkeypatch, clock=lambda: next(times), ceilings=([MACHINE], None), timings=[]
     )
-    document = run.execute()
-    rows = document["checks"] + document["timings"]
+    rows = run.execute()["timings"]
     assert {(row["state"], row["why"]) for row in rows} == {("not run", "time limit")}
 
 
 def test_without_a_gpu_nothing_is_timed_and_the_document_says_so(monkeypatch):
-    run, _ = make_run(monkeypatch, uses_gpu=False, checks=[])
+    run, _ = make_run(monkeypatch, uses_gpu=False)
     document = run.execute()
     assert {row["why"] for row in document["timings"]} == {"no ceilings: torch sees no GPU"}
     assert "no ceilings: torch sees no GPU" in as_table(document)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_the_command_skips_checks_without_a_gpu(tmp_path):
+def test_the_command_writes_a_document_without_a_gpu(tmp_path):
     path = tmp_path / "run.json"
-    command = [sys.executable, "scripts/gpu_run.py", "--json", str(path), "--only", "test_sampling"]
+    command = [sys.executable, "scripts/gpu_run.py", "--json", str(path), "--only", "sampl"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stderr
-    checks = json.loads(path.read_text())["checks"]
-    assert {row["state"] for row in checks} == {"skipped"}
-    assert "needs a GPU" in checks[0]["why"]
+    assert {row["state"] for row in json.loads(path.read_text())["timings"]} == {"not run"}
 
 
-def test_wrong_options_end_with_2_and_help_does_no_work(tmp_path, capsys):
+def test_wrong_options_end_with_2_and_help_does_no_work():
     assert gpu_run.main(["--tiem-limit", "3"]) == 2
-    assert gpu_run.main(["--wheels", str(tmp_path)]) == 2
-    assert "has no wheels" in capsys.readouterr().err
     assert gpu_run.main(["--help"]) == 0
