@@ -4,7 +4,6 @@
     python scripts/bench.py growth --picture docs/benchmarks/growth.svg
     python scripts/bench.py startup --options "--dtype float32"
     python scripts/bench.py restart --options "--dtype float32"
-    python scripts/bench.py bounds --num-requests 100000
     python scripts/bench.py isolation
     python scripts/bench.py offline
     python scripts/bench.py parallel --ways "-tp 3" "-pp 2"
@@ -12,9 +11,7 @@
     python scripts/bench.py speculation
     python scripts/bench.py structured-outputs
     python scripts/bench.py cpu-kernels --rows 1 64 --kinds float32 int8
-    python scripts/bench.py cpu-operations --only attention
-    python scripts/bench.py cpu-model --rows 1 32
-    python scripts/bench.py adapters --threads 1
+    python scripts/bench.py adapters
     python scripts/bench.py fleet --rate 8 12 16
     python scripts/bench.py embeddings --folder FOLDER --peers PYTHON
 
@@ -35,7 +32,6 @@ for name, text in {
     "growth": "How a step and a request grow with what the engine holds.",
     "startup": "From launch to ready and to the first token, and the daemon's memory.",
     "restart": "Time to first token after kill -9, with and without --prefix-cache-dir.",
-    "bounds": "Does a daemon grow under load? Memory, descriptors, threads, others' latency.",
     "isolation": "What the time to the first token tells of another tenant's prompts.",
     "offline": "Throughput and single-stream speed, through daemon and client library.",
     "parallel": "Workers of a share of the cores beside one of all, and their collectives.",
@@ -43,18 +39,13 @@ for name, text in {
     "speculation": "With drafts and without, on copy-heavy prompts and on chat.",
     "structured-outputs": "What following a JSON schema costs in a step.",
     "cpu-kernels": "The native dense products beside torch's prepacked ones.",
-    "cpu-operations": "Native CPU operations beside torch's, each alone.",
-    "cpu-model": "A whole model on the native CPU backend beside torch's.",
     "adapters": "Decode steps with adapters, and what requests without one pay for them.",
     "fleet": "Engines behind the HTTP server, beside what the simulator foretells of them.",
     "embeddings": "Sentences a second, in turn with sentence-transformers and onnxruntime.",
-    "cpu-overhead": "What of a decode step is spent inside the native library.",
 }.items():
-    module = {"cpu-overhead": "cpu_model", "cpu-kernels": "cpu_operations"}.get(
-        name, name.replace("-", "_")
-    )
     # imported when it runs: the scheduler's must not find torch
-    path = f"scripts.benchmarks.{module}:{name.replace('-', '_')}"
+    function = name.replace("-", "_")
+    path = f"scripts.benchmarks.{function}:{function}"
     app.command(path, name=name, help=text, help_epilogue="")
 
 

@@ -47,6 +47,7 @@ from scripts.comparison.workloads import (
 )
 from scripts.load.report import describe_run, log, write_document
 
+_TIMEOUT_S = 900.0
 app = make_app("compare_engines", __doc__)
 
 
@@ -95,8 +96,6 @@ def compare(
         Path | None,
         Parameter(help="Served if it is there, else written; default: a temporary file."),
     ] = None,
-    startup_timeout: float = 900.0,
-    workload_timeout: float = 900.0,
     logs: Annotated[Path | None, Parameter(help="A folder for the output of engines.")] = None,
     json: Annotated[Path | None, Parameter(help="Write the document here too.")] = None,
 ) -> int:
@@ -121,8 +120,8 @@ def compare(
             model=model,
             num_threads=threads or len(os.sched_getaffinity(0)),
             client_processes=client_processes,
-            startup_timeout_s=startup_timeout,
-            workload_timeout_s=workload_timeout,
+            startup_timeout_s=_TIMEOUT_S,
+            workload_timeout_s=_TIMEOUT_S,
             logs=logs,
         )
         run = run_resident_rounds if resident else run_rounds

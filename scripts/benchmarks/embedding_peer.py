@@ -1,5 +1,5 @@
 """Run by another Python, which has sentence-transformers and onnxruntime. A line of JSON is a list
-of batches of texts, run one by one; the answer is [seconds, CPU seconds, first vector].
+of batches of texts, run one by one; the answer has seconds, CPU seconds and the first vector.
 
     python embedding_peer.py sentence-transformers|onnxruntime FOLDER THREADS
 """
@@ -89,8 +89,12 @@ def main(kind: str, folder: str, num_threads: int) -> None:
         batches = json.loads(line)
         started_s, cpu_s = time.perf_counter(), time.process_time()
         vectors = [encode(texts) for texts in batches]
-        spent = time.perf_counter() - started_s, time.process_time() - cpu_s
-        print(json.dumps([*spent, [float(number) for number in vectors[0][0]]]), flush=True)
+        answer = {
+            "seconds": time.perf_counter() - started_s,
+            "cpu_s": time.process_time() - cpu_s,
+            "vector": [float(number) for number in vectors[0][0]],
+        }
+        print(json.dumps(answer), flush=True)
 
 
 if __name__ == "__main__":

@@ -2,19 +2,27 @@
 
 import json as json_format
 import math
-import os
 import random
 import re
 import statistics
-import subprocess
+import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from frontend import LLM, PoolingParams
-from scripts.benchmarks import Json, Repeat, cpu_seconds, report, running_daemon
+from scripts.benchmarks import (
+    START_TIMEOUT_S,
+    Json,
+    Repeat,
+    cpu_seconds,
+    report,
+    running_daemon,
+)
+from scripts.comparison.processes import EngineProcess, environment_for
 from scripts.load.report import log
 
 _PEER = Path(__file__).with_name("embedding_peer.py")
@@ -39,25 +47,14 @@ class Ours:
 class Peer:
     """Another library, in a process of its own."""
 
-    def __init__(self, python: str, kind: str, folder: str, num_threads: int) -> None:
-        command = [python, "-P", str(_PEER), kind, folder, str(num_threads)]
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env={**os.environ, "HF_HUB_OFFLINE": "1"},
-        )
+    def __init__(self, process: EngineProcess) -> None:
+        self._process = process
 
     def run(self, batches: list[list[str]]) -> tuple[float, float, list[float]]:
-        """As `Ours.run`. Raises RuntimeError: it has ended."""
-        assert self.process.stdin is not None and self.process.stdout is not None
-        print(json_format.dumps(batches), file=self.process.stdin, flush=True)
-        if not (line := self.process.stdout.readline()):
-            raise RuntimeError("the other Python has ended; has it sentence-transformers, onnx?")
-        elapsed_s, cpu_s, vector = json_format.loads(line)
-        return elapsed_s, cpu_s, vector
+        """As `Ours.run`. Raises EngineFailed: it has ended."""
+        self._process.write_line(json_format.dumps(batches))
+        answer = self._process.next_answer(START_TIMEOUT_S)
+        return answer["seconds"], answer["cpu_s"], answer["vector"]
 
 
 def sentences() -> list[str]:
@@ -86,28 +83,26 @@ def embeddings(
     command = ["--model", folder, "--num-threads", str(threads), *options.split()]
     running: dict[str, Ours | Peer] = {}
     times: dict[str, list[tuple[float, float]]] = {}
-    try:
-        with (
-            running_daemon(command) as (daemon, ready),
-            LLM(address=ready["address"]) as llm,
-        ):
-            running["engine-core"] = Ours(llm, daemon.pid)
-            for kind in ("onnxruntime", "sentence-transformers") if peers else ():
-                running[kind] = Peer(str(peers), kind, folder, threads)
-            for number in range(repeat + 1):
-                for batch, batches in work.items():
-                    first = None
-                    for name, each in running.items():
-                        elapsed_s, cpu_s, vector = each.run(batches)
-                        first = first or vector
-                        if math.dist(first, vector) > 1e-4 and not options:
-                            raise RuntimeError(f"{name} gives another vector")
-                        if number:  # the first run warms up
-                            times.setdefault(f"{name}, {batch}", []).append((elapsed_s, cpu_s))
-    finally:
-        for each in running.values():
-            if isinstance(each, Peer):
-                each.process.kill()
+    with ExitStack() as stack:
+        daemon, ready = stack.enter_context(running_daemon(command))
+        llm = stack.enter_context(LLM(address=ready["address"]))
+        running["engine-core"] = Ours(llm, daemon.pid)
+        logs = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        for kind in ("onnxruntime", "sentence-transformers") if peers else ():
+            words = [str(peers), "-P", str(_PEER), kind, folder, str(threads)]
+            environment = environment_for(threads, {})
+            process = EngineProcess(words, environment, logs / kind, answers=True)
+            running[kind] = Peer(stack.enter_context(process))
+        for number in range(repeat + 1):
+            for batch, batches in work.items():
+                first = None
+                for name, each in running.items():
+                    elapsed_s, cpu_s, vector = each.run(batches)
+                    first = first or vector
+                    if math.dist(first, vector) > 1e-4 and not options:
+                        raise RuntimeError(f"{name} gives another vector")
+                    if number:  # the first run warms up
+                        times.setdefault(f"{name}, {batch}", []).append((elapsed_s, cpu_s))
     counts = {batch: sum(map(len, batches)) for batch, batches in work.items()}
     figures: dict[str, Any] = {}
     for name, spent in times.items():

@@ -1,7 +1,6 @@
-"""Microseconds that the scheduler takes: a step, an arrival, a long queue, a step's messages."""
+"""Microseconds that the scheduler takes: a step, an arrival, a client that watches."""
 
 import gc
-import os
 import statistics
 import sys
 import time
@@ -24,11 +23,10 @@ from engine_core.scheduler import (
 from engine_core.scheduler.config import PolicyName
 from engine_core.server.clients import Client
 from protocol.calls import WatchScheduler
-from protocol.codec import decode_engine_message, encode
+from protocol.codec import encode
 from protocol.requests import Call, EngineRequest
 from protocol.sampling import SamplingParams
 from scripts.benchmarks import Json, report
-from scripts.comparison.processes import resident_bytes
 
 BLOCK_SIZE = 16
 PROMPT_LEN = 512
@@ -168,57 +166,6 @@ def measure_arrival(num_requests: int, policy: PolicyName) -> dict[str, float]:
     return parts | {"all": round(sum(parts.values()), 2)}
 
 
-def measure_queue(
-    num_running: int, lengths: Sequence[int], num_steps: int, policy: PolicyName
-) -> list[dict[str, Any]]:
-    """A step's time, and that of add_request, as the waiting queue grows."""
-    scheduler = make_scheduler(num_running, ADMISSION_BUDGET, policy)
-    admit_all(scheduler, make_requests(make_prompts(num_running, spread=True)))
-    tokens = make_prompts(1, spread=False)[0]
-    gc.collect()
-    empty_bytes = resident_bytes(os.getpid())
-    rows: list[dict[str, Any]] = []
-    num_waiting = 0
-    for length in lengths:
-        adding: list[float] = []
-        while num_waiting < length:
-            prompt = [num_waiting, *tokens[1:]]
-            request = make_request(f"waiting-{num_waiting}", prompt)
-            start = clock_us()
-            scheduler.add_request(request)
-            adding.append(clock_us() - start)
-            num_waiting += 1
-        del adding[:-1000]
-        gc.collect()
-        used_bytes = resident_bytes(os.getpid()) - empty_bytes
-        row: dict[str, Any] = {"num_waiting": length, "num_running": num_running}
-        if adding:
-            row["add_request"] = summary({"us": adding})["us"]
-            row["bytes_a_request"] = used_bytes // length
-        rows.append(row | summary(run_steps(scheduler, num_steps)))
-    assert scheduler.get_request_counts() == (num_running, max(lengths))
-    return rows
-
-
-def measure_messages(num_running: int, num_steps: int, policy: PolicyName) -> dict[str, Any]:
-    """A step's outputs, one client, as bytes and back."""
-    scheduler = make_scheduler(num_running, ADMISSION_BUDGET, policy)
-    admit_all(scheduler, make_requests(make_prompts(num_running, spread=True)))
-    times: dict[str, list[float]] = {"encode": [], "decode": []}
-    num_bytes = 0
-    for _ in range(num_steps):
-        plan = scheduler.schedule(now=0.0)
-        (outputs,) = scheduler.update_from_output(plan, sampled(plan), now=0.0).values()
-        start = clock_us()
-        frame = encode(outputs)
-        encoded = clock_us()
-        decode_engine_message(frame)
-        times["encode"].append(encoded - start)
-        times["decode"].append(clock_us() - encoded)
-        num_bytes = len(frame)
-    return {"num_running": num_running, "num_bytes": num_bytes} | summary(times)
-
-
 def measure_watching(num_running: int, num_steps: int, policy: PolicyName) -> dict[str, Any]:
     """What a client that watches costs: a step noted, and a snapshot of that many, encoded."""
     scheduler = make_scheduler(num_running, ADMISSION_BUDGET, policy)
@@ -256,11 +203,8 @@ def scheduler(
     as it does in the engine."""
     sizes = (4, 16) if quick else (64, 256, 1024, 4096)
     num_steps = 16 if quick else 256
-    queue = (0, 10, 100) if quick else (0, 1000, 10_000, 100_000)
     many = 16 if quick else 1024
     figures = {
-        # first, in a process that is still small
-        "queue": measure_queue(min(sizes), queue, num_steps, scheduling_policy),
         "decode": [
             measure_decode(size, num_steps, scheduling_policy, spread=spread)
             for size in sizes
@@ -268,7 +212,6 @@ def scheduler(
         ],
         "arrival": {"num_requests": many, "num_tokens": PROMPT_LEN}
         | measure_arrival(many, scheduling_policy),
-        "messages": measure_messages(many, num_steps, scheduling_policy),
         "watching": [measure_watching(size, num_steps, scheduling_policy) for size in sizes],
     }
     if "torch" in sys.modules:
@@ -281,14 +224,11 @@ def as_table(result: dict[str, Any]) -> str:
     heads = ("schedule", "update", "step", "cycle")
     lines = [f"{'a step: running decodes':34}" + "".join(f"{head:>10}" for head in heads)]
     for row in result["decode"]:
-        lines += [_step_line(f"{row['num_running']:,}, {row['block_boundaries']}", row)]
-    lines += ["", "a step: waiting requests"]
-    for row in result["queue"]:
-        line = _step_line(f"{row['num_waiting']:,} ({row['num_running']} run)", row)
-        if "add_request" in row:
-            add, size = row["add_request"]["median"], row["bytes_a_request"]
-            line += f"   add_request {add:.1f}, {size:,} bytes a request"
-        lines += [line]
+        numbers = [row[part]["median"] for part in ("schedule", "update", "step")]
+        name = f"{row['num_running']:,}, {row['block_boundaries']}"
+        lines.append(
+            f"{name:34}" + "".join(f"{n:>10,.0f}" for n in (*numbers, row["step"]["cycle"]))
+        )
     lines += ["", f"an arrival of {result['arrival']['num_tokens']} tokens"]
     lines += [f"{name:34}{value:>10,.1f}" for name, value in list(result["arrival"].items())[2:]]
     lines += ["", f"{'watched: running decodes':34}" + f"{'a step':>10}{'a snapshot':>12}"]
@@ -297,15 +237,4 @@ def as_table(result: dict[str, Any]) -> str:
         lines += [
             f"{row['num_running']:<34,}{noted:>10,.1f}{taken:>12,.0f}, {row['num_bytes']:,} bytes"
         ]
-    messages = result["messages"]
-    encoding, decoding = messages["encode"]["median"], messages["decode"]["median"]
-    title = f"outputs of a step, {messages['num_running']:,} running"
-    lines += ["", f"{title}: {messages['num_bytes']:,} bytes"]
-    return "\n".join([*lines, f"encode {encoding:,.0f}, decode {decoding:,.0f}"])
-
-
-def _step_line(name: str, row: dict[str, Any]) -> str:
-    numbers = [row[part]["median"] for part in ("schedule", "update", "step")]
-    return f"{name:34}" + "".join(
-        f"{number:>10,.0f}" for number in (*numbers, row["step"]["cycle"])
-    )
+    return "\n".join(lines)

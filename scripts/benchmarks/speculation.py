@@ -21,8 +21,6 @@ from scripts.benchmarks import (
 from scripts.benchmarks.speculation_prompts import chat_prompts, copy_prompts
 from scripts.load.report import log
 
-LEAST_COPIED = 0.6
-"""Of a prompt's 4-grams, in the plain greedy output."""
 _WEIGHTS = {"float32": ("--dtype", "float32"), "q4": ("--quantization", "int4")}
 _MOST_TOKENS = {"copy": 224, "chat": 96}
 
@@ -75,7 +73,7 @@ class _Engine:
 
 
 def _copied(plain: _Engine) -> list[str]:
-    """The prompts that this model copies."""
+    """The prompts of which this model's plain output repeats 60 % of the 4-grams."""
     texts = copy_prompts()
     outputs, _, _ = plain.run(texts, _MOST_TOKENS["copy"])
     return [text for text, output in zip(texts, outputs, strict=True) if _share(output) >= 0.6]

@@ -1,10 +1,8 @@
 """From launch to ready and to the first token, and the daemon's memory, in a process of its own."""
 
-import os
 import shlex
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +13,6 @@ from cyclopts import Parameter
 from frontend import AsyncLLM, run
 from scripts.benchmarks import (
     DEFAULT_MODEL,
-    START_TIMEOUT_S,
     Json,
     Model,
     Repeat,
@@ -25,15 +22,9 @@ from scripts.benchmarks import (
     report,
     running_daemon,
 )
-from scripts.comparison.engines import Conditions, ServerCommand, parse_server
 from scripts.comparison.figures import Figures, medians
-from scripts.comparison.processes import EngineFailed
-from scripts.comparison.rounds import warm_up_figures
-from scripts.comparison.workloads import Workload
-from scripts.load.requests import PlannedRequest
 
 PROMPT = list(range(1, 33))
-OURS = "engine-core"
 _USE_FROM_A_SCRIPT = """
 import sys
 from frontend import LLM, SamplingParams
@@ -49,43 +40,20 @@ def startup(
     model: Model = DEFAULT_MODEL,
     options: Annotated[str, Parameter(allow_leading_hyphen=True, help="Of the daemon.")] = "",
     repeat: Repeat = 3,
-    server: Annotated[
-        tuple[str, ...],
-        Parameter(help="NAME=COMMAND ... {port}: an OpenAI-compatible server. May be repeated."),
-    ] = (),
     json: Json = None,
-) -> int:
-    """Servers are launched in alternation with the daemon. The first launch is not counted: it
-    warms the file cache, and what is compiled or packed once is there from then on."""
-    servers = [parse_server(text) for text in server]
+) -> None:
+    """The first launch is not counted: it warms the file cache, and what is compiled or packed once
+    is there from then on."""
     words = shlex.split(options)
-    runs: dict[str, list[Figures]] = {OURS: [], **{one.name: [] for one in servers}}
-    if len(runs) <= len(servers):
-        names = ", ".join([OURS, *(one.name for one in servers)])
-        raise ValueError(f"two engines have one name: {names}; give them other names")
-    failed: dict[str, str] = {}
     measure_daemon(model, words)
+    runs = []
     for _ in range(repeat):
-        runs[OURS].append(measure_daemon(model, words))
+        runs.append(measure_daemon(model, words))
         if not words:
-            runs[OURS][-1] |= measure_clients(model)
-        for one in servers:
-            try:
-                runs[one.name].append(measure_server(one, model))
-            except EngineFailed as error:
-                failed[one.name] = str(error)
-    median_figures = {
-        name: {figure: round(value, 3) for figure, value in medians(each).items()}
-        for name, each in runs.items()
-        if each
-    }
-    lines = []
-    for name, figures in median_figures.items():
-        lines += [name, *(f"  {figure:32}{value:>16,}" for figure, value in figures.items())]
-    lines += [f"{name} failed: {reason}" for name, reason in failed.items()]
-    document = {"model": model, "options": options, "runs": runs, "median": median_figures}
-    report(document | {"failed": failed}, json, "\n".join(lines))
-    return 1 if failed else 0
+            runs[-1] |= measure_clients(model)
+    figures = {name: round(value, 3) for name, value in medians(runs).items()}
+    table = "\n".join(f"{name:32}{value:>16,}" for name, value in figures.items())
+    report({"model": model, "options": options, "runs": runs, "median": figures}, json, table)
 
 
 def measure_daemon(model: str, options: Sequence[str]) -> Figures:
@@ -117,23 +85,6 @@ def measure_clients(model: str) -> Figures:
         "help_s": seconds_of("-m", "engine_core.cli", "--help"),
         "import_frontend_s": seconds_of("-c", "import frontend"),
     }
-
-
-def measure_server(server: ServerCommand, model: str) -> Figures:
-    """One launch of another engine's server. Raises EngineFailed: it did not get ready, or did not
-    serve the request."""
-    with tempfile.TemporaryDirectory() as logs:
-        conditions = Conditions(
-            model=model,
-            num_threads=len(os.sched_getaffinity(0)),
-            client_processes=1,
-            startup_timeout_s=START_TIMEOUT_S,
-            workload_timeout_s=START_TIMEOUT_S,
-            logs=Path(logs),
-        )
-        with server.launch(conditions) as running:
-            request = PlannedRequest(0, PROMPT, 1)
-            return warm_up_figures(running, [Workload("first token", (request,))])
 
 
 def seconds_of(*arguments: str, to_first_line: bool = False) -> float:

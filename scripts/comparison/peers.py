@@ -6,7 +6,7 @@ Needs the standard library and the peer's, nothing of this project.
     out        {"event": "ready", "version": ...}
     in         [[num_output_tokens, prompt_token_ids], ...]
     out        {"event": "done", "records": [...]}
-               or {"event": "failed", "reason": ...}, {"event": "not measured", "reason": ...}
+               or {"event": "failed", "reason": ...}
 
 A record holds what was measured and nothing else: `finished_s` and `num_output_tokens` always,
 `first_token_s`, `last_token_s` and `gaps_s` where the library tells when tokens come."""
@@ -27,10 +27,6 @@ Prepared = tuple[dict[str, Any], Generate]
 """What a library says of itself, and what answers requests that all come at once."""
 Prepare = Callable[[Options], Prepared]
 """Takes (pops) its options."""
-
-
-class NotMeasured(Exception):
-    """The library cannot be asked this; the text says why."""
 
 
 def serve(prepare: Prepare) -> None:
@@ -58,8 +54,6 @@ def serve(prepare: Prepare) -> None:
         requests = [(number, prompt) for number, prompt in json.loads(line)]
         try:
             answer({"event": "done", "records": generate(requests)})
-        except NotMeasured as error:
-            answer({"event": "not measured", "reason": str(error)})
         except Exception as error:
             answer({"event": "failed", "reason": f"{type(error).__name__}: {error}"[:1000]})
 
@@ -93,34 +87,6 @@ class TokenClock:
 def untimed(num_tokens: int, finished_s: float) -> Record:
     """The record of a request whose tokens came without a time."""
     return {"finished_s": finished_s, "num_output_tokens": num_tokens}
-
-
-def prepare_llama_cpp(options: Options) -> Prepared:
-    """llama-cpp-python's `Llama`, one sequence at a time. Options: model (.gguf), context."""
-    import llama_cpp
-
-    threads = options.pop("threads")
-    llama = llama_cpp.Llama(
-        model_path=options.pop("model"),
-        n_ctx=int(options.pop("context", 4096)),
-        n_threads=threads,
-        n_threads_batch=threads,
-        verbose=False,
-    )
-
-    def generate(requests: Requests) -> list[Record]:
-        if len(requests) > 1:
-            raise NotMeasured("it decodes one sequence at a time; compare with its server")
-        [(number, prompt)] = requests
-        clock = TokenClock(time.perf_counter())
-        # the generator goes on past end-of-sequence; temp 0 is greedy
-        for count, _ in enumerate(llama.generate(prompt, temp=0.0, repeat_penalty=1.0), 1):
-            clock.note(1)
-            if count == number:
-                break
-        return [clock.record()]
-
-    return {"version": llama_cpp.__version__}, generate
 
 
 def prepare_openvino(options: Options) -> Prepared:
@@ -172,56 +138,6 @@ def prepare_openvino(options: Options) -> Prepared:
     return {"version": openvino_genai.__version__}, generate
 
 
-def prepare_transformers(options: Options) -> Prepared:
-    """transformers' `generate`: a batch padded on the left. Options: model (a folder), dtype."""
-    import torch
-    import transformers
-
-    torch.set_num_threads(options.pop("threads"))
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        options.pop("model"), dtype=getattr(torch, options.pop("dtype", "float32"))
-    ).eval()
-
-    class Streamer:
-        """Told of the prompt first, then of each token."""
-
-        def __init__(self, clock: TokenClock) -> None:
-            self._clock = clock
-            self._has_prompt = False
-
-        def put(self, value: Any) -> None:
-            if self._has_prompt:
-                self._clock.note(value.numel())
-            self._has_prompt = True
-
-        def end(self) -> None:
-            pass
-
-    @torch.inference_mode()
-    def generate(requests: Requests) -> list[Record]:
-        number = requests[0][0]
-        width = max(len(prompt) for _, prompt in requests)
-        ids = torch.tensor([[0] * (width - len(p)) + p for _, p in requests])
-        mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for _, p in requests])
-        clock = TokenClock(time.perf_counter())
-        started_s = time.perf_counter()
-        output = model.generate(
-            ids,
-            attention_mask=mask,
-            do_sample=False,
-            min_new_tokens=number,
-            max_new_tokens=max(number for number, _ in requests),
-            pad_token_id=0,
-            streamer=Streamer(clock) if len(requests) == 1 else None,
-        )
-        finished_s = time.perf_counter() - started_s
-        if len(requests) == 1:
-            return [clock.record()]
-        return [untimed(output.shape[1] - width, finished_s) for _ in requests]
-
-    return {"version": transformers.__version__}, generate
-
-
 def prepare_vllm(options: Options) -> Prepared:
     """vLLM's `LLM`. Options: model (a folder), dtype, max_model_len, kv_cache_gb, enforce_eager."""
     threads = options.pop("threads")
@@ -269,9 +185,7 @@ def prepare_vllm(options: Options) -> Prepared:
 
 
 PEERS: dict[str, Prepare] = {
-    "llama_cpp": prepare_llama_cpp,
     "openvino": prepare_openvino,
-    "transformers": prepare_transformers,
     "vllm": prepare_vllm,
 }
 

@@ -7,6 +7,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -119,11 +120,11 @@ def _arrivals(name: str, rate: str, seed: int) -> tuple[float, ...]:
     # numpy is not for the client processes, which import this file
     import numpy as np
 
-    from scripts.traces.arrivals import first_arrivals, poisson
+    from scripts.traces.arrivals import poisson
 
     try:
         arrivals = poisson(float(rate), np.random.default_rng(seed))
-        return first_arrivals(arrivals, num_requests=_STREAMED)
+        return tuple(islice(arrivals, _STREAMED))
     except ValueError:
         raise ValueError(
             f"{name!r} has no rate above 0 after its @; write W3@1 for one a second"

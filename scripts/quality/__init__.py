@@ -28,7 +28,4 @@ class QualityOptions:
     windows: int = 24
     text: Path | None = None
     num_threads: int | None = None
-    transformers: Annotated[
-        str | None, _help("A model folder to cross-check the reference with transformers.")
-    ] = None
     json: Annotated[Path | None, _help("Write the document here too.")] = None

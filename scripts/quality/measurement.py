@@ -239,10 +239,6 @@ def measure(options: QualityOptions) -> dict[str, Any]:
             row["within_limit"] = row[f"above_{judge_by}_percent"] <= one.limit_percent
         rows.append(row)
         _log(row)
-    if options.transformers:
-        nll_N = _through_transformers(options.transformers, windows)
-        rows.append(_row("transformers, float32", nll_N, model=reference_N))
-        _log(rows[-1])
     return {
         "model": model,
         "reference": options.reference,
@@ -265,18 +261,6 @@ def _measure(
     started_s = time.perf_counter()
     nll_N = negative_log_likelihoods(windows, loaded.forward, loaded.compute_logits)
     return nll_N, round(len(nll_N) / (time.perf_counter() - started_s), 1)
-
-
-def _through_transformers(folder: str, windows: list[Window]) -> torch.Tensor:
-    import transformers
-
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-
-    def forward(tokens: list[int]) -> torch.Tensor:
-        output: torch.Tensor = model.base_model(torch.tensor([tokens])).last_hidden_state[0]
-        return output
-
-    return negative_log_likelihoods(windows, forward, model.lm_head)
 
 
 def _row(name: str, nll_N: torch.Tensor, **others: torch.Tensor) -> dict[str, Any]:

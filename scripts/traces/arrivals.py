@@ -1,6 +1,5 @@
 """When requests arrive: endless streams of rising times, in seconds. Same generator, same times."""
 
-import itertools
 import math
 from collections.abc import Callable, Iterator
 
@@ -60,19 +59,6 @@ def diurnal(
         now_s = float(times[-1])
         wanted = rate * (1 + swing * np.sin(2 * math.pi * times / period_s))
         yield from times[random.random(_CHUNK) * peak < wanted].tolist()
-
-
-def first_arrivals(
-    arrivals: Iterator[float], *, num_requests: int | None = None, duration_s: float | None = None
-) -> tuple[float, ...]:
-    """The first `num_requests` arrivals, those before `duration_s`, or both. Raises ValueError:
-    neither is given."""
-    if num_requests is None and duration_s is None:
-        raise ValueError("the schedule has no end; give a number of requests or a duration")
-    if duration_s is not None:
-        end_s = duration_s
-        arrivals = itertools.takewhile(lambda arrival_s: arrival_s < end_s, arrivals)
-    return tuple(itertools.islice(arrivals, num_requests))
 
 
 def _unit_gaps(

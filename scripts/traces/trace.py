@@ -82,9 +82,6 @@ class TraceRequest:
             token_ids += array("I", (token_id,)) * length
         return token_ids
 
-    def prompt_token_ids(self) -> list[int]:
-        return self.prompt().tolist()
-
     def next_turn(self, finished_s: float) -> "TraceRequest | None":
         """The chat's next request, whose prompt is all that was said; None after the last turn."""
         if not self.later_turns:

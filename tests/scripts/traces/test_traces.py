@@ -70,7 +70,7 @@ def test_mooncake_prompts_share_the_blocks_whose_hash_ids_are_equal(tmp_path):
 
     assert (first.num_prompt_tokens, second.num_prompt_tokens) == (1200, 1300)
     assert second.arrival_s == 3.0
-    one, other = first.prompt_token_ids(), second.prompt_token_ids()
+    one, other = first.prompt().tolist(), second.prompt().tolist()
     assert (len(one), len(other)) == (1200, 1300)
     assert one[:1024] == other[:1024]
     assert one[1024] != other[1024]
@@ -224,8 +224,8 @@ def test_chats_have_their_mean_number_of_turns_and_end_before_the_longest_prompt
         while request.later_turns:
             following = request.next_turn(10.0)
             assert following is not None
-            assert following.prompt_token_ids()[: request.num_prompt_tokens] == (
-                request.prompt_token_ids()
+            assert following.prompt().tolist()[: request.num_prompt_tokens] == (
+                request.prompt().tolist()
             )
             request = following
             assert request.num_prompt_tokens <= 1000
@@ -243,7 +243,7 @@ def test_a_later_turn_says_all_that_was_said_before_it():
 
     assert second is not None
     assert second.arrival_s == 11.5
-    assert second.prompt_token_ids() == [8, 8, 9, 9, 9, 10]
+    assert second.prompt().tolist() == [8, 8, 9, 9, 9, 10]
     assert (second.index, second.next_turn(0.0)) == (5, None)
 
 
@@ -258,7 +258,7 @@ def test_length_pairs_are_drawn_together(tmp_path):
 
 
 def test_requests_of_their_own_share_no_cache_block():
-    tokens = [request.prompt_token_ids() for request in synthetic(num_requests=200)]
+    tokens = [request.prompt().tolist() for request in synthetic(num_requests=200)]
     firsts = [token_ids[0] for token_ids in tokens]
     assert len(set(firsts)) == 200
 
