@@ -135,7 +135,7 @@ class AsyncLLM(EngineCalls, PoolingCalls):
         self._input_processor: InputProcessor | None = None
         self.allowed_local_media_path = allowed_folder(allowed_local_media_path)
         self._paths: dict[str, str] = {}
-        """Of adapters that this client has loaded, by name."""
+        """Paths of adapters that this client has loaded, by name."""
 
     # opening and closing
 
@@ -319,7 +319,7 @@ class AsyncLLM(EngineCalls, PoolingCalls):
 
     @property
     def model(self) -> ModelInfo:
-        """What the engine serves."""
+        """The model that the engine serves."""
         return self.input_processor.model
 
     def get_tokenizer(self) -> Tokenizer:
@@ -327,7 +327,7 @@ class AsyncLLM(EngineCalls, PoolingCalls):
         return self.input_processor.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What the model's authors recommend, as a new object."""
+        """The sampling that the model's authors recommend, as a new object."""
         return SamplingParams.from_defaults(self.model.default_sampling)
 
     # requests

@@ -126,7 +126,7 @@ class _Call(Generic[T]):
             self._task.cancel()
 
     def result(self) -> T:
-        """Or its exception is raised."""
+        """The call's value. Raises the call's exception, if it ended with one."""
         if self._error is None:
             return self._values[0]
         try:

@@ -123,7 +123,7 @@ class LLM:
 
     @property
     def model(self) -> ModelInfo:
-        """What the engine serves."""
+        """The model that the engine serves."""
         return self._client.model
 
     def get_tokenizer(self) -> Tokenizer:
@@ -131,7 +131,7 @@ class LLM:
         return self._client.get_tokenizer()
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What the model's authors recommend, as a new object."""
+        """The sampling that the model's authors recommend, as a new object."""
         return self._client.get_default_sampling_params()
 
     def generate(
@@ -274,7 +274,7 @@ class LLM:
         pooling_task: str | None = None,
         **more: Any,
     ) -> list[PoolingRequestOutput]:
-        """What `pooling_task` names, as it comes."""
+        """The tensors that `pooling_task` names, as they come."""
         more["pooling_task"] = pooling_task
         return self._pool(self._client.encode, prompts, pooling_params, use_tqdm, more)
 
@@ -421,7 +421,7 @@ def _close(thread: LoopThread, client: AsyncLLM) -> None:
 def _progress_bar(
     num_prompts: int, use_tqdm: bool | Callable[..., Any]
 ) -> Iterator[Callable[[], None] | None]:
-    """What is to be called for each prompt that is done."""
+    """A function to be called for each prompt that is done."""
     if not use_tqdm:
         yield None
         return

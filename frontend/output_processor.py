@@ -26,7 +26,7 @@ class _SequenceRange:
     start: int
     stop: int
     session: object
-    """Of the engine that runs them."""
+    """The session of the engine that runs them."""
 
     @property
     def finished(self) -> bool:
@@ -48,7 +48,7 @@ class OutputProcessor:
         self._in_flight: dict[str, _SequenceRange] = {}
         self._numbers = itertools.count()
         self.observer: RequestObserver | None = None
-        """Of all requests from now on."""
+        """Observes all requests from now on."""
 
     def __len__(self) -> int:
         return len(self._requests)

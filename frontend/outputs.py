@@ -1,4 +1,4 @@
-"""What a generation returns: plain records with vLLM's names."""
+"""Results of a generation: plain records with vLLM's names."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -52,9 +52,9 @@ class RequestMetrics:
     """How often the request was resumed after the engine had been lost."""
     engine: RequestTimings | None = None
     num_draft_tokens: int = 0
-    """That the engine verified; known at the end."""
+    """Drafts that the engine verified; known at the end."""
     num_accepted_tokens: int = 0
-    """Of those, tokens of the output."""
+    """Drafts that became tokens of the output."""
     engine_request_id: str | None = None
     """The engine's id of the request (`engine-client info --request`); after a resumption that of
     its first resumed sequence."""
@@ -75,7 +75,7 @@ class RequestOutput(msgspec.Struct):
     """Of the weights that made the tokens so far, in order: more than one if they were updated
     meanwhile. Of beams only the last."""
     pooled: Pooled | None = None
-    """Of a pooling request, which has no text."""
+    """The result of a pooling request, which has no text."""
     prompt_logprobs: PromptLogprobs | None = None
     """If asked for, once the prompt is computed: one entry a token, None for the first. In a stream
     of deltas in one output only."""

@@ -53,7 +53,7 @@ class ScoringOutput(msgspec.Struct):
 
 
 class PoolingRequestOutput(msgspec.Struct):
-    """Of one prompt."""
+    """The result of one prompt."""
 
     request_id: str
     outputs: Any

@@ -1,4 +1,4 @@
-"""What a pooling request asks for, as its user says it."""
+"""Parameters of a pooling request, as its user gives them."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -27,11 +27,11 @@ REASONING_FORMATS: dict[str, ReasoningFormat | None] = {
     "mistral": ReasoningFormat("[THINK]", "[/THINK]", shows_special_tokens=True),
     "none": None,
 }
-"""By vLLM's names. "none": texts are left as they are."""
+"""Formats of reasoning by vLLM's names. "none": texts are left as they are."""
 
 
 def reasoning_format_of_template(chat_template: str) -> ReasoningFormat | None:
-    """By the marker that the template shows or removes."""
+    """The format whose marker the template shows or removes."""
     if "[/THINK]" in chat_template:
         return REASONING_FORMATS["mistral"]
     return REASONING_FORMATS["qwen3"] if "</think>" in chat_template else None

@@ -21,7 +21,7 @@ class SharedOptions(TypedDict, total=False):
 
 
 class RequestOptions(SharedOptions, total=False):
-    """Of one request."""
+    """Options of one request."""
 
     priority: int
     lora_request: LoRARequest | None

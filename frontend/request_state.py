@@ -36,7 +36,7 @@ class RequestObserver(Protocol):
     """Sees what a client's requests get, and when. Times in seconds."""
 
     def on_first_token(self, ttft_s: float) -> None:
-        """Of a request, since it was submitted."""
+        """Note a request's first token, and how long after its submission it came."""
 
     def on_tokens(self, itl_s: float, count: int) -> None:
         """So many sequences got tokens, each `itl_s` after its last ones."""
@@ -87,17 +87,17 @@ class RequestState:
         self._clock = clock
         self._submitted_s = clock.now()
         self.adapter_fingerprint: str | None = None
-        """Of its adapter, when it was sent."""
+        """The adapter's fingerprint when the request was sent."""
         self.weights_fingerprint: str | None = None
-        """Of its last token, by one of several engines."""
+        """The fingerprint of its last token's weights, by one of several engines."""
         self.kv_source: str | None = None
-        """Where an engine can get blocks of its prompt."""
+        """The address at which an engine can get blocks of its prompt."""
         self.session_id: str | None = None
         """Requests with the same one should go to the same one of several engines."""
         self.num_reports = 0
         """Errors of the engine since its last token."""
         self.weights_version: int | None = None
-        """Of the last token."""
+        """The version of the last token's weights."""
         self._weights_versions: list[int] = []
         self._num_cached_tokens: int | None = None
         self._prompt_columns: list[Logprobs] = []
@@ -122,7 +122,7 @@ class RequestState:
 
     @property
     def wire(self) -> EngineRequest:
-        """What the engine was asked, under the user's id."""
+        """The request as the engine was asked it, under the user's id."""
         return self._request
 
     @property
@@ -132,7 +132,7 @@ class RequestState:
 
     @property
     def error(self) -> Exception | None:
-        """What ended its stream, if `fail` did."""
+        """The error that ended its stream, if `fail` did."""
         return self._error
 
     @property

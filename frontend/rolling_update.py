@@ -14,7 +14,7 @@ from protocol.calls import EngineState
 NewRequests = Literal["any", "old", "new"]
 
 _MAX_ATTEMPTS = 3
-"""With one engine, which may be lost and come back meanwhile."""
+"""Attempts with one engine, which may be lost and come back meanwhile."""
 _PING_S = 60.0
 _RETURN_S = 5.0
 """For clients to find an engine that was started again, and to send what it had: their back-off."""
@@ -105,7 +105,7 @@ class _Update:
         self._report = report
         self._version = 0
         self._fingerprint: str | None = None
-        """Of the new weights, once an engine has them."""
+        """The fingerprint of the new weights, once an engine has them."""
         self._paused: dict[Engine, asyncio.Task[object]] = {}
         """Engines that this update has paused, and the calls that end with their streams."""
 

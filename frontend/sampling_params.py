@@ -32,12 +32,12 @@ _SAME_IN_ENGINE = _REALS | {"ignore_eos", "logprobs"}
 
 
 class RequestOutputKind(enum.Enum):
-    """What each output of a stream holds."""
+    """The part of an answer that each output of a stream holds."""
 
     CUMULATIVE = 0
     """All so far."""
     DELTA = 1
-    """What is new since the last one."""
+    """The part that is new since the last one."""
     FINAL_ONLY = 2
     """Nothing until the end, then all."""
 
@@ -298,7 +298,7 @@ class BeamSearchParams:
             )
 
     def sampling_params(self) -> SamplingParams:
-        """What of a beam search is as in other requests."""
+        """The parameters of a beam search that other requests have, too."""
         return SamplingParams(
             temperature=0.0,
             max_tokens=self.max_tokens,

@@ -27,7 +27,7 @@ class SandboxPool:
 
     @property
     def pids(self) -> list[int]:
-        """Of the running processes."""
+        """Ids of the running processes."""
         return [each.pid for each in self._processes if each.pid is not None]
 
     def start(self) -> None:

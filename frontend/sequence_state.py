@@ -28,7 +28,7 @@ class SequenceState:
         self.index = index
         self.token_ids: list[int] = []
         self.last_token_s = math.nan
-        """When the last of them came, on the client's clock."""
+        """When its last token came, on the client's clock."""
         self.finish_reason: FinishReasonName | None = None
         self._stop_reason: int | str | None = None
         self._detail: str | None = None
@@ -45,10 +45,10 @@ class SequenceState:
         if stop := params.stop_strings:
             self._matcher = StopStringMatcher(stop, include_in_output=self._shows_stop_token)
         self._has_ranks = not params.logprob_token_ids
-        """Of the reported tokens beside the sampled one."""
+        """Whether the reported tokens beside the sampled one have ranks."""
         is_reported = params.logprobs is not None or not self._has_ranks
         self._logprobs: list[Logprobs] | None = [] if is_reported else None
-        """Of one token each; those that a delta has had are dropped."""
+        """Log-probabilities of one token each; those that a delta has had are dropped."""
         self._cumulative_logprob = 0.0 if is_reported else None
         self._num_decoded_tokens = 0
         """Text is made of the tokens behind these when it is taken, unless it may end with them."""

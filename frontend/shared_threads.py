@@ -40,7 +40,7 @@ class SharedThreads:
         self._lock = threading.Lock()
         self._num_running: Counter[str | None] = Counter()
         self._waiting: dict[str | None, deque[tuple[Future[Any], Callable[[], Any]]]] = {}
-        """By owner; the next one's turn is first."""
+        """Calls that wait, by owner; the next one's turn is first."""
 
     async def run(self, call: Callable[[], T]) -> T:
         """What `call` returns, in a thread. Whoever stops waiting before its turn takes none.

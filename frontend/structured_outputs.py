@@ -186,7 +186,7 @@ def _parsed(called: str, text: str) -> Any:
 
 
 def _close_objects(schema: Any) -> None:
-    """In place."""
+    """Close the schema's objects, in place."""
     parts = [schema]
     while parts:
         part = parts.pop()

@@ -16,7 +16,7 @@ class BlockNaming(Message, frozen=True):
     nonce: str | None = None
     """If given, tenants are isolated, and this stands for a tenant in requests without one."""
     tenant: str | None = None
-    """Of this client's requests that name none."""
+    """The tenant of this client's requests that name none."""
 
     def __post_init__(self) -> None:
         if self.block_size < 1:

@@ -63,7 +63,7 @@ class UpdateWeights(Message, frozen=True, tag=11):
     CallFailed: then the weights are the old ones."""
 
     model: str
-    """As for `--model`, on the engine's machine."""
+    """The weights to load, named as for `--model`, on the engine's machine."""
     version: int | None = None
     """None: the largest so far and 1."""
 
@@ -81,7 +81,7 @@ class GetRequests(Message, frozen=True, tag=12):
     """Answered by RequestInfos. Over TCP a client without an admin's key gets those of its key."""
 
     tenant: str | None = None
-    """Only requests of this tenant and its users."""
+    """Lists the requests of this tenant and its users alone, if given."""
 
 
 class LoadAdapter(Message, frozen=True, tag=14):
@@ -182,7 +182,7 @@ class EngineStatistics(Message, frozen=True, tag=2):
     step_time_s: float
     """Seconds spent in steps, all together."""
     model_time_s: float
-    """Of `step_time_s`, the share of the model runner."""
+    """The model runner's share of `step_time_s`."""
     num_workers: int = 1
     """Ranks that run the model, this engine's own process included."""
     num_collective_bytes: dict[str, int] = {}
@@ -190,17 +190,17 @@ class EngineStatistics(Message, frozen=True, tag=2):
     collective_time_s: dict[str, float] = {}
     """Of `model_time_s`, what rank 0 spent in that, the wait for other ranks included."""
     num_swapped: int = 0
-    """Of `num_waiting`, those whose KV blocks are in host memory."""
+    """Waiting requests whose KV blocks are in host memory."""
     num_queued_tokens: int = 0
     """Prompt and output tokens of the waiting requests."""
     num_host_blocks: int = 0
     num_host_blocks_in_use: int = 0
-    """With the contents of swapped requests."""
+    """Host blocks with the contents of swapped requests."""
     num_host_blocks_cached: int = 0
     num_host_cached_prompt_tokens: int = 0
     """Prompt tokens found in host memory; part of num_cached_prompt_tokens."""
     num_disk_blocks: int = 0
-    """On disk, of this model and cache."""
+    """Blocks of this model and cache on disk."""
     num_disk_cached_prompt_tokens: int = 0
     """Prompt tokens found on disk; part of num_cached_prompt_tokens."""
     num_blocks_shared: int = 0
@@ -208,7 +208,7 @@ class EngineStatistics(Message, frozen=True, tag=2):
     num_slots_wasted: int = 0
     """Unused slots behind the last token of each sequence, in blocks in use."""
     num_preemptions_by_swap: int = 0
-    """Of `num_preemptions`."""
+    """Those of `num_preemptions` that swapped."""
     num_preemptions_forced: int = 0
     """Of `num_preemptions`, by a more urgent request while memory was free."""
     num_refused: int = 0
@@ -233,21 +233,21 @@ class EngineStatistics(Message, frozen=True, tag=2):
     num_draft_tokens: int = 0
     """Drafts that were verified."""
     num_accepted_tokens: int = 0
-    """Of those, drafts that are in an output."""
+    """Drafts that are in an output."""
     num_steps_by_tokens: list[int] = []
     """Steps of at most as many tokens as the entry of STEP_TOKENS_BOUNDS says, and more than the
     entry before; the last: of more than all."""
     num_lookups_by_end: dict[str, int] = {}
     """First look-ups of prompts in the prefix cache, by why they ended (the names of LookupEnd)."""
     num_lookup_hits_by_end: dict[str, int] = {}
-    """Of those, look-ups that found something."""
+    """Look-ups that found something, by how they ended."""
     num_preemptions_by_cause: dict[str, int] = {}
     """The names of PreemptionCause."""
     num_slo_requests: int = 0
     """Finished requests that were measured against SLOs; 0 without `--slo-tpot-ms`. Not those that
     were aborted, or failed."""
     num_slo_met: int = 0
-    """Of those, requests that met every SLO."""
+    """Finished requests that met every SLO."""
     num_slo_ttft_violations: int = 0
     num_slo_tpot_violations: int = 0
     num_encoder_inputs: int = 0
@@ -255,7 +255,7 @@ class EngineStatistics(Message, frozen=True, tag=2):
     num_encoder_cache_hits: int = 0
     """Those whose output the encoder cache had."""
     num_encoder_cache_tokens: int = 0
-    """In the encoder cache now."""
+    """Tokens whose encoder outputs are cached now."""
     num_compilations_after_ready: int = 0
     """Kernels that were compiled while serving, each of which made requests wait; 0 unless there is
     a defect."""
@@ -271,17 +271,17 @@ class EngineStatistics(Message, frozen=True, tag=2):
     max_loras: int = 0
     """Most adapters at once; 0: it serves none."""
     num_running_by_adapter: dict[str, int] = {}
-    """Of `num_running`, requests with adapters."""
+    """Running requests by the adapter that they ask for."""
     num_waiting_by_adapter: dict[str, int] = {}
-    """Of `num_waiting`, requests with adapters."""
+    """Waiting requests by the adapter that they ask for."""
     num_kv_blocks_sent: int = 0
-    """To engines that decode."""
+    """KV blocks given to engines that decode."""
     num_kv_bytes_sent: int = 0
     num_kv_blocks_received: int = 0
-    """Of prompts that other engines have computed."""
+    """KV blocks taken of prompts that other engines have computed."""
     num_kv_bytes_received: int = 0
     kv_receive_s: float = 0.0
-    """Of each transfer from its begin to its end, all together."""
+    """Seconds of all transfers together, each from its begin to its end."""
     num_kv_blocks_failed: dict[str, int] = {}
     """Asked for and not moved, by reason: absent, corrupt, late, lost, refused, unknown source."""
 
@@ -311,7 +311,7 @@ class RequestInfos(Message, frozen=True, tag=8):
 
 
 class EngineStatus(Message, frozen=True, tag=7):
-    """What the engine does once a call that changes it is done."""
+    """The engine's state once a call that changes it is done."""
 
     state: EngineState
     weights_version: int
@@ -327,7 +327,7 @@ class SchedulerSnapshot(Message, frozen=True, tag=9):
 class AdapterInfo(Message, frozen=True):
     name: str
     fingerprint: str
-    """Of its files: other weights, another fingerprint."""
+    """A hash of its files: other weights, another fingerprint."""
 
 
 class AdapterList(Message, frozen=True, tag=10):

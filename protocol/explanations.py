@@ -6,7 +6,7 @@ from protocol.base import Message
 
 
 class WaitReason(enum.StrEnum):
-    """What a waiting request waits for."""
+    """The thing that a waiting request waits for."""
 
     NOT_CONSIDERED = "not considered yet"
     """It arrived after the last step was planned."""
@@ -83,9 +83,9 @@ class CacheLookup(Message, frozen=True):
     num_tokens: int
     """Found, in device and host memory and on disk."""
     num_host_tokens: int
-    """Of those, in host memory."""
+    """Cached tokens that are in host memory."""
     num_disk_tokens: int
-    """Of those, on disk."""
+    """Cached tokens that are on disk."""
     ended: LookupEnd
 
 
@@ -94,7 +94,7 @@ class Preemption(Message, frozen=True):
     mode: str
     """recompute or swap."""
     reason: str
-    """In words: which request needed what."""
+    """The reason in words: which request needed what."""
     num_tokens: int
     """Computed tokens that it lost (recompute) or that were moved (swap)."""
     num_blocks: int
@@ -110,17 +110,17 @@ class RequestInfo(Message, frozen=True, tag=5):
     num_sequences: int
     num_prompt_tokens: int
     num_output_tokens: int
-    """Of all its sequences."""
+    """Output tokens of all its sequences."""
     max_tokens: int
     """Most output tokens of each of its sequences."""
     num_computed_tokens: int
-    """Of its first sequence."""
+    """Computed tokens of its first sequence."""
     waits_for: WaitReason | None = None
     """None unless it waits, or its engine is paused."""
     why: str | None = None
     """`waits_for` in words, with the numbers; or why it ended."""
     num_requests_ahead: int | None = None
-    """In the waiting queue; None unless it waits."""
+    """Requests ahead of it in the waiting queue; None unless it waits."""
     cache_lookup: CacheLookup | None = None
     """None before its first start."""
     preemptions: list[Preemption] = []
@@ -130,6 +130,6 @@ class RequestInfo(Message, frozen=True, tag=5):
     num_draft_tokens: int = 0
     """Verified so far, of all its sequences."""
     num_accepted_tokens: int = 0
-    """Of those, tokens of its output."""
+    """Drafts that became tokens of its output."""
     num_embedded_tokens: int = 0
     """Positions of the prompt that have a hidden state in place of a token."""

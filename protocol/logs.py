@@ -12,7 +12,7 @@ from typing import Any, Literal, TextIO
 
 LogFormat = Literal["text", "json"]
 DATE_FORMAT = "%Y-%m-%d %H:%M:%S"
-"""Of local time."""
+"""The format of a log line's local time."""
 
 
 def log_to_stderr(level: str, log_format: LogFormat = "text") -> None:
@@ -73,7 +73,7 @@ class _JsonFormatter(logging.Formatter):
 
 
 def json_line(level: str, logger: str, message: str, time_s: float) -> dict[str, Any]:
-    """What every line has; `time_s` since the epoch."""
+    """A log line as JSON; `time_s` counts from the epoch."""
     moment = datetime.fromtimestamp(time_s, UTC)
     return {
         "time": moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"),

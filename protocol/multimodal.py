@@ -45,4 +45,4 @@ class MultiModalInfo(Message, frozen=True):
     max_items: dict[str, int]
     """Most inputs of a prompt, by modality: those that the model takes."""
     max_input_bytes: int
-    """Of all tensors of a request."""
+    """Most bytes of all tensors of a request."""

@@ -13,7 +13,7 @@ from protocol.prompt_embeds import PromptEmbedsInfo
 from protocol.sampling import GenerationRules
 
 _ENTRY_BYTES = 4
-"""Of a token id or a log-probability in columns."""
+"""Bytes of a token id or a log-probability in columns."""
 
 
 class FinishReason(enum.StrEnum):
@@ -95,7 +95,7 @@ class EngineCoreOutput(Message, frozen=True):
     stop_reason: int | str | None = None
     """The stop token that ended it, or "repetition_detected"; None for end-of-sequence."""
     index: int = 0
-    """Which of the request's sequences."""
+    """The number of the request's sequence."""
     logprobs: Logprobs | None = None
     num_cached_tokens: int | None = None
     """Prompt tokens found in the prefix cache; sent with the first token."""
@@ -110,9 +110,9 @@ class EngineCoreOutput(Message, frozen=True):
     num_draft_tokens: int = 0
     """Drafts that were verified for the whole request; with its last output."""
     num_accepted_tokens: int = 0
-    """Of those, drafts that are in its output; likewise."""
+    """Drafts that are in its output; with its last output."""
     pooled: Pooled | None = None
-    """What a pooling request asked for; with its terminal output."""
+    """The result of a pooling request; with its terminal output."""
 
     @property
     def finished(self) -> bool:
@@ -141,7 +141,7 @@ class EngineCoreOutputs(Message, frozen=True, tag=2):
     step_id: int = 0
     decoded: DecodedTokens | None = None
     weights_version: int = 0
-    """Of the weights that made these tokens."""
+    """The version of the weights that made these tokens."""
     engine_ends: bool = False
     """This is all; what was not finished ends here."""
 
@@ -171,7 +171,7 @@ class EncoderInfo(Message, frozen=True):
     decoder_start_token_ids: tuple[int, ...]
     """What a decoder's prompt begins with, unless the request gives one."""
     rules: GenerationRules | None = None
-    """Of its generation config."""
+    """The rules of its generation config."""
 
 
 class ModelInfo(Message, frozen=True):
@@ -202,7 +202,7 @@ class ModelInfo(Message, frozen=True):
     file_format: str = ""
     """ "gguf" or "safetensors"."""
     file_bytes: int = 0
-    """Of the weights."""
+    """Bytes of the weights' files."""
     num_weights: int = 0
     """Elements of the model's tensors; 0: not known."""
 
@@ -242,7 +242,7 @@ class DisaggregationInfo(Message, frozen=True):
     mode: str
     """"prefill" or "decode"."""
     kv_address: str | None = None
-    """Where it gives blocks away."""
+    """The address at which it gives blocks away."""
     kv_sources: tuple[str, ...] = ()
     """Where it fetches them: values that a request's `kv_source` may have."""
 

@@ -8,13 +8,13 @@ from protocol.errors import InvalidParameter
 from protocol.sampling import SamplingParams, check_whole
 
 MAX_POOLED_VALUES = 2**24
-"""Of one answer: 64 MiB on the wire."""
+"""Most values of one answer: 64 MiB on the wire."""
 POOLING_SAMPLING = SamplingParams(max_tokens=1, temperature=0.0)
 """The sampling parameters of every pooling request: it samples nothing."""
 
 
 class PoolingTask(enum.StrEnum):
-    """What is made of a prompt's hidden states; vLLM's names."""
+    """The thing that is made of a prompt's hidden states, by vLLM's names."""
 
     EMBED = "embed"
     """One vector, [hidden size] or [dimensions]."""
@@ -25,7 +25,7 @@ class PoolingTask(enum.StrEnum):
     TOKEN_CLASSIFY = "token_classify"
     """[tokens, labels]; of a step reward model, [steps, labels]."""
     SCORE = "score"
-    """Of a text or a pair, [1]."""
+    """A score of a text or a pair, [1]."""
 
     @property
     def of_tokens(self) -> bool:
@@ -70,7 +70,7 @@ class Pooled(Message, frozen=True):
     """float32, little-endian, row-major."""
 
     def rows(self) -> list[list[float]]:
-        """Of one or two dimensions; a vector is one row."""
+        """Its one or two dimensions as rows; a vector is one row."""
         width = self.shape[-1]
         size = 4 * width
         return [

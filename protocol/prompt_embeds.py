@@ -27,11 +27,11 @@ class EmbeddedSpan(Message, frozen=True):
 
 
 class PromptEmbedsInfo(Message, frozen=True):
-    """What an engine takes of them."""
+    """Limits of the hidden states that an engine takes in place of tokens."""
 
     hidden_size: int
     max_bytes: int
-    """Of a request."""
+    """Most bytes of a request's hidden states."""
 
     def check(
         self, spans: Sequence[EmbeddedSpan], num_prompt_tokens: int, params: SamplingParams

@@ -58,7 +58,7 @@ class EngineRequest(Message, frozen=True, tag=2):
     is_resumed: bool = False
     """Sent again after the engine was lost: a full queue takes it."""
     adapter_fingerprint: str | None = None
-    """That the adapter must have: of a request that is sent again."""
+    """The fingerprint that the adapter must have, in a request that is sent again."""
     kv_source: str | None = None
     """The address at which another engine gives blocks of this prompt away, which it has computed;
     one of the engine's `kv_sources`."""

@@ -17,11 +17,11 @@ MAX_PROMPT_LOGPROBS = 2**23
 """Log-probabilities of one prompt: positions times those of a position. 64 MiB on the wire."""
 MAX_LOGPROB_TOKEN_IDS = 128
 MAX_BAD_WORDS, MAX_BAD_WORD_TOKENS = 128, 1024
-"""Of a request, the tokens of all together."""
+"""Most bad words of a request, and most tokens of all of them together."""
 MAX_PATTERN_SIZE = 1024
 MAX_EXTRA_ARGS_CHARS = 64 * 1024
 MAX_WHOLE = 2**63 - 1
-"""Of numbers without a limit of their own: what arrays hold."""
+"""The largest whole number without a limit of its own: what arrays hold."""
 MIN_DIVISOR, MAX_DIVISOR = 1e-6, 1e6
 """Logits that are divided by such numbers stay finite float32."""
 GREEDY_TEMPERATURE = 1e-5
@@ -33,7 +33,7 @@ class RepetitionDetection(Message, frozen=True):
     InvalidParameter: a value outside its limits."""
 
     max_pattern_size: int
-    """In tokens."""
+    """The longest pattern, in tokens."""
     min_pattern_size: int = 1
     min_count: int = 2
 
@@ -65,7 +65,7 @@ class GenerationRules(Message, frozen=True):
     suppressed: tuple[int, ...] = ()
     """Never chosen."""
     suppressed_first: tuple[int, ...] = ()
-    """Not as the first token."""
+    """Tokens that are impossible as the first one."""
     forced_first: int | None = None
     forced_last: int | None = None
     """The token that `max_tokens` makes the last."""
@@ -107,7 +107,7 @@ class SamplingParams(Message, frozen=True):
     logit_bias: dict[int, float] = msgspec.field(default_factory=dict)
     """Added to the named tokens' logits, each in [-100, 100]."""
     allowed_token_ids: tuple[int, ...] | None = None
-    """If given, every other token is impossible."""
+    """The only tokens that are possible; None: all are."""
     logprobs: int | None = None
     """How many of the likeliest tokens to report a position; 0 reports only the sampled one,
     -1 the whole vocabulary, None nothing."""
@@ -127,7 +127,7 @@ class SamplingParams(Message, frozen=True):
     structured_output: StructuredOutput | None = None
     """If given, tokens that lead out of it are impossible, and it ends the text."""
     extra_args: str | None = None
-    """For the engine's logits processors: an object of JSON."""
+    """An object of JSON for the engine's logits processors."""
 
     def __post_init__(self) -> None:
         """Every limit that does not depend on the model."""
@@ -222,12 +222,12 @@ class SamplingParams(Message, frozen=True):
 
     @property
     def reports_logprobs(self) -> bool:
-        """Of sampled tokens."""
+        """Whether log-probabilities of sampled tokens are reported."""
         return self.logprobs is not None or bool(self.logprob_token_ids)
 
     @property
     def has_token_rules(self) -> bool:
-        """Which tokens are possible depends on those before."""
+        """Whether the tokens that are possible depend on those before."""
         has_rules = self.thinking is not None or self.generation_rules is not None
         return has_rules or bool(self.bad_words)
 

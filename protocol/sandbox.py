@@ -99,7 +99,7 @@ class SandboxProcess:
 
     @property
     def pid(self) -> int | None:
-        """Of the running process."""
+        """The running process's id."""
         process = self._process
         return None if process is None or process.poll() is not None else process.pid
 
@@ -173,7 +173,7 @@ class SandboxProcess:
         return self._socket
 
     def _end(self) -> None:
-        """At once: it has nothing to lose."""
+        """End the process at once: it has nothing to lose."""
         if self._socket is not None:
             self._socket.close()
         if self._process is not None:
@@ -197,7 +197,7 @@ class SandboxProcess:
         return SandboxEnded(Ending.CRASH, how)
 
     def _forget(self) -> None:
-        """In a forked child: the process is the parent's."""
+        """Forget the process in a forked child: it is the parent's."""
         self._process = self._socket = None
         self._lock = threading.Lock()
 

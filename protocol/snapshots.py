@@ -26,7 +26,7 @@ class StepSummary(Message, frozen=True):
     step_id: int
     token_budget: int
     num_decode_tokens: int
-    """Of sequences with one token in the step, drafts included."""
+    """Tokens of sequences with one token in the step, drafts included."""
     prefill_chunks: list[tuple[int, int]]
     """(`RequestSummary.number`, tokens); the last may be (0, tokens) of all others."""
     num_preempted: int
@@ -35,7 +35,7 @@ class StepSummary(Message, frozen=True):
 
 class RequestSummary(Message, frozen=True):
     number: int
-    """In chunks of steps; above 0, and the same in every snapshot."""
+    """The request's number: above 0, and the same in every snapshot."""
     request_id: str
     tenant: str | None
     status: str
@@ -45,7 +45,7 @@ class RequestSummary(Message, frozen=True):
     num_cached_tokens: int | None
     """Prompt tokens found in the prefix cache; None before its first start."""
     num_computed_tokens: int
-    """Of its first sequence, as `num_output_tokens`."""
+    """Computed tokens of its first sequence, as `num_output_tokens`."""
     num_output_tokens: int
     max_tokens: int
     num_preemptions: int
@@ -70,7 +70,7 @@ class BlockMap(Message, frozen=True):
 
 class SchedulerView(Message, frozen=True):
     steps: list[StepSummary]
-    """Since the last snapshot of this client, the last MAX_STEPS."""
+    """Steps since this client's last snapshot, the last MAX_STEPS of them."""
     requests: list[RequestSummary]
     """The running ones, then the waiting ones in the order of the queue."""
     blocks: BlockMap

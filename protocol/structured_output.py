@@ -9,7 +9,7 @@ MAX_GRAMMAR_CHARS = 256 * 1024
 
 
 class StructuredOutputKind(enum.StrEnum):
-    """What `StructuredOutput.text` is."""
+    """The kind of thing that `StructuredOutput.text` is."""
 
     JSON = "json"
     """A JSON schema, as JSON."""
@@ -38,7 +38,7 @@ class StructuredOutput(Message, frozen=True):
     kind: StructuredOutputKind
     text: str
     disable_any_whitespace: bool = False
-    """Between the tokens of JSON; otherwise there may be some."""
+    """Allow no white space between the tokens of JSON; otherwise there may be some."""
     whitespace_pattern: str | None = None
     """A regular expression of the white space that may stand there."""
     reasoning: ReasoningMarkers | None = None
@@ -48,7 +48,7 @@ class StructuredOutput(Message, frozen=True):
 
     @property
     def name(self) -> str:
-        """For errors."""
+        """The field's name in errors."""
         return self.field or f"structured_outputs.{self.kind.value}"
 
     def __post_init__(self) -> None:

@@ -248,7 +248,7 @@ class AnswerFile:
 
 
 def _sync_folder(folder: Path) -> None:
-    """So that a rename outlives the machine's end, too."""
+    """Sync the folder, so that a rename outlives the machine's end, too."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

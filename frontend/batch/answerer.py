@@ -17,7 +17,7 @@ from frontend.http.served_models import ServedModel, ServedModels
 from frontend.http.settings import ServerSettings
 
 Lines = Iterable[tuple[int, bytes]]
-"""With their numbers."""
+"""Lines with their numbers."""
 OnAnswer = Callable[[Answer], None]
 
 _MOST_IN_FLIGHT = 1024
@@ -143,5 +143,5 @@ async def launch(model: str, engine_options: Sequence[str]) -> AsyncLLM:
 
 
 def names_of(model: str | None, llm: AsyncLLM) -> list[str]:
-    """What lines may call it: as it was given, and its own name."""
+    """The names by which lines may call it: as it was given, and its own."""
     return list(dict.fromkeys(filter(None, (model, llm.model.name))))

@@ -20,13 +20,13 @@ URLS = (
     *(f"{version}/{name}" for name in ("score", "rerank") for version in ("", "/v1")),
     "/v2/rerank",
 )
-"""That a line may name."""
+"""The URLs that a line may name."""
 _URL_OF_FIELD = {
     "messages": "/v1/chat/completions",
     "prompt": "/v1/completions",
     "input": "/v1/embeddings",
 }
-"""Of a line that is a body alone."""
+"""The URL of a line that is a body alone, by one of its fields."""
 
 
 class Error(msgspec.Struct, frozen=True):

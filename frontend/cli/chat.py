@@ -308,7 +308,7 @@ class _Chat:
             self._tell(text)
 
     def _tell(self, text: str) -> None:
-        """What the user asked for."""
+        """Say something that the user asked for."""
         sys.stderr.write(text + "\n")
         sys.stderr.flush()
 

@@ -121,14 +121,14 @@ class _MarkdownAnswer:
             self.console.print()
 
     def print_blocks(self, blocks: list[list[Token]]) -> None:
-        """With an empty line between two, however many come at once."""
+        """Print blocks with an empty line between two, however many come at once."""
         for number, tokens in enumerate(blocks):
             if number:
                 self.console.print()
             self.console.print(self.rendered(tokens))
 
     def last_lines(self) -> RenderableType:
-        """As many of the unfinished block as the screen has."""
+        """The last lines of the unfinished block, as many as the screen has."""
         source, height = self.unfinished, self.console.height - 2
         if not source.strip():
             return self._spinner if self._is_empty else Text("")

@@ -21,7 +21,7 @@ class EngineWatch:
         self.trouble: str | None = None
         """Why the numbers are old, or requests are not shown."""
         self.history: deque[EngineStatistics] = deque()
-        """Of the last seconds."""
+        """Statistics of the last seconds."""
         self.unfinished = RequestInfos(requests=[], num_unfinished=0)
         self.token_rates: dict[str, float] = {}
         """Output tokens a second by request."""

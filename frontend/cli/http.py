@@ -29,7 +29,7 @@ from protocol.outputs import ModelInfo
 
 _Several = Annotated[list[str] | None, Parameter(negative="")]
 Passed = Annotated[str, Parameter(allow_leading_hyphen=True)]
-"""To the daemon."""
+"""An option that is passed on to the daemon."""
 _ON_DEMAND = OnDemandOptions()
 _SERVER = ServerSettings()
 

@@ -133,7 +133,7 @@ def request_lines(info: RequestInfo) -> str:
 
 
 def _as_builtins(value: Any) -> Any:
-    """With names: on the wire structs are arrays."""
+    """The value with its fields' names: on the wire structs are arrays."""
     if isinstance(value, msgspec.Struct):
         return {name: _as_builtins(field) for name, field in msgspec.structs.asdict(value).items()}
     if isinstance(value, list):

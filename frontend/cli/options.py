@@ -31,7 +31,7 @@ DEFAULT_CONNECT_S = 60.0
 
 
 Flag = Annotated[bool, Parameter(negative="")]
-"""Without a --no- form."""
+"""A flag without a --no- form."""
 Json = Annotated[Flag, Parameter(help="Print one JSON document.")]
 
 
@@ -74,7 +74,7 @@ def read_template(file: Path | None, model: ModelInfo) -> str | None:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class DaemonOptions:
-    """Where the daemon listens, and how long to wait for it."""
+    """The daemon's address, and how long to wait for it."""
 
     address: Annotated[
         str | None,
@@ -136,7 +136,7 @@ class SchedulingOptions:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class CompletionOptions:
-    """What to send and how to print the answer."""
+    """The request to send, and how to print the answer."""
 
     chat: Annotated[bool, Parameter(negative="--raw")] = False
     """Send PROMPT as a user's message, with the model's chat template."""
@@ -179,9 +179,9 @@ class SamplingOptions:
     repetition_penalty: float | None = None
     """1 is none."""
     presence_penalty: float | None = None
-    """From -2 to 2; 0 is none."""
+    """Penalty of tokens that are in the answer, from -2 to 2; 0 is none."""
     frequency_penalty: float | None = None
-    """From -2 to 2; 0 is none."""
+    """Penalty of a token for each time it is in the answer, from -2 to 2; 0 is none."""
     seed: int | None = None
     """Same seed, same answer."""
     stop: Annotated[list[str] | None, Parameter(negative="")] = None

@@ -16,7 +16,7 @@ _LOADED = 0.7
 
 
 class Load(NamedTuple):
-    """Of all replicas of a model."""
+    """The load of all replicas of a model."""
 
     num_ongoing: float
     """Requests, running and waiting."""
@@ -31,7 +31,7 @@ class Target(NamedTuple):
 
 
 class Context(Protocol):
-    """What is read of Serve's `AutoscalingContext`."""
+    """The part of Serve's `AutoscalingContext` that is read."""
 
     current_num_replicas: int
     target_num_replicas: int
@@ -40,7 +40,7 @@ class Context(Protocol):
 
     @property
     def aggregated_metrics(self) -> Mapping[str, Mapping[Any, float]] | None:
-        """By name and replica: means over the look-back period."""
+        """Means over the look-back period, by name and replica."""
 
 
 class ScaleByLoad:

@@ -126,7 +126,7 @@ def _patiently(start: Callable[[], object]) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """With what replicas ended with, where Serve knows it."""
+    """The error, with what replicas ended with where Serve knows it."""
     from ray import serve
     from ray.exceptions import RayError
 

@@ -18,7 +18,7 @@ from frontend.fleet.router import RoutingPolicy
 from frontend.http.settings import ServerSettings
 
 NAME = "engine-core"
-"""Of Serve's application: a cluster has one."""
+"""The name of Serve's application: a cluster has one."""
 
 _Count = Annotated[int, Meta(ge=1)]
 _OrNone = Annotated[int, Meta(ge=0)]
@@ -43,14 +43,14 @@ _OWN_OPTIONS = {
     "disaggregation_mode": "a deployment's replicas are alike; start such engines by address",
     "data_parallel_size": "say how many replicas by `min_replicas` and `max_replicas`",
 }
-"""Of the daemon: what a deployment decides itself."""
+"""Options of the daemon that a deployment decides itself."""
 _OF_WORKERS = ("tokenizer", "num_threads", "log_level", "log_format")
 _NOT_BEHIND_RAY = {
     "uds": "Ray Serve's proxies listen on `host` and `port`",
     "log_format": "Ray Serve's replicas have logs of their own",
     "request_timeout": "Ray Serve's proxies read the requests, without that limit",
 }
-"""Of the HTTP server."""
+"""Options of the HTTP server that do nothing behind Ray."""
 
 
 def _one_cpu() -> dict[str, float]:
@@ -84,9 +84,9 @@ class ModelDeployment(msgspec.Struct, forbid_unknown_fields=True, frozen=True, k
     tensor_parallel_size: _Count = 1
     pipeline_parallel_size: _Count = 1
     resources: dict[str, _Positive] = msgspec.field(default_factory=_one_cpu)
-    """Of each rank, by Ray's names."""
+    """Resources of each rank, by Ray's names."""
     placement_strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"
-    """Of a replica's ranks."""
+    """How a replica's ranks are placed."""
     options: dict[str, Any] = {}
     """The daemon's, as in its own TOML file."""
     env: dict[str, str] = {}
@@ -95,7 +95,7 @@ class ModelDeployment(msgspec.Struct, forbid_unknown_fields=True, frozen=True, k
     health_timeout_s: _Positive = 30.0
     """An engine that ends no step for so long, and is not idle, is started again."""
     startup_timeout_s: _Positive = 3600.0
-    """For a replica to get ready, downloads included."""
+    """Seconds for a replica to get ready, downloads included."""
 
     @property
     def most_replicas(self) -> int:
@@ -143,9 +143,9 @@ class HttpDeployment(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw
 
     replicas: _Count = 1
     resources: dict[str, _Positive] = msgspec.field(default_factory=_one_cpu)
-    """Of each."""
+    """Resources of each replica of the server."""
     routing_policy: RoutingPolicy = "cache-aware"
-    """Which engine gets a request; docs/router.md."""
+    """The rule by which an engine is chosen for a request; docs/router.md."""
     reconnect_timeout_s: _Positive = 600.0
     """For a stream whose engine is lost: until another one has its place."""
 

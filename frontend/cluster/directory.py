@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 REPORT_S = 1.0
-"""Between two reports of a replica."""
+"""Seconds between two reports of a replica."""
 _FORGET_S = 10.0
 """Without a report a replica is taken for lost, with its node or its connection to it."""
 _ANSWER_S = 10.0
@@ -15,9 +15,9 @@ _ANSWER_S = 10.0
 
 class Snapshot(NamedTuple):
     version: tuple[float, int]
-    """Of this life of the directory, and in it."""
+    """A number of this life of the directory, and one in it."""
     addresses: dict[str, list[str]]
-    """Of engines, by model."""
+    """Addresses of engines, by model."""
 
 
 class EngineDirectory:

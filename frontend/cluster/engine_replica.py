@@ -38,7 +38,7 @@ class EngineReplica:
         self._is_healthy = True
         self._is_ending = False
         self._slo: collections.deque[tuple[float, int, int]] = collections.deque()
-        """When, and requests met and missed until then."""
+        """Times, and the requests that met and missed their SLOs until then."""
         self._key_files = KeyFiles(await self._directory.keys())
         host = _host(ray.util.get_node_ip_address())
         arguments = [*model.daemon_arguments(), "--keys", str(self._key_files.folder)]
@@ -86,7 +86,7 @@ class EngineReplica:
         self._is_healthy = True
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """What `ScaleByLoad` reads."""
+        """The figures that `ScaleByLoad` reads."""
         now = await self._llm.statistics()
         now_s = time.monotonic()
         missed = now.num_slo_requests - now.num_slo_met

@@ -21,7 +21,7 @@ from frontend.http.settings import ServerSettings
 
 @dataclasses.dataclass(frozen=True)
 class ServedReplicas:
-    """What an HTTP replica needs to know of a model's."""
+    """A model's replicas, as an HTTP replica needs to know them."""
 
     name: str
     may_rest: bool

@@ -32,7 +32,7 @@ _LINES_AT_ONCE = 32
 _CALLS_AT_ONCE = 8
 """Of an actor, so that its engine has rows when those of one call come to their end."""
 ERROR_COLUMN = "__inference_error__"
-"""As ray.data.llm's."""
+"""The column of errors, named as ray.data.llm's."""
 
 
 class _EngineActor:

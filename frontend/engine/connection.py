@@ -26,7 +26,7 @@ class ConnectionOptions:
     step, which on a slow machine is longer than three heartbeats."""
 
     address: str
-    """Of the engine, for error texts."""
+    """The engine's address, for error texts."""
     client_name: str = ""
     connect_timeout_s: float = 60.0
     reconnect_timeout_s: float = 60.0

@@ -120,7 +120,7 @@ class ChildDaemon:
 
     @property
     def last_line(self) -> str:
-        """Of its standard error."""
+        """The last line of its standard error."""
         return next((line for line in reversed(self._tail) if line.strip()), "")
 
     async def ready(self, timeout_s: float) -> None:

@@ -71,7 +71,7 @@ class Neighbours(Protocol):
         """It starts no requests, or again some."""
 
     def on_cache_events(self, session: "EngineSession", events: CacheEvents) -> None:
-        """What this engine's prefix cache holds has changed."""
+        """Note that what this engine's prefix cache holds has changed."""
 
     def why_not_moved(self, session: "EngineSession", request: RequestState) -> str:
         """Why no other engine goes on with it; empty if none is there."""
@@ -113,7 +113,7 @@ class EngineSession:
         self._weights = ("", "")
         """The engine's id and the fingerprint of its weights, as last heard."""
         self._fingerprints: dict[int, str] = {}
-        """Of its weights by version, if requests may move."""
+        """Fingerprints of its weights by version, if requests may move."""
         self.adapters: dict[str, str] = {}
         """Fingerprints by name, as last heard."""
         self.requests = OutputProcessor(clock) if requests is None else requests
@@ -132,7 +132,7 @@ class EngineSession:
         self._calls: dict[int, asyncio.Future[AnyResult]] = {}
         self._num_calls = 0
         self._num_losses = 0
-        """Since the last output."""
+        """Losses since the last output."""
         self._first_loss_s = 0.0
         self._loss_reason = ""
 
@@ -146,7 +146,7 @@ class EngineSession:
 
     @property
     def arithmetic(self) -> Arithmetic | None:
-        """Of the engine as last heard. None: never."""
+        """The engine's arithmetic, as last heard. None: never."""
         if self.welcome is None:
             return None
         return self._weights[1], *self.welcome.model.arithmetic[1:]

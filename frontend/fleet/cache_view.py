@@ -26,14 +26,14 @@ class CacheView:
         self._sessions = sessions
         self.index = PrefixIndex()
         self.others_loads: Counter[int] = Counter()
-        """In tokens, as `load_of`."""
+        """Loads that other clients have put on engines, in tokens, as `load_of`."""
         self.num_snapshots: Counter[int] = Counter()
         """Times that an engine told all that it holds."""
         self.num_gaps: Counter[int] = Counter()
         """Times that events were lost."""
         self._namings: dict[int, BlockNaming] = {}
         self._numbers: dict[int, int] = {}
-        """Of the next events; without one those with all are awaited."""
+        """Numbers of the next events; without one those with all are awaited."""
         self._asking: dict[int, asyncio.Task[None]] = {}
 
     def on_connected(self, engine: int, *, is_new: bool) -> None:
@@ -98,7 +98,7 @@ class CacheView:
         return blocks
 
     def matched(self, blocks: "dict[int, PromptBlocks]") -> dict[int, int]:
-        """By engine, how many of the prompt's tokens are cached there."""
+        """How many of the prompt's tokens are cached there, by engine."""
         found: dict[int, int] = {}
         for named in {id(each): each for each in blocks.values()}.values():
             engines = [engine for engine, each in blocks.items() if each is named]
@@ -111,7 +111,7 @@ class CacheView:
 class PromptBlocks:
     block_size: int
     keys: list[int]
-    """Of its whole blocks."""
+    """Keys of its whole blocks."""
 
 
 def _prompt_blocks(request: RequestState, naming: BlockNaming, adapter: str | None) -> PromptBlocks:

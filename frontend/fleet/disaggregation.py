@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 MIN_TOKENS = 128
 """Shorter prompts are soon computed."""
 _HOP_S = 0.005
-"""To the engine that computes the prompt, and back."""
+"""Seconds to the engine that computes the prompt, and back."""
 _SMOOTHING = 0.2
 _FORGETTING = 0.98
 _SILENT_S = 5.0
@@ -63,7 +63,7 @@ class PrefillPlanner:
         return False
 
     def on_prefilled(self, num_tokens: int, prefill_s: float) -> None:
-        """So many tokens were computed in that time."""
+        """Learn from so many tokens that were computed in that time."""
         if num_tokens >= MIN_TOKENS:
             per_token_s = prefill_s / num_tokens
             before_s = per_token_s if self._prefill_s is None else self._prefill_s
@@ -143,7 +143,7 @@ class PrefillHandoff:
             self.planner.on_transferred(num_tokens, num_arrived, timings.first_scheduled_s)
 
     def on_lost(self, session: EngineSession) -> None:
-        """What it was computing another engine computes."""
+        """Let another engine compute what this one was computing."""
         for request, prefill in list(self._prefills.items()):
             if prefill.session is session:
                 prefill.task.cancel()

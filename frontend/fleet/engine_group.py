@@ -35,17 +35,17 @@ is not given to another one."""
 
 @dataclasses.dataclass(slots=True)
 class _Route:
-    """Where a request is."""
+    """The engine that a request is at, and how it came there."""
 
     number: int = 0
-    """Of the engine."""
+    """The engine's number."""
     load: int = 0
     num_losses: int = 0
-    """Since its last output."""
+    """Losses since its last output."""
     num_tokens: int = 0
-    """Of its output, at the last loss."""
+    """Tokens of its output at the last loss."""
     refused_by: set[int] = dataclasses.field(default_factory=set)
-    """At this attempt."""
+    """Engines that refused it at this attempt."""
 
 
 class EngineGroup(Neighbours):
@@ -377,7 +377,7 @@ class EngineGroup(Neighbours):
         return choice
 
     def _home(self, session_id: str | None, loads: Sequence[float]) -> int | None:
-        """Of a session, an engine that is there and not silent."""
+        """A session's engine, one that is there and not silent."""
         there = [number for number, load in enumerate(loads) if load < _SILENT_LOAD]
         if session_id is None or not there:
             return None

@@ -19,7 +19,7 @@ class PrefixIndex:
         self._engines: OrderedDict[int, int] = OrderedDict()
         """Bit e: engine e has it."""
         self.num_blocks: Counter[int] = Counter()
-        """Of each engine."""
+        """Blocks that each engine holds."""
 
     def __len__(self) -> int:
         return len(self._engines)

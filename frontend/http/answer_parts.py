@@ -42,7 +42,7 @@ class AnswerFormat:
     has_one_call: bool = False
     """Calls after the first are left out."""
     structured_outputs: StructuredOutputsParams | None = None
-    """What the whole text must be."""
+    """The form that the whole text must have."""
     tools_in_prompt: bool = True
     """False: the template has no place for them, and the model is led to them."""
 
@@ -57,7 +57,7 @@ class AnswerFormat:
         return calls or (self.reasoning is not None and self.reasoning.shows_special_tokens)
 
     def parser(self, prompt: str | None, *, streams_arguments: bool = False) -> "AnswerParser":
-        """For one choice of an answer to `prompt`."""
+        """A parser for one choice of an answer to `prompt`."""
         calls = None
         if self.tool_calls is not None:
             found = FORMATS[self.tool_calls]()
@@ -184,7 +184,7 @@ class AnswerParser:
         return self._reasoning is not None and self._reasoning.is_reasoning
 
     def feed(self, text: str, *, at_end: bool) -> list[Part]:
-        """What is certain by now: with `at_end` all of it."""
+        """The parts that are certain by now: with `at_end` all of them."""
         parts: list[Part] = []
         content = text
         if self._reasoning is not None:

@@ -63,7 +63,7 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
 
 class ErrorResponse(msgspec.Struct, frozen=True):
-    """What every refusal looks like."""
+    """The body of every refusal."""
 
     error: ErrorBody
 
@@ -110,7 +110,7 @@ class ApiError(Exception):
         self.code = code
         self.retry_after_s = retry_after_s
         self.anthropic_message = message
-        """In Anthropic's API, where clients look for its words."""
+        """The message in Anthropic's API, where clients look for its words."""
 
     @property
     def headers(self) -> dict[str, str]:

@@ -18,7 +18,7 @@ _Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._@-]{1,64}$")]
 
 
 class ApiKey(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """As a file has it: `key`, which is not kept, or its SHA-256."""
+    """An entry of a file of keys: `key`, which is not kept, or its SHA-256."""
 
     name: _Name
     key: Annotated[str, Meta(min_length=1)] | None = None
@@ -35,7 +35,7 @@ class ApiKey(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
         return bytes.fromhex(self.sha256 or "")
 
     def hashed(self) -> "ApiKey":
-        """Without the key itself."""
+        """This entry with the key's hash in place of the key."""
         sha256 = self.sha256 if self.key is None else _digest(self.key).hex()
         return msgspec.structs.replace(self, key=None, sha256=sha256)
 

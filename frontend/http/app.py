@@ -138,7 +138,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 async def _left(_request: Request, _error: Exception) -> Response:
-    """Before its request was whole."""
+    """Answer a client that left before its request was whole."""
     return Response(status_code=499)
 
 

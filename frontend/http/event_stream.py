@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 _encoder = msgspec.json.Encoder()
 DONE = b"data: [DONE]\n\n"
 BEGIN_S = 3.0
-"""After which a stream begins that has nothing to say yet."""
+"""Seconds after which a stream begins that has nothing to say yet."""
 COMMENT_S = 5.0
 """After which a stream that is silent gets a comment: proxies and clients give up on silence."""
 _MANY_PARTS = 2**13
@@ -62,7 +62,7 @@ async def built(make: Callable[[], T], num_parts: int) -> T:
 
 
 def line(body: Any) -> bytes:
-    """Of one of Ollama's streams."""
+    """A line of one of Ollama's streams."""
     return _encoder.encode(body) + b"\n"
 
 

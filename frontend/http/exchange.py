@@ -33,17 +33,17 @@ class Exchange:
     path: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
     model: str = ""
-    """By the name that was asked for."""
+    """The model's name, as it was asked for."""
     adapter: str | None = None
-    """That it named for a model."""
+    """The adapter's name, if the request named one as its model."""
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     status: int = 0
     is_endless: bool = False
     wants_stream: bool = False
-    """That it asked for, and may get."""
+    """Whether a stream was asked for, and may be given."""
     waits_for: Callable[[], str] | None = None
-    """What keeps it from being answered, if that may take long."""
+    """The reason why it is not answered yet, if that may take long."""
     at_end: list[Callable[[], None]] = field(default_factory=list)
     """Called when its answer is over."""
 
@@ -96,4 +96,4 @@ def exchange_of(request: Request) -> Exchange:
 
 
 current_exchange: ContextVar[Exchange | None] = ContextVar("current_exchange", default=None)
-"""Of the request that is being answered."""
+"""The exchange of the request that is being answered."""

@@ -24,7 +24,7 @@ class Props(msgspec.Struct, frozen=True, kw_only=True):
     model_path: str
     chat_template: str
     chat_template_tool_use: str | msgspec.UnsetType = msgspec.UNSET
-    """Of conversations with tools, if it is another one."""
+    """The chat template of conversations with tools, if it is another one."""
     bos_token: str
     eos_token: str
     build_info: str = "engine-core"
@@ -38,7 +38,7 @@ class Slot(msgspec.Struct, frozen=True, kw_only=True):
 
 @operation("GET", "/props", gives=Props)
 async def props(request: Request) -> Response:
-    """What the server's model is, or that of `?model=`."""
+    """Facts about the server's model, or that of `?model=`."""
     models: ServedModels = request.app.state.models
     model = await models.find(request.query_params.get("model"))
     llm = await model.ready()

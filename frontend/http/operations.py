@@ -1,4 +1,4 @@
-"""What a route is, and the OpenAPI document of all routes."""
+"""Routes as data, and the OpenAPI document of all of them."""
 
 import re
 from collections.abc import Awaitable, Callable, Sequence

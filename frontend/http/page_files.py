@@ -41,12 +41,12 @@ async def base_url(request: Request) -> Response:
 
 
 async def icon(_request: Request) -> Response:
-    """Where browsers look for it beside answers of the API, too."""
+    """The icon where browsers look for it beside answers of the API, too."""
     return FileResponse(FOLDER / "icon.svg", headers=_HEADERS)
 
 
 class PageFiles(StaticFiles):
-    """What the page loads, with the page's headers."""
+    """The files that the page loads, with the page's headers."""
 
     def __init__(self) -> None:
         super().__init__(directory=FOLDER)

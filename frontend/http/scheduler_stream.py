@@ -68,7 +68,7 @@ class SchedulerFeed:
         self._latest: SchedulerSnapshot | str | None = None
         self._steps: deque[snapshots.StepSummary] = deque(maxlen=snapshots.MAX_STEPS)
         self._num_steps = 0
-        """Of all engines at this address."""
+        """Steps of all engines at this address."""
         self._news = asyncio.Event()
         self.num_readers = 0
         self._asking: asyncio.Task[None] | None = None
@@ -168,7 +168,7 @@ async def watch_scheduler(request: Request) -> Response:
 
 
 def _names(models: Sequence[ServedModel]) -> dict[str, str]:
-    """By id: the numbers of model and engine."""
+    """Engines' names by id: the numbers of model and engine."""
     names = {}
     for number, model in enumerate(models):
         engines = model.known_engines

@@ -30,10 +30,10 @@ class ServedModel:
         self._opening = asyncio.Lock()
         self._names = tuple(names)
         self.histograms = RequestHistograms()
-        """Of its requests."""
+        """Histograms of its requests."""
         self.created_s = int(time.time())
         self.size_bytes = 0
-        """Of its files; 0: not known."""
+        """Bytes of its files; 0: not known."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -80,7 +80,7 @@ class ServedModel:
         return (self._client or await self.ready()).engines
 
     async def for_request(self) -> AsyncLLM:
-        """As `ready`, for the request that is being answered."""
+        """The engine, `ready` for the request that is being answered."""
         return await self.ready()
 
     @property
@@ -90,7 +90,7 @@ class ServedModel:
 
     @property
     def memory_bytes(self) -> int:
-        """Of its engine; 0: not known."""
+        """Memory of its engine; 0: not known."""
         return 0
 
     @property
@@ -124,7 +124,7 @@ class ServedModels:
     def __init__(self, models: Iterable[ServedModel]) -> None:
         self._models = list(models)
         self.allowed_local_media_path: Path | None = None
-        """Of files that requests may name."""
+        """The folder of files that requests may name."""
         self.starts_engines = any(model.resting is not None for model in self._models)
 
     def __iter__(self) -> Iterator[ServedModel]:

@@ -34,7 +34,7 @@ first, a request that comes just then is lost."""
 
 
 def and_page(url: str) -> str:
-    """Where people find the page, if a browser can go there."""
+    """A sentence about the page's address, if a browser can go there."""
     return "" if url.startswith("unix://") else f"; chat and scheduler for browsers: {url}/"
 
 

@@ -115,7 +115,7 @@ class ServerSettings:
         return all(ipaddress.ip_address(each).is_loopback for each in self.ip_addresses())
 
     def ip_addresses(self) -> list[str]:
-        """Of `host`, each once.
+        """The addresses of `host`, each once.
 
         Raises:
             InvalidInput: it has none.

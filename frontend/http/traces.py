@@ -122,7 +122,7 @@ def _ns(seconds: float) -> int:
 
 
 def _failure(request: RequestState) -> str | None:
-    """In one word, as `error.type` has it."""
+    """The failure in one word, as `error.type` has it."""
     if request.error is not None:
         return type(request.error).__name__
     if not request.finished:

@@ -60,12 +60,12 @@ class EncoderPrompts:
 
     @property
     def modality(self) -> str:
-        """Of the encoder's input."""
+        """The modality of the encoder's input."""
         return self._info.modality
 
     @property
     def start_token_ids(self) -> tuple[int, ...]:
-        """What the decoder's prompt begins with by itself."""
+        """The tokens that the decoder's prompt begins with by itself."""
         return self._info.decoder_start_token_ids
 
     def split(self, prompt: object) -> SplitPrompt:
@@ -93,7 +93,7 @@ class EncoderPrompts:
         return SplitPrompt(decoder_prompt, inputs, frames)
 
     def _decoder_ids(self, prompt: object) -> list[int]:
-        """With the model's start before it, unless it has that."""
+        """The prompt's tokens with the model's start before them, unless they have it."""
         start = list(self._info.decoder_start_token_ids)
         token_ids = self._token_ids(prompt, add_special_tokens=False)
         return token_ids if start and start[0] in token_ids else start + token_ids

@@ -14,7 +14,7 @@ from protocol.prompt_embeds import DTYPE_BYTES, EmbeddedSpan, PromptEmbedsInfo
 from protocol.sampling import SamplingParams
 
 _FORMATS = {"f": "float32", "e": "float16"}
-"""Of the buffer protocol."""
+"""Formats of the buffer protocol."""
 
 
 class GivenTensor(NamedTuple):

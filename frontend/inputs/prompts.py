@@ -101,7 +101,7 @@ def split_prompts(prompts: object) -> list[object]:
 
 
 def one_salt(own: str | None, beside: str | None, name: str) -> str | None:
-    """Of a prompt's own salt and the one given beside it."""
+    """The one salt of a prompt that has its own and one given beside it."""
     beside = _checked_salt(beside, name)
     if own is not None and beside not in (None, own):
         raise InvalidInput(

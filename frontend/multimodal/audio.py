@@ -169,11 +169,11 @@ class LogMel:
 
     @property
     def num_samples(self) -> int:
-        """Of a window."""
+        """Samples of a window."""
         return self.chunk_length * self.sampling_rate
 
     def num_frames(self, num_samples: int) -> int:
-        """That hold so many samples."""
+        """Frames that hold so many samples."""
         return -(-num_samples // self.hop_length)
 
     def features(self, samples: Floats) -> Floats:

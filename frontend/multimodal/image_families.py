@@ -30,9 +30,9 @@ from protocol.multimodal import MultiModalInfo
 Tensors = dict[str, npt.NDArray[Any]]
 
 _MAX_RATIO = 200
-"""Of an image's sides, for Qwen's models."""
+"""Largest ratio of an image's sides, for Qwen's models."""
 _MAX_SIDE = 4096
-"""Of an image before it is split, for Idefics3 and SmolVLM."""
+"""Longest side of an image before it is split, for Idefics3 and SmolVLM."""
 _NAMES_OF_IDS = {
     "image": ("image_token_id", "image_token_index"),
     "begin": ("boi_token_id", "boi_token_index"),

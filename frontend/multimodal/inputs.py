@@ -25,28 +25,28 @@ class Family(Protocol):
     it cannot take."""
 
     placeholder: str
-    """What chat templates write for an item."""
+    """The text that chat templates write for an item."""
     token: str
     token_id: int
-    """Of the positions that take a row of the encoder's output."""
+    """The token id of positions that take a row of the encoder's output."""
 
     def text(self, item: Any) -> str:
         """What stands for an item in the prompt, in place of the placeholder."""
 
     def tensors(self, item: Any) -> Tensors:
-        """What the encoder takes, by transformers' names."""
+        """The tensors that the encoder takes, by transformers' names."""
 
 
 _KINDS: Mapping[str, tuple[Callable[..., Family], Callable[[object, str], Any]]] = {
     "image": (image_family, load_image),
     "audio": (audio_family, load_audio),
 }
-"""What makes the family of a model, and what reads an item."""
+"""Functions that make the family of a model and read an item, by modality."""
 
 
 @dataclass(frozen=True, slots=True)
 class MultiModalPrompt:
-    """What a request is sent with."""
+    """A prompt as a request is sent with it."""
 
     token_ids: list[int]
     inputs: tuple[MultiModalInput, ...]

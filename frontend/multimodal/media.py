@@ -17,7 +17,7 @@ from frontend.shared_threads import MEDIA, OWN_TEMPLATES
 T = TypeVar("T")
 
 MAX_MEDIA_BYTES = 64 * 1024**2
-"""Of one file, before it is decoded."""
+"""Most bytes of one file, before it is decoded."""
 _KINDS = {
     "image": "image", "image_url": "image", "image_pil": "image", "input_image": "image",
     "audio": "audio", "audio_url": "audio", "input_audio": "audio",
@@ -36,7 +36,7 @@ class MediaItem:
     source: Any
     """Bytes, a URL, a path, or an object of Python's: an image of Pillow's, (samples, rate)."""
     name: str
-    """For errors."""
+    """The item's name in errors."""
 
 
 @dataclass(frozen=True, slots=True)

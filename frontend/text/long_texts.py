@@ -32,12 +32,12 @@ class TokenSize:
     """How much of a text one token stands for, at most."""
 
     longest: int
-    """In characters; of a byte-level vocabulary in bytes."""
+    """The longest token, in characters; of a byte-level vocabulary in bytes."""
     dropped: bytes = b""
     """Bytes that such a vocabulary has no token for: they vanish."""
 
     def fewest_tokens(self, text: str) -> int:
-        """That the text can be."""
+        """The fewest tokens that the text can be."""
         num_known = len(text)
         if self.dropped:
             num_known = len(text.encode("utf-8", "surrogatepass").translate(None, self.dropped))

@@ -305,7 +305,7 @@ def _raise_unless_of_rust(error: BaseException) -> None:
 
 
 _in_use: weakref.WeakValueDictionary[object, Tokenizer] = weakref.WeakValueDictionary()
-"""By digest of the document, template and special tokens."""
+"""Tokenizers in use, by digest of the document, template and special tokens."""
 
 
 class Joining(enum.Enum):

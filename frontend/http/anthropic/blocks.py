@@ -11,7 +11,7 @@ from frontend.http.tools.calls import ArgumentsDelta, ToolCall
 
 
 def whole_blocks(parts: list[Part]) -> list[bodies.AnswerBlock]:
-    """At least one."""
+    """The answer's parts as blocks, at least one."""
     blocks: list[bodies.AnswerBlock] = []
     for part in parts:
         match part:

@@ -29,7 +29,7 @@ class ImageSource(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     media_type: str = "image"
     data: str = ""
     url: str = ""
-    """Of a data URL, or of a file that the server allows."""
+    """A data URL, or the URL of a file that the server allows."""
 
 
 class ImageBlock(_Block, forbid_unknown_fields=True, kw_only=True, tag="image"):
@@ -37,7 +37,7 @@ class ImageBlock(_Block, forbid_unknown_fields=True, kw_only=True, tag="image"):
 
 
 class ThinkingBlock(_Block, forbid_unknown_fields=True, kw_only=True, tag="thinking"):
-    """Of an earlier answer. The signature is not checked."""
+    """The thinking of an earlier answer. The signature is not checked."""
 
     thinking: str
     signature: str = ""
@@ -53,7 +53,7 @@ class ToolResultBlock(_Block, forbid_unknown_fields=True, kw_only=True, tag="too
     tool_use_id: str
     content: str | list[TextBlock | ImageBlock] | None = None
     is_error: bool | None = None
-    """Of no effect: the text says it to the model."""
+    """Whether the tool failed; of no effect: the text says it to the model."""
 
 
 Block = TextBlock | ImageBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
@@ -74,7 +74,7 @@ class Tool(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Its input follows the schema."""
     cache_control: CacheControl | None = None
     eager_input_streaming: bool | None = None
-    """Of no effect: arguments are always streamed as they come."""
+    """Taken and of no effect: arguments are always streamed as they come."""
 
 
 class ToolChoice(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -131,7 +131,7 @@ class MessagesRequest(CountTokensRequest, forbid_unknown_fields=True, kw_only=Tr
     vllm_xargs: dict[str, Any] | None = None
     """`extra_args` for the engine's logits processors."""
     service_tier: Literal["auto", "standard_only"] | None = None
-    """Of no effect: there is one tier."""
+    """Taken and of no effect: there is one tier."""
 
 
 # ---------------------------------------------------------------------- answers

@@ -25,7 +25,7 @@ class Usage(msgspec.Struct, frozen=True):
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
-    """If there were drafts."""
+    """Drafts taken and rejected; absent if there were none."""
 
 
 class TopLogprob(msgspec.Struct, frozen=True):
@@ -75,7 +75,7 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 PromptLogprobList = list[dict[int, Logprob] | None]
-"""As vLLM has them: by token id."""
+"""Log-probabilities of a prompt by token id, as vLLM has them."""
 
 
 class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,7 +151,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     owned_by: str = "engine-core"
     root: str
     parent: str | None = None
-    """Of an adapter: its model."""
+    """An adapter's model."""
     max_model_len: int | None = None
 
 

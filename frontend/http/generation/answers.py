@@ -28,7 +28,7 @@ from frontend.outputs import CompletionOutput, RequestOutput
 from frontend.text.tokenizer import Tokenizer
 
 _MAX_LOGPROBS = 2**20
-"""Of one answer that is no stream: about 60 MiB of JSON."""
+"""Most log-probabilities of an answer that is no stream: about 60 MiB of JSON."""
 _TOKENS_AT_ONCE = 64
 Body = TypeVar("Body", ChatCompletion, ChatCompletionChunk, Completion)
 
@@ -112,7 +112,7 @@ class Answer(TokenCounts):
         return bool(self._options.continuous_usage_stats)
 
     def end(self, form: type[Body]) -> bytes:
-        """Of its events."""
+        """The last of its events."""
         return (
             event(self.body(form, [], self.usage())) if self._options.include_usage else b""
         ) + DONE
@@ -160,7 +160,7 @@ def token_logprobs(
 
 
 def prompt_logprobs(found: PromptLogprobs | None) -> PromptLogprobList:
-    """As vLLM has them; in JSON."""
+    """Log-probabilities of a prompt as vLLM has them, in JSON."""
     entries = (
         entry and {each: replace(one, logprob=finite(one.logprob)) for each, one in entry.items()}
         for entry in found or ()
@@ -169,7 +169,7 @@ def prompt_logprobs(found: PromptLogprobs | None) -> PromptLogprobList:
 
 
 def num_logprobs(output: RequestOutput) -> int:
-    """Of its prompt and its samples."""
+    """The number of log-probabilities of its prompt and its samples."""
     parts = (output.prompt_logprobs, *(each.logprobs for each in output.outputs))
     return sum(each.num_entries for each in parts if isinstance(each, LogprobEntries))
 

@@ -15,9 +15,9 @@ _NO_VARIABLES = frozenset(
 ) | {"add_generation_prompt", "continue_final_message", "renderers", "is_cut"}
 """Names that mean something else on their way to the template."""
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-"""Of OpenAI's messages."""
+"""The roles of OpenAI's messages."""
 _NOTES = ("annotations", "provider_specific_fields")
-"""On an answer, for its reader."""
+"""Fields of an answer that are for its reader, not for a model."""
 _MANY = 1000
 
 

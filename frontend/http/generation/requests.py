@@ -31,7 +31,7 @@ class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     type: str
     json_schema: JsonSchemaFormat | None = None
     schema_: dict[str, Any] | None = msgspec.field(name="schema", default=None)
-    """Of a json_object, as llama.cpp and instructor have it."""
+    """The schema of a json_object, as llama.cpp and instructor have it."""
     structures: list[dict[str, Any]] | None = None
     """Of vLLM's structural_tag: `begin`, `schema` and `end` of each."""
     triggers: list[str] | None = None
@@ -94,7 +94,7 @@ class GenerationRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
     priority: int | None = None
     """Smaller is more urgent."""
     cache_salt: str | None = None
-    """Only requests with the same salt share cached prompts."""
+    """A salt: only requests with the same one share cached prompts."""
     request_id: Annotated[str, Meta(max_length=256)] | None = None
     """It stands in each event."""
     return_token_ids: bool | None = None
@@ -108,11 +108,11 @@ class GenerationRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
     guided_whitespace_pattern: str | None = None
     structural_tag: str | dict[str, Any] | None = None
     metadata: dict[str, str] | None = None
-    """Of no effect: nothing is stored."""
+    """Taken and of no effect: nothing is stored."""
     store: Literal[False] | None = None
     service_tier: Literal["auto", "default"] | None = None
     best_of: int | None = None
-    """As many as `n`."""
+    """Taken if it is `n`: nothing else is implemented."""
     prompt_logprobs: Annotated[int, Meta(ge=-1)] | None = None
     logprob_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
@@ -205,6 +205,6 @@ class ChatCompletionRequest(GenerationRequest, forbid_unknown_fields=True, kw_on
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
-    """For templates that read it."""
+    """The effort to reason, for templates that read it."""
     modalities: Annotated[list[Literal["text"]], Meta(min_length=1)] | None = None
     verbosity: Literal["medium"] | None = None

@@ -84,7 +84,7 @@ async def tokenize(request: Request, asked: TokenizeRequest) -> Response:
 
 
 def has_images(asked: TokenizeRequest) -> bool:
-    """Or sounds."""
+    """Whether there are images or sounds."""
     return has_media([{"content": each.content} for each in asked.messages or ()])
 
 

@@ -126,7 +126,7 @@ class _Scrape(Collector):
         yield from self._request_histograms()
 
     def _answers(self) -> Iterator[tuple[tuple[str, ...], _EngineAnswer]]:
-        """With the values of `_labels`."""
+        """The engines' answers, with the values of `_labels`."""
         for model, _, answer in self._engines:
             if answer is not None:
                 served, engine_id = _served_name(model, answer), answer.engine_id
@@ -178,7 +178,7 @@ class _Scrape(Collector):
         return family
 
     def _lora_requests(self) -> Metric:
-        """As vLLM's: what it says is in its labels."""
+        """The adapters of unfinished requests in labels, as vLLM tells them."""
         prefix = _VLLM if self._is_vllm else _PREFIX
         names = ("max_lora", "running_lora_adapters", "waiting_lora_adapters")
         text = "Unix time now, with the adapters of unfinished requests as labels."

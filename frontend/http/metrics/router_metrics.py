@@ -10,7 +10,7 @@ _LABELS = ("model_name", "address")
 
 
 def router_metrics(groups: Iterable[tuple[EngineGroup | None, str]]) -> Iterator[Metric]:
-    """Of models with several engines, with their names."""
+    """Metrics of models with several engines, with their names."""
     blocks = GaugeMetricFamily(
         "engine_core_router_prefix_blocks",
         "KV blocks that this server's router takes to be cached at the engine.",

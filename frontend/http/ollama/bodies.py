@@ -11,7 +11,7 @@ from frontend.http.generation.answer_bodies import TokenLogprob
 from frontend.http.generation.requests import Tool
 
 Nothing = Literal[""] | Annotated[list[Any], Meta(max_length=0)] | None
-"""What clients send for "not used"."""
+"""The values that clients send for "not used"."""
 
 
 class Options(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -20,7 +20,7 @@ class Options(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     num_ctx: Annotated[int, Meta(ge=1)] | Annotated[float, Meta(ge=1)] | None = None
     """Most tokens of prompt and answer together."""
     num_predict: Annotated[int, Meta(ge=-2)] | Annotated[float, Meta(ge=-2)] | None = None
-    """Below 1: as many as there is room for."""
+    """Most tokens of the answer; below 1: as many as there is room for."""
     seed: int | float | None = None
     temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
@@ -34,10 +34,10 @@ class Options(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     stop: str | list[str] | None = None
     mirostat: Literal[0] | Annotated[float, Meta(ge=0, le=0)] | None = None
     mirostat_tau: float | None = None
-    """Of no effect without `mirostat`, as is `mirostat_eta`."""
+    """Taken and of no effect without `mirostat`, as is `mirostat_eta`."""
     mirostat_eta: float | None = None
     num_keep: int | float | None = None
-    """Of a prompt that is cut, how many tokens at its start stay."""
+    """How many tokens at the start of a prompt stay if it is cut."""
     num_gpu: int | float | None = None
     """Of no effect, as what follows: the daemon has loaded the model; no answer changes."""
     main_gpu: int | float | None = None
@@ -60,7 +60,7 @@ class Options(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class GenerationRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What chat and generate share."""
+    """The fields that chat and generate share."""
 
     model: Annotated[str, Meta(min_length=1)]
     stream: bool | None = True
@@ -82,10 +82,10 @@ class GenerateRequest(GenerationRequest, forbid_unknown_fields=True, kw_only=Tru
     """POST /api/generate."""
 
     prompt: str | None = None
-    """Without one the model is only loaded."""
+    """The prompt; without one the model is only loaded."""
     system: str | None = None
     context: list[int] | None = None
-    """Of the answer before."""
+    """The context that the answer before gave."""
     raw: bool | None = None
     """The prompt goes to the model as it is."""
     suffix: Nothing = None
@@ -101,7 +101,7 @@ class OllamaFunction(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class OllamaCall(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """In answers too."""
+    """A tool call, in messages and in answers."""
 
     id: str = ""
     function: OllamaFunction
@@ -122,7 +122,7 @@ class ChatRequest(GenerationRequest, forbid_unknown_fields=True, kw_only=True):
     """POST /api/chat."""
 
     messages: list[ConversationMessage] | None = None
-    """Without any the model is only loaded."""
+    """The conversation; without one the model is only loaded."""
     tools: list[Tool] | None = None
 
 
@@ -132,13 +132,13 @@ class ModelRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     model: str | None = None
     name: str | None = None
     verbose: bool | None = None
-    """Of no effect: there is nothing more to show."""
+    """Taken and of no effect: there is nothing more to show."""
     stream: bool | None = True
     insecure: Literal[False] | None = None
     system: Nothing = None
     template: Nothing = None
     options: dict[str, Any] | None = None
-    """Of no effect, as in Ollama."""
+    """Taken and of no effect, as in Ollama."""
     username: Nothing = None
     password: Nothing = None
 
@@ -240,7 +240,7 @@ class ModelEntries(msgspec.Struct, frozen=True, kw_only=True):
 
 class LoadedModel(ModelEntry, frozen=True, kw_only=True):
     expires_at: datetime
-    """If nobody uses it until then."""
+    """When its engine is stopped if nobody uses it until then."""
     size_vram: int = 0
     context_length: int
 

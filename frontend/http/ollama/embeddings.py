@@ -50,7 +50,7 @@ async def old_embed(request: Request, asked: bodies.OldEmbedRequest) -> Response
 async def _found(
     request: Request, asked: bodies.AnyEmbedRequest, texts: str | list[str]
 ) -> tuple[list[RequestOutput], float]:
-    """And when the model was there."""
+    """The vectors, and when the model was there."""
     keep_alive_s = None if asked.keep_alive is None else keep_alive_seconds(asked.keep_alive)
     model, llm = await served_model(request, asked.model)
     if keep_alive_s is not None:

@@ -199,7 +199,7 @@ def _content(text: str, images: Sequence[str] | None) -> str | list[dict[str, An
 
 
 def _template_message(message: bodies.ConversationMessage) -> dict[str, Any]:
-    """With the names that templates know."""
+    """The message with the names that templates know."""
     calls = [
         {"id": call.id, "type": "function", "function": msgspec.to_builtins(call.function)}
         for call in message.tool_calls or ()
@@ -265,7 +265,7 @@ class _Run:
         return _answer_to(self.asked, **fields)
 
     def fields(self, output: RequestOutput) -> dict[str, Any]:
-        """What an output adds to the answer."""
+        """The fields that an output adds to the answer."""
         new = output.outputs[0]
         self.token_ids += new.token_ids
         if self.parser is None:

@@ -28,7 +28,7 @@ from frontend.http.settings import ServerSettings
 from frontend.http.tools.stream import format_of_template
 
 _VERSION = "0.13.0"
-"""Of Ollama: the one whose API this is. Clients compare it."""
+"""The version of Ollama whose API this is. Clients compare it."""
 _NEVER = datetime(2300, 1, 1, tzinfo=UTC)
 _LATEST = ":latest"
 _FLOATS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
@@ -46,7 +46,7 @@ async def served_model(request: Request, name: str) -> tuple[ServedModel, AsyncL
 
 
 async def find_model(request: Request, name: str) -> ServedModel:
-    """As `served_model`, without starting its engine."""
+    """The model that `served_model` finds, without starting its engine."""
     models: ServedModels = request.app.state.models
     stem = name.removesuffix(_LATEST)
     given = next((each for each in (name, stem, stem + _LATEST) if each in models.names()), stem)
@@ -179,7 +179,7 @@ def _details(llm: AsyncLLM) -> bodies.ModelDetails:
 
 
 def _rounded(number: int) -> str:
-    """As Ollama writes it: 134.52M, 8.0B."""
+    """A number as Ollama writes it: 134.52M, 8.0B."""
     return f"{number / 1e9:.1f}B" if number >= 1e9 else f"{number / 1e6:.2f}M"
 
 

@@ -33,7 +33,7 @@ _TOLD_WITHIN_S = 5.0
 _PROCESS_BYTES = 512 * 1024**2
 """Of a daemon beside its weights, before it has run once: libraries, and the smallest cache."""
 _CACHE_BYTES = 256 * 1024**2
-"""Beside what it had when it was ready."""
+"""Memory of a daemon beside what it had when it was ready."""
 
 
 class DaemonPool:
@@ -63,7 +63,7 @@ class DaemonPool:
                 )
 
     def _free_bytes(self) -> int:
-        """Without what running daemons may still take."""
+        """Free memory without what running daemons may still take."""
         return max(0, available_memory_bytes() - sum(each.untouched_bytes for each in self.models))
 
     async def stop_least_recently_used(self) -> bool:
@@ -109,7 +109,7 @@ class OnDemandModel(ServedModel):
         self._since_s = 0.0
         self._ready_bytes: int | None = None
         self.last_used_s = 0.0
-        """Of the monotonic clock."""
+        """When it was used last, on the monotonic clock."""
 
     @property
     def resting(self) -> str | None:

@@ -20,7 +20,7 @@ _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class OnDemandOptions:
-    """Of models given as --model NAME."""
+    """Options of models given as --model NAME."""
 
     keep_alive: Annotated[str, Parameter(allow_leading_hyphen=True)] = "5m"
     """How long a started daemon may be idle: seconds or as 1h30m; 0: not at all, -1: for ever."""

@@ -114,7 +114,7 @@ def _finish_reason(output: CompletionOutput, parser: AnswerParser | None) -> str
 def _deltas(
     output: CompletionOutput, parser: AnswerParser | None, asked: ChatCompletionRequest
 ) -> list[Delta]:
-    """At least one."""
+    """The deltas of an output, at least one."""
     if parser is None:
         return [Delta(content=output.text) if output.text else Delta()]
     number = parser.num_calls
@@ -158,7 +158,7 @@ def _logprobs(
 
 
 def _says_more(choice: ChatChunkChoice) -> bool:
-    """Than its delta."""
+    """Whether the choice carries more than its delta."""
     return (
         choice.finish_reason is not None
         or choice.logprobs is not None

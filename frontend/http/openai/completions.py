@@ -146,7 +146,7 @@ def _generate(
 async def _prompts_alone(
     outputs: AsyncGenerator[tuple[int, RequestOutput], None],
 ) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-    """Without the one token that each prompt was computed for."""
+    """Outputs without the one token that each prompt was computed for."""
     async with contextlib.aclosing(outputs):
         async for prompt, output in outputs:
             for part in output.outputs:

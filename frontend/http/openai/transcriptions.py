@@ -91,7 +91,7 @@ class VerboseTranscription(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """What a model hears at once. Times in seconds."""
+    """A piece of sound that a model hears at once. Times in seconds."""
 
     start: float
     duration: float
@@ -237,7 +237,7 @@ class _Hearing:
         return [msgspec.structs.replace(each, id=n) for n, each in enumerate(segments)]
 
     async def _detect(self, window: _Window) -> str | None:
-        """As Whisper does: the likeliest language behind the start."""
+        """The likeliest language behind the start, as Whisper detects it."""
         params = SamplingParams(
             temperature=0.0, max_tokens=1, allowed_token_ids=sorted(self._languages.values())
         )

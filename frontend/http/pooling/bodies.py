@@ -10,7 +10,7 @@ from frontend.http.generation.requests import ChatMessage
 
 
 class PoolingRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What all of them share."""
+    """The fields that all requests of vectors and scores share."""
 
     model: str | None = None
     """None: the server's first."""
@@ -22,18 +22,18 @@ class PoolingRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None
     """Most tokens of each prompt; -1: the model's limit. None: longer ones are refused."""
     truncation_side: Literal["left", "right"] | None = None
-    """Which end is cut; default: right."""
+    """The end that is cut; default: right."""
     use_activation: bool | None = None
     padding: Literal["do_not_pad"] | None = None
 
 
 class InputRequest(PoolingRequest, forbid_unknown_fields=True, kw_only=True):
-    """Of single texts, or of one conversation."""
+    """A request of single texts, or of one conversation."""
 
     input: str | list[str | int | list[int]] | None = None
     """A text, token ids, or a list of those."""
     messages: list[ChatMessage] | None = None
-    """In place of `input`; what follows is for its template."""
+    """A conversation in place of `input`; what follows is for its template."""
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template: str | None = None
@@ -54,7 +54,7 @@ class EmbeddingsRequest(EncodingRequest, forbid_unknown_fields=True, kw_only=Tru
     """POST /v1/embeddings."""
 
     prompt_name: str | None = None
-    """Of the model's prompts, to go before each text."""
+    """The name of the model's prompt that goes before each text."""
     input_type: str | None = None
     """The same: "query", "document" or "passage", as the model names them."""
 
@@ -82,7 +82,7 @@ class ScoreRequest(PoolingRequest, forbid_unknown_fields=True, kw_only=True):
 
 
 class TextDocument(msgspec.Struct, forbid_unknown_fields=True):
-    """In answers too."""
+    """A document, in requests and in answers."""
 
     text: str
 
@@ -157,7 +157,7 @@ class PooledAnswer(Answer, frozen=True, kw_only=True):
 class Classified(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     label: str | None
-    """Of the largest; None: the model has no names."""
+    """The name of the largest class; None: the model has no names."""
     probs: list[float]
     num_classes: int
 

@@ -24,7 +24,7 @@ from frontend.pooling_params import PoolingParams
 from protocol.pooling import Pooled, PoolingTask
 
 MAX_INPUTS = 2048
-"""Of one request: OpenAI's limit."""
+"""Most inputs of one request: OpenAI's limit."""
 _SAME_PROMPTS = {
     "passage": ("passage", "document"),
     "document": ("document", "passage"),
@@ -55,7 +55,7 @@ async def embeddings(request: Request, asked: bodies.EmbeddingsRequest) -> Respo
 
 @operation("POST", "/pooling", takes=bodies.EncodeRequest, gives=bodies.PooledAnswer)
 async def encode(request: Request, asked: bodies.EncodeRequest) -> Response:
-    """What `task` names of each text, as the model gives it."""
+    """Answer with what `task` names of each text, as the model gives it."""
     llm, name = await find(request, asked.model)
     task = llm.pooling_task(asked.task)
     found = await pool(request, llm, asked, await inputs(asked, llm), task)
@@ -193,7 +193,7 @@ def _check_number(given: Sequence[object], name: str) -> None:
 
 
 def prompt_name(llm: AsyncLLM, asked: str | None) -> str | None:
-    """What the model calls that prompt."""
+    """The model's own name of that prompt."""
     names = _SAME_PROMPTS.get(asked or "", (asked,))
     return next((name for name in names if name in llm.model.prompts), asked)
 
@@ -230,7 +230,7 @@ def params_of(asked: bodies.PoolingRequest) -> PoolingParams:
 
 
 def num_values(outputs: Sequence[RequestOutput]) -> int:
-    """Of all vectors together."""
+    """The number of values of all vectors together."""
     return sum(math.prod(pooled(each).shape) for each in outputs)
 
 

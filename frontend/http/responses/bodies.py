@@ -18,7 +18,7 @@ class InputItem(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     id: str | None = None
     status: str | None = None
     role: str | None = None
-    """Of a message: user, assistant, system or developer."""
+    """A message's role: user, assistant, system or developer."""
     content: str | list[Part] | None = None
     call_id: str | None = None
     name: str | None = None
@@ -66,7 +66,7 @@ class ResponsesRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     model: str | None = None
     input: str | list[InputItem]
     instructions: str | None = None
-    """Of this answer only: the next one does not inherit it."""
+    """Instructions for this answer only: the next one does not inherit them."""
     previous_response_id: str | None = None
     store: bool | None = None
     """Default: true."""
@@ -87,7 +87,7 @@ class ResponsesRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    """Of no effect: every prompt is cached."""
+    """Taken and of no effect: every prompt is cached."""
     service_tier: Literal["auto", "default"] | None = None
     stream_options: ObfuscationOptions | None = None
     top_logprobs: Literal[0] | None = None

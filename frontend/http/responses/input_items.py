@@ -60,7 +60,7 @@ def _given(name: str, value: Any) -> Any:
 
 
 def _texts(name: str, content: str | list[Part], *, takes_images: bool = False) -> str | list[Part]:
-    """As chat completions have them."""
+    """The parts as chat completions have them."""
     if isinstance(content, str):
         return content
     texts = []

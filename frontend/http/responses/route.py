@@ -130,7 +130,7 @@ def _stored(request: Request, response_id: str, status: int) -> StoredResponse:
 
 
 def _conversation(request: Request, asked: bodies.ResponsesRequest) -> list[ChatMessage]:
-    """Without instructions."""
+    """The conversation so far, without instructions."""
     messages: list[ChatMessage] = []
     if asked.previous_response_id is not None:
         stored = _stored(request, asked.previous_response_id, 400)

@@ -119,7 +119,7 @@ class ArgumentsText:
         self._closing: list[str] = []
         self._in_string = self._is_escaped = False
         self.num_chars = 0
-        """Of all that was fed."""
+        """Characters that were fed, all together."""
         self.is_over = False
         self.is_whole = False
 

@@ -12,7 +12,7 @@ from frontend.text.tokenizer import Tokenizer
 
 Schema = dict[str, Any]
 _FIELD = "x-field"
-"""In a schema of a grammar: what the engine's errors call it."""
+"""The key in a schema of a grammar that says what the engine's errors call it."""
 _WHITE_SPACE = {"whitespace_pattern": r" |\n{1,2}[ \t]{0,20}"}
 
 _ESCAPES = 'bfnrt"\\\\'

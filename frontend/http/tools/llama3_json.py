@@ -46,7 +46,7 @@ class Llama3JsonFormat:
 
 
 def _may_be_call(body: str) -> bool:
-    """By its first key: other JSON is not held back to its end."""
+    """Whether its first key is a call's: other JSON is not held back to its end."""
     match = _FIRST_KEY.match(body)
     assert match is not None
     key, closed = match.groups()

@@ -14,7 +14,7 @@ FORMATS: dict[str, Callable[[], ToolCallFormat]] = {
     "mistral": MistralFormat,
     "pythonic": PythonicFormat,
 }
-"""By vLLM's names."""
+"""Formats of tool calls by vLLM's names."""
 
 _ALWAYS_PARSED_CHARS = 64
 _OFTEN_PARSED_CHARS = 2048
@@ -50,18 +50,18 @@ class ToolCallStream:
         self._format = call_format
         self._streams_arguments = streams_arguments
         self._arguments: ArgumentsText | None = None
-        """Of the call that is held, if it was passed on."""
+        """The arguments of the call that is held, if it was passed on."""
         self._head_length = 0
         self._held = ""
         self._parsed_at = 0
         """Length of what was held when it was parsed last."""
         self._blank = ""
-        """What may be white space between calls."""
+        """Text that may be white space between calls."""
         self._before = ""
         self._has_calls = False
 
     def feed(self, text: str) -> list[str | ToolCall | ArgumentsDelta]:
-        """What is certain by now."""
+        """The text and calls that are certain by now."""
         self._held += text
         is_long = len(self._held) > _ALWAYS_PARSED_CHARS + len(text)
         is_open = self._arguments is not None and not self._arguments.is_over
