@@ -18,7 +18,7 @@ class EngineConfig:
     dtype_reason: str = ""
     """Why `auto` means it; empty: it was named."""
     instruction_set: str
-    """That the kernels use: "amx", "avx512"."""
+    """The instruction set that the kernels use: "amx", "avx512"."""
     weights: str
     """Formats of the layers' weights, the one with most bytes first: "Q4_1+Q8_0"."""
     kv_cache_dtype: str
@@ -47,12 +47,12 @@ class EngineConfig:
     address: str
     max_clients: int
     max_prompt_embeds_bytes: int
-    """Of a request; 0: none are taken."""
+    """Most bytes of a request's hidden states; 0: none are taken."""
     isolate_tenants: bool
     drain_timeout_s: float
     trace: str | None
     speculative: str | None
-    """What makes drafts."""
+    """The method that makes drafts."""
     scheduler: SchedulerConfig
 
     def __str__(self) -> str:

@@ -34,7 +34,7 @@ class ModelHost(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Of the weights that are served."""
+        """The fingerprint of the weights that are served."""
 
     @property
     def keeps_cache(self) -> bool:
@@ -96,7 +96,7 @@ class EngineControl:
         """Whether a pause of mode wait was ended by another call."""
         self._sleep_level = 0
         self._fingerprints = {} if host is None else {0: host.fingerprint}
-        """By version."""
+        """Fingerprints of weights by version."""
 
     @property
     def state(self) -> EngineState:
@@ -237,7 +237,7 @@ class EngineControl:
         logger.info("weights version %d: %s", version, model)
 
     def finish_for_drain(self) -> None:
-        """What is unfinished may end now, if it can."""
+        """Let what is unfinished end now, if it can."""
         if self.state is EngineState.RUNNING:
             return
         try:

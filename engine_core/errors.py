@@ -12,7 +12,7 @@ class ExitCode(enum.IntEnum):
     DRAINED = 0
     """It was asked to stop."""
     FAULT = 1
-    """While it served; the log says what."""
+    """A fault while it served; the log says what."""
     WRONG_OPTIONS = 2
     START_FAILED = 3
     """The model, the memory or the address; the last line says what."""

@@ -39,7 +39,7 @@ class InProcessExecutor:
         self.model_time_s = 0.0
         """Seconds in which the model ran, in total."""
         self.collectives: Collectives = SINGLE_RANK
-        """Of the ranks that run the model."""
+        """The collectives of the ranks that run the model."""
         self._num_in_flight = 0
         self._busy_since_s = 0.0
 

@@ -16,7 +16,7 @@ class PoolingType(enum.StrEnum):
     """The first token's."""
     ALL = "ALL"
     STEP = "STEP"
-    """Of tokens `step_tag_id`; all if that is None."""
+    """Pool the tokens that are `step_tag_id`; all if that is None."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class PoolerConfig:
     matryoshka_dimensions: tuple[int, ...] | None = None
 
     def pooling_type(self, params: PoolingParams) -> PoolingType:
-        """Of this request."""
+        """The pooling of this request."""
         return self.tok_pooling_type if params.task.of_tokens else self.seq_pooling_type
 
     def needs_all_states(self, params: PoolingParams) -> bool:

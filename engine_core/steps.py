@@ -93,7 +93,7 @@ class Steps:
             self.complete(step)
 
     def send(self, outputs: dict[int, EngineCoreOutputs], now_s: float) -> None:
-        """By client index; to observers, then to clients."""
+        """Give outputs by client index to observers, then to clients."""
         for observer in self._observers:
             observer.on_outputs(outputs, now_s)
         self._outbox.send(outputs)

@@ -22,7 +22,7 @@ _DIRECT = PROJECT.read_text().partition("dependencies = [")[2].partition("\n]")[
 
 CLEAN, VULNERABLE, NOT_AUDITED = 0, 1, 3
 REASONS = dict(re.findall(r'^    "([\w.-]+)[^"]*",  # (.+)$', _DIRECT, re.MULTILINE))
-"""Of each direct dependency: its comment in pyproject.toml."""
+"""Reasons of the direct dependencies: their comments in pyproject.toml."""
 _TIME_LIMIT_S = 300
 
 app = make_app("audit", __doc__ or "")

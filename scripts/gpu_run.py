@@ -119,7 +119,7 @@ def _lost_rows(group: str, names: list[str], known: set[str], lost: Row) -> list
 
 
 def as_table(document: dict[str, Any]) -> str:
-    """What was not timed, then timings and figures."""
+    """A table of what was not timed, then of timings and figures."""
     timings = document["timings"]
     if document["ceilings"] is None:
         lines = [f"no ceilings: {document['why_no_ceilings']}"]

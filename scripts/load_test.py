@@ -260,7 +260,7 @@ def _configuration(*groups: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """For JSON, which has no infinity."""
+    """The value for JSON, which has no infinity."""
     if isinstance(value, tuple):
         return [_plain(one) for one in value]
     return str(value) if value == math.inf or isinstance(value, Path) else value

@@ -1,4 +1,4 @@
-"""What is wrong with an adapter."""
+"""Errors of adapters' files."""
 
 
 class AdapterError(Exception):

@@ -19,7 +19,7 @@ _NAME = re.compile(r"(.+\.weight)\.lora_(a|b)")
 
 
 class DecoderShape(Protocol):
-    """What the converter's changes depend on."""
+    """The numbers of a decoder that the converter's changes depend on."""
 
     @property
     def num_query_heads(self) -> int: ...

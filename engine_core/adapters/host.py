@@ -61,13 +61,13 @@ class Adapters(StepObserver):
         self.announce: Callable[[], None] = lambda: None
         """Tells clients which adapters there are."""
         self.note: Callable[[ControlMethod, tuple[str | int, ...]], None] = lambda *_what: None
-        """What was asked of the scheduler, for traces."""
+        """Notes what was asked of the scheduler, for traces."""
         self._fingerprint_of: dict[str, str] = {}
         self._known: dict[str, _Known] = {}
         """By fingerprint, also of names that are given to others while requests have them."""
         self._num_jobs = 0
         self._results: deque[Job] = deque()
-        """For the loop's thread."""
+        """Loads that have ended, for the loop's thread."""
         self._has_result = threading.Event()
         self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
         threading.Thread(target=self._work, name="adapter-loader", daemon=True).start()

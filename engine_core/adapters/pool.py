@@ -39,7 +39,7 @@ class AdapterPool:
         self.num_slots = num_slots
         self.max_rank = max_rank
         self.slot_of: dict[str, int] = {}
-        """By fingerprint."""
+        """The slots of adapters, by fingerprint."""
         self.rows: LoRARows = ops.lora_rows(
             num_slots, max_rank=max_rank, max_num_tokens=max_num_tokens, dtype=dtype
         )
@@ -106,7 +106,7 @@ class AdapterPool:
 
 
 def targets_of(model: Decoder) -> AdapterTargets:
-    """What adapters may change of it."""
+    """The parts of the model that adapters may change."""
     spec = model.kv_cache_spec
     return AdapterTargets.of_linears(
         model.linears,

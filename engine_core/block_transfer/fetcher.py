@@ -23,9 +23,9 @@ from protocol.private_files import foreign_owner
 logger = logging.getLogger(__name__)
 
 _BACK_OFF_S = 1.0
-"""After the loss of an engine its blocks are computed here."""
+"""Seconds after the loss of an engine in which its blocks are computed here."""
 _SILENT_S = 5.0
-"""Without an answer that is due an engine counts as lost."""
+"""Seconds without an answer that is due, after which an engine counts as lost."""
 _HEARTBEAT_MS = 1_000
 _HEADER_BYTES = 1 << 20
 _NEVER_MS = 3_600_000

@@ -52,12 +52,12 @@ class Fetches:
         self._in_flight: dict[str, dict[int, _Part]] = {}
         self._num_parts_left: dict[Transfer, int] = {}
         self._begun_s: dict[Transfer, float] = {}
-        """In order of their deadlines."""
+        """Transfers with the time of their begin, in order of their deadlines."""
         self._ended: list[Transfer] = []
         self.num_blocks = 0
         """Received."""
         self.receive_s = 0.0
-        """From the begin to the end of each, all together."""
+        """Seconds from the begin to the end of each transfer, all together."""
         self.failures: Counter[str] = Counter()
         """Blocks that did not come, by reason."""
 
@@ -85,7 +85,7 @@ class Fetches:
         self._ended.append(transfer)
 
     def take_to_send(self, source: str) -> list[FetchBlocks]:
-        """As much as the window has room for."""
+        """The messages that the window has room for."""
         queue, in_flight = self._queues.get(source), self._in_flight.get(source, {})
         messages = []
         while queue and len(in_flight) < _MAX_PARTS_IN_FLIGHT:

@@ -43,7 +43,7 @@ answer_decoder: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer
 
 
 def checksum(key: bytes, block: HashKey, contents: bytes | memoryview) -> bytes:
-    """Of a block's contents and of what it is."""
+    """A checksum of a block's contents and of what it is."""
     group, block_hash = block
     digest = hashlib.blake2b(contents, digest_size=_CHECKSUM_BYTES)
     digest.update(key + group.to_bytes(4, "little") + block_hash)

@@ -31,7 +31,7 @@ class TransferStore(StepObserver):
     def __init__(self, memory: BlockMemory, *, keeps: bool) -> None:
         self.memory = memory
         self.tier = DiskTier(max_staged_blocks=memory.max_blocks, max_saves=memory.max_blocks)
-        """What the scheduler knows of the blocks."""
+        """The scheduler's knowledge of the blocks."""
         if not keeps:
             self.tier.stop_saving()
         self.transfers = Transfers()

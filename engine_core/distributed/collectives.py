@@ -46,7 +46,7 @@ class Collectives(Protocol):
 
     @property
     def counts(self) -> Mapping[str, CollectiveCount]:
-        """By what it was for."""
+        """Counts of collectives by what they were for."""
 
     def all_reduce_(self, x: torch.Tensor, part: str = "vocabulary") -> torch.Tensor:
         """In place, the sum over the stage's ranks -> x. Contiguous. Terms are added by rising
@@ -60,7 +60,7 @@ class Collectives(Protocol):
         """To the rank with this tp_rank in another stage; returns when x may be changed."""
 
     def recv(self, into: torch.Tensor, stage: int) -> torch.Tensor:
-        """What `send` of such a rank gave -> into. Contiguous."""
+        """Receive what `send` of such a rank gave -> into. Contiguous."""
 
     def close(self) -> None:
         """No call follows; those of other ranks that wait for this one fail."""

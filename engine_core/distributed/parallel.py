@@ -27,7 +27,7 @@ class Parallel:
 
     @property
     def rank(self) -> int:
-        """In [0, world_size): the first stage's ranks come first."""
+        """The rank in [0, world_size): the first stage's ranks come first."""
         return self.pp_rank * self.tp_size + self.tp_rank
 
     @property

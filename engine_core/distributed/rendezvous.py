@@ -34,7 +34,7 @@ def open_store(rendezvous: str, *, rank: int, world_size: int) -> Store:
 
 
 def free_port(host: str) -> int:
-    """Of this machine."""
+    """A port of this machine that is free."""
     with socket.create_server(
         (host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET
     ) as server:

@@ -42,7 +42,7 @@ class Attention:
         return [self.qkv, self._output]
 
     def placements(self) -> Placements:
-        """Of the projections and norms."""
+        """The placements of the projections and norms."""
         parts = [self.qkv.placements(), self._output.placements()]
         parts += [norm.placements() for norm in self._head_norms]
         return merge(parts)

@@ -59,7 +59,7 @@ class GatedFeedForward:
         return [self.gate_up, self._down]
 
     def placements(self) -> Placements:
-        """Of the three projections."""
+        """The placements of the three projections."""
         return merge([self.gate_up.placements(), self._down.placements()])
 
     def __call__(self, x_TE: Activations) -> torch.Tensor:

@@ -55,7 +55,7 @@ class FusedLinear:
         self._prepared: LinearWeight | None = None
         self._rounding: InputRounding | None = None
         self.lora: LoRAStack | None = None
-        """What adapters add to it."""
+        """The adapters' part that is added to it."""
 
     def placements(self) -> Placements:
         """Weight, and bias if there is one, of every part."""

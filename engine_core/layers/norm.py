@@ -40,7 +40,7 @@ class RMSNorm:
 
     @property
     def weight(self) -> torch.Tensor:
-        """What the normalised value is multiplied with."""
+        """The factor of the normalised value."""
         return self._weight.tensor
 
     def placements(self) -> Placements:

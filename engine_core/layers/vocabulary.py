@@ -91,14 +91,14 @@ class Vocabulary:
         self._head: LinearWeight | None = None
 
     def placements(self) -> Placements:
-        """Of embedding and head."""
+        """The placements of embedding and head."""
         takes_embedding = self._embeds or (self._heads and self._tied)
         names = [self._embedding_name] * takes_embedding + [self._head_name] * self._heads
         return {name: self._placement(name) for name in names}
 
     @property
     def optional_names(self) -> frozenset[str]:
-        """What the checkpoint may leave out."""
+        """Names of tensors that the checkpoint may leave out."""
         return frozenset({self._head_name} if self._tied else ())
 
     def finish_loading(self) -> None:

@@ -43,15 +43,15 @@ class KnownModel:
     """A .zip is unpacked: the model is the folder."""
     num_bytes: int
     sha256: str
-    """Of the whole file."""
+    """The SHA-256 of the whole file."""
     parts: tuple[WheelPart, ...]
     """Joined in this order they are the file."""
     default_sampling: dict[str, float] = dataclasses.field(default_factory=dict)
-    """As the authors recommend it; a GGUF file does not say."""
+    """The sampling that the authors recommend; a GGUF file does not say."""
 
     @property
     def path(self) -> Path:
-        """Of its file or folder, there or not."""
+        """The path of its file or folder, there or not."""
         return models_folder() / self.file_name.removesuffix(".zip")
 
     @property
@@ -125,7 +125,7 @@ def describe_known_models(name: str) -> str:
 
 
 def models_folder() -> Path:
-    """Where fetched models are kept."""
+    """The folder of fetched models."""
     return cache_folder() / "models"
 
 
@@ -273,7 +273,7 @@ def _download_wheel(
 
 
 def _size_of(folder: Path) -> int:
-    """Of its files, some of which vanish meanwhile."""
+    """Bytes of the folder's files, some of which vanish meanwhile."""
     num_bytes = 0
     for inside, _, names in os.walk(folder):  # Path.rglob fails where a folder vanishes
         for name in names:

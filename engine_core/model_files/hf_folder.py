@@ -55,7 +55,7 @@ def resolve_eos_token_ids(
 
 
 def token_id(tokenizer: dict[str, Any], token: str) -> int | None:
-    """Of a token by its text; None: there is no such token."""
+    """The id of a token by its text; None: there is no such token."""
     for added in tokenizer.get("added_tokens", ()):
         if added["content"] == token:
             return int(added["id"])

@@ -153,7 +153,7 @@ def _converted_by_transformers(folder: Path) -> bytes:
 
 
 def _chat_templates(folder: Path, config: dict[str, Any]) -> Mapping[str, object]:
-    """By name. Files of their own go before those of a config."""
+    """Chat templates by name. Files of their own go before those of a config."""
     files = {"default": folder / "chat_template.jinja"}
     files |= {file.stem: file for file in sorted((folder / _TEMPLATES).glob("*.jinja"))}
     found: dict[str, object] = {}

@@ -28,7 +28,7 @@ _DEFAULT_TAG = "Q4_K_M"
 
 _SMALL_FILES = re.compile(r".*\.(json|jinja|spm)|(.*/)?(tokenizer\.model|merges\.txt)")
 _SAFETENSORS = re.compile(r"(\d+_[^/]+/)?[^/]+\.safetensors")
-"""At the top, or of a module of sentence-transformers."""
+"""Names of weights at the top, or of a module of sentence-transformers."""
 _SAME_AGAIN = re.compile(
     r"consolidated.*|.*\.(fp16|bf16|fp32|non_ema)(-\d{5}-of-\d{5})?\.safetensors"
 )
@@ -36,7 +36,7 @@ _SAME_AGAIN = re.compile(
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack")
 _GGUF = re.compile(r"(?P<stem>.+?)(?:-\d{5}-of-\d{5})?\.gguf", re.IGNORECASE)
 _NO_MODEL = ("mmproj", "imatrix")
-"""In names of GGUF files that go beside a model's."""
+"""Words in the names of GGUF files that go beside a model's."""
 _TYPE = re.compile(r"(?:UD-)?(?:I?Q\d|TQ\d|MXFP4|BF16|F16|F32)\w*$", re.IGNORECASE)
 
 

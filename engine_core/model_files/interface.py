@@ -41,7 +41,7 @@ class ModelFiles(Protocol):
     config: dict[str, Any]
     """As in `config.json`, but for how weights are quantised: `tensors` settles that."""
     generation_config: dict[str, Any]
-    """As in `generation_config.json`; empty where there is none."""
+    """The contents of `generation_config.json`; empty where there is none."""
     weight_files: tuple[Path, ...]
     """The files that hold the weights, in a fixed order."""
     quantised_types: frozenset[str]

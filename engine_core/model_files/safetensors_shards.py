@@ -133,7 +133,7 @@ def _tensor_names(shard: Path) -> tuple[str, ...]:
 
 
 def count_elements(shards: Mapping[Path, Iterable[str]]) -> int:
-    """Of these tensors, without reading them."""
+    """The number of elements of these tensors, without reading them."""
     total = 0
     for shard, names in shards.items():
         with safe_open(shard, framework="np") as stream:

@@ -84,7 +84,7 @@ def marked_as_used(path: Path) -> Path:
 
 
 def size_bytes(path: Path) -> int:
-    """Of a model's weights; of a GGUF file in parts all of them."""
+    """Bytes of a model's weights; of a GGUF file in parts all of them."""
     if path.is_file():
         numbered = re.sub(r"-\d{5}(-of-\d{5}\.gguf)$", r"-?????\1", glob.escape(path.name))
         return sum(part.stat().st_size for part in path.parent.glob(numbered))
@@ -106,7 +106,7 @@ def _known_models() -> Iterator[StoredModel]:
 
 
 def _gguf_format(file: Path) -> str:
-    """With the type that most of its bytes have."""
+    """The format's name, with the type that most of its bytes have."""
     with contextlib.suppress(ModelFilesError):
         sizes: Counter[str] = Counter()
         for tensor in read_gguf_header(file).tensors:

@@ -18,9 +18,9 @@ from protocol.requests import EngineRequest
 @dataclasses.dataclass(slots=True)
 class _Watcher:
     number: int = 0
-    """Of the next message."""
+    """The number of the next message."""
     others_load: int = 0
-    """As it was told."""
+    """The load of other engines' clients, as it was told."""
     needs_all: bool = True
 
 

@@ -16,7 +16,7 @@ from protocol.snapshots import MAX_STEPS
 
 _INTERVAL_S = 0.1
 _MOST_SHARE = 0.006
-"""Of the time. What takes longer to make is made less often."""
+"""The most of the time that it may take; what takes longer is made less often."""
 _LEASE_S = 2.0
 
 

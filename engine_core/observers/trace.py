@@ -130,7 +130,7 @@ class TraceStep(_Event, frozen=True, kw_only=True, tag="step"):
     verified: dict[str, list[int]] = {}
     """Beside `sampled`, of sequences with drafts: the accepted ones and one token more."""
     beam_logprobs: dict[str, TraceLogprobs] = {}
-    """Of beams only: the scheduler chooses by them."""
+    """Log-probabilities of beams only: the scheduler chooses by them."""
     failures: dict[str, str] = {}
     refused: set[str] = set()
     pooled: list[str] = []
@@ -147,7 +147,7 @@ class TraceStep(_Event, frozen=True, kw_only=True, tag="step"):
         return bool(self.nums) and self.sampled_by_id == {}
 
     def model_output(self) -> ModelRunnerOutput:
-        """What the model runner gave to the scheduler."""
+        """The output that the model runner gave to the scheduler."""
         logprobs = {
             req_id: Logprobs(
                 num_positions=len(kept.ranks),
@@ -326,7 +326,7 @@ class TraceWriter(StepObserver):
                 del self._beams[request_id]
 
     def _beam_logprobs(self, sampled: ModelRunnerOutput) -> dict[str, TraceLogprobs]:
-        """What beams are chosen by."""
+        """The log-probabilities that beams are chosen by."""
         return {
             req_id: TraceLogprobs(
                 width=columns.width,

@@ -10,7 +10,7 @@ from engine_core.options.values import MODEL
 
 
 class PoolerFields(TypedDict, total=False):
-    """Of --pooler-config."""
+    """Fields of --pooler-config."""
 
     pooling_type: str
     seq_pooling_type: str
@@ -21,7 +21,7 @@ class PoolerFields(TypedDict, total=False):
 
 
 class Overrides(TypedDict, total=False):
-    """Of --hf-overrides."""
+    """Fields of --hf-overrides."""
 
     architectures: list[str]
     classifier_from_token: list[str]

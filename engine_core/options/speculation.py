@@ -40,7 +40,7 @@ class SpeculationOptions:
 
     @property
     def max_drafts(self) -> int:
-        """Of a sequence in a step; 0 without speculation."""
+        """Most drafts of a sequence in a step; 0 without speculation."""
         return (self.num_speculative_tokens or _NUM_TOKENS) if self.speculative else 0
 
     def check(self) -> None:

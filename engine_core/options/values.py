@@ -18,7 +18,7 @@ DISAGGREGATION = Parameter(group=Group.create_ordered("Disaggregated prefill"))
 SERVING = Parameter(group=Group.create_ordered("Serving"))
 COMMON = Parameter(show=True)
 FLAG = Parameter(negative="")
-"""Without a --no- form."""
+"""A flag without a --no- form."""
 
 _BYTES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BYTES |= {f"{prefix}i": 1024**power for power, prefix in enumerate("kmgt", start=1)}

@@ -33,5 +33,5 @@ class ParallelOptions:
 
     @property
     def num_workers(self) -> int:
-        """Of one engine, rank 0 included, which is the daemon itself."""
+        """Workers of one engine, rank 0 included, which is the daemon itself."""
         return self.tensor_parallel_size * self.pipeline_parallel_size

@@ -14,7 +14,7 @@ from engine_core.kv_cache.host_pool import HashKey
 from protocol.private_files import foreign_owner
 
 KEY_BYTES = 16
-"""Of what tells one model and cache from another."""
+"""Bytes of what tells one model and cache from another."""
 _HASH_BYTES = 64
 _CHECKSUM_BYTES = 32
 _MAGIC = b"ecprefix"
@@ -79,11 +79,11 @@ class BlockFiles:
         self._key = key
         self._clock_ns = clock_ns
         self._num_written_bytes = 0
-        """Since the last scan."""
+        """Bytes written since the last scan."""
         _make_private(folder)
 
     def path_of(self, block: HashKey) -> Path:
-        """Where the block is, if it is there."""
+        """The path of the block, if it is there."""
         group, block_hash = block
         return self.folder / f"{self._key.hex()}-{group}-{block_hash.hex()}.kv"
 

@@ -45,7 +45,7 @@ class PrefixStore(StepObserver):
             max_staged_blocks=max(1, _MAX_STAGED_BYTES // files.block_bytes),
             max_saves=self._max_queued,
         )
-        """What the scheduler knows of the blocks."""
+        """The scheduler's knowledge of the blocks."""
         found, _ = files.scan()
         self.tier.on_found(found)
         logger.info("%d prefix blocks of this model are in %s", len(found), files.folder)
@@ -56,7 +56,7 @@ class PrefixStore(StepObserver):
             )
         self._log = LimitedLog(logger, logging.WARNING, time.monotonic)
         self._events: deque[Job] = deque()
-        """For the loop's thread: what has become of reads and writes."""
+        """Results of reads and writes, for the loop's thread."""
         self._num_queued = 0
         self._num_reads = 0
         self._last_read_s = 0.0

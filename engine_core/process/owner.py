@@ -12,7 +12,7 @@ from engine_core.errors import ConfigurationError, ExitCode
 from engine_core.lifecycle import Lifecycle
 
 _GRACE_S = 10.0
-"""What the loop gets to abort its requests."""
+"""Seconds that the loop gets to abort its requests."""
 
 
 class Owner:

@@ -57,7 +57,7 @@ class ServiceManager:
         return None if self._socket is None else Relay(self)
 
     def use(self, relay: "Relay") -> None:
-        """In the engine: send to the parent."""
+        """Send to the parent, in the engine."""
         self._socket = relay.engine_end
         self._socket.settimeout(_SEND_LIMIT_S)
 

@@ -14,7 +14,7 @@ _MAX_STEPS = 2
 _MAX_REQUESTS = 4096
 _SLOT = 1 + _MAX_REQUESTS
 _MAX_COMPILED = 8
-"""At the same time."""
+"""Most grammars that are compiled at the same time."""
 _NUM_DEATHS = 2
 _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
 
@@ -40,24 +40,24 @@ class Suspects:
         return self._deaths[fingerprint] >= _NUM_DEATHS
 
     def begin_step(self, step_id: int, fingerprints: Collection[int]) -> None:
-        """In the engine, before the step is launched."""
+        """Note a step's requests, in the engine, before the step is launched."""
         begin = step_id % _MAX_STEPS * _SLOT
         values = array("Q", fingerprints)[:_MAX_REQUESTS]
         self._steps[begin + 1 : begin + 1 + len(values)] = memoryview(values)
         self._steps[begin] = len(values)
 
     def end_step(self, step_id: int) -> None:
-        """In the engine: the step did not kill it."""
+        """Note, in the engine, that the step did not kill it."""
         self._steps[step_id % _MAX_STEPS * _SLOT] = 0
 
     def begin_compile(self, fingerprint: int) -> None:
-        """In the engine, on any thread, before it compiles."""
+        """Note a grammar, in the engine, on any thread, before it is compiled."""
         with self._lock:
             if 0 in self._compiled:
                 self._compiled[[*self._compiled].index(0)] = fingerprint
 
     def end_compile(self, fingerprint: int) -> None:
-        """In the engine: it is over, if it has begun."""
+        """Note, in the engine, that compiling is over, if it has begun."""
         with self._lock:
             for place, noted in enumerate(self._compiled):
                 if noted == fingerprint:

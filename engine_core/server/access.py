@@ -61,7 +61,7 @@ def permitted_answer(
 def permitted_part(
     client: Client, call: Call, answered: CallResult | CallFailed
 ) -> CallResult | CallFailed:
-    """As much of an answer as this client may see."""
+    """The part of an answer that this client may see."""
     if client.rights.is_admin:
         return answered
     result = answered.result if isinstance(answered, CallResult) else None

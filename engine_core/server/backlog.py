@@ -13,7 +13,7 @@ from protocol.codec import encode
 from protocol.outputs import EngineCoreOutput, EngineCoreOutputs, Heartbeat, Logprobs
 
 _ENTRY_BYTES = 512
-"""Of an object here, beside what it holds."""
+"""Bytes of an object here, beside what it holds."""
 _SequenceKey = tuple[str, int]
 """Request id and index."""
 

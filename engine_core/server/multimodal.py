@@ -18,7 +18,7 @@ from protocol.multimodal import MultiModalInput, TensorRef
 from protocol.requests import EngineRequest
 
 _REQUESTS_AT_ONCE = 16
-"""So many of the largest size may be unfinished."""
+"""How many requests of the largest size may be unfinished."""
 
 Frames = Sequence[bytes | memoryview]
 
@@ -184,7 +184,7 @@ def _data(what: str, ref: TensorRef, frames: Frames) -> memoryview:
 
 
 def _array(what: str, ref: TensorRef, data: memoryview) -> npt.NDArray[Any]:
-    """Not copied. Raises InvalidParameter: not finite."""
+    """The tensor as an array, not copied. Raises InvalidParameter: not finite."""
     if ref.dtype == "bfloat16":
         raise InvalidParameter(f"{what} has dtype bfloat16; send float32 or float16")
     array = np.frombuffer(data, np.dtype(ref.dtype)).reshape(ref.shape)

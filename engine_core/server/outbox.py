@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 _MAX_BACKLOG_BYTES = 16 * 1024**2
 """Of one client that does not read. Beyond it the client is dropped."""
 _MAX_TOTAL_BYTES = 256 * 1024**2
-"""Of all of them. Beyond it the one with most is dropped."""
+"""Most bytes of all backlogs. Beyond it the client with most is dropped."""
 _LAST_TRIES, _LAST_TRY_S = 20, 0.05
 """At the end: how often, and after how long, a backlog is tried again."""
 
@@ -51,20 +51,20 @@ class Outbox:
         self._sleep = sleep
         self._losses = LimitedLog(logger, logging.INFO, clock)
         self._backlogs: dict[Client, Backlog] = {}
-        """Of clients whose queue is full."""
+        """Backlogs of clients whose queue is full."""
         self._backlog_bytes = 0
-        """Of all of them."""
+        """Bytes of all backlogs."""
         self._by_silence: OrderedDict[Client, None] = OrderedDict()
         """Clients that were sent something, and may have left since; the one that was sent nothing
         for the longest time first: a step does nothing for the others."""
         self.num_backlogs = 0
-        """So far."""
+        """Backlogs so far."""
         self.num_dropped = 0
         """Clients that did not read."""
         self._untold: dict[bytes, Message] = {}
         """Why clients have lost their connection, as soon as their full queue has room."""
         self._state = Heartbeat()
-        """What clients were told."""
+        """The state that clients were told."""
 
     def tell_state(self, *, draining: bool, paused: bool) -> None:
         """To every client, if it starts or ends a pause; the rest with the next heartbeat."""

@@ -17,7 +17,7 @@ from protocol.prompt_embeds import PromptEmbedsInfo
 from protocol.requests import EngineRequest
 
 _REQUESTS_AT_ONCE = 16
-"""So many of the largest size may be unfinished."""
+"""How many requests of the largest size may be unfinished."""
 _PIECE = 2**17
 """Elements that are looked at together: they stay in a core's cache."""
 

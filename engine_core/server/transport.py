@@ -42,7 +42,7 @@ client whose receive queue is full."""
 _EVENTS, _POLLIN, _NOBLOCK = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.NOBLOCK)
 _MORE = _NOBLOCK | int(zmq.SNDMORE)
 _ROUTING_ID_BYTES = 5
-"""Of the ids that libzmq gives to connections."""
+"""Bytes of the ids that libzmq gives to connections."""
 
 
 class ClientGone(Exception):
@@ -199,7 +199,7 @@ class ZmqTransport:
             yield identity, frames
 
     def rights(self, identity: bytes) -> Rights:
-        """What the client with this routing id may do."""
+        """The rights of the client with this routing id."""
         if self._keys is None:
             return Rights(is_admin=self._is_unix)
         name = identity[_ROUTING_ID_BYTES:].decode()

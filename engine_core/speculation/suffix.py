@@ -20,7 +20,7 @@ _MOST_PLACES = 16
 """Last occurrences of a pair that are kept."""
 _GENERATION_TOKENS = 16384
 _MOST_TOKENS = 8 * _GENERATION_TOKENS
-"""In all scopes together: about 30 MiB."""
+"""Most tokens in all scopes together: about 30 MiB."""
 _MOST_OUTPUT = 4096
 """Tokens of an output that are kept, the last ones."""
 
@@ -72,7 +72,7 @@ class SuffixProposer:
         """By scope and number, two a scope at most; the one used last is last."""
         self._newest: dict[Hashable, int] = {}
         self.num_tokens = 0
-        """In all of them."""
+        """Tokens in all scopes together."""
 
     def propose(self, tokens: Int32Array, scope: Hashable, most: int) -> list[int]:
         """See `Proposer.propose`."""

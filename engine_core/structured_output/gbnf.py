@@ -9,7 +9,7 @@ from engine_core.structured_output.grammar_error import GrammarError
 _SPACE = re.compile(r"(?:[ \t]|#[^\r\n]*)*")
 _LINES = re.compile(r"(?:[ \t\r\n]|#[^\r\n]*)*")
 _OR = re.compile(rf"{_LINES.pattern}\|{_LINES.pattern}")
-"""Also on the next line, where llama.cpp wants it on the same."""
+"""An "or", also on the next line, where llama.cpp wants it on the same."""
 _NAME = re.compile(r"[a-zA-Z0-9_-]+")
 _COUNT = re.compile(r"[*+?]|\{[ \t]*(\d{1,9})[ \t]*(?:(,)[ \t]*(\d{1,9})?[ \t]*)?\}")
 _TOKEN = re.compile(r"!?<(\[\d+\]|[^<>\s]+)>")
@@ -60,7 +60,7 @@ class _Parser:
         self._nesting = 0
 
     def rules(self) -> dict[str, _Rule]:
-        """Of equal names the last counts."""
+        """The rules by name; of equal names the last counts."""
         found = {}
         self._skip(_LINES)
         while self._at < len(self._text):

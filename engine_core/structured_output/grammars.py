@@ -41,7 +41,7 @@ class GrammarText:
         self._schemas: list[tuple[str | None, str, Parts]] = []
         """What the user calls each, for llguidance alone, and its parts."""
         self._names: dict[str, str] = {}
-        """As the user wrote them, of rules that have others here."""
+        """Names as the user wrote them, of rules that have others here."""
         grammar = self._grammar_of(asked)
         self.text = grammar if asked.reasoning is None else self._behind(asked, grammar)
 
@@ -99,7 +99,7 @@ class GrammarText:
         return json.dumps({"grammars": [{"lark_grammar": lark}, {**answer, "name": "answer"}]})
 
     def _schema(self, schema: Any, options: Any) -> str:
-        """As a grammar. Raises GrammarError."""
+        """The schema as a grammar. Raises GrammarError."""
         field = schema.pop(FIELD, None) if isinstance(schema, dict) else None
         try:
             parts = check_schema(schema)
@@ -119,7 +119,7 @@ class GrammarText:
         return "".join([*parts, lark[at:]])
 
     def _json_rule(self, schema: Any) -> str:
-        """Of a structural tag."""
+        """A rule for the schema of a structural tag."""
         schema = read_json(schema) if isinstance(schema, str) else schema
         schema = {} if schema is True else {**schema}
         options = {"whitespace_pattern": _WHITE_SPACE}

@@ -26,7 +26,7 @@ _JSON_PART = re.compile(r"%json\b.*")
 
 
 def json_parts(lark: str) -> Iterator[tuple[int, int]]:
-    """Where the schemas of `%json` stand."""
+    """The places of the schemas of `%json`."""
     for kind, start, end in _tokens(lark):
         if kind == "schema" and lark[:start].rstrip().endswith("%json"):
             yield start, end
@@ -77,7 +77,7 @@ def check_rules(lark: str) -> None:
 
 
 def _reached(needs: dict[str, list[str]]) -> set[str]:
-    """From `start`, as deep as llguidance goes."""
+    """The rules that are reached from `start`, as deep as llguidance goes."""
     reached: set[str] = set()
     pending = [("start", 0)]
     while pending:

@@ -46,7 +46,7 @@ class Compiler(Protocol):
         process."""
 
     def start(self) -> None:
-        """What `compile` would start otherwise."""
+        """Start now what `compile` would start otherwise."""
 
     def close(self) -> None:
         """End what has been started."""
@@ -96,14 +96,14 @@ class StructuredOutputs(StepObserver):
         self._masks = MaskFiller(vocab_size)
         self._grammars: OrderedDict[StructuredOutput, CachedGrammar] = OrderedDict()
         self._queues: OrderedDict[tuple[int, str | None], deque[CachedGrammar]] = OrderedDict()
-        """To be compiled, by client and tenant: each in turn."""
+        """Grammars to be compiled, by client and tenant: each in turn."""
         self._at_hand: list[CachedGrammar] = []
         self._num_abandoned = 0
         self._compiled: list[tuple[Request, str | None]] = []
         self._done: deque[tuple[CachedGrammar, LLMatcher | str]] = deque()
         self._has_news = threading.Event()
         self._compiler: Compiler | str | None = None
-        """Or why there is none."""
+        """The compiler, or why there is none."""
         self._has_compiler = threading.Event()
         self._make_compiler: Callable[[], Compiler] | None = make_compiler
         self._suspects: Suspects | None = None
@@ -213,7 +213,7 @@ class StructuredOutputs(StepObserver):
         return self._suspects is not None and self._suspects.is_suspect(grammar.fingerprint)
 
     def _take_news(self) -> None:
-        """What the threads have done, and what takes them too long."""
+        """Take in what the threads have done, and what takes them too long."""
         if not self._at_hand and not self._done:
             return
         self._has_news.clear()

@@ -41,10 +41,10 @@ class _SequenceMatcher:
 @dataclasses.dataclass(slots=True)
 class _Row:
     first: int
-    """Of its rows of the mask."""
+    """The first of its rows of the mask."""
     state: _SequenceMatcher
     new_tokens: list[int]
-    """What the matcher has not seen."""
+    """Tokens that the matcher has not seen."""
     of: ConstrainedSequence
 
 
@@ -79,7 +79,7 @@ class StepMasks:
         return self._refused
 
     def fill(self, executor: "LLExecutor") -> None:
-        """On the thread; never raises."""
+        """Fill the mask, on the thread; never raises."""
         from engine_core.structured_output.grammars import reason_of
 
         try:

@@ -23,7 +23,7 @@ def check_regex(pattern: str) -> None:
     than the limit: `x(ab{3}){4}` has 1 + 4 * (1 + 3). Or parts of it might hide from the count."""
     pattern = _POSIX_CLASS.sub("a", pattern)
     sizes, last = [0], 0
-    """Of each open group, and of what a repetition would repeat."""
+    """Sizes of each open group, and of what a repetition would repeat."""
     for match in _PART.finditer(pattern):
         part = match[0]
         is_verbose = part == "(" and _VERBOSE.match(pattern, match.end())

@@ -308,7 +308,7 @@ def _place(path: str) -> str:
 
 
 def _as_number(value: Decimal) -> float | str:
-    """Where a number counts it has been checked to be the same."""
+    """The number as a float; it has been checked to be the same where it counts."""
     number = float(value)
     return number if abs(number) != float("inf") else str(value)
 

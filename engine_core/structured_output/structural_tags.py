@@ -120,7 +120,7 @@ class _Formats:
         return found if ends is None else self._add(f"{found} {self._any(ends)}")
 
     def _closed(self, kind: str, fields: dict[str, Any]) -> str:
-        """What says itself where it ends."""
+        """A format that says itself where it ends."""
         match kind:
             case "const_string":
                 return self._add(self._text(fields["value"]))

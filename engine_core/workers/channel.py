@@ -80,7 +80,7 @@ class Channel:
                 return message
 
     def close(self) -> None:
-        """What was said is sent."""
+        """Close it; what was said is sent."""
         self._is_over.set()
         self._socket.disable_monitor()
         self._socket.close()

@@ -24,7 +24,7 @@ class GroupExecutor(InProcessExecutor):
         self._group = group
         self._submitted: list[int] = []
         self._failed_step: int | None = None
-        """That rank 0 failed in."""
+        """The step that rank 0 failed in."""
 
     def submit(self, plan: SchedulerOutput) -> None:
         """Raises Exception: a worker is lost, among others."""
@@ -69,7 +69,7 @@ class PipelineExecutor(GroupExecutor):
         self._thread = ThreadPoolExecutor(1, "first-stage")
         self._in_flight: deque[tuple[SchedulerOutput, Future[ModelRunnerOutput]]] = deque()
         self._sampled: list[SampledTokens] = []
-        """Of steps that were collected since the last plan."""
+        """Tokens of steps that were collected since the last plan."""
 
     def submit(self, plan: SchedulerOutput) -> None:
         self._group.check()
@@ -130,7 +130,7 @@ class GroupModelHost:
         self._host = host
         self._group = group
         self._model = model
-        """Whose weights are served; None: of no files."""
+        """The model whose weights are served; None: of no files."""
         self._opened: str | None = None
         self._fingerprint = ""
 
@@ -183,7 +183,7 @@ class GroupModelHost:
                 raise DeviceFault(f"ranks have different weights: {_first(refusals)}")
 
     def _everywhere(self, change: Change) -> list[RequestRefused | None]:
-        """By rank."""
+        """Carry the change out on all ranks; the refusals by rank."""
         self._group.change(change)
         refusals: list[RequestRefused | None] = []
         try:

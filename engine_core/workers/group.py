@@ -63,7 +63,7 @@ _PROBE_S = 10.0
 _SHOWN_S = 1.0
 _LOOK_S = 5.0
 _LAST_WORDS_MS = 200
-"""In which what a process said before its end arrives."""
+"""Milliseconds in which what a process said before its end arrives."""
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -76,7 +76,7 @@ class _Worker:
     process: "subprocess.Popen[bytes] | None"
     answers: "deque[Answer]" = dataclasses.field(default_factory=deque)
     failed_because: str = ""
-    """Of its last step, which failed."""
+    """The reason why its last step failed."""
 
     def __str__(self) -> str:
         where = "" if self.process is not None else ", joined"
@@ -97,7 +97,7 @@ class WorkerGroup:
         self._options = options
         self._parallel = options.parallel
         self.address: str | None = None
-        """At which workers of other machines join."""
+        """The address at which workers of other machines join."""
         self._num_local = self._parallel.num_workers - 1 - self._parallel.num_joining
         self._keys = keys
         self._key_check: KeyCheck | None = None
@@ -263,7 +263,7 @@ class WorkerGroup:
 
     @property
     def described(self) -> list[dict[str, int | str]]:
-        """Of each worker rank, process and machine."""
+        """Rank, process and machine of each worker."""
         return [
             {"rank": worker.rank, "pid": worker.pid, "machine": worker.host}
             for worker in self._workers
@@ -289,7 +289,7 @@ class WorkerGroup:
         self._send_all(what)
 
     def answers_to_change(self) -> list[Answer]:
-        """By rank. Raises WorkerLost."""
+        """The answers by rank. Raises WorkerLost."""
         return self._answers()
 
     def check(self) -> None:

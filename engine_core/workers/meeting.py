@@ -57,7 +57,7 @@ def host_to_join(address: str, *, has_keys: bool) -> str:
 
 
 def make_folder() -> Path:
-    """Of this engine's start, private. Raises ConfigurationError."""
+    """A private folder of this engine's start. Raises ConfigurationError."""
     parent = default_socket_folder()
     make_private_folder(parent, "set XDG_RUNTIME_DIR to another")
     _remove_left_folders(parent)
@@ -76,7 +76,7 @@ def _is_any(host: str) -> bool:
 
 
 def _remove_left_folders(folder: Path) -> None:
-    """Of engines that were killed while they started."""
+    """Remove the folders of engines that were killed while they started."""
     for left in folder.glob("workers-*"):
         pid = left.name.split("-")[1]
         if pid.isdecimal() and not Path(f"/proc/{pid}").exists():

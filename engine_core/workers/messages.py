@@ -1,4 +1,4 @@
-"""What rank 0 and its workers tell each other beside plans."""
+"""Messages of rank 0 and its workers, beside plans."""
 
 from typing import Literal
 
@@ -12,7 +12,7 @@ class Joins(Message, frozen=True, tag=True):
     """A worker's first message."""
 
     version: str
-    """Of its code: plans have the fields of one version."""
+    """The version of its code: plans have the fields of one version."""
     host: str
     """Names the machine, whatever networks call it."""
     pid: int
@@ -23,13 +23,13 @@ class Start(Message, frozen=True, tag=True):
 
     rank: int
     num_workers_here: int
-    """On the worker's machine, rank 0 counted if it is there."""
+    """Workers on this worker's machine, rank 0 counted if it is there."""
     local_rank: int
-    """Of these."""
+    """The worker's number among those of its machine."""
     options: bytes
     device: str
     fingerprint: str
-    """Of the model's files."""
+    """The fingerprint of the model's files."""
     rendezvous: str
     """Where ranks find each other: see `engine_core.distributed.rendezvous`."""
 
@@ -61,7 +61,7 @@ class Change(Message, frozen=True, tag=True):
 
 
 class Probe(Message, frozen=True, tag=True):
-    """Which step failed since the last probe?"""
+    """Asks which step has failed since the last probe."""
 
 
 class Stop(Message, frozen=True, tag=True):
@@ -72,7 +72,7 @@ class Stop(Message, frozen=True, tag=True):
 
 
 class Answer(Message, frozen=True, tag=True):
-    """To each message of rank 0 but plans, in order."""
+    """The answer to each message of rank 0 but plans, in order."""
 
     serve: Serve | None = None
     text: str = ""
@@ -82,7 +82,7 @@ class Answer(Message, frozen=True, tag=True):
 
 
 class StepOutput(Message, frozen=True, tag=True):
-    """From the last stage of several."""
+    """The output of a step, from the last stage of several."""
 
     step_id: int
     output: bytes

@@ -46,7 +46,7 @@ class NativeAttentionPlan:
     address: int
     keeps: tuple[torch.Tensor, ...]
     record: bytes
-    """Of the geometry, which the planner's next plan changes."""
+    """A record of the geometry, which the planner's next plan changes."""
 
 
 class NativeAttentionPlanner(AttentionPlanner):

@@ -32,7 +32,7 @@ from kernels.interface.weights import ExpertWeights, LinearWeight
 _FLOAT_BYTES = 4
 
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu")
-"""By the numbers of ec_activation."""
+"""Activations in the order of ec_activation's numbers."""
 
 
 class GraphOpKind(IntEnum):
@@ -68,7 +68,7 @@ _OF_ALL_TOKENS = {
     GraphOpKind.GIVEN_ROWS,
     GraphOpKind.ROTARY,
 }
-"""What reads of the step what each token has."""
+"""Operations that read of the step what each token has."""
 
 
 class GraphOp(ctypes.Structure):
@@ -179,7 +179,7 @@ class Activation(Placeholder):
 
     @property
     def address(self) -> int:
-        """Of the first token's row."""
+        """The address of the first token's row."""
         return self.rows.data_ptr()
 
     @property
@@ -203,21 +203,21 @@ class Activation(Placeholder):
         return Activation(self.capture, self.memory, sizes, self.stride)
 
     def contiguous(self) -> Activation:
-        """Without gaps between rows, in memory of its own."""
+        """A copy without gaps between rows, in memory of its own."""
         size = math.prod(self.tail)
         out = self.capture.new(size)
         self.capture.add(GraphOpKind.COPY, subject=self, out=out, size=size)
         return Activation(self.capture, out.memory, self.tail, size)
 
     def mul_(self, factor: object) -> Activation:
-        """By one number, in place."""
+        """Multiply by one number, in place."""
         if not isinstance(factor, torch.Tensor) or factor.numel() != 1 or not self.is_dense_row:
             raise NotCapturable("it multiplies an activation with more than one number")
         size, number = self.stride, float(factor)
         return self.capture.add(GraphOpKind.SCALE, out=self, size=size, number=number)
 
     def clone(self) -> Activation:
-        """What it holds now, in memory of its own."""
+        """A copy of what it holds now, in memory of its own."""
         if not self.is_dense_row:
             raise NotCapturable(f"it copies {self.tail}")
         out, size = self.capture.new(self.stride), self.stride
@@ -261,7 +261,7 @@ class GraphCapture:
 
     @property
     def ops(self) -> ctypes.Array[GraphOp]:
-        """What was captured, as the library reads it."""
+        """The captured operations, as the library reads them."""
         return (GraphOp * len(self._ops))(*self._ops)
 
     def add(
@@ -337,7 +337,7 @@ class GraphCapture:
     def norm(
         self, kind: GraphOpKind, x_TE: object, weight: torch.Tensor, eps: float
     ) -> torch.Tensor:
-        """Of RMS or a layer, by kind."""
+        """RMS norm or layer norm, by kind."""
         x = _activation(x_TE)
         size = _width(x)
         operand = self._weight(weight, (*weight.shape[:-1], size))
@@ -353,7 +353,7 @@ class GraphCapture:
         weight: torch.Tensor,
         eps: float,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Likewise, after the sum."""
+        """The sum of two, and its norm."""
         x, residual = _activation(x_TE), _activation(residual_TE)
         size = x.stride
         if not x.is_dense_row or residual.tail != x.tail or x.memory is residual.memory:
@@ -490,7 +490,7 @@ class GraphCapture:
 
 
 def capture_of(x: object) -> GraphCapture | None:
-    """What captures the operations on `x`; None for a tensor."""
+    """The capture of the operations on `x`; None for a tensor."""
     return x.capture if isinstance(x, Placeholder) else None
 
 
@@ -514,5 +514,5 @@ def _width(x: Activation) -> int:
 
 
 def _as_tensor(activation: Activation) -> torch.Tensor:
-    """To the forward pass it is one."""
+    """The activation, which is a tensor to the forward pass."""
     return cast("torch.Tensor", activation)

@@ -49,7 +49,7 @@ def format_of_cache(cache_BSKD: torch.Tensor) -> KVCacheFormat | None:
 def cache_shapes(
     kv_format: KVCacheFormat, num_blocks: int, block_size: int, num_heads: int, head_size: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Of the tensors of keys and of values."""
+    """Shapes of the tensors of keys and of values."""
     panels = num_blocks, block_size // _PANEL_TOKENS, num_heads
     is_whole = block_size % _PANEL_TOKENS == 0
     if kv_format is KVCacheFormat.I8 and is_whole and head_size % 16 == 0:
@@ -131,7 +131,7 @@ def _places(
 
 
 def _index(cache: torch.Tensor, slots_T: torch.Tensor) -> _Index:
-    """What indexes [T, K, D] of a cache of floats."""
+    """The indices of [T, K, D] of a cache of floats."""
     if cache.dim() == 4:
         return (slots_T,)
     blocks_T, panels_T, lanes_T = _places(cache, slots_T)

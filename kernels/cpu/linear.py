@@ -34,7 +34,7 @@ class PackedParts:
 
     @property
     def num_bytes(self) -> int:
-        """What one product reads of it."""
+        """Bytes that one product reads of it."""
         return sum(part.num_bytes for part in self.parts)
 
 

@@ -67,7 +67,7 @@ from kernels.torch.operations import TorchOperations
 _FLOAT32 = torch.float32
 _AVX512 = ISA_NAMES.index("avx512")
 _GATED = (GraphOpKind.SILU, GraphOpKind.GELU_TANH, GraphOpKind.GELU)
-"""By the numbers of ec_gated_activation."""
+"""Activations in the order of ec_gated_activation's numbers."""
 
 
 class CpuOperations(NativeSampling, TorchOperations):

@@ -55,7 +55,7 @@ class WeightMemory:
         return torch.frombuffer(self._chunk, dtype=torch.uint8, count=num_bytes, offset=start)
 
     def give_back(self) -> None:
-        """To the system, what was touched and is not reserved."""
+        """Give the system back what was touched and is not reserved."""
         self._end_touching()
         start = -(-self._used // mmap.PAGESIZE) * mmap.PAGESIZE
         if self._chunk is not None and start < self._end:
@@ -95,4 +95,4 @@ class WeightMemory:
 
 
 WEIGHT_MEMORY = WeightMemory()
-"""Of this process."""
+"""The memory for weights of this process."""

@@ -27,7 +27,7 @@ _GROUP = 32
 _ROWS_AT_ONCE = 64 * PANEL_OUTPUTS
 _FLOAT_ROWS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 _BLOCK_ROWS = {"Q4_0": 3, "Q4_1": 4, "Q5_0": 5, "Q8_0": 6, "Q4_K": 7, "Q5_K": 8, "Q6_K": 9}
-"""By the numbers of `row_types` in src/pack_floats.cpp."""
+"""Kinds of rows by the numbers of `row_types` in src/pack_floats.cpp."""
 
 
 class LinearKind(IntEnum):
@@ -78,7 +78,7 @@ class PackedLinear:
 
     @property
     def num_bytes(self) -> int:
-        """What one product reads of it."""
+        """Bytes that one product reads of it."""
         return int(self.arguments.blob_bytes)
 
 

@@ -1,1 +1,1 @@
-"""What a backend offers; imports no backend."""
+"""The operations that a backend offers; imports no backend."""

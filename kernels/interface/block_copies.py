@@ -25,7 +25,7 @@ class BlockCopier(Protocol):
         """Within the device: all is read before any is written."""
 
     def swap_in(self, host_ids_N: torch.Tensor, block_ids_N: torch.Tensor) -> None:
-        """From host memory."""
+        """Copy blocks of host memory to the device."""
 
     def swap_out(self, block_ids_N: torch.Tensor, host_ids_N: torch.Tensor) -> None:
         """To host memory. The device's blocks may be overwritten by work that is queued behind."""

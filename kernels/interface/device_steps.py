@@ -47,7 +47,7 @@ class StepSampler(Protocol):
 
     @property
     def results(self) -> StepResults:
-        """Of the last `sample`, on the device."""
+        """The results of the last `sample`, on the device."""
 
     def sample(
         self,

@@ -234,7 +234,7 @@ class RoundedRows(NamedTuple):
 
 
 Activations = torch.Tensor | RoundedRows
-"""Of a product."""
+"""The activations that a product takes."""
 
 
 class InputRounding(Protocol):
@@ -268,7 +268,7 @@ class Operations(Protocol):
 
     @property
     def build(self) -> str:
-        """Of its code: another build may round otherwise."""
+        """The build of its code: another one may round otherwise."""
 
     @property
     def device(self) -> torch.device: ...
@@ -390,7 +390,7 @@ class Operations(Protocol):
         """`residual + x`, and its `layer_norm` -> (normed, new residual). As `add_rms_norm`."""
 
     def activate(self, x_TF: torch.Tensor, activation: Activation) -> torch.Tensor:
-        """Of each element. Consumes its argument."""
+        """The activation of each element. Consumes its argument."""
 
     def silu_and_mul(self, gate_up_TF2: torch.Tensor) -> torch.Tensor:
         """`silu(left half) * right half` of [T, 2F] -> [T, F]. Consumes its argument."""
@@ -529,7 +529,7 @@ class ForwardContext:
 
     @property
     def behind_take_rows(self) -> ForwardContext:
-        """For the rest of the last layer."""
+        """The context for the rest of the last layer."""
         if self.output is None:
             return self
         return replace(self, metadata=[*self.metadata[:-1], self.output.metadata], output=None)

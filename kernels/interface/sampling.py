@@ -43,7 +43,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Penalties:
-    """Of one row, see `SamplingOperations.apply_penalties`."""
+    """Penalties of one row, see `SamplingOperations.apply_penalties`."""
 
     repetition_penalty: float
     presence_penalty: float

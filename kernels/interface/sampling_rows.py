@@ -161,7 +161,7 @@ class StepResults:
 
     @staticmethod
     def num_words(capacity: int, vocab_size: int) -> int:
-        """Of a buffer for so many rows of logits."""
+        """Words of a buffer for so many rows of logits."""
         return _rounded(capacity) * (5 + 2 * _report_width(vocab_size))
 
     @staticmethod

@@ -20,9 +20,9 @@ cache between the gather and the products (at twice to eight times that, decode 
 """
 _GROUP_SCORES = 1 << 19
 _GATHER_COST = 2
-"""What reading a key costs, in queries that use it."""
+"""The cost of reading a key, in queries that use it."""
 _GROUP_COST = 1024
-"""What a further group costs, in key-query pairs."""
+"""The cost of a further group, in key-query pairs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ class Lanes(Protocol):
 
 
 class InOrder:
-    """Of a CPU, which is done when it returns."""
+    """Work in order on a CPU, which is done when it returns."""
 
     def compute(self, work: Work, after: Any = None) -> None:
         work()

@@ -1,4 +1,4 @@
-"""What launches must know of a device: asked for once."""
+"""Limits of a device that launches must know: asked for once."""
 
 import functools
 

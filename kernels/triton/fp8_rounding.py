@@ -22,7 +22,7 @@ _GROUPS_AT_ONCE = 16
 def reference_quantise_rows(
     x_TE: torch.Tensor, *, grouped: bool = False, given: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What `quantise_rows` computes."""
+    """The reference of `quantise_rows`."""
     x_TGI = x_TE.float().unflatten(1, (-1, GROUP if grouped else x_TE.shape[1]))
     peak_TG = x_TGI.abs().amax(dim=2).clamp(min=MIN_PEAK)
     if given is not None:
@@ -200,12 +200,12 @@ def rounding_constants(
 
 
 def row_constants(width: int, given: torch.Tensor | None = None) -> dict[str, Any]:
-    """Of the kernel that rounds whole rows."""
+    """Constants of the kernel that rounds whole rows."""
     block = min(triton.next_power_of_2(width), _MOST_AT_ONCE)
     return {"E": width, "IS_GIVEN": given is not None, "BLOCK_E": block}
 
 
 def group_constants(width: int) -> dict[str, int]:
-    """Of the kernel that rounds groups."""
+    """Constants of the kernel that rounds groups."""
     block = min(triton.next_power_of_2(width // GROUP), _GROUPS_AT_ONCE)
     return {"E": width, "GROUP": GROUP, "BLOCK_G": block}

@@ -17,7 +17,7 @@ from kernels.triton.fp8_rounding import empty_rounded, round_and_store, rounding
 from kernels.triton.tensor_checks import FLOATS, check_tensor
 
 _MOST_COLUMNS = 32768
-"""Of a row that stays in registers."""
+"""Most columns of a row that stays in registers."""
 
 
 def add_rms_norm_reference(

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
-"""What models compute in."""
+"""The types that models compute in."""
 
 MAX_VOCAB_SIZE = 1 << 19
 """Sums of 2**43 a token must fit into 63 bits."""

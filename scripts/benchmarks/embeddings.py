@@ -51,7 +51,7 @@ class Peer:
         self._process = process
 
     def run(self, batches: list[list[str]]) -> tuple[float, float, list[float]]:
-        """As `Ours.run`. Raises EngineFailed: it has ended."""
+        """Seconds, CPU seconds, the first vector. Raises EngineFailed: it has ended."""
         self._process.write_line(json_format.dumps(batches))
         answer = self._process.next_answer(START_TIMEOUT_S)
         return answer["seconds"], answer["cpu_s"], answer["vector"]

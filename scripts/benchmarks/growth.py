@@ -95,7 +95,7 @@ class _Engine:
             self._outbox.post(client, Heartbeat())
         self.num_active_clients = clients
         self._names: list[str] = []
-        """Of unfinished requests, in order."""
+        """Names of unfinished requests, in order."""
         self._prefills = False
         self._tail = np.random.default_rng(0).integers(0, 32_000, size=context + 64).tolist()
 
@@ -140,7 +140,7 @@ class _Engine:
         return (times[1] - times[0] + times[3] - times[2]) / 1e3
 
     def start(self, num_requests: int, num_tokens: int = _PROMPT_LEN) -> None:
-        """Until they all run and have had a block's length of steps."""
+        """Go on until they all run and have had a block's length of steps."""
         for index in range(num_requests):
             self.send_request(num_tokens + index % BLOCK_SIZE)
             self.receive()
@@ -160,7 +160,7 @@ class _Engine:
 
 
 def _prepared(what: str, size: int) -> _Engine:
-    """Where the next step is as all others."""
+    """An engine whose next step is as all others."""
     match what:
         case "running":
             engine = _Engine(size)

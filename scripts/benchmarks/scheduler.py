@@ -80,7 +80,7 @@ def sampled(plan: SchedulerOutput) -> ModelRunnerOutput:
 
 
 def admit_all(scheduler: Scheduler, requests: Sequence[Request]) -> None:
-    """Until every prompt is computed and its first token is there."""
+    """Go on until every prompt is computed and its first token is there."""
     for request in requests:
         scheduler.add_request(request)
     while any(request.num_output_tokens == 0 for request in requests):

@@ -109,6 +109,6 @@ def _compare(engines: list[_Engine], texts: list[str], work: str, repeat: int) -
 
 
 def _ratio(seconds: list[float]) -> float:
-    """Of each pair without and with drafts, the median."""
+    """The median ratio of the pairs without and with drafts."""
     pairs = zip(seconds[::2], seconds[1::2], strict=True)
     return round(statistics.median(plain / drafted for plain, drafted in pairs), 3)

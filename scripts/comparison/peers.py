@@ -67,7 +67,7 @@ class TokenClock:
         self._num_tokens = 0
 
     def note(self, num_tokens: int) -> None:
-        """So many tokens have come now."""
+        """Note that so many tokens have come now."""
         if num_tokens > 0:
             self._times_s.append(time.perf_counter() - self._started_s)
             self._num_tokens += num_tokens

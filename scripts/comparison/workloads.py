@@ -179,5 +179,5 @@ def _from_json(document: dict[str, Any]) -> Workload:
 
 
 def digest(path: Path) -> str:
-    """Of the file's bytes, to say which workload a figure is of."""
+    """A hash of the file's bytes, to say which workload a figure is of."""
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]

@@ -146,7 +146,7 @@ def time_experts(num_tokens: int, shape: moe.Shape, *, device: str = "cuda") -> 
 
 
 def time_torch_attention(length: int, *, device: str = "cuda") -> Work:
-    """Of Llama-3.1-8B: 32 query heads, 8 key/value heads of 128."""
+    """torch's attention of Llama-3.1-8B: 32 query heads, 8 key/value heads of 128."""
     q, k, v = dense.attention_inputs(length, device)
     return Work(
         call=lambda: dense.attend(q, k, v),
@@ -352,7 +352,7 @@ def sampling_timings() -> list[TimingGroup]:
 
 
 def all_timings() -> list[TimingGroup]:
-    """In the order of their worth."""
+    """All groups in the order of their worth."""
     return [
         *attention_timings(),
         *product_timings(),

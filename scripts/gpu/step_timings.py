@@ -164,7 +164,7 @@ def time_prefill(name: str, num_tokens: int = PREFILL, **options: Any) -> Work:
 
 
 def time_chunk(name: str, num_tokens: int = CHUNK, prefix: int = PREFIX, **options: Any) -> Work:
-    """Likewise, behind tokens that are cached."""
+    """A prompt's chunk behind tokens that are cached, as `time_prefill`."""
     shape = options.get("shape") or PUBLISHED[name]
     call = _engine(name, **options).prefill(num_tokens, prefix)
     return step_work(shape, call, 1, prefix + num_tokens, num_tokens)

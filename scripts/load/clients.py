@@ -39,7 +39,7 @@ class Daemon(NamedTuple):
 
 Target = Daemon | Server
 Pieces = list[Any]
-"""Of an answer: token ids, or texts."""
+"""Pieces of an answer: token ids, or texts."""
 Stream = Callable[[PlannedRequest, RequestRecord], AsyncIterator[tuple[int, Pieces]]]
 """Sends a request; gives the number of new tokens and what they are as they come."""
 

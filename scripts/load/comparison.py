@@ -99,7 +99,7 @@ def _figures(
 def _statistics(
     title: str, ordered: _Draws, draws: Sequence[_Draws]
 ) -> dict[str, tuple[float, _Draws]]:
-    """In milliseconds; none without values."""
+    """Statistics in milliseconds; none without values."""
     return {
         f"{title} {part}, ms": (
             1000 * statistic(ordered),

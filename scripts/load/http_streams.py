@@ -163,7 +163,7 @@ _Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Connections:
-    """To one server; they stay open between requests."""
+    """Connections to one server; they stay open between requests."""
 
     def __init__(self, server: Server) -> None:
         self._server = server

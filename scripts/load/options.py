@@ -31,7 +31,7 @@ _ANY = Parameter(consume_multiple=True, negative="")
 @Parameter(name="*", group="Target")
 @dataclass(frozen=True, kw_only=True)
 class TargetOptions:
-    """What is measured."""
+    """The target that is measured."""
 
     backend: Annotated[
         Literal["engine", "engine-chat", "openai", "openai-chat", "ollama", "ollama-chat"] | None,

@@ -42,7 +42,7 @@ class RequestRecord:
     error: str | None = None
     """The kind of failure; None for a request that finished."""
     detail: str = ""
-    """Of the failure."""
+    """A sentence about the failure."""
 
     def latencies(self) -> dict[str, float]:
         """Seconds, of those that it has. TPOT: mean time of an output token after the first."""
@@ -73,7 +73,7 @@ class RequestRecord:
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
-    """Of rising values, linear between neighbours."""
+    """A percentile of rising values, linear between neighbours."""
     place = (len(ordered) - 1) * percent / 100
     low = ordered[int(place)]
     return low + (ordered[math.ceil(place)] - low) * (place - int(place))

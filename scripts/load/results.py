@@ -36,7 +36,7 @@ _MOST_LAG = 0.2
 class Result(NamedTuple):
     name: str
     document: dict[str, Any]
-    """Without the requests."""
+    """The document without the requests."""
     records: list[RequestRecord]
 
 
@@ -89,7 +89,7 @@ def vllm_results(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_table(summary: Mapping[str, Any]) -> str:
-    """For a terminal."""
+    """A run's figures for a terminal."""
     rates, good = summary["throughput"], summary["goodput"]
     parts = [part for part in summary["client_lateness_s"] or {} if part != "count"]
     lines = [
@@ -142,7 +142,7 @@ def _warnings(
 
 
 def verdict_line(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Of a comparison."""
+    """A sentence about a comparison."""
     parts = []
     for verdict in ("better", "worse"):
         names = [row["figure"].split(",")[0] for row in rows if row["verdict"] == verdict]
@@ -152,7 +152,7 @@ def verdict_line(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def comparison_table(rows: Sequence[Mapping[str, Any]], first: str, second: str) -> str:
-    """For a terminal."""
+    """A comparison for a terminal."""
     lines = [f"{'':<24}{first[:14]:>15}{second[:14]:>15}{'ratio':>9}{'95 % interval':>19}"]
     for row in rows:
         interval = f"{row['low']:.3f} to {row['high']:.3f}"
@@ -214,7 +214,7 @@ def write_csv(path: Path, results: Sequence[Result]) -> None:
 
 
 def _rounded(value: Any) -> Any:
-    """To microseconds."""
+    """The value rounded to microseconds."""
     if isinstance(value, list):
         return [round(one, 6) for one in value]
     return round(value, 6) if isinstance(value, float) else value

@@ -61,7 +61,7 @@ def refuse_without_effect(options: Any, names: Iterable[str], reason: str) -> No
 @Parameter(name="*", group="Requests")
 @dataclass(frozen=True, kw_only=True)
 class DatasetOptions:
-    """What is sent."""
+    """The requests that are sent."""
 
     dataset_name: Annotated[
         Literal["random", "sharegpt", "custom", "azure", "mooncake", "burstgpt"],
@@ -86,12 +86,12 @@ class DatasetOptions:
 
     @property
     def lengths(self) -> tuple[str, str]:
-        """Of random prompts and answers."""
+        """Lengths of random prompts and answers."""
         return self.input_len, self.output_len or "64"
 
     @property
     def longest_request(self) -> int:
-        """In tokens; 0: a file says."""
+        """The longest request in tokens; 0: a file says."""
         if self.dataset_name != "random":
             return 0
         # all forms of lengths end with the largest

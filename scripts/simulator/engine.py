@@ -30,7 +30,7 @@ _IDLE_STEP_S = 1e-3
 
 @dataclasses.dataclass(slots=True)
 class EngineCounters:
-    """Of one engine, over the whole run."""
+    """Counts of one engine, over the whole run."""
 
     num_steps: int = 0
     busy_s: float = 0.0
@@ -48,7 +48,7 @@ class _Live:
     traced: TraceRequest
     request: Request
     slot: int | None = None
-    """In TokenTimes; None before its first step."""
+    """Its slot in TokenTimes; None before its first step."""
     is_running: bool = False
     first_token_s: float | None = None
 
@@ -84,7 +84,7 @@ class SimulatedEngine:
 
     @property
     def changes(self) -> CacheChanges:
-        """Of its prefix cache."""
+        """Changes of its prefix cache."""
         return self._cache.changes
 
     @property
@@ -265,7 +265,7 @@ class TokenTimes:
         self._slot_of_row = np.zeros(num_rows, np.int64)
         self._free: list[int] = []
         self._token_ids = np.zeros(0, np.int32)
-        """What each sequence samples."""
+        """The token that each sequence samples."""
         self._num_prompt_tokens = np.zeros(0, np.int32)
         self._last_token_s = np.zeros(0)
         self._longest_gap_s = np.zeros(0)

@@ -113,13 +113,13 @@ class Fleet:
         self._seen_loads = [0] * len(engines) if view_s else self._loads
         self._next_look_s = view_s or math.inf
         self._engine_of: dict[int, tuple[int, int]] = {}
-        """Of each unfinished request, and its load there."""
+        """The engine of each unfinished request, and its load there."""
         self._will_start = [False] * len(engines)
         """There is an event to start a step at this moment."""
         self._num_prompt_tokens = self._num_matched_tokens = 0
         self.num_requests = 0
         self.num_turns_dropped = 0
-        """Of chats, one of whose requests was refused."""
+        """Turns of chats, one of whose requests was refused."""
         self.finished_s = 0.0
         """When the last step ended."""
 
@@ -129,7 +129,7 @@ class Fleet:
         return self._num_matched_tokens / max(1, self._num_prompt_tokens)
 
     def run(self, trace: Iterable[TraceRequest]) -> None:
-        """Until the trace is served."""
+        """Go on until the trace is served."""
         requests = iter(trace)
         self._push_next(requests)
         while self._events:

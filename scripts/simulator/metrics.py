@@ -43,7 +43,7 @@ class RequestMetrics:
         self._num_output_tokens = array.array("i")
         self._num_prompt_tokens = 0
         self.refused: Counter[str] = Counter()
-        """By reason."""
+        """Counts of refused requests by reason."""
 
     @property
     def num_finished(self) -> int:

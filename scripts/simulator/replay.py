@@ -82,7 +82,7 @@ class Replay:
         self._next_step_id: int | None = None
         self._now_s = 0.0
         self._plans: dict[int, SchedulerOutput] = {}
-        """Of the steps in flight, by the recorded id."""
+        """Plans of the steps in flight, by the recorded id."""
         self.num_steps = self.num_requests = 0
         self.difference: Difference | None = None
 

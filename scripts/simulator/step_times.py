@@ -29,13 +29,13 @@ class StepWork(NamedTuple):
     num_attention_pairs: int
     """Query-key pairs, each query with itself and all tokens before it."""
     num_copied_blocks: int
-    """Between device and host memory."""
+    """Blocks copied between device and host memory."""
     num_sampled: int
     """Sequences that get a new token: all their tokens are computed after this step."""
 
     @property
     def features(self) -> tuple[float, ...]:
-        """In the order of FEATURES."""
+        """The numbers in the order of FEATURES."""
         return (1.0, *self[:5])
 
 
@@ -79,7 +79,7 @@ class StepTimeModel(Protocol):
 class Hardware:
     name: str
     flops: float
-    """Of a dense product, a second."""
+    """Operations of a dense product a second."""
     memory_bandwidth: float
     """Bytes a second."""
     memory_bytes: float
@@ -90,7 +90,7 @@ class Hardware:
     link_bandwidth: float = 0.0
     """Bytes a second from one device to another, each way; 0: there are no others."""
     link_latency_s: float = 10e-6
-    """Of an exchange of few bytes between devices: an assumption."""
+    """Seconds of an exchange of few bytes between devices: an assumption."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class ModelShape:
 
     @property
     def num_layer_weights(self) -> int:
-        """Of all layers, without norms."""
+        """Weights of all layers, without norms."""
         attention = 2 * self.hidden * self.head_dim * (self.num_query_heads + self.num_kv_heads)
         return self.num_layers * (attention + 3 * self.hidden * self.feed_forward)
 
@@ -255,13 +255,13 @@ class FittedModel:
     num_steps: int
     mean_relative_error: float
     predicted_s: Float64Array
-    """Of the recorded steps, sorted."""
+    """Predictions of the recorded steps, sorted."""
     relative_residuals: Float64Array
     """Measured / predicted, in the order of `predicted_s`."""
 
     @classmethod
     def from_rows(cls, features: Float64Array, durations_s: Float64Array) -> "FittedModel":
-        """Of features [N, len(FEATURES)] and durations [N]."""
+        """A fit to features [N, len(FEATURES)] and durations [N]."""
         if len(durations_s) < _MIN_STEPS:
             raise SimulationError(
                 f"{len(durations_s)} steps were recorded, at least {_MIN_STEPS} are needed; record "

@@ -64,7 +64,7 @@ def diurnal(
 def _unit_gaps(
     burstiness: float, count: int, random: np.random.Generator
 ) -> npt.NDArray[np.float64]:
-    """Of mean 1."""
+    """Gaps of mean 1."""
     if math.isinf(burstiness):
         return np.ones(count)
     return random.gamma(burstiness, 1 / burstiness, count)

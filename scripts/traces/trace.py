@@ -38,7 +38,7 @@ class Turn:
     """A later turn of a chat."""
 
     think_s: float
-    """From the end of the last answer to the arrival of this turn."""
+    """Seconds from the end of the last answer to the arrival of this turn."""
     num_text_tokens: int
     num_output_tokens: int
 
@@ -131,7 +131,7 @@ def take_part(
 
 
 MOONCAKE_BLOCK_TOKENS = 512
-"""Of each hash id."""
+"""Tokens of each hash id."""
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
@@ -155,7 +155,7 @@ class _BurstGPT(msgspec.Struct, frozen=True):
 
 
 class _Mooncake(msgspec.Struct, frozen=True):
-    """In lines of JSON; the others are CSV."""
+    """A row in a line of JSON; the others are CSV."""
 
     time_ms: float = msgspec.field(name="timestamp")
     num_prompt_tokens: _Count = msgspec.field(name="input_length")

@@ -71,7 +71,7 @@ class HfTensor:
     """Name of a tensor on the Hugging Face side, and how its values get there."""
 
     name: str
-    """Of a stack, with {} where an expert's number belongs."""
+    """The tensor's name; of a stack with {} where an expert's number belongs."""
     change: Change
 
     @property

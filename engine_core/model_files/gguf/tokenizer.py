@@ -208,7 +208,7 @@ class PreTokenizer:
     ignore_merges: bool = False
     """A piece that is a token of its own is never built from merges."""
     add_bos: bool = False
-    """What holds where the file says nothing of `add_bos_token`."""
+    """The value where the file says nothing of `add_bos_token`."""
 
     def to_json(self) -> dict[str, Any]:
         """The `pre_tokenizer` of a tokenizer.json."""
@@ -218,7 +218,7 @@ class PreTokenizer:
 
 
 def _byte_level(*, use_regex: bool) -> dict[str, Any]:
-    """As a pre-tokenizer; as a decoder, only the type counts."""
+    """A byte-level pre-tokenizer; of a decoder only the type counts."""
     return {
         "type": "ByteLevel",
         "add_prefix_space": False,

@@ -157,7 +157,7 @@ def _check(spec: AttentionSpec) -> None:
 
 
 def _check_float32(spec: AttentionSpec, shared_bytes: int) -> None:
-    """What a GPU has no room for, and the interpreter has."""
+    """Refuse what a GPU has no room for, and the interpreter has."""
     if spec.dtype != torch.float32:
         return
     is_short = shared_bytes < SHORT_SHARED_BYTES

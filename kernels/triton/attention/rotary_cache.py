@@ -395,5 +395,5 @@ def _constants(H: int, K: int, D: int, rotary_size: int) -> dict[str, int]:
 
 
 def _num_warps(rotary_size: int) -> int:
-    """As many as read 16 bytes a thread of each half."""
+    """The warps that read 16 bytes a thread of each half."""
     return max(1, _BLOCK_H * int(triton.next_power_of_2(rotary_size // 2)) // 256)

@@ -213,7 +213,7 @@ class AttentionWorkspace:
         )
 
     def _max_tiles(self, num_tokens: int, num_prefills: int) -> int:
-        """Of as many prefills with so many tokens at most."""
+        """Most tiles of as many prefills with so many tokens at most."""
         return num_tokens // self.limits.tile_queries + num_prefills
 
     def plan(
@@ -283,7 +283,7 @@ class AttentionWorkspace:
 
 
 def list_constants(limits: WorkLimits, *, has_decodes: bool) -> dict[str, int]:
-    """Of `list_work_kernel`, but for what a step has."""
+    """Constants of `list_work_kernel`, but for what a step has."""
     return {
         "QUERIES": limits.max_decode_queries if has_decodes else 0,
         "SHORT": SHORT_SPAN,

@@ -292,7 +292,7 @@ class TritonPacking:
         return dict(self._bytes)
 
     def _load(self, part: WeightPart) -> tuple[_Kind, _Weight]:
-        """On the device: in the layout, or floating."""
+        """The part on the device: in the layout, or floating."""
         if isinstance(part, torch.Tensor):
             return _FLOATING, part.to(self._device, self._dtype)
         is_float8 = part.type_name in _FLOAT8

@@ -138,7 +138,7 @@ def dequantise_to(weight: QuantisedWeight, dtype: torch.dtype) -> torch.Tensor:
 
 
 def weight_constants(weight: QuantisedWeight) -> dict[str, Any]:
-    """What every kernel that reads a weight is compiled for."""
+    """Constants that every kernel that reads a weight is compiled for."""
     block_j = BLOCK_J
     # one group a row may be of any length; then its one scale serves every block
     group_size = weight.group_size

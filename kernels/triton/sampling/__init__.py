@@ -1,1 +1,1 @@
-"""From logits to tokens and log-probabilities."""
+"""Kernels that make tokens and log-probabilities of logits."""

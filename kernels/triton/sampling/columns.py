@@ -79,7 +79,7 @@ class SamplingColumns:
 
     @staticmethod
     def allocate(num_rows: int, device: torch.device) -> SamplingColumns:
-        """For up to so many sampled sequences."""
+        """Columns for up to so many sampled sequences."""
 
         def zeros(name: str) -> torch.Tensor:
             size = 1 if name == "num_rows_1" else num_rows

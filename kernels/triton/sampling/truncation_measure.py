@@ -44,7 +44,7 @@ class Truncation:
 
     @classmethod
     def allocate(cls, num_rows: int, device: torch.device) -> Truncation:
-        """For buckets of up to so many rows."""
+        """Buffers for buckets of up to so many rows."""
 
         def empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
             return torch.empty(shape, dtype=dtype, device=device)
@@ -102,7 +102,7 @@ def weights(x, best, FLOAT64: tl.constexpr):
 
 @triton.jit
 def worth(x, best, by_mass, FLOAT64: tl.constexpr):
-    """What each token adds to the measure, int64 like x."""
+    """The part of each token in the measure, int64 like x."""
     if by_mass:  # noqa: SIM108 - a branch, so that counting rows skip the exponential
         added = weights(x, best, FLOAT64)
     else:
