@@ -3,26 +3,32 @@ wait meanwhile, and none is lost."""
 
 import logging
 from collections.abc import Callable
-from typing import Protocol, assert_never
+from typing import Protocol
+
+import msgspec
 
 from engine_core.errors import RequestRefused
-from engine_core.observers.base import ControlMethod
+from engine_core.lifecycle import Lifecycle, Stage
+from engine_core.observers.base import EnginePart, Handler, Reply
 from engine_core.scheduler import PauseState, Scheduler
+from engine_core.server.clients import Client
 from protocol.calls import (
     EngineState,
+    EngineStatistics,
     EngineStatus,
     PauseGeneration,
+    Ping,
+    Pong,
     ResumeGeneration,
     Sleep,
     UpdateWeights,
     WakeUp,
 )
 from protocol.errors import ErrorCode
-from protocol.outputs import CallFailed, CallResult
+from protocol.outputs import WeightsUpdated
+from protocol.requests import EngineRequest
 
 logger = logging.getLogger(__name__)
-
-Change = PauseGeneration | ResumeGeneration | Sleep | WakeUp | UpdateWeights
 
 PAUSE_MODES = ("keep", "wait", "abort")
 _MAX_VERSION = 2**53 - 1
@@ -59,41 +65,33 @@ class ModelHost(Protocol):
         RequestRefused: the tensors do not fit, or have no room; the weights are the old ones."""
 
 
-class EngineControl:
+class EngineControl(EnginePart):
     """
     running --pause--> paused --resume--> running          sleep: from both; wake_up: to where it
        \\________________sleep__________________ asleep      was before
 
     Args:
         host: None: this engine can only pause.
-        settle: runs one step of a paused scheduler, behind those in flight, to its end.
-        abort_all: aborts the requests of all clients.
-        announce: tells clients the version and the fingerprint of new weights.
-        note: what was asked of the scheduler, for traces: a method's name and its arguments.
+        on_weights: called with the version and the fingerprint of new weights.
     """
 
     def __init__(
         self,
         scheduler: Scheduler,
-        host: ModelHost | None,
-        *,
-        is_draining: Callable[[], bool],
-        settle: Callable[[], None],
-        abort_all: Callable[[], None],
-        announce: Callable[[int, str], None],
-        note: Callable[[ControlMethod, tuple[str | int, ...]], None],
+        lifecycle: Lifecycle,
+        host: ModelHost | None = None,
+        on_weights: Callable[[int, str], None] = lambda version, fingerprint: None,
     ) -> None:
         self.weights_version = 0
         self._scheduler = scheduler
+        self._lifecycle = lifecycle
         self._host = host
-        self._settle = settle
-        self._abort_all = abort_all
-        self._announce = announce
-        self._note = note
-        self._is_draining = is_draining
+        self._on_weights = on_weights
         self._is_paused = False
         self._is_cut_short = False
         """Whether a pause of mode wait was ended by another call."""
+        self._pauses: list[tuple[Client, Reply]] = []
+        """Calls that are answered when the pause begins."""
         self._sleep_level = 0
         self._fingerprints = {} if host is None else {0: host.fingerprint}
         """Fingerprints of weights by version."""
@@ -109,36 +107,60 @@ class EngineControl:
         """Whether requests that have started run on before the pause begins."""
         return self._scheduler.pause_state is PauseState.PAUSED_NEW
 
-    def answer(self, call_id: int, change: Change) -> CallResult | CallFailed:
-        """Carry out a call. In a drain nothing may hold up requests."""
-        try:
-            if self._is_draining() and not isinstance(change, ResumeGeneration | WakeUp):
+    # ------------------------------------------------------------------ as a part of the engine
+
+    def handlers(self) -> dict[type, Handler]:
+        changes: dict[type, Callable[..., None]] = {
+            PauseGeneration: self.pause,
+            ResumeGeneration: self.resume,
+            Sleep: self.sleep,
+            WakeUp: self.wake_up,
+            UpdateWeights: self.update_weights,
+        }
+
+        def answer(client: Client, call: msgspec.Struct, reply: Reply) -> EngineStatus | None:
+            """In a drain nothing may hold up requests."""
+            is_draining = self._lifecycle.stage is not Stage.SERVING
+            if is_draining and not isinstance(call, ResumeGeneration | WakeUp):
                 raise RequestRefused(
                     ErrorCode.WRONG_STATE, "the engine is draining; call the one that follows it"
                 )
-            match change:
-                case PauseGeneration(mode):
-                    self.pause(mode)
-                case ResumeGeneration():
-                    self.resume()
-                case Sleep(level):
-                    self.sleep(level)
-                case WakeUp():
-                    self.wake_up()
-                case UpdateWeights(model, version):
-                    self.update_weights(model, version)
-                case _:
-                    assert_never(change)
-        except RequestRefused as error:
-            return CallFailed(call_id=call_id, code=error.code, message=str(error))
-        return self._status(call_id)
+            changes[type(call)](*msgspec.structs.astuple(call))
+            if isinstance(call, PauseGeneration) and self.is_pausing:
+                self._pauses.append((client, reply))
+                return None
+            return self._status()
 
-    def answer_pause(self, call_id: int) -> CallResult | CallFailed:
-        """Once `is_pausing` is over."""
-        if not self._is_cut_short:
-            return self._status(call_id)
-        why = f"the engine is {self.state}, and not all that had started has ended; pause again"
-        return CallFailed(call_id=call_id, code=ErrorCode.WRONG_STATE, message=why)
+        return {Ping: self._ping, **dict.fromkeys(changes, answer)}
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._pauses)
+
+    def on_departure(self, client: Client) -> None:
+        self._pauses = [each for each in self._pauses if each[0] is not client]
+
+    def on_applied(self) -> None:
+        if not self._pauses or self.is_pausing:
+            return
+        answer: EngineStatus | RequestRefused = self._status()
+        if self._is_cut_short:
+            why = f"the engine is {self.state}, and not all that had started has ended; pause again"
+            answer = RequestRefused(ErrorCode.WRONG_STATE, why)
+        for _, reply in self._pauses:
+            reply(answer)
+        self._pauses.clear()
+
+    def add_statistics(self, numbers: EngineStatistics) -> EngineStatistics:
+        return msgspec.structs.replace(
+            numbers, state=self.state, weights_version=self.weights_version
+        )
+
+    def resolve(self, message: EngineRequest) -> EngineRequest:
+        self.check_weights(message.weights_fingerprint)
+        return message
+
+    # ------------------------------------------------------------------ what it can be asked for
 
     def check_weights(self, began_with: str | None) -> None:
         """Raises RequestRefused: a request that another engine began would get tokens of other
@@ -173,9 +195,9 @@ class EngineControl:
             self._set_pause(PauseState.PAUSED_NEW, _PAUSED)
         elif not self._sleep_level:
             self._set_pause(PauseState.PAUSED_ALL, _PAUSED)
-            self._settle()
+            self.loop.settle()
         if mode == "abort":
-            self._abort_all()
+            self.loop.abort_all()
 
     def resume(self) -> None:
         """Raises RequestRefused: the engine is asleep."""
@@ -232,11 +254,12 @@ class EngineControl:
         # the start's blocks have no name, so that they are found whatever was updated since
         name = f"{version}:{fingerprint}" if version else ""
         self._scheduler.use_weights(name, version)
-        self._note("use_weights", (name, version))
-        self._announce(version, fingerprint)
+        self.loop.note("use_weights", (name, version))
+        self._on_weights(version, fingerprint)
+        self.loop.broadcast(WeightsUpdated(weights_version=version, fingerprint=fingerprint))
         logger.info("weights version %d: %s", version, model)
 
-    def finish_for_drain(self) -> None:
+    def on_drain(self) -> None:
         """Let what is unfinished end now, if it can."""
         if self.state is EngineState.RUNNING:
             return
@@ -248,13 +271,21 @@ class EngineControl:
 
     # ------------------------------------------------------------------ parts of these
 
-    def _status(self, call_id: int) -> CallResult:
-        status = EngineStatus(
+    def _ping(self, client: Client, call: Ping, reply: Reply) -> Pong:
+        now_s, progress = self.loop.clock(), self.loop.progress
+        return Pong(
+            uptime_s=now_s - self.loop.started_s,
+            step_id=progress.step_id,
+            progress_age_s=now_s - progress.at_s,
+            state=self.state,
+        )
+
+    def _status(self) -> EngineStatus:
+        return EngineStatus(
             state=self.state,
             weights_version=self.weights_version,
             num_requests=sum(self._scheduler.get_request_counts()),
         )
-        return CallResult(call_id=call_id, result=status)
 
     def _host_for(self, what: str) -> ModelHost:
         if self._host is None:
@@ -276,8 +307,8 @@ class EngineControl:
         """No request runs, none holds blocks."""
         self._set_pause(PauseState.PAUSED_ALL, why)
         self._scheduler.preempt_all(why)
-        self._note("preempt_all", (why,))
-        self._settle()
+        self.loop.note("preempt_all", (why,))
+        self.loop.settle()
 
     def _end_hold(self, state: PauseState | None = None) -> None:
         """Back to what was before `_take_blocks`."""
@@ -288,11 +319,11 @@ class EngineControl:
     def _set_pause(self, state: PauseState, why: str = "") -> None:
         self._is_cut_short = self.is_pausing and state is not PauseState.PAUSED_NEW
         self._scheduler.set_pause_state(state, why)
-        self._note("set_pause_state", (state.name, why))
+        self.loop.note("set_pause_state", (state.name, why))
 
     def _forget_runner(self) -> None:
         self._scheduler.forget_runner()
-        self._note("forget_runner", ())
+        self.loop.note("forget_runner", ())
 
 
 _PAUSED = "the engine is paused; resume_generation lets it go on"

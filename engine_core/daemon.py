@@ -88,9 +88,9 @@ def run_daemon(
                 )
             )
             resources.enter_context(listed(_listing(options, transport)))
-        core, config, workers = _start(options, transport, lifecycle, phases, resources, keys)
-        if suspects is not None:
-            core.watch_suspects(suspects)
+        core, config, workers = _start(
+            options, transport, lifecycle, phases, resources, keys, suspects
+        )
         with lifecycle.listen(transport):
             phases.enter("serving")
             note_daemon(os.getpid(), is_ready=True)
@@ -108,6 +108,7 @@ def _start(
     phases: StartPhases,
     resources: contextlib.ExitStack,
     keys: KeyFolder | None,
+    suspects: Suspects | None,
 ) -> tuple[EngineCore, EngineConfig, WorkerList]:
     group = None
     try:
@@ -144,7 +145,7 @@ def _start(
             f"there is not enough memory to load libraries ({error}); raise the limit of this "
             "process (`ulimit -v`) or of its container, or free some"
         ) from error
-    core, config = build_engine(options, opened, transport, lifecycle, phases, group)
+    core, config = build_engine(options, opened, transport, lifecycle, phases, group, suspects)
     if group is None:
         return core, config, []
     for socket in group.wakes:

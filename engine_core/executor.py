@@ -5,8 +5,11 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+import msgspec
+
 from engine_core.distributed.collectives import SINGLE_RANK, Collectives
 from engine_core.scheduler import DeviceFault, ModelRunnerOutput, SchedulerOutput
+from protocol.calls import EngineStatistics
 
 
 class StepRunner(Protocol):
@@ -70,6 +73,17 @@ class InProcessExecutor:
             self.runner.check_device()
         except Exception as error:
             raise DeviceFault(f"the device is lost: {type(error).__name__}: {error}") from error
+
+    def add_statistics(self, numbers: EngineStatistics) -> EngineStatistics:
+        collectives = self.collectives
+        counts = list(collectives.counts.items())  # a stage's thread counts on
+        return msgspec.structs.replace(
+            numbers,
+            model_time_s=self.model_time_s,
+            num_workers=collectives.parallel.world_size,
+            num_collective_bytes={part: each.num_bytes for part, each in counts},
+            collective_time_s={part: each.seconds for part, each in counts},
+        )
 
     def close(self) -> None:
         """Wait until nothing runs. Results are dropped."""

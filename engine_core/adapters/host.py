@@ -13,11 +13,18 @@ import msgspec
 from engine_core.adapters.errors import AdapterError
 from engine_core.adapters.pool import AdapterPool, Prepared
 from engine_core.errors import RequestRefused
-from engine_core.observers.base import ControlMethod, FinishedStep, StepObserver
+from engine_core.observers.base import EnginePart, FinishedStep, Handler, Reply
 from engine_core.scheduler import RequestStatus, Scheduler, SchedulerOutput
-from protocol.calls import AdapterInfo, AdapterList, EngineStatistics, LoadAdapter
+from engine_core.server.clients import Client
+from protocol.calls import (
+    AdapterInfo,
+    AdapterList,
+    EngineStatistics,
+    LoadAdapter,
+    UnloadAdapter,
+)
 from protocol.errors import ErrorCode, InvalidParameter
-from protocol.outputs import CallFailed, CallResult
+from protocol.outputs import AdaptersUpdated
 from protocol.requests import EngineRequest, check_name
 
 logger = logging.getLogger(__name__)
@@ -25,8 +32,6 @@ logger = logging.getLogger(__name__)
 _MAX_NAMES = 1024
 _IDLE_WAIT_S = 0.02
 
-Reply = Callable[[AdapterList | RequestRefused], None]
-"""Gets the answer to a call, once."""
 Job = Callable[[], None]
 Finish = Callable[[str, Prepared | None], None]
 
@@ -37,13 +42,14 @@ class _Known:
     path: Path
 
 
-class Adapters(StepObserver):
+class Adapters(EnginePart):
     """The adapters that requests may ask for. An adapter is read when it becomes known, and again
     when a request wants it and it has no slot any more.
 
     Args:
         base: the model's name, which no adapter may have.
         folder: adapters may be loaded from it while the engine serves; None: from nowhere.
+        on_change: called with those that there are, when that changes.
     """
 
     def __init__(
@@ -53,15 +59,13 @@ class Adapters(StepObserver):
         *,
         base: str,
         folder: Path | None,
+        on_change: Callable[[tuple[AdapterInfo, ...]], None] = lambda adapters: None,
     ) -> None:
         self._pool = pool
         self._scheduler = scheduler
         self._base = base
         self._folder = folder
-        self.announce: Callable[[], None] = lambda: None
-        """Tells clients which adapters there are."""
-        self.note: Callable[[ControlMethod, tuple[str | int, ...]], None] = lambda *_what: None
-        """Notes what was asked of the scheduler, for traces."""
+        self._on_change = on_change
         self._fingerprint_of: dict[str, str] = {}
         self._known: dict[str, _Known] = {}
         """By fingerprint, also of names that are given to others while requests have them."""
@@ -84,8 +88,8 @@ class Adapters(StepObserver):
         """Whether something is being read."""
         return bool(self._num_jobs)
 
-    def by_name(self, statistics: EngineStatistics) -> EngineStatistics:
-        """These numbers of the scheduler, with adapters' names for their fingerprints."""
+    def add_statistics(self, numbers: EngineStatistics) -> EngineStatistics:
+        """Adapters' names for their fingerprints."""
 
         def named(counts: Mapping[str, int]) -> dict[str, int]:
             found: Counter[str] = Counter()
@@ -94,16 +98,27 @@ class Adapters(StepObserver):
             return dict(found)
 
         return msgspec.structs.replace(
-            statistics,
+            numbers,
             max_loras=self._pool.num_slots,
-            num_running_by_adapter=named(statistics.num_running_by_adapter),
-            num_waiting_by_adapter=named(statistics.num_waiting_by_adapter),
+            num_running_by_adapter=named(numbers.num_running_by_adapter),
+            num_waiting_by_adapter=named(numbers.num_waiting_by_adapter),
         )
 
-    def resolve(self, request: EngineRequest) -> str:
-        """The fingerprint of a request's adapter.
+    def handlers(self) -> dict[type, Handler]:
+        return {LoadAdapter: self._load, UnloadAdapter: self._unload}
+
+    def _load(self, client: Client, call: LoadAdapter, reply: Reply) -> None:
+        self.load(call, reply)
+
+    def _unload(self, client: Client, call: UnloadAdapter, reply: Reply) -> AdapterList:
+        return self.unload(call.name)
+
+    def resolve(self, message: EngineRequest) -> EngineRequest:
+        """The request with its adapter's fingerprint in place of the name.
         Raises RequestRefused: there is none of its name, or not the one that it began with."""
-        name, began_with = request.adapter or "", request.adapter_fingerprint
+        name, began_with = message.adapter, message.adapter_fingerprint
+        if name is None:
+            return message
         key = self._fingerprint_of.get(name)
         if key is None:
             there = ", ".join(sorted(self._fingerprint_of)[:8]) or "none"
@@ -117,7 +132,7 @@ class Adapters(StepObserver):
                 f"adapter {name!r:.100} has other weights than those that this request began with; "
                 "send it again",
             )
-        return key
+        return msgspec.structs.replace(message, adapter=key)
 
     # ------------------------------------------------------------------ names come and go
 
@@ -146,7 +161,7 @@ class Adapters(StepObserver):
                 fail(str(error))
                 return
             self._register(call.name, path, key, prepared)
-            self.announce()
+            self._announce()
             reply(AdapterList(adapters=self.infos))
 
         def fail(why: str) -> None:
@@ -162,8 +177,12 @@ class Adapters(StepObserver):
             )
         del self._fingerprint_of[name]
         self._forget_unused()
-        self.announce()
+        self._announce()
         return AdapterList(adapters=self.infos)
+
+    def _announce(self) -> None:
+        self._on_change(self.infos)
+        self.loop.broadcast(AdaptersUpdated(adapters=self.infos))
 
     def _register(self, name: str, path: Path, key: str, prepared: Prepared | None) -> None:
         self._fingerprint_of[name] = key
@@ -171,7 +190,7 @@ class Adapters(StepObserver):
         self._forget_unused()
         slot = self._scheduler.reserve_adapter_slot(key) if prepared is not None else None
         if slot is not None:
-            self.note("reserve_adapter_slot", (key,))
+            self.loop.note("reserve_adapter_slot", (key,))
             self._place(key, slot, prepared)
         logger.info("adapter %r is %s, from %s", name, key, path)
 
@@ -246,7 +265,7 @@ class Adapters(StepObserver):
     def _place(self, key: str, slot: int, prepared: Prepared | None) -> None:
         self._pool.place(slot, key, prepared)
         self._scheduler.adapters.on_loaded(key)
-        self.note("on_adapter_loaded", (key,))
+        self.loop.note("on_adapter_loaded", (key,))
 
     def _fail(self, key: str, why: str) -> None:
         """Its requests cannot go on. The next one tries again."""
@@ -258,7 +277,7 @@ class Adapters(StepObserver):
     def _drop(self, key: str) -> None:
         slot = self._scheduler.adapters.drop(key)
         if slot is not None:
-            self.note("drop_adapter", (key,))
+            self.loop.note("drop_adapter", (key,))
             self._pool.place(slot, key, None)
 
     def _read(self, path: Path, finish: Finish, fail: Callable[[str], None]) -> None:
@@ -286,42 +305,3 @@ class Adapters(StepObserver):
 
     def _on_job(self) -> None:
         self._num_jobs -= 1
-
-
-def adapters_of(adapters: Adapters | None) -> Adapters:
-    """Raises RequestRefused: the engine has none."""
-    if adapters is None:
-        raise RequestRefused(
-            ErrorCode.NOT_SUPPORTED,
-            "this engine was started without adapters; start it with --adapter NAME=FOLDER, or "
-            "with --max-loras, or omit adapter",
-        )
-    return adapters
-
-
-def answer_unload(call_id: int, adapters: Adapters | None, name: str) -> CallResult | CallFailed:
-    """The answer to UnloadAdapter."""
-    try:
-        return CallResult(call_id=call_id, result=adapters_of(adapters).unload(name))
-    except RequestRefused as error:
-        return CallFailed(call_id=call_id, code=error.code, message=str(error))
-
-
-def answer_with(
-    call_id: int,
-    answer: Callable[[CallResult | CallFailed], None],
-    adapters: Adapters | None,
-    call: LoadAdapter,
-) -> None:
-    """Load an adapter, and `answer` the call when it is there, or refused."""
-
-    def reply(result: AdapterList | RequestRefused) -> None:
-        if isinstance(result, AdapterList):
-            answer(CallResult(call_id=call_id, result=result))
-        else:
-            answer(CallFailed(call_id=call_id, code=result.code, message=str(result)))
-
-    try:
-        adapters_of(adapters).load(call, reply)
-    except RequestRefused as error:
-        reply(error)

@@ -14,14 +14,14 @@ from engine_core.block_transfer.server import BlockServer
 from engine_core.kv_cache.disk import DiskTier
 from engine_core.kv_cache.host_pool import HashKey
 from engine_core.kv_cache.transfers import Transfer, Transfers
-from engine_core.observers.base import FinishedStep, StepObserver
+from engine_core.observers.base import EnginePart, FinishedStep
 from engine_core.scheduler import SchedulerOutput
 from protocol.calls import EngineStatistics
 
 _IDLE_WAIT_S = 0.005
 
 
-class TransferStore(StepObserver):
+class TransferStore(EnginePart):
     """All but `on_block` and `on_end` is called on the loop's thread.
 
     Args:

@@ -1,5 +1,5 @@
-"""Observers of the engine's loop: request timings and step times. The trace writer
-(`engine_core.observers.trace`) is another one."""
+"""What follows the engine's loop, and the parts that features add to it; request timings and step
+times among them."""
 
 import dataclasses
 import hashlib
@@ -7,13 +7,19 @@ import logging
 from array import array
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
+from engine_core.errors import RequestRefused
 from engine_core.process.suspects import Suspects
-from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
+from engine_core.scheduler import ModelRunnerOutput, Request, SchedulerOutput
 from engine_core.scheduler.request import request_of
+from engine_core.server.clients import Client
+from kernels.compile_counter import CompileCounter
+from protocol.base import Message
+from protocol.calls import AnyResult, EngineStatistics
+from protocol.errors import ErrorCode
 from protocol.outputs import EngineCoreOutputs, RequestTimings
 from protocol.requests import EngineRequest
 
@@ -79,6 +85,73 @@ class StepObserver:
         """The loop is over."""
 
 
+Reply = Callable[[AnyResult | RequestRefused], None]
+"""Sends a client the answer to its call, or as much of it as it may see; once."""
+Handler = Callable[[Client, Any, Reply], AnyResult | None]
+"""Answers a call. None: it keeps the reply, and answers later. Raises RequestRefused."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Loop:
+    """What a part may ask of the engine's loop.
+
+    Attributes:
+        observers: in their order.
+        settle: runs one step of a paused scheduler, behind those in flight, to its end.
+        abort_all: aborts the requests of all clients.
+        note: tells observers what was asked of the scheduler: a method's name and its arguments.
+        broadcast: sends a message to every client.
+    """
+
+    observers: list[StepObserver]
+    progress: "Progress"
+    started_s: float
+    clock: Callable[[], float]
+    settle: Callable[[], None]
+    abort_all: Callable[[], None]
+    note: Callable[[ControlMethod, tuple[str | int, ...]], None]
+    broadcast: Callable[[Message], None]
+    statistics: Callable[[], EngineStatistics]
+
+
+class EnginePart(StepObserver):
+    """What one feature adds to the engine beside its scheduler; the base adds nothing."""
+
+    loop: Loop
+
+    def join(self, loop: Loop) -> None:
+        """Once, before the loop runs."""
+        self.loop = loop
+
+    def handlers(self) -> dict[type, Handler]:
+        """The calls that this part answers, by their class in `protocol.calls`."""
+        return {}
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the loop is to go on, though no request can."""
+        return False
+
+    def resolve(self, message: EngineRequest) -> EngineRequest:
+        """The request with what this part knows of it. Raises RequestRefused."""
+        return message
+
+    def admit(self, message: EngineRequest, request: Request) -> None:
+        """The last look before the scheduler takes a request. Raises RequestRefused."""
+
+    def on_departure(self, client: Client) -> None:
+        """A client left, and its requests are aborted."""
+
+    def on_applied(self) -> None:
+        """All messages that had come have been taken in; a step may follow."""
+
+    def on_drain(self) -> None:
+        """A drain has begun: what is unfinished may end now, if it can."""
+
+    def add_statistics(self, numbers: EngineStatistics) -> EngineStatistics:
+        return numbers
+
+
 class RequestLog(StepObserver):
     """A line when a request comes, is aborted, and ends. Ids begin with those of clients."""
 
@@ -125,8 +198,9 @@ class Progress(StepObserver):
         self.at_s = step.sent_s
 
 
-class StepSuspects(StepObserver):
-    """Notes whose requests are in the steps in flight."""
+class StepSuspects(EnginePart):
+    """Notes whose requests are in the steps in flight; one that may have killed the engine before
+    runs alone."""
 
     def __init__(self, suspects: Suspects) -> None:
         self._suspects = suspects
@@ -153,6 +227,18 @@ class StepSuspects(StepObserver):
     def on_step(self, step: FinishedStep) -> None:
         self._suspects.end_step(step.plan.step_id)
 
+    def admit(self, message: EngineRequest, request: Request) -> None:
+        """Raises RequestRefused: it has killed the engine alone."""
+        known_as = fingerprint(message)
+        if known_as in self._suspects.refused:
+            raise RequestRefused(
+                ErrorCode.KILLED_ENGINE,
+                "the engine died in each step that held this request, at last in one that held no "
+                "other; change the request, and report its prompt and parameters with the engine's "
+                "log",
+            )
+        request.runs_alone = self._suspects.is_suspect(known_as)
+
 
 def fingerprint(message: EngineRequest) -> int:
     """Of what a request asks for; the same when it is resumed, or sent again with another seed."""
@@ -162,7 +248,7 @@ def fingerprint(message: EngineRequest) -> int:
     return int.from_bytes(digest.digest(), "little")
 
 
-class StepTimes(StepObserver):
+class StepTimes(EnginePart):
     """Sums up the time that steps took; where they overlap it counts once."""
 
     def __init__(self, started_s: float) -> None:
@@ -174,6 +260,21 @@ class StepTimes(StepObserver):
             self.total_s += step.sent_s - max(step.planned_s, self._last_end_s)
             self._last_end_s = step.sent_s
 
+    def add_statistics(self, numbers: EngineStatistics) -> EngineStatistics:
+        return msgspec.structs.replace(numbers, step_time_s=self.total_s)
+
+
+class CompileStatistics(EnginePart):
+    """How often a kernel was compiled while serving."""
+
+    def __init__(self, compilations: CompileCounter) -> None:
+        self._compilations = compilations
+
+    def add_statistics(self, numbers: EngineStatistics) -> EngineStatistics:
+        return msgspec.structs.replace(
+            numbers, num_compilations_after_ready=self._compilations.num_after_ready
+        )
+
 
 @dataclasses.dataclass(slots=True)
 class _Stages:
@@ -183,7 +284,7 @@ class _Stages:
     num_preemptions: int = 0
 
 
-class RequestTimes(StepObserver):
+class RequestTimes(EnginePart):
     """Each request's stages, as seconds since its arrival, in its last output; and their sums over
     the requests that got a first token."""
 
@@ -238,3 +339,11 @@ class RequestTimes(StepObserver):
                             num_preemptions=stages.num_preemptions,
                         ),
                     )
+
+    def add_statistics(self, numbers: EngineStatistics) -> EngineStatistics:
+        return msgspec.structs.replace(
+            numbers,
+            num_first_tokens=self.num_first_tokens,
+            queue_time_s=self.queue_s,
+            ttft_s=self.ttft_s,
+        )

@@ -5,12 +5,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from engine_core.kv_cache import KVCacheManager
-from engine_core.observers.base import StepObserver
+from engine_core.observers.base import EnginePart, Handler, Reply
 from engine_core.scheduler import SchedulerOutput
 from engine_core.scheduler.request import request_of
 from engine_core.server.clients import Client
 from protocol.base import Message
 from protocol.cache_events import BlockNaming, CacheEvents, load_of
+from protocol.calls import CacheWatched, WatchCache
 from protocol.outputs import EngineCoreOutputs
 from protocol.requests import EngineRequest
 
@@ -24,13 +25,13 @@ class _Watcher:
     needs_all: bool = True
 
 
-class CachePublisher(StepObserver):
+class CachePublisher(EnginePart):
     """One of the loop's observers. At most one message a step and client goes out, before the
     step's outputs: what a first token tells is cached is known by then.
 
     Args:
         send: False if the client's queue is full. It is told all once there is room again.
-        isolates_tenants: as `EngineCore`.
+        isolates_tenants: as `RequestReader`.
     """
 
     def __init__(
@@ -50,12 +51,15 @@ class CachePublisher(StepObserver):
         self._load_of_client: Counter[int] = Counter()
         self._total_load = 0
 
-    def watch(self, client: Client) -> None:
+    def handlers(self) -> dict[type, Handler]:
+        return {WatchCache: self.watch}
+
+    def watch(self, client: Client, call: WatchCache, reply: Reply) -> CacheWatched:
         self._watchers.setdefault(client, _Watcher()).needs_all = True
         self._cache.changes.start()
+        return CacheWatched()
 
-    def drop(self, client: Client) -> None:
-        """It left."""
+    def on_departure(self, client: Client) -> None:
         self._watchers.pop(client, None)
         if not self._watchers:
             self._cache.changes.stop()

@@ -1,17 +1,15 @@
 """Shows the scheduler at work to clients that watch it (WatchScheduler)."""
 
 from collections import deque
-from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from engine_core.observers.base import FinishedStep, StepObserver
+from engine_core.errors import RequestRefused
+from engine_core.observers.base import EnginePart, FinishedStep, Handler, Reply
 from engine_core.scheduler import Scheduler, SchedulerOutput
 from engine_core.server.clients import Client
-from protocol.calls import EngineStatistics, SchedulerSnapshot
+from protocol.calls import SchedulerSnapshot, WatchScheduler
 from protocol.errors import ErrorCode
-from protocol.outputs import CallFailed, CallResult
-from protocol.requests import Call
 from protocol.snapshots import MAX_STEPS
 
 _INTERVAL_S = 0.1
@@ -20,52 +18,37 @@ _MOST_SHARE = 0.006
 _LEASE_S = 2.0
 
 
-class LiveView(StepObserver):
-    """Among the observers, as the last of them, only while somebody watches: no step costs anything
-    before and after. Snapshots are made behind a step's outputs.
+class LiveView(EnginePart):
+    """The last of the parts. Steps are noted only while somebody watches, and snapshots are made
+    behind a step's outputs."""
 
-    Args:
-        answer: sends a client the snapshot, or what it may see of it.
-        observers: of the loop.
-        clock: seconds; the loop's.
-    """
-
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        statistics: Callable[[], EngineStatistics],
-        answer: Callable[[Client, Call, CallResult | CallFailed], None],
-        observers: list[StepObserver],
-        clock: Callable[[], float],
-    ) -> None:
+    def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._statistics = statistics
-        self._answer = answer
-        self._observers = observers
-        self._clock = clock
+        self._is_watched = False
         self._steps: deque[tuple[SchedulerOutput, float]] = deque(maxlen=MAX_STEPS)
-        self._calls: dict[Client, tuple[Call, int]] = {}
+        self._calls: dict[Client, tuple[Reply, int]] = {}
         self._last_s = self._due_s = -_LEASE_S
 
-    def watch(self, client: Client, call: Call, after_step_id: int) -> None:
+    def handlers(self) -> dict[type, Handler]:
+        return {WatchScheduler: self._watch}
+
+    def _watch(self, client: Client, call: WatchScheduler, reply: Reply) -> None:
         """Answer behind a step, as soon as another snapshot is due."""
-        earlier = self._calls.pop(client, None)
+        earlier, _ = self._calls.pop(client, (None, 0))
         if earlier is not None:
             why = "another WatchScheduler of this client took its place; await one at a time"
-            failed = CallFailed(
-                call_id=earlier[0].call_id, code=ErrorCode.INVALID_REQUEST, message=why
-            )
-            self._answer(client, earlier[0], failed)
-        self._calls[client] = call, after_step_id
-        if self not in self._observers:
+            earlier(RequestRefused(ErrorCode.INVALID_REQUEST, why))
+        self._calls[client] = reply, call.after_step_id
+        if not self._is_watched:
             self._steps.clear()
-            self._observers.append(self)
+            self._is_watched = True
 
-    def drop(self, client: Client) -> None:
-        """It left."""
+    def on_departure(self, client: Client) -> None:
         self._calls.pop(client, None)
 
     def on_step(self, step: FinishedStep) -> None:
+        if not self._is_watched:
+            return
         if step.plan.total_num_scheduled_tokens or step.plan.preempted_req_ids:
             self._steps.append((step.plan, step.sent_s - step.planned_s))
         if step.sent_s < self._due_s:
@@ -73,16 +56,15 @@ class LiveView(StepObserver):
         if self._calls:
             self._answer_all(step.sent_s)
         elif step.sent_s >= self._last_s + _LEASE_S:
-            self._observers.remove(self)
+            self._is_watched = False
 
     def _answer_all(self, now_s: float) -> None:
         calls, self._calls = self._calls, {}
         first = min(after for _, after in calls.values())
         view = self._scheduler.view([each for each in self._steps if each[0].step_id > first])
-        statistics = self._statistics()
-        for client, (call, after) in calls.items():
+        statistics = self.loop.statistics()
+        for reply, after in calls.values():
             steps = [step for step in view.steps if step.step_id > after]
-            result = SchedulerSnapshot(statistics=statistics, view=replace(view, steps=steps))
-            self._answer(client, call, CallResult(call_id=call.call_id, result=result))
-        self._last_s = self._clock()
+            reply(SchedulerSnapshot(statistics=statistics, view=replace(view, steps=steps)))
+        self._last_s = self.loop.clock()
         self._due_s = self._last_s + max(_INTERVAL_S, (self._last_s - now_s) / _MOST_SHARE)

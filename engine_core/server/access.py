@@ -45,9 +45,9 @@ def owned_request(client: Client, message: EngineRequest, *, isolates: bool) -> 
 
 
 def permitted_answer(
-    client: Client, call: Call, answer: Callable[[Call], CallResult | CallFailed]
-) -> CallResult | CallFailed:
-    """`answer(call)`, or as much of it as this client may see."""
+    client: Client, call: Call, answer: Callable[[Call], CallResult | CallFailed | None]
+) -> CallResult | CallFailed | None:
+    """`answer(call)`, or as much of it as this client may see. None: the answer comes later."""
     if client.rights.is_admin:
         return answer(call)
     name = client.rights.key_name
@@ -55,7 +55,8 @@ def permitted_answer(
         call = replace(call, call=GetRequests(tenant=name))
     elif isinstance(call.call, (*ADMIN_CALLS, ListRequests, GetRequests, WatchCache)):
         return _denied(call, type(call.call).__name__)
-    return permitted_part(client, call, answer(call))
+    answered = answer(call)
+    return None if answered is None else permitted_part(client, call, answered)
 
 
 def permitted_part(

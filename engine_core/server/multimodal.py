@@ -3,6 +3,7 @@ sees them. What is wrong is refused by value, limit and next action."""
 
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
+from types import MappingProxyType
 from typing import Any, Protocol
 from weakref import WeakSet
 
@@ -43,10 +44,10 @@ class MultiModalReader:
 
     def __init__(
         self,
-        inputs: AcceptedInputs | None,
+        inputs: AcceptedInputs | None = None,
         *,
-        max_items: Mapping[str, int],
-        max_input_bytes: int,
+        max_items: Mapping[str, int] = MappingProxyType({}),
+        max_input_bytes: int = 0,
         why_text: str = "the model takes text alone",
     ) -> None:
         self._inputs = inputs

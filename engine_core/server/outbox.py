@@ -45,7 +45,7 @@ class Outbox:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._transport = transport
-        self._clients = clients
+        self.clients = clients
         self._heartbeat_s = heartbeat_s
         self._clock = clock
         self._sleep = sleep
@@ -71,7 +71,7 @@ class Outbox:
         is_news = paused != self._state.paused
         self._state = Heartbeat(draining=draining, paused=paused)
         if is_news:
-            for client in list(self._clients):
+            for client in list(self.clients):
                 self.post(client, self._state)
 
     @property
@@ -85,7 +85,7 @@ class Outbox:
         self._tell_late()
         self._send_backlogs()
         for index, client_outputs in outputs.items():
-            client = self._clients.by_index(index)
+            client = self.clients.by_index(index)
             if client is not None:
                 client.request_ids.difference_update(client_outputs.finished_req_ids)
                 self.post(client, client_outputs)
@@ -99,7 +99,7 @@ class Outbox:
             self._tell_late()  # it may have said HELLO again
             if self._try_to_send(client, [encode(message), *frames]):
                 return
-            if self._clients.by_index(client.index) is None:
+            if self.clients.by_index(client.index) is None:
                 return
             backlog = self._backlogs[client] = Backlog()
             self.num_backlogs += 1
@@ -140,7 +140,7 @@ class Outbox:
 
     def _send_backlogs(self) -> None:
         for client, backlog in list(self._backlogs.items()):
-            if self._clients.by_index(client.index) is None:
+            if self.clients.by_index(client.index) is None:
                 self._forget_backlog(client)
             # A heartbeat shows whether there is room, before much is encoded.
             elif self._try_to_send(client, [encode(self._state)]):
@@ -156,7 +156,7 @@ class Outbox:
         self._backlog_bytes -= 0 if backlog is None else backlog.num_bytes
 
     def _remove(self, client: Client) -> None:
-        self._clients.remove(client)
+        self.clients.remove(client)
         self._forget_backlog(client)
 
     def _drop(self, client: Client) -> None:
@@ -194,7 +194,7 @@ class Outbox:
         due_s = self._clock() - self._heartbeat_s
         silent = itertools.takewhile(lambda each: each.last_sent_s <= due_s, self._by_silence)
         for client in list(silent):
-            if self._clients.by_index(client.index) is client:
+            if self.clients.by_index(client.index) is client:
                 self.post(client, self._state)
             else:
                 del self._by_silence[client]

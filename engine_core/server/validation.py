@@ -17,6 +17,10 @@ from protocol.pooling import POOLING_SAMPLING
 from protocol.requests import EngineRequest, ModelLimits, check_name, check_timeout
 from protocol.sampling import BeamSearchParams
 
+NO_ADAPTERS = (
+    "this engine was started without adapters; start it with --adapter NAME=FOLDER, or with "
+    "--max-loras, or omit adapter"
+)
 _SEQUENCE_NAME = re.compile(r"#\d+\Z", re.ASCII)
 
 
@@ -32,6 +36,9 @@ class RequestValidator(ModelLimits):
     generates: bool = True
     fetches_blocks: bool = False
     """Whether it fetches blocks from other engines."""
+    serves_adapters: bool = False
+    has_grammars: bool = False
+    """Whether requests may ask for structured outputs."""
 
     def check(self, request: EngineRequest) -> None:
         """Raises RequestRefused: the request cannot be served by this engine."""
@@ -79,6 +86,14 @@ class RequestValidator(ModelLimits):
                 f"prompt and delivered tokens are {num_tokens}, the limit is "
                 f"{self.max_model_len - 1}; nothing is left to generate",
                 ErrorCode.PROMPT_TOO_LONG,
+            )
+        if request.adapter is not None and not self.serves_adapters:
+            _refuse(NO_ADAPTERS, ErrorCode.NOT_SUPPORTED)
+        if request.sampling_params.structured_output is not None and not self.has_grammars:
+            _refuse(
+                "structured_outputs need the model's tokenizer, which this engine does not have; "
+                "omit them, or start it with --tokenizer",
+                ErrorCode.NOT_SUPPORTED,
             )
 
     def read_prompt_embeds(

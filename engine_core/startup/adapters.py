@@ -1,5 +1,6 @@
 """Room for adapters beside the model, and the adapters that the operator named."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from engine_core.adapters.adapter import read_adapter
@@ -11,6 +12,7 @@ from engine_core.models.decoder import Decoder
 from engine_core.options.adapters import AdapterOptions
 from engine_core.scheduler import Scheduler
 from engine_core.startup.model import LoadedModel
+from protocol.calls import AdapterInfo
 
 
 def make_adapter_pool(
@@ -44,7 +46,11 @@ def make_adapter_pool(
 
 
 def open_adapters(
-    options: AdapterOptions, pool: AdapterPool | None, scheduler: Scheduler, base: str
+    options: AdapterOptions,
+    pool: AdapterPool | None,
+    scheduler: Scheduler,
+    base: str,
+    on_change: Callable[[tuple[AdapterInfo, ...]], None],
 ) -> Adapters | None:
     """Those that the operator named, read and checked.
     Raises StartupError: as `make_adapter_pool`, or no such folder to load others from."""
@@ -53,7 +59,7 @@ def open_adapters(
     folder: Path | None = options.adapter_dir
     if folder is not None and not folder.is_dir():
         raise ConfigurationError(f"--adapter-dir: there is no folder {folder}; make it first")
-    adapters = Adapters(pool, scheduler, base=base, folder=folder)
+    adapters = Adapters(pool, scheduler, base=base, folder=folder, on_change=on_change)
     for name, path in options.by_name().items():
         try:
             adapters.add(name, path)

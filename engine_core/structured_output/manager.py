@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from engine_core.errors import RequestRefused
-from engine_core.observers.base import FinishedStep, StepObserver
+from engine_core.observers.base import EnginePart, FinishedStep
 from engine_core.process.suspects import Suspects
 from engine_core.scheduler import Request, SchedulerOutput
 from engine_core.scheduler.constraints import ConstrainedSequence, ForcedTokens, KnownTokens
 from engine_core.structured_output.masks import MaskFiller, StepMasks
 from engine_core.structured_output.wide_stack import start_thread
 from protocol.errors import ErrorCode
+from protocol.requests import EngineRequest
 from protocol.structured_output import StructuredOutput
 
 if TYPE_CHECKING:
@@ -75,13 +76,15 @@ class CachedGrammar:
         return self.matcher is not None or self.failure is not None
 
 
-class StructuredOutputs(StepObserver):
+class StructuredOutputs(EnginePart):
     """See `Constraints`. All but `_compile` and `_start` is called on the loop's thread.
 
     Args:
         make_compiler: called once, on a thread, for the first request or by `prepare`: it may take
             a second.
         vocab_size: length of a row of logits.
+        suspects: contents that may have killed the engine before are compiled alone, and what is
+            being compiled is noted.
         clock: seconds.
     """
 
@@ -90,6 +93,7 @@ class StructuredOutputs(StepObserver):
         make_compiler: Callable[[], Compiler],
         *,
         vocab_size: int,
+        suspects: Suspects | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
@@ -106,11 +110,6 @@ class StructuredOutputs(StepObserver):
         """The compiler, or why there is none."""
         self._has_compiler = threading.Event()
         self._make_compiler: Callable[[], Compiler] | None = make_compiler
-        self._suspects: Suspects | None = None
-
-    def watch_suspects(self, suspects: Suspects) -> None:
-        """Compile contents that may have killed the engine before alone, and note which are being
-        compiled."""
         self._suspects = suspects
 
     def prepare(self) -> None:
@@ -122,7 +121,7 @@ class StructuredOutputs(StepObserver):
 
     # ------------------------------------------------------------------ requests
 
-    def admit(self, request: Request) -> None:
+    def admit(self, message: EngineRequest, request: Request) -> None:
         """Give the request its grammar, if it asks for one.
         Raises RequestRefused: it is known to be unusable, or too many wait to be compiled."""
         asked = request.sampling_params.structured_output

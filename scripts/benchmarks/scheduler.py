@@ -5,13 +5,15 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from typing import Annotated, Any
+from types import SimpleNamespace
+from typing import Annotated, Any, cast
 
 import numpy as np
 from cyclopts import Parameter
 
+from engine_core.errors import RequestRefused
 from engine_core.kv_cache import KVCacheManager
-from engine_core.observers.base import FinishedStep, StepObserver
+from engine_core.observers.base import FinishedStep, Loop
 from engine_core.observers.live_view import LiveView
 from engine_core.scheduler import (
     ModelRunnerOutput,
@@ -22,9 +24,10 @@ from engine_core.scheduler import (
 )
 from engine_core.scheduler.config import PolicyName
 from engine_core.server.clients import Client
-from protocol.calls import WatchScheduler
+from protocol.calls import AnyResult, WatchScheduler
 from protocol.codec import encode
-from protocol.requests import Call, EngineRequest
+from protocol.outputs import CallResult
+from protocol.requests import EngineRequest
 from protocol.sampling import SamplingParams
 from scripts.benchmarks import Json, report
 
@@ -171,22 +174,22 @@ def measure_watching(num_running: int, num_steps: int, policy: PolicyName) -> di
     scheduler = make_scheduler(num_running, ADMISSION_BUDGET, policy)
     admit_all(scheduler, make_requests(make_prompts(num_running, spread=True)))
     num_bytes, times = [0], dict[str, list[float]](noted=[], snapshot=[])
-    observers: list[StepObserver] = []
-    view = LiveView(
-        scheduler,
-        scheduler.statistics,
-        lambda _client, _call, answer: num_bytes.append(len(encode(answer))),
-        observers,
-        lambda: 0.0,
-    )
-    call = Call(call_id=1, call=WatchScheduler())
+    view, client = LiveView(scheduler), Client(0, b"", "")
+    loop = SimpleNamespace(statistics=scheduler.statistics, clock=lambda: 0.0)
+    view.join(cast(Loop, loop))
+    watch = view.handlers()[WatchScheduler]
+
+    def reply(result: AnyResult | RequestRefused) -> None:
+        assert not isinstance(result, RequestRefused)
+        num_bytes.append(len(encode(CallResult(call_id=1, result=result))))
+
     for step in range(num_steps):
         plan = scheduler.schedule(now=0.0)
         output = sampled(plan)
         scheduler.update_from_output(plan, output, now=0.0)
         is_due = step % 10 == 0
         if is_due:
-            view.watch(Client(0, b"", ""), call, step - 10)
+            watch(client, WatchScheduler(step - 10), reply)
         start = clock_us()
         view.on_step(FinishedStep(plan, output, 0.0, 0.0, is_due * 1e9, True))
         times["snapshot" if is_due else "noted"].append(clock_us() - start)

@@ -9,21 +9,17 @@ from pathlib import Path
 import pytest
 import zmq
 
-from engine_core.core import EngineCore
 from engine_core.executor import InProcessExecutor
 from engine_core.kv_cache import KVCacheManager
 from engine_core.lifecycle import Lifecycle
 from engine_core.scheduler import Scheduler, SchedulerConfig
-from engine_core.server.clients import ClientRegistry
-from engine_core.server.inbox import Inbox
-from engine_core.server.outbox import Outbox
 from engine_core.server.transport import ZmqTransport
-from engine_core.server.validation import RequestValidator
 from protocol.base import WIRE_VERSION
 from protocol.codec import decode_engine_message, encode
-from protocol.outputs import EngineCoreOutputs, Heartbeat
+from protocol.outputs import EngineCoreOutputs
 from protocol.requests import EngineRequest, Goodbye, Hello
 from protocol.sampling import SamplingParams
+from tests.engine_core.made_core import limits, mailboxes, make_core
 from tests.engine_core.test_core_loop import Runner
 from tests.protocol.all_outputs import all_outputs
 
@@ -37,34 +33,16 @@ class RunningEngine:
     """Serves in a thread until it is left."""
 
     def __init__(self, transport):
-        self.clients = ClientRegistry()
-        outbox = Outbox(transport, self.clients, heartbeat_s=0.02)
+        inbox, outbox = mailboxes(transport, heartbeat_s=0.02)
+        self.clients = outbox.clients
         config = SchedulerConfig(
             max_num_batched_tokens=1024, max_num_seqs=MAX_NUM_SEQS, max_model_len=64
         )
         self.scheduler = Scheduler(config, KVCacheManager(num_blocks=1024, block_size=4))
         self.lifecycle = Lifecycle(drain_timeout_s=TIMEOUT_S)
-        self.core = EngineCore(
-            inbox=Inbox(
-                transport,
-                self.clients,
-                outbox,
-                idle_wait_s=0.02,
-                welcome=lambda hello: (Heartbeat(), []),
-            ),
-            outbox=outbox,
-            clients=self.clients,
-            scheduler=self.scheduler,
-            executor=InProcessExecutor(Runner(1, [])),
-            lifecycle=self.lifecycle,
-            validator=RequestValidator(
-                max_model_len=64,
-                vocab_size=10_000,
-                max_logprobs=5,
-                max_num_seqs=MAX_NUM_SEQS,
-                scheduling_policy="fcfs",
-            ),
-            eos_token_ids=(),
+        executor = InProcessExecutor(Runner(1, []))
+        self.core = make_core(
+            inbox, outbox, self.scheduler, executor, self.lifecycle, limits(config, 10_000)
         )
 
 

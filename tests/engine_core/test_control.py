@@ -4,15 +4,10 @@ it: the calls' answers, and what becomes of requests meanwhile."""
 import msgspec
 import pytest
 
-from engine_core.core import EngineCore
 from engine_core.executor import InProcessExecutor
 from engine_core.kv_cache import KVCacheGroupSpec, KVCacheManager
 from engine_core.lifecycle import Lifecycle
 from engine_core.scheduler import Scheduler, SchedulerConfig
-from engine_core.server.clients import ClientRegistry
-from engine_core.server.inbox import Inbox
-from engine_core.server.outbox import Outbox
-from engine_core.server.validation import RequestValidator
 from protocol import calls
 from protocol.errors import ErrorCode
 from protocol.outputs import (
@@ -20,12 +15,12 @@ from protocol.outputs import (
     CallResult,
     EngineCoreOutputs,
     FinishReason,
-    Heartbeat,
     WeightsUpdated,
 )
 from protocol.requests import Abort, Call, EngineRequest
 from protocol.sampling import SamplingParams
 from tests.engine_core.fake_host import FakeHost
+from tests.engine_core.made_core import limits, mailboxes, make_core
 from tests.engine_core.scheduler.paged_model import VOCAB, PagedModel, next_token
 from tests.engine_core.test_virtual_time import HELLO, Clock, MemoryTransport
 
@@ -62,35 +57,17 @@ class Engine:
         self.transport = MemoryTransport(
             clock, [(1000 + at_s, message) for at_s, message in arrivals]
         )
-        clients = ClientRegistry()
-        outbox = Outbox(self.transport, clients, heartbeat_s=0.25, clock=clock)
+        inbox, outbox = mailboxes(self.transport, clock=clock)
         executor = InProcessExecutor(Runner(clock, depth), clock=clock)
         lifecycle = Lifecycle(drain_timeout_s=1e6, clock=clock)
         self.host = FakeHost(executor, lambda: Runner(clock, depth), "files")
-        self.scheduler = Scheduler(
-            SchedulerConfig(
-                max_num_batched_tokens=16, max_num_seqs=4, max_model_len=64,
-                max_steps_in_flight=depth,
-            ),
-            KVCacheManager(num_blocks=32, block_size=4),
-        )  # fmt: skip
-        self.core = EngineCore(
-            inbox=Inbox(
-                self.transport, clients, outbox, idle_wait_s=0.25, clock=clock,
-                welcome=lambda hello: (Heartbeat(draining=False), []),
-            ),
-            outbox=outbox,
-            clients=clients,
-            scheduler=self.scheduler,
-            executor=executor,
-            lifecycle=lifecycle,
-            validator=RequestValidator(
-                max_model_len=64, vocab_size=VOCAB, max_logprobs=5, max_num_seqs=4,
-                scheduling_policy="fcfs",
-            ),
-            eos_token_ids=(),
-            model_host=self.host if has_host else None,
-            clock=clock,
+        config = SchedulerConfig(
+            max_num_batched_tokens=16, max_num_seqs=4, max_model_len=64, max_steps_in_flight=depth
+        )
+        self.scheduler = Scheduler(config, KVCacheManager(num_blocks=32, block_size=4))
+        self.core = make_core(
+            inbox, outbox, self.scheduler, executor, lifecycle, limits(config, VOCAB),
+            host=self.host if has_host else None, clock=clock,
         )  # fmt: skip
         lifecycle.poll = lambda: clock.now_s >= 1000 + abort_at_s and lifecycle.abort("twice")
         self.core.run()

@@ -9,16 +9,16 @@ import itertools
 import logging
 import time
 from collections import deque
-from types import SimpleNamespace
+from functools import partial
 
 import msgspec
 import numpy as np
 import pytest
 
-from engine_core.core import EngineCore
 from engine_core.executor import InProcessExecutor
 from engine_core.kv_cache import KVCacheManager
 from engine_core.lifecycle import Lifecycle
+from engine_core.observers.base import EnginePart, RequestLog
 from engine_core.pooler_config import PoolerConfig
 from engine_core.scheduler import (
     DeviceFault,
@@ -32,15 +32,16 @@ from engine_core.server.clients import ClientRegistry, Rights
 from engine_core.server.inbox import Inbox
 from engine_core.server.limited_log import LimitedLog
 from engine_core.server.prompt_embeds import PromptEmbedsReader
-from engine_core.server.validation import RequestValidator
-from protocol.calls import ListRequests, ResetPrefixCache
+from engine_core.server.request_reader import RequestReader
+from protocol.calls import GetRequests, ResetPrefixCache
 from protocol.errors import ErrorCode
 from protocol.multimodal import TensorRef
 from protocol.outputs import CallFailed, FinishReason, Rejected
-from protocol.pooling import PoolingParams, PoolingTask
+from protocol.pooling import POOLING_SAMPLING, PoolingParams, PoolingTask
 from protocol.prompt_embeds import EmbeddedSpan, PromptEmbedsInfo
 from protocol.requests import Abort, Call, EngineRequest
 from protocol.sampling import BeamSearchParams, SamplingParams
+from tests.engine_core.made_core import limits, make_core
 from tests.protocol.all_outputs import all_outputs
 
 
@@ -156,6 +157,8 @@ class Served:
         runs=True,
         runner_depth=None,
         clock=time.monotonic,
+        parts=(),
+        **validated,
     ):
         self.log = []
         self.lifecycle = Lifecycle(drain_timeout_s=60.0, clock=clock)
@@ -167,7 +170,7 @@ class Served:
             arrived if callable(arrived) else [(self.client, message) for message in arrived]
             for arrived in arrivals
         ]
-        script = Script(steps, self.lifecycle, self.log)
+        self.inbox = script = Script(steps, self.lifecycle, self.log)
         script.runner = self.runner
         config = SchedulerConfig(
             max_num_batched_tokens=16,
@@ -175,21 +178,16 @@ class Served:
             max_model_len=64,
             max_steps_in_flight=depth,
         )
-        self.core = EngineCore(
-            inbox=script,
-            outbox=self.sent,
-            clients=clients,
-            scheduler=Scheduler(config, KVCacheManager(num_blocks=64, block_size=4)),
-            executor=InProcessExecutor(self.runner, clock=clock),
-            lifecycle=self.lifecycle,
-            validator=RequestValidator(
-                max_model_len=64,
-                vocab_size=10_000,
-                max_logprobs=5,
-                max_num_seqs=max_num_seqs,
-                scheduling_policy="fcfs",
-            ),
-            eos_token_ids=tuple(eos),
+        self.scheduler = Scheduler(config, KVCacheManager(num_blocks=64, block_size=4))
+        self.core = make_core(
+            script,
+            self.sent,
+            self.scheduler,
+            InProcessExecutor(self.runner, clock=clock),
+            self.lifecycle,
+            dataclasses.replace(limits(config, 10_000), **validated),
+            eos_token_ids=eos,
+            parts=parts,
             clock=clock,
         )
         if runs:
@@ -307,11 +305,11 @@ def failing_for(name, original):
 
 
 def test_a_fault_over_one_message_is_its_answer_and_the_loop_goes_on(depth, monkeypatch, caplog):
-    monkeypatch.setattr(RequestValidator, "check", failing_for("bad", RequestValidator.check))
-    monkeypatch.setattr(EngineCore, "answer_call", lambda self, call: {}["another"])
+    monkeypatch.setattr(RequestReader, "check", failing_for("bad", RequestReader.check))
+    monkeypatch.setattr(Scheduler, "explain_all", lambda self, tenant: {}["another"])
     served = Served(
         depth,
-        [ask("bad", 3, 9), Call(call_id=7, call=ListRequests()), ask("good", 3, 2)],
+        [ask("bad", 3, 9), Call(call_id=7, call=GetRequests()), ask("good", 3, 2)],
         runs=False,
     )
     posted = []
@@ -321,7 +319,7 @@ def test_a_fault_over_one_message_is_its_answer_and_the_loop_goes_on(depth, monk
     assert isinstance(rejected, Rejected) and isinstance(failed, CallFailed)
     assert (rejected.request_id, failed.call_id) == ("bad", 7)
     assert {rejected.code, failed.code} == {ErrorCode.INTERNAL}
-    assert "a defect of ours" in rejected.message and "ListRequests" in failed.message
+    assert "a defect of ours" in rejected.message and "GetRequests" in failed.message
     assert served.sent.tokens == {"good": [3, 4]}
     assert "Traceback" in caplog.text
 
@@ -395,7 +393,7 @@ def test_a_device_that_is_lost_ends_the_loop_at_the_first_fault(depth):
 
 def test_an_abort_of_the_daemon_tells_everybody_and_waits_for_the_device(depth):
     served = Served(depth, [ask("a", 3, 50)], [], [], runs=False)
-    served.core._inbox.arrivals.append(lambda: served.lifecycle.abort("now"))
+    served.inbox.arrivals.append(lambda: served.lifecycle.abort("now"))
     served.core.run()
     assert served.sent.ends["a"] == (FinishReason.ABORT, "the engine is stopping")
     assert served.sent.engine_ends
@@ -406,7 +404,7 @@ def test_an_abort_of_the_daemon_tells_everybody_and_waits_for_the_device(depth):
 
 def test_a_drain_takes_in_every_step(depth):
     served = Served(depth, [ask("a", 3, 50)], [], runs=False)
-    served.core._inbox.arrivals.append(lambda: served.lifecycle.drain("enough") or [])
+    served.inbox.arrivals.append(lambda: served.lifecycle.drain("enough") or [])
     served.core.run()
     assert served.sent.tokens["a"] == list(range(3, 53))
     assert not served.runner.plans
@@ -428,16 +426,16 @@ def test_a_scheduler_that_plans_further_than_the_executor_runs_is_refused():
 POOLER = PoolerConfig(tasks=tuple(PoolingTask), hidden_size=3, vector_size=3)
 
 
+class ByFingerprint(EnginePart):
+    """Stands where adapters stand."""
+
+    def resolve(self, message):
+        return msgspec.structs.replace(message, adapter=message.adapter_fingerprint)
+
+
 def test_the_engine_makes_a_request_of_a_message_and_gives_it_to_the_scheduler():
     """With every field that it serves. Proves S234."""
-    served = Served(1, eos=(7,), runs=False, clock=lambda: 12.5)
     added = []
-    served.core._scheduler.add_request = added.append
-    served.core._validator = SimpleNamespace(
-        check=lambda message: None,
-        read_prompt_embeds=lambda message, frames: ((), []),
-        pooler=POOLER,
-    )
     fields = {
         "request_id": "mine",
         "prompt_token_ids": [4, 5],
@@ -451,10 +449,17 @@ def test_the_engine_makes_a_request_of_a_message_and_gives_it_to_the_scheduler()
         "is_resumed": True,
         "timeout_s": 4.5,
     }
-    several = {"num_sequences": 2, "beam_search": BeamSearchParams(beam_width=2)}
+    several = {
+        "num_sequences": 2,
+        "beam_search": BeamSearchParams(beam_width=2),
+        "sampling_params": SamplingParams(max_tokens=9, temperature=0.0),
+    }
     message = EngineRequest(**fields)
     beams = msgspec.structs.replace(message, request_id="b", output_token_ids=[], **several)
-    pooled = {"pooling_params": PoolingParams(task=PoolingTask.TOKEN_EMBED)}
+    pooled = {
+        "pooling_params": PoolingParams(task=PoolingTask.TOKEN_EMBED),
+        "sampling_params": POOLING_SAMPLING,
+    }
     vectors = msgspec.structs.replace(message, request_id="v", output_token_ids=[], **pooled)
     not_served = {"prompt_embeds", "multimodal_inputs"}
     checked_before = {"weights_fingerprint"}
@@ -462,9 +467,13 @@ def test_the_engine_makes_a_request_of_a_message_and_gives_it_to_the_scheduler()
     beams = msgspec.structs.replace(beams, **moved)
     known = {*fields, *several, *pooled, *not_served, *moved, *checked_before}
     assert known == {*EngineRequest.__struct_fields__}
-    resolve = SimpleNamespace(resolve=lambda message: message.adapter_fingerprint)
-    served.core._adapters = resolve
-    served.core._apply([(served.client, each) for each in (message, beams, vectors)])
+    served = Served(
+        1, [message, beams, vectors], eos=(7,), runs=False, clock=lambda: 12.5,
+        parts=[ByFingerprint()], pooler=POOLER, fetches_blocks=True, serves_adapters=True,
+        scheduling_policy="priority",
+    )  # fmt: skip
+    served.scheduler.add_request = added.append
+    served.core.run()
     request, of_beams, of_vectors = added
     assert request.adapter == fields.pop("adapter_fingerprint")
     del fields["adapter"]
@@ -490,42 +499,46 @@ def test_the_engine_makes_a_request_of_a_message_and_gives_it_to_the_scheduler()
 )
 def test_what_the_scheduler_refuses_is_answered_with_its_reason(error, code):
     """And is not its client's. Proves S234."""
-    served = Served(1, runs=False)
+    served = Served(1, [ask("a", 3, 3)], runs=False)
     answers = []
 
     def refuse(request):
         raise error
 
-    served.core._scheduler.add_request = refuse
+    served.scheduler.add_request = refuse
     served.sent.post = lambda client, message: answers.append((client, message))
-    served.core._apply([(served.client, ask("a", 3, 3))])
+    served.core.run()
     assert answers == [(served.client, Rejected(request_id="a", code=code, message=str(error)))]
     assert not served.client.request_ids
 
 
 def test_prompts_with_rows_are_known_again_by_what_these_hold():
     """A trace, and what remembers requests that killed the engine, see other ids. Proves S020."""
-    served, seen, kept = Served(1, runs=False), [], []
-    served.core._scheduler.add_request = kept.append
-    served.core._observers.append(
-        SimpleNamespace(on_arrival=lambda message, *_: seen.append(message.prompt_token_ids))
-    )
+    kept, seen = [], RequestLog()
+    seen.prompts = []
+    seen.on_arrival = lambda message, *_: seen.prompts.append(message.prompt_token_ids)
     info = PromptEmbedsInfo(hidden_size=2, max_bytes=99)
-    served.core._validator = dataclasses.replace(
-        served.core._validator,
-        prompt_embeds=PromptEmbedsReader(info, block_size=4, largest_number=1e9),
-    )
     data = TensorRef(frame=0, dtype="float32", shape=(2, 2))
-    for number, frame in enumerate((b"\0" * 16, b"\0" * 16, b"\1" * 16)):
+    served = Served(
+        1, runs=False, parts=[seen],
+        prompt_embeds=PromptEmbedsReader(info, block_size=4, largest_number=1e9),
+    )  # fmt: skip
+    served.scheduler.add_request = kept.append
+
+    def arrive(number, frame):
+        served.client.frames = [frame]
         message = msgspec.structs.replace(
             ask(str(number), 3, 3),
             prompt_token_ids=[5, 0, 0],
             prompt_embeds=(EmbeddedSpan(start=1, data=data),),
         )
-        served.client.frames = [frame]
-        served.core._apply([(served.client, message)])
+        return [(served.client, message)]
+
+    for number, frame in enumerate((b"\0" * 16, b"\0" * 16, b"\1" * 16)):
+        served.inbox.arrivals.append(partial(arrive, number, frame))
+    served.core.run()
     assert [each.prompt.tolist() for each in kept] == [[5, 0, 0]] * 3
-    first, same, other = seen
+    first, same, other = seen.prompts
     assert first == same
     assert first[0] == other[0] == 5
     assert all(one != another for one, another in zip(first[1:], other[1:], strict=True))

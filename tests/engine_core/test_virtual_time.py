@@ -8,21 +8,17 @@ import msgspec
 import numpy as np
 import pytest
 
-from engine_core.core import EngineCore
 from engine_core.executor import InProcessExecutor
 from engine_core.kv_cache import KVCacheManager
 from engine_core.lifecycle import Lifecycle
 from engine_core.scheduler import ModelRunnerOutput, Scheduler, SchedulerConfig
-from engine_core.server.clients import ClientRegistry
-from engine_core.server.inbox import Inbox
-from engine_core.server.outbox import Outbox
-from engine_core.server.validation import RequestValidator
 from protocol.base import WIRE_VERSION
 from protocol.calls import Drain, ListRequests, Ping
 from protocol.codec import decode_engine_message, encode
 from protocol.outputs import CallResult, EngineCoreOutputs, FinishReason, Heartbeat
 from protocol.requests import Abort, Call, EngineRequest, Goodbye, Hello
 from protocol.sampling import SamplingParams
+from tests.engine_core.made_core import limits, mailboxes, make_core
 
 STEP_S = 10.0
 HEARTBEAT_S = 60.0
@@ -82,32 +78,15 @@ def serve(*arrivals, drain_timeout_s=1e6):
     """(seconds, message) -> what was sent when, and the engine."""
     clock = Clock()
     transport = MemoryTransport(clock, arrivals)
-    clients = ClientRegistry()
-    outbox = Outbox(transport, clients, heartbeat_s=HEARTBEAT_S, clock=clock)
-    core = EngineCore(
-        inbox=Inbox(
-            transport,
-            clients,
-            outbox,
-            idle_wait_s=HEARTBEAT_S,
-            welcome=lambda hello: (Heartbeat(draining=False), []),  # any message will do
-        ),
-        outbox=outbox,
-        clients=clients,
-        scheduler=Scheduler(
-            SchedulerConfig(max_num_batched_tokens=16, max_num_seqs=4, max_model_len=64),
-            KVCacheManager(num_blocks=64, block_size=4),
-        ),
-        executor=InProcessExecutor(SlowRunner(clock), clock=clock),
-        lifecycle=Lifecycle(drain_timeout_s=drain_timeout_s, clock=clock),
-        validator=RequestValidator(
-            max_model_len=64,
-            vocab_size=100,
-            max_logprobs=5,
-            max_num_seqs=4,
-            scheduling_policy="fcfs",
-        ),
-        eos_token_ids=(),
+    inbox, outbox = mailboxes(transport, heartbeat_s=HEARTBEAT_S, clock=clock)
+    config = SchedulerConfig(max_num_batched_tokens=16, max_num_seqs=4, max_model_len=64)
+    core = make_core(
+        inbox,
+        outbox,
+        Scheduler(config, KVCacheManager(num_blocks=64, block_size=4)),
+        InProcessExecutor(SlowRunner(clock), clock=clock),
+        Lifecycle(drain_timeout_s=drain_timeout_s, clock=clock),
+        limits(config, 100),
         clock=clock,
     )
     core.run()

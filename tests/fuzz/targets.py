@@ -77,23 +77,18 @@ def codec() -> Target:
 
 def engine() -> Target:
     """Frames of one client through inbox, validation, loop and scheduler, in virtual time."""
-    from engine_core.core import EngineCore
     from engine_core.executor import InProcessExecutor
     from engine_core.kv_cache import KVCacheManager
     from engine_core.kv_cache.groups import KVCacheGroupSpec
     from engine_core.lifecycle import Lifecycle
     from engine_core.scheduler import ModelRunnerOutput, Scheduler, SchedulerConfig, SchedulerOutput
-    from engine_core.server.clients import ClientRegistry
-    from engine_core.server.inbox import Inbox
-    from engine_core.server.outbox import Outbox
-    from engine_core.server.validation import RequestValidator
     from protocol.base import WIRE_VERSION
     from protocol.calls import Drain
     from protocol.codec import decode_engine_message, encode
-    from protocol.outputs import Heartbeat
     from protocol.requests import Call, EngineRequest, Hello
     from protocol.sampling import BeamSearchParams, SamplingParams
     from tests.engine_core.fake_host import NoSalt
+    from tests.engine_core.made_core import limits, mailboxes, make_core
     from tests.engine_core.scheduler.paged_model import VOCAB, PagedModel
     from tests.protocol.sample_messages import CLIENT_MESSAGES
 
@@ -143,27 +138,15 @@ def engine() -> Target:
 
     def run(frames: list[bytes]) -> None:
         wire = Wire([HELLO, *frames[:8]])
-        clients = ClientRegistry()
-        outbox = Outbox(wire, clients, heartbeat_s=1.0, clock=wire.clock)
+        inbox, outbox = mailboxes(wire, heartbeat_s=1.0, clock=wire.clock)
         runner = Runner()
         config = SchedulerConfig(max_num_batched_tokens=16, max_num_seqs=4, max_model_len=64)
         kv_cache = KVCacheManager(num_blocks=24, block_size=4, num_host_blocks=8)
         scheduler = Scheduler(config, kv_cache)
-        core = EngineCore(
-            inbox=Inbox(
-                wire, clients, outbox, idle_wait_s=1.0,
-                welcome=lambda hello: (Heartbeat(), []), clock=wire.clock,
-            ),
-            outbox=outbox,
-            clients=clients,
-            scheduler=scheduler,
-            executor=InProcessExecutor(runner, clock=wire.clock),
-            lifecycle=Lifecycle(drain_timeout_s=5.0, clock=wire.clock),
-            validator=RequestValidator(
-                max_model_len=64, vocab_size=VOCAB, max_logprobs=3, max_num_seqs=4,
-                scheduling_policy="fcfs",
-            ),
-            eos_token_ids=(),
+        executor = InProcessExecutor(runner, clock=wire.clock)
+        lifecycle = Lifecycle(drain_timeout_s=5.0, clock=wire.clock)
+        core = make_core(
+            inbox, outbox, scheduler, executor, lifecycle, limits(config, VOCAB, max_logprobs=3),
             clock=wire.clock,
         )  # fmt: skip
         core.run()

@@ -9,11 +9,11 @@ from unittest import mock
 import greenlet
 from msgspec.structs import replace
 
-from engine_core.core import EngineCore
 from engine_core.executor import InProcessExecutor
 from engine_core.kv_cache import KVCacheManager
 from engine_core.kv_cache.groups import KVCacheGroupSpec
 from engine_core.lifecycle import Lifecycle
+from engine_core.observers.cache_publisher import CachePublisher
 from engine_core.scheduler import (
     DeviceFault,
     ModelRunnerOutput,
@@ -22,13 +22,11 @@ from engine_core.scheduler import (
     SchedulerOutput,
 )
 from engine_core.server import transport as transport_module
-from engine_core.server.clients import Client, ClientRegistry
-from engine_core.server.inbox import Inbox
-from engine_core.server.outbox import Outbox
+from engine_core.server.clients import Client
 from engine_core.server.transport import ZmqTransport
-from engine_core.server.validation import RequestValidator
 from protocol.base import Message
 from tests.engine_core.fake_host import FakeHost, NoSalt
+from tests.engine_core.made_core import limits, mailboxes, make_core
 from tests.engine_core.scheduler.paged_model import VOCAB, PagedModel
 from tests.frontend.fake_model import welcome
 from tests.simulation.sim_zmq import Network, Process, SimSocket, SimZmq
@@ -198,7 +196,6 @@ class EngineProcess:
             num_host_blocks=num_host_blocks,
         )
         self.scheduler = Scheduler(config, self.kv_cache)
-        self.clients = ClientRegistry()
         executor = InProcessExecutor(SimRunner(self, num_blocks, num_host_blocks), clock=self.clock)
         self.host = FakeHost(
             executor,
@@ -206,56 +203,43 @@ class EngineProcess:
             "simulated",
             makes_tokens=weights_make_tokens,
         )
-        self.outbox = outbox = Outbox(
+        self._welcome, frames = welcome("simulated", with_tokenizer=True)
+        inbox, self.outbox = mailboxes(
             self.transport,
-            self.clients,
             heartbeat_s=HEARTBEAT_S,
             clock=self.clock,
             sleep=self.sleep,
+            welcome=lambda hello: (self._welcome, list(frames)),
         )
-        self._welcome, frames = welcome("simulated", with_tokenizer=True)
-        self.core = EngineCore(
-            inbox=Inbox(
-                self.transport,
-                self.clients,
-                outbox,
-                idle_wait_s=HEARTBEAT_S,
-                welcome=lambda hello: (self._welcome, list(frames)),
-                clock=self.clock,
-            ),
-            outbox=outbox,
-            clients=self.clients,
-            scheduler=self.scheduler,
-            executor=executor,
-            model_host=self.host,
+        self.clients = self.outbox.clients
+        self._late_events: list[tuple[Client, Message]] = []
+        self._event_fault_rate = event_fault_rate
+        self._event_draws = Random(len(name) + num_blocks)
+        self.publisher = CachePublisher(self.kv_cache, self._publish, isolates_tenants=False)
+        self.core = make_core(
+            inbox,
+            self.outbox,
+            self.scheduler,
+            executor,
+            self.lifecycle,
+            limits(config, VOCAB),
+            host=self.host,
             on_weights=self._use_weights,
-            lifecycle=self.lifecycle,
-            validator=RequestValidator(
-                max_model_len=MAX_MODEL_LEN,
-                vocab_size=VOCAB,
-                max_logprobs=5,
-                max_num_seqs=config.max_num_seqs,
-                scheduling_policy=config.scheduling_policy,
-            ),
-            eos_token_ids=(),
-            cache=self.kv_cache,
+            parts=[self.publisher],
             clock=self.clock,
         )
 
-        self._late_events: list[tuple[Client, Message]] = []
-        if event_fault_rate:
-            draws = Random(len(name) + num_blocks)
-            send = self.core._cache_publisher._send
-
-            def send_badly(client: Client, events: Message) -> bool:
-                late, self._late_events = self._late_events, []
-                copies = draws.choice([0, 1, 2]) if draws.random() < event_fault_rate else 1
-                was_sent = [send(client, events) for _ in range(copies)]
-                if copies == 1 and draws.random() < event_fault_rate / 3:
-                    self._late_events.append((client, events))
-                return all([*was_sent, *(send(*each) for each in late)])
-
-            self.core._cache_publisher._send = send_badly
+    def _publish(self, client: Client, events: Message) -> bool:
+        """Some events are lost, some come twice, some late."""
+        send, rate, draws = self.outbox.offer, self._event_fault_rate, self._event_draws
+        if not rate:
+            return send(client, events)
+        late, self._late_events = self._late_events, []
+        copies = draws.choice([0, 1, 2]) if draws.random() < rate else 1
+        was_sent = [send(client, events) for _ in range(copies)]
+        if copies == 1 and draws.random() < rate / 3:
+            self._late_events.append((client, events))
+        return all([*was_sent, *(send(*each) for each in late)])
 
     def _use_weights(self, version: int, fingerprint: str) -> None:
         model = self._welcome.model

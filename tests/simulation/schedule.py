@@ -553,7 +553,7 @@ class Simulation:
             return
         for number, session in enumerate(group.sessions):
             engine = next(each for each in self.last_lives if each.address == session._address)
-            watchers = engine.core._cache_publisher._watchers
+            watchers = engine.publisher._watchers
             watcher = next(
                 (one for each, one in watchers.items() if each.name == client.name), None
             )

@@ -56,6 +56,7 @@ def test_an_adapter_whose_files_have_changed_gets_no_slot_under_its_old_fingerpr
     )
     pool = Pool()
     adapters = Adapters(pool, scheduler, base="m", folder=None)
+    adapters.join(SimpleNamespace(note=lambda *_what: None))
     adapters.add("a", Path("a"))
     pool.found = now
     adapters.on_plan(None, 0.0)

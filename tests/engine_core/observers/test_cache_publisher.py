@@ -8,6 +8,7 @@ from engine_core.kv_cache import KVCacheManager
 from engine_core.observers.cache_publisher import CachePublisher
 from engine_core.server.clients import Client, Rights
 from protocol.cache_events import BlockNaming, load_of
+from protocol.calls import WatchCache
 from protocol.outputs import EngineCoreOutputs
 from protocol.requests import EngineRequest
 from protocol.sampling import SamplingParams
@@ -20,6 +21,9 @@ class Told:
         self.cache = KVCacheManager(num_blocks=8, block_size=16)
         self.sent, self.is_full = [], False
         self.publisher = CachePublisher(self.cache, self._send, isolates_tenants=isolates_tenants)
+
+    def watch(self, client):
+        self.publisher.watch(client, WatchCache(), None)
 
     def _send(self, client, message):
         if not self.is_full:
@@ -63,15 +67,15 @@ def test_nothing_is_noted_or_sent_while_nobody_watches(told):
     told.store(key(1))
     assert told.step() == []
     assert told.cache._pool.touched is None
-    told.publisher.watch(client(0))
-    told.publisher.drop(client(0))
+    told.watch(client(0))
+    told.publisher.on_departure(client(0))
     assert told.cache._pool.touched is not None, "another one with its index"
 
 
 def test_all_comes_first_then_what_changes_once_a_step_and_nothing_without_a_change(told):
     told.store(key(1), key(2))
     watcher = client(0)
-    told.publisher.watch(watcher)
+    told.watch(watcher)
     ((_, first),) = told.step()
     assert first.naming == BlockNaming(block_size=16)
     assert (first.number, first.stored) == (0, key(1)[:8] + key(2)[:8])
@@ -84,14 +88,14 @@ def test_all_comes_first_then_what_changes_once_a_step_and_nothing_without_a_cha
     told.cache._pool.allocate(5)  # the fifth is a cached one
     ((_, third),) = told.step()
     assert (third.number, third.stored, third.removed) == (2, b"", key(1)[:8])
-    told.publisher.drop(watcher)
+    told.publisher.on_departure(watcher)
     told.store(key(9))
     assert told.step() == []
 
 
 def test_all_cleared_is_told_as_all_that_is_left(told):
     told.store(key(1), key(2), key(3))
-    told.publisher.watch(client(0))
+    told.watch(client(0))
     told.step()
     told.cache.reset_prefix_cache()
     ((_, events),) = told.step()
@@ -99,7 +103,7 @@ def test_all_cleared_is_told_as_all_that_is_left(told):
 
 
 def test_who_could_not_be_told_is_told_all(told):
-    told.publisher.watch(client(0))
+    told.watch(client(0))
     told.step()
     told.store(key(1))
     told.is_full = True
@@ -111,7 +115,7 @@ def test_who_could_not_be_told_is_told_all(told):
 
 
 def test_other_weights_are_another_naming(told):
-    told.publisher.watch(client(0))
+    told.watch(client(0))
     told.step()
     told.cache.use_weights("new", [])
     ((_, events),) = told.step()
@@ -120,8 +124,8 @@ def test_other_weights_are_another_naming(told):
 
 def test_a_client_learns_its_own_nonce_and_tenant_alone():
     told = Told(isolates_tenants=True)
-    told.publisher.watch(client(0, Rights("ann")))
-    told.publisher.watch(client(1))
+    told.watch(client(0, Rights("ann")))
+    told.watch(client(1))
     names = {index: events.naming for index, events in told.step()}
     assert names == {
         0: BlockNaming(block_size=16, nonce="nonce0", tenant="ann"),
@@ -131,7 +135,7 @@ def test_a_client_learns_its_own_nonce_and_tenant_alone():
 
 def test_each_client_is_told_the_load_of_the_others(told):
     for index in (0, 1):
-        told.publisher.watch(client(index))
+        told.watch(client(index))
     assert [events.others_load for _, events in told.step()] == [0, 0]
     told.arrive("a", 0)
     told.arrive("b", 2, 50)

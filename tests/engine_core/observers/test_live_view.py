@@ -12,7 +12,7 @@ from engine_core.server.access import permitted_part
 from engine_core.server.clients import Client, Rights
 from protocol.calls import SchedulerSnapshot, WatchScheduler
 from protocol.errors import ErrorCode
-from protocol.outputs import CallFailed, CallResult
+from protocol.outputs import CallResult
 from protocol.requests import Call
 from protocol.snapshots import (
     CACHED,
@@ -38,16 +38,13 @@ class Watched:
     def __init__(self, view_takes_s=0.0):
         self.now_s = 100.0
         self.view_takes_s = view_takes_s
-        self.observers = []
         self.answers = []
         self.num_views = 0
-        self.view = LiveView(
-            SimpleNamespace(view=self._view),
-            lambda: SNAPSHOT.statistics,
-            lambda client, call, answer: self.answers.append((self.now_s, client, answer)),
-            self.observers,
-            lambda: self.now_s,
+        self.view = LiveView(SimpleNamespace(view=self._view))
+        self.view.join(
+            SimpleNamespace(statistics=lambda: SNAPSHOT.statistics, clock=lambda: self.now_s)
         )
+        self.watch = self.view.handlers()[WatchScheduler]
 
     def _view(self, steps):
         self.num_views += 1
@@ -61,9 +58,12 @@ class Watched:
         ]  # fmt: skip
         return SchedulerView(steps=made, requests=[], blocks=NOTHING.blocks)
 
-    def ask(self, client, call_id=1, after=-1):
-        call = Call(call_id=call_id, call=WatchScheduler(after_step_id=after))
-        self.view.watch(client, call, after)
+    def ask(self, client, after=-1):
+        self.watch(
+            client,
+            WatchScheduler(after_step_id=after),
+            lambda answer: self.answers.append((self.now_s, client, answer)),
+        )
 
     def step(self, step_id, num_tokens=1):
         """It takes 10 ms."""
@@ -72,8 +72,7 @@ class Watched:
         )
         step = FinishedStep(plan, None, self.now_s, self.now_s, self.now_s + 0.01, True)
         self.now_s += 0.01
-        for observer in self.observers:
-            observer.on_step(step)
+        self.view.on_step(step)
 
 
 def client(name="c", **rights):
@@ -81,7 +80,7 @@ def client(name="c", **rights):
 
 
 def step_ids(answer):
-    return [step.step_id for step in answer.result.view.steps]
+    return [step.step_id for step in answer.view.steps]
 
 
 def test_whoever_asks_again_at_once_gets_ten_snapshots_a_second_with_every_step_once():
@@ -99,14 +98,12 @@ def test_whoever_asks_again_at_once_gets_ten_snapshots_a_second_with_every_step_
     assert all(later - at_s >= 0.0999 for at_s, later in itertools.pairwise(times))
 
 
-def test_nobody_who_watches_is_an_observer_and_a_client_that_asks_no_more_is_forgotten():
+def test_steps_are_noted_only_while_a_client_watches():
     watched, page = Watched(), client()
-    assert watched.observers == []
+    watched.step(0)
     watched.ask(page)
-    assert watched.observers == [watched.view]
-    for number in range(250):
+    for number in range(1, 250):
         watched.step(number)
-    assert watched.observers == []
     assert len(watched.answers) == watched.num_views == 1
     watched.ask(page)
     watched.step(900)
@@ -140,19 +137,18 @@ def test_all_who_watch_share_a_snapshot_and_get_their_own_steps():
 
 def test_a_second_call_of_a_client_takes_the_place_of_the_first():
     watched, page = Watched(), client()
-    watched.ask(page, call_id=1)
-    watched.ask(page, call_id=2)
+    watched.ask(page)
+    watched.ask(page)
     watched.step(0)
     failed, answered = (answer for _, _, answer in watched.answers)
-    assert isinstance(failed, CallFailed)
-    assert (failed.call_id, failed.code) == (1, ErrorCode.INVALID_REQUEST)
-    assert answered.call_id == 2
+    assert failed.code is ErrorCode.INVALID_REQUEST
+    assert isinstance(answered, SchedulerSnapshot)
 
 
 def test_a_client_that_left_is_not_answered():
     watched, page = Watched(), client()
     watched.ask(page)
-    watched.view.drop(page)
+    watched.view.on_departure(page)
     watched.step(0)
     assert watched.answers == []
 

@@ -78,7 +78,7 @@ def request(text, client_index=0):
 
 def admitted(outputs, *args):
     made = request(*args)
-    outputs.admit(made)
+    outputs.admit(None, made)
     return made
 
 
@@ -106,7 +106,7 @@ def test_a_request_without_structured_output_has_no_grammar(outputs):
     plain = new_request(
         request_id="p", prompt_token_ids=[1], sampling_params=SamplingParams(max_tokens=1)
     )
-    outputs.admit(plain)
+    outputs.admit(None, plain)
     assert plain.grammar is None
 
 
@@ -122,7 +122,7 @@ def test_a_grammar_that_cannot_be_compiled_refuses_who_waits_and_who_comes(outpu
     wait_until(outputs, all_are_refused)
     assert refused == [(each, "slow bad is bad") for each in waiting]
     with pytest.raises(RequestRefused, match="slow bad is bad") as error:
-        outputs.admit(request("slow bad"))
+        outputs.admit(None, request("slow bad"))
     assert error.value.code is ErrorCode.INVALID_REQUEST
     assert compiler.compiled == ["slow bad"]
 
@@ -163,7 +163,7 @@ def test_too_many_of_one_client_are_refused_and_another_client_is_not(outputs, m
     for number in range(2 + 3):
         admitted(outputs, f"slow {number}")
     with pytest.raises(RequestRefused, match="try again later") as error:
-        outputs.admit(request("slow 9"))
+        outputs.admit(None, request("slow 9"))
     assert error.value.code is ErrorCode.QUEUE_FULL
     assert admitted(outputs, "slow 9", 1).grammar is not None
 
@@ -227,7 +227,7 @@ def test_no_more_are_compiled_while_too_many_take_too_long(outputs, compiler, cl
     clock[0] = 31.0
     outputs.take_compiled()
     with pytest.raises(RequestRefused, match="2 take longer than 30 s; try again later"):
-        outputs.admit(request("a"))
+        outputs.admit(None, request("a"))
     compiler.gate.set()
     wait_until(outputs, lambda: not outputs._num_abandoned)
     made = admitted(outputs, "a")
@@ -236,13 +236,13 @@ def test_no_more_are_compiled_while_too_many_take_too_long(outputs, compiler, cl
 
 def test_a_suspect_is_compiled_alone_and_refused_when_it_has_died_so(outputs, compiler):
     suspects = Suspects()
-    outputs.watch_suspects(suspects)
+    outputs._suspects = suspects
     guilty = request("slow guilty")
     for _ in range(2):
         suspects.begin_compile(fingerprint_of(guilty.sampling_params.structured_output))
         suspects.count_death(-11)
     first = admitted(outputs, "slow first")
-    outputs.admit(guilty)
+    outputs.admit(None, guilty)
     third = admitted(outputs, "third")
     time.sleep(0.02)
     outputs.take_compiled()
@@ -256,7 +256,7 @@ def test_a_suspect_is_compiled_alone_and_refused_when_it_has_died_so(outputs, co
     with pytest.raises(
         RequestRefused, match=r"each time it compiled structured_outputs\.regex"
     ) as e:
-        outputs.admit(guilty)
+        outputs.admit(None, guilty)
     assert e.value.code is ErrorCode.KILLED_ENGINE
     admitted(outputs, "another")
 
@@ -276,7 +276,7 @@ def test_tenants_of_one_client_are_served_in_turn(outputs, compiler, monkeypatch
     many = [admitted(outputs, f"{number}") for number in range(5)]
     one = request("one")
     one.tenant = "another"
-    outputs.admit(one)
+    outputs.admit(None, one)
     compiler.gate.set()
     wait_until(outputs, lambda: all(each.grammar.is_ready for each in (*many, one)))
     assert compiler.compiled.index("one") <= 2

@@ -1,0 +1,81 @@
+"""What clients are told of the model when they say HELLO."""
+
+from typing import Any
+
+import torch
+
+from engine_core.config import EngineConfig
+from engine_core.model_files import ModelFiles
+from engine_core.server.inbox import Handshake
+from engine_core.startup.before_torch import OpenModel
+from engine_core.startup.encoder_decoder import encoder_info
+from engine_core.startup.multimodal import multimodal_info, text_only_note
+from engine_core.startup.runner_spec import RunnerSpec
+from protocol.outputs import ModelInfo
+from protocol.prompt_embeds import PromptEmbedsInfo
+
+HEARTBEAT_S = 0.25
+"""Longest silence towards a client, so that a dead one is found within that time."""
+
+
+def make_handshake(
+    opened: OpenModel,
+    config: EngineConfig,
+    spec: RunnerSpec,
+    prompt_embeds: PromptEmbedsInfo | None,
+) -> Handshake:
+    loaded = spec.loaded
+    files, ops, pooler = opened.files, loaded.ops, loaded.pooler
+    instruction_set = ops.name
+    if ops.device.type == "cuda":
+        instruction_set += f" {ops.instruction_set}"
+    else:
+        instruction_set += f", torch {torch.backends.cpu.get_cpu_capability()}"
+    model = ModelInfo(
+        name=config.model,
+        architecture=config.architecture,
+        fingerprint=files.fingerprint,
+        max_model_len=config.scheduler.max_model_len,
+        vocab_size=spec.config.vocab_size,
+        dtype=config.dtype,
+        num_blocks=config.num_blocks,
+        block_size=config.block_size,
+        eos_token_ids=files.eos_token_ids,
+        max_logprobs=config.max_logprobs,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        default_sampling=recommended_sampling(files.generation_config),
+        instruction_set=instruction_set,
+        formats=", ".join(
+            [config.weights, f"KV cache {config.kv_cache_dtype}", config.model_impl]
+            + [f"logits processor {name}" for name in config.logits_processors]
+            + text_only_note(files, spec.loaded)
+        ),
+        file_format=files.weight_files[0].suffix[1:] if files.weight_files else "",
+        file_bytes=sum(file.stat().st_size for file in files.weight_files),
+        num_weights=_num_weights(files),
+        encoder=encoder_info(spec.loaded.model, files.config, files.generation_config),
+        prompt_embeds=prompt_embeds,
+        multimodal=multimodal_info(spec.options, files, spec.loaded),
+        tasks=("generate",) * loaded.generates + (() if pooler is None else pooler.config.tasks),
+        prompts={} if files.modules is None else files.modules.prompts,
+        labels=files.labels if pooler is not None and pooler.config.num_labels else (),
+        default_prompt_name=None if files.modules is None else files.modules.default_prompt_name,
+        has_segments=files.is_encoder,
+    )
+    return Handshake(model, opened.tokenizer, heartbeat_s=HEARTBEAT_S)
+
+
+def _num_weights(files: ModelFiles) -> int:
+    """0: several are packed into an element of the files."""
+    is_packed = files.quantised_types and any(f.suffix != ".gguf" for f in files.weight_files)
+    return 0 if is_packed or not files.weight_files else files.num_weights
+
+
+def recommended_sampling(generation_config: dict[str, Any]) -> dict[str, float]:
+    """The sampling values of generation_config.json that this engine knows."""
+    known = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+    return {
+        name: float(value)
+        for name in known
+        if isinstance(value := generation_config.get(name), int | float)
+    }
