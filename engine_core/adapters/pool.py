@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from engine_core.adapters.adapter import AdapterTargets, read_adapter
+from engine_core.devices import traits_of
 from engine_core.models import Model
 from engine_core.models.decoder import Decoder
 from kernels.interface.lora import LoRAPart, LoRARows, LoRAStack
@@ -101,7 +102,7 @@ class AdapterPool:
 
     def _synchronize(self) -> None:
         """Steps run on a stream of their own."""
-        if self._device.type == "cuda":
+        if not traits_of(self._device).is_host:
             torch.cuda.synchronize(self._device)
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from engine_core.devices import traits_of
+
 
 @dataclass(frozen=True, slots=True)
 class RotaryConfig:
@@ -38,7 +40,7 @@ class RotaryTable:
     ) -> None:
         self._config = config
         self._limit = limit
-        num_positions = min(limit, _FIRST_ROWS) if device.type == "cpu" else limit
+        num_positions = min(limit, _FIRST_ROWS) if traits_of(device).is_host else limit
         self.cos_sin_PD = rotary_rows(config, 0, num_positions, dtype).to(device)
 
     def cover(self, num_positions: int) -> bool:

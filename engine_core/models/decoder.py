@@ -12,6 +12,7 @@ from functools import partial
 
 import torch
 
+from engine_core.devices import traits_of
 from engine_core.distributed.collectives import SINGLE_RANK, Collectives
 from engine_core.layers.attention import Attention
 from engine_core.layers.feed_forward import GatedFeedForward, SparseFeedForward
@@ -163,8 +164,9 @@ class LayerBuilder:
         )
 
     def _table(self, rotary: RotaryConfig) -> RotaryTable | StepRotaryTable:
-        on_cpu = self._ops.device.type == "cpu"  # elsewhere prompts are text, where all axes agree
-        if rotary not in self.tables and rotary.sections and on_cpu:
+        # without an encoder prompts are text, where all axes agree
+        has_axes = rotary.sections and traits_of(self._ops.device).runs_any_module
+        if rotary not in self.tables and has_axes:
             self.tables[rotary] = StepRotaryTable(
                 rotary, limit=self._num_positions, dtype=self._dtype
             )
@@ -250,6 +252,7 @@ class Decoder:
         )
         self._tables = list(build.tables.values())
         self._ops = ops
+        self._grows_tables = traits_of(ops.device).is_host
         self._forward = ops.capture(self._compute)
         self._num_positions: list[int] = []
         """Of each table, and of what another stage passes, when the pass was captured."""
@@ -321,7 +324,7 @@ class Decoder:
             rows_T = self.vocabulary.rows_of(token_ids_T)
         else:
             rows_T = self._passed.receive(len(positions_T))
-        if positions_T.device.type == "cpu" and len(positions_T):
+        if self._grows_tables and len(positions_T):
             num_positions = int(positions_T.max()) + 1
             for table in self._tables:
                 if isinstance(table, StepRotaryTable):

@@ -12,6 +12,8 @@ from typing import Protocol
 
 import torch
 
+from engine_core.devices import traits_of
+
 STAGING_BYTES = 64 * 1024**2
 """Of one of the two buffers: long enough that starting a copy costs nothing beside it."""
 
@@ -88,6 +90,6 @@ class PinnedBuffer:
 
 
 def weight_transfer_to(device: torch.device) -> WeightTransfer:
-    if device.type != "cuda":
+    if traits_of(device).is_host:
         return WeightTransfer()
     return StagedTransfer([PinnedBuffer(STAGING_BYTES) for _ in range(2)])

@@ -16,7 +16,6 @@ from engine_core.process.suspects import Suspects
 from engine_core.scheduler import ModelRunnerOutput, Request, SchedulerOutput
 from engine_core.scheduler.request import request_of
 from engine_core.server.clients import Client
-from kernels.compile_counter import CompileCounter
 from protocol.base import Message
 from protocol.calls import AnyResult, EngineStatistics
 from protocol.errors import ErrorCode
@@ -265,14 +264,14 @@ class StepTimes(EnginePart):
 
 
 class CompileStatistics(EnginePart):
-    """How often a kernel was compiled while serving."""
+    """`num_compilations`: kernels that were compiled while serving."""
 
-    def __init__(self, compilations: CompileCounter) -> None:
-        self._compilations = compilations
+    def __init__(self, num_compilations: Callable[[], int]) -> None:
+        self._num_compilations = num_compilations
 
     def add_statistics(self, numbers: EngineStatistics) -> EngineStatistics:
         return msgspec.structs.replace(
-            numbers, num_compilations_after_ready=self._compilations.num_after_ready
+            numbers, num_compilations_after_ready=self._num_compilations()
         )
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 
+from engine_core.devices import DeviceTraits, traits_of
 from engine_core.errors import ConfigurationError
 from engine_core.options.engine import EngineOptions
 from engine_core.options.parallel import check_parallel
@@ -30,7 +31,7 @@ def check_options(options: EngineOptions) -> None:
             "omit it"
         )
     if options.device != "auto":
-        check_device(options, options.device)
+        check_device(options, traits_of(options.device))
     mode = options.scheduling.preemption_mode
     if not options.host_cache_memory and mode in ("swap", "auto"):
         raise ConfigurationError(
@@ -99,15 +100,15 @@ def _check_disaggregation(options: EngineOptions) -> None:
             )
 
 
-def check_device(options: EngineOptions, device_type: str) -> None:
-    """Refuse what the device ("cpu" or "cuda") cannot do, and what contradicts itoptions.
+def check_device(options: EngineOptions, device: DeviceTraits) -> None:
+    """Refuse what the device cannot do, and options that contradict each other on it.
     Raises ConfigurationError: naming the option and the reason."""
     if options.enforce_eager and options.capture_at_start:
         raise ConfigurationError(
             "--capture-at-start has no effect with --enforce-eager, which captures no CUDA "
             "graph; omit one of them"
         )
-    if device_type != "cpu":
+    if device.runs_ahead:
         _check_gpu(options)
         return
     if options.kv_cache_dtype == "fp8":
@@ -122,10 +123,10 @@ def check_device(options: EngineOptions, device_type: str) -> None:
         )
 
 
-def check_encoder(options: EngineOptions, device_type: str) -> None:
+def check_encoder(options: EngineOptions, device: DeviceTraits) -> None:
     """Refuse what has no meaning for a model that computes whole prompts and keeps nothing.
     Raises ConfigurationError: naming the option and the reason."""
-    if device_type != "cpu":
+    if not device.runs_any_module:
         raise ConfigurationError(
             "encoder-only models run on a CPU only: their attention has no GPU kernel; run with "
             "--device cpu"

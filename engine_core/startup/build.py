@@ -15,6 +15,7 @@ from engine_core.calls import EngineCalls
 from engine_core.config import EngineConfig
 from engine_core.control import EngineControl
 from engine_core.core import EngineCore
+from engine_core.devices import traits_of
 from engine_core.errors import ConfigurationError, StartupError, WorkerLost
 from engine_core.executor import InProcessExecutor
 from engine_core.kv_cache import KVCacheManager, PlaceholderKVCacheManager
@@ -86,14 +87,14 @@ def build_engine(
     if options.num_threads is not None:
         torch.set_num_threads(options.num_threads)
     device = choose_device(options.device)
-    check_device(options, device.type)
+    check_device(options, traits_of(device))
     try:
         ranks = OneRank() if group is None else RankZero(group)
         phases.enter("weights")
         options, device = ranks.take_place(options, device, opened.files)
         compilations = CompileCounter()
         loaded = load_with_draft(options, opened.files, device, ranks.collectives)
-        if loaded.ops.device.type == "cuda":
+        if loaded.traits.compiles_kernels:
             watch_triton(compilations)  # for as long as this process lives
         if loaded.is_packed:
             # what is left to torch is small, and its threads would take turns on the same cores
@@ -220,7 +221,7 @@ class _Assembly:
             None if suspects is None else StepSuspects(suspects),
             EngineCalls(scheduler, clients, lifecycle),
             EngineControl(scheduler, lifecycle, self.ranks.model_host(host), handshake.use_weights),
-            CompileStatistics(compilations),
+            CompileStatistics(lambda: compilations.num_after_ready),
             adapters,
             self.structured_outputs,
             CachePublisher(kv_cache, outbox.offer, isolates_tenants=self.config.isolate_tenants)
@@ -260,7 +261,7 @@ class _Assembly:
             num_host_blocks=config.num_host_blocks,
             disk=None if self.store is None else self.store.tier,
         )
-        if spec.loaded.ops.device.type == "cpu":
+        if spec.loaded.traits.is_host:
             assert not isinstance(self.runner, EncoderRunner)
             is_given = spec.options.kv_cache_memory is not None
             populate_cache(

@@ -27,7 +27,7 @@ def make_handshake(
     loaded = spec.loaded
     files, ops, pooler = opened.files, loaded.ops, loaded.pooler
     instruction_set = ops.name
-    if ops.device.type == "cuda":
+    if loaded.traits.compiles_kernels:
         instruction_set += f" {ops.instruction_set}"
     else:
         instruction_set += f", torch {torch.backends.cpu.get_cpu_capability()}"

@@ -6,6 +6,7 @@ import time
 
 import torch
 
+from engine_core.devices import DeviceTraits, traits_of
 from engine_core.distributed.collectives import SINGLE_RANK, Collectives
 from engine_core.errors import ConfigurationError, StartupError
 from engine_core.model_files import ModelFiles
@@ -71,6 +72,10 @@ class LoadedModel:
         return self.numbers.activations
 
     @property
+    def traits(self) -> DeviceTraits:
+        return traits_of(self.ops.device)
+
+    @property
     def is_quantised(self) -> bool:
         """Whether most of the weights' bytes are."""
         return "float" not in self.weights.split("+")[0]
@@ -79,7 +84,7 @@ class LoadedModel:
     def computes_in_bytes(self) -> bool:
         """Whether products are of bytes on a CPU, and attention our own."""
         is_own = self.model_impl != "transformers"
-        return self.is_quantised and self.ops.device.type == "cpu" and is_own
+        return self.is_quantised and self.traits.packs_weights and is_own
 
     def step_bytes(self, max_num_tokens: int, max_num_seqs: int) -> int:
         """Upper estimate of one step's activations, in bytes.
@@ -106,7 +111,7 @@ def load_any_model(
     `collectives`: of this rank, which loads its part alone; every rank calls this."""
     started_s = time.monotonic()
     if isinstance(files, PooledFiles) and files.is_encoder:
-        check_encoder(options, device.type)
+        check_encoder(options, traits_of(device))
     keeps = keeps_blocks(options.quantization, options.dtype)
     numbers = choose_numbers(
         options.dtype,
@@ -120,32 +125,12 @@ def load_any_model(
         numbers = numbers.by_torch(_THROUGH_TRANSFORMERS)
     ops = _operations(options, files, device, numbers)
     _report_what_is_not_as_asked(options, files, ops)
-    model: Model | None = None
-    used_impl = "native"
-    if options.load_format == "dummy":
-        model = _load_dummy(options, files, numbers.activations, ops, collectives)
-    elif options.model_impl != "transformers":
-        try:
-            model = _load_native(options, files, numbers.activations, ops, collectives)
-        except UnsupportedArchitecture as error:
-            if options.model_impl == "native" or not files.path.is_dir():
-                raise StartupError(str(error)) from error
-            logger.info("%s; using transformers' model code", error)
+    model = _load_own(options, files, numbers, ops, collectives)
+    used_impl = "transformers" if model is None else "native"
     if model is None:
-        used_impl = "transformers"
         if numbers != (numbers := numbers.by_torch(_THROUGH_TRANSFORMERS)):
             ops = _operations(options, files, device, numbers)
-        if collectives.parallel.world_size > 1:
-            raise ConfigurationError(
-                f"{files.name} runs through transformers' model code, which serves one rank; leave "
-                "out --tensor-parallel-size and --pipeline-parallel-size"
-            )
-        if options.quantization in ("int8", "int4"):
-            raise ConfigurationError(
-                f"--quantization {options.quantization} has no effect on transformers' model code, "
-                f"which {files.name} needs or --model-impl asks for; leave it out"
-            )
-        model = _load_through_transformers(files, numbers.activations, ops, options.max_model_len)
+        model = _load_through_transformers(options, files, numbers.activations, ops, collectives)
     pooled = files if isinstance(files, PooledFiles) else None
     names = files.config.get("architectures") or [files.config.get("model_type")]
     architecture = ", ".join(map(str, names if isinstance(names, list) else [names]))
@@ -157,13 +142,13 @@ def load_any_model(
         architecture=architecture,
         model_impl=used_impl,
         weights=_with_origin(numbers.name if packing is None else _formats_of(packing), files),
-        is_packed=ops.device.type == "cpu" and packing is not None,
+        is_packed=traits_of(ops.device).packs_weights and packing is not None,
         pooler=None if pooled is None else pooled.pooler(model),
         generates=pooled is None or pooled.generates,
         max_seq_length=None if pooled is None else pooled.max_seq_length,
         collectives=collectives,
     )
-    if options.batch_invariant and ops.device.type == "cpu" and not loaded.is_packed:
+    if options.batch_invariant and loaded.traits.packs_weights and not loaded.is_packed:
         raise ConfigurationError(
             f"--batch-invariant on a CPU: {architecture} in {numbers.name} "
             f"({used_impl} code) has products that torch computes, in an order that depends on the "
@@ -177,6 +162,27 @@ def load_any_model(
         f" ({numbers.reason})" if numbers.reason else "",
     )
     return loaded
+
+
+def _load_own(
+    options: EngineOptions,
+    files: ModelFiles,
+    numbers: Numbers,
+    ops: Operations,
+    collectives: Collectives,
+) -> Model | None:
+    """None: transformers' code is to run it."""
+    if options.load_format == "dummy":
+        return _load_dummy(options, files, numbers.activations, ops, collectives)
+    if options.model_impl == "transformers":
+        return None
+    try:
+        return _load_native(options, files, numbers.activations, ops, collectives)
+    except UnsupportedArchitecture as error:
+        if options.model_impl == "native" or not files.path.is_dir():
+            raise StartupError(str(error)) from error
+        logger.info("%s; using transformers' model code", error)
+        return None
 
 
 def _operations(
@@ -207,7 +213,7 @@ def _report_what_is_not_as_asked(
             ops.num_threads,
         )
     would_keep = keeps_blocks(options.quantization, "auto") and bool(files.quantised_types)
-    if ops.device.type == "cpu" and files.path.is_dir():
+    if traits_of(ops.device).packs_weights and files.path.is_dir():
         would_keep = False  # a CPU runs GGUF's blocks, and dequantises a folder's integers
     if would_keep and options.dtype != "auto":
         logger.warning(
@@ -231,7 +237,7 @@ def _load_native(
     keeps = keeps_blocks(options.quantization, options.dtype)
     is_quantised = keeps or options.quantization in ("int8", "int4")
     # a GPU's layouts are made at once, on the device
-    if ops.device.type == "cpu" and packing is not None and is_quantised:
+    if traits_of(ops.device).packs_weights and packing is not None and is_quantised:
         packed_as: str = "blocks" if keeps else options.quantization
         mine = collectives.parallel
         if mine.world_size > 1:
@@ -310,9 +316,23 @@ def _load_dummy(
 
 
 def _load_through_transformers(
-    files: ModelFiles, dtype: torch.dtype, ops: Operations, max_model_len: int | None
+    options: EngineOptions,
+    files: ModelFiles,
+    dtype: torch.dtype,
+    ops: Operations,
+    collectives: Collectives,
 ) -> Model:
-    if ops.device.type != "cpu":
+    if collectives.parallel.world_size > 1:
+        raise ConfigurationError(
+            f"{files.name} runs through transformers' model code, which serves one rank; leave "
+            "out --tensor-parallel-size and --pipeline-parallel-size"
+        )
+    if options.quantization in ("int8", "int4"):
+        raise ConfigurationError(
+            f"--quantization {options.quantization} has no effect on transformers' model code, "
+            f"which {files.name} needs or --model-impl asks for; leave it out"
+        )
+    if not traits_of(ops.device).runs_any_module:
         raise StartupError(
             f"{files.name} has no native code, and transformers' model code runs on a CPU only "
             "here; run with --device cpu"
@@ -330,7 +350,7 @@ def _load_through_transformers(
         from engine_core.models.encoder_decoder.loading import load_encoder_decoder
 
         return load_encoder_decoder(
-            files.path, files.config, dtype=dtype, max_model_len=max_model_len
+            files.path, files.config, dtype=dtype, max_model_len=options.max_model_len
         )
     from engine_core.models.transformers.model import load_transformers_model
 

@@ -7,6 +7,7 @@ import torch
 
 from engine_core.config import EngineConfig
 from engine_core.control import ModelHost
+from engine_core.devices import traits_of
 from engine_core.distributed.collectives import (
     SINGLE_RANK,
     CollectiveError,
@@ -155,7 +156,7 @@ def share_of_machine(
     parallel = options.parallel
     local_rank += num_workers * (parallel.data_parallel_rank or 0)
     num_workers *= parallel.data_parallel_size
-    if device.type == "cuda":
+    if not traits_of(device).is_host:
         num_devices = torch.cuda.device_count()
         if num_workers > num_devices:
             raise ConfigurationError(
@@ -174,7 +175,7 @@ def share_of_machine(
 
 def connected(options: EngineOptions, device: torch.device, start: Start) -> Collectives:
     """Waits for all ranks. Raises StartupError: they do not come."""
-    if device.type == "cuda":
+    if not traits_of(device).is_host:
         torch.cuda.set_device(device)  # of this thread
     parallel = Parallel.of(
         start.rank,
@@ -186,7 +187,7 @@ def connected(options: EngineOptions, device: torch.device, start: Start) -> Col
             parallel,
             open_store(start.rendezvous, rank=start.rank, world_size=parallel.world_size),
             host=local_host(start.rendezvous),
-            backend="nccl" if device.type == "cuda" else "gloo",
+            backend=traits_of(device).collectives,
         )
         collectives.barrier()
     except (CollectiveError, OSError, RuntimeError) as error:

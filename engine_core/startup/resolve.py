@@ -4,6 +4,8 @@ model or the memory decides."""
 import dataclasses
 import logging
 
+import torch
+
 from engine_core.config import EngineConfig
 from engine_core.errors import ConfigurationError
 from engine_core.logits_processors import NamedProcessor
@@ -15,6 +17,7 @@ from engine_core.models.decoder import Decoder
 from engine_core.models.encoders.encoder import Encoder
 from engine_core.models.parallel.stages import Stage
 from engine_core.options.engine import EngineOptions
+from engine_core.scheduler import SchedulerConfig
 from engine_core.server.transport import MOST_TOKENS
 from engine_core.startup.adapters import make_adapter_pool
 from engine_core.startup.device import choose_cache_dtype, defaults_of, dtype_name
@@ -51,85 +54,23 @@ def plan_runner(
 ) -> RunnerSpec:
     """All of the runner's sizes but those that the memory decides. Raises ConfigurationError:
     --max-model-len is beyond the model's, or the device cannot have blocks of that size."""
-    spec = loaded.model.kv_cache_spec
-    if options.max_model_len is None and spec.max_model_len > MOST_TOKENS:
-        logger.warning(
-            "max_model_len is %d, not the model's %d: longer requests need --max-model-len",
-            MOST_TOKENS,
-            spec.max_model_len,
-        )
-    longest = min(spec.max_model_len, loaded.max_seq_length or MOST_TOKENS, MOST_TOKENS)
-    max_model_len = options.max_model_len or longest
-    if max_model_len > spec.max_model_len:
-        raise ConfigurationError(
-            f"--max-model-len is {max_model_len}, the model was made for {spec.max_model_len}; "
-            "lower it"
-        )
     if not loaded.generates and options.speculation.speculative is not None:
         raise ConfigurationError(
             "--speculative has no effect on a model that generates no text; omit it, or use "
             "--runner generate"
         )
-    on_gpu = loaded.ops.device.type == "cuda"
-    if on_gpu and options.block_size & (options.block_size - 1):
+    if loaded.traits.compiles_kernels and options.block_size & (options.block_size - 1):
         raise ConfigurationError(
             f"--block-size is {options.block_size}; on a GPU it must be a power of two, such as 16"
         )
-    has_fewer_bits = loaded.is_quantised or loaded.numbers.weights == "bfloat16"
-    defaults = defaults_of(loaded.ops.device, has_fewer_bits=has_fewer_bits)
-    cache_dtype = choose_cache_dtype(
-        options.kv_cache_dtype, loaded.numbers, keeps_bytes=loaded.computes_in_bytes
-    )
-    if loaded.model_impl == "transformers" and cache_dtype != loaded.dtype:
-        raise ConfigurationError(
-            f"--kv-cache-dtype {options.kv_cache_dtype} needs our own model code, and "
-            f"{loaded.architecture} runs through transformers'; leave it at auto"
-        )
     num_stages = loaded.collectives.parallel.pp_size
-    if on_gpu and num_stages > 1:
+    if num_stages > 1 and not loaded.traits.runs_stages:
         raise ConfigurationError(
             f"--pipeline-parallel-size is {num_stages}, and stages run on CPUs only; use "
             "--tensor-parallel-size, or --device cpu"
         )
-    most_in_flight = (GPUModelRunner if on_gpu else CPUModelRunner).max_steps_in_flight
-    num_drafts = options.speculation.max_drafts
-    # of grammars; on a GPU they would take memory and graphs from those who have none
-    forced_tokens = 0 if on_gpu else _FORCED_TOKENS
-    max_num_seqs = options.scheduling.max_num_seqs or defaults.max_num_seqs
-    most_a_step, most_shared = defaults.max_num_batched_tokens, defaults.max_num_shared_tokens
-    if is_encoder := isinstance(loaded.model, Encoder):
-        most_a_step, most_shared = max(_ENCODER_TOKENS, max_model_len), None
-    given = options.scheduling
-    if given.max_num_batched_tokens is not None or given.slo_tpot_ms is not None:
-        most_shared = None
-    elif num_stages > 1 or any(spec.sliding_windows):
-        # the more chunks a prompt has, the more stages are at work, and the fewer blocks it needs
-        # of a sliding window's
-        most_a_step, most_shared = most_shared or most_a_step, None
-    scheduler = options.scheduling.resolve(
-        num_speculative_tokens=num_drafts,
-        max_num_drafts=min(_MOST_DRAFTS, (num_drafts or forced_tokens) * max_num_seqs),
-        max_num_batched_tokens=most_a_step,
-        max_num_shared_tokens=most_shared,
-        max_num_seqs=defaults.max_num_seqs,
-        max_model_len=max_model_len,
-        num_lookahead_slots=max(
-            (options.scheduling.num_decode_steps or 1) - 1,
-            num_drafts if loaded.draft is not None else 0,
-        ),
-        max_steps_in_flight=num_stages if num_stages > 1 else most_in_flight,
-        pipeline_parallel_size=num_stages,
-    )
-    scheduler = with_encoder_sizes(options, loaded, scheduler)
-    if is_encoder:
-        if scheduler.max_num_batched_tokens < max_model_len:
-            raise ConfigurationError(
-                f"--max-num-batched-tokens is {scheduler.max_num_batched_tokens}, and an encoder "
-                f"computes a prompt of up to {max_model_len} tokens in one step; raise it, or "
-                "lower --max-model-len"
-            )
-        # which cuts no prompt that a step has room for
-        scheduler = dataclasses.replace(scheduler, batching="prefill-first")
+    cache_dtype = _cache_dtype(options, loaded)
+    scheduler = _plan_scheduler(options, loaded, _choose_max_model_len(options, loaded))
     adapters = make_adapter_pool(options.adapters, loaded, scheduler.max_num_batched_tokens)
     if adapters is not None:
         scheduler = dataclasses.replace(
@@ -159,8 +100,86 @@ def plan_runner(
             stage=None if num_stages == 1 else _stage_of(loaded),
         ),
         scheduler=scheduler,
-        on_device=on_gpu,
+        on_device=loaded.traits.runs_ahead,
     )
+
+
+def _choose_max_model_len(options: EngineOptions, loaded: LoadedModel) -> int:
+    limit = loaded.model.kv_cache_spec.max_model_len
+    if options.max_model_len is None and limit > MOST_TOKENS:
+        logger.warning(
+            "max_model_len is %d, not the model's %d: longer requests need --max-model-len",
+            MOST_TOKENS,
+            limit,
+        )
+    longest = min(limit, loaded.max_seq_length or MOST_TOKENS, MOST_TOKENS)
+    max_model_len = options.max_model_len or longest
+    if max_model_len > limit:
+        raise ConfigurationError(
+            f"--max-model-len is {max_model_len}, the model was made for {limit}; lower it"
+        )
+    return max_model_len
+
+
+def _cache_dtype(options: EngineOptions, loaded: LoadedModel) -> torch.dtype:
+    cache_dtype = choose_cache_dtype(
+        options.kv_cache_dtype, loaded.numbers, keeps_bytes=loaded.computes_in_bytes
+    )
+    if loaded.model_impl == "transformers" and cache_dtype != loaded.dtype:
+        raise ConfigurationError(
+            f"--kv-cache-dtype {options.kv_cache_dtype} needs our own model code, and "
+            f"{loaded.architecture} runs through transformers'; leave it at auto"
+        )
+    return cache_dtype
+
+
+def _plan_scheduler(
+    options: EngineOptions, loaded: LoadedModel, max_model_len: int
+) -> SchedulerConfig:
+    """The scheduler's settings, without adapters."""
+    runs_ahead, num_stages = loaded.traits.runs_ahead, loaded.collectives.parallel.pp_size
+    has_fewer_bits = loaded.is_quantised or loaded.numbers.weights == "bfloat16"
+    defaults = defaults_of(loaded.ops.device, has_fewer_bits=has_fewer_bits)
+    most_in_flight = (GPUModelRunner if runs_ahead else CPUModelRunner).max_steps_in_flight
+    num_drafts = options.speculation.max_drafts
+    # of grammars; on a GPU they would take memory and graphs from those who have none
+    forced_tokens = 0 if runs_ahead else _FORCED_TOKENS
+    max_num_seqs = options.scheduling.max_num_seqs or defaults.max_num_seqs
+    most_a_step, most_shared = defaults.max_num_batched_tokens, defaults.max_num_shared_tokens
+    if is_encoder := isinstance(loaded.model, Encoder):
+        most_a_step, most_shared = max(_ENCODER_TOKENS, max_model_len), None
+    given = options.scheduling
+    if given.max_num_batched_tokens is not None or given.slo_tpot_ms is not None:
+        most_shared = None
+    elif num_stages > 1 or any(loaded.model.kv_cache_spec.sliding_windows):
+        # the more chunks a prompt has, the more stages are at work, and the fewer blocks it needs
+        # of a sliding window's
+        most_a_step, most_shared = most_shared or most_a_step, None
+    scheduler = options.scheduling.resolve(
+        num_speculative_tokens=num_drafts,
+        max_num_drafts=min(_MOST_DRAFTS, (num_drafts or forced_tokens) * max_num_seqs),
+        max_num_batched_tokens=most_a_step,
+        max_num_shared_tokens=most_shared,
+        max_num_seqs=defaults.max_num_seqs,
+        max_model_len=max_model_len,
+        num_lookahead_slots=max(
+            (options.scheduling.num_decode_steps or 1) - 1,
+            num_drafts if loaded.draft is not None else 0,
+        ),
+        max_steps_in_flight=num_stages if num_stages > 1 else most_in_flight,
+        pipeline_parallel_size=num_stages,
+    )
+    scheduler = with_encoder_sizes(options, loaded, scheduler)
+    if is_encoder:
+        if scheduler.max_num_batched_tokens < max_model_len:
+            raise ConfigurationError(
+                f"--max-num-batched-tokens is {scheduler.max_num_batched_tokens}, and an encoder "
+                f"computes a prompt of up to {max_model_len} tokens in one step; raise it, or "
+                "lower --max-model-len"
+            )
+        # which cuts no prompt that a step has room for
+        scheduler = dataclasses.replace(scheduler, batching="prefill-first")
+    return scheduler
 
 
 def _stage_of(loaded: LoadedModel) -> Stage:
@@ -195,7 +214,7 @@ def resolve_config(runner: RunnerSpec, files: ModelFiles, *, address: str) -> En
         options.host_cache_memory,
         block_bytes=block_bytes,
         num_blocks=num_blocks,
-        cache_is_on_host=loaded.ops.device.type == "cpu",
+        cache_is_on_host=loaded.traits.is_host,
     )
     return EngineConfig(
         model=options.model_name or files.name,
@@ -253,7 +272,7 @@ def _choose_num_blocks(runner: RunnerSpec, request_blocks: RequestBlocks) -> int
     options, scheduler = runner.options, runner.scheduler
     device = runner.loaded.ops.device
     memory: HostMemory | DeviceMemory
-    if device.type == "cpu":
+    if runner.loaded.traits.is_host:
         memory = HostMemory()
         step_bytes = runner.loaded.step_bytes(
             scheduler.max_num_batched_tokens, runner.config.max_num_logits

@@ -62,6 +62,7 @@ class ServedModel:
         self._options = spec.options
         self._collectives = spec.loaded.collectives
         self._device = spec.loaded.ops.device
+        self._traits = spec.loaded.traits
         self._model = self._options.model
         self._weights, self._dtype = spec.loaded.weights, spec.loaded.numbers.name
         self._quantised_types = files.quantised_types
@@ -75,7 +76,7 @@ class ServedModel:
 
     def check_sleep(self, level: int) -> None:
         self._check_model("sleep")
-        if level == 1 and self._device.type == "cuda":
+        if level == 1 and not self._traits.is_host:
             raise RequestRefused(
                 ErrorCode.NOT_SUPPORTED,
                 "sleep(level=1) keeps the weights in this machine's memory, which is not "
@@ -100,7 +101,7 @@ class ServedModel:
             if self._adapters is not None:
                 self._adapters.detach()
             self._spec = None
-        _give_back_memory(on_gpu=self._device.type == "cuda")
+        _give_back_memory(on_gpu=not self._traits.is_host)
 
     def restore(self) -> None:
         with _refusals():
@@ -146,7 +147,7 @@ class ServedModel:
         self.fingerprint, self._model = files.fingerprint, model
         if is_awake and not self.keeps_cache:
             self._run(self._spec)
-        _give_back_memory(on_gpu=self._device.type == "cuda")
+        _give_back_memory(on_gpu=not self._traits.is_host)
 
     # ------------------------------------------------------------------ parts of these
 

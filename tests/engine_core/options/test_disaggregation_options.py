@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from engine_core.devices import traits_of
 from engine_core.errors import ConfigurationError
 from engine_core.options.checks import check_device, check_options
 from engine_core.options.disaggregation import DisaggregationOptions
@@ -21,7 +22,7 @@ def options(given, **more):
 @pytest.mark.parametrize("given", [{}, PREFILL, DECODE])
 def test_what_belongs_together_is_taken(given):
     check_options(options(given))
-    check_device(options(given), "cpu")
+    check_device(options(given), traits_of("cpu"))
 
 
 @pytest.mark.parametrize(
@@ -49,4 +50,4 @@ def test_what_cannot_be_combined_is_refused(more):
 
 def test_a_gpu_is_refused():
     with pytest.raises(ConfigurationError, match="CPU only"):
-        check_device(options(DECODE), "cuda")
+        check_device(options(DECODE), traits_of("cuda"))

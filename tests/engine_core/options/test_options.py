@@ -11,6 +11,7 @@ import cyclopts
 import pytest
 
 from engine_core.cli import app
+from engine_core.devices import traits_of
 from engine_core.errors import ConfigurationError
 from engine_core.options.adapters import AdapterOptions
 from engine_core.options.checks import check_device, check_options
@@ -201,9 +202,9 @@ def test_a_model_or_the_shape_of_one_must_be_named():
 def test_a_gpus_options_are_read_and_wait_for_the_device_to_be_known():
     options = parsed("--kv-cache-dtype=fp8", "--capture-at-start", "--batch-invariant")
     check_options(options)  # device is auto: not known yet
-    check_device(options, "cuda")
+    check_device(options, traits_of("cuda"))
     with pytest.raises(ConfigurationError, match="run with --device cuda"):
-        check_device(options, "cpu")
+        check_device(options, traits_of("cpu"))
     assert (options.batch_invariant, options.capture_at_start) == (True, True)
 
 
@@ -211,10 +212,10 @@ def test_eager_steps_may_be_asked_for_anywhere_but_not_with_graphs_from_the_star
     options = parsed("--enforce-eager")
     assert options.enforce_eager
     check_options(options)
-    check_device(options, "cuda")
-    check_device(options, "cpu")  # where every step is eager anyway
+    check_device(options, traits_of("cuda"))
+    check_device(options, traits_of("cpu"))  # where every step is eager anyway
     with pytest.raises(ConfigurationError, match="has no effect with --enforce-eager"):
-        check_device(parsed("--enforce-eager", "--capture-at-start"), "cuda")
+        check_device(parsed("--enforce-eager", "--capture-at-start"), traits_of("cuda"))
 
 
 def test_nothing_given_is_fair_between_clients_without_limits():

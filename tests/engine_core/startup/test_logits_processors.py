@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from engine_core.devices import traits_of
 from engine_core.errors import ConfigurationError
 from engine_core.logits_processors import ServedVocabulary
 from engine_core.options.checks import check_device
@@ -86,4 +87,4 @@ def test_what_is_no_processor_does_not_start_the_engine(names, why):
 
 def test_a_gpu_refuses_them_by_name():
     with pytest.raises(ConfigurationError, match="--logits-processors good runs on a CPU only"):
-        check_device(EngineOptions(model="m", logits_processors=("good",)), "cuda")
+        check_device(EngineOptions(model="m", logits_processors=("good",)), traits_of("cuda"))
