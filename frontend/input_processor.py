@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
-import msgspec
-
 from frontend.errors import InvalidInput
 from frontend.event_loop import Clock
 from frontend.inputs.encoder_prompts import EncoderPrompts, SplitPrompt
@@ -23,7 +21,7 @@ from frontend.inputs.prompts import (
 )
 from frontend.multimodal.media import MediaItem, has_media, items_of, split_media
 from frontend.pooling_params import PoolingParams
-from frontend.reasoning_formats import ReasoningFormat, reasoning_format_of_template
+from frontend.reasoning_formats import ReasoningFormat
 from frontend.request_options import RequestOptions, wire_options
 from frontend.request_state import RequestState
 from frontend.sampling_params import (
@@ -32,20 +30,17 @@ from frontend.sampling_params import (
     SamplingParams,
     as_invalid_input,
 )
-from frontend.structured_outputs import behind_reasoning
 from frontend.text.long_texts import LONG_CHARS, check_chars, check_length
 from frontend.text.tokenizer import Tokenizer
+from frontend.wire_params import needed, wire_params_of
 from protocol.outputs import ModelInfo
 from protocol.pooling import POOLING_SAMPLING, PoolingTask
 from protocol.requests import EngineRequest, ModelLimits
-from protocol.sampling import ThinkingBudget
 
 if TYPE_CHECKING:
     from frontend.multimodal.inputs import MultiModalProcessor, MultiModalPrompt
 
 
-_MARKER_TOKENS = 16
-"""As many of a prompt's last tokens show whether it ends in a block of reasoning."""
 _EMBEDS_KEYS = frozenset({"prompt_embeds", "prompt_is_token_ids"})
 _POOLED = SamplingParams(detokenize=False)
 _NO_OPTIONS = wire_options()
@@ -58,6 +53,14 @@ class PooledPrompt(NamedTuple):
     token_ids: list[int]
     cache_salt: str | None
     second: int | None
+
+
+class _ReadPrompt(NamedTuple):
+    text: str | None
+    token_ids: list[int]
+    cache_salt: str | None
+    media: "MultiModalPrompt | SplitPrompt | None"
+    embeds: EmbeddedPrompt | None
 
 
 class InputProcessor:
@@ -102,9 +105,7 @@ class InputProcessor:
     @property
     def tokenizer(self) -> Tokenizer:
         """Raises InvalidInput if the model came without one."""
-        if self.optional_tokenizer is None:
-            raise InvalidInput("the engine's model came without a tokenizer; send prompt_token_ids")
-        return self.optional_tokenizer
+        return needed(self.optional_tokenizer)
 
     def encode(
         self,
@@ -173,88 +174,61 @@ class InputProcessor:
                 "for one of these, or start it with --runner generate"
             )
         fields = wire_options(**options)
-        if params.stop_strings and self.optional_tokenizer is None:
-            raise InvalidInput(
-                "stop strings need text, and the engine's model came without a tokenizer; use "
-                "stop_token_ids"
-            )
-        prompt = self.with_media(prompt)
-        media: MultiModalPrompt | SplitPrompt | None = None
-        if isinstance(prompt, Mapping) and "multimodal" in prompt:
-            prompt = dict(prompt)
-            media = prompt.pop("multimodal")
-            if params.truncate_prompt_tokens is not None:
-                raise InvalidInput(
-                    f"truncate_prompt_tokens is {params.truncate_prompt_tokens}, and {name} has "
-                    "images or sounds, which cannot be cut; omit it"
-                )
-        embeds: EmbeddedPrompt | None = None
-        if isinstance(prompt, Mapping) and prompt.get("prompt_embeds") is not None:
-            embeds = embedded_prompt(prompt, self.model, name)
-            given = {key: value for key, value in prompt.items() if key not in _EMBEDS_KEYS}
-            prompt = given | {"prompt_token_ids": embeds.token_ids}
-            if params.truncate_prompt_tokens is not None:
-                raise InvalidInput(
-                    f"truncate_prompt_tokens is {params.truncate_prompt_tokens}, and {name} has "
-                    "prompt_embeds; cut them, and omit it"
-                )
-        text, token_ids, own_salt = parse_prompt(prompt, name)
-        if token_ids is None:
-            assert text is not None
-            is_cut = params.truncate_prompt_tokens is not None
-            token_ids = self.encode(text, name, is_cut=is_cut)
-        if params.truncate_prompt_tokens is not None:
-            kept = params.truncate_prompt_tokens
-            token_ids = token_ids[-(self.model.max_model_len - 1 if kept == -1 else kept) :]
+        given = self._read(prompt, params.truncate_prompt_tokens, name)
         num_sequences = params.n if beam_search is None else beam_search.beam_width
         with as_invalid_input():
             count_name = "n" if beam_search is None else "beam_width"
             self._limits.check_sequences(num_sequences, beam_search, count_name)
-            self._limits.check_prompt(token_ids, name)
+            self._limits.check_prompt(given.token_ids, name)
             seed = self._seeds.getrandbits(64) if params.seed is None else params.seed
-            wire_params = params.to_wire(
-                len(token_ids),
-                self.model.max_model_len,
-                seed=seed,
-                vocab_size=self.model.vocab_size,
+            wire_params = wire_params_of(
+                params, given.token_ids, self.model, self.optional_tokenizer, self._reasoning, seed
             )
-            asked = wire_params.structured_output
-            if asked is not None and (asked.reasoning or self._reasoning):
-                end = self.tokenizer.decode(token_ids[-_MARKER_TOKENS:], skip_special_tokens=False)
-                asked = behind_reasoning(asked, self._reasoning, end)
-                wire_params = msgspec.structs.replace(wire_params, structured_output=asked)
-            if params.bad_words:
-                words = bad_word_ids(params.bad_words, self.tokenizer)
-                wire_params = msgspec.structs.replace(wire_params, bad_words=words)
-            if params.thinking_token_budget is not None:
-                thinking = thinking_budget(params.thinking_token_budget, self.tokenizer)
-                wire_params = msgspec.structs.replace(wire_params, thinking=thinking)
-            if self.model.encoder is not None and self.model.encoder.rules is not None:
-                rules = self.model.encoder.rules
-                wire_params = msgspec.structs.replace(wire_params, generation_rules=rules)
-            self._limits.check_sampling(wire_params, len(token_ids))
-        if embeds is not None:
-            embeds.check(self.model.prompt_embeds, wire_params)
+            self._limits.check_sampling(wire_params, len(given.token_ids))
+        if given.embeds is not None:
+            given.embeds.check(self.model.prompt_embeds, wire_params)
         request = EngineRequest(
             request_id=request_id,
-            prompt_token_ids=token_ids,
+            prompt_token_ids=given.token_ids,
             sampling_params=wire_params,
             num_sequences=num_sequences,
             beam_search=beam_search,
-            multimodal_inputs=() if media is None else media.inputs,
-            prompt_embeds=() if embeds is None else embeds.spans,
-            **fields | {"cache_salt": one_salt(own_salt, fields["cache_salt"], name)},
+            multimodal_inputs=() if given.media is None else given.media.inputs,
+            prompt_embeds=() if given.embeds is None else given.embeds.spans,
+            **fields | {"cache_salt": one_salt(given.cache_salt, fields["cache_salt"], name)},
         )
         return RequestState(
             request,
             params,
-            prompt_text=text,
+            prompt_text=given.text,
             output_kind=output_kind or params.output_kind,
             tokenizer=self.optional_tokenizer,
             clock=self._clock,
             on_finished=on_finished,
-            frames=parts.frames if (parts := media or embeds) is not None else (),
+            frames=parts.frames if (parts := given.media or given.embeds) is not None else (),
         )
+
+    def _read(self, prompt: object, kept: int | None, name: str) -> "_ReadPrompt":
+        """A prompt of any kind, in tokens. `kept`: `truncate_prompt_tokens`."""
+        prompt = self.with_media(prompt)
+        media: MultiModalPrompt | SplitPrompt | None = None
+        embeds: EmbeddedPrompt | None = None
+        if isinstance(prompt, Mapping) and "multimodal" in prompt:
+            prompt = dict(prompt)
+            media = prompt.pop("multimodal")
+            _refuse_cut(kept, f"{name} has images or sounds, which cannot be cut; omit it")
+        if isinstance(prompt, Mapping) and prompt.get("prompt_embeds") is not None:
+            embeds = embedded_prompt(prompt, self.model, name)
+            given = {key: value for key, value in prompt.items() if key not in _EMBEDS_KEYS}
+            prompt = given | {"prompt_token_ids": embeds.token_ids}
+            _refuse_cut(kept, f"{name} has prompt_embeds; cut them, and omit it")
+        text, token_ids, own_salt = parse_prompt(prompt, name)
+        if token_ids is None:
+            assert text is not None
+            token_ids = self.encode(text, name, is_cut=kept is not None)
+        if kept is not None:
+            token_ids = token_ids[-(self.model.max_model_len - 1 if kept == -1 else kept) :]
+        return _ReadPrompt(text, token_ids, own_salt, media, embeds)
 
     def make_pooling_request(
         self,
@@ -405,34 +379,6 @@ class InputProcessor:
         return self._multimodal
 
 
-def bad_word_ids(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """The tokens of each word, and those of the word behind a space if they are as many and begin
-    with another: as vLLM has it.
-    Raises InvalidInput: a word has no tokens."""
-    found: list[tuple[int, ...]] = []
-    for word in words:
-        start, behind_space = (
-            tuple(tokenizer.encode(space + word.lstrip(), add_special_tokens=False))
-            for space in ("", " ")
-        )
-        if not start:
-            raise InvalidInput(f"bad_words holds {word!r}, which has no tokens; remove it")
-        found.append(start)
-        if len(behind_space) == len(start) and behind_space[0] != start[0]:
-            found.append(behind_space)
-    return tuple(found)
-
-
-def thinking_budget(budget: int, tokenizer: Tokenizer) -> ThinkingBudget:
-    """Raises InvalidInput: how the model marks its reasoning is not known."""
-    found = reasoning_format_of_template(tokenizer.chat_template or "")
-    markers = () if found is None else (found.start, found.end)
-    token_ids = [tokenizer.encode(marker, add_special_tokens=False) for marker in markers]
-    if not token_ids or any(len(marker) != 1 for marker in token_ids):
-        raise InvalidInput(
-            f"thinking_token_budget is {budget}, and this model's chat template has no markers of "
-            "reasoning that are one token each; omit it"
-        )
-    return ThinkingBudget(
-        max_tokens=budget, start_token_id=token_ids[0][0], end_token_id=token_ids[1][0]
-    )
+def _refuse_cut(kept: int | None, why: str) -> None:
+    if kept is not None:
+        raise InvalidInput(f"truncate_prompt_tokens is {kept}, and {why}")

@@ -17,7 +17,7 @@ from frontend import (
     RequestOutputKind,
     SamplingParams,
 )
-from frontend.input_processor import bad_word_ids, thinking_budget
+from frontend.wire_params import bad_word_ids, thinking_budget
 from protocol.errors import InvalidParameter
 
 
