@@ -114,7 +114,6 @@ class SamplingParams:
     prompt_logprob_start: int | None = None
     flat_logprobs: bool = False
     stream_interval: int | None = None
-    skip_clone: bool = False
     skip_reading_prefix_cache: bool | None = None
     routed_experts_prompt_start: int = 0
     trace_decode_token_ids: list[int] | None = None

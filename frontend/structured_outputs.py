@@ -151,10 +151,6 @@ _WIRE_KINDS = {
 }
 
 
-class GuidedDecodingParams(StructuredOutputsParams):
-    """vLLM's older name."""
-
-
 def to_wire(structured_outputs: Any, guided_decoding: Any) -> StructuredOutput | None:
     """Of SamplingParams' two fields, either of which may be a dictionary of the fields above.
     Raises InvalidInput: see StructuredOutputsParams; or both are given."""

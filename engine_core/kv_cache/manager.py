@@ -189,21 +189,6 @@ class KVCacheManager:
                 freed.difference_update(block_ids)
         return len(freed)
 
-    def num_common_prefix_blocks(self, seq: CachedSequence | None, num_holders: int) -> list[int]:
-        """For each group, leading blocks of `seq` that all `num_holders` sequences share. 0 for
-        fewer than two, and in sliding groups once blocks were dropped."""
-        counts = [0] * len(self.groups)
-        seq_blocks = None if seq is None else self._blocks_of.get(seq.sequence_id)
-        if seq_blocks is None or num_holders < 2:
-            return counts
-        for group, table in enumerate(seq_blocks.tables):
-            for block_id in table:
-                # the null block has no references, so a sliding group stops there
-                if self._pool.ref_count(block_id) != num_holders:
-                    break
-                counts[group] += 1
-        return counts
-
     def held_blocks(self, seq: CachedSequence) -> list[int]:
         """Ids of the device's blocks that a sequence holds, of all groups."""
         seq_blocks = self._blocks_of.get(seq.sequence_id)

@@ -89,21 +89,6 @@ class BlockUpdate(NamedTuple):
     block_ids: BlockIds
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class CachedRequestData:
-    """Known sequences of a plan, as columns of equal length."""
-
-    req_ids: list[str] = dataclasses.field(default_factory=list)
-    resumed_from_preemption: list[bool] = dataclasses.field(default_factory=list)
-    new_block_ids: list[BlockIds | None] = dataclasses.field(default_factory=list)
-    """None for nothing; for a resumed sequence its whole tables, which replace."""
-    num_computed_tokens: list[int] = dataclasses.field(default_factory=list)
-    num_output_tokens: list[int] = dataclasses.field(default_factory=list)
-    """Before this step."""
-    resumed_token_ids: list[list[int] | None] = dataclasses.field(default_factory=list)
-    """Of a resumed sequence prompt and output, else None."""
-
-
 @dataclasses.dataclass  # one a step: frozen takes twice as long
 class SchedulerOutput:
     """The plan of one step. The runner carries it out in this order: drop the rows of
@@ -157,27 +142,6 @@ class SchedulerOutput:
         """By sequence, in batch order. For tests and traces; a hot path reads `batch`."""
         batch = self.batch
         return dict(zip(batch.req_ids, batch.num_scheduled_tokens.tolist(), strict=True))
-
-    @functools.cached_property
-    def scheduled_cached_reqs(self) -> CachedRequestData:
-        """The known sequences. For tests and traces; a hot path reads `batch`, `resumed_reqs` and
-        `block_updates`."""
-        new = {data.req_id for data in self.scheduled_new_reqs}
-        resumed = {data.req_id: data for data in self.resumed_reqs}
-        updates = {update.req_id: update for update in self.block_updates}
-        cached = CachedRequestData()
-        for index, req_id in enumerate(self.batch.req_ids):
-            if req_id in new:
-                continue
-            again = resumed.get(req_id)
-            changed = again or updates.get(req_id)
-            cached.req_ids.append(req_id)
-            cached.resumed_from_preemption.append(again is not None)
-            cached.new_block_ids.append(None if changed is None else changed.block_ids)
-            cached.num_computed_tokens.append(int(self.batch.num_computed_tokens[index]))
-            cached.num_output_tokens.append(int(self.num_output_tokens[index]))
-            cached.resumed_token_ids.append(None if again is None else again.token_ids)
-        return cached
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

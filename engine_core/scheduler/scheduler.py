@@ -482,12 +482,6 @@ class Scheduler(SchedulerInterface):
             why = self._explanations.of_unfinished(first, 0, self._feedback.now).why
         return scheduler_view(self._pool, steps, why)
 
-    def num_common_prefix_blocks(self) -> list[int]:
-        """For each group, leading blocks that all running sequences share."""
-        order = self._pool.batch.order
-        first = self._pool.sequences[order[0]] if len(order) else None
-        return self._kv_cache.num_common_prefix_blocks(first, len(order))
-
     def check(self) -> None:
         """Assert that steps, queues, rows, counters and the cache agree with each other."""
         self._in_flight.check()

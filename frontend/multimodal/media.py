@@ -39,15 +39,6 @@ class MediaItem:
     """The item's name in errors."""
 
 
-@dataclass(frozen=True, slots=True)
-class MediaPrompt:
-    """A text with a placeholder for each item, in order."""
-
-    text: str
-    items: tuple[MediaItem, ...]
-    add_special_tokens: bool
-
-
 def allowed_folder(path: str | os.PathLike[str] | None) -> Path | None:
     """`allowed_local_media_path` as a path; "" and None allow no file.
     Raises InvalidInput: it is no folder."""

@@ -138,7 +138,6 @@ def test_every_parameter_reaches_the_engine_or_is_the_clients_or_is_refused():
         "truncate_prompt_tokens", "output_kind",
         # sent in the engine's terms: below
         "bad_words", "repetition_detection", "thinking_token_budget", "extra_args",
-        "skip_clone",  # of no effect: nothing is shared
     }  # fmt: skip
     of_the_client |= {"structured_outputs", "guided_decoding"}  # test_structured_outputs.py
     refused = {next(iter(options)) for options in REFUSED} | {"prompt_logprob_start"}

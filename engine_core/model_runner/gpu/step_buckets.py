@@ -19,10 +19,6 @@ class StepBucket(NamedTuple):
     num_tokens: int
     num_sequences: int
 
-    @property
-    def is_mixed(self) -> bool:
-        return self.num_tokens != self.num_sequences
-
 
 class StepBuckets(NamedTuple):
     """Each rising. The default: there are none."""

@@ -21,7 +21,6 @@ def test_a_sequence_of_any_length_runs_without_blocks():
     cache.swap_in([stream, child])
     assert cache.block_ids(stream) == ([],)
     assert cache.num_reserved_blocks(stream, 8) == cache.num_peak_blocks(10**6, 8) == 0
-    assert cache.num_common_prefix_blocks(stream, 2) == [0]
     assert cache.take_copies().is_empty
     cache.free(stream)
     cache.invalidate(stream)

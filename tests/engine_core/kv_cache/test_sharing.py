@@ -3,8 +3,6 @@
 import pytest
 from paged_memory import Stream, compute, hit_of, make_cache
 
-from engine_core.kv_cache import KVCacheGroupSpec
-
 
 def fork(cache, parent, name, *tokens):
     num_computed = parent.num_computed_tokens
@@ -246,16 +244,3 @@ def test_dropped_blocks_are_not_found_and_are_registered_anew():
     stream.num_computed_tokens = 6
     compute(cache, stream, 7)
     assert hit_of(cache, list(range(13))).num_tokens == 12
-
-
-def test_common_prefix_blocks_are_those_that_all_hold():
-    cache = make_cache(groups=(KVCacheGroupSpec(), KVCacheGroupSpec(99)))
-    parent = Stream("a", list(range(10)))
-    compute(cache, parent)
-    children = [fork(cache, parent, name, 8) for name in "bc"]
-    assert cache.num_common_prefix_blocks(parent, 3) == [3, 3]
-    copies_of(cache, children[0])
-    assert cache.num_common_prefix_blocks(parent, 3) == [2, 2]
-    assert cache.num_common_prefix_blocks(parent, 4) == [0, 0]
-    assert cache.num_common_prefix_blocks(parent, 1) == [0, 0]
-    assert cache.num_common_prefix_blocks(None, 3) == [0, 0]

@@ -4,6 +4,8 @@ in common, samples that copy before they write, equal blocks that become one."""
 import pytest
 from scenario_help import Scenario, blocks_of, fresh_tokens, make_request, num_found
 
+from tests.engine_core.scheduler.vllm_names import num_common_prefix_blocks
+
 
 @pytest.mark.parametrize(("num_prompt", "num_reused"), [(31, 16), (32, 16), (33, 32)])
 def test_at_least_one_token_of_a_cached_prompt_is_computed(num_prompt, num_reused):
@@ -18,24 +20,28 @@ def test_at_least_one_token_of_a_cached_prompt_is_computed(num_prompt, num_reuse
     assert scenario.outputs["b"].new_token_ids == [7]
 
 
+def num_common(scenario):
+    return num_common_prefix_blocks(scenario.kv_cache, scenario.requests.values())
+
+
 def test_blocks_in_common_are_those_that_every_running_sequence_holds():
     """Computed afresh for each plan. Proves S222."""
     prefix = fresh_tokens(48)
     scenario = Scenario(make_request("a", [*prefix, 1]), make_request("b", [*prefix, 2]))
     scenario.step()
-    assert scenario.scheduler.num_common_prefix_blocks() == [3]
+    assert num_common(scenario) == [3]
     scenario.add(make_request("c", [*prefix[:16], *fresh_tokens(20)]))
     scenario.step()
-    assert scenario.scheduler.num_common_prefix_blocks() == [1]
+    assert num_common(scenario) == [1]
     scenario.add(make_request("d", 20))
     scenario.step()
-    assert scenario.scheduler.num_common_prefix_blocks() == [0]
+    assert num_common(scenario) == [0]
     scenario.abort("c", "d")
     scenario.step()
-    assert scenario.scheduler.num_common_prefix_blocks() == [3]
+    assert num_common(scenario) == [3]
     scenario.abort("b")
     scenario.step()
-    assert scenario.scheduler.num_common_prefix_blocks() == [0]  # one alone shares nothing
+    assert num_common(scenario) == [0]  # one alone shares nothing
 
 
 @pytest.mark.parametrize("num_sequences", [2, 4])

@@ -5,6 +5,7 @@ from driving import Drive, make_request, make_scheduler
 from engine_core.kv_cache import KVCacheGroupSpec
 from engine_core.scheduler import DraftTokenIds, RequestStatus
 from protocol.outputs import FinishReason
+from tests.engine_core.scheduler.vllm_names import cached_requests
 
 
 def crowded() -> Drive:
@@ -55,16 +56,15 @@ def test_a_resumed_request_gets_its_whole_tables_and_all_its_tokens():
     drive.step()
     c = drive.requests[2]
     drive.scheduler.finish_requests("a", RequestStatus.FINISHED_ABORTED)
-    cached = drive.step(c=[9]).scheduled_cached_reqs
-    index = cached.req_ids.index("c")
-    assert cached.resumed_from_preemption[index]
-    assert cached.resumed_token_ids[index] == [*c.prompt_token_ids, 7, 7]
+    cached = cached_requests(drive.step(c=[9]))["c"]
+    assert cached.resumed_from_preemption
+    assert cached.resumed_token_ids == [*c.prompt_token_ids, 7, 7]
     # a and b have taken both of the blocks that it lost
-    assert cached.num_computed_tokens[index] == 0
-    assert len(cached.new_block_ids[index][0]) == 3
-    assert cached.num_output_tokens[index] == 2
+    assert cached.num_computed_tokens == 0
+    assert len(cached.new_block_ids[0]) == 3
+    assert cached.num_output_tokens == 2
     assert c.output_token_ids == [7, 7, 9]
-    assert not drive.step().scheduled_cached_reqs.resumed_from_preemption[-1]
+    assert not cached_requests(drive.step())["c"].resumed_from_preemption
 
 
 def test_several_victims_return_in_their_order():

@@ -5,6 +5,7 @@ from driving import Drive, make_request, make_scheduler
 
 from engine_core.scheduler import DraftTokenIds, ModelRunnerOutput, RequestStatus, StepOrderError
 from protocol.outputs import FinishReason
+from tests.engine_core.scheduler.vllm_names import cached_requests
 from tests.protocol.all_outputs import all_outputs
 
 EMPTY = ModelRunnerOutput(req_ids=[], sampled_token_ids=[])
@@ -170,7 +171,8 @@ def test_rejected_drafts_roll_back_what_was_computed():
     request = drive.requests[0]
     assert request.output_token_ids == [7, 1, 9]
     assert (request.num_tokens, request.num_computed_tokens) == (6, 5)
-    assert drive.step().scheduled_cached_reqs.num_computed_tokens == [5]
+    (cached,) = cached_requests(drive.step()).values()
+    assert cached.num_computed_tokens == 5
 
 
 def test_drafts_never_exceed_the_budget_max_tokens_or_the_model():

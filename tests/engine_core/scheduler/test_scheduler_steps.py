@@ -5,6 +5,7 @@ from driving import Drive, make_request, make_scheduler
 
 from engine_core.scheduler import DuplicateRequestId, RequestStatus
 from protocol.outputs import FinishReason
+from tests.engine_core.scheduler.vllm_names import cached_requests
 
 
 def test_the_worked_example_of_three_prompts_and_a_budget_of_ten():
@@ -143,24 +144,8 @@ def test_blocks_are_taken_only_when_the_last_is_full():
     """Proves S139, S178, S218."""
     drive = Drive(make_scheduler(block_size=4), make_request("a", 3))
     assert [len(ids) for ids in drive.step().scheduled_new_reqs[0].block_ids] == [1]
-    new_blocks = [drive.step().scheduled_cached_reqs.new_block_ids[0] for _ in range(6)]
+    new_blocks = [cached_requests(drive.step())["a"].new_block_ids for _ in range(6)]
     assert [blocks and len(blocks[0]) for blocks in new_blocks] == [None, 1, None, None, None, 1]
-
-
-def test_num_common_prefix_blocks_counts_what_all_running_requests_share():
-    """Proves S222."""
-    shared = list(range(100, 112))
-    drive = Drive(
-        make_scheduler(), make_request("a", [*shared, 1]), make_request("b", [*shared, 2])
-    )
-    drive.step()
-    assert drive.scheduler.num_common_prefix_blocks() == [3]
-    drive.add(make_request("c", [*shared[:8], 3]))
-    drive.step()
-    assert drive.scheduler.num_common_prefix_blocks() == [2]
-    drive.add(make_request("d", 1))
-    drive.step()
-    assert drive.scheduler.num_common_prefix_blocks() == [0]
 
 
 def test_an_empty_step_plans_nothing():

@@ -42,7 +42,9 @@ def test_decodes_take_the_smallest_bucket_that_holds_them_and_waste_little(max_n
 def test_mixed_steps_take_the_fewest_tokens_then_sequences(max_num_seqs, max_num_tokens, data):
     buckets = StepBuckets.up_to(min(max_num_seqs, max_num_tokens), max_num_tokens)
     assert list(buckets.mixed) == sorted(set(buckets.mixed))
-    assert all(each.is_mixed and each.num_tokens <= 1024 for each in buckets.mixed)
+    assert all(
+        each.num_tokens > each.num_sequences and each.num_tokens <= 1024 for each in buckets.mixed
+    )
     assert all(each.num_sequences <= max_num_seqs for each in buckets.mixed)
     number = data.draw(st.integers(1, max_num_seqs))
     num_tokens = data.draw(st.integers(number + 1, number + 2000))
