@@ -11,7 +11,6 @@ from engine_core.scheduler.errors import (
     StepOrderError,
 )
 from engine_core.scheduler.in_flight import InFlightStep
-from engine_core.scheduler.interface import PauseState, SchedulerInterface
 from engine_core.scheduler.plan import (
     DraftTokenIds,
     ModelRunnerOutput,
@@ -20,7 +19,7 @@ from engine_core.scheduler.plan import (
     SchedulerOutput,
 )
 from engine_core.scheduler.request import Request, RequestStatus
-from engine_core.scheduler.scheduler import Scheduler
+from engine_core.scheduler.scheduler import PauseState, Scheduler
 
 __all__ = [
     "DeviceFault",
@@ -37,7 +36,6 @@ __all__ = [
     "Scheduler",
     "SchedulerConfig",
     "SchedulerError",
-    "SchedulerInterface",
     "SchedulerOutput",
     "StepOrderError",
 ]

@@ -1,5 +1,6 @@
 """The scheduler: each step lets requests catch up with their tokens. No prefill or decode phase."""
 
+import enum
 import itertools
 from collections.abc import Callable, Iterable
 
@@ -10,7 +11,6 @@ from engine_core.scheduler.config import SchedulerConfig
 from engine_core.scheduler.constraints import Constraints
 from engine_core.scheduler.errors import DuplicateRequestId, QueueFull
 from engine_core.scheduler.in_flight import InFlightStep, InFlightSteps
-from engine_core.scheduler.interface import PauseState, SchedulerInterface
 from engine_core.scheduler.plan import DraftTokenIds, ModelRunnerOutput, SchedulerOutput
 from engine_core.scheduler.plan_builder import PlanBuilder
 from engine_core.scheduler.policies import make_policy
@@ -48,8 +48,21 @@ from protocol.outputs import EngineCoreOutputs
 from protocol.snapshots import SchedulerView
 
 
-class Scheduler(SchedulerInterface):
-    """
+class PauseState(enum.Enum):
+    UNPAUSED = enum.auto()
+    PAUSED_NEW = enum.auto()
+    """No request is started; those that were go on. When they have ended it is PAUSED_ALL."""
+    PAUSED_ALL = enum.auto()
+    """Plans are empty; requests come, wait, and end by abort or timeout."""
+
+
+class Scheduler:
+    """Single-threaded: all calls come from the engine's loop.
+
+        scheduler.add_request(request)
+        plan = scheduler.schedule()
+        outputs = scheduler.update_from_output(plan, runner.execute(plan))
+
     waiting ──admit──> running ──stop──> finished         schedule: running requests first, then
        ^                  │                               waiting ones, while budget, rows and
        └──── preempt ─────┘                               blocks last; a long prompt is chunked
@@ -89,6 +102,7 @@ class Scheduler(SchedulerInterface):
             kv_cache, policy, batch, max_model_len=config.max_model_len, on_finish=self._on_finish
         )
         self._preemptor = preemptor = Preemptor(pool, rule)
+        self.pause_state = PauseState.UNPAUSED
         self.adapters = AdapterSlots(config.max_num_adapters, loads=config.loads_adapters)
         """Which adapters have a slot, and what is to be loaded."""
         self._encoder = EncoderInputs(pool, self._explanations, config)
@@ -123,6 +137,11 @@ class Scheduler(SchedulerInterface):
     # ------------------------------------------------------------------ a step
 
     def schedule(self, now: float = 0.0) -> SchedulerOutput:
+        """Plan the next step. Requests whose `timeout_s` is over end first. Never fails for lack of
+        memory: the plan is smaller then. Tokens of steps in flight count as computed; what they
+        sample is scheduled too. `now`: seconds, on the clock of the requests' `arrival_time`. Only
+        what depends on time (timeouts, prefill delay, ageing, SLOs) needs it. Raises
+        StepOrderError: as many steps as may be in flight have not been updated."""
         self._in_flight.check_may_plan()
         self._end_expired(now)
         if self._constrained is not None:
@@ -205,6 +224,10 @@ class Scheduler(SchedulerInterface):
         now: float = 0.0,
         send: Callable[[dict[int, EngineCoreOutputs]], None] = lambda outputs: None,
     ) -> dict[int, EngineCoreOutputs]:
+        """Append what a step sampled, at `now`, in seconds. Returns each client's outputs, by
+        client index; terminal outputs of requests that ended otherwise since the last update come
+        first. `send` gets them before what only later steps need is done.
+        Raises StepOrderError: not the first of the steps in flight."""
         step = self._in_flight.remove(scheduler_output)
         self._feedback.now = now
         for sequence_id, why in model_runner_output.failures.items():
@@ -233,6 +256,17 @@ class Scheduler(SchedulerInterface):
         return outputs
 
     def discard_step(self, scheduler_output: SchedulerOutput, detail: str) -> None:
+        """The step failed. A fault voids what is behind it: all running requests wait again, with
+        the tokens that they have, and the blocks that those steps should have filled leave the
+        prefix cache. The requests of this step then run apart from all others, in groups; the one
+        that fails alone ends with FINISHED_ERROR and this detail (`fault_isolation.py`). Each
+        voided step (`is_discarded`) is still to be updated, in order, with an empty
+        ModelRunnerOutput.
+
+        Raises:
+            StepOrderError: not the first of the steps in flight.
+            DeviceFault: steps fail whatever they hold.
+        """
         self._in_flight.check_is_first(scheduler_output)
         steps = self._in_flight.steps
         if steps[0].is_discarded:
@@ -275,6 +309,8 @@ class Scheduler(SchedulerInterface):
             sequence.num_computed_tokens = first_wrong
 
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
+        """Drafts to verify in the next step, in place of earlier ones. Dropped for requests that
+        are not running, whose prompt is not computed, or whose next token is in flight."""
         for sequence_id, drafts in zip(
             draft_token_ids.req_ids, draft_token_ids.draft_token_ids, strict=True
         ):
@@ -289,6 +325,14 @@ class Scheduler(SchedulerInterface):
     # ------------------------------------------------------------------ requests come and go
 
     def add_request(self, request: Request) -> None:
+        """Put a request at the tail of the waiting queue. One that can never fit, or that has all
+        its tokens already, ends at once: its terminal output comes with the next update.
+
+        Raises:
+            DuplicateRequestId: the id belongs to an unfinished request, which is not affected.
+            QueueFull: the waiting queue is at its limit.
+            ValueError: the request asks for what this scheduler does not do.
+        """
         pool, max_model_len = self._pool, self._config.max_model_len
         if pool.is_taken(request.request_id):
             raise DuplicateRequestId(
@@ -349,6 +393,8 @@ class Scheduler(SchedulerInterface):
     def finish_requests(
         self, ids: str | Iterable[str], finished_status: RequestStatus, detail: str | None = None
     ) -> None:
+        """End requests at once; ids that are unknown or finished are ignored. The terminal outputs
+        come with the next update. Raises ValueError: `finished_status` is not a final one."""
         if not finished_status.is_finished:
             raise ValueError(
                 f"finished_status is {finished_status.name}, it must be one of "
@@ -362,6 +408,9 @@ class Scheduler(SchedulerInterface):
                 self._pool.finish_request(request, finished_status, detail)
 
     def finish_sample(self, request_id: str, index: int, finished_status: RequestStatus) -> None:
+        """End one sample of a request; the others go on. At once, or if it does not exist yet or
+        the others are to fork from it, once they have. Unknown and finished ones and beams are
+        ignored."""
         request = self._pool.by_id.get(request_id)
         if request is None or request.beam_search is not None:
             return
@@ -384,21 +433,27 @@ class Scheduler(SchedulerInterface):
 
     @property
     def max_steps_in_flight(self) -> int:
+        """Most steps planned and not updated."""
         return self._in_flight.max_steps_in_flight
 
     @property
     def in_flight(self) -> list[InFlightStep]:
+        """Steps planned and not updated, in order."""
         return self._in_flight.steps
 
     @property
     def next_step_id(self) -> int:
+        """Of the next plan."""
         return self._in_flight.next_step_id
 
     def get_request_counts(self) -> tuple[int, int]:
+        """(running, waiting); preempted requests wait."""
         pool = self._pool
         return len(pool.running), len(pool.waiting) + len(pool.compiling)
 
     def has_work(self) -> bool:
+        """Whether a request is unfinished or a terminal output has not been handed out. Steps in
+        flight whose requests have all ended do not count, and are still to be updated."""
         return bool(self._pool.by_id) or self._pool.outputs.has_terminal
 
     def may_progress(self) -> bool:

@@ -3,8 +3,7 @@
 import pytest
 from driving import Drive, make_request, make_scheduler, result
 
-from engine_core.scheduler import RequestStatus
-from engine_core.scheduler.interface import PauseState
+from engine_core.scheduler import PauseState, RequestStatus
 from protocol.calls import STEP_TOKENS_BOUNDS
 
 
