@@ -2,18 +2,17 @@
 event loop in a thread of its own."""
 
 import asyncio
-import contextlib
 import logging
 import weakref
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial, update_wrapper
 from os import PathLike
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
 from frontend.adapters import LoRARequest
 from frontend.async_llm import AsyncLLM
-from frontend.batched_requests import run_all
-from frontend.errors import ClientClosed, InvalidInput, RequestRejected
+from frontend.batched_requests import final_output, progress_bar, run_all, warn_of_errors
+from frontend.errors import ClientClosed, InvalidInput
 from frontend.event_loop import LoopThread
 from frontend.inputs.prompts import ChatMessage, PromptsInput, has_data, split_prompts
 from frontend.outputs import BeamSearchOutput, RequestOutput, beam_search_output
@@ -25,18 +24,29 @@ from frontend.pooling import (
 )
 from frontend.pooling_params import PoolingParams
 from frontend.request_options import RequestOptions, SharedOptions, adapter_of
-from frontend.request_state import RequestState
 from frontend.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from frontend.text.tokenizer import Tokenizer
-from protocol.calls import EngineStatistics, EngineStatus
-from protocol.explanations import RequestInfo
 from protocol.outputs import ModelInfo
 
 logger = logging.getLogger(__name__)
 
 Params = SamplingParams | BeamSearchParams
 T = TypeVar("T")
+P = ParamSpec("P")
 AdapterInput = LoRARequest | Sequence[LoRARequest | None] | None
+
+
+def _waiting(
+    call: Callable[Concatenate[AsyncLLM, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate["LLM", P], T]:
+    """A call of `AsyncLLM` that is waited for."""
+
+    def method(self: "LLM", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        client = self._open_client()
+        return self._thread.run_and_wait(call(client, *args, **kwargs))
+
+    update_wrapper(method, call)
+    return method
 
 
 class LLM:
@@ -304,55 +314,29 @@ class LLM:
         self._open_client()
         if not use_tqdm:
             return self._thread.run_and_wait(run(prompts, pooling_params, **more))
-        with _progress_bar(len(split_prompts(prompts)), use_tqdm) as done:
+        with progress_bar(len(split_prompts(prompts)), use_tqdm) as done:
             return self._thread.run_and_wait(run(prompts, pooling_params, on_finished=done, **more))
 
-    def request_info(self, request_id: str) -> RequestInfo:
-        """A request's state and its reasons, by the engine's id (`metrics.engine_request_id`)."""
-        return self._thread.run_and_wait(self._open_client().request_info(request_id))
-
-    def statistics(self) -> EngineStatistics:
-        """The engine's numbers, over all its clients."""
-        return self._thread.run_and_wait(self._open_client().statistics())
+    request_info = _waiting(AsyncLLM.request_info)
+    statistics = _waiting(AsyncLLM.statistics)
+    pause_generation = _waiting(AsyncLLM.pause_generation)
+    resume_generation = _waiting(AsyncLLM.resume_generation)
+    sleep = _waiting(AsyncLLM.sleep)
+    wake_up = _waiting(AsyncLLM.wake_up)
+    is_sleeping = _waiting(AsyncLLM.is_sleeping)
+    update_weights = _waiting(AsyncLLM.update_weights)
+    load_adapter = _waiting(AsyncLLM.load_adapter)
+    unload_adapter = _waiting(AsyncLLM.unload_adapter)
 
     def reset_prefix_cache(self) -> bool:
         """Evict all cached blocks that no request uses. Returns True, as vLLM's."""
         self._thread.run_and_wait(self._open_client().reset_prefix_cache())
         return True
 
-    def pause_generation(self, *, mode: str = "keep") -> EngineStatus:
-        """This and the next five: see `AsyncLLM`."""
-        return self._thread.run_and_wait(self._open_client().pause_generation(mode=mode))
-
-    def resume_generation(self) -> EngineStatus:
-        return self._thread.run_and_wait(self._open_client().resume_generation())
-
-    def sleep(self, level: int = 1) -> EngineStatus:
-        return self._thread.run_and_wait(self._open_client().sleep(level))
-
-    def wake_up(self, tags: None = None) -> EngineStatus:
-        return self._thread.run_and_wait(self._open_client().wake_up(tags))
-
-    def is_sleeping(self) -> bool:
-        return self._thread.run_and_wait(self._open_client().is_sleeping())
-
-    def update_weights(self, model: str, version: int | None = None) -> EngineStatus:
-        return self._thread.run_and_wait(self._open_client().update_weights(model, version))
-
     @property
     def adapters(self) -> list[str]:
         """Names that requests may give as `adapter`."""
         return self._client.adapters
-
-    def load_adapter(
-        self, name: str, path: str | PathLike[str], *, load_inplace: bool = False
-    ) -> list[str]:
-        """This and the next one: see `AsyncLLM`."""
-        client = self._open_client()
-        return self._thread.run_and_wait(client.load_adapter(name, path, load_inplace=load_inplace))
-
-    def unload_adapter(self, name: str) -> list[str]:
-        return self._thread.run_and_wait(self._open_client().unload_adapter(name))
 
     def _run_batch(
         self,
@@ -399,11 +383,11 @@ class LLM:
                     zip(decoded, each_params, options, strict=True)
                 )
             ]
-            outputs = await run_all(client.session, requests, _final_output)
-            _warn_of_errors(outputs)
+            outputs = await run_all(client.session, requests, final_output)
+            warn_of_errors(outputs)
             return outputs
 
-        with _progress_bar(len(prompts), use_tqdm) as done:
+        with progress_bar(len(prompts), use_tqdm) as done:
             return self._thread.run_and_wait(run(done))
 
     def _open_client(self) -> AsyncLLM:
@@ -415,47 +399,6 @@ class LLM:
 def _close(thread: LoopThread, client: AsyncLLM) -> None:
     thread.run_and_wait(client.close())
     thread.close()
-
-
-@contextlib.contextmanager
-def _progress_bar(
-    num_prompts: int, use_tqdm: bool | Callable[..., Any]
-) -> Iterator[Callable[[], None] | None]:
-    """A function to be called for each prompt that is done."""
-    if not use_tqdm:
-        yield None
-        return
-    from tqdm.auto import tqdm
-
-    make = use_tqdm if callable(use_tqdm) else tqdm
-    bar = make(total=num_prompts, desc="Processed prompts", dynamic_ncols=True)
-    with contextlib.closing(bar):
-        yield lambda: bar.update(1)
-
-
-async def _final_output(request: RequestState) -> RequestOutput:
-    """A refusal ends this request only, not the others of the batch."""
-    try:
-        return await request.next_output()
-    except RequestRejected as rejection:
-        return request.failed_output(str(rejection))
-
-
-def _warn_of_errors(outputs: Sequence[RequestOutput]) -> None:
-    """One line, however many: their text is empty or cut, and a caller may not look at reasons."""
-    failed = [
-        completion
-        for output in outputs
-        for completion in output.outputs
-        if completion.finish_reason == "error"
-    ]
-    if failed:
-        logger.warning(
-            "%d of %d completions ended with finish_reason 'error'; the first: %s",
-            len(failed),
-            sum(len(output.outputs) for output in outputs),
-            failed[0].detail,
-        )
 
 
 def _check_one_per_prompt(name: str, values: object, num_prompts: int) -> None:
