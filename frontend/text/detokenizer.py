@@ -4,7 +4,8 @@ never changes; all of it joined equals decoding all tokens at once."""
 import codecs
 from collections.abc import Iterable, Sequence
 
-from frontend.text.tokenizer import Joining, Tokenizer, TokenPieces
+from frontend.text.token_pieces import Joining, TokenPieces
+from frontend.text.tokenizer import Tokenizer
 
 MAX_WITHHELD_BYTES = 16
 """Longest run of byte tokens that is withheld while it is valid so far."""
