@@ -11,10 +11,9 @@ Workloads, in tokens cut from real English text, greedy, end-of-sequence ignored
     W4        32 requests at once, share 384 tokens, 32 of their own, 32 out
     prefill   one request, 2,000 in, 1 out; prefill@8000 has 8,000
 
-They are written to one file that all engines are served. Clients of a daemon or a server are other
-processes; a library given by its interpreter is asked in its own process. A table goes to stderr,
-one JSON document to stdout as the last line. Exit code 0, 1 if something failed, 2 for wrong
-options.
+Clients of a daemon or a server are other processes; a library given by its interpreter is asked in
+its own process. A table goes to stderr, one JSON document to stdout as the last line. Exit code 0,
+1 if something failed, 2 for wrong options.
 """
 
 import functools
@@ -42,8 +41,6 @@ from scripts.comparison.workloads import (
     digest,
     make_rounds,
     make_warm_up,
-    read_rounds,
-    write_rounds,
 )
 from scripts.load.report import describe_run, log, write_document
 
@@ -92,10 +89,6 @@ def compare(
     text: Annotated[
         Path | None, Parameter(help="To cut prompts from; default: Python's language reference.")
     ] = None,
-    workload_file: Annotated[
-        Path | None,
-        Parameter(help="Served if it is there, else written; default: a temporary file."),
-    ] = None,
     logs: Annotated[Path | None, Parameter(help="A folder for the output of engines.")] = None,
     json: Annotated[Path | None, Parameter(help="Write the document here too.")] = None,
 ) -> int:
@@ -112,8 +105,7 @@ def compare(
     if rounds < 1 or client_processes < 1:
         raise ValueError("--rounds and --client-processes are at least 1")
     with tempfile.TemporaryDirectory(prefix="comparison-") as folder:
-        path = workload_file or Path(folder) / "workloads.json"
-        asked, warm_up = _workloads(path, model, text, workloads, rounds)
+        asked, warm_up = _workloads(model, text, workloads, rounds)
         logs = logs or Path(folder) / "logs"
         logs.mkdir(parents=True, exist_ok=True)
         conditions = Conditions(
@@ -131,7 +123,7 @@ def compare(
             "num_threads": conditions.num_threads,
             "client_processes": client_processes,
             "resident": resident,
-            "workload_file": digest(path),
+            "workload": digest(asked),
             "engines": {one.name: one.setting for one in engines},
             **summary,
         }
@@ -141,26 +133,14 @@ def compare(
 
 
 def _workloads(
-    path: Path, model: str, text: Path | None, names: str, num_rounds: int
+    model: str, text: Path | None, names: str, num_rounds: int
 ) -> tuple[list[list[Workload]], list[Workload]]:
-    wanted = [name.strip() for name in names.split(",") if name.strip()]
-    if not path.exists():
-        # what cuts the text is not for the client processes, which import this file
-        from scripts.comparison.text import english_text, tokens_of
+    # what cuts the text is not for the client processes, which import this file
+    from scripts.comparison.text import english_text, tokens_of
 
-        token_ids = tokens_of(english_text(text), model)
-        made = make_rounds(token_ids, wanted, num_rounds=num_rounds)
-        source = f"{text or 'the Python language reference'}, {model}"
-        write_rounds(path, make_warm_up(token_ids), made, source=source)
-    warm_up, found = read_rounds(path)
-    known = {workload.name for one in found for workload in one}
-    if len(found) < num_rounds or not known.issuperset(wanted):
-        raise ValueError(
-            f"{path} holds {len(found)} rounds of {', '.join(sorted(known))}, asked for are "
-            f"{num_rounds} of {', '.join(wanted)}; remove it and it is written anew"
-        )
-    by_name = [{workload.name: workload for workload in one} for one in found[:num_rounds]]
-    return [[one[name] for name in wanted] for one in by_name], warm_up
+    token_ids = tokens_of(english_text(text), model)
+    wanted = [name.strip() for name in names.split(",") if name.strip()]
+    return make_rounds(token_ids, wanted, num_rounds=num_rounds), make_warm_up(token_ids)
 
 
 main = functools.partial(run_app, app)

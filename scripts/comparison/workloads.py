@@ -1,19 +1,15 @@
-"""What every engine is asked: requests in token ids, written to one file that all are served. The
-same text, names, seed and number of rounds give the same file, byte for byte."""
+"""Requests in token ids that every engine is asked. The same text, names, seed and number of rounds
+give the same requests."""
 
 import hashlib
-import json
 import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
-from typing import Any
 
 from scripts.load.requests import PlannedRequest
 
-_FORMAT = 2
 _BATCH, _BATCH_PROMPT, _BATCH_OUTPUT = 64, (32, 512), 64
 _SINGLE_PROMPT, _SINGLE_OUTPUT = 64, 128
 _STREAMED = 48
@@ -131,53 +127,6 @@ def _arrivals(name: str, rate: str, seed: int) -> tuple[float, ...]:
         ) from None
 
 
-def write_rounds(
-    path: Path, warm_up: Sequence[Workload], rounds: Sequence[Sequence[Workload]], *, source: str
-) -> None:
-    """One JSON document. `source` says where the tokens come from."""
-    document = {
-        "format": _FORMAT,
-        "source": source,
-        "warm_up": [_as_json(workload) for workload in warm_up],
-        "rounds": [[_as_json(workload) for workload in workloads] for workloads in rounds],
-    }
-    path.write_text(json.dumps(document, separators=(",", ":")) + "\n")
-
-
-def read_rounds(path: Path) -> tuple[list[Workload], list[list[Workload]]]:
-    """The warm-up, and each round's workloads. Raises ValueError: the file is not one that
-    `write_rounds` wrote."""
-    try:
-        document: dict[str, Any] = json.loads(path.read_text())
-        if document["format"] != _FORMAT:
-            raise ValueError(f"format {document['format']}, this script reads {_FORMAT}")
-        warm_up, *rounds = (
-            [_from_json(workload) for workload in workloads]
-            for workloads in [document["warm_up"], *document["rounds"]]
-        )
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{path} is not a workload file ({type(error).__name__}: {error}); remove it and it "
-            "is written anew"
-        ) from error
-    return warm_up, rounds
-
-
-def _as_json(workload: Workload) -> dict[str, Any]:
-    requests = [[one.arrival_s, one.num_output_tokens, one.prompt] for one in workload.requests]
-    return {"name": workload.name, "requests": requests}
-
-
-def _from_json(document: dict[str, Any]) -> Workload:
-    requests = (
-        PlannedRequest(index, prompt, num_outputs, arrival_s)
-        for index, (arrival_s, num_outputs, prompt) in enumerate(document["requests"])
-    )
-    return Workload(document["name"], tuple(requests))
-
-
-def digest(path: Path) -> str:
-    """A hash of the file's bytes, to say which workload a figure is of."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+def digest(rounds: Sequence[Sequence[Workload]]) -> str:
+    """A hash that says which workload a figure is of."""
+    return hashlib.sha256(repr(rounds).encode()).hexdigest()[:16]

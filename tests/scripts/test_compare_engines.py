@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 from fake_engine import FakeEngine
 
+from scripts import compare_engines
 from scripts.compare_engines import main
 from scripts.comparison import peers
 from scripts.comparison.engines import (
@@ -29,7 +29,7 @@ from scripts.comparison.rounds import (
     run_rounds,
     summarise_rounds,
 )
-from scripts.comparison.workloads import Workload, write_rounds
+from scripts.comparison.workloads import Workload
 from scripts.load.clients import ClientsFailed, Daemon, OpenLoop, run_clients
 from scripts.load.records import RequestRecord
 from scripts.load.requests import PlannedRequest
@@ -241,19 +241,16 @@ def test_what_a_library_cannot_do_is_not_measured_and_a_fault_is_a_failure(condi
 # ------------------------------------------------------------------ the command line
 
 
-def compare(*options):
-    command = [sys.executable, "scripts/compare_engines.py", *options]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
-
-
-def test_the_script_compares_what_it_is_given_and_prints_one_json_line(tmp_path):
-    path = tmp_path / "workloads.json"
-    write_rounds(path, WARM_UP, [[BATCH, ARRIVING]], source="by hand")
-    options = ["--workload-file", str(path), "--workloads", "W1,W3@20", "--rounds", "1"]
+def test_the_script_compares_what_it_is_given_and_prints_one_json_line(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(compare_engines, "_workloads", lambda *_: ([[BATCH, ARRIVING]], WARM_UP))
+    options = ["--workloads", "W1,W3@20", "--rounds", "1"]
     options += ["--server", f"one={FAKE_SERVER}", "--server", f"short={FAKE_SERVER} --short"]
-    done = compare(*options, "--json", str(tmp_path / "out.json"))
-    assert (done.returncode, done.stdout.count("\n")) == (1, 1), done.stderr
-    document = json.loads(done.stdout)
+    code = main([*options, "--json", str(tmp_path / "out.json")])
+    done = capsys.readouterr()
+    assert (code, done.out.count("\n")) == (1, 1), done.err
+    document = json.loads(done.out)
     assert document == json.loads((tmp_path / "out.json").read_text())
     assert {"W1", "W3@20", "start"} == document["medians"]["one"].keys()
     start = document["medians"]["one"]["start"]
@@ -261,7 +258,7 @@ def test_the_script_compares_what_it_is_given_and_prints_one_json_line(tmp_path)
     assert 0 < start["peak_engine_mb"] < start["peak_all_mb"]
     # it does not even answer the warm-up in full
     assert document["medians"]["short"] == {} and document["failed"][0]["engine"] == "short"
-    assert "failed: short" in done.stderr and "commit" in document
+    assert "failed: short" in done.err and "commit" in document
 
 
 @pytest.mark.parametrize(
