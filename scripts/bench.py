@@ -1,21 +1,12 @@
 """Benchmarks of this machine. A table goes to stderr, one JSON document to stdout as the last line.
 
     python scripts/bench.py scheduler
-    python scripts/bench.py growth --picture docs/benchmarks/growth.svg
     python scripts/bench.py startup --options "--dtype float32"
-    python scripts/bench.py restart --options "--dtype float32"
-    python scripts/bench.py isolation
-    python scripts/bench.py offline
     python scripts/bench.py parallel --ways "-tp 3" "-pp 2"
-    python scripts/bench.py http
-    python scripts/bench.py speculation
-    python scripts/bench.py structured-outputs
     python scripts/bench.py cpu-kernels --rows 1 64 --kinds float32 int8
-    python scripts/bench.py adapters
-    python scripts/bench.py fleet --rate 8 12 16
     python scripts/bench.py embeddings --folder FOLDER --peers PYTHON
 
-Exit code 0, 1 if something failed, 2 for wrong options.
+`--help` lists the commands. Exit code 0, 1 if something failed, 2 for wrong options.
 """
 
 import functools

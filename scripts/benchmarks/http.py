@@ -2,7 +2,6 @@
 without a model."""
 
 import asyncio
-import json as json_module
 import os
 import random
 import sys
@@ -24,6 +23,10 @@ from scripts.benchmarks import START_TIMEOUT_S, Json, Repeat, cpu_seconds, repor
 from scripts.benchmarks import fake_engine as engine
 from scripts.command_line import option
 from scripts.comparison.processes import EngineProcess
+from scripts.load.clients import OpenLoop, run_clients
+from scripts.load.http_streams import ENDPOINTS, Server
+from scripts.load.records import span_s
+from scripts.load.requests import PlannedRequest
 
 _ENGINE = Path(engine.__file__)
 _STEP_S = 0.0256
@@ -81,49 +84,24 @@ async def _library_us(num_streams: int, num_steps: int, tokens_each: int) -> dic
     }
 
 
-class _Reader(asyncio.Protocol):
-    """Sends one request, and counts the events of its answer."""
-
-    def __init__(self, request: bytes) -> None:
-        self._request = request
-        self.num_events = 0
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._tail = b""
-
-    def connection_made(self, transport: Any) -> None:
-        transport.write(self._request)
-
-    def data_received(self, data: bytes) -> None:
-        self.num_events += data.count(b"data: {")
-        self._tail = (self._tail + data)[-40:]
-        if b"data: [DONE]" in self._tail and not self.done.done():
-            self.done.set_result(None)
-
-    def connection_lost(self, _error: Exception | None) -> None:
-        if not self.done.done():
-            self.done.set_exception(ConnectionError("the server closed the stream"))
-
-
-async def _stream(port: int, num_streams: int, num_tokens: int) -> tuple[int, float]:
-    """The events of all streams, and seconds from the first request to the last event."""
-    body = json_module.dumps(
-        {"messages": [{"role": "user", "content": "x"}], "max_tokens": num_tokens, "stream": True}
+def _stream(port: int, num_streams: int, num_tokens: int) -> tuple[int, float]:
+    """The events of all streams, and seconds from the first request to the last event.
+    Raises RuntimeError: a request failed."""
+    server = Server.at(
+        f"http://127.0.0.1:{port}",
+        api="openai-chat",
+        endpoint=ENDPOINTS["openai-chat"],
+        extra_body={"model": None},
     )
-    request = (
-        "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}"
-    ).encode()
-    loop = asyncio.get_running_loop()
-    start_s = time.monotonic()
-    pairs = [
-        await loop.create_connection(lambda: _Reader(request), "127.0.0.1", port)
-        for _ in range(num_streams)
-    ]
-    await asyncio.wait_for(asyncio.gather(*(reader.done for _, reader in pairs)), 60)
-    seconds = time.monotonic() - start_s
-    for transport, _ in pairs:
-        transport.close()
-    return sum(reader.num_events for _, reader in pairs), seconds
+    requests = tuple(
+        PlannedRequest(index, [{"role": "user", "content": "x"}], num_tokens)
+        for index in range(num_streams)
+    )
+    records = run_clients(server, OpenLoop(requests), num_processes=1, timeout_s=60).records
+    if failed := [record.detail for record in records if record.error is not None]:
+        raise RuntimeError(f"{len(failed)} of {num_streams} streams failed: {failed[0]}")
+    start_s, end_s = span_s(records)
+    return sum(1 + len(record.gaps_s) for record in records), end_s - start_s
 
 
 def _http(num_streams: int, num_tokens: int, step_s: float, burst: int) -> dict[str, float]:
@@ -140,12 +118,12 @@ def _http(num_streams: int, num_tokens: int, step_s: float, burst: int) -> dict[
         ):
             first.ready_answer(START_TIMEOUT_S)
             port = int(second.next_answer(START_TIMEOUT_S)["url"].split(":")[-1])
-            run(_stream(port, 4, 4))
+            _stream(port, 4, 4)
             before_s = cpu_seconds(second.pid)
-            run(_stream(port, num_streams, 2))
+            _stream(port, num_streams, 2)
             beginning_s = cpu_seconds(second.pid) - before_s
             before_s = cpu_seconds(second.pid)
-            num_events, seconds = run(_stream(port, num_streams, num_tokens))
+            num_events, seconds = _stream(port, num_streams, num_tokens)
             used_s = cpu_seconds(second.pid) - before_s
     all_tokens = num_streams * num_tokens
     return {
