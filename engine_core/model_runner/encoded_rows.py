@@ -1,29 +1,53 @@
 """Where each row of an encoder-decoder model finds what the encoder made of its request's input."""
 
+import dataclasses
 from collections.abc import Mapping
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from engine_core.kv_cache import BlockIds
 from engine_core.model_runner.cache import PagedKVCache
 from engine_core.model_runner.config import RunnerConfig
+from engine_core.model_runner.row_parts import Int32Array, RowPart, StepPart, StepRows
 from engine_core.model_runner.rows import PlacedRow
 from engine_core.models.interface import EncoderDecoder
-from kernels.interface.operations import AttentionMetadata, AttentionSpec
+from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
+from kernels.interface.operations import AttentionMetadata, AttentionSpec, ForwardContext
 
 
-class EncodedRows:
-    """The encoder's block table of each row. Raises ValueError: see `make_attention_planner`."""
+@dataclasses.dataclass(frozen=True)
+class CrossAttentionStep(StepPart):
+    """`attended`: by each token, planned as a decode of its own. `failures`: requests that lack an
+    output, and why."""
 
-    def __init__(self, config: RunnerConfig, model: EncoderDecoder, cache: PagedKVCache) -> None:
+    attended: AttentionMetadata
+    failures: dict[str, str]
+
+    def in_context(self, context: ForwardContext) -> ForwardContext:
+        return dataclasses.replace(context, encoded=self.attended)
+
+    def answer(self, output: ModelRunnerOutput) -> None:
+        output.failures.update(self.failures)
+
+
+class CrossAttentionRows(RowPart):
+    """The encoder's block table of each row. Raises ValueError: see `make_attention_planner`.
+    `outputs`: of the encoder, by identifier; a text says why there is none."""
+
+    def __init__(
+        self,
+        config: RunnerConfig,
+        model: EncoderDecoder,
+        cache: PagedKVCache,
+        outputs: Mapping[bytes, torch.Tensor | str],
+    ) -> None:
+        self._outputs = outputs
         spec, most = model.kv_cache_spec, model.max_encoder_tokens
         self._model, self._ops, self._kv_caches = model, config.ops, cache.kv_caches
         self._block_size = config.block_size
         width = -(-most // config.block_size)
-        self._tables: npt.NDArray[np.int32] = np.zeros((config.max_num_seqs, width), np.int32)
-        self._lengths: npt.NDArray[np.int32] = np.zeros(config.max_num_seqs, np.int32)
+        self._tables: Int32Array = np.zeros((config.max_num_seqs, width), np.int32)
+        self._lengths: Int32Array = np.zeros(config.max_num_seqs, np.int32)
         self._identifiers: dict[int, bytes] = {}
         self._planner = config.ops.make_attention_planner(
             AttentionSpec(
@@ -40,36 +64,26 @@ class EncodedRows:
             )
         )
 
-    def write_row(self, placed: PlacedRow) -> BlockIds:
-        """A sequence takes a row. Returns its other tables."""
-        *tables, encoder_table = placed.block_ids
-        (feature,) = placed.mm_features
+    def place(self, placed: PlacedRow) -> None:
+        encoder_table = placed.block_ids[-1]
+        (feature,) = placed.request.mm_features
         self._tables[placed.row, : len(encoder_table)] = encoder_table
         self._lengths[placed.row] = feature.num_rows
         self._identifiers[placed.row] = feature.identifier
-        return tuple(tables)
 
-    def of_step(
-        self,
-        rows_R: npt.NDArray[np.int64],
-        num_computed_R: npt.NDArray[np.integer],
-        counts_R: npt.NDArray[np.integer],
-        outputs: Mapping[bytes, torch.Tensor | str],
-    ) -> tuple[AttentionMetadata, dict[int, str]]:
-        """The blocks of sequences that begin are filled; those that fork from them share these.
-        Returns what each token attends to, planned as a decode of its own, and the sequences
-        (places in the step) that lack an output, and why."""
+    def of_step(self, plan: SchedulerOutput, rows: StepRows) -> CrossAttentionStep:
+        """The blocks of sequences that begin are filled; those that fork from them share these."""
         failures = {}
-        for place in np.flatnonzero(num_computed_R == 0).tolist():
-            row = int(rows_R[place])
-            output = outputs.get(self._identifiers[row], "it is missing: please report")
+        for index in np.flatnonzero(rows.num_computed_R == 0).tolist():
+            row = int(rows.rows_R[index])
+            output = self._outputs.get(self._identifiers[row], "it is missing: please report")
             if isinstance(output, str):
-                failures[place] = output
+                failures[plan.batch.req_ids[rows.place_R[index]]] = output
             else:
                 self._fill(row, output)
-        rows_T = np.repeat(rows_R, counts_R)
+        rows_T = np.repeat(rows.rows_R, rows.num_scheduled_R)
         num_tokens = len(rows_T)
-        plan = self._planner.plan(
+        attended = self._planner.plan(
             query_start_loc_R1=torch.arange(num_tokens + 1, dtype=torch.int32),
             seq_lens_R=torch.from_numpy(self._lengths[rows_T]),
             block_table_RM=torch.from_numpy(self._tables[rows_T]),
@@ -77,7 +91,7 @@ class EncodedRows:
             num_decodes=num_tokens,
             num_decode_tokens=num_tokens,
         )
-        return plan, failures
+        return CrossAttentionStep(attended, failures)
 
     def _fill(self, row: int, hidden_SE: torch.Tensor) -> None:
         at_S = np.arange(len(hidden_SE))

@@ -6,43 +6,45 @@ import logging
 from collections.abc import Mapping
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from engine_core.model_runner.given_states import StepStates
-from engine_core.model_runner.rows import RunnerRows
+from engine_core.model_runner.row_parts import Int32Array, Int64Array, RowPart, StepRows
+from engine_core.model_runner.rows import PlacedRow, RunnerRows
 from engine_core.models.multimodal.interface import (
     InputFamily,
     MultiModalEncoder,
     positions_on_axes,
 )
-from engine_core.scheduler import SchedulerOutput
+from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
 from engine_core.scheduler.mm_features import MultiModalFeature
+from kernels.interface.operations import ForwardContext
 
 logger = logging.getLogger(__name__)
 
-Int32Array = npt.NDArray[np.int32]
-Int64Array = npt.NDArray[np.int64]
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class EncodedStep:
-    """Of a step's T tokens, in its order.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EncodedStep(StepStates):
+    """What the tokens of a step take of encoded inputs: states in the place of embeddings, and
 
     Attributes:
-        states: rows in the place of embeddings.
         positions_AT: int64 [3, T]; None: the text's, on all axes.
-        ends_T: int32, behind the last position that each token sees; None: itself.
-        failures: sequences (places in the step's order) that lack an output, and why.
+        ends_T: behind the last position that each token sees; None: itself.
+        failures: requests that lack an output, and why.
     """
 
-    states: StepStates | None
     positions_AT: Int64Array | None
     ends_T: Int32Array | None
-    failures: dict[int, str]
+    failures: dict[str, str]
 
+    def in_context(self, context: ForwardContext) -> ForwardContext:
+        context = super().in_context(context)
+        if self.positions_AT is None:
+            return context
+        return dataclasses.replace(context, positions_AT=torch.from_numpy(self.positions_AT))
 
-_ALL_TEXT = EncodedStep(None, None, None, {})
+    def answer(self, output: ModelRunnerOutput) -> None:
+        output.failures.update(self.failures)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -54,14 +56,15 @@ class _RowInputs:
     """Up to the last input's end."""
 
 
-class EncoderRows:
-    """For `max_num_rows` rows. `encoder`: None if all prompts are text."""
+class EncoderRows(RowPart):
+    """The images and sounds of each row. `dtype`: the model's."""
 
     def __init__(
-        self, encoder: MultiModalEncoder | None, rows: RunnerRows, max_num_rows: int
+        self, encoder: MultiModalEncoder, rows: RunnerRows, max_num_rows: int, dtype: torch.dtype
     ) -> None:
         self._encoder = encoder
         self._rows = rows
+        self._dtype = dtype
         self._outputs: dict[bytes, torch.Tensor | str] = {}
         """By identifier; a text says why there is none."""
         self._inputs: dict[int, _RowInputs] = {}
@@ -76,17 +79,20 @@ class EncoderRows:
         return self._outputs
 
     @property
+    def is_used(self) -> bool:
+        return bool(self._inputs)
+
+    @property
     def _family(self) -> InputFamily:
-        assert self._encoder is not None, "inputs are refused where there is no encoder"
         return self._encoder.family
 
-    def free_row(self, row: int) -> None:
+    def free(self, row: int) -> None:
         if self._inputs.pop(row, None) is not None:
             self._stop[row] = self._shift[row] = 0
 
-    def write_row(self, row: int, features: tuple[MultiModalFeature, ...]) -> None:
-        """A sequence with these inputs has the row, in place of another."""
-        self.free_row(row)
+    def place(self, placed: PlacedRow) -> None:
+        row, features = placed.row, placed.request.mm_features
+        self.free(row)
         if features:
             positions_AP: Int64Array | None = None
             if self._family.has_axes:
@@ -94,18 +100,17 @@ class EncoderRows:
             self._inputs[row] = _RowInputs(features, positions_AP)
             self._stop[row] = features[-1].stop
 
-    def encode(self, plan: SchedulerOutput) -> None:
+    def update(self, plan: SchedulerOutput) -> None:
         """Drop and make outputs. Each is made on its own, so that nothing else changes its bits,
         and one that cannot be made fails the sequences that need it."""
         for identifier in plan.free_encoder_mm_hashes:
             self._outputs.pop(identifier, None)
         for name, indexes in plan.scheduled_encoder_inputs.items():
-            features = self._rows.mm_features_of(name)
+            features = self._rows.requests[name].mm_features
             for index in indexes:
                 self._outputs[features[index].identifier] = self._encode(features[index])
 
     def _encode(self, feature: MultiModalFeature) -> torch.Tensor | str:
-        assert self._encoder is not None, "inputs are refused where there is no encoder"
         try:
             rows_NE = self._encoder.encode(feature.tensors)
         except Exception as error:  # code of others, on tensors of others: one request's fault
@@ -119,29 +124,22 @@ class EncoderRows:
             )
         return rows_NE
 
-    def of_step(
-        self,
-        rows_R: Int64Array,
-        num_computed_R: npt.NDArray[np.integer],
-        counts_R: npt.NDArray[np.integer],
-    ) -> EncodedStep:
-        """What the tokens of these sequences take of their inputs."""
-        if not self._inputs:
-            return _ALL_TEXT
-        family = self._family
-        starts_R = np.cumsum(counts_R) - counts_R
+    def of_step(self, plan: SchedulerOutput, rows: StepRows) -> EncodedStep:
+        family, rows_R, starts_R = self._family, rows.rows_R, rows.offsets()
+        num_computed_R, counts_R = rows.num_computed_R, rows.num_scheduled_R
         places: list[Int64Array] = []
         parts: list[torch.Tensor] = []
-        failures: dict[int, str] = {}
+        failures: dict[str, str] = {}
         positions_T = np.repeat(num_computed_R - starts_R, counts_R)
         positions_T = positions_T + np.arange(len(positions_T))
-        positions_AT = ends_T = None
+        positions_AT: Int64Array | None = None
+        ends_T: Int32Array | None = None
         if family.has_axes and self._shift[rows_R].any():
             positions_AT = np.tile(positions_T + np.repeat(self._shift[rows_R], counts_R), (3, 1))
-        for place in np.flatnonzero(num_computed_R < self._stop[rows_R]).tolist():
-            inputs = self._inputs[int(rows_R[place])]
-            first, offset = int(num_computed_R[place]), int(starts_R[place])
-            stop, shift = first + int(counts_R[place]), offset - first
+        for index in np.flatnonzero(num_computed_R < self._stop[rows_R]).tolist():
+            inputs = self._inputs[int(rows_R[index])]
+            first, offset = int(num_computed_R[index]), int(starts_R[index])
+            stop, shift = first + int(counts_R[index]), offset - first
             if inputs.positions_AP is not None:
                 if positions_AT is None:
                     positions_AT = np.tile(positions_T, (3, 1))
@@ -156,11 +154,17 @@ class EncoderRows:
                         places.append(np.arange(low, high) + shift)
                         parts.append(output[row + low - run_start : row + high - run_start])
                     elif low < high and isinstance(output, str):
-                        failures[place] = output
+                        failures[plan.batch.req_ids[rows.place_R[index]]] = output
                     if low < high and family.is_bidirectional:
                         if ends_T is None:
                             ends_T = (positions_T + 1).astype(np.int32)
                         ends_T[low + shift : high + shift] = run_stop
                     row += run_stop - run_start
-        states = StepStates(np.concatenate(places), parts) if places else None
-        return EncodedStep(states, positions_AT, ends_T, failures)
+        return EncodedStep(
+            places,
+            parts,
+            self._dtype,
+            positions_AT=positions_AT,
+            ends_T=ends_T,
+            failures=failures,
+        )

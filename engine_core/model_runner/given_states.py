@@ -2,57 +2,60 @@
 are computed: a request's own (prompt_embeds), and what an encoder makes of its inputs."""
 
 import dataclasses
-from collections.abc import Iterable
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from engine_core.model_runner.row_parts import Int64Array, RowPart, StepPart, StepRows
 from engine_core.model_runner.rows import PlacedRow
+from engine_core.scheduler import SchedulerOutput
 from kernels.interface.given_rows import GivenRows
+from kernels.interface.operations import ForwardContext
 
 _DTYPES = {
     "float32": torch.float32,
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
 }
-Int64Array = npt.NDArray[np.int64]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class StepStates:
-    """What is given of a step: `parts`, one behind the other, are of tokens `places_N`."""
+@dataclasses.dataclass(frozen=True)
+class StepStates(StepPart):
+    """What is given of a step: rows of `parts`, of any floating dtype, on the host or the device,
+    to the step's tokens `places`. `dtype`: the model's."""
 
-    places_N: Int64Array
+    places: list[Int64Array]
     parts: list[torch.Tensor]
+    dtype: torch.dtype
 
-    @staticmethod
-    def joined(parts: Iterable["StepStates | None"]) -> "StepStates | None":
-        """Of one step, from several sources."""
-        found = [part for part in parts if part is not None]
-        if len(found) <= 1:
-            return found[0] if found else None
-        places_N = np.concatenate([part.places_N for part in found])
-        return StepStates(places_N, [rows_NE for part in found for rows_NE in part.parts])
-
-    def on_device(self, dtype: torch.dtype, device: torch.device) -> GivenRows:
-        """Called where the step is launched: its stream must have made or waited for the parts."""
-        rows_NE = torch.cat([part_NE.to(device, dtype) for part_NE in self.parts])
-        return GivenRows(torch.from_numpy(self.places_N).to(device), rows_NE)
+    def in_context(self, context: ForwardContext) -> ForwardContext:
+        if not self.parts:
+            return context
+        device = context.ops.device
+        places_N = torch.from_numpy(np.concatenate(self.places)).to(device)
+        rows_NE = torch.cat([part_NE.to(device, self.dtype) for part_NE in self.parts])
+        if (before := context.given) is not None:
+            places_N = torch.cat([before.places_N, places_N])
+            rows_NE = torch.cat([before.rows_NE, rows_NE])
+        return dataclasses.replace(context, given=GivenRows(places_N, rows_NE))
 
 
-class GivenStates:
-    """For `max_num_rows` rows."""
+class GivenStates(RowPart):
+    """Of prompts that give hidden states. `dtype`: the model's."""
 
-    def __init__(self, max_num_rows: int) -> None:
+    def __init__(self, max_num_rows: int, dtype: torch.dtype) -> None:
+        self._dtype = dtype
         self._parts: dict[int, list[tuple[int, torch.Tensor]]] = {}
         self._stop: Int64Array = np.zeros(max_num_rows, np.int64)
         """[row], behind the last position that is given; 0 for rows without any."""
 
+    @property
+    def is_used(self) -> bool:
+        return bool(self._parts)
+
     def place(self, placed: PlacedRow) -> None:
-        """A new or resumed sequence takes a row, with what its request gives."""
-        self.free_row(placed.row)
-        for rows in placed.prompt_embeds:
+        self.free(placed.row)
+        for rows in placed.request.prompt_embeds:
             if rows.stop <= placed.num_computed_tokens:
                 continue
             flat = np.frombuffer(rows.data, np.uint8).copy()  # torch takes no read-only memory
@@ -61,38 +64,29 @@ class GivenStates:
 
     def write(self, row: int, start: int, states_NE: torch.Tensor) -> None:
         """Positions [start, start + N) of the row's sequence, none of which was written since
-        `free_row`. Before the step that computes the first of them.
+        `free`. Before the step that computes the first of them.
         `states_NE`: of any floating dtype, on the host or the device."""
         self._parts.setdefault(row, []).append((start, states_NE))
         self._stop[row] = max(self._stop[row], start + len(states_NE))
 
-    def free_row(self, row: int) -> None:
-        """What was written there is forgotten."""
+    def free(self, row: int) -> None:
         self._parts.pop(row, None)
         self._stop[row] = 0
 
-    def of_step(
-        self,
-        rows_R: Int64Array,
-        num_computed_R: npt.NDArray[np.integer],
-        num_scheduled_R: npt.NDArray[np.integer],
-    ) -> StepStates | None:
-        """What a step computes of them. Its tokens lie in the order of its sequences. Rows that are
-        past all of theirs are freed."""
-        if not self._parts:
-            return None
-        offset_R = np.cumsum(num_scheduled_R) - num_scheduled_R
+    def of_step(self, plan: SchedulerOutput, rows: StepRows) -> StepStates | None:
+        """Rows that are past all of theirs are freed."""
         places: list[Int64Array] = []
         parts: list[torch.Tensor] = []
-        for index in np.flatnonzero(self._stop[rows_R]).tolist():
-            row, first = int(rows_R[index]), int(num_computed_R[index])
+        offset_R = rows.offsets()
+        for index in np.flatnonzero(self._stop[rows.rows_R]).tolist():
+            row, first = int(rows.rows_R[index]), int(rows.num_computed_R[index])
             if first >= self._stop[row]:
-                self.free_row(row)
+                self.free(row)
                 continue
-            stop, offset = first + int(num_scheduled_R[index]), int(offset_R[index])
+            stop, offset = first + int(rows.num_scheduled_R[index]), int(offset_R[index])
             for start, states_NE in self._parts[row]:
                 low, high = max(first, start), min(stop, start + len(states_NE))
                 if low < high:
                     places.append(np.arange(low, high) - first + offset)
                     parts.append(states_NE[low - start : high - start])
-        return StepStates(np.concatenate(places), parts) if places else None
+        return StepStates(places, parts, self._dtype) if places else None

@@ -3,7 +3,7 @@ encoder-only models call it. A request's bits depend on its own tokens alone: st
 their order, however a prompt was cut into steps, and heads see one request at a time."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -94,7 +94,7 @@ class Pooler:
         return ACTIVATIONS[self.config.label_activation](x_E) if is_active else x_E
 
 
-class _PromptStates:
+class PromptStates:
     """Of one prompt what its answer needs, from the first chunk to the last."""
 
     def __init__(self, pooler: Pooler, params: PoolingParams, token_ids: Sequence[int]) -> None:
@@ -140,83 +140,11 @@ class _PromptStates:
         return np.ascontiguousarray(pooled, np.float32)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class PooledRange:
-    """Hidden states [offset, offset + count) of a step's tokens; count may be 0 with the last.
-
-    `index`: which of the step's sequences; `start`: the position of the first."""
-
-    index: int
-    offset: int
-    start: int
-    count: int
-    is_last: bool
-    states: _PromptStates
-
-
-class PoolingRows:
-    """By row of the batch, what is pooled of it. `pooler`: None: no row ever asks."""
-
-    def __init__(self, pooler: Pooler | None) -> None:
-        self._pooler = pooler
-        self._states: dict[int, _PromptStates] = {}
-
-    def write_row(self, row: int, params: PoolingParams | None, token_ids: Sequence[int]) -> None:
-        """The row's prompt begins; `params` None: it is not pooled."""
-        self._states.pop(row, None)
-        if params is not None:
-            assert self._pooler is not None, "a pooling request, and the runner has no pooler"
-            self._states[row] = _PromptStates(self._pooler, params, token_ids)
-
-    def free_row(self, row: int) -> None:
-        self._states.pop(row, None)
-
-    @property
-    def is_empty(self) -> bool:
-        return not self._states
-
-    def ranges(
-        self,
-        rows_R: npt.NDArray[np.int64],
-        num_computed_R: npt.NDArray[np.integer],
-        num_scheduled_R: npt.NDArray[np.integer],
-    ) -> list[PooledRange]:
-        """What a step has to pool. Tokens of the step lie in the order of its sequences."""
-        if not self._states:
-            return []
-        found, next_offset = [], 0
-        columns = (rows_R.tolist(), num_computed_R.tolist(), num_scheduled_R.tolist())
-        for index, (row, start, count) in enumerate(zip(*columns, strict=True)):
-            offset, stop = next_offset, start + count
-            next_offset += count
-            states = self._states.get(row)
-            if states is not None and (wanted := states.wanted(start, stop)) is not None:
-                first, end = wanted
-                is_last = stop == states.num_tokens
-                range_ = PooledRange(
-                    index, offset + first - start, first, end - first, is_last, states
-                )
-                found.append(range_)
-        return found
-
-
-def pool(states: Iterable[tuple[PooledRange, Float32Array]]) -> dict[int, Float32Array]:
-    """By index of the step's sequences, the answers of prompts that are computed.
-    `states`: of each range [count, E]."""
-    answers: dict[int, Float32Array] = {}
-    for part, states_NE in states:
-        if part.count:
-            part.states.add(part.start, states_NE)
-        if part.is_last:
-            answers[part.index] = part.states.answer()
-    return answers
-
-
 def pool_prompt(
     pooler: Pooler, params: PoolingParams, token_ids: Sequence[int], states_NE: Float32Array
 ) -> Float32Array:
     """The answer of a prompt whose states are all there."""
-    prompt = _PromptStates(pooler, params, token_ids)
+    prompt = PromptStates(pooler, params, token_ids)
     start, stop = prompt.wanted(0, prompt.num_tokens) or (0, 0)
     prompt.add(start, states_NE[start:stop])
     return prompt.answer()

@@ -2,18 +2,88 @@
 are computed for this alone, a slice at a time, so that memory depends on no prompt's length."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from engine_core.model_runner.sampling_params import ResolvedSampling
+from engine_core.model_runner.row_parts import (
+    HostTensor,
+    Int64Array,
+    RowPart,
+    StepPart,
+    StepRows,
+)
+from engine_core.model_runner.rows import PlacedRow
 from engine_core.model_runner.vocabulary_rows import VocabularyRows
+from engine_core.models import Model
+from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
 from protocol.outputs import Logprobs
 
 _SLICE_ENTRIES = 2**22
 """Logits of a slice: 16 MiB, a few times of which are in use at once."""
+
+
+class PromptReports(RowPart):
+    """What is reported of each row's prompt.
+
+    Args:
+        token_ids: [row, position] on the model's device.
+        vocabulary: that the model's logits are of.
+        host_tensor: makes memory that reports are copied to.
+    """
+
+    def __init__(
+        self,
+        max_num_rows: int,
+        *,
+        token_ids: torch.Tensor,
+        model: Model,
+        vocabulary: VocabularyRows,
+        host_tensor: HostTensor,
+    ) -> None:
+        self.token_ids = token_ids
+        self.model = model
+        self.vocabulary = vocabulary
+        self.host_tensor = host_tensor
+        self._num_logprobs: dict[int, int] = {}
+        self._last: Int64Array = np.zeros(max_num_rows, np.int64)
+        """The prompt's last position; 0 for rows that report nothing."""
+
+    @property
+    def is_used(self) -> bool:
+        return bool(self._num_logprobs)
+
+    def place(self, placed: PlacedRow) -> None:
+        self.free(placed.row)
+        sampling = placed.request.sampling
+        if sampling.params.prompt_logprobs is not None:
+            self._num_logprobs[placed.row] = sampling.params.prompt_logprobs
+            self._last[placed.row] = sampling.num_prompt_tokens - 1
+
+    def free(self, row: int) -> None:
+        self._num_logprobs.pop(row, None)
+        self._last[row] = 0
+
+    def of_step(self, plan: SchedulerOutput, rows: StepRows) -> "PromptStep | None":
+        stop_R = rows.num_computed_R + rows.num_scheduled_R
+        count_R = np.minimum(stop_R, self._last[rows.rows_R]) - rows.num_computed_R
+        indexes = np.flatnonzero(count_R > 0).tolist()
+        if not indexes:
+            return None
+        offset_R = rows.offsets()
+        ranges = [
+            PromptRange(
+                request_id=plan.batch.req_ids[rows.place_R[index]],
+                row=int(rows.rows_R[index]),
+                offset=int(offset_R[index]),
+                first=int(rows.num_computed_R[index]) + 1,
+                count=int(count_R[index]),
+                num_logprobs=self._num_logprobs[int(rows.rows_R[index])],
+            )
+            for index in indexes
+        ]
+        return PromptStep(self, ranges)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -25,8 +95,7 @@ class PromptRange:
                                    offset
     """
 
-    index: int
-    """Which of the step's sequences."""
+    request_id: str
     row: int
     offset: int
     first: int
@@ -35,45 +104,23 @@ class PromptRange:
     """Of the likeliest tokens, beside each token's own."""
 
 
-class PromptReports:
-    """By row of the batch, what is reported of its prompt."""
+class PromptStep(StepPart):
+    """The ranges that a step reports. The prompts' tokens are in their rows."""
 
-    def __init__(self, max_num_rows: int) -> None:
-        self._num_logprobs: dict[int, int] = {}
-        self._last: npt.NDArray[np.int64] = np.zeros(max_num_rows, np.int64)
-        """The prompt's last position; 0 for rows that report nothing."""
+    reads_all_rows = True
 
-    def write_row(self, row: int, sampling: ResolvedSampling) -> None:
-        """What the row's earlier sequence asked for is forgotten."""
-        wanted = sampling.params.prompt_logprobs
-        self._num_logprobs.pop(row, None)
-        self._last[row] = 0
-        if wanted is not None:
-            self._num_logprobs[row] = wanted
-            self._last[row] = sampling.num_prompt_tokens - 1
+    def __init__(self, reports: PromptReports, ranges: list[PromptRange]) -> None:
+        self._reports = reports
+        self._columns = [(part, PromptColumns.of(part, reports.host_tensor)) for part in ranges]
 
-    def ranges(
-        self,
-        rows_R: npt.NDArray[np.int64],
-        num_computed_R: npt.NDArray[np.integer],
-        num_scheduled_R: npt.NDArray[np.integer],
-    ) -> list[PromptRange]:
-        """What a step has to report. Tokens of the step lie in the order of its sequences."""
-        if not self._num_logprobs:
-            return []
-        count_R = np.minimum(num_computed_R + num_scheduled_R, self._last[rows_R]) - num_computed_R
-        offset_R = np.cumsum(num_scheduled_R) - num_scheduled_R
-        return [
-            PromptRange(
-                index=index,
-                row=int(rows_R[index]),
-                offset=int(offset_R[index]),
-                first=int(num_computed_R[index]) + 1,
-                count=int(count_R[index]),
-                num_logprobs=self._num_logprobs[int(rows_R[index])],
-            )
-            for index in np.flatnonzero(count_R > 0).tolist()
-        ]
+    def read(self, hidden_TE: torch.Tensor) -> None:
+        for part, columns in self._columns:
+            columns.fill(hidden_TE, part, self._reports)
+
+    def answer(self, output: ModelRunnerOutput) -> None:
+        output.prompt_logprobs = {
+            part.request_id: (part.first, columns.on_the_wire()) for part, columns in self._columns
+        }
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -85,27 +132,15 @@ class PromptColumns:
     ranks_P: torch.Tensor
 
     @classmethod
-    def allocate(
-        cls, part: PromptRange, new: Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
-    ) -> "PromptColumns":
-        """`new`: makes a tensor on the host."""
+    def of(cls, part: PromptRange, new: HostTensor) -> "PromptColumns":
+        """Empty ones."""
         shape = (part.count, 1 + part.num_logprobs)
         return cls(new(shape, torch.int32), new(shape, torch.float32), new(shape[:1], torch.int32))
 
-    def fill(
-        self,
-        hidden_TE: torch.Tensor,
-        token_ids_P: torch.Tensor,
-        part: PromptRange,
-        compute_logits: Callable[[torch.Tensor], torch.Tensor],
-        vocabulary: VocabularyRows,
-    ) -> None:
-        """
-        Args:
-            hidden_TE: of the step.
-            token_ids_P: of the range, on the model's device.
-            vocabulary: that the logits' columns are of.
-        """
+    def fill(self, hidden_TE: torch.Tensor, part: PromptRange, reports: PromptReports) -> None:
+        """From the hidden states of the step."""
+        token_ids_P = reports.token_ids[part.row, part.first : part.first + part.count]
+        vocabulary, compute_logits = reports.vocabulary, reports.model.compute_logits
         for start, stop in _slices(part.count, vocabulary.size):
             logits_SV = compute_logits(hidden_TE[part.offset + start : part.offset + stop]).float()
             own_S1 = token_ids_P[start:stop, None].long()

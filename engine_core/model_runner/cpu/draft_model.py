@@ -7,20 +7,16 @@ import torch
 from engine_core.model_runner.adapter_rows import AdapterRows
 from engine_core.model_runner.cache import BlockStorage, PagedKVCache, origin_of_each
 from engine_core.model_runner.config import RunnerConfig
-from engine_core.model_runner.cpu.drafter import BoolArray, DraftSampling
-from engine_core.model_runner.cpu.input_batch import (
-    CPUInputBatch,
-    Int64Array,
-    StepInputs,
-    gather_step_inputs,
-)
+from engine_core.model_runner.cpu.drafter import BoolArray, Drafter, DraftSampling
+from engine_core.model_runner.cpu.input_batch import CPUInputBatch, StepInputs, gather_step_inputs
+from engine_core.model_runner.row_parts import Int64Array
 from engine_core.model_runner.rows import PlacedRow
 from engine_core.models.heads.eagle import EagleHead
 from engine_core.scheduler import SchedulerOutput
 from engine_core.scheduler.plan import DraftTokenIds
 
 
-class DraftModel:
+class DraftModel(Drafter):
     """For a sequence of which the step has sampled t5:
 
         tokens        t0 .. t3 | t4 t5 | d6 d7 d8
@@ -37,15 +33,14 @@ class DraftModel:
         *,
         batch: CPUInputBatch,
         sampling: DraftSampling,
-        adapters: AdapterRows,
+        adapters: AdapterRows | None,
     ) -> None:
+        super().__init__(batch, sampling)
         draft = config.draft
         assert draft is not None and not isinstance(draft.model, EagleHead)
-        self._model = draft.model
+        self.model = draft.model
         self._ops = draft.ops
         self._cache = PagedKVCache(config, storage, draft)
-        self._batch = batch
-        self._sampling = sampling
         self._adapters = adapters
         self._block_size = config.block_size
         self._max_num_tokens = config.max_num_batched_tokens
@@ -74,8 +69,8 @@ class DraftModel:
     # ------------------------------------------------------------------ what the plan changes
 
     def place(self, placed: PlacedRow) -> None:
+        super().place(placed)
         self._num_computed[placed.row] = -1
-        self._sampling.place(placed)
 
     def begin(self, plan: SchedulerOutput, inputs: StepInputs) -> None:
         copies, filled, size = plan.copies, self._num_filled, self._block_size
@@ -90,7 +85,7 @@ class DraftModel:
         if len(slots) >= size:  # what is filled at once is filled here too: others may read it
             filled[np.flatnonzero(np.bincount(slots // size) == size)] = size
         rows, computed = plan.batch.rows, plan.batch.num_computed_tokens
-        table = self._batch.block_tables[self._group]
+        table = self.batch.block_tables[self._group]
         for place in np.flatnonzero(self._num_computed[rows] < 0).tolist():
             row, num_computed = rows[place], int(computed[place])
             held = filled[table[row, : -(-num_computed // size)]]
@@ -105,8 +100,8 @@ class DraftModel:
         self, plan: SchedulerOutput, inputs: StepInputs, is_sampled: BoolArray
     ) -> DraftTokenIds | None:
         batch, rows = plan.batch, plan.batch.rows
-        num_tokens = self._batch.num_tokens[rows]
-        num_wanted = self._sampling.num_wanted(plan, is_sampled)
+        num_tokens = self.batch.num_tokens[rows]
+        num_wanted = self.sampling.num_wanted(plan, is_sampled)
         stop = batch.num_computed_tokens + batch.num_scheduled_tokens.astype(np.int64)
         # drafts that were rejected are no tokens of the sequence
         stop = np.where(is_sampled, num_tokens - (num_wanted == 0), stop)
@@ -135,10 +130,10 @@ class DraftModel:
         def go_on(_: BoolArray, rows: Int64Array, positions: Int64Array) -> torch.Tensor:
             hidden_RE = self._run(rows, positions, np.ones_like(positions))
             self._num_computed[rows] = positions + 1
-            return self._model.compute_logits(hidden_RE)
+            return self.model.compute_logits(hidden_RE)
 
-        logits_RV = self._model.compute_logits(hidden_RE[torch.from_numpy(is_ready)])
-        drafts = self._sampling.sample(rows[ready], num_wanted[ready], logits_RV, go_on)
+        logits_RV = self.model.compute_logits(hidden_RE[torch.from_numpy(is_ready)])
+        drafts = self.sampling.sample(rows[ready], num_wanted[ready], logits_RV, go_on)
         return DraftTokenIds([batch.req_ids[place] for place in ready.tolist()], drafts)
 
     def _run(
@@ -147,30 +142,29 @@ class DraftModel:
         """Compute these rows' tokens from `start` on. Returns the hidden state of each one's last
         token, in the order of the rows."""
         inputs = gather_step_inputs(
-            self._batch,
+            self.batch,
             rows=rows,
             num_computed=start.astype(np.int32),
             num_scheduled=counts.astype(np.int32),
             decodes_first=self._ops.needs_decodes_first,
-            order=self._adapters.order(rows),
+            order=None if self._adapters is None else self._adapters.order(rows),
         )
-        # of layers that are the model's own, too
-        num_tokens_R = np.diff(inputs.query_start_R1)
-        self._adapters.begin_step(self._adapters.of_tokens(inputs.rows_R, num_tokens_R))
-        hidden_TE = self._model.forward(
+        if self._adapters is not None:  # of layers that are the model's own, too
+            self._adapters.of_rows(inputs.rows_R, inputs.num_scheduled_R).begin()
+        hidden_TE = self.model.forward(
             torch.from_numpy(inputs.token_ids_T),
             torch.from_numpy(inputs.positions_T),
             inputs.context_in(self._cache),
         )
         last_R = np.empty(len(rows), np.int64)
-        last_R[inputs.batch_index_R] = inputs.query_start_R1[1:] - 1
+        last_R[inputs.place_R] = inputs.query_start_R1[1:] - 1
         return hidden_TE[torch.from_numpy(last_R)]
 
     def _note_computed(self, rows: Int64Array, num_computed: Int64Array) -> None:
         """Tokens that are the sequences' own."""
         self._num_computed[rows] = num_computed
         table, filled, size = (
-            self._batch.block_tables[self._group],
+            self.batch.block_tables[self._group],
             self._num_filled,
             self._block_size,
         )

@@ -1,36 +1,21 @@
 """What makes drafts in the runner, and what all these share: how many, and how they are sampled."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from engine_core.model_runner.config import RunnerConfig
-from engine_core.model_runner.cpu.input_batch import CPUInputBatch, Int64Array, StepInputs
+from engine_core.model_runner.cpu.input_batch import CPUInputBatch, StepInputs
 from engine_core.model_runner.cpu.sampler import CPUSampler
+from engine_core.model_runner.row_parts import Int64Array, RowPart, StepPart, StepRows
 from engine_core.model_runner.rows import PlacedRow
-from engine_core.scheduler import SchedulerOutput
+from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
 from engine_core.scheduler.plan import DraftTokenIds
 
 BoolArray = npt.NDArray[np.bool_]
-
-
-class Drafter(Protocol):
-    """A model that runs in the step of another, over the same rows and blocks."""
-
-    def place(self, placed: PlacedRow) -> None:
-        """A sequence takes a row."""
-
-    def begin(self, plan: SchedulerOutput, inputs: StepInputs) -> None:
-        """Rows and copies of the plan are in place, and its tokens are not computed yet."""
-
-    def propose(
-        self, plan: SchedulerOutput, inputs: StepInputs, is_sampled: BoolArray
-    ) -> DraftTokenIds | None:
-        """After a step, whose tokens are in their rows. `is_sampled`: [R] as in the plan's batch,
-        which got any."""
 
 
 class DraftSampling:
@@ -47,7 +32,8 @@ class DraftSampling:
 
     def place(self, placed: PlacedRow) -> None:
         """A sequence takes a row."""
-        limit = placed.sampling.num_prompt_tokens + placed.sampling.params.max_tokens
+        sampling = placed.request.sampling
+        limit = sampling.num_prompt_tokens + sampling.params.max_tokens
         self._max_len[placed.row] = min(limit, self._max_model_len)
 
     def num_wanted(self, plan: SchedulerOutput, is_sampled: BoolArray) -> Int64Array:
@@ -97,3 +83,46 @@ class DraftSampling:
                 break
             logits_RV = go_on(is_left, rows[places], positions[is_left])
         return drafts
+
+
+class DraftStep(StepPart):
+    """A step in which a drafter may make drafts."""
+
+    def __init__(self, drafter: "Drafter", plan: SchedulerOutput, inputs: StepInputs) -> None:
+        self._drafter = drafter
+        self._plan = plan
+        self._inputs = inputs
+        self._num_tokens = drafter.batch.num_tokens[plan.batch.rows]
+
+    def begin(self) -> None:
+        self._drafter.begin(self._plan, self._inputs)
+
+    def answer(self, output: ModelRunnerOutput) -> None:
+        plan, drafter = self._plan, self._drafter
+        is_sampled = drafter.batch.num_tokens[plan.batch.rows] > self._num_tokens
+        output.draft_token_ids = drafter.propose(plan, self._inputs, is_sampled)
+
+
+class Drafter(RowPart, ABC):
+    """A model that runs in the step of another, over the same rows and blocks."""
+
+    def __init__(self, batch: CPUInputBatch, sampling: "DraftSampling") -> None:
+        self.batch = batch
+        self.sampling = sampling
+
+    def place(self, placed: PlacedRow) -> None:
+        self.sampling.place(placed)
+
+    def of_step(self, plan: SchedulerOutput, rows: StepRows) -> DraftStep:
+        assert isinstance(rows, StepInputs)
+        return DraftStep(self, plan, rows)
+
+    def begin(self, plan: SchedulerOutput, inputs: StepInputs) -> None:
+        """Rows and copies of the plan are in place, and its tokens are not computed yet."""
+
+    @abstractmethod
+    def propose(
+        self, plan: SchedulerOutput, inputs: StepInputs, is_sampled: BoolArray
+    ) -> DraftTokenIds | None:
+        """After a step, whose tokens are in their rows. `is_sampled`: [R] as in the plan's batch,
+        which got any."""

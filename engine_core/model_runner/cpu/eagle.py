@@ -5,14 +5,9 @@ import torch
 
 from engine_core.model_runner.cache import BlockStorage, PagedKVCache
 from engine_core.model_runner.config import RunnerConfig
-from engine_core.model_runner.cpu.drafter import BoolArray, DraftSampling
-from engine_core.model_runner.cpu.input_batch import (
-    CPUInputBatch,
-    Int64Array,
-    StepInputs,
-    gather_step_inputs,
-)
-from engine_core.model_runner.rows import PlacedRow
+from engine_core.model_runner.cpu.drafter import BoolArray, Drafter, DraftSampling
+from engine_core.model_runner.cpu.input_batch import CPUInputBatch, StepInputs, gather_step_inputs
+from engine_core.model_runner.row_parts import Int64Array
 from engine_core.models.decoder import Decoder
 from engine_core.models.heads.eagle import EagleHead
 from engine_core.scheduler import SchedulerOutput
@@ -20,7 +15,7 @@ from engine_core.scheduler.plan import DraftTokenIds
 from kernels.interface.operations import ForwardContext
 
 
-class EagleDrafter:
+class EagleDrafter(Drafter):
     """For a sequence of which the step has computed t2 t3 and sampled t4:
 
         position      2   3 | 4   5          a head's position holds its pass over the token
@@ -42,21 +37,14 @@ class EagleDrafter:
         batch: CPUInputBatch,
         sampling: DraftSampling,
     ) -> None:
+        super().__init__(batch, sampling)
         assert config.draft is not None and isinstance(config.draft.model, EagleHead)
         assert isinstance(config.model, Decoder), "no states to read"
         self._head = config.draft.model
         self._target = config.model
         self._target.keep_states(self._head.state_layers)
         self._cache = PagedKVCache(config, storage, config.draft)
-        self._batch = batch
-        self._sampling = sampling
         self._last_position = config.max_model_len - 1
-
-    def place(self, placed: PlacedRow) -> None:
-        self._sampling.place(placed)
-
-    def begin(self, plan: SchedulerOutput, inputs: StepInputs) -> None:
-        """Nothing is known of rows: a step has all that it needs."""
 
     def propose(
         self, plan: SchedulerOutput, inputs: StepInputs, is_sampled: BoolArray
@@ -66,18 +54,18 @@ class EagleDrafter:
         next_T = np.minimum(inputs.positions_T + 1, self._last_position)
         hidden_TE = self._head.combine(self._target.states)
         q_TN, residual_TE = self._remember(
-            self._batch.token_ids[rows_T, next_T],
+            self.batch.token_ids[rows_T, next_T],
             inputs.positions_T,
             hidden_TE,
             inputs.context_in(self._cache),
         )
-        num_wanted = self._sampling.num_wanted(plan, is_sampled)
+        num_wanted = self.sampling.num_wanted(plan, is_sampled)
         places = np.flatnonzero(num_wanted)
         if not len(places):
             return None
         rows = plan.batch.rows[places]
-        positions = self._batch.num_tokens[rows] - 2
-        index_of = np.argsort(inputs.batch_index_R)[places]
+        positions = self.batch.num_tokens[rows] - 2
+        index_of = np.argsort(inputs.place_R)[places]
         first_R = inputs.query_start_R1[index_of]
         last_R = torch.from_numpy(first_R + positions - inputs.positions_T[first_R])
         context = self._inputs(rows, positions).context_in(self._cache)
@@ -88,7 +76,7 @@ class EagleDrafter:
             inputs = self._inputs(rows, positions - 1)
             context = inputs.context_in(self._cache)
             q_RN, residual_RE = self._remember(
-                self._batch.token_ids[rows, positions],
+                self.batch.token_ids[rows, positions],
                 inputs.positions_T,
                 hidden_RE[torch.from_numpy(is_left)],
                 context,
@@ -96,13 +84,13 @@ class EagleDrafter:
             logits_RV, hidden_RE = self._head.guess(q_RN, residual_RE, context)
             return logits_RV
 
-        drafts = self._sampling.sample(rows, num_wanted[places], logits_RV, go_on)
+        drafts = self.sampling.sample(rows, num_wanted[places], logits_RV, go_on)
         return DraftTokenIds([plan.batch.req_ids[place] for place in places.tolist()], drafts)
 
     def _inputs(self, rows: Int64Array, positions: Int64Array) -> StepInputs:
         """One position of each row."""
         computed, ones = positions.astype(np.int32), np.ones(len(rows), np.int32)
-        return gather_step_inputs(self._batch, rows=rows, num_computed=computed, num_scheduled=ones)
+        return gather_step_inputs(self.batch, rows=rows, num_computed=computed, num_scheduled=ones)
 
     def _remember(
         self,

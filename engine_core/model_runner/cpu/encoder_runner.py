@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from engine_core.model_runner.config import RunnerConfig
+from engine_core.model_runner.cpu.synchronous_runner import SynchronousRunner
 from engine_core.model_runner.pooling import named_answers, pool_prompt
 from engine_core.model_runner.rows import PlacedRow, RunnerRows
 from engine_core.models.encoders.encoder import Encoder
@@ -36,17 +37,15 @@ class _Layout:
     context: ForwardContext
 
 
-class EncoderRunner:
-    """One step at a time: it is computed when it is collected."""
-
-    max_steps_in_flight = 1
+class EncoderRunner(SynchronousRunner):
+    """See the module's docstring."""
 
     def __init__(self, config: RunnerConfig) -> None:
         model, ops = config.model, config.ops
         assert isinstance(model, Encoder)
         spec = model.kv_cache_spec
         self.config = config
-        self._model = model
+        self.model = model
         self.rows = RunnerRows(config)
         self._num_blocks = -(-config.max_num_batched_tokens // _BLOCK_SIZE) + config.max_num_seqs
         keys_and_values = ops.allocate_kv_cache(
@@ -73,21 +72,6 @@ class EncoderRunner:
             )
             for window in set(spec.sliding_windows)
         }
-        self._in_flight: SchedulerOutput | None = None
-
-    def submit(self, plan: SchedulerOutput) -> None:
-        """Take the step that the next `collect` runs."""
-        assert self._in_flight is None, "collect the step in flight first"
-        self._in_flight = plan
-
-    def collect(self) -> ModelRunnerOutput:
-        """See `execute`."""
-        plan, self._in_flight = self._in_flight, None
-        assert plan is not None, "no step is in flight"
-        return self.execute(plan)
-
-    def check_device(self) -> None:
-        """A CPU takes work as long as the process lives."""
 
     def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step and pool every prompt of it. No weight asks for gradients, so torch records
@@ -102,9 +86,9 @@ class EncoderRunner:
         hidden_TE = self._compute(prompts)
         for place, prompt in enumerate(prompts):
             stop = start + len(prompt.token_ids)
-            if prompt.pooling is not None:
+            if (pooling := prompt.request.pooling) is not None:
                 states_NE = hidden_TE if len(prompts) == 1 else hidden_TE[start:stop]
-                answers[place] = self._pool(prompt.pooling, prompt.token_ids, states_NE)
+                answers[place] = self._pool(pooling, prompt.token_ids, states_NE)
             start = stop
         pooled, failures = named_answers(batch.req_ids, answers)
         # what is not pooled asks whether the device still works
@@ -131,22 +115,23 @@ class EncoderRunner:
         layout.token_ids[:] = [*itertools.chain.from_iterable(each.token_ids for each in prompts)]
         positions_T = layout.positions_T
         second_of = {
-            place: each.pooling.second_segment_start
+            place: pooling.second_segment_start
             for place, each in enumerate(prompts)
-            if each.pooling is not None and each.pooling.second_segment_start is not None
+            if (pooling := each.request.pooling) is not None
+            and pooling.second_segment_start is not None
         }
-        if second_of and self._model.kv_cache_spec.num_token_types > 1:
+        if second_of and self.model.kv_cache_spec.num_token_types > 1:
             positions_T = positions_T.clone()
             stops = list(itertools.accumulate(counts))
             for place, second in second_of.items():
                 num_second = max(0, counts[place] - second)
                 stop = stops[place]
-                positions_T[stop - num_second : stop] += self._model.num_positions
+                positions_T[stop - num_second : stop] += self.model.num_positions
         if is_alone:  # a layout that is kept: others have been planned since
             for window, planner in self._planners.items():
                 planner.plan_again(layout.plans[window])
         self.config.ops.wake_threads()  # they spin for less time than all of this takes
-        return self._model.forward(layout.token_ids_T, positions_T, layout.context)
+        return self.model.forward(layout.token_ids_T, positions_T, layout.context)
 
     def _layout(self, *counts: int) -> _Layout:
         """Of prompts of so many tokens.
@@ -180,7 +165,7 @@ class EncoderRunner:
             plans=plans,
             context=ForwardContext(
                 kv_caches=self._kv_caches,
-                metadata=[plans[each] for each in self._model.kv_cache_spec.sliding_windows],
+                metadata=[plans[each] for each in self.model.kv_cache_spec.sliding_windows],
                 ops=self.config.ops,
             ),
         )

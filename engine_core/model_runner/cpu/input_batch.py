@@ -5,16 +5,14 @@ import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from engine_core.model_runner.cache import PagedKVCache
 from engine_core.model_runner.config import RunnerConfig
-from kernels.interface.given_rows import GivenRows
+from engine_core.model_runner.row_parts import Int32Array, Int64Array, StepRows
+from engine_core.model_runner.rows import PlacedRow
+from engine_core.model_runner.sampled_tokens import SampledTokens
 from kernels.interface.operations import ForwardContext, OutputRows
-
-Int32Array = npt.NDArray[np.int32]
-Int64Array = npt.NDArray[np.int64]
 
 
 class CPUInputBatch:
@@ -31,6 +29,15 @@ class CPUInputBatch:
         ]
         """per group [row, logical block] -> physical block. Behind what a plan wrote stands what an
         earlier sequence left: an id in range, which nothing reads."""
+        self._placed_in: Int64Array = np.zeros(rows, np.int64)
+        """By row, the step in which it was written anew."""
+
+    def place(self, placed: PlacedRow, step_id: int) -> None:
+        """A sequence takes a row. Tables behind those of the groups are for others to keep."""
+        tables = placed.block_ids[: len(self.block_tables)]
+        self.write_row(placed.row, placed.token_ids, tables)
+        self.num_tokens[placed.row] = placed.num_known
+        self._placed_in[placed.row] = step_id
 
     def write_row(
         self, row: int, token_ids: Sequence[int], block_ids: Sequence[Sequence[int]]
@@ -59,9 +66,17 @@ class CPUInputBatch:
         self.token_ids[rows, positions] = token_ids
         self.num_tokens[rows] = positions + 1  # of a row's several the last one stays
 
+    def take_sampled(self, sampled: SampledTokens) -> None:
+        """Append tokens that were sampled elsewhere. A row that another sequence has had since, or
+        that was resumed, takes none."""
+        rows, positions = sampled.rows, sampled.positions
+        is_next = positions >= self.num_tokens[rows]
+        is_next &= self._placed_in[rows] <= sampled.step_id
+        self.append_tokens(rows[is_next], positions[is_next], sampled.token_ids[is_next])
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class StepInputs:
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StepInputs(StepRows):
     """Shapes: T tokens of the step, R sequences in it, M block-table width, G groups.
 
     sequence 0: 3 tokens at 4..6    sequence 1: 1 token at 9
@@ -69,9 +84,6 @@ class StepInputs:
     query_start_R1    0 3 4        seq_lens_R   7 10
     """
 
-    batch_index_R: Int64Array
-    """Where each sequence stands in the plan's batch: the step may have them in another order."""
-    rows_R: Int64Array
     token_ids_T: Int64Array
     positions_T: Int64Array
     query_start_R1: Int32Array
@@ -79,19 +91,15 @@ class StepInputs:
     """Tokens in the cache after this step."""
     block_tables_GRM: list[Int32Array]
     slot_mappings_GT: list[Int64Array]
+    num_drafts_R: Int64Array | None = None
+    """Drafts among each sequence's tokens, the last ones; None: there are none."""
     sampled_R: Int64Array
     """Which of the R sequences have all their tokens computed after this step, drafts included, so
     that their next token can be chosen."""
     num_decodes: int
     """Sequences [0, num_decodes) compute one token each. All that do, if decodes come first."""
 
-    def context_in(
-        self,
-        cache: PagedKVCache,
-        given: GivenRows | None = None,
-        positions_AT: Int64Array | None = None,
-        ends_T: Int32Array | None = None,
-    ) -> ForwardContext:
+    def context_in(self, cache: PagedKVCache, ends_T: Int32Array | None = None) -> ForwardContext:
         """What a model reads of the step, whose cache this is."""
         return cache.forward_context(
             query_start_loc_R1=torch.from_numpy(self.query_start_R1),
@@ -99,27 +107,22 @@ class StepInputs:
             block_tables_GRM=[torch.from_numpy(table) for table in self.block_tables_GRM],
             slot_mappings_GT=[torch.from_numpy(slots) for slots in self.slot_mappings_GT],
             num_decodes=self.num_decodes,
-            given=given,
-            positions_AT=None if positions_AT is None else torch.from_numpy(positions_AT),
             ends_T=None if ends_T is None else torch.from_numpy(ends_T),
         )
 
     def output_rows(
-        self,
-        cache: PagedKVCache,
-        num_drafts: Int64Array | None = None,
-        ends_T: Int32Array | None = None,
+        self, cache: PagedKVCache, ends_T: Int32Array | None = None
     ) -> OutputRows | None:
         """The rows that are sampled: of each sampled sequence its last token, and the drafts among
         its tokens with the one before them. None: that are all.
 
-        A step that samples nothing has its last row. `num_drafts`: of the plan's sequences."""
+        A step that samples nothing has its last row."""
         if self.num_decodes == len(self.rows_R):
             return None
         counts_R = np.zeros(len(self.rows_R), np.int64)
         counts_R[self.sampled_R] = 1
-        if num_drafts is not None:
-            counts_R[self.sampled_R] += num_drafts[self.batch_index_R[self.sampled_R]]
+        if self.num_drafts_R is not None:
+            counts_R[self.sampled_R] += self.num_drafts_R[self.sampled_R]
         if not self.sampled_R.size:
             counts_R[-1] = 1
         has_S = np.flatnonzero(counts_R)
@@ -173,7 +176,7 @@ def gather_step_inputs(
             num_drafts=None if num_drafts is None else num_drafts[order],
             decodes_first=decodes_first,
         )
-        return dataclasses.replace(inputs, batch_index_R=order[inputs.batch_index_R])
+        return dataclasses.replace(inputs, place_R=order[inputs.place_R])
     is_longer_R = num_scheduled != 1
     if not is_longer_R.any():
         return _gather_decodes(batch, rows, num_computed.astype(np.int64))
@@ -196,10 +199,13 @@ def gather_step_inputs(
     longer = np.flatnonzero(counts_R != 1)
     known_R = batch.num_tokens[rows_R]
     if num_drafts is not None:
-        known_R = known_R + num_drafts[order_R]
+        num_drafts = num_drafts[order_R]
+        known_R = known_R + num_drafts
     return StepInputs(
-        batch_index_R=order_R,
+        place_R=order_R,
         rows_R=rows_R,
+        num_computed_R=computed_R,
+        num_scheduled_R=counts_R,
         token_ids_T=batch.token_ids[rows_T, positions_T].astype(np.int64),
         positions_T=positions_T,
         query_start_R1=query_start_R1.astype(np.int32),
@@ -209,6 +215,7 @@ def gather_step_inputs(
             table[rows_T, logical_T].astype(np.int64) * batch.block_size + offset_T
             for table in batch.block_tables
         ],
+        num_drafts_R=num_drafts,
         sampled_R=np.flatnonzero(seq_lens_R == known_R),
         num_decodes=int(longer[0]) if longer.size else len(rows_R),
     )
@@ -223,8 +230,10 @@ def _gather_decodes(
     width = int(block_R.max()) + 1
     seq_lens_R = positions_R + 1
     return StepInputs(
-        batch_index_R=np.arange(num_rows),
+        place_R=np.arange(num_rows),
         rows_R=rows_R,
+        num_computed_R=positions_R,
+        num_scheduled_R=np.ones(num_rows, np.int64),
         token_ids_T=batch.token_ids[rows_R, positions_R].astype(np.int64),
         positions_T=positions_R,
         query_start_R1=np.arange(num_rows + 1, dtype=np.int32),

@@ -9,12 +9,13 @@ import numpy.typing as npt
 import torch
 
 from engine_core.logits_processors import NamedProcessor, read_extra_args, what_failed
-from engine_core.model_runner.sampling_params import ResolvedSampling
+from engine_core.model_runner.row_parts import RowPart
+from engine_core.model_runner.rows import PlacedRow
 
 logger = logging.getLogger(__name__)
 
 
-class RowProcessors:
+class RowProcessors(RowPart):
     """
     Args:
         token_ids: [row, position], the batch's. What stands before the position to be sampled are
@@ -28,30 +29,31 @@ class RowProcessors:
         self._token_ids = token_ids
         self._rows_of: list[set[int]] = [set() for _ in processors]
         """Of each processor the rows that it changes."""
+        self.is_changed: npt.NDArray[np.bool_] = np.zeros(len(token_ids), np.bool_)
+        """[row], whether any of them changes its logits."""
         self._num_prompt_tokens: dict[int, int] = {}
         """Of rows that any of them changes."""
         self._broken: dict[int, str] = {}
         """Rows that one of them could not take."""
         self._logged: set[str] = set()
 
-    def write_row(self, row: int, sampling: ResolvedSampling, token_ids: Sequence[int]) -> bool:
-        """Whether any of them changes the row's logits."""
+    def place(self, placed: PlacedRow) -> None:
+        row, sampling = placed.row, placed.request.sampling
         self._forget(row)
         start = sampling.num_prompt_tokens
         for each, rows in zip(self._processors, self._rows_of, strict=True):
             try:
                 extra_args = read_extra_args(sampling.params)
-                prompt, output = token_ids[:start], token_ids[start:]
+                prompt, output = placed.token_ids[:start], placed.token_ids[start:]
                 if each.processor.add_row(row, sampling.params, extra_args, prompt, output):
                     rows.add(row)
             except Exception as error:
                 self._broken[row] = self._failure(each, error)
-        is_changed = row in self._broken or any(row in rows for rows in self._rows_of)
-        if is_changed:
+        if row in self._broken or any(row in rows for rows in self._rows_of):
+            self.is_changed[row] = True
             self._num_prompt_tokens[row] = start
-        return is_changed
 
-    def free_row(self, row: int) -> None:
+    def free(self, row: int) -> None:
         self._forget(row)
         for each in self._processors:
             try:
@@ -115,6 +117,7 @@ class RowProcessors:
         return {}
 
     def _forget(self, row: int) -> None:
+        self.is_changed[row] = False
         self._num_prompt_tokens.pop(row, None)
         self._broken.pop(row, None)
         for rows in self._rows_of:

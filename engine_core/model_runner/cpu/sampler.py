@@ -86,8 +86,8 @@ class CPUSampler:
         vocabulary: VocabularyRows | None = None,
     ) -> None:
         self._ops = ops
-        self._vocabulary = vocabulary or WholeVocabulary(vocab_size)
-        self._processors = processors
+        self.vocabulary = vocabulary or WholeVocabulary(vocab_size)
+        self.processors = processors
         self._vocab_size = vocab_size
         self._temperature: npt.NDArray[np.float32] = np.ones(max_num_rows, np.float32)
         self._top_k: npt.NDArray[np.int64] = np.zeros(max_num_rows, np.int64)
@@ -131,8 +131,6 @@ class CPUSampler:
         rules = self._rules_of(sampling, token_ids, embeds)
         self._has_rules[row] = rules is not None
         self._is_plain[row] = params.is_greedy and sampling.num_logprobs < 0 and rules is None
-        if self._processors is not None and self._processors.write_row(row, sampling, token_ids):
-            self._is_plain[row] = False
         if rules is None:
             self._rules.pop(row, None)
         else:
@@ -141,8 +139,6 @@ class CPUSampler:
     def free_row(self, row: int) -> None:
         """The row's rules need memory no longer."""
         self._rules.pop(row, None)
-        if self._processors is not None:
-            self._processors.free_row(row)
 
     def append_tokens(self, rows: npt.NDArray[np.int64], token_ids: npt.NDArray[np.int64]) -> None:
         """Count a token that was chosen for each of these rows, of which one may occur often."""
@@ -168,7 +164,7 @@ class CPUSampler:
         ):
             return None
         allowed, start = params.allowed_token_ids, sampling.num_prompt_tokens
-        first, tokens = self._vocabulary.tokens.start, self._vocabulary.tokens
+        first, tokens = self.vocabulary.tokens.start, self.vocabulary.tokens
         bias = {id_: value for id_, value in params.logit_bias.items() if id_ in tokens}
         prompt = [id_ for part in token_ranges(embeds, start) for id_ in token_ids[part]]
         return LogitRules(
@@ -187,8 +183,8 @@ class CPUSampler:
 
     def _columns(self, token_ids: Sequence[int]) -> torch.Tensor:
         """Of those of these tokens that rows of logits have."""
-        columns = torch.tensor(token_ids, dtype=torch.int64) - self._vocabulary.tokens.start
-        return columns[(columns >= 0) & (columns < len(self._vocabulary.tokens))]
+        columns = torch.tensor(token_ids, dtype=torch.int64) - self.vocabulary.tokens.start
+        return columns[(columns >= 0) & (columns < len(self.vocabulary.tokens))]
 
     # ------------------------------------------------------------------ one step
 
@@ -210,7 +206,8 @@ class CPUSampler:
                 been sampled.
             masks: of rows that follow a grammar or their own tokens.
         """
-        if masks is None and self._is_plain[rows].all():
+        is_plain = masks is None and self._is_plain[rows].all()
+        if is_plain and (self.processors is None or not self.processors.is_changed[rows].any()):
             best_ids_R, best_R = self._ops.best_of_rows(logits_RV)
             return SampledTokens(best_ids_R.numpy(), {}, _not_numbers(logits_RV, best_R))
         requested = np.flatnonzero(self._num_logprobs[rows] >= 0)
@@ -218,18 +215,18 @@ class CPUSampler:
         if requested.size:
             asking = rows[requested]
             stay = self._is_greedy[asking].all() and not self._has_rules[asking].any()
-            is_copied = masks is not None or self._processors is not None or not stay
+            is_copied = masks is not None or self.processors is not None or not stay
             if len(asking) < len(rows) or is_copied:
                 raw_WV = logits_RV[torch.from_numpy(requested)]
             else:
                 raw_WV = logits_RV
         is_changed = self._has_rules[rows]
         ruled = np.flatnonzero(is_changed) if self._rules else _NONE
-        if masks is None or self._processors is not None:
+        if masks is None or self.processors is not None:
             best_ids_R, best_R = self._ops.best_of_rows(logits_RV)
             failures = _not_numbers(logits_RV, best_R)
-        if self._processors is not None:
-            processed, broken = self._processors.apply(logits_RV, rows, positions, failures)
+        if self.processors is not None:
+            processed, broken = self.processors.apply(logits_RV, rows, positions, failures)
             is_changed[processed] = True
             failures |= broken
         if masks is not None:
@@ -237,7 +234,7 @@ class CPUSampler:
             best_ids_R, best_R, before_R = self._ops.best_of_masked_rows(
                 logits_RV, index_M, bits_MW
             )
-            if self._processors is None:
+            if self.processors is None:
                 failures = _not_numbers(logits_RV, before_R)
                 best_R[list(failures)] = 0.0
         for index in ruled.tolist():
@@ -260,7 +257,7 @@ class CPUSampler:
                 if row in self._logprob_ids
             }
             reported = report_logprobs(
-                raw_WV, chosen[requested], self._num_logprobs[asking], named, self._vocabulary
+                raw_WV, chosen[requested], self._num_logprobs[asking], named, self.vocabulary
             )
             logprobs = {
                 index: columns

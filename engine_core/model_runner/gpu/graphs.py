@@ -13,11 +13,12 @@ logger = logging.getLogger(__name__)
 
 
 class GraphKey(NamedTuple):
-    """`mode` None: only up to the logits. Steps without adapters launch nothing for them."""
+    """`mode` None: only up to the logits. `has_parts`: with what parts of rows launch, as adapters
+    do; other steps launch nothing for them."""
 
     bucket: StepBucket
     mode: SamplingMode | None
-    has_adapters: bool = False
+    has_parts: bool = False
 
 
 class StepGraphs:
@@ -26,9 +27,9 @@ class StepGraphs:
     and the pool grows no more.
 
     Args:
-        buckets: those of mixed steps serve plain and truncated sampling without adapters; what
+        buckets: those of mixed steps serve plain and truncated sampling without parts; what
             else such a step wants is launched piece by piece.
-        has_adapters: whether steps may have adapters.
+        has_parts: whether parts of rows may launch something in decode steps.
         capture: makes what replays the step of a key.
     """
 
@@ -36,7 +37,7 @@ class StepGraphs:
         self,
         buckets: StepBuckets,
         *,
-        has_adapters: bool,
+        has_parts: bool,
         capture: Callable[[GraphKey], Work],
     ) -> None:
         self._capture = capture
@@ -49,7 +50,7 @@ class StepGraphs:
             return [GraphKey(*key) for key in itertools.product(buckets, modes, kinds)]
 
         decodes, mixed = buckets.decodes[::-1], buckets.mixed[::-1]
-        kinds = (False, True) if has_adapters else (False,)
+        kinds = (False, True) if has_parts else (False,)
         common = (SamplingMode.PLAIN, SamplingMode.TRUNCATED)
         self.largest = [
             *keys(decodes[:1], SamplingMode.FULL, None, kinds=kinds),

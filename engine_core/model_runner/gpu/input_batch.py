@@ -9,11 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from engine_core.kv_cache import BlockIds
-from engine_core.model_runner.adapter_rows import AdapterRows
 from engine_core.model_runner.config import RunnerConfig
-from engine_core.model_runner.given_states import GivenStates
-from engine_core.model_runner.pooling import PoolingRows
-from engine_core.model_runner.prompt_logprobs import PromptReports
+from engine_core.model_runner.row_parts import Int32Array, Int64Array, RowParts
 from engine_core.model_runner.rows import PlacedRow, RunnerRows
 from engine_core.model_runner.sampling_params import ResolvedSampling
 from engine_core.scheduler import SchedulerOutput
@@ -29,9 +26,6 @@ from kernels.interface.sampling_rows import (
     num_mask_words,
 )
 from kernels.interface.step_inputs import TOKEN_TABLE, RowUpdate
-
-Int32Array = npt.NDArray[np.int32]
-Int64Array = npt.NDArray[np.int64]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -57,12 +51,12 @@ class RowChanges:
 
 
 class GPUInputBatch:
-    """`rows`: of the same runner."""
+    """`rows`, `parts`: of the same runner."""
 
-    def __init__(self, rows: RunnerRows, config: RunnerConfig) -> None:
+    def __init__(self, rows: RunnerRows, parts: RowParts, config: RunnerConfig) -> None:
         max_num_rows = config.max_num_seqs
-        self.adapters = AdapterRows(config.adapters, num_rows=config.max_num_seqs)
         self._rows = rows
+        self.parts = parts
         self._vocab_size = config.vocab_size
         self.num_tokens: Int64Array = np.zeros(max_num_rows, np.int64)
         """Tokens of each row, those in flight included; of a step with drafts one until it is known
@@ -75,24 +69,18 @@ class GPUInputBatch:
         self.num_logprobs: Int64Array = np.full(max_num_rows, -1, np.int64)
         self.logprob_ids: dict[int, tuple[int, ...]] = {}
         """Of rows that name the tokens to report: the host does."""
-        self.prompts = PromptReports(max_num_rows)
-        self.pooling = PoolingRows(config.pooler)
-        self.given = GivenStates(max_num_rows)
         self.refusals: dict[int, str] = {}
         """By row, why the device cannot serve its request."""
 
     def update(self, plan: SchedulerOutput) -> RowChanges:
         """Do on the host what the plan says of its rows. Returns what the device has to do."""
-        for row in self._rows.free(plan):
+        freed, placed = self._rows.free(plan), self._rows.place(plan)
+        for row in freed:
             self.refusals.pop(row, None)
-            self.adapters.free_row(row)
-            self.pooling.free_row(row)
-            self.given.free_row(row)
         changes = RowChanges()
-        for placed in self._rows.place(plan):
-            self._place(placed, changes)
-            self.adapters.write_row(placed.row, placed.adapter)
-            self.given.place(placed)
+        for each in placed:
+            self._place(each, changes)
+        self.parts.update(plan, freed, placed)
         for update in plan.block_updates:
             changes.rows += _table_updates(update.row, update.start, update.block_ids)
         if plan.scheduled_spec_decode_tokens:
@@ -116,7 +104,7 @@ class GPUInputBatch:
         self.num_tokens[rows[is_same]] += num_more[is_same]
 
     def _place(self, placed: PlacedRow, changes: RowChanges) -> None:
-        row, sampling = placed.row, placed.sampling
+        row, sampling = placed.row, placed.request.sampling
         packed = pack_sampling(sampling, vocab_size=self._vocab_size)
         self.num_tokens[row] = placed.num_known
         self.generation[row] += 1
@@ -127,8 +115,6 @@ class GPUInputBatch:
         self.logprob_ids.pop(row, None)
         if sampling.logprob_ids:
             self.logprob_ids[row] = sampling.logprob_ids
-        self.prompts.write_row(row, sampling)
-        self.pooling.write_row(row, placed.pooling, placed.token_ids)
         self.refusals.pop(row, None)
         if packed.refusal is not None:
             self.refusals[row] = packed.refusal
@@ -141,7 +127,7 @@ class GPUInputBatch:
             changes.penalties.append(
                 PenaltyRow(
                     row,
-                    token_ranges(placed.prompt_embeds, sampling.num_prompt_tokens),
+                    token_ranges(placed.request.prompt_embeds, sampling.num_prompt_tokens),
                     sampling.num_prompt_tokens,
                     len(placed.token_ids),
                 )

@@ -14,8 +14,6 @@ from engine_core.model_runner.output import (
     report_logprobs,
     runner_output,
 )
-from engine_core.model_runner.pooling import named_answers, pool
-from engine_core.model_runner.prompt_logprobs import PromptColumns
 from engine_core.model_runner.vocabulary_rows import WholeVocabulary
 from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
 from kernels.interface.device_steps import SamplingMode
@@ -30,10 +28,6 @@ class HostResults:
 
     results: StepResults
     raw_logits_WV: torch.Tensor | None
-    prompts: tuple[PromptColumns, ...] = ()
-    """Of each range of the step's prompts."""
-    states: tuple[torch.Tensor, ...] = ()
-    """Of each range that is pooled, [count, E]."""
 
     def fetch_logits(self, logits_NV: torch.Tensor, step: GPUStep) -> None:
         """Copy what the host needs of raw logits, before sampling changes them."""
@@ -71,20 +65,9 @@ def read_results(
     output = runner_output(plan, place_S, chosen_N, reports, failed, verified)
     names = [plan.batch.req_ids[place] for place in step.sampled_N[list(refused)].tolist()]
     output.refused.update(output.failures.keys() & names)
-    if not step.prompt_ranges and not step.pooled_ranges:
-        return output
-    states = (states_NE.float().numpy() for states_NE in host.states)
-    answers = pool(zip(step.pooled_ranges, states, strict=True))
-    pooled, pooling_failures = named_answers(plan.batch.req_ids, answers)
-    return dataclasses.replace(
-        output,
-        pooled=pooled,
-        failures=output.failures | pooling_failures,
-        prompt_logprobs={
-            plan.batch.req_ids[part.index]: (part.first, columns.on_the_wire())
-            for part, columns in zip(step.prompt_ranges, host.prompts, strict=True)
-        },
-    )
+    for part in step.parts:
+        part.answer(output)
+    return output
 
 
 def _failures(step: GPUStep, results: StepResults) -> dict[int, str]:

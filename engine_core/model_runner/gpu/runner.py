@@ -9,11 +9,9 @@ import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from engine_core.kv_cache import CacheCopies
-from engine_core.model_runner.adapter_rows import Int32Array
 from engine_core.model_runner.cache import PagedKVCache
 from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.drafts import num_drafts_of
@@ -34,7 +32,8 @@ from engine_core.model_runner.gpu.warm_up import (
     steps_of_every_kind,
     steps_of_every_size,
 )
-from engine_core.model_runner.prompt_logprobs import PromptColumns
+from engine_core.model_runner.row_features import row_features
+from engine_core.model_runner.row_parts import Int64Array, RowParts
 from engine_core.model_runner.rows import RunnerRows
 from engine_core.model_runner.vocabulary_rows import WholeVocabulary
 from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
@@ -43,8 +42,6 @@ from kernels.interface.device_steps import DeviceStepOperations, LogitMasks, Sam
 from kernels.interface.operations import OutputRows
 from kernels.interface.sampling_rows import StepResults
 from kernels.interface.step_inputs import DeviceRows, PackedLayout, StepTensors
-
-Int64Array = npt.NDArray[np.int64]
 
 _MAX_STEPS_IN_FLIGHT = 2
 
@@ -83,15 +80,12 @@ class GPUModelRunner:
         use_graphs: bool = True,
     ) -> None:
         self.config = config
-        self._model = config.model
+        self.model = config.model
         self._queue = queue
         self._steps = steps
-        self._hidden_size = 0 if config.pooler is None else config.pooler.config.hidden_size
         most_tokens = config.max_num_batched_tokens
         most = min(config.max_num_logits, most_tokens)
         self._buckets = StepBuckets.up_to(most, most_tokens) if use_graphs else StepBuckets()
-        self.rows = RunnerRows(config)
-        self.batch = GPUInputBatch(self.rows, config)
         self._buffer = PackedStepBuffer(
             queue, PackedLayout(config.max_num_logits), num_slots=_MAX_STEPS_IN_FLIGHT
         )
@@ -124,6 +118,16 @@ class GPUModelRunner:
             width=self._device_rows.block_tables.shape[2],
             device=queue.device,
         )
+        self.rows = RunnerRows(config)
+        self.parts = RowParts(
+            row_features(
+                config,
+                token_ids=self._device_rows.token_ids,
+                vocabulary=WholeVocabulary(config.vocab_size),
+                host_tensor=queue.host_tensor,
+            )
+        )
+        self.batch = GPUInputBatch(self.rows, self.parts, config)
         self._sampler = steps.make_sampler(
             num_rows=config.max_num_seqs,
             num_logits=config.max_num_logits,
@@ -135,7 +139,7 @@ class GPUModelRunner:
         )
         """The sampling state as rows that updates are written to."""
         self.graphs = StepGraphs(
-            self._buckets, has_adapters=config.adapters is not None, capture=self._capture
+            self._buckets, has_parts=bool(self.parts.of_dummy(1)), capture=self._capture
         )
         self._graph_logits_NV: torch.Tensor | None = None
         """Of the graph without sampling that was replayed last: room for the largest."""
@@ -166,18 +170,13 @@ class GPUModelRunner:
                 self.batch,
                 buckets=self._buckets,
                 vocab_size=self.config.vocab_size,
-                num_query_heads=self._model.kv_cache_spec.num_query_heads,
+                num_query_heads=self.model.kv_cache_spec.num_query_heads,
             )
             self._check_size(step)
             self.batch.append_tokens(step.sampled_rows_N)
         slot, refusals = self._free_slots[0], dict(self.batch.refusals)
         try:
-            slots_T = None
-            if step is not None:
-                slots_T = self.batch.adapters.of_tokens(step.rows_R, step.num_scheduled_R)
-            results, wait = self._launch(
-                slot, step, changes, plan.copies, slots_T, plan.token_masks
-            )
+            results, wait = self._launch(slot, step, changes, plan.copies, plan.token_masks)
         except Exception:
             self._queue.synchronize()  # what was launched of it may still read the buffers
             raise
@@ -262,9 +261,9 @@ class GPUModelRunner:
 
     def _run_dummy(self, step: GPUStep) -> None:
         copies = copies_of_every_kind(self.config)
-        adapters = self.batch.adapters
-        slots_T = None if step.reads_last_rows else adapters.of_dummy(step.num_tokens)
-        _, wait = self._launch(self._free_slots[0], step, changes_of_every_kind(), copies, slots_T)
+        parts = self.parts.of_dummy(0 if step.reads_last_rows else step.num_tokens)
+        step = dataclasses.replace(step, parts=parts)
+        _, wait = self._launch(self._free_slots[0], step, changes_of_every_kind(), copies)
         wait()
 
     # ------------------------------------------------------------------ on the device
@@ -275,33 +274,24 @@ class GPUModelRunner:
         step: GPUStep | None,
         changes: RowChanges,
         copies: CacheCopies,
-        slots_T: Int32Array | None,
         masks: TokenMasks | None = None,
     ) -> tuple[HostResults, Work]:
-        """Returns where the results will be, and what waits for them. `slots_T`: of adapters."""
+        """Returns where the results will be, and what waits for them."""
         packed = self._buffer.pack(slot, step, changes)
         raw_logits_WV = None
         if step is not None and step.from_host_N.size:
             shape = (len(step.from_host_N), self.config.vocab_size)
             raw_logits_WV = self._queue.host_tensor(shape, torch.float32)
-        prompts = () if step is None else step.prompt_ranges
-        pooled = () if step is None else step.pooled_ranges
-        results = HostResults(
-            self._results[slot],
-            raw_logits_WV,
-            tuple(PromptColumns.allocate(part, self._queue.host_tensor) for part in prompts),
-            tuple(
-                self._queue.host_tensor((part.count, self._hidden_size), self.config.dtype)
-                for part in pooled
-            ),
-        )
+        results = HostResults(self._results[slot], raw_logits_WV)
 
         @torch.inference_mode()
         def work() -> None:
             graph = None
             if step is not None and step.bucket is not None:
                 mode = step.mode if masks is None else None
-                graph = self.graphs.replay_of(GraphKey(step.bucket, mode, slots_T is not None))
+                graph = self.graphs.replay_of(
+                    GraphKey(step.bucket, mode, step.parts.reads_all_rows)
+                )
             self.storage.carry_out(copies)
             self._buffer.send(
                 packed, self._steps, rows=self._device_rows, sampling=self._sampling_tables
@@ -312,7 +302,8 @@ class GPUModelRunner:
                 self._count_for_penalties(penalty)
             if step is None:
                 return
-            self.batch.adapters.begin_step(slots_T)
+            for part in step.parts:
+                part.begin()
             if masks is not None:
                 logits_NV = None
                 if graph is not None:
@@ -356,9 +347,8 @@ class GPUModelRunner:
         sent."""
         mode, num_rows = key.mode or SamplingMode.PLAIN, self.config.max_num_seqs
         padded = padded_step(key.bucket, mode, num_rows=num_rows)
-        adapters = self.batch.adapters
-        num_tokens = key.bucket.num_tokens
-        adapters.begin_step(adapters.of_dummy(num_tokens) if key.has_adapters else None)
+        for part in self.parts.of_dummy(key.bucket.num_tokens if key.has_parts else 0):
+            part.begin()
 
         def compute() -> None:
             if key.mode is not None:
@@ -398,7 +388,6 @@ class GPUModelRunner:
         self._steps.prepare_step(
             packed, layout, self._device_rows, tensors, block_size=self.config.block_size
         )
-        given, device = step.given, self._queue.device
         context = self._cache.forward_context(
             query_start_loc_R1=tensors.query_start_loc_R1,
             seq_lens_R=tensors.seq_lens_R,
@@ -407,25 +396,22 @@ class GPUModelRunner:
             num_decodes=step.num_decodes,
             num_decode_tokens=0 if step.is_padded and step.num_tokens > num_sequences else None,
             num_long_prefills=step.num_long_prefills,
-            given=None if given is None else given.on_device(self.config.dtype, device),
         )
         output = None
         if step.reads_last_rows:
             output = self._last_rows(tensors)
             context = dataclasses.replace(context, output=output)
-        hidden_TE = self._model.forward(tensors.token_ids_T, tensors.positions_T, context)
-        if results is not None:
-            self._report_prompts(hidden_TE, step, results)
-            for part, states_NE in zip(step.pooled_ranges, results.states, strict=True):
-                wanted_NE = hidden_TE[part.offset : part.offset + part.count]
-                states_NE.copy_(wanted_NE, non_blocking=True)
+        context = step.parts.in_context(context)
+        hidden_TE = self.model.forward(tensors.token_ids_T, tensors.positions_T, context)
+        for part in step.parts:
+            part.read(hidden_TE)
         if not num_sampled:
             return None
         at_N = tensors.logits_at_R[:num_sampled]
         if output is not None and len(hidden_TE) < step.num_tokens:
             at_N = torch.searchsorted(output.rows_N, at_N)
         last_NE = hidden_TE.index_select(0, at_N)
-        logits_NV = self._model.compute_logits(last_NE)
+        logits_NV = self.model.compute_logits(last_NE)
         if results is not None:
             results.fetch_logits(logits_NV, step)
         return logits_NV
@@ -459,18 +445,6 @@ class GPUModelRunner:
             self._device_rows,
             num_sequences=num_sequences,
         )
-
-    def _report_prompts(self, hidden_TE: torch.Tensor, step: GPUStep, results: HostResults) -> None:
-        """Piece by piece, beside what a graph can hold. The prompts' tokens are in their rows."""
-        for part, columns in zip(step.prompt_ranges, results.prompts, strict=True):
-            row = self._device_rows.token_ids[part.row]
-            columns.fill(
-                hidden_TE,
-                row[part.first : part.first + part.count],
-                part,
-                self._model.compute_logits,
-                WholeVocabulary(self.config.vocab_size),
-            )
 
     def _check_size(self, step: GPUStep) -> None:
         limit = self.config.max_num_batched_tokens

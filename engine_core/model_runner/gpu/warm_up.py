@@ -25,6 +25,7 @@ def dummy_step(counts: list[int], mode: SamplingMode, *, num_rows: int) -> GPUSt
     """
     number = len(counts)
     return GPUStep(
+        place_R=np.arange(number),
         rows_R=np.arange(number) % num_rows,
         num_computed_R=np.zeros(number, np.int64),
         num_scheduled_R=np.array(counts, np.int64),

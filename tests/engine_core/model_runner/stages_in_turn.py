@@ -73,7 +73,7 @@ class StagesInTurn:
         """Of all stages' rows."""
         for stage in self.stages:
             stage.rows.check()
-        assert len({str(stage.rows._row_of) for stage in self.stages}) == 1
+        assert len({str(stage.rows.row_of) for stage in self.stages}) == 1
 
     def submit(self, plan):
         assert len(self._steps) < self.max_steps_in_flight

@@ -108,13 +108,13 @@ def test_a_row_that_fails_on_the_way_keeps_the_tokens_before(make_runner, monkey
 
     def serve_with_fault(num_decode_steps):
         runner = make_runner()
-        sample = runner._sampler.sample
+        sample = runner.sampler.sample
 
         def poisoned(logits, rows, positions, *rest):
             logits[torch.from_numpy((rows == 0) & (positions == 9))] = torch.nan
             return sample(logits, rows, positions, *rest)
 
-        monkeypatch.setattr(runner._sampler, "sample", poisoned)
+        monkeypatch.setattr(runner.sampler, "sample", poisoned)
         return serve(runner, requests, num_decode_steps)
 
     tokens, ends, steps = serve_with_fault(8)

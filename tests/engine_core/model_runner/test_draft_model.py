@@ -8,6 +8,7 @@ from engine_loop import EngineLoop, few_blocks, make_scheduler
 from runners import load_reference, runner_config, spoiled
 
 from engine_core.model_runner.config import DraftConfig
+from engine_core.model_runner.cpu.draft_model import DraftModel
 from engine_core.model_runner.cpu.runner import CPUModelRunner
 from engine_core.startup.draft_model import first_layers_config
 from protocol.sampling import SamplingParams
@@ -78,7 +79,8 @@ def test_prompts_are_computed_once_in_both_models(make, monkeypatch):
     """In the same chunks; and a prompt that was there before in neither."""
     runner = make("same")
     computed = []
-    forward = runner._drafter._model.forward
+    drafter = next(part for part in runner.parts if isinstance(part, DraftModel))
+    forward = drafter.model.forward
 
     class Watched:
         kv_cache_spec = runner.config.model.kv_cache_spec
@@ -88,7 +90,7 @@ def test_prompts_are_computed_once_in_both_models(make, monkeypatch):
             computed.append(len(token_ids))
             return forward(token_ids, positions, context)
 
-    runner._drafter._model = Watched()
+    drafter.model = Watched()
     loop = DraftedLoop(runner, monkeypatch)
     prompt = list(range(10, 51))
     loop.add("a", prompt, SamplingParams(max_tokens=1, temperature=0.0))

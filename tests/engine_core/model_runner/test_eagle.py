@@ -46,7 +46,7 @@ def test_drafts_are_those_of_the_published_formula(make, reference, monkeypatch,
     rows that is not the plan's, as adapters have it."""
     options = {} if memory == "enough" else few_blocks(reference)
     runner = make(reference.head, **options)
-    monkeypatch.setattr(runner._adapters, "order", lambda rows: np.arange(len(rows))[::-1])
+    monkeypatch.setattr(runner.parts, "order", lambda rows: np.arange(len(rows))[::-1])
     loop = DraftedLoop(runner, monkeypatch, wanted=None, swap=memory == "swap")
     draw = torch.Generator().manual_seed(4)
     for number in range(8):

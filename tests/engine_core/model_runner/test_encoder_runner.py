@@ -211,14 +211,14 @@ def test_a_prompt_that_makes_steps_fail_ends_alone(folder):
     prompts = [[min(token, 97) if n != 2 else token for token in p] for n, p in enumerate(prompts)]
     for number, prompt in enumerate(prompts):
         ask(loop, str(number), prompt)
-    compute = loop.runner._model.forward
+    compute = loop.runner.model.forward
 
     def forward(token_ids_T, *more):
         if poison in token_ids_T.tolist():
             raise RuntimeError("poison")
         return compute(token_ids_T, *more)
 
-    loop.runner._model.forward = forward
+    loop.runner.model.forward = forward
     collect = loop.runner.collect
 
     def collected():

@@ -149,8 +149,8 @@ def test_counts_are_laid_out_request_by_request(make_drive):
     """Rows rise, and the plan's starts are those of the rows."""
     _, drive = make_drive()
     seen = []
-    forward = drive.runner._model.forward
-    drive.runner._model.forward = lambda *step: seen.append(step[2].output) or forward(*step)
+    forward = drive.runner.model.forward
+    drive.runner.model.forward = lambda *step: seen.append(step[2].output) or forward(*step)
     for name, length in {"a": 9, "b": 20, "c": 3}.items():
         drive.add(name, prompt_of(length), ASKED)
     drive.step({"a": 9, "b": 12, "c": 3})

@@ -37,8 +37,8 @@ def test_a_preempted_sequence_comes_back_with_what_it_asked_for():
     rows.check()
     plans.resume("a", [1, 2, 3, 4])
     (again,) = rows.place(plans.plan({"a": 4}))
-    assert again.sampling is first.sampling
-    assert again.sampling.params.seed is not None
+    assert again.request is first.request
+    assert again.request.sampling.params.seed is not None
     plans.finish("a")
     assert rows.free(plans.plan({})) == [again.row]
     rows.check()

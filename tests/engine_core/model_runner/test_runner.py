@@ -81,8 +81,8 @@ def test_a_plan_of_no_tokens_still_drops_rows(make_runner):
     drive.plans.finish("a")
     output = drive.step({})
     assert (output.req_ids, list(output.sampled_token_ids)) == ([], [])
-    assert drive.runner.rows._row_of == {}
-    assert drive.runner.rows._sampling_of == {}
+    assert drive.runner.rows.row_of == {}
+    assert drive.runner.rows.requests == {}
 
 
 def test_an_id_that_ends_and_comes_back_in_one_plan_is_a_new_sequence(make_runner):
@@ -93,8 +93,7 @@ def test_an_id_that_ends_and_comes_back_in_one_plan_is_a_new_sequence(make_runne
     drive.add("a", prompt_of(6, 3), SamplingParams(max_tokens=9, seed=3))
     drive.step({"a": 6})
     drive.decode("a", steps=3)
-    assert drive.runner.rows._row_of == {"a": drive.plans.lines["a"].row}
-    assert drive.runner._sampler._rules == {}
+    assert drive.runner.rows.row_of == {"a": drive.plans.lines["a"].row}
     alone = Drive(make_runner())
     alone.add("x", prompt_of(6, 3), SamplingParams(max_tokens=9, seed=3))
     alone.step({"x": 6})
@@ -145,7 +144,7 @@ def test_a_preempted_sequence_goes_on_with_the_tokens_it_would_have_had(make_run
         each.decode("a", steps=2)
     drive.plans.preempt("a")
     drive.step({})
-    assert drive.runner.rows._row_of == {}
+    assert drive.runner.rows.row_of == {}
     drive.plans.resume("a", drive.tokens["a"])
     drive.step({"a": 5})
     drive.step({"a": 4})
@@ -159,13 +158,13 @@ def test_the_seed_of_a_sequence_that_brought_none_is_drawn_once(make_runner):
     drive = Drive(make_runner())
     drive.add("a", prompt_of(6), RANDOM)
     drive.step({"a": 6})
-    row = drive.plans.lines["a"].row
-    seed = int(drive.runner._sampler._seed[row])
+    seed = drive.runner.rows.requests["a"].sampling.params.seed
+    assert seed is not None
     drive.plans.preempt("a")
     drive.step({})
     drive.plans.resume("a", drive.tokens["a"])
     drive.step({"a": 7})
-    assert int(drive.runner._sampler._seed[drive.plans.lines["a"].row]) == seed
+    assert drive.runner.rows.requests["a"].sampling.params.seed == seed
 
 
 def test_a_beam_that_goes_on_from_another_has_that_ones_tokens_in_its_own_row(
@@ -218,7 +217,7 @@ def test_penalties_count_the_output_of_new_resumed_and_replaced_sequences(make_r
 
     prompt = [20, 20, 20, 5]
     drive = Drive(make_runner())
-    model = drive.runner._model
+    model = drive.runner.model
 
     class Flat:
         kv_cache_spec = model.kv_cache_spec
@@ -228,7 +227,7 @@ def test_penalties_count_the_output_of_new_resumed_and_replaced_sequences(make_r
         def compute_logits(hidden_RE):
             return torch.zeros_like(model.compute_logits(hidden_RE))
 
-    drive.runner._model = Flat()
+    drive.runner.model = Flat()
     drive.add("new", prompt, params, output=[20, 21])
     drive.add("resumed", prompt, params)
     drive.add("replaced", prompt, params)
@@ -251,7 +250,7 @@ def test_a_sequence_whose_logits_are_no_numbers_fails_alone(make_runner, referen
     drive = Drive(make_runner())
     for index in range(3):
         drive.add(f"r{index}", prompt_of(5, index), GREEDY)
-    model = drive.runner._model
+    model = drive.runner.model
 
     class Spoiled:
         kv_cache_spec = model.kv_cache_spec
@@ -263,7 +262,7 @@ def test_a_sequence_whose_logits_are_no_numbers_fails_alone(make_runner, referen
             logits_RV[bad_row, 3] = torch.nan
             return logits_RV
 
-    drive.runner._model = Spoiled()
+    drive.runner.model = Spoiled()
     output = drive.step({f"r{index}": 5 for index in range(3)})
     assert list(output.failures) == [f"r{bad_row}"]
     assert drive.runner.batch.num_tokens[drive.plans.lines[f"r{bad_row}"].row] == 5

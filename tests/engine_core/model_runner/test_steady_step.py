@@ -83,5 +83,5 @@ def test_the_runner_is_not_asked_for_names_in_a_steady_step():
     drive = Drive(runner, **options)
     drive.add("a", [1, 2], SamplingParams(max_tokens=30, temperature=0.0))
     drive.step({"a": 2})
-    runner.rows._row_of = runner.rows._sampling_of = None
+    runner.rows.row_of = runner.rows.requests = None
     assert runner.execute(drive.plans.plan({"a": 1})).sampled_token_ids.tolist() == [4]

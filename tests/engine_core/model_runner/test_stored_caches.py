@@ -109,7 +109,7 @@ def test_log_probabilities_are_near_those_of_a_float32_cache_and_not_equal(make_
 
 def test_a_block_of_int8_takes_what_the_arithmetic_says(make_runner):
     runner = make_runner(kv_dtype=torch.int8, num_blocks=10)
-    spec = runner._model.kv_cache_spec
+    spec = runner.config.model.kv_cache_spec
     for keys, values in runner.storage.device_tensors:
         for cache in (keys, values):
             num_bytes = 11 * 4 * spec.num_kv_heads * cached_head_bytes(spec.head_size, torch.int8)

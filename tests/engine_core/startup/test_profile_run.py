@@ -134,7 +134,7 @@ def test_a_runner_of_one_block_carries_the_plans_out(ops, max_num_batched_tokens
             length > 1 for length in plan.batch.num_scheduled_tokens
         ) * (plan is plans[0])
     assert not runner.execute(plans[2]).req_ids
-    assert not runner.rows._row_of
+    assert not runner.rows.row_of
     meter = Meter()
     if on_device:
         num_graphs = num_graphs_of(min(7 + 9, max_num_batched_tokens), max_num_batched_tokens)

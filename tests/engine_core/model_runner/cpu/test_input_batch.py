@@ -68,7 +68,7 @@ def test_gathering_equals_a_loop_over_tokens(sizes):
     assert inputs.sampled_R.tolist() == sampled
     counts = [fact[3] for fact in facts]
     assert np.diff(inputs.query_start_R1).tolist() == counts
-    assert inputs.batch_index_R.tolist() == list(range(len(facts)))
+    assert inputs.place_R.tolist() == list(range(len(facts)))
     assert counts[: inputs.num_decodes] == [1] * inputs.num_decodes
     assert inputs.num_decodes == len(facts) or counts[inputs.num_decodes] > 1
 
@@ -80,7 +80,7 @@ def test_decodes_come_first_if_asked_for_and_nothing_else_changes(sizes):
     num_decodes = len(order)
     order += [i for i, fact in enumerate(facts) if fact[3] > 1]
     inputs = gathered(batch, facts, decodes_first=True)
-    assert inputs.batch_index_R.tolist() == order
+    assert inputs.place_R.tolist() == order
     assert inputs.num_decodes == num_decodes
     expected = gathered(batch, [facts[i] for i in order])
     assert inputs.rows_R.tolist() == expected.rows_R.tolist()

@@ -76,6 +76,6 @@ def test_tokens_with_adapters_are_those_of_each_sequence_alone_on_both_runners(r
         )
         device.warm_up()
         assert tokens_of(spoiled(device), names) == alone
-        with_adapters = [key for key in device.graphs.all if key.has_adapters]
+        with_adapters = [key for key in device.graphs.all if key.has_parts]
         assert all(key in device.graphs for key in device.graphs.at_start)
         assert bool(with_adapters) == use_graphs

@@ -16,7 +16,7 @@ DECODES = (StepBucket(1, 1), StepBucket(2, 2), StepBucket(4, 4))
 MIXED = (StepBucket(16, 4), StepBucket(24, 4))
 
 
-def capturing(decodes, *, mixed=MIXED, has_adapters=False):
+def capturing(decodes, *, mixed=MIXED, has_parts=False):
     """Graphs, and the keys in the order in which they are captured."""
     order = []
 
@@ -24,26 +24,24 @@ def capturing(decodes, *, mixed=MIXED, has_adapters=False):
         order.append(key)
         return lambda: None
 
-    return StepGraphs(
-        StepBuckets(decodes, mixed), has_adapters=has_adapters, capture=capture
-    ), order
+    return StepGraphs(StepBuckets(decodes, mixed), has_parts=has_parts, capture=capture), order
 
 
 def is_mixed_step(bucket):
     return bucket.num_tokens != bucket.num_sequences
 
 
-@pytest.mark.parametrize("has_adapters", [False, True])
+@pytest.mark.parametrize("has_parts", [False, True])
 def test_the_largest_with_all_sampling_comes_first_so_that_the_others_fit_into_its_memory(
-    has_adapters,
+    has_parts,
 ):
-    graphs, order = capturing(DECODES, has_adapters=has_adapters)
+    graphs, order = capturing(DECODES, has_parts=has_parts)
     graphs.capture(graphs.all)
     assert order == graphs.all
     assert order[0] == GraphKey(StepBucket(4, 4), SamplingMode.FULL)
-    assert len(set(order)) == len(order) == 3 * 4 * (1 + has_adapters) + 2 * len(MIXED)
+    assert len(set(order)) == len(order) == 3 * 4 * (1 + has_parts) + 2 * len(MIXED)
     assert {key.bucket for key in graphs.largest} == {StepBucket(4, 4), MIXED[-1]}
-    assert not any(is_mixed_step(key.bucket) and key.has_adapters for key in order)
+    assert not any(is_mixed_step(key.bucket) and key.has_parts for key in order)
     for is_mixed in (False, True):
         later = [key.bucket for key in graphs.at_start if key not in graphs.largest]
         sizes = [bucket for bucket in later if is_mixed_step(bucket) == is_mixed]

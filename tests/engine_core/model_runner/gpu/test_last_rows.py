@@ -33,7 +33,7 @@ def make_watched(make_device_runner):
 
     def make(**options):
         runner = make_device_runner(**{"use_graphs": False} | options)
-        runner._model = Watched(runner._model)
+        runner.model = Watched(runner.model)
         return runner
 
     return make
@@ -63,7 +63,7 @@ def test_an_entry_has_one_row_whether_it_is_sampled_or_not(make_watched, make_ru
             drive.add(name, prompt_of(length), ASKED)
         steps = [{"a": 9}, {"a": 1, "b": 12, "c": 3}, {"b": 3}, {"c": 1, "b": 5, "a": 1}]
         answers.append([drive.step(counts) for counts in [*steps, dict.fromkeys("abc", 1)]])
-    assert runner._model.passes == [(9, 1), (16, 3), (3, 1), (7, 3), (3, 3)]
+    assert runner.model.passes == [(9, 1), (16, 3), (3, 1), (7, 3), (3, 3)]
     assert drives[0].tokens == drives[1].tokens
     assert_told_the_same(*answers)
 
@@ -81,7 +81,7 @@ def test_chunks_decodes_and_drafts_beside_one_another_give_the_answers_of_the_cp
     runner = make_watched(max_num_drafts=8)
     found = in_steps(Drive(runner), *steps)
     assert_told_the_same(found, in_steps(Drive(make_runner()), *steps))
-    assert any(1 < rows < tokens for tokens, rows in runner._model.passes)
+    assert any(1 < rows < tokens for tokens, rows in runner.model.passes)
 
 
 @pytest.mark.parametrize("reference", ["one group"], indirect=True)
@@ -89,7 +89,7 @@ def test_a_graph_of_a_mixed_step_puts_out_all_rows(make_watched):
     drive = Drive(make_watched(use_graphs=True))
     drive.add("a", prompt_of(9), GREEDY)
     drive.step({"a": 9})
-    assert set(drive.runner._model.passes) == {(16, 16)}
+    assert set(drive.runner.model.passes) == {(16, 16)}
 
 
 @pytest.mark.parametrize("reference", ["one group"], indirect=True)
@@ -99,7 +99,7 @@ def test_a_report_of_a_prompt_has_all_rows(make_watched):
     drive.add("b", prompt_of(6), ASKED)
     drive.step({"a": 9})
     drive.step({"a": 1, "b": 6})
-    assert drive.runner._model.passes == [(9, 9), (7, 2)]
+    assert drive.runner.model.passes == [(9, 9), (7, 2)]
 
 
 @pytest.mark.parametrize("reference", ["one group"], indirect=True)
@@ -110,7 +110,7 @@ def test_what_is_pooled_is_of_all_rows(make_watched, reference):
     loop.finish()
     add(loop, pooler, "pooled", prompt_of(9), EMBED)
     loop.finish()
-    passes = loop.runner._model.passes
+    passes = loop.runner.model.passes
     assert (passes[0], passes[-1]) == ((8, 1), (9, 9))
 
 
@@ -122,8 +122,8 @@ def test_steps_with_adapters_have_all_rows_and_warm_up_runs_both(reference):
         queue=LateQueue(),
         use_graphs=False,
     )
-    watched = runner._model = Watched(runner._model)
-    adapters, without = runner.batch.adapters, []
+    watched = runner.model = Watched(runner.model)
+    adapters, without = runner.config.adapters.rows, []
     begin = adapters.begin_step
     adapters.begin_step = lambda slots_T: without.append(slots_T is None) or begin(slots_T)
     runner.warm_up()
@@ -143,16 +143,16 @@ def test_steps_with_adapters_have_all_rows_and_warm_up_runs_both(reference):
 def test_warm_up_runs_prefills_with_all_rows_and_with_the_last(make_watched):
     runner = make_watched()
     runner.warm_up()
-    assert set(runner._model.passes) >= WARM
+    assert set(runner.model.passes) >= WARM
 
 
 def test_a_model_that_puts_out_all_rows_gives_the_same_answers(make_watched, make_runner):
     """As one whose hidden states are kept does."""
     runner = make_watched()
-    runner._model._model.keep_states([1])
+    runner.model._model.keep_states([1])
     lengths, cuts = [9, 20, 3], [3, 5, 2, 6, 1, 4]
     found = in_steps(Drive(runner), lengths, cuts, 0)
-    assert all(tokens == rows for tokens, rows in runner._model.passes)
+    assert all(tokens == rows for tokens, rows in runner.model.passes)
     assert_told_the_same(found, in_steps(Drive(make_runner()), lengths, cuts, 0))
 
 
@@ -164,18 +164,18 @@ def test_masks_meet_the_rows_of_their_sequences(make_watched, make_runner, refer
         scheduler = MadeUpGrammar(V).lead(scheduler_for(runner, blocks))
         found.append(run(EngineLoop(scheduler, runner, depth=1), requests, seed=1))
     assert found[0].tokens == found[1].tokens
-    assert any(1 < rows < tokens for tokens, rows in runner._model.passes)
+    assert any(1 < rows < tokens for tokens, rows in runner.model.passes)
 
 
 def test_the_last_layer_sees_decodes_in_their_own_group(make_watched):
     runner, seen = make_watched(), []
-    forward = runner._model.forward
+    forward = runner.model.forward
 
     def watching(token_ids_T, positions_T, context):
         seen.append(SimpleNamespace(last=context.metadata[-1], output=context.output))
         return forward(token_ids_T, positions_T, context)
 
-    runner._model.forward = watching
+    runner.model.forward = watching
     drive = Drive(runner)
     for name, length in {"a": 9, "b": 20}.items():
         drive.add(name, prompt_of(length), ASKED)

@@ -116,7 +116,7 @@ def test_graphs_of_decodes_and_mixed_steps_give_the_tokens_of_the_cpu(triton_run
 
 def run_launched(runner):
     """Chunks, prompts that end and decodes beside one another; (runner's drive, rows of passes)."""
-    watched = runner._model = Watched(runner._model)
+    watched = runner.model = Watched(runner.model)
     drive = Drive(runner)
     reported = SamplingParams(max_tokens=9, temperature=0.0, logprobs=2)
     for name, length in {"long": 37, "a": 6, "b": 9}.items():

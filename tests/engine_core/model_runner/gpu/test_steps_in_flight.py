@@ -104,7 +104,7 @@ def test_a_graph_is_recorded_once_for_a_bucket_and_a_mode_and_reads_the_same_mem
 ):
     queue = LateQueue()
     runner = make_device_runner(queue=queue)
-    model, seen = runner._model, {}
+    model, seen = runner.model, {}
 
     class Watching:
         kv_cache_spec = model.kv_cache_spec
@@ -116,7 +116,7 @@ def test_a_graph_is_recorded_once_for_a_bucket_and_a_mode_and_reads_the_same_mem
             seen.setdefault(tuple(token_ids_T.shape), set()).add(place)
             return model.forward(token_ids_T, positions_T, context)
 
-    runner._model = Watching()
+    runner.model = Watching()
     names = ["greedy", "random", "min tokens"]
     in_flight(runner, names, 7)
     # three sequences in a bucket of four: min_tokens needs FULL, and later nothing does
@@ -226,7 +226,7 @@ def test_a_sequence_whose_logits_are_no_numbers_fails_alone(
     bad_row %= len(names)
     expected, _ = in_flight(make_device_runner(), names, 0)
     runner = make_device_runner()
-    runner._model = Spoiled(runner._model, bad_row, SPOILS[spoil])
+    runner.model = Spoiled(runner.model, bad_row, SPOILS[spoil])
     tokens, (answer,) = in_flight(runner, names, 0)
     assert answer.failures == {names[bad_row]: "the model's logits are not finite numbers"}
     assert names[bad_row] not in (answer.logprobs or {})
@@ -249,7 +249,7 @@ def test_parameters_that_make_logits_infinite_fail_alone(make_device_runner, mak
 
 def test_an_exception_of_the_model_reaches_the_one_who_collects(make_device_runner):
     runner = make_device_runner()
-    model = runner._model
+    model = runner.model
     drive = Drive(runner)
     drive.add("greedy", PROMPTS["greedy"], KINDS["greedy"])
     drive.step({"greedy": 4})
@@ -261,10 +261,10 @@ def test_an_exception_of_the_model_reaches_the_one_who_collects(make_device_runn
         def forward(*arguments):
             raise ZeroDivisionError("the model broke")
 
-    runner._model = Broken()
+    runner.model = Broken()
     with pytest.raises(ZeroDivisionError):
         runner.execute(drive.plans.plan({"greedy": 1}))
-    runner._model = model
+    runner.model = model
     drive.plans.finish("greedy")
     drive.add("random", PROMPTS["random"], KINDS["random"])
     drive.step({"random": 7})

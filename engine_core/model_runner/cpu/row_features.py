@@ -1,0 +1,81 @@
+"""The features of a CPU runner's rows: one that is added stands here, and the runner knows nothing
+of it."""
+
+import torch
+
+from engine_core.model_runner.adapter_rows import AdapterRows
+from engine_core.model_runner.cache import PagedKVCache
+from engine_core.model_runner.config import RunnerConfig
+from engine_core.model_runner.cpu.draft_model import DraftModel
+from engine_core.model_runner.cpu.drafter import Drafter, DraftSampling
+from engine_core.model_runner.cpu.eagle import EagleDrafter
+from engine_core.model_runner.cpu.input_batch import CPUInputBatch
+from engine_core.model_runner.cpu.row_processors import RowProcessors
+from engine_core.model_runner.cpu.sampler import CPUSampler
+from engine_core.model_runner.encoded_rows import CrossAttentionRows
+from engine_core.model_runner.encoder import EncoderRows
+from engine_core.model_runner.row_features import row_features
+from engine_core.model_runner.row_parts import RowPart, RowParts
+from engine_core.model_runner.rows import RunnerRows
+from engine_core.model_runner.vocabulary_rows import vocabulary_rows
+from engine_core.models.heads.eagle import EagleHead
+from engine_core.models.interface import EncoderDecoder
+from kernels.interface.sampling import SamplingOperations
+
+
+def make_sampler(config: RunnerConfig, batch: CPUInputBatch) -> CPUSampler:
+    """Of all ranks' tokens, with the operator's logits processors."""
+    assert isinstance(config.ops, SamplingOperations), f"{config.ops.name} samples on its own"
+    vocabulary, ops = vocabulary_rows(config.ops, config.collectives, config.vocab_size)
+    processors = None
+    if config.logits_processors:
+        processors = RowProcessors(config.logits_processors, batch.token_ids)
+    return CPUSampler(
+        ops,
+        max_num_rows=config.max_num_seqs,
+        vocab_size=config.vocab_size,
+        processors=processors,
+        vocabulary=vocabulary,
+    )
+
+
+def cpu_row_parts(
+    config: RunnerConfig,
+    *,
+    rows: RunnerRows,
+    batch: CPUInputBatch,
+    cache: PagedKVCache,
+    sampler: CPUSampler,
+) -> RowParts:
+    """All of the same runner."""
+    parts = row_features(
+        config,
+        token_ids=torch.from_numpy(batch.token_ids),
+        vocabulary=sampler.vocabulary,
+        host_tensor=lambda shape, dtype: torch.empty(shape, dtype=dtype),
+    )
+    if config.encoder is not None:
+        encoder = EncoderRows(config.encoder, rows, config.max_num_seqs, config.dtype)
+        parts.append(encoder)
+        if isinstance(config.model, EncoderDecoder):
+            parts.append(CrossAttentionRows(config, config.model, cache, encoder.outputs))
+    if sampler.processors is not None:
+        parts.append(sampler.processors)
+    if config.draft is not None:
+        parts.append(_drafter(config, batch, cache, sampler, parts))
+    return RowParts(parts)
+
+
+def _drafter(
+    config: RunnerConfig,
+    batch: CPUInputBatch,
+    cache: PagedKVCache,
+    sampler: CPUSampler,
+    parts: list[RowPart],
+) -> Drafter:
+    assert config.draft is not None
+    sampling = DraftSampling(config, batch, sampler)
+    if isinstance(config.draft.model, EagleHead):
+        return EagleDrafter(config, cache.storage, batch=batch, sampling=sampling)
+    adapters = next((part for part in parts if isinstance(part, AdapterRows)), None)
+    return DraftModel(config, cache.storage, batch=batch, sampling=sampling, adapters=adapters)
