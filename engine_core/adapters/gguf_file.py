@@ -12,7 +12,9 @@ import torch
 
 from engine_core.adapters.errors import AdapterError
 from engine_core.model_files.gguf.header import GgufHeader, GgufTensor, read_gguf_header
-from engine_core.model_files.gguf.tensor_names import FAMILIES, hf_tensor, undo
+from engine_core.model_files.gguf.tensor_names import hf_tensor, undo
+from engine_core.models.families.gguf import Gguf
+from engine_core.models.families.table import FAMILIES, GGUF_ARCHITECTURES
 from kernels.interface.lora import LoRAPart
 
 _NAME = re.compile(r"(.+\.weight)\.lora_(a|b)")
@@ -48,7 +50,7 @@ def read_gguf_adapter(file: Path, shape: DecoderShape) -> dict[str, LoRAPart]:
         if match is None or found is None or found.is_stack:
             raise AdapterError(
                 f"{file} holds {name!r}, which is not applied: only lora_a and lora_b of linear "
-                f"layers of {family} are; train it on other layers"
+                f"layers of {family.architecture} are; train it on other layers"
             )
         if match[2] == "b" and tensor.dim() == 2:
             tensor = undo(found.change, tensor, config)
@@ -65,7 +67,7 @@ def read_gguf_adapter(file: Path, shape: DecoderShape) -> dict[str, LoRAPart]:
     return parts
 
 
-def _check_metadata(header: GgufHeader, shape: DecoderShape) -> tuple[str, float]:
+def _check_metadata(header: GgufHeader, shape: DecoderShape) -> tuple[Gguf, float]:
     """The family whose names it has, and alpha."""
     file, metadata = header.file, header.metadata
     kind = metadata.get("general.type"), metadata.get("adapter.type")
@@ -76,12 +78,15 @@ def _check_metadata(header: GgufHeader, shape: DecoderShape) -> tuple[str, float
         )
     if metadata.get("adapter.alora.invocation_tokens"):
         raise AdapterError(f"{file} is an activated LoRA, which is not applied; use a plain one")
-    family = metadata.get("general.architecture")
-    family = "mixtral" if family == "llama" and shape.has_experts else family
-    if family not in FAMILIES:
+    architecture = metadata.get("general.architecture")
+    known = [each.gguf for each in FAMILIES if each.gguf is not None]
+    of_it = [gguf for gguf in known if gguf.architecture == architecture]
+    if not of_it:
         raise AdapterError(
-            f"{file} is for architecture {family!r}, known are {', '.join(sorted(FAMILIES))}"
+            f"{file} is for architecture {architecture!r}, known are "
+            f"{', '.join(GGUF_ARCHITECTURES)}"
         )
+    family = next((gguf for gguf in of_it if gguf.has_experts == shape.has_experts), of_it[0])
     alpha = metadata.get("adapter.lora.alpha")
     if not isinstance(alpha, float):
         raise AdapterError(f"{file} has adapter.lora.alpha {alpha!r}, not a number; convert again")

@@ -7,8 +7,8 @@ import torch
 
 from engine_core.adapters.adapter import AdapterTargets, read_adapter
 from engine_core.devices import traits_of
-from engine_core.models import Model
 from engine_core.models.decoder import Decoder
+from engine_core.models.interface import Model
 from kernels.interface.lora import LoRAPart, LoRARows, LoRAStack
 from kernels.interface.operations import Operations
 

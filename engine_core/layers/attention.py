@@ -30,7 +30,7 @@ class Attention:
         params: AttentionParams,
     ) -> None:
         self._layer = layer
-        self.qkv = qkv
+        self.first = qkv
         self._output = output
         self._head_norms = head_norms
         self._rotary = rotary
@@ -39,11 +39,11 @@ class Attention:
     @property
     def linears(self) -> list[FusedLinear]:
         """Products that adapters may add to."""
-        return [self.qkv, self._output]
+        return [self.first, self._output]
 
     def placements(self) -> Placements:
         """The placements of the projections and norms."""
-        parts = [self.qkv.placements(), self._output.placements()]
+        parts = [self.first.placements(), self._output.placements()]
         parts += [norm.placements() for norm in self._head_norms]
         return merge(parts)
 
@@ -51,21 +51,21 @@ class Attention:
         self, x_TE: Activations, positions_T: torch.Tensor, context: ForwardContext
     ) -> torch.Tensor:
         """[T, E] -> [T, E]; writes this step's keys and values to the layer's cache."""
-        return self.attend(self.queries(x_TE, positions_T, context), context)
+        return self.finish(self.begin(x_TE, positions_T, context), context)
 
-    def queries(
+    def begin(
         self, x_TE: Activations, positions_T: torch.Tensor, context: ForwardContext
     ) -> torch.Tensor:
         """The first half: [T, E] -> q_THD; writes keys and values."""
         return context.ops.rotary_and_cache(
-            self.qkv(x_TE),
+            self.first(x_TE),
             positions_T,
             context.metadata[self._layer].slot_mapping_T,
             context.kv_caches[self._layer],
             self._rotary,
         )
 
-    def attend(self, q_THD: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+    def finish(self, q_THD: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """The second: q_THD -> [T, E]; reads keys and values."""
         kv_cache, metadata = context.kv_caches[self._layer], context.metadata[self._layer]
         out_THD = context.ops.paged_attention(q_THD, *kv_cache, metadata, self._params)

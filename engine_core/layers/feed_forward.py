@@ -4,12 +4,11 @@ dense    down(activation(gate(x)) * up(x))
 sparse   sum over the top_k experts x of weight[x] * down[x](silu(gate[x](h)) * up[x](h))
 """
 
-from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 import torch
 
+from engine_core.layers.config import Activation, ExpertConfig
 from engine_core.layers.linear import FusedLinear
 from engine_core.layers.parameters import (
     CopyWeight,
@@ -18,10 +17,15 @@ from engine_core.layers.parameters import (
     Placements,
     merge,
 )
-from kernels.interface.operations import Activations, AllReduce, ExpertRouting, Operations
+from kernels.interface.operations import (
+    Activations,
+    AllReduce,
+    ExpertRouting,
+    ForwardContext,
+    Operations,
+    RoundedRows,
+)
 from kernels.interface.weights import ExpertWeights, WeightPart
-
-Activation = Literal["silu", "gelu_tanh"]
 
 
 class GatedFeedForward:
@@ -46,7 +50,7 @@ class GatedFeedForward:
     ) -> None:
         linear = partial(FusedLinear, bias=bias, dtype=dtype, ops=ops)
         halves = [(f"{name}.{half}", intermediate_size) for half in ("gate_proj", "up_proj")]
-        self.gate_up = linear(halves, hidden_size)
+        self.first = linear(halves, hidden_size)
         self._down = linear(
             [(f"{name}.down_proj", hidden_size)], intermediate_size, all_reduce=all_reduce
         )
@@ -56,42 +60,18 @@ class GatedFeedForward:
     @property
     def linears(self) -> list[FusedLinear]:
         """Products that adapters may add to."""
-        return [self.gate_up, self._down]
+        return [self.first, self._down]
 
     def placements(self) -> Placements:
         """The placements of the three projections."""
-        return merge([self.gate_up.placements(), self._down.placements()])
+        return merge([self.first.placements(), self._down.placements()])
 
-    def __call__(self, x_TE: Activations) -> torch.Tensor:
+    def __call__(self, x_TE: Activations, _context: ForwardContext) -> torch.Tensor:
         """[T, E] -> [T, E]."""
-        gate_up_TF2 = self.gate_up(x_TE)
+        gate_up_TF2 = self.first(x_TE)
         if (rounding := self._down.rounding) is not None:
             return self._down(rounding.gated(gate_up_TF2, self._activation))
         return self._down(self._activate(gate_up_TF2))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertConfig:
-    """What one layer's experts are.
-
-    Attributes:
-        top_k: experts of a token.
-        intermediate_size: of one expert.
-        renormalise: the weights of a token's experts are made to sum to one.
-        round_weights: they are rounded to the model's dtype before they are used.
-        block: the part of a layer that holds router and experts.
-        projections: names of an expert's gate, up and down.
-        here: those whose weights are here; None: all.
-    """
-
-    num_experts: int
-    top_k: int
-    intermediate_size: int
-    renormalise: bool
-    round_weights: bool
-    block: str
-    projections: tuple[str, str, str]
-    here: range | None = None
 
 
 class SparseFeedForward:
@@ -102,7 +82,7 @@ class SparseFeedForward:
         all_reduce: see `FusedLinear`, of the experts' sum.
     """
 
-    gate_up = None  # the router reads what they do
+    first = None  # router and experts read the inputs
 
     def __init__(
         self,
@@ -166,14 +146,13 @@ class SparseFeedForward:
                 )
         return placements
 
-    def __call__(
-        self, x_TE: torch.Tensor, slot_mapping_T: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """[T, E] -> [T, E]. `slot_mapping_T`: -1 for tokens that are padding."""
+    def __call__(self, x_TE: Activations, context: ForwardContext) -> torch.Tensor:
+        """[T, E] -> [T, E]."""
+        assert not isinstance(x_TE, RoundedRows), "its router reads it as it is"
         assert self._experts is not None, f"experts of {self._name} were not loaded"
         logits_TX = self._router(x_TE)
         out_TE = self._ops.mixture_of_experts(
-            x_TE, logits_TX, self._experts, self._routing, slot_mapping_T
+            x_TE, logits_TX, self._experts, self._routing, context.metadata[-1].slot_mapping_T
         )
         return out_TE if self._all_reduce is None else self._ops.reduce(out_TE, self._all_reduce)
 

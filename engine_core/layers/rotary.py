@@ -3,28 +3,11 @@ modeling_rope_utils: linear interpolation (arXiv:2306.15595), YaRN (arXiv:2309.0
 3.1's"""
 
 import math
-from dataclasses import dataclass
 
 import torch
 
 from engine_core.devices import traits_of
-
-
-@dataclass(frozen=True, slots=True)
-class RotaryConfig:
-    """What decides a table.
-
-    Attributes:
-        inverse_frequencies: radians a position, for each pair of elements that turns.
-        factor: on cosines and sines.
-        sections: how many pairs in turn go by a token's time, its row and its column (M-RoPE,
-            arXiv:2409.12191); () if all go by its position.
-    """
-
-    inverse_frequencies: tuple[float, ...]
-    factor: float = 1.0
-    sections: tuple[int, ...] = ()
-
+from engine_core.layers.config import RotaryConfig
 
 _FIRST_ROWS = 1 << 14
 

@@ -10,9 +10,8 @@ from engine_core.distributed.collectives import SINGLE_RANK, Collectives
 from engine_core.kv_cache import KVCacheGroupSpec
 from engine_core.logits_processors import NamedProcessor
 from engine_core.model_runner.pooling import Pooler
-from engine_core.models import Model
 from engine_core.models.heads.eagle import EagleHead
-from engine_core.models.interface import KVCacheSpec
+from engine_core.models.interface import KVCacheSpec, Model
 from engine_core.models.multimodal.interface import MultiModalEncoder
 from engine_core.models.parallel.stages import Stage
 from kernels.interface.operations import Operations, cached_head_bytes

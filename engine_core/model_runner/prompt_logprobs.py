@@ -16,7 +16,7 @@ from engine_core.model_runner.row_parts import (
 )
 from engine_core.model_runner.rows import PlacedRow
 from engine_core.model_runner.vocabulary_rows import VocabularyRows
-from engine_core.models import Model
+from engine_core.models.interface import Model
 from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
 from protocol.outputs import Logprobs
 

@@ -1,10 +1,19 @@
 """A model's shape and options, resolved once from its config.json and frozen."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from engine_core.layers.feed_forward import Activation, ExpertConfig
-from engine_core.layers.rotary import RotaryConfig
+from engine_core.layers.config import Activation, ExpertConfig, RotaryConfig
 from engine_core.models.interface import KVCacheSpec
+
+BlockOf = Callable[[Any, int], Any]
+"""A `blocks.BlockBuilder` makes with it the `blocks.Block` of a layer."""
+
+
+def plain_block(build: Any, layer: int) -> Any:
+    """Llama's: attention and feed-forward with a norm before each."""
+    return build.block(layer, build.attention(layer))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,25 +22,23 @@ class ModelConfig(KVCacheSpec):
 
     Attributes:
         norms_plus_one: see `RMSNorm`.
-        output_norms: attention and feed-forward are normed once more before they are added.
         experts: None where the feed-forward is dense.
-        head_norms: q and k are normed within a head before rotation.
         embedding_scale: see `Vocabulary`.
         tied_head: the head is the embedding.
+        block: what a layer is.
     """
 
     intermediate_size: int
     norm_eps: float
     norms_plus_one: bool
-    output_norms: bool
     activation: Activation
     experts: tuple[ExpertConfig | None, ...]
     qkv_bias: bool
     output_bias: bool
     mlp_bias: bool
-    head_norms: bool
     attention_scale: float
     rotary: tuple[RotaryConfig, ...]
     embedding_scale: float | None
     tied_head: bool
     final_softcap: float | None
+    block: BlockOf = plain_block

@@ -4,11 +4,15 @@ published   model.layers.0.mlp.experts.3.gate_proj.weight     a tensor a project
 fused       model.layers.0.mlp.experts.gate_up_proj           what transformers 5 has in memory
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from kernels.interface.weights import QuantisedTensor, WeightPart
+if TYPE_CHECKING:
+    from kernels.interface.weights import WeightPart
 
 _LAYER = re.compile(r"(?P<layer>model\.layers\.\d+)\.(?P<rest>.+)")
 
@@ -29,6 +33,8 @@ class ExpertNaming:
         """A tensor of a checkpoint as the tensors that it would be published as.
         `tensor`: fused ones are [X, 2F, E], gate's outputs before up's, and [X, E, F]. Blocks come
         from files that publish them one by one."""
+        from kernels.interface.weights import QuantisedTensor
+
         if isinstance(tensor, QuantisedTensor):
             yield name, tensor
             return

@@ -1,12 +1,15 @@
 """What the runner asks of a model."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
-from kernels.interface.operations import ForwardContext, KVCache, Operations
+    from kernels.interface.operations import ForwardContext, KVCache, Operations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

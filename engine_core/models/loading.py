@@ -15,13 +15,14 @@ from engine_core.models.decoder import Decoder
 from engine_core.models.encoders.encoder import Encoder
 from engine_core.models.encoders.encoder_configs import EncoderConfig
 from engine_core.models.errors import ModelWeightsError, UnsupportedArchitecture
-from engine_core.models.family_configs import read_llama
+from engine_core.models.families import llama
+from engine_core.models.families.family import Family
 from engine_core.models.heads.eagle import EagleHead
 from engine_core.models.heads.eagle_config import read_eagle_config
 from engine_core.models.interface import Model
 from engine_core.models.parallel.sharding import Sharding
 from engine_core.models.parallel.stages import Stage, split_layers
-from engine_core.models.registry import Architecture, find_architecture, read_model_config
+from engine_core.models.registry import find_family, read_model_config
 from engine_core.models.weight_transfer import WeightTransfer
 from kernels.interface.operations import Operations
 from kernels.interface.sampling import SamplingOperations
@@ -67,7 +68,7 @@ def load_model(
         ModelConfigError: the config has impossible values.
         ModelWeightsError: the tensors do not match the config.
     """
-    name, architecture, model, sharding = _build(
+    name, family, model, sharding = _build(
         config, dtype, ops, max_model_len, collectives, block_inputs
     )
     pending = model.placements()
@@ -75,7 +76,7 @@ def load_model(
     _place(
         pending,
         tensors,
-        architecture,
+        family,
         name,
         transfer.copy,
         drops_zero_biases=drops_zero_biases,
@@ -91,9 +92,10 @@ def load_model(
     return model
 
 
-_EAGLE = Architecture(
-    "eagle3",
-    read_llama,
+_EAGLE = Family(
+    names=(),
+    model_type="eagle3",
+    read=llama.read,
     tensor_prefixes=(
         ("model.midlayer.", "model.layers.0."),
         ("midlayer.", "model.layers.0."),
@@ -199,16 +201,16 @@ def _build(
     max_model_len: int | None,
     collectives: Collectives,
     block_inputs: Collection[int],
-) -> tuple[str, Architecture, Decoder | Encoder, Sharding | None]:
-    """The architecture, an empty model of it, and how tensors are cut for it."""
+) -> tuple[str, Family, Decoder | Encoder, Sharding | None]:
+    """The family, an empty model of it, and how tensors are cut for it."""
     sharding = make_sharding(config, ops, collectives, block_inputs)
-    name, architecture = find_architecture(config)
+    name, family = find_family(config)
     resolved = read_model_config(config)
     num_positions = min(max_model_len or resolved.max_model_len, MAX_POSITIONS)
     if isinstance(resolved, EncoderConfig):
         num_positions = min(num_positions, resolved.max_model_len)
         encoder = Encoder(resolved, dtype=dtype, ops=ops, num_positions=num_positions)
-        return name, architecture, encoder, sharding
+        return name, family, encoder, sharding
     place = collectives.parallel
     model = Decoder(
         resolved if sharding is None else sharding.config,
@@ -218,13 +220,13 @@ def _build(
         collectives=collectives,
         stage=split_layers(resolved, place.pp_size)[place.pp_rank],
     )
-    return name, architecture, model, sharding
+    return name, family, model, sharding
 
 
 def _place(
     pending: Placements,
     tensors: Iterable[tuple[str, WeightPart]],
-    architecture: Architecture,
+    family: Family,
     name: str,
     copy: CopyWeight,
     *,
@@ -235,10 +237,10 @@ def _place(
     """Hand every tensor to its place; what is left in `pending` did not come."""
     placed: set[str] = set()
     unexpected: list[str] = []
-    for file_name, tensor in _as_published(tensors, architecture):
-        if file_name.startswith(architecture.ignored_prefixes or ("\0",)):
+    for file_name, tensor in _as_published(tensors, family):
+        if file_name.startswith(family.ignored_prefixes or ("\0",)):
             continue
-        target = _renamed(file_name, architecture)
+        target = _renamed(file_name, family)
         placement = pending.pop(target, None)
         if placement is None:
             if target in placed:
@@ -282,21 +284,21 @@ def _adds_nothing(name: str, tensor: WeightPart) -> bool:
 
 
 def _as_published(
-    tensors: Iterable[tuple[str, WeightPart]], architecture: Architecture
+    tensors: Iterable[tuple[str, WeightPart]], family: Family
 ) -> Iterable[tuple[str, WeightPart]]:
     """With tensors of several experts taken apart."""
-    if architecture.experts is None:
+    if family.experts is None:
         return tensors
-    publish = architecture.experts.published
+    publish = family.experts.published
     return (pair for name, tensor in tensors for pair in publish(name, tensor))
 
 
-def _renamed(file_name: str, architecture: Architecture) -> str:
-    for prefix, replacement in architecture.tensor_prefixes:
+def _renamed(file_name: str, family: Family) -> str:
+    for prefix, replacement in family.tensor_prefixes:
         if file_name.startswith(prefix):
             file_name = replacement + file_name.removeprefix(prefix)
             break
-    for suffix, replacement in architecture.tensor_suffixes:
+    for suffix, replacement in family.tensor_suffixes:
         if file_name.endswith(suffix):
             return file_name.removesuffix(suffix) + replacement
     return file_name

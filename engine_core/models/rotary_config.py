@@ -4,19 +4,17 @@ old   "rope_theta": 1e6, "rope_scaling": {"type" or "rope_type": "yarn", "factor
 new   "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4, ...}
 """
 
+from __future__ import annotations
+
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from engine_core.layers.rotary import (
-    RotaryConfig,
-    llama3_frequencies,
-    plain_frequencies,
-    yarn_frequencies,
-)
+from engine_core.layers.config import RotaryConfig
 from engine_core.models.config_fields import ConfigFields
 from engine_core.models.errors import ModelConfigError, UnsupportedArchitecture
+
+if TYPE_CHECKING:
+    import torch
 
 _SUPPORTED = "default, linear, llama3, yarn"
 _MROPE_SECTIONS = (16, 24, 24)
@@ -64,6 +62,10 @@ def _resolve(
     head_size: int,
     freq_factors: Any,
 ) -> RotaryConfig:
+    import torch
+
+    from engine_core.layers.rotary import llama3_frequencies, plain_frequencies
+
     options = ConfigFields(parameters)
     partial = options.get("partial_rotary_factor") or fields.get("partial_rotary_factor") or 1.0
     if partial != 1.0:
@@ -132,6 +134,8 @@ def _original_max_position(options: ConfigFields, fields: ConfigFields) -> int:
 def _resolve_yarn(
     options: ConfigFields, fields: ConfigFields, head_size: int, theta: float
 ) -> RotaryConfig:
+    from engine_core.layers.rotary import yarn_frequencies
+
     original = _original_max_position(options, fields)
     max_position = fields.get("max_position_embeddings")
     implied = None if max_position is None else max_position / original

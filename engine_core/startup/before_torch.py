@@ -183,7 +183,7 @@ def open_model(options: EngineOptions) -> OpenModel:
 
 def _check_length(max_model_len: int, config: Mapping[str, Any]) -> None:
     """Raises ConfigurationError: --max-model-len is beyond what the config says, or any model's."""
-    from engine_core.model_files.config_names import size_in
+    from engine_core.models.config_names import size_in
 
     made_for = size_in(config, "max_position_embeddings")
     if made_for is not None and max_model_len > made_for:

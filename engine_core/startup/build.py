@@ -23,7 +23,7 @@ from engine_core.lifecycle import Lifecycle
 from engine_core.logits_processors import ServedVocabulary
 from engine_core.model_files import ModelFilesError, unreadable
 from engine_core.model_runner.cpu.encoder_runner import EncoderRunner
-from engine_core.models import ModelError
+from engine_core.models.errors import ModelError
 from engine_core.observers.base import CompileStatistics, RequestLog, StepObserver, StepSuspects
 from engine_core.observers.cache_publisher import CachePublisher
 from engine_core.observers.live_view import LiveView

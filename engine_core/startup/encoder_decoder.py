@@ -7,8 +7,8 @@ from typing import Any
 
 from engine_core.errors import ConfigurationError
 from engine_core.kv_cache import CrossAttentionKVCacheManager, KVCacheManager
-from engine_core.models import Model
 from engine_core.models.encoder_decoder.model import EncoderDecoderModel
+from engine_core.models.interface import Model
 from engine_core.options.engine import EngineOptions
 from engine_core.startup.model import LoadedModel
 from protocol.outputs import EncoderInfo

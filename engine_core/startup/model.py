@@ -14,7 +14,9 @@ from engine_core.model_files.download import cache_folder
 from engine_core.model_files.gguf.header import GgmlType
 from engine_core.model_runner.config import DraftConfig
 from engine_core.model_runner.pooling import Pooler
-from engine_core.models import Model, UnsupportedArchitecture, load_dummy_model, load_model
+from engine_core.models.errors import UnsupportedArchitecture
+from engine_core.models.interface import Model
+from engine_core.models.loading import load_dummy_model, load_model
 from engine_core.models.multimodal.interface import MultiModalEncoder
 from engine_core.models.weight_transfer import weight_transfer_to
 from engine_core.options.checks import check_encoder

@@ -13,9 +13,9 @@ import msgspec
 
 from engine_core.errors import ConfigurationError, StartupError
 from engine_core.model_files import ModelFiles, TokenizerFiles
-from engine_core.model_files.config_names import size_in
 from engine_core.model_files.hf_folder import token_id
 from engine_core.model_files.json_file import read_json_object_if_present
+from engine_core.models.config_names import size_in
 from engine_core.options.pooling import PoolingOptions
 from engine_core.pooler_config import PoolerConfig, PoolingType
 from protocol.codec import understood
@@ -24,7 +24,7 @@ from protocol.pooling import PoolingTask
 
 if TYPE_CHECKING:
     from engine_core.model_runner.pooling import DenseLayer, Float32Array, Pooler
-    from engine_core.models import Model
+    from engine_core.models.interface import Model
     from kernels.interface.weights import WeightPart
 
 _CLASSIFIERS = ("ForSequenceClassification", "ForRewardModel", "ForProcessRewardModel")

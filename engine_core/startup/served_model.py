@@ -16,9 +16,9 @@ from engine_core.model_files import ModelFiles, ModelFilesError, open_model_file
 from engine_core.model_runner.cache import BlockStorage, DiskStore
 from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.cpu.encoder_runner import EncoderRunner
-from engine_core.models import ModelError
 from engine_core.models.config import ModelConfig
 from engine_core.models.decoder import Decoder
+from engine_core.models.errors import ModelError
 from engine_core.models.registry import read_model_config
 from engine_core.startup.draft_model import load_with_draft
 from engine_core.startup.model import LoadedModel

@@ -154,7 +154,7 @@ def _errors_of_models() -> tuple[type[Exception], ...]:
     import torch
 
     from engine_core.model_files import ModelFilesError
-    from engine_core.models import ModelError
+    from engine_core.models.errors import ModelError
 
     return ModelFilesError, ModelError, torch.OutOfMemoryError
 

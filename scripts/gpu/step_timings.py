@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from engine_core.model_runner.gpu.graphs import GraphKey
 from engine_core.model_runner.gpu.step_buckets import StepBucket
-from engine_core.models import load_dummy_model
+from engine_core.models.loading import load_dummy_model
 from engine_core.scheduler import SchedulerOutput
 from kernels.interface.device_steps import SamplingMode
 from protocol.sampling import SamplingParams

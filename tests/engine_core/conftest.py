@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine_core.models import Model
+from engine_core.models.interface import Model
 from kernels.cpu.operations import CpuOperations
 from kernels.interface.operations import AttentionSpec, ForwardContext, Operations
 from kernels.torch.operations import TorchOperations

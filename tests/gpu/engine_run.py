@@ -16,7 +16,7 @@ from engine_core.executor import InProcessExecutor
 from engine_core.kv_cache import KVCacheManager
 from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.gpu import CudaQueue, DeviceQueue, GPUModelRunner
-from engine_core.models import Model
+from engine_core.models.interface import Model
 from engine_core.scheduler import (
     ModelRunnerOutput,
     Request,

@@ -9,7 +9,7 @@ from float8_folders import RECIPES, float8_products, write_float8
 from quantised_folders import METHODS, write_quantised
 
 from engine_core.model_files import open_model_files
-from engine_core.models import load_model
+from engine_core.models.loading import load_model
 from tests.engine_core.model_files import test_gguf_blocks as gguf_blocks
 from tests.engine_core.model_files.conftest import write_gguf  # noqa: F401  a fixture
 from tests.gpu.checks.whole_models import FLOAT32_ERROR

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 import transformers
 
-from engine_core.models import Model, load_model
+from engine_core.models.interface import Model
+from engine_core.models.loading import load_model
 from kernels.interface.operations import Operations
 from kernels.interface.weights import QuantisedTensor
 

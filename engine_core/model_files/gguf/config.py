@@ -5,15 +5,17 @@ Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md and llama.cpp's 
 
 import math
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
 
 import numpy as np
 
 from engine_core.model_files.errors import BrokenModelFile, UnsupportedModelFile
 from engine_core.model_files.gguf.header import GgufTensor
+from engine_core.models.families.family import Family
+from engine_core.models.families.gguf import Gguf
+from engine_core.models.families.table import GGUF_ARCHITECTURES, family_of_gguf
 
-SUPPORTED_ARCHITECTURES = ("gemma3", "llama", "qwen2", "qwen3", "qwen3moe")
 _REQUIRED = object()
 _LISTS = {"tokens": str, "merges": str, "token_type": int, "scores": float}
 _SINGLE = {"model": str, "pre": str} | dict.fromkeys(
@@ -24,18 +26,25 @@ _SINGLE = {"model": str, "pre": str} | dict.fromkeys(
 
 
 class GgufMetadata:
-    """Metadata of one file with the architecture's prefix understood and errors that name it."""
+    """Metadata of one file with the architecture's prefix understood and errors that name it.
+    `tensors`: of the file, by name; only names and shapes are read."""
 
-    def __init__(self, file: str, metadata: dict[str, Any]) -> None:
+    def __init__(
+        self, file: str, metadata: dict[str, Any], tensors: Mapping[str, GgufTensor] | None = None
+    ) -> None:
         self.file = file
         self.raw = metadata
+        self.tensors = tensors or {}
         self.architecture = str(metadata.get("general.architecture"))
-        if self.architecture not in SUPPORTED_ARCHITECTURES:
+        family = family_of_gguf(self.architecture, self)
+        if family is None or family.gguf is None:
             raise UnsupportedModelFile(
                 f"{file} is of architecture {metadata.get('general.architecture')!r}; GGUF files "
-                f"are read for {', '.join(SUPPORTED_ARCHITECTURES)}; use the model's Hugging Face "
+                f"are read for {', '.join(GGUF_ARCHITECTURES)}; use the model's Hugging Face "
                 f"folder"
             )
+        self.family: Family = family
+        self.gguf: Gguf = family.gguf
 
         for names, is_list in ((_LISTS, True), (_SINGLE, False)):
             for name, kind in names.items():
@@ -50,12 +59,6 @@ class GgufMetadata:
                         f"{file}: tokenizer.ggml.{name} is {value!r:.40}, it must be "
                         f"{'a list of ' if is_list else ''}{kind.__name__}; convert the model again"
                     )
-
-    @property
-    def family(self) -> str:
-        """The architecture, but that Mixtral, which llama.cpp calls llama, has its own name."""
-        has_experts = self.raw.get(f"{self.architecture}.expert_count", 0)
-        return "mixtral" if self.architecture == "llama" and has_experts else self.architecture
 
     def number(self, key: str, default: Any = _REQUIRED) -> Any:
         """Value of `<architecture>.<key>`: one number for the whole model.
@@ -79,13 +82,21 @@ class GgufMetadata:
         # stored as float32; the shortest number that gives it is what the model's config said
         return float(str(np.float32(value))) if isinstance(value, float) else value
 
+    def values(self, key: str, default: Any) -> Any:
+        """Value of `<architecture>.<key>` as it is: a number, or a list of one for each layer."""
+        return self.raw.get(f"{self.architecture}.{key}", default)
+
     def refuse_unless(self, key: str, *allowed: Any) -> None:
         """Raises UnsupportedModelFile unless the number of that key is absent or one of these."""
         value = self.number(key, allowed[0])
         if value not in allowed:
             self.refuse(f"{key} {value}")
 
-    def refuse(self, what: str) -> None:
+    def broken(self, what: str) -> NoReturn:
+        """Raises: BrokenModelFile, always."""
+        raise BrokenModelFile(f"{self.file}: {what}; convert the model again")
+
+    def refuse(self, what: str) -> NoReturn:
         """Raises: UnsupportedModelFile, always."""
         raise UnsupportedModelFile(
             f"{self.file}: {what}, which is not supported for {self.architecture} GGUF files; use "
@@ -96,22 +107,15 @@ class GgufMetadata:
 # ---------------------------------------------------------------------- the whole config
 
 
-_GEMMA3_WINDOW_PATTERN = 6  # one layer in six sees everything
-_GEMMA3_27B_LAYERS = 62
-
-
-def build_config(meta: GgufMetadata, tensors: dict[str, GgufTensor]) -> dict[str, Any]:
+def build_config(meta: GgufMetadata) -> dict[str, Any]:
     """The config.json that the model had before it was converted, in the fields that matter.
-
-    Args:
-        tensors: by GGUF name; only names and shapes are read.
 
     Raises:
         BrokenModelFile: a needed key or tensor is missing, or two of them contradict each other.
         UnsupportedModelFile: an option is set that would change the result and is not read.
     """
     try:
-        return _build_config(meta, tensors)
+        return _build_config(meta)
     except (TypeError, ValueError, ArithmeticError) as error:
         raise BrokenModelFile(
             f"{meta.file} has metadata of a wrong type or value ({error}); download it again"
@@ -128,7 +132,8 @@ _LARGEST = {
 }
 
 
-def _build_config(meta: GgufMetadata, tensors: dict[str, GgufTensor]) -> dict[str, Any]:
+def _build_config(meta: GgufMetadata) -> dict[str, Any]:
+    tensors, gguf = meta.tensors, meta.gguf
     hidden_size = int(meta.number("embedding_length"))
     num_heads = int(meta.number("attention.head_count"))
     num_layers = int(meta.number("block_count"))
@@ -138,13 +143,14 @@ def _build_config(meta: GgufMetadata, tensors: dict[str, GgufTensor]) -> dict[st
         raise BrokenModelFile(f"{meta.file} has no matrix token_embd.weight; download it again")
     vocab_size, width = embedding.shape
     if width != hidden_size:
-        raise BrokenModelFile(
-            f"{meta.file}: embedding_length is {hidden_size}, the embedding has {width} columns; "
-            f"convert the model again"
-        )
-    if meta.number("expert_count", 0) and meta.family not in ("mixtral", "qwen3moe"):
+        meta.broken(f"embedding_length is {hidden_size}, the embedding has {width} columns")
+    if meta.number("expert_count", 0) and not gguf.has_experts:
         meta.refuse("a mixture of experts")
+    for key in _SCALES - gguf.scales:
+        meta.refuse_unless(key, 1.0)
     config: dict[str, Any] = {
+        "model_type": meta.family.model_type,
+        "architectures": [meta.family.names[0]],
         "vocab_size": vocab_size,
         "hidden_size": hidden_size,
         "intermediate_size": int(meta.number("feed_forward_length")),
@@ -166,14 +172,14 @@ def _build_config(meta: GgufMetadata, tensors: dict[str, GgufTensor]) -> dict[st
             )
     for ours, theirs in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
         config[f"{ours}_token_id"] = meta.raw.get(f"tokenizer.ggml.{theirs}_token_id")
-    if meta.architecture == "gemma3":
-        config |= _gemma3(meta, config)
-    else:
-        config |= _llama_like(meta, tensors)
-    return config
+    return config | gguf.fields(meta, config)
 
 
-def _dtype(tensors: dict[str, GgufTensor]) -> str | None:
+_SCALES = frozenset({"logit_scale", "residual_scale", "embedding_scale"})
+"""Keys of Granite and others that borrow the name of an architecture."""
+
+
+def _dtype(tensors: Mapping[str, GgufTensor]) -> str | None:
     """The floating type that most bytes have. F16 counts as bfloat16: models that were made in that
     have larger activations than a float16."""
     sizes: Counter[str] = Counter()
@@ -199,109 +205,9 @@ def _head_dim(meta: GgufMetadata, hidden_size: int, num_heads: int) -> int:
     return head_dim
 
 
-_HF_NAMES = {
-    "llama": ("llama", "LlamaForCausalLM"),
-    "mistral": ("mistral", "MistralForCausalLM"),
-    "mixtral": ("mixtral", "MixtralForCausalLM"),
-    "qwen2": ("qwen2", "Qwen2ForCausalLM"),
-    "qwen3": ("qwen3", "Qwen3ForCausalLM"),
-    "qwen3moe": ("qwen3_moe", "Qwen3MoeForCausalLM"),
-}
-"""model_type and architecture of a config.json, by family."""
-
-
-def _llama_like(meta: GgufMetadata, tensors: dict[str, GgufTensor]) -> dict[str, Any]:
-    for key in ("logit_scale", "residual_scale", "embedding_scale"):
-        meta.refuse_unless(key, 1.0)  # Granite and others that borrow the name
-    attention_bias = "blk.0.attn_q.bias" in tensors
-    window = int(meta.number("attention.sliding_window", None) or 0) or None
-    family = meta.family
-    if family == "llama" and window:  # of what llama.cpp calls llama, only Mistral's have a window
-        family = "mistral"
-    model_type, architecture = _HF_NAMES[family]
-    config: dict[str, Any] = {
-        "hidden_act": "silu",
-        "model_type": model_type,
-        "architectures": [architecture],
-    }
-    if family in ("mistral", "mixtral"):
-        if attention_bias:
-            part = "experts" if family == "mixtral" else "a sliding window"
-            meta.refuse(f"{part} together with attention biases")
-        experts = _experts(meta) if family == "mixtral" else {}
-        return config | experts | {"sliding_window": window}
-    if family == "llama":
-        mlp_bias = "blk.0.ffn_down.bias" in tensors
-        return config | {"attention_bias": attention_bias, "mlp_bias": mlp_bias}
-    config["use_sliding_window"] = False
-    if family != "qwen2":
-        config["attention_bias"] = attention_bias
-    return config | (_experts(meta) if family == "qwen3moe" else {})
-
-
-def _gemma3(meta: GgufMetadata, config: dict[str, Any]) -> dict[str, Any]:
-    num_layers, head_dim = config["num_hidden_layers"], config["head_dim"]
-    pattern = meta.raw.get("gemma3.attention.sliding_window_pattern", _GEMMA3_WINDOW_PATTERN)
-    if isinstance(pattern, list):
-        is_sliding = [bool(flag) for flag in pattern]
-    else:
-        is_sliding = [bool((layer + 1) % int(pattern)) for layer in range(num_layers)]
-    if len(is_sliding) != num_layers:
-        raise BrokenModelFile(
-            f"{meta.file}: sliding_window_pattern has {len(is_sliding)} entries for {num_layers} "
-            f"layers; convert the model again"
-        )
-    scalar = head_dim
-    if num_layers == _GEMMA3_27B_LAYERS:  # as llama.cpp tells that model apart
-        scalar = config["hidden_size"] // config["num_attention_heads"]
-    local_theta = float(meta.number("rope.freq_base_swa", LOCAL_ROPE_THETA))
-    return {
-        "model_type": "gemma3_text",
-        "architectures": ["Gemma3ForCausalLM"],
-        "hidden_activation": "gelu_pytorch_tanh",
-        "attention_bias": False,
-        "query_pre_attn_scalar": scalar,
-        "sliding_window": int(meta.number("attention.sliding_window")),
-        "layer_types": ["sliding_attention" if s else "full_attention" for s in is_sliding],
-        "final_logit_softcapping": meta.number("final_logit_softcapping", None),
-        "attn_logit_softcapping": meta.number("attn_logit_softcapping", None),
-        "rope_parameters": {
-            "full_attention": config["rope_parameters"],
-            "sliding_attention": {"rope_type": "default", "rope_theta": local_theta},
-        },
-    }
-
-
-_SOFTMAX = 1  # expert_gating_func
-
-
-def _experts(meta: GgufMetadata) -> dict[str, Any]:
-    """The fields of a MixtralConfig or Qwen3MoeConfig that are about experts."""
-    for key in ("expert_shared_count", "expert_group_count", "leading_dense_block_count"):
-        meta.refuse_unless(key, 0)
-    meta.refuse_unless("expert_gating_func", _SOFTMAX, 0)
-    meta.refuse_unless("expert_weights_scale", 1.0, 0.0)
-    num_experts = int(meta.number("expert_count"))
-    is_renormalised = bool(meta.number("expert_weights_norm", True))
-    fields: dict[str, Any] = {"num_experts_per_tok": int(meta.number("expert_used_count"))}
-    if meta.family == "mixtral":
-        if not is_renormalised:
-            meta.refuse("weights of experts that are not renormalised")
-        return fields | {"num_local_experts": num_experts}
-    return fields | {
-        "num_experts": num_experts,
-        "norm_topk_prob": is_renormalised,
-        "moe_intermediate_size": int(meta.number("expert_feed_forward_length")),
-        "decoder_sparse_step": 1,  # llama.cpp has experts in every layer
-        "mlp_only_layers": [],
-    }
-
-
 # ---------------------------------------------------------------------- rotary embedding
 
 
-LOCAL_ROPE_THETA = 10_000.0  # Gemma 3's layers with a window
-_DEFAULT_THETA = {"gemma3": 1_000_000.0}
 # transformers' and llama.cpp's own defaults agree on these
 _BETA_FAST, _BETA_SLOW = 32.0, 1.0
 
@@ -313,7 +219,7 @@ _LLAMA3_ORIGINAL_LENS = (8192, *(1 << power for power in range(4, 22)))
 def rope_parameters(meta: GgufMetadata) -> dict[str, Any]:
     """`rope_parameters` of the config, without the tensor of factors.
     Raises UnsupportedModelFile: a kind of scaling that is not read."""
-    theta = float(meta.number("rope.freq_base", _DEFAULT_THETA.get(meta.architecture, 10_000.0)))
+    theta = float(meta.number("rope.freq_base", meta.gguf.theta))
     if not 0.0 < theta < math.inf:
         raise ValueError(f"rope.freq_base is {theta}, it must be a positive number")
     kind = meta.number("rope.scaling.type", None)

@@ -55,9 +55,9 @@ class GgufFile:
         match = _PART.fullmatch(self.path.name)
         self.name = match["stem"] if match else self.path.stem
         self._report = report
-        self._meta = GgufMetadata(str(self.path), self._headers[0].metadata)
         tensors = _merge(self._headers)
-        self.config = build_config(self._meta, tensors)
+        self._meta = GgufMetadata(str(self.path), self._headers[0].metadata, tensors)
+        self.config = build_config(self._meta)
         self.generation_config: dict[str, Any] = {**recommended_sampling_of(self.path)}
         self.weight_files = tuple(header.file for header in self._headers)
         self.quantised_types = frozenset(
@@ -85,7 +85,7 @@ class GgufFile:
 
         for header in self._headers:
             for tensor, data in _mapped(header):
-                target = hf_tensor(self._meta.family, tensor.name)
+                target = hf_tensor(self._meta.gguf, tensor.name)
                 if target is None:
                     continue  # checked at opening: only what the config has taken in
                 if target.is_stack and keeps_blocks and _is_quantised(tensor, 3):
@@ -141,7 +141,7 @@ class GgufFile:
                     f"which is not read; use a file with {supported}"
                 )
             known = tensor.name == ROPE_FACTORS or IGNORED.fullmatch(tensor.name)
-            if not known and hf_tensor(self._meta.family, tensor.name) is None:
+            if not known and hf_tensor(self._meta.gguf, tensor.name) is None:
                 self._meta.refuse(f"tensor {tensor.name!r}")
 
     def _apply_rope_factors(self, tensor: GgufTensor) -> None:

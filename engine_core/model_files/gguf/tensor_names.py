@@ -7,6 +7,8 @@ import dataclasses
 import re
 from typing import TYPE_CHECKING, Any, Literal
 
+from engine_core.models.families.gguf import Gguf
+
 if TYPE_CHECKING:
     import torch
 
@@ -18,47 +20,6 @@ _TOP = {
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
 }
-_PROJECTIONS = {
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_QK_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
-_TWO_NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
-_FOUR_NORMS = {
-    "attn_norm": "input_layernorm",
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-_ATTENTION = {ours: theirs for ours, theirs in _PROJECTIONS.items() if ours.startswith("attn")}
-_MIXTRAL_EXPERTS = {
-    "ffn_gate_inp": "block_sparse_moe.gate",
-    "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
-    "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
-    "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
-}
-_QWEN_EXPERTS = {
-    "ffn_gate_inp": "mlp.gate",
-    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
-    "ffn_up_exps": "mlp.experts.{}.up_proj",
-    "ffn_down_exps": "mlp.experts.{}.down_proj",
-}
-_LAYER_NAMES = {
-    "llama": _PROJECTIONS | _TWO_NORMS,
-    "qwen2": _PROJECTIONS | _TWO_NORMS,
-    "qwen3": _PROJECTIONS | _TWO_NORMS | _QK_NORMS,
-    "mixtral": _ATTENTION | _TWO_NORMS | _MIXTRAL_EXPERTS,
-    "qwen3moe": _ATTENTION | _TWO_NORMS | _QK_NORMS | _QWEN_EXPERTS,
-    "gemma3": _PROJECTIONS | _FOUR_NORMS | _QK_NORMS,
-}
-
-FAMILIES = frozenset(_LAYER_NAMES)
-
 ROPE_FACTORS = "rope_freqs.weight"
 # precomputed in some old files; everything in it follows from the config
 IGNORED = re.compile(r"blk\.\d+\.attn_rot_embd\.weight")
@@ -80,32 +41,31 @@ class HfTensor:
         return "{}" in self.name
 
 
-def hf_tensor(family: str, gguf_name: str) -> HfTensor | None:
-    """The tensor that `gguf_name` becomes, or None where the family has no such tensor.
-    `family`: see `GgufMetadata.family`."""
+def hf_tensor(family: Gguf, gguf_name: str) -> HfTensor | None:
+    """The tensor that `gguf_name` becomes, or None where the family has no such tensor."""
     if gguf_name in _TOP:
         is_norm = gguf_name == "output_norm.weight"
-        offset = is_norm and family == "gemma3"
+        offset = is_norm and family.norms_plus_one
         return HfTensor(_TOP[gguf_name], "subtract_one" if offset else "none")
     old = _OLD_EXPERT.fullmatch(gguf_name)
-    if old is not None and family == "mixtral":
+    if old is not None and f"{old[2]}_exps" in family.layer:
         layer, part, expert = old.groups()
-        name = _MIXTRAL_EXPERTS[f"{part}_exps"].format(expert)
+        name = family.layer[f"{part}_exps"].format(expert)
         return HfTensor(f"model.layers.{layer}.{name}.weight", "none")
     match = _LAYER.fullmatch(gguf_name)
-    if match is None or match[2] not in _LAYER_NAMES[family]:
+    if match is None or match[2] not in family.layer:
         return None
     layer, part, kind = match.groups()
-    name = f"model.layers.{layer}.{_LAYER_NAMES[family][part]}.{kind}"
+    name = f"model.layers.{layer}.{family.layer[part]}.{kind}"
     return HfTensor(name, _change(family, part))
 
 
-def _change(family: str, part: str) -> Change:
-    if family in ("llama", "mixtral") and part == "attn_q":
+def _change(family: Gguf, part: str) -> Change:
+    if family.pairs_rows and part == "attn_q":
         return "unpermute_q"
-    if family in ("llama", "mixtral") and part == "attn_k":
+    if family.pairs_rows and part == "attn_k":
         return "unpermute_k"
-    if family == "gemma3" and part.endswith("_norm"):
+    if family.norms_plus_one and part.endswith("_norm"):
         return "subtract_one"
     return "none"
 

@@ -1,15 +1,17 @@
-"""How each family of encoders names its options and tensors, with the defaults of transformers 5.
-An option that changes the arithmetic and is not computed here raises UnsupportedArchitecture."""
+"""What building an encoder needs, and what their families read alike."""
 
-from dataclasses import dataclass, replace
-from typing import Literal, TypedDict
+from __future__ import annotations
 
-from engine_core.layers.rotary import RotaryConfig
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypedDict
+
+from engine_core.layers.config import RotaryConfig
 from engine_core.models.config_fields import ConfigFields
 from engine_core.models.errors import ModelConfigError, UnsupportedArchitecture
 from engine_core.models.interface import KVCacheSpec
-from engine_core.models.rotary_config import read_rotary_by_layer_type
-from kernels.interface.operations import Activation
+
+if TYPE_CHECKING:
+    from kernels.interface.operations import Activation
 
 _ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu",
@@ -86,172 +88,10 @@ class EncoderConfig(KVCacheSpec):
     head: HeadConfig | None = None
 
 
-_BERT_NAMES = EncoderNames(
-    words="embeddings.word_embeddings",
-    positions="embeddings.position_embeddings",
-    token_types="embeddings.token_type_embeddings",
-    embedding_norm="embeddings.LayerNorm",
-    qkv=tuple(f"encoder.layer.{{}}.attention.self.{part}" for part in ("query", "key", "value")),
-    attention_output="encoder.layer.{}.attention.output.dense",
-    attention_norm="encoder.layer.{}.attention.output.LayerNorm",
-    up=("encoder.layer.{}.intermediate.dense",),
-    down="encoder.layer.{}.output.dense",
-    output_norm="encoder.layer.{}.output.LayerNorm",
-)
-_DISTILBERT_NAMES = EncoderNames(
-    words="embeddings.word_embeddings",
-    positions="embeddings.position_embeddings",
-    token_types=None,
-    embedding_norm="embeddings.LayerNorm",
-    qkv=tuple(f"transformer.layer.{{}}.attention.{part}_lin" for part in "qkv"),
-    attention_output="transformer.layer.{}.attention.out_lin",
-    attention_norm="transformer.layer.{}.sa_layer_norm",
-    up=("transformer.layer.{}.ffn.lin1",),
-    down="transformer.layer.{}.ffn.lin2",
-    output_norm="transformer.layer.{}.output_layer_norm",
-)
-_MODERNBERT_NAMES = EncoderNames(
-    words="embeddings.tok_embeddings",
-    positions=None,
-    token_types=None,
-    embedding_norm="embeddings.norm",
-    qkv=("layers.{}.attn.Wqkv",),
-    attention_output="layers.{}.attn.Wo",
-    attention_norm="layers.{}.attn_norm",
-    up=("layers.{}.mlp.Wi",),
-    down="layers.{}.mlp.Wo",
-    output_norm="layers.{}.mlp_norm",
-    final_norm="final_norm",
-)
-
-
-def read_bert(fields: ConfigFields) -> EncoderConfig:
-    """BERT, MiniLM and others that share its code."""
-    _refuse(fields, position_embedding_type="absolute", is_decoder=False)
-    num_layers = fields.positive_int("num_hidden_layers", 12)
-    return EncoderConfig(
-        num_layers=num_layers,
-        **_heads(fields, "hidden_size", "num_attention_heads"),
-        sliding_windows=(None,) * num_layers,
-        vocab_size=fields.positive_int("vocab_size", 30_522),
-        max_model_len=fields.positive_int("max_position_embeddings", 512),
-        intermediate_size=fields.positive_int("intermediate_size", 3072),
-        norm_eps=fields.positive_float("layer_norm_eps", 1e-12),
-        activation=_activation(fields, "hidden_act"),
-        num_token_types=fields.positive_int("type_vocab_size", 2),
-        rotary=(None,) * num_layers,
-        names=_BERT_NAMES,
-    )
-
-
-def read_roberta(fields: ConfigFields) -> EncoderConfig:
-    """RoBERTa, XLM-R, CamemBERT: positions begin behind that of padding."""
-    bert, padding = read_bert(fields), fields.get("pad_token_id")
-    first = (1 if padding is None else int(padding)) + 1
-    if first >= bert.max_model_len:
-        raise ModelConfigError(
-            f"config: max_position_embeddings is {bert.max_model_len}, positions begin at {first}"
-        )
-    return replace(bert, first_position=first, max_model_len=bert.max_model_len - first)
-
-
-def read_distilbert(fields: ConfigFields) -> EncoderConfig:
-    """DistilBERT: no token types."""
-    num_layers = fields.positive_int("n_layers", 6)
-    return EncoderConfig(
-        num_layers=num_layers,
-        **_heads(fields, "dim", "n_heads"),
-        sliding_windows=(None,) * num_layers,
-        vocab_size=fields.positive_int("vocab_size", 30_522),
-        max_model_len=fields.positive_int("max_position_embeddings", 512),
-        intermediate_size=fields.positive_int("hidden_dim", 3072),
-        norm_eps=1e-12,
-        activation=_activation(fields, "activation"),
-        rotary=(None,) * num_layers,
-        names=_DISTILBERT_NAMES,
-    )
-
-
-def read_modernbert(fields: ConfigFields) -> EncoderConfig:
-    """ModernBERT: norms before, rotation, a window in two layers of three, a gate."""
-    num_layers = fields.positive_int("num_hidden_layers", 22)
-    heads = _heads(fields, "hidden_size", "num_attention_heads", 768, 12)
-    every = fields.positive_int("global_attn_every_n_layers", 3)
-    types = fields.get("layer_types") or [
-        "sliding_attention" if layer % every else "full_attention" for layer in range(num_layers)
-    ]
-    if len(types) != num_layers or set(types) - {"sliding_attention", "full_attention"}:
-        raise ModelConfigError(f"config: layer_types are {types!r} for {num_layers} layers")
-    rotary = read_rotary_by_layer_type(
-        fields,
-        head_size=heads["head_size"],
-        full_theta=fields.positive_float("global_rope_theta", 160_000.0),
-        sliding_theta=fields.positive_float("local_rope_theta", 10_000.0),
-    )
-    window = fields.positive_int("local_attention", 128) // 2 + 1
-    return EncoderConfig(
-        num_layers=num_layers,
-        **heads,
-        sliding_windows=tuple(window if kind == "sliding_attention" else None for kind in types),
-        vocab_size=fields.positive_int("vocab_size", 50_368),
-        max_model_len=fields.positive_int("max_position_embeddings", 8192),
-        intermediate_size=fields.positive_int("intermediate_size", 1152),
-        norm_eps=fields.positive_float("norm_eps", 1e-5),
-        activation=_activation(fields, "hidden_activation"),
-        pre_norm=True,
-        gated=True,
-        attention_bias=fields.flag("attention_bias", False),
-        mlp_bias=fields.flag("mlp_bias", False),
-        norm_bias=fields.flag("norm_bias", False),
-        rotary=tuple(rotary[kind] for kind in types),
-        names=_MODERNBERT_NAMES,
-    )
-
-
-def bert_head(fields: ConfigFields) -> HeadConfig:
-    return HeadConfig(
-        pooling="cls", dense="pooler.dense", out="classifier", num_labels=num_labels(fields)
-    )
-
-
-def roberta_head(fields: ConfigFields) -> HeadConfig:
-    dense, out = "classifier.dense", "classifier.out_proj"
-    return HeadConfig(pooling="cls", dense=dense, out=out, num_labels=num_labels(fields))
-
-
-def distilbert_head(fields: ConfigFields) -> HeadConfig:
-    return HeadConfig(
-        pooling="cls",
-        dense="pre_classifier",
-        activation="relu",
-        out="classifier",
-        num_labels=num_labels(fields),
-    )
-
-
-def modernbert_head(fields: ConfigFields) -> HeadConfig:
-    pooling = fields.text("classifier_pooling", "cls")
-    if pooling not in ("cls", "mean"):
-        raise ModelConfigError(f"config: classifier_pooling is {pooling!r}, not cls or mean")
-    return HeadConfig(
-        pooling="cls" if pooling == "cls" else "mean",
-        dense="head.dense",
-        dense_bias=fields.flag("classifier_bias", False),
-        activation=_activation(fields, "classifier_activation"),
-        norm="head.norm",
-        out="classifier",
-        num_labels=num_labels(fields),
-    )
-
-
 def token_head(fields: ConfigFields) -> HeadConfig:
     """A product of every token."""
     labels = num_labels(fields)
     return HeadConfig(pooling="tokens", dense=None, out="classifier", num_labels=labels)
-
-
-def modernbert_token_head(fields: ConfigFields) -> HeadConfig:
-    return replace(modernbert_head(fields), pooling="tokens")
 
 
 def num_labels(fields: ConfigFields) -> int:
@@ -260,20 +100,20 @@ def num_labels(fields: ConfigFields) -> int:
     return len(names) if names else fields.positive_int("num_labels", 2)
 
 
-class _Heads(TypedDict):
+class Heads(TypedDict):
     hidden_size: int
     num_query_heads: int
     num_kv_heads: int
     head_size: int
 
 
-def _heads(
+def read_heads(
     fields: ConfigFields,
     hidden: str,
     heads: str,
     default_hidden: int = 768,
     default_heads: int = 12,
-) -> _Heads:
+) -> Heads:
     hidden_size = fields.positive_int(hidden, default_hidden)
     num_heads = fields.positive_int(heads, default_heads)
     if hidden_size % num_heads:
@@ -288,7 +128,7 @@ def _heads(
     }
 
 
-def _activation(fields: ConfigFields, name: str) -> Activation:
+def read_activation(fields: ConfigFields, name: str) -> Activation:
     wanted = fields.text(name, "gelu")
     if wanted not in _ACTIVATIONS:
         raise UnsupportedArchitecture(
@@ -297,7 +137,7 @@ def _activation(fields: ConfigFields, name: str) -> Activation:
     return _ACTIVATIONS[wanted]
 
 
-def _refuse(fields: ConfigFields, **allowed: object) -> None:
+def refuse_unless(fields: ConfigFields, **allowed: object) -> None:
     """Raises UnsupportedArchitecture: a field is spelled out with another value."""
     for name, value in allowed.items():
         found = fields.get(name)

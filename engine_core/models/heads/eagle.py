@@ -13,7 +13,8 @@ from engine_core.layers.norm import RMSNorm
 from engine_core.layers.parameters import CopyWeight, Placement, Placements, merge
 from engine_core.layers.rotary import RotaryTable
 from engine_core.layers.vocabulary import Vocabulary
-from engine_core.models.decoder import Decoder, LayerBuilder
+from engine_core.models.blocks import BlockBuilder
+from engine_core.models.decoder import Decoder
 from engine_core.models.heads.eagle_config import EagleConfig
 from engine_core.models.interface import KVCacheSpec
 from kernels.interface.given_rows import GivenRows
@@ -38,7 +39,7 @@ class EagleHead:
     Args:
         names: of the checkpoint's tensors. Where the head has the target's hidden size and
             vocabulary, it may lack an embedding or lm_head: it takes the target's.
-        num_positions: see `LayerBuilder`.
+        num_positions: see `BlockBuilder`.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class EagleHead:
         num_positions: int,
     ) -> None:
         layer, num_states = config.layer, len(config.state_layers)
-        build = LayerBuilder(layer, dtype=dtype, ops=ops, num_positions=num_positions)
+        build = BlockBuilder(layer, dtype=dtype, ops=ops, num_positions=num_positions)
         self.kv_cache_spec: KVCacheSpec = layer
         self.state_layers = config.state_layers
         self._config = config
@@ -177,7 +178,7 @@ class EagleHead:
         x_TE = self._hidden_norm(hidden_TE)
         residual_TE = x_TE if self._config.norm_before_residual else hidden_TE
         both_TE = torch.cat([normed_TE, x_TE], 1)
-        q_THD = self._attention.queries(both_TE, positions_T, context)
+        q_THD = self._attention.begin(both_TE, positions_T, context)
         return q_THD.contiguous().flatten(1), residual_TE
 
     def guess(
@@ -203,9 +204,9 @@ class EagleHead:
         """Likewise, of `guess`; `rows_R`: of what it is given."""
         q_RHD = self._ops.embedding(rows_R, self._queries).view(-1, *self._heads)
         residual_RE = self._ops.embedding(rows_R, self._residual)
-        out_RE = self._attention.attend(q_RHD, context)
+        out_RE = self._attention.finish(q_RHD, context)
         x_RE, residual_RE = self._feed_forward_norm.add(out_RE, residual_RE)
-        return self._final_norm.add(self._feed_forward(x_RE), residual_RE)
+        return self._final_norm.add(self._feed_forward(x_RE, context), residual_RE)
 
     def _logits(self, x_RE: torch.Tensor) -> torch.Tensor:
         if self._lm_head is None:

@@ -8,7 +8,7 @@ from typing import Any
 from engine_core.models.config import ModelConfig
 from engine_core.models.config_fields import ConfigFields
 from engine_core.models.errors import ModelConfigError, UnsupportedArchitecture
-from engine_core.models.family_configs import read_llama
+from engine_core.models.families import llama
 
 _FIXED = {
     "use_aux_hidden_state": True,
@@ -64,7 +64,7 @@ def read_eagle_config(config: Mapping[str, Any], target: ModelConfig) -> EagleCo
             raise UnsupportedArchitecture(f"{name} {not computed} of a head is not supported")
     if "sliding_attention" in (fields.get("layer_types") or ()):
         raise UnsupportedArchitecture("a head with sliding attention is not supported")
-    layer = read_llama(fields)
+    layer = llama.read(fields)
     if layer.num_layers != 1:
         raise UnsupportedArchitecture(
             f"heads of {layer.num_layers} layers are not supported, only of 1"

@@ -11,7 +11,7 @@ from collections.abc import Collection
 import torch
 
 from engine_core.distributed.parallel import Parallel
-from engine_core.layers.feed_forward import ExpertConfig
+from engine_core.layers.config import ExpertConfig
 from engine_core.layers.vocabulary import token_ranges
 from engine_core.models.config import ModelConfig
 from engine_core.models.errors import ModelConfigError, ModelWeightsError

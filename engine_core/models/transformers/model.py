@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from engine_core.model_files.config_names import SPELLINGS, size_in
+from engine_core.models.config_names import SPELLINGS, size_in
 from engine_core.models.errors import ModelError, ModelWeightsError, UnsupportedArchitecture
 from engine_core.models.interface import KVCacheSpec, Model
 from kernels.interface.operations import Operations

@@ -10,7 +10,7 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
 from engine_core.adapters.pool import AdapterPool
-from engine_core.models import load_model
+from engine_core.models.loading import load_model
 from kernels.cpu.linear import NativeLinear
 from kernels.cpu.operations import CpuOperations
 from kernels.cpu.weights import quantise_int4

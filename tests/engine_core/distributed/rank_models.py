@@ -7,7 +7,8 @@ import torch
 from engine_core.distributed.collectives import Collectives
 from engine_core.layers.vocabulary import gather_logits
 from engine_core.model_files import open_model_files
-from engine_core.models import Model, load_model
+from engine_core.models.interface import Model
+from engine_core.models.loading import load_model
 from kernels.cpu.library import load_library
 from kernels.cpu.operations import CpuOperations
 from kernels.interface.operations import Operations

@@ -9,7 +9,8 @@ from gguf import GGMLQuantizationType
 from gguf.quants import quantize
 
 from engine_core.model_files import open_model_files
-from engine_core.models import ModelWeightsError, load_model
+from engine_core.models.errors import ModelWeightsError
+from engine_core.models.loading import load_model
 from kernels.cpu.operations import CpuOperations
 from kernels.interface.weights import QuantisedTensor
 from kernels.torch.operations import TorchOperations

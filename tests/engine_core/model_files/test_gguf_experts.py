@@ -10,7 +10,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, MixtralConfig, Qwen3MoeConfig
 
 from engine_core.model_files import UnsupportedModelFile, open_model_files
-from engine_core.models import ModelWeightsError, load_model
+from engine_core.models.errors import ModelWeightsError
+from engine_core.models.loading import load_model
 from kernels.cpu.operations import CpuOperations
 from kernels.triton.operations import TritonOperations
 from tests.engine_core.distributed.rank_models import paged_logits as rank_logits

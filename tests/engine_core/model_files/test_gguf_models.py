@@ -1,5 +1,7 @@
 """A tiny transformers model, written as llama.cpp's converter would, comes back as it was."""
 
+import subprocess
+import sys
 from typing import Any
 
 import gguf
@@ -19,7 +21,7 @@ from transformers import (
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from engine_core.model_files import BrokenModelFile, UnsupportedModelFile, open_model_files
-from engine_core.models import load_model
+from engine_core.models.loading import load_model
 
 _SHAPE: dict[str, Any] = {
     "vocab_size": 99,
@@ -284,6 +286,17 @@ def test_missing_keys_are_named(write_gguf, tiny_llama_keys) -> None:
     path = write_gguf(tiny_llama_keys, {"token_embd.weight": np.ones((8, 32), np.float32)})
     with pytest.raises(BrokenModelFile, match=r"lacks llama\.feed_forward_length"):
         open_model_files(str(path), report=print)
+
+
+def test_a_file_is_opened_without_torch(write_gguf, tiny_llama_keys) -> None:
+    """The daemon opens its files while torch is still being loaded."""
+    path = write_gguf(tiny_llama_keys, {"token_embd.weight": np.ones((8, 32), np.float32)})
+    code = (
+        "import sys; from engine_core.model_files import open_model_files;"
+        f"open_model_files({str(path)!r}, report=print).tokenizer();"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_fingerprint_is_of_the_content(write_gguf, tiny_llama_keys) -> None:

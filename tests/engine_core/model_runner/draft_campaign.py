@@ -23,7 +23,7 @@ from test_drafts import run
 
 from engine_core.kv_cache import KVCacheGroupSpec, KVCacheManager
 from engine_core.model_runner.cpu.runner import CPUModelRunner
-from engine_core.models import load_model
+from engine_core.models.loading import load_model
 from engine_core.scheduler import Scheduler, SchedulerConfig
 from engine_core.scheduler.rules.token_rules import TokenRules
 from engine_core.speculation.ngram import NgramProposer

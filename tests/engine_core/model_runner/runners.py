@@ -3,7 +3,7 @@
 import torch
 
 from engine_core.model_runner.config import RunnerConfig
-from engine_core.models import load_model
+from engine_core.models.loading import load_model
 
 DEFAULTS = {
     "num_blocks": 150,

@@ -9,7 +9,7 @@ import torch
 from engine_core.distributed.parallel import Parallel
 from engine_core.model_runner.cpu.runner import CPUModelRunner
 from engine_core.model_runner.sampled_tokens import SampledTokens
-from engine_core.models import load_model
+from engine_core.models.loading import load_model
 from tests.engine_core.model_runner.runners import runner_config, spoiled
 
 

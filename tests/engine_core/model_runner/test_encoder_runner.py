@@ -285,7 +285,8 @@ def test_a_gpu_and_a_missing_head_are_refused(folder):
 
 def test_start_up_knows_the_registrys_encoders():
     from engine_core.models.encoders.encoder_configs import EncoderConfig
-    from engine_core.models.registry import SUPPORTED_ARCHITECTURES, read_model_config
+    from engine_core.models.families.table import SUPPORTED_ARCHITECTURES
+    from engine_core.models.registry import read_model_config
 
     for name in SUPPORTED_ARCHITECTURES:
         try:

@@ -9,7 +9,7 @@ from engine_loop import EngineLoop, make_scheduler
 from runners import runner_config, spoiled
 
 from engine_core.model_runner.cpu.runner import CPUModelRunner
-from engine_core.models import load_model
+from engine_core.models.loading import load_model
 from engine_core.models.multimodal.families import input_family
 from engine_core.models.multimodal.tower import load_encoder
 from kernels.backends import select_operations

@@ -5,8 +5,9 @@ import torch
 import transformers
 
 from engine_core.layers import rotary
+from engine_core.models.families.table import SUPPORTED_ARCHITECTURES
 from engine_core.models.loading import load_dummy_model
-from engine_core.models.registry import SUPPORTED_ARCHITECTURES, find_architecture
+from engine_core.models.registry import find_family
 from kernels.cpu.captured_forward import CapturedForward
 from kernels.cpu.operations import CpuOperations
 from tests.engine_core.models.encoder_cases import CONFIGS as ENCODERS
@@ -76,7 +77,7 @@ def test_no_architecture_of_ours_is_left_out():
     """Decoders are those above, encoders those of `test_encoders_against_transformers`."""
     configs = [*DECODERS.values(), *(make() for make in ENCODERS.values())]
     tried = {config.model_type for config in configs}
-    ours = {find_architecture({"architectures": [name]})[1] for name in SUPPORTED_ARCHITECTURES}
+    ours = {find_family({"architectures": [name]})[1] for name in SUPPORTED_ARCHITECTURES}
     assert {each.model_type for each in ours} - NOT_CAPTURED.keys() == tried
 
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from engine_core.models import ModelConfigError, UnsupportedArchitecture, load_dummy_model
-from engine_core.models.loading import draw_weight
+from engine_core.models.errors import ModelConfigError, UnsupportedArchitecture
+from engine_core.models.loading import draw_weight, load_dummy_model
 
 CPU = torch.device("cpu")
 LLAMA = {

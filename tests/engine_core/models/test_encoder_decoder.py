@@ -11,8 +11,8 @@ import transformers
 
 from engine_core.errors import StartupError
 from engine_core.model_files import open_model_files
-from engine_core.models import UnsupportedArchitecture
 from engine_core.models.encoder_decoder.loading import load_encoder_decoder
+from engine_core.models.errors import UnsupportedArchitecture
 from engine_core.options.pooling import PoolingOptions
 from engine_core.startup.encoder_decoder import encoder_info
 from engine_core.startup.pooled_files import pooled_files

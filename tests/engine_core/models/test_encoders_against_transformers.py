@@ -4,7 +4,7 @@ heads. Tiny random weights."""
 import pytest
 import torch
 
-from engine_core.models import ModelConfigError, UnsupportedArchitecture
+from engine_core.models.errors import ModelConfigError, UnsupportedArchitecture
 from engine_core.models.registry import read_model_config
 from kernels.cpu.operations import CpuOperations
 from kernels.torch.operations import TorchOperations

@@ -7,9 +7,8 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from engine_core.models import ModelConfigError, ModelWeightsError, load_model
-from engine_core.models.errors import UnsupportedArchitecture
-from engine_core.models.loading import load_dummy_model
+from engine_core.models.errors import ModelConfigError, ModelWeightsError, UnsupportedArchitecture
+from engine_core.models.loading import load_dummy_model, load_model
 from kernels.cpu.operations import CpuOperations
 from tests.engine_core.rounded_activations import inputs_in_bytes
 from tests.native_kernels import native_library_or_skip

@@ -16,7 +16,7 @@ from quantised_folders import save
 from safetensors.torch import load_file
 
 from engine_core.model_files import BrokenModelFile, UnsupportedModelFile, open_model_files
-from engine_core.models import load_model
+from engine_core.models.loading import load_model
 from engine_core.options.engine import EngineOptions
 from engine_core.startup.model import load_any_model
 from kernels.triton import operations

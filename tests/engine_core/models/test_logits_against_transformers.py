@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 
-from engine_core.models import load_model
+from engine_core.models.loading import load_model
 
 LLAMA3_ROPE = {
     "rope_type": "llama3",

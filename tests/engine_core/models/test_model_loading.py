@@ -4,12 +4,8 @@ import pytest
 import torch
 import transformers
 
-from engine_core.models import (
-    ModelConfigError,
-    ModelWeightsError,
-    UnsupportedArchitecture,
-    load_model,
-)
+from engine_core.models.errors import ModelConfigError, ModelWeightsError, UnsupportedArchitecture
+from engine_core.models.loading import load_model
 
 CONFIG = transformers.LlamaConfig(
     vocab_size=50,

@@ -11,7 +11,8 @@ from quantised_folders import METHODS, save, write_quantised
 
 from engine_core.errors import StartupError
 from engine_core.model_files import open_model_files
-from engine_core.models import ModelWeightsError, load_model
+from engine_core.models.errors import ModelWeightsError
+from engine_core.models.loading import load_model
 from engine_core.options.engine import EngineOptions
 from engine_core.startup.model import load_any_model
 from kernels.triton.operations import TritonOperations

@@ -7,11 +7,7 @@ import pytest
 import torch
 import transformers
 
-from engine_core.models import (
-    ModelError,
-    ModelWeightsError,
-    UnsupportedArchitecture,
-)
+from engine_core.models.errors import ModelError, ModelWeightsError, UnsupportedArchitecture
 from engine_core.models.transformers import attention
 from engine_core.models.transformers.attention import FlattenedModel, PerRequestModel
 from engine_core.models.transformers.model import load_transformers_model

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine_core.model_files.config_names import SPELLINGS, size_in
+from engine_core.models.config_names import SPELLINGS, size_in
 from engine_core.options.pooling import PoolingOptions
 from engine_core.startup.pooled_files import PooledFiles
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engine_core.model_runner.gpu.step_buckets import StepBuckets
-from engine_core.models import load_dummy_model
+from engine_core.models.loading import load_dummy_model
 from engine_core.options.engine import EngineOptions
 from engine_core.scheduler import SchedulerConfig
 from engine_core.startup import runner_spec

@@ -9,7 +9,7 @@ from fake_gpu import GIB, MIB, FakeGpu
 
 from engine_core.errors import ConfigurationError, StartupError
 from engine_core.model_files import ConfigOnly
-from engine_core.models import load_dummy_model
+from engine_core.models.loading import load_dummy_model
 from engine_core.options.engine import EngineOptions
 from engine_core.options.scheduling import SchedulingOptions
 from engine_core.startup import build as build_module

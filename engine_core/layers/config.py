@@ -1,0 +1,47 @@
+"""What parts of a model are told, as data that needs no torch."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Activation = Literal["silu", "gelu_tanh"]
+"""Of a gated feed-forward."""
+
+
+@dataclass(frozen=True, slots=True)
+class RotaryConfig:
+    """What decides a table of angles.
+
+    Attributes:
+        inverse_frequencies: radians a position, for each pair of elements that turns.
+        factor: on cosines and sines.
+        sections: how many pairs in turn go by a token's time, its row and its column (M-RoPE,
+            arXiv:2409.12191); () if all go by its position.
+    """
+
+    inverse_frequencies: tuple[float, ...]
+    factor: float = 1.0
+    sections: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertConfig:
+    """What one layer's experts are.
+
+    Attributes:
+        top_k: experts of a token.
+        intermediate_size: of one expert.
+        renormalise: the weights of a token's experts are made to sum to one.
+        round_weights: they are rounded to the model's dtype before they are used.
+        block: the part of a layer that holds router and experts.
+        projections: names of an expert's gate, up and down.
+        here: those whose weights are here; None: all.
+    """
+
+    num_experts: int
+    top_k: int
+    intermediate_size: int
+    renormalise: bool
+    round_weights: bool
+    block: str
+    projections: tuple[str, str, str]
+    here: range | None = None

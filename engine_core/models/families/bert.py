@@ -1,0 +1,143 @@
+"""BERT, MiniLM, RoBERTa, XLM-R, CamemBERT, DistilBERT: encoders with norms behind the sums."""
+
+from dataclasses import replace
+
+from engine_core.models.config_fields import ConfigFields
+from engine_core.models.encoders.encoder_configs import (
+    EncoderConfig,
+    EncoderNames,
+    HeadConfig,
+    num_labels,
+    read_activation,
+    read_heads,
+    refuse_unless,
+)
+from engine_core.models.errors import ModelConfigError
+from engine_core.models.families.encoder_family import encoder_family
+
+_BERT_NAMES = EncoderNames(
+    words="embeddings.word_embeddings",
+    positions="embeddings.position_embeddings",
+    token_types="embeddings.token_type_embeddings",
+    embedding_norm="embeddings.LayerNorm",
+    qkv=tuple(f"encoder.layer.{{}}.attention.self.{part}" for part in ("query", "key", "value")),
+    attention_output="encoder.layer.{}.attention.output.dense",
+    attention_norm="encoder.layer.{}.attention.output.LayerNorm",
+    up=("encoder.layer.{}.intermediate.dense",),
+    down="encoder.layer.{}.output.dense",
+    output_norm="encoder.layer.{}.output.LayerNorm",
+)
+_DISTILBERT_NAMES = EncoderNames(
+    words="embeddings.word_embeddings",
+    positions="embeddings.position_embeddings",
+    token_types=None,
+    embedding_norm="embeddings.LayerNorm",
+    qkv=tuple(f"transformer.layer.{{}}.attention.{part}_lin" for part in "qkv"),
+    attention_output="transformer.layer.{}.attention.out_lin",
+    attention_norm="transformer.layer.{}.sa_layer_norm",
+    up=("transformer.layer.{}.ffn.lin1",),
+    down="transformer.layer.{}.ffn.lin2",
+    output_norm="transformer.layer.{}.output_layer_norm",
+)
+
+
+def read_bert(fields: ConfigFields) -> EncoderConfig:
+    """BERT, MiniLM and others that share its code."""
+    refuse_unless(fields, position_embedding_type="absolute", is_decoder=False)
+    num_layers = fields.positive_int("num_hidden_layers", 12)
+    return EncoderConfig(
+        num_layers=num_layers,
+        **read_heads(fields, "hidden_size", "num_attention_heads"),
+        sliding_windows=(None,) * num_layers,
+        vocab_size=fields.positive_int("vocab_size", 30_522),
+        max_model_len=fields.positive_int("max_position_embeddings", 512),
+        intermediate_size=fields.positive_int("intermediate_size", 3072),
+        norm_eps=fields.positive_float("layer_norm_eps", 1e-12),
+        activation=read_activation(fields, "hidden_act"),
+        num_token_types=fields.positive_int("type_vocab_size", 2),
+        rotary=(None,) * num_layers,
+        names=_BERT_NAMES,
+    )
+
+
+def read_roberta(fields: ConfigFields) -> EncoderConfig:
+    """RoBERTa, XLM-R, CamemBERT: positions begin behind that of padding."""
+    bert, padding = read_bert(fields), fields.get("pad_token_id")
+    first = (1 if padding is None else int(padding)) + 1
+    if first >= bert.max_model_len:
+        raise ModelConfigError(
+            f"config: max_position_embeddings is {bert.max_model_len}, positions begin at {first}"
+        )
+    return replace(bert, first_position=first, max_model_len=bert.max_model_len - first)
+
+
+def read_distilbert(fields: ConfigFields) -> EncoderConfig:
+    """DistilBERT: no token types."""
+    num_layers = fields.positive_int("n_layers", 6)
+    return EncoderConfig(
+        num_layers=num_layers,
+        **read_heads(fields, "dim", "n_heads"),
+        sliding_windows=(None,) * num_layers,
+        vocab_size=fields.positive_int("vocab_size", 30_522),
+        max_model_len=fields.positive_int("max_position_embeddings", 512),
+        intermediate_size=fields.positive_int("hidden_dim", 3072),
+        norm_eps=1e-12,
+        activation=read_activation(fields, "activation"),
+        rotary=(None,) * num_layers,
+        names=_DISTILBERT_NAMES,
+    )
+
+
+def bert_head(fields: ConfigFields) -> HeadConfig:
+    return HeadConfig(
+        pooling="cls", dense="pooler.dense", out="classifier", num_labels=num_labels(fields)
+    )
+
+
+def roberta_head(fields: ConfigFields) -> HeadConfig:
+    dense, out = "classifier.dense", "classifier.out_proj"
+    return HeadConfig(pooling="cls", dense=dense, out=out, num_labels=num_labels(fields))
+
+
+def distilbert_head(fields: ConfigFields) -> HeadConfig:
+    return HeadConfig(
+        pooling="cls",
+        dense="pre_classifier",
+        activation="relu",
+        out="classifier",
+        num_labels=num_labels(fields),
+    )
+
+
+_ROBERTAS = (("Roberta", "roberta"), ("XLMRoberta", "xlm-roberta"), ("Camembert", "camembert"))
+
+FAMILIES = (
+    *encoder_family(
+        "Bert",
+        "bert",
+        read_bert,
+        bert_head,
+        base="bert.",
+        unused=("pooler.", "cls.", "classifier."),
+    ),
+    *(
+        family
+        for stem, model_type in _ROBERTAS
+        for family in encoder_family(
+            stem,
+            model_type,
+            read_roberta,
+            roberta_head,
+            base="roberta.",
+            unused=("pooler.", "lm_head.", "classifier."),
+        )
+    ),
+    *encoder_family(
+        "DistilBert",
+        "distilbert",
+        read_distilbert,
+        distilbert_head,
+        base="distilbert.",
+        unused=("vocab_",),
+    ),
+)

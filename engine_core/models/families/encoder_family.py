@@ -1,0 +1,56 @@
+"""An encoder under its names: the bare model, and those with a head for masked words (which embed
+as the bare one), for sequences and for tokens."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from engine_core.models.config_fields import ConfigFields
+from engine_core.models.encoders.encoder_configs import EncoderConfig, HeadConfig, token_head
+from engine_core.models.families.family import Family
+
+ReadEncoder = Callable[[ConfigFields], EncoderConfig]
+ReadHead = Callable[[ConfigFields], HeadConfig]
+
+_GAMMA_AND_BETA = (
+    (".LayerNorm.gamma", ".LayerNorm.weight"),
+    (".LayerNorm.beta", ".LayerNorm.bias"),
+)
+"""Of BERT's first checkpoints."""
+
+
+def encoder_family(
+    stem: str,
+    model_type: str,
+    read: ReadEncoder,
+    head: ReadHead,
+    own_token_head: ReadHead = token_head,
+    *,
+    base: str,
+    unused: tuple[str, ...],
+) -> tuple[Family, ...]:
+    """
+    Args:
+        stem: what the names begin with.
+        base: what the bare model's tensors are prefixed with where there is a head.
+        unused: prefixes, with and without `base`, of what only training needs.
+    """
+
+    def entry(names: tuple[str, ...], read_head: ReadHead | None, *left_out: str) -> Family:
+        def with_head(fields: ConfigFields) -> EncoderConfig:
+            config = read(fields)
+            return config if read_head is None else replace(config, head=read_head(fields))
+
+        return Family(
+            names=tuple(f"{stem}{name}" for name in names),
+            model_type=model_type,
+            read=with_head,
+            tensor_prefixes=((base, ""),),
+            ignored_prefixes=tuple(start + name for name in left_out for start in ("", base)),
+            tensor_suffixes=_GAMMA_AND_BETA,
+        )
+
+    return (
+        entry(("Model", "ForMaskedLM"), None, *unused),
+        entry(("ForSequenceClassification",), head),
+        entry(("ForTokenClassification",), own_token_head, "pooler."),
+    )

@@ -1,0 +1,105 @@
+"""How llama.cpp's files spell a family, as data (source: its convert_hf_to_gguf.py)."""
+
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+PROJECTIONS = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+}
+GATED = {
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+QK_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+TWO_NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+QWEN_EXPERTS = {
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+    "ffn_up_exps": "mlp.experts.{}.up_proj",
+    "ffn_down_exps": "mlp.experts.{}.down_proj",
+}
+LLAMA = PROJECTIONS | GATED | TWO_NORMS
+"""Tensors of a layer: llama.cpp's name to the checkpoint's, {} for the number of an expert."""
+
+_SOFTMAX = 1  # expert_gating_func
+
+
+class Metadata(Protocol):
+    """What a file says of itself: keys of the architecture, and names of tensors."""
+
+    @property
+    def tensors(self) -> Container[str]: ...
+
+    def number(self, key: str, default: Any = ...) -> Any:
+        """Value of `<architecture>.<key>`, one for all layers; without default it must be there."""
+
+    def values(self, key: str, default: Any) -> Any:
+        """As `number`, or a list with a value a layer."""
+
+    def refuse_unless(self, key: str, *allowed: Any) -> None:
+        """Raises unless the number of that key is absent or one of these."""
+
+    def refuse(self, what: str) -> None:
+        """Raises: the file holds what is not supported for its architecture."""
+
+    def broken(self, what: str) -> None:
+        """Raises: the file contradicts itself."""
+
+
+Fields = dict[str, Any]
+"""Of a config.json."""
+
+
+def _no_fields(_meta: Metadata, _config: Fields) -> Fields:
+    return {}
+
+
+def _always(_meta: Metadata) -> bool:
+    return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Gguf:
+    """
+    Attributes:
+        architecture: `general.architecture`.
+        layer: tensors of a layer, see `LLAMA`.
+        fields: of the config.json, beyond those that all families have; it gets those.
+        is_of: whether a file of that architecture is of this family.
+        pairs_rows: rows of q and k are by rotary pairs.
+        norms_plus_one: norms are stored with the one that a checkpoint leaves out.
+        theta: of the angles, where the file does not say.
+        scales: keys such as "logit_scale" that `fields` reads; elsewhere they must be one.
+    """
+
+    architecture: str
+    layer: Mapping[str, str]
+    fields: Callable[[Metadata, Fields], Fields] = _no_fields
+    is_of: Callable[[Metadata], bool] = _always
+    pairs_rows: bool = False
+    norms_plus_one: bool = False
+    theta: float = 10_000.0
+    scales: frozenset[str] = frozenset()
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether layers hold stacks of experts."""
+        return any("{}" in name for name in self.layer.values())
+
+
+def experts(meta: Metadata) -> Fields:
+    """Number and choice of experts, as a Qwen3MoeConfig has them."""
+    for key in ("expert_group_count", "leading_dense_block_count"):
+        meta.refuse_unless(key, 0)
+    meta.refuse_unless("expert_gating_func", _SOFTMAX, 0)
+    meta.refuse_unless("expert_weights_scale", 1.0, 0.0)
+    return {
+        "num_experts": int(meta.number("expert_count")),
+        "num_experts_per_tok": int(meta.number("expert_used_count")),
+        "norm_topk_prob": bool(meta.number("expert_weights_norm", True)),
+    }

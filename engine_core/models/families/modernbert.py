@@ -1,0 +1,95 @@
+"""ModernBERT: norms before, rotation, a window in two layers of three, a gate."""
+
+from dataclasses import replace
+
+from engine_core.models.config_fields import ConfigFields
+from engine_core.models.encoders.encoder_configs import (
+    EncoderConfig,
+    EncoderNames,
+    HeadConfig,
+    num_labels,
+    read_activation,
+    read_heads,
+)
+from engine_core.models.errors import ModelConfigError
+from engine_core.models.families.encoder_family import encoder_family
+from engine_core.models.rotary_config import read_rotary_by_layer_type
+
+_MODERNBERT_NAMES = EncoderNames(
+    words="embeddings.tok_embeddings",
+    positions=None,
+    token_types=None,
+    embedding_norm="embeddings.norm",
+    qkv=("layers.{}.attn.Wqkv",),
+    attention_output="layers.{}.attn.Wo",
+    attention_norm="layers.{}.attn_norm",
+    up=("layers.{}.mlp.Wi",),
+    down="layers.{}.mlp.Wo",
+    output_norm="layers.{}.mlp_norm",
+    final_norm="final_norm",
+)
+
+
+def read_modernbert(fields: ConfigFields) -> EncoderConfig:
+    num_layers = fields.positive_int("num_hidden_layers", 22)
+    heads = read_heads(fields, "hidden_size", "num_attention_heads", 768, 12)
+    every = fields.positive_int("global_attn_every_n_layers", 3)
+    types = fields.get("layer_types") or [
+        "sliding_attention" if layer % every else "full_attention" for layer in range(num_layers)
+    ]
+    if len(types) != num_layers or set(types) - {"sliding_attention", "full_attention"}:
+        raise ModelConfigError(f"config: layer_types are {types!r} for {num_layers} layers")
+    rotary = read_rotary_by_layer_type(
+        fields,
+        head_size=heads["head_size"],
+        full_theta=fields.positive_float("global_rope_theta", 160_000.0),
+        sliding_theta=fields.positive_float("local_rope_theta", 10_000.0),
+    )
+    window = fields.positive_int("local_attention", 128) // 2 + 1
+    return EncoderConfig(
+        num_layers=num_layers,
+        **heads,
+        sliding_windows=tuple(window if kind == "sliding_attention" else None for kind in types),
+        vocab_size=fields.positive_int("vocab_size", 50_368),
+        max_model_len=fields.positive_int("max_position_embeddings", 8192),
+        intermediate_size=fields.positive_int("intermediate_size", 1152),
+        norm_eps=fields.positive_float("norm_eps", 1e-5),
+        activation=read_activation(fields, "hidden_activation"),
+        pre_norm=True,
+        gated=True,
+        attention_bias=fields.flag("attention_bias", False),
+        mlp_bias=fields.flag("mlp_bias", False),
+        norm_bias=fields.flag("norm_bias", False),
+        rotary=tuple(rotary[kind] for kind in types),
+        names=_MODERNBERT_NAMES,
+    )
+
+
+def modernbert_head(fields: ConfigFields) -> HeadConfig:
+    pooling = fields.text("classifier_pooling", "cls")
+    if pooling not in ("cls", "mean"):
+        raise ModelConfigError(f"config: classifier_pooling is {pooling!r}, not cls or mean")
+    return HeadConfig(
+        pooling="cls" if pooling == "cls" else "mean",
+        dense="head.dense",
+        dense_bias=fields.flag("classifier_bias", False),
+        activation=read_activation(fields, "classifier_activation"),
+        norm="head.norm",
+        out="classifier",
+        num_labels=num_labels(fields),
+    )
+
+
+def modernbert_token_head(fields: ConfigFields) -> HeadConfig:
+    return replace(modernbert_head(fields), pooling="tokens")
+
+
+FAMILIES = encoder_family(
+    "ModernBert",
+    "modernbert",
+    read_modernbert,
+    modernbert_head,
+    modernbert_token_head,
+    base="model.",
+    unused=("head.", "decoder."),
+)

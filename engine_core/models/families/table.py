@@ -1,0 +1,45 @@
+"""All families. Where several may read a GGUF file, the first that says so does."""
+
+from engine_core.models.families import (
+    bert,
+    gemma3,
+    idefics3,
+    llama,
+    llava,
+    mistral,
+    mixtral,
+    modernbert,
+    qwen2,
+    qwen3,
+    qwen3_moe,
+)
+from engine_core.models.families.family import Family
+from engine_core.models.families.gguf import Metadata
+
+_MODULES = (
+    mixtral,
+    mistral,
+    llama,
+    qwen2,
+    qwen3,
+    qwen3_moe,
+    gemma3,
+    llava,
+    idefics3,
+    bert,
+    modernbert,
+)
+
+FAMILIES: tuple[Family, ...] = tuple(family for module in _MODULES for family in module.FAMILIES)
+BY_NAME: dict[str, Family] = {name: family for family in FAMILIES for name in family.names}
+SUPPORTED_ARCHITECTURES = tuple(sorted(BY_NAME))
+GGUF_ARCHITECTURES = tuple(sorted({each.gguf.architecture for each in FAMILIES if each.gguf}))
+
+
+def family_of_gguf(architecture: str, meta: Metadata) -> Family | None:
+    """Whose file it is; None: of no family here."""
+    for family in FAMILIES:
+        gguf = family.gguf
+        if gguf is not None and gguf.architecture == architecture and gguf.is_of(meta):
+            return family
+    return None
