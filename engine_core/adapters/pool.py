@@ -7,7 +7,7 @@ import torch
 
 from engine_core.adapters.adapter import AdapterTargets, read_adapter
 from engine_core.devices import traits_of
-from engine_core.models.decoder import Decoder
+from engine_core.models.decoder import Decoder, decoder_of
 from engine_core.models.interface import Model
 from kernels.interface.lora import LoRAPart, LoRARows, LoRAStack
 from kernels.interface.operations import Operations
@@ -66,7 +66,7 @@ class AdapterPool:
         """Serve this model from now on; all slots are empty if it is another one."""
         if model is self._model:
             return
-        assert isinstance(model, Decoder), "adapters are for our own model code"
+        model = decoder_of(model, "adapters")
         self.slot_of.clear()
         self._stacks = [self.rows.make_stack(*sizes) for sizes in self._sizes]
         for linear, stack in zip(model.linears, self._stacks, strict=True):

@@ -4,6 +4,7 @@ says (`ModelConfig.block`)."""
 import copy
 import dataclasses
 from collections.abc import Iterable
+from typing import get_args
 
 import torch
 
@@ -14,15 +15,23 @@ from engine_core.layers.parameters import Placements, merge
 from engine_core.layers.rotary import StepRotaryTable
 from engine_core.models.blocks import Block, BlockBuilder
 from engine_core.models.config import ModelConfig
-from engine_core.models.interface import KVCacheSpec
+from engine_core.models.interface import Feature, KVCacheSpec, Model
 from engine_core.models.parallel.passed_states import PassedStates
 from engine_core.models.parallel.stages import Stage
 from kernels.interface.operations import ForwardContext, Operations
 
 
+def decoder_of(model: Model, feature: Feature) -> "Decoder":
+    """The model as the code that has this feature; what does not is refused at start."""
+    assert feature in model.supports and isinstance(model, Decoder), f"no {feature}: not refused"
+    return model
+
+
 class Decoder:
     """See the module; implements `engine_core.models.interface.Model`.
     Arguments: see `BlockBuilder`."""
+
+    supports: frozenset[Feature] = frozenset(get_args(Feature))
 
     def __init__(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
@@ -32,8 +32,17 @@ class KVCacheSpec:
     max_model_len: int
 
 
+Feature = Literal["adapters", "drafts", "sleep", "stages"]
+"""Adapters beside its products; its own first layers or hidden states for drafts; weights that are
+given back and exchanged; a part of its layers."""
+
+
 class Model(Protocol):
     """A decoder-only language model with its weights."""
+
+    @property
+    def supports(self) -> frozenset[Feature]:
+        """What of it may be asked for; of an option that asks for more see `options.refusals`."""
 
     @property
     def kv_cache_spec(self) -> KVCacheSpec: ...
@@ -50,6 +59,14 @@ class Model(Protocol):
     def compute_logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
         """Rows of `forward`'s result -> logits_RV, final softcap included: float32, or of the
         model's dtype where a device samples by itself."""
+
+
+@runtime_checkable
+class CapturesPasses(Protocol):
+    """A model, or a head for drafts, whose captured passes keep the caches that they read."""
+
+    def forget_caches(self) -> None:
+        """Let go of them; the next pass is captured anew."""
 
 
 @runtime_checkable

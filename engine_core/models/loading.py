@@ -80,7 +80,7 @@ def load_model(
         name,
         transfer.copy,
         drops_zero_biases=drops_zero_biases,
-        stage=model.stage if isinstance(model, Decoder) else None,
+        stage=model.stage,
         sharding=sharding,
     )
     _check_complete(pending.keys() - model.optional_names, name)

@@ -7,6 +7,7 @@ from engine_core.devices import DeviceTraits, traits_of
 from engine_core.errors import ConfigurationError
 from engine_core.options.engine import EngineOptions
 from engine_core.options.parallel import check_parallel
+from engine_core.options.refusals import refuse
 
 
 def check_options(options: EngineOptions) -> None:
@@ -109,7 +110,7 @@ def check_device(options: EngineOptions, device: DeviceTraits) -> None:
             "graph; omit one of them"
         )
     if device.runs_ahead:
-        _check_gpu(options)
+        refuse(options, "gpu")
         return
     if options.kv_cache_dtype == "fp8":
         raise ConfigurationError(
@@ -131,71 +132,7 @@ def check_encoder(options: EngineOptions, device: DeviceTraits) -> None:
             "encoder-only models run on a CPU only: their attention has no GPU kernel; run with "
             "--device cpu"
         )
-    scheduling = options.scheduling
-    given = {
-        "--num-blocks": options.num_blocks is not None,
-        "--kv-cache-memory": options.kv_cache_memory is not None,
-        "--kv-cache-dtype": options.kv_cache_dtype != "auto",
-        "--host-cache-memory": options.host_cache_memory > 0,
-        "--prefix-cache-dir": options.prefix_cache_dir is not None,
-        "--disaggregation-mode": options.disaggregation.disaggregation_mode is not None,
-        "--memory-fraction": options.memory_fraction is not None,
-        "--enable-lora": options.adapters.is_enabled,
-        "--enable-prompt-embeds": options.enable_prompt_embeds,
-        "--trace": options.trace is not None,
-        "--model-impl transformers": options.model_impl == "transformers",
-        "--speculative": options.speculation.speculative is not None,
-        "--logits-processors": bool(options.logits_processors),
-        "--slo-tpot-ms": scheduling.slo_tpot_ms is not None,
-        "--slo-ttft-ms": scheduling.slo_ttft_ms is not None,
-        "--max-chunk-size": scheduling.max_chunk_size is not None,
-        "--num-decode-steps": scheduling.num_decode_steps is not None,
-        "--prefill-delay-factor": scheduling.prefill_delay_factor is not None,
-    }
-    for option, is_given in given.items():
-        if is_given:
-            raise ConfigurationError(
-                f"{option} has no effect on an encoder-only model, which computes each prompt in "
-                "one step and keeps no keys and values; omit it"
-            )
-
-
-def _check_gpu(options: EngineOptions) -> None:
-    if options.speculation.draft_model is not None:
-        raise ConfigurationError(
-            "--draft-model runs on a CPU only; use --speculative ngram or suffix, or run with "
-            "--device cpu"
-        )
-    if options.logits_processors:
-        raise ConfigurationError(
-            f"--logits-processors {options.logits_processors[0]} runs on a CPU only: a GPU samples "
-            "without the host; omit it, or run with --device cpu"
-        )
-    if options.prefix_cache_dir is not None:
-        raise ConfigurationError(
-            "--prefix-cache-dir keeps blocks of a CPU only: those of a GPU are not copied to "
-            "disk; omit it, or run with --device cpu"
-        )
-    if options.disaggregation.disaggregation_mode is not None:
-        raise ConfigurationError(
-            "--disaggregation-mode moves blocks of a CPU only: those of a GPU are not copied to "
-            "host memory for it; omit it, or run with --device cpu"
-        )
-    if options.kv_cache_dtype in ("bfloat16", "int8"):
-        raise ConfigurationError(
-            f"--kv-cache-dtype {options.kv_cache_dtype} is for float32 models on a CPU; use auto "
-            "or fp8, or run with --device cpu"
-        )
-    if options.quantization in ("int8", "int4"):
-        raise ConfigurationError(
-            f"--quantization {options.quantization} runs on a CPU only; omit it, or run with "
-            "--device cpu"
-        )
-    if options.weight_cache is not None:
-        raise ConfigurationError(
-            "--weight-cache has no effect on a GPU, which takes weights as they are; omit it, "
-            "or run with --device cpu"
-        )
+    refuse(options, "encoder-only")
 
 
 def _check_weights(options: EngineOptions) -> None:

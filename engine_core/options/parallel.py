@@ -1,9 +1,10 @@
-"""What is refused with several workers, in one table, and options for them without effect."""
+"""Options for several workers: those without effect, and those that contradict each other."""
 
 import dataclasses
 
 from engine_core.errors import ConfigurationError
 from engine_core.options.engine import EngineOptions
+from engine_core.options.refusals import refuse
 from engine_core.options.workers import ParallelOptions
 
 
@@ -26,12 +27,7 @@ def check_parallel(options: EngineOptions) -> None:
             "--tensor-parallel-size or --pipeline-parallel-size"
         )
     if parallel.num_workers > 1:
-        for option, is_given, why, instead in _refused(options):
-            if is_given:
-                raise ConfigurationError(
-                    f"{option} is not supported with {parallel.num_workers} workers: {why}; "
-                    f"{instead}"
-                )
+        refuse(options, "workers")
 
 
 def _check_data_parallel(parallel: ParallelOptions) -> None:
@@ -47,63 +43,6 @@ def _check_data_parallel(parallel: ParallelOptions) -> None:
             f"--data-parallel-rank is {rank}, and --data-parallel-size {size}; ranks count from 0: "
             "lower the rank, or raise the size"
         )
-
-
-def _refused(options: EngineOptions) -> list[tuple[str, bool, str, str]]:
-    """(option, whether it is given, why, what to do instead)."""
-    speculation, parallel = options.speculation, options.parallel
-    alone = "omit it, or use one worker"
-    return [
-        (
-            "--draft-model",
-            speculation.draft_model is not None,
-            "a draft model is not split yet",
-            "use --speculative ngram or suffix",
-        ),
-        (
-            "--prefix-cache-dir",
-            options.prefix_cache_dir is not None,
-            "each worker has a part of a block, and one folder holds whole ones",
-            "keep prompts in memory with --host-cache-memory",
-        ),
-        (
-            "--disaggregation-mode",
-            options.disaggregation.disaggregation_mode is not None,
-            "each worker has a part of a block, and whole ones are moved",
-            alone,
-        ),
-        ("--enable-lora", options.adapters.is_enabled, "adapters are not split yet", alone),
-        (
-            "--enable-prompt-embeds",
-            options.enable_prompt_embeds,
-            "hidden states would be sent to every worker",
-            alone,
-        ),
-        (
-            "--logits-processors",
-            bool(options.logits_processors),
-            "its code would run in every worker, and need not choose the same",
-            alone,
-        ),
-        (
-            "--model-impl transformers",
-            options.model_impl == "transformers",
-            "transformers' model code is not split here",
-            alone,
-        ),
-        (
-            "--runner pooling",
-            options.pooling.runner == "pooling",
-            "heads of pooling models are not split",
-            alone,
-        ),
-        (
-            "--num-decode-steps",
-            (options.scheduling.num_decode_steps or 1) > 1 and parallel.pipeline_parallel_size > 1,
-            "a stage waits for the token of each step",
-            "omit it, or use --tensor-parallel-size alone",
-        ),
-    ]
 
 
 _OF_A_JOINED = frozenset({

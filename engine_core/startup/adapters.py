@@ -8,7 +8,7 @@ from engine_core.adapters.errors import AdapterError
 from engine_core.adapters.host import Adapters
 from engine_core.adapters.pool import AdapterPool, targets_of
 from engine_core.errors import ConfigurationError, StartupError
-from engine_core.models.decoder import Decoder
+from engine_core.models.decoder import decoder_of
 from engine_core.options.adapters import AdapterOptions
 from engine_core.scheduler import Scheduler
 from engine_core.startup.model import LoadedModel
@@ -22,12 +22,7 @@ def make_adapter_pool(
     Raises StartupError: one of them cannot be served with this model."""
     if not options.is_enabled:
         return None
-    model = loaded.model
-    if not isinstance(model, Decoder):
-        raise ConfigurationError(
-            f"adapters need our own model code, and {loaded.architecture} runs through "
-            "transformers'; omit --adapter, --enable-lora, --max-loras and --adapter-dir"
-        )
+    model = decoder_of(loaded.model, "adapters")
     targets, largest = targets_of(model), 0
     if options.max_lora_rank is None:
         for name, path in options.by_name().items():

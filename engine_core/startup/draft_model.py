@@ -13,11 +13,12 @@ from engine_core.distributed.collectives import SINGLE_RANK, Collectives
 from engine_core.errors import ConfigurationError
 from engine_core.model_files import ModelFiles, open_model_files
 from engine_core.model_runner.config import DraftConfig
-from engine_core.models.decoder import Decoder
+from engine_core.models.decoder import decoder_of
 from engine_core.models.errors import ModelConfigError, ModelWeightsError, UnsupportedArchitecture
 from engine_core.models.heads.eagle_config import is_eagle3
 from engine_core.models.loading import load_eagle_head
 from engine_core.options.engine import EngineOptions
+from engine_core.options.refusals import FIRST_LAYERS, refuse_unsupported
 from engine_core.options.speculation import QuantizationName
 from engine_core.startup.device import float_weights_of, keeps_blocks
 from engine_core.startup.model import LoadedModel, load_any_model
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FIRST_LAYERS = "first-layers:"
 _LAYER = re.compile(r"\blayers\.(\d+)\.")
 
 
@@ -41,7 +41,9 @@ def load_with_draft(
 ) -> LoadedModel:
     """`load_any_model`, with its `draft` where the options name one.
     Raises ConfigurationError: the draft model cannot make drafts for this one."""
-    loaded = with_encoder(options, files, load_any_model(options, files, device, collectives))
+    loaded = load_any_model(options, files, device, collectives)
+    refuse_unsupported(options, loaded.model.supports, loaded.architecture)
+    loaded = with_encoder(options, files, loaded)
     name = options.speculation.draft_model
     if name is None:
         return loaded
@@ -90,11 +92,6 @@ def _with(
 def _with_head(
     name: str, options: EngineOptions, files: ModelFiles, loaded: LoadedModel
 ) -> LoadedModel:
-    if not isinstance(loaded.model, Decoder):
-        raise ConfigurationError(
-            f"--speculative eagle needs our own model code, and {loaded.architecture} runs through "
-            "transformers'; use --speculative draft"
-        )
     head_files = open_model_files(name, option="--draft-model", report=logger.info)
     _check_tokenizers(files, head_files)
     # beside a model in few bits a head in 32 would take a tenth of a step
@@ -115,7 +112,7 @@ def _with_head(
         head = load_eagle_head(
             head_files.config,
             head_files.tensors(keeps_blocks=ops.weight_packing(loaded.dtype) is not None),
-            loaded.model,
+            decoder_of(loaded.model, "drafts"),
             dtype=loaded.dtype,
             ops=ops,
             max_model_len=options.max_model_len,
@@ -135,11 +132,6 @@ def _num_first_layers(name: str, loaded: LoadedModel) -> int | None:
         return None
     most = loaded.model.kv_cache_spec.num_layers - 1
     text = name.removeprefix(FIRST_LAYERS)
-    if not isinstance(loaded.model, Decoder):
-        raise ConfigurationError(
-            f"--draft-model {name} needs our own model code, and {loaded.architecture} runs "
-            "through transformers'; name another model"
-        )
     if not text.isdecimal() or not 1 <= int(text) <= most:
         raise ConfigurationError(
             f"--draft-model {name}: the number of layers must be from 1 to {most}, as the model "
@@ -150,8 +142,8 @@ def _num_first_layers(name: str, loaded: LoadedModel) -> int | None:
 
 def _with_first_layers(loaded: LoadedModel, files: ModelFiles, num_layers: int) -> LoadedModel:
     """They take no memory of their own."""
-    assert isinstance(loaded.model, Decoder)
-    draft = DraftConfig(loaded.model.first_layers(num_layers), loaded.ops)
+    model = decoder_of(loaded.model, "drafts")
+    draft = DraftConfig(model.first_layers(num_layers), loaded.ops)
     known_as = f"{files.fingerprint} {num_layers}"
     return dataclasses.replace(loaded, draft=draft, draft_fingerprint=known_as)
 

@@ -5,11 +5,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from engine_core.errors import ConfigurationError
 from engine_core.kv_cache import CrossAttentionKVCacheManager, KVCacheManager
 from engine_core.models.encoder_decoder.model import EncoderDecoderModel
 from engine_core.models.interface import Model
 from engine_core.options.engine import EngineOptions
+from engine_core.options.refusals import refuse
 from engine_core.startup.model import LoadedModel
 from protocol.outputs import EncoderInfo
 from protocol.sampling import GenerationRules
@@ -19,21 +19,7 @@ def with_own_encoder(
     options: EngineOptions, loaded: LoadedModel, model: EncoderDecoderModel
 ) -> LoadedModel:
     """Raises ConfigurationError: an option that has no effect, or that it cannot have."""
-    refused = {
-        "--host-cache-memory": bool(options.host_cache_memory),
-        "--prefix-cache-dir": options.prefix_cache_dir is not None,
-        "--disaggregation-mode": options.disaggregation.disaggregation_mode is not None,
-        "--draft-model": options.speculation.draft_model is not None,
-        "--trace": options.trace is not None,
-        "--language-model-only": options.multimodal.language_model_only,
-        "--limit-mm-per-prompt": options.multimodal.limit_mm_per_prompt is not None,
-    }
-    for name, is_given in refused.items():
-        if is_given:
-            raise ConfigurationError(
-                f"{name} is not supported for {loaded.architecture}, whose tokens attend to an "
-                "encoder's output, one input a request; omit it"
-            )
+    refuse(options, "encoder-decoder", loaded.architecture)
     return dataclasses.replace(loaded, encoder=model)
 
 

@@ -13,7 +13,7 @@ from engine_core.model_files import ModelFiles
 from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.cpu.runner import CPUModelRunner
 from engine_core.model_runner.gpu import GPUModelRunner
-from engine_core.models.decoder import Decoder
+from engine_core.models.decoder import decoder_of
 from engine_core.models.encoders.encoder import Encoder
 from engine_core.models.parallel.stages import Stage
 from engine_core.options.engine import EngineOptions
@@ -183,13 +183,7 @@ def _plan_scheduler(
 
 
 def _stage_of(loaded: LoadedModel) -> Stage:
-    """Raises ConfigurationError: the model is not ours, which alone can be split."""
-    if not isinstance(loaded.model, Decoder):
-        raise ConfigurationError(
-            f"--pipeline-parallel-size: {loaded.architecture} has no stages here, only our own "
-            "decoders have; omit it"
-        )
-    return loaded.model.stage
+    return decoder_of(loaded.model, "stages").stage
 
 
 def resolve_config(runner: RunnerSpec, files: ModelFiles, *, address: str) -> EngineConfig:

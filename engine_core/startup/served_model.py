@@ -17,8 +17,8 @@ from engine_core.model_runner.cache import BlockStorage, DiskStore
 from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.cpu.encoder_runner import EncoderRunner
 from engine_core.models.config import ModelConfig
-from engine_core.models.decoder import Decoder
 from engine_core.models.errors import ModelError
+from engine_core.models.interface import CapturesPasses
 from engine_core.models.registry import read_model_config
 from engine_core.startup.draft_model import load_with_draft
 from engine_core.startup.model import LoadedModel
@@ -68,7 +68,7 @@ class ServedModel:
         self._quantised_types = files.quantised_types
         self._shape: ModelConfig | None = None
         """None: not our own model code, which alone can be given back and exchanged."""
-        if isinstance(spec.loaded.model, Decoder):
+        if "sleep" in spec.loaded.model.supports:
             shape = read_model_config(files.config)
             assert isinstance(shape, ModelConfig)
             self._shape = shape
@@ -92,9 +92,8 @@ class ServedModel:
         self._runner = self._executor.runner = None
         if self._spec is not None:
             loaded = self._spec.loaded
-            assert isinstance(loaded.model, Decoder), "check_sleep was not called"
             for model in (loaded.model, None if loaded.draft is None else loaded.draft.model):
-                if isinstance(model, Decoder):
+                if isinstance(model, CapturesPasses):
                     model.forget_caches()
             del model, loaded
         if weights:

@@ -8,7 +8,7 @@ from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.cpu.drafter import BoolArray, Drafter, DraftSampling
 from engine_core.model_runner.cpu.input_batch import CPUInputBatch, StepInputs, gather_step_inputs
 from engine_core.model_runner.row_parts import Int64Array
-from engine_core.models.decoder import Decoder
+from engine_core.models.decoder import decoder_of
 from engine_core.models.heads.eagle import EagleHead
 from engine_core.scheduler import SchedulerOutput
 from engine_core.scheduler.plan import DraftTokenIds
@@ -39,9 +39,8 @@ class EagleDrafter(Drafter):
     ) -> None:
         super().__init__(batch, sampling)
         assert config.draft is not None and isinstance(config.draft.model, EagleHead)
-        assert isinstance(config.model, Decoder), "no states to read"
         self._head = config.draft.model
-        self._target = config.model
+        self._target = decoder_of(config.model, "drafts")
         self._target.keep_states(self._head.state_layers)
         self._cache = PagedKVCache(config, storage, config.draft)
         self._last_position = config.max_model_len - 1

@@ -9,7 +9,7 @@ import torch
 
 from engine_core.models.encoder_decoder.inputs import EncoderInputs
 from engine_core.models.encoder_decoder.parts import AttentionWeights, DecoderParts
-from engine_core.models.interface import KVCacheSpec
+from engine_core.models.interface import Feature, KVCacheSpec
 from engine_core.models.multimodal.interface import InputFamily, Tensors
 from kernels.interface.operations import (
     AttentionMetadata,
@@ -25,6 +25,8 @@ class EncoderDecoderModel:
 
     A layer's own keys and values and those of the encoder lie in the same cache tensor, in
     different blocks."""
+
+    supports: frozenset[Feature] = frozenset()
 
     def __init__(
         self, encoder: Any, parts: DecoderParts, inputs: EncoderInputs, *, vocab_size: int

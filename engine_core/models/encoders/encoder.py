@@ -17,6 +17,7 @@ from engine_core.layers.norm import LayerNorm
 from engine_core.layers.parameters import Parameter, Placements, merge
 from engine_core.layers.rotary import RotaryTable
 from engine_core.models.encoders.encoder_configs import EncoderConfig, HeadConfig
+from engine_core.models.interface import Feature
 from kernels.interface.operations import AttentionParams, ForwardContext, Operations, RotaryParams
 
 
@@ -126,6 +127,10 @@ class Encoder:
 
     `num_positions`: most tokens of a sequence. A position of `forward` is that of the token in its
     sequence, plus `num_positions` times its type."""
+
+    supports: frozenset[Feature] = frozenset()
+    stage = None
+    """All of its layers are here."""
 
     def __init__(
         self, config: EncoderConfig, *, dtype: torch.dtype, ops: Operations, num_positions: int

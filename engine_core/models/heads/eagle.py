@@ -137,6 +137,11 @@ class EagleHead:
                 f"tensor d2t leads to tokens from {lowest} to {highest}, the vocabulary has {size}"
             )
 
+    def forget_caches(self) -> None:
+        """What was captured keeps the caches that it read."""
+        self._compute_keys = self._ops.capture(self._keys)
+        self._compute_guess = self._ops.capture(self._guess)
+
     def combine(self, states: Sequence[torch.Tensor]) -> torch.Tensor:
         """The target's states [T, target's E] of `state_layers` -> [T, E]."""
         if self._state_norms:

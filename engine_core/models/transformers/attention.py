@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 from transformers import AttentionInterface
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from engine_core.models.interface import KVCacheSpec
+from engine_core.models.interface import Feature, KVCacheSpec
 from engine_core.models.transformers.reference import CausalBody
 from kernels.interface.operations import (
     AttentionMetadata,
@@ -80,6 +80,8 @@ def record_attention(body: CausalBody, token_ids_T: torch.Tensor) -> list[Attent
 
 class _SplitModel:
     """The parts of `engine_core.models.Model` that need no attention."""
+
+    supports: frozenset[Feature] = frozenset()
 
     def __init__(self, body: CausalBody, spec: KVCacheSpec) -> None:
         self._body = body
