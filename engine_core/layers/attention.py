@@ -10,6 +10,26 @@ from engine_core.layers.parameters import Placements, merge
 from kernels.interface.operations import Activations, AttentionParams, ForwardContext, RotaryParams
 
 
+class NormedProjections:
+    """q, k, v with norms over all heads of q and of k, side by side.
+    `parts`: q, k, v. `norms`: of q and of k."""
+
+    def __init__(self, parts: Sequence[FusedLinear], norms: Sequence[RMSNorm]) -> None:
+        self.parts = list(parts)
+        self._norms = list(norms)
+
+    def placements(self) -> Placements:
+        """Of the projections and norms."""
+        parts = [part.placements() for part in self.parts]
+        return merge([*parts, *(norm.placements() for norm in self._norms)])
+
+    def __call__(self, x_TE: Activations) -> torch.Tensor:
+        """[T, E] -> [T, (H + 2K) * D]."""
+        q_TN, k_TN, v_TN = (part(x_TE) for part in self.parts)
+        q_norm, k_norm = self._norms
+        return torch.cat([q_norm(q_TN), k_norm(k_TN), v_TN], 1)
+
+
 class Attention:
     """q, k, v in one product; norm and rotation; cache write; attention; output projection.
 
@@ -23,14 +43,15 @@ class Attention:
         self,
         layer: int,
         *,
-        qkv: FusedLinear,
+        qkv: FusedLinear | NormedProjections,
         output: FusedLinear,
         head_norms: Sequence[RMSNorm],
         rotary: RotaryParams,
         params: AttentionParams,
     ) -> None:
         self._layer = layer
-        self.first = qkv
+        self._qkv = qkv
+        self.first = qkv if isinstance(qkv, FusedLinear) else None
         self._output = output
         self._head_norms = head_norms
         self._rotary = rotary
@@ -39,11 +60,12 @@ class Attention:
     @property
     def linears(self) -> list[FusedLinear]:
         """Products that adapters may add to."""
-        return [self.first, self._output]
+        qkv = self._qkv
+        return [*(qkv.parts if isinstance(qkv, NormedProjections) else [qkv]), self._output]
 
     def placements(self) -> Placements:
         """The placements of the projections and norms."""
-        parts = [self.first.placements(), self._output.placements()]
+        parts = [self._qkv.placements(), self._output.placements()]
         parts += [norm.placements() for norm in self._head_norms]
         return merge(parts)
 
@@ -58,7 +80,7 @@ class Attention:
     ) -> torch.Tensor:
         """The first half: [T, E] -> q_THD; writes keys and values."""
         return context.ops.rotary_and_cache(
-            self.first(x_TE),
+            self._qkv(x_TE),
             positions_T,
             context.metadata[self._layer].slot_mapping_T,
             context.kv_caches[self._layer],

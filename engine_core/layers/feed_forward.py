@@ -1,9 +1,10 @@
 """Feed-forward layers: one gated block for every token, or a few of many such experts.
 
-dense    down(activation(gate(x)) * up(x))
+dense    down(activation(gate(x)) * up(x)), or down(activation(up(x)))
 sparse   sum over the top_k experts x of weight[x] * down[x](silu(gate[x](h)) * up[x](h))
 """
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -17,6 +18,7 @@ from engine_core.layers.parameters import (
     Placements,
     merge,
 )
+from kernels.interface.operations import Activation as PlainActivation
 from kernels.interface.operations import (
     Activations,
     AllReduce,
@@ -33,6 +35,7 @@ class GatedFeedForward:
 
     Args:
         name: checkpoint prefix, such as "model.layers.0.mlp".
+        halves: names of gate and up, or of the one tensor that holds both.
         all_reduce: see `FusedLinear`, of down.
     """
 
@@ -44,13 +47,14 @@ class GatedFeedForward:
         *,
         activation: Activation,
         bias: bool,
+        halves: Sequence[str] = ("gate_proj", "up_proj"),
         dtype: torch.dtype,
         ops: Operations,
         all_reduce: AllReduce | None = None,
     ) -> None:
         linear = partial(FusedLinear, bias=bias, dtype=dtype, ops=ops)
-        halves = [(f"{name}.{half}", intermediate_size) for half in ("gate_proj", "up_proj")]
-        self.first = linear(halves, hidden_size)
+        size = 2 * intermediate_size // len(halves)
+        self.first = linear([(f"{name}.{half}", size) for half in halves], hidden_size)
         self._down = linear(
             [(f"{name}.down_proj", hidden_size)], intermediate_size, all_reduce=all_reduce
         )
@@ -72,6 +76,42 @@ class GatedFeedForward:
         if (rounding := self._down.rounding) is not None:
             return self._down(rounding.gated(gate_up_TF2, self._activation))
         return self._down(self._activate(gate_up_TF2))
+
+
+class PlainFeedForward:
+    """Without a gate. Arguments: see `GatedFeedForward`."""
+
+    def __init__(
+        self,
+        name: str,
+        hidden_size: int,
+        intermediate_size: int,
+        *,
+        activation: PlainActivation,
+        bias: bool,
+        dtype: torch.dtype,
+        ops: Operations,
+        all_reduce: AllReduce | None = None,
+    ) -> None:
+        linear = partial(FusedLinear, bias=bias, dtype=dtype, ops=ops)
+        self.first = linear([(f"{name}.up_proj", intermediate_size)], hidden_size)
+        down = [(f"{name}.down_proj", hidden_size)]
+        self._down = linear(down, intermediate_size, all_reduce=all_reduce)
+        self._activation: PlainActivation = activation
+        self._ops = ops
+
+    @property
+    def linears(self) -> list[FusedLinear]:
+        """Products that adapters may add to."""
+        return [self.first, self._down]
+
+    def placements(self) -> Placements:
+        """Of the two projections."""
+        return merge([self.first.placements(), self._down.placements()])
+
+    def __call__(self, x_TE: Activations, _context: ForwardContext) -> torch.Tensor:
+        """[T, E] -> [T, E]."""
+        return self._down(self._ops.activate(self.first(x_TE), self._activation))
 
 
 class SparseFeedForward:

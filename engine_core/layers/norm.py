@@ -14,8 +14,9 @@ class RMSNorm:
 
     Args:
         name: checkpoint prefix.
-        plus_one: the checkpoint holds the weight less one, and the product with it is taken in
-            float32 (Gemma); otherwise the weight is of the model's dtype.
+        plus_one: the checkpoint holds the weight less one (Gemma).
+        in_float32: the product with the weight is taken in float32; otherwise the weight is of the
+            model's dtype.
     """
 
     def __init__(
@@ -24,7 +25,8 @@ class RMSNorm:
         size: int,
         eps: float,
         *,
-        plus_one: bool,
+        plus_one: bool = False,
+        in_float32: bool = False,
         dtype: torch.dtype,
         ops: Operations,
     ) -> None:
@@ -33,7 +35,7 @@ class RMSNorm:
         self._weight = Parameter(
             f"{name}.weight",
             (size,),
-            torch.float32 if plus_one else dtype,
+            torch.float32 if plus_one or in_float32 else dtype,
             device=ops.device,
             offset=1.0 if plus_one else 0.0,
         )
@@ -65,6 +67,30 @@ class RMSNorm:
         if rounding is None:
             return self.add(x_TE, residual_TE)
         return rounding.add_rms_norm(x_TE, residual_TE, self.weight, self._eps)
+
+
+class NoNorm:
+    """In the place of a norm before a layer: sums alone."""
+
+    def __init__(self, size: int, *, dtype: torch.dtype, ops: Operations) -> None:
+        self._ops = ops
+        self._weight_E = torch.ones(size, dtype=dtype, device=ops.device)
+
+    def placements(self) -> Placements:
+        """Nothing."""
+        return {}
+
+    def __call__(self, x_TE: torch.Tensor) -> torch.Tensor:
+        """The argument itself."""
+        return x_TE
+
+    def add_before(
+        self, _linear: FusedLinear | None, x_TE: torch.Tensor, residual_TE: torch.Tensor
+    ) -> tuple[Activations, torch.Tensor]:
+        """`residual + x`, twice; consumes both arguments."""
+        # no backend has a sum alone: the norm of it costs little and is not used
+        _, residual_TE = self._ops.add_rms_norm(x_TE, residual_TE, self._weight_E, 1.0)
+        return residual_TE, residual_TE
 
 
 class LayerNorm:

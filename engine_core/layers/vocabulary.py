@@ -45,6 +45,7 @@ class Vocabulary:
         tied: the head is the embedding, unless the checkpoint holds another head.
         embedding_scale: factor on embeddings, rounded to the model's dtype.
         embeds, heads: whether the stage at hand does, of a model in stages.
+        logits_divisor: logits are divided by it.
         softcap: logits become `softcap * tanh(logits / softcap)`.
         collectives: of the ranks that share it.
     """
@@ -59,6 +60,7 @@ class Vocabulary:
         tied: bool,
         embedding_scale: float | None,
         softcap: float | None,
+        logits_divisor: float = 1.0,
         embeds: bool = True,
         heads: bool = True,
         dtype: torch.dtype,
@@ -81,6 +83,7 @@ class Vocabulary:
         self._samples_on_host = isinstance(ops, SamplingOperations)
         self._packing = ops.weight_packing(dtype)
         self._softcap = softcap
+        self._logits_divisor = logits_divisor
         self._embedding_scale = (
             None
             if embedding_scale is None
@@ -147,6 +150,8 @@ class Vocabulary:
         logits_RV = self._ops.linear(hidden_RE, self._head)
         if self._is_shared:
             logits_RV = logits_RV[:, : len(self.tokens)]
+        if self._logits_divisor != 1.0:
+            logits_RV = logits_RV / self._logits_divisor
         if self._softcap is not None:
             logits_RV = (logits_RV / self._softcap).tanh_().mul_(self._softcap)
         if self._is_shared or self._samples_on_host:

@@ -2,6 +2,7 @@
 
 before    h += mixer(norm(h))              h += feed_forward(norm(h))
 around    h += norm(mixer(norm(h)))        h += norm(feed_forward(norm(h)))
+behind    h += norm(mixer(h))              h += norm(feed_forward(h))
 """
 
 from collections.abc import Sequence
@@ -12,17 +13,18 @@ import torch
 
 from engine_core.devices import traits_of
 from engine_core.distributed.collectives import SINGLE_RANK, Collectives
-from engine_core.layers.attention import Attention
+from engine_core.layers.attention import Attention, NormedProjections
 from engine_core.layers.config import RotaryConfig
-from engine_core.layers.feed_forward import GatedFeedForward, SparseFeedForward
+from engine_core.layers.feed_forward import GatedFeedForward, PlainFeedForward, SparseFeedForward
 from engine_core.layers.linear import FusedLinear
-from engine_core.layers.norm import RMSNorm
+from engine_core.layers.norm import NoNorm, RMSNorm
 from engine_core.layers.parameters import Placements, merge
 from engine_core.layers.rotary import RotaryTable, StepRotaryTable
 from engine_core.layers.vocabulary import Vocabulary
 from engine_core.models.config import ModelConfig
 from engine_core.models.parallel.stages import Stage
 from kernels.interface.operations import (
+    Activation,
     Activations,
     AllReduce,
     AttentionParams,
@@ -67,7 +69,7 @@ class FeedForward(Part, Protocol):
         """[T, E] -> [T, E]."""
 
 
-Norms = Literal["before", "around"]
+Norms = Literal["before", "around", "behind"]
 _NORM_NAMES: dict[Norms, tuple[str | None, ...]] = {
     "before": ("input_layernorm", None, "post_attention_layernorm", None),
     "around": (
@@ -76,22 +78,34 @@ _NORM_NAMES: dict[Norms, tuple[str | None, ...]] = {
         "pre_feedforward_layernorm",
         "post_feedforward_layernorm",
     ),
+    "behind": (None, "post_attention_layernorm", None, "post_feedforward_layernorm"),
 }
 """Before and behind the mixer, before and behind the feed-forward."""
 
 
 class Block:
     """See the module. The residual stream is the decoder's.
-    `norms`: before and behind the mixer, before and behind the feed-forward."""
+
+    Args:
+        norms: before and behind the mixer, before and behind the feed-forward.
+        no_norm: where there is none before one of them.
+        residual_scale: on what both add; None: 1.
+    """
 
     def __init__(
-        self, mixer: Mixer, feed_forward: FeedForward, norms: Sequence[RMSNorm | None]
+        self,
+        mixer: Mixer,
+        feed_forward: FeedForward,
+        norms: Sequence[RMSNorm | None],
+        *,
+        no_norm: NoNorm,
+        residual_scale: torch.Tensor | None = None,
     ) -> None:
         self.mixer = mixer
         self.feed_forward = feed_forward
-        mixer_norm, self._behind_mixer, feed_norm, self._behind_feed = norms
-        assert mixer_norm is not None and feed_norm is not None
-        self._mixer_norm, self._feed_norm = mixer_norm, feed_norm
+        self._mixer_norm, self._feed_norm = norms[0] or no_norm, norms[2] or no_norm
+        self._behind_mixer, self._behind_feed = norms[1], norms[3]
+        self._scale = residual_scale
         self._norms = [norm for norm in norms if norm is not None]
 
     @property
@@ -117,13 +131,13 @@ class Block:
         self, begun_T: torch.Tensor, residual_TE: torch.Tensor, context: ForwardContext
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """What the mixer has begun -> (what the layer adds at its end, the residual stream)."""
-        out_TE = _normed(self._behind_mixer, self.mixer.finish(begun_T, context))
+        out_TE = self._added(self._behind_mixer, self.mixer.finish(begun_T, context))
         x_TE, residual_TE = self._feed_norm.add_before(self.feed_forward.first, out_TE, residual_TE)
-        return _normed(self._behind_feed, self.feed_forward(x_TE, context)), residual_TE
+        return self._added(self._behind_feed, self.feed_forward(x_TE, context)), residual_TE
 
-
-def _normed(norm: RMSNorm | None, x_TE: torch.Tensor) -> torch.Tensor:
-    return x_TE if norm is None else norm(x_TE)
+    def _added(self, norm: RMSNorm | None, out_TE: torch.Tensor) -> torch.Tensor:
+        out_TE = out_TE if norm is None else norm(out_TE)
+        return out_TE if self._scale is None else out_TE.mul_(self._scale)
 
 
 class BlockBuilder:
@@ -162,24 +176,48 @@ class BlockBuilder:
             size or self._config.hidden_size,
             self._config.norm_eps,
             plus_one=self._config.norms_plus_one,
+            in_float32=self._config.norms_in_float32,
             dtype=self._dtype,
             ops=self._ops,
         )
 
-    def block(self, layer: int, mixer: Mixer, *, norms: Norms = "before") -> Block:
-        """The layer of this number with its feed-forward, dense or sparse."""
+    def block(
+        self,
+        layer: int,
+        mixer: Mixer,
+        feed_forward: FeedForward | None = None,
+        *,
+        norms: Norms = "before",
+    ) -> Block:
+        """The layer of this number. `feed_forward`: None: gated, or experts."""
+        scale = self._config.residual_scale
         prefix = f"model.layers.{layer}"
         names = _NORM_NAMES[norms]
         made = [None if name is None else self.norm(f"{prefix}.{name}") for name in names]
-        return Block(mixer, self.feed_forward(layer), made)
+        return Block(
+            mixer,
+            feed_forward or self.feed_forward(layer),
+            made,
+            no_norm=NoNorm(self._config.hidden_size, dtype=self._dtype, ops=self._ops),
+            # of the host and float32: not rounded to the model's dtype before it is multiplied
+            residual_scale=None if scale == 1.0 else torch.tensor(scale),
+        )
 
     def attention(
-        self, layer: int, *, head_norms: bool = False, num_inputs: int | None = None
+        self,
+        layer: int,
+        *,
+        head_norms: bool = False,
+        all_head_norms: bool = False,
+        fused: str | None = None,
+        num_inputs: int | None = None,
     ) -> Attention:
         """The attention of one layer.
 
         Args:
             head_norms: q and k are normed within a head before rotation.
+            all_head_norms: they are normed over all heads.
+            fused: the name of the one tensor that holds q, k and v.
             num_inputs: of q, k and v; None: the hidden size.
         """
         config = self._config
@@ -192,17 +230,22 @@ class BlockBuilder:
         ]
         q_norm, k_norm = norms or (None, None)
         linear = partial(FusedLinear, dtype=self._dtype, ops=self._ops)
+        parts = [("q_proj", query_size), ("k_proj", kv_size), ("v_proj", kv_size)]
+        if fused is not None:
+            parts = [(fused, query_size + 2 * kv_size)]
+        named = [(f"{name}.{part}", size) for part, size in parts]
+        inputs = num_inputs or config.hidden_size
+        qkv: FusedLinear | NormedProjections
+        if all_head_norms:
+            qkv = NormedProjections(
+                [linear([part], inputs, bias=config.qkv_bias) for part in named],
+                [self.norm(f"{name}.q_norm", query_size), self.norm(f"{name}.k_norm", kv_size)],
+            )
+        else:
+            qkv = linear(named, inputs, bias=config.qkv_bias)
         return Attention(
             layer - self._stage.layers.start,
-            qkv=linear(
-                [
-                    (f"{name}.q_proj", query_size),
-                    (f"{name}.k_proj", kv_size),
-                    (f"{name}.v_proj", kv_size),
-                ],
-                num_inputs or config.hidden_size,
-                bias=config.qkv_bias,
-            ),
+            qkv=qkv,
             output=linear(
                 [(f"{name}.o_proj", config.hidden_size)],
                 query_size,
@@ -228,8 +271,24 @@ class BlockBuilder:
             return None
         return partial(self._collectives.all_reduce_, part=part)
 
-    def feed_forward(self, layer: int) -> GatedFeedForward | SparseFeedForward:
-        """The feed-forward of one layer, dense or sparse."""
+    def plain_feed_forward(self, layer: int, activation: Activation) -> PlainFeedForward:
+        """The feed-forward of one layer, without a gate."""
+        return PlainFeedForward(
+            f"model.layers.{layer}.mlp",
+            self._config.hidden_size,
+            self._config.intermediate_size,
+            activation=activation,
+            bias=self._config.mlp_bias,
+            dtype=self._dtype,
+            ops=self._ops,
+            all_reduce=self._all_reduce("feed_forward"),
+        )
+
+    def feed_forward(
+        self, layer: int, halves: Sequence[str] = ("gate_proj", "up_proj")
+    ) -> GatedFeedForward | SparseFeedForward:
+        """The feed-forward of one layer, gated or of experts; for `halves` see
+        `GatedFeedForward`."""
         experts = self._config.experts[layer]
         if experts is not None:
             return SparseFeedForward(
@@ -246,6 +305,7 @@ class BlockBuilder:
             self._config.intermediate_size,
             activation=self._config.activation,
             bias=self._config.mlp_bias,
+            halves=halves,
             dtype=self._dtype,
             ops=self._ops,
             all_reduce=self._all_reduce("feed_forward"),
@@ -261,6 +321,7 @@ class BlockBuilder:
             tied=self._config.tied_head,
             embedding_scale=self._config.embedding_scale,
             softcap=self._config.final_softcap,
+            logits_divisor=self._config.logits_divisor,
             embeds=self._stage.is_first,
             heads=self._stage.is_last,
             dtype=self._dtype,

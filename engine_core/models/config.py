@@ -23,7 +23,10 @@ class ModelConfig(KVCacheSpec):
     Attributes:
         norms_plus_one: see `RMSNorm`.
         experts: None where the feed-forward is dense.
-        embedding_scale: see `Vocabulary`.
+        norms_in_float32: see `RMSNorm`.
+        embedding_scale, logits_divisor: see `Vocabulary`.
+        residual_scale: on what attention and feed-forward add.
+        can_be_shared: ranks may each have a part of every layer.
         tied_head: the head is the embedding.
         block: what a layer is.
     """
@@ -42,3 +45,7 @@ class ModelConfig(KVCacheSpec):
     tied_head: bool
     final_softcap: float | None
     block: BlockOf = plain_block
+    norms_in_float32: bool = False
+    residual_scale: float = 1.0
+    logits_divisor: float = 1.0
+    can_be_shared: bool = True

@@ -24,6 +24,10 @@ class ConfigFields:
         """With these in the place of what is not spelled out."""
         return ConfigFields({**defaults, **self._fields})
 
+    def with_values(self, values: Mapping[str, Any]) -> "ConfigFields":
+        """With these in the place of whatever is spelled out."""
+        return ConfigFields({**self._fields, **values})
+
     def get(self, name: str) -> Any:
         """The raw value, None if absent."""
         return self._fields.get(name)

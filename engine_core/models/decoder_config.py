@@ -38,6 +38,10 @@ def read_decoder(
     final_softcap: float | None = None,
     experts: _Experts | None = None,
     block: BlockOf = plain_block,
+    norms_in_float32: bool = False,
+    residual_scale: float = 1.0,
+    logits_divisor: float = 1.0,
+    can_be_shared: bool = True,
 ) -> ModelConfig:
     """Sizes, and what a family names; for `block` and others see ModelConfig."""
     if fields.get("quantization_config") is not None:
@@ -78,6 +82,10 @@ def read_decoder(
         tied_head=fields.flag("tie_word_embeddings", default_tied),
         final_softcap=final_softcap,
         block=block,
+        norms_in_float32=norms_in_float32,
+        residual_scale=residual_scale,
+        logits_divisor=logits_divisor,
+        can_be_shared=can_be_shared,
     )
 
 

@@ -185,6 +185,12 @@ def make_sharding(
         raise UnsupportedArchitecture(
             "encoder-only models run on one rank; leave out --tensor-parallel-size"
         )
+    if not whole.can_be_shared:
+        name, _ = find_family(config)
+        raise UnsupportedArchitecture(
+            f"the layers of {name} cannot be shared by ranks here: its tensors are fused, or norms "
+            "reach over all heads; leave out --tensor-parallel-size"
+        )
     return Sharding(
         whole,
         collectives.parallel,

@@ -21,9 +21,14 @@ _MROPE_SECTIONS = (16, 24, 24)
 
 
 def read_rotary(
-    fields: ConfigFields, *, head_size: int, default_theta: float = 10_000.0
+    fields: ConfigFields,
+    *,
+    head_size: int,
+    default_theta: float = 10_000.0,
+    turns_a_part: bool = False,
 ) -> RotaryConfig:
-    """One set of angles for all layers."""
+    """One set of angles for all layers. `turns_a_part`: only so much of a head turns as
+    partial_rotary_factor says; elsewhere that is refused."""
     parameters = fields.mapping("rope_scaling") or fields.mapping("rope_parameters") or {}
     if any(isinstance(value, dict) for value in parameters.values()):
         raise UnsupportedArchitecture(
@@ -35,6 +40,7 @@ def read_rotary(
         fields.positive_float("rope_theta", default_theta),
         head_size,
         fields.get("rope_freq_factors"),
+        turns_a_part=turns_a_part,
     )
 
 
@@ -61,6 +67,8 @@ def _resolve(
     theta: float,
     head_size: int,
     freq_factors: Any,
+    *,
+    turns_a_part: bool = False,
 ) -> RotaryConfig:
     import torch
 
@@ -68,7 +76,9 @@ def _resolve(
 
     options = ConfigFields(parameters)
     partial = options.get("partial_rotary_factor") or fields.get("partial_rotary_factor") or 1.0
-    if partial != 1.0:
+    if turns_a_part and 0.0 < partial <= 1.0:
+        head_size = int(head_size * partial)
+    elif partial != 1.0:
         raise UnsupportedArchitecture(f"partial_rotary_factor {partial} is not supported, only 1")
     if head_size % 2:
         raise UnsupportedArchitecture(f"heads of odd size {head_size} cannot be rotated in halves")

@@ -31,7 +31,7 @@ from kernels.interface.weights import ExpertWeights, LinearWeight
 
 _FLOAT_BYTES = 4
 
-ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu")
+ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu", "relu2")
 """Activations in the order of ec_activation's numbers."""
 
 

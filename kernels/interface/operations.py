@@ -32,8 +32,8 @@ from kernels.interface.weights import ExpertWeights, LinearWeight, WeightPacking
 
 LEAST_LENGTH = 1e-12
 """Of a vector that is divided by its length; PyTorch's `normalize`."""
-Activation = Literal["silu", "gelu_tanh", "gelu", "relu"]
-"""GELU is of the normal distribution, or its approximation by tanh."""
+Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2"]
+"""GELU is of the normal distribution, or its approximation by tanh; relu2 is the square of ReLU."""
 
 KVCache = tuple[torch.Tensor, torch.Tensor]
 """Keys and values of one layer. The layout is the backend's own: two tensors [B, S, K, D] (torch),

@@ -41,7 +41,9 @@ def activate(x_TF: torch.Tensor, activation: Activation) -> torch.Tensor:
     """See `Operations.activate`."""
     if activation in ("gelu", "gelu_tanh"):
         return F.gelu(x_TF, approximate="none" if activation == "gelu" else "tanh")
-    return F.silu(x_TF) if activation == "silu" else x_TF.relu_()
+    if activation == "silu":
+        return F.silu(x_TF)
+    return x_TF.relu_() if activation == "relu" else x_TF.relu_().square_()
 
 
 def gelu_and_mul(gate_up_TF2: torch.Tensor) -> torch.Tensor:

@@ -161,7 +161,7 @@ def _build_config(meta: GgufMetadata) -> dict[str, Any]:
         "rms_norm_eps": float(meta.number("attention.layer_norm_rms_epsilon")),
         "max_position_embeddings": int(meta.number("context_length")),
         "tie_word_embeddings": "output.weight" not in tensors,
-        "rope_parameters": rope_parameters(meta),
+        "rope_parameters": rope_parameters(meta) | _part_that_turns(meta, head_dim),
         "dtype": _dtype(tensors),
     }
     for field, largest in _LARGEST.items():
@@ -173,6 +173,11 @@ def _build_config(meta: GgufMetadata) -> dict[str, Any]:
     for ours, theirs in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
         config[f"{ours}_token_id"] = meta.raw.get(f"tokenizer.ggml.{theirs}_token_id")
     return config | gguf.fields(meta, config)
+
+
+def _part_that_turns(meta: GgufMetadata, head_dim: int) -> dict[str, float]:
+    size = meta.number("rope.dimension_count", head_dim)
+    return {} if size == head_dim else {"partial_rotary_factor": size / head_dim}
 
 
 _SCALES = frozenset({"logit_scale", "residual_scale", "embedding_scale"})
@@ -200,7 +205,7 @@ def _head_dim(meta: GgufMetadata, hidden_size: int, num_heads: int) -> int:
         head_dim = hidden_size // num_heads
     if meta.number("attention.value_length", head_dim) != head_dim:
         meta.refuse("keys and values of different lengths")
-    if meta.number("rope.dimension_count", head_dim) != head_dim:
+    if meta.number("rope.dimension_count", head_dim) != head_dim and not meta.gguf.turns_a_part:
         meta.refuse("rotary embedding of a part of each head")
     return head_dim
 

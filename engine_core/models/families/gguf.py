@@ -73,6 +73,7 @@ class Gguf:
         is_of: whether a file of that architecture is of this family.
         pairs_rows: rows of q and k are by rotary pairs.
         norms_plus_one: norms are stored with the one that a checkpoint leaves out.
+        turns_a_part: of a head, as the file says.
         theta: of the angles, where the file does not say.
         scales: keys such as "logit_scale" that `fields` reads; elsewhere they must be one.
     """
@@ -83,6 +84,7 @@ class Gguf:
     is_of: Callable[[Metadata], bool] = _always
     pairs_rows: bool = False
     norms_plus_one: bool = False
+    turns_a_part: bool = False
     theta: float = 10_000.0
     scales: frozenset[str] = frozenset()
 
@@ -92,8 +94,9 @@ class Gguf:
         return any("{}" in name for name in self.layer.values())
 
 
-def experts(meta: Metadata) -> Fields:
-    """Number and choice of experts, as a Qwen3MoeConfig has them."""
+def experts(meta: Metadata, *, renormalises: bool = True) -> Fields:
+    """Number and choice of experts, as a Qwen3MoeConfig has them.
+    `renormalises`: whether weights are, where the file does not say."""
     for key in ("expert_group_count", "leading_dense_block_count"):
         meta.refuse_unless(key, 0)
     meta.refuse_unless("expert_gating_func", _SOFTMAX, 0)
@@ -101,5 +104,5 @@ def experts(meta: Metadata) -> Fields:
     return {
         "num_experts": int(meta.number("expert_count")),
         "num_experts_per_tok": int(meta.number("expert_used_count")),
-        "norm_topk_prob": bool(meta.number("expert_weights_norm", True)),
+        "norm_topk_prob": bool(meta.number("expert_weights_norm", renormalises)),
     }

@@ -1,17 +1,23 @@
 """All families. Where several may read a GGUF file, the first that says so does."""
 
 from engine_core.models.families import (
+    arcee,
     bert,
     gemma3,
+    granite,
     idefics3,
     llama,
     llava,
     mistral,
     mixtral,
     modernbert,
+    olmo2,
+    olmoe,
+    phi3,
     qwen2,
     qwen3,
     qwen3_moe,
+    smollm3,
 )
 from engine_core.models.families.family import Family
 from engine_core.models.families.gguf import Metadata
@@ -24,6 +30,12 @@ _MODULES = (
     qwen3,
     qwen3_moe,
     gemma3,
+    smollm3,
+    phi3,
+    olmo2,
+    olmoe,
+    granite,
+    arcee,
     llava,
     idefics3,
     bert,

@@ -36,13 +36,14 @@ EC_EXPORT const char* ec_gated_activation(const float* gate_up, float* out, int6
     return ec::gated_activation(gate_up, out, num_rows, size, kind, nullptr);
 }
 
-// x [num_rows, size], in place; kinds as above, and 3: ReLU.
+// x [num_rows, size], in place; kinds as above, 3: ReLU, and 4: its square.
 EC_EXPORT const char* ec_activation(float* x, int64_t num_rows, int64_t size, int kind) {
-    if (kind < 0 || kind > 3) return ec::refuse("activation %d is not in [0, 3]", kind);
+    if (kind < 0 || kind > 4) return ec::refuse("activation %d is not in [0, 4]", kind);
     const auto run = kind == 0   ? EC_CHOOSE(silu_row)
                      : kind == 1 ? EC_CHOOSE(gelu_tanh_row)
                      : kind == 2 ? EC_CHOOSE(gelu_row)
-                                 : EC_CHOOSE(relu_row);
+                     : kind == 3 ? EC_CHOOSE(relu_row)
+                                 : EC_CHOOSE(relu2_row);
     ec::for_rows(num_rows, 4 * size, [&](int64_t row) { run(x + row * size, size); });
     return nullptr;
 }

@@ -31,6 +31,8 @@ EC_INLINE vf gelu(vf g) {
 
 EC_INLINE vf relu(vf g) { return g < vf{} ? vf{} : g; }
 
+EC_INLINE vf relu2(vf g) { return relu(g) * relu(g); }
+
 #define EC_ROWS(activation)                                                                      \
     [[maybe_unused]] static void activation##_gated(const float* gate, const float* up,          \
                                                     int64_t stride, int64_t num_rows,            \
@@ -56,4 +58,5 @@ EC_ROWS(silu)
 EC_ROWS(gelu_tanh)
 EC_ROWS(gelu)
 EC_ROWS(relu)
+EC_ROWS(relu2)
 #undef EC_ROWS

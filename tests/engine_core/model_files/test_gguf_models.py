@@ -9,14 +9,19 @@ import numpy as np
 import pytest
 import torch
 from transformers import (
+    ArceeConfig,
     AutoConfig,
     AutoModelForCausalLM,
     Gemma3TextConfig,
+    GraniteConfig,
     LlamaConfig,
     MistralConfig,
+    Olmo2Config,
+    Phi3Config,
     PreTrainedConfig,
     Qwen2Config,
     Qwen3Config,
+    SmolLM3Config,
 )
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -56,6 +61,13 @@ _GEMMA_ROPE = {
     "full_attention": {"rope_type": "linear", "rope_theta": 1000000.0, "factor": 8.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
 }
+_PLAIN_HEADS = {key: value for key, value in _SHAPE.items() if key != "head_dim"}
+_GRANITE = {
+    "embedding_multiplier": 12.0,
+    "attention_multiplier": 0.25,
+    "residual_multiplier": 0.22,
+    "logits_scaling": 0.5,
+}
 
 CONFIGS: dict[str, PreTrainedConfig] = {
     "llama": LlamaConfig(**_SHAPE, tie_word_embeddings=True),
@@ -65,16 +77,24 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "llama3 rope": LlamaConfig(**_SHAPE, rope_parameters=_LLAMA3),
     "linear rope": LlamaConfig(**_SHAPE, rope_parameters=_LINEAR),
     "mistral": MistralConfig(**_SHAPE, sliding_window=33),
-    "qwen2": Qwen2Config(**{k: v for k, v in _SHAPE.items() if k != "head_dim"}),
-    "qwen2 yarn": Qwen2Config(
-        **{k: v for k, v in _SHAPE.items() if k != "head_dim"}, rope_parameters=_YARN
-    ),
+    "qwen2": Qwen2Config(**_PLAIN_HEADS),
+    "qwen2 yarn": Qwen2Config(**_PLAIN_HEADS, rope_parameters=_YARN),
     "qwen3": Qwen3Config(**_SHAPE),
     "gemma3": Gemma3TextConfig(**_SHAPE, query_pre_attn_scalar=16, sliding_window=17),
     "gemma3 linear rope": Gemma3TextConfig(
         **_SHAPE, query_pre_attn_scalar=16, sliding_window=17, rope_parameters=_GEMMA_ROPE
     ),
+    "smollm3": SmolLM3Config(**_PLAIN_HEADS),
+    "phi3": Phi3Config(**_PLAIN_HEADS, sliding_window=33),
+    "phi3 of which a part turns": Phi3Config(
+        **_PLAIN_HEADS, rope_parameters={"rope_theta": 1e4, "partial_rotary_factor": 0.5}
+    ),
+    "olmo2": Olmo2Config(**_PLAIN_HEADS),
+    "granite": GraniteConfig(**_PLAIN_HEADS, **_GRANITE),
+    "arcee": ArceeConfig(**_SHAPE, rope_parameters=_YARN),
 }
+_PAIRED_ROWS = ("llama", "smollm3", "granite", "arcee")
+"""Architectures whose q and k the converter permutes."""
 
 
 def architecture_of(config: PreTrainedConfig) -> str:
@@ -109,10 +129,20 @@ def gguf_keys(config: PreTrainedConfig) -> dict[str, Any]:
         "attention.head_count_kv": config.num_key_value_heads,
         "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
     }
-    if arch != "qwen2":
+    if hasattr(config, "head_dim"):
         keys |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
     if arch in ("llama", "qwen3"):
         keys["rope.dimension_count"] = head_dim
+    if arch == "phi3":
+        part = config.rope_parameters["partial_rotary_factor"]
+        keys["rope.dimension_count"] = int(head_dim * part)
+    if arch == "granite":
+        keys |= {
+            "embedding_scale": config.embedding_multiplier,
+            "residual_scale": config.residual_multiplier,
+            "logit_scale": config.logits_scaling,
+            "attention.scale": config.attention_multiplier,
+        }
     rope = config.rope_parameters
     rope = rope.get("full_attention", rope)
     keys["rope.freq_base"] = float(rope["rope_theta"])
@@ -124,7 +154,9 @@ def gguf_keys(config: PreTrainedConfig) -> dict[str, Any]:
     if rope["rope_type"] == "yarn":
         original = rope["original_max_position_embeddings"]
         keys["rope.scaling.original_context_length"] = original
-    if arch == "gemma3" or config.model_type == "mistral":
+    if arch == "gemma3" or (
+        config.model_type in ("mistral", "phi3") and config.sliding_window is not None
+    ):
         keys["attention.sliding_window"] = config.sliding_window
     return {"general.architecture": arch} | {f"{arch}.{key}": v for key, v in keys.items()}
 
@@ -134,9 +166,9 @@ def gguf_tensors(config: PreTrainedConfig, state: dict[str, torch.Tensor]) -> di
     tensors: dict[str, np.ndarray] = {}
     for name, tensor in state.items():
         values = tensor.numpy()
-        if arch == "llama" and "q_proj" in name:
+        if arch in _PAIRED_ROWS and "q_proj" in name:
             values = permute(values, config.num_attention_heads)
-        if arch == "llama" and "k_proj" in name:
+        if arch in _PAIRED_ROWS and "k_proj" in name:
             values = permute(values, config.num_key_value_heads)
         if arch == "gemma3" and name.endswith("norm.weight"):
             values = values + 1
@@ -171,6 +203,7 @@ def test_weights_and_config_survive_the_conversion(case: str, write_gguf) -> Non
     again = AutoConfig.for_model(**files.config)
     assert type(again) is type(config)
     fields = {*_SHAPE, "rope_parameters", "tie_word_embeddings", "attention_bias", "mlp_bias"}
+    fields |= {*_GRANITE, "no_rope_layers"}
     fields |= {"sliding_window", "layer_types", "query_pre_attn_scalar", "hidden_act"}
     fields -= {"bos_token_id", "eos_token_id", "pad_token_id"}
     for field in sorted(fields):
@@ -238,7 +271,7 @@ def test_parts_of_a_split_file_are_read_as_one(write_gguf, tiny_llama_keys) -> N
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"general.architecture": "mamba"}, "architecture 'mamba'.*gemma3, llama.*qwen3moe"),
+        ({"general.architecture": "mamba"}, "architecture 'mamba'.*gemma3, .*llama, .*qwen3moe"),
         ({"llama.attention.head_count": [2, 1]}, "differs from layer to layer"),
         ({"llama.rope.dimension_count": 8}, "part of each head"),
         ({"llama.rope.scaling.type": "longrope"}, "rotary scaling 'longrope'"),

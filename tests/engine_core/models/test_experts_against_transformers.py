@@ -45,6 +45,12 @@ def qwen3_moe(num_experts, top_k, **options):
     )
 
 
+def olmoe(num_experts, top_k, **options):
+    return transformers.OlmoeConfig(
+        **{**SHAPE, "num_experts": num_experts, "num_experts_per_tok": top_k, **options}
+    )
+
+
 CONFIGS = {
     "mixtral 2 of 8": mixtral(8, 2),
     "mixtral 1 of 3": mixtral(3, 1, head_dim=6),
@@ -59,6 +65,8 @@ CONFIGS = {
     "qwen3, window of 4 everywhere": qwen3_moe(
         4, 2, use_sliding_window=True, sliding_window=4, max_window_layers=2
     ),
+    "olmoe 4 of 8": olmoe(8, 4),
+    "olmoe 2 of 3, renormalised, biases": olmoe(3, 2, norm_topk_prob=True, attention_bias=True),
 }
 
 

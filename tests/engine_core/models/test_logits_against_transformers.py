@@ -8,6 +8,7 @@ import torch
 import transformers
 
 from engine_core.models.loading import load_model
+from kernels.triton.operations import TritonOperations
 
 LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -58,6 +59,10 @@ def gemma3(**options):
     )
 
 
+def phi3(**options):
+    return transformers.Phi3Config(**{**SHAPE, "pad_token_id": 0, **options})
+
+
 CONFIGS = {
     "llama": llama(),
     "llama tied": llama(tie_word_embeddings=True),
@@ -96,6 +101,36 @@ CONFIGS = {
             "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
         }
+    ),
+    "smollm3": transformers.SmolLM3Config(**SHAPE, no_rope_layer_interval=2, pad_token_id=0),
+    "smollm3 windows": transformers.SmolLM3Config(
+        **SHAPE,
+        no_rope_layers=[0, 1, 0],
+        use_sliding_window=True,
+        sliding_window=5,
+        pad_token_id=0,
+    ),
+    "phi3": phi3(),
+    "phi3 window, a part of a head": phi3(
+        sliding_window=7, rope_parameters={"rope_type": "default", "partial_rotary_factor": 0.5}
+    ),
+    "olmo2": transformers.Olmo2Config(**SHAPE),
+    "olmo2 biases, tied": transformers.Olmo2Config(
+        **SHAPE, attention_bias=True, tie_word_embeddings=True
+    ),
+    "granite": transformers.GraniteConfig(
+        **SHAPE,
+        embedding_multiplier=12.0,
+        attention_multiplier=0.3,
+        residual_multiplier=0.22,
+        logits_scaling=8.0,
+    ),
+    "granite biases, tied": transformers.GraniteConfig(
+        **SHAPE, attention_bias=True, mlp_bias=True, tie_word_embeddings=True
+    ),
+    "arcee": transformers.ArceeConfig(**SHAPE, head_dim=8),
+    "arcee yarn, biases": transformers.ArceeConfig(
+        **SHAPE, rope_parameters=YARN_ROPE, attention_bias=True, mlp_bias=True
     ),
 }
 
@@ -138,6 +173,22 @@ def test_mixed_chunked_steps_give_the_logits_of_a_full_forward(name, paged_logit
         torch.testing.assert_close(ours, theirs, atol=5e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["smollm3", "phi3 window, a part of a head", "olmo2", "granite"])
+@pytest.mark.parametrize("ops", ["torch"], indirect=True)
+def test_the_gpu_kernels_give_the_logits_of_a_full_forward(name, paged_logits, ops):
+    """Those families whose blocks differ from Llama's, in the interpreter."""
+    reference, on = reference_model(name), TritonOperations(torch.device("cpu"))
+    model = load_model(
+        reference.config.to_dict(), reference.state_dict().items(), dtype=torch.float32, ops=on
+    )
+    for ours, theirs in zip(
+        paged_logits(model, sequences(131, (9, 4)), on=on),
+        full_logits(reference, sequences(131, (9, 4))),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs, atol=5e-5, rtol=1e-4)
+
+
 SAVED = (  # each family, with what a saved config.json spells out or leaves to its defaults
     "llama tied",
     "llama biases",
@@ -150,6 +201,11 @@ SAVED = (  # each family, with what a saved config.json spells out or leaves to 
     "qwen3 layer types",
     "gemma3 softcap",
     "gemma3 scaled full layers",
+    "smollm3 windows",
+    "phi3 window, a part of a head",
+    "olmo2 biases, tied",
+    "granite",
+    "arcee yarn, biases",
 )
 
 

@@ -1,0 +1,55 @@
+"""Arcee (AFM): Llama, whose feed-forward has no gate and squares its ReLU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from engine_core.models.config import ModelConfig
+from engine_core.models.config_fields import ConfigFields
+from engine_core.models.errors import UnsupportedArchitecture
+from engine_core.models.families import llama
+from engine_core.models.families.family import Family
+from engine_core.models.families.gguf import PROJECTIONS, TWO_NORMS, Fields, Gguf, Metadata
+
+if TYPE_CHECKING:
+    from engine_core.models.blocks import Block, BlockBuilder
+
+
+def read(fields: ConfigFields) -> ModelConfig:
+    activation = fields.text("hidden_act", "relu2")
+    if activation != "relu2":
+        raise UnsupportedArchitecture(f'activation "{activation}" of Arcee, only relu2')
+    like_llama = fields.with_values({"hidden_act": "silu"})
+    return replace(
+        llama.read(like_llama),
+        norm_eps=fields.positive_float("rms_norm_eps", 1e-5),
+        max_model_len=fields.positive_int("max_position_embeddings", 4096),
+        block=block,
+    )
+
+
+def block(build: BlockBuilder, layer: int) -> Block:
+    return build.block(layer, build.attention(layer), build.plain_feed_forward(layer, "relu2"))
+
+
+_FEED_FORWARD = {"ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+
+
+def _gguf_fields(meta: Metadata, config: Fields) -> Fields:
+    return llama.gguf_fields(meta, config) | {"hidden_act": "relu2"}
+
+
+FAMILIES = (
+    Family(
+        names=("ArceeForCausalLM", "ArceeModel", "ArceeForSequenceClassification"),
+        model_type="arcee",
+        read=read,
+        gguf=Gguf(
+            architecture="arcee",
+            layer=PROJECTIONS | TWO_NORMS | _FEED_FORWARD,
+            fields=_gguf_fields,
+            pairs_rows=True,
+        ),
+    ),
+)

@@ -1,0 +1,58 @@
+"""OLMo 2: norms behind attention and feed-forward alone, and over all heads of q and of k."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine_core.models.config import ModelConfig
+from engine_core.models.config_fields import ConfigFields
+from engine_core.models.decoder_config import read_decoder
+from engine_core.models.families.family import Family
+from engine_core.models.families.gguf import GATED, PROJECTIONS, QK_NORMS, Fields, Gguf, Metadata
+
+if TYPE_CHECKING:
+    from engine_core.models.blocks import Block, BlockBuilder
+
+
+def read(fields: ConfigFields) -> ModelConfig:
+    biased = fields.flag("attention_bias", False)
+    return read_decoder(
+        fields,
+        default_max_position=2048,
+        default_norm_eps=1e-5,
+        qkv_bias=biased,
+        output_bias=biased,
+        norms_in_float32=True,
+        can_be_shared=False,
+        block=block,
+    )
+
+
+def block(build: BlockBuilder, layer: int) -> Block:
+    return build.block(layer, build.attention(layer, all_head_norms=True), norms="behind")
+
+
+_NORMS = {
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+
+
+def _gguf_fields(meta: Metadata, _config: Fields) -> Fields:
+    if meta.number("attention.sliding_window", 0):
+        meta.refuse("a sliding window (OLMo 3)")
+    return {"hidden_act": "silu", "attention_bias": "blk.0.attn_q.bias" in meta.tensors}
+
+
+FAMILIES = (
+    Family(
+        names=("Olmo2ForCausalLM", "Olmo2Model", "Olmo2ForSequenceClassification"),
+        model_type="olmo2",
+        read=read,
+        gguf=Gguf(
+            architecture="olmo2",
+            layer=PROJECTIONS | GATED | QK_NORMS | _NORMS,
+            fields=_gguf_fields,
+        ),
+    ),
+)

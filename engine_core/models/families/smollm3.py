@@ -1,0 +1,56 @@
+"""SmolLM3: Llama, of which every fourth layer rotates nothing."""
+
+from dataclasses import replace
+
+from engine_core.layers.config import RotaryConfig
+from engine_core.models.config import ModelConfig
+from engine_core.models.config_fields import ConfigFields
+from engine_core.models.decoder_config import read_layer_types, read_window, windows_of
+from engine_core.models.errors import ModelConfigError
+from engine_core.models.families import llama
+from engine_core.models.families.family import Family
+from engine_core.models.families.gguf import LLAMA, Fields, Gguf, Metadata
+from engine_core.models.rotary_config import read_rotary
+
+_EVERY = 4
+NO_ROTATION = RotaryConfig((0.0,))
+"""Turns one pair by nothing."""
+
+
+def read(fields: ConfigFields) -> ModelConfig:
+    fields = fields.with_defaults({"tie_word_embeddings": True})
+    config = llama.read(fields)
+    rotary = read_rotary(fields, head_size=config.head_size, default_theta=2_000_000.0)
+    every = fields.positive_int("no_rope_layer_interval", _EVERY)
+    turns = fields.get("no_rope_layers")
+    if turns is None:
+        turns = [(layer + 1) % every != 0 for layer in range(config.num_layers)]
+    if not isinstance(turns, list) or len(turns) < config.num_layers:
+        raise ModelConfigError(
+            f"config: no_rope_layers is {turns!r}, it must say of all {config.num_layers} layers "
+            "whether they rotate"
+        )
+    window = read_window(fields) if fields.flag("use_sliding_window", False) else None
+    types = read_layer_types(fields, config.num_layers)
+    if types is None:
+        types = ["full_attention" if turn or not window else "sliding_attention" for turn in turns]
+    return replace(
+        config,
+        rotary=tuple(rotary if turn else NO_ROTATION for turn in turns[: config.num_layers]),
+        sliding_windows=windows_of(types[: config.num_layers], window),
+        max_model_len=fields.positive_int("max_position_embeddings", 32_768),
+    )
+
+
+def _gguf_fields(meta: Metadata, config: Fields) -> Fields:
+    return llama.gguf_fields(meta, config) | {"no_rope_layer_interval": _EVERY}
+
+
+FAMILIES = (
+    Family(
+        names=("SmolLM3ForCausalLM", "SmolLM3Model", "SmolLM3ForSequenceClassification"),
+        model_type="smollm3",
+        read=read,
+        gguf=Gguf(architecture="smollm3", layer=LLAMA, fields=_gguf_fields, pairs_rows=True),
+    ),
+)
