@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
+from engine_core.layers.config import QueryScale
 from engine_core.layers.linear import FusedLinear
 from engine_core.layers.norm import RMSNorm
 from engine_core.layers.parameters import Placements, merge
@@ -48,6 +49,7 @@ class Attention:
         head_norms: Sequence[RMSNorm],
         rotary: RotaryParams,
         params: AttentionParams,
+        query_scale: QueryScale | None = None,
     ) -> None:
         self._layer = layer
         self._qkv = qkv
@@ -56,6 +58,7 @@ class Attention:
         self._head_norms = head_norms
         self._rotary = rotary
         self._params = params
+        self._query_scale = query_scale
 
     @property
     def linears(self) -> list[FusedLinear]:
@@ -79,13 +82,17 @@ class Attention:
         self, x_TE: Activations, positions_T: torch.Tensor, context: ForwardContext
     ) -> torch.Tensor:
         """The first half: [T, E] -> q_THD; writes keys and values."""
-        return context.ops.rotary_and_cache(
+        q_THD = context.ops.rotary_and_cache(
             self._qkv(x_TE),
             positions_T,
             context.metadata[self._layer].slot_mapping_T,
             context.kv_caches[self._layer],
             self._rotary,
         )
+        if (scale := self._query_scale) is None:
+            return q_THD
+        factor_T = 1 + scale.beta * torch.log1p((positions_T // scale.length).float())
+        return q_THD * factor_T.to(q_THD.dtype)[:, None, None]
 
     def finish(self, q_THD: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """The second: q_THD -> [T, E]; reads keys and values."""

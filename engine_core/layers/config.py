@@ -23,6 +23,15 @@ class RotaryConfig:
     sections: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class QueryScale:
+    """A factor on queries that grows with their position: `1 + beta * log(1 + position // length)`
+    (Llama 4's)."""
+
+    beta: float
+    length: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertConfig:
     """What one layer's experts are.
@@ -34,6 +43,8 @@ class ExpertConfig:
         round_weights: they are rounded to the model's dtype before they are used.
         block: the part of a layer that holds router and experts.
         projections: names of an expert's gate, up and down.
+        shared_size: features of the expert that every token goes through, too, scaled by a gate of
+            its own; None: there is none.
         here: those whose weights are here; None: all.
     """
 
@@ -44,4 +55,5 @@ class ExpertConfig:
     round_weights: bool
     block: str
     projections: tuple[str, str, str]
+    shared_size: int | None = None
     here: range | None = None

@@ -2,6 +2,7 @@
 
 dense    down(activation(gate(x)) * up(x)), or down(activation(up(x)))
 sparse   sum over the top_k experts x of weight[x] * down[x](silu(gate[x](h)) * up[x](h))
+shared   sparse + sigmoid(gate(h)) * dense
 """
 
 from collections.abc import Sequence
@@ -220,3 +221,32 @@ class SparseFeedForward:
 
     def _new(self, shape: tuple[int, ...]) -> torch.Tensor:
         return torch.empty(shape, dtype=self._dtype, device=self._ops.device)
+
+
+class SharedFeedForward:
+    """Experts, and one that every token goes through, scaled by a gate of its own."""
+
+    first = None  # router, experts and gate read the inputs
+
+    def __init__(
+        self, routed: SparseFeedForward, shared: GatedFeedForward, gate: FusedLinear
+    ) -> None:
+        self._routed = routed
+        self._shared = shared
+        self._gate = gate
+
+    @property
+    def linears(self) -> list[FusedLinear]:
+        """Products that adapters may add to."""
+        return [*self._routed.linears, *self._shared.linears]
+
+    def placements(self) -> Placements:
+        """The placements of the three parts."""
+        return merge(
+            [self._routed.placements(), self._shared.placements(), self._gate.placements()]
+        )
+
+    def __call__(self, x_TE: Activations, context: ForwardContext) -> torch.Tensor:
+        """[T, E] -> [T, E]."""
+        routed_TE, shared_TE = self._routed(x_TE, context), self._shared(x_TE, context)
+        return routed_TE.add_(torch.sigmoid(self._gate(x_TE)) * shared_TE)

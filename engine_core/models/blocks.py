@@ -15,7 +15,12 @@ from engine_core.devices import traits_of
 from engine_core.distributed.collectives import SINGLE_RANK, Collectives
 from engine_core.layers.attention import Attention, NormedProjections
 from engine_core.layers.config import RotaryConfig
-from engine_core.layers.feed_forward import GatedFeedForward, PlainFeedForward, SparseFeedForward
+from engine_core.layers.feed_forward import (
+    GatedFeedForward,
+    PlainFeedForward,
+    SharedFeedForward,
+    SparseFeedForward,
+)
 from engine_core.layers.linear import FusedLinear
 from engine_core.layers.norm import NoNorm, RMSNorm
 from engine_core.layers.parameters import Placements, merge
@@ -264,6 +269,7 @@ class BlockBuilder:
             params=AttentionParams(
                 scale=config.attention_scale, sliding_window=config.sliding_windows[layer]
             ),
+            query_scale=config.query_scale,
         )
 
     def _all_reduce(self, part: str) -> AllReduce | None:
@@ -286,23 +292,41 @@ class BlockBuilder:
 
     def feed_forward(
         self, layer: int, halves: Sequence[str] = ("gate_proj", "up_proj")
-    ) -> GatedFeedForward | SparseFeedForward:
+    ) -> FeedForward:
         """The feed-forward of one layer, gated or of experts; for `halves` see
         `GatedFeedForward`."""
         experts = self._config.experts[layer]
-        if experts is not None:
-            return SparseFeedForward(
-                f"model.layers.{layer}",
-                experts,
-                self._config.hidden_size,
-                dtype=self._dtype,
-                ops=self._ops,
-                all_reduce=self._all_reduce("experts"),
-            )
-        return GatedFeedForward(
-            f"model.layers.{layer}.mlp",
+        if experts is None:
+            size = self._config.intermediate_size
+            return self._gated(f"model.layers.{layer}.mlp", size, halves)
+        routed = SparseFeedForward(
+            f"model.layers.{layer}",
+            experts,
             self._config.hidden_size,
-            self._config.intermediate_size,
+            dtype=self._dtype,
+            ops=self._ops,
+            all_reduce=self._all_reduce("experts"),
+        )
+        if experts.shared_size is None:
+            return routed
+        name = f"model.layers.{layer}.{experts.block}.shared_expert"
+        gate = FusedLinear(
+            [(f"{name}_gate", 1)],
+            self._config.hidden_size,
+            bias=False,
+            dtype=self._dtype,
+            ops=self._ops,
+            least_bits=32,
+        )
+        return SharedFeedForward(routed, self._gated(name, experts.shared_size), gate)
+
+    def _gated(
+        self, name: str, size: int, halves: Sequence[str] = ("gate_proj", "up_proj")
+    ) -> GatedFeedForward:
+        return GatedFeedForward(
+            name,
+            self._config.hidden_size,
+            size,
             activation=self._config.activation,
             bias=self._config.mlp_bias,
             halves=halves,

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from engine_core.layers.config import Activation, ExpertConfig, RotaryConfig
+from engine_core.layers.config import Activation, ExpertConfig, QueryScale, RotaryConfig
 from engine_core.models.interface import KVCacheSpec
 
 BlockOf = Callable[[Any, int], Any]
@@ -48,4 +48,5 @@ class ModelConfig(KVCacheSpec):
     norms_in_float32: bool = False
     residual_scale: float = 1.0
     logits_divisor: float = 1.0
+    query_scale: QueryScale | None = None
     can_be_shared: bool = True

@@ -153,6 +153,7 @@ def read_qwen_experts(
     default_num_experts: int,
     default_top_k: int,
     default_intermediate_size: int,
+    shared_size: int | None = None,
 ) -> _Experts:
     """Qwen's: experts in each `decoder_sparse_step`-th layer that `mlp_only_layers` spares."""
     experts = read_experts(
@@ -163,6 +164,7 @@ def read_qwen_experts(
         renormalise=fields.flag("norm_topk_prob", False),
         round_weights=True,
         naming=QWEN_EXPERTS,
+        shared_size=shared_size,
     )
     step = fields.positive_int("decoder_sparse_step", 1)
     dense = fields.get("mlp_only_layers") or []
@@ -185,6 +187,7 @@ def read_experts(
     renormalise: bool,
     round_weights: bool,
     naming: ExpertNaming,
+    shared_size: int | None = None,
 ) -> ExpertConfig:
     if fields.text("hidden_act", "silu") not in ("silu", "swish"):
         raise UnsupportedArchitecture(
@@ -211,4 +214,5 @@ def read_experts(
         round_weights=round_weights,
         block=naming.block,
         projections=naming.projections,
+        shared_size=shared_size,
     )

@@ -188,8 +188,8 @@ def make_sharding(
     if not whole.can_be_shared:
         name, _ = find_family(config)
         raise UnsupportedArchitecture(
-            f"the layers of {name} cannot be shared by ranks here: its tensors are fused, or norms "
-            "reach over all heads; leave out --tensor-parallel-size"
+            f"the layers of {name} are not shared by ranks here; use --pipeline-parallel-size "
+            "instead of --tensor-parallel-size"
         )
     return Sharding(
         whole,

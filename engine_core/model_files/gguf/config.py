@@ -238,7 +238,8 @@ def rope_parameters(meta: GgufMetadata) -> dict[str, Any]:
         return {"rope_type": "linear", "rope_theta": theta, "factor": factor}
     if kind != "yarn":
         meta.refuse(f"rotary scaling {kind!r}")
-    if meta.number("rope.scaling.yarn_log_multiplier", 0.0):
+    log_multiplier = meta.number("rope.scaling.yarn_log_multiplier", 0.0)
+    if log_multiplier and not meta.gguf.has_yarn_log:
         meta.refuse("rotary scaling with a YaRN log multiplier")
     parameters = {
         "rope_type": "yarn",
@@ -250,6 +251,8 @@ def rope_parameters(meta: GgufMetadata) -> dict[str, Any]:
         "beta_fast": float(meta.number("rope.scaling.yarn_beta_fast", _BETA_FAST)),
         "beta_slow": float(meta.number("rope.scaling.yarn_beta_slow", _BETA_SLOW)),
     }
+    if log_multiplier:
+        parameters |= {"mscale": 1.0, "mscale_all_dim": float(log_multiplier)}
     # llama.cpp multiplies YaRN's own attention factor by a number of the file, if it has one
     extra = float(
         meta.number("rope.scaling.yarn_attn_factor", meta.number("rope.scaling.attn_factor", 1.0))

@@ -24,7 +24,7 @@ ROPE_FACTORS = "rope_freqs.weight"
 # precomputed in some old files; everything in it follows from the config
 IGNORED = re.compile(r"blk\.\d+\.attn_rot_embd\.weight")
 
-Change = Literal["none", "unpermute_q", "unpermute_k", "subtract_one"]
+Change = Literal["none", "unpermute_q", "unpermute_k", "subtract_one", "one_row"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,6 +65,8 @@ def _change(family: Gguf, part: str) -> Change:
         return "unpermute_q"
     if family.pairs_rows and part == "attn_k":
         return "unpermute_k"
+    if part == "ffn_gate_inp_shexp":
+        return "one_row"
     if family.norms_plus_one and part.endswith("_norm"):
         return "subtract_one"
     return "none"
@@ -78,6 +80,8 @@ def undo(change: Change, tensor: torch.Tensor, config: dict[str, Any]) -> torch.
             return tensor
         case "subtract_one":
             return tensor.float() - 1.0  # llama.cpp has Gemma's 1 + w baked in
+        case "one_row":
+            return tensor[None]  # llama.cpp has it as a vector
         case "unpermute_q":
             return _unpermute(tensor, config["num_attention_heads"])
         case "unpermute_k":

@@ -23,6 +23,12 @@ QWEN_EXPERTS = {
     "ffn_up_exps": "mlp.experts.{}.up_proj",
     "ffn_down_exps": "mlp.experts.{}.down_proj",
 }
+SHARED_EXPERT = {
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
 LLAMA = PROJECTIONS | GATED | TWO_NORMS
 """Tensors of a layer: llama.cpp's name to the checkpoint's, {} for the number of an expert."""
 
@@ -74,6 +80,7 @@ class Gguf:
         pairs_rows: rows of q and k are by rotary pairs.
         norms_plus_one: norms are stored with the one that a checkpoint leaves out.
         turns_a_part: of a head, as the file says.
+        has_yarn_log: YaRN's attention factor may be divided by one of a multiplier.
         theta: of the angles, where the file does not say.
         scales: keys such as "logit_scale" that `fields` reads; elsewhere they must be one.
     """
@@ -85,6 +92,7 @@ class Gguf:
     pairs_rows: bool = False
     norms_plus_one: bool = False
     turns_a_part: bool = False
+    has_yarn_log: bool = False
     theta: float = 10_000.0
     scales: frozenset[str] = frozenset()
 

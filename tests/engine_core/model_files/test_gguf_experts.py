@@ -12,6 +12,7 @@ from transformers import (
     AutoModelForCausalLM,
     MixtralConfig,
     OlmoeConfig,
+    Qwen2MoeConfig,
     Qwen3MoeConfig,
 )
 
@@ -46,6 +47,13 @@ CONFIGS = {
         moe_intermediate_size=64,
         norm_topk_prob=True,
     ),
+    "qwen2moe": Qwen2MoeConfig(
+        **SHAPE,
+        num_experts=4,
+        num_experts_per_tok=3,
+        moe_intermediate_size=64,
+        shared_expert_intermediate_size=32,
+    ),
     "olmoe": OlmoeConfig(**SHAPE, num_experts=4, num_experts_per_tok=3),
 }
 
@@ -72,8 +80,10 @@ def keys_of(arch: str) -> dict[str, Any]:
         "expert_count": config.num_experts,
         "expert_used_count": config.num_experts_per_tok,
     }
-    if arch == "qwen3moe":
+    if arch in ("qwen2moe", "qwen3moe"):
         keys["expert_feed_forward_length"] = 64
+    if arch == "qwen2moe":
+        keys["expert_shared_feed_forward_length"] = 32
     return {"general.architecture": arch, **{f"{arch}.{key}": v for key, v in keys.items()}}
 
 
@@ -99,7 +109,9 @@ def tensors_of(arch: str, state: dict[str, torch.Tensor]) -> dict[str, Any]:
             values = permute(values, 4)
         if arch == "llama" and "k_proj" in name:
             values = permute(values, 2)
-        target = names.get_name(name, try_suffixes=(".weight",))
+        if name.endswith("shared_expert_gate.weight"):
+            values = values[0]
+        target = names.get_name(name, try_suffixes=(".weight", ".bias"))
         if name.endswith("experts.down_proj"):
             target = f"blk.{name.split('.')[2]}.ffn_down_exps.weight"
         tensors[target] = values

@@ -15,6 +15,7 @@ from transformers import (
     Gemma3TextConfig,
     GraniteConfig,
     LlamaConfig,
+    Ministral3Config,
     MistralConfig,
     Olmo2Config,
     Phi3Config,
@@ -56,6 +57,8 @@ _YARN = {
     "factor": 4.0,
     "original_max_position_embeddings": 128,
 }
+_MINISTRAL = _YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3}
+_MINISTRAL["original_max_position_embeddings"] = 16
 _LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 8.0}
 _GEMMA_ROPE = {
     "full_attention": {"rope_type": "linear", "rope_theta": 1000000.0, "factor": 8.0},
@@ -90,15 +93,18 @@ CONFIGS: dict[str, PreTrainedConfig] = {
         **_PLAIN_HEADS, rope_parameters={"rope_theta": 1e4, "partial_rotary_factor": 0.5}
     ),
     "olmo2": Olmo2Config(**_PLAIN_HEADS),
+    "ministral3": Ministral3Config(**_SHAPE, rope_parameters=_MINISTRAL),
     "granite": GraniteConfig(**_PLAIN_HEADS, **_GRANITE),
     "arcee": ArceeConfig(**_SHAPE, rope_parameters=_YARN),
 }
-_PAIRED_ROWS = ("llama", "smollm3", "granite", "arcee")
+_PAIRED_ROWS = ("llama", "mistral3", "smollm3", "granite", "arcee")
 """Architectures whose q and k the converter permutes."""
 
 
 def architecture_of(config: PreTrainedConfig) -> str:
-    return {"mistral": "llama", "gemma3_text": "gemma3"}.get(config.model_type, config.model_type)
+    return {"mistral": "llama", "gemma3_text": "gemma3", "ministral3": "mistral3"}.get(
+        config.model_type, config.model_type
+    )
 
 
 def converter_names(config: PreTrainedConfig) -> gguf.TensorNameMap:
@@ -136,6 +142,8 @@ def gguf_keys(config: PreTrainedConfig) -> dict[str, Any]:
     if arch == "phi3":
         part = config.rope_parameters["partial_rotary_factor"]
         keys["rope.dimension_count"] = int(head_dim * part)
+    if arch == "mistral3":
+        keys |= {"rope.scaling.yarn_log_multiplier": 1.0, "attention.temperature_scale": 0.3}
     if arch == "granite":
         keys |= {
             "embedding_scale": config.embedding_multiplier,

@@ -44,9 +44,10 @@ DECODERS = {
     "idefics3": transformers.Idefics3Config(text_config={"model_type": "llama", **SHAPE}),
     "smolvlm": transformers.SmolVLMConfig(text_config={"model_type": "llama", **SHAPE}),
     "llava": transformers.LlavaConfig(text_config={"model_type": "llama", **SHAPE}),
+    "mistral3": transformers.Mistral3Config(text_config={"model_type": "mistral", **SHAPE}),
     "gemma3": transformers.Gemma3Config(text_config={**SHAPE, "sliding_window": 6}),
 }
-NOT_CAPTURED: dict[str, str] = {}
+NOT_CAPTURED = {"qwen2_moe": "its shared expert's gate", "ministral3": "its scaled queries"}
 """Architectures of ours whose pass is not one call, and why."""
 
 

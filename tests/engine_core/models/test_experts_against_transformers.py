@@ -45,6 +45,19 @@ def qwen3_moe(num_experts, top_k, **options):
     )
 
 
+def qwen2_moe(num_experts, top_k, **options):
+    return transformers.Qwen2MoeConfig(
+        **{
+            **SHAPE,
+            "num_experts": num_experts,
+            "num_experts_per_tok": top_k,
+            "moe_intermediate_size": 22,
+            "shared_expert_intermediate_size": 30,
+            **options,
+        }
+    )
+
+
 def olmoe(num_experts, top_k, **options):
     return transformers.OlmoeConfig(
         **{**SHAPE, "num_experts": num_experts, "num_experts_per_tok": top_k, **options}
@@ -66,6 +79,13 @@ CONFIGS = {
         4, 2, use_sliding_window=True, sliding_window=4, max_window_layers=2
     ),
     "olmoe 4 of 8": olmoe(8, 4),
+    "qwen2 4 of 8": qwen2_moe(8, 4),
+    "qwen2 2 of 4, renormalised, every second layer": qwen2_moe(
+        4, 2, norm_topk_prob=True, decoder_sparse_step=2
+    ),
+    "qwen2, windows": qwen2_moe(
+        4, 2, use_sliding_window=True, sliding_window=5, max_window_layers=2
+    ),
     "olmoe 2 of 3, renormalised, biases": olmoe(3, 2, norm_topk_prob=True, attention_bias=True),
 }
 

@@ -114,6 +114,17 @@ CONFIGS = {
     "phi3 window, a part of a head": phi3(
         sliding_window=7, rope_parameters={"rope_type": "default", "partial_rotary_factor": 0.5}
     ),
+    "ministral3": transformers.Ministral3Config(
+        **SHAPE,
+        head_dim=8,
+        rope_parameters={
+            **YARN_ROPE,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.4,
+            "original_max_position_embeddings": 16,
+        },
+    ),
     "olmo2": transformers.Olmo2Config(**SHAPE),
     "olmo2 biases, tied": transformers.Olmo2Config(
         **SHAPE, attention_bias=True, tie_word_embeddings=True
@@ -173,7 +184,9 @@ def test_mixed_chunked_steps_give_the_logits_of_a_full_forward(name, paged_logit
         torch.testing.assert_close(ours, theirs, atol=5e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["smollm3", "phi3 window, a part of a head", "olmo2", "granite"])
+@pytest.mark.parametrize(
+    "name", ["smollm3", "phi3 window, a part of a head", "olmo2", "granite", "ministral3"]
+)
 @pytest.mark.parametrize("ops", ["torch"], indirect=True)
 def test_the_gpu_kernels_give_the_logits_of_a_full_forward(name, paged_logits, ops):
     """Those families whose blocks differ from Llama's, in the interpreter."""
@@ -205,6 +218,7 @@ SAVED = (  # each family, with what a saved config.json spells out or leaves to 
     "phi3 window, a part of a head",
     "olmo2 biases, tied",
     "granite",
+    "ministral3",
     "arcee yarn, biases",
 )
 
@@ -285,19 +299,24 @@ def test_half_precision_is_as_close_to_float32_as_transformers(family, dtype, pa
         assert (mine - true).abs().mean() <= allowed
 
 
-def test_multimodal_gemma_checkpoint_runs_as_its_text_model(paged_logits, ops):
-    reference = random_model(gemma3())
-    text = reference.config.to_dict()
+@pytest.mark.parametrize(
+    ("name", "architecture"),
+    [
+        ("gemma3", "Gemma3ForConditionalGeneration"),
+        ("ministral3", "Mistral3ForConditionalGeneration"),
+    ],
+)
+def test_a_checkpoint_with_images_runs_as_its_text_model(name, architecture, paged_logits, ops):
+    reference = reference_model(name)
     config = {
-        "architectures": ["Gemma3ForConditionalGeneration"],
-        "model_type": "gemma3",
-        "text_config": text,
+        "architectures": [architecture],
+        "text_config": reference.config.to_dict(),
         "vision_config": {"hidden_size": 8},
     }
     tensors = {"vision_tower.patch.weight": torch.zeros(2)}
-    for name, tensor in reference.state_dict().items():
-        if name != "lm_head.weight":
-            tensors[name.replace("model.", "language_model.model.", 1)] = tensor
+    for key, tensor in reference.state_dict().items():
+        if key != "lm_head.weight" or not reference.config.tie_word_embeddings:
+            tensors[f"language_model.{key}"] = tensor
     model = load_model(config, tensors.items(), dtype=torch.float32, ops=ops)
     token_lists = sequences(131, (17,))
     torch.testing.assert_close(
