@@ -112,6 +112,8 @@ def _resolve(
             return _config(frequencies)
         case "yarn":
             return _resolve_yarn(options, fields, head_size, theta)
+        case "longrope" if options.get("short_factor") is not None:
+            return _resolve_longrope(options, fields, plain)
         case _:
             raise UnsupportedArchitecture(
                 f'rope type "{kind}" is not supported; supported: {_SUPPORTED}'
@@ -167,6 +169,27 @@ def _resolve_yarn(
         truncate=options.flag("truncate", True),
     )
     return _config(frequencies, float(attention_factor))
+
+
+def _resolve_longrope(
+    options: ConfigFields, fields: ConfigFields, plain: torch.Tensor
+) -> RotaryConfig:
+    """The angles of sequences up to the original length: longer ones turn all of them another
+    way, which nothing that is cached could follow."""
+    import torch
+
+    short = options.get("short_factor")
+    if not isinstance(short, list) or len(short) != len(plain):
+        raise ModelConfigError(
+            f"config: short_factor is {short!r:.40}, it must list {len(plain)} factors"
+        )
+    original = _original_max_position(options, fields)
+    most = fields.get("max_position_embeddings") or original
+    factor = options.positive_float("factor", most / original)
+    on_both = options.get("attention_factor")
+    if on_both is None:
+        on_both = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    return _config(plain / torch.tensor(short, dtype=torch.float32), float(on_both))
 
 
 def _mscale(scale: float, mscale: float) -> float:

@@ -5,7 +5,7 @@ Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md and llama.cpp's 
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -27,14 +27,19 @@ _SINGLE = {"model": str, "pre": str} | dict.fromkeys(
 
 class GgufMetadata:
     """Metadata of one file with the architecture's prefix understood and errors that name it.
-    `tensors`: of the file, by name; only names and shapes are read."""
+    `tensors`: of the file, by name. `numbers`: reads one."""
 
     def __init__(
-        self, file: str, metadata: dict[str, Any], tensors: Mapping[str, GgufTensor] | None = None
+        self,
+        file: str,
+        metadata: dict[str, Any],
+        tensors: Mapping[str, GgufTensor] | None = None,
+        numbers: Callable[[GgufTensor], list[float]] | None = None,
     ) -> None:
         self.file = file
         self.raw = metadata
         self.tensors = tensors or {}
+        self._numbers = numbers
         self.architecture = str(metadata.get("general.architecture"))
         family = family_of_gguf(self.architecture, self)
         if family is None or family.gguf is None:
@@ -85,6 +90,12 @@ class GgufMetadata:
     def values(self, key: str, default: Any) -> Any:
         """Value of `<architecture>.<key>` as it is: a number, or a list of one for each layer."""
         return self.raw.get(f"{self.architecture}.{key}", default)
+
+    def numbers(self, tensor: str) -> list[float]:
+        """What a short tensor holds. Raises BrokenModelFile: it is not there."""
+        if tensor not in self.tensors or self._numbers is None:
+            self.broken(f"there is no tensor {tensor}")
+        return self._numbers(self.tensors[tensor])
 
     def refuse_unless(self, key: str, *allowed: Any) -> None:
         """Raises UnsupportedModelFile unless the number of that key is absent or one of these."""

@@ -56,7 +56,9 @@ class GgufFile:
         self.name = match["stem"] if match else self.path.stem
         self._report = report
         tensors = _merge(self._headers)
-        self._meta = GgufMetadata(str(self.path), self._headers[0].metadata, tensors)
+        self._meta = GgufMetadata(
+            str(self.path), self._headers[0].metadata, tensors, self._numbers_of
+        )
         self.config = build_config(self._meta)
         self.generation_config: dict[str, Any] = {**recommended_sampling_of(self.path)}
         self.weight_files = tuple(header.file for header in self._headers)
@@ -140,19 +142,23 @@ class GgufFile:
                     f"{self.path}: tensor {tensor.name!r} is of type {tensor.quant_type.name}, "
                     f"which is not read; use a file with {supported}"
                 )
-            known = tensor.name == ROPE_FACTORS or IGNORED.fullmatch(tensor.name)
+            known = tensor.name in (ROPE_FACTORS, *self._meta.gguf.read_tensors)
+            known = known or bool(IGNORED.fullmatch(tensor.name))
             if not known and hf_tensor(self._meta.gguf, tensor.name) is None:
                 self._meta.refuse(f"tensor {tensor.name!r}")
 
-    def _apply_rope_factors(self, tensor: GgufTensor) -> None:
+    def _numbers_of(self, tensor: GgufTensor) -> list[float]:
         from engine_core.model_files.gguf.dequantize import dequantize
 
         header = next(header for header in self._headers if tensor in header.tensors)
         data = next(data for found, data in _mapped(header) if found == tensor)
-        factors = dequantize(data, tensor.quant_type, tensor.shape).tolist()
+        numbers: list[float] = dequantize(data, tensor.quant_type, tensor.shape).tolist()
+        return numbers
+
+    def _apply_rope_factors(self, tensor: GgufTensor) -> None:
         try:
             self.config["rope_parameters"] = apply_frequency_factors(
-                self.config["rope_parameters"], factors, self.config["head_dim"]
+                self.config["rope_parameters"], self._numbers_of(tensor), self.config["head_dim"]
             )
         except (ValueError, ArithmeticError) as error:
             self._meta.refuse(str(error))

@@ -47,6 +47,9 @@ class Metadata(Protocol):
     def values(self, key: str, default: Any) -> Any:
         """As `number`, or a list with a value a layer."""
 
+    def numbers(self, tensor: str) -> list[float]:
+        """What a short tensor holds. Raises where it is not there."""
+
     def refuse_unless(self, key: str, *allowed: Any) -> None:
         """Raises unless the number of that key is absent or one of these."""
 
@@ -69,6 +72,10 @@ def _always(_meta: Metadata) -> bool:
     return True
 
 
+LONG_FACTORS = frozenset({"rope_factors_long.weight", "rope_factors_short.weight"})
+"""Tensors that `Metadata.numbers` gives a family's `fields`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Gguf:
     """
@@ -82,6 +89,7 @@ class Gguf:
         turns_a_part: of a head, as the file says.
         has_yarn_log: YaRN's attention factor may be divided by one of a multiplier.
         theta: of the angles, where the file does not say.
+        read_tensors: what `fields` reads; no part of the model.
         scales: keys such as "logit_scale" that `fields` reads; elsewhere they must be one.
     """
 
@@ -94,6 +102,7 @@ class Gguf:
     turns_a_part: bool = False
     has_yarn_log: bool = False
     theta: float = 10_000.0
+    read_tensors: frozenset[str] = frozenset()
     scales: frozenset[str] = frozenset()
 
     @property

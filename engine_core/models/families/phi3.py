@@ -1,15 +1,16 @@
 """Phi-3, 3.5, 4 and 4-mini: q, k and v are one tensor, gate and up another; a part of a head may
-turn."""
+turn. LongRoPE's models run up to the length that they were first trained with."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from engine_core.models.config import ModelConfig
 from engine_core.models.config_fields import ConfigFields
 from engine_core.models.decoder_config import head_size_of, read_decoder, read_window
 from engine_core.models.families.family import Family
-from engine_core.models.families.gguf import TWO_NORMS, Fields, Gguf, Metadata
+from engine_core.models.families.gguf import LONG_FACTORS, TWO_NORMS, Fields, Gguf, Metadata
 from engine_core.models.rotary_config import read_rotary
 
 if TYPE_CHECKING:
@@ -17,9 +18,14 @@ if TYPE_CHECKING:
 
 
 def read(fields: ConfigFields) -> ModelConfig:
+    fields = fields.with_defaults({"original_max_position_embeddings": 4096})
+    spelled = fields.mapping("rope_scaling") or fields.mapping("rope_parameters") or {}
+    is_long = spelled.get("rope_type", spelled.get("type")) in ("longrope", "su", "yarn")
+    if is_long:
+        fields = fields.with_values({"rope_scaling": {**spelled, "rope_type": "longrope"}})
     num_layers = fields.positive_int("num_hidden_layers")
     rotary = read_rotary(fields, head_size=head_size_of(fields), turns_a_part=True)
-    return read_decoder(
+    config = read_decoder(
         fields,
         default_max_position=4096,
         default_norm_eps=1e-5,
@@ -28,6 +34,9 @@ def read(fields: ConfigFields) -> ModelConfig:
         can_be_shared=False,
         block=block,
     )
+    original = fields.positive_int("original_max_position_embeddings")
+    most = min(config.max_model_len, original) if is_long else config.max_model_len
+    return replace(config, max_model_len=most)
 
 
 def block(build: BlockBuilder, layer: int) -> Block:
@@ -46,9 +55,19 @@ _GGUF_LAYER = TWO_NORMS | {
 }
 
 
-def _gguf_fields(meta: Metadata, _config: Fields) -> Fields:
+def _gguf_fields(meta: Metadata, config: Fields) -> Fields:
     window = int(meta.number("attention.sliding_window", None) or 0) or None
-    return {"hidden_act": "silu", "sliding_window": window}
+    fields: Fields = {"hidden_act": "silu", "sliding_window": window}
+    if "rope_factors_short.weight" not in meta.tensors:
+        return fields
+    rotary = config["rope_parameters"] | {
+        "rope_type": "longrope",
+        "short_factor": meta.numbers("rope_factors_short.weight"),
+        "long_factor": meta.numbers("rope_factors_long.weight"),
+        "attention_factor": float(meta.number("rope.scaling.attn_factor")),
+    }
+    original = int(meta.number("rope.scaling.original_context_length"))
+    return fields | {"rope_parameters": rotary, "original_max_position_embeddings": original}
 
 
 FAMILIES = (
@@ -56,6 +75,12 @@ FAMILIES = (
         names=("Phi3ForCausalLM", "Phi3Model", "Phi3ForSequenceClassification"),
         model_type="phi3",
         read=read,
-        gguf=Gguf(architecture="phi3", layer=_GGUF_LAYER, fields=_gguf_fields, turns_a_part=True),
+        gguf=Gguf(
+            architecture="phi3",
+            layer=_GGUF_LAYER,
+            fields=_gguf_fields,
+            turns_a_part=True,
+            read_tensors=LONG_FACTORS,
+        ),
     ),
 )

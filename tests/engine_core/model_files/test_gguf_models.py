@@ -59,6 +59,15 @@ _YARN = {
 }
 _MINISTRAL = _YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3}
 _MINISTRAL["original_max_position_embeddings"] = 16
+_LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 1.0,
+    "short_factor": [1.0, 1.25, 1.5, 2.0],
+    "long_factor": [2.0, 2.5, 3.0, 4.0],
+    "attention_factor": 1.125,
+    "original_max_position_embeddings": 128,
+}
 _LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 8.0}
 _GEMMA_ROPE = {
     "full_attention": {"rope_type": "linear", "rope_theta": 1000000.0, "factor": 8.0},
@@ -91,6 +100,9 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "phi3": Phi3Config(**_PLAIN_HEADS, sliding_window=33),
     "phi3 of which a part turns": Phi3Config(
         **_PLAIN_HEADS, rope_parameters={"rope_theta": 1e4, "partial_rotary_factor": 0.5}
+    ),
+    "phi3 longrope": Phi3Config(
+        **_PLAIN_HEADS, rope_parameters=_LONG, original_max_position_embeddings=128
     ),
     "olmo2": Olmo2Config(**_PLAIN_HEADS),
     "ministral3": Ministral3Config(**_SHAPE, rope_parameters=_MINISTRAL),
@@ -142,6 +154,8 @@ def gguf_keys(config: PreTrainedConfig) -> dict[str, Any]:
     if arch == "phi3":
         part = config.rope_parameters["partial_rotary_factor"]
         keys["rope.dimension_count"] = int(head_dim * part)
+        keys["rope.scaling.original_context_length"] = 128
+        keys["rope.scaling.attn_factor"] = 1.125
     if arch == "mistral3":
         keys |= {"rope.scaling.yarn_log_multiplier": 1.0, "attention.temperature_scale": 0.3}
     if arch == "granite":
@@ -183,6 +197,10 @@ def gguf_tensors(config: PreTrainedConfig, state: dict[str, torch.Tensor]) -> di
         target = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert target is not None, name
         tensors[target] = values
+    if config.rope_parameters.get("rope_type") == "longrope":
+        for kind in ("short", "long"):
+            factors = np.array(config.rope_parameters[f"{kind}_factor"], np.float32)
+            tensors[f"rope_factors_{kind}.weight"] = factors
     if config.rope_parameters.get("rope_type") == "llama3":
         inverse, _ = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")
         index = torch.arange(0, config.head_dim, 2).float() / config.head_dim

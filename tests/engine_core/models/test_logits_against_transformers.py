@@ -114,6 +114,16 @@ CONFIGS = {
     "phi3 window, a part of a head": phi3(
         sliding_window=7, rope_parameters={"rope_type": "default", "partial_rotary_factor": 0.5}
     ),
+    "phi3 longrope": phi3(
+        original_max_position_embeddings=64,
+        rope_parameters={
+            "rope_type": "longrope",
+            "partial_rotary_factor": 0.5,
+            "short_factor": [1.0, 1.5],
+            "long_factor": [3.0, 4.0],
+        },
+        hidden_size=72,
+    ),
     "ministral3": transformers.Ministral3Config(
         **SHAPE,
         head_dim=8,
@@ -216,6 +226,7 @@ SAVED = (  # each family, with what a saved config.json spells out or leaves to 
     "gemma3 scaled full layers",
     "smollm3 windows",
     "phi3 window, a part of a head",
+    "phi3 longrope",
     "olmo2 biases, tied",
     "granite",
     "ministral3",
