@@ -144,7 +144,8 @@ def test_a_block_that_equals_a_known_one_gives_way_to_it(step):
     assert update.block_ids == cache.block_ids(second)
     assert cache.block_ids(second)[0][0] == known
     assert cache.num_deduplicated_blocks == 1
-    assert cache._pool.ref_count(private) == 0 or private in cache.block_ids(second)[0][1:]
+    assert cache.num_blocks_in_use == len({*cache.block_ids(first)[0], *cache.block_ids(second)[0]})
+    cache.check([first, second])
 
 
 def test_a_chunk_keeps_its_own_blocks_until_they_are_computed():
@@ -244,3 +245,66 @@ def test_dropped_blocks_are_not_found_and_are_registered_anew():
     stream.num_computed_tokens = 6
     compute(cache, stream, 7)
     assert hit_of(cache, list(range(13))).num_tokens == 12
+
+
+def test_without_prefix_caching_equal_blocks_stay_apart():
+    """Proves S169, S174."""
+    cache = make_cache(enable_prefix_caching=False)
+    first, second = Stream("a", [1] * 5), Stream("b", [1] * 5)
+    for stream in (first, second):
+        for num_tokens in (3, 1, 1):
+            compute(cache, stream, num_tokens)
+    assert set(cache.block_ids(first)[0]).isdisjoint(cache.block_ids(second)[0])
+    assert cache.num_deduplicated_blocks == 0
+
+
+@pytest.mark.parametrize(
+    ("theirs", "mine"),
+    [
+        ({}, {"cache_salt": "s"}),
+        ({}, {"adapter": "l"}),
+        ({"cache_salt": "s"}, {"cache_salt": "t"}),
+        ({"adapter": "l"}, {"adapter": "m"}),
+        ({"adapter": "l"}, {"cache_salt": "l"}),
+        ({"adapter": "l", "cache_salt": "s"}, {"adapter": "l", "cache_salt": "t"}),
+    ],
+)
+def test_a_block_of_another_salt_or_adapter_is_neither_found_nor_adopted(theirs, mine):
+    """Proves S027, S162, S169, S209."""
+    cache = make_cache()
+    first, second = Stream("a", [1] * 5, **theirs), Stream("b", [1] * 5, **mine)
+    for stream in (first, second):
+        for num_tokens in (3, 1, 1):
+            assert hit_of(cache, [1] * 6, **mine).num_tokens == 0
+            compute(cache, stream, num_tokens)
+    assert set(cache.block_ids(first)[0]).isdisjoint(cache.block_ids(second)[0])
+    assert hit_of(cache, [1] * 6, **mine).block_ids == ([cache.block_ids(second)[0][0]],)
+    assert hit_of(cache, [1] * 6, **theirs).block_ids == ([cache.block_ids(first)[0][0]],)
+
+
+def test_a_step_hands_over_its_three_lists_once():
+    """A pair goes out while another comes back and writes into what the two of it share: device
+    ids below those of the host, each block filled once. Proves S130, S141."""
+    cache = make_cache(num_blocks=12, num_host_blocks=12, enable_prefix_caching=False)
+    pairs = []
+    for name, first in (("a", 0), ("b", 50)):
+        parent = Stream(name, list(range(first, first + 6)))
+        compute(cache, parent)
+        child = Stream(f"{name}'", [*parent.tokens, 9], 6)
+        cache.fork(parent, child, 6)
+        pairs.append([parent, child])
+    one, other = pairs
+    assert cache.swap_out(one) == 2
+    cache.take_copies()
+    assert cache.swap_out(other) == 2
+    cache.swap_in(one)
+    assert cache.allocate_slots(one[1], 1) is not None
+    copies = cache.take_copies()
+    sizes = [len(pairs) for pairs in (copies.swap_in, copies.swap_out, copies.copy)]
+    assert sizes == [2, 2, 1]
+    assert all(host > 12 >= device > 0 for host, device in copies.swap_in)
+    assert all(host > 12 >= device > 0 for device, host in copies.swap_out)
+    assert copies.copy == [(cache.block_ids(one[0])[0][1], cache.block_ids(one[1])[0][1])]
+    assert copies.copy[0][0] in {device for _, device in copies.swap_in}
+    assert cache.take_copies().is_empty
+    cache.check(one)

@@ -23,34 +23,6 @@ from tests.protocol.all_outputs import all_outputs
 
 
 @pytest.mark.parametrize("mode", PreemptionMode)
-def test_the_token_in_flight_of_a_preempted_request_is_sampled_again(mode):
-    """The newer one gives way to the older one's known token."""
-    flight = Flight(
-        make_request("a", 11),
-        b := make_request("b", 3),
-        num_blocks=4,
-        budget=9,
-        num_host_blocks=8,
-        preemption_rule=PreemptionRule(mode),
-    )
-    first, second = flight.plan(), flight.plan()
-    assert (batch_of(first), batch_of(second)) == ({"a": (0, 9)}, {"a": (9, 2), "b": (0, 3)})
-    flight.update(first)
-    third = flight.plan()
-    assert batch_of(third) == {"a": (11, 1), "b": (3, 1)}
-    flight.update(second, b=4)
-    # both need a block, none is left: for a token in flight no request is preempted
-    fourth = flight.plan()
-    assert (batch_of(fourth), fourth.preempted_req_ids) == ({}, [])
-    flight.update(third, a=7, b=5)
-    flight.update(fourth)
-    fifth = flight.plan()
-    assert (batch_of(fifth), fifth.preempted_req_ids) == ({"a": (12, 1)}, ["b"])
-    assert b.output_token_ids == [4, 5]
-    assert b.num_tokens - b.num_computed_tokens == (5 if mode is PreemptionMode.RECOMPUTE else 1)
-
-
-@pytest.mark.parametrize("mode", PreemptionMode)
 def test_a_request_preempted_in_flight_loses_that_token_and_samples_it_again(mode):
     flight = Flight(
         make_request("a", 4, max_tokens=4),

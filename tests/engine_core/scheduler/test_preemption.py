@@ -160,20 +160,6 @@ def test_no_request_is_admitted_or_swapped_in_in_a_step_that_preempted(preemptio
     scenario.kv_cache.check()
 
 
-def test_no_request_is_admitted_in_a_step_that_forced_one_out():
-    """Not even the one for whom it was done. Proves S080, S122."""
-    scenario = Scenario(
-        make_request("low", 10, priority=5), scheduling_policy="priority", max_num_seqs=1
-    )
-    scenario.step()
-    scenario.add(make_request("high", 10), make_request("next", 10, priority=1))
-    plan = scenario.step()
-    assert plan.preempted_req_ids == ["low"]
-    assert plan.batch.req_ids == []
-    plan = scenario.step()
-    assert plan.batch.req_ids == ["high"]
-
-
 # ---------------------------------------------------------------------- forced preemption
 
 

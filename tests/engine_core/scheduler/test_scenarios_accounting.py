@@ -129,22 +129,6 @@ def test_a_prompt_is_charged_once_and_less_what_the_cache_has():
     assert (numbers.num_prompt_tokens, numbers.num_cached_prompt_tokens) == (100, 32)
 
 
-def test_a_request_counts_as_many_sequences_as_it_asks_for():
-    """From its prompt on. Proves S004, S007, S057, S058."""
-    scenario = Scenario(
-        *[make_request(name, 5, num_sequences=3, max_tokens=4) for name in "ab"],
-        make_request("c", 5),
-        max_num_seqs=4,
-    )
-    plan = scenario.plan()
-    assert plan.batch.req_ids == ["a"]
-    while not scenario.requests["a"].is_finished:
-        assert scenario.counts == (1, 2)
-        scenario.update_with_array(plan)
-        plan = scenario.plan()
-    assert plan.batch.req_ids == ["b", "c"]
-
-
 @pytest.mark.parametrize(("num_lookahead_slots", "num_blocks"), [(0, 1), (3, 2), (17, 3)])
 def test_slots_behind_the_tokens_are_reserved_for_every_sequence(num_lookahead_slots, num_blocks):
     """Proves S090."""
@@ -207,37 +191,6 @@ def test_blocks_in_use_cached_and_free_add_up_and_each_sequence_has_a_table_of_i
     scenario.abort("b")
     assert cache._blocks_of == {}
     assert scenario.scheduler.statistics().num_blocks_cached == 3
-
-
-def test_host_blocks_have_ids_behind_those_of_the_device():
-    """Proves S066, S147."""
-    scenario = Scenario(
-        make_request("first", 80),
-        make_request("second", 80),
-        num_blocks=10,
-        num_host_blocks=8,
-        preemption_mode="swap",
-        enable_prefix_caching=False,
-    )
-    scenario.step()
-    pairs = scenario.plan().copies.swap_out
-    assert len(pairs) == 5
-    assert all(1 <= device <= 10 < host <= 18 for device, host in pairs)
-    assert len({host for _, host in pairs}) == 5
-
-
-def test_equal_answers_to_equal_prompts_end_up_in_the_same_blocks():
-    """Both fill their blocks at the same time; one of each pair is given back. Proves S169."""
-    prompt = fresh_tokens(20)
-    scenario = Scenario(*[make_request(name, prompt, max_tokens=60) for name in "ab"])
-    for _ in range(50):
-        scenario.step()
-    assert scenario.scheduler.statistics().num_deduplicated_blocks > 0
-    # 69 tokens: four full blocks in common, a last one each
-    assert scenario.kv_cache.num_blocks_in_use <= 4 + 2 * 2
-    scenario.kv_cache.check()
-    scenario.run_to_end()
-    assert scenario.kv_cache.num_blocks_in_use == 0
 
 
 def test_the_public_example_runs_as_written():

@@ -104,17 +104,6 @@ def test_nothing_new_is_admitted_before_a_swapped_request():
     assert new_ids(plan) == ["small"]
 
 
-def test_without_room_on_the_host_the_victim_is_computed_again():
-    """Nothing fails. Proves S066, S115, S117."""
-    scenario = swapped_out(num_host_blocks=4)
-    second = scenario.requests["second"]
-    assert second.status is RequestStatus.PREEMPTED
-    assert second.num_computed_tokens == 0
-    assert scenario.scheduler.statistics().num_preemptions_by_swap == 0
-    scenario.run_to_end()
-    assert second.num_output_tokens == 50
-
-
 def test_an_aborted_swapped_request_gives_its_host_blocks_back():
     scenario = swapped_out()
     scenario.abort("second")
@@ -122,23 +111,6 @@ def test_an_aborted_swapped_request_gives_its_host_blocks_back():
     scenario.run_to_end()
     assert scenario.kv_cache.num_blocks_in_use == 0
     scenario.kv_cache.check()
-
-
-@pytest.mark.parametrize(("num_sequences", "is_swapped"), [(1, False), (2, True)])
-def test_by_default_one_sequence_is_computed_again_and_several_are_swapped(
-    num_sequences, is_swapped
-):
-    """Proves S007, S111."""
-    scenario = Scenario(
-        make_request("first", 80),
-        make_request("second", 60, num_sequences=num_sequences),
-        num_blocks=12,
-        num_host_blocks=20,
-    )
-    while not scenario.requests["second"].num_preemptions:
-        scenario.update_with_array(scenario.plan())
-    expected = RequestStatus.SWAPPED if is_swapped else RequestStatus.PREEMPTED
-    assert scenario.requests["second"].status is expected
 
 
 def test_a_swapped_request_that_cannot_come_back_ends_with_a_reason():

@@ -50,40 +50,6 @@ def test_a_prefix_outlives_its_holder_until_the_cache_is_reset():
     assert num_found(run_alone(scenario, "third", prompt), "third") == 0
 
 
-def test_a_reset_takes_nothing_from_running_requests():
-    prompt = fresh_tokens(2 * BLOCK + 1)
-    scenario = Scenario(make_request("first", prompt))
-    scenario.step()
-    assert scenario.scheduler.reset_prefix_cache() == 0
-    scenario.add(make_request("second", prompt))
-    assert num_found(scenario.step(), "second") == 2 * BLOCK
-    scenario.kv_cache.check()
-
-
-@pytest.mark.parametrize(
-    ("num_tokens", "num_expected"),
-    [(BLOCK - 1, 0), (BLOCK, 0), (BLOCK + 1, 1), (3 * BLOCK, 2), (3 * BLOCK + 1, 3)],
-)
-def test_the_last_token_is_always_computed_with_the_whole_block_it_ends(num_tokens, num_expected):
-    """A prompt that is all in the cache."""
-    prompt = fresh_tokens(num_tokens)
-    scenario = Scenario()
-    run_alone(scenario, "first", prompt)
-    plan = run_alone(scenario, "again", prompt)
-    assert num_found(plan, "again") == num_expected * BLOCK
-    assert plan.num_scheduled_tokens == {"again": num_tokens - num_expected * BLOCK}
-
-
-def test_requests_of_one_step_share_what_the_first_of_them_computes():
-    prompt = fresh_tokens(2 * BLOCK + 3)
-    scenario = Scenario(*[make_request(name, prompt) for name in "abc"])
-    plan = scenario.step()
-    assert plan.num_scheduled_tokens == {"a": 35, "b": 3, "c": 3}
-    assert plan.batch.req_ids[0] == "a"
-    assert blocks_of(plan, "a")[:2] == blocks_of(plan, "b")[:2] == blocks_of(plan, "c")[:2]
-    assert scenario.kv_cache.num_blocks_in_use == 5
-
-
 def test_a_conversation_finds_its_own_answer():
     """Blocks that filled while decoding. Proves S028, S161."""
     scenario = Scenario(make_request("turn1", 20, max_tokens=30))
@@ -123,19 +89,6 @@ def test_only_requests_of_the_same_salt_share(first, second, num_expected):
     assert num_found(run_alone(scenario, "second", prompt, **second), "second") == num_expected
 
 
-def test_without_prefix_caching_nothing_is_shared():
-    """Proves S174."""
-    prompt = fresh_tokens(3 * BLOCK)
-    scenario = Scenario(make_request("first", prompt), enable_prefix_caching=False)
-    scenario.step()
-    scenario.add(make_request("second", prompt))
-    plan = scenario.step()
-    assert num_found(plan, "second") == 0
-    assert scenario.kv_cache.num_blocks_in_use == 7
-    scenario.abort("first", "second")
-    assert scenario.kv_cache.num_blocks_cached == 0
-
-
 def test_empty_blocks_go_first_then_the_tail_of_what_was_released_longest_ago():
     """Ten blocks: five cached ones of `a` and five empty, seven wanted. Proves S165, S166."""
     prompt = fresh_tokens(5 * BLOCK + 1)
@@ -149,30 +102,6 @@ def test_empty_blocks_go_first_then_the_tail_of_what_was_released_longest_ago():
     assert num_found(plan, "a again") == 3 * BLOCK
 
 
-def test_what_is_used_again_is_evicted_later():
-    """Proves S164, S165."""
-    old, new = fresh_tokens(2 * BLOCK + 1), fresh_tokens(2 * BLOCK + 1)
-    scenario = Scenario(num_blocks=6)
-    run_alone(scenario, "old", old)
-    run_alone(scenario, "new", new)
-    run_alone(scenario, "old again", old)
-    run_alone(scenario, "large", 4 * BLOCK)
-    # two empty blocks and both of "new" went
-    assert num_found(run_alone(scenario, "old, third", old), "old, third") == 2 * BLOCK
-    assert num_found(run_alone(scenario, "new again", new), "new again") == 0
-
-
-def test_a_hit_in_use_does_not_count_against_the_room_that_a_prompt_needs():
-    """Five of six blocks are held; the second prompt needs one of its own. Proves S135."""
-    prompt = fresh_tokens(4 * BLOCK + 1)
-    scenario = Scenario(make_request("first", prompt), num_blocks=6)
-    scenario.step()
-    scenario.add(make_request("second", prompt))
-    plan = scenario.step()
-    assert num_found(plan, "second") == 4 * BLOCK
-    assert scenario.kv_cache.num_blocks_free == 0
-
-
 def test_cached_blocks_that_a_prompt_finds_are_not_evicted_to_make_room_for_it():
     """All blocks are cached, three of them are the prompt's: the other three must go."""
     prompt = fresh_tokens(3 * BLOCK)
@@ -182,25 +111,6 @@ def test_cached_blocks_that_a_prompt_finds_are_not_evicted_to_make_room_for_it()
     plan = run_alone(scenario, "long", prompt + fresh_tokens(3 * BLOCK))
     assert num_found(plan, "long") == 3 * BLOCK
     assert len(set(blocks_of(plan, "long"))) == 6
-
-
-def test_the_watermark_is_left_free_beside_others():
-    """Proves S133."""
-    scenario = Scenario(make_request("first", 40), num_blocks=10, watermark=0.2)
-    scenario.step()
-    scenario.add(make_request("large", 6 * BLOCK))
-    assert new_ids(scenario.step()) == []
-    scenario.add(make_request("small", BLOCK))
-    assert new_ids(scenario.step()) == [], "no request overtakes the head"
-    scenario.abort("large")
-    assert new_ids(scenario.step()) == ["small"]
-
-
-def test_the_null_block_belongs_to_no_sequence():
-    """Proves S148."""
-    scenario = Scenario(num_blocks=4)
-    plan = run_alone(scenario, "all", 4 * BLOCK)
-    assert sorted(blocks_of(plan, "all")) == [1, 2, 3, 4]
 
 
 def test_a_prefix_is_found_in_part_when_its_tail_is_gone():

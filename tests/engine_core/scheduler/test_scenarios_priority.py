@@ -4,8 +4,6 @@ Unlike there, a waiting request that outranks running ones takes their place whe
 (forced preemption), unless that is switched off.
 """
 
-import random
-
 import pytest
 from scenario_help import Scenario, make_request, new_ids
 
@@ -32,21 +30,6 @@ def queued(priorities: list[int], arrivals: list[float], **settings) -> Scenario
 def test_the_most_urgent_comes_first_and_the_earlier_of_equals(priorities, arrivals, order):
     """Proves S018, S042, S043, S078, S079."""
     assert new_ids(queued(priorities, arrivals).step()) == order
-
-
-def test_many_requests_are_served_in_the_order_of_a_sort():
-    """One at a time, one token each. Proves S042, S078."""
-    chooser = random.Random(0)
-    keys = [(chooser.randint(0, 9), float(chooser.randint(0, 20))) for _ in range(100)]
-    requests = [
-        make_request(f"r{index}", 3, priority=key[0], arrival_time=key[1], max_tokens=1)
-        for index, key in enumerate(keys)
-    ]
-    scenario = Scenario(*requests, scheduling_policy="priority", max_num_seqs=1)
-    served = []
-    while scenario.counts != (0, 0):
-        served += new_ids(scenario.step())
-    assert served == [f"r{index}" for index in sorted(range(100), key=lambda i: (*keys[i], i))]
 
 
 def test_who_is_preempted_for_memory_is_the_least_urgent_not_the_newest():

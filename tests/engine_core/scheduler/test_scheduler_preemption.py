@@ -17,39 +17,6 @@ def crowded() -> Drive:
     return drive
 
 
-def test_the_newest_is_preempted_goes_to_the_head_and_keeps_its_tokens():
-    """Proves S014, S038, S108, S118, S119."""
-    drive = crowded()
-    drive.add(make_request("late", 1))
-    plan = drive.step()
-    a, b, c, late = drive.requests
-    assert plan.preempted_req_ids == ["c"]
-    assert list(plan.num_scheduled_tokens) == ["a", "b"]
-    assert c.status is RequestStatus.PREEMPTED
-    assert (c.num_preemptions, c.num_computed_tokens, c.num_output_tokens) == (1, 0, 2)
-    assert (a.num_preemptions, b.num_preemptions, late.num_preemptions) == (0, 0, 0)
-    assert drive.scheduler.get_request_counts() == (2, 2)
-
-
-def test_those_with_most_progress_keep_it_and_end_first():
-    """Four requests need twice the blocks that there are. Proves S128."""
-    requests = [make_request(name, 4, max_tokens=12) for name in "abcd"]
-    drive, ended = Drive(make_scheduler(num_blocks=8), *requests), []
-    while drive.scheduler.has_work():
-        drive.step()
-        ended += [output.request_id for output in drive.outputs if output.finished]
-    assert ended == ["a", "b", "c", "d"]
-    assert [requests[0].num_preemptions, requests[1].num_preemptions] == [0, 0]
-    assert requests[3].num_preemptions > 0
-
-
-def test_nothing_is_admitted_in_a_step_that_preempted():
-    """Proves S122."""
-    drive = crowded()
-    drive.add(make_request("late", 1))
-    assert not drive.step().scheduled_new_reqs
-
-
 def test_a_resumed_request_gets_its_whole_tables_and_all_its_tokens():
     """Proves S012, S126, S224."""
     drive = crowded()
@@ -91,18 +58,6 @@ def test_a_request_that_outgrows_the_cache_alone_ends_with_the_numbers():
     assert "--num-blocks" in output.detail
     assert drive.requests[0].status is RequestStatus.FINISHED_IGNORED
     assert drive.requests[0].num_output_tokens == 3
-
-
-def test_a_prompt_that_can_never_fit_is_refused_at_once_and_holds_no_other_back():
-    """Proves S011, S081, S134."""
-    drive = Drive(make_scheduler(num_blocks=2), make_request("big", 9), make_request("a", 2))
-    assert drive.requests[0].status is RequestStatus.FINISHED_IGNORED
-    plan = drive.step()
-    assert list(plan.num_scheduled_tokens) == ["a"]
-    assert [output.request_id for output in drive.outputs] == ["big", "a"]
-    assert drive.outputs[0].finish_reason is FinishReason.LENGTH
-    assert drive.outputs[0].new_token_ids == []
-    assert "need 3 KV blocks" in drive.outputs[0].detail
 
 
 def test_a_prompt_longer_than_the_model_allows_is_ignored_with_the_limit():

@@ -3,7 +3,7 @@
 import pytest
 from driving import Drive, make_request, make_scheduler
 
-from engine_core.scheduler import DraftTokenIds, ModelRunnerOutput, RequestStatus, StepOrderError
+from engine_core.scheduler import DraftTokenIds, ModelRunnerOutput, RequestStatus
 from protocol.outputs import FinishReason
 from tests.engine_core.scheduler.vllm_names import cached_requests
 from tests.protocol.all_outputs import all_outputs
@@ -67,23 +67,6 @@ def test_tokens_of_a_request_aborted_in_flight_are_skipped():
 def test_only_final_states_finish_a_request():
     with pytest.raises(ValueError, match="RUNNING"):
         make_scheduler().finish_requests("a", RequestStatus.RUNNING)
-
-
-def test_steps_are_planned_and_updated_in_turn():
-    drive = Drive(make_scheduler(), make_request("a", 3))
-    plan = drive.scheduler.schedule()
-    with pytest.raises(StepOrderError, match="step 0 has not been updated"):
-        drive.scheduler.schedule()
-    drive.finish(plan)
-    with pytest.raises(StepOrderError, match=r"step 0 .* none is in flight"):
-        drive.finish(plan)
-    with pytest.raises(StepOrderError):
-        drive.scheduler.discard_step(plan, "late")
-    later = drive.scheduler.schedule()
-    with pytest.raises(StepOrderError, match=r"step 0 .* step 1 is next"):
-        drive.finish(plan)
-    drive.finish(later)
-    assert drive.requests[0].output_token_ids == [7, 7]
 
 
 def test_a_step_whose_requests_have_all_ended_does_not_block_the_next():

@@ -3,8 +3,7 @@
 import pytest
 from driving import Drive, make_request, make_scheduler
 
-from engine_core.scheduler import DuplicateRequestId, RequestStatus
-from protocol.outputs import FinishReason
+from engine_core.scheduler import RequestStatus
 from tests.engine_core.scheduler.vllm_names import cached_requests
 
 
@@ -79,57 +78,6 @@ def test_a_request_that_has_no_room_is_not_overtaken():
     drive.add(make_request("big", 30), make_request("small", 1, client_index=1))
     assert list(drive.step().num_scheduled_tokens) == ["a"]
     assert drive.scheduler.get_request_counts() == (1, 2)
-
-
-def test_admission_counts_the_whole_prompt_and_what_running_prompts_still_need():
-    """Two prompts of 6 blocks in a pool of 10: the second waits, though its first chunk fits."""
-    drive = Drive(
-        make_scheduler(num_blocks=10, budget=8), make_request("a", 24), make_request("b", 24)
-    )
-    assert drive.step().num_scheduled_tokens == {"a": 8}
-    assert drive.step().num_scheduled_tokens == {"a": 8}
-    drive = Drive(
-        make_scheduler(num_blocks=12, budget=12, max_chunk_size=6),
-        make_request("a", 24),
-        make_request("b", 24),
-    )
-    assert drive.step().num_scheduled_tokens == {"a": 6, "b": 6}
-
-
-def test_the_watermark_is_kept_free_of_new_prompts_and_what_can_never_fit_ends_at_once():
-    """Proves S133, S135."""
-    drive = Drive(make_scheduler(num_blocks=10, watermark=0.2), make_request("a", 33))
-    assert drive.step().num_scheduled_tokens == {}
-    (output,) = drive.outputs
-    assert output.finish_reason is FinishReason.LENGTH
-    assert "need 9 KV blocks" in output.detail
-    drive = Drive(make_scheduler(num_blocks=10, watermark=0.2), make_request("a", 32))
-    assert drive.step().num_scheduled_tokens == {"a": 32}
-    drive = Drive(
-        make_scheduler(num_blocks=10, watermark=0.2), make_request("a", 3), make_request("b", 29)
-    )
-    assert drive.step().num_scheduled_tokens == {"a": 3}
-
-
-def test_a_duplicate_id_is_refused_until_the_terminal_output_and_the_first_request_goes_on():
-    """Proves S211."""
-    drive = Drive(make_scheduler(), make_request("a", 3))
-    drive.step()
-    with pytest.raises(DuplicateRequestId, match="'a'"):
-        drive.scheduler.add_request(make_request("a", 5))
-    drive.scheduler.finish_requests("a", RequestStatus.FINISHED_ABORTED)
-    with pytest.raises(ValueError, match="'a'"):
-        drive.scheduler.add_request(make_request("a", 5))
-    drive.step()
-    assert [output.finish_reason for output in drive.outputs] == ["abort"]
-    drive.requests.clear()
-    drive.add(make_request("a", 5))
-    assert drive.step().num_scheduled_tokens == {"a": 5}
-
-
-def test_a_priority_is_refused_by_name():
-    with pytest.raises(ValueError, match="priority is 3"):
-        make_scheduler(scheduling_policy="fcfs").add_request(make_request("a", 2, priority=3))
 
 
 @pytest.mark.parametrize(

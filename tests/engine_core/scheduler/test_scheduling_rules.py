@@ -1,6 +1,6 @@
 """Where the designs that the required behaviour comes from disagree, one rule was decided: queues,
-groups, steps and their order, refusals. `test_decided_preemption.py` and `test_decided_sharing.py`
-hold the rest."""
+groups, steps and their order, refusals. Preemption and sharing: `test_preemption.py` and
+`test_prefix_reuse.py`."""
 
 import random
 
@@ -21,7 +21,7 @@ from tests.engine_core.new_request import new_request
 
 
 def test_each_of_n_sequences_counts_against_max_num_seqs_from_admission_on():
-    """Before they exist. Proves S004, S007, S057, S061."""
+    """Before they exist. Proves S004, S007, S057, S058, S061."""
     three = make_request("three", 10, num_sequences=3)
     scenario = Scenario(three, make_request("two", 10, num_sequences=2), max_num_seqs=4)
     plan = scenario.plan()
@@ -101,15 +101,6 @@ def test_mixed_is_the_default_batching():
     scenario.add(make_request("new", 40))
     # running ones first; the prompt is chunked
     assert list(scenario.plan().num_scheduled_tokens.items()) == [("old", 1), ("new", 15)]
-
-
-def test_prefill_first_never_mixes_and_prompts_come_first():
-    """Proves S071, S073, S099, S100."""
-    scenario = Scenario(make_request("old", 10), batching="prefill-first")
-    scenario.step()
-    scenario.add(make_request("new", 40))
-    plans = [scenario.step().num_scheduled_tokens for _ in range(2)]
-    assert plans == [{"new": 40}, {"old": 1, "new": 1}]
 
 
 @pytest.mark.parametrize(
@@ -204,28 +195,12 @@ def test_tokens_count_as_computed_from_the_schedule_on_and_not_from_the_update()
     assert (request.num_computed_tokens, request.num_tokens) == (10, 11)
 
 
-@pytest.mark.parametrize("num_accepted", [0, 1, 2, 3])
-def test_rejected_drafts_are_rolled_back_and_computed_again(num_accepted):
-    """Proves S032, S215, S220."""
-    request = make_request("a", 10)
-    scenario = Scenario(request)
-    scenario.step()
-    scenario.draft(a=[1, 2, 3])
-    plan = scenario.plan()
-    assert request.num_computed_tokens == 10 + 1 + 3
-    scenario.update(plan, a=[*[1, 2, 3][:num_accepted], 8])
-    assert request.num_tokens == 11 + num_accepted + 1
-    assert request.num_computed_tokens == request.num_tokens - 1
-    plan = scenario.plan()
-    assert plan.batch.num_computed_tokens.tolist() == [11 + num_accepted]
-    assert plan.num_scheduled_tokens == {"a": 1}
-
-
 # ---------------------------------------------------------------------- what is refused
 
 
 def test_the_id_of_an_unfinished_request_is_refused_and_that_request_goes_on():
-    """Waiting, running, and finished before its last output is handed out. Proves S016, S041."""
+    """Waiting, running, and finished before its last output is handed out. Proves S016, S041,
+    S211."""
     first = make_request("a", 10, client_index=1, max_tokens=2)
     scenario = Scenario(first)
     for _ in range(2):

@@ -62,28 +62,6 @@ def test_all_that_fit_are_scheduled_at_once_with_all_that_the_runner_must_know(
     assert all(request.output_token_ids == [7] for request in requests)
 
 
-def test_prompts_share_a_budget_over_several_steps():
-    """Budget 1,024 for three prompts of 800. Proves S072, S074, S087."""
-    scenario = Scenario(*[make_request(name, 800) for name in "abc"], max_num_batched_tokens=1024)
-    assert scenario.step().num_scheduled_tokens == {"a": 800, "b": 224}
-    assert scenario.step().num_scheduled_tokens == {"a": 1, "b": 576, "c": 447}
-    assert scenario.step().num_scheduled_tokens == {"a": 1, "b": 1, "c": 353}
-    assert scenario.step().num_scheduled_tokens == {"a": 1, "b": 1, "c": 1}
-
-
-def test_long_prompts_are_cut_and_computed_side_by_side():
-    """Chunks of at most 400. Proves S063, S095."""
-    scenario = Scenario(
-        *[make_request(name, 800) for name in "abc"],
-        max_num_batched_tokens=1024,
-        max_chunk_size=400,
-    )
-    assert scenario.step().num_scheduled_tokens == {"a": 400, "b": 400, "c": 224}
-    assert scenario.step().num_scheduled_tokens == {"a": 400, "b": 400, "c": 224}
-    assert scenario.step().num_scheduled_tokens == {"a": 1, "b": 1, "c": 352}
-    assert scenario.step().num_scheduled_tokens == {"a": 1, "b": 1, "c": 1}
-
-
 @pytest.mark.parametrize(
     ("settings", "is_long"),
     [
@@ -197,7 +175,7 @@ def test_drafts_are_scheduled_and_rejected_ones_are_computed_again(drafts, sampl
 
 def test_the_newest_gives_way_and_comes_back_with_what_is_left_in_the_cache():
     """Two prompts of five blocks in ten: a sixth block for the first costs the second its tail.
-    Proves S082, S088, S108, S118, S119."""
+    Proves S014, S038, S082, S088, S108, S118, S119."""
     scenario = Scenario(
         make_request("first", 80, max_tokens=3), make_request("second", 80), num_blocks=10
     )
