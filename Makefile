@@ -13,9 +13,12 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # One process more than cores, as many tests wait for daemons; long files come first (tests/conftest.py).
 # Without the last option a test whose process died would be tried again for ever.
 TEST_PROCESSES ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 5 ? cores + 1 : 6)))
+WITHOUT := not packages and not ray and not extended
 PYTEST_PARALLEL := $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist=loadfile --no-loadscope-reorder --max-worker-restart=2
 SLOW_FOLDERS := e2e gpu kernels/triton kernels/compiled kernels/cpu/fuzz
 export HF_HUB_OFFLINE ?= 1
+# where it is set, each of some 300 daemons and each test process would compile all modules again
+unexport PYTHONDONTWRITEBYTECODE
 # without a compiler tests of the native kernels fail; with 0 they are skipped
 export REQUIRE_NATIVE_KERNELS ?= 1
 
@@ -74,11 +77,13 @@ check: lint types imports unit  ## quick: lint, types, import arrows, unit tests
 
 test: install-dev lint types imports  ## everything, with real models
 	@$(BIN)/engine-core pull $(MODEL)
-	$(PYTEST_PARALLEL) --durations=10 -m 'not packages and not ray'
+	$(PYTEST_PARALLEL) --durations=10 -m '$(WITHOUT)'
 
-test-all: test  ## and what needs Debian packages or Ray; a test without its package says which
+test-all: test  ## and more random draws, and what takes minutes or needs Debian packages or Ray
+	$(PYTEST_PARALLEL) --hypothesis-profile=thorough -m 'not slow and $(WITHOUT)' \
+		$(shell grep -rlE 'hypothesis|tests.profiles' tests --include='test_*.py')
 	$(PIP) install --progress-bar off -q -e '.[browser,cluster]'
-	$(BIN)/python -m pytest -q -m 'packages or ray' tests/frontend
+	$(BIN)/python -m pytest -q -m 'packages or ray or extended' tests
 	$(BIN)/python -m tests.fuzz.server.run --time 60
 
 test-emulated: install-dev  ## AVX-512 and AMX kernels on a machine that has AVX2 alone; needs Debian's libsimde-dev

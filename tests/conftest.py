@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-settings.register_profile("full", deadline=None)
+settings.register_profile("full", deadline=None, max_examples=50)
+settings.register_profile("thorough", deadline=None, max_examples=100)
 settings.register_profile("check", deadline=None, max_examples=10, stateful_step_count=20)
 settings.load_profile("full")
 

@@ -13,7 +13,7 @@ from raw_client import RawClient
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 BOS = 2
-LENGTHS = (1, 40, 511, 513, 700, 1300)
+LENGTHS = (1, 40, 513, 1100)
 
 
 @pytest.fixture(scope="module")
@@ -53,14 +53,14 @@ def test_tokens_are_those_of_transformers(gemma3, prompts, reference, options):
         RawClient(daemon.address) as client,
     ):
         for number, prompt in enumerate(prompts * 2):
-            client.request(str(number), prompt, max_tokens=24)
+            client.request(str(number), prompt, max_tokens=16)
         results = client.collect(*map(str, range(2 * len(prompts))), timeout_s=300)
         statistics = client.statistics()
     if not options:  # the small pool evicts everything before it is asked for again
         assert statistics.num_cached_prompt_tokens > 0
     for number, prompt in enumerate(prompts):
         tokens, _ = results[str(number)]
-        assert len(tokens) == 24
+        assert len(tokens) == 16
         assert results[str(number + len(prompts))][0] == tokens
         logits_TV = reference(tuple(prompt), tuple(tokens))
         chosen_T = logits_TV.gather(1, torch.tensor(tokens)[:, None])[:, 0]

@@ -55,11 +55,8 @@ async def test_stages_and_ranks_give_the_tokens_of_one_worker(tiny_llama):
             return found, statistics, len(workers_of(daemon))
 
     expected, *_ = await tokens_of("--num-blocks", 400)
-    found, statistics, num_workers = await tokens_of("--num-blocks", 60, "-pp", 2)
-    assert found == expected
-    assert num_workers == 1
-    assert statistics.num_preemptions > 0
-    assert statistics.num_cached_prompt_tokens > 0
-    found, _, num_workers = await tokens_of("--num-blocks", 400, "-pp", 2, "-tp", 2)
+    found, statistics, num_workers = await tokens_of("--num-blocks", 60, "-pp", 2, "-tp", 2)
     assert found == expected
     assert num_workers == 3
+    assert statistics.num_preemptions > 0
+    assert statistics.num_cached_prompt_tokens > 0

@@ -19,11 +19,11 @@ from protocol.calls import ResetPrefixCache
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-NUM_OUTPUT = 40
+NUM_OUTPUT = 24
 FLOATS = ("--dtype", "float32")
 """Dequantised, as transformers does; by default the file's own blocks run."""
-SHORT = (1, 2, 7, 15, 16, 17, 31, 33, 63, 64, 65, 127, 128, 129, 255, 257)
-LENGTHS = (*SHORT, 513, 2000)
+SHORT = (1, 2, 15, 16, 17, 33, 63, 64, 65, 127, 128, 129, 257)
+LENGTHS = (*SHORT, 513, 1300)
 """Edges of blocks (16), of a step (128) and of attention's tiles, and some between them."""
 
 
@@ -37,7 +37,7 @@ def reference(smollm2, logits_by_transformers):
 
 @pytest.fixture(scope="module")
 def prompts(smollm2, read_by_transformers):
-    """Prompts of real text, of 1 to 2,000 tokens: this project's licence, from many places."""
+    """Prompts of real text, of 1 to 1,300 tokens: this project's licence, from many places."""
     from transformers import AutoTokenizer
 
     tokenizer = read_by_transformers(smollm2, AutoTokenizer)
@@ -101,11 +101,12 @@ def test_all_at_once(reference, prompts, together):
 
 def test_each_alone(reference, client, prompts, together):
     client.call(ResetPrefixCache())
+    chosen = prompts[::3]
     alone = [
         client.complete(prompt, request_id=f"alone {index}", max_tokens=NUM_OUTPUT)[0]
-        for index, prompt in enumerate(prompts)
+        for index, prompt in enumerate(chosen)
     ]
-    same_but_for_near_ties(reference, prompts, alone, together)
+    same_but_for_near_ties(reference, chosen, alone, together[::3])
 
 
 def test_loglikelihoods_through_llm_are_those_of_transformers(reference, daemon, prompts):
@@ -146,14 +147,14 @@ def test_with_a_budget_of_16_tokens_a_step_and_no_prefix_cache(
 @pytest.mark.parametrize("caching", ["--enable-prefix-caching", "--no-enable-prefix-caching"])
 def test_with_a_shared_prefix_of_500_tokens(reference, smollm2, prompts, caching):
     shared = prompts[-1][:500]
-    own = [prompt[:40] for prompt in prompts[7:15]]
+    own = [prompt[:40] for prompt in prompts[7:12]]
     with (
         running_daemon(smollm2, *FLOATS, "--max-model-len", 1024, caching) as daemon,
         RawClient(daemon.address) as client,
     ):
         tokens = run_all(client, [shared + suffix for suffix in own])
         found = client.statistics().num_cached_prompt_tokens
-    assert (found >= 7 * 496) if "no" not in caching else found == 0
+    assert (found >= 4 * 496) if "no" not in caching else found == 0
     for suffix, answer in zip(own, tokens, strict=True):
         assert_greedy(reference, shared + suffix, answer)
 
@@ -163,7 +164,7 @@ def test_with_a_pool_so_small_that_requests_are_preempted_again_and_again(
 ):
     chosen = list(range(len(SHORT)))
     with (
-        running_daemon(smollm2, *FLOATS, "--num-blocks", 26, "--watermark", 0) as daemon,
+        running_daemon(smollm2, *FLOATS, "--num-blocks", 24, "--watermark", 0) as daemon,
         RawClient(daemon.address) as client,
     ):
         tokens = run_all(client, [prompts[i] for i in chosen])
