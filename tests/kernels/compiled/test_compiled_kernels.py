@@ -67,8 +67,17 @@ def test_kernels_compile_for_other_gpus_within_their_shared_memory(request):
 
 
 def test_every_file_with_a_kernel_has_a_variant():
-    folder = Path(__file__).parents[3].joinpath(*cases.activation.__package__.split("."))
-    listed = {variant.module.rpartition(".")[2] for variant in cases.variants()}
-    inlined = {"attention_reduce", "attention_tile", "philox", "truncation_measure"}
-    with_kernels = {path.stem for path in folder.glob("*.py") if "@triton.jit" in path.read_text()}
-    assert with_kernels - inlined == listed
+    root = Path(__file__).parents[3]
+    listed = {variant.module for variant in cases.variants()}
+    inlined = {
+        "attention.reduce",
+        "attention.tile",
+        "sampling.philox",
+        "sampling.truncation_measure",
+    }
+    with_kernels = {
+        ".".join(path.relative_to(root).with_suffix("").parts)
+        for path in (root / "kernels" / "triton").rglob("*.py")
+        if "@triton.jit" in path.read_text()
+    }
+    assert with_kernels - {f"kernels.triton.{name}" for name in inlined} == listed
