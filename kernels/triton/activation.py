@@ -147,7 +147,7 @@ def gated_rounded(
         rounding = rounding_constants(scales_TG, given)
         constants = rounded_constants(F, rounding, is_gelu=is_gelu)
         block = constants["BLOCK_F"]
-        constants |= {**dependent_launch(gate_up_TF2.device), "num_warps": _num_warps(block)}
+        constants |= {**dependent_launch(gate_up_TF2.device), "num_warps": num_warps_of(block)}
         num_programs = 1 if _has_whole_rows(rounding) else triton.cdiv(F, block)
         return Launch((T, num_programs), (gate_up_TF2.stride(0),), constants)
 
@@ -179,7 +179,7 @@ def _checked_launch(gate_up_TF2: torch.Tensor, out_TF: torch.Tensor, *, is_gelu:
     T, F = _checked_shape(gate_up_TF2)
     dtype, device = gate_up_TF2.dtype, gate_up_TF2.device
     check_tensor("out_TF", out_TF, (T, F), dtype, device, contiguous_dims=1)
-    constants = {**_constants(F, _BLOCK_F, is_gelu), **dependent_launch(device), "num_warps": 4}
+    constants = {**constants_of(F, _BLOCK_F, is_gelu), **dependent_launch(device), "num_warps": 4}
     grid = (T, triton.cdiv(F, _BLOCK_F))
     return Launch(grid, (gate_up_TF2.stride(0), out_TF.stride(0)), constants)
 
@@ -194,7 +194,7 @@ def _checked_shape(gate_up_TF2: torch.Tensor) -> tuple[int, int]:
     return shape[0], shape[1] // 2
 
 
-def _constants(F: int, most: int, is_gelu: bool) -> dict[str, Any]:
+def constants_of(F: int, most: int, is_gelu: bool) -> dict[str, Any]:
     block = min(most, int(triton.next_power_of_2(F)))
     return {"F": F, "BLOCK_F": block, "IS_GELU": is_gelu}
 
@@ -207,8 +207,8 @@ def _has_whole_rows(rounding: Mapping[str, Any]) -> bool:
 def rounded_constants(F: int, rounding: Mapping[str, Any], *, is_gelu: bool) -> dict[str, Any]:
     """Of `activation_rounded_kernel`. `rounding`: `rounding_constants`."""
     most = _BLOCK_F_OF_ROWS if _has_whole_rows(rounding) else _BLOCK_F
-    return {**_constants(F, most, is_gelu), **rounding}
+    return {**constants_of(F, most, is_gelu), **rounding}
 
 
-def _num_warps(block: int) -> int:
+def num_warps_of(block: int) -> int:
     return min(16, max(1, block // 256))

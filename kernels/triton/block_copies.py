@@ -24,7 +24,7 @@ STAGING_BYTES = 32 * 1024**2
 """Of one of the two parts: while one travels, the other is filled or emptied."""
 _BLOCK_W = 2048
 """Words of 8 bytes a program."""
-_NUM_WARPS = 8
+NUM_WARPS = 8
 _COPY, _PACK, _UNPACK = 0, 1, 2
 Work = Callable[[], None]
 
@@ -214,7 +214,7 @@ class TritonBlockCopier:
             P=self._num_words,
             DIRECTION=direction,
             BLOCK_W=_BLOCK_W,
-            num_warps=_NUM_WARPS,
+            num_warps=NUM_WARPS,
         )
 
     def _send(self, ids: torch.Tensor) -> torch.Tensor:

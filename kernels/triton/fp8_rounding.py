@@ -93,7 +93,7 @@ def round_and_store(
 
 
 @triton.jit
-def _quantise_rows_kernel(
+def quantise_rows_kernel(
     x_ptr,  # [T, E], rows `x_stride` apart
     q_ptr,  # float8_e4m3fn [T, E]
     scale_ptr,  # float32 [T]
@@ -123,7 +123,7 @@ def _quantise_rows_kernel(
 
 
 @triton.jit
-def _quantise_groups_kernel(
+def quantise_groups_kernel(
     x_ptr,  # [T, E], rows `x_stride` apart
     q_ptr,  # float8_e4m3fn [T, E]
     scale_ptr,  # float32 [T, G]
@@ -177,11 +177,11 @@ def quantise_rows(
     q_TE, scale_TG = empty_rounded(num_tokens, width, x_TE.device, grouped=grouped)
     if num_tokens and grouped:
         constants = group_constants(width)
-        _quantise_groups_kernel[(num_tokens, triton.cdiv(width // GROUP, constants["BLOCK_G"]))](
+        quantise_groups_kernel[(num_tokens, triton.cdiv(width // GROUP, constants["BLOCK_G"]))](
             x_TE, q_TE, scale_TG, x_TE.stride(0), **constants, num_warps=4
         )
     elif num_tokens:
-        _quantise_rows_kernel[(num_tokens,)](
+        quantise_rows_kernel[(num_tokens,)](
             x_TE, q_TE, scale_TG, given, x_TE.stride(0), **row_constants(width, given), num_warps=4
         )
     return q_TE, scale_TG

@@ -200,17 +200,17 @@ def _checked_launch(
         {
             "HAS_RESIDUAL": residual_TE is not None,
             **rounding_constants(scales_TG, given),
-            **_constants(E),
+            **constants_of(E),
             **dependent_launch(device),
-            "num_warps": _num_warps(E),
+            "num_warps": num_warps_of(E),
         },
     )
 
 
-def _constants(E: int) -> dict[str, Any]:
+def constants_of(E: int) -> dict[str, Any]:
     return {"E": E, "BLOCK_E": triton.next_power_of_2(E)}
 
 
-def _num_warps(E: int) -> int:
+def num_warps_of(E: int) -> int:
     """A function of E alone: more warps would add in another order."""
     return min(16, max(1, int(triton.next_power_of_2(E)) // 256))

@@ -18,7 +18,7 @@ from kernels.triton.tensor_checks import check_tensor
 
 _BLOCK = 1024
 _UPDATE_PROGRAMS = 128
-_NUM_WARPS = 4
+NUM_WARPS = 4
 
 
 @triton.jit
@@ -175,7 +175,7 @@ def apply_row_updates(packed: torch.Tensor, rows: DeviceRows) -> None:
         rows.block_tables.stride(0),
         rows.block_tables.shape[2],
         BLOCK=MOST_IDS,
-        num_warps=_NUM_WARPS,
+        num_warps=NUM_WARPS,
     )
 
 
@@ -211,7 +211,7 @@ def prepare_step(
         out.block_tables_GRM.stride(0),
         S=block_size,
         BLOCK=_BLOCK,
-        num_warps=_NUM_WARPS,
+        num_warps=NUM_WARPS,
         **columns_of(layout),
     )
 
@@ -236,7 +236,7 @@ def append_sampled(
         rows.token_ids,
         rows.token_ids.shape[1],
         BLOCK=_BLOCK,
-        num_warps=_NUM_WARPS,
+        num_warps=NUM_WARPS,
         **columns_of(layout),
     )
 

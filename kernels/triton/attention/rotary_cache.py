@@ -353,9 +353,9 @@ def _launch(
                 "HAS_ROPE": table is not None,
                 "HAS_Q_NORM": q_weight is not None,
                 "HAS_K_NORM": k_weight is not None,
-                **_constants(H, K, D, rotary_size),
+                **constants_of(H, K, D, rotary_size),
                 **dependent_launch(k_TKD.device),
-                "num_warps": _num_warps(rotary_size),
+                "num_warps": num_warps_of(rotary_size),
             },
         )
 
@@ -381,7 +381,7 @@ def _check(
     check_tensor(name, tensor, shape, dtypes, like.device, contiguous_dims=contiguous_dims)
 
 
-def _constants(H: int, K: int, D: int, rotary_size: int) -> dict[str, int]:
+def constants_of(H: int, K: int, D: int, rotary_size: int) -> dict[str, int]:
     rest = D - rotary_size
     return {
         "H": H,
@@ -394,6 +394,6 @@ def _constants(H: int, K: int, D: int, rotary_size: int) -> dict[str, int]:
     }
 
 
-def _num_warps(rotary_size: int) -> int:
+def num_warps_of(rotary_size: int) -> int:
     """The warps that read 16 bytes a thread of each half."""
     return max(1, _BLOCK_H * int(triton.next_power_of_2(rotary_size // 2)) // 256)

@@ -105,7 +105,7 @@ def dense_linear(
     out_TN = torch.empty((T, N), dtype=x_TE.dtype, device=device)
     if not T or not N:
         return out_TN
-    constants, launch = _configuration(N, E, x_TE.dtype)
+    constants, launch = configuration(N, E, x_TE.dtype)
     num_programs = triton.cdiv(T, constants["BLOCK_T"]) * triton.cdiv(N, constants["BLOCK_N"])
     dense_linear_kernel[(num_programs,)](
         x_TE,
@@ -123,7 +123,7 @@ def dense_linear(
     return out_TN
 
 
-def _configuration(N: int, E: int, dtype: torch.dtype) -> tuple[dict[str, int], dict[str, int]]:
+def configuration(N: int, E: int, dtype: torch.dtype) -> tuple[dict[str, int], dict[str, int]]:
     """(constants, launch options): functions of the weight, never of the number of rows."""
     if dtype == torch.float32:  # exact products need the plain units, and twice the memory
         blocks, launch = (64, 64, 32), {"num_warps": 4, "num_stages": 3}

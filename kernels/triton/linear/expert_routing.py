@@ -13,7 +13,7 @@ from kernels.triton.tensor_checks import check_tensor
 
 _MOST_EXPERTS = 1024
 _ROUTED_AT_ONCE = 512
-_PAIRS_AT_ONCE = 2048
+PAIRS_AT_ONCE = 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ def reference_expert_tiles(
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
-def _route_kernel(
+def route_kernel(
     logits_ptr,  # [T, X], rows `logits_stride` apart
     slots_ptr,  # int64 [T], read if HAS_SLOTS
     ids_ptr,  # int32 [T, A]
@@ -136,7 +136,7 @@ def _route_kernel(
 
 
 @triton.jit(do_not_specialize=["num_pairs"])
-def _count_pairs_kernel(
+def count_pairs_kernel(
     ids_ptr,  # int32 [P]
     counts_ptr,  # int32 [X]
     num_pairs,
@@ -153,7 +153,7 @@ def _count_pairs_kernel(
 
 
 @triton.jit(do_not_specialize=["num_pairs", "max_tiles"])
-def _place_pairs_kernel(
+def place_pairs_kernel(
     ids_ptr,  # int32 [P]
     counts_ptr,  # int32 [X]
     sorted_ptr,  # int32 [P]
@@ -236,10 +236,10 @@ def route(
     ids_TA = torch.empty(num_tokens, top_k, dtype=torch.int32, device=device)
     weights_TA = torch.empty(num_tokens, top_k, dtype=weights_dtype, device=device)
     if num_tokens:
-        constants = _route_constants(
+        constants = route_constants(
             num_experts, top_k, renormalise, has_slots=slot_mapping_T is not None
         )
-        _route_kernel[(triton.cdiv(num_tokens, constants["BLOCK_T"]),)](
+        route_kernel[(triton.cdiv(num_tokens, constants["BLOCK_T"]),)](
             router_logits_TX,
             ids_TA if slot_mapping_T is None else slot_mapping_T,
             ids_TA,
@@ -284,10 +284,10 @@ def build_expert_tiles(
     )
     if num_pairs:
         counts_X = new(num_experts)
-        _count_pairs_kernel[(num_experts,)](
-            expert_ids_TA, counts_X, num_pairs, BLOCK_P=_PAIRS_AT_ONCE, num_warps=4
+        count_pairs_kernel[(num_experts,)](
+            expert_ids_TA, counts_X, num_pairs, BLOCK_P=PAIRS_AT_ONCE, num_warps=4
         )
-        _place_pairs_kernel[(num_experts,)](
+        place_pairs_kernel[(num_experts,)](
             expert_ids_TA,
             counts_X,
             tiles.sorted_pairs_P,
@@ -296,7 +296,7 @@ def build_expert_tiles(
             tiles.tile_stop_L,
             num_pairs,
             max_tiles,
-            **_place_constants(num_experts, tile_rows),
+            **place_constants(num_experts, tile_rows),
             num_warps=4,
         )
     return tiles
@@ -307,7 +307,7 @@ def _check_experts(num_experts: int) -> None:
         raise ValueError(f"{num_experts} experts; between 1 and {_MOST_EXPERTS} are supported")
 
 
-def _route_constants(
+def route_constants(
     num_experts: int, top_k: int, renormalise: bool, *, has_slots: bool
 ) -> dict[str, int | bool]:
     x_pad = triton.next_power_of_2(num_experts)
@@ -322,12 +322,12 @@ def _route_constants(
     }
 
 
-def _place_constants(num_experts: int, tile_rows: int) -> dict[str, int]:
+def place_constants(num_experts: int, tile_rows: int) -> dict[str, int]:
     return {
         "X": num_experts,
         "X_PAD": triton.next_power_of_2(num_experts),
         "TILE_ROWS": tile_rows,
-        "BLOCK_P": _PAIRS_AT_ONCE,
+        "BLOCK_P": PAIRS_AT_ONCE,
         "BLOCK_L": 128,
     }
 

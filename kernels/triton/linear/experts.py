@@ -22,7 +22,7 @@ from kernels.triton.linear.expert_routing import (
 from kernels.triton.linear.quantised_experts import QuantisedExperts
 from kernels.triton.tensor_checks import FLOATS, check_tensor
 
-_COMBINED_AT_ONCE = 1024
+COMBINED_AT_ONCE = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ def reference_mixture_of_experts(
 
 
 @triton.jit(do_not_specialize=["max_tiles"])
-def _grouped_product_kernel(
+def grouped_product_kernel(
     a_ptr,  # [rows, K], rows `a_stride` apart; pair p reads row p // PAIRS_A_ROW
     w_ptr,  # [X, N, K], or [X, 2N, K] if GATED: gate's outputs, then up's
     out_ptr,  # [P, N]
@@ -161,7 +161,7 @@ def _grouped_product_kernel(
 
 
 @triton.jit
-def _combine_kernel(
+def combine_kernel(
     y_ptr,  # [T, A, E]
     weights_ptr,  # [T, A]
     out_ptr,  # [T, E]
@@ -249,9 +249,9 @@ def grouped_linear(
     out_PN = torch.empty(num_pairs, num_outputs, dtype=a_RK.dtype, device=a_RK.device)
     max_tiles = tiles.tile_expert_L.numel()
     if max_tiles:
-        constants, launch = _configuration(tiles.tile_rows, a_RK.dtype, gated)
+        constants, launch = configuration(tiles.tile_rows, a_RK.dtype, gated)
         num_programs = max_tiles * triton.cdiv(num_outputs, constants["BLOCK_N"])
-        _grouped_product_kernel[(num_programs,)](
+        grouped_product_kernel[(num_programs,)](
             a_RK,
             w_XNK,
             out_PN,
@@ -280,13 +280,13 @@ def combine_experts(y_PE: torch.Tensor, weights_TA: torch.Tensor) -> torch.Tenso
     width = y_PE.shape[1]
     out_TE = torch.empty(num_tokens, width, dtype=y_PE.dtype, device=y_PE.device)
     if num_tokens:
-        _combine_kernel[(num_tokens, triton.cdiv(width, _COMBINED_AT_ONCE))](
-            y_PE, weights_TA, out_TE, E=width, TOP_K=top_k, BLOCK_E=_COMBINED_AT_ONCE, num_warps=4
+        combine_kernel[(num_tokens, triton.cdiv(width, COMBINED_AT_ONCE))](
+            y_PE, weights_TA, out_TE, E=width, TOP_K=top_k, BLOCK_E=COMBINED_AT_ONCE, num_warps=4
         )
     return out_TE
 
 
-def _configuration(
+def configuration(
     tile_rows: int, dtype: torch.dtype, gated: bool
 ) -> tuple[dict[str, int], dict[str, int]]:
     """(constants, launch options): functions of the rows of a tile and the dtype alone, so that

@@ -143,7 +143,7 @@ def add_float8(
 
 
 @triton.jit(do_not_specialize=["num_rows"])
-def _float8_kernel(
+def float8_kernel(
     q_ptr,  # float8_e4m3fn [T, K]
     scale_ptr,  # float32 [T, G]
     w_ptr,  # float8_e4m3fn [N, K]
@@ -264,7 +264,7 @@ def _multiply(
         splits,
         triton.cdiv(num_rows, constants["BLOCK_M"]),
     )
-    _float8_kernel[grid](
+    float8_kernel[grid](
         q_TE,
         scale_TG,
         weight.weight_NE,

@@ -87,7 +87,7 @@ def load_scaled(
 
 
 @triton.jit
-def _dequantise_kernel(
+def dequantise_kernel(
     packed_ptr,  # uint8 or int8 [N, J]
     scales_ptr,  # [N, G]
     offsets_ptr,  # [N, G]; unused without HAS_OFFSETS
@@ -123,7 +123,7 @@ def dequantise_to(weight: QuantisedWeight, dtype: torch.dtype) -> torch.Tensor:
     packed_NJ = weight.packed_NJ
     w_NE = torch.empty(weight.num_outputs, weight.num_inputs, dtype=dtype, device=packed_NJ.device)
     blocks_n = triton.cdiv(weight.num_outputs, BLOCK_N)
-    _dequantise_kernel[(blocks_n, triton.cdiv(packed_NJ.shape[1], BLOCK_J))](
+    dequantise_kernel[(blocks_n, triton.cdiv(packed_NJ.shape[1], BLOCK_J))](
         packed_NJ,
         weight.scales_NG,
         weight.offsets_NG,
@@ -160,7 +160,7 @@ MOST_FEW_ROWS = 64
 _PROGRAMS_WANTED = 264
 """Two for each of the 132 multiprocessors of an H200; a constant, because results depend on it."""
 _LEAST_STEPS_A_SPLIT = 4
-_REDUCED_AT_ONCE = 512
+REDUCED_AT_ONCE = 512
 _ROWS_A_LAUNCH = 1024
 """Bounds the memory of the parts that are still to be added."""
 
@@ -197,7 +197,7 @@ def choose_tile_rows(num_rows: int, dtype: torch.dtype, *, batch_invariant: bool
 
 
 @triton.jit(do_not_specialize=["num_rows"])
-def _few_rows_kernel(
+def few_rows_kernel(
     x_ptr,  # [T, K], rows `x_stride` apart
     packed_ptr,  # uint8 or int8 [N, J]
     scales_ptr,  # [N, G]
@@ -251,7 +251,7 @@ def _few_rows_kernel(
 
 
 @triton.jit(do_not_specialize=["num_rows"])
-def _add_parts_kernel(
+def add_parts_kernel(
     parts_ptr,  # float32 [SPLITS, T, N]
     bias_ptr,  # [N]; unused without HAS_BIAS
     out_ptr,  # [T, N]
@@ -319,7 +319,7 @@ def _multiply(
     parts = out_TN
     if splits > 1:
         parts = torch.empty(splits, num_rows, num_outputs, dtype=torch.float32, device=x_TE.device)
-    _few_rows_kernel[(triton.cdiv(num_outputs, BLOCK_N), splits, triton.cdiv(num_rows, block_m))](
+    few_rows_kernel[(triton.cdiv(num_outputs, BLOCK_N), splits, triton.cdiv(num_rows, block_m))](
         x_TE,
         weight.packed_NJ,
         weight.scales_NG,
@@ -342,7 +342,7 @@ def _multiply(
 def add_parts(parts: torch.Tensor, bias_N: torch.Tensor | None, out_TN: torch.Tensor) -> None:
     """`out = sum of parts + bias`, in the parts' order: float32 [SPLITS, T, N], contiguous."""
     splits, num_rows, num_outputs = parts.shape
-    _add_parts_kernel[(num_rows, triton.cdiv(num_outputs, _REDUCED_AT_ONCE))](
+    add_parts_kernel[(num_rows, triton.cdiv(num_outputs, REDUCED_AT_ONCE))](
         parts,
         bias_N,
         out_TN,
@@ -350,6 +350,6 @@ def add_parts(parts: torch.Tensor, bias_N: torch.Tensor | None, out_TN: torch.Te
         N=num_outputs,
         SPLITS=splits,
         HAS_BIAS=bias_N is not None,
-        BLOCK_N=_REDUCED_AT_ONCE,
+        BLOCK_N=REDUCED_AT_ONCE,
         num_warps=4,
     )

@@ -65,7 +65,7 @@ def _add_packed(
 
 
 @triton.jit(do_not_specialize=["max_tiles"])
-def _grouped_quantised_kernel(
+def grouped_quantised_kernel(
     a_ptr,  # [R, K], rows `a_stride` apart; float8 if FLOAT8. Pair p reads row p // PAIRS_A_ROW
     a_scale_ptr,  # float32 [R, G] if FLOAT8
     w_ptr,  # [X * rows of an expert, J]: uint8 or int8; float8 [.., K] if FLOAT8
@@ -186,7 +186,7 @@ def grouped_quantised(
         codes, offsets_NG = weight.weight_NE, None
     else:
         codes, offsets_NG = weight.packed_NJ, weight.offsets_NG
-    _grouped_quantised_kernel[(max_tiles * triton.cdiv(num_outputs, constants["BLOCK_N"]),)](
+    grouped_quantised_kernel[(max_tiles * triton.cdiv(num_outputs, constants["BLOCK_N"]),)](
         a_RK,
         scale_RG,
         codes,

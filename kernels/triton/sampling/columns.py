@@ -16,7 +16,7 @@ from kernels.triton.step_inputs import columns_of
 from kernels.triton.tensor_checks import check_logits, check_tensor
 
 _BLOCK = 128
-_NUM_WARPS = 4
+NUM_WARPS = 4
 
 _TEMPERATURE = tl.constexpr(int(StateWord.TEMPERATURE))
 _TOP_P = tl.constexpr(int(StateWord.TOP_P))
@@ -83,9 +83,9 @@ class SamplingColumns:
 
         def zeros(name: str) -> torch.Tensor:
             size = 1 if name == "num_rows_1" else num_rows
-            return torch.zeros(size, dtype=_DTYPES[name], device=device)
+            return torch.zeros(size, dtype=DTYPES[name], device=device)
 
-        columns = SamplingColumns(**{name: zeros(name) for name in _DTYPES})
+        columns = SamplingColumns(**{name: zeros(name) for name in DTYPES})
         columns.draft_N.fill_(-1)
         return columns
 
@@ -98,7 +98,7 @@ class SamplingColumns:
 
     def check(self, num_rows: int, device: torch.device) -> None:
         """Raises ValueError: a column of another length, dtype or layout, or on another device."""
-        for name, dtype in _DTYPES.items():
+        for name, dtype in DTYPES.items():
             shape = (1,) if name == "num_rows_1" else (num_rows,)
             check_tensor(name, getattr(self, name), shape, dtype, device)
 
@@ -107,7 +107,7 @@ class SamplingColumns:
         return SamplingColumns(**{f.name: getattr(self, f.name)[:num_rows] for f in fields(self)})
 
 
-_DTYPES: dict[str, torch.dtype] = {
+DTYPES: dict[str, torch.dtype] = {
     **{field.name: torch.int32 for field in fields(SamplingColumns)},
     **dict.fromkeys(("state_row_N", "positions_N", "seeds_N", "top_k_N"), torch.int64),
     **dict.fromkeys(("temperature_N", "top_p_N", "min_p_N"), torch.float32),
@@ -261,11 +261,11 @@ def gather_sampling_columns(
         packed,
         state,
         state.view(torch.float32),
-        *(getattr(out, name) for name in _DTYPES),
+        *(getattr(out, name) for name in DTYPES),
         num_rows,
         state.shape[1],
         DRAFT_AT=layout.draft_at,
         BLOCK=_BLOCK,
-        num_warps=_NUM_WARPS,
+        num_warps=NUM_WARPS,
         **columns_of(layout),
     )

@@ -23,7 +23,7 @@ def apply_token_masks_reference(
 
 
 @triton.jit
-def _token_masks_kernel(
+def token_masks_kernel(
     logits_ptr,  # float32 [R, V], changed
     stride_r,
     num_rows_ptr,  # int32 [1]
@@ -66,7 +66,7 @@ def apply_token_masks(
     check_tensor("is_masked", is_masked_R, (rows,), torch.bool, logits_RV.device)
     check_tensor("masks", masks_RW, shape, torch.int32, logits_RV.device, contiguous_dims=1)
     if rows:
-        _token_masks_kernel[(num_splits(vocab_size), rows)](
+        token_masks_kernel[(num_splits(vocab_size), rows)](
             logits_RV,
             logits_RV.stride(0),
             num_rows_1,
@@ -93,7 +93,7 @@ def adjust_tokens_reference(
 
 
 @triton.jit
-def _penalties_kernel(
+def penalties_kernel(
     logits_ptr,  # float32 [R, V], changed
     stride_r,
     num_rows_ptr,  # int32 [1]
@@ -140,7 +140,7 @@ def _penalties_kernel(
 
 
 @triton.jit
-def _adjust_kernel(
+def adjust_kernel(
     logits_ptr,  # float32 [R, V], changed
     stride_r,
     num_rows_ptr,  # int32 [1]
@@ -179,7 +179,7 @@ def _adjust_kernel(
 
 
 @triton.jit(do_not_specialize=["num_rows_given"])
-def _count_kernel(
+def count_kernel(
     tokens_ptr,  # int64 [R]
     num_rows_ptr,  # int32 [1]
     state_row_ptr,  # int64 [R]
@@ -232,7 +232,7 @@ def apply_penalties(
     check_tensor("prompt_bits", prompt_bits_NW, (num_states, words), torch.int32, device)
     check_tensor("output_counts", output_counts_NV, (num_states, vocab_size), torch.int32, device)
     if rows:
-        _penalties_kernel[(num_splits(vocab_size), rows)](
+        penalties_kernel[(num_splits(vocab_size), rows)](
             logits_RV,
             logits_RV.stride(0),
             columns.num_rows_1,
@@ -263,7 +263,7 @@ def adjust_tokens(
     rows, vocab_size = columns.check_logits(logits_RV)
     check_tensor("lists", lists_3NM, lists_3NM.shape, torch.int32, logits_RV.device)
     if rows:
-        _adjust_kernel[(rows,)](
+        adjust_kernel[(rows,)](
             logits_RV,
             logits_RV.stride(0),
             columns.num_rows_1,
@@ -295,7 +295,7 @@ def count_tokens(
     shape = output_counts_NV.shape
     check_tensor("output_counts", output_counts_NV, shape, torch.int32, device)
     if rows:
-        _count_kernel[(triton.cdiv(rows, _BLOCK),)](
+        count_kernel[(triton.cdiv(rows, _BLOCK),)](
             token_ids_R,
             columns.num_rows_1,
             columns.state_row_N,

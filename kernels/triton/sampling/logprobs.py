@@ -16,7 +16,7 @@ from kernels.triton.sampling.columns import SamplingColumns
 from kernels.triton.sampling.row_maxima import TILE, num_splits
 from kernels.triton.tensor_checks import check_memory, check_tensor
 
-_WARPS = 4
+WARPS = 4
 _NO_ID = tl.constexpr(0x7FFFFFFF)
 
 
@@ -32,7 +32,7 @@ def report_logprobs_reference(
 
 
 @triton.jit
-def _split_kernel(
+def split_kernel(
     logits_ptr,  # floating [R, V]
     stride_r,
     num_rows_ptr,  # int32 [1]
@@ -75,7 +75,7 @@ def _split_kernel(
 
 
 @triton.jit
-def _merge_kernel(
+def merge_kernel(
     logits_ptr,  # floating [R, V]
     stride_r,
     num_rows_ptr,  # int32 [1]
@@ -203,10 +203,10 @@ def report_logprobs(
         columns.num_logprobs_N,
     )
     parts = (memory.best_RS, memory.sum_RS, memory.above_RS, memory.top_RSK, memory.top_id_RSK)
-    _split_kernel[(splits, rows)](
-        *asked, *parts, vocab_size, splits, width, TILE=TILE, num_warps=_WARPS
+    split_kernel[(splits, rows)](
+        *asked, *parts, vocab_size, splits, width, TILE=TILE, num_warps=WARPS
     )
-    _merge_kernel[(rows,)](
+    merge_kernel[(rows,)](
         *asked,
         *parts,
         out_ids_RN,

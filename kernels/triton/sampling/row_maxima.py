@@ -52,7 +52,7 @@ def row_best_id(best_ptr, best_id_ptr, row, S, SPLITS: tl.constexpr):
 
 
 @triton.jit
-def _split_maxima_kernel(
+def split_maxima_kernel(
     logits_ptr,  # floating [R, V]
     stride_r,
     num_rows_ptr,  # int32 [1]
@@ -96,7 +96,7 @@ def find_split_maxima(
     check_tensor("best", best_RS, (rows, splits), torch.float32, logits_RV.device)
     check_tensor("best_id", best_id_RS, (rows, splits), torch.int32, logits_RV.device)
     if rows:
-        _split_maxima_kernel[(splits, rows)](
+        split_maxima_kernel[(splits, rows)](
             logits_RV,
             logits_RV.stride(0),
             num_rows_1,

@@ -26,7 +26,7 @@ from kernels.triton.sampling.truncation import find_thresholds, truncate_referen
 from kernels.triton.sampling.truncation_measure import Truncation
 from kernels.triton.tensor_checks import check_memory, check_tensor
 
-_WARPS = 4
+WARPS = 4
 
 
 def sample_reference(
@@ -48,7 +48,7 @@ def sample_reference(
 
 
 @triton.jit
-def _noisy_maxima_kernel(
+def noisy_maxima_kernel(
     logits_ptr,  # floating [R, V]
     stride_r,
     num_rows_ptr,  # int32 [1]
@@ -100,7 +100,7 @@ def _noisy_maxima_kernel(
 
 
 @triton.jit
-def _choose_kernel(
+def choose_kernel(
     num_rows_ptr,  # int32 [1]
     is_greedy_ptr,  # bool [R]
     best_ptr,  # float32 [R, S]
@@ -193,7 +193,7 @@ def sample(
     if any_truncated:
         find_thresholds(logits_RV, columns, best_RS=best_RS, truncation=memory.truncation)
     padded = triton.next_power_of_2(splits)
-    _noisy_maxima_kernel[(splits, rows)](
+    noisy_maxima_kernel[(splits, rows)](
         logits_RV,
         logits_RV.stride(0),
         num_rows_1,
@@ -211,9 +211,9 @@ def sample(
         TRUNCATES=any_truncated,
         SPLITS=padded,
         TILE=TILE,
-        num_warps=_WARPS,
+        num_warps=WARPS,
     )
-    _choose_kernel[(rows,)](
+    choose_kernel[(rows,)](
         num_rows_1,
         is_greedy_R,
         best_RS,

@@ -34,8 +34,8 @@ _SUMS = tl.constexpr(NUM_ROUNDS * NUM_PIVOTS + 2)
 _LENGTHS = tl.constexpr(NUM_ROUNDS * NUM_PIVOTS)
 """Among the sums of a row: candidates found after two rounds and after three."""
 _CHUNK = tl.constexpr(512)
-_WARPS = 4
-_FINISH_WARPS = 8
+WARPS = 4
+FINISH_WARPS = 8
 
 
 def truncate_reference(
@@ -60,7 +60,7 @@ def truncate_reference(
 
 
 @triton.jit
-def _round_kernel(
+def round_kernel(
     logits_ptr,  # floating [R, V]
     stride_r,
     num_rows_ptr,  # int32 [1]
@@ -145,7 +145,7 @@ def _round_kernel(
 
 
 @triton.jit
-def _gather_kernel(
+def gather_kernel(
     logits_ptr,  # floating [R, V]
     stride_r,
     num_rows_ptr,  # int32 [1]
@@ -209,7 +209,7 @@ def _gather_kernel(
 
 
 @triton.jit
-def _finish_kernel(
+def finish_kernel(
     logits_ptr,  # floating [R, V]
     stride_r,
     num_rows_ptr,  # int32 [1]
@@ -350,7 +350,7 @@ def find_thresholds(
     measured = (t.pivots_R3P, t.sums_RN, t.high_R, t.above_R, t.target_R)
     bounds = (t.bounds_R2, t.bound_above_R, t.list_RC)
     for round_number in range(NUM_ROUNDS):
-        _round_kernel[(splits, rows)](
+        round_kernel[(splits, rows)](
             *row_arguments,
             *limits,
             columns.min_p_N,
@@ -361,10 +361,10 @@ def find_thresholds(
             ROUND=round_number,
             **constants,
             **weighing,
-            num_warps=_WARPS,
+            num_warps=WARPS,
         )
         if round_number > 0:
-            _gather_kernel[(splits, rows)](
+            gather_kernel[(splits, rows)](
                 *row_arguments,
                 *limits,
                 best_RS,
@@ -374,9 +374,9 @@ def find_thresholds(
                 splits,
                 ROUND=round_number,
                 **constants,
-                num_warps=_WARPS,
+                num_warps=WARPS,
             )
-    _finish_kernel[(rows,)](
+    finish_kernel[(rows,)](
         *row_arguments,
         *limits,
         columns.min_p_N,
@@ -390,5 +390,5 @@ def find_thresholds(
         splits,
         **constants,
         **weighing,
-        num_warps=_FINISH_WARPS,
+        num_warps=FINISH_WARPS,
     )

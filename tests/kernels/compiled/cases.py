@@ -153,7 +153,7 @@ def activations() -> Iterator[KernelVariant]:
             kernel=activation.activation_kernel,
             arguments={"gate_up_ptr": dtype, "out_ptr": dtype}
             | {"gate_up_stride_t": 2 * width, "out_stride_t": width},
-            constants=activation._constants(width, activation._BLOCK_F, is_gelu) | {"PDL": True},
+            constants=activation.constants_of(width, activation._BLOCK_F, is_gelu) | {"PDL": True},
         )
     for (name, rounding), (width, is_gelu) in itertools.product(
         ROUNDINGS.items(), ((3072, False), (14336, False), (10240, True))
@@ -165,7 +165,7 @@ def activations() -> Iterator[KernelVariant]:
             arguments={"gate_up_ptr": BF16, "out_ptr": FP8, "scales_ptr": FP32}
             | {"given_ptr": FP32, "gate_up_stride_t": 2 * width},
             constants=constants | {"PDL": True},
-            num_warps=activation._num_warps(constants["BLOCK_F"]),
+            num_warps=activation.num_warps_of(constants["BLOCK_F"]),
         )
 
 
@@ -361,7 +361,7 @@ def copied_blocks() -> Iterator[KernelVariant]:
             arguments=_pointers(INT64, "caches src_ids dst_ids packed"),
             constants={"P": 32 * 2 * 8 * 16 * 128 * 2 // 8, "DIRECTION": direction}
             | {"BLOCK_W": block_copies._BLOCK_W},
-            num_warps=block_copies._NUM_WARPS,
+            num_warps=block_copies.NUM_WARPS,
         )
 
 
@@ -379,7 +379,7 @@ def dense_products() -> Iterator[KernelVariant]:
         (28672, 4096, FP16, False),
         (6144, 4096, FP32, False),
     ):
-        constants, launch = dense_linear._configuration(N, E, dtype)
+        constants, launch = dense_linear.configuration(N, E, dtype)
         yield KernelVariant(
             name=f"dense N={N} E={E} {dtype}{' bias' * has_bias}",
             kernel=dense_linear.dense_linear_kernel,
@@ -400,7 +400,7 @@ def float8_products() -> Iterator[KernelVariant]:
     ):
         yield KernelVariant(
             name=f"quantise {_name(dtype)} rows of {width}{', given' * is_given}",
-            kernel=fp8_rounding._quantise_rows_kernel,
+            kernel=fp8_rounding.quantise_rows_kernel,
             arguments={"x_ptr": dtype, "q_ptr": FP8, "scale_ptr": FP32, "x_stride": width}
             | {"given_ptr": FP32 if is_given else None},
             constants=fp8_rounding.row_constants(width) | {"IS_GIVEN": is_given},
@@ -408,7 +408,7 @@ def float8_products() -> Iterator[KernelVariant]:
     for width in (2048, 14336):
         yield KernelVariant(
             name=f"quantise groups of rows of {width}",
-            kernel=fp8_rounding._quantise_groups_kernel,
+            kernel=fp8_rounding.quantise_groups_kernel,
             arguments={"x_ptr": BF16, "q_ptr": FP8, "scale_ptr": FP32, "x_stride": width},
             constants=fp8_rounding.group_constants(width),
         )
@@ -422,7 +422,7 @@ def float8_products() -> Iterator[KernelVariant]:
             splits = constants["SPLITS"]
             yield KernelVariant(
                 name=f"float8 {inputs} -> {outputs}, {rows} rows{', grouped' * grouped}",
-                kernel=fp8_linear._float8_kernel,
+                kernel=fp8_linear.float8_kernel,
                 arguments=_pointers(FP8, "q w")
                 | _pointers(FP32, "scale w_scale")
                 | {"bias_ptr": None, "out_ptr": BF16 if splits == 1 else FP32, "num_rows": rows},
@@ -471,8 +471,8 @@ def reported_logprobs() -> Iterator[KernelVariant]:
         values["logits_ptr"] = dtype
         padded = {"SPLITS": triton.next_power_of_2(splits)}
         for name, kernel, more, warps in (
-            ("splits", logprobs._split_kernel, {}, logprobs._WARPS),
-            ("merge", logprobs._merge_kernel, padded, 1),
+            ("splits", logprobs.split_kernel, {}, logprobs.WARPS),
+            ("merge", logprobs.merge_kernel, padded, 1),
         ):
             yield KernelVariant(
                 name=f"{name} V={vocab_size}",
@@ -489,10 +489,10 @@ def expert_products() -> Iterator[KernelVariant]:
     kinds = [(dtype, rows) for dtype in (BF16, FP16) for rows in (16, 64, 128)]
     for (dtype, tile_rows), gated in itertools.product([*kinds, (FP32, 16)], (True, False)):
         num_outputs, num_inputs = (768, 2048) if gated else (2048, 768)
-        constants, launch = moe_linear._configuration(tile_rows, dtype, gated)
+        constants, launch = moe_linear.configuration(tile_rows, dtype, gated)
         yield KernelVariant(
             name=f"{'gate_up' if gated else 'down'} {_name(dtype)} tiles of {tile_rows}",
-            kernel=moe_linear._grouped_product_kernel,
+            kernel=moe_linear.grouped_product_kernel,
             arguments=_pointers(INT32, "sorted tile_expert tile_start tile_stop")
             | _pointers(dtype, "a w out")
             | {"max_tiles": 152, "a_stride": num_inputs},
@@ -505,9 +505,9 @@ def expert_products() -> Iterator[KernelVariant]:
     for dtype, weights in ((BF16, FP32), (BF16, BF16), (FP16, FP16), (FP32, FP32)):
         yield KernelVariant(
             name=f"combine {_name(dtype)}{', rounded' * (weights != FP32)}",
-            kernel=moe_linear._combine_kernel,
+            kernel=moe_linear.combine_kernel,
             arguments={"y_ptr": dtype, "weights_ptr": weights, "out_ptr": dtype},
-            constants={"E": 2048, "TOP_K": 8, "BLOCK_E": moe_linear._COMBINED_AT_ONCE},
+            constants={"E": 2048, "TOP_K": 8, "BLOCK_E": moe_linear.COMBINED_AT_ONCE},
         )
 
 
@@ -546,7 +546,7 @@ def quantised_experts() -> Iterator[KernelVariant]:
             )
             yield KernelVariant(
                 name=f"{'gate_up' if gated else 'down'} {name} tiles of {tile_rows}",
-                kernel=moe_quantised._grouped_quantised_kernel,
+                kernel=moe_quantised.grouped_quantised_kernel,
                 arguments=_pointers(INT32, "sorted tile_expert tile_start tile_stop")
                 | pointers
                 | {"out_ptr": BF16, "max_tiles": 152, "a_stride": num_inputs},
@@ -566,25 +566,25 @@ def expert_routing() -> Iterator[KernelVariant]:
         for dtype, weights in kinds:
             yield KernelVariant(
                 name=f"route {name} {_name(dtype)}{', rounded' * (weights != FP32)}",
-                kernel=moe_routing._route_kernel,
+                kernel=moe_routing.route_kernel,
                 arguments={"logits_ptr": dtype, "slots_ptr": INT64, "ids_ptr": INT32}
                 | {"weights_ptr": weights}
                 | {"num_tokens": 64, "logits_stride": num_experts},
-                constants=moe_routing._route_constants(num_experts, top_k, True, has_slots=True),
+                constants=moe_routing.route_constants(num_experts, top_k, True, has_slots=True),
             )
         for tile_rows in (16, 64, 128):
             yield KernelVariant(
                 name=f"place {name} tiles of {tile_rows}",
-                kernel=moe_routing._place_pairs_kernel,
+                kernel=moe_routing.place_pairs_kernel,
                 arguments=_pointers(INT32, "ids counts sorted tile_expert tile_start tile_stop")
                 | {"num_pairs": 512, "max_tiles": 160},
-                constants=moe_routing._place_constants(num_experts, tile_rows),
+                constants=moe_routing.place_constants(num_experts, tile_rows),
             )
     yield KernelVariant(
         name="count",
-        kernel=moe_routing._count_pairs_kernel,
+        kernel=moe_routing.count_pairs_kernel,
         arguments=_pointers(INT32, "ids counts") | {"num_pairs": 512},
-        constants={"BLOCK_P": moe_routing._PAIRS_AT_ONCE},
+        constants={"BLOCK_P": moe_routing.PAIRS_AT_ONCE},
     )
 
 
@@ -631,8 +631,8 @@ def _norm(
         | {"scales_ptr": FP32 if rounds else weight}
         | {"given_ptr": FP32 if constants["IS_GIVEN"] else weight}
         | dict.fromkeys(("x_stride_t", "residual_stride_t", "out_stride_t"), E),
-        constants=norm._constants(E) | {"PDL": True, **constants},
-        num_warps=norm._num_warps(E),
+        constants=norm.constants_of(E) | {"PDL": True, **constants},
+        num_warps=norm.num_warps_of(E),
     )
 
 
@@ -646,10 +646,10 @@ def logit_penalties() -> Iterator[KernelVariant]:
     values |= {"is_counted_ptr": torch.bool, "num_rows_given": 256, "M": 1024}
     block = {"BLOCK": logits_processors._BLOCK}
     for name, kernel, vocab_size, constants in (
-        ("penalties V=151936", logits_processors._penalties_kernel, 151936, {"TILE": TILE}),
-        ("penalties V=50257", logits_processors._penalties_kernel, 50257, {"TILE": TILE}),
-        ("adjust", logits_processors._adjust_kernel, 151936, block),
-        ("count", logits_processors._count_kernel, 151936, block),
+        ("penalties V=151936", logits_processors.penalties_kernel, 151936, {"TILE": TILE}),
+        ("penalties V=50257", logits_processors.penalties_kernel, 50257, {"TILE": TILE}),
+        ("adjust", logits_processors.adjust_kernel, 151936, block),
+        ("count", logits_processors.count_kernel, 151936, block),
     ):
         sizes = {"stride_r": vocab_size, "V": vocab_size}
         sizes |= {"W": num_mask_words(vocab_size)}
@@ -703,7 +703,7 @@ def quantised_products() -> Iterator[KernelVariant]:
         for rows, dtype, splits, has_bias in cases:
             yield KernelVariant(
                 name=f"{layout[0]}, {rows} rows of {_name(dtype)}{' with bias' * has_bias}",
-                kernel=quantised_linear._few_rows_kernel,
+                kernel=quantised_linear.few_rows_kernel,
                 arguments=arguments
                 | {"x_ptr": dtype, "bias_ptr": dtype if has_bias else None}
                 | {"out_ptr": dtype if splits == 1 else FP32}
@@ -714,10 +714,10 @@ def quantised_products() -> Iterator[KernelVariant]:
             )
     yield KernelVariant(
         name="add parts",
-        kernel=quantised_linear._add_parts_kernel,
+        kernel=quantised_linear.add_parts_kernel,
         arguments={"parts_ptr": FP32, "bias_ptr": BF16, "out_ptr": BF16, "num_rows": 16},
         constants={"N": 4096, "SPLITS": 4, "HAS_BIAS": True}
-        | {"BLOCK_N": quantised_linear._REDUCED_AT_ONCE},
+        | {"BLOCK_N": quantised_linear.REDUCED_AT_ONCE},
     )
 
 
@@ -727,7 +727,7 @@ def quantised_weights() -> Iterator[KernelVariant]:
         arguments, constants = _packed(layout)
         yield KernelVariant(
             name=f"widen {layout[0]}",
-            kernel=quantised_linear._dequantise_kernel,
+            kernel=quantised_linear.dequantise_kernel,
             arguments=arguments | {"out_ptr": BF16},
             constants=constants,
         )
@@ -762,10 +762,10 @@ def rotary_and_cache() -> Iterator[KernelVariant]:
             | _pointers(dtype if has_norm else INT64, "q_weight k_weight")
             | {"norm_eps": 1e-6, "k_inverse_scale": 0.5, "v_inverse_scale": 0.5}
             | dict.fromkeys(strides, 16 * D),
-            constants=rotary_cache._constants(H, K, D, rotary_size)
+            constants=rotary_cache.constants_of(H, K, D, rotary_size)
             | {"S": S, "HAS_ROPE": has_rope, "HAS_Q_NORM": has_norm, "HAS_K_NORM": has_norm}
             | {"PDL": True},
-            num_warps=rotary_cache._num_warps(rotary_size),
+            num_warps=rotary_cache.num_warps_of(rotary_size),
         )
 
 
@@ -773,7 +773,7 @@ def maxima_of_rows() -> Iterator[KernelVariant]:
     for vocab_size, dtype in VOCABULARIES.items():
         yield KernelVariant(
             name=f"maxima V={vocab_size}",
-            kernel=row_maxima._split_maxima_kernel,
+            kernel=row_maxima.split_maxima_kernel,
             arguments={"logits_ptr": dtype, "best_ptr": FP32}
             | _pointers(INT32, "num_rows best_id")
             | {"stride_r": vocab_size, "V": vocab_size, "S": num_splits(vocab_size)},
@@ -791,18 +791,18 @@ def sampled_tokens() -> Iterator[KernelVariant]:
         for truncates in (False, True):
             yield KernelVariant(
                 name=f"noisy maxima V={vocab_size} truncates={truncates}",
-                kernel=sampling._noisy_maxima_kernel,
+                kernel=sampling.noisy_maxima_kernel,
                 arguments=shared
                 | _pointers(FP32, "temperature threshold")
                 | {"logits_ptr": dtype}
                 | _pointers(INT64, "seeds positions")
                 | {"last_tie_ptr": INT32, "stride_r": vocab_size, "V": vocab_size},
                 constants={"TRUNCATES": truncates, "SPLITS": padded, "TILE": TILE},
-                num_warps=sampling._WARPS,
+                num_warps=sampling.WARPS,
             )
         yield KernelVariant(
             name=f"choose V={vocab_size}",
-            kernel=sampling._choose_kernel,
+            kernel=sampling.choose_kernel,
             arguments=shared | {"best_id_ptr": INT32, "out_ptr": INT64, "best_logit_ptr": FP32},
             constants={"SPLITS": padded},
             num_warps=1,
@@ -812,7 +812,7 @@ def sampled_tokens() -> Iterator[KernelVariant]:
 def columns_of_sampling() -> Iterator[KernelVariant]:
     """One: the capacity is fixed while an engine runs."""
     kernel = sampling_columns.gather_sampling_columns_kernel
-    dtypes = dict(zip(kernel.arg_names[3:], sampling_columns._DTYPES.values(), strict=False))
+    dtypes = dict(zip(kernel.arg_names[3:], sampling_columns.DTYPES.values(), strict=False))
     yield KernelVariant(
         name="gather_sampling_columns",
         kernel=kernel,
@@ -821,7 +821,7 @@ def columns_of_sampling() -> Iterator[KernelVariant]:
         | {"num_given": 255, "X": 4768},
         constants=step_inputs.columns_of(PackedLayout(256))
         | {"DRAFT_AT": PackedLayout(256).draft_at, "BLOCK": sampling_columns._BLOCK},
-        num_warps=sampling_columns._NUM_WARPS,
+        num_warps=sampling_columns.NUM_WARPS,
     )
 
 
@@ -834,7 +834,7 @@ def inputs_of_a_step() -> Iterator[KernelVariant]:
         kernel=step_inputs.apply_row_updates_kernel,
         arguments=rows | _pointers(INT32, "token_ids block_tables") | {"table_stride_g": 256 * 512},
         constants={"BLOCK": step_inputs.MOST_IDS},
-        num_warps=step_inputs._NUM_WARPS,
+        num_warps=step_inputs.NUM_WARPS,
     )
     for block_size in (16, 64):
         yield KernelVariant(
@@ -847,7 +847,7 @@ def inputs_of_a_step() -> Iterator[KernelVariant]:
             | {"slot_stride_g": 255, "out_table_stride_g": 255},
             constants=step_inputs.columns_of(layout)
             | {"S": block_size, "BLOCK": step_inputs._BLOCK},
-            num_warps=step_inputs._NUM_WARPS,
+            num_warps=step_inputs.NUM_WARPS,
         )
     yield KernelVariant(
         name="append_sampled",
@@ -855,7 +855,7 @@ def inputs_of_a_step() -> Iterator[KernelVariant]:
         arguments={"packed_ptr": INT32, "max_len": 8192}
         | {"sampled_ptr": INT64, "row_tokens_ptr": INT32},
         constants=step_inputs.columns_of(layout) | {"BLOCK": step_inputs._BLOCK},
-        num_warps=step_inputs._NUM_WARPS,
+        num_warps=step_inputs.NUM_WARPS,
     )
 
 
@@ -863,7 +863,7 @@ def masks_of_tokens() -> Iterator[KernelVariant]:
     for vocab_size in VOCABULARIES:
         yield KernelVariant(
             name=f"token masks V={vocab_size}",
-            kernel=logits_processors._token_masks_kernel,
+            kernel=logits_processors.token_masks_kernel,
             arguments={"logits_ptr": FP32, "num_rows_ptr": INT32, "masks_ptr": INT32}
             | {"is_masked_ptr": torch.bool, "stride_r": vocab_size, "V": vocab_size}
             | {"mask_stride_r": num_mask_words(vocab_size)},
@@ -883,17 +883,17 @@ def truncations() -> Iterator[KernelVariant]:
         values["logits_ptr"] = dtype
         constants = {"SPLITS": triton.next_power_of_2(splits), "TILE": TILE}
         launches = [
-            (f"gather {at}", truncation._gather_kernel, {"ROUND": at}, truncation._WARPS)
+            (f"gather {at}", truncation.gather_kernel, {"ROUND": at}, truncation.WARPS)
             for at in (1, 2)
         ]
         for is_wide in (True, False):
             weighing = {"FLOAT64": is_wide}
             name = "" if is_wide else " in float32"
             launches += [
-                (f"round {at}{name}", truncation._round_kernel, weighing | {"ROUND": at}, warps)
-                for at, warps in enumerate((truncation._WARPS,) * truncation.NUM_ROUNDS)
+                (f"round {at}{name}", truncation.round_kernel, weighing | {"ROUND": at}, warps)
+                for at, warps in enumerate((truncation.WARPS,) * truncation.NUM_ROUNDS)
             ]
-            finish = truncation._finish_kernel, weighing, truncation._FINISH_WARPS
+            finish = truncation.finish_kernel, weighing, truncation.FINISH_WARPS
             launches.append((f"finish{name}", *finish))
         for name, kernel, more, warps in launches:
             yield KernelVariant(

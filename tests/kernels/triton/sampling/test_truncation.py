@@ -110,7 +110,7 @@ def test_flat_and_steep_rows(spread):
 def test_rows_of_more_candidates_than_the_list_holds_are_narrowed_once_more(monkeypatch):
     """Ten thousand logits within 0.01: two rounds leave most of them in one interval."""
     lengths = []
-    finish = module._finish_kernel
+    finish = module.finish_kernel
 
     class Watching:
         def __getitem__(self, grid):
@@ -120,7 +120,7 @@ def test_rows_of_more_candidates_than_the_list_holds_are_narrowed_once_more(monk
 
             return launch
 
-    monkeypatch.setattr(module, "_finish_kernel", Watching())
+    monkeypatch.setattr(module, "finish_kernel", Watching())
     logits = torch.rand(3, 10_000, generator=torch.Generator().manual_seed(1)) * 0.01
     check(logits, [(3000, 1.0, 0.0), (0, 0.4, 0.0), (700, 0.5, 0.0)])
     for first, second in lengths:
