@@ -71,7 +71,7 @@ class Inbox:
     ) -> None:
         self._transport = transport
         self._clients = clients
-        self._outbox = outbox
+        self.outbox = outbox
         self._idle_wait_s = idle_wait_s
         self._welcome = welcome
         self._max_clients = max_clients
@@ -96,7 +96,7 @@ class Inbox:
         messages, and for so long, the time that the caller takes for each included. The rest stays
         for the next call. With `block`, wait a while if there is nothing."""
         if block:
-            is_behind = self._outbox.has_backlogs
+            is_behind = self.outbox.has_backlogs
             has_some = self._transport.wait(_BACKLOG_WAIT_S if is_behind else self._idle_wait_s)
             if not has_some and not is_behind:
                 self._while_quiet()
@@ -144,7 +144,7 @@ class Inbox:
                     ErrorCode.INVALID_REQUEST,
                     f"{client!s:.100} sent an invalid request {request_id!r:.100}: {reason}",
                 )
-                self._outbox.post(
+                self.outbox.post(
                     client,
                     Rejected(request_id=request_id, code=ErrorCode.INVALID_REQUEST, message=reason),
                 )
@@ -165,11 +165,11 @@ class Inbox:
         client = self._clients.add(identity, name, self._rights(identity))
         self._arrivals.log("connected", f"{client!s:.100} connected")
         message, frames = self._welcome(hello)
-        self._outbox.post(client, message, frames)
+        self.outbox.post(client, message, frames)
 
     def _send_error(self, identity: bytes, code: ErrorCode, text: str) -> None:
         self._refusals.log(code, f"refused a message: {text}")
-        self._outbox.send_unregistered(identity, ErrorMessage(code=code.value, message=text))
+        self.outbox.send_unregistered(identity, ErrorMessage(code=code.value, message=text))
 
 
 class Handshake:

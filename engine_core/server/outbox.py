@@ -50,9 +50,9 @@ class Outbox:
         self._clock = clock
         self._sleep = sleep
         self._losses = LimitedLog(logger, logging.INFO, clock)
-        self._backlogs: dict[Client, Backlog] = {}
+        self.backlogs: dict[Client, Backlog] = {}
         """Backlogs of clients whose queue is full."""
-        self._backlog_bytes = 0
+        self.backlog_bytes = 0
         """Bytes of all backlogs."""
         self._by_silence: OrderedDict[Client, None] = OrderedDict()
         """Clients that were sent something, and may have left since; the one that was sent nothing
@@ -77,7 +77,7 @@ class Outbox:
     @property
     def has_backlogs(self) -> bool:
         """Whether anything waits for a client whose queue is full."""
-        return bool(self._backlogs)
+        return bool(self.backlogs)
 
     def send(self, outputs: Mapping[int, EngineCoreOutputs]) -> None:
         """One step's outputs, by client index; then heartbeats to clients that were sent nothing
@@ -94,32 +94,32 @@ class Outbox:
     def post(self, client: Client, message: Message, frames: Sequence[Frame] = ()) -> None:
         """One message, with the binary frames behind it, to one client. While its queue is full,
         its messages wait here, outputs merged."""
-        backlog = self._backlogs.get(client)
+        backlog = self.backlogs.get(client)
         if backlog is None:
             self._tell_late()  # it may have said HELLO again
             if self._try_to_send(client, [encode(message), *frames]):
                 return
             if self.clients.by_index(client.index) is None:
                 return
-            backlog = self._backlogs[client] = Backlog()
+            backlog = self.backlogs[client] = Backlog()
             self.num_backlogs += 1
         num_bytes = backlog.num_bytes
         backlog.add(message, frames)
-        self._backlog_bytes += backlog.num_bytes - num_bytes
+        self.backlog_bytes += backlog.num_bytes - num_bytes
         if backlog.num_bytes > _MAX_BACKLOG_BYTES:
             self._drop(client)
-        elif self._backlog_bytes > _MAX_TOTAL_BYTES:
-            self._drop(max(self._backlogs, key=lambda each: self._backlogs[each].num_bytes))
+        elif self.backlog_bytes > _MAX_TOTAL_BYTES:
+            self._drop(max(self.backlogs, key=lambda each: self.backlogs[each].num_bytes))
 
     def offer(self, client: Client, message: Message) -> bool:
         """Send a message at once, or not at all. Returns False while the client's queue is full."""
-        return client not in self._backlogs and self._try_to_send(client, [encode(message)])
+        return client not in self.backlogs and self._try_to_send(client, [encode(message)])
 
     def close(self) -> None:
         """Clients that do not read get a second to do so."""
         for _ in range(_LAST_TRIES):
             self._send_backlogs()
-            if not self._backlogs:
+            if not self.backlogs:
                 return
             self._sleep(_LAST_TRY_S)
 
@@ -139,7 +139,7 @@ class Outbox:
         return True
 
     def _send_backlogs(self) -> None:
-        for client, backlog in list(self._backlogs.items()):
+        for client, backlog in list(self.backlogs.items()):
             if self.clients.by_index(client.index) is None:
                 self._forget_backlog(client)
             # A heartbeat shows whether there is room, before much is encoded.
@@ -147,13 +147,13 @@ class Outbox:
                 while len(backlog) and self._try_to_send(client, backlog.first()):
                     num_bytes = backlog.num_bytes
                     backlog.pop_first()
-                    self._backlog_bytes -= num_bytes - backlog.num_bytes
+                    self.backlog_bytes -= num_bytes - backlog.num_bytes
                 if not len(backlog):
                     self._forget_backlog(client)
 
     def _forget_backlog(self, client: Client) -> None:
-        backlog = self._backlogs.pop(client, None)
-        self._backlog_bytes -= 0 if backlog is None else backlog.num_bytes
+        backlog = self.backlogs.pop(client, None)
+        self.backlog_bytes -= 0 if backlog is None else backlog.num_bytes
 
     def _remove(self, client: Client) -> None:
         self.clients.remove(client)
@@ -161,7 +161,7 @@ class Outbox:
 
     def _drop(self, client: Client) -> None:
         self.num_dropped += 1
-        num_bytes = self._backlogs[client].num_bytes
+        num_bytes = self.backlogs[client].num_bytes
         why = (
             f"it let {num_bytes} bytes of outputs pile up, the limit is {_MAX_BACKLOG_BYTES} and "
             f"{_MAX_TOTAL_BYTES} for all clients"

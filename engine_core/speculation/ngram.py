@@ -18,12 +18,12 @@ class NgramProposer:
     name = "ngram"
 
     def __init__(self, *, smallest: int, largest: int) -> None:
-        self._smallest = smallest
-        self._largest = largest
+        self.smallest = smallest
+        self.largest = largest
 
     def propose(self, tokens: Int32Array, scope: Hashable, most: int) -> list[int]:
         """See `Proposer.propose`."""
-        _, end = longest_match(tokens, smallest=self._smallest, largest=self._largest)
+        _, end = longest_match(tokens, smallest=self.smallest, largest=self.largest)
         return follow(tokens, end, most) if end else []
 
     def learn(self, output: Sequence[int], scope: Hashable) -> None:

@@ -84,14 +84,14 @@ class ChildDaemon:
         """Its ready line."""
         self._shows_log = shows_log
         self._on_line = on_line
-        self._tail: deque[str] = deque(maxlen=_NUM_SHOWN_LINES)
+        self.tail: deque[str] = deque(maxlen=_NUM_SHOWN_LINES)
         self._ready: Future[str] = Future()
         self._exited: Future[int] = Future()
         program = command or python_module("engine_core.cli")
         # beside its input, which another child that is forked from this process keeps open
         watched = ("--parent-pid", str(os.getpid())) if sys.platform == "linux" else ()
         try:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [*program, *arguments, "--bind", self.address, "--exit-on-stdin-eof", *watched],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -112,7 +112,7 @@ class ChildDaemon:
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self.process.pid
 
     @property
     def has_ended(self) -> bool:
@@ -121,7 +121,7 @@ class ChildDaemon:
     @property
     def last_line(self) -> str:
         """The last line of its standard error."""
-        return next((line for line in reversed(self._tail) if line.strip()), "")
+        return next((line for line in reversed(self.tail) if line.strip()), "")
 
     async def ready(self, timeout_s: float) -> None:
         """Return once the engine reports that it accepts requests.
@@ -132,7 +132,7 @@ class ChildDaemon:
         except TimeoutError:
             raise EngineStartError(
                 f"the engine was not ready within {timeout_s:g} s; raise startup_timeout_s. "
-                f"{self._last_lines()}"
+                f"{self.last_lines()}"
             ) from None
         if not line:
             raise EngineStartError(await self.exit_report())
@@ -171,9 +171,9 @@ class ChildDaemon:
             async with asyncio.timeout(_EXIT_WAIT_S):
                 code = await asyncio.shield(asyncio.wrap_future(self._exited))
         except TimeoutError:
-            return f"the engine at {self.address} is lost but still runs. {self._last_lines()}"
+            return f"the engine at {self.address} is lost but still runs. {self.last_lines()}"
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        return f"the engine at {self.address} {how}. {self._last_lines()}"
+        return f"the engine at {self.address} {how}. {self.last_lines()}"
 
     async def wait(self) -> str:
         """How the process ended, once it has."""
@@ -182,7 +182,7 @@ class ChildDaemon:
 
     async def close(self) -> None:
         """End it: end of input, then SIGTERM, then SIGKILL. Calling it again does nothing."""
-        process = self._process
+        process = self.process
         if process.stdin is not None and not process.stdin.closed:
             with contextlib.suppress(OSError):  # it is dead already
                 process.stdin.close()
@@ -199,31 +199,31 @@ class ChildDaemon:
     async def _has_ended(self) -> bool:
         """Waits a while. Polls, as no thread can be started for it when the interpreter exits."""
         deadline_s = time.monotonic() + _EXIT_WAIT_S
-        while self._process.poll() is None and time.monotonic() < deadline_s:
+        while self.process.poll() is None and time.monotonic() < deadline_s:
             await asyncio.sleep(_POLL_S)
-        return self._process.poll() is not None
+        return self.process.poll() is not None
 
     def _read_stdout(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as stream:
+        assert self.process.stdout is not None
+        with self.process.stdout as stream:
             self._ready.set_result(stream.readline())
             for _ in stream:  # nothing more is expected; a full pipe must not stop the engine
                 pass
 
     def _read_stderr_and_wait(self) -> None:
-        if self._process.stderr is not None:
-            with self._process.stderr as stream:
+        if self.process.stderr is not None:
+            with self.process.stderr as stream:
                 for line in stream:
-                    self._tail.append(line.rstrip())
+                    self.tail.append(line.rstrip())
                     self._on_line(line.rstrip())
-        code = self._process.wait()
+        code = self.process.wait()
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # compilers and downloads that it left
+            os.killpg(self.process.pid, signal.SIGKILL)  # compilers and downloads that it left
         self._exited.set_result(code)
 
-    def _last_lines(self) -> str:
+    def last_lines(self) -> str:
         if self._shows_log:
             return "Its log is above."
-        if not self._tail:
+        if not self.tail:
             return "It wrote nothing to standard error."
-        return "Its last lines:\n" + "\n".join(f"    {line}" for line in self._tail)
+        return "Its last lines:\n" + "\n".join(f"    {line}" for line in self.tail)

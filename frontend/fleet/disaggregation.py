@@ -97,8 +97,8 @@ class PrefillHandoff:
         self._requests = requests
         self._place = place
         self._clock = clock
-        self._prefills: dict[RequestState, _Prefill] = {}
-        self._handed_over: dict[RequestState, int] = {}
+        self.prefills: dict[RequestState, _Prefill] = {}
+        self.handed_over: dict[RequestState, int] = {}
         """Tokens of the prompts whose blocks are to be fetched."""
 
     def begin(
@@ -127,16 +127,16 @@ class PrefillHandoff:
             return False
         task = asyncio.create_task(self._run(request, session))
         num_tokens = len(wire.prompt_token_ids) - engines[session]
-        self._prefills[request] = _Prefill(session, num_tokens, task)
+        self.prefills[request] = _Prefill(session, num_tokens, task)
         return True
 
     def release(self, request: RequestState) -> None:
         """It is over, or not wanted any more."""
-        prefill = self._prefills.pop(request, None)
+        prefill = self.prefills.pop(request, None)
         if prefill is not None:
             prefill.task.cancel()
             self._requests.remove_request(request)
-        num_tokens = self._handed_over.pop(request, 0)
+        num_tokens = self.handed_over.pop(request, 0)
         timings = request.metrics.engine
         if num_tokens and timings is not None and timings.first_scheduled_s is not None:
             num_arrived = request.num_cached_tokens or 0
@@ -144,20 +144,20 @@ class PrefillHandoff:
 
     def on_lost(self, session: EngineSession) -> None:
         """Let another engine compute what this one was computing."""
-        for request, prefill in list(self._prefills.items()):
+        for request, prefill in list(self.prefills.items()):
             if prefill.session is session:
                 prefill.task.cancel()
                 self._end(request, None)
 
     def close(self) -> list[asyncio.Task[None]]:
         """End what is under way with ClientClosed. Returns tasks to cancel."""
-        prefills, self._prefills = self._prefills, {}
+        prefills, self.prefills = self.prefills, {}
         for request in prefills:
             request.fail(ClientClosed("this client was closed"))
         return [each.task for each in prefills.values()]
 
     def _num_queued(self, session: EngineSession) -> int:
-        return sum(each.num_tokens for each in self._prefills.values() if each.session is session)
+        return sum(each.num_tokens for each in self.prefills.values() if each.session is session)
 
     async def _run(self, request: RequestState, session: EngineSession) -> None:
         state = self._prompt_of(request)
@@ -211,11 +211,11 @@ class PrefillHandoff:
         )
 
     def _end(self, request: RequestState, source: str | None) -> None:
-        if self._prefills.pop(request, None) is None or request.finished:
+        if self.prefills.pop(request, None) is None or request.finished:
             return
         request.kv_source = source
         if source is not None:
-            self._handed_over[request] = len(request.wire.prompt_token_ids)
+            self.handed_over[request] = len(request.wire.prompt_token_ids)
         self._place(request)
 
 

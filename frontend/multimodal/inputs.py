@@ -37,7 +37,7 @@ class Family(Protocol):
         """The tensors that the encoder takes, by transformers' names."""
 
 
-_KINDS: Mapping[str, tuple[Callable[..., Family], Callable[[object, str], Any]]] = {
+KINDS: Mapping[str, tuple[Callable[..., Family], Callable[[object, str], Any]]] = {
     "image": (image_family, load_image),
     "audio": (audio_family, load_audio),
 }
@@ -129,7 +129,7 @@ class MultiModalProcessor:
 
     def _family(self, modality: str) -> Family:
         if modality not in self._families:
-            make, _ = _KINDS[modality]
+            make, _ = KINDS[modality]
             self._families[modality] = make(self._info, self._tokenizer.id_to_token)
         return self._families[modality]
 
@@ -143,7 +143,7 @@ class MultiModalProcessor:
             )
 
     def _processed(self, item: MediaItem, frames: list[memoryview]) -> _Processed:
-        family, (_, load) = self._family(item.modality), _KINDS[item.modality]
+        family, (_, load) = self._family(item.modality), KINDS[item.modality]
         loaded = load(read_media(item, self._allowed_path()), item.name)
         text = family.text(loaded)
         num_rows = text.count(family.token) if text else 0

@@ -60,7 +60,7 @@ def render_chat(
     try:
         request = {
             "template": template,
-            "messages": _checked_messages(messages),
+            "messages": checked_messages(messages),
             "add_generation_prompt": bool(add_generation_prompt),
             "continue_final_message": bool(continue_final_message),
             "tools": _checked_tools(tools),
@@ -78,7 +78,7 @@ def render_chat(
         ) from None
 
 
-def _checked_messages(messages: object) -> list[dict[str, Any]]:
+def checked_messages(messages: object) -> list[dict[str, Any]]:
     if not isinstance(messages, list | tuple):
         expected = "a list such as [{'role': 'user', 'content': 'Hello'}]"
         raise _wrong_type("messages", messages, expected)

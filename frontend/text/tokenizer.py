@@ -42,7 +42,7 @@ class Tokenizer:
         self.chat_template = info.chat_template
         self.named_chat_templates = info.named_chat_templates
         self.special_tokens = info.special_tokens
-        self._known_words: dict[str, list[int]] = {}
+        self.known_words: dict[str, list[int]] = {}
 
     @classmethod
     def from_welcome(cls, info: TokenizerInfo, tokenizer_json: bytes | memoryview) -> Tokenizer:
@@ -52,13 +52,13 @@ class Tokenizer:
         special = tuple(sorted(info.special_tokens.items()))
         named = tuple(sorted(info.named_chat_templates.items()))
         key = (hashlib.sha256(tokenizer_json).digest(), info.chat_template, named, special)
-        if (known := _in_use.get(key)) is not None:
+        if (known := in_use.get(key)) is not None:
             return known
         import tokenizers
 
         try:
             made = cls(tokenizers.Tokenizer.from_buffer(bytes(tokenizer_json)), info)
-            return _in_use.setdefault(key, made)
+            return in_use.setdefault(key, made)
         except BaseException as error:
             _raise_unless_of_rust(error)
             raise ValueError(
@@ -133,7 +133,7 @@ class Tokenizer:
         """Token ids of a text, or of two as one prompt, at most `limit` with special tokens: of the
         longer text tokens are cut at `side`. And where the second begins, as its type ids say.
         Raises InvalidInput, TypeError: see `encode`."""
-        if pair is None and add_special_tokens and (around := self._around_words) is not None:
+        if pair is None and add_special_tokens and (around := self.around_words) is not None:
             token_ids = self._tokens_by_words(text)
             if limit is not None:
                 left = max(0, limit - sum(map(len, around)))
@@ -149,7 +149,7 @@ class Tokenizer:
         return whole.ids, type_ids.index(1) if 1 in type_ids else None
 
     @cached_property
-    def _around_words(self) -> tuple[list[int], list[int]] | None:
+    def around_words(self) -> tuple[list[int], list[int]] | None:
         """The special tokens before and behind a text whose tokens are those of its words: of a
         tokenizer for BERT, which sees no word's neighbours. None: of another one."""
         from tokenizers import models, normalizers, pre_tokenizers
@@ -169,7 +169,7 @@ class Tokenizer:
     def _tokens_by_words(self, text: str) -> list[int]:
         """Most words have been seen before, and looking one up takes less than encoding it."""
         token_ids: list[int] = []
-        known = self._known_words
+        known = self.known_words
         for word in text.split(" "):
             if (found := known.get(word)) is None:
                 found = self.encode(word, add_special_tokens=False)
@@ -300,5 +300,5 @@ def _raise_unless_of_rust(error: BaseException) -> None:
         raise error
 
 
-_in_use: weakref.WeakValueDictionary[object, Tokenizer] = weakref.WeakValueDictionary()
+in_use: weakref.WeakValueDictionary[object, Tokenizer] = weakref.WeakValueDictionary()
 """Tokenizers in use, by digest of the document, template and special tokens."""

@@ -85,7 +85,7 @@ def gumbel_noise(
         (ids_RC >> 2).astype(np.uint64), seeds_R1.astype(np.uint64), positions_R1.astype(np.uint64)
     )
     chosen_RC = np.choose(ids_RC & 3, words) >> np.uint64(9)
-    return _to_gumbel(torch.from_numpy(chosen_RC.astype(np.float32)))
+    return to_gumbel(torch.from_numpy(chosen_RC.astype(np.float32)))
 
 
 def noise_of_vocabulary(
@@ -108,7 +108,7 @@ def noise_of_vocabulary(
         for lane, word in enumerate(words):
             words_Q4[piece, lane] = word >> np.uint64(9)
     start = first_token % 4
-    return _to_gumbel(torch.from_numpy(words_Q4.reshape(-1)[start : start + vocab_size]))
+    return to_gumbel(torch.from_numpy(words_Q4.reshape(-1)[start : start + vocab_size]))
 
 
 def _words(quads: UInt64, seed: UInt64, position: UInt64) -> tuple[npt.NDArray[np.uint64], ...]:
@@ -116,7 +116,7 @@ def _words(quads: UInt64, seed: UInt64, position: UInt64) -> tuple[npt.NDArray[n
     return philox_4x32(counter, (seed & _LOW, seed >> _HALF))
 
 
-def _to_gumbel(upper: torch.Tensor) -> torch.Tensor:
+def to_gumbel(upper: torch.Tensor) -> torch.Tensor:
     """From the upper 23 bits of random words, float32; overwritten."""
     uniform = upper.add_(0.5).mul_(2.0**-23)
     return uniform.log_().neg_().log_().neg_()

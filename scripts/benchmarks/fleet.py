@@ -84,7 +84,7 @@ def fleet(
             workload = _workload(load, 0, fit_rate, duration)
             with _serving([[*command, "--trace", str(trace)]], policy, folder) as (server, _):
                 measured, _ = _measure(server, workload)
-            foretold = _simulate(trace, workload, 1, policy)
+            foretold = foretold_run(trace, workload, 1, policy)
             delivery_ms = 1000 * (measured["ttft_p50_s"] - foretold["ttft_p50_s"])
         rows = []
         with _serving([command] * engines, policy, folder) as (server, addresses):
@@ -92,7 +92,7 @@ def fleet(
                 workload = _workload(load, seed, each, duration)
                 run(_reset(addresses))
                 measured, clients = _measure(server, workload)
-                foretold = _simulate(trace, workload, engines, policy)
+                foretold = foretold_run(trace, workload, engines, policy)
                 for name in ("ttft_p50_s", "ttft_p99_s"):
                     foretold[name] += delivery_ms / 1000
                 ratios = {
@@ -188,7 +188,7 @@ def _percentiles(ttfts_s: Any) -> dict[str, float]:
     return {f"ttft_p{percent}_s": float(np.percentile(ttfts_s, percent)) for percent in _PERCENT}
 
 
-def _simulate(path: Path, workload: Workload, num_engines: int, policy: str) -> dict[str, Any]:
+def foretold_run(path: Path, workload: Workload, num_engines: int, policy: str) -> dict[str, Any]:
     trace, model = StepTrace(path), NoisyModel(fit_step_trace(path), seed=0)
     requests = [
         TracedRequest(

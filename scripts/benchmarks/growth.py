@@ -28,7 +28,7 @@ from scripts.benchmarks.scheduler import BLOCK_SIZE, sampled
 _STEP_S, _HEARTBEAT_S = 0.01, 1.0
 _PROMPT_LEN = 128
 _THOUSANDS = (1000, 10_000, 100_000, 1_000_000)
-_CASES = {
+CASES = {
     "running": ("running sequences", (1, 8, 64, 256, 1024, 4096, 8192)),
     "waiting": ("waiting requests, 64 run", (1, *_THOUSANDS)),
     "context": ("tokens of each of 8 running sequences", _THOUSANDS),
@@ -159,7 +159,7 @@ class _Engine:
         pool.release(block_ids)
 
 
-def _prepared(what: str, size: int) -> _Engine:
+def prepared(what: str, size: int) -> _Engine:
     """An engine whose next step is as all others."""
     match what:
         case "running":
@@ -197,11 +197,11 @@ def _prepared(what: str, size: int) -> _Engine:
     return engine
 
 
-def _measured(what: str, size: int, num_steps: int) -> Row:
+def measured(what: str, size: int, num_steps: int) -> Row:
     """Of a step; and what it takes more if a request ended before it and another one comes: that,
     or the head of the queue, starts in its place. Lower quartiles, as other work only adds."""
     gc.disable()  # while a million objects are made
-    engine = _prepared(what, size)
+    engine = prepared(what, size)
     gc.enable()
     gc.collect()
     steps = [engine.step() for _ in range(num_steps)]
@@ -224,20 +224,20 @@ def _lower_quartile(values: Sequence[float]) -> float:
 def growth(
     *,
     quick: Annotated[bool, Parameter(help="Tiny sizes: does it run at all?")] = False,
-    only: Annotated[tuple[str, ...], Parameter(help=f"Of {', '.join(_CASES)}.")] = tuple(_CASES),
+    only: Annotated[tuple[str, ...], Parameter(help=f"Of {', '.join(CASES)}.")] = tuple(CASES),
     picture: Annotated[Path | None, Parameter(help="Draw it there, as SVG.")] = None,
     json: Json = None,
 ) -> None:
     """Scheduler, KV cache, inbox and outbox in CPU time of one thread: no model, no torch, no
     sockets. It takes two minutes and 4 GB."""
-    if unknown := set(only) - _CASES.keys():
-        raise RuntimeError(f"--only {unknown.pop()!r} is none of {', '.join(_CASES)}")
+    if unknown := set(only) - CASES.keys():
+        raise RuntimeError(f"--only {unknown.pop()!r} is none of {', '.join(CASES)}")
     figures: dict[str, list[Row]] = {}
     for what in only:
-        sizes = _CASES[what][1]
+        sizes = CASES[what][1]
         num_steps = 16 if quick else 128
         figures[what] = [
-            _measured(what, size, num_steps) for size in (sizes[:2] if quick else sizes)
+            measured(what, size, num_steps) for size in (sizes[:2] if quick else sizes)
         ]
     if "torch" in sys.modules:
         raise RuntimeError("torch was imported: the scheduler must not need it")
@@ -251,7 +251,7 @@ def as_table(figures: dict[str, list[Row]]) -> str:
     none, 1 is linear."""
     lines = []
     for what, rows in figures.items():
-        lines += ["", f"{_CASES[what][0]:<58}{'a step':>10}{'':7}{'a request':>10}"]
+        lines += ["", f"{CASES[what][0]:<58}{'a step':>10}{'':7}{'a request':>10}"]
         for before, row in zip([rows[0], *rows], rows, strict=False):
             line = f"{row['size']:>58,}"
             for part in list(row)[1:]:
@@ -280,7 +280,7 @@ def _draw(figures: dict[str, list[Row]], path: Path) -> None:
         linear = [rows[0]["step_us"] * size / sizes[0] for size in sizes]
         panel.plot(sizes, linear, linestyle=":", color="grey", label="linear growth")
         panel.set(xscale="log", yscale="log", ylim=(10, 1e4))
-        panel.set_xlabel(_CASES[what][0].replace(", ", ",\n"))
+        panel.set_xlabel(CASES[what][0].replace(", ", ",\n"))
         panel.grid(alpha=0.3)
         panel.minorticks_off()
     for panel in panels[:, 0]:

@@ -101,7 +101,7 @@ async def run_request(
                 if use.kind is not RequestOutputKind.FINAL_ONLY:
                     answer.gaps_s.append(now_s - last_s)
             last_s = now_s
-            _append(answer, output, use.kind)
+            append_output(answer, output, use.kind)
             if use.behaviour == "slow":
                 await asyncio.sleep(_SLOW_S)
             num_outputs += 1
@@ -150,7 +150,7 @@ async def _run_beams(llm: AsyncLLM, case: Case, request_id: str | None, answer: 
         answer.problems.append(f"the beam search failed: {found.detail}")
 
 
-def _append(answer: Answer, output: RequestOutput, kind: RequestOutputKind) -> None:
+def append_output(answer: Answer, output: RequestOutput, kind: RequestOutputKind) -> None:
     for part in output.outputs:
         sequence = answer.sequences[part.index]
         logprobs = None

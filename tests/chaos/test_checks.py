@@ -9,7 +9,7 @@ import pytest
 from frontend import RequestOutputKind
 from tests.chaos.cases import KINDS, Case, make_cases
 from tests.chaos.faults import client_faults, daemon_faults
-from tests.chaos.requests import Answer, Sequence, Use, _append, compare
+from tests.chaos.requests import Answer, Sequence, Use, append_output, compare
 from tests.chaos.soak import Sample, growth, slope
 from tests.chaos.tally import Tally, percentiles
 
@@ -95,7 +95,7 @@ class Output:
 def test_a_stream_that_takes_back_or_goes_on_behind_its_end_is_found(kind, parts, problem):
     answer = Answer([Sequence()])
     for part in parts:
-        _append(answer, Output([part]), kind)
+        append_output(answer, Output([part]), kind)
     assert problem in "; ".join(answer.problems)
 
 

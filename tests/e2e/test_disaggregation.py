@@ -271,7 +271,7 @@ async def test_a_client_of_both_gets_one_engines_tokens_also_when_the_second_is_
         prefill = stack.enter_context(running_daemon(smollm2, *options, *mode))
         async with AsyncLLM(prefill.address) as alone:
             expected = await answers(alone)
-            source = alone._session.welcome.disaggregation.kv_address
+            source = alone.session.welcome.disaggregation.kv_address
         mode = ("--disaggregation-mode", "decode", "--kv-transfer-source", source)
         decode = stack.enter_context(running_daemon(smollm2, *options, *mode))
         async with AsyncLLM([prefill.address, decode.address]) as llm:

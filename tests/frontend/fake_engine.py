@@ -164,7 +164,7 @@ class FakeEngine:
                 if self._socket.poll(self.step_s * 1000):
                     while self._receive():
                         pass
-                self._step()
+                self.step()
                 if self.die_after_tokens is not None and self.num_tokens >= self.die_after_tokens:
                     time.sleep(0.05)  # what was sent is on its way
                     return
@@ -200,7 +200,7 @@ class FakeEngine:
             case Call(call=calls.WatchScheduler()):
                 self._watching[identity] = message
             case Call():
-                self._send(identity, self._answer(message))
+                self._send(identity, self.answer(message))
             case Goodbye():
                 self.num_goodbyes += 1
                 self._identities.discard(identity)
@@ -243,7 +243,7 @@ class FakeEngine:
         tokens = [list(request.output_token_ids) for _ in range(request.num_sequences)]
         self._running[request.request_id] = RunningRequest(identity, request, tokens)
 
-    def _step(self) -> None:
+    def step(self) -> None:
         if self.must_end:
             self._end_all()
             return
@@ -370,8 +370,8 @@ class FakeEngine:
         wanted = request.sampling_params.prompt_logprobs
         return None if wanted is None else prompt_logprobs(request.prompt_token_ids, wanted)
 
-    def _answer(self, call: Call) -> CallResult | CallFailed:
-        result = self._do(call)
+    def answer(self, call: Call) -> CallResult | CallFailed:
+        result = self.do(call)
         if result is None:
             return CallFailed(
                 call_id=call.call_id, code=ErrorCode.UNKNOWN_REQUEST, message="who is that?"
@@ -385,7 +385,7 @@ class FakeEngine:
             shown = snapshot(self.num_watched, [each.request for each in self._running.values()])
             self._send(identity, CallResult(call_id=call.call_id, result=shown))
 
-    def _do(self, call: Call) -> calls.AnyResult | None:
+    def do(self, call: Call) -> calls.AnyResult | None:
         match call.call:
             case calls.Ping():
                 return calls.Pong(uptime_s=1.5, step_id=3, progress_age_s=0.0)

@@ -47,7 +47,7 @@ def test_batches_come_in_order_and_vllms_call_is_taken(engine):
 
 async def test_a_search_that_lost_its_engine_starts_again_from_the_prompt(start_engine):
     first = start_engine()
-    first._step = lambda: None  # nothing comes
+    first.step = lambda: None  # nothing comes
     async with AsyncLLM(first.address, reconnect_timeout_s=10) as client:
         params = BeamSearchParams(beam_width=2, max_tokens=4)
         task = asyncio.create_task(client.beam_search("x", params))
@@ -64,7 +64,7 @@ async def test_a_search_that_lost_its_engine_starts_again_from_the_prompt(start_
 
 async def test_an_engine_that_stays_away_ends_the_search(start_engine):
     engine = start_engine()
-    engine._step = lambda: None
+    engine.step = lambda: None
     async with AsyncLLM(engine.address, reconnect_timeout_s=0.2) as client:
         task = asyncio.create_task(client.beam_search("x", BeamSearchParams(max_tokens=4)))
         while not engine.requests:
@@ -76,7 +76,7 @@ async def test_an_engine_that_stays_away_ends_the_search(start_engine):
 
 async def test_cancelling_aborts_the_search(start_engine):
     engine = start_engine()
-    engine._step = lambda: None
+    engine.step = lambda: None
     async with AsyncLLM(engine.address) as client:
         task = asyncio.create_task(client.beam_search("x", BeamSearchParams(max_tokens=4)))
         while not engine.requests:

@@ -240,7 +240,7 @@ async def test_leaving_a_stream_during_a_recovery_forgets_its_request(start_engi
 
 
 async def test_a_call_in_flight_ends_with_the_loss(engine, client):
-    engine._do = lambda _call: (_ for _ in ()).throw(SystemExit)  # the engine dies of it
+    engine.do = lambda _call: (_ for _ in ()).throw(SystemExit)  # the engine dies of it
     with pytest.raises(EngineDied, match="is gone"):
         await client.ping()
 
@@ -253,7 +253,7 @@ async def test_a_silent_engine_is_considered_lost(start_engine):
         task = asyncio.create_task(collect(client.generate("x", SamplingParams(max_tokens=500))))
         await asyncio.sleep(0.1)
         engine.mute = True
-        engine._step = lambda: None
+        engine.step = lambda: None
         with pytest.raises(EngineDied, match=r"silent for 0\.3 s"):
             await task
 

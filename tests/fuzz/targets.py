@@ -468,7 +468,7 @@ def chat_template() -> Target:
     process would cut off (test_template_process.py)."""
     from frontend.errors import ChatTemplateError
     from frontend.text import template_sandbox
-    from frontend.text.chat_template import _checked_messages, _plain
+    from frontend.text.chat_template import _plain, checked_messages
     from tests.frontend.text.template_samples import PART_TEMPLATES, TEMPLATES
 
     class CutOff(BaseException):
@@ -486,7 +486,7 @@ def chat_template() -> Target:
         template = source.decode("utf-8", "replace")
         try:
             conversation = json.loads(chat)
-            messages = _checked_messages(conversation)
+            messages = checked_messages(conversation)
             tools = _plain(conversation) if "tools" in template else None
         except (ValueError, RecursionError):  # render_chat says more of these
             return

@@ -249,7 +249,7 @@ class EngineProcess:
     @property
     def unread_by(self) -> set[str]:
         """Clients whose queues were full when it ended, with more for them."""
-        return {client.name for client in self.outbox._backlogs}
+        return {client.name for client in self.outbox.backlogs}
 
     # ------------------------------------------------------------------ what faults do
 

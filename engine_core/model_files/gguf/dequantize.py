@@ -11,7 +11,7 @@ from engine_core.model_files.errors import BrokenModelFile
 from engine_core.model_files.gguf.header import GgmlType, GgufTensor
 
 # elements a piece: 1 MiB of float32, so that a piece and its temporaries stay in the L2 caches
-_PIECE_ELEMENTS = 1 << 18
+PIECE_ELEMENTS = 1 << 18
 
 _T = GgmlType
 
@@ -101,7 +101,7 @@ def _q6_k(blocks_NB: torch.Tensor, out_NE: torch.Tensor) -> None:
     torch.mul(scales.unsqueeze(-1), quants.view(-1, 16, 16), out=out_NE.view(-1, 16, 16))
 
 
-_BY_TORCH: dict[GgmlType, Callable[[torch.Tensor, torch.Tensor], None]] = {
+BY_TORCH: dict[GgmlType, Callable[[torch.Tensor, torch.Tensor], None]] = {
     _T.Q4_0: _q4_0,
     _T.Q4_1: _q4_1,
     _T.Q5_0: _q5_0,
@@ -110,7 +110,7 @@ _BY_TORCH: dict[GgmlType, Callable[[torch.Tensor, torch.Tensor], None]] = {
     _T.Q5_K: _q5_k,
     _T.Q6_K: _q6_k,
 }
-_PLAIN = {
+PLAIN = {
     _T.F64: torch.float64,
     _T.F32: torch.float32,
     _T.F16: torch.float16,
@@ -127,15 +127,15 @@ def dequantize(data: torch.Tensor, quant_type: GgmlType, shape: tuple[int, ...])
         quant_type: one of `SUPPORTED_TYPES`.
         shape: of the result; the last dimension is a whole number of blocks.
     """
-    if quant_type in _PLAIN:
-        return data.view(_PLAIN[quant_type]).view(shape)
+    if quant_type in PLAIN:
+        return data.view(PLAIN[quant_type]).view(shape)
     blocks = data.view(-1, quant_type.block_bytes)
     out = torch.empty(blocks.shape[0], quant_type.block_elements)
-    step = max(1, _PIECE_ELEMENTS // quant_type.block_elements)
+    step = max(1, PIECE_ELEMENTS // quant_type.block_elements)
     for start in range(0, blocks.shape[0], step):
         piece, target = blocks[start : start + step], out[start : start + step]
-        if quant_type in _BY_TORCH:
-            _BY_TORCH[quant_type](piece, target)
+        if quant_type in BY_TORCH:
+            BY_TORCH[quant_type](piece, target)
         else:
             target.copy_(_by_gguf(piece, quant_type).view_as(target))
     return out.view(shape)

@@ -41,7 +41,7 @@ class ServiceCounters:
         self._weights = dict(weights)
         self._output_weight = output_weight
         self._present: dict[TenantKey, Tenant] = {}
-        self._departed: dict[TenantKey, Tenant] = {}
+        self.departed: dict[TenantKey, Tenant] = {}
         """Oldest first."""
         self._num_numbers = 0
         self._free_numbers: list[int] = []
@@ -59,7 +59,7 @@ class ServiceCounters:
         tenant = self._present.get(key)
         if tenant is None:
             self._settle()
-            tenant = self._departed.pop(key, None)
+            tenant = self.departed.pop(key, None)
             if tenant is None:
                 name = key if isinstance(key, str) else f"client {key}"
                 tenant = Tenant(name, self._weights.get(name, 1.0))
@@ -76,12 +76,12 @@ class ServiceCounters:
         tenant.served = float(self._served[number])
         tenant.number = None
         self._free_numbers.append(number)
-        self._departed[key] = tenant
-        if len(self._departed) > _MOST_DEPARTED:
-            kept = {k: t for k, t in self._departed.items() if t.counter > floor}
+        self.departed[key] = tenant
+        if len(self.departed) > _MOST_DEPARTED:
+            kept = {k: t for k, t in self.departed.items() if t.counter > floor}
             for oldest in list(kept)[: max(0, len(kept) - _MOST_DEPARTED // 2)]:
                 del kept[oldest]
-            self._departed = kept
+            self.departed = kept
 
     def counter(self, tenant: Tenant) -> float:
         """Virtual tokens per unit of weight; of a departed tenant the last."""

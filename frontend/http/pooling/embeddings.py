@@ -110,7 +110,7 @@ async def cohere_embed(request: Request, asked: bodies.CohereEmbedRequest) -> Re
 
     def make() -> Response:
         kinds: dict[str, Any] = {
-            kind.replace("float", "float_"): in_pieces(_as_cohere(kind, found), 1)
+            kind.replace("float", "float_"): in_pieces(as_cohere(kind, found), 1)
             for kind in asked.embedding_types or ["float"]
         }
         return json_response(
@@ -128,7 +128,7 @@ async def cohere_embed(request: Request, asked: bodies.CohereEmbedRequest) -> Re
     return await built(make, num_values(outputs))
 
 
-def _as_cohere(kind: str, found: Sequence[Pooled]) -> list[Any]:
+def as_cohere(kind: str, found: Sequence[Pooled]) -> list[Any]:
     if kind == "base64":
         return [base64.b64encode(each.data).decode() for each in found]
     vectors = [each.rows()[0] for each in found]

@@ -8,11 +8,11 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize as reference
 
 from engine_core.model_files import UnsupportedModelFile, open_model_files
-from engine_core.model_files.gguf.dequantize import _PIECE_ELEMENTS, dequantize
+from engine_core.model_files.gguf.dequantize import PIECE_ELEMENTS, dequantize
 from engine_core.model_files.gguf.header import SUPPORTED_TYPES, GgmlType
 
-_PLAIN = {GgmlType.F32, GgmlType.F16, GgmlType.BF16, GgmlType.F64}
-_QUANTISED = sorted(SUPPORTED_TYPES - _PLAIN)
+PLAIN = {GgmlType.F32, GgmlType.F16, GgmlType.BF16, GgmlType.F64}
+_QUANTISED = sorted(SUPPORTED_TYPES - PLAIN)
 
 
 def random_blocks(quant_type: GgmlType, num_blocks: int) -> np.ndarray:
@@ -37,8 +37,8 @@ def test_blocks_equal_the_gguf_package(quant_type, num_blocks) -> None:
 
 @pytest.mark.parametrize("extra", [-1, 0, 1])
 def test_a_tensor_of_several_pieces_equals_the_gguf_package(extra: int) -> None:
-    blocks = random_blocks(GgmlType.Q8_0, _PIECE_ELEMENTS // 32 * 2)
-    blocks = np.resize(blocks, (_PIECE_ELEMENTS // 32 + extra, blocks.shape[1]))
+    blocks = random_blocks(GgmlType.Q8_0, PIECE_ELEMENTS // 32 * 2)
+    blocks = np.resize(blocks, (PIECE_ELEMENTS // 32 + extra, blocks.shape[1]))
     values = dequantize(torch.from_numpy(blocks).flatten(), GgmlType.Q8_0, (len(blocks), 32))
     expected = reference(blocks, GgmlType.Q8_0)
     np.testing.assert_array_equal(values.numpy(), expected)

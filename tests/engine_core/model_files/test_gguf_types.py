@@ -18,5 +18,5 @@ def test_number_and_block_are_those_of_the_gguf_package(kind):
 def test_what_can_be_dequantised_is_read():
     by_gguf = set(GgmlType) & set(gguf.quants._type_traits)
     assert len(by_gguf) > 20
-    readable = by_gguf | set(dequantize._BY_TORCH) | set(dequantize._PLAIN)
+    readable = by_gguf | set(dequantize.BY_TORCH) | set(dequantize.PLAIN)
     assert readable - {GgmlType.NVFP4} == SUPPORTED_TYPES

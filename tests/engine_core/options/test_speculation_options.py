@@ -21,7 +21,7 @@ def test_each_name_makes_its_proposer():
     options.check()
     proposer = options.make_proposer()
     assert isinstance(proposer, NgramProposer)
-    assert (proposer._smallest, proposer._largest, options.max_drafts) == (2, 2, 8)
+    assert (proposer.smallest, proposer.largest, options.max_drafts) == (2, 2, 8)
 
 
 @pytest.mark.parametrize(

@@ -300,20 +300,20 @@ def test_a_slow_reader_that_dies_leaves_nothing():
     transport.gone.add(b"slow")
     outbox.send({slow.index: token(10)})
     assert not list(clients)
-    assert not outbox._backlogs
+    assert not outbox.backlogs
 
 
 def test_what_a_slow_reader_left_behind_does_not_count_for_the_others(monkeypatch):
     monkeypatch.setattr("engine_core.server.outbox._MAX_TOTAL_BYTES", 3000)
     transport, outbox, clients, (dead, other) = make_outbox(1, b"dead", b"other")
     for client in (dead, other):
-        while outbox._backlog_bytes < 2000:
+        while outbox.backlog_bytes < 2000:
             outbox.post(client, PONG)
         if client is dead:
             transport.gone.add(b"dead")
             outbox.send({})
             assert list(clients) == [other]
-            assert outbox._backlog_bytes == 0
+            assert outbox.backlog_bytes == 0
     assert list(clients) == [other]
 
 

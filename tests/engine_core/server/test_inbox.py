@@ -250,7 +250,7 @@ def test_a_client_that_does_not_read_is_dropped_and_told_so_when_it_reads(tmp_pa
     monkeypatch.setattr("engine_core.server.outbox._MAX_BACKLOG_BYTES", 1_000_000)
     with connected_slow_reader(tmp_path) as (inbox, clients, client):
         [slow] = clients
-        outbox = inbox._outbox
+        outbox = inbox.outbox
         padding = b"x" * 10_000
         num_sent = 0
         while len(clients):
@@ -281,7 +281,7 @@ def test_garbage_of_a_client_whose_queue_is_full_is_answered_when_there_is_room(
     """Without an answer its requests would wait for ever."""
     with connected_slow_reader(tmp_path) as (inbox, clients, client):
         [slow] = clients
-        outbox = inbox._outbox
+        outbox = inbox.outbox
         while not outbox.has_backlogs:
             outbox.post(slow, PONG, [b"x" * 10_000])
         client.send(b"garbage")

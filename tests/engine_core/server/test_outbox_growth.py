@@ -86,13 +86,13 @@ def test_a_client_whose_queue_has_room_again_is_not_counted_as_waiting():
     office.transport.is_full = True
     for _ in range(3):
         office.outbox.send(office.outputs(0, 1, 2))
-    assert office.outbox._backlog_bytes == sum(
-        backlog.num_bytes for backlog in office.outbox._backlogs.values()
+    assert office.outbox.backlog_bytes == sum(
+        backlog.num_bytes for backlog in office.outbox.backlogs.values()
     )
     office.clients.remove(office.clients.by_index(1))
     office.transport.is_full = False
     office.outbox.send({})
-    assert office.outbox._backlog_bytes == 0
+    assert office.outbox.backlog_bytes == 0
     assert not office.outbox.has_backlogs
 
 

@@ -49,18 +49,22 @@ def no_memory(monkeypatch):
         yield patch.undo
 
 
+def runner_of(host):
+    return host._executor.runner
+
+
 def test_weights_whose_runner_has_no_room_are_refused_and_the_old_ones_serve_on(
     host, tiny_llama, no_memory
 ):
-    before = host._executor.runner
+    before = runner_of(host)
     host.open(str(tiny_llama))
     with pytest.raises(RequestRefused, match="not enough memory"):
         host.update()
-    assert host._executor.runner is before
+    assert runner_of(host) is before
     no_memory()
     host.open(str(tiny_llama))
     host.update()
-    assert host._executor.runner is not before
+    assert runner_of(host) is not before
 
 
 @pytest.mark.parametrize("weights", [False, True])
@@ -68,10 +72,10 @@ def test_an_engine_without_room_to_wake_up_sleeps_on(host, tiny_llama, no_memory
     host.release(weights=weights)
     with pytest.raises(RequestRefused, match="not enough memory"):
         host.restore()
-    assert host._executor.runner is None
+    assert runner_of(host) is None
     host.open(str(tiny_llama))
     host.update()
-    assert host._executor.runner is None, "an update ended the sleep"
+    assert runner_of(host) is None, "an update ended the sleep"
     no_memory()
     host.restore()
-    assert host._executor.runner is not None
+    assert runner_of(host) is not None

@@ -259,7 +259,7 @@ def test_help_and_version_need_no_engine_and_load_no_library_of_a_model():
 
 def test_a_request_is_explained_as_text_and_as_json(run, start_engine, address):
     engine = start_engine()
-    engine._step = lambda: None  # nothing happens before it is asked
+    engine.step = lambda: None  # nothing happens before it is asked
     waiting = program("complete", "Hi", "--max-tokens", "400", "--address", address)
     try:
         wait_until(lambda: engine.requests)

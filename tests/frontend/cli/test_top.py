@@ -50,7 +50,7 @@ def script(engine, *requests, **numbers):
             case calls.GetRequestInfo(request_id):
                 return request_info(request_id, status="finished", finish_reason="length")
 
-    engine._do = do
+    engine.do = do
     return asked
 
 
@@ -188,7 +188,7 @@ async def test_a_silent_engine_is_not_asked_again_and_one_that_is_lost_comes_bac
 async def test_a_client_that_may_not_see_requests_sees_the_rest(start_engine):
     engine = start_engine()
     script(engine, A)
-    answer = engine._answer
+    answer = engine.answer
 
     def refuse(call):
         if isinstance(call.call, calls.GetRequests):
@@ -196,7 +196,7 @@ async def test_a_client_that_may_not_see_requests_sees_the_rest(start_engine):
             return CallFailed(call_id=call.call_id, code=code, message="it needs a key")
         return answer(call)
 
-    engine._answer = refuse
+    engine.answer = refuse
     async with shown(engine) as pilot:
         await until(pilot, "1 running", "it needs a key")
 

@@ -45,9 +45,9 @@ def test_a_model_starts_an_engine_that_ends_with_the_llm(behave):
         [output] = llm.generate("x", SamplingParams(max_tokens=4), use_tqdm=False)
         [daemon] = started
         assert socket_folder(daemon).stat().st_mode & 0o777 == 0o700
-        assert "'--model', 'some-model', '--max-num-seqs=2'" in daemon._last_lines()
+        assert "'--model', 'some-model', '--max-num-seqs=2'" in daemon.last_lines()
     assert len(output.outputs[0].token_ids) == 4
-    assert daemon._process.returncode == 0
+    assert daemon.process.returncode == 0
     assert not socket_folder(daemon).exists()
 
 
@@ -62,7 +62,7 @@ def test_an_engine_that_is_never_ready_is_ended(behave):
     started = behave("hang")
     with pytest.raises(EngineStartError, match=r"not ready within 0\.5 s; raise startup_timeout_s"):
         LLM(model="x", startup_timeout_s=0.5)
-    assert started[0]._process.poll() is not None
+    assert started[0].process.poll() is not None
 
 
 def test_something_that_is_no_engine_is_told(behave):
@@ -89,7 +89,7 @@ def test_a_talkative_engine_is_not_held_up(behave):
     behave("noisy")
     with LLM(model="x") as llm:
         assert llm.generate("x", SamplingParams(max_tokens=4), use_tqdm=False)[0].finished
-        assert len(llm._client._children[llm._client.address]._tail) <= 50
+        assert len(llm._client._children[llm._client.address].tail) <= 50
 
 
 def test_a_wrong_option_starts_nothing(behave):
@@ -106,11 +106,11 @@ def test_data_parallel_engines_share_the_requests_and_end_with_the_llm(behave):
     with LLM(model="some-model", data_parallel_size=2) as llm:
         llm.generate(["x"] * 8, SamplingParams(max_tokens=4), use_tqdm=False)
         assert [
-            f"'--data-parallel-size=2', '--data-parallel-rank={rank}'" in daemon._last_lines()
+            f"'--data-parallel-size=2', '--data-parallel-rank={rank}'" in daemon.last_lines()
             for rank, daemon in enumerate(started)
         ] == [True, True]
         assert sorted(llm._client.session.num_sent) == [4, 4]
-    assert [daemon._process.returncode for daemon in started] == [0, 0]
+    assert [daemon.process.returncode for daemon in started] == [0, 0]
 
 
 def test_the_engine_ends_when_its_parent_is_killed(tmp_path):
@@ -119,7 +119,7 @@ def test_the_engine_ends_when_its_parent_is_killed(tmp_path):
         "import sys, time\n"
         "from frontend.engine.daemon import ChildDaemon\n"
         f"daemon = ChildDaemon([], command=[sys.executable, {_CHILD!r}, 'serve'])\n"
-        "print(daemon._process.pid, flush=True)\n"
+        "print(daemon.process.pid, flush=True)\n"
         "time.sleep(60)\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(frontend.__file__).parents[1])}

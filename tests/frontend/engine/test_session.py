@@ -79,13 +79,13 @@ class MemoryTransport:
     def connect(self, on_frames, on_lost):
         if not self.is_up:
             raise EngineUnavailable("no engine answers")
-        self._on_frames, self._on_lost = on_frames, on_lost
+        self.on_frames, self.on_lost = on_frames, on_lost
 
     def send_frames(self, frames):
         message = decode_client_message(frames[0])
         if isinstance(message, Hello):
             answer, frames = welcome("model-1", with_tokenizer=False)
-            self._on_frames([encode(answer), *frames])
+            self.on_frames([encode(answer), *frames])
         else:
             self.sent.append(message)
 
@@ -100,10 +100,10 @@ class MemoryTransport:
 
     def lose(self):
         self.is_up = False
-        self._on_lost("the cable was cut")
+        self.on_lost("the cable was cut")
 
     def deliver(self, *outputs):
-        self._on_frames([encode(EngineCoreOutputs(other_outputs=list(outputs)))])
+        self.on_frames([encode(EngineCoreOutputs(other_outputs=list(outputs)))])
 
 
 OPTIONS = ConnectionOptions("memory", reconnect_timeout_s=10.0, silence_timeout_s=300.0)
@@ -227,7 +227,7 @@ async def test_a_request_that_is_answered_with_errors_ends_with_the_third(parts)
     def refuse(frames):
         keep(frames)
         if isinstance(decode_client_message(frames[0]), EngineRequest):
-            transport._on_frames([answer])
+            transport.on_frames([answer])
 
     transport.send_frames = refuse
     request = submitted(session, clock)
@@ -246,10 +246,10 @@ async def test_losses_without_output_are_answered_ever_later_and_not_for_ever(pa
     def die(frames):
         keep(frames)
         if isinstance(decode_client_message(frames[0]), EngineRequest):
-            asyncio.get_running_loop().call_soon(transport._on_lost, "it died of it")
+            asyncio.get_running_loop().call_soon(transport.on_lost, "it died of it")
 
     transport.send_frames = die
-    transport._on_lost("it died of it")
+    transport.on_lost("it died of it")
     for _ in range(400):
         await clock.advance(0.1)
     with pytest.raises(EngineDied, match=r"lost \d+ times .* without any output"):
@@ -278,7 +278,7 @@ async def test_an_engine_that_sends_nonsense_ends_the_request_and_not_the_client
     def answer(frames):
         keep(frames)
         if isinstance(decode_client_message(frames[0]), EngineRequest):
-            asyncio.get_running_loop().call_soon(transport._on_frames, [nonsense])
+            asyncio.get_running_loop().call_soon(transport.on_frames, [nonsense])
 
     transport.send_frames = answer
     request = submitted(session, clock)

@@ -53,9 +53,9 @@ async def test_a_long_prompt_is_computed_first_and_a_short_or_known_one_is_not(s
             assert output.outputs[0].text == expected_text(prompt, 20)
         reports = SamplingParams(max_tokens=2, prompt_logprobs=1)
         await final(llm.generate("y" * len(LONG), reports))
-        assert not llm._session.handoff._prefills
-        assert not llm._session.handoff._handed_over
-        assert len(llm._session.requests) == 0
+        assert not llm.session.handoff.prefills
+        assert not llm.session.handoff.handed_over
+        assert len(llm.session.requests) == 0
     (computed,) = prefill.requests
     assert computed.sampling_params.max_tokens == 1
     assert [each.kv_source for each in decode.requests] == [SOURCE, None, None, None]
@@ -132,8 +132,8 @@ async def test_a_request_may_end_while_its_prompt_is_computed(start_both, how):
         if how == "abort":
             await llm.abort("mine")
             assert (await asyncio.wait_for(task, 30)).outputs[0].finish_reason == "abort"
-            assert not llm._session.handoff._prefills
-            assert len(llm._session.requests) == 0
+            assert not llm.session.handoff.prefills
+            assert len(llm.session.requests) == 0
     if how == "close":
         with pytest.raises(ClientClosed):
             await asyncio.wait_for(task, 30)

@@ -42,7 +42,7 @@ def test_an_idle_and_a_busy_engine_are_healthy_and_ready(start_engine):
 
 @pytest.mark.parametrize("state", [calls.EngineState.PAUSED, calls.EngineState.ASLEEP])
 def test_a_paused_engine_is_healthy_says_so_and_is_not_ready(engine, monkeypatch, state):
-    monkeypatch.setattr(engine, "_do", pong_of(state))
+    monkeypatch.setattr(engine, "do", pong_of(state))
     with serving(engine.address, "small") as url:
         health, ready = httpx.get(f"{url}/health"), httpx.get(f"{url}/ready")
     assert (health.status_code, ready.status_code) == (200, 503)
@@ -108,7 +108,7 @@ def test_a_key_that_is_no_admins_sees_its_own_requests_only(start_engine, tmp_pa
 
 def test_an_engine_that_explains_a_clients_own_requests_only_is_asked_for_each(start_engine):
     engine = start_engine(step_s=0.02)
-    answer = engine._answer
+    answer = engine.answer
 
     def refuse(call):
         if isinstance(call.call, calls.GetRequests):
@@ -116,7 +116,7 @@ def test_an_engine_that_explains_a_clients_own_requests_only_is_asked_for_each(s
             return CallFailed(call_id=call.call_id, code=code, message="over TCP without keys")
         return answer(call)
 
-    engine._answer = refuse
+    engine.answer = refuse
     with (
         serving(engine.address) as url,
         serving(engine.address) as other,

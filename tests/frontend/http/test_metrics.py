@@ -219,7 +219,7 @@ def test_adapters_of_unfinished_requests_are_labels_as_vllms(engine, monkeypatch
 
     with serving(engine.address, "small", metrics_names=names) as url:
         assert named(scrape(url), f"{prefix}lora_requests_info") == []  # it serves none
-        monkeypatch.setattr(engine, "_do", of_adapters)
+        monkeypatch.setattr(engine, "do", of_adapters)
         (found,) = (
             (dict(labels), value)
             for (name, *labels), value in scrape(url).items()

@@ -310,7 +310,7 @@ def _wait_until_idle(engine):
 class EngineWithAQueue(FakeEngine):
     """Its requests wait."""
 
-    def _step(self):
+    def step(self):
         pass
 
 

@@ -164,13 +164,13 @@ def test_coheres_embeddings_by_type(serve):
 
 
 def test_coheres_bits_are_packed_highest_first():
-    from frontend.http.pooling.embeddings import _as_cohere
+    from frontend.http.pooling.embeddings import as_cohere
     from protocol.pooling import Pooled
 
     signs = [1, -1, 1, 1, -1, -1, -1, 1]
     vector = Pooled(shape=(8,), data=struct.pack("<8f", *signs))
-    assert _as_cohere("ubinary", [vector]) == [[0b10110001]]
-    assert _as_cohere("binary", [vector]) == [[0b10110001 - 128]]
+    assert as_cohere("ubinary", [vector]) == [[0b10110001]]
+    assert as_cohere("binary", [vector]) == [[0b10110001 - 128]]
 
 
 def test_ollamas_two_routes(serve):

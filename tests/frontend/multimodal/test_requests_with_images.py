@@ -161,13 +161,13 @@ async def _last(stream):
 
 async def test_decoding_leaves_the_event_loop_free(multimodal_engine, monkeypatch):
     may_go_on = threading.Event()
-    kind = inputs._KINDS["image"]
+    kind = inputs.KINDS["image"]
 
     def slowly(source, name):
         assert may_go_on.wait(10)
         return kind[1](source, name)
 
-    monkeypatch.setattr(inputs, "_KINDS", {"image": (kind[0], slowly)})
+    monkeypatch.setattr(inputs, "KINDS", {"image": (kind[0], slowly)})
     async with AsyncLLM(multimodal_engine.address) as llm:
         task = asyncio.create_task(_last(llm.chat([image_message(data_url(png()))], FEW)))
         text = await _last(llm.generate("hello", FEW))

@@ -137,12 +137,12 @@ def test_equal_tokenizers_are_parsed_once_and_dropped_with_their_last_user():
     other = welcome(samples.byte_level(), chat_template="y")
     assert other is not same[0]
     gc.collect()  # what other tests have left
-    number = len(tokenizer_module._in_use)
+    number = len(tokenizer_module.in_use)
     gone = weakref.ref(other)
     del other
     gc.collect()
     assert gone() is None
-    assert len(tokenizer_module._in_use) == number - 1
+    assert len(tokenizer_module.in_use) == number - 1
 
 
 def test_importing_the_text_side_loads_neither_tokenizers_nor_jinja2_nor_numpy():
@@ -195,7 +195,7 @@ BY_WORDS = Tokenizer(samples.bert(), TokenizerInfo(fingerprint="f", tokenizer_js
 @settings(deadline=None)
 @given(st.lists(st.sampled_from(PARTS) | st.characters(exclude_categories=["Cs"])).map("".join))
 def test_a_text_of_known_words_has_the_tokens_of_the_whole_text(text):
-    assert BY_WORDS._around_words == ([2], [3])
+    assert BY_WORDS.around_words == ([2], [3])
     assert BY_WORDS.encode_within(text) == (BY_WORDS.backend.encode(text).ids, None)
 
 
@@ -219,13 +219,13 @@ def test_as_many_words_are_known_as_memory_is_meant_for_them(monkeypatch):
     tokenizer = welcome(samples.bert())
     text = " ".join(f"word{number}" for number in range(50)) + " " + "x" * 1000
     assert tokenizer.encode_within(text)[0] == tokenizer.encode(text)
-    assert 0 < len(tokenizer._known_words) <= 8
-    assert max(map(len, tokenizer._known_words)) < 1000
+    assert 0 < len(tokenizer.known_words) <= 8
+    assert max(map(len, tokenizer.known_words)) < 1000
 
 
 @pytest.mark.parametrize("family", ["byte_level", "metaspace", "word_piece", "no_decoder"])
 def test_words_are_looked_up_only_where_their_neighbours_do_not_count(family):
-    assert welcome(getattr(samples, family)())._around_words is None
+    assert welcome(getattr(samples, family)()).around_words is None
     backend = samples.bert()
     backend.add_tokens(["two words"])
-    assert welcome(backend)._around_words is None
+    assert welcome(backend).around_words is None

@@ -49,7 +49,7 @@ class Run:
         self._stage = stage
         self._generators = generators
         self._random = Random(seed)
-        self._limits = {"stream": 0.0, "chat": 0.0}
+        self.limits = {"stream": 0.0, "chat": 0.0}
         self._texts: dict[str, str] = {}
         self._num_looked_at = 0
         self._began_s = time.monotonic()
@@ -70,12 +70,12 @@ class Run:
             await self._stage.send(Case("an ordinary one", ordinary))
         await asyncio.sleep(_SETTLE_S)
         for seen in self._stage.seen:
-            self._limits[seen.kind] = max(self._limits[seen.kind], seen.gap_s)
+            self.limits[seen.kind] = max(self.limits[seen.kind], seen.gap_s)
         self._num_looked_at = len(self._stage.seen)
         self._began_s = time.monotonic()
-        say(f"largest gaps of its own: {self._limits}")
-        self._limits["stream"] += _OWN_GAP_S
-        self._limits["chat"] += _OWN_CHAT_S
+        say(f"largest gaps of its own: {self.limits}")
+        self.limits["stream"] += _OWN_GAP_S
+        self.limits["chat"] += _OWN_CHAT_S
 
     def make(self, key: str) -> Case:
         """`key`: a generator and a seed."""
@@ -92,25 +92,25 @@ class Run:
                 self.counts[name] += 1
                 one = Sent(key, self.make(key), time.monotonic())
                 sent.append(one)
-                tasks.add(asyncio.create_task(self._send(one)))
+                tasks.add(asyncio.create_task(self.send(one)))
             _, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED, timeout=0.1)
-            if wrong := self._look():
+            if wrong := self.look():
                 await asyncio.gather(*tasks)
                 tasks = set()
-                await self._find(wrong, sent)
+                await self.find(wrong, sent)
             sent = [each for each in sent if each.ended_s > time.monotonic() - 30]
         await asyncio.gather(*tasks)
         await asyncio.sleep(_SETTLE_S)
-        if wrong := self._look():
-            await self._find(wrong, sent)
+        if wrong := self.look():
+            await self.find(wrong, sent)
 
-    async def _send(self, one: Sent) -> None:
+    async def send(self, one: Sent) -> None:
         problems = await self._stage.send(one.case)
         one.ended_s = time.monotonic()
         for problem in problems[:1]:
             self._note(one, problem)
 
-    def _look(self) -> list[Seen]:
+    def look(self) -> list[Seen]:
         """What the other client met that it should not have, since the last look."""
         new = self._stage.seen[self._num_looked_at :]
         self._num_looked_at += len(new)
@@ -120,7 +120,7 @@ class Run:
             seen
             for seen in new
             if seen.status != 200
-            or seen.gap_s > self._limits[seen.kind]
+            or seen.gap_s > self.limits[seen.kind]
             or seen.text != self._texts[seen.kind]
         ]
         if self._stage.engine_changed():
@@ -128,7 +128,7 @@ class Run:
             wrong.append(Seen("engine", 0, 1.0, now_s, "another process"))
         return wrong
 
-    async def _find(self, wrong: list[Seen], sent: list[Sent]) -> None:
+    async def find(self, wrong: list[Seen], sent: list[Sent]) -> None:
         """Which of those that were there does it again, alone."""
         first_s = min(seen.at_s - seen.gap_s for seen in wrong) - 1
         last_s = max(seen.at_s for seen in wrong)
@@ -140,7 +140,7 @@ class Run:
             for _ in range(_TRIES):
                 await self._stage.send(one.case)
                 await asyncio.sleep(_SETTLE_S)
-                if not (again := self._look()):
+                if not (again := self.look()):
                     break
                 await self._recover()
             if again:
@@ -150,7 +150,7 @@ class Run:
         if self._stage.engine_changed():
             await self._stage.engine_is_back()
         await asyncio.sleep(_SETTLE_S)
-        self._look()
+        self.look()
 
     def _note(self, one: Sent, why: str) -> None:
         after_s = time.monotonic() - self._began_s
@@ -195,10 +195,10 @@ async def fuzz(options: argparse.Namespace, folder: Path) -> int:
         before = stage.memory_mib()
         for key in options.case:
             one = Sent(key, run.make(key), time.monotonic())
-            await run._send(one)
+            await run.send(one)
             await asyncio.sleep(_SETTLE_S)
-            if wrong := run._look():
-                await run._find(wrong, [one])
+            if wrong := run.look():
+                await run.find(wrong, [one])
         if not options.case:
             await run.go_on_until(time.monotonic() + options.time)
         await run.check_memory(before)
@@ -206,7 +206,7 @@ async def fuzz(options: argparse.Namespace, folder: Path) -> int:
         run.failures += [Failure("", "the end", problem, 0.0) for problem in problems]
         document = {
             "seed": options.seed, "seconds": options.time, "cases": run.counts,
-            "largest_gap_s": run.largest, "limits_s": run._limits,
+            "largest_gap_s": run.largest, "limits_s": run.limits,
             "failures": [dataclasses.asdict(each) for each in run.failures],
         }  # fmt: skip
         if run.failures:

@@ -3,7 +3,7 @@
 import pytest
 from recorded_runs import Asked, record_run
 
-from scripts.benchmarks.fleet import _simulate
+from scripts.benchmarks.fleet import foretold_run
 from scripts.load.workload import Arrivals, DatasetOptions, Workload
 
 
@@ -14,8 +14,8 @@ def test_the_same_requests_are_simulated_with_the_recorded_engines_settings(tmp_
     workload = Workload(
         options=load, units=range(100, 200), arrivals=Arrivals(rate=3.0), num_requests=60
     )
-    aware, at_random = (_simulate(path, workload, 2, name) for name in ("cache-aware", "random"))
-    assert aware == _simulate(path, workload, 2, "cache-aware")
+    aware, at_random = (foretold_run(path, workload, 2, name) for name in ("cache-aware", "random"))
+    assert aware == foretold_run(path, workload, 2, "cache-aware")
     assert aware["num_requests"] == sum(aware["requests_an_engine"]) == 60
     # of 144 tokens 128 are shared
     assert 0.4 < aware["hit_rate"] <= (60 - 4) * 128 / (60 * 144)

@@ -224,7 +224,7 @@ def test_tenants_that_went_are_not_remembered_for_ever():
         tenant = counters.enter(f"t{number}")
         counters.charge(tenant, float(number))
         counters.leave(f"t{number}", floor=0.0)
-    assert len(counters._departed) <= 4_096
+    assert len(counters.departed) <= 4_096
     assert counters.counter(counters.enter("t19999")) == 19_999.0
 
 

@@ -46,13 +46,13 @@ class FaultyDrive:
                 len(plans) == self.scheduler.max_steps_in_flight
                 or not plans[-1].total_num_scheduled_tokens
             ):
-                if not self._collect(plans):
+                if not self.collect(plans):
                     for plan in plans:
-                        self._update(plan, EMPTY)
+                        self.update(plan, EMPTY)
                     plans.clear()
         return self
 
-    def _collect(self, plans):
+    def collect(self, plans):
         batch = plans[0].batch
         stops = batch.num_computed_tokens + batch.num_scheduled_tokens
         if self.numbers.get(plans[0].step_id) in self.fails or any(
@@ -66,10 +66,10 @@ class FaultyDrive:
             return False
         sampled = stops.astype(np.int32)
         plan = plans.pop(0)
-        self._update(plan, ModelRunnerOutput(req_ids=batch.req_ids, sampled_token_ids=sampled))
+        self.update(plan, ModelRunnerOutput(req_ids=batch.req_ids, sampled_token_ids=sampled))
         return True
 
-    def _update(self, plan, output):
+    def update(self, plan, output):
         for one in self.scheduler.update_from_output(plan, output).values():
             for each in all_outputs(one):
                 assert each.request_id in self.requests, "nobody asked for a probe"
@@ -184,10 +184,10 @@ def test_an_abort_or_a_timeout_while_suspected_leaves_the_others_to_be_tried(dep
 def test_who_shared_a_step_with_a_culprit_that_was_aborted_in_it_is_not_blamed():
     drive = FaultyDrive(*asked(4), poison={"r2": 4}).run(2)
     while (plan := drive.scheduler.schedule()).batch.req_ids != ["r2", "r3"]:
-        drive._update(plan, EMPTY)
+        drive.update(plan, EMPTY)
     drive.scheduler.finish_requests("r2", RequestStatus.FINISHED_ABORTED)
-    assert not drive._collect([plan])
-    drive._update(plan, EMPTY)
+    assert not drive.collect([plan])
+    drive.update(plan, EMPTY)
     drive.run()
     assert drive.ends.pop("r2")[0] is FinishReason.ABORT
     del drive.requests["r2"]
