@@ -119,13 +119,9 @@ def test_the_same_bits_after_preemptions(smollm2, prompts, together):
 
 
 def test_the_second_start_takes_packed_weights_from_the_cache(smollm2, tmp_path, monkeypatch):
-    """And a file that was cut short is packed anew, with one line."""
     monkeypatch.setenv("ENGINE_CORE_CACHE", str(tmp_path))
     answers, logs = [], []
-    for start in range(3):
-        if start == 2:
-            (kept,) = (tmp_path / "weights").glob("*.weights")
-            kept.write_bytes(kept.read_bytes()[:1000])
+    for _ in range(2):
         with (
             running_daemon(smollm2, "--max-model-len", 64) as daemon,
             RawClient(daemon.address) as client,
@@ -133,9 +129,8 @@ def test_the_second_start_takes_packed_weights_from_the_cache(smollm2, tmp_path,
             answers.append(run_all(client, [[1, 2, 3, 4]]))
             logs.append(daemon.log())
             assert daemon.ready["weights"] == NATIVE_WEIGHTS
-    assert answers[0] == answers[1] == answers[2]
-    assert ["kept packed weights" in log for log in logs] == [True, False, True]
-    assert ["packed anew" in log for log in logs] == [False, False, True]
+    assert answers[0] == answers[1]
+    assert ["kept packed weights" in log for log in logs] == [True, False]
 
 
 @pytest.fixture(scope="module")

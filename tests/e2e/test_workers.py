@@ -20,7 +20,6 @@ pytestmark = pytest.mark.slow
 
 LIMIT_S = 300
 TOKENS = {"prompt_token_ids": list(range(5, 30))}
-TEXT = "The capital of France is Paris. The capital of Italy is"
 
 
 def wait_until_gone(pids):
@@ -51,13 +50,13 @@ def left_folders():
     ]
 
 
-async def generated(llm, prompt=TEXT, interrupt=None, **options):
+async def generated(llm, interrupt=None, **options):
     """`interrupt` is called once, when 5 tokens have come."""
     params = SamplingParams(
         ignore_eos=True, detokenize=False, output_kind=RequestOutputKind.DELTA, **options
     )
     tokens = []
-    async for output in llm.generate(prompt, params):
+    async for output in llm.generate(TOKENS, params):
         tokens += output.outputs[0].token_ids
         if interrupt is not None and len(tokens) >= 5:
             interrupt()
@@ -65,12 +64,12 @@ async def generated(llm, prompt=TEXT, interrupt=None, **options):
     return tokens, output.outputs[0].finish_reason, output.outputs[0].detail
 
 
-async def answers(llm, prompt=TEXT, interrupt=None):
+async def answers(llm, interrupt=None):
     ways = ({"temperature": 0.0}, {"seed": 5}, {"seed": 6, "top_p": 0.9, "top_k": 40})
     return await asyncio.wait_for(
         asyncio.gather(
             *(
-                generated(llm, prompt, interrupt if number == 0 else None, max_tokens=24, **way)
+                generated(llm, interrupt if number == 0 else None, max_tokens=24, **way)
                 for number, way in enumerate(ways)
             )
         ),
@@ -78,19 +77,19 @@ async def answers(llm, prompt=TEXT, interrupt=None):
     )
 
 
-async def test_three_workers_have_one_workers_tokens_and_leave_nothing(smollm2):
-    options = ("--dtype", "float32", "--num-blocks", 64, "--max-model-len", 256)
-    with running_daemon(smollm2, *options) as daemon:
+async def test_two_workers_have_one_workers_tokens_and_leave_nothing(tiny_llama):
+    options = ("--dtype", "float32", "--num-blocks", 64)
+    with running_daemon(tiny_llama, *options) as daemon:
         assert daemon.ready["workers"] == []
         async with AsyncLLM(daemon.address) as llm:
             expected = await answers(llm)
-    with running_daemon(smollm2, *options, "-tp", 3) as daemon:
-        assert [worker["rank"] for worker in daemon.ready["workers"]] == [1, 2]
+    with running_daemon(tiny_llama, *options, "-tp", 2) as daemon:
+        assert [worker["rank"] for worker in daemon.ready["workers"]] == [1]
         async with AsyncLLM(daemon.address) as llm:
             assert await answers(llm) == expected
             await llm.sleep(level=2)
             await llm.wake_up()
-            await llm.update_weights(str(smollm2))
+            await llm.update_weights(str(tiny_llama))
             assert await answers(llm) == expected
         assert daemon.stop(LIMIT_S) == ExitCode.DRAINED
         wait_until_gone(workers_of(daemon))
@@ -102,8 +101,8 @@ async def test_a_group_whose_worker_is_killed_starts_again_and_streams_go_on(tin
     with running_daemon(tiny_llama, *options) as daemon:
         (worker,) = workers_of(daemon)
         async with AsyncLLM(daemon.address, reconnect_timeout_s=LIMIT_S) as llm:
-            expected = await answers(llm, TOKENS)
-            found = await answers(llm, TOKENS, lambda: os.kill(worker, signal.SIGKILL))
+            expected = await answers(llm)
+            found = await answers(llm, lambda: os.kill(worker, signal.SIGKILL))
             assert found == expected
         assert f"a worker is lost: rank 1 (pid {worker}) was killed by SIGKILL" in daemon.log()
         assert "it is started again" in daemon.log()
@@ -127,7 +126,7 @@ async def test_workers_join_by_address_and_key_and_all_end_with_one(tiny_llama, 
         with running_daemon(tiny_llama, *options, "--keys", keys.folder) as daemon:
             assert workers_of(daemon) == [joined.pid]
             async with AsyncLLM(daemon.address) as llm:
-                tokens, reason, detail = await generated(llm, TOKENS, joined.kill, max_tokens=200)
+                tokens, reason, detail = await generated(llm, joined.kill, max_tokens=200)
             assert (reason, len(tokens) < 200) == ("error", True)
             assert f"rank 1 (pid {joined.pid}, joined) is gone, or its network is" in detail
             assert daemon.process.wait(LIMIT_S) == ExitCode.FAULT
