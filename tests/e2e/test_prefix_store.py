@@ -126,20 +126,6 @@ def test_gemma_3_goes_on_from_disk_within_its_windows(folder):
         assert "Traceback" not in daemon.log()
 
 
-def test_nobody_with_another_salt_finds_a_block(tiny_llama, folder):
-    options = (*NUM_BLOCKS, "--prefix-cache-dir", folder)
-    with running_daemon(tiny_llama, *options) as daemon, RawClient(daemon.address) as client:
-        expected = answers(client, PROMPTS[:1], cache_salt="mine")
-        kill(daemon, client)
-    with running_daemon(tiny_llama, *options) as daemon, RawClient(daemon.address) as client:
-        answers(client, PROMPTS[:1], prefix="plain")
-        answers(client, PROMPTS[:1], prefix="other", cache_salt="other")
-        assert lookup(client, "plain0").num_tokens == 0
-        assert lookup(client, "other0").num_tokens == 0
-        assert answers(client, PROMPTS[:1], prefix="mine", cache_salt="mine") == expected
-        assert lookup(client, "mine0").num_disk_tokens == 192
-
-
 def test_spoiled_and_cut_files_cost_only_time(tiny_llama, folder):
     options = (*NUM_BLOCKS, "--prefix-cache-dir", folder)
     with running_daemon(tiny_llama, *options) as daemon, RawClient(daemon.address) as client:

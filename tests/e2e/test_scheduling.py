@@ -1,7 +1,5 @@
 """Scheduling options as clients feel them: swap, full queues, priorities, explanations."""
 
-import json
-
 import pytest
 from daemons import running_daemon
 from raw_client import RawClient
@@ -10,7 +8,7 @@ from engine_core.observers.trace import read_header, read_trace
 from protocol.calls import GetRequestInfo
 from protocol.errors import ErrorCode
 from protocol.explanations import LookupEnd, WaitReason
-from protocol.outputs import CallFailed, FinishReason, Rejected
+from protocol.outputs import CallFailed
 from protocol.requests import Call
 
 PROMPTS = {f"r{number}": [number * 7 + k * 5 % 61 + 1 for k in range(40)] for number in range(6)}
@@ -74,29 +72,6 @@ def test_evicted_prompts_come_back_from_host_memory(tiny_llama):
     assert statistics.num_host_cached_prompt_tokens > 0
 
 
-@pytest.mark.parametrize(
-    "options", [("--max-queued-requests", 1), ("--max-queued-tokens", 100)], ids=lambda o: o[0]
-)
-def test_a_full_queue_refuses_at_once_with_its_state(tiny_llama, options):
-    with (
-        running_daemon(tiny_llama, "--num-blocks", 64, "--max-num-seqs", 1, *options) as daemon,
-        RawClient(daemon.address) as client,
-    ):
-        client.request("running", PROMPTS["r0"], max_tokens=200)
-        while not client.statistics().num_running:
-            pass
-        client.request("waiting", PROMPTS["r1"] * 2, max_tokens=4)
-        client.request("refused", PROMPTS["r2"] * 2, max_tokens=4)
-        rejected = client.wait_for(Rejected)
-        assert (rejected.request_id, rejected.code) == ("refused", ErrorCode.QUEUE_FULL)
-        assert options[0] in rejected.message
-        ends = client.collect("running", "waiting")
-        assert {end.finish_reason for _, end in ends.values()} == {FinishReason.LENGTH}
-        assert client.statistics().num_refused == 1
-        # there is room again
-        assert len(client.complete(PROMPTS["r2"], request_id="later", max_tokens=4)[0]) == 4
-
-
 def test_requests_are_explained_while_they_wait_while_they_run_and_when_they_are_over(tiny_llama):
     with (
         running_daemon(tiny_llama, "--num-blocks", 64, "--max-num-seqs", 1) as daemon,
@@ -124,20 +99,6 @@ def test_requests_are_explained_while_they_wait_while_they_run_and_when_they_are
         client.send(Call(call_id=99, call=GetRequestInfo(request_id="nobody")))
         failed = client.wait_for(CallFailed)
         assert (failed.call_id, failed.code) == (99, ErrorCode.UNKNOWN_REQUEST)
-
-
-def test_info_prints_the_explanation(tiny_llama, capsys):
-    from frontend.cli.app import run_command_line
-
-    with running_daemon(tiny_llama, "--num-blocks", 64) as daemon:
-        with RawClient(daemon.address) as client:
-            client.complete(PROMPTS["r0"], request_id="done")
-        where = ("--request", "done", "--address", daemon.address)
-        assert run_command_line(["info", *where, "--json"]) == 0
-        document = json.loads(capsys.readouterr().out)
-        assert (document["status"], document["num_output_tokens"]) == ("finished", 8)
-        assert run_command_line(["info", *where]) == 0
-        assert "never seen" in capsys.readouterr().out
 
 
 def order_of_ends(client, *names):

@@ -8,7 +8,6 @@ from frontend import LLM, BeamSearchParams, SamplingParams
 from protocol.calls import Ping
 from protocol.outputs import FinishReason
 from protocol.requests import Abort
-from protocol.sampling import BeamSearchParams as WireBeams
 
 PROMPT = [number * 13 % 90 + 1 for number in range(75)]
 """Not a whole number of blocks: the last one is shared until it is written."""
@@ -77,16 +76,6 @@ def test_an_abort_of_one_sample_frees_its_blocks_and_the_others_go_on(daemon):
         ]  # fmt: skip
         assert len(sequences[1][0]) < 170
         assert client.statistics().num_blocks_in_use == 0
-
-
-def test_a_request_with_more_sequences_than_run_at_once_is_refused_by_name(tiny_llama):
-    with (
-        running_daemon(tiny_llama, "--num-blocks", 64, "--max-num-seqs", 3) as daemon,
-        RawClient(daemon.address) as client,
-    ):
-        several(client, 4)
-        rejected = client.collect_sequences("several")["several"]
-        assert "num_sequences is 4, it must be from 1 to max_num_seqs 3" in rejected.message
 
 
 def test_the_client_sends_one_request_and_gets_n_outputs(daemon):
@@ -164,21 +153,3 @@ def test_beams_are_those_of_transformers(daemon, reference, params):
         for beam, (tokens, score) in zip(output.sequences, expected, strict=True):
             ours = beam.cum_logprob / len(tokens) ** params.length_penalty
             assert score is None or ours == pytest.approx(score, abs=1e-3)
-
-
-def test_beams_share_blocks_and_are_answered_at_the_end_only(daemon):
-    with RawClient(daemon.address) as client:
-        fields = {"num_sequences": 4, "beam_search": WireBeams(beam_width=4)}
-        before = client.statistics().num_finished
-        client.request("beams", PROMPT, fields=fields, max_tokens=80, ignore_eos=True)
-        shared = 0
-        while shared == 0:
-            statistics = client.statistics()
-            assert statistics.num_finished == before, "it ended before it was looked at"
-            shared = statistics.num_blocks_shared
-        sequences = client.collect_sequences("beams")["beams"]
-        assert [end.cumulative_logprob for _, end in sequences] == sorted(
-            (end.cumulative_logprob for _, end in sequences), reverse=True
-        )
-        assert all(tokens == end.new_token_ids for tokens, end in sequences)
-        assert client.statistics().num_blocks_in_use == 0

@@ -12,7 +12,6 @@ from frontend.sampling_params import StructuredOutputsParams
 from protocol.calls import GetRequestInfo
 from protocol.explanations import WaitReason
 from protocol.outputs import FinishReason
-from protocol.sampling import BeamSearchParams
 from protocol.structured_output import StructuredOutput, StructuredOutputKind
 
 pytest.importorskip("llguidance")
@@ -119,13 +118,6 @@ def test_a_resumed_request_goes_on_with_the_same_tokens(llm, client):
     whole, _ = client.complete(prompt, "whole", **params)
     rest, end = client.complete(prompt, "rest", output_token_ids=whole[:7], **params)
     assert (rest, end.finish_reason) == (whole[7:], FinishReason.STOP)
-
-
-def test_a_beam_search_with_a_grammar_is_refused_by_name(client):
-    fields = {"num_sequences": 2, "beam_search": BeamSearchParams(beam_width=2)}
-    client.request("beams", [5], fields=fields, ignore_eos=False, structured_output=ASKED)
-    refusal = client.collect("beams")["beams"][1]
-    assert "does not support structured_outputs" in refusal.message
 
 
 def test_a_request_that_waits_for_its_grammar_says_so_and_holds_nobody(llm, client):
