@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from kernels.interface.operations import AttentionParams, AttentionSpec
 from kernels.torch.operations import TorchOperations
 from kernels.triton.operations import TritonOperations
+from tests.covering import covering_pairs
 from tests.kernels.paged_steps import reference_paged_attention
 
 pytestmark = pytest.mark.slow
@@ -90,10 +91,9 @@ def attend(ops, step, *, window=None, softcap=None, **biases):
     return out, reference_paged_attention(step["q"], *plain, metadata, AttentionParams(**options))
 
 
-@pytest.mark.parametrize("kind", BIASES)
-@pytest.mark.parametrize(("window", "softcap"), [(None, None), (16, None), (None, 3.0)])
-@pytest.mark.parametrize("heads", [(9, 3), (4, 4), (14, 1)])
-@pytest.mark.parametrize("mix", MIXES)
+@covering_pairs(
+    kind=BIASES, window=[None, 16], softcap=[None, 3.0], heads=[(9, 3), (4, 4), (14, 1)], mix=MIXES
+)
 def test_torch_equals_the_reference(mix, heads, window, softcap, kind):
     step = make_step(MIXES[mix], heads)
     out, expected = attend(TORCH, step, window=window, softcap=softcap, **biases_of(kind, heads[0]))

@@ -9,6 +9,7 @@ from paged_steps import make_planner, step
 
 from kernels.interface.operations import AttentionParams
 from kernels.torch.operations import TorchOperations
+from tests.covering import covering_pairs
 from tests.kernels.paged_steps import reference_paged_attention
 from tests.profiles import examples
 
@@ -55,9 +56,7 @@ MIXES = {
 }
 
 
-@pytest.mark.parametrize("softcap", [None, 3.0])
-@pytest.mark.parametrize("window", [None, 1, 3, 16, 100])
-@pytest.mark.parametrize("mix", MIXES)
+@covering_pairs(softcap=[None, 3.0], window=[None, 1, 3, 16, 100], mix=MIXES)
 def test_any_mix_equals_the_reference_and_reads_nothing_out_of_sight(mix, window, softcap):
     """Blocks of each request anywhere in the cache. Proves S177, S187."""
     check(MIXES[mix], window=window, softcap=softcap)

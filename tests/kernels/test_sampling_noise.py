@@ -15,6 +15,7 @@ from kernels.torch.sampling import (
     sample_truncated,
     truncate_by_sorting,
 )
+from tests.covering import covering_pairs
 from tests.native_kernels import native_library_or_skip
 
 SEEDS_AND_POSITIONS = [(0, 0), (1, 7), (-1, 2**31 + 5), (2**63 - 1, 2**40), (-(2**63), 1)]
@@ -77,9 +78,7 @@ def plain_mask(logits_V, top_k, top_p, min_p):
     return stay
 
 
-@pytest.mark.parametrize("top_k", [0, 1, 17, 300])
-@pytest.mark.parametrize("top_p", [1e-6, 0.3, 0.95, 1.0])
-@pytest.mark.parametrize("min_p", [0.0, 0.2])
+@covering_pairs(top_k=[0, 1, 17, 300], top_p=[1e-6, 0.3, 0.95, 1.0], min_p=[0.0, 0.2])
 def test_truncation_by_sorting_keeps_what_the_plain_rule_keeps(top_k, top_p, min_p):
     generator = torch.Generator().manual_seed(3)
     # whole halves, so that ties are everywhere

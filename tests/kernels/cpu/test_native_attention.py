@@ -13,6 +13,7 @@ from paged_steps import keys_in_panels, make_planner
 from kernels.cpu.attention import NativeAttentionPlan
 from kernels.cpu.operations import CpuOperations
 from kernels.interface.operations import AttentionParams
+from tests.covering import covering_pairs
 from tests.kernels.paged_steps import reference_paged_attention
 from tests.profiles import examples
 
@@ -59,9 +60,7 @@ MIXES = {
 }
 
 
-@pytest.mark.parametrize("block_size", [4, 32])
-@pytest.mark.parametrize("window", [None, 1, 3, 16, 100])
-@pytest.mark.parametrize("mix", MIXES)
+@covering_pairs(block_size=[4, 32], window=[None, 1, 3, 16, 100], mix=MIXES)
 def test_any_mix_equals_the_reference_and_reads_nothing_out_of_sight(ops, mix, window, block_size):
     """Proves S187."""
     check(ops, MIXES[mix], window=window, block_size=block_size)

@@ -7,6 +7,7 @@ from paged_steps import keys_in_panels, rotate
 
 from kernels.cpu.operations import CpuOperations
 from kernels.torch.operations import TorchOperations
+from tests.covering import covering_pairs
 
 TORCH = TorchOperations()
 SIZES = [1, 2, 15, 16, 17, 63, 64, 65, 576, 577]
@@ -171,11 +172,13 @@ def rotary_case(num_tokens, *, heads=(6, 2), head_size=8, rotary_size=None, norm
     return torch.randn(num_tokens, width), arguments
 
 
-@pytest.mark.parametrize("normed", [False, True])
-@pytest.mark.parametrize("rotary_size", [None, 4, 16])
-@pytest.mark.parametrize("heads", [(6, 2), (1, 1), (9, 3)])
-@pytest.mark.parametrize("num_tokens", [0, 1, 7, 130])
-@pytest.mark.parametrize("block_size", [4, 32])
+@covering_pairs(
+    normed=[False, True],
+    rotary_size=[None, 4, 16],
+    heads=[(6, 2), (1, 1), (9, 3)],
+    num_tokens=[0, 1, 7, 130],
+    block_size=[4, 32],
+)
 def test_rotation_and_cache_are_those_of_torch(
     ops, block_size, num_tokens, heads, rotary_size, normed
 ):

@@ -7,6 +7,7 @@ from paged_steps import keys_in_panels, make_planner
 from kernels.cpu.operations import CpuOperations
 from kernels.interface.operations import AttentionParams, RotaryParams
 from kernels.torch.operations import TorchOperations
+from tests.covering import covering_pairs
 from tests.kernels.paged_steps import reference_paged_attention
 
 TORCH = TorchOperations()
@@ -92,10 +93,9 @@ def written(ops, dtype, *, head_size, block_size=BLOCK, num_tokens=30, norms=Fal
     return caches[0], caches[1], slots, qkv
 
 
-@pytest.mark.parametrize("dtype", STORED)
-@pytest.mark.parametrize("head_size", [2, 10, 64, 80, 256])
-@pytest.mark.parametrize("block_size", [BLOCK, 16, 48])
-@pytest.mark.parametrize("norms", [False, True])
+@covering_pairs(
+    dtype=STORED, head_size=[2, 10, 64, 80, 256], block_size=[BLOCK, 16, 48], norms=[False, True]
+)
 def test_keys_and_values_are_written_within_half_a_step(ops, dtype, head_size, block_size, norms):
     cache, exact, slots, qkv = written(
         ops, dtype, head_size=head_size, block_size=block_size, norms=norms
@@ -191,10 +191,9 @@ class Sequences:
 PIECES = [(0, 0, 37), (1, 89, 90), (2, 255, 257), (3, 40, 190), (4, 0, 1), (5, 699, 700)]
 
 
-@pytest.mark.parametrize("dtype", STORED)
-@pytest.mark.parametrize("window", [None, 50])
-@pytest.mark.parametrize("head_size", [10, 64, 80, 256, 528])
-@pytest.mark.parametrize("block_size", [BLOCK, 32])
+@covering_pairs(
+    dtype=STORED, window=[None, 50], head_size=[10, 64, 80, 256, 528], block_size=[BLOCK, 32]
+)
 def test_attention_over_a_stored_cache_is_that_over_its_values(
     ops, isa, dtype, window, head_size, block_size
 ):
