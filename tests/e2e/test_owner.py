@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.covering import covering_pairs
+
 pytestmark = pytest.mark.slow
 
 OWNER = """
@@ -89,9 +91,11 @@ def wait_until(condition):
     return found
 
 
-@pytest.mark.parametrize("options", [[], ["--supervise"]])
-@pytest.mark.parametrize("fork", ["", FORK])
-@pytest.mark.parametrize("moment", ["at once", "while torch is imported", "serving"])
+@covering_pairs(
+    options=[[], ["--supervise"]],
+    fork=["", FORK],
+    moment=["at once", "while torch is imported", "serving"],
+)
 def test_an_engine_ends_with_its_killed_owner(tiny_llama, options, fork, moment):
     owner = start(tiny_llama, *options, fork=fork)
     engine = int(owner.stdout.readline())

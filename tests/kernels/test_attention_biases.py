@@ -102,9 +102,7 @@ def test_torch_equals_the_reference(mix, heads, window, softcap, kind):
     assert (out - without).abs().max() > 0.05
 
 
-@pytest.mark.parametrize("kind", BIASES)
-@pytest.mark.parametrize(("heads", "window"), [((9, 3), None), ((4, 1), 6)])
-@pytest.mark.parametrize("mix", ["decodes", "small"])
+@covering_pairs(kind=BIASES, heads=[(9, 3), (4, 1)], window=[None, 6], mix=["decodes", "small"])
 def test_triton_equals_the_reference(mix, heads, window, kind):
     step = make_step(MIXES[mix], heads)
     out, expected = attend(TRITON, step, window=window, **biases_of(kind, heads[0]))

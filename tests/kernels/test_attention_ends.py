@@ -1,11 +1,11 @@
 """Attention of tokens that see keys behind themselves, such as those of an image among text."""
 
-import pytest
 import torch
 
 from kernels.backends import select_operations
 from kernels.interface.operations import AttentionParams, AttentionSpec
 from kernels.torch.operations import TorchOperations
+from tests.covering import covering_pairs
 
 H, K, D, S = 4, 2, 16, 4
 STEPS = [
@@ -23,9 +23,7 @@ def backends():
     }
 
 
-@pytest.mark.parametrize("window", [None, 5, 70])
-@pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("name", ["native", "torch"])
+@covering_pairs(window=[None, 5, 70], step=STEPS, name=["native", "torch"])
 def test_a_run_sees_all_of_itself_within_the_window(name, step, window):
     ops, dtype = backends()[name]
     generator = torch.Generator().manual_seed(0)

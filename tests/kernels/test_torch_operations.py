@@ -9,14 +9,13 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_
 from kernels.backends import UnsupportedDevice, select_operations
 from kernels.interface.operations import RotaryParams
 from kernels.torch.operations import TorchOperations
+from tests.covering import covering_pairs
 
 OPS = TorchOperations()
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rows", [0, 1, 2, 63, 130])
-@pytest.mark.parametrize("bias", [False, True])
+@covering_pairs(dtype=DTYPES, rows=[0, 1, 2, 63, 130], bias=[False, True])
 def test_linear_equals_torch(rows, bias, dtype):
     x, weight = torch.randn(rows, 37).to(dtype), torch.randn(51, 37).to(dtype)
     bias_N = torch.randn(51).to(dtype) if bias else None

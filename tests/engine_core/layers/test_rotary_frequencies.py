@@ -8,24 +8,35 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from engine_core.layers.rotary import RotaryTable, rotary_rows
 from engine_core.models.config_fields import ConfigFields
 from engine_core.models.rotary_config import read_rotary
+from tests.covering import covering_pairs
 
 
-@pytest.mark.parametrize("theta", [10_000.0, 500_000.0, 1_000_000.0])
-@pytest.mark.parametrize(
-    "scaling",
-    [
+@covering_pairs(
+    theta=[10_000.0, 500_000.0, 1_000_000.0],
+    scaling=[
         {"rope_type": "linear", "factor": 4.0},
         {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192},
-        {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096,
-         "mscale": 1.0, "mscale_all_dim": 0.7, "beta_fast": 16, "beta_slow": 2},
+        {
+            "rope_type": "yarn",
+            "factor": 40.0,
+            "original_max_position_embeddings": 4096,
+            "mscale": 1.0,
+            "mscale_all_dim": 0.7,
+            "beta_fast": 16,
+            "beta_slow": 2,
+        },
         {"rope_type": "yarn", "factor": 1.0, "truncate": False},
         {"rope_type": "yarn", "factor": None, "original_max_position_embeddings": 2048},
-        {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-         "original_max_position_embeddings": 8192},
+        {
+            "rope_type": "llama3",
+            "factor": 32.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
     ],
-    ids=lambda scaling: f"{scaling['rope_type']}-{scaling['factor']}",
-)  # fmt: skip
-@pytest.mark.parametrize("head_size", [6, 64, 128])
+    head_size=[6, 64, 128],
+)
 def test_frequencies_and_factor_equal_those_of_transformers(theta, scaling, head_size):
     parameters = {"rope_theta": theta, **scaling}
     config = transformers.LlamaConfig(

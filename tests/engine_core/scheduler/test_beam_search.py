@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from engine_core.scheduler.beam_search import BeamCandidates, BeamHypothesis, BeamSearch
 from protocol.outputs import FinishReason, Logprobs
 from protocol.sampling import BeamSearchParams
+from tests.covering import covering_pairs
 
 
 @pytest.fixture(scope="module")
@@ -42,9 +43,9 @@ def check_equal(model, params: BeamSearchParams, max_tokens: int, eos: list[int]
     return found
 
 
-@pytest.mark.parametrize("early_stopping", [True, False, "never"])
-@pytest.mark.parametrize("length_penalty", [-1.0, 0.0, 1.0, 2.0])
-@pytest.mark.parametrize("width", [1, 2, 4, 5])
+@covering_pairs(
+    early_stopping=[True, False, "never"], length_penalty=[-1.0, 0.0, 1.0, 2.0], width=[1, 2, 4, 5]
+)
 def test_tokens_and_scores_are_those_of_transformers(model, width, length_penalty, early_stopping):
     """With end-of-sequence ignored, of one kind, and of two kinds. Proves S182."""
     params = BeamSearchParams(width, length_penalty=length_penalty, early_stopping=early_stopping)

@@ -9,6 +9,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from frontend.errors import ChatTemplateError
 from frontend.text.chat_template import render_chat
+from tests.covering import covering_pairs
 
 _spec = importlib.util.spec_from_file_location(
     "template_samples", Path(__file__).with_name("template_samples.py")
@@ -55,10 +56,9 @@ def reference(template, chat, *, continue_final_message=False, tools=None, **opt
     return rendered[0]
 
 
-@pytest.mark.parametrize("template", samples.TEMPLATES)
-@pytest.mark.parametrize("chat", CHATS)
-@pytest.mark.parametrize("add_generation_prompt", [True, False])
-@pytest.mark.parametrize("tools", [None, TOOLS], ids=["no_tools", "tools"])
+@covering_pairs(
+    template=samples.TEMPLATES, chat=CHATS, add_generation_prompt=[True, False], tools=[None, TOOLS]
+)
 def test_rendering_equals_that_of_transformers(template, chat, add_generation_prompt, tools):
     source = samples.TEMPLATES[template]
     options = {"add_generation_prompt": add_generation_prompt}

@@ -66,9 +66,11 @@ def test_any_mix_equals_the_reference_and_reads_nothing_out_of_sight(ops, mix, w
     check(ops, MIXES[mix], window=window, block_size=block_size)
 
 
-@pytest.mark.parametrize("window", [None, 70])
-@pytest.mark.parametrize("mix", ["mixed", "decodes around a segment"])
-@pytest.mark.parametrize("which", ["softcap", "sinks", "slopes", "all"])
+@covering_pairs(
+    window=[None, 70],
+    mix=["mixed", "decodes around a segment"],
+    which=["softcap", "sinks", "slopes", "all"],
+)
 def test_softcap_sinks_and_slopes(ops, mix, window, which):
     options = {
         "softcap": 3.0,

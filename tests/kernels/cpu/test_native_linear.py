@@ -18,6 +18,7 @@ from kernels.cpu.weights import (
     quantise_int4,
     quantise_int8,
 )
+from tests.covering import covering_pairs
 
 ROWS = (1, 2, 5, 12, 13, 50)
 # one panel is 32 outputs, a chain of sums 768 inputs
@@ -119,9 +120,7 @@ def test_int8_product_errs_by_quantisation_only(
         assert_rows_alone_have_the_same_bits(linear, x, weight, out)
 
 
-@pytest.mark.parametrize("num_inputs", [256, 768])
-@pytest.mark.parametrize("num_outputs", [1, 33, 70])
-@pytest.mark.parametrize("type_name", GGUF_KINDS)
+@covering_pairs(num_inputs=[256, 768], num_outputs=[1, 33, 70], type_name=GGUF_KINDS)
 def test_gguf_product_errs_by_quantisation_of_activations_only(
     library: NativeLibrary, isa: str, type_name: str, num_outputs: int, num_inputs: int
 ) -> None:

@@ -6,6 +6,7 @@ import torch
 
 from kernels.cpu.operations import CpuOperations
 from kernels.interface.operations import AttentionParams
+from tests.covering import covering_pairs
 from tests.kernels.cpu.test_native_kv_cache import HEADS, PIECES, Sequences, values_of
 from tests.kernels.paged_steps import reference_paged_attention
 
@@ -28,9 +29,7 @@ def queries(head_size):
     return torch.randn(num_tokens, HEADS, head_size, generator=generator)
 
 
-@pytest.mark.parametrize("window", [None, 50])
-@pytest.mark.parametrize("head_size", [64, 80, 128])
-@pytest.mark.parametrize("block_size", [4, 16, 32])
+@covering_pairs(window=[None, 50], head_size=[64, 80, 128], block_size=[4, 16, 32])
 def test_bytes_have_the_bits_of_the_vector_units(
     library, matrix_isa, head_size, window, block_size
 ):

@@ -14,6 +14,7 @@ from kernels.triton.linear.quantised_weights import (
     quantise,
     unpack_nibbles,
 )
+from tests.covering import covering_pairs
 
 
 def test_packing_nibbles_can_be_undone():
@@ -24,9 +25,7 @@ def test_packing_nibbles_can_be_undone():
     assert torch.equal(unpack_nibbles(packed), q)
 
 
-@pytest.mark.parametrize("symmetric", [True, False])
-@pytest.mark.parametrize("group_size", [32, 64, 128])
-@pytest.mark.parametrize("num_bits", [4, 8])
+@covering_pairs(symmetric=[True, False], group_size=[32, 64, 128], num_bits=[4, 8])
 def test_rounding_is_off_by_half_a_step_at_most(num_bits, group_size, symmetric):
     torch.manual_seed(0)
     w = torch.randn(5, 384) + 0.3
