@@ -181,7 +181,7 @@ def test_without_a_process_to_spare_or_a_working_folder_one_line_says_so(tmp_pat
 @pytest.mark.parametrize("end", ["exit", "kill"])
 def test_the_process_ends_with_its_client(end):
     script = (
-        "import sys, time; from frontend import chat_template as c;"
+        "import sys, time; from frontend.text import chat_template as c;"
         "c.render_chat('x', [{'role': 'user', 'content': 'a'}]);"
         "print(*c.request_renderers.pids, flush=True); sys.stdin.read()"
     )
