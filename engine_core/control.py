@@ -8,7 +8,7 @@ from typing import Protocol
 import msgspec
 
 from engine_core.errors import RequestRefused
-from engine_core.lifecycle import Lifecycle, Stage
+from engine_core.lifecycle import Lifecycle, LifecycleStage
 from engine_core.observers.base import EnginePart, Handler, Reply
 from engine_core.scheduler import PauseState, Scheduler
 from engine_core.server.clients import Client
@@ -120,7 +120,7 @@ class EngineControl(EnginePart):
 
         def answer(client: Client, call: msgspec.Struct, reply: Reply) -> EngineStatus | None:
             """In a drain nothing may hold up requests."""
-            is_draining = self._lifecycle.stage is not Stage.SERVING
+            is_draining = self._lifecycle.stage is not LifecycleStage.SERVING
             if is_draining and not isinstance(call, ResumeGeneration | WakeUp):
                 raise RequestRefused(
                     ErrorCode.WRONG_STATE, "the engine is draining; call the one that follows it"

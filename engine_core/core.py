@@ -10,7 +10,7 @@ import msgspec
 
 from engine_core.errors import RequestRefused
 from engine_core.executor import InProcessExecutor
-from engine_core.lifecycle import Lifecycle, Stage
+from engine_core.lifecycle import Lifecycle, LifecycleStage
 from engine_core.observers.base import (
     ControlMethod,
     EnginePart,
@@ -126,15 +126,15 @@ class EngineCore:
         self._lifecycle.poll()
         stage = self._lifecycle.stage
         self._outbox.tell_state(
-            draining=stage is not Stage.SERVING,
+            draining=stage is not LifecycleStage.SERVING,
             paused=self._scheduler.pause_state is not PauseState.UNPAUSED,
         )
-        if stage is Stage.ABORTING:
+        if stage is LifecycleStage.ABORTING:
             self.end_all(FinishReason.ABORT, "the engine is stopping")
             return True
-        if stage is Stage.DRAINING and not self._has_work():
+        if stage is LifecycleStage.DRAINING and not self._has_work():
             return True
-        if stage is Stage.DRAINING and not self._has_resumed:
+        if stage is LifecycleStage.DRAINING and not self._has_resumed:
             self._has_resumed = True
             for part in self._parts:
                 part.on_drain()
@@ -200,7 +200,7 @@ class EngineCore:
     def _add_request(self, client: Client, message: EngineRequest) -> None:
         now_s, is_read = self._clock(), False
         try:
-            if self._lifecycle.stage is not Stage.SERVING:
+            if self._lifecycle.stage is not LifecycleStage.SERVING:
                 raise RequestRefused(
                     ErrorCode.DRAINING, "the engine is draining; send the request to another"
                 )

@@ -34,7 +34,7 @@ def deferred_interrupt() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-class Stage(enum.Enum):
+class LifecycleStage(enum.Enum):
     SERVING = enum.auto()
     DRAINING = enum.auto()
     ABORTING = enum.auto()
@@ -57,32 +57,32 @@ class Lifecycle:
         self._drain_timeout_s = drain_timeout_s
         self._on_stop = on_stop
         self._clock = clock
-        self._stage = Stage.SERVING
+        self._stage = LifecycleStage.SERVING
         self._deadline_s = float("inf")
         self._wakeup: tuple[socket.socket, socket.socket] | None = None
         """The end that the loop waits for, and the one that wakes it."""
 
     @property
-    def stage(self) -> Stage:
-        if self._stage is Stage.DRAINING and self._clock() >= self._deadline_s:
+    def stage(self) -> LifecycleStage:
+        if self._stage is LifecycleStage.DRAINING and self._clock() >= self._deadline_s:
             logger.warning("the drain timed out after %g s", self._drain_timeout_s)
-            self._stage = Stage.ABORTING
+            self._stage = LifecycleStage.ABORTING
         return self._stage
 
     def drain(self, why: str) -> None:
         """Take no more requests; finish what is there. A second call changes nothing."""
-        if self._stage is Stage.SERVING:
+        if self._stage is LifecycleStage.SERVING:
             logger.info("draining: %s", why)
-            self._stage = Stage.DRAINING
+            self._stage = LifecycleStage.DRAINING
             self._deadline_s = self._clock() + self._drain_timeout_s
             self._on_stop(why)
 
     def abort(self, why: str) -> None:
         """Stop now. Any thread may call this."""
         logger.info("stopping at once: %s", why)
-        if self._stage is Stage.SERVING:
+        if self._stage is LifecycleStage.SERVING:
             self._on_stop(why)
-        self._stage = Stage.ABORTING
+        self._stage = LifecycleStage.ABORTING
         if self._wakeup is not None:
             with contextlib.suppress(OSError):  # it is awake, or over
                 self._wakeup[1].send(b"\0")
@@ -122,7 +122,7 @@ class Lifecycle:
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         name = signal.Signals(number).name
-        if self._stage is Stage.SERVING:
+        if self._stage is LifecycleStage.SERVING:
             self.drain(f"{name}, at most {self._drain_timeout_s:g} s; once more aborts")
         else:
             self.abort(f"{name} again")

@@ -17,7 +17,7 @@ from protocol.pooling import Pooled
 _NO_ROWS: Int64Array = np.zeros(0, np.int64)
 
 
-class OutputProcessor:
+class StepOutputProcessor:
     """Sequences on the fast path are handled as columns, the others one by one."""
 
     def __init__(

@@ -10,7 +10,7 @@ from engine_core.scheduler.plan_builder import PlanBuilder
 from engine_core.scheduler.preemption import Preemptor
 from engine_core.scheduler.request import Request, RequestStatus, Sequence
 from engine_core.scheduler.request_pool import RequestPool
-from engine_core.scheduler.rules.encoder_inputs import EncoderInputs
+from engine_core.scheduler.rules.encoder_inputs import EncoderInputRule
 from engine_core.scheduler.rules.micro_batches import MicroBatches
 from engine_core.scheduler.rules.prompt_shares import PromptShares
 from protocol.explanations import PreemptionCause
@@ -34,7 +34,7 @@ class RunningScheduler:
         pool: RequestPool,
         preemptor: Preemptor,
         config: SchedulerConfig,
-        encoder: EncoderInputs,
+        encoder: EncoderInputRule,
         micro_batches: MicroBatches,
     ) -> None:
         self._pool = pool

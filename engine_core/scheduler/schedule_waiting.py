@@ -10,7 +10,7 @@ from engine_core.scheduler.report.explanations import Explanations
 from engine_core.scheduler.request import Request, RequestStatus, Sequence
 from engine_core.scheduler.request_pool import RequestPool
 from engine_core.scheduler.rules.adapters import AdapterSlots
-from engine_core.scheduler.rules.encoder_inputs import EncoderInputs, EncoderWork
+from engine_core.scheduler.rules.encoder_inputs import EncoderInputRule, EncoderWork
 from engine_core.scheduler.rules.fault_isolation import PROBE_CLIENT
 from engine_core.scheduler.rules.partial_prefills import PartialPrefills
 from protocol.explanations import CacheLookup, LookupEnd, WaitReason
@@ -32,7 +32,7 @@ class WaitingScheduler:
         explanations: Explanations,
         config: SchedulerConfig,
         adapters: AdapterSlots,
-        encoder: EncoderInputs,
+        encoder: EncoderInputRule,
         transfers: Transfers | None = None,
     ) -> None:
         self._pool = pool

@@ -21,7 +21,7 @@ from engine_core.scheduler.preemption import (
     Preemptor,
     make_preemption_rule,
 )
-from engine_core.scheduler.process_outputs import OutputProcessor
+from engine_core.scheduler.process_outputs import StepOutputProcessor
 from engine_core.scheduler.report.explanations import Explanations
 from engine_core.scheduler.report.statistics import check_pool, collect_statistics
 from engine_core.scheduler.report.view import scheduler_view
@@ -30,7 +30,7 @@ from engine_core.scheduler.request_pool import RequestPool
 from engine_core.scheduler.rules.adapters import AdapterSlots
 from engine_core.scheduler.rules.constrained_steps import ConstrainedSteps
 from engine_core.scheduler.rules.deadlines import Deadlines
-from engine_core.scheduler.rules.encoder_inputs import EncoderInputs
+from engine_core.scheduler.rules.encoder_inputs import EncoderInputRule
 from engine_core.scheduler.rules.fault_isolation import PROBE_CLIENT, FaultIsolation
 from engine_core.scheduler.rules.micro_batches import MicroBatches
 from engine_core.scheduler.schedule_waiting import WaitingScheduler
@@ -105,7 +105,7 @@ class Scheduler:
         self.pause_state = PauseState.UNPAUSED
         self.adapters = AdapterSlots(config.max_num_adapters, loads=config.loads_adapters)
         """Which adapters have a slot, and what is to be loaded."""
-        self._encoder = EncoderInputs(pool, self._explanations, config)
+        self._encoder = EncoderInputRule(pool, self._explanations, config)
         self._waiting = WaitingScheduler(
             pool, self._explanations, config, self.adapters, self._encoder, transfers
         )
@@ -121,7 +121,7 @@ class Scheduler:
         self._speculator: Speculator | None = None
         if config.num_speculative_tokens:
             self._speculator = Speculator(pool, config, proposer)
-        self._output_processor = OutputProcessor(
+        self._output_processor = StepOutputProcessor(
             pool, config.max_model_len, self._speculator, draft_method
         )
         self._feedback = StepFeedback(pool, rule, budget, micro_batches)

@@ -105,7 +105,7 @@ class EncoderWork:
     why_fewer: str | None = None
 
 
-class EncoderInputs:
+class EncoderInputRule:
     """A chunk of a prompt stops before an input whose output cannot be had in this step:
 
         prompt     text text [image image image] text [image image] text
