@@ -18,7 +18,7 @@ _READ_BYTES = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Target:
+class AdapterTarget:
     """A projection that an adapter may change: `part` of the model's product `linear`."""
 
     linear: int
@@ -32,7 +32,7 @@ class AdapterTargets:
     """What adapters of one model may change. `by_name`: checkpoint prefixes, such as
     "model.layers.0.self_attn.q_proj"."""
 
-    by_name: Mapping[str, Target]
+    by_name: Mapping[str, AdapterTarget]
     num_query_heads: int
     num_kv_heads: int
     has_experts: bool
@@ -47,7 +47,7 @@ class AdapterTargets:
         has_experts: bool,
     ) -> "AdapterTargets":
         by_name = {
-            name: Target(index, part, linear.num_inputs, size)
+            name: AdapterTarget(index, part, linear.num_inputs, size)
             for index, linear in enumerate(linears)
             for part, (name, size) in enumerate(linear.parts)
         }
@@ -106,7 +106,7 @@ def _unknown(path: Path, name: str, targets: AdapterTargets) -> str:
 
 
 def _check_part(
-    path: Path, name: str, part: LoRAPart, target: Target, max_rank: int | None
+    path: Path, name: str, part: LoRAPart, target: AdapterTarget, max_rank: int | None
 ) -> None:
     a, b = tuple(part.a_RE.shape), tuple(part.b_NR.shape)
     needed = (target.num_outputs, target.num_inputs)

@@ -35,11 +35,11 @@ class FetchRefused(Message, frozen=True, tag=3):
     why: str
 
 
-Answer = BlocksFound | FetchRefused
+FetchAnswer = BlocksFound | FetchRefused
 
 encoder = msgspec.msgpack.Encoder()
 fetch_decoder = msgspec.msgpack.Decoder(FetchBlocks)
-answer_decoder: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
+answer_decoder: msgspec.msgpack.Decoder[FetchAnswer] = msgspec.msgpack.Decoder(FetchAnswer)
 
 
 def checksum(key: bytes, block: HashKey, contents: bytes | memoryview) -> bytes:

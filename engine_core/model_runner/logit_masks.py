@@ -11,7 +11,7 @@ Int64Array = npt.NDArray[np.int64]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class LogitMasks:
+class RowMasks:
     """`index_M`: the row of logits that each mask is for, none twice. `bits_MW`: int32, see
     `engine_core.scheduler.constraints.MaskRows`."""
 
@@ -19,7 +19,7 @@ class LogitMasks:
     bits_MW: npt.NDArray[np.int32]
 
 
-def logit_masks(masks: TokenMasks, place_S: Int64Array, first_S: Int64Array) -> LogitMasks:
+def logit_masks(masks: TokenMasks, place_S: Int64Array, first_S: Int64Array) -> RowMasks:
     """Waits until the masks are there.
 
     Args:
@@ -29,4 +29,4 @@ def logit_masks(masks: TokenMasks, place_S: Int64Array, first_S: Int64Array) -> 
     rows = masks.wait()
     first_of_place = np.zeros(place_S.max() + 1, np.int64)
     first_of_place[place_S] = first_S
-    return LogitMasks(first_of_place[rows.place_M] + rows.offset_M, rows.bits_MW)
+    return RowMasks(first_of_place[rows.place_M] + rows.offset_M, rows.bits_MW)

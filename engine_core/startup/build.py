@@ -50,13 +50,13 @@ from engine_core.startup.draft_model import load_with_draft
 from engine_core.startup.encoder_decoder import cache_manager_of
 from engine_core.startup.handshake import HEARTBEAT_S, make_handshake
 from engine_core.startup.logits_processors import load_processors
+from engine_core.startup.model_host import LocalModelHost
 from engine_core.startup.multimodal import make_reader
 from engine_core.startup.phases import StartPhases
 from engine_core.startup.prefix_store import open_prefix_store
 from engine_core.startup.ranks import OneRank, RankZero
 from engine_core.startup.resolve import plan_runner
 from engine_core.startup.runner_spec import Runner, RunnerSpec, prepare_ahead
-from engine_core.startup.served_model import ServedModel
 from engine_core.structured_output.manager import Compiler, StructuredOutputs
 from engine_core.workers.group import WorkerGroup
 from kernels.compile_counter import CompileCounter, watch_triton
@@ -204,7 +204,7 @@ class _Assembly:
         handshake.use_disaggregation(disaggregation_info(self.spec.options, self.transfers))
         clients = ClientRegistry()
         outbox = Outbox(transport, clients, heartbeat_s=HEARTBEAT_S)
-        host = ServedModel(
+        host = LocalModelHost(
             self.spec, self.config, self.opened.files, executor, self.runner, self.store
         )
         adapters = open_adapters(

@@ -22,7 +22,7 @@ from engine_core.startup.before_torch import (
 )
 from engine_core.workers.channel import Channel
 from engine_core.workers.codec import decode_options
-from engine_core.workers.messages import Answer, Failed, Serve, Sizes, Start
+from engine_core.workers.messages import Failed, Serve, Sizes, Start, WorkerAnswer
 from protocol.errors import InvalidParameter
 from protocol.keys import read_client_key
 from protocol.logs import log_to_stderr
@@ -105,9 +105,9 @@ def _follow(channel: Channel, options: EngineOptions, start: Start) -> bool:
             )
         from engine_core.executor import InProcessExecutor
         from engine_core.startup.draft_model import load_with_draft
+        from engine_core.startup.model_host import LocalModelHost
         from engine_core.startup.ranks import connected, placed, room_of, with_sizes
         from engine_core.startup.resolve import plan_runner, resolve_config
-        from engine_core.startup.served_model import ServedModel
         from engine_core.workers.following import follow
     import torch
 
@@ -116,7 +116,7 @@ def _follow(channel: Channel, options: EngineOptions, start: Start) -> bool:
     loaded = load_with_draft(options, opened.files, device, collectives)
     if loaded.is_packed:
         torch.set_num_threads(1)
-    channel.send(Answer())
+    channel.send(WorkerAnswer())
     sizes = channel.receive()
     if not isinstance(sizes, Sizes):
         return True
@@ -127,7 +127,7 @@ def _follow(channel: Channel, options: EngineOptions, start: Start) -> bool:
         )
     spec = plan_runner(with_sizes(options, sizes), opened.files, loaded)
     config = resolve_config(spec, opened.files, address="")
-    channel.send(Answer(serve=room_of(config)))
+    channel.send(WorkerAnswer(serve=room_of(config)))
     serve = channel.receive()
     if not isinstance(serve, Serve):
         return True
@@ -144,9 +144,9 @@ def _follow(channel: Channel, options: EngineOptions, start: Start) -> bool:
     )
     spec.warm_up(runner)
     executor = InProcessExecutor(runner)
-    host = ServedModel(spec, config, opened.files, executor, runner, None)
+    host = LocalModelHost(spec, config, opened.files, executor, runner, None)
     del opened, loaded, spec, runner  # the model is the host's, to be given back
-    channel.send(Answer())
+    channel.send(WorkerAnswer())
     return follow(channel, executor, host, collectives.parallel)
 
 

@@ -9,7 +9,7 @@ from engine_core.executor import InProcessExecutor
 from engine_core.workers.channel import Channel
 from engine_core.workers.codec import encode_output
 from engine_core.workers.executor import carry_out, run_step
-from engine_core.workers.messages import Answer, Change, Failed, Probe, StepOutput, Stop
+from engine_core.workers.messages import Change, Failed, Probe, StepOutput, Stop, WorkerAnswer
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ def follow(
                     executor.submit(plan)
                     in_flight.append(step_id)
                 case Probe():
-                    channel.send(Answer(failed_step=failed_step))
+                    channel.send(WorkerAnswer(failed_step=failed_step))
                     failed_step = None
                 case Change():
                     channel.send(_answer(host, message))
@@ -65,8 +65,8 @@ def follow(
             channel.send(Failed(why=f"{type(error).__name__}: {error}", step_id=step_id))
 
 
-def _answer(host: ModelHost, change: Change) -> Answer:
+def _answer(host: ModelHost, change: Change) -> WorkerAnswer:
     try:
-        return Answer(text=carry_out(host, change))
+        return WorkerAnswer(text=carry_out(host, change))
     except RequestRefused as error:
-        return Answer(refused=(error.code, str(error)))
+        return WorkerAnswer(refused=(error.code, str(error)))

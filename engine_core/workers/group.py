@@ -36,7 +36,6 @@ from engine_core.workers.meeting import (
     make_folder,
 )
 from engine_core.workers.messages import (
-    Answer,
     Change,
     FromRank0,
     Joins,
@@ -46,6 +45,7 @@ from engine_core.workers.messages import (
     Start,
     StepOutput,
     Stop,
+    WorkerAnswer,
     encode,
     to_rank_0,
 )
@@ -74,7 +74,7 @@ class _Worker:
     pid: int
     host: str
     process: "subprocess.Popen[bytes] | None"
-    answers: "deque[Answer]" = dataclasses.field(default_factory=deque)
+    answers: "deque[WorkerAnswer]" = dataclasses.field(default_factory=deque)
     failed_because: str = ""
     """The reason why its last step failed."""
 
@@ -288,7 +288,7 @@ class WorkerGroup:
         """`answers_to_change` has what came of it. Raises WorkerLost."""
         self._send_all(what)
 
-    def answers_to_change(self) -> list[Answer]:
+    def answers_to_change(self) -> list[WorkerAnswer]:
         """The answers by rank. Raises WorkerLost."""
         return self._answers()
 
@@ -361,7 +361,7 @@ class WorkerGroup:
             self._fail(worker, _how(worker) if is_gone else f"takes no message: {error}")
             raise WorkerLost(self._failure) from None
 
-    def _answers(self, limit_s: float = float("inf")) -> list[Answer]:
+    def _answers(self, limit_s: float = float("inf")) -> list[WorkerAnswer]:
         until_s = time.monotonic() + limit_s
         while not all(worker.answers for worker in self._workers):
             self.poll(_TICK_S)
@@ -413,7 +413,7 @@ class WorkerGroup:
             return
         for worker in self._workers:
             if (worker.socket, worker.identity) == (socket, identity):
-                if isinstance(message, Answer):
+                if isinstance(message, WorkerAnswer):
                     worker.answers.append(message)
                 elif isinstance(message, StepOutput):
                     self._outputs.append(message)

@@ -71,7 +71,7 @@ class Stop(Message, frozen=True, tag=True):
     """If it is not."""
 
 
-class Answer(Message, frozen=True, tag=True):
+class WorkerAnswer(Message, frozen=True, tag="Answer"):
     """The answer to each message of rank 0 but plans, in order."""
 
     serve: Serve | None = None
@@ -97,7 +97,7 @@ class Failed(Message, frozen=True, tag=True):
 
 
 FromRank0 = Start | Sizes | Serve | Change | Probe | Stop
-FromWorker = Joins | Answer | StepOutput | Failed
+FromWorker = Joins | WorkerAnswer | StepOutput | Failed
 
 to_worker = msgspec.msgpack.Decoder(FromRank0)
 to_rank_0 = msgspec.msgpack.Decoder(FromWorker)

@@ -9,7 +9,7 @@ import msgspec
 from starlette.types import ASGIApp
 
 from frontend.async_llm import AsyncLLM
-from frontend.batch.lines import Answer, Error, Response, new_id, read_question, refused
+from frontend.batch.lines import BatchAnswer, Error, Response, new_id, read_question, refused
 from frontend.engine.daemon import ChildDaemon
 from frontend.errors import EngineUnavailable
 from frontend.http.app import make_app
@@ -18,7 +18,7 @@ from frontend.http.settings import ServerSettings
 
 Lines = Iterable[tuple[int, bytes]]
 """Lines with their numbers."""
-OnAnswer = Callable[[Answer], None]
+OnAnswer = Callable[[BatchAnswer], None]
 
 _MOST_IN_FLIGHT = 1024
 _STARTUP_S = 3600.0
@@ -41,7 +41,7 @@ class Answerer:
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
-    async def answer(self, number: int, line: bytes) -> Answer:
+    async def answer(self, number: int, line: bytes) -> BatchAnswer:
         """Of the line with this number. What its request is refused for is its answer.
         Raises EngineUnavailable: it can be asked again, where an engine is."""
         question = read_question(number, line)
@@ -62,7 +62,7 @@ class Answerer:
                 raise EngineUnavailable(told.message)
             error = Error(str(told.code or status), told.message)
         response = Response(status, request_id, msgspec.Raw(answer or b"null"))
-        return Answer(new_id(), question.custom_id, response, error)
+        return BatchAnswer(new_id(), question.custom_id, response, error)
 
     async def answer_all(self, lines: Lines, on_answer: OnAnswer) -> None:
         """Many at once; `on_answer` gets each as it comes. Raises EngineUnavailable."""

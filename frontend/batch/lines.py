@@ -40,7 +40,7 @@ class Response(msgspec.Struct, frozen=True):
     body: msgspec.Raw
 
 
-class Answer(msgspec.Struct, frozen=True):
+class BatchAnswer(msgspec.Struct, frozen=True):
     """`response` and `error`: of a request that the engine refused or could not finish both."""
 
     id: str
@@ -62,9 +62,9 @@ class Question:
     refusal: str | None = None
 
 
-def refused(custom_id: str, message: str) -> Answer:
+def refused(custom_id: str, message: str) -> BatchAnswer:
     """An answer to what cannot be asked."""
-    return Answer(new_id(), custom_id, None, Error("invalid_request", message))
+    return BatchAnswer(new_id(), custom_id, None, Error("invalid_request", message))
 
 
 def new_id() -> str:

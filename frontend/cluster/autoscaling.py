@@ -24,7 +24,7 @@ class Load(NamedTuple):
     num_slo_missed: float = 0.0
 
 
-class Target(NamedTuple):
+class ReplicaTarget(NamedTuple):
     num_ongoing: float
     """Requests that a replica should have."""
     changed_s: float = -math.inf
@@ -64,7 +64,7 @@ class ScaleByLoad:
     def __call__(self, context: Context) -> tuple[float, dict[str, Any]]:
         """Replicas wanted (Serve rounds up), and the state for the next call."""
         state = context.policy_state.get("target", (self._most_ongoing,))
-        target = Target(*state)
+        target = ReplicaTarget(*state)
         found = context.aggregated_metrics or {}
         num_replicas = context.current_num_replicas
         wanted = float(context.target_num_replicas)  # stays where nothing is known
@@ -78,13 +78,15 @@ class ScaleByLoad:
             wanted = load.num_ongoing / target.num_ongoing
         return wanted, {"target": tuple(target)}
 
-    def next_target(self, target: Target, load: Load, num_replicas: int, now_s: float) -> Target:
+    def next_target(
+        self, target: ReplicaTarget, load: Load, num_replicas: int, now_s: float
+    ) -> ReplicaTarget:
         num_measured = load.num_slo_met + load.num_slo_missed
         if num_measured < _MIN_REQUESTS or now_s - target.changed_s < self._period_s:
             return target
         ongoing = load.num_ongoing / num_replicas
         if load.num_slo_met < self._attainment * num_measured:
-            return Target(max(1.0, _LOWER * min(target.num_ongoing, ongoing)), now_s)
+            return ReplicaTarget(max(1.0, _LOWER * min(target.num_ongoing, ongoing)), now_s)
         if ongoing >= _LOADED * target.num_ongoing < self._most_ongoing:
-            return Target(min(_RAISE * target.num_ongoing, self._most_ongoing), now_s)
+            return ReplicaTarget(min(_RAISE * target.num_ongoing, self._most_ongoing), now_s)
         return target

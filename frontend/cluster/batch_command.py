@@ -12,7 +12,7 @@ from engine_core.errors import ConfigurationError, StartupError
 from frontend.async_llm import AsyncLLM
 from frontend.batch.answer_file import AnswerFile
 from frontend.batch.answerer import Lines, OnAnswer, answering, launch, names_of
-from frontend.batch.lines import Answer, BatchInput
+from frontend.batch.lines import BatchAnswer, BatchInput
 from frontend.errors import EngineClientError, InvalidInput
 from frontend.event_loop import run
 
@@ -94,7 +94,7 @@ def _answer(
     # a bar on a terminal only
     with tqdm(total=num_lines, initial=answers.num_answered, disable=None, unit=" answers") as bar:
 
-        def on_answer(answer: Answer) -> None:
+        def on_answer(answer: BatchAnswer) -> None:
             nonlocal num_errors
             if answers.add(answer.custom_id, answer.line()):
                 num_errors += answer.error is not None

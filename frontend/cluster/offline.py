@@ -15,7 +15,7 @@ from ray.data import ActorPoolStrategy, Dataset
 
 from frontend.async_llm import AsyncLLM
 from frontend.batch.answerer import Lines, OnAnswer, answering, launch, names_of
-from frontend.batch.lines import Answer
+from frontend.batch.lines import BatchAnswer
 from frontend.engine.engine_options import daemon_arguments
 from frontend.errors import EngineClientError, EngineDied, EngineUnavailable, InvalidInput
 from frontend.event_loop import LoopThread
@@ -106,7 +106,7 @@ def answer_on_ray(
     )
     try:
         for row in answers.iter_rows():
-            on_answer(msgspec.json.decode(row["answer"], type=Answer))
+            on_answer(msgspec.json.decode(row["answer"], type=BatchAnswer))
     except ray.exceptions.RayError as error:
         raise EngineUnavailable(f"the run on Ray ended: {error}") from error
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from engine_core.model_runner.cpu.row_processors import RowProcessors
-from engine_core.model_runner.logit_masks import LogitMasks
+from engine_core.model_runner.logit_masks import RowMasks
 from engine_core.model_runner.output import INFINITE, NO_TOKEN_LEFT, NOT_FINITE, report_logprobs
 from engine_core.model_runner.sampling_params import ResolvedSampling
 from engine_core.model_runner.vocabulary_rows import VocabularyRows, WholeVocabulary
@@ -25,7 +25,7 @@ _NONE: npt.NDArray[np.int64] = np.zeros(0, np.int64)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class SampledTokens:
+class SampledRows:
     """One token a row of logits. `failures` says, by index, why a row has none; `logprobs` holds
     by index what was asked for."""
 
@@ -194,8 +194,8 @@ class CPUSampler:
         rows: npt.NDArray[np.int64],
         positions: npt.NDArray[np.int64],
         drafts_before: Mapping[int, Sequence[int]],
-        masks: LogitMasks | None = None,
-    ) -> SampledTokens:
+        masks: RowMasks | None = None,
+    ) -> SampledRows:
         """
         Args:
             logits_RV: float32; may be overwritten.
@@ -209,7 +209,7 @@ class CPUSampler:
         is_plain = masks is None and self._is_plain[rows].all()
         if is_plain and (self.processors is None or not self.processors.is_changed[rows].any()):
             best_ids_R, best_R = self._ops.best_of_rows(logits_RV)
-            return SampledTokens(best_ids_R.numpy(), {}, _not_numbers(logits_RV, best_R))
+            return SampledRows(best_ids_R.numpy(), {}, _not_numbers(logits_RV, best_R))
         requested = np.flatnonzero(self._num_logprobs[rows] >= 0)
         raw_WV: torch.Tensor | None = None
         if requested.size:
@@ -264,7 +264,7 @@ class CPUSampler:
                 for index, columns in zip(requested.tolist(), reported, strict=True)
                 if index not in failures
             }
-        return SampledTokens(chosen, logprobs, failures)
+        return SampledRows(chosen, logprobs, failures)
 
     def _impossible(
         self, logits_RV: torch.Tensor, best_R: torch.Tensor, rows: npt.NDArray[np.int64]

@@ -74,7 +74,7 @@ class TokenCounts:
         )
 
 
-class Answer(TokenCounts):
+class CompletionAnswer(TokenCounts):
     """Its bodies, whole or as events.
 
     Args:

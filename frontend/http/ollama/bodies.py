@@ -146,7 +146,7 @@ class ModelRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 # ---------------------------------------------------------------------- answers
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class OllamaAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """A part of an answer, or all of it; with the last part come `done_reason` and the figures."""
 
     model: str
@@ -169,11 +169,11 @@ class ChatAnswerMessage(msgspec.Struct, frozen=True, kw_only=True):
     tool_calls: list[OllamaCall] | UnsetType = UNSET
 
 
-class ChatAnswer(Answer, frozen=True, kw_only=True):
+class ChatAnswer(OllamaAnswer, frozen=True, kw_only=True):
     message: ChatAnswerMessage
 
 
-class GenerateAnswer(Answer, frozen=True, kw_only=True):
+class GenerateAnswer(OllamaAnswer, frozen=True, kw_only=True):
     response: str
     thinking: str | UnsetType = UNSET
     context: list[int] | UnsetType = UNSET

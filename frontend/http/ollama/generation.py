@@ -261,7 +261,7 @@ class _Run:
     parser: AnswerParser | None = None
     token_ids: list[int] = dataclasses.field(default_factory=list)
 
-    def answer(self, **fields: Any) -> bodies.Answer:
+    def answer(self, **fields: Any) -> bodies.OllamaAnswer:
         return _answer_to(self.asked, **fields)
 
     def fields(self, output: RequestOutput) -> dict[str, Any]:
@@ -285,7 +285,7 @@ class _Run:
             fields["logprobs"] = token_logprobs(new.token_ids, new.logprobs, num_top, tokenizer)
         return {name: value for name, value in fields.items() if value}
 
-    def last(self, output: RequestOutput, fields: dict[str, Any]) -> bodies.Answer:
+    def last(self, output: RequestOutput, fields: dict[str, Any]) -> bodies.OllamaAnswer:
         """
         Raises:
             EngineFailure: it ended neither by the model nor by a limit of its own.
@@ -320,7 +320,7 @@ def _answer_to(
     thinking: str = "",
     calls: Sequence[bodies.OllamaCall] = (),
     **rest: Any,
-) -> bodies.Answer:
+) -> bodies.OllamaAnswer:
     if isinstance(asked, bodies.ChatRequest):
         message = bodies.ChatAnswerMessage(
             content=content, thinking=thinking or UNSET, tool_calls=list(calls) or UNSET

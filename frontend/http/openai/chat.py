@@ -25,7 +25,7 @@ from frontend.http.generation.answer_bodies import (
     Delta,
 )
 from frontend.http.generation.answers import (
-    Answer,
+    CompletionAnswer,
     check_size,
     finish_reason,
     num_logprobs,
@@ -56,7 +56,7 @@ async def chat_completions(request: Request, asked: ChatCompletionRequest) -> Re
     model, llm = await models.get(asked.model)
     parts = chat_format(request, llm, asked)
     outputs = await generate_chat(llm, asked, parts, exchange_of(request))
-    answer = Answer("chatcmpl", asked.model or model.names[0], asked)
+    answer = CompletionAnswer("chatcmpl", asked.model or model.names[0], asked)
     if asked.stream:
         return await streamed(
             request, outputs, lambda each: _events(each, answer, asked, parts, llm)
@@ -168,7 +168,7 @@ def _says_more(choice: ChatChunkChoice) -> bool:
 
 async def _events(
     outputs: AsyncGenerator[RequestOutput, None],
-    answer: Answer,
+    answer: CompletionAnswer,
     asked: ChatCompletionRequest,
     parts: AnswerFormat,
     llm: AsyncLLM,

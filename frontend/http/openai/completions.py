@@ -24,7 +24,7 @@ from frontend.http.event_stream import (
 from frontend.http.exchange import Exchange, exchange_of
 from frontend.http.generation.answer_bodies import Completion, CompletionChoice, CompletionLogprobs
 from frontend.http.generation.answers import (
-    Answer,
+    CompletionAnswer,
     check_size,
     finish_reason,
     finite,
@@ -57,7 +57,7 @@ async def completions(request: Request, asked: CompletionRequest) -> Response:
     outputs = merged(_generate(llm, asked, prompts, exchange_of(request)))
     if asked.max_tokens == 0:
         outputs = _prompts_alone(outputs)
-    answer = Answer("cmpl", asked.model or model.names[0], asked)
+    answer = CompletionAnswer("cmpl", asked.model or model.names[0], asked)
     choices = _Choices(asked, llm)
     if asked.stream:
         return await streamed(request, outputs, lambda each: _events(each, answer, choices))
@@ -268,7 +268,9 @@ class _Choices:
 
 
 async def _events(
-    outputs: AsyncGenerator[tuple[int, RequestOutput], None], answer: Answer, choices: _Choices
+    outputs: AsyncGenerator[tuple[int, RequestOutput], None],
+    answer: CompletionAnswer,
+    choices: _Choices,
 ) -> AsyncGenerator[bytes, None]:
     are_texts_only = choices.are_texts_only and not answer.counts_in_events
     texts: dict[int, TextEvents] = {}

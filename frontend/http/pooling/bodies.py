@@ -126,7 +126,7 @@ class CohereEmbedRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tru
 # ---------------------------------------------------------------------- answers
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class PoolingAnswer(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     object: Literal["list"] = "list"
     created: int
@@ -140,7 +140,7 @@ class Embedding(msgspec.Struct, frozen=True, kw_only=True):
     embedding: list[float] | str
 
 
-class Embeddings(Answer, frozen=True, kw_only=True):
+class Embeddings(PoolingAnswer, frozen=True, kw_only=True):
     data: list[Embedding]
 
 
@@ -150,7 +150,7 @@ class PooledData(msgspec.Struct, frozen=True, kw_only=True):
     data: list[list[float] | float] | str
 
 
-class PooledAnswer(Answer, frozen=True, kw_only=True):
+class PooledAnswer(PoolingAnswer, frozen=True, kw_only=True):
     data: list[PooledData]
 
 
@@ -162,7 +162,7 @@ class Classified(msgspec.Struct, frozen=True, kw_only=True):
     num_classes: int
 
 
-class Classes(Answer, frozen=True, kw_only=True):
+class Classes(PoolingAnswer, frozen=True, kw_only=True):
     data: list[Classified]
 
 
@@ -172,7 +172,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     score: float
 
 
-class Scores(Answer, frozen=True, kw_only=True):
+class Scores(PoolingAnswer, frozen=True, kw_only=True):
     data: list[Score]
 
 

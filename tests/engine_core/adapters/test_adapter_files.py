@@ -8,13 +8,17 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from engine_core.adapters.adapter import AdapterTargets, Target, read_adapter
+from engine_core.adapters.adapter import AdapterTarget, AdapterTargets, read_adapter
 from engine_core.adapters.errors import AdapterError
 
 Q, GATE, DOWN = (f"model.layers.0.{each}" for each in ("self_attn.q_proj", "mlp.gate", "down"))
 DOWN = "model.layers.0.mlp.down_proj"
 TARGETS = AdapterTargets(
-    by_name={Q: Target(0, 0, 6, 8), GATE: Target(1, 0, 6, 4), DOWN: Target(2, 0, 5, 6)},
+    by_name={
+        Q: AdapterTarget(0, 0, 6, 8),
+        GATE: AdapterTarget(1, 0, 6, 4),
+        DOWN: AdapterTarget(2, 0, 5, 6),
+    },
     num_query_heads=2,
     num_kv_heads=1,
     has_experts=False,

@@ -8,8 +8,8 @@ import torch
 
 from engine_core.distributed.collectives import Collectives, SingleRank
 from engine_core.layers.vocabulary import token_ranges
-from engine_core.model_runner.cpu.sampler import CPUSampler, SampledTokens
-from engine_core.model_runner.logit_masks import LogitMasks
+from engine_core.model_runner.cpu.sampler import CPUSampler, SampledRows
+from engine_core.model_runner.logit_masks import RowMasks
 from engine_core.model_runner.sampling_params import resolve_sampling
 from engine_core.model_runner.vocabulary_rows import vocabulary_rows
 from protocol.sampling import SamplingParams
@@ -26,8 +26,8 @@ def _sampled(
     vocab_size: int,
     params: list[SamplingParams],
     logits_RV: torch.Tensor,
-    masks: LogitMasks | None,
-) -> SampledTokens:
+    masks: RowMasks | None,
+) -> SampledRows:
     mine = collectives.parallel
     vocabulary, ops = vocabulary_rows(rank_operations(ops_name), collectives, vocab_size)
     sampler = CPUSampler(
@@ -85,13 +85,13 @@ def test_tokens_and_reports_are_those_of_one_rank(
             _assert_same(found, expected)
 
 
-def _masks(num_rows: int, vocab_size: int) -> LogitMasks:
+def _masks(num_rows: int, vocab_size: int) -> RowMasks:
     """Of every second row."""
     words = np.random.default_rng(1).integers(0, 2**32, (num_rows // 2, -(-vocab_size // 32)))
-    return LogitMasks(np.arange(0, num_rows, 2), words.astype(np.uint32).view(np.int32))
+    return RowMasks(np.arange(0, num_rows, 2), words.astype(np.uint32).view(np.int32))
 
 
-def _assert_same(found: SampledTokens, expected: SampledTokens) -> None:
+def _assert_same(found: SampledRows, expected: SampledRows) -> None:
     assert found.failures == expected.failures
     for row, (mine, theirs) in enumerate(zip(found.token_ids, expected.token_ids, strict=True)):
         assert row in expected.failures or mine == theirs, row

@@ -24,7 +24,7 @@ from engine_core.workers.channel import Channel
 from engine_core.workers.executor import GroupExecutor, GroupModelHost
 from engine_core.workers.following import follow
 from engine_core.workers.group import WorkerGroup
-from engine_core.workers.messages import Answer, Serve, Sizes, Start
+from engine_core.workers.messages import Serve, Sizes, Start, WorkerAnswer
 from protocol.errors import ErrorCode
 from protocol.keys import ClientKey, read_secret_file
 
@@ -107,13 +107,13 @@ class Joined:
             self.channel = Channel(*self._arguments)
             self.start = self.channel.receive()
             assert isinstance(self.start, Start)
-            self.channel.send(Answer())
+            self.channel.send(WorkerAnswer())
             assert isinstance(self.channel.receive(), Sizes)
             self.channel.send(
-                Answer(serve=Serve(num_blocks=7, num_host_blocks=9, max_model_len=64))
+                WorkerAnswer(serve=Serve(num_blocks=7, num_host_blocks=9, max_model_len=64))
             )
             self.served = self.channel.receive()
-            self.channel.send(Answer())
+            self.channel.send(WorkerAnswer())
             self.over = follow(self.channel, InProcessExecutor(self.rank), self.rank, Parallel())
         except StartupError as error:
             self.over = error

@@ -9,9 +9,9 @@ from engine_core.executor import InProcessExecutor
 from engine_core.model_files import open_model_files
 from engine_core.options.engine import EngineOptions
 from engine_core.startup.model import load_any_model
+from engine_core.startup.model_host import LocalModelHost
 from engine_core.startup.resolve import plan_runner, resolve_config
 from engine_core.startup.runner_spec import RunnerSpec
-from engine_core.startup.served_model import ServedModel
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def host(tiny_llama):
         num_host_blocks=0,
         max_model_len=config.scheduler.max_model_len,
     )
-    return ServedModel(spec, config, files, InProcessExecutor(runner), runner, None)
+    return LocalModelHost(spec, config, files, InProcessExecutor(runner), runner, None)
 
 
 @pytest.fixture

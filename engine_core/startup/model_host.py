@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 _MOST_DIFFERENCES = 4
 
 
-class ServedModel:
+class LocalModelHost:
     """A `ModelHost`. The weights are those of `spec` until `update`.
 
     Args:
