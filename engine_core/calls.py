@@ -19,7 +19,7 @@ _NOT_SERVED: dict[type, str] = {
 """Calls of parts that not every engine has."""
 
 
-class EngineCalls(EnginePart):
+class BasicCalls(EnginePart):
     """First among the parts, so that the calls it refuses are those that no other part answers."""
 
     def __init__(self, scheduler: Scheduler, clients: ClientRegistry, lifecycle: Lifecycle) -> None:

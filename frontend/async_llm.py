@@ -11,14 +11,13 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Self, Unpack
 
-from frontend.adapters import LoRARequest
 from frontend.engine.connection import ConnectionOptions
 from frontend.engine.daemon import ChildDaemon, start_daemons
 from frontend.engine.engine_options import daemon_arguments
 from frontend.engine.session import EngineSession, Neighbours
 from frontend.engine.transport import ZmqTransport
 from frontend.engine_calls import Engine, EngineCalls
-from frontend.errors import EngineRefused, EngineUnavailable, InvalidInput, UnknownAdapter
+from frontend.errors import EngineRefused, EngineUnavailable, InvalidInput
 from frontend.event_loop import Clock, Pause
 from frontend.fleet.engine_group import EngineGroup
 from frontend.fleet.router import ROUTING_POLICIES, RoutingPolicy
@@ -96,6 +95,7 @@ class AsyncLLM(EngineCalls, PoolingCalls):
         routing_policy: RoutingPolicy = "cache-aware",
         **engine_options: Any,
     ) -> None:
+        super().__init__()
         self._reasoning = reasoning_of_config(structured_outputs_config)
         if engine_options:
             raise InvalidInput(
@@ -134,8 +134,6 @@ class AsyncLLM(EngineCalls, PoolingCalls):
         self._session: EngineSession | EngineGroup | None = None
         self._input_processor: InputProcessor | None = None
         self.allowed_local_media_path = allowed_folder(allowed_local_media_path)
-        self._paths: dict[str, str] = {}
-        """Paths of adapters that this client has loaded, by name."""
 
     # opening and closing
 
@@ -475,30 +473,6 @@ class AsyncLLM(EngineCalls, PoolingCalls):
                 yield output
         finally:
             self.session.release(request)
-
-    async def know_adapter(self, adapter: LoRARequest | None) -> None:
-        """Return once the engine knows it: it is loaded if it has a path and is not known by it.
-
-        Raises:
-            InvalidInput: the engine has none of this name, and no path is given.
-            CallRefused: it cannot be loaded.
-        """
-        if adapter is None:
-            return
-        is_known = adapter.name in self.session.adapters
-        if adapter.lora_path:
-            if (
-                not is_known
-                or self._paths.get(adapter.name, adapter.lora_path) != adapter.lora_path
-            ):
-                await self.load_adapter(adapter.name, adapter.lora_path, load_inplace=is_known)
-                self._paths[adapter.name] = adapter.lora_path
-        elif not is_known:
-            there = ", ".join(self.adapters[:8]) or "none"
-            raise UnknownAdapter(
-                f"the engine has no adapter {adapter.name!r:.100}, there are: {there}; start it "
-                "with --adapter NAME=FOLDER, or load one"
-            )
 
     async def abort(self, request_id: str | Sequence[str]) -> None:
         """End requests: their streams get a last output with finish reason "abort". Unknown ids

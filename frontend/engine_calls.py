@@ -4,8 +4,9 @@ import abc
 from os import PathLike
 from typing import TypeVar
 
+from frontend.adapters import LoRARequest
 from frontend.engine.session import EngineSession
-from frontend.errors import InvalidInput
+from frontend.errors import InvalidInput, UnknownAdapter
 from frontend.fleet.engine_group import EngineGroup
 from protocol import calls
 from protocol.explanations import RequestInfo
@@ -20,6 +21,10 @@ class EngineCalls(abc.ABC):
         EngineDied: it was lost before it answered.
         EngineUnavailable: it is not there.
     """
+
+    def __init__(self) -> None:
+        self._paths: dict[str, str] = {}
+        """Paths of adapters that this client has loaded, by name."""
 
     @property
     @abc.abstractmethod
@@ -128,6 +133,30 @@ class EngineCalls(abc.ABC):
         """Names that requests may give as `adapter`."""
         return sorted(self.session.adapters)
 
+    async def know_adapter(self, adapter: LoRARequest | None) -> None:
+        """Return once the engine knows it: it is loaded if it has a path and is not known by it.
+
+        Raises:
+            InvalidInput: the engine has none of this name, and no path is given.
+            CallRefused: it cannot be loaded.
+        """
+        if adapter is None:
+            return
+        is_known = adapter.name in self.session.adapters
+        if adapter.lora_path:
+            if (
+                not is_known
+                or self._paths.get(adapter.name, adapter.lora_path) != adapter.lora_path
+            ):
+                await self.load_adapter(adapter.name, adapter.lora_path, load_inplace=is_known)
+                self._paths[adapter.name] = adapter.lora_path
+        elif not is_known:
+            there = ", ".join(self.adapters[:8]) or "none"
+            raise UnknownAdapter(
+                f"the engine has no adapter {adapter.name!r:.100}, there are: {there}; start it "
+                "with --adapter NAME=FOLDER, or load one"
+            )
+
     async def load_adapter(
         self, name: str, path: str | PathLike[str], *, load_inplace: bool = False
     ) -> list[str]:
@@ -157,6 +186,7 @@ class Engine(EngineCalls):
     """One of a client's engines."""
 
     def __init__(self, address: str, session: EngineSession) -> None:
+        super().__init__()
         self.address = address
         self._session = session
 

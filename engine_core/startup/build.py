@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from engine_core.block_transfer import TransferStore
-from engine_core.calls import EngineCalls
+from engine_core.calls import BasicCalls
 from engine_core.config import EngineConfig
 from engine_core.control import EngineControl
 from engine_core.core import EngineCore
@@ -219,7 +219,7 @@ class _Assembly:
         parts = [
             *self._observers(),
             None if suspects is None else StepSuspects(suspects),
-            EngineCalls(scheduler, clients, lifecycle),
+            BasicCalls(scheduler, clients, lifecycle),
             EngineControl(scheduler, lifecycle, self.ranks.model_host(host), handshake.use_weights),
             CompileStatistics(lambda: compilations.num_after_ready),
             adapters,

@@ -2,7 +2,7 @@
 
 import time
 
-from engine_core.calls import EngineCalls
+from engine_core.calls import BasicCalls
 from engine_core.control import EngineControl
 from engine_core.core import EngineCore
 from engine_core.observers.live_view import LiveView
@@ -61,7 +61,7 @@ def make_core(
         lifecycle=lifecycle,
         reader=RequestReader(validator, tuple(eos_token_ids)),
         parts=[
-            EngineCalls(scheduler, outbox.clients, lifecycle),
+            BasicCalls(scheduler, outbox.clients, lifecycle),
             EngineControl(scheduler, lifecycle, host, on_weights),
             *parts,
             LiveView(scheduler),
