@@ -147,19 +147,18 @@ def load_dummy_model(
     dtype: torch.dtype,
     ops: Operations,
     max_model_len: int | None = None,
-    seed: int = 0,
     collectives: Collectives = SINGLE_RANK,
     block_inputs: Collection[int] = (1,),
 ) -> Model:
     """Build the model of a config.json with random weights, made on the device of `ops`.
 
-    Arguments and errors as of `load_model`; for `seed` see `draw_weight`. Ranks draw whole tensors,
-    so that their parts are those of one model."""
+    Arguments and errors as of `load_model`. Ranks draw whole tensors, so that their parts are those
+    of one model."""
     _, _, model, sharding = _build(config, dtype, ops, max_model_len, collectives, block_inputs)
     for name, placement in model.placements().items():
         if name not in model.optional_names:
             shape = placement.shape if sharding is None else sharding.whole(name, placement.shape)
-            weight = draw_weight(name, shape, dtype=dtype, device=ops.device, seed=seed)
+            weight = draw_weight(name, shape, dtype=dtype, device=ops.device)
             if sharding is not None:
                 part = sharding.take(name, weight)
                 assert isinstance(part, torch.Tensor)
@@ -324,13 +323,13 @@ _STANDARD_DEVIATION = 0.02
 
 
 def draw_weight(
-    name: str, shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device, seed: int
+    name: str, shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
     """A random tensor for a checkpoint name, made on `device`: ones for a norm, else normal around
-    zero. Equal names and seeds give equal weights on a kind of device."""
+    zero. Equal names give equal weights on a kind of device."""
     tensor = torch.empty(shape, dtype=dtype, device=device)
     if len(shape) == 1 and "norm" in name:
         return tensor.fill_(1.0)
     # 32 bits, because a CPU's generator reads no more
-    generator = torch.Generator(device).manual_seed(zlib.crc32(f"{seed} {name}".encode()))
+    generator = torch.Generator(device).manual_seed(zlib.crc32(f"0 {name}".encode()))
     return tensor.normal_(0.0, _STANDARD_DEVIATION, generator=generator)

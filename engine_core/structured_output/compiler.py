@@ -19,6 +19,8 @@ from protocol.structured_output import StructuredOutput
 
 logger = logging.getLogger(__name__)
 
+_NUM_PROCESSES = 2
+"""Contents proved at the same time; a process is started when it is needed."""
 _SMALLER = "make it smaller and flatter"
 _BY_ITSELF = (f"by signal {signal.SIGSEGV}", f"by signal {signal.SIGABRT}")
 
@@ -31,8 +33,6 @@ class GrammarCompiler:
         tokenizer_json: a `tokenizers` document.
         vocab_size: length of a row of logits.
         eos_token_ids: they end an answer where its grammar may end; at least one.
-        num_processes: contents that are proved at the same time; a process is started when it is
-            needed.
     """
 
     def __init__(
@@ -41,7 +41,6 @@ class GrammarCompiler:
         *,
         vocab_size: int,
         eos_token_ids: tuple[int, ...],
-        num_processes: int = 2,
     ) -> None:
         setup = Setup(tokenizer_json, vocab_size, eos_token_ids)
         self._tokenizer = read_tokenizer(setup)
@@ -51,7 +50,7 @@ class GrammarCompiler:
                 LIMITS,
                 setup=lambda: msgspec.msgpack.encode(setup),
             )
-            for _ in range(num_processes)
+            for _ in range(_NUM_PROCESSES)
         ]
         self._is_closed = False
         self._log = LimitedLog(logger, logging.WARNING, time.monotonic)

@@ -11,7 +11,6 @@ from collections.abc import (
     Awaitable,
     Callable,
     Iterable,
-    Mapping,
     Sequence,
 )
 from typing import Any, TypeVar
@@ -39,10 +38,8 @@ _MANY_PARTS = 2**13
 _COMMENT = b": waiting\n\n"
 
 
-def json_response(
-    body: msgspec.Struct | list[Any], status: int = 200, headers: Mapping[str, str] | None = None
-) -> Response:
-    return Response(_encoder.encode(body), status, headers, media_type="application/json")
+def json_response(body: msgspec.Struct | list[Any], status: int = 200) -> Response:
+    return Response(_encoder.encode(body), status, media_type="application/json")
 
 
 def in_pieces(items: Iterable[Any], size: int = 2**14) -> Any:

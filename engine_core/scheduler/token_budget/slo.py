@@ -32,6 +32,8 @@ _TPOT_SPREAD = 0.1
 """Of the time allowed for the remaining tokens: how far off the predicted end may be."""
 _TTFT_SPREAD = 0.3
 """Of the allowed time to the first token, likewise."""
+_MIN_CHUNK = 4
+"""Prefill tokens of every step, so that no prompt waits for ever."""
 _FEW_TOKENS = 2
 """Added to the remaining tokens: the last ones are not certain either."""
 
@@ -87,7 +89,6 @@ class SLOTokenBudget(TokenBudget):
         max_num_batched_tokens: never more.
         target_tpot_s: mean seconds per output token after the first.
         target_ttft_s: seconds from arrival to the first token; None: no target.
-        min_chunk: prefill tokens of every step, so that no prompt waits for ever.
         margin: part of target_tpot_s that is reserved for what the model does not see.
     """
 
@@ -99,14 +100,12 @@ class SLOTokenBudget(TokenBudget):
         target_tpot_s: float,
         target_ttft_s: float | None = None,
         *,
-        min_chunk: int = 4,
         margin: float = 0.03,
         cost_model: CostModel | None = None,
     ) -> None:
         super().__init__(max_num_batched_tokens)
         self._target_tpot_s = target_tpot_s * (1 - margin)
         self._target_ttft_s = target_ttft_s
-        self._min_chunk = min_chunk
         self.cost_model = CostModel() if cost_model is None else cost_model
 
     def observe(self, load: StepLoad, duration_s: float) -> None:
@@ -126,7 +125,7 @@ class SLOTokenBudget(TokenBudget):
         if num_decodes == 0 or (waiting is None and not len(prefills)):
             return self.max_num_tokens
         chunk = self._chunk(now, running, waiting, prefills)
-        return min(self.max_num_tokens, num_decodes + max(self._min_chunk, chunk))
+        return min(self.max_num_tokens, num_decodes + max(_MIN_CHUNK, chunk))
 
     def _chunk(
         self,
@@ -162,7 +161,7 @@ class SLOTokenBudget(TokenBudget):
             return num_within_slo
         num_prompt_tokens = float(prompts.num_tokens_until[-1])
         longest = min(num_prompt_tokens, most, self.max_num_tokens - num_decodes)
-        shortest = max(num_within_slo, self._min_chunk)
+        shortest = max(num_within_slo, _MIN_CHUNK)
         if shortest >= longest:
             return shortest
         num_lengths = 1 + math.ceil(math.log(longest / shortest) / math.log(_CHUNK_RATIO))
