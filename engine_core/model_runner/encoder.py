@@ -16,7 +16,7 @@ from engine_core.models.multimodal.interface import (
     MultiModalEncoder,
     positions_on_axes,
 )
-from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
+from engine_core.scheduler import SchedulerOutput
 from engine_core.scheduler.mm_features import MultiModalFeature
 from kernels.interface.operations import ForwardContext
 
@@ -42,9 +42,6 @@ class EncodedStep(StepStates):
         if self.positions_AT is None:
             return context
         return dataclasses.replace(context, positions_AT=torch.from_numpy(self.positions_AT))
-
-    def answer(self, output: ModelRunnerOutput) -> None:
-        output.failures.update(self.failures)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

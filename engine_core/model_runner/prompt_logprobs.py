@@ -7,13 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from engine_core.model_runner.row_parts import (
-    HostTensor,
-    Int64Array,
-    RowPart,
-    StepPart,
-    StepRows,
-)
+from engine_core.model_runner.row_parts import HostTensor, Int64Array, RowPart, StepPart, StepRows
 from engine_core.model_runner.rows import PlacedRow
 from engine_core.model_runner.vocabulary_rows import VocabularyRows
 from engine_core.models.interface import Model
@@ -72,18 +66,20 @@ class PromptReports(RowPart):
         if not indexes:
             return None
         offset_R = rows.offsets()
-        ranges = [
-            PromptRange(
-                request_id=plan.batch.req_ids[rows.place_R[index]],
-                row=int(rows.rows_R[index]),
-                offset=int(offset_R[index]),
-                first=int(rows.num_computed_R[index]) + 1,
-                count=int(count_R[index]),
-                num_logprobs=self._num_logprobs[int(rows.rows_R[index])],
-            )
-            for index in indexes
-        ]
-        return PromptStep(self, ranges)
+        return PromptStep(
+            self,
+            [
+                PromptRange(
+                    request_id=plan.batch.req_ids[rows.place_R[index]],
+                    row=int(rows.rows_R[index]),
+                    offset=int(offset_R[index]),
+                    first=int(rows.num_computed_R[index]) + 1,
+                    count=int(count_R[index]),
+                    num_logprobs=self._num_logprobs[int(rows.rows_R[index])],
+                )
+                for index in indexes
+            ],
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -111,7 +107,7 @@ class PromptStep(StepPart):
 
     def __init__(self, reports: PromptReports, ranges: list[PromptRange]) -> None:
         self._reports = reports
-        self._columns = [(part, PromptColumns.of(part, reports.host_tensor)) for part in ranges]
+        self._columns = [(part, PromptColumns(part, reports.host_tensor)) for part in ranges]
 
     def read(self, hidden_TE: torch.Tensor) -> None:
         for part, columns in self._columns:
@@ -123,19 +119,14 @@ class PromptStep(StepPart):
         }
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
 class PromptColumns:
     """Of one range, on the host: P positions, K log-probabilities each, the token's own first."""
 
-    token_ids_PK: torch.Tensor
-    logprobs_PK: torch.Tensor
-    ranks_P: torch.Tensor
-
-    @classmethod
-    def of(cls, part: PromptRange, new: HostTensor) -> "PromptColumns":
-        """Empty ones."""
+    def __init__(self, part: PromptRange, host_tensor: HostTensor) -> None:
         shape = (part.count, 1 + part.num_logprobs)
-        return cls(new(shape, torch.int32), new(shape, torch.float32), new(shape[:1], torch.int32))
+        self.token_ids_PK = host_tensor(shape, torch.int32)
+        self.logprobs_PK = host_tensor(shape, torch.float32)
+        self.ranks_P = host_tensor(shape[:1], torch.int32)
 
     def fill(self, hidden_TE: torch.Tensor, part: PromptRange, reports: PromptReports) -> None:
         """From the hidden states of the step."""

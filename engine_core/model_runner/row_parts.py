@@ -2,7 +2,7 @@
 runner knows a feature: it loops over the parts that its rows use, none for plain requests."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -48,7 +48,9 @@ class StepPart:
     fits_graphs = False
     """Whether a captured decode step serves it too."""
     ends_T: Int32Array | None = None
-    """Behind the last position that each token sees; None: itself."""
+    """Behind the last position that each token sees; None: itself. One part alone has any."""
+    failures: Mapping[str, str] | None = None
+    """By request, why it cannot go on."""
 
     def begin(self) -> None:
         """Called before the forward pass, where that is launched."""
@@ -62,6 +64,7 @@ class StepPart:
 
     def answer(self, output: ModelRunnerOutput) -> None:
         """Add to the answer of the step, which is done."""
+        output.failures.update(self.failures or {})
 
 
 class RowPart:
@@ -95,30 +98,6 @@ class RowPart:
         return None
 
 
-class StepParts(tuple[StepPart, ...]):
-    """All parts of one step."""
-
-    @property
-    def reads_all_rows(self) -> bool:
-        """Whether one of them does."""
-        return any(part.reads_all_rows for part in self)
-
-    @property
-    def fits_graphs(self) -> bool:
-        """Whether all of them do."""
-        return all(part.fits_graphs for part in self)
-
-    def ends(self) -> Int32Array | None:
-        """[T], `StepPart.ends_T` of the one part that has any."""
-        return next((part.ends_T for part in self if part.ends_T is not None), None)
-
-    def in_context(self, context: ForwardContext) -> ForwardContext:
-        """What the forward pass reads, with what all of them add."""
-        for part in self:
-            context = part.in_context(context)
-        return context
-
-
 class RowParts:
     """The parts of a runner's rows."""
 
@@ -149,17 +128,12 @@ class RowParts:
                 return order_R
         return None
 
-    def of_step(self, plan: SchedulerOutput, rows: StepRows) -> StepParts:
+    def of_step(self, plan: SchedulerOutput, rows: StepRows) -> tuple[StepPart, ...]:
         """What all features do in a step."""
-        return _present(part.of_step(plan, rows) for part in self._used)
+        parts = [part.of_step(plan, rows) for part in self._used]
+        return tuple(part for part in parts if part is not None)
 
-    def of_dummy(self, num_tokens: int) -> StepParts:
+    def of_dummy(self, num_tokens: int) -> tuple[StepPart, ...]:
         """See `RowPart.of_dummy`."""
-        return _present(part.of_dummy(num_tokens) for part in self._all)
-
-
-NO_PARTS = StepParts()
-
-
-def _present(parts: Iterable[StepPart | None]) -> StepParts:
-    return StepParts(part for part in parts if part is not None)
+        parts = [part.of_dummy(num_tokens) for part in self._all]
+        return tuple(part for part in parts if part is not None)

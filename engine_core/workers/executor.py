@@ -118,7 +118,7 @@ def run_step(
         return ModelRunnerOutput(req_ids=[], sampled_token_ids=[])
     assert isinstance(runner, CPUModelRunner), "plan_runner refuses stages on a GPU"
     for tokens in sampled:
-        runner.take_sampled(tokens)
+        runner.batch.take_sampled(tokens)
     runner.submit(plan)
     return runner.collect()
 

@@ -8,7 +8,7 @@ from engine_core.model_runner.adapter_rows import AdapterRows
 from engine_core.model_runner.cache import BlockStorage, PagedKVCache, origin_of_each
 from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.cpu.drafter import BoolArray, Drafter, DraftSampling
-from engine_core.model_runner.cpu.input_batch import CPUInputBatch, StepInputs, gather_step_inputs
+from engine_core.model_runner.cpu.input_batch import StepInputs, gather_step_inputs
 from engine_core.model_runner.row_parts import Int64Array
 from engine_core.model_runner.rows import PlacedRow
 from engine_core.models.heads.eagle import EagleHead
@@ -30,12 +30,10 @@ class DraftModel(Drafter):
         self,
         config: RunnerConfig,
         storage: BlockStorage,
-        *,
-        batch: CPUInputBatch,
         sampling: DraftSampling,
         adapters: AdapterRows | None,
     ) -> None:
-        super().__init__(batch, sampling)
+        super().__init__(sampling)
         draft = config.draft
         assert draft is not None and not isinstance(draft.model, EagleHead)
         self.model = draft.model

@@ -24,7 +24,7 @@ class DraftSampling:
     at any temperature."""
 
     def __init__(self, config: RunnerConfig, batch: CPUInputBatch, sampler: CPUSampler) -> None:
-        self._batch = batch
+        self.batch = batch
         self._sampler = sampler
         self._max_model_len = config.max_model_len
         self._max_len: Int64Array = np.zeros(config.max_num_seqs, np.int64)
@@ -42,7 +42,7 @@ class DraftSampling:
         num_wanted: Int64Array = np.zeros(len(rows), np.int64)
         if plan.num_drafts_wanted is not None:
             num_wanted = np.minimum(plan.num_drafts_wanted, plan.num_lookahead_slots)
-        left = self._max_len[rows] - self._batch.num_tokens[rows] - 1
+        left = self._max_len[rows] - self.batch.num_tokens[rows] - 1
         num_wanted = np.minimum(num_wanted, left)
         num_wanted[~is_sampled | (num_wanted < 0)] = 0
         return num_wanted
@@ -62,7 +62,7 @@ class DraftSampling:
             go_on: (is_left, rows, positions) -> logits behind drafts: of the rows given last
                 time, those that are left, and where their last draft stands.
         """
-        lengths = self._batch.num_tokens[rows]
+        lengths = self.batch.num_tokens[rows]
         drafts: list[list[int]] = [[] for _ in rows]
         places = np.arange(len(rows))
         for number in range(int(num_wanted.max())):
@@ -77,7 +77,7 @@ class DraftSampling:
                     is_left[index] = False
                 else:
                     drafts[place].append(token_id)
-            self._batch.token_ids[rows[places], positions] = sampled.token_ids
+            self.batch.token_ids[rows[places], positions] = sampled.token_ids
             places = places[is_left]
             if not len(places):
                 break
@@ -106,8 +106,8 @@ class DraftStep(StepPart):
 class Drafter(RowPart, ABC):
     """A model that runs in the step of another, over the same rows and blocks."""
 
-    def __init__(self, batch: CPUInputBatch, sampling: "DraftSampling") -> None:
-        self.batch = batch
+    def __init__(self, sampling: DraftSampling) -> None:
+        self.batch = sampling.batch
         self.sampling = sampling
 
     def place(self, placed: PlacedRow) -> None:

@@ -6,7 +6,7 @@ import torch
 from engine_core.model_runner.cache import BlockStorage, PagedKVCache
 from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.cpu.drafter import BoolArray, Drafter, DraftSampling
-from engine_core.model_runner.cpu.input_batch import CPUInputBatch, StepInputs, gather_step_inputs
+from engine_core.model_runner.cpu.input_batch import StepInputs, gather_step_inputs
 from engine_core.model_runner.row_parts import Int64Array
 from engine_core.models.decoder import decoder_of
 from engine_core.models.heads.eagle import EagleHead
@@ -30,14 +30,9 @@ class EagleDrafter(Drafter):
     """
 
     def __init__(
-        self,
-        config: RunnerConfig,
-        storage: BlockStorage,
-        *,
-        batch: CPUInputBatch,
-        sampling: DraftSampling,
+        self, config: RunnerConfig, storage: BlockStorage, sampling: DraftSampling
     ) -> None:
-        super().__init__(batch, sampling)
+        super().__init__(sampling)
         assert config.draft is not None and isinstance(config.draft.model, EagleHead)
         self._head = config.draft.model
         self._target = decoder_of(config.model, "drafts")

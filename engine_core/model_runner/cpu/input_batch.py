@@ -67,8 +67,8 @@ class CPUInputBatch:
         self.num_tokens[rows] = positions + 1  # of a row's several the last one stays
 
     def take_sampled(self, sampled: SampledTokens) -> None:
-        """Append tokens that were sampled elsewhere. A row that another sequence has had since, or
-        that was resumed, takes none."""
+        """Append what the last stage of a pipeline sampled in an earlier step. A row that another
+        sequence has had since, or that was resumed, takes none."""
         rows, positions = sampled.rows, sampled.positions
         is_next = positions >= self.num_tokens[rows]
         is_next &= self._placed_in[rows] <= sampled.step_id

@@ -7,15 +7,15 @@ from engine_core.model_runner.adapter_rows import AdapterRows
 from engine_core.model_runner.cache import PagedKVCache
 from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.cpu.draft_model import DraftModel
-from engine_core.model_runner.cpu.drafter import Drafter, DraftSampling
+from engine_core.model_runner.cpu.drafter import DraftSampling
 from engine_core.model_runner.cpu.eagle import EagleDrafter
 from engine_core.model_runner.cpu.input_batch import CPUInputBatch
 from engine_core.model_runner.cpu.row_processors import RowProcessors
 from engine_core.model_runner.cpu.sampler import CPUSampler
-from engine_core.model_runner.encoded_rows import CrossAttentionRows
+from engine_core.model_runner.cross_attention_rows import CrossAttentionRows
 from engine_core.model_runner.encoder import EncoderRows
 from engine_core.model_runner.row_features import row_features
-from engine_core.model_runner.row_parts import RowPart, RowParts
+from engine_core.model_runner.row_parts import RowParts
 from engine_core.model_runner.rows import RunnerRows
 from engine_core.model_runner.vocabulary_rows import vocabulary_rows
 from engine_core.models.heads.eagle import EagleHead
@@ -62,20 +62,10 @@ def cpu_row_parts(
     if sampler.processors is not None:
         parts.append(sampler.processors)
     if config.draft is not None:
-        parts.append(_drafter(config, batch, cache, sampler, parts))
+        sampling = DraftSampling(config, batch, sampler)
+        if isinstance(config.draft.model, EagleHead):
+            parts.append(EagleDrafter(config, cache.storage, sampling))
+        else:
+            adapters = next((part for part in parts if isinstance(part, AdapterRows)), None)
+            parts.append(DraftModel(config, cache.storage, sampling, adapters))
     return RowParts(parts)
-
-
-def _drafter(
-    config: RunnerConfig,
-    batch: CPUInputBatch,
-    cache: PagedKVCache,
-    sampler: CPUSampler,
-    parts: list[RowPart],
-) -> Drafter:
-    assert config.draft is not None
-    sampling = DraftSampling(config, batch, sampler)
-    if isinstance(config.draft.model, EagleHead):
-        return EagleDrafter(config, cache.storage, batch=batch, sampling=sampling)
-    adapters = next((part for part in parts if isinstance(part, AdapterRows)), None)
-    return DraftModel(config, cache.storage, batch=batch, sampling=sampling, adapters=adapters)

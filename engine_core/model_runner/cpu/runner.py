@@ -15,9 +15,8 @@ from engine_core.model_runner.decode_steps import run_decode_steps
 from engine_core.model_runner.drafts import VerifiedRows, num_drafts_of
 from engine_core.model_runner.logit_masks import logit_masks
 from engine_core.model_runner.output import runner_output
-from engine_core.model_runner.row_parts import StepParts
+from engine_core.model_runner.row_parts import StepPart
 from engine_core.model_runner.rows import RunnerRows
-from engine_core.model_runner.sampled_tokens import SampledTokens
 from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
 from kernels.interface.operations import ForwardContext
 
@@ -39,10 +38,6 @@ class CPUModelRunner(SynchronousRunner):
         self.parts = cpu_row_parts(
             config, rows=self.rows, batch=self.batch, cache=self._cache, sampler=self.sampler
         )
-
-    def take_sampled(self, sampled: SampledTokens) -> None:
-        """Tokens that the last stage of the pipeline sampled in an earlier step."""
-        self.batch.take_sampled(sampled)
 
     @torch.inference_mode()
     def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
@@ -107,12 +102,14 @@ class CPUModelRunner(SynchronousRunner):
             order=self.parts.order(plan.batch.rows),
         )
 
-    def _context(self, inputs: StepInputs, parts: StepParts) -> ForwardContext:
-        ends_T = parts.ends()
+    def _context(self, inputs: StepInputs, parts: tuple[StepPart, ...]) -> ForwardContext:
+        ends_T = next((part.ends_T for part in parts if part.ends_T is not None), None)
         context = inputs.context_in(self._cache, ends_T)
-        if not parts.reads_all_rows:
+        if not any(part.reads_all_rows for part in parts):
             context = dataclasses.replace(context, output=inputs.output_rows(self._cache, ends_T))
-        return parts.in_context(context)
+        for part in parts:
+            context = part.in_context(context)
+        return context
 
     def _sample(
         self, plan: SchedulerOutput, inputs: StepInputs, hidden_TE: torch.Tensor

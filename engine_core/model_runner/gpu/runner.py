@@ -289,9 +289,8 @@ class GPUModelRunner:
             graph = None
             if step is not None and step.bucket is not None:
                 mode = step.mode if masks is None else None
-                graph = self.graphs.replay_of(
-                    GraphKey(step.bucket, mode, step.parts.reads_all_rows)
-                )
+                has_parts = any(part.reads_all_rows for part in step.parts)
+                graph = self.graphs.replay_of(GraphKey(step.bucket, mode, has_parts))
             self.storage.carry_out(copies)
             self._buffer.send(
                 packed, self._steps, rows=self._device_rows, sampling=self._sampling_tables
@@ -401,7 +400,8 @@ class GPUModelRunner:
         if step.reads_last_rows:
             output = self._last_rows(tensors)
             context = dataclasses.replace(context, output=output)
-        context = step.parts.in_context(context)
+        for part in step.parts:
+            context = part.in_context(context)
         hidden_TE = self.model.forward(tensors.token_ids_T, tensors.positions_T, context)
         for part in step.parts:
             part.read(hidden_TE)

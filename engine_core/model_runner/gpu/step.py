@@ -14,7 +14,7 @@ import numpy.typing as npt
 from engine_core.model_runner.drafts import VerifiedRows
 from engine_core.model_runner.gpu.input_batch import GPUInputBatch, num_device_logprobs
 from engine_core.model_runner.gpu.step_buckets import MAX_LONG_PREFILLS, StepBucket, StepBuckets
-from engine_core.model_runner.row_parts import NO_PARTS, Int64Array, StepParts, StepRows
+from engine_core.model_runner.row_parts import Int64Array, StepPart, StepRows
 from engine_core.scheduler import SchedulerOutput
 from kernels.interface.device_steps import SamplingMode
 from kernels.interface.long_prefills import is_long_prefill
@@ -60,7 +60,7 @@ class GPUStep(StepEntries):
     is_padded: bool = False
     reads_last_rows: bool = False
     logprob_ids: tuple[tuple[int, ...], ...] = ()
-    parts: StepParts = NO_PARTS
+    parts: tuple[StepPart, ...] = ()
 
     @property
     def has_reports(self) -> bool:
@@ -97,9 +97,10 @@ def arrange_step(
     )
     num_tokens, num_long = int(num_scheduled_R.sum()), int(is_long_R.sum())
     has_prefills = entries.num_decodes < len(num_scheduled_R)
-    is_graphable = parts.fits_graphs and not from_host_N.size
+    reads_all_rows = any(part.reads_all_rows for part in parts)
+    is_graphable = all(part.fits_graphs for part in parts) and not from_host_N.size
     if has_prefills:
-        is_graphable &= mode is not SamplingMode.FULL and not parts.reads_all_rows
+        is_graphable &= mode is not SamplingMode.FULL and not reads_all_rows
         is_graphable &= num_long <= MAX_LONG_PREFILLS
     return GPUStep(
         place_R=entries.place_R,
@@ -117,7 +118,7 @@ def arrange_step(
         mode=mode,
         bucket=buckets.choose(len(num_scheduled_R), num_tokens) if is_graphable else None,
         num_long_prefills=num_long,
-        reads_last_rows=has_prefills and not parts.reads_all_rows,
+        reads_last_rows=has_prefills and not reads_all_rows,
         logprob_ids=tuple(
             batch.logprob_ids.get(row, ()) for row in sampled_rows_N[from_host_N].tolist()
         ),

@@ -78,7 +78,7 @@ class StagesInTurn:
     def submit(self, plan):
         assert len(self._steps) < self.max_steps_in_flight
         for sampled in self._sampled:
-            self.stages[0].take_sampled(sampled)
+            self.stages[0].batch.take_sampled(sampled)
         self._sampled.clear()
         outputs = [stage.execute(plan) for stage in self.stages]
         assert not any(output.req_ids for output in outputs[:-1])

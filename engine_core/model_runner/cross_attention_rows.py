@@ -11,7 +11,7 @@ from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.row_parts import Int32Array, RowPart, StepPart, StepRows
 from engine_core.model_runner.rows import PlacedRow
 from engine_core.models.interface import EncoderDecoder
-from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
+from engine_core.scheduler import SchedulerOutput
 from kernels.interface.operations import AttentionMetadata, AttentionSpec, ForwardContext
 
 
@@ -25,9 +25,6 @@ class CrossAttentionStep(StepPart):
 
     def in_context(self, context: ForwardContext) -> ForwardContext:
         return dataclasses.replace(context, encoded=self.attended)
-
-    def answer(self, output: ModelRunnerOutput) -> None:
-        output.failures.update(self.failures)
 
 
 class CrossAttentionRows(RowPart):
