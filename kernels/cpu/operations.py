@@ -16,7 +16,8 @@ from kernels.cpu.attention import (
 )
 from kernels.cpu.captured_forward import CapturedForward
 from kernels.cpu.experts import NativeExpertWeights
-from kernels.cpu.graph_capture import ACTIVATIONS, GraphOpKind, Placeholder, capture_of
+from kernels.cpu.graph_capture import Placeholder, capture_of
+from kernels.cpu.graph_ops import ACTIVATIONS, GraphOpKind
 from kernels.cpu.kv_cache import (
     block_size_of,
     cache_shapes,

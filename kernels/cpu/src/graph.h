@@ -50,7 +50,7 @@ enum class GraphOpKind : int64_t {
     take_rows = 20,       // out = its rows that the step puts out; what follows has these alone
 };
 
-// Mirrored by `GraphOp` in kernels/cpu/graph_capture.py. Strides are floats from a token's row of
+// Mirrored by `GraphOp` in kernels/cpu/graph_ops.py. Strides are floats from a token's row of
 // subject or out to the next; `size` is what a row of out has.
 struct GraphOp {
     int64_t kind;
