@@ -119,7 +119,7 @@ class EngineControl(EnginePart):
         }
 
         def answer(client: Client, call: msgspec.Struct, reply: Reply) -> EngineStatus | None:
-            """In a drain nothing may hold up requests."""
+            """Answer the call; while the engine drains nothing may hold up requests."""
             is_draining = self._lifecycle.stage is not LifecycleStage.SERVING
             if is_draining and not isinstance(call, ResumeGeneration | WakeUp):
                 raise RequestRefused(
