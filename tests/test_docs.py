@@ -11,6 +11,8 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 NAMES = [page.relative_to(ROOT).as_posix() for page in PAGES]
 _CODE = re.compile(r"^```.*?^```|`[^`\n]+`", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^()\s]+)\)")
+_PYTHON = re.compile(r"(?<![*\w/{}.-])[\w./]+\.py\b")
+_OF_OTHERS = {"convert_lora_to_gguf.py"}
 
 
 def links_of(page: Path) -> list[str]:
@@ -22,6 +24,15 @@ def anchors_of(page: Path) -> set[str]:
     """GitHub's anchors of a page's headings."""
     headings = re.findall(r"^#+ (.+)$", re.sub(r"(?ms)^```.*?^```", "", page.read_text()), re.M)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_files_of_ours_that_a_page_names_are_there(page):
+    files = "".join(f"/{path.relative_to(ROOT)}\n" for path in ROOT.glob("*/**/*.py"))
+    text = re.sub(r"(?ms)^```.*?^```", "", page.read_text())
+    spans = [span for span in re.findall(r"`([^`\n]+)`", text) if " " not in span]
+    named = {name for span in spans for name in _PYTHON.findall(span)} - _OF_OTHERS
+    assert not [name for name in named if f"/{name}\n" not in files]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
