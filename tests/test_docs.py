@@ -48,6 +48,13 @@ def test_every_link_of_a_page_leads_to_a_file_and_a_heading(page):
     assert not dead
 
 
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_a_cell_of_a_table_is_read_at_a_glance(page):
+    rows = re.findall(r"^\|(.*)\|$", page.read_text(), re.M)
+    cells = [cell.strip() for row in rows for cell in row.split("|")]
+    assert not [cell for cell in cells if len(cell) > 300]
+
+
 def test_every_raw_figure_belongs_to_a_page():
     raw = {path.name for path in (ROOT / "docs" / "benchmarks").iterdir()}
     named = "".join(page.read_text() for page in PAGES)
