@@ -1,10 +1,10 @@
-"""What parts of a model are told, as data that needs no torch."""
+"""Settings of a model's parts, as data that needs no torch."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 Activation = Literal["silu", "gelu_tanh"]
-"""Of a gated feed-forward."""
+"""The activation of a gated feed-forward."""
 
 
 @dataclass(frozen=True, slots=True)

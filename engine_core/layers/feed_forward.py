@@ -80,7 +80,7 @@ class GatedFeedForward:
 
 
 class PlainFeedForward:
-    """Without a gate. Arguments: see `GatedFeedForward`."""
+    """Two projections and no gate. Arguments: see `GatedFeedForward`."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class PlainFeedForward:
         return [self.first, self._down]
 
     def placements(self) -> Placements:
-        """Of the two projections."""
+        """Where the two projections keep each tensor of a checkpoint."""
         return merge([self.first.placements(), self._down.placements()])
 
     def __call__(self, x_TE: Activations, _context: ForwardContext) -> torch.Tensor:

@@ -70,7 +70,7 @@ class RMSNorm:
 
 
 class NoNorm:
-    """In the place of a norm before a layer: sums alone."""
+    """Stands where a layer has no norm before it: sums alone."""
 
     def __init__(self, size: int, *, dtype: torch.dtype, ops: Operations) -> None:
         self._ops = ops
