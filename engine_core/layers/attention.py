@@ -20,7 +20,7 @@ class NormedProjections:
         self._norms = list(norms)
 
     def placements(self) -> Placements:
-        """Where the projections and norms keep each tensor of a checkpoint."""
+        """Each checkpoint tensor of the projections and norms, and its place in them."""
         parts = [part.placements() for part in self.parts]
         return merge([*parts, *(norm.placements() for norm in self._norms)])
 

@@ -107,7 +107,7 @@ class PlainFeedForward:
         return [self.first, self._down]
 
     def placements(self) -> Placements:
-        """Where the two projections keep each tensor of a checkpoint."""
+        """Each checkpoint tensor of the two projections, and its place in them."""
         return merge([self.first.placements(), self._down.placements()])
 
     def __call__(self, x_TE: Activations, _context: ForwardContext) -> torch.Tensor:
