@@ -4,11 +4,9 @@ Imports no tensors, sockets, clocks or scheduler."""
 
 from engine_core.kv_cache.block_pool import BlockPool
 from engine_core.kv_cache.copies import CacheCopies
-from engine_core.kv_cache.cross_attention import CrossAttentionKVCacheManager
 from engine_core.kv_cache.disk import DiskMoves, DiskTier
 from engine_core.kv_cache.groups import KVCacheGroupSpec
 from engine_core.kv_cache.manager import AllocStatus, KVCacheManager
-from engine_core.kv_cache.placeholder import PlaceholderKVCacheManager
 from engine_core.kv_cache.prefix_cache import CacheHit
 from engine_core.kv_cache.sequence_blocks import (
     CONTENT_HASH_BYTES,
@@ -28,12 +26,10 @@ __all__ = [
     "CacheCopies",
     "CacheHit",
     "ContentSpan",
-    "CrossAttentionKVCacheManager",
     "DiskMoves",
     "DiskTier",
     "KVCacheGroupSpec",
     "KVCacheManager",
-    "PlaceholderKVCacheManager",
     "TableUpdate",
     "Transfer",
     "Transfers",

@@ -19,7 +19,7 @@ class BlockPool:
         empty    ref count 0, not in the index
 
     Empty blocks are a stack. Cached ones are in LRU order; a hit takes one out of the middle in
-    O(1). Raises ValueError: fewer than one block.
+    O(1). Raises ValueError: fewer than one block for a group.
 
     Args:
         num_blocks: usable blocks; the null block comes on top.
@@ -28,7 +28,7 @@ class BlockPool:
     """
 
     def __init__(self, *, num_blocks: int, num_groups: int = 1) -> None:
-        if num_blocks < 1:
+        if num_blocks < min(1, num_groups):
             raise ValueError(f"num_blocks is {num_blocks}, it must be at least 1")
         self.num_blocks = num_blocks
         self.num_groups = num_groups
@@ -42,7 +42,7 @@ class BlockPool:
         self._ref_counts = [0] * (num_blocks + 1)
         self._hashes: list[bytes | None] = [None] * (num_blocks + 1)
         self._group_of = [0] * (num_blocks + 1)
-        self._index: list[dict[bytes, int]] = [{} for _ in range(num_groups)]
+        self._index: list[dict[bytes, int]] = [{} for _ in range(max(1, num_groups))]
         self.touched: set[tuple[int, bytes]] | None = None
         """Keys that came into the index or left it; None: nobody asks."""
 

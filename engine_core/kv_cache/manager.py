@@ -1,29 +1,19 @@
-"""Which blocks each sequence holds, and all that the scheduler may ask of the cache."""
+"""All that the scheduler may ask of the cache: what is found, who may start, what is held."""
 
+import dataclasses
 import enum
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from engine_core.kv_cache.block_map import block_map
+from engine_core.kv_cache.block_tables import BlockTables
 from engine_core.kv_cache.changes import CacheChanges
 from engine_core.kv_cache.copies import CacheCopies
 from engine_core.kv_cache.disk import DiskTier
 from engine_core.kv_cache.groups import KVCacheGroupSpec
 from engine_core.kv_cache.host_pool import HashKey
-from engine_core.kv_cache.next_blocks import NextBlocks
-from engine_core.kv_cache.offload import OffloadManager
-from engine_core.kv_cache.prefix_cache import CacheHit, PrefixCache
-from engine_core.kv_cache.refusal import Refusal
-from engine_core.kv_cache.sequence_blocks import (
-    NULL_BLOCK_ID,
-    BlockIds,
-    CachedSequence,
-    SequenceBlocks,
-    TableUpdate,
-    tail_first,
-)
-from engine_core.kv_cache.slots import SlotAllocator
-from engine_core.kv_cache.swapping import SwappedSequences
+from engine_core.kv_cache.prefix_cache import CacheHit
+from engine_core.kv_cache.sequence_blocks import NULL_BLOCK_ID, CachedSequence
 from protocol.explanations import LookupEnd
 from protocol.snapshots import BlockMap
 
@@ -38,7 +28,24 @@ class AllocStatus(enum.Enum):
     """Does not fit in an empty cache."""
 
 
-class KVCacheManager:
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Refusal:
+    """`num_lacking` blocks were missing, so the request is not looked up again before it may have
+    room. That is N - |in use, and not of its hit|: it grows only by blocks that become free, by one
+    more block of its prefix in the index, or where blocks of its hit left the index and others, in
+    use, have their contents now. So the cost of a step does not grow with the prompt of a request
+    that cannot start."""
+
+    seq: CachedSequence
+    num_tokens: int
+    missing: bytes | None
+    """The hash at which the hit ended; None if it was complete."""
+    num_lacking: int
+    head_room: int
+    num_free_or_reused: int
+
+
+class KVCacheManager(BlockTables):
     """Each entry of a sequence's table is one reference to a block. In tokens, a call of
     allocate_slots(seq, 5):
 
@@ -52,7 +59,8 @@ class KVCacheManager:
     Args:
         num_blocks: usable blocks, ids 1..num_blocks. The tensors have one more, for id 0.
         block_size: tokens a block.
-        groups: layers that attend alike. All groups take from the same pool.
+        groups: layers that look back alike; none for a model that keeps nothing between steps.
+            All groups take from the same pool.
         enable_prefix_caching: whether requests may reuse each other's full blocks.
         watermark: share of the blocks kept free when a request is admitted beside others.
         num_host_blocks: blocks in host memory, ids from num_blocks + 1 on; 0 for none.
@@ -72,39 +80,20 @@ class KVCacheManager:
     ) -> None:
         if block_size < 1:
             raise ValueError(f"block_size is {block_size}, it must be at least 1")
-        if not groups:
-            raise ValueError("groups is empty; a model without a KV cache has a placeholder cache")
         if not 0.0 <= watermark < 1.0:
             raise ValueError(f"watermark is {watermark}, it must be from 0 to below 1")
-        self.block_size = block_size
-        self.groups = tuple(groups)
-        self.watermark_blocks = int(watermark * num_blocks)
-        self._offload = OffloadManager(
+        super().__init__(
             num_blocks=num_blocks,
+            block_size=block_size,
+            groups=groups,
+            enable_prefix_caching=enable_prefix_caching,
             num_host_blocks=num_host_blocks,
-            num_groups=len(self.groups),
             disk=disk,
         )
-        self._pool = self._offload.device
-        self.host = self._offload.host
-        self._prefix_cache = PrefixCache(
-            self._offload,
-            groups=self.groups,
-            block_size=block_size,
-            is_enabled=enable_prefix_caching,
-        )
-        whole = [spec.sliding_window is None for spec in self.groups]
-        group = whole.index(True) if any(whole) else 0
-        self.changes = CacheChanges(self._pool, self.host, group)
-        self._swapped = SwappedSequences(self._offload, groups=self.groups, block_size=block_size)
-        self._blocks_of: dict[str, SequenceBlocks] = {}
-        """By sequence_id; only sequences that hold blocks on the device."""
-        self._refusal: Refusal | None = None
-        self.next_blocks: NextBlocks | None = None
-        """Where every sequence has one table, without a window."""
-        if self.groups == (KVCacheGroupSpec(),):
-            self.next_blocks = NextBlocks(self._offload, self._prefix_cache, self._blocks_of)
-        self._slots = SlotAllocator(self._offload, self._prefix_cache, self.groups, block_size)
+        self.watermark_blocks = int(watermark * num_blocks)
+        keeping = [group for group, spec in enumerate(self.groups) if spec.keeps_all]
+        self.changes = CacheChanges(self._pool, self.host, keeping[0] if keeping else 0)
+        self._refusal: _Refusal | None = None
 
     # ------------------------------------------------------------------ numbers
 
@@ -146,10 +135,6 @@ class KVCacheManager:
         """References less the blocks in use: blocks saved by sharing."""
         return self._pool.num_references - self._pool.num_in_use
 
-    def num_encoder_blocks(self, num_encoder_tokens: int) -> int:
-        """Blocks for what an encoder made of a request's input; of an encoder-decoder model."""
-        return 0
-
     def num_peak_blocks(self, num_tokens: int, max_chunk: int) -> int:
         """Most blocks of all groups that `num_tokens` need at once, `max_chunk` a step."""
         return sum(
@@ -173,26 +158,26 @@ class KVCacheManager:
             for spec, num_dropped in zip(self.groups, seq_blocks.num_dropped, strict=True)
         )
         first = seq.num_computed_tokens // self.block_size
-        shared = self._slots.shared_blocks(seq_blocks, first, seq_blocks.num_blocks)
+        shared = self._shared_blocks(seq_blocks, first, seq_blocks.num_blocks)
         return num_missing + len(shared)
 
     def num_freed_blocks(self, seqs: Iterable[CachedSequence], hit: CacheHit) -> int:
         """Blocks that would be free if these sequences gave back theirs, less those of `hit`, which
         `can_admit` does not count as wanted now."""
-        tables = [
+        leaving = [
             self._blocks_of[seq.sequence_id] for seq in seqs if seq.sequence_id in self._blocks_of
         ]
-        references = Counter(block_id for table in tables for block_id in table.real_blocks())
+        references = Counter(b for each in leaving for b in (*each.real_blocks(), *each.encoder))
         freed = {b for b, number in references.items() if number == self._pool.ref_count(b)}
         for spec, block_ids in zip(self.groups, hit.block_ids, strict=True):
-            if spec.sliding_window is None:
+            if spec.keeps_all:
                 freed.difference_update(block_ids)
         return len(freed)
 
     def held_blocks(self, seq: CachedSequence) -> list[int]:
         """Ids of the device's blocks that a sequence holds, of all groups."""
         seq_blocks = self._blocks_of.get(seq.sequence_id)
-        return [] if seq_blocks is None else seq_blocks.real_blocks()
+        return [] if seq_blocks is None else [*seq_blocks.real_blocks(), *seq_blocks.encoder]
 
     def block_map(self, holders: Sequence[tuple[int, list[int]]]) -> BlockMap:
         """Who holds each block.
@@ -201,6 +186,19 @@ class KVCacheManager:
             holders: all sequences that hold blocks: the owner's number in the map, and the blocks.
         """
         return block_map(self.num_blocks, self._pool.cached_blocks, holders)
+
+    def num_wasted_slots(self, seqs: Iterable[CachedSequence]) -> int:
+        """Slots of the blocks of `seqs` behind the last token of every sequence that has them."""
+        num_filled: dict[int, int] = {}
+        for seq in seqs:
+            seq_blocks = self._blocks_of.get(seq.sequence_id)
+            for table in () if seq_blocks is None else seq_blocks.tables:
+                first = seq.num_tokens // self.block_size
+                for index, block_id in enumerate(table[first:], start=first):
+                    filled = max(0, seq.num_tokens - index * self.block_size)
+                    num_filled[block_id] = max(filled, num_filled.get(block_id, 0))
+        num_filled.pop(NULL_BLOCK_ID, None)
+        return sum(self.block_size - filled for filled in num_filled.values())
 
     # ------------------------------------------------------------------ admission
 
@@ -235,13 +233,14 @@ class KVCacheManager:
             is_resumed: was admitted before: refused only if it does not fit in an empty cache.
             num_extra_blocks: needed besides, for samples that will fork.
         """
+        num_extra_blocks += self._num_missing_encoder_blocks(seq)
         num_total = num_extra_blocks + self.num_peak_blocks(
             seq.num_tokens + num_lookahead_slots, max_chunk + num_lookahead_slots
         )
         num_shared = 0
         for spec, block_ids in zip(self.groups, hit.block_ids, strict=True):
-            # a sliding group's found blocks leave it again, and new ones come in their place
-            if spec.sliding_window is None:
+            # found blocks that leave the group again are counted as the new ones in their place
+            if spec.keeps_all:
                 num_shared += len(block_ids) - self._pool.num_free_of(block_ids)
         if num_total > self._pool.num_blocks - (0 if is_resumed else self.watermark_blocks):
             return AllocStatus.NEVER
@@ -255,14 +254,38 @@ class KVCacheManager:
             is_whole = num_found >= min(num_hashed, (seq.num_tokens - 1) // self.block_size)
             missing = None if is_whole else seq.block_hashes[num_found]
             num_now = self._pool.num_free_or_reused
-            self._refusal = Refusal(seq, seq.num_tokens, missing, num_lacking, head_room, num_now)
+            self._refusal = _Refusal(seq, seq.num_tokens, missing, num_lacking, head_room, num_now)
         return AllocStatus.LATER
 
     def still_lacks_blocks(self, seq: CachedSequence, head_room: int) -> bool:
         """Whether `can_admit` said LATER to this sequence last, and would again, whatever is cached
         of it now. Costs nothing a block."""
-        refusal = self._refusal
-        return refusal is not None and refusal.holds(self._pool, seq, head_room)
+        was = self._refusal
+        if was is None or seq is not was.seq or seq.num_tokens != was.num_tokens:
+            return False
+        if was.missing is not None and self._pool.find(0, was.missing) is not None:
+            return False
+        num_more = self._pool.num_free_or_reused - was.num_free_or_reused
+        return num_more < was.num_lacking + head_room - was.head_room
+
+    def _num_missing_encoder_blocks(self, seq: CachedSequence) -> int:
+        """0 where another sequence of its request has them."""
+        if seq.request_id in self._encoder_blocks:
+            return 0
+        return self.num_encoder_blocks(seq.num_encoder_tokens)
+
+    def can_swap_in(
+        self, seqs: Sequence[CachedSequence], *, head_room: int, num_lookahead_slots: int = 0
+    ) -> AllocStatus:
+        """`can_admit` for all these swapped sequences together. LATER also in the very step that
+        swapped them out."""
+        num_total, num_in_use = self._swapped.num_blocks_needed(seqs, num_lookahead_slots)
+        if num_total > self._pool.num_blocks:
+            return AllocStatus.NEVER
+        missing = {seq.request_id: self._num_missing_encoder_blocks(seq) for seq in seqs}
+        head_room += sum(missing.values())
+        has_room = self._offload.num_copy_targets - (num_total - num_in_use) >= head_room
+        return AllocStatus.OK if has_room and self._swapped.is_ready(seqs) else AllocStatus.LATER
 
     def missing_blocks(self, seq: CachedSequence, num_tokens: int) -> list[HashKey]:
         """What is not in memory or on disk of the full blocks of the first `num_tokens` tokens, as
@@ -280,108 +303,7 @@ class KVCacheManager:
         disk = self._offload.disk
         return 0 if disk is None else disk.stage([key for _, key in hit.disk_blocks])
 
-    # ------------------------------------------------------------------ a step
-
-    def allocate_cached(self, seq: CachedSequence, hit: CacheHit) -> None:
-        """Start the sequence's tables with what was found; what is on the host is copied back, and
-        what is on disk, which has been read (`stage`)."""
-        assert seq.sequence_id not in self._blocks_of, f"{seq.sequence_id!r} holds blocks already"
-        tables = tuple([table.copy() for table in hit.block_ids])
-        for table in tables:
-            # before others are taken, which evicts blocks
-            self._pool.share([block_id for block_id in table if block_id != NULL_BLOCK_ID])
-        if hit.host_blocks:
-            block_ids = self._offload.allocate_to_swap_in(
-                [block for _, _, block in hit.host_blocks]
-            )
-            for (group, index, _), block_id in zip(hit.host_blocks, block_ids, strict=True):
-                tables[group][index] = block_id
-                self._pool.register(block_id, group, seq.block_hashes[index])
-        if hit.disk_blocks:
-            block_ids = self._offload.allocate_to_load([key for _, key in hit.disk_blocks])
-            for (index, (group, block_hash)), block_id in zip(
-                hit.disk_blocks, block_ids, strict=True
-            ):
-                tables[group][index] = block_id
-                self._pool.register(block_id, group, block_hash)
-        self._prefix_cache.keep_on_disk(seq, tables, 0)
-        self._blocks_of[seq.sequence_id] = SequenceBlocks(
-            tables,
-            num_blocks=len(tables[0]),
-            num_registered=len(tables[0]),
-            num_dropped=[table.count(NULL_BLOCK_ID) for table in tables],
-        )
-
-    def allocate_slots(
-        self, seq: CachedSequence, num_tokens: int, num_lookahead_slots: int = 0
-    ) -> TableUpdate | None:
-        """Room for the next `num_tokens` of a sequence: see `SlotAllocator.allocate`."""
-        seq_blocks = self._blocks_of.get(seq.sequence_id)
-        if seq_blocks is not None:
-            return self._slots.allocate(seq, seq_blocks, num_tokens, num_lookahead_slots)
-        num_groups = len(self.groups)
-        seq_blocks = SequenceBlocks(tuple([] for _ in self.groups), 0, 0, [0] * num_groups)
-        update = self._slots.allocate(seq, seq_blocks, num_tokens, num_lookahead_slots)
-        if update is not None:
-            self._blocks_of[seq.sequence_id] = seq_blocks
-        return update
-
-    @property
-    def has_windows(self) -> bool:
-        """Whether any group has a sliding window."""
-        return bool(self._slots.sliding)
-
-    def drop_out_of_windows(self, seq: CachedSequence) -> int:
-        """Free what no token still to be computed can read, of a sequence that holds blocks.
-        Returns the position whose computation lets the next block go."""
-        return self._slots.drop_out_of_windows(seq, self._blocks_of[seq.sequence_id])
-
-    def num_allocated_slots(self, seq: CachedSequence) -> int:
-        """Positions below it may be written without another allocate_slots; until a fork."""
-        seq_blocks = self._blocks_of.get(seq.sequence_id)
-        return 0 if seq_blocks is None else self._slots.num_allocated(seq, seq_blocks)
-
-    def fork(self, parent: CachedSequence, child: CachedSequence, num_tokens: int) -> None:
-        """The child holds the parent's blocks of the first `num_tokens` tokens too. The first write
-        into a shared block copies it."""
-        assert child.sequence_id not in self._blocks_of, (
-            f"{child.sequence_id!r} holds blocks already"
-        )
-        seq_blocks = self._blocks_of[parent.sequence_id].leading(-(-num_tokens // self.block_size))
-        self._pool.share(seq_blocks.real_blocks())
-        self._blocks_of[child.sequence_id] = seq_blocks
-        num_full = min(parent.num_computed_tokens, num_tokens) // self.block_size
-        child.block_hashes[:] = parent.block_hashes[:num_full]
-        seq_blocks.unregister_from(num_full)
-
-    def block_ids(self, seq: CachedSequence) -> BlockIds:
-        """A copy of the sequence's whole tables."""
-        return tuple([table.copy() for table in self._blocks_of[seq.sequence_id].tables])
-
-    # ------------------------------------------------------------------ giving back
-
-    def free(self, seq: CachedSequence) -> None:
-        """Give back all that the sequence holds, on the device or on the host, if anything; the
-        tail is evicted before the head."""
-        seq_blocks = self._blocks_of.pop(seq.sequence_id, None)
-        if seq_blocks is not None:
-            self._prefix_cache.register_computed(seq, seq_blocks)
-            self._offload.release(tail_first([seq_blocks]))
-        self._swapped.drop(seq)
-
-    def invalidate(self, seq: CachedSequence, first_token: int = 0) -> None:
-        """Drop what the sequence's blocks hold from `first_token` on from the prefix cache: it was
-        not computed, or may be wrong."""
-        first = first_token // self.block_size
-        seq_blocks = self._blocks_of.get(seq.sequence_id)
-        if seq_blocks is not None:
-            for group, table in enumerate(seq_blocks.tables):
-                for block_id in table[first:]:
-                    block_hash = self._pool.hash_of(block_id)
-                    if block_hash is not None:
-                        self._offload.unindex(group, block_hash)
-            seq_blocks.unregister_from(first)
-        self._swapped.invalidate(seq, first)
+    # ------------------------------------------------------------------ forgetting
 
     def reset_prefix_cache(self) -> int:
         """Evict every cached block, of device and host, that is not in use, and all on disk.
@@ -406,72 +328,7 @@ class KVCacheManager:
         for seq in seqs:
             seq.block_hashes.clear()
 
-    # ------------------------------------------------------------------ host memory
-
-    def swap_out(self, seqs: Sequence[CachedSequence]) -> int | None:
-        """Move these sequences to host memory: what they share stays shared.
-        Returns blocks that are copied, or None if the host has no room: nothing changed then."""
-        holders = [(seq, self._blocks_of[seq.sequence_id]) for seq in seqs]
-        for seq, seq_blocks in holders:
-            self._prefix_cache.register_computed(seq, seq_blocks)
-        num_copied = self._swapped.swap_out(holders)
-        if num_copied is not None:
-            for seq in seqs:
-                del self._blocks_of[seq.sequence_id]
-            self._offload.release(tail_first([seq_blocks for _, seq_blocks in holders]))
-        return num_copied
-
-    def can_swap_in(
-        self, seqs: Sequence[CachedSequence], *, head_room: int, num_lookahead_slots: int = 0
-    ) -> AllocStatus:
-        """`can_admit` for all these swapped sequences together. LATER also in the very step that
-        swapped them out."""
-        num_total, num_in_use = self._swapped.num_blocks_needed(seqs, num_lookahead_slots)
-        if num_total > self._pool.num_blocks:
-            return AllocStatus.NEVER
-        has_room = self._offload.num_copy_targets - (num_total - num_in_use) >= head_room
-        return AllocStatus.OK if has_room and self._swapped.is_ready(seqs) else AllocStatus.LATER
-
-    def swap_in(self, seqs: Sequence[CachedSequence]) -> None:
-        """Move them back, after `can_swap_in` said OK: their tables have the same contents."""
-        self._blocks_of.update(self._swapped.swap_in(seqs))
-
     def take_copies(self) -> CacheCopies:
         """All copies that were caused since the last call: once a plan, at its end. The plan
         counts as executed from here on."""
         return self._offload.take_copies()
-
-    # ------------------------------------------------------------------ state
-
-    def num_wasted_slots(self, seqs: Iterable[CachedSequence]) -> int:
-        """Slots of the blocks of `seqs` behind the last token of every sequence that has them."""
-        num_filled: dict[int, int] = {}
-        for seq in seqs:
-            seq_blocks = self._blocks_of.get(seq.sequence_id)
-            for table in () if seq_blocks is None else seq_blocks.tables:
-                first = seq.num_tokens // self.block_size
-                for index, block_id in enumerate(table[first:], start=first):
-                    filled = max(0, seq.num_tokens - index * self.block_size)
-                    num_filled[block_id] = max(filled, num_filled.get(block_id, 0))
-        num_filled.pop(NULL_BLOCK_ID, None)
-        return sum(self.block_size - filled for filled in num_filled.values())
-
-    def check(self, seqs: Iterable[CachedSequence] = ()) -> None:
-        """Assert that references and pins are exactly those of the tables, and that the tables of
-        these sequences cover their computed tokens."""
-        self._offload.check()
-        self._swapped.check()
-        references = self._references()
-        for block_id in range(1, self._pool.num_blocks + 1):
-            assert self._pool.ref_count(block_id) == references[block_id]
-        for seq in seqs:
-            seq_blocks = self._blocks_of[seq.sequence_id]
-            assert seq_blocks.num_blocks * self.block_size >= seq.num_computed_tokens
-
-    def _references(self) -> Counter[int]:
-        """How often each block stands in a table."""
-        references: Counter[int] = Counter()
-        for seq_blocks in self._blocks_of.values():
-            seq_blocks.check()
-            references.update(seq_blocks.real_blocks())
-        return references

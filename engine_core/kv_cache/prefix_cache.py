@@ -124,18 +124,17 @@ class PrefixCache:
         return CacheHit(len(table) * self._block_size, (table,))
 
     def _find_anywhere(self, block_hashes: Sequence[bytes]) -> CacheHit:
-        """A full group needs every block before the boundary, a sliding one only those that the
-        window at the boundary reads; the leading ones are then the null block."""
+        """Of each group the blocks that a token at the boundary reads; those before are the null
+        block."""
         locate = self._offload.locate
         num_blocks = self._num_found(self._within_reach(block_hashes))
         tables: list[list[int]] = []
         host_blocks: list[tuple[int, int, int]] = []
         disk_blocks: list[tuple[int, HashKey]] = []
         for group, spec in enumerate(self._groups):
-            needed = spec.num_prefix_blocks(self._block_size)
-            num_null = 0 if needed is None else max(0, num_blocks - needed)
-            table = [NULL_BLOCK_ID] * num_null
-            for index in range(num_null, num_blocks):
+            first = spec.num_dropped_blocks(num_blocks * self._block_size, self._block_size)
+            table = [NULL_BLOCK_ID] * first
+            for index in range(first, num_blocks):
                 block_id = locate(group, block_hashes[index])
                 if block_id is None:
                     disk_blocks.append((index, (group, block_hashes[index])))
@@ -170,9 +169,9 @@ class PrefixCache:
 
     def _num_found(self, block_hashes: Sequence[bytes]) -> int:
         """The largest boundary, in blocks, before which every group has what it needs."""
-        is_found, num_blocks = self._offload.is_found, len(block_hashes)
+        is_found, size, num_blocks = self._offload.is_found, self._block_size, len(block_hashes)
         for group, spec in enumerate(self._groups):
-            if spec.sliding_window is None:
+            if spec.keeps_all:
                 for index in range(num_blocks):
                     if not is_found(group, block_hashes[index]):
                         num_blocks = index
@@ -181,10 +180,10 @@ class PrefixCache:
         while not settled:
             settled = True
             for group, spec in enumerate(self._groups):
-                needed = spec.num_prefix_blocks(self._block_size)
-                if needed is None:
+                if spec.keeps_all:
                     continue
-                for index in range(num_blocks - 1, max(0, num_blocks - needed) - 1, -1):
+                first = spec.num_dropped_blocks(num_blocks * size, size)
+                for index in range(num_blocks - 1, first - 1, -1):
                     if not is_found(group, block_hashes[index]):
                         # every boundary behind this block, up to here, would need it too
                         num_blocks = index
@@ -201,8 +200,7 @@ class PrefixCache:
         self.extend_hashes(seq, num_blocks)
         keys: list[tuple[int, HashKey]] = []
         for group, spec in enumerate(self._groups):
-            needed = spec.num_prefix_blocks(self._block_size)
-            first = 0 if needed is None else max(0, num_blocks - needed)
+            first = spec.num_dropped_blocks(num_blocks * self._block_size, self._block_size)
             keys += [
                 (index, (group, seq.block_hashes[index])) for index in range(first, num_blocks)
             ]
@@ -363,7 +361,7 @@ class PrefixCache:
             return LookupEnd.COMPLETE
         self.extend_hashes(seq, num_reusable)
         missing = seq.block_hashes[num_found]
-        # found, and yet no hit: what a sliding window reads before it is gone
+        # found, and yet no hit: what another group needs before it is gone
         if missing in self._pool.evicted or self._offload.is_anywhere(missing):
             return LookupEnd.EVICTED
         if num_found == 0 and self._is_known_elsewhere(seq):

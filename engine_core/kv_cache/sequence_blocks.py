@@ -8,8 +8,7 @@ BlockIds = tuple[list[int], ...]
 """Physical block ids, one list a group."""
 
 NULL_BLOCK_ID = 0
-"""Never allocated: stands for blocks that fell out of a sliding window, and for padding."""
-
+"""Never allocated: stands for blocks that fell out of reach, and for padding."""
 
 CONTENT_HASH_BYTES = 32
 
@@ -76,12 +75,12 @@ class TableUpdate:
 
     @property
     def is_empty(self) -> bool:
-        return not self.block_ids[0]
+        return not any(self.block_ids)
 
 
 @dataclasses.dataclass(slots=True)
 class SequenceBlocks:
-    """Position i of a table is logical block i; blocks out of the window are the null block."""
+    """Position i of a table is logical block i; blocks out of reach are the null block."""
 
     tables: BlockIds
     num_blocks: int
@@ -93,9 +92,12 @@ class SequenceBlocks:
     duplicates: set[int] = dataclasses.field(default_factory=set)
     """Of the registered ones, logical blocks that were being computed while an equal block was in
     the prefix cache already: to be replaced by that one later."""
+    encoder: list[int] = dataclasses.field(default_factory=list)
+    """Blocks of what an encoder made for the request; empty but for encoder-decoder models."""
 
     def leading(self, num_blocks: int) -> "SequenceBlocks":
-        """A copy of the first logical blocks, or of all if there are not so many."""
+        """A copy of the first logical blocks, or of all if there are not so many; without what the
+        encoder made."""
         num_blocks = min(num_blocks, self.num_blocks)
         return SequenceBlocks(
             tables=tuple([table[:num_blocks] for table in self.tables]),
@@ -123,7 +125,7 @@ class SequenceBlocks:
             self.duplicates = {known for known in self.duplicates if known < index}
 
     def real_blocks(self) -> list[int]:
-        """All blocks of all groups but the null block."""
+        """All blocks of all groups but the null block and the encoder's."""
         blocks: list[int] = []
         for table, num_dropped in zip(self.tables, self.num_dropped, strict=True):
             blocks += table[num_dropped:] if num_dropped else table

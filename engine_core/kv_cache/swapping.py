@@ -165,7 +165,7 @@ class SwappedSequences:
             num_peak = spec.num_peak_blocks(num_tokens, chunk, self._block_size)
             if shared.isdisjoint(table[num_dropped:]):
                 num_growth += max(0, num_peak - (seq_blocks.num_blocks - num_dropped))
-            else:  # what falls out of the window does not become free: others hold it
+            else:  # what falls out of reach does not become free: others hold it
                 num_growth += min(num_peak, num_new)
         return num_growth
 

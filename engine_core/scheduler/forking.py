@@ -41,8 +41,7 @@ class SequenceForks:
 
     def _share_prompt(self, parent: Sequence, child: Sequence) -> None:
         num_prompt = parent.num_prompt_tokens
-        is_at_prompt = parent.num_tokens == num_prompt
-        if is_at_prompt or all(spec.sliding_window is None for spec in self._kv_cache.groups):
+        if parent.num_tokens == num_prompt or not self._kv_cache.has_windows:
             child.num_computed_tokens = min(num_prompt, child.num_tokens - 1)
             self._kv_cache.fork(parent, child, num_prompt)
         else:

@@ -4,6 +4,7 @@ import enum
 
 import numpy as np
 
+from engine_core.kv_cache import TableUpdate
 from engine_core.scheduler.batch_state import BoolArray, Int32Array, Int64Array
 from engine_core.scheduler.config import SchedulerConfig
 from engine_core.scheduler.plan_builder import PlanBuilder
@@ -160,8 +161,11 @@ class RunningScheduler:
         for index in places.tolist():
             sequence = sequences[rows[index]]
             assert sequence is not None
-            if not self._allocate(plan, sequence, int(counts[index])):
+            num_tokens, num_slots = int(counts[index]), self._num_lookahead_slots
+            update = self._kv_cache.allocate_slots(sequence, num_tokens, num_slots)
+            if update is None:
                 return int(index)
+            self._write_table(plan, sequence, update)
         return len(rows)
 
     def _allocate_next_blocks(
@@ -200,15 +204,17 @@ class RunningScheduler:
 
     def _allocate(self, plan: PlanBuilder, sequence: Sequence, num_tokens: int) -> bool:
         update = self._kv_cache.allocate_slots(sequence, num_tokens, self._num_lookahead_slots)
-        if update is None:
-            return False
+        if update is not None:
+            self._write_table(plan, sequence, update)
+        return update is not None
+
+    def _write_table(self, plan: PlanBuilder, sequence: Sequence, update: TableUpdate) -> None:
         num_slots = update.num_blocks * self._kv_cache.block_size
         self._pool.batch.num_allocated_slots[sequence.row] = num_slots
         if not sequence.has_runner_row:
             plan.add_new_sequence(sequence, self._kv_cache.block_ids(sequence))
         elif not update.is_empty:
             plan.add_block_update(sequence, update)
-        return True
 
     # ------------------------------------------------------------------ request by request
 

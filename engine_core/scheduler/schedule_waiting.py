@@ -361,9 +361,8 @@ class WaitingScheduler:
             lengths = lengths[1:]  # the first is the parent
         lengths += [request.num_prompt_tokens] * (request.num_running_sequences - len(existing))
         # with sliding windows the prompt is shared only as long as nothing has been sampled
-        has_windows = any(spec.sliding_window is not None for spec in self._kv_cache.groups)
         num_shared = 0
-        if not has_windows or len(request.sequences) == 1:
+        if not self._kv_cache.has_windows or len(request.sequences) == 1:
             num_full = request.num_prompt_tokens // self._kv_cache.block_size
             num_shared = num_full * len(self._kv_cache.groups)
         num_slots = self._num_lookahead_slots + 1

@@ -18,7 +18,7 @@ from engine_core.core import EngineCore
 from engine_core.devices import traits_of
 from engine_core.errors import ConfigurationError, StartupError, WorkerLost
 from engine_core.executor import InProcessExecutor
-from engine_core.kv_cache import KVCacheManager, PlaceholderKVCacheManager
+from engine_core.kv_cache import KVCacheManager
 from engine_core.lifecycle import Lifecycle
 from engine_core.logits_processors import ServedVocabulary
 from engine_core.model_files import ModelFilesError, unreadable
@@ -47,7 +47,7 @@ from engine_core.startup.block_transfer import disaggregation_info, open_block_t
 from engine_core.startup.cache_pages import num_blocks_ahead, populate_cache
 from engine_core.startup.device import choose_device
 from engine_core.startup.draft_model import load_with_draft
-from engine_core.startup.encoder_decoder import cache_manager_of
+from engine_core.startup.encoder_decoder import encoder_groups
 from engine_core.startup.handshake import HEARTBEAT_S, make_handshake
 from engine_core.startup.logits_processors import load_processors
 from engine_core.startup.model_host import LocalModelHost
@@ -250,19 +250,17 @@ class _Assembly:
 
     def _kv_cache(self) -> KVCacheManager:
         config, spec = self.config, self.spec
-        if not config.num_blocks:
-            return PlaceholderKVCacheManager()
-        kv_cache = cache_manager_of(spec.loaded.model)(
+        groups = spec.config.layout.group_specs if config.num_blocks else []
+        kv_cache = KVCacheManager(
             num_blocks=config.num_blocks,
             block_size=config.block_size,
-            groups=spec.config.layout.group_specs,
+            groups=[*groups, *encoder_groups(spec.loaded.model)],
             enable_prefix_caching=config.enable_prefix_caching,
             watermark=config.watermark,
             num_host_blocks=config.num_host_blocks,
             disk=None if self.store is None else self.store.tier,
         )
-        if spec.loaded.traits.is_host:
-            assert not isinstance(self.runner, EncoderRunner)
+        if spec.loaded.traits.is_host and not isinstance(self.runner, EncoderRunner):
             is_given = spec.options.kv_cache_memory is not None
             populate_cache(
                 self.runner.storage.device_tensors,
@@ -286,9 +284,7 @@ class _Assembly:
         config, pooler = self.config, self.spec.loaded.pooler
         # Besides the configuration a replay needs these.
         replayed = {
-            "sliding_windows": [
-                group.sliding_window for group in self.spec.config.layout.group_specs
-            ],
+            "sliding_windows": [group.reach for group in self.spec.config.layout.group_specs],
             "eos_token_ids": list(self.opened.files.eos_token_ids),
             "pooler": None if pooler is None else dataclasses.asdict(pooler.config),
         }

@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from engine_core.kv_cache import CrossAttentionKVCacheManager, KVCacheManager
+from engine_core.kv_cache import KVCacheGroupSpec
 from engine_core.models.encoder_decoder.model import EncoderDecoderModel
 from engine_core.models.interface import Model
 from engine_core.options.engine import EngineOptions
@@ -23,11 +23,9 @@ def with_own_encoder(
     return dataclasses.replace(loaded, encoder=model)
 
 
-def cache_manager_of(model: Model) -> type[KVCacheManager]:
-    """Which bookkeeping the model's blocks need."""
-    return (
-        CrossAttentionKVCacheManager if isinstance(model, EncoderDecoderModel) else KVCacheManager
-    )
+def encoder_groups(model: Model) -> list[KVCacheGroupSpec]:
+    """The group of what an encoder made of a request's input; none of a decoder alone."""
+    return [KVCacheGroupSpec(is_encoders=True)] if isinstance(model, EncoderDecoderModel) else []
 
 
 def encoder_blocks(model: Model, block_size: int) -> int:

@@ -115,7 +115,7 @@ class PagedMemory:
     def read(self, stream: Stream, tables, tokens: list[int], start: int, stop: int) -> None:
         """All that the tokens [start, stop) attend to."""
         for group, (spec, table) in enumerate(zip(self.groups, tables, strict=True)):
-            window = spec.sliding_window
+            window = spec.reach
             first = 0 if window is None else max(0, start + 1 - window)
             for position in range(first, stop):
                 block, slot = divmod(position, self.block_size)

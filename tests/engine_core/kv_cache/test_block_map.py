@@ -6,7 +6,6 @@ import pytest
 
 from engine_core.kv_cache import KVCacheManager
 from engine_core.kv_cache.block_map import block_map
-from engine_core.kv_cache.placeholder import PlaceholderKVCacheManager
 from protocol.snapshots import CACHED, EMPTY, FIRST_PREFIX, FIRST_REQUEST, MAX_CELLS, MAX_PREFIXES
 
 
@@ -64,7 +63,7 @@ def test_so_many_prefixes_are_told_apart_and_the_rest_are_one():
 
 
 def test_a_model_without_a_cache_has_no_cells():
-    assert owners_of(PlaceholderKVCacheManager().block_map([])) == []
+    assert owners_of(KVCacheManager(num_blocks=0, block_size=16, groups=()).block_map([])) == []
 
 
 def test_an_untouched_pool_is_empty():

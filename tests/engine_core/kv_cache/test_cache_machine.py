@@ -156,7 +156,7 @@ class CacheMachine(CacheDriver, RuleBasedStateMachine):
         parent = self.running[data.draw(st.sampled_from(sorted(self._idle())))]
         name = self._name()
         num_computed = parent.num_computed_tokens
-        if not self.cache._slots.sliding:
+        if not self.cache.has_windows:
             num_computed = data.draw(st.integers(0, num_computed))
         child = Stream(
             name,
@@ -176,7 +176,7 @@ class CacheMachine(CacheDriver, RuleBasedStateMachine):
         stream = self.running[data.draw(st.sampled_from(sorted(self._idle())))]
         first = data.draw(st.integers(0, stream.num_computed_tokens))
         for spec in self.cache.groups:
-            if spec.sliding_window is not None and first < stream.num_computed_tokens:
+            if not spec.keeps_all and first < stream.num_computed_tokens:
                 return  # what was dropped cannot be computed again in place
         pool = self.cache._pool
         self.cache.invalidate(stream, first)

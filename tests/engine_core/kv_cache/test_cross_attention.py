@@ -6,13 +6,14 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from paged_memory import Stream
 
-from engine_core.kv_cache import AllocStatus, CrossAttentionKVCacheManager
+from engine_core.kv_cache import AllocStatus, KVCacheGroupSpec, KVCacheManager
 from tests.profiles import examples
 
 
 def make_cache(num_blocks=12, block_size=4, **options):
     options = {"enable_prefix_caching": False, "watermark": 0.0, **options}
-    return CrossAttentionKVCacheManager(num_blocks=num_blocks, block_size=block_size, **options)
+    groups = (KVCacheGroupSpec(), KVCacheGroupSpec(is_encoders=True))
+    return KVCacheManager(num_blocks=num_blocks, block_size=block_size, groups=groups, **options)
 
 
 def ask(cache, stream, head_room=0):

@@ -241,7 +241,6 @@ def test_reserved_blocks_are_those_not_yet_allocated():
     [
         ({"block_size": 0}, "block_size is 0"),
         ({"watermark": 1.0}, "watermark is 1.0"),
-        ({"groups": ()}, "groups is empty"),
         ({"num_blocks": 0}, "num_blocks is 0"),
         ({"num_host_blocks": -1}, "num_host_blocks is -1"),
     ],
@@ -259,7 +258,7 @@ def test_each_argument_of_the_cache_has_its_effect_and_its_default():
     cache = KVCacheManager(
         num_blocks=200,
         block_size=8,
-        groups=(KVCacheGroupSpec(sliding_window=8),),
+        groups=(KVCacheGroupSpec(8),),
         enable_prefix_caching=False,
         watermark=0.1,
         num_host_blocks=7,

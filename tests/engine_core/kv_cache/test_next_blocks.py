@@ -109,5 +109,5 @@ def test_what_is_special_is_left_as_it_was(case):
 
 
 def test_tables_of_several_groups_or_windows_go_one_by_one():
-    for groups in ((KVCacheGroupSpec(sliding_window=8),), (KVCacheGroupSpec(),) * 2):
+    for groups in ((KVCacheGroupSpec(8),), (KVCacheGroupSpec(),) * 2):
         assert make_cache(groups=groups).next_blocks is None

@@ -111,5 +111,5 @@ def test_the_peak_of_a_sliding_group_is_never_passed(window):
 
 
 def test_a_window_below_one_is_refused():
-    with pytest.raises(ValueError, match="sliding_window is 0"):
+    with pytest.raises(ValueError, match="reach is 0"):
         KVCacheGroupSpec(0)

@@ -9,7 +9,7 @@ import transformers
 from engine_loop import EngineLoop
 
 from engine_core.errors import ConfigurationError, StartupError
-from engine_core.kv_cache import PlaceholderKVCacheManager
+from engine_core.kv_cache import KVCacheManager
 from engine_core.options.adapters import AdapterOptions
 from engine_core.options.engine import EngineOptions
 from engine_core.options.pooling import PoolingOptions
@@ -65,7 +65,7 @@ def start(folder, scheduling=None, **more):
     spec = plan_runner(options, files, load_any_model(options, files, torch.device("cpu")))
     config = resolve_config(spec, files, address="ipc://x")
     runner = spec.build(num_blocks=0, num_host_blocks=0, max_model_len=64)
-    scheduler = Scheduler(config.scheduler, PlaceholderKVCacheManager())
+    scheduler = Scheduler(config.scheduler, KVCacheManager(num_blocks=0, block_size=16, groups=()))
     return EngineLoop(scheduler, runner, depth=1), config
 
 

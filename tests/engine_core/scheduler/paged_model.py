@@ -236,7 +236,7 @@ class PagedModel:
         hashes = prefix_hashes(tokens, row.salt)
         size = self.block_size
         for group, (spec, table) in enumerate(zip(self.groups, row.tables, strict=True)):
-            window = spec.sliding_window
+            window = spec.reach
             first = 0 if window is None else max(0, start + 1 - window)
             expected = [value * 8 + group for value in hashes[first:stop]]
             blocks = table[first // size : -(-stop // size)]

@@ -73,9 +73,7 @@ def test_a_sliding_window_holds_a_long_prompt_in_few_blocks():
     """Window 4, blocks of 2, chunks of 4: at most 4 blocks in use, for any length. Proves S146,
     S175."""
     drive = Drive(
-        make_scheduler(
-            num_blocks=4, block_size=2, budget=4, groups=(KVCacheGroupSpec(sliding_window=4),)
-        ),
+        make_scheduler(num_blocks=4, block_size=2, budget=4, groups=(KVCacheGroupSpec(reach=4),)),
         make_request("a", 60),
     )
     while drive.scheduler.has_work():
@@ -90,7 +88,7 @@ def test_what_is_out_of_the_window_is_free_before_the_step_and_no_request_gives_
     """Window 8, blocks of 4: of the nine blocks of its prompt the second needs three from the next
     step on. The first, which comes before it, takes one of the other six. Proves S146, S175."""
     drive = Drive(
-        make_scheduler(num_blocks=10, groups=(KVCacheGroupSpec(sliding_window=8),)),
+        make_scheduler(num_blocks=10, groups=(KVCacheGroupSpec(reach=8),)),
         make_request("a", 4),
         make_request("b", 33),
     )
