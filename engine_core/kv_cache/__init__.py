@@ -2,6 +2,7 @@
 
 Imports no tensors, sockets, clocks or scheduler."""
 
+from engine_core.kv_cache.block_counts import BlockCounts, PoolIds, exceeds
 from engine_core.kv_cache.block_pool import BlockPool
 from engine_core.kv_cache.copies import CacheCopies
 from engine_core.kv_cache.disk import DiskMoves, DiskTier
@@ -21,6 +22,7 @@ __all__ = [
     "CONTENT_HASH_BYTES",
     "NULL_BLOCK_ID",
     "AllocStatus",
+    "BlockCounts",
     "BlockIds",
     "BlockPool",
     "CacheCopies",
@@ -30,7 +32,9 @@ __all__ = [
     "DiskTier",
     "KVCacheGroupSpec",
     "KVCacheManager",
+    "PoolIds",
     "TableUpdate",
     "Transfer",
     "Transfers",
+    "exceeds",
 ]

@@ -2,8 +2,11 @@
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Set
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
 
+import numpy as np
+
+from engine_core.kv_cache.block_counts import BlockCounts, PoolIds
 from engine_core.kv_cache.evicted_hashes import EvictedHashes
 from engine_core.kv_cache.sequence_blocks import NULL_BLOCK_ID
 
@@ -12,33 +15,36 @@ _EVICTED_A_BLOCK = 4
 
 
 class BlockPool:
-    """Blocks 1..num_blocks, shared by all groups. A block is in one of three states:
+    """Blocks 1..num_blocks, in a pool for each page size. A block is in one of three states:
 
         in use   ref count > 0; in the index if it has a hash
         cached   ref count 0, in the index: reused on a hit, or evicted when allocated
         empty    ref count 0, not in the index
 
-    Empty blocks are a stack. Cached ones are in LRU order; a hit takes one out of the middle in
-    O(1). Raises ValueError: fewer than one block for a group.
+    Of each pool empty blocks are a stack; cached ones are in LRU order, and a hit takes one out of
+    the middle in O(1). Raises ValueError: a pool without a block, and there are groups.
 
     Args:
-        num_blocks: usable blocks; the null block comes on top.
+        num_blocks: usable blocks, of each pool if there are several; the null block comes on top.
         num_groups: KV-cache groups. The same tokens have other contents in another group, so
             each has an index of its own.
     """
 
-    def __init__(self, *, num_blocks: int, num_groups: int = 1) -> None:
-        if num_blocks < min(1, num_groups):
-            raise ValueError(f"num_blocks is {num_blocks}, it must be at least 1")
-        self.num_blocks = num_blocks
+    def __init__(self, *, num_blocks: int | Sequence[int], num_groups: int = 1) -> None:
+        self.ids = PoolIds([num_blocks] if isinstance(num_blocks, int) else num_blocks)
+        for size in self.ids.sizes:
+            if size < min(1, num_groups):
+                raise ValueError(f"num_blocks is {size}, it must be at least 1")
+        self.num_blocks = num_blocks = self.ids.num_blocks
         self.num_groups = num_groups
         self.num_references = 0
         """Of all blocks together."""
         self._num_reused = 0
         """Cached blocks that came into use again, or left the index, since the start."""
         self.evicted = EvictedHashes(_EVICTED_A_BLOCK * num_blocks)
-        self._empty = list(range(num_blocks, 0, -1))
-        self._cached: OrderedDict[int, None] = OrderedDict()
+        pools = range(len(self.ids.sizes))
+        self._empty = [self.ids.stack(pool) for pool in pools]
+        self._cached: list[OrderedDict[int, None]] = [OrderedDict() for _ in pools]
         self._ref_counts = [0] * (num_blocks + 1)
         self._hashes: list[bytes | None] = [None] * (num_blocks + 1)
         self._group_of = [0] * (num_blocks + 1)
@@ -49,28 +55,40 @@ class BlockPool:
     # ------------------------------------------------------------------ numbers
 
     @property
-    def num_free(self) -> int:
+    def sizes(self) -> BlockCounts:
+        """All blocks."""
+        return self.num_blocks if len(self.ids.sizes) == 1 else np.array(self.ids.sizes)
+
+    @property
+    def free(self) -> BlockCounts:
         """Blocks that can be taken now, cached ones included."""
-        return len(self._empty) + len(self._cached)
+        if len(self._empty) == 1:
+            return len(self._empty[0]) + len(self._cached[0])
+        return np.array([len(e) + len(c) for e, c in zip(self._empty, self._cached, strict=True)])
+
+    @property
+    def num_free(self) -> int:
+        """Of all pools."""
+        return sum(map(len, self._empty)) + sum(map(len, self._cached))
 
     @property
     def num_free_or_reused(self) -> int:
         """Free blocks, and all that came into use as cached ones or left the index so far."""
-        return len(self._empty) + len(self._cached) + self._num_reused
+        return self.num_free + self._num_reused
 
     @property
     def num_cached(self) -> int:
         """Of the free blocks, those in the index."""
-        return len(self._cached)
+        return sum(map(len, self._cached))
 
     @property
-    def cached_blocks(self) -> Collection[int]:
+    def cached_blocks(self) -> list[int]:
         """Free blocks in the index."""
-        return self._cached.keys()
+        return list(itertools.chain(*self._cached))
 
     @property
     def num_in_use(self) -> int:
-        return self.num_blocks - len(self._empty) - len(self._cached)
+        return self.num_blocks - self.num_free
 
     def ref_count(self, block_id: int) -> int:
         """How many sequences hold the block; 0 for the null block."""
@@ -78,17 +96,17 @@ class BlockPool:
 
     # ------------------------------------------------------------------ taking and giving back
 
-    def allocate(self, num_blocks: int, avoid: Set[int] = frozenset()) -> list[int]:
-        """Take blocks with one reference each: empty ones, then cached ones, least recently used
-        first, which leave the index.
+    def allocate(self, num_blocks: int, pool: int = 0, avoid: Set[int] = frozenset()) -> list[int]:
+        """Take blocks of a pool with one reference each: empty ones, then cached ones, least
+        recently used first, which leave the index.
 
         Args:
-            num_blocks: the caller has checked that so many are free.
+            num_blocks: the caller has checked that so many of the pool are free.
             avoid: blocks to leave alone.
         """
         if avoid:
-            return self._allocate_avoiding(num_blocks, avoid)
-        empty, ref_counts = self._empty, self._ref_counts
+            return self._allocate_avoiding(num_blocks, pool, avoid)
+        empty, ref_counts = self._empty[pool], self._ref_counts
         if num_blocks == 1 and empty:
             block_ids = [empty.pop()]
         else:
@@ -97,21 +115,22 @@ class BlockPool:
             del empty[len(empty) - num_empty :]
             block_ids.reverse()
             if num_empty < num_blocks:
-                block_ids += self._evict_oldest(num_blocks - num_empty)
+                block_ids += self._evict_oldest(num_blocks - num_empty, pool)
         for block_id in block_ids:
             ref_counts[block_id] = 1
         self.num_references += num_blocks
         return block_ids
 
-    def _allocate_avoiding(self, num_blocks: int, avoid: Set[int]) -> list[int]:
-        empty, block_ids, passed = self._empty, list[int](), list[int]()
+    def _allocate_avoiding(self, num_blocks: int, pool: int, avoid: Set[int]) -> list[int]:
+        empty, cached = self._empty[pool], self._cached[pool]
+        block_ids, passed = list[int](), list[int]()
         while empty and len(block_ids) < num_blocks:
             block_id = empty.pop()
             (passed if block_id in avoid else block_ids).append(block_id)
         empty += reversed(passed)
-        oldest = (block_id for block_id in self._cached if block_id not in avoid)
+        oldest = (block_id for block_id in cached if block_id not in avoid)
         for block_id in list(itertools.islice(oldest, num_blocks - len(block_ids))):
-            del self._cached[block_id]
+            del cached[block_id]
             self.evicted.add(self._pop_hash(block_id))
             block_ids.append(block_id)
         assert len(block_ids) == num_blocks, "no free block left; the caller must ask first"
@@ -120,10 +139,15 @@ class BlockPool:
         self.num_references += num_blocks
         return block_ids
 
-    def num_free_of(self, block_ids: Iterable[int]) -> int:
+    def in_use_of(self, block_ids: Iterable[int]) -> BlockCounts:
+        """How many of these are in use."""
+        ref_counts = self._ref_counts
+        return self.ids.count([each for each in block_ids if ref_counts[each]])
+
+    def free_of(self, block_ids: Iterable[int]) -> BlockCounts:
         """How many of these are free."""
         ref_counts = self._ref_counts
-        return sum([ref_counts[block_id] == 0 for block_id in block_ids])
+        return self.ids.count([each for each in block_ids if not ref_counts[each]])
 
     def share(self, block_ids: Collection[int]) -> None:
         """One more reference to each of these blocks, which are in use or cached."""
@@ -131,7 +155,7 @@ class BlockPool:
         for block_id in block_ids:
             if ref_counts[block_id] == 0:
                 assert self._hashes[block_id] is not None, f"block {block_id} holds nothing known"
-                del self._cached[block_id]
+                del self._cached[self.ids.pool_of[block_id]][block_id]
                 self._num_reused += 1
             ref_counts[block_id] += 1
         self.num_references += len(block_ids)
@@ -139,7 +163,7 @@ class BlockPool:
     def release(self, block_ids: Collection[int]) -> list[int]:
         """One reference less to each, in this order: what comes first is evicted first.
         Returns those that are cached now."""
-        ref_counts, hashes, cached = self._ref_counts, self._hashes, self._cached
+        ref_counts, hashes, pool_of = self._ref_counts, self._hashes, self.ids.pool_of
         newly_cached = []
         for block_id in block_ids:
             ref_counts[block_id] = ref_count = ref_counts[block_id] - 1
@@ -147,9 +171,9 @@ class BlockPool:
             if ref_count:
                 continue
             if hashes[block_id] is None:
-                self._empty.append(block_id)
+                self._empty[pool_of[block_id]].append(block_id)
             else:
-                cached[block_id] = None
+                self._cached[pool_of[block_id]][block_id] = None
                 newly_cached.append(block_id)
         self.num_references -= len(block_ids)
         return newly_cached
@@ -214,20 +238,24 @@ class BlockPool:
             if self._hashes[block_id] is not None:
                 self._pop_hash(block_id)
                 if self._ref_counts[block_id] == 0:
-                    del self._cached[block_id]
-                    self._empty.append(block_id)
+                    pool = self.ids.pool_of[block_id]
+                    del self._cached[pool][block_id]
+                    self._empty[pool].append(block_id)
 
     def evict_cached(self) -> int:
         """Evict every cached block. Returns how many there were."""
-        block_ids = [self._evict_oldest(1)[0] for _ in range(len(self._cached))]
-        self._empty += block_ids
-        return len(block_ids)
+        num_evicted = self.num_cached
+        for pool, (empty, cached) in enumerate(zip(self._empty, self._cached, strict=True)):
+            empty += self._evict_oldest(len(cached), pool)
+        return num_evicted
 
-    def _evict_oldest(self, num_blocks: int) -> list[int]:
-        """Take the least recently used cached blocks out of the index."""
+    def _evict_oldest(self, num_blocks: int, pool: int) -> list[int]:
+        """Take the least recently used cached blocks of a pool out of the index."""
         hashes, group_of, index = self._hashes, self._group_of, self._index
-        pop = self._cached.popitem
-        assert len(self._cached) >= num_blocks, "no free block left; the caller must ask first"
+        pop = self._cached[pool].popitem
+        assert len(self._cached[pool]) >= num_blocks, (
+            "no free block left; the caller must ask first"
+        )
         block_ids = [pop(last=False)[0] for _ in range(num_blocks)]
         self._num_reused += num_blocks
         evicted = []
@@ -256,14 +284,16 @@ class BlockPool:
 
     def check(self) -> None:
         """Assert that every block is in exactly one state and that the index is right."""
-        free = [*self._empty, *self._cached]
+        free = [block_id for each in (*self._empty, *self._cached) for block_id in each]
         assert len(free) == len(set(free))
         assert set(free) == {b for b in range(1, self.num_blocks + 1) if not self._ref_counts[b]}
         assert self._ref_counts[NULL_BLOCK_ID] == 0
         assert self._hashes[NULL_BLOCK_ID] is None
         assert self.num_references == sum(self._ref_counts)
-        assert all(self._hashes[block_id] is None for block_id in self._empty)
-        assert all(self._hashes[block_id] is not None for block_id in self._cached)
+        assert all(self._hashes[b] is None for empty in self._empty for b in empty)
+        assert all(self._hashes[b] is not None for cached in self._cached for b in cached)
+        for pool, blocks in enumerate(zip(self._empty, self._cached, strict=True)):
+            assert all(self.ids.pool_of[b] == pool for each in blocks for b in each)
         indexed = 0
         for group, index in enumerate(self._index):
             for block_hash, block_id in index.items():

@@ -4,6 +4,7 @@ back."""
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from engine_core.kv_cache.block_counts import BlockCounts, exceeds
 from engine_core.kv_cache.disk import DiskTier
 from engine_core.kv_cache.groups import KVCacheGroupSpec
 from engine_core.kv_cache.next_blocks import NextBlocks
@@ -27,22 +28,26 @@ class BlockTables:
     def __init__(
         self,
         *,
-        num_blocks: int,
+        num_blocks: int | Sequence[int],
         block_size: int,
         groups: Sequence[KVCacheGroupSpec],
         enable_prefix_caching: bool,
-        num_host_blocks: int,
+        num_host_blocks: int | Sequence[int],
         disk: DiskTier | None,
     ) -> None:
         self.block_size = block_size
         self.has_encoder = any(spec.is_encoders for spec in groups)
         """Whether the last table of a sequence is its request's encoder's."""
+        self._encoder_pool = groups[-1].pool if self.has_encoder else 0
         self.groups = tuple(spec for spec in groups if not spec.is_encoders)
         """Those whose tables grow with the sequence."""
+        self._has_spans = any(spec.span > 1 for spec in self.groups)
+        self._has_pools = not isinstance(num_blocks, int) and len(num_blocks) > 1
+        self._pool_of_group = [spec.pool for spec in self.groups]
         self._offload = OffloadManager(
             num_blocks=num_blocks,
             num_host_blocks=num_host_blocks,
-            num_groups=len(self.groups),
+            groups=self.groups,
             disk=disk,
         )
         self._pool = self._offload.device
@@ -69,6 +74,15 @@ class BlockTables:
         """Whether blocks of any group are dropped while a sequence runs."""
         return bool(self._dropping)
 
+    @property
+    def goes_back(self) -> bool:
+        """Whether every layer can compute a token again while those behind it are there."""
+        return all(spec.goes_back for spec in self.groups)
+
+    def _by_group(self, counts: Sequence[int]) -> BlockCounts:
+        """Of one number for each group of a sequence."""
+        return self._pool.ids.by_pool(self._pool_of_group, counts)
+
     # ------------------------------------------------------------------ taking
 
     def allocate_cached(self, seq: CachedSequence, hit: CacheHit) -> None:
@@ -85,9 +99,12 @@ class BlockTables:
             )
             for (group, index, _), block_id in zip(hit.host_blocks, block_ids, strict=True):
                 tables[group][index] = block_id
-                self._pool.register(block_id, group, seq.block_hashes[index])
+                block_hash = seq.block_hashes[self.groups[group].last_of(index)]
+                self._pool.register(block_id, group, block_hash)
         if hit.disk_blocks:
-            block_ids = self._offload.allocate_to_load([key for _, key in hit.disk_blocks])
+            keys = [key for _, key in hit.disk_blocks]
+            pools = [self._pool_of_group[group] for group, _ in keys]
+            block_ids = self._offload.allocate_to_load(keys, pools)
             for (index, (group, block_hash)), block_id in zip(
                 hit.disk_blocks, block_ids, strict=True
             ):
@@ -96,6 +113,7 @@ class BlockTables:
         self._prefix_cache.keep_on_disk(seq, tables, 0)
         num_blocks = hit.num_tokens // self.block_size
         self._blocks_of[seq.sequence_id] = SequenceBlocks(
+            self.groups,
             tables,
             num_blocks=num_blocks,
             num_registered=num_blocks,
@@ -110,15 +128,22 @@ class BlockTables:
             return []
         known = self._encoder_blocks.get(seq.request_id)
         if known is None:
-            known = self._offload.allocate(self.num_encoder_blocks(seq.num_encoder_tokens))
+            num_blocks = self._encoder_length(seq.num_encoder_tokens)
+            known = self._offload.allocate(num_blocks, self._encoder_pool)
             self._encoder_blocks[seq.request_id] = known
         else:
             self._pool.share(known)
         return known
 
-    def num_encoder_blocks(self, num_encoder_tokens: int) -> int:
+    def _encoder_length(self, num_encoder_tokens: int) -> int:
+        return -(-num_encoder_tokens // self.block_size)
+
+    def num_encoder_blocks(self, num_encoder_tokens: int) -> BlockCounts:
         """Blocks for what an encoder made of a request's input; of an encoder-decoder model."""
-        return -(-num_encoder_tokens // self.block_size) if self.has_encoder else 0
+        if not self.has_encoder:
+            return 0
+        length = self._encoder_length(num_encoder_tokens)
+        return self._pool.ids.by_pool([self._encoder_pool], [length])
 
     def allocate_slots(
         self, seq: CachedSequence, num_tokens: int, num_lookahead_slots: int = 0
@@ -133,21 +158,23 @@ class BlockTables:
         changed in the tables, or None if too few blocks are free: nothing changed then."""
         seq_blocks = self._blocks_of.get(seq.sequence_id)
         if is_new := seq_blocks is None:
-            seq_blocks = SequenceBlocks(
-                tuple([] for _ in self.groups), 0, 0, [0] * len(self.groups)
-            )
+            tables: BlockIds = tuple([[] for _ in self.groups])
+            seq_blocks = SequenceBlocks(self.groups, tables, 0, 0, [0] * len(tables))
         num_computed, num_old = seq.num_computed_tokens, seq_blocks.num_blocks
         # a step in flight may fail: then its last known token is computed again
         lowest = min(num_computed, seq.num_tokens - 1)
         stop = num_computed + num_tokens
         num_needed = -(-(stop + num_lookahead_slots) // self.block_size)
-        num_new = num_needed - num_old if num_needed > num_old else 0
         first = num_computed // self.block_size
-        shared = self._shared_blocks(seq_blocks, first, num_needed) if first < num_old else []
-        num_wanted = num_new * len(self.groups) + len(shared)
-        if num_wanted > self._pool.num_free:
-            num_wanted -= self._num_droppable(lowest, seq_blocks)
-            if num_wanted > self._pool.num_free:
+        may_overwrite = first < num_old or self._has_spans
+        shared = self._shared_blocks(seq_blocks, first, num_needed) if may_overwrite else []
+        num_new = num_needed - num_old if num_needed > num_old else 0
+        wanted: BlockCounts = num_new * len(self.groups) + len(shared)
+        if self._has_pools or self._has_spans:
+            wanted = self._num_wanted(seq_blocks, num_new, shared)
+        if exceeds(wanted, self._pool.free):
+            wanted = wanted - self._num_droppable(lowest, seq_blocks)
+            if exceeds(wanted, self._pool.free):
                 return None
         start = num_old
         if self._prefix_cache.is_enabled:
@@ -156,14 +183,15 @@ class BlockTables:
         if self._dropping:
             self._drop_below(lowest, seq_blocks)
         if shared:
-            start = min(start, shared[0][0])
-            self._copy_on_write(num_computed, seq_blocks, shared)
-        if first < num_old:
-            for _, block_id in self._stale_blocks(seq_blocks, first, num_needed):
-                self._pool.unindex([block_id])
+            start = min(start, self._copy_on_write(num_computed, seq_blocks, shared))
+        if may_overwrite:
+            stale = self._stale_blocks(seq_blocks, first, num_needed)
+            self._pool.unindex([seq_blocks.tables[group][index] for group, index in stale])
         if num_new:
-            for table in seq_blocks.tables:
-                block_ids = self._pool.allocate(num_new)
+            for group, table in enumerate(seq_blocks.tables):
+                spec = self.groups[group]
+                num_taken = num_new if spec.span == 1 else spec.length(num_needed) - len(table)
+                block_ids = self._pool.allocate(num_taken, spec.pool)
                 self._offload.pending.on_reallocated(block_ids)
                 table += block_ids
             seq_blocks.num_blocks += num_new
@@ -174,43 +202,55 @@ class BlockTables:
             self._blocks_of[seq.sequence_id] = seq_blocks
         return seq_blocks.update_from(start)
 
+    def _num_wanted(
+        self, seq_blocks: SequenceBlocks, num_new: int, shared: list[tuple[int, int]]
+    ) -> BlockCounts:
+        """Blocks to be taken for so many new logical blocks and in place of shared ones."""
+        tables, num_needed = seq_blocks.tables, seq_blocks.num_blocks + num_new
+        each = zip(self.groups, tables, strict=True)
+        wanted = self._by_group([spec.length(num_needed) - len(table) for spec, table in each])
+        return wanted + self._pool.ids.count([tables[group][index] for group, index in shared])
+
     def _shared_blocks(
         self, seq_blocks: SequenceBlocks, first: int, stop: int
     ) -> list[tuple[int, int]]:
-        """(logical block, group) from `first` to `stop` that other sequences hold too."""
+        """(group, place in its table) of the logical blocks from `first` to `stop` that other
+        sequences hold too."""
         ref_count = self._pool.ref_count
         return [
-            (index, group)
-            for index in range(first, min(stop, seq_blocks.num_blocks))
-            for group, table in enumerate(seq_blocks.tables)
+            (group, index)
+            for group, (spec, table) in enumerate(zip(self.groups, seq_blocks.tables, strict=True))
+            for index in range(first // spec.span, min(spec.length(stop), len(table)))
             if ref_count(table[index]) > 1
         ]
 
     def _copy_on_write(
         self, num_computed: int, seq_blocks: SequenceBlocks, shared: list[tuple[int, int]]
-    ) -> None:
-        """Blocks of its own for those that others hold too; only the first has contents."""
-        for index, group in shared:
-            table = seq_blocks.tables[group]
-            source, (block_id,) = table[index], self._offload.allocate(1)
-            if index * self.block_size < num_computed:
+    ) -> int:
+        """Blocks of its own for those that others hold too; only the first of a group has contents.
+        Returns the first logical block that is another one now."""
+        for group, index in shared:
+            spec, table = self.groups[group], seq_blocks.tables[group]
+            source, (block_id,) = table[index], self._offload.allocate(1, spec.pool)
+            if index * spec.span * self.block_size < num_computed:
                 self._offload.pending.add_copy(source, block_id)
             self._offload.release([source])
             table[index] = block_id
-        seq_blocks.unregister_from(shared[0][0])
+        changed = min(self.groups[group].span * index for group, index in shared)
+        seq_blocks.unregister_from(changed)
+        return changed
 
     def _stale_blocks(
         self, seq_blocks: SequenceBlocks, first: int, stop: int
     ) -> list[tuple[int, int]]:
-        """(logical block, block) from `first` to `stop` still indexed under another hash:
-        to be unindexed before they are overwritten."""
+        """As `_shared_blocks`, those still indexed under another hash: to be unindexed before they
+        are overwritten."""
+        hash_of, first = self._pool.hash_of, max(first, seq_blocks.num_registered)
         return [
-            (index, table[index])
-            for index in range(
-                max(first, seq_blocks.num_registered), min(stop, seq_blocks.num_blocks)
-            )
-            for table in seq_blocks.tables
-            if self._pool.hash_of(table[index]) is not None
+            (group, index)
+            for group, (spec, table) in enumerate(zip(self.groups, seq_blocks.tables, strict=True))
+            for index in range(first // spec.span, min(spec.length(stop), len(table)))
+            if hash_of(table[index]) is not None
         ]
 
     def num_allocated_slots(self, seq: CachedSequence) -> int:
@@ -223,8 +263,8 @@ class BlockTables:
         stale = self._stale_blocks(seq_blocks, first, seq_blocks.num_blocks)
         if not shared and not stale:
             return seq_blocks.num_blocks * self.block_size
-        index = min(index for index, _ in (*shared, *stale))
-        return max(seq.num_computed_tokens, index * self.block_size)
+        changed = min(self.groups[group].span * index for group, index in (*shared, *stale))
+        return max(seq.num_computed_tokens, changed * self.block_size)
 
     def fork(self, parent: CachedSequence, child: CachedSequence, num_tokens: int) -> None:
         """The child holds the parent's blocks of the first `num_tokens` tokens too. The first write
@@ -250,14 +290,13 @@ class BlockTables:
 
     # ------------------------------------------------------------------ giving back
 
-    def _num_droppable(self, position: int, seq_blocks: SequenceBlocks) -> int:
+    def _num_droppable(self, position: int, seq_blocks: SequenceBlocks) -> BlockCounts:
         """Blocks that become free when what is out of reach is dropped."""
-        num_droppable = 0
+        droppable = list[int]()
         for group in self._dropping:
             stop = self.groups[group].num_dropped_blocks(position, self.block_size)
-            droppable = seq_blocks.tables[group][seq_blocks.num_dropped[group] : stop]
-            num_droppable += sum(self._pool.ref_count(block_id) == 1 for block_id in droppable)
-        return num_droppable
+            droppable += seq_blocks.tables[group][seq_blocks.num_dropped[group] : stop]
+        return self._pool.ids.count([b for b in droppable if self._pool.ref_count(b) == 1])
 
     def _drop_below(self, position: int, seq_blocks: SequenceBlocks) -> None:
         for group in self._dropping:
@@ -296,8 +335,8 @@ class BlockTables:
         first = first_token // self.block_size
         seq_blocks = self._blocks_of.get(seq.sequence_id)
         if seq_blocks is not None:
-            for group, table in enumerate(seq_blocks.tables):
-                for block_id in table[first:]:
+            for group, (spec, table) in enumerate(zip(self.groups, seq_blocks.tables, strict=True)):
+                for block_id in table[first // spec.span :]:
                     block_hash = self._pool.hash_of(block_id)
                     if block_hash is not None:
                         self._offload.unindex(group, block_hash)

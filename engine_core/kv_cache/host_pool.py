@@ -1,8 +1,9 @@
 """Blocks in host memory: pins, the free list, and the index from hashes to blocks."""
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from engine_core.kv_cache.block_counts import BlockCounts, PoolIds
 from engine_core.kv_cache.evicted_hashes import EvictedHashes
 
 HashKey = tuple[int, bytes]
@@ -18,20 +19,23 @@ class HostPool:
         empty
 
     Args:
+        sizes: blocks of each pool, as those of the device.
         evicted: gets the hashes of evicted blocks.
 
     Raises:
         ValueError: a negative number of blocks.
     """
 
-    def __init__(self, *, first_id: int, num_blocks: int, evicted: EvictedHashes) -> None:
-        if num_blocks < 0:
-            raise ValueError(f"num_host_blocks is {num_blocks}, it must be at least 0")
-        self.num_blocks = num_blocks
+    def __init__(self, *, first_id: int, sizes: Sequence[int], evicted: EvictedHashes) -> None:
+        if min(sizes) < 0:
+            raise ValueError(f"num_host_blocks is {min(sizes)}, it must be at least 0")
+        self.ids = PoolIds(sizes, first_id)
+        self.num_blocks = self.ids.num_blocks
         self._first_id = first_id
         self._evicted = evicted
-        self._empty = list(range(first_id + num_blocks - 1, first_id - 1, -1))
-        self._cached: OrderedDict[int, None] = OrderedDict()
+        pools = range(len(sizes))
+        self._empty = [self.ids.stack(pool) for pool in pools]
+        self._cached: list[OrderedDict[int, None]] = [OrderedDict() for _ in pools]
         self._pins: Counter[int] = Counter()
         self._read: set[int] = set()
         self._keys: dict[int, HashKey] = {}
@@ -42,9 +46,14 @@ class HostPool:
     # ------------------------------------------------------------------ numbers
 
     @property
-    def num_available(self) -> int:
+    def available(self) -> BlockCounts:
         """Blocks that `take` can give."""
-        return len(self._empty) + len(self._cached)
+        pools = range(len(self._empty))
+        return self.ids.by_pool(pools, [self.num_available(pool) for pool in pools])
+
+    def num_available(self, pool: int) -> int:
+        """Of one pool."""
+        return len(self._empty[pool]) + len(self._cached[pool])
 
     @property
     def num_pinned(self) -> int:
@@ -54,29 +63,33 @@ class HostPool:
     @property
     def num_cached(self) -> int:
         """In the prefix cache and not pinned."""
-        return len(self._cached) + sum(
+        return sum(map(len, self._cached)) + sum(
             block in self._keys and block not in self._pins for block in self._read
         )
 
-    def num_available_of(self, blocks: set[int]) -> int:
+    def available_of(self, blocks: set[int]) -> BlockCounts:
         """How many of these could be taken."""
-        return sum(block in self._cached for block in blocks)
+        return self.ids.count([block for block in blocks if block in self._cached_of(block)])
+
+    def _cached_of(self, block: int) -> OrderedDict[int, None]:
+        """The cached blocks of its pool."""
+        return self._cached[self.ids.pool_of[block]]
 
     # ------------------------------------------------------------------ taking and giving back
 
-    def take(self) -> int:
+    def take(self, pool: int) -> int:
         """An empty block, else the least recently used cached one. Register or pin it before taking
         the next. The caller has checked `num_available`."""
-        if self._empty:
-            return self._empty.pop()
-        block = self._cached.popitem(last=False)[0]
+        if self._empty[pool]:
+            return self._empty[pool].pop()
+        block = self._cached[pool].popitem(last=False)[0]
         self._evicted.add(self._pop_key(block))
         return block
 
     def pin(self, block: int) -> None:
         """Keep the block until `unpin`."""
         self._pins[block] += 1
-        self._cached.pop(block, None)
+        self._cached_of(block).pop(block, None)
 
     def unpin(self, block: int) -> None:
         self._pins[block] -= 1
@@ -90,7 +103,7 @@ class HostPool:
     def begin_read(self, block: int) -> None:
         """A copy of this step reads the block: keep it until `end_reads`."""
         self._read.add(block)
-        self._cached.pop(block, None)
+        self._cached_of(block).pop(block, None)
 
     def end_reads(self) -> None:
         """The step's copies have been issued."""
@@ -102,9 +115,9 @@ class HostPool:
         if block in self._pins or block in self._read:
             return
         if block in self._keys:
-            self._cached[block] = None
+            self._cached_of(block)[block] = None
         else:
-            self._empty.append(block)
+            self._empty[self.ids.pool_of[block]].append(block)
 
     # ------------------------------------------------------------------ the index
 
@@ -137,16 +150,16 @@ class HostPool:
 
     def touch(self, block: int) -> None:
         """Mark the block as used now."""
-        if block in self._cached:
-            self._cached.move_to_end(block)
+        if block in self._cached_of(block):
+            self._cached_of(block).move_to_end(block)
 
     def unindex(self, block: int) -> None:
         """Remove the block from the index."""
         if block in self._keys:
             self._pop_key(block)
-            if block in self._cached:
-                del self._cached[block]
-                self._empty.append(block)
+            if block in self._cached_of(block):
+                del self._cached_of(block)[block]
+                self._empty[self.ids.pool_of[block]].append(block)
 
     def evict_cached(self) -> list[int]:
         """Evict every block that is not pinned. Returns them."""
@@ -167,14 +180,14 @@ class HostPool:
 
     def check(self) -> None:
         """Assert that every block is in exactly one state and that the index is right."""
-        idle = [*self._empty, *self._cached]
+        idle = [block for each in (*self._empty, *self._cached) for block in each]
         kept = set(self._pins) | self._read
         assert len(idle) == len(set(idle))
         assert not kept & set(idle)
         assert kept | set(idle) == set(range(self._first_id, self._first_id + self.num_blocks))
         assert all(count > 0 for count in self._pins.values())
-        assert all(block in self._keys for block in self._cached)
-        assert not any(block in self._keys for block in self._empty)
+        assert all(block in self._keys for cached in self._cached for block in cached)
+        assert not any(block in self._keys for empty in self._empty for block in empty)
         assert self._index == {key: block for block, key in self._keys.items()}
 
     def check_pins(self, pins: Counter[int]) -> None:

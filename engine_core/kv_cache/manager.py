@@ -5,6 +5,7 @@ import enum
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from engine_core.kv_cache.block_counts import BlockCounts, exceeds
 from engine_core.kv_cache.block_map import block_map
 from engine_core.kv_cache.block_tables import BlockTables
 from engine_core.kv_cache.changes import CacheChanges
@@ -40,8 +41,8 @@ class _Refusal:
     num_tokens: int
     missing: bytes | None
     """The hash at which the hit ended; None if it was complete."""
-    num_lacking: int
-    head_room: int
+    num_lacking: BlockCounts
+    head_room: BlockCounts
     num_free_or_reused: int
 
 
@@ -57,25 +58,27 @@ class KVCacheManager(BlockTables):
     `take_copies`. Raises ValueError: a number outside its limits.
 
     Args:
-        num_blocks: usable blocks, ids 1..num_blocks. The tensors have one more, for id 0.
+        num_blocks: usable blocks, ids 1..num_blocks; several numbers are of several pools, one for
+            each page size, whose ids follow on each other (`PoolIds`). The tensors of a pool have
+            one block more, for id 0.
         block_size: tokens a block.
         groups: layers that look back alike; none for a model that keeps nothing between steps.
-            All groups take from the same pool.
+            Each names its pool.
         enable_prefix_caching: whether requests may reuse each other's full blocks.
         watermark: share of the blocks kept free when a request is admitted beside others.
-        num_host_blocks: blocks in host memory, ids from num_blocks + 1 on; 0 for none.
+        num_host_blocks: blocks in host memory, as `num_blocks`, with the ids behind; 0 for none.
         disk: blocks that outlive the process; None for none. One step runs at a time then.
     """
 
     def __init__(
         self,
         *,
-        num_blocks: int,
+        num_blocks: int | Sequence[int],
         block_size: int,
         groups: Sequence[KVCacheGroupSpec] = (KVCacheGroupSpec(),),
         enable_prefix_caching: bool = True,
         watermark: float = 0.01,
-        num_host_blocks: int = 0,
+        num_host_blocks: int | Sequence[int] = 0,
         disk: DiskTier | None = None,
     ) -> None:
         if block_size < 1:
@@ -90,7 +93,10 @@ class KVCacheManager(BlockTables):
             num_host_blocks=num_host_blocks,
             disk=disk,
         )
-        self.watermark_blocks = int(watermark * num_blocks)
+        sizes = self._pool.ids.sizes
+        self.watermark_blocks: BlockCounts = self._pool.ids.by_pool(
+            range(len(sizes)), [int(watermark * size) for size in sizes]
+        )
         keeping = [group for group, spec in enumerate(self.groups) if spec.keeps_all]
         self.changes = CacheChanges(self._pool, self.host, keeping[0] if keeping else 0)
         self._refusal: _Refusal | None = None
@@ -117,6 +123,11 @@ class KVCacheManager(BlockTables):
         return self._pool.num_free
 
     @property
+    def pool_sizes(self) -> BlockCounts:
+        """`num_blocks`, of each pool."""
+        return self._pool.sizes
+
+    @property
     def weights(self) -> str:
         """A name of the weights that compute the blocks; part of every hash."""
         return self._prefix_cache.weights
@@ -135,33 +146,44 @@ class KVCacheManager(BlockTables):
         """References less the blocks in use: blocks saved by sharing."""
         return self._pool.num_references - self._pool.num_in_use
 
-    def num_peak_blocks(self, num_tokens: int, max_chunk: int) -> int:
+    def num_peak_blocks(self, num_tokens: int, max_chunk: int) -> BlockCounts:
         """Most blocks of all groups that `num_tokens` need at once, `max_chunk` a step."""
-        return sum(
-            spec.num_peak_blocks(num_tokens, max_chunk, self.block_size) for spec in self.groups
-        )
+        size = self.block_size
+        return self._by_group([g.num_peak_blocks(num_tokens, max_chunk, size) for g in self.groups])
+
+    def num_own_blocks(self, num_tokens: int, max_chunk: int, num_shared: int) -> BlockCounts:
+        """As `num_peak_blocks`, less the full blocks of the first `num_shared` tokens, which are
+        another sequence's too; at least one of each group."""
+        size, counts = self.block_size, []
+        for spec in self.groups:
+            num_peak = spec.num_peak_blocks(num_tokens, max_chunk, size)
+            counts.append(max(1, num_peak - num_shared // (size * spec.span)))
+        return self._by_group(counts)
+
+    def num_tails(self, num_sequences: int) -> BlockCounts:
+        """One block of each group for each of so many sequences."""
+        return self._by_group([num_sequences] * len(self.groups))
 
     def num_reserved_blocks(
         self, seq: CachedSequence, max_chunk: int, num_extra_tokens: int = 0
-    ) -> int:
+    ) -> BlockCounts:
         """Blocks that a sequence will still take for its tokens known now and the extra ones."""
         num_tokens = seq.num_tokens + num_extra_tokens
         seq_blocks = self._blocks_of.get(seq.sequence_id)
         if seq_blocks is None:
             return self.num_peak_blocks(num_tokens, max_chunk)
-        num_missing = sum(
-            max(
-                0,
-                spec.num_peak_blocks(num_tokens, max_chunk, self.block_size)
-                - (seq_blocks.num_blocks - num_dropped),
-            )
-            for spec, num_dropped in zip(self.groups, seq_blocks.num_dropped, strict=True)
+        size, tables = self.block_size, seq_blocks.tables
+        each = zip(self.groups, tables, seq_blocks.num_dropped, strict=True)
+        missing = [
+            max(0, spec.num_peak_blocks(num_tokens, max_chunk, size) - (len(table) - num_dropped))
+            for spec, table, num_dropped in each
+        ]
+        shared = self._shared_blocks(
+            seq_blocks, seq.num_computed_tokens // size, seq_blocks.num_blocks
         )
-        first = seq.num_computed_tokens // self.block_size
-        shared = self._shared_blocks(seq_blocks, first, seq_blocks.num_blocks)
-        return num_missing + len(shared)
+        return self._by_group(missing) + self._pool.ids.count([tables[g][i] for g, i in shared])
 
-    def num_freed_blocks(self, seqs: Iterable[CachedSequence], hit: CacheHit) -> int:
+    def num_freed_blocks(self, seqs: Iterable[CachedSequence], hit: CacheHit) -> BlockCounts:
         """Blocks that would be free if these sequences gave back theirs, less those of `hit`, which
         `can_admit` does not count as wanted now."""
         leaving = [
@@ -172,7 +194,7 @@ class KVCacheManager(BlockTables):
         for spec, block_ids in zip(self.groups, hit.block_ids, strict=True):
             if spec.keeps_all:
                 freed.difference_update(block_ids)
-        return len(freed)
+        return self._pool.ids.count(freed)
 
     def held_blocks(self, seq: CachedSequence) -> list[int]:
         """Ids of the device's blocks that a sequence holds, of all groups."""
@@ -189,16 +211,19 @@ class KVCacheManager(BlockTables):
 
     def num_wasted_slots(self, seqs: Iterable[CachedSequence]) -> int:
         """Slots of the blocks of `seqs` behind the last token of every sequence that has them."""
-        num_filled: dict[int, int] = {}
+        num_left: dict[int, int] = {}
         for seq in seqs:
             seq_blocks = self._blocks_of.get(seq.sequence_id)
-            for table in () if seq_blocks is None else seq_blocks.tables:
-                first = seq.num_tokens // self.block_size
+            if seq_blocks is None:
+                continue
+            for spec, table in zip(self.groups, seq_blocks.tables, strict=True):
+                size = self.block_size * spec.span
+                first = seq.num_tokens // size
                 for index, block_id in enumerate(table[first:], start=first):
-                    filled = max(0, seq.num_tokens - index * self.block_size)
-                    num_filled[block_id] = max(filled, num_filled.get(block_id, 0))
-        num_filled.pop(NULL_BLOCK_ID, None)
-        return sum(self.block_size - filled for filled in num_filled.values())
+                    left = min(size, (index + 1) * size - seq.num_tokens)
+                    num_left[block_id] = min(left, num_left.get(block_id, size))
+        num_left.pop(NULL_BLOCK_ID, None)
+        return sum(num_left.values())
 
     # ------------------------------------------------------------------ admission
 
@@ -207,6 +232,11 @@ class KVCacheManager(BlockTables):
         all of them: the last token must be computed to choose the next one. Changes nothing but
         the hashes."""
         return self._prefix_cache.find(seq)
+
+    @property
+    def no_hit(self) -> CacheHit:
+        """Nothing is found."""
+        return CacheHit(0, tuple([[] for _ in self.groups]))
 
     def explain_lookup(self, seq: CachedSequence, hit: CacheHit) -> LookupEnd:
         """Why `hit`, just found, is not longer."""
@@ -218,10 +248,10 @@ class KVCacheManager(BlockTables):
         hit: CacheHit,
         *,
         max_chunk: int,
-        head_room: int,
+        head_room: BlockCounts,
         is_resumed: bool,
         num_lookahead_slots: int = 0,
-        num_extra_blocks: int = 0,
+        num_extra_blocks: BlockCounts = 0,
     ) -> AllocStatus:
         """Whether all tokens known now have room, not only the first chunk's: otherwise a prompt
         would be admitted only to be preempted.
@@ -233,21 +263,21 @@ class KVCacheManager(BlockTables):
             is_resumed: was admitted before: refused only if it does not fit in an empty cache.
             num_extra_blocks: needed besides, for samples that will fork.
         """
-        num_extra_blocks += self._num_missing_encoder_blocks(seq)
-        num_total = num_extra_blocks + self.num_peak_blocks(
+        num_total = self.num_peak_blocks(
             seq.num_tokens + num_lookahead_slots, max_chunk + num_lookahead_slots
         )
-        num_shared = 0
+        num_total = num_total + num_extra_blocks + self._num_missing_encoder_blocks(seq)
+        pool, num_shared = self._pool, []
         for spec, block_ids in zip(self.groups, hit.block_ids, strict=True):
             # found blocks that leave the group again are counted as the new ones in their place
             if spec.keeps_all:
-                num_shared += len(block_ids) - self._pool.num_free_of(block_ids)
-        if num_total > self._pool.num_blocks - (0 if is_resumed else self.watermark_blocks):
+                num_shared.append(pool.in_use_of(block_ids))
+        if exceeds(num_total, pool.sizes - (0 if is_resumed else self.watermark_blocks)):
             return AllocStatus.NEVER
         has_copies = hit.host_blocks or hit.disk_blocks
-        num_free = self._offload.num_copy_targets if has_copies else self._pool.num_free
-        num_lacking = head_room - (num_free - (num_total - num_shared))
-        if num_lacking <= 0:
+        num_free = self._offload.copy_targets if has_copies else pool.free
+        num_lacking = head_room - (num_free - (num_total - sum(num_shared)))
+        if not exceeds(num_lacking, 0):
             return AllocStatus.OK
         if self._prefix_cache.has_one_tier:
             num_found, num_hashed = len(hit.block_ids[0]), len(seq.block_hashes)
@@ -257,7 +287,7 @@ class KVCacheManager(BlockTables):
             self._refusal = _Refusal(seq, seq.num_tokens, missing, num_lacking, head_room, num_now)
         return AllocStatus.LATER
 
-    def still_lacks_blocks(self, seq: CachedSequence, head_room: int) -> bool:
+    def still_lacks_blocks(self, seq: CachedSequence, head_room: BlockCounts) -> bool:
         """Whether `can_admit` said LATER to this sequence last, and would again, whatever is cached
         of it now. Costs nothing a block."""
         was = self._refusal
@@ -266,25 +296,29 @@ class KVCacheManager(BlockTables):
         if was.missing is not None and self._pool.find(0, was.missing) is not None:
             return False
         num_more = self._pool.num_free_or_reused - was.num_free_or_reused
-        return num_more < was.num_lacking + head_room - was.head_room
+        return exceeds(was.num_lacking + head_room - was.head_room, num_more)
 
-    def _num_missing_encoder_blocks(self, seq: CachedSequence) -> int:
+    def _num_missing_encoder_blocks(self, seq: CachedSequence) -> BlockCounts:
         """0 where another sequence of its request has them."""
-        if seq.request_id in self._encoder_blocks:
+        if not self.has_encoder or seq.request_id in self._encoder_blocks:
             return 0
         return self.num_encoder_blocks(seq.num_encoder_tokens)
 
     def can_swap_in(
-        self, seqs: Sequence[CachedSequence], *, head_room: int, num_lookahead_slots: int = 0
+        self,
+        seqs: Sequence[CachedSequence],
+        *,
+        head_room: BlockCounts,
+        num_lookahead_slots: int = 0,
     ) -> AllocStatus:
         """`can_admit` for all these swapped sequences together. LATER also in the very step that
         swapped them out."""
         num_total, num_in_use = self._swapped.num_blocks_needed(seqs, num_lookahead_slots)
-        if num_total > self._pool.num_blocks:
+        if exceeds(num_total, self._pool.sizes):
             return AllocStatus.NEVER
         missing = {seq.request_id: self._num_missing_encoder_blocks(seq) for seq in seqs}
-        head_room += sum(missing.values())
-        has_room = self._offload.num_copy_targets - (num_total - num_in_use) >= head_room
+        num_wanted = sum(missing.values(), start=head_room) + num_total - num_in_use
+        has_room = not exceeds(num_wanted, self._offload.copy_targets)
         return AllocStatus.OK if has_room and self._swapped.is_ready(seqs) else AllocStatus.LATER
 
     def missing_blocks(self, seq: CachedSequence, num_tokens: int) -> list[HashKey]:

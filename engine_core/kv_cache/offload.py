@@ -1,11 +1,13 @@
 """Device and host blocks, and those on disk: a cached block is saved to host memory when it becomes
 free, so what the device evicts later can be copied back."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
+from engine_core.kv_cache.block_counts import BlockCounts, of_pool
 from engine_core.kv_cache.block_pool import BlockPool
 from engine_core.kv_cache.copies import CacheCopies, PendingCopies
 from engine_core.kv_cache.disk import DiskTier
+from engine_core.kv_cache.groups import KVCacheGroupSpec
 from engine_core.kv_cache.host_pool import HashKey, HostPool
 
 
@@ -13,34 +15,48 @@ class OffloadManager:
     """What a step saves can be found on the host from the next step on.
 
     Args:
-        num_blocks: on the device.
-        num_host_blocks: in host memory; 0 for none.
+        num_blocks: on the device, of each pool if there are several.
+        num_host_blocks: in host memory, likewise; 0 for none.
+        groups: for each its pool is known, and whether it goes back a token.
         disk: None for none.
     """
 
     def __init__(
-        self, *, num_blocks: int, num_host_blocks: int, num_groups: int, disk: DiskTier | None
+        self,
+        *,
+        num_blocks: int | Sequence[int],
+        num_host_blocks: int | Sequence[int],
+        groups: Sequence[KVCacheGroupSpec],
+        disk: DiskTier | None,
     ) -> None:
         self.disk = disk
-        self.device = BlockPool(num_blocks=num_blocks, num_groups=num_groups)
+        self.device = BlockPool(num_blocks=num_blocks, num_groups=len(groups))
+        num_pools = len(self.device.ids.sizes)
+        if isinstance(num_host_blocks, int):
+            num_host_blocks = [num_host_blocks] * num_pools
         self.host = HostPool(
-            first_id=num_blocks + 1, num_blocks=num_host_blocks, evicted=self.device.evicted
+            first_id=self.device.num_blocks + 1,
+            sizes=num_host_blocks,
+            evicted=self.device.evicted,
         )
+        # a state is written as late as its last token is computed, and read before the first
+        self._found_when_filled = {g for g, spec in enumerate(groups) if not spec.goes_back}
         self.pending = PendingCopies()
         self.filling: set[int] = set()
         """Blocks in the prefix cache whose last tokens this step computes."""
 
     @property
-    def num_copy_targets(self) -> int:
+    def copy_targets(self) -> BlockCounts:
         """Device blocks that can be taken now to swap into."""
         device = self.device
-        return device.num_free - device.num_free_of(self.pending.must_stay)
+        return device.free - device.free_of(self.pending.must_stay)
 
     def locate(self, group: int, block_hash: bytes) -> int | None:
         """The device block with these contents, else the host block, which has a larger id."""
         block_id = self.device.find(group, block_hash)
         if block_id is not None:
-            return block_id
+            is_late = group in self._found_when_filled and block_id in self.filling
+            return None if is_late else block_id
         host_block = self.host.find(group, block_hash)
         if host_block is None or self.pending.is_filled_now(host_block):
             return None
@@ -58,49 +74,60 @@ class OffloadManager:
 
     # ------------------------------------------------------------------ taking
 
-    def allocate(self, num_blocks: int) -> list[int]:
+    def allocate(self, num_blocks: int, pool: int = 0) -> list[int]:
         """Device blocks to compute or copy into, one reference each. The caller has checked how
-        many are free."""
-        block_ids = self.device.allocate(num_blocks)
+        many of the pool are free."""
+        block_ids = self.device.allocate(num_blocks, pool)
         self.pending.on_reallocated(block_ids)
         return block_ids
 
     def allocate_to_swap_in(self, host_blocks: list[int]) -> list[int]:
         """A device block for each host block, one reference each, and the copies. The caller has
-        checked `num_copy_targets`."""
+        checked `copy_targets`."""
         for host_block in host_blocks:
             self.host.touch(host_block)
             self.host.begin_read(host_block)
-        block_ids = self._allocate_copy_targets(len(host_blocks))
+        pool_of = self.host.ids.pool_of
+        block_ids = self._allocate_copy_targets([pool_of[block] for block in host_blocks])
         for host_block, block_id in zip(host_blocks, block_ids, strict=True):
             self.pending.add_swap_in(host_block, block_id)
         return block_ids
 
-    def allocate_to_load(self, keys: list[HashKey]) -> list[int]:
-        """A device block for each block that was read from disk, as `allocate_to_swap_in`."""
+    def allocate_to_load(self, keys: list[HashKey], pools: list[int]) -> list[int]:
+        """A device block for each block that was read from disk, as `allocate_to_swap_in`, each of
+        its pool."""
         assert self.disk is not None
         self.disk.begin_load(keys)
-        block_ids = self._allocate_copy_targets(len(keys))
+        block_ids = self._allocate_copy_targets(pools)
         for key, block_id in zip(keys, block_ids, strict=True):
             self.pending.add_load(key, block_id)
         return block_ids
 
-    def _allocate_copy_targets(self, num_blocks: int) -> list[int]:
-        self._cancel_saves(num_blocks)
-        block_ids = self.device.allocate(
-            num_blocks, avoid=self.pending.must_stay | self.pending.being_saved
-        )
-        self.pending.on_reallocated(block_ids)
-        return block_ids
+    def _allocate_copy_targets(self, pools: list[int]) -> list[int]:
+        """A block of each of these pools."""
+        taken = {}
+        for pool in set(pools):
+            num_blocks = pools.count(pool)
+            self._cancel_saves(num_blocks, pool)
+            avoid = self.pending.must_stay | self.pending.being_saved
+            taken[pool] = self.device.allocate(num_blocks, pool, avoid)
+            self.pending.on_reallocated(taken[pool])
+        if len(taken) == 1:
+            return taken[pools[0]]
+        left = {pool: iter(block_ids) for pool, block_ids in taken.items()}
+        return [next(left[pool]) for pool in pools]
 
-    def _cancel_saves(self, num_wanted: int) -> None:
-        """As many as needed, so that `num_wanted` blocks can be swapped into."""
+    def _cancel_saves(self, num_wanted: int, pool: int) -> None:
+        """As many as needed, so that `num_wanted` blocks of a pool can be swapped into."""
         device, pending = self.device, self.pending
-        num_usable = device.num_free - device.num_free_of(pending.must_stay | pending.being_saved)
+        free, kept = device.free, device.free_of(pending.must_stay | pending.being_saved)
+        num_usable = of_pool(free - kept, pool)
         for block_id in list(pending.being_saved):
             if num_usable >= num_wanted:
                 break
-            if device.ref_count(block_id) == 0 and block_id not in pending.must_stay:
+            if device.ids.pool_of[block_id] != pool or block_id in pending.must_stay:
+                continue
+            if device.ref_count(block_id) == 0:
                 host_block = pending.cancel_save(block_id)
                 assert host_block is not None
                 self.host.unindex(host_block)
@@ -131,14 +158,16 @@ class OffloadManager:
         known = self.host.find(group, block_hash)
         if known is not None:
             self.host.touch(known)
-        elif self.host.num_available and block_id not in self.pending.written:
-            host_block = self.take_host_block()
+            return
+        pool = self.device.ids.pool_of[block_id]
+        if self.host.num_available(pool) and block_id not in self.pending.written:
+            host_block = self.take_host_block(pool)
             self.host.register(host_block, group, block_hash)
             self.pending.add_swap_out(block_id, host_block, is_optional=True)
 
-    def take_host_block(self) -> int:
+    def take_host_block(self, pool: int) -> int:
         """To be registered or pinned before the next is taken."""
-        host_block = self.host.take()
+        host_block = self.host.take(pool)
         self.pending.cancel_swap_out(host_block)
         return host_block
 

@@ -1,6 +1,7 @@
 """The prefix cache: hashes of full blocks, their registration, look-up and deduplication."""
 
 import dataclasses
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -31,11 +32,11 @@ class CacheHit:
     num_host_tokens: int = 0
     """Of `num_tokens`, those of blocks that must come from the host, in any group."""
     host_blocks: tuple[tuple[int, int, int], ...] = ()
-    """(group, logical block, host block)."""
+    """(group, place in its table, host block)."""
     num_disk_tokens: int = 0
     """Of `num_tokens`, those of blocks that must come from disk, in any group."""
     disk_blocks: tuple[tuple[int, HashKey], ...] = ()
-    """(logical block, what it is found by on disk)."""
+    """(place in the group's table, what it is found by on disk)."""
 
 
 class FirstBlocks:
@@ -88,6 +89,8 @@ class PrefixCache:
         has_more = offload.host.num_blocks or offload.disk is not None
         self.has_one_tier = self._groups == (KVCacheGroupSpec(),) and not has_more
         """Blocks are on the device only, one table a sequence."""
+        self._step = math.lcm(*(spec.span for spec in groups))
+        """A hit ends where a block of every group does."""
         self._first_blocks = FirstBlocks(_FIRST_BLOCKS_A_BLOCK * self._pool.num_blocks)
 
     # ------------------------------------------------------------------ hashes
@@ -107,7 +110,7 @@ class PrefixCache:
         """See KVCacheManager.find_cached_prefix."""
         num_reusable = (seq.num_tokens - 1) // self._block_size
         if not self.is_enabled or num_reusable <= 0:
-            return CacheHit(0, tuple([] for _ in self._groups))
+            return CacheHit(0, tuple([[] for _ in self._groups]))
         self.extend_hashes(seq, num_reusable)
         hashes = seq.block_hashes[:num_reusable]
         return self._find_on_device(hashes) if self.has_one_tier else self._find_anywhere(hashes)
@@ -128,29 +131,31 @@ class PrefixCache:
         block."""
         locate = self._offload.locate
         num_blocks = self._num_found(self._within_reach(block_hashes))
-        tables: list[list[int]] = []
-        host_blocks: list[tuple[int, int, int]] = []
-        disk_blocks: list[tuple[int, HashKey]] = []
+        tables, size = list[list[int]](), self._block_size
+        host_blocks, host_places = list[tuple[int, int, int]](), set[int]()
+        disk_blocks, disk_places = list[tuple[int, HashKey]](), set[int]()
         for group, spec in enumerate(self._groups):
-            first = spec.num_dropped_blocks(num_blocks * self._block_size, self._block_size)
+            first = spec.num_dropped_blocks(num_blocks * size, size)
             table = [NULL_BLOCK_ID] * first
-            for index in range(first, num_blocks):
-                block_id = locate(group, block_hashes[index])
+            for index in range(first, num_blocks // spec.span):
+                last = spec.last_of(index)
+                block_id = locate(group, block_hashes[last])
                 if block_id is None:
-                    disk_blocks.append((index, (group, block_hashes[index])))
+                    disk_blocks.append((index, (group, block_hashes[last])))
+                    disk_places.update(range(index * spec.span, last + 1))
                     block_id = NULL_BLOCK_ID
                 elif block_id > self._pool.num_blocks:
                     host_blocks.append((group, index, block_id))
+                    host_places.update(range(index * spec.span, last + 1))
                     block_id = NULL_BLOCK_ID
                 table.append(block_id)
             tables.append(table)
-        size = self._block_size
         return CacheHit(
             num_blocks * size,
             tuple(tables),
-            len({index for _, index, _ in host_blocks}) * size,
+            len(host_places) * size,
             tuple(host_blocks),
-            len({index for index, _ in disk_blocks}) * size,
+            len(disk_places) * size,
             tuple(disk_blocks),
         )
 
@@ -169,12 +174,13 @@ class PrefixCache:
 
     def _num_found(self, block_hashes: Sequence[bytes]) -> int:
         """The largest boundary, in blocks, before which every group has what it needs."""
-        is_found, size, num_blocks = self._offload.is_found, self._block_size, len(block_hashes)
+        is_found, size, step = self._offload.is_found, self._block_size, self._step
+        num_blocks = len(block_hashes) // step * step
         for group, spec in enumerate(self._groups):
             if spec.keeps_all:
-                for index in range(num_blocks):
-                    if not is_found(group, block_hashes[index]):
-                        num_blocks = index
+                for index in range(num_blocks // spec.span):
+                    if not is_found(group, block_hashes[spec.last_of(index)]):
+                        num_blocks = index * spec.span // step * step
                         break
         settled = False
         while not settled:
@@ -183,10 +189,10 @@ class PrefixCache:
                 if spec.keeps_all:
                     continue
                 first = spec.num_dropped_blocks(num_blocks * size, size)
-                for index in range(num_blocks - 1, first - 1, -1):
-                    if not is_found(group, block_hashes[index]):
+                for index in range(num_blocks // spec.span - 1, first - 1, -1):
+                    if not is_found(group, block_hashes[spec.last_of(index)]):
                         # every boundary behind this block, up to here, would need it too
-                        num_blocks = index
+                        num_blocks = index * spec.span // step * step
                         settled = False
                         break
         return num_blocks
@@ -195,15 +201,15 @@ class PrefixCache:
         """What a hit on the full blocks of the first `num_tokens` tokens lacks, by rising logical
         block."""
         num_blocks = min(num_tokens, seq.num_tokens - 1) // self._block_size
+        num_blocks -= num_blocks % self._step
         if not self.is_enabled or num_blocks <= 0:
             return []
         self.extend_hashes(seq, num_blocks)
         keys: list[tuple[int, HashKey]] = []
         for group, spec in enumerate(self._groups):
             first = spec.num_dropped_blocks(num_blocks * self._block_size, self._block_size)
-            keys += [
-                (index, (group, seq.block_hashes[index])) for index in range(first, num_blocks)
-            ]
+            lasts = map(spec.last_of, range(first, num_blocks // spec.span))
+            keys += [(last, (group, seq.block_hashes[last])) for last in lasts]
         return [key for _, key in sorted(keys) if not self._offload.is_found(*key)]
 
     # ------------------------------------------------------------------ registration
@@ -231,9 +237,9 @@ class PrefixCache:
             self._register(seq, seq_blocks, num_full)
         if not seq_blocks.duplicates:  # the common case
             return None
-        computed = sorted(index for index in seq_blocks.duplicates if index < num_full)
+        computed = sorted(last for last in seq_blocks.duplicates if last < num_full)
         seq_blocks.duplicates.difference_update(computed)
-        replaced = [index for index in computed if self._replace(seq, seq_blocks, index)]
+        replaced = [first for last in computed for first in self._replace(seq, seq_blocks, last)]
         return min(replaced, default=None)
 
     def register_last(
@@ -280,10 +286,11 @@ class PrefixCache:
         if num_full > seq_blocks.num_registered:
             first = seq_blocks.num_registered
             others = self._register(seq, seq_blocks, num_full)
-            for table, known_elsewhere in zip(seq_blocks.tables, others, strict=True):
-                filling = table[first:num_full]
+            each = zip(self._groups, seq_blocks.tables, others, strict=True)
+            for spec, table, known_elsewhere in each:
+                filling = table[(start := first // spec.span) : num_full // spec.span]
                 for index in known_elsewhere:
-                    filling[index - first] = NULL_BLOCK_ID
+                    filling[index - start] = NULL_BLOCK_ID
                 self._offload.filling.update(filling)
             self._offload.filling.discard(NULL_BLOCK_ID)
             self.keep_on_disk(seq, seq_blocks.tables, first)
@@ -294,11 +301,11 @@ class PrefixCache:
         if disk is None or seq.num_tokens < disk.min_tokens:
             return
         hashes = seq.block_hashes
-        for group, table in enumerate(tables):
-            stop = min(len(table), len(hashes))
+        for group, (spec, table) in enumerate(zip(self._groups, tables, strict=True)):
+            stop = min(len(table), len(hashes) // spec.span)
             disk.use(
-                ((group, hashes[index]), index)
-                for index in range(first, stop)
+                ((group, hashes[spec.last_of(index)]), spec.last_of(index))
+                for index in range(first // spec.span, stop)
                 if table[index] != NULL_BLOCK_ID
             )
 
@@ -308,7 +315,7 @@ class PrefixCache:
         """Blocks num_registered .. num_full; where an equal one is known, a duplicate is noted.
 
         Returns:
-            For each group, the logical blocks of which an equal one is known.
+            For each group, the places in its table of which an equal block is known.
         """
         first = seq_blocks.num_registered
         hashes = seq.block_hashes
@@ -316,23 +323,27 @@ class PrefixCache:
             self.extend_hashes(seq, num_full)
         if not first and (seq.adapter is not None or seq.cache_salt is not None):
             self._first_blocks.add(self._plain_hash(seq), self._root_of(seq))
-        others = [
-            self._pool.register_run(table, group, hashes, first, num_full)
-            for group, table in enumerate(seq_blocks.tables)
-        ]
-        for known_elsewhere in others:
-            seq_blocks.duplicates.update(known_elsewhere)
+        others = []
+        for group, table in enumerate(seq_blocks.tables):
+            span = self._groups[group].span
+            names = hashes if span == 1 else hashes[span - 1 :: span]
+            known = self._pool.register_run(table, group, names, first // span, num_full // span)
+            if known:
+                seq_blocks.duplicates.update(map(self._groups[group].last_of, known))
+            others.append(known)
         seq_blocks.num_registered = num_full
         return others
 
-    def _replace(self, seq: CachedSequence, seq_blocks: SequenceBlocks, index: int) -> bool:
-        """Use the cached block instead of an equal one. Whether any table changed."""
-        pool, has_changed = self._pool, False
-        for group, table in enumerate(seq_blocks.tables):
+    def _replace(self, seq: CachedSequence, seq_blocks: SequenceBlocks, last: int) -> list[int]:
+        """Use the cached blocks instead of equal ones that end with logical block `last`. Returns
+        the first logical block of each of those that are another one now."""
+        pool, changed = self._pool, list[int]()
+        for group, (spec, table) in enumerate(zip(self._groups, seq_blocks.tables, strict=True)):
+            index = last // spec.span
             own = table[index]
-            if own == NULL_BLOCK_ID:
+            if own == NULL_BLOCK_ID or spec.last_of(index) != last:
                 continue
-            known = pool.register(own, group, seq.block_hashes[index])
+            known = pool.register(own, group, seq.block_hashes[last])
             if known == own:
                 continue
             is_computed = known not in self._offload.filling
@@ -342,10 +353,10 @@ class PrefixCache:
                 table[index] = known
                 self._offload.release([own])
                 self.num_deduplicated += 1
-                has_changed = True
+                changed.append(index * spec.span)
             else:
-                seq_blocks.duplicates.add(index)
-        return has_changed
+                seq_blocks.duplicates.add(last)
+        return changed
 
     # ------------------------------------------------------------------ explaining
 

@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from engine_core.kv_cache.groups import KVCacheGroupSpec
+
 BlockIds = tuple[list[int], ...]
 """Physical block ids, one list a group."""
 
@@ -65,12 +67,13 @@ class CachedSequence(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TableUpdate:
-    """Ids to be written into a sequence's tables from logical block `start` on, in all groups."""
+    """Ids to be written into a sequence's tables from logical block `start` on, in all groups: of a
+    group of span s, from place ceil(start / s) on."""
 
     start: int
     block_ids: BlockIds
     num_blocks: int
-    """Length of the tables now. From the first block allocated on, the sequence alone holds them:
+    """Logical blocks now. From the first block allocated on, the sequence alone holds them:
     up to here it may write without another allocate_slots, until a fork."""
 
     @property
@@ -80,11 +83,13 @@ class TableUpdate:
 
 @dataclasses.dataclass(slots=True)
 class SequenceBlocks:
-    """Position i of a table is logical block i; blocks out of reach are the null block."""
+    """Position i of a table is logical block i, or those from i * span on; blocks out of reach are
+    the null block."""
 
+    groups: Sequence[KVCacheGroupSpec]
     tables: BlockIds
     num_blocks: int
-    """Length of every table."""
+    """Logical blocks, of which every table has a part."""
     num_registered: int
     """Leading full blocks that are in the prefix cache or noted as duplicates."""
     num_dropped: list[int]
@@ -100,17 +105,26 @@ class SequenceBlocks:
         encoder made."""
         num_blocks = min(num_blocks, self.num_blocks)
         return SequenceBlocks(
-            tables=tuple([table[:num_blocks] for table in self.tables]),
+            groups=self.groups,
+            tables=tuple(
+                [
+                    table[: spec.length(num_blocks)]
+                    for spec, table in zip(self.groups, self.tables, strict=True)
+                ]
+            ),
             num_blocks=num_blocks,
             num_registered=min(num_blocks, self.num_registered),
-            num_dropped=[min(num_blocks, num_dropped) for num_dropped in self.num_dropped],
+            num_dropped=[
+                min(spec.length(num_blocks), num_dropped)
+                for spec, num_dropped in zip(self.groups, self.num_dropped, strict=True)
+            ],
             duplicates={index for index in self.duplicates if index < num_blocks},
         )
 
     def drop(self, group: int, num_dropped: int) -> list[int]:
         """Make the first `num_dropped` blocks of a group null. Returns those that were real."""
         table, start = self.tables[group], self.num_dropped[group]
-        stop = min(num_dropped, self.num_blocks)
+        stop = min(num_dropped, len(table))
         if stop <= start:
             return []
         dropped = table[start:stop]
@@ -136,12 +150,15 @@ class SequenceBlocks:
         tables = self.tables
         if len(tables) == 1:
             return TableUpdate(start, (tables[0][start:],), self.num_blocks)
-        return TableUpdate(start, tuple([table[start:] for table in tables]), self.num_blocks)
+        each = zip(self.groups, tables, strict=True)
+        written = tuple([table[spec.length(start) :] for spec, table in each])
+        return TableUpdate(start, written, self.num_blocks)
 
     def check(self) -> None:
         """Assert that the tables have the shape they should."""
-        for table, num_dropped in zip(self.tables, self.num_dropped, strict=True):
-            assert len(table) == self.num_blocks
+        each = zip(self.groups, self.tables, self.num_dropped, strict=True)
+        for spec, table, num_dropped in each:
+            assert len(table) == spec.length(self.num_blocks)
             assert not any(table[:num_dropped])
             assert all(table[num_dropped:])
         assert all(index < self.num_registered for index in self.duplicates)
@@ -154,9 +171,9 @@ def tail_first(holders: list[SequenceBlocks]) -> list[int]:
     if len(holders) == 1 and len(holders[0].tables) == 1:
         return holders[0].real_blocks()[::-1]
     order = [
-        (-index, table[index])
-        for seq_blocks in holders
-        for table, num_dropped in zip(seq_blocks.tables, seq_blocks.num_dropped, strict=True)
-        for index in range(num_dropped, seq_blocks.num_blocks)
+        (-index * spec.span, table[index])
+        for own in holders
+        for spec, table, num_dropped in zip(own.groups, own.tables, own.num_dropped, strict=True)
+        for index in range(num_dropped, len(table))
     ]
     return [block_id for _, block_id in sorted(order)]

@@ -4,10 +4,16 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from engine_core.kv_cache.block_counts import BlockCounts, exceeds
 from engine_core.kv_cache.groups import KVCacheGroupSpec
 from engine_core.kv_cache.host_pool import HashKey
 from engine_core.kv_cache.offload import OffloadManager
-from engine_core.kv_cache.sequence_blocks import NULL_BLOCK_ID, CachedSequence, SequenceBlocks
+from engine_core.kv_cache.sequence_blocks import (
+    NULL_BLOCK_ID,
+    CachedSequence,
+    SequenceBlocks,
+    tail_first,
+)
 
 
 @dataclasses.dataclass(slots=True)
@@ -47,9 +53,9 @@ class SwappedSequences:
         host = self._offload.host
         if moves is None:
             return None
-        num_new = len({moves.key_of[block_id] or block_id for block_id in moves.sources})
-        num_lost = host.num_available_of(set(moves.known.values()))
-        if num_new > host.num_available - num_lost:
+        new = {moves.key_of[block_id] or block_id: block_id for block_id in moves.sources}
+        num_new = self._offload.device.ids.count(new.values())
+        if exceeds(num_new, host.available - host.available_of(set(moves.known.values()))):
             return None
         copied = self._copy_out(moves)
         for seq, seq_blocks in holders:
@@ -61,7 +67,7 @@ class SwappedSequences:
                 host.pin(host_block)
         for host_block in copied.values():
             host.unpin(host_block)
-        return num_new
+        return len(new)
 
     def _num_kept(self, seq: CachedSequence, seq_blocks: SequenceBlocks) -> int:
         return min(seq_blocks.num_blocks, -(-seq.num_computed_tokens // self._block_size))
@@ -73,12 +79,15 @@ class SwappedSequences:
         for seq, seq_blocks in holders:
             num_full = min(seq.num_computed_tokens, seq.num_tokens) // self._block_size
             num_hashed = min(num_full, len(seq.block_hashes))
-            for group, table in enumerate(seq_blocks.tables):
-                for index in range(self._num_kept(seq, seq_blocks)):
-                    block_id = table[index]
+            num_kept = self._num_kept(seq, seq_blocks)
+            for group, (spec, table) in enumerate(
+                zip(self._groups, seq_blocks.tables, strict=True)
+            ):
+                for index, block_id in enumerate(table[: spec.length(num_kept)]):
                     if block_id == NULL_BLOCK_ID or block_id in moves.key_of:
                         continue
-                    key = (group, seq.block_hashes[index]) if index < num_hashed else None
+                    last = spec.last_of(index)
+                    key = (group, seq.block_hashes[last]) if last < num_hashed else None
                     moves.key_of[block_id] = key
                     host_block = None if key is None else self._offload.host.find(*key)
                     if host_block is None:
@@ -95,6 +104,7 @@ class SwappedSequences:
     def _copy_out(self, moves: _Moves) -> dict[int, int]:
         """The host block of each device block, pinned once an entry."""
         host, pending = self._offload.host, self._offload.pending
+        pool_of = self._offload.device.ids.pool_of
         copied: dict[int, int] = {}
         for block_id, host_block in moves.known.items():
             host.pin(host_block)
@@ -107,7 +117,7 @@ class SwappedSequences:
                 host.pin(known)
                 copied[block_id] = known
                 continue
-            host_block = self._offload.take_host_block()
+            host_block = self._offload.take_host_block(pool_of[block_id])
             host.pin(host_block)
             if key is not None:
                 host.register(host_block, *key)
@@ -126,7 +136,7 @@ class SwappedSequences:
 
     def num_blocks_needed(
         self, seqs: Sequence[CachedSequence], num_lookahead_slots: int
-    ) -> tuple[int, int]:
+    ) -> tuple[BlockCounts, BlockCounts]:
         """
         Returns:
             Device blocks for all tokens known now of these sequences; and those of them that
@@ -136,38 +146,44 @@ class SwappedSequences:
         tails: Counter[int] = Counter()
         for seq in seqs:
             seq_blocks = self._tables[seq.sequence_id]
-            index = seq.num_computed_tokens // self._block_size
-            if index < seq_blocks.num_blocks:
-                tails.update(table[index] for table in seq_blocks.tables if table[index])
+            first = seq.num_computed_tokens // self._block_size
+            for spec, table in zip(self._groups, seq_blocks.tables, strict=True):
+                tails.update(filter(None, table[first // spec.span :]))
         # the last of a tail's holders writes into the block itself, if it is one that writes
-        num_copied = sum(
-            num_writers - (num_writers == holders[block]) for block, num_writers in tails.items()
-        )
+        copied = [
+            block
+            for block, num_writers in tails.items()
+            for _ in range(num_writers - (num_writers == holders[block]))
+        ]
         device = self._offload.device
         on_device = {block: self._on_device(block) for block in holders}
         in_use = {block for block, known in on_device.items() if known and device.ref_count(known)}
         shared = in_use | {block for block, num_holders in holders.items() if num_holders > 1}
         num_growth = sum(self._num_growth(seq, num_lookahead_slots, shared) for seq in seqs)
         # a tail that others use is taken for nothing, and then copied to be written
-        return len(holders) + num_copied + num_growth, len(in_use - tails.keys())
+        count = self._offload.host.ids.count
+        return count([*holders, *copied]) + num_growth, count(in_use - tails.keys())
 
-    def _num_growth(self, seq: CachedSequence, num_lookahead_slots: int, shared: set[int]) -> int:
+    def _num_growth(
+        self, seq: CachedSequence, num_lookahead_slots: int, shared: set[int]
+    ) -> BlockCounts:
         """Blocks that a sequence takes on top of those it comes back with; `shared` are the host
         blocks that it will not hold alone."""
         seq_blocks = self._tables[seq.sequence_id]
         num_tokens = seq.num_tokens + num_lookahead_slots
         chunk = max(1, num_tokens - seq.num_computed_tokens)
-        num_new = max(0, -(-num_tokens // self._block_size) - seq_blocks.num_blocks)
-        num_growth = 0
+        num_needed = -(-num_tokens // self._block_size)
+        num_growth = list[int]()
         for spec, table, num_dropped in zip(
             self._groups, seq_blocks.tables, seq_blocks.num_dropped, strict=True
         ):
             num_peak = spec.num_peak_blocks(num_tokens, chunk, self._block_size)
             if shared.isdisjoint(table[num_dropped:]):
-                num_growth += max(0, num_peak - (seq_blocks.num_blocks - num_dropped))
+                num_growth.append(max(0, num_peak - (len(table) - num_dropped)))
             else:  # what falls out of reach does not become free: others hold it
-                num_growth += min(num_peak, num_new)
-        return num_growth
+                num_growth.append(min(num_peak, max(0, spec.length(num_needed) - len(table))))
+        pools = [spec.pool for spec in self._groups]
+        return self._offload.device.ids.by_pool(pools, num_growth)
 
     def swap_in(self, seqs: Sequence[CachedSequence]) -> dict[str, SequenceBlocks]:
         """Device tables with the same contents. The caller has checked that there is room."""
@@ -206,16 +222,16 @@ class SwappedSequences:
         seq_blocks = self._tables.pop(seq.sequence_id, None)
         if seq_blocks is not None:
             # the tail first, so that it is evicted first
-            for index in range(seq_blocks.num_blocks - 1, -1, -1):
-                for table in seq_blocks.tables:
-                    if table[index] != NULL_BLOCK_ID:
-                        self._offload.host.unpin(table[index])
+            for host_block in tail_first([seq_blocks]):
+                self._offload.host.unpin(host_block)
 
     def invalidate(self, seq: CachedSequence, first_block: int) -> None:
         """Drop the sequence's blocks from `first_block` on from the prefix cache."""
         seq_blocks = self._tables.get(seq.sequence_id)
-        for table in () if seq_blocks is None else seq_blocks.tables:
-            for host_block in table[first_block:]:
+        if seq_blocks is None:
+            return
+        for spec, table in zip(self._groups, seq_blocks.tables, strict=True):
+            for host_block in table[first_block // spec.span :]:
                 key = self._offload.host.key_of(host_block)
                 if key is not None:
                     self._offload.unindex(*key)

@@ -5,7 +5,7 @@ import bisect
 
 import numpy as np
 
-from engine_core.kv_cache import AllocStatus, CacheHit
+from engine_core.kv_cache import AllocStatus, BlockCounts, CacheHit
 from engine_core.scheduler.batch_state import Int64Array
 from engine_core.scheduler.config import SchedulerConfig
 from engine_core.scheduler.plan_builder import PlanBuilder
@@ -96,10 +96,10 @@ class ForcedPreemption:
             return False
         num_slots = self._num_lookahead_slots + bool(victims)
         head_room = self._blocks_soon(self._rows_without(victims), num_slots)
-        head_room += sum(map(self._waiting.blocks_of_forks, others))
-        head_room += self._kv_cache.watermark_blocks if others else 0
+        head_room = sum(map(self._waiting.blocks_of_forks, others), start=head_room)
+        head_room = head_room + (self._kv_cache.watermark_blocks if others else 0)
         freed = [sequence for victim in victims for sequence in victim.unfinished]
-        head_room -= self._kv_cache.num_freed_blocks(freed, hit)
+        head_room = head_room - self._kv_cache.num_freed_blocks(freed, hit)
         return self._waiting.ask_cache(request, hit, head_room) is AllocStatus.OK
 
     def _has_tokens(
@@ -121,15 +121,15 @@ class ForcedPreemption:
         gone = [seq.row for victim in victims for seq in victim.unfinished if seq.row is not None]
         return order[~np.isin(order, gone)]
 
-    def _blocks_soon(self, rows: Int64Array, num_slots: int) -> int:
+    def _blocks_soon(self, rows: Int64Array, num_slots: int) -> BlockCounts:
         """Blocks that these sequences will take for all tokens known now and that many slots."""
         batch, kv_cache = self._pool.batch, self._kv_cache
         lengths = batch.lengths(rows)
         is_short = lengths + num_slots > batch.num_allocated_slots[rows]
-        num_blocks = 0
+        num_blocks: BlockCounts = 0
         for row, length in zip(rows[is_short].tolist(), lengths[is_short].tolist(), strict=True):
             sequence = self._pool.sequence_in(row)
             chunk = min(self._max_chunk, length - sequence.num_computed_tokens) + num_slots
             num_extra = length - sequence.num_tokens + num_slots
-            num_blocks += kv_cache.num_reserved_blocks(sequence, chunk, num_extra)
+            num_blocks = num_blocks + kv_cache.num_reserved_blocks(sequence, chunk, num_extra)
         return num_blocks

@@ -3,7 +3,7 @@ lasts: rows, tokens of the step, KV blocks."""
 
 import numpy as np
 
-from engine_core.kv_cache import AllocStatus, CacheHit, Transfers
+from engine_core.kv_cache import AllocStatus, BlockCounts, CacheHit, Transfers, exceeds
 from engine_core.scheduler.config import SchedulerConfig
 from engine_core.scheduler.plan_builder import PlanBuilder
 from engine_core.scheduler.report.explanations import Explanations
@@ -47,7 +47,7 @@ class WaitingScheduler:
         self._num_lookahead_slots = config.num_lookahead_slots
         self.starts_no_new = False
         """Only requests that were started before may run."""
-        self._num_reserved_blocks = 0
+        self._num_reserved_blocks: BlockCounts = 0
         """Blocks that running requests will still take, in the step at hand."""
 
     def schedule(
@@ -178,10 +178,10 @@ class WaitingScheduler:
     def find_cached_prefix(self, request: Request) -> CacheHit:
         """What of its first sequence is cached, and need not be computed."""
         if request.computes_whole_prompt:
-            return CacheHit(0, tuple([] for _ in self._kv_cache.groups))
+            return self._kv_cache.no_hit
         return self._kv_cache.find_cached_prefix(request.unfinished[0])
 
-    def ask_cache(self, request: Request, hit: CacheHit, head_room: int) -> AllocStatus:
+    def ask_cache(self, request: Request, hit: CacheHit, head_room: BlockCounts) -> AllocStatus:
         """Whether there are blocks for it beside `head_room` others."""
         return self._kv_cache.can_admit(
             request.unfinished[0],
@@ -225,20 +225,26 @@ class WaitingScheduler:
                     "ask for fewer or raise it"
                 )
         kv_cache = self._kv_cache
-        num_needed = self._peak_blocks(request.num_tokens, self._num_lookahead_slots)
-        num_needed += (request.num_sequences - 1) * len(kv_cache.groups)
-        num_needed += kv_cache.num_encoder_blocks(request.num_encoder_tokens)
-        num_usable = kv_cache.num_blocks
-        if request.status is RequestStatus.WAITING:
-            num_usable -= kv_cache.watermark_blocks
-        if num_needed <= num_usable:
+        if request.beam_search is not None and not kv_cache.goes_back:
+            return (
+                "beam search goes back a token, and layers of this model keep a state that cannot; "
+                "ask for samples instead"
+            )
+        num_slots = self._num_lookahead_slots
+        num_needed = kv_cache.num_peak_blocks(
+            request.num_tokens + num_slots, self._max_chunk + num_slots
+        )
+        num_needed = num_needed + kv_cache.num_tails(request.num_sequences - 1)
+        num_needed = num_needed + kv_cache.num_encoder_blocks(request.num_encoder_tokens)
+        is_new = request.status is RequestStatus.WAITING
+        num_kept = kv_cache.watermark_blocks if is_new else 0
+        if not exceeds(num_needed, kv_cache.pool_sizes - num_kept):
             return None
         what = "prompt and output have" if request.num_output_tokens else "prompt has"
         return (
             f"{what} {request.num_tokens} tokens and need {num_needed} KV blocks of "
-            f"{kv_cache.block_size} tokens, the cache has {kv_cache.num_blocks} less "
-            f"{kv_cache.num_blocks - num_usable} as head-room; shorten the prompt or raise "
-            "--num-blocks"
+            f"{kv_cache.block_size} tokens, the cache has {kv_cache.pool_sizes} less {num_kept} as "
+            "head-room; shorten the prompt or raise --num-blocks"
         )
 
     # ------------------------------------------------------------------ start it
@@ -261,9 +267,9 @@ class WaitingScheduler:
         plan.add_new_sequence(first, kv_cache.block_ids(first))
         plan.add_sequence(first, num_tokens)
         if hit.num_tokens + num_tokens < first.num_tokens:
-            self._num_reserved_blocks += self._blocks_of(first)
+            self._num_reserved_blocks = self._num_reserved_blocks + self._blocks_of(first)
             self.partial.add(request.num_tokens)
-        self._num_reserved_blocks += self.blocks_of_forks(request)
+        self._num_reserved_blocks = self._num_reserved_blocks + self.blocks_of_forks(request)
 
     def _count_lookup(self, request: Request, first: Sequence, hit: CacheHit) -> None:
         """At the first admission."""
@@ -325,32 +331,33 @@ class WaitingScheduler:
 
     # ------------------------------------------------------------------ blocks not taken yet
 
-    def _head_room(self) -> int:
+    def _head_room(self) -> BlockCounts:
         """Blocks to be left free; without running requests no watermark is needed."""
         watermark = self._kv_cache.watermark_blocks if self._pool.running else 0
         return self._num_reserved_blocks + watermark
 
-    def _blocks_of_running(self) -> int:
+    def _blocks_of_running(self) -> BlockCounts:
         """Blocks that running requests will still take for the tokens that they have."""
         batch = self._pool.batch
         order = batch.order
         if not len(order):
             return 0
         is_prefill = batch.num_tokens[order] - batch.num_computed_tokens[order] > 1
-        num_blocks = 0
+        num_blocks: BlockCounts = 0
         if np.count_nonzero(is_prefill):
             prefills = order[is_prefill].tolist()
-            num_blocks += sum(self._blocks_of(self._pool.sequence_in(row)) for row in prefills)
+            num_blocks = sum(self._blocks_of(self._pool.sequence_in(row)) for row in prefills)
         if self._pool.num_reserved_rows > len(order):
-            num_blocks += sum(map(self.blocks_of_forks, self._pool.running.values()))
+            forks = map(self.blocks_of_forks, self._pool.running.values())
+            num_blocks = sum(forks, start=num_blocks)
         return num_blocks
 
-    def _blocks_of(self, sequence: Sequence) -> int:
+    def _blocks_of(self, sequence: Sequence) -> BlockCounts:
         return self._kv_cache.num_reserved_blocks(
             sequence, self._max_chunk, self._num_lookahead_slots
         )
 
-    def blocks_of_forks(self, request: Request) -> int:
+    def blocks_of_forks(self, request: Request) -> BlockCounts:
         """Blocks that the sequences without a row will take when they are forked: all but the
         prompt's full blocks, for what they have sampled and one token more."""
         if request.num_sequences == 1:
@@ -360,14 +367,12 @@ class WaitingScheduler:
         if request.status is not RequestStatus.RUNNING:
             lengths = lengths[1:]  # the first is the parent
         lengths += [request.num_prompt_tokens] * (request.num_running_sequences - len(existing))
-        # with sliding windows the prompt is shared only as long as nothing has been sampled
-        num_shared = 0
-        if not self._kv_cache.has_windows or len(request.sequences) == 1:
-            num_full = request.num_prompt_tokens // self._kv_cache.block_size
-            num_shared = num_full * len(self._kv_cache.groups)
+        # where blocks are dropped the prompt is shared only as long as nothing has been sampled
+        kv_cache, num_shared = self._kv_cache, 0
+        if kv_cache.goes_back and (not kv_cache.has_windows or len(request.sequences) == 1):
+            num_shared = request.num_prompt_tokens
         num_slots = self._num_lookahead_slots + 1
-        return sum(max(1, self._peak_blocks(length, num_slots) - num_shared) for length in lengths)
-
-    def _peak_blocks(self, num_tokens: int, num_slots: int) -> int:
-        """Most blocks at once of that many tokens with slots behind them."""
-        return self._kv_cache.num_peak_blocks(num_tokens + num_slots, self._max_chunk + num_slots)
+        max_chunk = self._max_chunk + num_slots
+        return sum(
+            kv_cache.num_own_blocks(length + num_slots, max_chunk, num_shared) for length in lengths
+        )

@@ -5,7 +5,7 @@ Owns who runs, waits or is swapped, and the tables that a runner would have. Cho
 
 import dataclasses
 
-from paged_memory import PagedMemory, Stream, marker
+from paged_memory import PagedMemory, Stream, is_state, marker
 
 from engine_core.kv_cache import AllocStatus, DiskMoves, DiskTier, KVCacheManager
 
@@ -39,12 +39,7 @@ class CacheDriver:
             num_host_blocks=num_host_blocks,
             disk=self.disk,
         )
-        self.memory = PagedMemory(
-            groups,
-            num_blocks=num_blocks,
-            num_host_blocks=num_host_blocks,
-            block_size=block_size,
-        )
+        self.memory = PagedMemory(groups, self.cache)
         self.running: dict[str, Stream] = {}
         self.swapped: dict[str, Stream] = {}
         self.waiting: dict[str, Stream] = {}
@@ -112,9 +107,11 @@ class CacheDriver:
             if update is None:
                 assert self._state() == before
                 return False
-            for table, block_ids in zip(self.tables[name], update.block_ids, strict=True):
-                assert update.start <= len(table)
-                table[update.start :] = block_ids
+            for spec, table, block_ids in zip(
+                self.cache.groups, self.tables[name], update.block_ids, strict=True
+            ):
+                assert spec.length(update.start) <= len(table)
+                table[spec.length(update.start) :] = block_ids
             assert self.cache.num_allocated_slots(stream) >= stop + lookahead
         stream.num_computed_tokens = stop
         self.plan[name] = Planned(stream, start, stop, list(drafts))
@@ -153,6 +150,9 @@ class CacheDriver:
         self.memory.execute(copies, swap_out_first=swap_out_first)
         for name, planned in self.plan.items():
             tokens = planned.stream.tokens + planned.drafts
+            self.memory.check_states(planned.stream, self.tables[name], tokens, planned.start)
+        for name, planned in self.plan.items():
+            tokens = planned.stream.tokens + planned.drafts
             self.memory.write(
                 planned.stream, self.tables[name], tokens, planned.start, planned.stop
             )
@@ -184,14 +184,15 @@ class CacheDriver:
     def _check_contents(self):
         """What can be found, and what waits on the host, is what it is said to be."""
         offload = self.cache._offload
-        size = self.cache.block_size
         streams = [*self.running.values(), *self.swapped.values(), *self.waiting.values()]
         for stream in streams:
             for index, block_hash in enumerate(stream.block_hashes):
-                for group in range(len(self.cache.groups)):
+                for group, spec in enumerate(self.cache.groups):
+                    stop = (index + 1) * self.cache.block_size
+                    num_slots = 1 if is_state(spec) else self.cache.block_size * spec.span
                     self.contents[group, block_hash] = [
                         marker(stream, stream.tokens, position, group)
-                        for position in range(index * size, (index + 1) * size)
+                        for position in range(max(0, stop - num_slots), stop)
                     ]
         indexed = [
             ((group, block_hash), block_id)
@@ -200,11 +201,12 @@ class CacheDriver:
         ]
         for key, block_id in [*indexed, *offload.host._index.items()]:
             if key in self.contents:
-                assert self.memory.blocks[block_id] == self.contents[key]
+                contents = self.contents[key]
+                assert self.memory.blocks[block_id][: len(contents)] == contents
         if self.disk is not None:
             for key, contents in [*self.on_disk.items(), *self.disk.staged.items()]:
                 if key in self.contents:
-                    assert contents == self.contents[key]
+                    assert contents[: len(self.contents[key])] == self.contents[key]
         for name, stream in self.swapped.items():
             tables = self.cache._swapped._tables[name].tables
             stop = stream.num_computed_tokens

@@ -5,7 +5,9 @@ the tokens of a plan through tables that it keeps from updates alone, and assert
 that each token that attention may see is in its slot, put there by the same prefix.
 """
 
+import bisect
 import dataclasses
+import itertools
 from array import array
 
 from engine_core.kv_cache import (
@@ -74,20 +76,21 @@ def make_cache(num_blocks=20, block_size=4, **options):
     return KVCacheManager(num_blocks=num_blocks, block_size=block_size, **options)
 
 
+def is_state(spec: KVCacheGroupSpec) -> bool:
+    """Of such a group a block holds one number: the marker of its last computed token."""
+    return not spec.goes_back
+
+
 class PagedMemory:
-    def __init__(
-        self,
-        groups: tuple[KVCacheGroupSpec, ...],
-        *,
-        num_blocks: int,
-        num_host_blocks: int,
-        block_size: int,
-    ):
+    def __init__(self, groups: tuple[KVCacheGroupSpec, ...], cache: KVCacheManager):
         self.groups = groups
-        self.num_blocks = num_blocks
-        self.block_size = block_size
+        self.num_blocks = cache.num_blocks
+        self.block_size = cache.block_size
+        self.ids, self.host_ids = cache._pool.ids, cache.host.ids
         # device and host by block id; the null block is never written
-        self.blocks = [[0] * block_size for _ in range(num_blocks + num_host_blocks + 1)]
+        num_slots = cache.block_size * max(spec.span for spec in groups)
+        num_ids = cache.num_blocks + cache.host.num_blocks + 1
+        self.blocks = [[0] * num_slots for _ in range(num_ids)]
 
     def execute(self, copies: CacheCopies, *, swap_out_first: bool) -> None:
         """Swap in and swap out may overlap, so any order of the two must do."""
@@ -103,25 +106,46 @@ class PagedMemory:
         if swap_out_first:
             first, second = second, first
         for source, destination in [*first, *second, *copies.copy]:
+            assert self._pool(source) == self._pool(destination)
             self.blocks[destination] = self.blocks[source].copy()
 
+    def _pool(self, block_id: int) -> int:
+        sizes = (*self.ids.sizes, *self.host_ids.sizes)
+        ends = list(itertools.accumulate(sizes))
+        return bisect.bisect_left(ends, block_id) % len(self.ids.sizes)
+
+    def _block(self, group: int, table, position: int) -> tuple[list[int], int]:
+        """Where a position of a group is, and its slot."""
+        index, slot = divmod(position, self.block_size * self.groups[group].span)
+        assert table[index] != NULL_BLOCK_ID
+        assert table[index] > self.num_blocks or (
+            self.ids.pool_of[table[index]] == self.groups[group].pool
+        )
+        return self.blocks[table[index]], slot
+
+    def check_states(self, stream: Stream, tables, tokens: list[int], start: int) -> None:
+        """What states a step that computes from `start` on begins with. All sequences of a step
+        begin at once: none finds what another one writes in it."""
+        for group, (spec, table) in enumerate(zip(self.groups, tables, strict=True)):
+            if is_state(spec) and start:
+                block, _ = self._block(group, table, start - 1)
+                assert block[0] == marker(stream, tokens, start - 1, group), (
+                    f"{stream.sequence_id} group {group} starts at {start} from another state"
+                )
+
     def write(self, stream: Stream, tables, tokens: list[int], start: int, stop: int) -> None:
-        for group, table in enumerate(tables):
+        for group, (spec, table) in enumerate(zip(self.groups, tables, strict=True)):
             for position in range(start, stop):
-                block, slot = divmod(position, self.block_size)
-                assert table[block] != NULL_BLOCK_ID
-                self.blocks[table[block]][slot] = marker(stream, tokens, position, group)
+                block, slot = self._block(group, table, position)
+                block[0 if is_state(spec) else slot] = marker(stream, tokens, position, group)
 
     def read(self, stream: Stream, tables, tokens: list[int], start: int, stop: int) -> None:
         """All that the tokens [start, stop) attend to."""
         for group, (spec, table) in enumerate(zip(self.groups, tables, strict=True)):
-            window = spec.reach
-            first = 0 if window is None else max(0, start + 1 - window)
-            for position in range(first, stop):
-                block, slot = divmod(position, self.block_size)
-                assert table[block] != NULL_BLOCK_ID
-                found = self.blocks[table[block]][slot]
+            first = 0 if spec.reach is None else max(0, start + 1 - spec.reach)
+            for position in range(stop - 1 if is_state(spec) and stop else first, stop):
+                block, slot = self._block(group, table, position)
+                found = block[0 if is_state(spec) else slot]
                 assert found == marker(stream, tokens, position, group), (
-                    f"{stream.sequence_id} group {group} position {position} of [{start}, {stop}) "
-                    f"in block {table[block]}"
+                    f"{stream.sequence_id} group {group} position {position} of [{start}, {stop})"
                 )

@@ -1,5 +1,7 @@
 """Any order of what a scheduler may do: every slot that a sequence reads holds its own prefix."""
 
+import dataclasses
+
 import hypothesis.strategies as st
 from cache_driving import CacheDriver
 from hypothesis import settings
@@ -10,12 +12,16 @@ from engine_core.kv_cache import AllocStatus, KVCacheGroupSpec
 from tests.profiles import examples
 
 FULL = KVCacheGroupSpec()
+STATE = KVCacheGroupSpec(2, goes_back=False)
 LAYOUTS = [
     (FULL,),
     (FULL,),
     (KVCacheGroupSpec(3),),
     (FULL, KVCacheGroupSpec(5)),
     (KVCacheGroupSpec(2), FULL, FULL),
+    (FULL, STATE),
+    (FULL, KVCacheGroupSpec(4, pool=1), dataclasses.replace(STATE, pool=1)),
+    (FULL, KVCacheGroupSpec(5, span=2), dataclasses.replace(STATE, span=3, pool=1)),
 ]
 
 
@@ -41,8 +47,13 @@ class CacheMachine(CacheDriver, RuleBasedStateMachine):
     def start(self, **options):
         self.begin(**options)
 
-    def begin(self, **options):
-        super().begin(**options)
+    def begin(self, *, num_blocks, num_host_blocks, groups, **options):
+        if any(spec.pool for spec in groups):
+            num_blocks = [num_blocks, num_blocks // 2 + 2]
+            num_host_blocks = [num_host_blocks, -(-num_host_blocks // 2)]
+        super().begin(
+            num_blocks=num_blocks, num_host_blocks=num_host_blocks, groups=groups, **options
+        )
         self.told = set()
         """What a follower of the changes knows, as keys."""
         self._follow(self.cache.changes.whole())
@@ -89,7 +100,7 @@ class CacheMachine(CacheDriver, RuleBasedStateMachine):
             left = stream.num_tokens - stream.num_computed_tokens
             self._grow(stream, min(left, chunk), lookahead)
 
-    @precondition(lambda self: self._idle())
+    @precondition(lambda self: self._idle() and self.cache.goes_back)
     @rule(data=st.data(), drafts=st.lists(TOKEN, min_size=1, max_size=4))
     def run_with_drafts(self, data, drafts):
         stream = self.running[data.draw(st.sampled_from(sorted(self._idle())))]
@@ -180,8 +191,8 @@ class CacheMachine(CacheDriver, RuleBasedStateMachine):
                 return  # what was dropped cannot be computed again in place
         pool = self.cache._pool
         self.cache.invalidate(stream, first)
-        size = self.cache.block_size
-        for table in self.cache.block_ids(stream):
+        for spec, table in zip(self.cache.groups, self.cache.block_ids(stream), strict=True):
+            size = self.cache.block_size * spec.span
             for index in range(first // size, len(table)):
                 if pool.ref_count(table[index]) == 1:
                     for slot in range(max(0, first - index * size), size):

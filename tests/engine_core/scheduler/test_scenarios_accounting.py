@@ -166,7 +166,7 @@ def test_blocks_in_use_cached_and_free_add_up_and_each_sequence_has_a_table_of_i
 
     def numbers() -> tuple[int, ...]:
         on_device = cache.num_blocks_in_use, cache.num_blocks_cached, cache.num_blocks_free
-        return *on_device, cache.host.num_available
+        return *on_device, cache.host.available
 
     assert (a.status, b.status) == (RequestStatus.WAITING, RequestStatus.WAITING)
     assert numbers() == (0, 0, 12, 5)

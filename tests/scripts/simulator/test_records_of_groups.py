@@ -56,8 +56,8 @@ def record_groups(path):
     config = {**sizes, "scheduler": limits, "eos_token_ids": [0]}
     config["pooler"] = dataclasses.asdict(POOLER)
     scheduler = Scheduler(SchedulerConfig(**limits), KVCacheManager(**sizes))
-    model = PagedModel(({},), sizes["num_blocks"], sizes["block_size"], sizes["num_host_blocks"])
-    model.groups = scheduler._kv_cache.groups
+    groups = scheduler._kv_cache.groups
+    model = PagedModel(groups, sizes["num_blocks"], sizes["block_size"], sizes["num_host_blocks"])
     now_s = 0.0
     with closing(TraceWriter(path, config=config, started_s=0.0)) as trace:
         for index in range(12):
