@@ -41,13 +41,18 @@ class SequenceForks:
 
     def _share_prompt(self, parent: Sequence, child: Sequence) -> None:
         num_prompt = parent.num_prompt_tokens
-        if parent.num_tokens == num_prompt or not self._kv_cache.has_windows:
+        kv_cache = self._kv_cache
+        is_at_prompt = parent.num_tokens == num_prompt and kv_cache.goes_back
+        if is_at_prompt or not kv_cache.has_windows:
             child.num_computed_tokens = min(num_prompt, child.num_tokens - 1)
-            self._kv_cache.fork(parent, child, num_prompt)
+            kv_cache.fork(parent, child, num_prompt)
         else:
-            # the window at the prompt's end may be gone; the prefix cache may still have it
-            hit = self._kv_cache.find_cached_prefix(child)
-            self._kv_cache.allocate_cached(child, hit)
+            # what the prompt's last token reads may be gone; the prefix cache may have it from
+            # some block on
+            hit = kv_cache.find_cached_prefix(child)
+            if kv_cache.stage(hit):
+                hit = kv_cache.no_hit
+            kv_cache.allocate_cached(child, hit)
             child.num_computed_tokens = hit.num_tokens
 
     def _share_last_block(self, sequence: Sequence) -> None:

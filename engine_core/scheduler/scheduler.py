@@ -90,6 +90,11 @@ class Scheduler:
         constraints: Constraints | None = None,
         transfers: Transfers | None = None,
     ) -> None:
+        if config.num_speculative_tokens and not kv_cache.goes_back:
+            raise ValueError(
+                "drafts that are rejected go back, and layers of this model keep a state that "
+                "cannot; omit --speculative and --draft-model"
+            )
         self._config = config
         self._kv_cache = kv_cache
         self._policy = policy = policy or make_policy(config)

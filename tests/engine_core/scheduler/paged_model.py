@@ -1,4 +1,5 @@
-"""A model whose keys and values can be read back: a slot holds a hash of all tokens up to it.
+"""A model whose keys and values can be read back: a slot holds a hash of all tokens up to it, a
+state is that hash itself, made of the one before it.
 
 Stands where the model runner stands: it follows plans alone, keeps its own block tables, carries
 out the copies, and asserts before every read that each token that attention may see is in its slot,
@@ -28,6 +29,14 @@ _known_hashes: dict[tuple[str | None, tuple[int, ...]], list[int]] = {}
 _MOST_KNOWN = 10_000
 
 
+def first_hash(salt: str | None) -> int:
+    return 17 if salt is None else 1000 + len(salt) * 31 + sum(map(ord, salt))
+
+
+def next_hash(value: int, token_id: int) -> int:
+    return (value * 1_000_003 + token_id + 1) % _MODULUS
+
+
 def prefix_hashes(token_ids: list[int], salt: str | None) -> list[int]:
     """Of every prefix. Not to be changed: it is kept for the next call."""
     tokens = tuple(token_ids)
@@ -35,10 +44,9 @@ def prefix_hashes(token_ids: list[int], salt: str | None) -> list[int]:
     if hashes is None:
         shorter = _known_hashes.get((salt, tokens[:-1])) if len(tokens) > 1 else None
         hashes = [] if shorter is None else list(shorter)
-        first = 17 if salt is None else 1000 + len(salt) * 31 + sum(map(ord, salt))
-        value = hashes[-1] if hashes else first
+        value = hashes[-1] if hashes else first_hash(salt)
         for token_id in tokens[len(hashes) :]:
-            value = (value * 1_000_003 + token_id + 1) % _MODULUS
+            value = next_hash(value, token_id)
             hashes.append(value)
         if len(_known_hashes) >= _MOST_KNOWN:
             _known_hashes.clear()
@@ -99,7 +107,9 @@ class PagedModel:
     ):
         self.groups = groups
         self.block_size = block_size
-        size = (num_blocks + 1 + num_host_blocks) * block_size
+        self.num_slots = block_size * max(spec.span for spec in groups)
+        """Of each block."""
+        size = (num_blocks + 1 + num_host_blocks) * self.num_slots
         self.memory: list[int | None] = [None] * size
         self.rows: dict[int, _Row] = {}
         self.row_of: dict[str, int] = {}
@@ -118,7 +128,7 @@ class PagedModel:
 
     def _run(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         batch = plan.batch
-        inputs = {}
+        inputs, begun = {}, []
         for name, row_index, start, count in zip(
             batch.req_ids,
             batch.rows.tolist(),
@@ -135,7 +145,9 @@ class PagedModel:
             assert not drafts or stop == len(tokens)
             inputs[row_index] = (tokens, start, stop)
             row.num_pooled += count
-            self._write(row, tokens, start, stop)
+            begun.append((row, tokens, start, stop, self._states(row, start)))
+        for row, tokens, start, stop, states in begun:
+            self._write(row, tokens, start, stop, states)
             self._read(row, tokens, start, stop)
         for row_index, (tokens, start, stop) in inputs.items():
             self._read(self.rows[row_index], tokens, start, stop)
@@ -191,9 +203,10 @@ class PagedModel:
         for update in plan.block_updates:
             row = self.rows[update.row]
             assert row.name == update.req_id
-            for table, block_ids in zip(row.tables, update.block_ids, strict=True):
-                assert update.start <= len(table)
-                table[update.start :] = block_ids
+            each = zip(self.groups, row.tables, update.block_ids, strict=True)
+            for spec, table, block_ids in each:
+                assert spec.length(update.start) <= len(table)
+                table[spec.length(update.start) :] = block_ids
 
     def _drop(self, name: str) -> None:
         row = self.row_of.pop(name, None)
@@ -215,35 +228,58 @@ class PagedModel:
         for index, pairs in enumerate((copies.swap_in, copies.swap_out, copies.copy)):
             self.num_copied[index] += len(pairs)
             for source, target in pairs:
-                for offset in range(self.block_size):
-                    value = self.memory[source * self.block_size + offset]
-                    self.memory[target * self.block_size + offset] = value
+                for offset in range(self.num_slots):
+                    value = self.memory[source * self.num_slots + offset]
+                    self.memory[target * self.num_slots + offset] = value
 
     # ------------------------------------------------------------------ the cache
 
-    def _slot(self, table: list[int], position: int) -> int:
-        block_id = table[position // self.block_size]
-        assert block_id != NULL_BLOCK_ID, f"position {position} is needed and was dropped"
-        return block_id * self.block_size + position % self.block_size
+    def _slot(self, group: int, table: list[int], position: int) -> int:
+        """A state is in the first slot of its block."""
+        spec = self.groups[group]
+        index, offset = divmod(position, self.block_size * spec.span)
+        assert table[index] != NULL_BLOCK_ID, f"position {position} is needed and was dropped"
+        return table[index] * self.num_slots + (offset if spec.goes_back else 0)
 
-    def _write(self, row: _Row, tokens: list[int], start: int, stop: int) -> None:
+    def _states(self, row: _Row, start: int) -> list[int | None]:
+        """What each group's state is before this token, as it stands in memory. All sequences of a
+        step begin at once: none finds what another one writes in it."""
+        return [
+            self.memory[self._slot(group, table, start - 1)] if start else first_hash(row.salt)
+            for group, table in enumerate(row.tables)
+            if not self.groups[group].goes_back
+        ]
+
+    def _write(
+        self, row: _Row, tokens: list[int], start: int, stop: int, states: list[int | None]
+    ) -> None:
+        """A state goes on from what it was, and stays where the last token of each block left it:
+        that is right only if it began right."""
         hashes = prefix_hashes(tokens, row.salt)
-        for group, table in enumerate(row.tables):
+        for group, (spec, table) in enumerate(zip(self.groups, row.tables, strict=True)):
+            state = None if spec.goes_back else states.pop(0)
             for position in range(start, stop):
-                self.memory[self._slot(table, position)] = hashes[position] * 8 + group
+                value = hashes[position] * 8 + group
+                if not spec.goes_back:
+                    assert state is not None
+                    value = state = next_hash(state, tokens[position])
+                self.memory[self._slot(group, table, position)] = value
 
     def _read(self, row: _Row, tokens: list[int], start: int, stop: int) -> None:
         hashes = prefix_hashes(tokens, row.salt)
-        size = self.block_size
         for group, (spec, table) in enumerate(zip(self.groups, row.tables, strict=True)):
-            window = spec.reach
+            if not spec.goes_back:
+                assert self.memory[self._slot(group, table, stop - 1)] == hashes[stop - 1]
+                continue
+            window, size = spec.reach, self.block_size * spec.span
             first = 0 if window is None else max(0, start + 1 - window)
             expected = [value * 8 + group for value in hashes[first:stop]]
             blocks = table[first // size : -(-stop // size)]
             assert NULL_BLOCK_ID not in blocks, f"{row.name}: a block is needed and was dropped"
             found: list[int | None] = []
             for block_id in blocks:
-                found += self.memory[block_id * size : (block_id + 1) * size]
+                begin = block_id * self.num_slots
+                found += self.memory[begin : begin + size]
             begin = first % size
             assert found[begin : begin + len(expected)] == expected
 

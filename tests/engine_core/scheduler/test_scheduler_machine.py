@@ -7,6 +7,7 @@ planned. Proves S005, S023, S069, S074, S075, S092, S103, S106, S107, S118, S140
 all orders of events.
 """
 
+import dataclasses
 import random
 
 import hypothesis.strategies as st
@@ -25,12 +26,15 @@ from tests.protocol.all_outputs import all_outputs
 
 SEEDS = st.integers(0, 2**32 - 1)
 FULL = KVCacheGroupSpec()
+STATE = KVCacheGroupSpec(2, goes_back=False)
 GROUPS = [
     (FULL,),
     (FULL,),
     (FULL, KVCacheGroupSpec(3)),
     (FULL, KVCacheGroupSpec(5), KVCacheGroupSpec(1)),
     (KVCacheGroupSpec(4),),
+    (FULL, STATE),
+    (FULL, FULL, KVCacheGroupSpec(5), dataclasses.replace(STATE, span=2, pool=1)),
 ]
 
 
@@ -46,21 +50,25 @@ class SchedulerMachine(RuleBasedStateMachine):
         block_size = draw.randint(1, 4)
         num_blocks = draw.randint(8, 40) * len(groups) // block_size + 1
         num_host_blocks = draw.choice([0, 0, num_blocks // 2, 2 * num_blocks])
+        sizes, host_sizes = [num_blocks], [num_host_blocks]
+        if any(spec.pool for spec in groups):
+            sizes.append(draw.randint(4, 20))
+            host_sizes.append(num_host_blocks // 2)
         self._draw_depth(draw)
         self.config = draw_config(
             draw, max_steps_in_flight=self.depth, is_pipeline=self.is_pipeline
         )
         self.kv_cache = KVCacheManager(
-            num_blocks=num_blocks,
+            num_blocks=sizes,
             block_size=block_size,
             groups=groups,
             enable_prefix_caching=draw.random() < 0.8,
             watermark=draw.choice([0.0, 0.01, 0.2]),
-            num_host_blocks=num_host_blocks,
+            num_host_blocks=host_sizes,
         )
         self._draw_more(draw)
         self.scheduler = Scheduler(self.config, self.kv_cache)
-        self.model = PagedModel(groups, num_blocks, block_size, num_host_blocks)
+        self.model = PagedModel(groups, sum(sizes), block_size, sum(host_sizes))
         self.device = PagedDevice(
             self.model,
             self.depth,
