@@ -66,7 +66,6 @@ types: install-dev
 imports: install-dev
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python tests/requirements_list.py --check
-	$(BIN)/python tests/spine.py
 
 requirements: install-dev  ## every required behaviour, and the tests that prove it
 	@$(BIN)/python tests/requirements_list.py
