@@ -45,16 +45,18 @@ def smollm2():
 @pytest.fixture(scope="session")
 def read_by_transformers():
     """Call it with a GGUF file and a class of transformers (AutoModelForCausalLM, AutoTokenizer).
-    gguf looks at hundreds of thousands of tokens one by one, each time: here once, in memory."""
+    gguf looks at hundreds of thousands of tokens one by one, each time, and makes the table of
+    tensors' names for every module: here once, in memory."""
     import gguf
     import numpy as np
 
     def read(path, kind, **options):
         in_memory = mock.patch.object(np, "memmap", lambda path, **_: np.fromfile(path, np.uint8))
-        with mock.patch.object(gguf, "GGUFReader", reader), in_memory:
+        with mock.patch.multiple(gguf, **once), in_memory:
             return kind.from_pretrained(path.parent, gguf_file=path.name, **options)
 
-    reader = functools.cache(gguf.GGUFReader)
+    names = ("GGUFReader", "get_tensor_name_map")
+    once = {name: functools.cache(getattr(gguf, name)) for name in names}
     return read
 
 
