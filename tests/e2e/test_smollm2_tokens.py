@@ -164,11 +164,11 @@ def test_with_a_pool_so_small_that_requests_are_preempted_again_and_again(
 ):
     chosen = list(range(len(SHORT)))
     with (
-        running_daemon(smollm2, *FLOATS, "--num-blocks", 24, "--watermark", 0) as daemon,
+        running_daemon(smollm2, *FLOATS, "--num-blocks", 18, "--watermark", 0) as daemon,
         RawClient(daemon.address) as client,
     ):
         tokens = run_all(client, [prompts[i] for i in chosen])
-        assert client.statistics().num_preemptions >= 5
+        assert client.statistics().num_preemptions >= 3
     same_but_for_near_ties(
         reference, [prompts[i] for i in chosen], tokens, [together[i] for i in chosen]
     )
