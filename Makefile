@@ -15,7 +15,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 TEST_PROCESSES ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 5 ? cores + 1 : 6)))
 WITHOUT := not packages and not ray and not extended
 PYTEST_PARALLEL := $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist=loadfile --no-loadscope-reorder --max-worker-restart=2
-SLOW_FOLDERS := e2e gpu kernels/triton kernels/compiled kernels/cpu/fuzz
+SLOW_FOLDERS := e2e gpu engine_core/model_runner kernels/triton kernels/compiled kernels/cpu/fuzz
 export HF_HUB_OFFLINE ?= 1
 # where it is set, each of some 300 daemons and each test process would compile all modules again
 unexport PYTHONDONTWRITEBYTECODE
