@@ -108,10 +108,10 @@ class AdapterPool:
 
 def targets_of(model: Decoder) -> AdapterTargets:
     """The parts of the model that adapters may change."""
-    spec = model.kv_cache_spec
+    spec = model.spec
     return AdapterTargets.of_linears(
         model.linears,
         num_query_heads=spec.num_query_heads,
-        num_kv_heads=spec.num_kv_heads,
+        num_kv_heads=spec.keys_of(0).num_kv_heads,
         has_experts=model.has_experts,
     )

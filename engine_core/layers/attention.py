@@ -36,6 +36,7 @@ class Attention:
 
     Args:
         layer: index into the context's caches and metadata.
+        keeps_keys: False: it reads another layer's keys and values, and `qkv` makes queries alone.
         head_norms: norms of q and k within a head, before rotation.
         rotary: with the weights of `head_norms`.
     """
@@ -46,12 +47,14 @@ class Attention:
         *,
         qkv: FusedLinear | NormedProjections,
         output: FusedLinear,
+        keeps_keys: bool = True,
         head_norms: Sequence[RMSNorm],
         rotary: RotaryParams,
         params: AttentionParams,
         query_scale: QueryScale | None = None,
     ) -> None:
         self._layer = layer
+        self._keeps_keys = keeps_keys
         self._qkv = qkv
         self.first = qkv if isinstance(qkv, FusedLinear) else None
         self._output = output
@@ -86,7 +89,7 @@ class Attention:
             self._qkv(x_TE),
             positions_T,
             context.metadata[self._layer].slot_mapping_T,
-            context.kv_caches[self._layer],
+            context.kv_caches[self._layer] if self._keeps_keys else None,
             self._rotary,
         )
         if (scale := self._query_scale) is None:
@@ -96,6 +99,6 @@ class Attention:
 
     def finish(self, q_THD: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """The second: q_THD -> [T, E]; reads keys and values."""
-        kv_cache, metadata = context.kv_caches[self._layer], context.metadata[self._layer]
-        out_THD = context.ops.paged_attention(q_THD, *kv_cache, metadata, self._params)
+        kv, metadata = context.kv_caches[self._layer], context.metadata[self._layer]
+        out_THD = context.ops.paged_attention(q_THD, *kv.parts, metadata, self._params)
         return self._output(out_THD.flatten(1))

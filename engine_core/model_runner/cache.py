@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Protocol
 
 import numpy as np
@@ -13,13 +13,14 @@ from engine_core.kv_cache import CacheCopies, DiskMoves
 from engine_core.kv_cache.copies import BlockPair
 from engine_core.kv_cache.host_pool import HashKey
 from engine_core.model_runner.config import DraftConfig, RunnerConfig
+from engine_core.models.interface import ModelSpec
+from engine_core.models.layer_cache import PagedKeys
 from kernels.interface.given_rows import GivenRows
+from kernels.interface.kv_cache import KVCache, KVShape
 from kernels.interface.operations import (
-    AttentionMetadata,
     AttentionPlanner,
     AttentionSpec,
     ForwardContext,
-    KVCache,
 )
 
 
@@ -37,41 +38,51 @@ class PagedKVCache:
         storage: BlockStorage | None = None,
         draft: DraftConfig | None = None,
     ) -> None:
-        spec, layout, first_layer = config.model.kv_cache_spec, config.layout, 0
-        self._ops = config.ops
+        self._ops, spec, first_layer = config.ops, config.model.spec, 0
         self.storage = storage or BlockStorage(config)
         if draft is not None:
             self._ops, first_layer = draft.ops, spec.num_layers
-            spec = draft.model.kv_cache_spec
-        self._attention_specs = [
+            spec = draft.model.spec
+        layout, self._planners = config.layout, dict[tuple[int, KVShape], AttentionPlanner]()
+        self._planner_of_layer: list[tuple[int, KVShape]] = []
+        self.kv_caches: list[KVCache] = []
+        for layer in range(spec.num_layers) if config.stage is None else config.stage.layers:
+            keys = spec.keys_of(layer)
+            place = first_layer + (layer if keys.shares is None else keys.shares)
+            shape = keys.kv_shape(config.block_size, config.kv_dtype)
+            blocks_BN = self.storage.device_blocks[:, layout.offsets[place] :]
+            self.kv_caches.append(self._ops.view_kv_cache(blocks_BN, shape))
+            key = layout.group_of(place), shape
+            self._planner_of_layer.append(key)
+            if key not in self._planners:
+                self._planners[key] = self._make_planner(config, spec, keys)
+        self.last_group = self._planner_of_layer[-1][0]
+        """That of the last layer."""
+        self._make_output_planner = partial(self._make_planner, config, spec, keys)
+
+    def _make_planner(
+        self, config: RunnerConfig, spec: ModelSpec, keys: PagedKeys
+    ) -> AttentionPlanner:
+        """For layers of such keys."""
+        return self._ops.make_attention_planner(
             AttentionSpec(
                 num_query_heads=spec.num_query_heads,
-                num_kv_heads=spec.num_kv_heads,
-                head_size=spec.head_size,
+                num_kv_heads=keys.num_kv_heads,
+                head_size=keys.key_size,
                 block_size=config.block_size,
-                sliding_window=group.sliding_window,
+                sliding_window=keys.window,
                 max_num_seqs=config.max_num_logits,
                 max_num_batched_tokens=config.max_num_batched_tokens,
                 max_model_len=config.max_model_len,
                 dtype=config.dtype,
                 kv_dtype=config.kv_dtype,
             )
-            for group in layout.groups
-        ]
-        self._planners = [self._ops.make_attention_planner(s) for s in self._attention_specs]
-        layers = range(first_layer, first_layer + spec.num_layers)
-        if config.stage is not None:
-            layers = config.stage.layers
-        places = [layout.place_of(layer) for layer in layers]
-        self._group_of_layer = [group for group, _ in places]
-        self.last_group = self._group_of_layer[-1]
-        """That of the last layer."""
-        self.kv_caches = [self.storage.device_tensors[tensor] for _, tensor in places]
+        )
 
     @cached_property
     def output_planner(self) -> AttentionPlanner:
         """Of the last layer's attention in steps that put out some rows."""
-        return self._ops.make_attention_planner(self._attention_specs[self.last_group])
+        return self._make_output_planner()
 
     def forward_context(
         self,
@@ -89,22 +100,22 @@ class PagedKVCache:
     ) -> ForwardContext:
         """See `AttentionPlanner.plan`; each group has a block table and slots of its own.
         `num_decode_tokens`: None: one for each decode."""
-        by_group: list[AttentionMetadata] = [
-            planner.plan(
+        plans = {
+            key: planner.plan(
                 query_start_loc_R1=query_start_loc_R1,
                 seq_lens_R=seq_lens_R,
-                block_table_RM=block_tables_GRM[group],
-                slot_mapping_T=slot_mappings_GT[group],
+                block_table_RM=block_tables_GRM[key[0]],
+                slot_mapping_T=slot_mappings_GT[key[0]],
                 num_decodes=num_decodes,
                 num_decode_tokens=num_decodes if num_decode_tokens is None else num_decode_tokens,
                 ends_T=ends_T,
                 num_long_prefills=num_long_prefills,
             )
-            for group, planner in enumerate(self._planners)
-        ]
+            for key, planner in self._planners.items()
+        }
         return ForwardContext(
             kv_caches=self.kv_caches,
-            metadata=[by_group[group] for group in self._group_of_layer],
+            metadata=[plans[key] for key in self._planner_of_layer],
             ops=self._ops,
             given=given,
             positions_AT=positions_AT,
@@ -122,55 +133,35 @@ class DiskStore(Protocol):
 
 
 class BlockStorage:
-    """Cache tensors on the device, and a second tier in host memory.
+    """Blocks of bytes on the device, and a second tier in host memory. What lies where in a block
+    is the layers' matter.
 
         id    0      | 1 ........ num_blocks | num_blocks + 1 .... num_blocks + num_host_blocks |
               null   |        device         |                      host                        |
         index 0 ....................num_blocks 0 .............................num_host_blocks - 1
-
-    One id addresses its block in every tensor of its tier, so a pair is copied in all of them."""
+    """
 
     def __init__(self, config: RunnerConfig) -> None:
         self._num_blocks = config.num_blocks
-        self.device_tensors: list[KVCache] = [
-            config.ops.allocate_kv_cache(
-                config.num_blocks + 1,  # with the null block
-                config.block_size,
-                spec.num_kv_heads,
-                spec.head_size,
-                config.kv_dtype,
-            )
-            for spec in config.tensor_specs
-        ]
+        self.device_blocks = config.ops.allocate_blocks(
+            config.num_blocks + 1,  # with the null block
+            config.block_bytes,
+        )
         self._disk: DiskStore | None = None
-        self._bytes: list[np.ndarray] = []
-        """The device's tensors as bytes, a row a block."""
-        self._copier = config.ops.make_block_copier(self.device_tensors, config.num_host_blocks)
-        self.host_tensors = self._copier.host_caches
+        self._copier = config.ops.make_block_copier(self.device_blocks, config.num_host_blocks)
+        self.host_blocks = self._copier.host_blocks
 
     def attach_disk(self, store: DiskStore) -> None:
-        """From now on plans may name blocks on disk. For tensors on a CPU."""
+        """From now on plans may name blocks on disk. For blocks on a CPU."""
         self._disk = store
-        self._bytes = [
-            tensor.view(tensor.shape[0], -1).view(torch.uint8).numpy()
-            for pair in self.device_tensors
-            for tensor in pair
-        ]
 
     def _move_to_and_from_disk(self, moves: DiskMoves) -> None:
         assert self._disk is not None, "a plan names blocks on disk, and there is none"
+        blocks = self.device_blocks.numpy()
         for key, block_id in moves.load:
-            self._write_block(block_id, self._disk.load(key))
+            blocks[block_id] = np.frombuffer(self._disk.load(key), np.uint8)
         for key, index, block_id in moves.save:
-            contents = np.concatenate([rows[block_id] for rows in self._bytes]).tobytes()
-            self._disk.save(key, index, contents)
-
-    def _write_block(self, block_id: int, contents: bytes) -> None:
-        start = 0
-        for rows in self._bytes:
-            row = rows[block_id]
-            row[:] = np.frombuffer(contents, np.uint8, len(row), start)
-            start += len(row)
+            self._disk.save(key, index, blocks[block_id].tobytes())
 
     def carry_out(self, copies: CacheCopies) -> None:
         """Do what a plan wants copied, in its order."""

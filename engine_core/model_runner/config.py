@@ -11,90 +11,109 @@ from engine_core.kv_cache import KVCacheGroupSpec
 from engine_core.logits_processors import NamedProcessor
 from engine_core.model_runner.pooling import Pooler
 from engine_core.models.heads.eagle import EagleHead
-from engine_core.models.interface import KVCacheSpec, Model
+from engine_core.models.interface import Model
+from engine_core.models.layer_cache import LayerCache
 from engine_core.models.multimodal.interface import MultiModalEncoder
 from engine_core.models.parallel.stages import Stage
-from kernels.interface.operations import Operations, cached_head_bytes
+from kernels.interface.kv_cache import LAYER_ALIGNMENT
+from kernels.interface.operations import Operations
+
+_Kind = tuple[int, int | None, bool]
+"""Of layers that one block table can serve: span, reach, whether they can go back a token."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LayerGroup:
-    """Layers with one block table. `sliding_window` in tokens, None for full attention."""
+    """Layers with one block table, in the order in which they lie in a block."""
 
     layers: tuple[int, ...]
-    sliding_window: int | None
+    reach: int | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CacheLayout:
     """How the layers of a model share the KV blocks, after Jenga (arXiv:2503.18292). Layers that
-    attend alike form groups of one size, each with a block table of its own: one pool of blocks
-    serves all.
+    look back alike form groups of about equal bytes, each with a block table of its own: one pool
+    of blocks serves all. In a block the layers of its group lie side by side:
 
-        tensor 0   | layer 5  (full)    | layer 0  (window)  | layer 3 (window) |
-        tensor 1   | layer 11 (full)    | layer 1  (window)  | layer 4 (window) |
-                   |       group 0      |      group 1       |     group 2      |  a column a group
+        block of group 0   | layer 5 (full)         | layer 11 (full)         |
+        block of group 1   | layer 0 (window) | layer 1 | layer 2 | layer 3 |/|  what is left over
 
-    A block id addresses the same block in every tensor of the row that its group's layer uses."""
+    Attributes:
+        offsets: of each layer that keeps something, in bytes from a block's start.
+        block_bytes: of the largest group.
+    """
 
     groups: tuple[LayerGroup, ...]
-    num_tensors: int
+    offsets: dict[int, int]
+    block_bytes: int
 
     @property
     def group_specs(self) -> list[KVCacheGroupSpec]:
         """The groups as the cache's bookkeeping knows them."""
-        return [KVCacheGroupSpec(group.sliding_window) for group in self.groups]
+        return [KVCacheGroupSpec(group.reach) for group in self.groups]
 
-    def place_of(self, layer: int) -> tuple[int, int]:
-        """(group index, tensor index) of a layer."""
-        for index, group in enumerate(self.groups):
-            if layer in group.layers:
-                return index, group.layers.index(layer)
-        raise KeyError(layer)
+    def group_of(self, layer: int) -> int:
+        """The index of its group; of a layer that keeps something."""
+        return next(i for i, group in enumerate(self.groups) if layer in group.layers)
 
 
 def plan_cache_layout(
-    sliding_windows: Sequence[int | None], stage: Stage | None = None
+    layers: Sequence[LayerCache], block_size: int, dtype: torch.dtype, stage: Stage | None = None
 ) -> CacheLayout:
     """Group a model's layers. All stages have the whole model's groups, as one scheduler writes
     their tables: each shares out its own layers among them, and has their part of every block.
 
     Args:
-        sliding_windows: for each layer its window in tokens, or None for full attention.
+        block_size, dtype: of the cache.
         stage: of the model; None: all of it.
     """
-    kinds: dict[int | None, list[int]] = {}
-    for layer, window in enumerate(sliding_windows):
-        kinds.setdefault(window, []).append(layer)
+    sizes = [layer.block_bytes(block_size, dtype) for layer in layers]
+    sizes = [-(-size // LAYER_ALIGNMENT) * LAYER_ALIGNMENT for size in sizes]
+    kinds: dict[_Kind, list[int]] = {}
+    for index, layer in enumerate(layers):
+        if sizes[index]:
+            kind = layer.span(block_size), layer.reach, layer.can_go_back
+            kinds.setdefault(kind, []).append(index)
     # The smallest kind sets the size, so that larger kinds split into groups of that size; unless
     # kinds are nearly equal, when one group a kind wastes less than a second group would.
-    smallest = min(len(layers) for layers in kinds.values())
-    largest = max(len(layers) for layers in kinds.values())
-    size = largest if largest <= smallest * 1.25 else smallest
-    ordered = sorted(kinds.items(), key=lambda item: item[0] is not None)
-    groups = tuple(
-        LayerGroup(tuple(layers[start : start + size]), window)
-        for window, layers in ordered
-        for start in range(0, len(layers), size)
-    )
-    if stage is not None:
-        groups = tuple(
-            group
-            for window, layers in ordered
-            for group in _shared_out(
-                [layer for layer in layers if layer in stage.layers],
-                window,
-                num_groups=-(-len(layers) // size),
-            )
-        )
-    return CacheLayout(groups, num_tensors=max(len(group.layers) for group in groups))
+    totals = [sum(sizes[index] for index in members) for members in kinds.values()]
+    size = max(totals) if max(totals) <= min(totals) * 1.25 else min(totals)
+    groups: list[LayerGroup] = []
+    for kind in sorted(kinds, key=lambda kind: kind[1] is not None):
+        parts = _cut(kinds[kind], sizes, size)
+        if stage is not None:
+            own = [index for index in kinds[kind] if index in stage.layers]
+            parts = _shared_out(own, len(parts))
+        groups += [LayerGroup(tuple(part), kind[1]) for part in parts]
+    offsets: dict[int, int] = {}
+    block_bytes = 0
+    for group in groups:
+        end = 0
+        for index in group.layers:
+            offsets[index] = end
+            end += sizes[index]
+        block_bytes = max(block_bytes, end)
+    return CacheLayout(tuple(groups), offsets, block_bytes)
 
 
-def _shared_out(layers: list[int], window: int | None, *, num_groups: int) -> list[LayerGroup]:
-    """Evenly; the last groups may be empty."""
-    size = -(-len(layers) // num_groups)
-    starts = range(0, size * num_groups, size) if size else [0] * num_groups
-    return [LayerGroup(tuple(layers[start : start + size]), window) for start in starts]
+def _cut(layers: list[int], sizes: list[int], most: int) -> list[list[int]]:
+    """In order, each part of at most so many bytes, or of one layer."""
+    parts: list[list[int]] = []
+    left = 0
+    for layer in layers:
+        if not parts or sizes[layer] > left:
+            parts.append([])
+            left = most
+        parts[-1].append(layer)
+        left -= sizes[layer]
+    return parts
+
+
+def _shared_out(layers: list[int], num_parts: int) -> list[list[int]]:
+    """Evenly; the last parts may be empty."""
+    size = -(-len(layers) // num_parts)
+    return [layers[start * size : (start + 1) * size] for start in range(num_parts)]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -155,19 +174,6 @@ class RunnerConfig:
     stage: Stage | None = None
     collectives: Collectives = SINGLE_RANK
 
-    def __post_init__(self) -> None:
-        """Raises ValueError: two models whose layers cannot share blocks."""
-        if self.draft is None or len(self.layout.groups) == 1:
-            return
-        ours, theirs = (spec.kv_cache_spec for spec in (self.model, self.draft.model))
-        if (ours.num_kv_heads, ours.head_size) != (theirs.num_kv_heads, theirs.head_size):
-            raise ValueError(
-                f"the draft model has {theirs.num_kv_heads} key/value heads of {theirs.head_size}, "
-                f"the model {ours.num_kv_heads} of {ours.head_size}, and some layers have sliding "
-                "windows, whose blocks can be shared by layers of one shape only; use "
-                "--draft-model first-layers:N, or another draft model"
-            )
-
     @property
     def max_num_logits(self) -> int:
         """Most rows of logits of a step: one a sequence, and one a draft."""
@@ -176,21 +182,12 @@ class RunnerConfig:
     @property
     def layout(self) -> CacheLayout:
         """How layers share blocks; those of the draft model come last."""
-        windows = self.model.kv_cache_spec.sliding_windows
-        if self.draft is not None:
-            windows += self.draft.model.kv_cache_spec.sliding_windows
-        return plan_cache_layout(windows, self.stage)
+        return plan_cache_layout(self.layers, self.block_size, self.kv_dtype, self.stage)
 
     @property
-    def tensor_specs(self) -> list[KVCacheSpec]:
-        """Of each cache tensor the model whose shape it has."""
-        spec, layout = self.model.kv_cache_spec, self.layout
-        specs = [spec] * layout.num_tensors
-        if self.draft is not None and len(layout.groups) == 1:
-            specs[spec.num_layers :] = [self.draft.model.kv_cache_spec] * (
-                layout.num_tensors - spec.num_layers
-            )
-        return specs
+    def layers(self) -> tuple[LayerCache, ...]:
+        """What both models' layers keep."""
+        return self.model.spec.layers + (() if self.draft is None else self.draft.model.spec.layers)
 
     @property
     def num_groups(self) -> int:
@@ -199,16 +196,9 @@ class RunnerConfig:
 
     @property
     def block_bytes(self) -> int:
-        """Memory of one block over all cache tensors."""
-        return (
-            2
-            * self.block_size
-            * sum(
-                spec.num_kv_heads * cached_head_bytes(spec.head_size, self.kv_dtype)
-                for spec in self.tensor_specs
-            )
-        )
+        """Memory of one block."""
+        return self.layout.block_bytes
 
     @property
     def vocab_size(self) -> int:
-        return self.model.kv_cache_spec.vocab_size
+        return self.model.spec.vocab_size

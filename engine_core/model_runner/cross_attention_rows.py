@@ -39,7 +39,7 @@ class CrossAttentionRows(RowPart):
         outputs: Mapping[bytes, torch.Tensor | str],
     ) -> None:
         self._outputs = outputs
-        spec, most = model.kv_cache_spec, model.max_encoder_tokens
+        keys, most = model.spec.keys_of(0), model.max_encoder_tokens
         self._model, self._ops, self._kv_caches = model, config.ops, cache.kv_caches
         self._block_size = config.block_size
         width = -(-most // config.block_size)
@@ -48,9 +48,9 @@ class CrossAttentionRows(RowPart):
         self._identifiers: dict[int, bytes] = {}
         self._planner = config.ops.make_attention_planner(
             AttentionSpec(
-                num_query_heads=spec.num_query_heads,
-                num_kv_heads=spec.num_kv_heads,
-                head_size=spec.head_size,
+                num_query_heads=model.spec.num_query_heads,
+                num_kv_heads=keys.num_kv_heads,
+                head_size=keys.key_size,
                 block_size=config.block_size,
                 sliding_window=None,
                 max_num_seqs=config.max_num_batched_tokens,

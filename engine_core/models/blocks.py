@@ -178,7 +178,7 @@ class BlockBuilder:
         """A norm of the hidden state, or of another size."""
         return RMSNorm(
             name,
-            size or self._config.hidden_size,
+            size or self._config.spec.hidden_size,
             self._config.norm_eps,
             plus_one=self._config.norms_plus_one,
             in_float32=self._config.norms_in_float32,
@@ -203,7 +203,7 @@ class BlockBuilder:
             mixer,
             feed_forward or self.feed_forward(layer),
             made,
-            no_norm=NoNorm(self._config.hidden_size, dtype=self._dtype, ops=self._ops),
+            no_norm=NoNorm(self._config.spec.hidden_size, dtype=self._dtype, ops=self._ops),
             # of the host and float32: not rounded to the model's dtype before it is multiplied
             residual_scale=None if scale == 1.0 else torch.tensor(scale),
         )
@@ -227,47 +227,53 @@ class BlockBuilder:
         """
         config = self._config
         name = f"model.layers.{layer}.self_attn"
-        query_size = config.num_query_heads * config.head_size
-        kv_size = config.num_kv_heads * config.head_size
+        keys, num_query_heads = config.spec.keys_of(layer), config.spec.num_query_heads
+        parts = [("q_proj", num_query_heads * keys.key_size)]
+        if keys.shares is None:
+            parts.append(("k_proj", keys.num_kv_heads * keys.key_size))
+            parts.append(("v_proj", keys.num_kv_heads * keys.value_size))
         norms = [
-            self.norm(f"{name}.{norm}", config.head_size)
-            for norm in (("q_norm", "k_norm") if head_norms else ())
+            self.norm(f"{name}.{norm}", keys.key_size)
+            for norm in (("q_norm", "k_norm")[: len(parts)] if head_norms else ())
         ]
-        q_norm, k_norm = norms or (None, None)
+        q_norm, k_norm = (*norms, None, None)[:2]
         linear = partial(FusedLinear, dtype=self._dtype, ops=self._ops)
-        parts = [("q_proj", query_size), ("k_proj", kv_size), ("v_proj", kv_size)]
         if fused is not None:
-            parts = [(fused, query_size + 2 * kv_size)]
+            parts = [(fused, sum(size for _, size in parts))]
         named = [(f"{name}.{part}", size) for part, size in parts]
-        inputs = num_inputs or config.hidden_size
+        inputs = num_inputs or config.spec.hidden_size
         qkv: FusedLinear | NormedProjections
         if all_head_norms:
             qkv = NormedProjections(
                 [linear([part], inputs, bias=config.qkv_bias) for part in named],
-                [self.norm(f"{name}.q_norm", query_size), self.norm(f"{name}.k_norm", kv_size)],
+                [
+                    self.norm(f"{name}.{norm}", size)
+                    for norm, (_, size) in zip(("q_norm", "k_norm"), parts, strict=False)
+                ],
             )
         else:
             qkv = linear(named, inputs, bias=config.qkv_bias)
         return Attention(
             layer - self._stage.layers.start,
+            keeps_keys=keys.shares is None,
             qkv=qkv,
             output=linear(
-                [(f"{name}.o_proj", config.hidden_size)],
-                query_size,
+                [(f"{name}.o_proj", config.spec.hidden_size)],
+                num_query_heads * keys.value_size,
                 bias=config.output_bias,
                 all_reduce=self._all_reduce("attention"),
             ),
             head_norms=norms,
             rotary=RotaryParams(
-                num_query_heads=config.num_query_heads,
-                head_size=config.head_size,
+                num_query_heads=num_query_heads,
+                head_size=keys.key_size,
                 cos_sin_PD=self._table(config.rotary[layer]).cos_sin_PD,
                 q_norm_weight_D=None if q_norm is None else q_norm.weight,
                 k_norm_weight_D=None if k_norm is None else k_norm.weight,
                 norm_eps=config.norm_eps,
             ),
             params=AttentionParams(
-                scale=config.attention_scale, sliding_window=config.sliding_windows[layer]
+                scale=config.attention_scale or keys.key_size**-0.5, sliding_window=keys.window
             ),
             query_scale=config.query_scale,
         )
@@ -281,7 +287,7 @@ class BlockBuilder:
         """The feed-forward of one layer, without a gate."""
         return PlainFeedForward(
             f"model.layers.{layer}.mlp",
-            self._config.hidden_size,
+            self._config.spec.hidden_size,
             self._config.intermediate_size,
             activation=activation,
             bias=self._config.mlp_bias,
@@ -302,7 +308,7 @@ class BlockBuilder:
         routed = SparseFeedForward(
             f"model.layers.{layer}",
             experts,
-            self._config.hidden_size,
+            self._config.spec.hidden_size,
             dtype=self._dtype,
             ops=self._ops,
             all_reduce=self._all_reduce("experts"),
@@ -312,7 +318,7 @@ class BlockBuilder:
         name = f"model.layers.{layer}.{experts.block}.shared_expert"
         gate = FusedLinear(
             [(f"{name}_gate", 1)],
-            self._config.hidden_size,
+            self._config.spec.hidden_size,
             bias=False,
             dtype=self._dtype,
             ops=self._ops,
@@ -325,7 +331,7 @@ class BlockBuilder:
     ) -> GatedFeedForward:
         return GatedFeedForward(
             name,
-            self._config.hidden_size,
+            self._config.spec.hidden_size,
             size,
             activation=self._config.activation,
             bias=self._config.mlp_bias,
@@ -340,8 +346,8 @@ class BlockBuilder:
         return Vocabulary(
             embedding_name="model.embed_tokens.weight",
             head_name="lm_head.weight",
-            vocab_size=self._config.vocab_size,
-            hidden_size=self._config.hidden_size,
+            vocab_size=self._config.spec.vocab_size,
+            hidden_size=self._config.spec.hidden_size,
             tied=self._config.tied_head,
             embedding_scale=self._config.embedding_scale,
             softcap=self._config.final_softcap,

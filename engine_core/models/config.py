@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine_core.layers.config import Activation, ExpertConfig, QueryScale, RotaryConfig
-from engine_core.models.interface import KVCacheSpec
+from engine_core.models.interface import ModelSpec
 
 BlockOf = Callable[[Any, int], Any]
 """A `blocks.BlockBuilder` makes with it the `blocks.Block` of a layer."""
@@ -17,7 +17,7 @@ def plain_block(build: Any, layer: int) -> Any:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelConfig(KVCacheSpec):
+class ModelConfig:
     """Everything that building a decoder needs; sequences have one entry a layer.
 
     Attributes:
@@ -27,10 +27,12 @@ class ModelConfig(KVCacheSpec):
         embedding_scale, logits_divisor: see `Vocabulary`.
         residual_scale: on what attention and feed-forward add.
         can_be_shared: ranks may each have a part of every layer.
+        attention_scale: None: one over the root of the size of a key.
         tied_head: the head is the embedding.
         block: what a layer is.
     """
 
+    spec: ModelSpec
     intermediate_size: int
     norm_eps: float
     norms_plus_one: bool
@@ -39,7 +41,7 @@ class ModelConfig(KVCacheSpec):
     qkv_bias: bool
     output_bias: bool
     mlp_bias: bool
-    attention_scale: float
+    attention_scale: float | None
     rotary: tuple[RotaryConfig, ...]
     embedding_scale: float | None
     tied_head: bool

@@ -15,7 +15,7 @@ from engine_core.layers.parameters import Placements, merge
 from engine_core.layers.rotary import StepRotaryTable
 from engine_core.models.blocks import Block, BlockBuilder
 from engine_core.models.config import ModelConfig
-from engine_core.models.interface import Feature, KVCacheSpec, Model
+from engine_core.models.interface import Feature, Model, ModelSpec
 from engine_core.models.parallel.passed_states import PassedStates
 from engine_core.models.parallel.stages import Stage
 from kernels.interface.operations import ForwardContext, Operations
@@ -52,13 +52,14 @@ class Decoder:
             collectives=collectives,
             stage=self.stage,
         )
-        self.kv_cache_spec: KVCacheSpec = config
+        self.config = config
+        self.spec: ModelSpec = config.spec
         self.has_experts = any(experts is not None for experts in config.experts)
         self.vocabulary = build.vocabulary()
         self._blocks: list[Block] = [config.block(build, layer) for layer in self.stage.layers]
         self._final_norm = build.norm("model.norm") if self.stage.is_last else None
         self._passed = PassedStates(
-            config.hidden_size, dtype=dtype, device=ops.device, collectives=collectives
+            config.spec.hidden_size, dtype=dtype, device=ops.device, collectives=collectives
         )
         self._tables = list(build.tables.values())
         self._grows_tables = traits_of(ops.device).is_host
@@ -73,15 +74,14 @@ class Decoder:
     def first_layers(self, num_layers: int) -> "Decoder":
         """Embedding, these layers, final norm and head as a model that shares their weights.
         Raises ValueError: there are not so many."""
-        config = self.kv_cache_spec
-        assert isinstance(config, ModelConfig)
-        if not 1 <= num_layers <= config.num_layers:
-            raise ValueError(f"{num_layers} of {config.num_layers} layers")
+        config, spec = self.config, self.spec
+        if not 1 <= num_layers <= spec.num_layers:
+            raise ValueError(f"{num_layers} of {spec.num_layers} layers")
         first = copy.copy(self)
-        first.kv_cache_spec = dataclasses.replace(
+        first.spec = dataclasses.replace(spec, layers=spec.layers[:num_layers])
+        first.config = dataclasses.replace(
             config,
-            num_layers=num_layers,
-            sliding_windows=config.sliding_windows[:num_layers],
+            spec=first.spec,
             experts=config.experts[:num_layers],
             rotary=config.rotary[:num_layers],
         )

@@ -6,6 +6,8 @@ from engine_core.models.config import BlockOf, ModelConfig, plain_block
 from engine_core.models.config_fields import ConfigFields
 from engine_core.models.errors import ModelConfigError, UnsupportedArchitecture
 from engine_core.models.expert_tensors import QWEN_EXPERTS, ExpertNaming
+from engine_core.models.interface import ModelSpec
+from engine_core.models.layer_cache import paged_keys
 from engine_core.models.rotary_config import read_rotary
 
 _ACTIVATIONS: dict[str, Activation] = {
@@ -46,7 +48,6 @@ def read_decoder(
     """Sizes, and what a family names; for `block` and others see ModelConfig."""
     if fields.get("quantization_config") is not None:
         raise UnsupportedArchitecture("weights with a quantization_config are not supported")
-    hidden_size = fields.positive_int("hidden_size")
     num_layers = fields.positive_int("num_hidden_layers")
     num_query_heads = fields.positive_int("num_attention_heads")
     # present but null means one for each query head; only absence means the family's default
@@ -60,13 +61,14 @@ def read_decoder(
         )
     head_size = head_size_of(fields, default_head_size)
     return ModelConfig(
-        vocab_size=fields.positive_int("vocab_size"),
-        hidden_size=hidden_size,
+        spec=ModelSpec(
+            layers=paged_keys(num_kv_heads, head_size, sliding_windows or (None,) * num_layers),
+            num_query_heads=num_query_heads,
+            hidden_size=fields.positive_int("hidden_size"),
+            vocab_size=fields.positive_int("vocab_size"),
+            max_model_len=fields.positive_int("max_position_embeddings", default_max_position),
+        ),
         intermediate_size=fields.positive_int("intermediate_size"),
-        num_layers=num_layers,
-        num_query_heads=num_query_heads,
-        num_kv_heads=num_kv_heads,
-        head_size=head_size,
         norm_eps=fields.positive_float("rms_norm_eps", default_norm_eps),
         norms_plus_one=norms_plus_one,
         activation=_activation(fields, activation_field, default_activation),
@@ -74,10 +76,8 @@ def read_decoder(
         qkv_bias=qkv_bias,
         output_bias=output_bias,
         mlp_bias=mlp_bias,
-        attention_scale=attention_scale or head_size**-0.5,
-        sliding_windows=sliding_windows or (None,) * num_layers,
+        attention_scale=attention_scale,
         rotary=rotary or (read_rotary(fields, head_size=head_size),) * num_layers,
-        max_model_len=fields.positive_int("max_position_embeddings", default_max_position),
         embedding_scale=embedding_scale,
         tied_head=fields.flag("tie_word_embeddings", default_tied),
         final_softcap=final_softcap,

@@ -6,30 +6,46 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
+from engine_core.models.layer_cache import LayerCache, PagedKeys
+
 if TYPE_CHECKING:
     import torch
 
-    from kernels.interface.operations import ForwardContext, KVCache, Operations
+    from kernels.interface.kv_cache import KVCache
+    from kernels.interface.operations import ForwardContext, Operations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KVCacheSpec:
+class ModelSpec:
     """What the cache and the runner must know of a model.
 
     Attributes:
-        sliding_windows: for each layer, tokens that a query sees, itself included; None for all.
+        layers: what each layer keeps.
         hidden_size: columns of an embedding; 0 if `forward` takes no given ones.
         max_model_len: tokens that the model was made for.
     """
 
-    num_layers: int
+    layers: tuple[LayerCache, ...]
     num_query_heads: int
-    num_kv_heads: int
-    head_size: int
-    sliding_windows: tuple[int | None, ...]
     hidden_size: int
     vocab_size: int
     max_model_len: int
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    def keys_of(self, layer: int) -> PagedKeys:
+        """Of a layer that keeps keys and values, or reads another's."""
+        keys = self.layers[layer]
+        assert isinstance(keys, PagedKeys), f"layer {layer} keeps {keys}"
+        return keys
+
+    @property
+    def query_width(self) -> int:
+        """Columns of a layer's queries, of the widest one; the hidden state's if none has keys."""
+        sizes = [layer.key_size for layer in self.layers if isinstance(layer, PagedKeys)]
+        return self.num_query_heads * max(sizes) if sizes else self.hidden_size
 
 
 Feature = Literal["adapters", "drafts", "sleep", "stages"]
@@ -45,7 +61,7 @@ class Model(Protocol):
         """What of it may be asked for; of an option that asks for more see `options.refusals`."""
 
     @property
-    def kv_cache_spec(self) -> KVCacheSpec: ...
+    def spec(self) -> ModelSpec: ...
 
     def forward(
         self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, context: ForwardContext

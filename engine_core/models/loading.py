@@ -10,7 +10,6 @@ import torch
 from engine_core.distributed.collectives import SINGLE_RANK, Collectives
 from engine_core.layers import MAX_POSITIONS
 from engine_core.layers.parameters import CopyWeight, Placements, place
-from engine_core.models.config import ModelConfig
 from engine_core.models.decoder import Decoder
 from engine_core.models.encoders.encoder import Encoder
 from engine_core.models.encoders.encoder_configs import EncoderConfig
@@ -118,16 +117,14 @@ def load_eagle_head(
 ) -> EagleHead:
     """The EAGLE-3 head of a config.json for `target`; other arguments and errors as of
     `load_model`."""
-    shape = target.kv_cache_spec
-    assert isinstance(shape, ModelConfig)
-    resolved = read_eagle_config(config, shape)
+    resolved = read_eagle_config(config, target.config)
     parts = dict(tensors)  # few: one layer's
     names = frozenset(_renamed(name, _EAGLE) for name in parts)
-    width, combine = resolved.layer.hidden_size, parts.get("fc.weight")
+    width, combine = resolved.layer.spec.hidden_size, parts.get("fc.weight")
     is_first = combine is not None and tuple(combine.shape) == (width, 2 * width)
     if is_first and len(resolved.state_layers) != 2:
         raise UnsupportedArchitecture("heads of EAGLE-1 are not supported, only of EAGLE-3")
-    num_positions = min(max_model_len or shape.max_model_len, MAX_POSITIONS)
+    num_positions = min(max_model_len or target.spec.max_model_len, MAX_POSITIONS)
     head = EagleHead(
         resolved, target, names=names, dtype=dtype, ops=ops, num_positions=num_positions
     )
@@ -211,9 +208,9 @@ def _build(
     sharding = make_sharding(config, ops, collectives, block_inputs)
     name, family = find_family(config)
     resolved = read_model_config(config)
-    num_positions = min(max_model_len or resolved.max_model_len, MAX_POSITIONS)
+    num_positions = min(max_model_len or resolved.spec.max_model_len, MAX_POSITIONS)
     if isinstance(resolved, EncoderConfig):
-        num_positions = min(num_positions, resolved.max_model_len)
+        num_positions = min(num_positions, resolved.spec.max_model_len)
         encoder = Encoder(resolved, dtype=dtype, ops=ops, num_positions=num_positions)
         return name, family, encoder, sharding
     place = collectives.parallel

@@ -103,7 +103,7 @@ def build_engine(
         WEIGHT_MEMORY.give_back()
         ranks.loaded()
         phases.enter("cache")
-        vocab_size, tokenizer = loaded.model.kv_cache_spec.vocab_size, opened.tokenizer
+        vocab_size, tokenizer = loaded.model.spec.vocab_size, opened.tokenizer
         text = None if tokenizer is None else tokenizer.tokenizer_json.decode()
         vocabulary = ServedVocabulary(vocab_size, opened.files.eos_token_ids, text)
         processors = load_processors(options.logits_processors, vocabulary)
@@ -263,7 +263,7 @@ class _Assembly:
         if spec.loaded.traits.is_host and not isinstance(self.runner, EncoderRunner):
             is_given = spec.options.kv_cache_memory is not None
             populate_cache(
-                self.runner.storage.device_tensors,
+                self.runner.storage.device_blocks,
                 config.num_blocks + 1 if is_given else num_blocks_ahead(self.runner.config),
                 lambda: kv_cache.num_blocks_in_use + kv_cache.num_blocks_cached,
             )
@@ -363,7 +363,7 @@ def _prompt_embeds_reader(
 ) -> PromptEmbedsReader | None:
     if not config.max_prompt_embeds_bytes:
         return None
-    hidden_size = runner_spec.config.model.kv_cache_spec.hidden_size
+    hidden_size = runner_spec.config.model.spec.hidden_size
     if not hidden_size:
         raise ConfigurationError(
             f"--enable-prompt-embeds: {config.architecture} does not run from embeddings; omit it"

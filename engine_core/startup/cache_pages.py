@@ -10,12 +10,11 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 
 from engine_core.model_runner.config import RunnerConfig
-from kernels.interface.operations import KVCache
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +22,7 @@ _MOST_TOKENS, _MOST_BYTES = 32768, 1 << 30
 """Ahead of the blocks in use, of a cache whose memory nobody gave."""
 _POPULATE_WRITE = 23  # of madvise: as if each page were written, but its contents stay
 _STRIDE_BYTES = 256 << 10
-"""Of a tensor at a time: others wait meanwhile for the memory map, 0.4 ms at 0.6 GB/s."""
+"""At a time: others wait meanwhile for the memory map, 0.4 ms at 0.6 GB/s."""
 _POLL_S = 0.5
 """Between two looks at how many blocks are in use."""
 _NICENESS = 10
@@ -38,11 +37,11 @@ def num_blocks_ahead(config: RunnerConfig) -> int:
 
 
 def populate_cache(
-    tensors: Sequence[KVCache], num_ahead: int, num_filled: Callable[[], int]
+    blocks: torch.Tensor, num_ahead: int, num_filled: Callable[[], int]
 ) -> threading.Thread | None:
-    """Let a thread of low priority take the pages of each tensor's [B, ...] first `num_filled()
-    + num_ahead` blocks, a few at a time, until it has all or a tensor is gone. Returns it, or
-    None where the system cannot.
+    """Let a thread of low priority take the pages of the first `num_filled() + num_ahead` blocks
+    [B, bytes], a few at a time, until it has all or they are gone. Returns it, or None where the
+    system cannot.
 
     Args:
         num_filled: how many blocks are in use or cached now. Never written ones are allocated in
@@ -51,12 +50,10 @@ def populate_cache(
     if sys.platform != "linux":
         return None
     # neither cache nor engine shall outlive their end for it
-    parts = [weakref.ref(part) for pair in tensors for part in pair]
-    num_blocks = len(tensors[0][0])
-    stride = max(1, _STRIDE_BYTES * num_blocks // max(pair[0].nbytes for pair in tensors))
+    stride = max(1, _STRIDE_BYTES // blocks.shape[1])
     thread = threading.Thread(
         target=_populate,
-        args=(parts, num_blocks, stride, num_ahead, num_filled),
+        args=(weakref.ref(blocks), len(blocks), stride, num_ahead, num_filled),
         name=_NAME.decode(),
         daemon=True,
     )
@@ -65,7 +62,7 @@ def populate_cache(
 
 
 def _populate(
-    parts: list[weakref.ref[torch.Tensor]],
+    blocks: weakref.ref[torch.Tensor],
     num_blocks: int,
     stride: int,
     num_ahead: int,
@@ -85,24 +82,24 @@ def _populate(
                 os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
             time.sleep(_POLL_S)
         stop = min(wanted, num_taken + stride)
-        if not all(_take_pages(part(), num_taken, stop, madvise) for part in parts):
+        if not _take_pages(blocks(), num_taken, stop, madvise):
             return
         num_taken = max(num_taken, stop)
 
 
 def _take_pages(
-    tensor: torch.Tensor | None, first: int, stop: int, madvise: Callable[[int, int, int], int]
+    blocks: torch.Tensor | None, first: int, stop: int, madvise: Callable[[int, int, int], int]
 ) -> bool:
     """Of blocks first .. stop; none if stop is not behind first. False: there is no more to do."""
-    if tensor is None:
+    if blocks is None:
         return False
-    block_bytes = tensor.nbytes // len(tensor)
     begin, end = (
-        (tensor.data_ptr() + block * block_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        (blocks.data_ptr() + block * blocks.shape[1]) // mmap.PAGESIZE * mmap.PAGESIZE
         for block in (first, stop)
     )
-    if begin < end and madvise(begin, end - begin, _POPULATE_WRITE):
-        reason = os.strerror(ctypes.get_errno())  # a Linux before 5.14, or little memory
-        logger.debug("the KV cache's pages come as they are written: %s", reason)
-        return False
+    for at in range(begin, end, _STRIDE_BYTES):
+        if madvise(at, min(_STRIDE_BYTES, end - at), _POPULATE_WRITE):
+            reason = os.strerror(ctypes.get_errno())  # a Linux before 5.14, or little memory
+            logger.debug("the KV cache's pages come as they are written: %s", reason)
+            return False
     return True

@@ -130,7 +130,7 @@ def _num_first_layers(name: str, loaded: LoadedModel) -> int | None:
     """None: `name` is another model's."""
     if not name.startswith(FIRST_LAYERS):
         return None
-    most = loaded.model.kv_cache_spec.num_layers - 1
+    most = loaded.model.spec.num_layers - 1
     text = name.removeprefix(FIRST_LAYERS)
     if not text.isdecimal() or not 1 <= int(text) <= most:
         raise ConfigurationError(
@@ -151,7 +151,7 @@ def _with_first_layers(loaded: LoadedModel, files: ModelFiles, num_layers: int) 
 def _check_shapes(
     name: str, draft: DraftConfig, loaded: LoadedModel, max_model_len: int | None
 ) -> None:
-    ours, theirs = loaded.model.kv_cache_spec, draft.model.kv_cache_spec
+    ours, theirs = loaded.model.spec, draft.model.spec
     if theirs.vocab_size != ours.vocab_size:
         raise ConfigurationError(
             f"--draft-model {name} has a vocabulary of {theirs.vocab_size} tokens, the model one "

@@ -95,8 +95,8 @@ class LoadedModel:
         (about 32 hidden widths a token); logits are float32, with copies for sampling."""
         total = 0
         for model in [self.model] if self.draft is None else [self.model, self.draft.model]:
-            spec = model.kv_cache_spec
-            per_token = 32 * spec.num_query_heads * spec.head_size * self.dtype.itemsize
+            spec = model.spec
+            per_token = 32 * spec.query_width * self.dtype.itemsize
             total += max_num_tokens * per_token + max_num_seqs * spec.vocab_size * 4 * 4
         return total
 

@@ -130,7 +130,7 @@ def encoder_bytes(loaded: LoadedModel, scheduler: SchedulerConfig) -> int:
     """Estimate of what outputs and a step's activations take."""
     if loaded.encoder is None:
         return 0
-    row_bytes = loaded.model.kv_cache_spec.hidden_size * loaded.dtype.itemsize
+    row_bytes = loaded.model.spec.hidden_size * loaded.dtype.itemsize
     num_rows = scheduler.encoder_cache_size
     usual = min(num_rows, loaded.encoder.family.most_rows, _USUAL_ROWS)
     return row_bytes * (num_rows + _WIDTHS_A_ROW * usual)

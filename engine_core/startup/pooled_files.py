@@ -164,7 +164,7 @@ class PooledFiles:
         if self.is_encoder:
             return self._encoder_pooler(model)
         head = self._head() if self.convert == "classify" else []
-        size = model.kv_cache_spec.hidden_size
+        size = model.spec.hidden_size
         self._taken.clear()
         projection = self._projection()
         num_labels = len(head[-1].weight_OI) if head else 0
@@ -180,7 +180,7 @@ class PooledFiles:
 
         assert isinstance(model, Encoder)
         projection = self._projection()
-        size = model.kv_cache_spec.hidden_size
+        size = model.spec.hidden_size
         if self.convert != "classify":
             config = self._pooler_config(size, 0, PoolingType.MEAN)
             return Pooler(_sized(config, projection), (), projection)

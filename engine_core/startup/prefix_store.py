@@ -63,15 +63,14 @@ def cache_key(
 ) -> bytes:
     """Of all that decides what bytes the same tokens have in a block: weights, code, dtypes,
     layout, and `more`."""
-    spec, layout = runner.model.kv_cache_spec, runner.layout
     parts = more | {
         "weights": [files.fingerprint, loaded.weights, options.quantization],
         "weight_files": [file.stat().st_size for file in files.weight_files],
         "code": [loaded.model_impl, loaded.ops.name, loaded.ops.build],
         "max_model_len": options.max_model_len,  # some rotary scalings go by it
         "dtypes": [str(loaded.dtype), str(runner.kv_dtype)],
-        "block": [runner.block_size, spec.num_kv_heads, spec.head_size, layout.num_tensors],
-        "groups": [[group.layers, group.sliding_window] for group in layout.groups],
+        "block": [runner.block_size, *map(repr, runner.layers)],
+        "groups": [[group.layers, group.reach] for group in runner.layout.groups],
     }
     if loaded.draft is not None:
         parts["draft"] = loaded.draft_fingerprint

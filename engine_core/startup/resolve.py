@@ -105,7 +105,7 @@ def plan_runner(
 
 
 def _choose_max_model_len(options: EngineOptions, loaded: LoadedModel) -> int:
-    limit = loaded.model.kv_cache_spec.max_model_len
+    limit = loaded.model.spec.max_model_len
     if options.max_model_len is None and limit > MOST_TOKENS:
         logger.warning(
             "max_model_len is %d, not the model's %d: longer requests need --max-model-len",
@@ -151,7 +151,7 @@ def _plan_scheduler(
     given = options.scheduling
     if given.max_num_batched_tokens is not None or given.slo_tpot_ms is not None:
         most_shared = None
-    elif num_stages > 1 or any(loaded.model.kv_cache_spec.sliding_windows):
+    elif num_stages > 1 or any(layer.reach for layer in loaded.model.spec.layers):
         # the more chunks a prompt has, the more stages are at work, and the fewer blocks it needs
         # of a sliding window's
         most_a_step, most_shared = most_shared or most_a_step, None

@@ -8,19 +8,14 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.cpu.kv_cache import (
-    KVCacheFormat,
-    block_size_of,
-    cache_shapes,
-    format_of_cache,
-    format_of_dtype,
-)
+from kernels.cpu.kv_cache import block_shapes, format_of
 from kernels.cpu.library import FLOAT, INT64, POINTER, check_tensor, members, optional_address
+from kernels.interface.kv_cache import KVCache, KVShape
 from kernels.interface.operations import (
     AttentionMetadata,
+    AttentionParams,
     AttentionPlanner,
     AttentionSpec,
-    KVCache,
     RotaryParams,
 )
 
@@ -29,7 +24,7 @@ class AttentionGeometry(ctypes.Structure):
     """Mirrors `AttentionGeometry` of src/graph.h."""
 
     _fields_ = [
-        *members(INT64, "num_requests", "num_tokens", "table_width", "num_blocks", "block_size"),
+        *members(INT64, "num_requests", "num_tokens", "table_width", "block_size"),
         *members(INT64, "num_query_heads", "num_kv_heads", "head_size", "window", "kv_format"),
         *members(INT64, "rounds", "bidirectional"),
         *members(POINTER, "starts", "lengths", "table", "slots", "ends"),
@@ -43,6 +38,7 @@ class NativeAttentionPlan:
     The geometry is the planner's: its address is the same at every step."""
 
     geometry: AttentionGeometry
+    kv_shape: KVShape
     address: int
     keeps: tuple[torch.Tensor, ...]
     record: bytes
@@ -51,12 +47,12 @@ class NativeAttentionPlan:
 
 class NativeAttentionPlanner(AttentionPlanner):
     """See `AttentionPlanner`. The library cuts the work, from the lengths alone.
-    `spec`: for float32 over a cache of a dtype that `format_of_dtype` knows. `rounds`: over one of
+    `spec`: for float32 over a cache of a dtype that `format_of` knows. `rounds`: over one of
     bfloat16 a matrix unit may round queries and weights to it. Raises ValueError: counts that do
     not fit each other, or another dtype."""
 
     def __init__(self, spec: AttentionSpec, *, rounds: bool = False) -> None:
-        kv_format = format_of_dtype(spec.kv_dtype)
+        kv_format = format_of(spec.kv_dtype)
         if spec.dtype is not torch.float32 or kv_format is None:
             raise ValueError(f"attention in {spec.dtype} over {spec.kv_dtype} is not native")
         if spec.num_kv_heads < 1 or spec.num_query_heads % spec.num_kv_heads:
@@ -81,6 +77,8 @@ class NativeAttentionPlanner(AttentionPlanner):
             bidirectional=spec.bidirectional,
         )
         self._address = ctypes.addressof(self._geometry)
+        size = spec.head_size
+        self._kv_shape = KVShape(spec.block_size, spec.num_kv_heads, size, size, spec.kv_dtype)
 
     def _plan_work(
         self, step: AttentionMetadata, num_decodes: int, num_decode_tokens: int
@@ -120,7 +118,7 @@ class NativeAttentionPlanner(AttentionPlanner):
             check_tensor("ends", step.ends_T, slot_mapping_T.shape, torch.int32)
             geometry.ends = step.ends_T.data_ptr()
             keeps = (*keeps, step.ends_T)
-        return NativeAttentionPlan(geometry, self._address, keeps, bytes(geometry))
+        return NativeAttentionPlan(geometry, self._kv_shape, self._address, keeps, bytes(geometry))
 
     def plan_again(self, step: AttentionMetadata) -> None:
         assert isinstance(step.plan, NativeAttentionPlan)
@@ -134,28 +132,52 @@ def _as_int32(x: torch.Tensor) -> torch.Tensor:
     return x.to(torch.int32).contiguous()
 
 
-def check_caches(plan: NativeAttentionPlan, k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
-    """Raises ValueError: caches of another shape or format than the plan's."""
-    geometry = plan.geometry
-    kv_format = KVCacheFormat(geometry.kv_format)
-    shapes = cache_shapes(
-        kv_format,
-        len(v_cache),
-        geometry.block_size,
-        geometry.num_kv_heads,
-        geometry.head_size,
-    )
+def block_stride(keys: torch.Tensor, values: torch.Tensor, shape: KVShape) -> int:
+    """Bytes from a block of keys, and of values, to the next.
+    Raises ValueError: tensors of another shape or format."""
+    stored = torch.uint8 if shape.dtype is torch.int8 else shape.dtype
+    caches, own = (keys, values), block_shapes(shape)
+    strides = {each.stride(0) * each.itemsize for each in caches}
     if (
-        (k_cache.shape, v_cache.shape) != shapes
-        or not (k_cache.is_contiguous() and v_cache.is_contiguous())
-        or format_of_cache(k_cache) is not kv_format
-        or format_of_cache(v_cache) is not kv_format
+        (keys.shape[1:], values.shape[1:]) != own
+        or len(keys) != len(values)
+        or not (keys.dtype == values.dtype == stored)
+        or len(strides) != 1
+        or not all(each[:1].is_contiguous() for each in caches)
     ):
         raise ValueError(
-            f"keys {k_cache.dtype} {tuple(k_cache.shape)} and values "
-            f"{v_cache.dtype} {tuple(v_cache.shape)}: the plan is for a contiguous "
-            f"cache in {kv_format.name} of {list(shapes[0])} and {list(shapes[1])}"
+            f"keys {keys.dtype} {tuple(keys.shape)} and values {values.dtype} "
+            f"{tuple(values.shape)}: a cache of {shape} has contiguous blocks of {list(own[0])} "
+            f"and {list(own[1])}, equally far apart"
         )
+    return strides.pop()
+
+
+class AttentionOperands(ctypes.Structure):
+    """Mirrors `AttentionOperands` of src/graph.h."""
+
+    _fields_ = [
+        *members(POINTER, "k", "v", "sinks", "slopes"),
+        *members(INT64, "num_blocks", "block_stride"),
+        *members(FLOAT, "scale", "softcap"),
+    ]
+
+
+def attention_operands(
+    plan: NativeAttentionPlan, keys: torch.Tensor, values: torch.Tensor, params: AttentionParams
+) -> AttentionOperands:
+    """Of a layer. Raises ValueError: caches or weights of another shape or format."""
+    num_heads = plan.geometry.num_query_heads
+    return AttentionOperands(
+        k=keys.data_ptr(),
+        v=values.data_ptr(),
+        sinks=optional_address("sinks", params.sinks_H, num_heads),
+        slopes=optional_address("slopes", params.alibi_slopes_H, num_heads),
+        num_blocks=len(keys),
+        block_stride=block_stride(keys, values, plan.kv_shape),
+        scale=params.scale,
+        softcap=params.softcap or 0.0,
+    )
 
 
 class Rotary(ctypes.Structure):
@@ -166,28 +188,32 @@ class Rotary(ctypes.Structure):
         *members(POINTER, "q_weight", "k_weight"),
         *members(INT64, "num_tokens", "qkv_stride", "num_positions", "num_slots"),
         *members(INT64, "num_query_heads", "num_kv_heads", "head_size", "half", "kv_format"),
-        *members(INT64, "block_size"),
+        *members(INT64, "block_size", "block_stride"),
         ("eps", FLOAT),
     ]
 
 
-def fill_rotary(call: Rotary, kv_cache: KVCache, params: RotaryParams) -> None:
-    """The fields of `call` that are a layer's; those of a step are left.
-    Raises ValueError: a weight of another shape, dtype or layout."""
-    keys, values = kv_cache
-    block_size, num_kv_heads = block_size_of(values), values.shape[2]
+def fill_rotary(call: Rotary, kv_cache: KVCache | None, params: RotaryParams) -> int:
+    """The fields of `call` that are a layer's; those of a step are left. Returns the columns of its
+    qkv. Raises ValueError: a weight or a cache of another shape, dtype or layout."""
     head_size, cos_sin_PD = params.head_size, params.cos_sin_PD
     call.cos_sin = cos_sin_PD.data_ptr()
-    call.k_cache = keys.data_ptr()
-    call.v_cache = values.data_ptr()
     call.q_weight = optional_address("q_norm_weight", params.q_norm_weight_D, head_size)
     call.k_weight = optional_address("k_norm_weight", params.k_norm_weight_D, head_size)
     call.num_positions = cos_sin_PD.shape[0]
-    call.num_slots = len(values) * block_size
-    call.num_query_heads = params.num_query_heads
-    call.num_kv_heads = num_kv_heads
+    call.num_query_heads, call.num_kv_heads = params.num_query_heads, 0
     call.head_size = head_size
     call.half = cos_sin_PD.shape[1] // 2
-    call.kv_format = format_of_cache(keys)
-    call.block_size = block_size
     call.eps = params.norm_eps
+    if kv_cache is not None:
+        shape = kv_cache.shape
+        if shape.key_size != head_size:
+            raise ValueError(f"heads of {head_size}, and a cache of {shape}")
+        call.k_cache, call.v_cache = kv_cache.keys.data_ptr(), kv_cache.values.data_ptr()
+        call.num_kv_heads = shape.num_kv_heads
+        call.num_slots = len(kv_cache.keys) * shape.block_size
+        call.kv_format = format_of(shape.dtype)
+        call.block_size = shape.block_size
+        call.block_stride = block_stride(*kv_cache.parts, shape)
+    num_heads: int = call.num_query_heads + 2 * call.num_kv_heads
+    return num_heads * head_size

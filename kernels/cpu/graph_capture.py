@@ -11,20 +11,24 @@ from typing import Any, NoReturn, cast
 
 import torch
 
-from kernels.cpu.attention import NativeAttentionPlan, Rotary, check_caches, fill_rotary
+from kernels.cpu.attention import (
+    NativeAttentionPlan,
+    Rotary,
+    attention_operands,
+    fill_rotary,
+)
 from kernels.cpu.experts import NativeExpertWeights
-from kernels.cpu.graph_ops import AttentionOperands, GraphOp, GraphOpKind, HostCall
-from kernels.cpu.library import optional_address
+from kernels.cpu.graph_ops import GraphOp, GraphOpKind, HostCall
 from kernels.cpu.linear import PackedParts
 from kernels.cpu.lora import NativeLoRAStack
 from kernels.cpu.weights import PANEL_OUTPUTS, PackedLinear
+from kernels.interface.kv_cache import KVCache
 from kernels.interface.lora import LoRAStack
 from kernels.interface.operations import (
     AllReduce,
     AttentionParams,
     ExpertRouting,
     ForwardContext,
-    KVCache,
     RotaryParams,
 )
 from kernels.interface.weights import ExpertWeights, LinearWeight
@@ -354,19 +358,17 @@ class GraphCapture:
         qkv_TN: object,
         positions_T: object,
         slot_mapping_T: torch.Tensor,
-        kv_cache: KVCache,
+        kv_cache: KVCache | None,
         params: RotaryParams,
     ) -> torch.Tensor:
         qkv = _activation(qkv_TN)
         plan = native_plan(self._plans.get(id(slot_mapping_T)))
         heads = params.num_query_heads, params.head_size
-        width = (heads[0] + 2 * kv_cache[0].shape[2]) * heads[1]
+        rotary = Rotary(qkv=qkv.address, qkv_stride=qkv.stride)
+        width = fill_rotary(rotary, kv_cache, params)
         if positions_T is not self.positions or qkv.tail != (width,):
             raise NotCapturable(f"it rotates {qkv.tail}, or by other positions than the step's")
-        check_caches(plan, *kv_cache)
         self._weight(params.cos_sin_PD, tuple(params.cos_sin_PD.shape))
-        rotary = Rotary(qkv=qkv.address, qkv_stride=qkv.stride)
-        fill_rotary(rotary, kv_cache, params)
         self.keeps += [rotary, params]
         operand, kind = ctypes.addressof(rotary), GraphOpKind.ROTARY
         self.add(kind, out=qkv, operand=operand, plan=plan, size=width)
@@ -384,16 +386,7 @@ class GraphCapture:
         heads = int(plan.geometry.num_query_heads), int(plan.geometry.head_size)
         if q.tail != heads:
             raise NotCapturable(f"attention is planned for {heads}, it is given {q.tail}")
-        check_caches(plan, k_cache_BSKD, v_cache_BSKD)
-        operands = AttentionOperands(
-            k=k_cache_BSKD.data_ptr(),
-            v=v_cache_BSKD.data_ptr(),
-            sinks=optional_address("sinks", params.sinks_H, heads[0]),
-            slopes=optional_address("slopes", params.alibi_slopes_H, heads[0]),
-            num_blocks=k_cache_BSKD.shape[0],
-            scale=params.scale,
-            softcap=params.softcap or 0.0,
-        )
+        operands = attention_operands(plan, k_cache_BSKD, v_cache_BSKD, params)
         self.keeps += [operands, params]
         size = heads[0] * heads[1]
         out = Activation(self, _Memory(self._free, self._capacity, size), heads, size)

@@ -49,16 +49,6 @@ class GraphOp(ctypes.Structure):
     ]
 
 
-class AttentionOperands(ctypes.Structure):
-    """Mirrors `AttentionOperands` of src/graph.h."""
-
-    _fields_ = [
-        *members(POINTER, "k", "v", "sinks", "slopes"),
-        ("num_blocks", INT64),
-        *members(FLOAT, "scale", "softcap"),
-    ]
-
-
 _HOST_FUNCTION = ctypes.CFUNCTYPE(INT64, INT64)
 """`HostFunction` of src/graph.h."""
 

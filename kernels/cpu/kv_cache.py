@@ -11,6 +11,8 @@ from enum import IntEnum
 
 import torch
 
+from kernels.interface.kv_cache import KVCache, KVShape
+
 _SCALE_BYTES = 4
 _PANEL_TOKENS = 16
 _LINE_BYTES = 4 * _PANEL_TOKENS
@@ -29,57 +31,37 @@ _FORMAT_OF_DTYPE = {
     torch.bfloat16: KVCacheFormat.BF16,
     torch.int8: KVCacheFormat.I8,
 }
-_FORMAT_OF_STORAGE = {
-    torch.float32: KVCacheFormat.F32,
-    torch.bfloat16: KVCacheFormat.BF16,
-    torch.uint8: KVCacheFormat.I8,
-}
 
 
-def format_of_dtype(kv_dtype: torch.dtype) -> KVCacheFormat | None:
+def format_of(kv_dtype: torch.dtype) -> KVCacheFormat | None:
     """The format of `kv_dtype`; None: the library has none."""
     return _FORMAT_OF_DTYPE.get(kv_dtype)
 
 
-def format_of_cache(cache_BSKD: torch.Tensor) -> KVCacheFormat | None:
-    """The format of a tensor of the cache; None: not the library's."""
-    return _FORMAT_OF_STORAGE.get(cache_BSKD.dtype)
+def view_kv_cache(blocks_BN: torch.Tensor, shape: KVShape) -> KVCache:
+    """See `Operations.view_kv_cache`. Raises ValueError: keys and values of unlike sizes."""
+    if shape.key_size != shape.value_size:
+        raise ValueError(f"keys of {shape.key_size} and values of {shape.value_size} elements")
+    stored = torch.uint8 if shape.dtype is torch.int8 else shape.dtype
+    parts = shape.split(blocks_BN, stored)
+    keys, values = (
+        part.view(len(part), *own) for part, own in zip(parts, block_shapes(shape), strict=True)
+    )
+    return KVCache(keys, values, shape)
 
 
-def cache_shapes(
-    kv_format: KVCacheFormat, num_blocks: int, block_size: int, num_heads: int, head_size: int
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shapes of the tensors of keys and of values."""
-    panels = num_blocks, block_size // _PANEL_TOKENS, num_heads
-    is_whole = block_size % _PANEL_TOKENS == 0
-    if kv_format is KVCacheFormat.I8 and is_whole and head_size % 16 == 0:
-        shape = *panels, head_size // 4 + 1, _LINE_BYTES
-        return shape, shape
-    rows = num_blocks, block_size, num_heads, row_length(kv_format, head_size)
-    if kv_format is KVCacheFormat.F32 and is_whole:
-        return (*panels, head_size, _PANEL_TOKENS), rows
+def block_shapes(shape: KVShape) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Of a block's keys and values, in a dtype of a known format."""
+    panels = shape.block_size // _PANEL_TOKENS, shape.num_kv_heads
+    is_whole, size = shape.block_size % _PANEL_TOKENS == 0, shape.key_size
+    is_bytes = shape.dtype is torch.int8
+    if is_bytes and is_whole and size % 16 == 0:
+        own = *panels, size // 4 + 1, _LINE_BYTES
+        return own, own
+    rows = shape.block_size, shape.num_kv_heads, size + (_SCALE_BYTES if is_bytes else 0)
+    if shape.dtype is torch.float32 and is_whole:
+        return (*panels, size, _PANEL_TOKENS), rows
     return rows, rows
-
-
-def row_length(kv_format: KVCacheFormat, head_size: int) -> int:
-    """Elements of a head of one token, with its scale."""
-    return head_size + _SCALE_BYTES if kv_format is KVCacheFormat.I8 else head_size
-
-
-def _has_byte_panels(cache: torch.Tensor) -> bool:
-    return cache.dtype is torch.uint8 and cache.dim() == 5
-
-
-def block_size_of(values: torch.Tensor) -> int:
-    """S of a cache of any format, from its values."""
-    return values.shape[1] * (_PANEL_TOKENS if _has_byte_panels(values) else 1)
-
-
-def head_size_of(values: torch.Tensor) -> int:
-    """D of a cache of any format, from its values."""
-    if _has_byte_panels(values):
-        return 4 * (values.shape[3] - 1)
-    return values.shape[3] - (_SCALE_BYTES if values.dtype is torch.uint8 else 0)
 
 
 def write_slots(
@@ -87,12 +69,12 @@ def write_slots(
 ) -> None:
     """float32 rows, to slots of the keys or the values of a cache."""
     if cache.dtype is not torch.uint8:
-        _slots_of(cache)[_index(cache, slots_T)] = rows_TKD.to(cache.dtype)
+        cache[_index(cache, slots_T)] = rows_TKD.to(cache.dtype)
         return
     codes_TKD, scales_TK1 = _as_bytes(rows_TKD)
     if cache.dim() == 4:
         stored = torch.cat([codes_TKD.view(torch.uint8), scales_TK1.view(torch.uint8)], dim=-1)
-        cache.flatten(0, 1)[slots_T] = stored
+        cache[_index(cache, slots_T)] = stored
         return
     codes, index, scales, scale_index = _panels_of(cache, slots_T, are_keys=are_keys)
     own = codes_TKD.view(torch.uint8)
@@ -104,9 +86,9 @@ def write_slots(
 def read_slots(cache: torch.Tensor, slots_L: torch.Tensor, *, are_keys: bool) -> torch.Tensor:
     """[L, K, D] of the keys or the values of a cache: of int8 as float32, else as they are."""
     if cache.dtype is not torch.uint8:
-        return _slots_of(cache)[_index(cache, slots_L)]
+        return cache[_index(cache, slots_L)]
     if cache.dim() == 4:
-        stored = cache.flatten(0, 1)[slots_L]
+        stored = cache[_index(cache, slots_L)]
         scales_LK1 = stored[..., -_SCALE_BYTES:].contiguous().view(torch.float32)
         return stored[..., :-_SCALE_BYTES].view(torch.int8).float() * scales_LK1
     codes, index, scales, scale_index = _panels_of(cache, slots_L, are_keys=are_keys)
@@ -118,10 +100,6 @@ _Index = tuple[torch.Tensor | slice, ...]
 _EVERY = slice(None)
 
 
-def _slots_of(cache: torch.Tensor) -> torch.Tensor:
-    return cache if cache.dim() == 5 else cache.flatten(0, 1)
-
-
 def _places(
     cache: torch.Tensor, slots_T: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -131,9 +109,9 @@ def _places(
 
 
 def _index(cache: torch.Tensor, slots_T: torch.Tensor) -> _Index:
-    """The indices of [T, K, D] of a cache of floats."""
+    """What indexes [T, K, D] of a cache of floats, or of rows."""
     if cache.dim() == 4:
-        return (slots_T,)
+        return slots_T // cache.shape[1], slots_T % cache.shape[1]
     blocks_T, panels_T, lanes_T = _places(cache, slots_T)
     return blocks_T, panels_T, _EVERY, _EVERY, lanes_T
 

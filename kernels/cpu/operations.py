@@ -11,23 +11,14 @@ from kernels.cpu.attention import (
     NativeAttentionPlan,
     NativeAttentionPlanner,
     Rotary,
-    check_caches,
+    attention_operands,
     fill_rotary,
 )
 from kernels.cpu.captured_forward import CapturedForward
 from kernels.cpu.experts import NativeExpertWeights
 from kernels.cpu.graph_capture import Placeholder, capture_of
 from kernels.cpu.graph_ops import ACTIVATIONS, GraphOpKind
-from kernels.cpu.kv_cache import (
-    block_size_of,
-    cache_shapes,
-    format_of_cache,
-    format_of_dtype,
-    head_size_of,
-    read_slots,
-    row_length,
-    write_slots,
-)
+from kernels.cpu.kv_cache import format_of, read_slots, view_kv_cache, write_slots
 from kernels.cpu.library import (
     FLOAT,
     INT,
@@ -38,7 +29,6 @@ from kernels.cpu.library import (
     NativeLibrary,
     check,
     check_tensor,
-    optional_address,
 )
 from kernels.cpu.linear import NativeLinear, PackedParts
 from kernels.cpu.lora import NativeLoRARows, NativeLoRAStack
@@ -46,6 +36,7 @@ from kernels.cpu.packing import FloatFormat, NativePacking
 from kernels.cpu.sampling import NativeSampling
 from kernels.cpu.weights import PackedLinear
 from kernels.interface.given_rows import GivenRows, replace_rows
+from kernels.interface.kv_cache import KVCache, KVShape
 from kernels.interface.lora import LoRARows, LoRAStack
 from kernels.interface.operations import (
     LEAST_LENGTH,
@@ -57,7 +48,6 @@ from kernels.interface.operations import (
     AttentionSpec,
     ExpertRouting,
     Forward,
-    KVCache,
     OutputRows,
     PassResult,
     RotaryParams,
@@ -108,9 +98,7 @@ class CpuOperations(NativeSampling, TorchOperations):
         self._activation = find("ec_activation", POINTER, *[INT64] * 2, INT)
         self._rotary_and_cache = find("ec_rotary_and_cache", POINTER)
         self._embedding = find("ec_embedding", POINTER, INT64, POINTER, *[INT64] * 2, POINTER)
-        self._native_attention = find(
-            "ec_attention", *[POINTER] * 2, INT64, *[POINTER] * 3, *[FLOAT] * 2, *[POINTER] * 2
-        )
+        self._native_attention = find("ec_attention", *[POINTER] * 2, INT64, *[POINTER] * 2)
         self._rotary = Rotary()
         self._direction = np.empty(0, np.float32)
         self._direction_address = 0
@@ -345,34 +333,27 @@ class CpuOperations(NativeSampling, TorchOperations):
         qkv_TN: torch.Tensor,
         positions_T: torch.Tensor,
         slot_mapping_T: torch.Tensor,
-        kv_cache: KVCache,
+        kv_cache: KVCache | None,
         params: RotaryParams,
     ) -> torch.Tensor:
         call = (qkv_TN, positions_T, slot_mapping_T, kv_cache, params)
         if capture := capture_of(qkv_TN):
             return capture.rotary_and_cache(*call)
-        keys, values = kv_cache
-        kv_format = format_of_cache(keys)
-        if qkv_TN.dtype is not _FLOAT32 or kv_format is None:
+        if qkv_TN.dtype is not _FLOAT32 or (
+            kv_cache is not None and format_of(kv_cache.shape.dtype) is None
+        ):
             return super().rotary_and_cache(*call)
         qkv_TN = qkv_TN.contiguous()
         num_tokens, width = qkv_TN.shape
-        num_heads, head_size = params.num_query_heads + 2 * values.shape[2], params.head_size
-        if head_size_of(values) != head_size or width != num_heads * head_size:
+        rotary, head_size = self._rotary, params.head_size
+        if (wanted := fill_rotary(rotary, kv_cache, params)) != width:
             raise ValueError(
                 f"qkv is {tuple(qkv_TN.shape)}; {params.num_query_heads} heads of q and twice the "
-                f"{values.shape[2]} of the cache {tuple(values.shape)}, each of {head_size}, "
-                f"are {num_heads * head_size} columns"
+                f"{rotary.num_kv_heads} of the cache, each of {head_size}, are {wanted} columns"
             )
-        num_blocks, num_kv_heads = values.shape[0], values.shape[2]
-        shapes = cache_shapes(kv_format, num_blocks, block_size_of(values), num_kv_heads, head_size)
-        check_tensor("keys", keys, shapes[0], keys.dtype)
-        check_tensor("values", values, shapes[1], keys.dtype)
         check_tensor("cos_sin", params.cos_sin_PD, params.cos_sin_PD.shape)
         check_tensor("positions", positions_T, (num_tokens,), torch.int64)
         check_tensor("slot_mapping", slot_mapping_T, (num_tokens,), torch.int64)
-        rotary = self._rotary
-        fill_rotary(rotary, kv_cache, params)
         rotary.qkv = qkv_TN.data_ptr()
         rotary.positions = positions_T.data_ptr()
         rotary.slots = slot_mapping_T.data_ptr()
@@ -403,49 +384,29 @@ class CpuOperations(NativeSampling, TorchOperations):
             raise ValueError(
                 f"q is {tuple(q_THD.shape)}, the plan is for [T, H, D] = {list(shape)}"
             )
-        check_caches(plan, k_cache, v_cache)
+        operands = attention_operands(plan, k_cache, v_cache, params)
         if q_THD.stride(2) != 1 or q_THD.stride(1) != head_size or q_THD.stride(0) < 0:
             q_THD = q_THD.contiguous()
-        geometry.num_blocks = k_cache.shape[0]
         out_THD = torch.empty(shape, dtype=_FLOAT32)
         check(
             self._native_attention(
                 plan.address,
                 q_THD.data_ptr(),
                 q_THD.stride(0),
-                k_cache.data_ptr(),
-                v_cache.data_ptr(),
+                ctypes.addressof(operands),
                 out_THD.data_ptr(),
-                params.scale,
-                params.softcap or 0.0,
-                optional_address("sinks", params.sinks_H, num_heads),
-                optional_address("slopes", params.alibi_slopes_H, num_heads),
             )
         )
         return out_THD
 
     def make_attention_planner(self, spec: AttentionSpec) -> AttentionPlanner:
-        if spec.dtype is not _FLOAT32 or format_of_dtype(spec.kv_dtype) is None:
+        if spec.dtype is not _FLOAT32 or format_of(spec.kv_dtype) is None:
             return super().make_attention_planner(spec)
         return NativeAttentionPlanner(spec, rounds=self._multiplies_bfloat16)
 
-    def allocate_kv_cache(
-        self,
-        num_blocks: int,
-        block_size: int,
-        num_kv_heads: int,
-        head_size: int,
-        dtype: torch.dtype,
-    ) -> KVCache:
-        counts = num_blocks, block_size, num_kv_heads, head_size
-        kv_format = format_of_dtype(dtype)
-        if kv_format is None:
-            return super().allocate_kv_cache(*counts, dtype)
-        stored = torch.uint8 if dtype is torch.int8 else dtype
-        length = row_length(kv_format, head_size)
-        keys, values = super().allocate_kv_cache(*counts[:3], length, stored)
-        shapes = cache_shapes(kv_format, *counts)
-        return keys.view(shapes[0]), values.view(shapes[1])
+    def view_kv_cache(self, blocks_BN: torch.Tensor, shape: KVShape) -> KVCache:
+        view = super().view_kv_cache if format_of(shape.dtype) is None else view_kv_cache
+        return view(blocks_BN, shape)
 
     def write_kv_cache(
         self,
@@ -454,19 +415,20 @@ class CpuOperations(NativeSampling, TorchOperations):
         slot_mapping_T: torch.Tensor,
         kv_cache: KVCache,
     ) -> None:
-        if format_of_cache(kv_cache[0]) is None:
+        if format_of(kv_cache.shape.dtype) is None:
             super().write_kv_cache(k_TKD, v_TKD, slot_mapping_T, kv_cache)
             return
-        write_slots(kv_cache[0], slot_mapping_T, k_TKD, are_keys=True)
-        write_slots(kv_cache[1], slot_mapping_T, v_TKD, are_keys=False)
+        write_slots(kv_cache.keys, slot_mapping_T, k_TKD, are_keys=True)
+        write_slots(kv_cache.values, slot_mapping_T, v_TKD, are_keys=False)
 
-    def read_kv_cache(self, kv_cache: KVCache, slots_L: torch.Tensor) -> KVCache:
-        keys, values = kv_cache
-        if format_of_cache(keys) is None:
+    def read_kv_cache(
+        self, kv_cache: KVCache, slots_L: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if format_of(kv_cache.shape.dtype) is None:
             return super().read_kv_cache(kv_cache, slots_L)
         return (
-            read_slots(keys, slots_L, are_keys=True),
-            read_slots(values, slots_L, are_keys=False),
+            read_slots(kv_cache.keys, slots_L, are_keys=True),
+            read_slots(kv_cache.values, slots_L, are_keys=False),
         )
 
 

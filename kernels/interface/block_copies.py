@@ -1,16 +1,12 @@
 """Copies of whole KV blocks, on the device and between it and a second tier in host memory."""
 
-from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 
-KVCache = tuple[torch.Tensor, torch.Tensor]
-"""See `kernels.interface.operations`."""
-
 
 class BlockCopier(Protocol):
-    """Moves blocks of all of a model's caches at once; made by `Operations.make_block_copier`.
+    """Moves blocks of a cache, whatever they hold; made by `Operations.make_block_copier`.
 
     ids: int64 on the CPU, as many sources as destinations, each destination once. Work that is
     queued behind a call sees what it copied; the caller waits for nothing. Raises ValueError: ids
@@ -18,8 +14,8 @@ class BlockCopier(Protocol):
     """
 
     @property
-    def host_caches(self) -> Sequence[KVCache]:
-        """The second tier, uninitialised; empty if there is none."""
+    def host_blocks(self) -> torch.Tensor:
+        """The second tier, uninitialised: uint8 [blocks, bytes of a block]."""
 
     def copy(self, src_ids_N: torch.Tensor, dst_ids_N: torch.Tensor) -> None:
         """Within the device: all is read before any is written."""

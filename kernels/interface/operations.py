@@ -27,6 +27,7 @@ import torch
 
 from kernels.interface.block_copies import BlockCopier
 from kernels.interface.given_rows import GivenRows
+from kernels.interface.kv_cache import KVCache, KVShape
 from kernels.interface.lora import LoRARows, LoRAStack
 from kernels.interface.weights import ExpertWeights, LinearWeight, WeightPacking
 
@@ -35,21 +36,8 @@ LEAST_LENGTH = 1e-12
 Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2"]
 """GELU is of the normal distribution, or its approximation by tanh; relu2 is the square of ReLU."""
 
-KVCache = tuple[torch.Tensor, torch.Tensor]
-"""Keys and values of one layer. The layout is the backend's own: two tensors [B, S, K, D] (torch),
-views [B, K, S, D] of one allocation (Triton), or panels of 16 tokens (native CPU: keys of float32,
-both of int8). Common to all: blocks first; everything else goes through `Operations`."""
-
-
 AllReduce = Callable[[torch.Tensor], torch.Tensor]
 """In place, the sum over the ranks that share a layer -> its argument."""
-
-
-def cached_head_bytes(head_size: int, kv_dtype: torch.dtype) -> int:
-    """Bytes of one head's key, or value, of one token in a cache of `kv_dtype`.
-
-    Elements of int8 come with a float32 scale a head and token."""
-    return head_size * kv_dtype.itemsize + (4 if kv_dtype is torch.int8 else 0)
 
 
 @dataclass(slots=True, kw_only=True)  # some a step: frozen takes microseconds more
@@ -420,7 +408,7 @@ class Operations(Protocol):
         qkv_TN: torch.Tensor,
         positions_T: torch.Tensor,
         slot_mapping_T: torch.Tensor,
-        kv_cache: KVCache,
+        kv_cache: KVCache | None,
         params: RotaryParams,
     ) -> torch.Tensor:
         """Norm (if weights are given) and rotate q and k, write k and v to the cache.
@@ -430,7 +418,8 @@ class Operations(Protocol):
             qkv_TN: [T, (H + 2K) * D], heads of q, then k, then v. Consumed: may be overwritten.
             positions_T: int64, each below P.
             slot_mapping_T: int64, see AttentionMetadata.
-            kv_cache: written in place; its K gives the number of key/value heads.
+            kv_cache: written in place; its K gives the number of key/value heads. None: of a layer
+                that reads another's keys and values: `qkv_TN` is q alone, and nothing is written.
         """
 
     def write_kv_cache(
@@ -442,7 +431,9 @@ class Operations(Protocol):
     ) -> None:
         """Write keys and values as they are to `kv_cache` at `slot_mapping_T`."""
 
-    def read_kv_cache(self, kv_cache: KVCache, slots_L: torch.Tensor) -> KVCache:
+    def read_kv_cache(
+        self, kv_cache: KVCache, slots_L: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """(k_LKD, v_LKD) of int64 `slots_L`, in the cache's dtype (int8: float32): a copy."""
 
     def paged_attention(
@@ -461,7 +452,7 @@ class Operations(Protocol):
         Query head h reads key/value head `h // (H / K)`. Returns out_THD.
 
         Args:
-            k_cache, v_cache: the KVCache of the layer.
+            k_cache, v_cache: keys and values of the KVCache of the layer.
             metadata: planned with the same `sliding_window` and head counts.
         """
 
@@ -469,19 +460,22 @@ class Operations(Protocol):
         """For one KV-cache group; allocates all memory that its plans need.
         Raises ValueError: heads, a block size or a dtype that the backend cannot take."""
 
-    def allocate_kv_cache(
-        self,
-        num_blocks: int,
-        block_size: int,
-        num_kv_heads: int,
-        head_size: int,
-        dtype: torch.dtype,
-    ) -> KVCache:
-        """The zeroed cache of one layer on `device`; `dtype` is the planner's `kv_dtype`."""
+    def allocate_blocks(self, num_blocks: int, block_bytes: int) -> torch.Tensor:
+        """Zeroed memory on `device`: uint8 [B, block_bytes]."""
 
-    def make_block_copier(self, caches: Sequence[KVCache], num_host_blocks: int) -> BlockCopier:
-        """For these caches of `allocate_kv_cache`, with so many blocks of host memory beside them,
+    def view_kv_cache(self, blocks_BN: torch.Tensor, shape: KVShape) -> KVCache:
+        """A layer's cache in the first bytes of blocks of `allocate_blocks`, or of columns of them
+        that begin at a multiple of `LAYER_ALIGNMENT`.
+        Raises ValueError: sizes that the backend's attention cannot read."""
+
+    def make_block_copier(self, blocks_BN: torch.Tensor, num_host_blocks: int) -> BlockCopier:
+        """For these blocks of `allocate_blocks`, with so many of host memory beside them,
         page-locked for a GPU. Raises MemoryError: there is not so much."""
+
+
+def allocate_kv_cache(ops: Operations, num_blocks: int, shape: KVShape) -> KVCache:
+    """The zeroed cache of one layer in memory of its own."""
+    return ops.view_kv_cache(ops.allocate_blocks(num_blocks, shape.block_bytes), shape)
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,8 +38,8 @@ class PagedAttention:
         out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
         for group in groups:
             shape = (group.num_tiles, num_kv_heads, group.num_keys, head_size)
-            k_GKLD = self._gather("keys", k_cache_BSKD, group.key_rows).view(shape)
-            v_GKLD = self._gather("values", v_cache_BSKD, group.key_rows).view(shape)
+            k_GKLD = self._gather("keys", k_cache_BSKD, group).view(shape)
+            v_GKLD = self._gather("values", v_cache_BSKD, group).view(shape)
             q_GKND = _pack_queries(q_THD, group, num_kv_heads)
             if is_plain and q_GKND.shape[2] > _MOST_ROWS_FOR_BMM:
                 o_GKND = F.scaled_dot_product_attention(
@@ -88,10 +88,17 @@ class PagedAttention:
             num_tiles, num_kv_heads, num_rows, head_size
         )
 
-    def _gather(self, name: str, cache_BSKD: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        head_size = cache_BSKD.shape[3]
+    def _gather(self, name: str, cache_BSKD: torch.Tensor, group: TileGroup) -> torch.Tensor:
+        """Heads of keys or values, wherever blocks lie, are rows of one view, `unit` elements from
+        one to the next."""
+        num_blocks, *_, head_size = cache_BSKD.shape
+        block_stride, block_elements = cache_BSKD.stride(0), cache_BSKD[0].numel()
+        unit = math.gcd(block_stride, head_size)
+        num_rows = ((num_blocks - 1) * block_stride + block_elements - head_size) // unit + 1
+        rows_ND = cache_BSKD.as_strided((num_rows, head_size), (unit, 1))
+        rows = group.rows_in(block_elements // head_size, block_stride // unit, head_size // unit)
         out = self._buffer(name, (rows.shape[0], head_size), cache_BSKD)
-        torch.index_select(cache_BSKD.view(-1, head_size), 0, rows, out=out)
+        torch.index_select(rows_ND, 0, rows, out=out)
         return out
 
     def _buffer(self, name: str, shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """How a step's attention is cut into pieces that batched products can take."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +47,18 @@ class TileGroup:
     key_rows: torch.Tensor
     mask: torch.Tensor | None
     first_distances: tuple[int, ...]
+    placed_rows: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
+    """What `rows_in` gave."""
+
+    def rows_in(self, rows_a_block: int, block_stride: int, row_stride: int) -> torch.Tensor:
+        """`key_rows` where blocks and rows in them lie so far apart."""
+        strides = block_stride, row_stride
+        if block_stride == rows_a_block * row_stride:
+            return self.key_rows if row_stride == 1 else self.key_rows * row_stride
+        if strides not in self.placed_rows:
+            blocks, rows = self.key_rows // rows_a_block, self.key_rows % rows_a_block
+            self.placed_rows[strides] = blocks * block_stride + rows * row_stride
+        return self.placed_rows[strides]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,5 @@
 """`Operations` on a CPU through torch."""
 
-import math
 from typing import cast
 
 import numpy as np
@@ -8,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels.interface.given_rows import GivenRows, replace_rows
+from kernels.interface.kv_cache import LAYER_ALIGNMENT
 from kernels.interface.lora import LoRARows, LoRAStack
 from kernels.interface.operations import (
     AllReduce,
@@ -16,7 +16,6 @@ from kernels.interface.operations import (
     AttentionPlanner,
     AttentionSpec,
     Forward,
-    KVCache,
     OutputRows,
     PassResult,
     take_rows,
@@ -52,6 +51,8 @@ class TorchOperations:
     activate = staticmethod(elementwise.activate)
     rotary_and_cache = staticmethod(kv_cache.rotary_and_cache)
     write_kv_cache = staticmethod(kv_cache.write_kv_cache)
+    read_kv_cache = staticmethod(kv_cache.read_kv_cache)
+    view_kv_cache = staticmethod(kv_cache.view_kv_cache)
     make_block_copier = staticmethod(kv_cache.TorchBlockCopier)
     apply_penalties = staticmethod(sampling.apply_penalties)
     best_of_masked_rows = staticmethod(sampling.best_of_masked_rows)
@@ -124,10 +125,6 @@ class TorchOperations:
         residual_TE.add_(x_TE)
         return elementwise.rms_norm(residual_TE, weight_E, eps), residual_TE
 
-    def read_kv_cache(self, kv_cache: KVCache, slots_L: torch.Tensor) -> KVCache:
-        keys_BSKD, values_BSKD = kv_cache
-        return keys_BSKD.flatten(0, 1)[slots_L], values_BSKD.flatten(0, 1)[slots_L]
-
     def paged_attention(
         self,
         q_THD: torch.Tensor,
@@ -165,26 +162,11 @@ class TorchOperations:
             )
         return TorchAttentionPlanner(self._tiles, spec)
 
-    def allocate_kv_cache(
-        self,
-        num_blocks: int,
-        block_size: int,
-        num_kv_heads: int,
-        head_size: int,
-        dtype: torch.dtype,
-    ) -> KVCache:
-        shape = (num_blocks, block_size, num_kv_heads, head_size)
-        return _untouched_zeros(shape, dtype), _untouched_zeros(shape, dtype)
-
-
-_LINE_BYTES = 64  # of a cache
-
-
-def _untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Zeros whose pages the system hands out as they are written. `torch.zeros` writes them all
-    at once, which takes seconds and all of the cache's memory before it is used. They begin with a
-    cache line: NumPy's own begin 16 bytes behind a page."""
-    num_bytes = math.prod(shape) * dtype.itemsize
-    memory = np.zeros(num_bytes + _LINE_BYTES, np.uint8)
-    start = -memory.ctypes.data % _LINE_BYTES
-    return torch.from_numpy(memory[start : start + num_bytes]).view(dtype).view(shape)
+    def allocate_blocks(self, num_blocks: int, block_bytes: int) -> torch.Tensor:
+        """Their pages are those that the system hands out as they are written. `torch.zeros` writes
+        them all at once, which takes seconds and all of the cache's memory before it is used. They
+        begin with a cache line: NumPy's own begin 16 bytes behind a page."""
+        num_bytes = num_blocks * block_bytes
+        memory = np.zeros(num_bytes + LAYER_ALIGNMENT, np.uint8)
+        start = -memory.ctypes.data % LAYER_ALIGNMENT
+        return torch.from_numpy(memory[start : start + num_bytes]).view(num_blocks, block_bytes)

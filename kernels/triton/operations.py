@@ -15,7 +15,6 @@ from kernels.interface.operations import (
     ExpertRouting,
     Forward,
     InputRounding,
-    KVCache,
     PassResult,
     take_rows,
 )
@@ -78,6 +77,7 @@ class TritonOperations:
     rotary_and_cache = staticmethod(rotary_cache.rotary_and_cache)
     write_kv_cache = staticmethod(rotary_cache.write_kv_cache)
     read_kv_cache = staticmethod(cache_of_layer.read_kv_cache)
+    view_kv_cache = staticmethod(cache_of_layer.view_kv_cache)
     make_block_copier = staticmethod(TritonBlockCopier)
     paged_attention = staticmethod(paged_attention)
     prepare_linear = staticmethod(TritonLinearWeight)
@@ -176,14 +176,5 @@ class TritonOperations:
             spec, device=self.device, scratch=self._scratch, only_tiles=self._batch_invariant
         )
 
-    def allocate_kv_cache(
-        self,
-        num_blocks: int,
-        block_size: int,
-        num_kv_heads: int,
-        head_size: int,
-        dtype: torch.dtype,
-    ) -> KVCache:
-        return cache_of_layer.allocate_kv_cache(
-            num_blocks, block_size, num_kv_heads, head_size, dtype, self.device
-        )
+    def allocate_blocks(self, num_blocks: int, block_bytes: int) -> torch.Tensor:
+        return torch.zeros((num_blocks, block_bytes), dtype=torch.uint8, device=self.device)

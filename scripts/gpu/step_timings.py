@@ -44,10 +44,9 @@ class ReadyEngine:
         ops = triton_operations(device)
         model = load_dummy_model(shape, dtype=dtype, ops=ops, max_model_len=sizes.max_model_len)
         self.engine = EngineRun(model, ops, sizes, dtype=dtype)
-        self.vocab_size = model.kv_cache_spec.vocab_size
-        for keys, values in self.engine.runner.storage.device_tensors:
-            keys.normal_()  # zeros run faster than real data
-            values.normal_()
+        self.vocab_size = model.spec.vocab_size
+        # zeros run faster than real data
+        self.engine.runner.storage.device_blocks.view(dtype).normal_()
         self._present: list[str] = []
         self._num_steps = 0
 

@@ -15,6 +15,7 @@ from engine_core.models.interface import Model
 from kernels.cpu.operations import CpuOperations
 from kernels.interface.operations import AttentionSpec, ForwardContext, Operations
 from kernels.torch.operations import TorchOperations
+from tests.kernels.paged_steps import make_cache
 from tests.native_kernels import native_library_or_skip
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -42,30 +43,30 @@ class PagedRun:
     ) -> None:
         self.model, self.ops, self.sequences = model, ops, sequences
         self.block_size, self.dtype = block_size, dtype
-        spec = model.kv_cache_spec
+        spec, keys = model.spec, model.spec.keys_of(0)
         width = max(-(-len(tokens) // block_size) for tokens in sequences)
         num_blocks = len(sequences) * width
         ids = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(0)) + 1
         self.block_tables = ids.view(len(sequences), width).int()
         self.caches = [
-            ops.allocate_kv_cache(
+            make_cache(
+                ops,
                 num_blocks + 1 + num_more_blocks,
                 block_size,
-                spec.num_kv_heads,
-                spec.head_size,
+                keys.num_kv_heads,
+                keys.key_size,
                 dtype,
             )
             for _ in range(spec.num_layers)
         ]
         for cache in self.caches:  # what other requests left behind must not be seen
-            for tensor in cache:
-                tensor[1:] = 1e4
+            cache.keys[1:] = cache.values[1:] = 1e4
         self.planners = {
             window: ops.make_attention_planner(
                 AttentionSpec(
                     num_query_heads=spec.num_query_heads,
-                    num_kv_heads=spec.num_kv_heads,
-                    head_size=spec.head_size,
+                    num_kv_heads=keys.num_kv_heads,
+                    head_size=keys.key_size,
                     block_size=block_size,
                     sliding_window=window,
                     max_num_seqs=len(sequences),
@@ -75,7 +76,7 @@ class PagedRun:
                     kv_dtype=dtype,
                 )
             )
-            for window in set(spec.sliding_windows)
+            for window in {layer.reach for layer in spec.layers}
         }
         self.computed = [0] * len(sequences)
         self.logits = [torch.empty(len(s), spec.vocab_size) for s in sequences]
@@ -96,7 +97,7 @@ class PagedRun:
         positions_T = torch.tensor(positions)
         row_T = torch.repeat_interleave(torch.tensor(rows), torch.tensor(list(counts.values())))
         blocks_T = self.block_tables[row_T, positions_T // self.block_size].long()
-        spec = self.model.kv_cache_spec
+        spec = self.model.spec
         width = -(-int(seq_lens.max()) // self.block_size)
         plans = {
             window: planner.plan(
@@ -111,7 +112,7 @@ class PagedRun:
         }
         context = ForwardContext(
             kv_caches=self.caches,
-            metadata=[plans[window] for window in spec.sliding_windows],
+            metadata=[plans[layer.reach] for layer in spec.layers],
             ops=self.ops,
             encoded=self.encoded(row_T),
         )

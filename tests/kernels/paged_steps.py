@@ -2,11 +2,13 @@
 
 import torch
 
+from kernels.interface.kv_cache import KVShape
 from kernels.interface.operations import (
     AttentionMetadata,
     AttentionParams,
     AttentionSpec,
     RotaryParams,
+    allocate_kv_cache,
 )
 
 
@@ -35,6 +37,12 @@ def make_planner(
             bidirectional=bidirectional,
         )
     )
+
+
+def make_cache(ops, num_blocks, block_size, num_kv_heads, head_size, dtype):
+    """Zeroed, of heads with equal keys and values."""
+    shape = KVShape(block_size, num_kv_heads, head_size, head_size, dtype)
+    return allocate_kv_cache(ops, num_blocks, shape)
 
 
 def rotate(run, qkv_TN, kv_cache, *, positions_T, slot_mapping_T, **params):

@@ -8,7 +8,7 @@ from kernels.interface.operations import AttentionParams, AttentionSpec
 from kernels.torch.operations import TorchOperations
 from kernels.triton.operations import TritonOperations
 from tests.covering import covering_pairs
-from tests.kernels.paged_steps import reference_paged_attention
+from tests.kernels.paged_steps import make_cache, reference_paged_attention
 
 pytestmark = pytest.mark.slow
 
@@ -59,9 +59,7 @@ def attend(ops, step, *, window=None, softcap=None, **biases):
     """(attention's output, its reference's) over a cache of this backend."""
     num_heads, num_kv_heads = step["heads"]
     head_size = step["q"].shape[2]
-    cache = ops.allocate_kv_cache(
-        step["num_blocks"], BLOCK_SIZE, num_kv_heads, head_size, torch.float32
-    )
+    cache = make_cache(ops, step["num_blocks"], BLOCK_SIZE, num_kv_heads, head_size, torch.float32)
     slots = torch.arange(step["num_blocks"] * BLOCK_SIZE)
     ops.write_kv_cache(step["k"], step["v"], slots, cache)
     metadata = ops.make_attention_planner(
@@ -86,7 +84,7 @@ def attend(ops, step, *, window=None, softcap=None, **biases):
         num_decode_tokens=step["num_decodes"],
     )
     options = {"scale": 0.3, "sliding_window": window, "softcap": softcap, **biases}
-    out = ops.paged_attention(step["q"], *cache, metadata, AttentionParams(**options))
+    out = ops.paged_attention(step["q"], *cache.parts, metadata, AttentionParams(**options))
     plain = [x.view(-1, BLOCK_SIZE, num_kv_heads, head_size) for x in (step["k"], step["v"])]
     return out, reference_paged_attention(step["q"], *plain, metadata, AttentionParams(**options))
 

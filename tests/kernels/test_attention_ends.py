@@ -6,6 +6,7 @@ from kernels.backends import select_operations
 from kernels.interface.operations import AttentionParams, AttentionSpec
 from kernels.torch.operations import TorchOperations
 from tests.covering import covering_pairs
+from tests.kernels.paged_steps import make_cache
 
 H, K, D, S = 4, 2, 16, 4
 STEPS = [
@@ -33,8 +34,8 @@ def test_a_run_sees_all_of_itself_within_the_window(name, step, window):
         num_query_heads=H, num_kv_heads=K, head_size=D, block_size=S, sliding_window=window,
         max_num_seqs=4, max_num_batched_tokens=512, max_model_len=512, dtype=dtype, kv_dtype=dtype,
     )  # fmt: skip
-    cache = ops.allocate_kv_cache(num_blocks, S, K, D, dtype)
-    for part in cache:
+    cache = make_cache(ops, num_blocks, S, K, D, dtype)
+    for part in cache.parts:
         part.copy_(torch.randn(part.shape, generator=generator))
     width = max(-(-length // S) for length in lengths)
     table, first, slots, ends = torch.zeros(len(step), width, dtype=torch.int32), 1, [], []
@@ -58,10 +59,10 @@ def test_a_run_sees_all_of_itself_within_the_window(name, step, window):
     )
     q_THD = torch.randn(len(ends), H, D, generator=generator)
     params = AttentionParams(scale=D**-0.5, sliding_window=window)
-    out_THD = ops.paged_attention(q_THD, *cache, metadata, params)
+    out_THD = ops.paged_attention(q_THD, *cache.parts, metadata, params)
     token = 0
     for row, (before, count, _) in enumerate(step):
-        keys, values = (part[table[row].long()].flatten(0, 1) for part in cache)
+        keys, values = (part[table[row].long()].flatten(0, 1) for part in cache.parts)
         for position in range(before, before + count):
             low = 0 if window is None else max(0, position - window + 1)
             seen = slice(low, ends[token])

@@ -10,6 +10,7 @@ from kernels.backends import UnsupportedDevice, select_operations
 from kernels.interface.operations import RotaryParams
 from kernels.torch.operations import TorchOperations
 from tests.covering import covering_pairs
+from tests.kernels.paged_steps import make_cache
 
 OPS = TorchOperations()
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -68,7 +69,7 @@ def test_rotary_and_cache_rotates_like_transformers_and_fills_the_slots(normed):
     slots = torch.tensor([8, 3, 11, 0, 5, 6])
     angles = torch.randn(10, head_size // 2)
     q_weight, k_weight = (torch.randn(head_size), torch.randn(head_size)) if normed else (None,) * 2
-    cache = OPS.allocate_kv_cache(3, 4, num_kv_heads, head_size, torch.float32)
+    cache = make_cache(OPS, 3, 4, num_kv_heads, head_size, torch.float32)
     rotated = OPS.rotary_and_cache(
         torch.cat([q, k, v], dim=1).flatten(1),
         positions,
@@ -88,7 +89,7 @@ def test_rotary_and_cache_rotates_like_transformers_and_fills_the_slots(normed):
     angle = torch.cat([angles, angles], dim=1)[positions]
     expected_q, expected_k = apply_rotary_pos_emb(q, k, angle.cos(), angle.sin())
     torch.testing.assert_close(rotated, expected_q)
-    k_slots, v_slots = (part.flatten(0, 1) for part in cache)
+    k_slots, v_slots = (part.flatten(0, 1) for part in cache.parts)
     torch.testing.assert_close(k_slots[slots], expected_k)
     torch.testing.assert_close(v_slots[slots], v)
     k_read, v_read = OPS.read_kv_cache(cache, slots)
@@ -99,7 +100,7 @@ def test_rotary_and_cache_rotates_like_transformers_and_fills_the_slots(normed):
 
 def test_partial_rotation_leaves_the_rest_of_a_head():
     qkv = torch.randn(2, 3 * 8)
-    cache = OPS.allocate_kv_cache(1, 4, 1, 8, torch.float32)
+    cache = make_cache(OPS, 1, 4, 1, 8, torch.float32)
     angles = torch.randn(3, 2)
     rotated = OPS.rotary_and_cache(
         qkv.clone(),

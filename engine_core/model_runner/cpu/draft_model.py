@@ -56,9 +56,9 @@ class DraftModel(Drafter):
     def _longest_group(config: RunnerConfig) -> int:
         """The group in whose table a sequence's blocks are looked at: the draft model's layers
         without a window, if it has any."""
-        layout, first = config.layout, config.model.kv_cache_spec.num_layers
+        layout, first = config.layout, config.model.spec.num_layers
         groups = [
-            (group.sliding_window is not None, index)
+            (group.reach is not None, index)
             for index, group in enumerate(layout.groups)
             if any(layer >= first for layer in group.layers)
         ]

@@ -15,7 +15,12 @@ from engine_core.model_runner.pooling import named_answers, pool_prompt
 from engine_core.model_runner.rows import PlacedRow, RunnerRows
 from engine_core.models.encoders.encoder import Encoder
 from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
-from kernels.interface.operations import AttentionMetadata, AttentionSpec, ForwardContext
+from kernels.interface.operations import (
+    AttentionMetadata,
+    AttentionSpec,
+    ForwardContext,
+    allocate_kv_cache,
+)
 from protocol.pooling import PoolingParams
 
 _BLOCK_SIZE = 8
@@ -43,23 +48,24 @@ class EncoderRunner(SynchronousRunner):
     def __init__(self, config: RunnerConfig) -> None:
         model, ops = config.model, config.ops
         assert isinstance(model, Encoder)
-        spec = model.kv_cache_spec
+        spec, keys = model.spec, model.spec.keys_of(0)
         self.config = config
         self.model = model
         self.rows = RunnerRows(config)
         self._num_blocks = -(-config.max_num_batched_tokens // _BLOCK_SIZE) + config.max_num_seqs
-        keys_and_values = ops.allocate_kv_cache(
-            self._num_blocks, _BLOCK_SIZE, spec.num_kv_heads, spec.head_size, config.dtype
+        keys_and_values = allocate_kv_cache(
+            ops, self._num_blocks, keys.kv_shape(_BLOCK_SIZE, config.dtype)
         )
         self._kv_caches = [keys_and_values] * spec.num_layers
         self._slots = np.arange(self._num_blocks * _BLOCK_SIZE)
         self._layout_of_one = lru_cache(_MOST_LAYOUTS)(self._layout)
+        self._windows = [layer.reach for layer in spec.layers]
         self._planners = {
             window: ops.make_attention_planner(
                 AttentionSpec(
                     num_query_heads=spec.num_query_heads,
-                    num_kv_heads=spec.num_kv_heads,
-                    head_size=spec.head_size,
+                    num_kv_heads=keys.num_kv_heads,
+                    head_size=keys.key_size,
                     block_size=_BLOCK_SIZE,
                     sliding_window=window,
                     max_num_seqs=config.max_num_seqs,
@@ -70,7 +76,7 @@ class EncoderRunner(SynchronousRunner):
                     bidirectional=True,
                 )
             )
-            for window in set(spec.sliding_windows)
+            for window in set(self._windows)
         }
 
     def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
@@ -120,7 +126,7 @@ class EncoderRunner(SynchronousRunner):
             if (pooling := each.request.pooling) is not None
             and pooling.second_segment_start is not None
         }
-        if second_of and self.model.kv_cache_spec.num_token_types > 1:
+        if second_of and self.model.config.num_token_types > 1:
             positions_T = positions_T.clone()
             stops = list(itertools.accumulate(counts))
             for place, second in second_of.items():
@@ -165,7 +171,7 @@ class EncoderRunner(SynchronousRunner):
             plans=plans,
             context=ForwardContext(
                 kv_caches=self._kv_caches,
-                metadata=[plans[each] for each in self.model.kv_cache_spec.sliding_windows],
+                metadata=[plans[window] for window in self._windows],
                 ops=self.config.ops,
             ),
         )

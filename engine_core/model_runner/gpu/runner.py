@@ -170,7 +170,7 @@ class GPUModelRunner:
                 self.batch,
                 buckets=self._buckets,
                 vocab_size=self.config.vocab_size,
-                num_query_heads=self.model.kv_cache_spec.num_query_heads,
+                num_query_heads=self.model.spec.num_query_heads,
             )
             self._check_size(step)
             self.batch.append_tokens(step.sampled_rows_N)

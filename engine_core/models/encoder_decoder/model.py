@@ -9,13 +9,14 @@ import torch
 
 from engine_core.models.encoder_decoder.inputs import EncoderInputs
 from engine_core.models.encoder_decoder.parts import AttentionWeights, DecoderParts
-from engine_core.models.interface import Feature, KVCacheSpec
+from engine_core.models.interface import Feature, ModelSpec
+from engine_core.models.layer_cache import paged_keys
 from engine_core.models.multimodal.interface import InputFamily, Tensors
+from kernels.interface.kv_cache import KVCache
 from kernels.interface.operations import (
     AttentionMetadata,
     AttentionParams,
     ForwardContext,
-    KVCache,
     Operations,
 )
 
@@ -35,13 +36,9 @@ class EncoderDecoderModel:
         self.max_encoder_tokens = inputs.most_rows
         self._encoder = encoder
         self._parts = parts
-        num_layers = len(parts.layers)
-        self.kv_cache_spec = KVCacheSpec(
-            num_layers=num_layers,
+        self.spec = ModelSpec(
+            layers=paged_keys(parts.num_heads, parts.head_size, (None,) * len(parts.layers)),
             num_query_heads=parts.num_heads,
-            num_kv_heads=parts.num_heads,
-            head_size=parts.head_size,
-            sliding_windows=(None,) * num_layers,
             vocab_size=vocab_size,
             hidden_size=parts.hidden_size,
             max_model_len=parts.max_positions,
@@ -140,7 +137,8 @@ class EncoderDecoderModel:
         context: ForwardContext,
     ) -> torch.Tensor:
         params = AttentionParams(scale=attention.scale)
-        out_THD = context.ops.paged_attention(q_THD, *kv_cache, metadata, params)
+        caches = kv_cache.parts
+        out_THD = context.ops.paged_attention(q_THD, *caches, metadata, params)
         out_TE: torch.Tensor = attention.output(out_THD.flatten(1))
         return out_TE
 

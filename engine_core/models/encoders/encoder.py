@@ -28,8 +28,8 @@ class EncoderFeedForward:
         size, names = config.intermediate_size, config.names
         width = size * (1 + config.gated) // len(names.up)
         parts = [(name.format(layer), width) for name in names.up]
-        self.up = linear(parts, config.hidden_size, bias=config.mlp_bias)
-        down = [(names.down.format(layer), config.hidden_size)]
+        self.up = linear(parts, config.spec.hidden_size, bias=config.mlp_bias)
+        down = [(names.down.format(layer), config.spec.hidden_size)]
         self.down = linear(down, size, bias=config.mlp_bias)
         self._activation, self._gated = config.activation, config.gated
 
@@ -85,7 +85,7 @@ class EncoderLayer:
         norm: partial[LayerNorm],
         angles_PD: torch.Tensor,
     ) -> None:
-        names, size = config.names, config.hidden_size
+        names, size, keys = config.names, config.spec.hidden_size, config.spec.keys_of(layer)
         width = 3 * size // len(names.qkv)
         self.attention = Attention(
             layer,
@@ -99,13 +99,11 @@ class EncoderLayer:
             ),
             head_norms=[],
             rotary=RotaryParams(
-                num_query_heads=config.num_query_heads,
-                head_size=config.head_size,
+                num_query_heads=config.spec.num_query_heads,
+                head_size=keys.key_size,
                 cos_sin_PD=angles_PD,
             ),
-            params=AttentionParams(
-                scale=config.head_size**-0.5, sliding_window=config.sliding_windows[layer]
-            ),
+            params=AttentionParams(scale=keys.key_size**-0.5, sliding_window=keys.window),
         )
         self.feed_forward = EncoderFeedForward(config, layer, linear)
         has_first = layer > 0 or not config.pre_norm  # before it stands that of the embedding
@@ -135,11 +133,11 @@ class Encoder:
     def __init__(
         self, config: EncoderConfig, *, dtype: torch.dtype, ops: Operations, num_positions: int
     ) -> None:
-        self.kv_cache_spec: EncoderConfig = config
+        self.config, self.spec = config, config.spec
         self.num_positions = num_positions
         self.dtype = dtype
         self._ops = ops
-        size, names, device = config.hidden_size, config.names, ops.device
+        size, names, device = config.spec.hidden_size, config.names, ops.device
         linear = partial(FusedLinear, dtype=dtype, ops=ops)
         norm = partial(
             LayerNorm,
@@ -153,11 +151,11 @@ class Encoder:
         def table(name: str, num_rows: int) -> Parameter:
             return Parameter(f"{name}.weight", (num_rows, size), dtype, device=device)
 
-        self._words = table(names.words, config.vocab_size)
+        self._words = table(names.words, config.spec.vocab_size)
         self._tables: list[Parameter] = []
         """Of positions, of token types."""
         if names.positions is not None:
-            num_rows = config.first_position + config.max_model_len
+            num_rows = config.first_position + config.spec.max_model_len
             self._tables.append(table(names.positions, num_rows))
         if names.token_types is not None:
             self._tables.append(table(names.token_types, config.num_token_types))
@@ -205,7 +203,7 @@ class Encoder:
 
     def finish_loading(self) -> None:
         """Join what positions and token types add to a word: a row for each pair."""
-        config = self.kv_cache_spec
+        config = self.config
         if not self._tables:
             return
         *positions, last = (part.tensor for part in self._tables)
@@ -235,7 +233,7 @@ class Encoder:
         else:
             places_TE = ops.embedding(positions_T, self._places_PE)
             hidden_TE = self._embedding_norm.add(words_TE, places_TE)[0]
-        if self.kv_cache_spec.pre_norm:
+        if self.config.pre_norm:
             return self._compute_pre_norm(hidden_TE, positions_T, context)
         for layer in self._layers:
             assert layer.attention_norm is not None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypedDict
+from typing import TYPE_CHECKING, Literal
 
 from engine_core.layers.config import RotaryConfig
 from engine_core.models.config_fields import ConfigFields
 from engine_core.models.errors import ModelConfigError, UnsupportedArchitecture
-from engine_core.models.interface import KVCacheSpec
+from engine_core.models.interface import ModelSpec
+from engine_core.models.layer_cache import paged_keys
 
 if TYPE_CHECKING:
     from kernels.interface.operations import Activation
@@ -60,7 +61,7 @@ class HeadConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EncoderConfig(KVCacheSpec):
+class EncoderConfig:
     """Everything that building an encoder needs; sequences have one entry a layer. Windows reach to
     both sides.
 
@@ -72,7 +73,7 @@ class EncoderConfig(KVCacheSpec):
         head: None where there is none.
     """
 
-    hidden_size: int
+    spec: ModelSpec
     intermediate_size: int
     norm_eps: float
     activation: Activation
@@ -100,32 +101,28 @@ def num_labels(fields: ConfigFields) -> int:
     return len(names) if names else fields.positive_int("num_labels", 2)
 
 
-class Heads(TypedDict):
-    hidden_size: int
-    num_query_heads: int
-    num_kv_heads: int
-    head_size: int
-
-
-def read_heads(
+def read_spec(
     fields: ConfigFields,
-    hidden: str,
-    heads: str,
-    default_hidden: int = 768,
-    default_heads: int = 12,
-) -> Heads:
-    hidden_size = fields.positive_int(hidden, default_hidden)
-    num_heads = fields.positive_int(heads, default_heads)
+    windows: tuple[int | None, ...],
+    *,
+    hidden: str = "hidden_size",
+    heads: str = "num_attention_heads",
+    vocab_size: int = 30_522,
+    max_model_len: int = 512,
+) -> ModelSpec:
+    """The spec with a layer for each window. Names of fields, and the family's defaults."""
+    hidden_size, num_heads = fields.positive_int(hidden, 768), fields.positive_int(heads, 12)
     if hidden_size % num_heads:
         raise ModelConfigError(
             f"config: {hidden} is {hidden_size}, not a multiple of the {num_heads} heads"
         )
-    return {
-        "hidden_size": hidden_size,
-        "num_query_heads": num_heads,
-        "num_kv_heads": num_heads,
-        "head_size": hidden_size // num_heads,
-    }
+    return ModelSpec(
+        layers=paged_keys(num_heads, hidden_size // num_heads, windows),
+        num_query_heads=num_heads,
+        hidden_size=hidden_size,
+        vocab_size=fields.positive_int("vocab_size", vocab_size),
+        max_model_len=fields.positive_int("max_position_embeddings", max_model_len),
+    )
 
 
 def read_activation(fields: ConfigFields, name: str) -> Activation:

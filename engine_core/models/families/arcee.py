@@ -21,10 +21,12 @@ def read(fields: ConfigFields) -> ModelConfig:
     if activation != "relu2":
         raise UnsupportedArchitecture(f'activation "{activation}" of Arcee, only relu2')
     like_llama = fields.with_values({"hidden_act": "silu"})
+    config = llama.read(like_llama)
+    max_model_len = fields.positive_int("max_position_embeddings", 4096)
     return replace(
-        llama.read(like_llama),
+        config,
+        spec=replace(config.spec, max_model_len=max_model_len),
         norm_eps=fields.positive_float("rms_norm_eps", 1e-5),
-        max_model_len=fields.positive_int("max_position_embeddings", 4096),
         block=block,
     )
 

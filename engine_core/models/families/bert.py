@@ -9,7 +9,7 @@ from engine_core.models.encoders.encoder_configs import (
     HeadConfig,
     num_labels,
     read_activation,
-    read_heads,
+    read_spec,
     refuse_unless,
 )
 from engine_core.models.errors import ModelConfigError
@@ -46,11 +46,7 @@ def read_bert(fields: ConfigFields) -> EncoderConfig:
     refuse_unless(fields, position_embedding_type="absolute", is_decoder=False)
     num_layers = fields.positive_int("num_hidden_layers", 12)
     return EncoderConfig(
-        num_layers=num_layers,
-        **read_heads(fields, "hidden_size", "num_attention_heads"),
-        sliding_windows=(None,) * num_layers,
-        vocab_size=fields.positive_int("vocab_size", 30_522),
-        max_model_len=fields.positive_int("max_position_embeddings", 512),
+        spec=read_spec(fields, (None,) * num_layers),
         intermediate_size=fields.positive_int("intermediate_size", 3072),
         norm_eps=fields.positive_float("layer_norm_eps", 1e-12),
         activation=read_activation(fields, "hidden_act"),
@@ -64,22 +60,20 @@ def read_roberta(fields: ConfigFields) -> EncoderConfig:
     """RoBERTa, XLM-R, CamemBERT: positions begin behind that of padding."""
     bert, padding = read_bert(fields), fields.get("pad_token_id")
     first = (1 if padding is None else int(padding)) + 1
-    if first >= bert.max_model_len:
+    spec = bert.spec
+    if first >= spec.max_model_len:
         raise ModelConfigError(
-            f"config: max_position_embeddings is {bert.max_model_len}, positions begin at {first}"
+            f"config: max_position_embeddings is {spec.max_model_len}, positions begin at {first}"
         )
-    return replace(bert, first_position=first, max_model_len=bert.max_model_len - first)
+    spec = replace(spec, max_model_len=spec.max_model_len - first)
+    return replace(bert, first_position=first, spec=spec)
 
 
 def read_distilbert(fields: ConfigFields) -> EncoderConfig:
     """DistilBERT: no token types."""
     num_layers = fields.positive_int("n_layers", 6)
     return EncoderConfig(
-        num_layers=num_layers,
-        **read_heads(fields, "dim", "n_heads"),
-        sliding_windows=(None,) * num_layers,
-        vocab_size=fields.positive_int("vocab_size", 30_522),
-        max_model_len=fields.positive_int("max_position_embeddings", 512),
+        spec=read_spec(fields, (None,) * num_layers, hidden="dim", heads="n_heads"),
         intermediate_size=fields.positive_int("hidden_dim", 3072),
         norm_eps=1e-12,
         activation=read_activation(fields, "activation"),

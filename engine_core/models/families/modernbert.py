@@ -9,7 +9,7 @@ from engine_core.models.encoders.encoder_configs import (
     HeadConfig,
     num_labels,
     read_activation,
-    read_heads,
+    read_spec,
 )
 from engine_core.models.errors import ModelConfigError
 from engine_core.models.families.encoder_family import encoder_family
@@ -32,26 +32,23 @@ _MODERNBERT_NAMES = EncoderNames(
 
 def read_modernbert(fields: ConfigFields) -> EncoderConfig:
     num_layers = fields.positive_int("num_hidden_layers", 22)
-    heads = read_heads(fields, "hidden_size", "num_attention_heads", 768, 12)
     every = fields.positive_int("global_attn_every_n_layers", 3)
     types = fields.get("layer_types") or [
         "sliding_attention" if layer % every else "full_attention" for layer in range(num_layers)
     ]
     if len(types) != num_layers or set(types) - {"sliding_attention", "full_attention"}:
         raise ModelConfigError(f"config: layer_types are {types!r} for {num_layers} layers")
+    window = fields.positive_int("local_attention", 128) // 2 + 1
+    windows = tuple(window if kind == "sliding_attention" else None for kind in types)
+    spec = read_spec(fields, windows, vocab_size=50_368, max_model_len=8192)
     rotary = read_rotary_by_layer_type(
         fields,
-        head_size=heads["head_size"],
+        head_size=spec.keys_of(0).key_size,
         full_theta=fields.positive_float("global_rope_theta", 160_000.0),
         sliding_theta=fields.positive_float("local_rope_theta", 10_000.0),
     )
-    window = fields.positive_int("local_attention", 128) // 2 + 1
     return EncoderConfig(
-        num_layers=num_layers,
-        **heads,
-        sliding_windows=tuple(window if kind == "sliding_attention" else None for kind in types),
-        vocab_size=fields.positive_int("vocab_size", 50_368),
-        max_model_len=fields.positive_int("max_position_embeddings", 8192),
+        spec=spec,
         intermediate_size=fields.positive_int("intermediate_size", 1152),
         norm_eps=fields.positive_float("norm_eps", 1e-5),
         activation=read_activation(fields, "hidden_activation"),

@@ -35,8 +35,9 @@ def read(fields: ConfigFields) -> ModelConfig:
         block=block,
     )
     original = fields.positive_int("original_max_position_embeddings")
-    most = min(config.max_model_len, original) if is_long else config.max_model_len
-    return replace(config, max_model_len=most)
+    length = config.spec.max_model_len
+    spec = replace(config.spec, max_model_len=min(length, original) if is_long else length)
+    return replace(config, spec=spec)
 
 
 def block(build: BlockBuilder, layer: int) -> Block:

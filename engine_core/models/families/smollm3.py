@@ -10,6 +10,7 @@ from engine_core.models.errors import ModelConfigError
 from engine_core.models.families import llama
 from engine_core.models.families.family import Family
 from engine_core.models.families.gguf import LLAMA, Fields, Gguf, Metadata
+from engine_core.models.layer_cache import paged_keys
 from engine_core.models.rotary_config import read_rotary
 
 _EVERY = 4
@@ -20,25 +21,30 @@ NO_ROTATION = RotaryConfig((0.0,))
 def read(fields: ConfigFields) -> ModelConfig:
     fields = fields.with_defaults({"tie_word_embeddings": True})
     config = llama.read(fields)
-    rotary = read_rotary(fields, head_size=config.head_size, default_theta=2_000_000.0)
+    spec, keys = config.spec, config.spec.keys_of(0)
+    rotary = read_rotary(fields, head_size=keys.key_size, default_theta=2_000_000.0)
     every = fields.positive_int("no_rope_layer_interval", _EVERY)
     turns = fields.get("no_rope_layers")
     if turns is None:
-        turns = [(layer + 1) % every != 0 for layer in range(config.num_layers)]
-    if not isinstance(turns, list) or len(turns) < config.num_layers:
+        turns = [(layer + 1) % every != 0 for layer in range(spec.num_layers)]
+    if not isinstance(turns, list) or len(turns) < spec.num_layers:
         raise ModelConfigError(
-            f"config: no_rope_layers is {turns!r}, it must say of all {config.num_layers} layers "
+            f"config: no_rope_layers is {turns!r}, it must say of all {spec.num_layers} layers "
             "whether they rotate"
         )
     window = read_window(fields) if fields.flag("use_sliding_window", False) else None
-    types = read_layer_types(fields, config.num_layers)
+    types = read_layer_types(fields, spec.num_layers)
     if types is None:
         types = ["full_attention" if turn or not window else "sliding_attention" for turn in turns]
+    windows = windows_of(types[: spec.num_layers], window)
     return replace(
         config,
-        rotary=tuple(rotary if turn else NO_ROTATION for turn in turns[: config.num_layers]),
-        sliding_windows=windows_of(types[: config.num_layers], window),
-        max_model_len=fields.positive_int("max_position_embeddings", 32_768),
+        spec=replace(
+            spec,
+            layers=paged_keys(keys.num_kv_heads, keys.key_size, windows),
+            max_model_len=fields.positive_int("max_position_embeddings", 32_768),
+        ),
+        rotary=tuple(rotary if turn else NO_ROTATION for turn in turns[: spec.num_layers]),
     )
 
 

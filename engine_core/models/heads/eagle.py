@@ -16,7 +16,7 @@ from engine_core.layers.vocabulary import Vocabulary
 from engine_core.models.blocks import BlockBuilder
 from engine_core.models.decoder import Decoder
 from engine_core.models.heads.eagle_config import EagleConfig
-from engine_core.models.interface import KVCacheSpec
+from engine_core.models.interface import ModelSpec
 from kernels.interface.given_rows import GivenRows
 from kernels.interface.operations import ForwardContext, Operations
 
@@ -54,7 +54,7 @@ class EagleHead:
     ) -> None:
         layer, num_states = config.layer, len(config.state_layers)
         build = BlockBuilder(layer, dtype=dtype, ops=ops, num_positions=num_positions)
-        self.kv_cache_spec: KVCacheSpec = layer
+        self.spec: ModelSpec = layer.spec
         self.state_layers = config.state_layers
         self._config = config
         linear = partial(FusedLinear, bias=False, dtype=dtype, ops=ops)
@@ -66,21 +66,21 @@ class EagleHead:
         self._states_norm = (
             build.norm("model.input_norm", inputs) if config.norm_before_fc else None
         )
-        self._combine = linear([("model.fc", layer.hidden_size)], inputs)
+        self._combine = linear([("model.fc", layer.spec.hidden_size)], inputs)
         self._embedding_norm = build.norm("model.layers.0.input_layernorm")
         self._hidden_norm = build.norm("model.layers.0.hidden_norm")
-        self._attention = build.attention(0, num_inputs=2 * layer.hidden_size)
+        self._attention = build.attention(0, num_inputs=2 * layer.spec.hidden_size)
         self._feed_forward_norm = build.norm("model.layers.0.post_attention_layernorm")
         self._feed_forward = build.feed_forward(0)
         self._final_norm = build.norm("model.norm")
         self._embedding: Vocabulary | None = None
-        is_alike = layer.hidden_size == config.target_hidden_size
+        is_alike = layer.spec.hidden_size == config.target_hidden_size
         if _EMBEDDING in names or not is_alike:
             self._embedding = Vocabulary(
                 embedding_name=_EMBEDDING,
                 head_name=_EMBEDDING,
-                vocab_size=layer.vocab_size,
-                hidden_size=layer.hidden_size,
+                vocab_size=layer.spec.vocab_size,
+                hidden_size=layer.spec.hidden_size,
                 tied=True,
                 embedding_scale=None,
                 softcap=None,
@@ -88,10 +88,10 @@ class EagleHead:
                 ops=ops,
             )
         self._vocabulary = self._embedding or target.vocabulary
-        self._is_part = config.draft_vocab_size != layer.vocab_size
+        self._is_part = config.draft_vocab_size != layer.spec.vocab_size
         self._lm_head: FusedLinear | None = None
         if _LM_HEAD in names or self._is_part or not (is_alike or layer.tied_head):
-            self._lm_head = linear([("lm_head", config.draft_vocab_size)], layer.hidden_size)
+            self._lm_head = linear([("lm_head", config.draft_vocab_size)], layer.spec.hidden_size)
         self._outputs = self._vocabulary if layer.tied_head else target.vocabulary
         self._has_offsets = self._is_part or _OFFSETS in names
         self._token_ids = torch.arange(config.draft_vocab_size, device=ops.device)
@@ -102,10 +102,10 @@ class EagleHead:
         self._compute_guess = ops.capture(self._guess)
         self._num_positions: list[int] = []
         """Of each table, when the pass was captured."""
-        heads = (layer.num_query_heads, layer.head_size)
+        heads = (layer.spec.num_query_heads, layer.spec.keys_of(0).key_size)
         self._heads = heads
         self._queries = torch.empty(0, math.prod(heads), dtype=dtype, device=ops.device)
-        self._residual = torch.empty(0, layer.hidden_size, dtype=dtype, device=ops.device)
+        self._residual = torch.empty(0, layer.spec.hidden_size, dtype=dtype, device=ops.device)
         """[capacity, ...]: where a captured guess finds what it is given."""
 
     def placements(self) -> Placements:
@@ -131,7 +131,7 @@ class EagleHead:
         if self._embedding is not None:
             self._embedding.finish_loading()
         lowest, highest = int(self._token_ids.min()), int(self._token_ids.max())
-        size = self.kv_cache_spec.vocab_size
+        size = self.spec.vocab_size
         if lowest < 0 or highest >= size:
             raise ValueError(
                 f"tensor d2t leads to tokens from {lowest} to {highest}, the vocabulary has {size}"
@@ -219,7 +219,7 @@ class EagleHead:
         logits_RD = self._lm_head(x_RE).float()
         if not self._is_part:
             return logits_RD
-        size = self.kv_cache_spec.vocab_size
+        size = self.spec.vocab_size
         logits_RV = logits_RD.new_full((len(logits_RD), size), float("-inf"))
         logits_RV[:, self._token_ids] = logits_RD
         return logits_RV

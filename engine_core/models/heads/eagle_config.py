@@ -65,31 +65,31 @@ def read_eagle_config(config: Mapping[str, Any], target: ModelConfig) -> EagleCo
     if "sliding_attention" in (fields.get("layer_types") or ()):
         raise UnsupportedArchitecture("a head with sliding attention is not supported")
     layer = llama.read(fields)
-    if layer.num_layers != 1:
+    if layer.spec.num_layers != 1:
         raise UnsupportedArchitecture(
-            f"heads of {layer.num_layers} layers are not supported, only of 1"
+            f"heads of {layer.spec.num_layers} layers are not supported, only of 1"
         )
     if layer.rotary[0].sections:
         raise UnsupportedArchitecture("a head with positions on several axes is not supported")
     if target.embedding_scale is not None:
         raise UnsupportedArchitecture("heads are for models like Llama and Qwen 3, not for Gemma")
-    target_hidden_size = fields.positive_int("target_hidden_size", layer.hidden_size)
-    if target_hidden_size != target.hidden_size:
+    target_hidden_size = fields.positive_int("target_hidden_size", layer.spec.hidden_size)
+    if target_hidden_size != target.spec.hidden_size:
         raise ModelConfigError(
             f"the head reads hidden states of {target_hidden_size}, the model's have "
-            f"{target.hidden_size}"
+            f"{target.spec.hidden_size}"
         )
-    draft_vocab_size = fields.positive_int("draft_vocab_size", layer.vocab_size)
-    if draft_vocab_size > layer.vocab_size:
+    draft_vocab_size = fields.positive_int("draft_vocab_size", layer.spec.vocab_size)
+    if draft_vocab_size > layer.spec.vocab_size:
         raise ModelConfigError(
-            f"draft_vocab_size is {draft_vocab_size}, the vocabulary has {layer.vocab_size}"
+            f"draft_vocab_size is {draft_vocab_size}, the vocabulary has {layer.spec.vocab_size}"
         )
     return EagleConfig(
         # angles go on behind the positions that a head was trained on
-        layer=replace(layer, max_model_len=target.max_model_len),
+        layer=replace(layer, spec=replace(layer.spec, max_model_len=target.spec.max_model_len)),
         draft_vocab_size=draft_vocab_size,
         target_hidden_size=target_hidden_size,
-        state_layers=_state_layers(fields, target.num_layers),
+        state_layers=_state_layers(fields, target.spec.num_layers),
         norm_before_residual=fields.flag("norm_before_residual", bool(inner)),
         norm_before_fc=fields.flag("norm_before_fc", False),
         fc_norm=fields.flag("fc_norm", False),

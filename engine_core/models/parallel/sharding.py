@@ -18,6 +18,7 @@ from engine_core.models.errors import ModelConfigError, ModelWeightsError
 from kernels.interface.weights import QuantisedTensor, WeightPart
 
 _EXPERT = re.compile(r".+\.experts\.(?P<number>\d+)\.\w+\.weight")
+_LAYER = re.compile(r"\blayers\.(?P<layer>\d+)\.")
 _GATE_AND_UP = frozenset({"gate_proj", "up_proj", "w1", "w3"})
 _DOWN = frozenset({"down_proj", "w2"})
 _VOCABULARY = frozenset({"embed_tokens", "lm_head"})
@@ -62,12 +63,7 @@ class Sharding:
     ) -> None:
         _check_heads(config, parallel.tp_size)
         rank, size = parallel.tp_rank, parallel.tp_size
-        self._is_first = rank == 0
-        num_kv_heads = max(1, config.num_kv_heads // size)
-        first_kv_head = rank * config.num_kv_heads // size
-        num_queries = config.num_query_heads // size
-        self._queries = _heads(rank * num_queries, num_queries, config.num_query_heads, config)
-        self._keys = _heads(first_kv_head, num_kv_heads, config.num_kv_heads, config)
+        self._parallel, self._whole = parallel, config.spec
         self._intermediate = _share(config.intermediate_size, parallel, block_inputs)
         experts = next((each for each in config.experts if each is not None), None)
         self._experts: range | None = None
@@ -77,13 +73,19 @@ class Sharding:
             self._experts = range(rank * number, (rank + 1) * number)
         elif experts is not None:
             self._of_expert = _share(experts.intermediate_size, parallel, block_inputs)
-        tokens = token_ranges(config.vocab_size, size)[rank]
+        tokens = token_ranges(config.spec.vocab_size, size)[rank]
         # one row of zeros at least: that of all other ranks' tokens
-        self._tokens = Cut(0, tokens.start, tokens.stop, config.vocab_size, num_zeros=1)
+        self._tokens = Cut(0, tokens.start, tokens.stop, config.spec.vocab_size, num_zeros=1)
         self.config = dataclasses.replace(
             config,
-            num_query_heads=num_queries,
-            num_kv_heads=num_kv_heads,
+            spec=dataclasses.replace(
+                config.spec,
+                num_query_heads=config.spec.num_query_heads // size,
+                layers=tuple(
+                    dataclasses.replace(keys, num_kv_heads=max(1, keys.num_kv_heads // size))
+                    for keys in map(config.spec.keys_of, range(config.spec.num_layers))
+                ),
+            ),
             intermediate_size=self._intermediate.stop - self._intermediate.start,
             experts=tuple(self._part_of(each) for each in config.experts),
         )
@@ -106,7 +108,7 @@ class Sharding:
         cut = self.cut(name)
         if cut is None:
             is_summed = name.endswith((".o_proj.bias", ".down_proj.bias"))
-            if is_summed and not self._is_first and isinstance(part, torch.Tensor):
+            if is_summed and self._parallel.tp_rank and isinstance(part, torch.Tensor):
                 return torch.zeros_like(part)  # each rank's product is added: the bias once
             return part
         if len(part.shape) <= cut.dim or part.shape[cut.dim] != cut.size:
@@ -134,16 +136,26 @@ class Sharding:
         layer, kind = name.split(".")[-2:]
         if layer in _VOCABULARY:
             return self._tokens
-        if layer == "q_proj":
-            return self._queries
-        if layer in ("k_proj", "v_proj"):
-            return self._keys
+        if layer in ("q_proj", "k_proj", "v_proj"):
+            return self._heads(name, layer)
         if layer == "o_proj" and kind == "weight":
-            return dataclasses.replace(self._queries, dim=1)
+            return dataclasses.replace(self._heads(name, layer), dim=1)
         features = self._of_expert if _EXPERT.fullmatch(name) else self._intermediate
         if features is not None and layer in _DOWN and kind == "weight":
             return dataclasses.replace(features, dim=1)
         return features if layer in _GATE_AND_UP else None
+
+    def _heads(self, name: str, projection: str) -> Cut:
+        """The rank's heads of a projection of the layer that the tensor's name has."""
+        found = _LAYER.search(name)
+        assert found is not None, f"{name} is of no layer"
+        keys = self._whole.keys_of(int(found["layer"]))
+        is_query = projection in ("q_proj", "o_proj")
+        size = keys.value_size if projection in ("v_proj", "o_proj") else keys.key_size
+        total = self._whole.num_query_heads if is_query else keys.num_kv_heads
+        first = self._parallel.tp_rank * total // self._parallel.tp_size
+        number = max(1, total // self._parallel.tp_size)
+        return Cut(0, first * size, (first + number) * size, total * size)
 
 
 def allowed_sizes(config: ModelConfig) -> list[int]:
@@ -153,15 +165,16 @@ def allowed_sizes(config: ModelConfig) -> list[int]:
 
 def _obstacle(config: ModelConfig, size: int) -> str:
     """Why so many ranks cannot share the layers; empty: they can."""
-    heads, kv_heads = config.num_query_heads, config.num_kv_heads
+    heads = config.spec.num_query_heads
     if heads % size:
         return f"{heads} attention heads"
-    if kv_heads % size and size % kv_heads:
-        return f"{kv_heads} key/value heads"
+    for keys in map(config.spec.keys_of, range(config.spec.num_layers)):
+        if keys.num_kv_heads % size and size % keys.num_kv_heads:
+            return f"{keys.num_kv_heads} key/value heads"
     widths = [each.intermediate_size for each in config.experts if each is not None]
     if min([config.intermediate_size, *widths]) < size:
         return f"a feed-forward of {min([config.intermediate_size, *widths])}"
-    return f"{config.vocab_size} tokens" if config.vocab_size < size else ""
+    return f"{config.spec.vocab_size} tokens" if config.spec.vocab_size < size else ""
 
 
 def _check_heads(config: ModelConfig, size: int) -> None:
@@ -171,11 +184,6 @@ def _check_heads(config: ModelConfig, size: int) -> None:
             f"--tensor-parallel-size {size}: {why} cannot be shared by {size} ranks; use one of "
             f"{allowed}"
         )
-
-
-def _heads(first: int, number: int, of: int, config: ModelConfig) -> Cut:
-    size = config.head_size
-    return Cut(0, first * size, (first + number) * size, of * size)
 
 
 def _share(size: int, parallel: Parallel, block_inputs: Collection[int]) -> Cut:

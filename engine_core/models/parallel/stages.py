@@ -18,7 +18,7 @@ class Stage:
     @classmethod
     def whole(cls, config: ModelConfig) -> "Stage":
         """All layers."""
-        return cls(range(config.num_layers), config.num_layers)
+        return cls(range(config.spec.num_layers), config.spec.num_layers)
 
     @property
     def is_first(self) -> bool:
@@ -41,22 +41,28 @@ def split_layers(config: ModelConfig, num_stages: int) -> tuple[Stage, ...]:
     """Stages whose dearest one is as cheap as can be. A part costs what a decode reads for a token:
     a layer's weights (of experts those that a token takes) and the head's, a row of the embedding.
     Raises ModelConfigError: a stage would have no layer."""
-    if not 1 <= num_stages <= config.num_layers:
+    if not 1 <= num_stages <= config.spec.num_layers:
         raise ModelConfigError(
-            f"--pipeline-parallel-size is {num_stages}, and the model has {config.num_layers} "
+            f"--pipeline-parallel-size is {num_stages}, and the model has {config.spec.num_layers} "
             "layers, of which each stage needs one; lower it"
         )
-    costs = [_layer_cost(config, layer) for layer in range(config.num_layers)]
-    costs[0] += config.hidden_size
-    costs[-1] += config.vocab_size * config.hidden_size
+    readers = [layer for layer in config.spec.layers if getattr(layer, "shares", None) is not None]
+    if num_stages > 1 and readers:
+        raise ModelConfigError(
+            f"--pipeline-parallel-size is {num_stages}, and {len(readers)} layers read other "
+            "layers' keys, which no other stage has; omit it"
+        )
+    costs = [_layer_cost(config, layer) for layer in range(config.spec.num_layers)]
+    costs[0] += config.spec.hidden_size
+    costs[-1] += config.spec.vocab_size * config.spec.hidden_size
 
     @cache
     def best(start: int, num_left: int) -> tuple[int, tuple[int, ...]]:
         """The dearest of so many stages from this layer on, and where they end."""
         if num_left == 1:
-            return sum(costs[start:]), (config.num_layers,)
+            return sum(costs[start:]), (config.spec.num_layers,)
         choices = []
-        for stop in range(start + 1, config.num_layers - num_left + 2):
+        for stop in range(start + 1, config.spec.num_layers - num_left + 2):
             dearest, stops = best(stop, num_left - 1)
             choices.append((max(sum(costs[start:stop]), dearest), (stop, *stops)))
         return min(choices)
@@ -64,16 +70,17 @@ def split_layers(config: ModelConfig, num_stages: int) -> tuple[Stage, ...]:
     stops = best(0, num_stages)[1]
     starts = (0, *stops[:-1])
     return tuple(
-        Stage(range(start, stop), config.num_layers)
+        Stage(range(start, stop), config.spec.num_layers)
         for start, stop in zip(starts, stops, strict=True)
     )
 
 
 def _layer_cost(config: ModelConfig, layer: int) -> int:
-    heads = 2 * config.num_query_heads + 2 * config.num_kv_heads
-    cost = config.hidden_size * config.head_size * heads
+    keys = config.spec.keys_of(layer)
+    heads = 2 * config.spec.num_query_heads + 2 * keys.num_kv_heads
+    cost = config.spec.hidden_size * keys.key_size * heads
     experts = config.experts[layer]
     if experts is None:
-        return cost + 3 * config.hidden_size * config.intermediate_size
+        return cost + 3 * config.spec.hidden_size * config.intermediate_size
     active = experts.top_k * experts.intermediate_size
-    return cost + config.hidden_size * (3 * active + experts.num_experts)
+    return cost + config.spec.hidden_size * (3 * active + experts.num_experts)

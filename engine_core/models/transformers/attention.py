@@ -11,13 +11,13 @@ from torch.nn.functional import pad
 from transformers import AttentionInterface
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from engine_core.models.interface import Feature, KVCacheSpec
+from engine_core.models.interface import Feature, ModelSpec
 from engine_core.models.transformers.reference import CausalBody
+from kernels.interface.kv_cache import KVCache
 from kernels.interface.operations import (
     AttentionMetadata,
     AttentionParams,
     ForwardContext,
-    KVCache,
     Operations,
 )
 
@@ -83,9 +83,9 @@ class _SplitModel:
 
     supports: frozenset[Feature] = frozenset()
 
-    def __init__(self, body: CausalBody, spec: KVCacheSpec) -> None:
+    def __init__(self, body: CausalBody, spec: ModelSpec) -> None:
         self._body = body
-        self.kv_cache_spec = spec
+        self.spec = spec
 
     @torch.inference_mode()
     def compute_logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
@@ -125,7 +125,7 @@ def _attend(
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
     metadata = target.metadata[call.layer]
     kv_cache = target.kv_caches[call.layer]
-    head_size = kv_cache[0].shape[3]
+    head_size = kv_cache.shape.key_size
     target.ops.write_kv_cache(
         tokens_first(key, head_size),
         tokens_first(value, head_size),
@@ -134,7 +134,7 @@ def _attend(
     )
     out_THD = target.ops.paged_attention(
         tokens_first(query, head_size),
-        *kv_cache,
+        *kv_cache.parts,
         metadata,
         AttentionParams(scale=call.scale, sliding_window=call.sliding_window, softcap=call.softcap),
     )
@@ -215,7 +215,7 @@ class PagedCacheLayer(CacheLayerMixin):  # type: ignore[misc]
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: Any, **_kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write [1, K, Q, d] keys and values -> those of the whole sequence, [1, K, L, d]."""
-        head_size = self._kv_cache[0].shape[3]
+        head_size = self._kv_cache.shape.key_size
         self._ops.write_kv_cache(
             tokens_first(key_states, head_size),
             tokens_first(value_states, head_size),

@@ -18,7 +18,8 @@ import torch
 
 from engine_core.models.config_names import SPELLINGS, size_in
 from engine_core.models.errors import ModelError, ModelWeightsError, UnsupportedArchitecture
-from engine_core.models.interface import KVCacheSpec, Model
+from engine_core.models.interface import Model, ModelSpec
+from engine_core.models.layer_cache import paged_keys
 from kernels.interface.operations import Operations
 
 if TYPE_CHECKING:
@@ -214,13 +215,10 @@ def _whole_groups(model: Any, num_kv_heads: int) -> int:
 
 def _spec(
     model: Any, reference: Reference, *, num_query_heads: int, windows: tuple[int | None, ...]
-) -> KVCacheSpec:
-    return KVCacheSpec(
-        num_layers=len(reference.sliding_windows),
+) -> ModelSpec:
+    return ModelSpec(
+        layers=paged_keys(reference.num_kv_heads, reference.head_size, windows),
         num_query_heads=num_query_heads,
-        num_kv_heads=reference.num_kv_heads,
-        head_size=reference.head_size,
-        sliding_windows=windows,
         hidden_size=reference.embedding_size,
         vocab_size=reference.vocab_size,
         max_model_len=_max_model_len(model.config.get_text_config(decoder=True)),

@@ -13,15 +13,16 @@ from torch import nn
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from engine_core.models.errors import UnsupportedArchitecture
-from engine_core.models.interface import KVCacheSpec, Model
+from engine_core.models.interface import Model, ModelSpec
 from kernels.interface.given_rows import GivenRows, replace_rows
+from kernels.interface.kv_cache import KVCache
 from kernels.interface.operations import (
     AttentionMetadata,
     AttentionPlanner,
     AttentionSpec,
     ForwardContext,
-    KVCache,
     Operations,
+    allocate_kv_cache,
 )
 
 _CACHE, _CACHE_BEFORE = "cache", "past_key_values"
@@ -227,14 +228,14 @@ def largest_difference(
 ) -> float:
     """Run the reference's sequences over a paged cache; how far the logits are off, where 1 is the
     most that rounding explains."""
-    caches = _caches(model.kv_cache_spec, dtype, ops)
-    planners = _make_planners(model.kv_cache_spec, dtype, ops)
+    caches = _caches(model.spec, dtype, ops)
+    planners = _make_planners(model.spec, dtype, ops)
     num_computed = [0] * len(reference.token_ids)
     worst = 0.0
     for counts in _STEPS:
         spans = [(row, num_computed[row], num_computed[row] + n) for row, n in counts.items()]
         context = ForwardContext(
-            kv_caches=caches, metadata=_plan(model.kv_cache_spec, spans, planners), ops=ops
+            kv_caches=caches, metadata=_plan(model.spec, spans, planners), ops=ops
         )
         hidden_TE = model.forward(
             torch.cat([reference.token_ids[row][start:stop] for row, start, stop in spans]),
@@ -252,23 +253,23 @@ def largest_difference(
     return worst
 
 
-def _caches(spec: KVCacheSpec, dtype: torch.dtype, ops: Operations) -> list[KVCache]:
+def _caches(spec: ModelSpec, dtype: torch.dtype, ops: Operations) -> list[KVCache]:
     num_blocks = 1 + max(max(table) for table in _BLOCK_TABLES)
     return [
-        ops.allocate_kv_cache(num_blocks, _BLOCK_SIZE, spec.num_kv_heads, spec.head_size, dtype)
-        for _ in range(spec.num_layers)
+        allocate_kv_cache(ops, num_blocks, keys.kv_shape(_BLOCK_SIZE, dtype))
+        for keys in map(spec.keys_of, range(spec.num_layers))
     ]
 
 
 def _make_planners(
-    spec: KVCacheSpec, dtype: torch.dtype, ops: Operations
+    spec: ModelSpec, dtype: torch.dtype, ops: Operations
 ) -> dict[int | None, AttentionPlanner]:
     return {
         window: ops.make_attention_planner(
             AttentionSpec(
                 num_query_heads=spec.num_query_heads,
-                num_kv_heads=spec.num_kv_heads,
-                head_size=spec.head_size,
+                num_kv_heads=spec.keys_of(0).num_kv_heads,
+                head_size=spec.keys_of(0).key_size,
                 block_size=_BLOCK_SIZE,
                 sliding_window=window,
                 max_num_seqs=len(_SEQUENCE_LENS),
@@ -278,12 +279,12 @@ def _make_planners(
                 kv_dtype=dtype,
             )
         )
-        for window in set(spec.sliding_windows)
+        for window in {layer.reach for layer in spec.layers}
     }
 
 
 def _plan(
-    spec: KVCacheSpec,
+    spec: ModelSpec,
     spans: Sequence[tuple[int, int, int]],
     planners: dict[int | None, AttentionPlanner],
 ) -> list[AttentionMetadata]:
@@ -307,4 +308,4 @@ def _plan(
         )
         for window, planner in planners.items()
     }
-    return [by_window[window] for window in spec.sliding_windows]
+    return [by_window[layer.reach] for layer in spec.layers]

@@ -82,7 +82,7 @@ const char* run(const AttentionGeometry* g, AttentionPlan& plan, bool is_planned
                       "be positive, and the first a multiple of the second", g->num_query_heads,
                       g->num_kv_heads, g->head_size, g->block_size);
     }
-    const Attention a{q, q_stride, call.k, call.v, out, g->starts, g->lengths, g->table,
+    const Attention a{q, q_stride, call.k, call.v, call.block_stride, out, g->starts, g->lengths, g->table,
                       g->table_width, g->block_size, g->num_query_heads, g->num_kv_heads,
                       g->head_size, g->window, g->bidirectional != 0, g->kv_format, g->rounds != 0,
                       call.scale, call.softcap, call.sinks, call.slopes, g->ends};
@@ -133,8 +133,6 @@ const char* attention_of_pass(const AttentionGeometry* geometry, const float* q,
 }  // namespace ec
 
 EC_EXPORT const char* ec_attention(const AttentionGeometry* g, const float* q, int64_t q_stride,
-                                   const uint8_t* k, const uint8_t* v, float* out, float scale,
-                                   float softcap, const float* sinks, const float* slopes) {
-    const ec::AttentionOperands call{k, v, sinks, slopes, g->num_blocks, scale, softcap};
-    return ec::run(g, ec::own_plan, false, q, q_stride, call, out);
+                                   const ec::AttentionOperands* call, float* out) {
+    return ec::run(g, ec::own_plan, false, q, q_stride, *call, out);
 }

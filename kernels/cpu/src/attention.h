@@ -33,8 +33,9 @@ struct AttentionRow {
 struct Attention {
     const float* q;
     int64_t q_stride;  // floats from one token to the next
-    const uint8_t* k;  // of num_blocks, see kv_cache.h
+    const uint8_t* k;  // blocks, see kv_cache.h
     const uint8_t* v;
+    int64_t block_stride;  // bytes from a block of either to the next
     float* out;  // [T, H, D]
     const int32_t* starts;
     const int32_t* lengths;

@@ -30,10 +30,11 @@ public:
                 ++block;
                 block_stop += a.block_size;
             }
-            const int64_t slot = (blocks[block] + 1) * a.block_size - (block_stop - key);
+            const int64_t slot = a.block_size - (block_stop - key);  // of the block
             // panels of bytes follow one another: a part of all is taken for a row
             const int64_t lane = has_bytes ? slot % panel_tokens : 0;
-            at_[num_rows_++] = ((slot - lane) * a.num_kv_heads + lane * num_heads_) * row_bytes_;
+            at_[num_rows_++] = blocks[block] * a.block_stride +
+                               ((slot - lane) * a.num_kv_heads + lane * num_heads_) * row_bytes_;
         }
     }
 

@@ -171,11 +171,11 @@ static void attend_with(const Attention& a, const AttentionPlan& plan, int64_t i
         int64_t slots[tile_keys], at[tile_keys];
         int64_t block = (start + first) / a.block_size, held = block * a.block_size - start;
         for (int64_t j = first; j < stop; ++block) {
-            const int64_t slot = blocks[block] * a.block_size - held;
+            const int64_t base = blocks[block] * a.block_stride, before = held;
             held += a.block_size;
             for (; j < stop && j < held; ++j) {
-                slots[j] = slot + j;
-                at[j] = slots[j] * a.num_kv_heads * row_bytes;
+                slots[j] = j - before;  // of the block
+                at[j] = base + slots[j] * a.num_kv_heads * row_bytes;
             }
         }
         for (int64_t head = item.head; head < item.head_stop; ++head) {
@@ -186,8 +186,10 @@ static void attend_with(const Attention& a, const AttentionPlan& plan, int64_t i
                     for (int64_t j = first; j < stop; ++j) to[j] = cache + head * row_bytes + at[j];
                     return;
                 }
-                for (int64_t j = first; j < stop; j = (j / panel_tokens + 1) * panel_tokens)
-                    to[j] = cache + panel_offset(slots[j], head, a.num_kv_heads, row_bytes);
+                for (int64_t j = first; j < stop; j = (j / panel_tokens + 1) * panel_tokens) {
+                    const int64_t lane = slots[j] % panel_tokens;
+                    to[j] = cache + at[j] + (head * panel_tokens - lane * a.num_kv_heads) * row_bytes;
+                }
             };
             find(a.k, has_bytes || has_floats, k);
             find(a.v, has_bytes, v);

@@ -11,7 +11,7 @@
 
 // What attention must know of a step. Mirrored by `AttentionGeometry` in kernels/cpu/attention.py.
 struct AttentionGeometry {
-    int64_t num_requests, num_tokens, table_width, num_blocks, block_size;
+    int64_t num_requests, num_tokens, table_width, block_size;
     int64_t num_query_heads, num_kv_heads, head_size, window;
     int64_t kv_format;     // of the cache, see kv_cache.h
     int64_t rounds;        // 1: queries and weights may be rounded to bfloat16
@@ -71,7 +71,7 @@ struct AttentionOperands {
     const uint8_t* v;
     const float* sinks;
     const float* slopes;
-    int64_t num_blocks;
+    int64_t num_blocks, block_stride;  // bytes from a block of either to the next
     float scale, softcap;
 };
 
@@ -94,7 +94,7 @@ struct GraphStep {
 enum class Norm { rms, layer };
 
 // Attention in a pass of this thread, of [num_tokens, H, D]: what is planned for a layer serves all
-// with its geometry, whose own `num_blocks` does not count.
+// with its geometry.
 const char* attention_of_pass(const AttentionGeometry* geometry, const float* q, int64_t q_stride,
                               const AttentionOperands& call, float* out);
 // Geometries have changed.

@@ -14,6 +14,7 @@
 //   keys of i8    [slots / 16][K]: [D / 4][16][4] codes + 128, [16] scales
 //   values of i8  [slots / 16][K]: [4][D][4] codes, of fours of tokens, [16] scales
 //
+// Slots are those of a block; blocks lie any distance apart, the same for keys and values.
 // kernels/cpu/kv_cache.py has the same in torch.
 #pragma once
 
@@ -52,7 +53,7 @@ inline int64_t kv_row_bytes(int64_t kind, int64_t head_size) {
     return 0;
 }
 
-// Bytes from the cache's start to the panel of a slot and head.
+// Bytes from a block's start to the panel of a slot and head.
 inline int64_t panel_offset(int64_t slot, int64_t head, int64_t num_heads, int64_t row_bytes) {
     return (slot / panel_tokens * num_heads + head) * panel_tokens * row_bytes;
 }

@@ -30,7 +30,7 @@ const char* check_rotary(const Rotary* r) {
             return refuse("position %ld of token %ld is outside the table of %ld angles",
                           r->positions[t], t, r->num_positions);
         }
-        if (r->slots[t] < 0 || r->slots[t] >= r->num_slots) {
+        if (r->num_kv_heads != 0 && (r->slots[t] < 0 || r->slots[t] >= r->num_slots)) {
             return refuse("slot %ld of token %ld is outside the cache of %ld slots", r->slots[t], t,
                           r->num_slots);
         }
@@ -47,13 +47,15 @@ void fetch_slots(const Rotary& r, int64_t head, int64_t token, int64_t token_sto
                             (!is_value && has_float_panels(r.kv_format, r.block_size));
     const uint8_t* cache = is_value ? r.v_cache : r.k_cache;
     for (int64_t last = -1; token < token_stop; ++token) {
-        const int64_t slot = r.slots[token], panel = slot / panel_tokens;
+        const int64_t block = r.slots[token] / r.block_size, panel = r.slots[token] / panel_tokens;
+        const int64_t slot = r.slots[token] - block * r.block_size;
         if (has_panels && panel == last) continue;
         last = panel;
         const int64_t bytes = has_panels ? panel_tokens * row_bytes : row_bytes;
-        const uint8_t* at = cache + (has_panels
-                                         ? panel_offset(slot, own, r.num_kv_heads, row_bytes)
-                                         : (slot * r.num_kv_heads + own) * row_bytes);
+        const uint8_t* at = cache + block * r.block_stride +
+                            (has_panels
+                                 ? panel_offset(slot, own, r.num_kv_heads, row_bytes)
+                                 : (slot * r.num_kv_heads + own) * row_bytes);
         for (int64_t line = 0; line < bytes; line += 64) fetch_to_write(at + line);
     }
 }

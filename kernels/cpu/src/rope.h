@@ -11,13 +11,13 @@ struct Rotary {
     const float* cos_sin;  // [num_positions, 2 * half]
     const int64_t* positions;
     const int64_t* slots;
-    uint8_t* k_cache;  // of num_slots, see kv_cache.h
+    uint8_t* k_cache;  // of num_slots, see kv_cache.h; without heads of keys none
     uint8_t* v_cache;
     const float* q_weight;  // [D] or null
     const float* k_weight;
     int64_t num_tokens, qkv_stride, num_positions, num_slots;
     int64_t num_query_heads, num_kv_heads, head_size, half;
-    int64_t kv_format, block_size;
+    int64_t kv_format, block_size, block_stride;  // bytes from a block of either to the next
     float eps;
 };
 

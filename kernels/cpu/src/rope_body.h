@@ -31,9 +31,10 @@ EC_INLINE void rotate_one(const Rotary& r, int64_t token, int64_t head) {
         rotate_head(x, r.cos_sin + r.positions[token] * 2 * r.half, r.half);
     }
     if (is_query) return;
-    const int64_t own = (head - r.num_query_heads) % r.num_kv_heads, slot = r.slots[token];
+    const int64_t own = (head - r.num_query_heads) % r.num_kv_heads;
+    const int64_t block = r.slots[token] / r.block_size, slot = r.slots[token] - block * r.block_size;
     const int64_t row_bytes = kv_row_bytes(r.kv_format, r.head_size), lane = slot % panel_tokens;
-    uint8_t* cache = is_value ? r.v_cache : r.k_cache;
+    uint8_t* cache = (is_value ? r.v_cache : r.k_cache) + block * r.block_stride;
     uint8_t* panel = cache + panel_offset(slot, own, r.num_kv_heads, row_bytes);
     if (has_byte_panels(r.kv_format, r.block_size, r.head_size)) {
         if (is_value) return store_lane<false>(x, r.head_size, lane, panel);

@@ -9,7 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.interface.operations import KVCache, RotaryParams
+from kernels.interface.kv_cache import KVCache, KVShape
+from kernels.interface.operations import RotaryParams
 from kernels.torch.kv_cache import rotary_and_cache as torch_rotary_and_cache
 from kernels.triton.bound_launch import BoundLaunches, Launch
 from kernels.triton.device_limits import dependent_launch
@@ -28,17 +29,18 @@ def rotary_and_cache_reference(
     v_scale: float = 1.0,
 ) -> torch.Tensor:
     """`kernels.torch.kv_cache` on the real tokens, then rounded; changes the caches only: q_THD."""
-    num_tokens, K, S = qkv_TN.shape[0], kv_cache[0].shape[1], kv_cache[0].shape[2]
+    num_tokens, K, S = qkv_TN.shape[0], kv_cache.shape.num_kv_heads, kv_cache.shape.block_size
     real_T = slot_mapping_T >= 0
     slots_N = slot_mapping_T[real_T]
     num_real = slots_N.numel()
     k_N1KD, v_N1KD = qkv_TN.new_empty(2, num_real, 1, K, params.head_size)
     places_N = torch.arange(num_real, device=qkv_TN.device)
     real = (qkv_TN[real_T], positions_T[real_T], places_N)
-    q_NHD = torch_rotary_and_cache(*real, (k_N1KD, v_N1KD), params)
+    shape = KVShape(1, K, params.head_size, params.head_size, qkv_TN.dtype)
+    q_NHD = torch_rotary_and_cache(*real, KVCache(k_N1KD, v_N1KD, shape), params)
     blocks_N, offsets_N = slots_N // S, slots_N % S
     for part_N1KD, cache_BKSD, scale in zip(
-        (k_N1KD, v_N1KD), kv_cache, (k_scale, v_scale), strict=True
+        (k_N1KD, v_N1KD), kv_cache.parts, (k_scale, v_scale), strict=True
     ):
         written_NKD = part_N1KD[:, 0]
         if cache_BKSD.dtype == torch.float8_e4m3fn:
@@ -220,7 +222,7 @@ def rotary_and_cache(
     qkv_TN: torch.Tensor,
     positions_T: torch.Tensor,
     slot_mapping_T: torch.Tensor,
-    kv_cache: KVCache,
+    kv_cache: KVCache | None,
     params: RotaryParams,
     *,
     k_scale: float = 1.0,
@@ -242,14 +244,15 @@ def rotary_and_cache(
             overwritten unless `q_out_THD` is given.
         positions_T: int64, each below P.
         slot_mapping_T: int64.
-        kv_cache: two views [B, K, S, D] of the model's dtype or float8_e4m3fn, last dimension
-            contiguous.
+        kv_cache: [B, K, S, D] of the model's dtype or float8_e4m3fn, last dimension contiguous.
+            None: `qkv_TN` is q alone, and nothing is written.
         params: the table [P, rotary_size] and the weights of norms in the model's dtype or
             float32; rotary_size <= D.
         k_scale, v_scale: what a stored fp8 value is multiplied by when read.
         q_out_THD: [T, H, D], heads contiguous; None: in place.
     """
-    H, K, D = params.num_query_heads, kv_cache[0].shape[1], params.head_size
+    H, D = params.num_query_heads, params.head_size
+    K = 0 if kv_cache is None else kv_cache.shape.num_kv_heads
 
     def check() -> None:
         _check("qkv_TN", qkv_TN, (qkv_TN.shape[0], (H + 2 * K) * D), qkv_TN, contiguous_dims=1)
@@ -296,7 +299,7 @@ def write_kv_cache(
 
 def _launch(
     heads: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
-    kv_cache: KVCache,
+    kv_cache: KVCache | None,
     slot_mapping_T: torch.Tensor,
     scales: tuple[float, float],
     check: Callable[[], None],
@@ -311,9 +314,11 @@ def _launch(
         table, norm_eps = params.cos_sin_PD, params.norm_eps
         q_weight, k_weight = params.q_norm_weight_D, params.k_norm_weight_D
     unused = slot_mapping_T
+    none_BKSD = heads[1][:, :, None]  # of no head, so that it is never written
+    caches = (none_BKSD, none_BKSD) if kv_cache is None else kv_cache.parts
     tensors = (
         *heads,
-        *kv_cache,
+        *caches,
         slot_mapping_T,
         unused if positions_T is None else positions_T,
         unused if table is None else table,
@@ -325,7 +330,7 @@ def _launch(
         check()
         q_THD, k_TKD = heads[:2]
         num_tokens, K, D = k_TKD.shape
-        k_cache, v_cache = kv_cache
+        k_cache, v_cache = caches
         B, S = k_cache.shape[0], k_cache.shape[2]
         dtypes = (k_TKD.dtype, torch.float8_e4m3fn)
         _check("slot_mapping_T", slot_mapping_T, (num_tokens,), k_TKD, (torch.int64,))
@@ -359,7 +364,7 @@ def _launch(
             },
         )
 
-    if not heads[1].numel():
+    if not slot_mapping_T.numel():
         prepare()
         return
     has = (table is None, q_weight is None, k_weight is None)

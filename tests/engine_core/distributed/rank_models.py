@@ -22,14 +22,14 @@ class WholeLogits:
     def __init__(self, model: Model, collectives: Collectives) -> None:
         self.model = model
         self.collectives = collectives
-        self.kv_cache_spec = model.kv_cache_spec
+        self.spec = model.spec
         self.forward = model.forward
 
     def compute_logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
         logits_RV = self.model.compute_logits(hidden_RE)
-        if logits_RV.shape[1] == self.kv_cache_spec.vocab_size:
+        if logits_RV.shape[1] == self.spec.vocab_size:
             return logits_RV  # a device that samples on its own gets them all
-        return gather_logits(logits_RV, self.kv_cache_spec.vocab_size, self.collectives)
+        return gather_logits(logits_RV, self.spec.vocab_size, self.collectives)
 
 
 def rank_operations(name: str) -> Operations:

@@ -17,17 +17,14 @@ def test_all_blocks_are_allocated_at_the_start_and_none_later():
     storage = BlockStorage(
         SimpleNamespace(
             ops=select_operations(torch.device("cpu")),
-            tensor_specs=[SimpleNamespace(num_kv_heads=1, head_size=2)] * 2,
             num_blocks=NUM_BLOCKS,
             num_host_blocks=NUM_HOST_BLOCKS,
-            block_size=4,
-            kv_dtype=torch.float32,
+            block_bytes=128,
         )
     )
-    offload = ((storage.device_tensors, NUM_BLOCKS + 1), (storage.host_tensors, NUM_HOST_BLOCKS))
-    for tensors, num_blocks in offload:
-        assert {len(tensor) for pair in tensors for tensor in pair} == {num_blocks}
-    places = [tensor.data_ptr() for tensors, _ in offload for pair in tensors for tensor in pair]
+    assert len(storage.device_blocks) == NUM_BLOCKS + 1
+    assert len(storage.host_blocks) == NUM_HOST_BLOCKS
+    places = storage.device_blocks.data_ptr(), storage.host_blocks.data_ptr()
 
     cache = make_cache(NUM_BLOCKS, num_host_blocks=NUM_HOST_BLOCKS)
     used: set[int] = set()
@@ -46,6 +43,4 @@ def test_all_blocks_are_allocated_at_the_start_and_none_later():
         cache.check()
     assert used == set(range(1, NUM_BLOCKS + 1))
     assert compute(cache, Stream("too long", list(range(4 * NUM_BLOCKS + 1)))) is None
-    assert places == [
-        tensor.data_ptr() for tensors, _ in offload for pair in tensors for tensor in pair
-    ]
+    assert places == (storage.device_blocks.data_ptr(), storage.host_blocks.data_ptr())

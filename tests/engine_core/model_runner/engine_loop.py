@@ -5,7 +5,7 @@ Uses only what a runner's interface offers.
 
 import collections
 
-from engine_core.kv_cache import KVCacheGroupSpec, KVCacheManager
+from engine_core.kv_cache import KVCacheManager
 from engine_core.scheduler import RequestStatus, Scheduler, SchedulerConfig
 from tests.engine_core.new_request import new_request
 from tests.protocol.all_outputs import all_outputs
@@ -25,7 +25,7 @@ def make_scheduler(layout, *, num_blocks, num_host_blocks, swap, depth=1, **opti
             num_blocks=num_blocks,
             block_size=4,
             watermark=0.0,
-            groups=tuple(KVCacheGroupSpec(group.sliding_window) for group in layout.groups),
+            groups=layout.group_specs,
             num_host_blocks=num_host_blocks,
         ),
     )

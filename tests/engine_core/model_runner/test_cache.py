@@ -23,39 +23,25 @@ def make_storage(num_host_blocks=NUM_HOST_BLOCKS):
     return BlockStorage(
         SimpleNamespace(
             ops=TorchOperations(),
-            tensor_specs=[SimpleNamespace(num_kv_heads=2, head_size=4)] * 2,
             num_blocks=NUM_BLOCKS,
             num_host_blocks=num_host_blocks,
-            block_size=3,
-            kv_dtype=torch.bfloat16,
+            block_bytes=64,
         )
     )
-
-
-def every_tensor(storage):
-    """(tensor of the device, its companion in host memory)."""
-    for device, host in zip(storage.device_tensors, storage.host_tensors, strict=True):
-        yield from zip(device, host, strict=True)
 
 
 @given(pairs(host_ids, device_ids), pairs(device_ids, host_ids), pairs(device_ids, device_ids))
 def test_lists_are_carried_out_in_order_and_pairs_from_first_to_last(swap_in, swap_out, copy):
     """Proves S130, S196."""
     storage = make_storage()
-    expected = []
-    for number, (device, host) in enumerate(every_tensor(storage)):
-        for block in range(NUM_BLOCKS + 1):
-            device[block] = number * 20 + block
-        for block in range(NUM_HOST_BLOCKS):
-            host[block] = number * 20 + NUM_BLOCKS + 1 + block
-        memory = [number * 20 + block for block in range(NUM_BLOCKS + NUM_HOST_BLOCKS + 1)]
-        for source, destination in [*swap_in, *swap_out, *copy]:
-            memory[destination] = memory[source]
-        expected.append(memory)
+    memory = list(range(NUM_BLOCKS + NUM_HOST_BLOCKS + 1))
+    storage.device_blocks.copy_(torch.tensor(memory)[: NUM_BLOCKS + 1, None])
+    storage.host_blocks.copy_(torch.tensor(memory)[NUM_BLOCKS + 1 :, None])
+    for source, destination in [*swap_in, *swap_out, *copy]:
+        memory[destination] = memory[source]
     storage.carry_out(CacheCopies(swap_in=swap_in, swap_out=swap_out, copy=copy))
-    for memory, (device, host) in zip(expected, every_tensor(storage), strict=True):
-        blocks = torch.cat([device, host])
-        assert (blocks == torch.tensor(memory)[:, None, None, None]).all()
+    blocks = torch.cat([storage.device_blocks, storage.host_blocks])
+    assert (blocks == torch.tensor(memory)[:, None]).all()
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=12))
@@ -71,6 +57,6 @@ def test_all_pairs_at_once_leave_what_one_after_another_leaves(copies):
 
 def test_without_host_blocks_there_is_no_host_memory():
     storage = make_storage(num_host_blocks=0)
-    assert storage.host_tensors == []
+    assert not len(storage.host_blocks)
     storage.carry_out(CacheCopies(copy=[(1, 2)]))
     storage.carry_out(CacheCopies())

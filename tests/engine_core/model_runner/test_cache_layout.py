@@ -1,36 +1,79 @@
-"""Grouping of layers: every layer has one place, and no two share one."""
+"""Grouping of layers: every layer has a place of its own, or its source's."""
 
+import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_core.model_runner.config import plan_cache_layout
+from engine_core.models.layer_cache import Latent, PagedKeys, State, paged_keys
+
+A_LAYER = 16 * 2 * 2 * 8 * 4
+"""Bytes a block of a layer of `paged_keys(2, 8, ...)`."""
+
+
+def layout_of(layers):
+    return plan_cache_layout(layers, 16, torch.float32)
 
 
 def test_one_kind_of_layer_is_one_group():
-    layout = plan_cache_layout([None] * 30)
+    layout = layout_of(paged_keys(2, 8, [None] * 30))
     assert len(layout.groups) == 1
-    assert layout.num_tensors == 30
+    assert layout.block_bytes == 30 * A_LAYER
 
 
 def test_gemma_3_270m_has_one_full_and_five_window_groups_of_three_layers():
     windows = [None if (layer + 1) % 6 == 0 else 512 for layer in range(18)]
-    layout = plan_cache_layout(windows)
-    assert [group.sliding_window for group in layout.groups] == [None, *[512] * 5]
-    assert layout.num_tensors == 3
+    layout = layout_of(paged_keys(2, 8, windows))
+    assert [group.reach for group in layout.groups] == [None, *[512] * 5]
+    assert layout.block_bytes == 3 * A_LAYER
     assert layout.groups[0].layers == (5, 11, 17)
 
 
 def test_nearly_equal_kinds_make_one_group_each():
-    layout = plan_cache_layout([None] * 4 + [64] * 5)
+    layout = layout_of(paged_keys(2, 8, [None] * 4 + [64] * 5))
     assert len(layout.groups) == 2
-    assert layout.num_tensors == 5
+    assert layout.block_bytes == 5 * A_LAYER
 
 
-@given(st.lists(st.sampled_from([None, 8, 64]), min_size=1, max_size=40))
-def test_each_layer_has_one_place_of_its_own_kind(windows):
-    layout = plan_cache_layout(windows)
-    places = [layout.place_of(layer) for layer in range(len(windows))]
-    assert len(set(places)) == len(windows)
-    for layer, (group, tensor) in enumerate(places):
-        assert layout.groups[group].sliding_window == windows[layer]
-        assert 0 <= tensor < layout.num_tensors
+def test_groups_are_of_equal_bytes_whatever_the_layers_shapes():
+    """Full layers of half the heads' bytes: twice as many fill a block, and nothing is wasted."""
+    wide, narrow = PagedKeys(2, 8, 8, window=64), PagedKeys(1, 8, 8)
+    layout = layout_of([wide, wide, narrow] * 4)
+    used = [sum(A_LAYER // (1 + (i % 3 == 2)) for i in g.layers) for g in layout.groups]
+    assert used == [layout.block_bytes] * 5
+    keys_of_192 = PagedKeys(1, 192, 128)
+    assert layout_of([keys_of_192]).block_bytes == 16 * (192 + 128) * 4
+
+
+def test_a_layer_that_shares_keys_takes_no_memory():
+    source, reader = PagedKeys(2, 8, 8), PagedKeys(2, 8, 8, shares=0)
+    layout = layout_of([source, reader, source])
+    assert layout.groups[0].layers == (0, 2)
+    assert layout.block_bytes == 2 * A_LAYER
+
+
+def test_latent_vectors_and_states_are_planned_as_keys_are():
+    latent = Latent(576)
+    state = State(((16, 64, 64), (3, 2048)), (torch.float32, torch.bfloat16), every=512)
+    assert latent.block_bytes(16, torch.bfloat16) == 16 * 576 * 2
+    assert state.block_bytes(16, torch.bfloat16) == 16 * 64 * 64 * 4 + 3 * 2048 * 2
+    assert (state.reach, state.can_go_back, state.span(16)) == (2, False, 32)
+    with pytest.raises(ValueError, match="a state every 512 tokens, and blocks of 24"):
+        state.span(24)
+
+
+@given(st.lists(st.sampled_from([None, 8, 64]), min_size=1, max_size=40), st.data())
+def test_each_layer_has_a_place_of_its_own_among_its_kind(windows, data):
+    heads = [data.draw(st.integers(1, 3)) for _ in windows]
+    layers = [PagedKeys(k, 4, 6, window) for k, window in zip(heads, windows, strict=True)]
+    layout = layout_of(layers)
+    taken = set()
+    for index, layer in enumerate(layers):
+        group = layout.group_of(index)
+        assert layout.groups[group].reach == layer.window
+        first = layout.offsets[index]
+        assert first % 64 == 0
+        own = {(group, at) for at in range(first, first + layer.block_bytes(16, torch.float32), 64)}
+        assert not own & taken and max(own)[1] < layout.block_bytes
+        taken |= own

@@ -9,7 +9,7 @@ import random
 import pytest
 import torch
 
-from engine_core.kv_cache import KVCacheGroupSpec, KVCacheManager
+from engine_core.kv_cache import KVCacheManager
 from engine_core.scheduler import Scheduler, SchedulerConfig
 from protocol.outputs import FinishReason
 from protocol.sampling import SamplingParams
@@ -40,9 +40,7 @@ def serve(runner, requests, num_decode_steps, **options):
         KVCacheManager(
             num_blocks=runner.config.num_blocks,
             block_size=runner.config.block_size,
-            groups=tuple(
-                KVCacheGroupSpec(group.sliding_window) for group in runner.config.layout.groups
-            ),
+            groups=runner.config.layout.group_specs,
             num_host_blocks=runner.config.num_host_blocks,
         ),
     )

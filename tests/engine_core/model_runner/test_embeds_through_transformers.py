@@ -28,7 +28,7 @@ def test_rows_in_chunks_beside_tokens_have_the_tokens_of_generate(name, tmp_path
     config = reference.config.to_dict()
     model = load_transformers_model(tmp_path, config, dtype=torch.float32, ops=ops)
     embedding = reference.get_input_embeddings()
-    size = model.kv_cache_spec.hidden_size
+    size = model.spec.hidden_size
     assert size == embedding.weight.shape[1]
     runner = CPUModelRunner(runner_config(model, ops, num_blocks=90, num_host_blocks=1))
     limits = {"max_num_seqs": 8, "max_model_len": 64, "max_num_batched_tokens": 9}

@@ -137,7 +137,7 @@ def test_a_report_of_a_prompt_has_all_hidden_states(make_drive):
 
 
 def test_states_that_are_kept_are_those_of_all_tokens(model, make_drive):
-    model.keep_states([1, len(model.kv_cache_spec.sliding_windows)])
+    model.keep_states([1, model.spec.num_layers])
     watched, drive = make_drive()
     drive.add("a", prompt_of(9), ASKED)
     drive.step({"a": 9})

@@ -15,6 +15,7 @@ from stages_in_turn import StagesInTurn, load_stages
 from engine_core.model_runner.config import plan_cache_layout
 from engine_core.model_runner.cpu.runner import CPUModelRunner
 from engine_core.models.errors import ModelConfigError
+from engine_core.models.layer_cache import paged_keys
 from engine_core.models.parallel.stages import Stage, split_layers
 from engine_core.models.registry import read_model_config
 from engine_core.scheduler import DraftTokenIds
@@ -196,17 +197,19 @@ def test_layers_are_split_by_what_a_token_reads_and_the_head_counts():
 
 def test_a_stage_has_its_own_layers_share_of_a_block():
     """Proves S067."""
-    windows = ((3, 3, 3, None) * 5)[:18]
-    whole = plan_cache_layout(windows)
+    layers = paged_keys(1, 4, ((3, 3, 3, None) * 5)[:18])
+    a_layer = layers[0].block_bytes(4, torch.float32)
+    whole = plan_cache_layout(layers, 4, torch.float32)
     for num_stages in (2, 3):
         size = 18 // num_stages
         layouts = [
-            plan_cache_layout(windows, Stage(range(start, start + size), 18))
+            plan_cache_layout(layers, 4, torch.float32, Stage(range(start, start + size), 18))
             for start in range(0, 18, size)
         ]
         for start, layout in zip(range(0, 18, size), layouts, strict=True):
             assert layout.group_specs == whole.group_specs
-            places = [layout.place_of(layer) for layer in range(start, start + size)]
-            assert len(set(places)) == size
-            assert max(tensor for _, tensor in places) + 1 == layout.num_tensors
-        assert sum(layout.num_tensors for layout in layouts) <= whole.num_tensors + num_stages
+            own = range(start, start + size)
+            assert list(layout.offsets) == sorted(own, key=layout.group_of)
+            assert len({(layout.group_of(layer), layout.offsets[layer]) for layer in own}) == size
+        most = whole.block_bytes + num_stages * a_layer
+        assert sum(layout.block_bytes for layout in layouts) <= most

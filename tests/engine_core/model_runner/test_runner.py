@@ -115,8 +115,7 @@ def test_tables_are_replaced_from_the_middle_on(make_runner, reference):
     old = [block for table in line.tables for block in table[1:]]
     drive.plans.update("a", 1, moved)
     drive.decode("a")
-    for keys, values in drive.runner.storage.device_tensors:
-        keys[old] = values[old] = 1e4
+    drive.runner.storage.device_blocks[old] = 77
     drive.decode("a", steps=4)
     assert drive.tokens["a"] == greedy(reference, prompt_of(10), 6)
 
@@ -220,7 +219,7 @@ def test_penalties_count_the_output_of_new_resumed_and_replaced_sequences(make_r
     model = drive.runner.model
 
     class Flat:
-        kv_cache_spec = model.kv_cache_spec
+        spec = model.spec
         forward = staticmethod(model.forward)
 
         @staticmethod
@@ -253,7 +252,7 @@ def test_a_sequence_whose_logits_are_no_numbers_fails_alone(make_runner, referen
     model = drive.runner.model
 
     class Spoiled:
-        kv_cache_spec = model.kv_cache_spec
+        spec = model.spec
         forward = staticmethod(model.forward)
 
         @staticmethod

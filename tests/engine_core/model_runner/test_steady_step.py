@@ -10,7 +10,8 @@ from runners import runner_config
 
 import engine_core.model_runner
 from engine_core.model_runner.cpu.runner import CPUModelRunner
-from engine_core.models.interface import KVCacheSpec
+from engine_core.models.interface import ModelSpec
+from engine_core.models.layer_cache import paged_keys
 from kernels.torch.operations import TorchOperations
 from protocol.sampling import SamplingParams
 
@@ -21,12 +22,9 @@ V = 50
 class CountingModel:
     """The next token is the last one plus one; attends to nothing."""
 
-    kv_cache_spec = KVCacheSpec(
-        num_layers=2,
+    spec = ModelSpec(
+        layers=paged_keys(1, 4, (None, 8)),
         num_query_heads=2,
-        num_kv_heads=1,
-        head_size=4,
-        sliding_windows=(None, 8),
         hidden_size=V,
         vocab_size=V,
         max_model_len=64,

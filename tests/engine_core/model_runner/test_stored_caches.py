@@ -7,7 +7,7 @@ from plans import Drive
 from runners import spoil
 
 from kernels.cpu.operations import CpuOperations
-from kernels.interface.operations import AttentionSpec, cached_head_bytes
+from kernels.interface.operations import AttentionSpec
 from kernels.torch.operations import TorchOperations
 from protocol.sampling import SamplingParams
 from tests.native_kernels import native_library_or_skip
@@ -62,7 +62,7 @@ def test_a_sequence_swapped_out_and_in_has_the_same_bits(make_stored):
     drive.plans.swap_out = list(zip(old, hosts, strict=True))
     drive.plans.preempt("a")
     drive.step({})
-    spoil(drive.runner.storage.device_tensors)
+    spoil(drive.runner.storage.device_blocks)
     tables = [drive.plans.take_blocks(len(table)) for table in tables]
     new = [block for table in tables for block in table]
     drive.plans.swap_in = list(zip(hosts, new, strict=True))
@@ -109,11 +109,11 @@ def test_log_probabilities_are_near_those_of_a_float32_cache_and_not_equal(make_
 
 def test_a_block_of_int8_takes_what_the_arithmetic_says(make_runner):
     runner = make_runner(kv_dtype=torch.int8, num_blocks=10)
-    spec = runner.config.model.kv_cache_spec
-    for keys, values in runner.storage.device_tensors:
-        for cache in (keys, values):
-            num_bytes = 11 * 4 * spec.num_kv_heads * cached_head_bytes(spec.head_size, torch.int8)
-            assert cache.nbytes == num_bytes
+    layers = runner.config.model.spec.layers
+    a_layer = 4 * layers[0].num_kv_heads * 2 * (layers[0].key_size + 4)
+    padded = -(-a_layer // 64) * 64
+    layers_a_block = max(len(group.layers) for group in runner.config.layout.groups)
+    assert runner.storage.device_blocks.shape == (11, layers_a_block * padded)
 
 
 def test_torch_alone_has_no_such_cache():

@@ -6,6 +6,7 @@ import transformers
 from engine_core.models.encoders.encoder import Encoder
 from engine_core.models.loading import load_model
 from kernels.interface.operations import AttentionSpec, ForwardContext
+from tests.kernels.paged_steps import make_cache
 
 VOCAB_SIZE = 99
 _SMALL = {
@@ -69,11 +70,12 @@ def hidden_states(model, prompts, types):
 
 def run(model, ops, prompts, types, block_size=16):
     """By ours, all prompts in one step, each from a block of its own; a tensor a prompt."""
-    spec, lengths = model.kv_cache_spec, torch.tensor([len(ids) for ids in prompts])
+    spec, keys = model.spec, model.spec.keys_of(0)
+    lengths = torch.tensor([len(ids) for ids in prompts])
     blocks = -(-lengths // block_size)
     first = blocks.cumsum(0) - blocks
-    shape = int(blocks.sum()), block_size, spec.num_kv_heads, spec.head_size
-    caches = [ops.allocate_kv_cache(*shape, torch.float32)] * spec.num_layers
+    shape = int(blocks.sum()), block_size, keys.num_kv_heads, keys.key_size
+    caches = [make_cache(ops, *shape, torch.float32)] * spec.num_layers
     positions = [torch.arange(length) for length in lengths.tolist()]
     slots = [at * block_size + own for at, own in zip(first, positions, strict=True)]
     table = (first[:, None] + torch.arange(int(blocks.max()))).clamp(max=int(blocks.sum()) - 1)
@@ -81,8 +83,8 @@ def run(model, ops, prompts, types, block_size=16):
         window: ops.make_attention_planner(
             AttentionSpec(
                 num_query_heads=spec.num_query_heads,
-                num_kv_heads=spec.num_kv_heads,
-                head_size=spec.head_size,
+                num_kv_heads=keys.num_kv_heads,
+                head_size=keys.key_size,
                 block_size=block_size,
                 sliding_window=window,
                 max_num_seqs=len(prompts),
@@ -100,10 +102,10 @@ def run(model, ops, prompts, types, block_size=16):
             num_decodes=0,
             num_decode_tokens=0,
         )
-        for window in set(spec.sliding_windows)
+        for window in {layer.reach for layer in spec.layers}
     }
     places = [own + model.num_positions * kind for own, kind in zip(positions, types, strict=True)]
-    context = ForwardContext(caches, [plans[window] for window in spec.sliding_windows], ops)
+    context = ForwardContext(caches, [plans[layer.reach] for layer in spec.layers], ops)
     with torch.inference_mode():
         hidden = model.forward(torch.cat(prompts), torch.cat(places), context)
     return hidden.split(lengths.tolist())

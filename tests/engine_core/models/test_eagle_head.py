@@ -9,6 +9,7 @@ from engine_core.models.heads.eagle_config import read_eagle_config
 from engine_core.models.loading import load_dummy_model, load_eagle_head
 from kernels.interface.operations import AttentionSpec, ForwardContext
 from tests.eagle_heads import PublishedHead, head_config, head_tensors
+from tests.kernels.paged_steps import make_cache
 
 TARGET = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 32,
@@ -39,11 +40,11 @@ def load(config, tensors, target, ops):
 
 def context_for(head, ops):
     """One sequence of T tokens in one chunk."""
-    spec = head.kv_cache_spec
+    spec, keys = head.spec, head.spec.keys_of(0)
     heads = {
         "num_query_heads": spec.num_query_heads,
-        "num_kv_heads": spec.num_kv_heads,
-        "head_size": spec.head_size,
+        "num_kv_heads": keys.num_kv_heads,
+        "head_size": keys.key_size,
     }
     planner = ops.make_attention_planner(
         AttentionSpec(
@@ -57,7 +58,7 @@ def context_for(head, ops):
             kv_dtype=torch.float32,
         )
     )
-    cache = ops.allocate_kv_cache(7, 4, spec.num_kv_heads, spec.head_size, torch.float32)
+    cache = make_cache(ops, 7, 4, keys.num_kv_heads, keys.key_size, torch.float32)
     metadata = planner.plan(
         query_start_loc_R1=torch.tensor([0, T], dtype=torch.int32),
         seq_lens_R=torch.tensor([T], dtype=torch.int32),
@@ -129,7 +130,7 @@ def test_spellings_of_one_head_are_one_head(ops, target):
 
 
 def test_the_speculators_library_norms_before_the_residual_by_default(target):
-    shape = target.kv_cache_spec
+    shape = target.config
     assert read_eagle_config(speculators(head_config(TARGET)), shape).norm_before_residual
     assert not read_eagle_config(head_config(TARGET), shape).norm_before_residual
 

@@ -48,13 +48,13 @@ class EncodedRun(PagedRun):
             at = torch.arange(len(states))
             slots = table[at // block_size] * block_size + at % block_size
             model.write_encoded(states, slots, self.caches, ops)
-        spec = model.kv_cache_spec
+        spec, keys = model.spec, model.spec.keys_of(0)
         num_tokens = sum(map(len, sequences))
         self.encoder_planner = ops.make_attention_planner(
             AttentionSpec(
                 num_query_heads=spec.num_query_heads,
-                num_kv_heads=spec.num_kv_heads,
-                head_size=spec.head_size,
+                num_kv_heads=keys.num_kv_heads,
+                head_size=keys.key_size,
                 block_size=block_size,
                 sliding_window=None,
                 max_num_seqs=num_tokens,
@@ -124,7 +124,7 @@ def test_relative_positions_have_no_end_but_the_one_asked_for(ops, tmp_path):
         load_encoder_decoder(folder, config, dtype=torch.float32, max_model_len=length)
         for length in (None, 40, 700)
     )
-    limits = [each.kv_cache_spec.max_model_len for each in (usual, short, long)]
+    limits = [each.spec.max_model_len for each in (usual, short, long)]
     assert limits == [512, 512, 700]
     assert [each.max_encoder_tokens for each in (usual, short, long)] == limits
     tensors = encoder_input("mt5", 600)
@@ -141,7 +141,7 @@ def test_relative_positions_have_no_end_but_the_one_asked_for(ops, tmp_path):
     folder, _ = make_folder("bart", tmp_path / "bart")
     config = json.loads((folder / "config.json").read_text())
     bart = load_encoder_decoder(folder, config, dtype=torch.float32, max_model_len=700)
-    assert bart.kv_cache_spec.max_model_len == bart.max_encoder_tokens == 160
+    assert bart.spec.max_model_len == bart.max_encoder_tokens == 160
 
 
 @pytest.mark.parametrize(("family", "name"), [("bart", "BartModel"), ("t5", "T5WithLMHeadModel")])

@@ -5,6 +5,7 @@ import torch
 import transformers
 
 from engine_core.models.errors import ModelConfigError, ModelWeightsError, UnsupportedArchitecture
+from engine_core.models.layer_cache import paged_keys
 from engine_core.models.loading import load_model
 
 CONFIG = transformers.LlamaConfig(
@@ -43,7 +44,7 @@ def test_unknown_architecture_names_itself_and_the_supported_ones(ops):
 
 
 def test_model_type_serves_where_architectures_is_absent(ops):
-    assert load(ops, architectures=None).kv_cache_spec.num_layers == 2
+    assert load(ops, architectures=None).spec.num_layers == 2
     with pytest.raises(UnsupportedArchitecture, match="model_type 'mamba'"):
         load(ops, refuse_to_read(), architectures=None, model_type="mamba")
 
@@ -133,7 +134,7 @@ def test_missing_head_of_an_untied_model_is_named(ops):
 
 def test_old_inverse_frequencies_in_a_checkpoint_are_ignored(ops):
     weights = {**tensors(), "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(2)}
-    assert load(ops, weights).kv_cache_spec.head_size == 4
+    assert load(ops, weights).spec.keys_of(0).key_size == 4
 
 
 @pytest.mark.parametrize("head", ["absent", "equal", "different"])
@@ -153,12 +154,6 @@ def test_tied_head_follows_the_checkpoint_as_transformers_does(ops, head):
 
 
 def test_spec_tells_the_cache_what_it_needs(ops):
-    spec = load(ops).kv_cache_spec
-    assert (spec.num_layers, spec.num_query_heads, spec.num_kv_heads, spec.head_size) == (
-        2,
-        4,
-        2,
-        4,
-    )
-    assert spec.sliding_windows == (None, None)
+    spec = load(ops).spec
+    assert (spec.num_query_heads, spec.layers) == (4, paged_keys(2, 4, (None, None)))
     assert (spec.vocab_size, spec.max_model_len) == (50, 32)

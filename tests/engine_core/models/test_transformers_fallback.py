@@ -8,6 +8,7 @@ import torch
 import transformers
 
 from engine_core.models.errors import ModelError, ModelWeightsError, UnsupportedArchitecture
+from engine_core.models.layer_cache import paged_keys
 from engine_core.models.transformers import attention
 from engine_core.models.transformers.attention import FlattenedModel, PerRequestModel
 from engine_core.models.transformers.model import load_transformers_model
@@ -231,12 +232,11 @@ def test_longrope_ends_where_its_angles_would_change(tmp_path, ops):
     )
     _, saved = save(config, tmp_path)
     model = load_transformers_model(tmp_path, saved, dtype=torch.float32, ops=ops)
-    assert model.kv_cache_spec.max_model_len == 32
+    assert model.spec.max_model_len == 32
 
 
 def test_windows_of_the_layers_are_those_of_the_config(tmp_path, ops):
     _, config = save(FLATTENED["gemma2"](), tmp_path)
-    spec = load_transformers_model(tmp_path, config, dtype=torch.float32, ops=ops).kv_cache_spec
-    assert spec.sliding_windows == (3, None, 3)
-    assert (spec.num_query_heads, spec.num_kv_heads, spec.head_size) == (6, 2, 8)
+    spec = load_transformers_model(tmp_path, config, dtype=torch.float32, ops=ops).spec
+    assert (spec.num_query_heads, spec.layers) == (6, paged_keys(2, 8, (3, None, 3)))
     assert (spec.vocab_size, spec.max_model_len) == (131, 128)

@@ -1,7 +1,6 @@
 """A cache's pages are there before anything is written, and nothing of them changes."""
 
 import ctypes
-import math
 import mmap
 import sys
 import time
@@ -14,14 +13,13 @@ from engine_core.startup import cache_pages
 from kernels.torch.operations import TorchOperations
 
 NUM_BLOCKS = 5000
-BLOCK = 16, 2, 64
+BLOCK_BYTES = 16384
 
 
 def fresh_cache():
-    """Zeros [B, ...] in memory that nobody has used: the C library may reuse what it has."""
-    num_bytes = NUM_BLOCKS * math.prod(BLOCK) * 4
-    memory = (mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE) for _ in range(2))
-    return tuple(torch.frombuffer(each, dtype=torch.float32).view(-1, *BLOCK) for each in memory)
+    """Zeros in memory that nobody has used: the C library may reuse what it has."""
+    memory = mmap.mmap(-1, NUM_BLOCKS * BLOCK_BYTES, flags=mmap.MAP_PRIVATE)
+    return torch.frombuffer(memory, dtype=torch.uint8).view(NUM_BLOCKS, BLOCK_BYTES)
 
 
 def none_filled():
@@ -40,32 +38,29 @@ def share_of_resident_pages(tensor):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="of Linux")
 def test_all_pages_are_there_and_their_contents_stay():
-    keys, values = fresh_cache()
-    keys[7] = 5.0
-    assert share_of_resident_pages(keys) < 0.5
-    assert share_of_resident_pages(values) < 0.5
-    cache_pages.populate_cache([(keys, values)], NUM_BLOCKS, none_filled).join()
-    assert share_of_resident_pages(keys) == share_of_resident_pages(values) == 1.0
-    assert float(keys.sum()) == 5.0 * keys[7].numel()
-    assert not values.any()
+    blocks = fresh_cache()
+    blocks[7] = 5
+    assert share_of_resident_pages(blocks) < 0.5
+    cache_pages.populate_cache(blocks, NUM_BLOCKS, none_filled).join()
+    assert share_of_resident_pages(blocks) == 1.0
+    assert int(blocks.sum()) == 5 * BLOCK_BYTES
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="of Linux")
 def test_pages_stay_ahead_of_the_blocks_in_use_until_all_are_there(monkeypatch):
     monkeypatch.setattr(cache_pages, "_POLL_S", 0.01)
     filled = [0]
-    keys, values = fresh_cache()
-    thread = cache_pages.populate_cache([(keys, values)], 1000, lambda: filled[0])
+    blocks = fresh_cache()
+    thread = cache_pages.populate_cache(blocks, 1000, lambda: filled[0])
     # of these blocks pages are to be there; at the third look some have been freed
     for filled[0], num_there in ((0, 1000), (1500, 2500), (700, 2500), (3000, 4000)):
-        wait_until(lambda stop=num_there: share_of_resident_pages(values[:stop]) == 1.0)
-        for tensor in (keys, values):
-            assert share_of_resident_pages(tensor[num_there + 500 :]) < 0.5
+        wait_until(lambda stop=num_there: share_of_resident_pages(blocks[:stop]) == 1.0)
+        assert share_of_resident_pages(blocks[num_there + 500 :]) < 0.5
         assert thread.is_alive()
     filled[0] = NUM_BLOCKS - 1000
     thread.join(60)
     assert not thread.is_alive()
-    assert share_of_resident_pages(keys) == share_of_resident_pages(values) == 1.0
+    assert share_of_resident_pages(blocks) == 1.0
 
 
 def wait_until(condition):
@@ -90,9 +85,9 @@ def test_of_a_cache_whose_memory_nobody_gave_the_first_blocks_are_few():
 @pytest.mark.skipif(sys.platform != "linux", reason="of Linux")
 def test_a_system_that_cannot_is_asked_once(monkeypatch, caplog):
     monkeypatch.setattr(cache_pages, "_POPULATE_WRITE", 12345)
-    tensors = [TorchOperations().allocate_kv_cache(64, 16, 2, 64, torch.float32)]
+    blocks = TorchOperations().allocate_blocks(64, 16384)
     with caplog.at_level("DEBUG", logger=cache_pages.__name__):
-        cache_pages.populate_cache(tensors, 64, none_filled).join()
+        cache_pages.populate_cache(blocks, 64, none_filled).join()
     assert [record.message for record in caplog.records] == [
         "the KV cache's pages come as they are written: Invalid argument"
     ]
@@ -100,14 +95,16 @@ def test_a_system_that_cannot_is_asked_once(monkeypatch, caplog):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="of Linux")
 def test_a_cache_that_is_given_back_gets_no_more_pages(monkeypatch):
-    tensors = [TorchOperations().allocate_kv_cache(64, 16, 2, 64, torch.float32)]
+    blocks = TorchOperations().allocate_blocks(64, 16384)
     asked = []
 
     class Library:
         def __init__(self, name, use_errno):
             def madvise(first, length, advice):
                 asked.append(length)
-                tensors.clear()
+                nonlocal blocks
+                blocks = None
+                time.sleep(0.1)  # until the call that began this has returned
                 return 0
 
             self.madvise = madvise
@@ -115,17 +112,17 @@ def test_a_cache_that_is_given_back_gets_no_more_pages(monkeypatch):
 
     monkeypatch.setattr(cache_pages.ctypes, "CDLL", Library)
     monkeypatch.setattr(cache_pages, "_STRIDE_BYTES", 1 << 16)
-    cache_pages.populate_cache(tensors, 64, none_filled).join()
+    cache_pages.populate_cache(blocks, 64, none_filled).join()
     assert len(asked) == 1
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="of Linux")
 def test_a_cache_that_is_given_back_ends_the_wait_for_it(monkeypatch):
     monkeypatch.setattr(cache_pages, "_POLL_S", 0.01)
-    tensors = [fresh_cache()]
-    thread = cache_pages.populate_cache(tensors, 64, none_filled)
+    blocks = fresh_cache()
+    thread = cache_pages.populate_cache(blocks, 64, none_filled)
     thread.join(0.2)
     assert thread.is_alive()
-    tensors.clear()
+    del blocks
     thread.join(60)
     assert not thread.is_alive()

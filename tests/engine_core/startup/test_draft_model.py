@@ -68,10 +68,10 @@ def saved(tmp_path):
 
 def test_the_first_layers_share_weights_and_blocks_count_both(served):
     options, files, loaded = served("first-layers:3")
-    assert loaded.draft.model.kv_cache_spec.num_layers == 3
+    assert loaded.draft.model.spec.num_layers == 3
     assert loaded.draft.model.vocabulary is loaded.model.vocabulary
     config = plan_runner(options, files, loaded).config
-    assert config.layout.num_tensors == 7
+    assert len(config.layout.offsets) == 7
     assert config.draft.model is loaded.draft.model
     plain = load_with_draft(EngineOptions(load_format="dummy", model_config=files.path), files, CPU)
     alone = plan_runner(options, files, plain).config
@@ -92,7 +92,7 @@ def test_first_layers_of_other_numbers_are_loaded_again(saved):
         ),
     )
     loaded = load_with_draft(options, open_model_files(str(folder), report=print), CPU)
-    assert loaded.draft.model.kv_cache_spec.num_layers == 2
+    assert loaded.draft.model.spec.num_layers == 2
     assert loaded.draft.model.vocabulary is not loaded.model.vocabulary
 
 
@@ -116,8 +116,8 @@ def test_a_model_that_cannot_draft_for_this_one_is_refused(served, saved, change
 
 def test_a_model_of_other_heads_drafts_where_each_layer_has_a_tensor(served, saved):
     options, files, loaded = served(str(saved("other", num_attention_heads=2)))
-    specs = plan_runner(options, files, loaded).config.tensor_specs
-    assert [spec.head_size for spec in specs] == [16, 16, 16, 16, 32]
+    layers = plan_runner(options, files, loaded).config.layers
+    assert [layer.key_size for layer in layers] == [16, 16, 16, 16, 32]
 
 
 def test_lists_of_layers_are_cut():
@@ -166,7 +166,7 @@ def test_a_head_is_loaded_beside_its_target_and_its_layer_counted(served, head):
     options, files, loaded = served(head(**STATES), speculative="eagle")
     assert loaded.draft.model.state_layers == (2, 3, 4)
     plan = plan_runner(options, files, loaded)
-    assert [spec.num_layers for spec in plan.config.tensor_specs] == [4, 4, 4, 4, 1]
+    assert len(plan.config.layers) == 4 + 1
     assert plan.scheduler.num_lookahead_slots == 3
     key = store_key(options, files, loaded, plan.config)
     other = served(head(**STATES, rope_theta=7.0), speculative="eagle")

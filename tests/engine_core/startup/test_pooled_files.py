@@ -39,7 +39,7 @@ def test_a_model_without_a_head_is_pooled(architecture):
 
 @pytest.mark.parametrize("spelling", SPELLINGS["hidden_size"])
 def test_hidden_states_are_as_wide_as_the_config_says_by_any_name(spelling):
-    model = SimpleNamespace(kv_cache_spec=SimpleNamespace(hidden_size=20))
+    model = SimpleNamespace(spec=SimpleNamespace(hidden_size=20))
     assert pooled("GPT2Model", **{spelling: 36}).pooler(model).config.hidden_size == 36
     inner = {"text_config": {spelling: 36}, "hidden_size": 7}
     assert pooled("GPT2Model", **inner).pooler(model).config.hidden_size == 36

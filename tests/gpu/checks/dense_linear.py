@@ -3,8 +3,8 @@ what that costs beside cuBLAS."""
 
 import torch
 
-from kernels.interface.operations import AttentionParams, AttentionSpec
-from kernels.triton.attention.kv_cache import allocate_kv_cache
+from kernels.interface.kv_cache import KVShape
+from kernels.interface.operations import AttentionParams, AttentionSpec, allocate_kv_cache
 from kernels.triton.linear.dense import dense_linear
 from kernels.triton.operations import TritonOperations
 from tests.gpu.checks.errors import num_different, row_error
@@ -48,8 +48,9 @@ def check_attention_in_chunks(
     place = torch.device(device)
     ops = TritonOperations(place, batch_invariant=True)
     num_blocks = -(-length // block_size)
-    cache = allocate_kv_cache(num_blocks, block_size, kv_heads, head_size, dtype, place)
-    for view in cache:
+    shape = KVShape(block_size, kv_heads, head_size, head_size, dtype)
+    cache = allocate_kv_cache(ops, num_blocks, shape)
+    for view in cache.parts:
         view.normal_()
     spec = AttentionSpec(
         num_query_heads=heads,
@@ -76,7 +77,7 @@ def check_attention_in_chunks(
             num_decode_tokens=int(stop - start == 1),
         )
         return ops.paged_attention(
-            q_THD[start:stop], *cache, metadata, AttentionParams(scale=0.125)
+            q_THD[start:stop], *cache.parts, metadata, AttentionParams(scale=0.125)
         )
 
     one_by_one = torch.cat([attend(token, token + 1) for token in range(length)])

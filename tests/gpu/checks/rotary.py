@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels.interface.kv_cache import KVCache, KVShape
 from kernels.interface.operations import RotaryParams
 from kernels.triton.attention.rotary_cache import rotary_and_cache, rotary_and_cache_reference
 from tests.gpu.checks.errors import row_error, worst
@@ -72,7 +73,11 @@ class Inputs:
 
     def call(self, q_out_THD: torch.Tensor | None = None) -> torch.Tensor:
         """The kernel; overwrites queries in place unless there is somewhere else."""
-        kv_cache = self.kv_B2KSD[:, 0], self.kv_B2KSD[:, 1]
+        shape = self.shape
+        sizes = shape.block_size, shape.num_kv_heads, shape.head_size, shape.head_size
+        kv_cache = KVCache(
+            self.kv_B2KSD[:, 0], self.kv_B2KSD[:, 1], KVShape(*sizes, self.kv_B2KSD.dtype)
+        )
         return rotary_and_cache(
             self.qkv_TN,
             self.positions_T,

@@ -17,6 +17,7 @@ from kernels.interface.operations import (
     RotaryParams,
 )
 from kernels.torch.operations import TorchOperations
+from tests.kernels.paged_steps import make_cache
 
 HEADS, KV_HEADS, HEAD_SIZE, WIDTH, VOCAB, BLOCK = 9, 3, 8, 72, 50, 4
 NUM_BLOCKS = 40
@@ -94,7 +95,7 @@ class ToyModel:
                 metadata = context.metadata[layer]
             attended = ops.paged_attention(
                 q,
-                *context.kv_caches[layer],
+                *context.kv_caches[layer].parts,
                 metadata,
                 AttentionParams(
                     scale=0.4,
@@ -117,8 +118,8 @@ class Steps:
     def __init__(self, ops, model):
         self.block, self.each = model.block, (model.num_blocks - 1) // 3
         self.caches = [
-            ops.allocate_kv_cache(
-                model.num_blocks, model.block, KV_HEADS, model.head_size, model.kv_dtype
+            make_cache(
+                ops, model.num_blocks, model.block, KV_HEADS, model.head_size, model.kv_dtype
             )
             for _ in range(2)
         ]
@@ -239,8 +240,7 @@ def test_steps_of_any_size_have_the_bits_of_single_operations(ops, packed_embedd
     for ours, expected in results:  # a later step has not written to an earlier one's result
         assert torch.equal(ours, expected)
     for ours, expected in zip(captured.caches, eager.caches, strict=True):
-        assert torch.equal(ours[0], expected[0])
-        assert torch.equal(ours[1], expected[1])
+        assert all(map(torch.equal, ours.parts, expected.parts))
 
 
 class PanelModel(ToyModel):
@@ -283,7 +283,7 @@ def check_panel_model(library, weights, head_size, block, kv_dtype):
         expected = model.forward(*eager.inputs(requests))
         assert torch.equal(model.captured(*captured.inputs(requests)), expected), requests
         for ours, theirs in zip(captured.caches, eager.caches, strict=True):
-            for one, other in zip(ours, theirs, strict=True):
+            for one, other in zip(ours.parts, theirs.parts, strict=True):
                 # of int8, scales may be NaN where nothing was written
                 assert torch.equal(one.view(torch.uint8), other.view(torch.uint8)), requests
     assert model.captured.is_captured
@@ -324,8 +324,7 @@ def test_rows_that_are_put_out_have_the_bits_that_they_have_among_all(ops, windo
         assert torch.equal(run(*captured.inputs(requests)), expected)
     assert run.is_captured
     for ours, expected in zip(captured.caches + eager.caches, 2 * whole.caches, strict=True):
-        assert torch.equal(ours[0], expected[0])
-        assert torch.equal(ours[1], expected[1])
+        assert all(map(torch.equal, ours.parts, expected.parts))
 
 
 @pytest.mark.parametrize("rows", [[7], [-1], [3, 3], [3, 2]])
@@ -373,7 +372,7 @@ def test_more_tokens_than_there_is_room_for_and_other_caches_are_captured_anew(o
     other = Steps(ops, model)
     assert torch.equal(model.captured(*other.inputs(crowd)), ours)
     assert model.num_calls == 3
-    assert torch.equal(other.caches[1][0], steps.caches[1][0])
+    assert torch.equal(other.caches[1].keys, steps.caches[1].keys)
 
 
 @pytest.mark.parametrize(

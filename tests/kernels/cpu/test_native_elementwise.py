@@ -1,9 +1,11 @@
 """Native norms, activations, rotation and embedding against torch in float64, and refusals."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
-from paged_steps import keys_in_panels, rotate
+from paged_steps import keys_in_panels, make_cache, rotate
 
 from kernels.cpu.operations import CpuOperations
 from kernels.torch.operations import TorchOperations
@@ -187,12 +189,12 @@ def test_rotation_and_cache_are_those_of_torch(
         num_tokens, heads=heads, head_size=head_size, rotary_size=rotary_size, normed=normed
     )
     shape = (160 // block_size, block_size, heads[1], head_size, qkv.dtype)
-    own, reference = ops.allocate_kv_cache(*shape), TORCH.allocate_kv_cache(*shape)
+    own, reference = make_cache(ops, *shape), make_cache(TORCH, *shape)
     expected = rotate(TORCH.rotary_and_cache, qkv.clone(), reference, **arguments)
     rotated = rotate(ops.rotary_and_cache, qkv, own, **arguments)
     torch.testing.assert_close(rotated, expected, atol=2e-6, rtol=2e-6)
-    torch.testing.assert_close(own[0], keys_in_panels(reference[0]), atol=2e-6, rtol=2e-6)
-    assert torch.equal(own[1], reference[1])
+    torch.testing.assert_close(own.keys, keys_in_panels(reference.keys), atol=2e-6, rtol=2e-6)
+    assert torch.equal(own.values, reference.values)
     slots = arguments["slot_mapping_T"]
     for read, wanted in zip(
         ops.read_kv_cache(own, slots), TORCH.read_kv_cache(reference, slots), strict=True
@@ -204,11 +206,11 @@ def test_keys_written_as_they_are_lie_where_rotation_puts_them(ops):
     slots = torch.tensor([0, 15, 16, 31, 47, 90])
     rows = [torch.randn(6, 2, 34) for _ in "kv"]
     shape = 3, 32, 2, 34, torch.float32
-    cache, reference = ops.allocate_kv_cache(*shape), TORCH.allocate_kv_cache(*shape)
+    cache, reference = make_cache(ops, *shape), make_cache(TORCH, *shape)
     ops.write_kv_cache(*rows, slots, cache)
     TORCH.write_kv_cache(*rows, slots, reference)
-    assert torch.equal(cache[0], keys_in_panels(reference[0]))
-    assert torch.equal(cache[1], reference[1])
+    assert torch.equal(cache.keys, keys_in_panels(reference.keys))
+    assert torch.equal(cache.values, reference.values)
 
 
 @pytest.mark.parametrize(
@@ -225,20 +227,21 @@ def test_positions_and_slots_out_of_range_are_refused_and_nothing_is_written(
 ):
     qkv, arguments = rotary_case(5)
     arguments[name][2] = value
-    cache = ops.allocate_kv_cache(40, 4, 2, 8, torch.float32)
+    cache = make_cache(ops, 40, 4, 2, 8, torch.float32)
     before = qkv.clone()
     with pytest.raises(ValueError, match=text):
         rotate(ops.rotary_and_cache, qkv, cache, **arguments)
-    assert torch.equal(qkv, before) and not cache[0].any() and not cache[1].any()
+    assert torch.equal(qkv, before) and not cache.keys.any() and not cache.values.any()
 
 
 def test_tensors_that_do_not_fit_are_refused(ops):
     qkv, arguments = rotary_case(5)
-    cache = ops.allocate_kv_cache(40, 4, 2, 8, torch.float32)
+    cache = make_cache(ops, 40, 4, 2, 8, torch.float32)
     with pytest.raises(ValueError, match=r"qkv is \(5, 79\)"):
         rotate(ops.rotary_and_cache, qkv[:, :79].contiguous(), cache, **arguments)
-    with pytest.raises(ValueError, match=r"values is torch.float64"):
-        rotate(ops.rotary_and_cache, qkv, (cache[0], cache[1].double()), **arguments)
+    with pytest.raises(ValueError, match=r"values torch.float64"):
+        wrong = dataclasses.replace(cache, values=cache.values.double())
+        rotate(ops.rotary_and_cache, qkv, wrong, **arguments)
     with pytest.raises(ValueError, match=r"positions is torch.int32"):
         wrong = {**arguments, "positions_T": arguments["positions_T"].int()}
         rotate(ops.rotary_and_cache, qkv, cache, **wrong)

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from paged_steps import keys_in_panels, make_planner
+from paged_steps import keys_in_panels, make_cache, make_planner
 
 from kernels.cpu.operations import CpuOperations
+from kernels.interface.kv_cache import KVCache, KVShape
 from kernels.interface.operations import AttentionParams, RotaryParams
 from kernels.torch.operations import TorchOperations
 from tests.covering import covering_pairs
@@ -50,7 +51,7 @@ def values_of(cache, *, are_keys=False):
 
 
 def both_values(caches):
-    return values_of(caches[0], are_keys=True), values_of(caches[1])
+    return values_of(caches.keys, are_keys=True), values_of(caches.values)
 
 
 def half_a_step(exact, dtype):
@@ -69,7 +70,7 @@ def written(ops, dtype, *, head_size, block_size=BLOCK, num_tokens=30, norms=Fal
     norm = torch.randn(head_size, generator=generator) if norms else None
     caches, queries = [], []
     for backend, form in ((ops, dtype), (TORCH, torch.float32)):
-        cache = backend.allocate_kv_cache(12, block_size, KV_HEADS, head_size, form)
+        cache = make_cache(backend, 12, block_size, KV_HEADS, head_size, form)
         queries.append(
             backend.rotary_and_cache(
                 qkv.clone(),
@@ -100,12 +101,12 @@ def test_keys_and_values_are_written_within_half_a_step(ops, dtype, head_size, b
     cache, exact, slots, qkv = written(
         ops, dtype, head_size=head_size, block_size=block_size, norms=norms
     )
-    for stored, wanted in zip(both_values(cache), exact, strict=True):
+    for stored, wanted in zip(both_values(cache), exact.parts, strict=True):
         error = (stored - wanted).abs()
         assert bool((error <= half_a_step(wanted, dtype) + 2e-5 * wanted.abs()).all())
     # values are not computed with, so their bits are those of rounding them in torch
     values = qkv.view(len(qkv), -1, head_size)[:, HEADS + KV_HEADS :]
-    kept = values_of(cache[1]).flatten(0, 1)[slots]
+    kept = values_of(cache.values).flatten(0, 1)[slots]
     if dtype is torch.bfloat16:
         assert torch.equal(kept, values.to(torch.bfloat16).float())
     else:
@@ -120,12 +121,12 @@ def test_whole_writes_and_reads_have_the_same_form(ops, dtype, head_size, block_
     """What models outside of our own code do to a cache."""
     cache, _, slots, qkv = written(ops, dtype, head_size=head_size, block_size=block_size)
     values = qkv.view(len(qkv), -1, head_size)[:, HEADS + KV_HEADS :]
-    other = ops.allocate_kv_cache(12, block_size, KV_HEADS, head_size, dtype)
+    other = make_cache(ops, 12, block_size, KV_HEADS, head_size, dtype)
     ops.write_kv_cache(values, values, slots, other)
-    assert torch.equal(other[1], cache[1])
+    assert torch.equal(other.values, cache.values)
     keys, read = ops.read_kv_cache(other, slots)
     assert torch.equal(keys.float(), read.float())
-    assert torch.equal(read.float(), values_of(cache[1]).flatten(0, 1)[slots])
+    assert torch.equal(read.float(), values_of(cache.values).flatten(0, 1)[slots])
     assert torch.equal(*both_values(other))
 
 
@@ -133,7 +134,7 @@ def test_whole_writes_and_reads_have_the_same_form(ops, dtype, head_size, block_
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize(("head_size", "block_size"), [(8, 4), (32, 16)])
 def test_a_value_that_is_no_number_is_read_as_none(ops, dtype, bad, head_size, block_size):
-    cache = ops.allocate_kv_cache(2, block_size, 1, head_size, dtype)
+    cache = make_cache(ops, 2, block_size, 1, head_size, dtype)
     qkv = torch.randn(1, 3 * head_size)
     qkv[0, 2 * head_size + 4] = bad
     ops.rotary_and_cache(
@@ -143,9 +144,9 @@ def test_a_value_that_is_no_number_is_read_as_none(ops, dtype, bad, head_size, b
         cache,
         RotaryParams(num_query_heads=1, head_size=head_size, cos_sin_PD=torch.ones(4, head_size)),
     )
-    values = values_of(cache[1]).flatten(0, 1)[5, 0]
+    values = values_of(cache.values).flatten(0, 1)[5, 0]
     assert not values[4].isfinite()
-    assert values_of(cache[0], are_keys=True).isfinite().all()
+    assert values_of(cache.keys, are_keys=True).isfinite().all()
 
 
 class Sequences:
@@ -158,7 +159,9 @@ class Sequences:
         num_blocks = len(lengths) * width + 1
         order = torch.randperm(num_blocks - 1, generator=generator) + 1
         self.table = order.view(-1, width).int()
-        self.caches = ops.allocate_kv_cache(num_blocks, block_size, KV_HEADS, head_size, dtype)
+        kv_shape = KVShape(block_size, KV_HEADS, head_size, head_size, dtype)
+        self.blocks = ops.allocate_blocks(num_blocks, kv_shape.block_bytes + 64)  # with a gap
+        self.caches = ops.view_kv_cache(self.blocks, kv_shape)
         shape = (num_blocks * block_size, KV_HEADS, head_size)
         rows = [torch.randn(shape, generator=generator) * 2 for _ in "kv"]
         self.rows = [row.view(num_blocks, block_size, KV_HEADS, head_size) for row in rows]
@@ -182,7 +185,7 @@ class Sequences:
         )
         arguments = {"scale": self.head_size**-0.5 / 2, "sliding_window": self.window}
         return (
-            self.ops.paged_attention(q, *self.caches, metadata, AttentionParams(**arguments)),
+            self.ops.paged_attention(q, *self.caches.parts, metadata, AttentionParams(**arguments)),
             metadata,
             arguments,
         )
@@ -229,7 +232,7 @@ def test_attention_over_a_stored_cache_is_that_over_its_values(
         block_size=block_size,
     )
     keys, values = both_values(sequences.caches)
-    plain.caches = keys_in_panels(keys), values
+    plain.caches = KVCache(keys_in_panels(keys), values, plain.caches.shape)
     assert torch.equal(out, plain.attend(q, PIECES)[0])
 
 
@@ -285,8 +288,7 @@ def test_panels_of_bytes_have_the_bits_of_rows_whatever_lies_out_of_sight(ops, h
         sequences = Sequences(
             ops, torch.int8, lengths, head_size=head_size, window=window, block_size=block_size
         )
-        for cache in sequences.caches:
-            cache.fill_(0xFF)  # scales that are no numbers
+        sequences.blocks.fill_(0xFF)  # scales that are no numbers
         for row, (_, first, stop) in enumerate(PIECES):
             low = 0 if window is None else max(0, first - window + 1)
             seen = torch.arange(low, stop)
@@ -309,12 +311,11 @@ def test_copies_within_the_cache_and_through_host_memory_carry_everything(ops, d
     q = torch.randn(2, HEADS, 16)
     pieces = [(0, 60, 61), (1, 60, 61)]
     before, _, _ = sequences.attend(q, pieces)
-    copier = ops.make_block_copier([sequences.caches], 20)
+    copier = ops.make_block_copier(sequences.blocks, 20)
     blocks = sequences.table[0].long()
     away = torch.arange(len(blocks))
     copier.swap_out(blocks, away)
-    for cache in sequences.caches:
-        cache[blocks] = 77
+    sequences.blocks[blocks] = 77
     copier.swap_in(away, blocks)
     # and the second sequence's blocks trade places with the first's
     both = torch.cat([blocks, sequences.table[1].long()])
@@ -328,6 +329,6 @@ def test_a_cache_of_another_form_than_planned_is_refused(ops):
     sequences = Sequences(ops, torch.int8, [9], head_size=16)
     q = torch.randn(1, HEADS, 16)
     for other in (torch.float32, torch.bfloat16):
-        sequences.caches = ops.allocate_kv_cache(9, BLOCK, KV_HEADS, 16, other)
-        with pytest.raises(ValueError, match=r"the plan is for a contiguous cache in I8 of"):
+        sequences.caches = make_cache(ops, 9, BLOCK, KV_HEADS, 16, other)
+        with pytest.raises(ValueError, match=r"a cache of KVShape"):
             sequences.attend(q, [(0, 8, 9)])

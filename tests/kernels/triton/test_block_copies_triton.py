@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from kernels.triton import block_copies, host_memory
-from kernels.triton.attention.kv_cache import allocate_kv_cache, whole_cache
 from kernels.triton.block_copies import TritonBlockCopier, runs_of
 
 CPU = torch.device("cpu")
@@ -50,25 +49,20 @@ def ids(*numbers):
     return torch.tensor(numbers, dtype=torch.int64)
 
 
-def make(lanes, staging_blocks=2, dtype=torch.bfloat16):
-    caches = [allocate_kv_cache(NUM_BLOCKS, 2, 1, 4, dtype, CPU) for _ in range(3)]
-    block_bytes = 3 * 2 * 2 * 4 * dtype.itemsize
+def make(lanes, staging_blocks=2):
+    blocks = torch.arange(1, NUM_BLOCKS + 1).to(torch.uint8)[:, None].repeat(1, 192)
     copier = TritonBlockCopier(
-        caches, NUM_HOST_BLOCKS, lanes=lanes, staging_bytes=staging_blocks * block_bytes
+        blocks, NUM_HOST_BLOCKS, lanes=lanes, staging_bytes=staging_blocks * 192
     )
-    for at, cache in enumerate(caches):
-        whole_cache(cache).copy_(torch.arange(1, NUM_BLOCKS + 1).view(-1, 1, 1, 1, 1) + 20 * at)
-    for at, (keys, values) in enumerate(copier.host_caches):
-        for part in (keys, values):
-            part.copy_(FIRST_OF_HOST + torch.arange(NUM_HOST_BLOCKS).view(-1, 1, 1, 1) + 20 * at)
-    return copier, caches
+    copier.host_blocks.copy_(FIRST_OF_HOST + torch.arange(NUM_HOST_BLOCKS)[:, None])
+    return copier, blocks
 
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("staging_blocks", [1, 2, 5])
 def test_however_late_a_stream_is_every_block_arrives_whole(seed, staging_blocks):
     lanes, draw = ShuffledLanes(seed), random.Random(seed)
-    copier, caches = make(lanes, staging_blocks)
+    copier, memory = make(lanes, staging_blocks)
     device = list(range(1, NUM_BLOCKS + 1))
     host = list(range(FIRST_OF_HOST, FIRST_OF_HOST + NUM_HOST_BLOCKS))
     for _ in range(8):
@@ -85,13 +79,10 @@ def test_however_late_a_stream_is_every_block_arrives_whole(seed, staging_blocks
                 device[block] = host[place]
         overwritten = draw.randrange(NUM_BLOCKS)  # a step writes as soon as the call is queued
         device[overwritten] = 0
-        lanes.compute(lambda at=overwritten: [whole_cache(cache)[at].zero_() for cache in caches])
+        lanes.compute(lambda at=overwritten: memory[at].zero_())
     lanes.finish()
-    for at, (cache, kept) in enumerate(zip(caches, copier.host_caches, strict=True)):
-        for tensors, numbers in ((cache, device), (kept, host)):
-            expected = torch.tensor([number and number + 20 * at for number in numbers])
-            for tensor in tensors:
-                assert (tensor == expected.view(-1, 1, 1, 1)).all()
+    for blocks, numbers in ((memory, device), (copier.host_blocks, host)):
+        assert (blocks == torch.tensor(numbers)[:, None]).all()
 
 
 def test_blocks_that_follow_one_another_in_host_memory_travel_as_one():
@@ -100,7 +91,7 @@ def test_blocks_that_follow_one_another_in_host_memory_travel_as_one():
     assert runs_of([]) == []
 
 
-def test_ids_are_sent_once_and_one_launch_copies_all_layers(monkeypatch):
+def test_ids_are_sent_once_and_one_launch_copies_all_of_them(monkeypatch):
     copier, _ = make(None)
     launches, sent = [], []
     kernel, send = block_copies.move_blocks_kernel, copier._send

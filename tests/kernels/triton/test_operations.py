@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from paged_steps import rotate
+from paged_steps import make_cache, rotate
 
+from kernels.interface.kv_cache import KVShape
 from kernels.interface.operations import (
     AttentionParams,
     AttentionSpec,
@@ -11,7 +12,6 @@ from kernels.interface.operations import (
 )
 from kernels.torch.operations import TorchOperations
 from kernels.triton.attention import planner as attention_planner
-from kernels.triton.attention.kv_cache import whole_cache
 from kernels.triton.operations import TritonOperations
 
 TORCH = TorchOperations()
@@ -31,15 +31,20 @@ def random(*shape, seed=0):
 def caches_of_both(num_blocks, num_kv_heads, head_size, dtype=torch.float32):
     """A cache of each backend with the same random contents: (torch, Triton)."""
     shape = (num_blocks, BLOCK_SIZE, num_kv_heads, head_size, dtype)
-    ours, theirs = TRITON.allocate_kv_cache(*shape), TORCH.allocate_kv_cache(*shape)
-    for part, (mine, reference) in enumerate(zip(ours, theirs, strict=True)):
+    ours, theirs = make_cache(TRITON, *shape), make_cache(TORCH, *shape)
+    for part, (mine, reference) in enumerate(parts_of(ours, theirs)):
         reference.copy_(random(*reference.shape, seed=part))
         mine.copy_(reference.transpose(1, 2))
     return theirs, ours
 
 
+def parts_of(ours, theirs):
+    """Pairs of keys, of values."""
+    return (ours.keys, theirs.keys), (ours.values, theirs.values)
+
+
 def assert_same_contents(ours, theirs):
-    for mine, reference in zip(ours, theirs, strict=True):
+    for mine, reference in parts_of(ours, theirs):
         close(mine.transpose(1, 2), reference)
 
 
@@ -182,7 +187,7 @@ def test_paged_attention(ops, step, heads, window, softcap):
         out.append(
             backend.paged_attention(
                 q,
-                *cache,
+                *cache.parts,
                 metadata,
                 AttentionParams(scale=0.3, sliding_window=window, softcap=softcap),
             )
@@ -225,7 +230,10 @@ def test_a_token_has_the_same_bits_as_decode_and_in_a_chunk_if_batch_invariant()
             num_decode_tokens=int(queries == 1),
         )
         out = INVARIANT.paged_attention(
-            q[17 - queries :].clone(), *cache, metadata, AttentionParams(scale=0.3)
+            q[17 - queries :].clone(),
+            *cache.parts,
+            metadata,
+            AttentionParams(scale=0.3),
         )
         rows.append(out[-1])
     assert torch.equal(rows[0], rows[1]) and torch.equal(rows[0], rows[2])
@@ -245,25 +253,19 @@ def test_experts():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
 def test_blocks_are_copied_within_a_cache_and_to_the_host_and_back(dtype):
-    cache = TRITON.allocate_kv_cache(6, BLOCK_SIZE, 2, 8, dtype)
-    assert [tuple(view.shape) for view in cache] == [(6, 2, BLOCK_SIZE, 8)] * 2
-    whole = whole_cache(cache)
-    assert not whole.float().any()
-    whole.copy_(random(*whole.shape).to(dtype))
-    before = whole.float().clone()
-    copier = TRITON.make_block_copier([cache], 3)
-    assert [view.stride() for view in copier.host_caches[0]] == [view.stride() for view in cache]
+    shape = KVShape(BLOCK_SIZE, 2, 8, 8, dtype)
+    whole = TRITON.allocate_blocks(6, shape.block_bytes)
+    cache = TRITON.view_kv_cache(whole, shape)
+    assert cache.keys.shape == cache.values.shape == (6, 2, BLOCK_SIZE, 8)
+    assert not whole.any()
+    whole.random_(256, generator=torch.Generator().manual_seed(0))
+    before = whole.clone()
+    copier = TRITON.make_block_copier(whole, 3)
     copier.swap_out(torch.tensor([5, 1]), torch.tensor([0, 2]))
     copier.swap_in(torch.tensor([2, 0]), torch.tensor([3, 4]))
     copier.copy(torch.tensor([3, 0]), torch.tensor([0, 1]))
     copier.copy(torch.empty(0).long(), torch.empty(0).long())
-    assert torch.equal(whole.float(), before[[1, 0, 2, 1, 5, 5]])
-
-
-def test_a_pair_of_tensors_that_is_no_cache_of_this_backend_is_refused():
-    cache = TORCH.allocate_kv_cache(6, BLOCK_SIZE, 2, 8, torch.float32)
-    with pytest.raises(ValueError, match="not views of one cache; allocate it with"):
-        TRITON.make_block_copier([cache], 0)
+    assert torch.equal(whole, before[[1, 0, 2, 1, 5, 5]])
 
 
 @pytest.mark.parametrize(
@@ -284,7 +286,7 @@ def test_what_a_planner_cannot_take_is_refused(options, heads, head_size, words)
 
 def test_a_block_size_that_is_no_power_of_two_is_refused_when_the_cache_is_made():
     with pytest.raises(ValueError, match="block size 12 is not a power of two"):
-        TRITON.allocate_kv_cache(3, 12, 2, 8, torch.float32)
+        make_cache(TRITON, 3, 12, 2, 8, torch.float32)
 
 
 def test_a_step_larger_than_the_planner_was_made_for_is_refused():
@@ -311,8 +313,8 @@ def test_a_step_larger_than_the_planner_was_made_for_is_refused():
 def test_a_float8_cache_keeps_what_float8_keeps():
     """With values that float8 has: the interpreter loses the carry of a rounding."""
     heads, head_size, length, dtype = (6, 2), 16, 21, torch.float8_e4m3fn
-    ours = TRITON.allocate_kv_cache(7, BLOCK_SIZE, heads[1], head_size, dtype)
-    theirs = TORCH.allocate_kv_cache(7, BLOCK_SIZE, heads[1], head_size, torch.float32)
+    ours = make_cache(TRITON, 7, BLOCK_SIZE, heads[1], head_size, dtype)
+    theirs = make_cache(TORCH, 7, BLOCK_SIZE, heads[1], head_size, torch.float32)
     slots = torch.arange(4, 4 + length)
     k, v = (random(length, heads[1], head_size, seed=i).to(dtype).float() for i in (1, 2))
     TRITON.write_kv_cache(k, v, slots, ours)
@@ -330,7 +332,7 @@ def test_a_float8_cache_keeps_what_float8_keeps():
             num_decodes=0,
             num_decode_tokens=0,
         )
-        out.append(backend.paged_attention(q, *cache, metadata, AttentionParams(scale=0.3)))
+        out.append(backend.paged_attention(q, *cache.parts, metadata, AttentionParams(scale=0.3)))
     close(*out)
 
 
@@ -354,7 +356,9 @@ def test_the_padding_of_a_bucket_changes_nothing_for_the_others(ops):
             num_decode_tokens=3 + padding,
         )
         out.append(
-            ops.paged_attention(q[: 3 + padding], *cache, metadata, AttentionParams(scale=0.3))[:3]
+            ops.paged_attention(
+                q[: 3 + padding], *cache.parts, metadata, AttentionParams(scale=0.3)
+            )[:3]
         )
     assert torch.equal(*out)
 

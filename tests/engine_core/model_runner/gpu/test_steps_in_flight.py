@@ -107,7 +107,7 @@ def test_a_graph_is_recorded_once_for_a_bucket_and_a_mode_and_reads_the_same_mem
     model, seen = runner.model, {}
 
     class Watching:
-        kv_cache_spec = model.kv_cache_spec
+        spec = model.spec
         compute_logits = staticmethod(model.compute_logits)
 
         @staticmethod
@@ -193,7 +193,7 @@ class Spoiled:
     """A model with other logits in one row of a step."""
 
     def __init__(self, model, bad_row, spoil):
-        self.kv_cache_spec = model.kv_cache_spec
+        self.spec = model.spec
         self.forward = model.forward
         self._model, self._bad_row, self._spoil = model, bad_row, spoil
 
@@ -255,7 +255,7 @@ def test_an_exception_of_the_model_reaches_the_one_who_collects(make_device_runn
     drive.step({"greedy": 4})
 
     class Broken:
-        kv_cache_spec = model.kv_cache_spec
+        spec = model.spec
 
         @staticmethod
         def forward(*arguments):

@@ -61,11 +61,12 @@ def test_heads_are_split_or_repeated():
     weight = torch.arange(4 * 64.0)[:, None].expand(-1, 64)
     for size, heads in ((2, [(0, 1), (2, 3)]), (4, [(0,), (1,), (2,), (3,)])):
         for sharding, mine in zip(shardings(config, size), heads, strict=True):
-            assert sharding.config.num_kv_heads == len(mine)
+            assert sharding.config.spec.keys_of(0).num_kv_heads == len(mine)
             taken = sharding.take("model.layers.0.self_attn.k_proj.weight", weight)
             assert taken[::64, 0].tolist() == [64 * head for head in mine]
     for rank, sharding in enumerate(shardings(config, 12)):
-        assert (sharding.config.num_query_heads, sharding.config.num_kv_heads) == (1, 1)
+        spec = sharding.config.spec
+        assert (spec.num_query_heads, spec.keys_of(0).num_kv_heads) == (1, 1)
         taken = sharding.take("model.layers.0.self_attn.v_proj.bias", weight[:, 0])
         assert taken[0] == 64 * (rank // 3)
 

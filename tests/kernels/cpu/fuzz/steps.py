@@ -4,10 +4,11 @@ import torch
 
 from kernels.cpu.attention import NativeAttentionPlanner
 from kernels.cpu.captured_forward import CapturedForward
-from kernels.cpu.kv_cache import KVCacheFormat, cache_shapes
+from kernels.cpu.kv_cache import KVCacheFormat, block_shapes
 from kernels.cpu.library import NativeLibrary
 from kernels.cpu.operations import CpuOperations
 from kernels.cpu.weights import pack_float
+from kernels.interface.kv_cache import KVCache, KVShape
 from kernels.interface.operations import (
     AttentionMetadata,
     AttentionParams,
@@ -60,11 +61,14 @@ class _Step:
         self.slots = torch.tensor([int(slot) for slot in slots], dtype=torch.int64)
         self.positions = case.integers((self.num_tokens,), 50, torch.int64)
         self.kind = KVCacheFormat(case.below(len(KVCacheFormat)))
-        shapes = cache_shapes(
-            self.kind, self.num_blocks, self.block_size, self.kv_heads, self.head_size
-        )
-        self.k, self.v = (_stored(case, self.kind, shape) for shape in shapes)
         dtypes = {KVCacheFormat.BF16: torch.bfloat16, KVCacheFormat.I8: torch.int8}
+        kv_dtype = dtypes.get(self.kind, torch.float32)
+        size = self.head_size
+        shape = KVShape(self.block_size, self.kv_heads, size, size, kv_dtype)
+        self.k, self.v = (
+            _stored(case, self.kind, (self.num_blocks, *each)) for each in block_shapes(shape)
+        )
+        self.cache = KVCache(self.k, self.v, shape)
         spec = AttentionSpec(
             num_query_heads=self.heads,
             num_kv_heads=self.kv_heads,
@@ -75,7 +79,7 @@ class _Step:
             max_num_batched_tokens=self.num_tokens,
             max_model_len=max(lengths),
             dtype=torch.float32,
-            kv_dtype=dtypes.get(self.kind, torch.float32),
+            kv_dtype=kv_dtype,
             bidirectional=self.bidirectional,
         )
         rounds = case.one_in(2)
@@ -216,7 +220,7 @@ def captured_step(library: NativeLibrary, case: RandomCase) -> None:
             c = c.behind_take_rows
         attended = ops.paged_attention(
             q,
-            *c.kv_caches[0],
+            *c.kv_caches[0].parts,
             c.metadata[0],
             AttentionParams(scale=0.1, sliding_window=step.window),
         )
@@ -225,9 +229,7 @@ def captured_step(library: NativeLibrary, case: RandomCase) -> None:
         return ops.linear(ops.silu_and_mul(ops.linear(x, gate_up)), last).mul_(factor)
 
     captured = CapturedForward(library, forward)
-    context = ForwardContext(
-        kv_caches=[(step.k, step.v)], metadata=[step.plan()], ops=ops, output=output
-    )
+    context = ForwardContext(kv_caches=[step.cache], metadata=[step.plan()], ops=ops, output=output)
     ids = case.integers((step.num_tokens,), len(table), torch.int64)
     for _ in range(2):
         out = captured(ids, step.positions, context)

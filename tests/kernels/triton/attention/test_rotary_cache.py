@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 
+from kernels.interface.kv_cache import KVCache, KVShape
 from kernels.interface.operations import RotaryParams
 from kernels.torch.kv_cache import rotary_and_cache as torch_rotary_and_cache
 from kernels.triton.attention.rotary_cache import (
@@ -52,10 +53,10 @@ def _case(
     }
 
 
-def _cache(K: int, S: int, D: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+def _cache(K: int, S: int, D: int, dtype: torch.dtype) -> KVCache:
     """Views of one tensor full of NaN."""
     kv_cache_B2KSD = torch.full((6, 2, K, S, D), float("nan")).to(dtype)
-    return kv_cache_B2KSD[:, 0], kv_cache_B2KSD[:, 1]
+    return KVCache(kv_cache_B2KSD[:, 0], kv_cache_B2KSD[:, 1], KVShape(S, K, D, D, dtype))
 
 
 def _rotate(run, kv_cache, *, qkv_TN, positions_T, slot_mapping_T, **params):
@@ -91,8 +92,8 @@ def test_norm_rotation_and_write_are_those_of_torch(
     before = case["qkv_TN"].clone()
     actual = _rotate(rotary_and_cache, cache, **case, **heads)
     _assert_close(actual, expected)
-    _assert_close(cache[0], expected_cache[0])
-    assert torch.equal(cache[1].nan_to_num(-7.0), expected_cache[1].nan_to_num(-7.0))
+    _assert_close(cache.keys, expected_cache.keys)
+    assert torch.equal(cache.values.nan_to_num(-7.0), expected_cache.values.nan_to_num(-7.0))
     assert torch.equal(case["qkv_TN"][:, H * D :], before[:, H * D :])
 
 
@@ -105,9 +106,11 @@ def test_the_reference_is_the_torch_backend(dtype: torch.dtype) -> None:
     cache = _cache(K, S, D, dtype)
     k_cache_BSKD, v_cache_BSKD = (torch.full((6, S, K, D), float("nan")).to(dtype) for _ in "kv")
     expected = _rotate(rotary_and_cache_reference, cache, **case, **heads)
-    actual = _rotate(torch_rotary_and_cache, (k_cache_BSKD, v_cache_BSKD), **case, **heads)
+    actual = _rotate(
+        torch_rotary_and_cache, KVCache(k_cache_BSKD, v_cache_BSKD, cache.shape), **case, **heads
+    )
     assert torch.equal(actual, expected)
-    for ours, theirs in ((cache[0], k_cache_BSKD), (cache[1], v_cache_BSKD)):
+    for ours, theirs in ((cache.keys, k_cache_BSKD), (cache.values, v_cache_BSKD)):
         assert torch.equal(ours.transpose(1, 2).nan_to_num(9.0), theirs.nan_to_num(9.0))
 
 
@@ -121,7 +124,7 @@ def test_float16_is_rounded_where_torch_rounds() -> None:
     expected = _rotate(rotary_and_cache_reference, expected_cache, **case, **heads)
     actual = _rotate(rotary_and_cache, cache, **case, **heads)
     assert torch.equal(actual, expected)
-    assert torch.equal(cache[0].nan_to_num(9.0), expected_cache[0].nan_to_num(9.0))
+    assert torch.equal(cache.keys.nan_to_num(9.0), expected_cache.keys.nan_to_num(9.0))
 
 
 @pytest.mark.parametrize("missing", ["norms", "q norm"])
@@ -137,8 +140,8 @@ def test_norms_can_be_left_out(missing: str) -> None:
     expected = _rotate(rotary_and_cache_reference, expected_cache, **case, **heads)
     actual = _rotate(rotary_and_cache, cache, **case, **heads)
     _assert_close(actual, expected)
-    _assert_close(cache[0], expected_cache[0])
-    _assert_close(cache[1], expected_cache[1])
+    _assert_close(cache.keys, expected_cache.keys)
+    _assert_close(cache.values, expected_cache.values)
 
 
 def test_a_float32_table_and_float32_norm_weights_serve_a_half_model() -> None:
@@ -151,7 +154,7 @@ def test_a_float32_table_and_float32_norm_weights_serve_a_half_model() -> None:
     expected = _rotate(rotary_and_cache_reference, expected_cache, **case, **heads)
     actual = _rotate(rotary_and_cache, cache, **case, **heads)
     _assert_close(actual, expected)
-    _assert_close(cache[0], expected_cache[0])
+    _assert_close(cache.keys, expected_cache.keys)
 
 
 def test_rotated_bfloat16_is_within_its_roundings_of_torch() -> None:
@@ -165,7 +168,7 @@ def test_rotated_bfloat16_is_within_its_roundings_of_torch() -> None:
     actual = _rotate(rotary_and_cache, cache, **case, **heads)
     scale = float(expected.float().abs().max())
     torch.testing.assert_close(actual, expected, rtol=0, atol=2**-6 * scale)
-    assert torch.equal(cache[1].nan_to_num(9.0), expected_cache[1].nan_to_num(9.0))
+    assert torch.equal(cache.values.nan_to_num(9.0), expected_cache.values.nan_to_num(9.0))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -180,7 +183,7 @@ def test_an_fp8_cache_holds_scaled_and_clamped_values(dtype: torch.dtype) -> Non
     expected_cache, cache = (_cache(K, S, D, torch.float8_e4m3fn) for _ in range(2))
     _rotate(partial(rotary_and_cache_reference, **scales), expected_cache, **case, **heads)
     _rotate(partial(rotary_and_cache, **scales), cache, **case, **heads)
-    for ours, theirs in zip(cache, expected_cache, strict=True):
+    for ours, theirs in zip(cache.parts, expected_cache.parts, strict=True):
         assert torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8))
 
 
@@ -199,7 +202,7 @@ def test_queries_can_go_to_a_new_tensor_and_padding_rows_are_left_alone() -> Non
     padding_T = case["slot_mapping_T"] < 0
     assert out_THD[padding_T].isnan().all()
     assert out_THD[~padding_T].isfinite().all()
-    assert int((~cache[0].isnan()).any(-1).sum()) == int((~padding_T).sum()) * K
+    assert int((~cache.keys.isnan()).any(-1).sum()) == int((~padding_T).sum()) * K
 
 
 def test_a_row_has_the_same_bits_alone_and_in_a_crowd() -> None:
@@ -220,7 +223,7 @@ def test_writing_keys_and_values_copies_their_bits(dtype: torch.dtype) -> None:
     slots_T = torch.tensor([31, -1, 32, 0])
     cache = _cache(K, S, D, dtype)
     write_kv_cache(k_TKD, v_TKD, slots_T, cache)
-    for part_TKD, cache_BKSD in ((k_TKD, cache[0]), (v_TKD, cache[1])):
+    for part_TKD, cache_BKSD in ((k_TKD, cache.keys), (v_TKD, cache.values)):
         for token, slot in enumerate(slots_T.tolist()):
             if slot >= 0:
                 assert torch.equal(cache_BKSD[slot // S, :, slot % S], part_TKD[token])
@@ -231,7 +234,7 @@ def test_an_empty_step_writes_nothing() -> None:
     cache = _cache(1, 16, 64, torch.float32)
     empty_TKD, no_slots_T = torch.empty(0, 1, 64), torch.empty(0, dtype=torch.int64)
     write_kv_cache(empty_TKD, empty_TKD, no_slots_T, cache)
-    assert cache[0].isnan().all()
+    assert cache.keys.isnan().all()
 
 
 @pytest.mark.parametrize(

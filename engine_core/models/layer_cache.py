@@ -1,0 +1,129 @@
+"""What a layer keeps of a sequence, as the cache's planning asks: a kind of layer is a class of the
+union `LayerCache`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from kernels.interface.kv_cache import KVShape
+
+
+@dataclass(frozen=True, slots=True)
+class PagedKeys:
+    """Keys and values of each token.
+
+    Attributes:
+        window: tokens that a query sees, itself included; None for all.
+        shares: the layer whose keys and values it reads; it keeps none of its own.
+    """
+
+    num_kv_heads: int
+    key_size: int
+    value_size: int
+    window: int | None = None
+    shares: int | None = None
+
+    @property
+    def reach(self) -> int | None:
+        """Tokens back from the next one, itself included, that are read; None: all."""
+        return self.window
+
+    @property
+    def can_go_back(self) -> bool:
+        """Whether tokens can be taken back: what lies behind is written again."""
+        return True
+
+    def span(self, block_size: int) -> int:
+        """Blocks of so many tokens that one of the layer's stands for."""
+        return 1
+
+    def kv_shape(self, block_size: int, dtype: torch.dtype) -> KVShape:
+        """Of what it reads in a block of so many tokens of a cache of `dtype`."""
+        from kernels.interface.kv_cache import KVShape
+
+        return KVShape(block_size, self.num_kv_heads, self.key_size, self.value_size, dtype)
+
+    def block_bytes(self, block_size: int, dtype: torch.dtype) -> int:
+        """What it keeps in a block of so many tokens of a cache of `dtype`."""
+        return 0 if self.shares is not None else self.kv_shape(block_size, dtype).block_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """One vector of each token, which all heads make their keys and values of (MLA)."""
+
+    size: int
+
+    @property
+    def reach(self) -> int | None:
+        """See `PagedKeys.reach`."""
+        return None
+
+    @property
+    def can_go_back(self) -> bool:
+        """See `PagedKeys.can_go_back`."""
+        return True
+
+    def span(self, block_size: int) -> int:
+        """See `PagedKeys.span`."""
+        return 1
+
+    def block_bytes(self, block_size: int, dtype: torch.dtype) -> int:
+        """See `PagedKeys.block_bytes`."""
+        from kernels.interface.kv_cache import cached_head_bytes
+
+        return block_size * cached_head_bytes(self.size, dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """One state of a sequence, which each token changes.
+
+    Attributes:
+        shapes, dtypes: of the tensors that it consists of.
+        every: a state is kept every so many tokens.
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[torch.dtype, ...]
+    every: int
+
+    @property
+    def reach(self) -> int | None:
+        """The state of the token before, and its own."""
+        return 2
+
+    @property
+    def can_go_back(self) -> bool:
+        """See `PagedKeys.can_go_back`: only to where one is kept."""
+        return False
+
+    def span(self, block_size: int) -> int:
+        """See `PagedKeys.span`. Raises ValueError: states are not kept at the ends of blocks."""
+        if self.every % block_size:
+            raise ValueError(
+                f"a state every {self.every} tokens, and blocks of {block_size}; choose a "
+                "--block-size that divides it"
+            )
+        return self.every // block_size
+
+    def block_bytes(self, block_size: int, dtype: torch.dtype) -> int:
+        """Of a state, however many tokens a block of it stands for; it has dtypes of its own."""
+        parts = zip(self.shapes, self.dtypes, strict=True)
+        return sum(math.prod(shape) * part.itemsize for shape, part in parts)
+
+
+LayerCache = PagedKeys | Latent | State
+
+
+def paged_keys(
+    num_kv_heads: int, head_size: int, windows: Sequence[int | None]
+) -> tuple[LayerCache, ...]:
+    """Layers of equal heads, one for each window."""
+    return tuple(PagedKeys(num_kv_heads, head_size, head_size, window) for window in windows)

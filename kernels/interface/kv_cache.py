@@ -1,0 +1,78 @@
+"""Memory of a KV cache is blocks of bytes; what a layer keeps in them is a view of a part of each.
+
+blocks   [B, bytes of a block]
+           | layer 0        | layer 1        | ...
+           | keys | values  | keys | values  |
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+LAYER_ALIGNMENT = 64
+"""A layer's part of a block begins at a multiple of so many bytes, a cache line."""
+
+
+def cached_head_bytes(head_size: int, kv_dtype: torch.dtype) -> int:
+    """Bytes of one head's key, or value, of one token in a cache of `kv_dtype`.
+
+    Elements of int8 come with a float32 scale a head and token."""
+    return head_size * kv_dtype.itemsize + (4 if kv_dtype is torch.int8 else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """What a layer keeps in a block: for each slot and head a key and a value.
+
+    Attributes:
+        dtype: of elements; see `cached_head_bytes`.
+    """
+
+    block_size: int
+    num_kv_heads: int
+    key_size: int
+    value_size: int
+    dtype: torch.dtype
+
+    @property
+    def key_bytes(self) -> int:
+        """Of a block."""
+        return self.block_size * self.num_kv_heads * cached_head_bytes(self.key_size, self.dtype)
+
+    @property
+    def block_bytes(self) -> int:
+        """Of keys and values."""
+        value_bytes = cached_head_bytes(self.value_size, self.dtype)
+        return self.key_bytes + self.block_size * self.num_kv_heads * value_bytes
+
+    def split(
+        self, blocks_BN: torch.Tensor, stored: torch.dtype | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values in the first bytes of each block [B, N], without copies.
+
+        Args:
+            stored: dtype of the results; None: of the elements.
+        """
+        keys_BN, values_BN = blocks_BN[:, : self.block_bytes].tensor_split((self.key_bytes,), 1)
+        stored = stored or self.dtype
+        return keys_BN.view(stored), values_BN.view(stored)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KVCache:
+    """One layer's keys and values in blocks, made by `Operations.view_kv_cache`.
+
+    Attributes:
+        keys, values: blocks first, the rest in the backend's own layout: [B, S, K, D] (torch), [B,
+            K, S, D] (Triton), or panels of 16 tokens (native CPU: keys of float32, both of int8).
+            Blocks may lie apart, what is in one does not.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    shape: KVShape
+
+    @property
+    def parts(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys, values."""
+        return self.keys, self.values
