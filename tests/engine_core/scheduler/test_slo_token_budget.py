@@ -78,7 +78,7 @@ def test_the_least_slack_rules():
 
 
 def test_one_that_is_behind_and_may_catch_up_lends_nothing():
-    budget = trained(target_tpot_s=0.05, min_chunk=4)
+    budget = trained(target_tpot_s=0.05)
     behind = running(decode(7.0, 100))
     assert budget.num_tokens(7.0 + 100 * 0.05 + 1.0, behind, waits(6.0)) == 1 + 4
 
@@ -165,8 +165,8 @@ def test_a_request_computed_again_after_a_preemption_is_a_prompt_not_a_decode():
 
 def test_every_step_has_its_decodes_and_a_few_prompt_tokens_and_never_more_than_the_limit():
     many = running(*[decode(0.0, 5)] * 600)
-    budget = trained(target_tpot_s=0.05, min_chunk=7)
-    assert budget.num_tokens(0.25, many, waits(0.2)) == 607
+    budget = trained(target_tpot_s=0.05)
+    assert budget.num_tokens(0.25, many, waits(0.2)) == 604
     for limit in (1, 2, 512):
         budget = SLOTokenBudget(limit, 0.05, cost_model=trained(target_tpot_s=1.0).cost_model)
         assert budget.num_tokens(0.25, many, waits(0.2)) == limit
