@@ -234,9 +234,9 @@ def test_no_more_are_compiled_while_too_many_take_too_long(outputs, compiler, cl
     wait_until(outputs, lambda: made.grammar.is_ready)
 
 
-def test_a_suspect_is_compiled_alone_and_refused_when_it_has_died_so(outputs, compiler):
+def test_a_suspect_is_compiled_alone_and_refused_when_it_has_died_so(compiler):
     suspects = Suspects()
-    outputs._suspects = suspects
+    outputs = StructuredOutputs(lambda: compiler, vocab_size=32, suspects=suspects)
     guilty = request("slow guilty")
     for _ in range(2):
         suspects.begin_compile(fingerprint_of(guilty.sampling_params.structured_output))
