@@ -20,6 +20,7 @@ from engine_core.observers.base import (
     RequestTimes,
     StepObserver,
     StepTimes,
+    hooks_of,
 )
 from engine_core.scheduler import (
     DuplicateRequestId,
@@ -93,6 +94,7 @@ class EngineCore:
             *parts,
         ]
         self._parts = [each for each in self._observers if isinstance(each, EnginePart)]
+        self._on_applied = hooks_of(self._parts, EnginePart.on_applied)
         self._steps = Steps(scheduler, executor, outbox, self._observers, clock)
         loop = Loop(
             observers=self._observers,
@@ -146,9 +148,9 @@ class EngineCore:
 
     def _may_progress(self) -> bool:
         """Whether there is work that does not wait for the end of a pause."""
-        if any(part.is_busy for part in self._parts):
+        if self._scheduler.in_flight or self._scheduler.may_progress():
             return True
-        return bool(self._scheduler.in_flight) or self._scheduler.may_progress()
+        return any(part.is_busy for part in self._parts)
 
     def _apply(self, incoming: Iterable[Incoming]) -> None:
         for client, message in incoming:
@@ -167,8 +169,8 @@ class EngineCore:
             self._abort(client.request_ids)
             for part in self._parts:
                 part.on_departure(client)
-        for part in self._parts:
-            part.on_applied()
+        for notify in self._on_applied:
+            notify()
 
     def _answer(self, client: Client, message: Call) -> None:
         """A fault of one call is its answer, and the loop goes on; but one of a call that changes

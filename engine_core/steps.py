@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from engine_core.executor import InProcessExecutor
-from engine_core.observers.base import FinishedStep, StepObserver
+from engine_core.observers.base import FinishedStep, StepObserver, hooks_of
 from engine_core.scheduler import InFlightStep, ModelRunnerOutput, Scheduler
 from engine_core.server.outbox import Outbox
 from protocol.outputs import EngineCoreOutputs
@@ -15,11 +15,8 @@ logger = logging.getLogger(__name__)
 class Steps:
     """Keeps as many steps in flight as scheduler and executor do. Where that is 2:
 
-        host     plan 1, submit | update 0, send | plan 2, submit | update 1, send | plan 3 ...
-        device   [ step 0 ...        ][ step 1 ...                     ][ step 2 ...
-
-    Args:
-        observers: may grow.
+    host     plan 1, submit | update 0, send | plan 2, submit | update 1, send | plan 3 ...
+    device   [ step 0 ...        ][ step 1 ...                     ][ step 2 ...
     """
 
     def __init__(
@@ -38,7 +35,9 @@ class Steps:
         self._scheduler = scheduler
         self._executor = executor
         self._outbox = outbox
-        self._observers = observers
+        self._on_plan = hooks_of(observers, StepObserver.on_plan)
+        self._on_outputs = hooks_of(observers, StepObserver.on_outputs)
+        self._on_step = hooks_of(observers, StepObserver.on_step)
         self._clock = clock
         self._launch_fault: Exception | None = None
         """Why the last step in flight could not be launched; reported when it is collected."""
@@ -50,8 +49,8 @@ class Steps:
         collected."""
         now_s, self._may_launch = self._clock(), False
         plan = self._scheduler.schedule(now=now_s)
-        for observer in self._observers:
-            observer.on_plan(plan, now_s)
+        for notify in self._on_plan:
+            notify(plan, now_s)
         try:
             self._executor.submit(plan)
         except Exception as error:
@@ -80,8 +79,8 @@ class Steps:
         finished = FinishedStep(
             step.plan, output, step.planned_s, now_s, self._clock(), bool(outputs)
         )
-        for observer in self._observers:
-            observer.on_step(finished)
+        for notify in self._on_step:
+            notify(finished)
 
     def settle(self) -> None:
         """Launch one more step and wait for all; the scheduler is paused, so it computes nothing.
@@ -94,8 +93,8 @@ class Steps:
 
     def send(self, outputs: dict[int, EngineCoreOutputs], now_s: float) -> None:
         """Give outputs by client index to observers, then to clients."""
-        for observer in self._observers:
-            observer.on_outputs(outputs, now_s)
+        for notify in self._on_outputs:
+            notify(outputs, now_s)
         self._outbox.send(outputs)
 
     def _collect(self, step: InFlightStep) -> ModelRunnerOutput:

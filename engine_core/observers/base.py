@@ -6,8 +6,8 @@ import hashlib
 import logging
 from array import array
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, Concatenate, Literal, ParamSpec
 
 import msgspec
 
@@ -23,6 +23,8 @@ from protocol.outputs import EngineCoreOutputs, RequestTimings
 from protocol.requests import EngineRequest
 
 logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
 
 ControlMethod = Literal[
     "set_pause_state",
@@ -149,6 +151,18 @@ class EnginePart(StepObserver):
 
     def add_statistics(self, numbers: EngineStatistics) -> EngineStatistics:
         return numbers
+
+
+def hooks_of(
+    observers: Iterable[StepObserver], hook: Callable[Concatenate[Any, P], None]
+) -> list[Callable[P, None]]:
+    """This method of those that do something in it: a step calls no other."""
+    name = hook.__name__
+    return [
+        getattr(each, name)
+        for each in observers
+        if getattr(type(each), name) is not getattr(EnginePart, name)
+    ]
 
 
 class RequestLog(StepObserver):
