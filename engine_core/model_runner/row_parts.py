@@ -18,7 +18,7 @@ HostTensor = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 """Makes memory on the host that the model's device copies to by itself."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(slots=True, kw_only=True)  # see SchedulerOutput
 class StepRows:
     """R sequences of a step, in the order in which their tokens lie behind one another.
 

@@ -75,7 +75,7 @@ class CPUInputBatch:
         self.append_tokens(rows[is_next], positions[is_next], sampled.token_ids[is_next])
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(slots=True, kw_only=True)  # see SchedulerOutput
 class StepInputs(StepRows):
     """Shapes: T tokens of the step, R sequences in it, M block-table width, G groups.
 

@@ -20,7 +20,7 @@ from kernels.interface.device_steps import SamplingMode
 from kernels.interface.long_prefills import is_long_prefill
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(slots=True, kw_only=True)  # see SchedulerOutput
 class StepEntries(StepRows):
     """R entries in the order of the device. Columns: see `pack_step`; `drafts_R` is None if the
     plan has none. `num_decodes`: leading entries of one token."""
@@ -30,7 +30,7 @@ class StepEntries(StepRows):
     num_decodes: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(slots=True, kw_only=True)  # see SchedulerOutput
 class GPUStep(StepEntries):
     """N of the entries are sampled.
 
@@ -145,6 +145,7 @@ def _entries(plan: SchedulerOutput, batch: GPUInputBatch) -> StepEntries:
     place_R = place_R[order]
     rows_R = scheduled.rows[place_R]
     num_computed_R = scheduled.num_computed_tokens[place_R].astype(np.int64)
+    num_scheduled_R = counts_R[order]
     num_known_R = batch.num_tokens[rows_R]
     if drafts_R is not None:
         drafts_R, num_behind_R = drafts_R[order], num_behind_R[order]
@@ -154,8 +155,8 @@ def _entries(plan: SchedulerOutput, batch: GPUInputBatch) -> StepEntries:
         place_R=place_R,
         rows_R=rows_R,
         num_computed_R=num_computed_R,
-        num_scheduled_R=counts_R[order],
-        needs_sampling_R=num_computed_R + counts_R[order] == num_known_R,
+        num_scheduled_R=num_scheduled_R,
+        needs_sampling_R=num_computed_R + num_scheduled_R == num_known_R,
         drafts_R=drafts_R,
         num_decodes=len(order) - int(is_other.sum()),
     )
