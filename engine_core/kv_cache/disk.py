@@ -52,10 +52,10 @@ class DiskTier:
         """Verified contents."""
         self.loading: dict[HashKey, bytes] = {}
         """Those that the plan at hand loads; taken out by who carries it out."""
-        self._known: set[HashKey] = set()
-        self._reading: set[HashKey] = set()
-        self._saving: set[HashKey] = set()
-        self._to_save: dict[HashKey, int] = {}
+        self.known: set[HashKey] = set()
+        self.reading: set[HashKey] = set()
+        self.saving: set[HashKey] = set()
+        self.to_save: dict[HashKey, int] = {}
         self.to_read: list[HashKey] = []
         self.to_touch: list[tuple[HashKey, int]] = []
         """Used now."""
@@ -64,17 +64,17 @@ class DiskTier:
         self._num_plans_unused = 0
 
     def __contains__(self, key: HashKey) -> bool:
-        return key in self._known
+        return key in self.known
 
     @property
     def num_blocks(self) -> int:
         """On disk, and of this model and cache."""
-        return len(self._known)
+        return len(self.known)
 
     @property
     def may_save(self) -> bool:
         """Whether blocks wait to be saved, and may be."""
-        return bool(self._to_save) and self.num_free_saves > 0
+        return bool(self.to_save) and self.num_free_saves > 0
 
     # ------------------------------------------------------------------ for the cache
 
@@ -82,13 +82,13 @@ class DiskTier:
         """Have these known blocks read. Returns how many are still to come."""
         self._num_plans_unused = 0
         missing = [key for key in keys if key not in self.staged]
-        new = [key for key in missing if key not in self._reading]
-        if len(self.staged) + len(self._reading) + len(new) > 2 * self.max_staged_blocks:
+        new = [key for key in missing if key not in self.reading]
+        if len(self.staged) + len(self.reading) + len(new) > 2 * self.max_staged_blocks:
             self.staged = {key: self.staged[key] for key in keys if key in self.staged}
-            if self._reading:  # of requests that are gone; they come first
+            if self.reading:  # of requests that are gone; they come first
                 return len(missing)
         self.to_read += new
-        self._reading.update(new)
+        self.reading.update(new)
         return len(missing)
 
     def begin_load(self, keys: Iterable[HashKey]) -> None:
@@ -100,26 +100,26 @@ class DiskTier:
         """A prompt uses these blocks, computed in this plan or before: keep them on disk.
         `keys`: with the logical block of each."""
         for key, index in keys:
-            if key in self._known:
+            if key in self.known:
                 self.to_touch.append((key, index))
-            elif key not in self._saving and len(self._to_save) < self._max_to_save:
-                self._to_save[key] = index
+            elif key not in self.saving and len(self.to_save) < self._max_to_save:
+                self.to_save[key] = index
 
     def forget(self, keys: Iterable[HashKey]) -> None:
         """These contents may be wrong, or are not wanted any more."""
         for key in keys:
-            if key in self._known or key in self._saving:
+            if key in self.known or key in self.saving:
                 self.to_delete.append(key)
-            self._known.discard(key)
-            self._saving.discard(key)
-            self._reading.discard(key)
-            self._to_save.pop(key, None)
+            self.known.discard(key)
+            self.saving.discard(key)
+            self.reading.discard(key)
+            self.to_save.pop(key, None)
             self.staged.pop(key, None)
 
     def clear(self) -> int:
         """Forget every block. Returns how many there were."""
-        num_blocks = len(self._known)
-        self.forget([*self._known, *self._saving, *self._to_save, *self._reading])
+        num_blocks = len(self.known)
+        self.forget([*self.known, *self.saving, *self.to_save, *self.reading])
         return num_blocks
 
     def take(
@@ -136,7 +136,7 @@ class DiskTier:
         self._num_plans_unused += 1
         if self.staged and self._num_plans_unused > _KEPT_PLANS:
             self.staged.clear()
-        save = self._take_saves(device, unfilled) if self._to_save else []
+        save = self._take_saves(device, unfilled) if self.to_save else []
         if not loads and not save:
             return None
         return DiskMoves([(key, block_id) for block_id, key in loads.items()], save)
@@ -144,7 +144,7 @@ class DiskTier:
     def _take_saves(self, device: BlockPool, unfilled: Set[int]) -> list[tuple[HashKey, int, int]]:
         saves: list[tuple[HashKey, int, int]] = []
         gone = []
-        for key, index in self._to_save.items():
+        for key, index in self.to_save.items():
             block_id = device.find(*key)
             if block_id is None:
                 gone.append(key)
@@ -153,49 +153,49 @@ class DiskTier:
                     break
                 saves.append((key, index, block_id))
         for key in (*gone, *(key for key, _, _ in saves)):
-            del self._to_save[key]
-        self._saving.update(key for key, _, _ in saves)
+            del self.to_save[key]
+        self.saving.update(key for key, _, _ in saves)
         return saves
 
     # ------------------------------------------------------------------ for who reads and writes
 
     def on_found(self, keys: Iterable[HashKey]) -> None:
         """These are on disk."""
-        self._known.update(keys)
+        self.known.update(keys)
 
     def on_written(self, key: HashKey, *, is_there: bool) -> None:
         """A block was saved, or could not be."""
-        if key in self._saving:
-            self._saving.discard(key)
+        if key in self.saving:
+            self.saving.discard(key)
             if is_there:
-                self._known.add(key)
+                self.known.add(key)
 
     def on_read(self, key: HashKey, contents: bytes | None) -> None:
         """A block was read; None: it cannot be used, and is computed instead."""
         if contents is None:
-            self._known.discard(key)
-        elif key in self._reading:
+            self.known.discard(key)
+        elif key in self.reading:
             self.staged[key] = contents
-        self._reading.discard(key)
+        self.reading.discard(key)
 
     def on_gone(self, keys: Iterable[HashKey]) -> None:
         """These were evicted from the disk."""
-        self._known.difference_update(keys)
+        self.known.difference_update(keys)
 
     def stop_saving(self) -> None:
         """Nothing more can be written."""
         self._max_to_save = 0
-        self._to_save.clear()
+        self.to_save.clear()
 
     def give_up_reads(self) -> None:
         """The disk does not answer: what it was asked for is computed instead."""
-        self._known -= self._reading
-        self._reading.clear()
+        self.known -= self.reading
+        self.reading.clear()
 
     def check(self) -> None:
         """Assert that each block is in one state."""
-        assert not self._known & self._saving
-        assert not self._known & self._to_save.keys()
-        assert not self._saving & self._to_save.keys()
-        assert not self._reading & self.staged.keys()
+        assert not self.known & self.saving
+        assert not self.known & self.to_save.keys()
+        assert not self.saving & self.to_save.keys()
+        assert not self.reading & self.staged.keys()
         assert self.num_free_saves >= 0

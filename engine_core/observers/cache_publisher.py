@@ -46,9 +46,9 @@ class CachePublisher(EnginePart):
         self._isolates_tenants = isolates_tenants
         self._weights = cache.weights
         self._watchers: dict[Client, _Watcher] = {}
-        self._loads: dict[str, tuple[int, int]] = {}
+        self.loads: dict[str, tuple[int, int]] = {}
         """Client index and load of each unfinished request."""
-        self._load_of_client: Counter[int] = Counter()
+        self.load_of_client: Counter[int] = Counter()
         self._total_load = 0
 
     def handlers(self) -> dict[type, Handler]:
@@ -66,31 +66,31 @@ class CachePublisher(EnginePart):
 
     def on_arrival(self, message: EngineRequest, client_index: int, now_s: float) -> None:
         load = load_of(len(message.prompt_token_ids), message.num_sequences)
-        self._loads[message.request_id] = client_index, load
+        self.loads[message.request_id] = client_index, load
         self._add_load(client_index, load)
 
     def on_plan(self, plan: SchedulerOutput, now_s: float) -> None:
         for new in plan.scheduled_new_reqs:
             request_id = request_of(new.req_id)
-            if new.num_computed_tokens and request_id in self._loads and request_id == new.req_id:
-                index, load = self._loads[request_id]
+            if new.num_computed_tokens and request_id in self.loads and request_id == new.req_id:
+                index, load = self.loads[request_id]
                 num_cached = min(new.num_computed_tokens, len(new.prompt_token_ids))
-                self._loads[request_id] = index, load - num_cached
+                self.loads[request_id] = index, load - num_cached
                 self._add_load(index, -num_cached)
 
     def on_outputs(self, outputs: Mapping[int, EngineCoreOutputs], now_s: float) -> None:
         for of_client in outputs.values():
             for request_id in of_client.finished_req_ids:
-                index, load = self._loads.pop(request_id, (0, 0))
+                index, load = self.loads.pop(request_id, (0, 0))
                 self._add_load(index, -load)
         if self._watchers:
             self._publish()
 
     def _add_load(self, client_index: int, load: int) -> None:
         self._total_load += load
-        self._load_of_client[client_index] += load
-        if not self._load_of_client[client_index]:
-            del self._load_of_client[client_index]
+        self.load_of_client[client_index] += load
+        if not self.load_of_client[client_index]:
+            del self.load_of_client[client_index]
 
     def _publish(self) -> None:
         changes = self._cache.changes
@@ -99,7 +99,7 @@ class CachePublisher(EnginePart):
             self._weights = self._cache.weights
             change = changes.whole()
         for client, watcher in list(self._watchers.items()):
-            others_load = self._total_load - self._load_of_client[client.index]
+            others_load = self._total_load - self.load_of_client[client.index]
             own = changes.whole() if watcher.needs_all else change
             if own is None and others_load == watcher.others_load:
                 continue

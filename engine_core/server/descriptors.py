@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 _OWN = 128
 """Sockets, files and libraries of the daemon itself."""
-_LATE = 192
+LATE = 192
 """Connections that are still accepted when the socket is hidden: the kernel's queue (100), and
 those that come before a thread notices."""
 _POLL_MS = 100
@@ -31,10 +31,10 @@ def limit_clients(asked: int) -> int:
     # macOS says "infinite" and takes no soft limit above this
     hard = max(soft, _IF_INFINITE) if asked_hard == resource.RLIM_INFINITY else asked_hard
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, asked_hard))
-    room = hard - _OWN - _LATE
+    room = hard - _OWN - LATE
     if room < 1:
         raise StartupError(
-            f"this process may open {hard} files, it needs {_OWN + _LATE} and one for each client; "
+            f"this process may open {hard} files, it needs {_OWN + LATE} and one for each client; "
             "raise the limit (ulimit -Hn, or LimitNOFILE= of a systemd unit)"
         )
     if room < asked:
@@ -76,9 +76,9 @@ class SocketGuard:
         while not self._is_closed.is_set():
             if self._monitor.poll(_POLL_MS):
                 number = int(recv_monitor_message(self._monitor)["value"])
-                if not self._is_hidden and number >= _most_descriptors() - _LATE:
+                if not self._is_hidden and number >= _most_descriptors() - LATE:
                     self._hide(number)
-            elif self._is_hidden and _lowest_free() < _most_descriptors() - _LATE - 1:
+            elif self._is_hidden and lowest_free() < _most_descriptors() - LATE - 1:
                 self._show()
 
     def _hide(self, number: int) -> None:
@@ -103,7 +103,7 @@ def _most_descriptors() -> int:
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
-def _lowest_free() -> int:
+def lowest_free() -> int:
     try:
         descriptor = os.open("/", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:  # there is none

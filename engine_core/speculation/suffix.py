@@ -68,9 +68,9 @@ class SuffixProposer:
     name = "suffix"
 
     def __init__(self) -> None:
-        self._generations: OrderedDict[tuple[Hashable, int], _Outputs] = OrderedDict()
+        self.generations: OrderedDict[tuple[Hashable, int], _Outputs] = OrderedDict()
         """By scope and number, two a scope at most; the one used last is last."""
-        self._newest: dict[Hashable, int] = {}
+        self.newest: dict[Hashable, int] = {}
         self.num_tokens = 0
         """Tokens in all scopes together."""
 
@@ -80,15 +80,15 @@ class SuffixProposer:
             return []
         length, end = longest_match(tokens, smallest=_SHORTEST_OWN, largest=_LONGEST)
         drafts = follow(tokens, end, min(most, length)) if end else []
-        newest = self._newest.get(scope)
+        newest = self.newest.get(scope)
         if newest is None or length == _LONGEST:
             return drafts
         suffix = tokens[-_LONGEST:].tolist()
         for number in (newest, newest - 1):
-            outputs = self._generations.get((scope, number))
+            outputs = self.generations.get((scope, number))
             if outputs is None:
                 continue
-            self._generations.move_to_end((scope, number))
+            self.generations.move_to_end((scope, number))
             longer, end = outputs.longest_match(suffix)
             if longer > length:
                 length, drafts = longer, outputs.follow(end, min(most, longer))
@@ -98,26 +98,26 @@ class SuffixProposer:
         """See `Proposer.learn`."""
         if len(output) <= _SHORTEST:
             return
-        number = self._newest.setdefault(scope, 0)
-        outputs = self._generations.get((scope, number))
+        number = self.newest.setdefault(scope, 0)
+        outputs = self.generations.get((scope, number))
         output = output[-_MOST_OUTPUT:]
         if outputs is not None and len(outputs.tokens) + len(output) > _GENERATION_TOKENS:
             self._drop((scope, number - 1))
-            number = self._newest[scope] = number + 1
+            number = self.newest[scope] = number + 1
             outputs = None
         if outputs is None:
-            outputs = self._generations[scope, number] = _Outputs()
+            outputs = self.generations[scope, number] = _Outputs()
         outputs.add(output)
         self.num_tokens += len(output) + 1
-        self._generations.move_to_end((scope, number))
+        self.generations.move_to_end((scope, number))
         while self.num_tokens > _MOST_TOKENS:
-            scope, number = oldest = next(iter(self._generations))
+            scope, number = oldest = next(iter(self.generations))
             self._drop(oldest)
-            if number == self._newest[scope]:
+            if number == self.newest[scope]:
                 self._drop((scope, number - 1))
-                del self._newest[scope]
+                del self.newest[scope]
 
     def _drop(self, generation: tuple[Hashable, int]) -> None:
-        outputs = self._generations.pop(generation, None)
+        outputs = self.generations.pop(generation, None)
         if outputs is not None:
             self.num_tokens -= len(outputs.tokens)

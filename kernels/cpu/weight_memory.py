@@ -26,8 +26,8 @@ class WeightMemory:
     with 49152 x 576 weights. Small weights share a chunk, which is freed with the last of them."""
 
     def __init__(self) -> None:
-        self._chunk: mmap.mmap | None = None
-        self._used = self._end = 0
+        self.chunk: mmap.mmap | None = None
+        self.used = self._end = 0
         self._toucher: threading.Thread | None = None
         self._is_wanted = threading.Event()
 
@@ -47,20 +47,20 @@ class WeightMemory:
         Raises MemoryError: the system has not so much."""
         import torch  # loaded by then
 
-        self._end_touching()
-        if self._chunk is None or num_bytes > self._end - self._used:
+        self.end_touching()
+        if self.chunk is None or num_bytes > self._end - self.used:
             self._take_chunk(max(num_bytes, _CHUNK_BYTES))
-        assert self._chunk is not None, "there is no memory, and no MemoryError"
-        start, self._used = self._used, self._used + -(-num_bytes // _LINE_BYTES) * _LINE_BYTES
-        return torch.frombuffer(self._chunk, dtype=torch.uint8, count=num_bytes, offset=start)
+        assert self.chunk is not None, "there is no memory, and no MemoryError"
+        start, self.used = self.used, self.used + -(-num_bytes // _LINE_BYTES) * _LINE_BYTES
+        return torch.frombuffer(self.chunk, dtype=torch.uint8, count=num_bytes, offset=start)
 
     def give_back(self) -> None:
         """Give the system back what was touched and is not reserved."""
-        self._end_touching()
-        start = -(-self._used // mmap.PAGESIZE) * mmap.PAGESIZE
-        if self._chunk is not None and start < self._end:
-            self._chunk.madvise(mmap.MADV_DONTNEED, start)
-        self._chunk, self._used, self._end = None, 0, 0
+        self.end_touching()
+        start = -(-self.used // mmap.PAGESIZE) * mmap.PAGESIZE
+        if self.chunk is not None and start < self._end:
+            self.chunk.madvise(mmap.MADV_DONTNEED, start)
+        self.chunk, self.used, self._end = None, 0, 0
 
     def _take_chunk(self, num_bytes: int) -> npt.NDArray[np.uint8]:
         """Untouched, from the beginning of a huge page on, and advised to consist of them."""
@@ -75,7 +75,7 @@ class WeightMemory:
                 chunk.madvise(mmap.MADV_HUGEPAGE)
         pages = np.frombuffer(chunk, np.uint8)
         start = -pages.ctypes.data % _HUGE_PAGE_BYTES
-        self._chunk, self._used, self._end = chunk, start, start + num_bytes
+        self.chunk, self.used, self._end = chunk, start, start + num_bytes
         return pages[start : self._end]
 
     def _touch(self, pages: npt.NDArray[np.uint8], after: threading.Thread | None) -> None:
@@ -87,7 +87,7 @@ class WeightMemory:
             # without the interpreter's lock
             pages[start : start + _TOUCHED_AT_ONCE : mmap.PAGESIZE] = 0
 
-    def _end_touching(self) -> None:
+    def end_touching(self) -> None:
         if self._toucher is not None:
             self._is_wanted.set()
             self._toucher.join()

@@ -20,7 +20,7 @@ from kernels.triton.fp8_rounding import (
 )
 from kernels.triton.tensor_checks import FLOATS, check_tensor
 
-_BLOCK_F = 1024
+BLOCK_SIZE_F = 1024
 _BLOCK_F_OF_ROWS = 4096
 """Columns a program, and columns a turn of the program that rounds a whole row."""
 
@@ -179,8 +179,12 @@ def _checked_launch(gate_up_TF2: torch.Tensor, out_TF: torch.Tensor, *, is_gelu:
     T, F = _checked_shape(gate_up_TF2)
     dtype, device = gate_up_TF2.dtype, gate_up_TF2.device
     check_tensor("out_TF", out_TF, (T, F), dtype, device, contiguous_dims=1)
-    constants = {**constants_of(F, _BLOCK_F, is_gelu), **dependent_launch(device), "num_warps": 4}
-    grid = (T, triton.cdiv(F, _BLOCK_F))
+    constants = {
+        **constants_of(F, BLOCK_SIZE_F, is_gelu),
+        **dependent_launch(device),
+        "num_warps": 4,
+    }
+    grid = (T, triton.cdiv(F, BLOCK_SIZE_F))
     return Launch(grid, (gate_up_TF2.stride(0), out_TF.stride(0)), constants)
 
 
@@ -206,7 +210,7 @@ def _has_whole_rows(rounding: Mapping[str, Any]) -> bool:
 
 def rounded_constants(F: int, rounding: Mapping[str, Any], *, is_gelu: bool) -> dict[str, Any]:
     """Of `activation_rounded_kernel`. `rounding`: `rounding_constants`."""
-    most = _BLOCK_F_OF_ROWS if _has_whole_rows(rounding) else _BLOCK_F
+    most = _BLOCK_F_OF_ROWS if _has_whole_rows(rounding) else BLOCK_SIZE_F
     return {**constants_of(F, most, is_gelu), **rounding}
 
 

@@ -16,7 +16,7 @@ from kernels.interface.step_inputs import (
 )
 from kernels.triton.tensor_checks import check_tensor
 
-_BLOCK = 1024
+BLOCK_SIZE = 1024
 _UPDATE_PROGRAMS = 128
 NUM_WARPS = 4
 
@@ -210,7 +210,7 @@ def prepare_step(
         out.slot_mappings_GT.stride(0),
         out.block_tables_GRM.stride(0),
         S=block_size,
-        BLOCK=_BLOCK,
+        BLOCK=BLOCK_SIZE,
         num_warps=NUM_WARPS,
         **columns_of(layout),
     )
@@ -230,12 +230,12 @@ def append_sampled(
     check_tensor("the sampled tokens", token_ids_N, (token_ids_N.numel(),), dtypes, device)
     if num_sequences > layout.capacity:
         raise ValueError(f"{num_sequences} sequences, the layout has room for {layout.capacity}")
-    append_sampled_kernel[(triton.cdiv(num_sequences, _BLOCK),)](
+    append_sampled_kernel[(triton.cdiv(num_sequences, BLOCK_SIZE),)](
         packed,
         token_ids_N,
         rows.token_ids,
         rows.token_ids.shape[1],
-        BLOCK=_BLOCK,
+        BLOCK=BLOCK_SIZE,
         num_warps=NUM_WARPS,
         **columns_of(layout),
     )

@@ -14,10 +14,10 @@ import triton.language as tl
 from kernels.interface.lora import Int32Array, LoRAPart, segments_of
 from kernels.triton.tensor_checks import FLOATS, check_tensor
 
-_BLOCK_T = 16
-_BLOCK_R = 16
-_BLOCK_E = 64
-_BLOCK_N = 64
+BLOCK_SIZE_T = 16
+BLOCK_SIZE_R = 16
+BLOCK_SIZE_E = 64
+BLOCK_SIZE_N = 64
 _TILE_WORDS = 3
 
 
@@ -119,7 +119,7 @@ class TritonLoRARows:
         device: torch.device,
     ) -> None:
         self.num_slots = num_slots
-        self.rank = -(-max_rank // _BLOCK_R) * _BLOCK_R
+        self.rank = -(-max_rank // BLOCK_SIZE_R) * BLOCK_SIZE_R
         self.dtype = dtype
         self.device = device
         self.is_active = False
@@ -128,7 +128,7 @@ class TritonLoRARows:
 
     def num_tiles(self, num_tokens: int) -> int:
         """Most tiles of so many tokens: those of a slot are together, twice (decodes, others)."""
-        return num_tokens // _BLOCK_T + min(2 * self.num_slots, num_tokens)
+        return num_tokens // BLOCK_SIZE_T + min(2 * self.num_slots, num_tokens)
 
     def begin_step(self, slots_T: Int32Array | None) -> None:
         """Raises ValueError: more runs of tokens than each slot may have."""
@@ -136,9 +136,9 @@ class TritonLoRARows:
         if not self.is_active:
             return
         tiles = [
-            (slot, row, min(_BLOCK_T, stop - row))
+            (slot, row, min(BLOCK_SIZE_T, stop - row))
             for slot, start, stop in segments_of(slots_T)
-            for row in range(start, stop, _BLOCK_T)
+            for row in range(start, stop, BLOCK_SIZE_T)
         ]
         if len(tiles) > self.num_tiles(len(cast("Int32Array", slots_T))):
             raise ValueError(f"{len(tiles)} tiles of adapters: their tokens are not grouped")
@@ -167,9 +167,9 @@ class TritonLoRAStack:
         self.b_SNR = torch.zeros(b_shape, dtype=rows.dtype, device=device)
         self.ranks_SP = torch.zeros((slots, self.num_parts), dtype=torch.int32, device=device)
         blocks = [
-            (part, self._starts[part] + start, min(_BLOCK_N, size - start))
+            (part, self._starts[part] + start, min(BLOCK_SIZE_N, size - start))
             for part, size in enumerate(part_sizes)
-            for start in range(0, size, _BLOCK_N)
+            for start in range(0, size, BLOCK_SIZE_N)
         ]
         self.blocks = torch.tensor(blocks, dtype=torch.int32, device=device)
 
@@ -203,13 +203,13 @@ def add_lora(out_TN: torch.Tensor, x_TE: torch.Tensor, stack: TritonLoRAStack) -
         return out_TN
     num_tiles, num_parts, rank = rows.num_tiles(T), stack.num_parts, rows.rank
     hidden_TK = torch.empty((T, num_parts * rank), dtype=torch.float32, device=rows.device)
-    shared = {"PARTS": num_parts, "RANK": rank, "BLOCK_T": _BLOCK_T, "BLOCK_R": _BLOCK_R}
-    lora_shrink_kernel[(num_tiles, num_parts * rank // _BLOCK_R)](
+    shared = {"PARTS": num_parts, "RANK": rank, "BLOCK_T": BLOCK_SIZE_T, "BLOCK_R": BLOCK_SIZE_R}
+    lora_shrink_kernel[(num_tiles, num_parts * rank // BLOCK_SIZE_R)](
         x_TE, stack.a_SKE, stack.ranks_SP, rows.tiles, hidden_TK, x_TE.stride(0),
-        E=E, BLOCK_E=_BLOCK_E, **shared,
+        E=E, BLOCK_E=BLOCK_SIZE_E, **shared,
     )  # fmt: skip
     lora_expand_kernel[(num_tiles, len(stack.blocks))](
         hidden_TK, stack.b_SNR, stack.ranks_SP, rows.tiles, stack.blocks, out_TN, out_TN.stride(0),
-        N=N, BLOCK_N=_BLOCK_N, **shared,
+        N=N, BLOCK_N=BLOCK_SIZE_N, **shared,
     )  # fmt: skip
     return out_TN

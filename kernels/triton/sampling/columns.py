@@ -15,7 +15,7 @@ from kernels.interface.step_inputs import PackedLayout
 from kernels.triton.step_inputs import columns_of
 from kernels.triton.tensor_checks import check_logits, check_tensor
 
-_BLOCK = 128
+BLOCK_SIZE = 128
 NUM_WARPS = 4
 
 _TEMPERATURE = tl.constexpr(int(StateWord.TEMPERATURE))
@@ -257,7 +257,7 @@ def gather_sampling_columns(
     if num_sequences > layout.capacity:
         raise ValueError(f"{num_sequences} sequences, the layout has room for {layout.capacity}")
     out.check(num_rows, device)
-    gather_sampling_columns_kernel[(max(1, triton.cdiv(num_sequences, _BLOCK)),)](
+    gather_sampling_columns_kernel[(max(1, triton.cdiv(num_sequences, BLOCK_SIZE)),)](
         packed,
         state,
         state.view(torch.float32),
@@ -265,7 +265,7 @@ def gather_sampling_columns(
         num_rows,
         state.shape[1],
         DRAFT_AT=layout.draft_at,
-        BLOCK=_BLOCK,
+        BLOCK=BLOCK_SIZE,
         num_warps=NUM_WARPS,
         **columns_of(layout),
     )

@@ -79,7 +79,7 @@ def apply_token_masks(
         )
 
 
-_BLOCK = 128
+BLOCK_SIZE = 128
 
 
 def adjust_tokens_reference(
@@ -275,7 +275,7 @@ def adjust_tokens(
             lists_3NM[TokenList.BIAS_VALUES].view(torch.float32),
             lists_3NM.shape[2],
             vocab_size,
-            BLOCK=_BLOCK,
+            BLOCK=BLOCK_SIZE,
             num_warps=4,
         )
 
@@ -295,7 +295,7 @@ def count_tokens(
     shape = output_counts_NV.shape
     check_tensor("output_counts", output_counts_NV, shape, torch.int32, device)
     if rows:
-        count_kernel[(triton.cdiv(rows, _BLOCK),)](
+        count_kernel[(triton.cdiv(rows, BLOCK_SIZE),)](
             token_ids_R,
             columns.num_rows_1,
             columns.state_row_N,
@@ -304,6 +304,6 @@ def count_tokens(
             output_counts_NV,
             shape[1],
             rows,
-            BLOCK=_BLOCK,
+            BLOCK=BLOCK_SIZE,
             num_warps=4,
         )

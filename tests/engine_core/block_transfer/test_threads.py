@@ -120,7 +120,7 @@ def test_both_sides_keep_to_their_memory(address):
         came = fetched(other, address, *range(1, 100))
         assert came == [*range(84, 100)]
         assert len(other.memory) == 16
-        store.tier._saving.update(map(key, range(100, 250)))
+        store.tier.saving.update(map(key, range(100, 250)))
         for number in range(100, 250):
             store.save(key(number), 0, contents(number))
         assert len(store.memory) == 100

@@ -150,5 +150,5 @@ def test_each_client_is_told_the_load_of_the_others(told):
     told.step("b", client_index=2)
     ((index, events),) = told.step("a", "c")
     assert (index, events.others_load) == (1, 0)
-    assert not told.publisher._loads
-    assert not told.publisher._load_of_client
+    assert not told.publisher.loads
+    assert not told.publisher.load_of_client

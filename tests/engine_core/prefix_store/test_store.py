@@ -35,7 +35,7 @@ def open_store(files):
 
 def save(store, *numbers):
     """As the tier has them saved."""
-    store.tier._saving.update(map(key, numbers))
+    store.tier.saving.update(map(key, numbers))
     for number in numbers:
         store.save(key(number), 0, contents(number))
 
@@ -45,7 +45,7 @@ def stage(store, *numbers):
     store.tier.stage([key(number) for number in numbers])
     store.on_plan(EMPTY_STEP.plan, 0.0)
     deadline = time.monotonic() + 10
-    while store.tier._reading and time.monotonic() < deadline:
+    while store.tier.reading and time.monotonic() < deadline:
         store.on_step(EMPTY_STEP)
     return [key(number) in store.tier.staged for number in numbers]
 
@@ -91,7 +91,7 @@ def test_a_full_disk_ends_the_writing_with_one_line(files, monkeypatch, caplog):
         f"no more prefix blocks are written to {files.folder}: No space left on device"
     ]
     store.tier.use([(key(4), 0)])
-    assert not store.tier._to_save
+    assert not store.tier.to_save
     assert store.tier.num_blocks == 0
 
 

@@ -24,7 +24,7 @@ def computed(prompt, **options):
 def restarted(tier, *requests, **options):
     """Another engine that finds the same blocks on its disk."""
     again = make_tier(max_staged_blocks=tier.max_staged_blocks)
-    again.on_found(tier._known)
+    again.on_found(tier.known)
     return again, Scenario(*requests, disk=again, **options)
 
 
@@ -63,11 +63,11 @@ def test_an_answer_is_written_once_a_prompt_finds_it():
     prompt = fresh_tokens(64)
     scenario = Scenario(make_request("a", prompt, max_tokens=40), disk=tier)
     scenario.run_to_end()
-    num_before = len(tier._saving)
+    num_before = len(tier.saving)
     scenario.add(make_request("b", [*prompt, *[7] * 40, *fresh_tokens(10)]))
     scenario.step()
     scenario.step()
-    assert (num_before, len(tier._saving)) == (4, 7)
+    assert (num_before, len(tier.saving)) == (4, 7)
 
 
 def test_a_request_waits_for_the_disk_says_so_and_starts_with_what_was_read():

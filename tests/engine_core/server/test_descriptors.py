@@ -62,7 +62,7 @@ def full_after_one(tmp_path, monkeypatch):
     """An engine's socket, which is hidden while another client is connected."""
     path = tmp_path / "s"
     with ZmqTransport(f"ipc://{path}"):
-        limit = descriptors._lowest_free() + descriptors._LATE + 2  # taken by the client
+        limit = descriptors.lowest_free() + descriptors.LATE + 2  # taken by the client
         monkeypatch.setattr(descriptors, "_most_descriptors", lambda: limit)
         yield path
 

@@ -48,9 +48,9 @@ def test_memory_is_bounded_and_the_scopes_used_last_stay(monkeypatch):
     for number in range(200):
         scope = number % 7
         proposer.learn([1000 * number + at for at in range(10 + number % 60)], scope)
-        held = sum(len(each.tokens) for each in proposer._generations.values())
+        held = sum(len(each.tokens) for each in proposer.generations.values())
         assert held == proposer.num_tokens <= 400
-        assert {scope for scope, _ in proposer._generations} == set(proposer._newest)
+        assert {scope for scope, _ in proposer.generations} == set(proposer.newest)
     last = [1000 * 199 + at for at in range(3)]
     assert proposer.propose(tokens(*last), 199 % 7, 2) == [199003, 199004]
     assert proposer.propose(tokens(0, 1, 2), 0, 2) == []  # learnt first, dropped long ago

@@ -153,7 +153,8 @@ def activations() -> Iterator[KernelVariant]:
             kernel=activation.activation_kernel,
             arguments={"gate_up_ptr": dtype, "out_ptr": dtype}
             | {"gate_up_stride_t": 2 * width, "out_stride_t": width},
-            constants=activation.constants_of(width, activation._BLOCK_F, is_gelu) | {"PDL": True},
+            constants=activation.constants_of(width, activation.BLOCK_SIZE_F, is_gelu)
+            | {"PDL": True},
         )
     for (name, rounding), (width, is_gelu) in itertools.product(
         ROUNDINGS.items(), ((3072, False), (14336, False), (10240, True))
@@ -434,7 +435,7 @@ def float8_products() -> Iterator[KernelVariant]:
 
 def adapters_beside_products() -> Iterator[KernelVariant]:
     """Projections of models in use, fused and not, small and large ranks."""
-    tile = {"BLOCK_T": lora._BLOCK_T, "BLOCK_R": lora._BLOCK_R}
+    tile = {"BLOCK_T": lora.BLOCK_SIZE_T, "BLOCK_R": lora.BLOCK_SIZE_R}
     for N, E, parts, rank, dtype in (
         (6144, 4096, 3, 16, BF16),
         (28672, 4096, 2, 64, BF16),
@@ -448,7 +449,7 @@ def adapters_beside_products() -> Iterator[KernelVariant]:
             name=f"shrink E={E} parts={parts} rank={rank} {dtype}",
             kernel=lora.lora_shrink_kernel,
             arguments=_pointers(dtype, "x a") | {"hidden_ptr": FP32, "x_stride_t": E} | words,
-            constants=constants | {"E": E, "BLOCK_E": lora._BLOCK_E},
+            constants=constants | {"E": E, "BLOCK_E": lora.BLOCK_SIZE_E},
         )
         yield KernelVariant(
             name=f"expand N={N} parts={parts} rank={rank} {dtype}",
@@ -456,7 +457,7 @@ def adapters_beside_products() -> Iterator[KernelVariant]:
             arguments=_pointers(dtype, "b out")
             | {"hidden_ptr": FP32, "blocks_ptr": INT32, "out_stride_t": N}
             | words,
-            constants=constants | {"N": N, "BLOCK_N": lora._BLOCK_N},
+            constants=constants | {"N": N, "BLOCK_N": lora.BLOCK_SIZE_N},
         )
 
 
@@ -644,7 +645,7 @@ def logit_penalties() -> Iterator[KernelVariant]:
     )
     values |= _pointers(INT32, "num_biases bias_ids") | _pointers(INT64, "state_row tokens")
     values |= {"is_counted_ptr": torch.bool, "num_rows_given": 256, "M": 1024}
-    block = {"BLOCK": logits_processors._BLOCK}
+    block = {"BLOCK": logits_processors.BLOCK_SIZE}
     for name, kernel, vocab_size, constants in (
         ("penalties V=151936", logits_processors.penalties_kernel, 151936, {"TILE": TILE}),
         ("penalties V=50257", logits_processors.penalties_kernel, 50257, {"TILE": TILE}),
@@ -820,7 +821,7 @@ def columns_of_sampling() -> Iterator[KernelVariant]:
         | {"packed_ptr": INT32, "numbers_ptr": INT32, "reals_ptr": FP32}
         | {"num_given": 255, "X": 4768},
         constants=step_inputs.columns_of(PackedLayout(256))
-        | {"DRAFT_AT": PackedLayout(256).draft_at, "BLOCK": sampling_columns._BLOCK},
+        | {"DRAFT_AT": PackedLayout(256).draft_at, "BLOCK": sampling_columns.BLOCK_SIZE},
         num_warps=sampling_columns.NUM_WARPS,
     )
 
@@ -846,7 +847,7 @@ def inputs_of_a_step() -> Iterator[KernelVariant]:
             | {"row_table_stride_g": 256 * 512, "num_tokens": 255, "num_sequences": 255}
             | {"slot_stride_g": 255, "out_table_stride_g": 255},
             constants=step_inputs.columns_of(layout)
-            | {"S": block_size, "BLOCK": step_inputs._BLOCK},
+            | {"S": block_size, "BLOCK": step_inputs.BLOCK_SIZE},
             num_warps=step_inputs.NUM_WARPS,
         )
     yield KernelVariant(
@@ -854,7 +855,7 @@ def inputs_of_a_step() -> Iterator[KernelVariant]:
         kernel=step_inputs.append_sampled_kernel,
         arguments={"packed_ptr": INT32, "max_len": 8192}
         | {"sampled_ptr": INT64, "row_tokens_ptr": INT32},
-        constants=step_inputs.columns_of(layout) | {"BLOCK": step_inputs._BLOCK},
+        constants=step_inputs.columns_of(layout) | {"BLOCK": step_inputs.BLOCK_SIZE},
         num_warps=step_inputs.NUM_WARPS,
     )
 

@@ -53,8 +53,8 @@ def test_what_nothing_was_reserved_of_goes_back_to_the_system():
     memory = WeightMemory()
     memory.touch_ahead(200 * MIB, needed_bytes=400 * MIB)
     kept = memory.reserve(8 * MIB).fill_(1)
-    memory._end_touching()
-    torch.frombuffer(memory._chunk, dtype=torch.uint8)[memory._used :].fill_(1)
+    memory.end_touching()
+    torch.frombuffer(memory.chunk, dtype=torch.uint8)[memory.used :].fill_(1)
     assert resident_bytes() - before_bytes > 350 * MIB
     memory.give_back()
     assert resident_bytes() - before_bytes < 50 * MIB
