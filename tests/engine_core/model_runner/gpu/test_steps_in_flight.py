@@ -8,6 +8,7 @@ from msgspec.structs import force_setattr
 from plans import Drive, Plans
 
 from protocol.sampling import SamplingParams
+from tests.covering import covering_pairs
 
 V = 131
 KINDS = {
@@ -210,11 +211,10 @@ SPOILS = {
 }
 
 
-@pytest.mark.parametrize("spoil", SPOILS)
-@pytest.mark.parametrize("bad_row", [0, 1, 2, 3, 4])
-@pytest.mark.parametrize(
-    "names",
-    [
+@covering_pairs(
+    spoil=SPOILS,
+    bad_row=[0, 1, 2, 3, 4],
+    names=[
         list(KINDS)[:5],
         ["greedy", "random", "reported by the host", "penalised", "truncated"],
         ["greedy", "random"],
