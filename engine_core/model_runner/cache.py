@@ -15,7 +15,6 @@ from engine_core.kv_cache.host_pool import HashKey
 from engine_core.model_runner.config import DraftConfig, RunnerConfig
 from engine_core.models.interface import ModelSpec
 from engine_core.models.layer_cache import PagedKeys
-from kernels.interface.given_rows import GivenRows
 from kernels.interface.kv_cache import KVCache, KVShape
 from kernels.interface.operations import (
     AttentionPlanner,
@@ -94,8 +93,6 @@ class PagedKVCache:
         num_decodes: int,
         num_decode_tokens: int | None = None,
         num_long_prefills: int | None = None,
-        given: GivenRows | None = None,
-        positions_AT: torch.Tensor | None = None,
         ends_T: torch.Tensor | None = None,
     ) -> ForwardContext:
         """See `AttentionPlanner.plan`; each group has a block table and slots of its own.
@@ -117,8 +114,6 @@ class PagedKVCache:
             kv_caches=self.kv_caches,
             metadata=[plans[key] for key in self._planner_of_layer],
             ops=self._ops,
-            given=given,
-            positions_AT=positions_AT,
         )
 
 
