@@ -5,11 +5,13 @@ import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from protocol.outputs import FinishReason, Logprobs
-from protocol.sampling import BeamSearchParams
+from protocol.requests import EngineRequest
+from protocol.sampling import BeamSearchParams, SamplingParams
 
 _MAX_LOG_DIVISOR = 69.0
 """A score stays a finite float32 if length ** length_penalty stays within exp(-69) and exp(69)."""
@@ -123,6 +125,26 @@ class BeamSearch:
         """The best `beam_width` finished beams so far, best first. When the search is over there
         are fewer only where the vocabulary has fewer continuations."""
         self.is_over = False
+
+    @classmethod
+    def of(cls, message: EngineRequest, eos_token_ids: Iterable[int]) -> "BeamSearch | None":
+        """None if the request asks for none."""
+        params, beam_search = message.sampling_params, message.beam_search
+        if beam_search is None:
+            return None
+        return cls(
+            beam_search,
+            max_tokens=params.max_tokens,
+            eos_token_ids=() if params.ignore_eos else eos_token_ids,
+            stop_token_ids=params.stop_token_ids,
+            min_tokens=params.min_tokens,
+        )
+
+    def sampling_params(self, params: SamplingParams) -> SamplingParams:
+        """Of a beam: the request's, with the likeliest tokens reported."""
+        return msgspec.structs.replace(
+            params, temperature=0.0, logprobs=self.num_candidates, min_tokens=0
+        )
 
     def limit_tokens(self, max_tokens: int) -> None:
         """A lower limit, before the first step."""

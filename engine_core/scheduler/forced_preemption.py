@@ -49,7 +49,7 @@ class ForcedPreemption:
         if not victims:
             return
         head = self._pool.waiting.peek_request()
-        why = f"request {head.request_id!r} of priority {head.priority} is more urgent"
+        why = f"request {head.request_id!r} of priority {head.message.priority} is more urgent"
         for victim in victims:
             self._preemptor.preempt(
                 victim, plan, PreemptionCause.PRIORITY, why, PreemptionMode.RECOMPUTE

@@ -53,10 +53,10 @@ class OutputCollector:
             stop_reason=sequence.stop_reason,
             index=sequence.index,
             logprobs=logprobs,
-            num_cached_tokens=None if request.first_output_sent else request.num_cached_tokens,
+            num_cached_tokens=request.account.take_num_cached_tokens(),
             detail=detail,
-            num_draft_tokens=request.num_draft_tokens if is_over else 0,
-            num_accepted_tokens=request.num_accepted_tokens if is_over else 0,
+            num_draft_tokens=request.account.num_draft_tokens if is_over else 0,
+            num_accepted_tokens=request.account.num_accepted_tokens if is_over else 0,
             pooled=pooled,
         )
         self._append(request, output, is_over)
@@ -71,7 +71,7 @@ class OutputCollector:
             finish_reason=found.finish_reason,
             stop_reason=found.stop_reason,
             index=index,
-            num_cached_tokens=None if request.first_output_sent else request.num_cached_tokens,
+            num_cached_tokens=request.account.take_num_cached_tokens(),
             cumulative_logprob=found.cumulative_logprob,
         )
         self._append(request, output, is_over)
@@ -81,14 +81,13 @@ class OutputCollector:
         output = EngineCoreOutput(
             request_id=request.request_id,
             new_token_ids=[],
-            num_cached_tokens=None if request.first_output_sent else request.num_cached_tokens,
+            num_cached_tokens=request.account.take_num_cached_tokens(),
             prompt_logprobs=columns,
         )
         self._append(request, output, is_over=False)
 
     def _append(self, request: Request, output: EngineCoreOutput, is_over: bool) -> None:
         self._outputs.setdefault(request.client_index, []).append(output)
-        request.first_output_sent = True
         if is_over:
             assert request.request_id not in self._over
             self._over[request.request_id] = request.client_index

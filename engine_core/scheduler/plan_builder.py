@@ -129,18 +129,19 @@ class PlanBuilder:
             )
             return
         sequence.is_known_to_runner = True
+        request, content = sequence.request, sequence.request.content
         self._new[name] = NewRequestData(
             req_id=name,
-            prompt_token_ids=sequence.request.prompt,
+            prompt_token_ids=request.prompt,
             output_token_ids=sequence.output_token_ids,
-            mm_features=sequence.request.mm_features,
+            mm_features=content.features,
             sampling_params=sequence.sampling_params,
             block_ids=block_ids,
             num_computed_tokens=sequence.num_computed_tokens,
             lora_request=sequence.adapter,
             row=row,
-            prompt_embeds=sequence.request.prompt_embeds,
-            pooling_params=sequence.request.pooling_params,
+            prompt_embeds=content.embeds,
+            pooling_params=request.message.pooling_params,
         )
 
     def add_block_update(self, sequence: Sequence, update: TableUpdate) -> None:

@@ -10,9 +10,6 @@ from engine_core.scheduler.request import Request, RequestStatus, Sequence
 from engine_core.scheduler.request_pool import RequestPool
 from protocol.explanations import Preemption, PreemptionCause
 
-_MOST_NOTED = 64
-"""Of a request: its last preemptions."""
-
 
 class PreemptionMode(enum.StrEnum):
     RECOMPUTE = "recompute"
@@ -120,7 +117,7 @@ class Preemptor:
             mode = PreemptionMode.RECOMPUTE  # it was being recomputed: there is little to keep
         if self._pool.batch.num_steps_in_flight and not self._kv_cache.goes_back:
             mode = PreemptionMode.RECOMPUTE  # a step in flight takes states past what is kept
-        if victim.pools_all_states:
+        if victim.report is not None and victim.report.pools_all_states:
             mode = PreemptionMode.RECOMPUTE  # what was pooled goes with its row
         if mode is PreemptionMode.SWAP and self._kv_cache.swap_out(sequences) is not None:
             self._pool.requeue(victim, RequestStatus.SWAPPED)
@@ -171,9 +168,7 @@ class Preemptor:
         num_free_before: int,
     ) -> None:
         self._pool.counters.num_preemptions += 1
-        request.num_preemptions += 1
-        del request.preemptions[: -_MOST_NOTED + 1]
-        request.preemptions.append(
+        request.account.add_preemption(
             Preemption(
                 step_id=step_id,
                 mode=mode.value,

@@ -55,7 +55,7 @@ class StepOutputProcessor:
             position = None if sequence is None else step.batch.position_of(sequence)
             if sequence is None or position is None:
                 continue  # it ended, or was preempted, while in flight
-            if sequence.request.pooling_params is not None:
+            if not sequence.request.generates:
                 if step.needs_sampling[position]:
                     self._process_pooled(sequence, output.pooled.get(name))
             elif sequence.request.beam_search is not None:
@@ -137,12 +137,13 @@ class StepOutputProcessor:
         computes some again. One that was preempted in flight gets them too: swapped, it goes on
         behind them."""
         request = self._pool.by_id.get(name)
-        if request is None or step.plan.step_id < request.first_step_id:
+        report = None if request is None else request.report
+        if request is None or report is None or step.plan.step_id < request.first_step_id:
             return  # it ended while in flight, and another may have its id
-        num_known = request.num_prompt_logprobs + 1 - start
+        num_known = report.num_logprobs + 1 - start
         if 0 <= num_known < columns.num_positions:
             new = columns.part(num_known, columns.num_positions)
-            request.num_prompt_logprobs += new.num_positions
+            report.num_logprobs += new.num_positions
             self._pool.outputs.add_prompt_logprobs(request, new)
 
     def _process_pooled(self, sequence: Sequence, answer: npt.NDArray[np.float32] | None) -> None:
@@ -202,15 +203,15 @@ class StepOutputProcessor:
         batch.fast_path[row] = request.sampling_params.has_plain_outputs
 
     def _count_drafts(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
-        counters, request = self._pool.counters, sequence.request
+        counters, account = self._pool.counters, sequence.request.account
         method = "grammar" if sequence.has_forced_drafts else self._draft_method
         counters.num_draft_tokens_by_method[method] += num_drafts
         counters.num_accepted_tokens_by_method[method] += num_accepted
         counters.num_drafts += 1
         counters.num_draft_tokens += num_drafts
         counters.num_accepted_tokens += num_accepted
-        request.num_draft_tokens += num_drafts
-        request.num_accepted_tokens += num_accepted
+        account.num_draft_tokens += num_drafts
+        account.num_accepted_tokens += num_accepted
 
     def _process_beams(self, request: Request, reported: dict[str, Logprobs | None]) -> None:
         """All beams advance together. One that catches up before the others computes its last token

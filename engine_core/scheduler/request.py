@@ -10,12 +10,12 @@ import msgspec
 
 from engine_core.kv_cache import ContentSpan, Transfer
 from engine_core.pooler_config import PoolerConfig
+from engine_core.scheduler.account import Account
 from engine_core.scheduler.batch_state import BatchState
 from engine_core.scheduler.beam_search import BeamSearch
-from engine_core.scheduler.mm_features import MultiModalFeature
-from engine_core.scheduler.prompt_embeds import EmbeddedRows
+from engine_core.scheduler.prompt_content import TOKENS_ONLY, PromptContent
+from engine_core.scheduler.prompt_report import PromptReport
 from engine_core.scheduler.token_stream import TokenStream, checked_ids
-from protocol.explanations import CacheLookup, Preemption
 from protocol.outputs import FinishReason
 from protocol.requests import EngineRequest
 from protocol.sampling import SamplingParams, sequence_seed
@@ -91,9 +91,7 @@ class Request:
         arrival_time: seconds on the caller's clock.
         eos_token_ids: the model's; they end a sequence unless `ignore_eos`.
         pooler: of a model that pools; a pooling request ends when its prompt is computed.
-        prompt_embeds: hidden states in place of embeddings, by rising positions.
-        content_spans: what of the prompt is more than its tokens, likewise.
-        mm_features: images and sounds of the prompt, in order, without overlap.
+        content: what the prompt has beside its tokens.
     """
 
     def __init__(
@@ -104,68 +102,34 @@ class Request:
         arrival_time: float = 0.0,
         eos_token_ids: AnySequence[int] = (),
         pooler: PoolerConfig | None = None,
-        prompt_embeds: tuple[EmbeddedRows, ...] = (),
-        content_spans: AnySequence[ContentSpan] = (),
-        mm_features: AnySequence[MultiModalFeature] = (),
+        content: PromptContent = TOKENS_ONLY,
     ) -> None:
         _check(message)
-        params = message.sampling_params
         self.request_id = message.request_id
         self.prompt = checked_ids("prompt_token_ids", message.prompt_token_ids)
         self.num_prompt_tokens = len(self.prompt)
-        self.sampling_params = params
+        self.sampling_params = message.sampling_params
         self.client_index = client_index
-        self.is_resumed = message.is_resumed
         self.arrival_time = arrival_time
         self.eos_token_ids = frozenset(eos_token_ids)
-        self.cache_salt = message.cache_salt
-        self.adapter = message.adapter
-        self.prompt_embeds = prompt_embeds
-        self.mm_features = tuple(mm_features)
-        inputs = (ContentSpan(each.start, each.stop, each.identifier) for each in mm_features)
-        self.content_spans = tuple(sorted((*content_spans, *inputs)))
-        self.priority = message.priority
-        self.tenant = message.tenant
+        self.content = content
         self.num_sequences = message.num_sequences
-        self.timeout_s = message.timeout_s
-        self.pooling_params = pooling = message.pooling_params
-        self.pools_all_states = False
-        """No cached prefix is used."""
-        self.num_held_values = 0
-        """Numbers that are held of it until its prompt is computed."""
-        if pooling is not None and pooler is not None:
-            self.pools_all_states = pooler.needs_all_states(pooling)
-            self.num_held_values = pooler.num_held_values(pooling, self.num_prompt_tokens)
-        self.beam_search: BeamSearch | None = None
-        if message.beam_search is not None:
-            self.beam_search = BeamSearch(
-                message.beam_search,
-                max_tokens=params.max_tokens,
-                eos_token_ids=() if params.ignore_eos else self.eos_token_ids,
-                stop_token_ids=params.stop_token_ids,
-                min_tokens=params.min_tokens,
-            )
+        self.account = Account()
+        self.report = PromptReport.of(message, pooler)
+        """What is reported of the prompt itself; None for nothing."""
+        self.beam_search = BeamSearch.of(message, self.eos_token_ids)
         self.sequences = [Sequence(self)]
         """Those that exist, finished ones included, by index; one until the prompt is computed."""
         if message.output_token_ids:
             self.sequences[0].set_output(checked_ids("output_token_ids", message.output_token_ids))
+        # token ids as objects take nine times the memory of arrays
+        self.message = msgspec.structs.replace(message, prompt_token_ids=[], output_token_ids=[])
+        """What the client asks for, less the tokens."""
         self._status = RequestStatus.WAITING
         self.num_finished_sequences = 0
         self.num_queued_tokens = 0
         """Its tokens when it last joined the waiting queue."""
-        self.num_preemptions = 0
-        self.num_cached_tokens: int | None = None
-        """Prompt tokens found in the cache at the first admission; None before it."""
-        self.cache_lookup: CacheLookup | None = None
-        self.preemptions: list[Preemption] = []
-        self.num_draft_tokens = 0
-        """Verified."""
-        self.num_accepted_tokens = 0
-        """Drafts that are in the output."""
-        self.num_prompt_logprobs = 0
-        """Tokens of the prompt whose log-probabilities were sent; the first has none."""
         self.transfer = None if (source := message.kv_source) is None else Transfer(source)
-        self.first_output_sent = False
         self.runs_alone = False
         """Whether no other request may run beside it."""
         self.num_passed = 0
@@ -198,36 +162,29 @@ class Request:
         return self._status.is_finished
 
     @property
+    def adapter(self) -> str | None:
+        """The fingerprint of its weights."""
+        return self.message.adapter
+
+    @property
+    def generates(self) -> bool:
+        """Whether it samples tokens; else it ends when its prompt is pooled."""
+        return self.message.pooling_params is None
+
+    @property
     def max_len(self) -> int:
         """Tokens with which it ends at the latest, by its own wish."""
-        generates = self.pooling_params is None
-        return self.num_prompt_tokens + (self.sampling_params.max_tokens if generates else 0)
+        return self.num_prompt_tokens + (self.sampling_params.max_tokens if self.generates else 0)
 
     @property
     def computes_whole_prompt(self) -> bool:
         """Whether no cached prefix is used."""
-        return self.pools_all_states or self.lacks_prompt_logprobs
+        return self.report is not None and self.report.computes_whole_prompt
 
     @property
     def num_reported_values(self) -> int:
         """Numbers that the runner holds or reports of its prompt, beside an answer's own."""
-        num_logprobs = 0
-        if self.lacks_prompt_logprobs:
-            num_logprobs = self.sampling_params.num_prompt_logprobs(self.num_prompt_tokens)
-        return num_logprobs + self.num_held_values
-
-    @property
-    def lacks_prompt_logprobs(self) -> bool:
-        """Whether more of its prompt is to be reported."""
-        return (
-            self.sampling_params.prompt_logprobs is not None
-            and self.num_prompt_logprobs < self.num_prompt_tokens - 1
-        )
-
-    @property
-    def embeds_stop(self) -> int:
-        """Behind the last position that has a hidden state in place of a token; 0 without any."""
-        return self.prompt_embeds[-1].stop if self.prompt_embeds else 0
+        return 0 if self.report is None else self.report.num_values
 
     @property
     def unfinished(self) -> list["Sequence"]:
@@ -250,19 +207,14 @@ class Request:
         return any(sequence.row is None for sequence in self.unfinished)
 
     @property
-    def num_encoder_tokens(self) -> int:
-        """What encoders make of its inputs."""
-        return sum(each.num_rows for each in self.mm_features)
-
-    @property
     def tenant_name(self) -> str:
         """Without the user that divides its share; empty for none."""
-        return (self.tenant or "").partition("/")[0]
+        return (self.message.tenant or "").partition("/")[0]
 
     @property
     def scope(self) -> tuple[str | None, str | None]:
         """Requests of different scopes know nothing of each other's tokens."""
-        return self.cache_salt, self.adapter
+        return self.message.cache_salt, self.message.adapter
 
     # ------------------------------------------------------------------ its first sequence
 
@@ -332,11 +284,11 @@ class Sequence(TokenStream):
 
     @property
     def cache_salt(self) -> str | None:
-        return self.request.cache_salt
+        return self.request.message.cache_salt
 
     @property
     def adapter(self) -> str | None:
-        return self.request.adapter
+        return self.request.message.adapter
 
     @property
     def request_id(self) -> str:
@@ -344,20 +296,18 @@ class Sequence(TokenStream):
 
     @property
     def num_encoder_tokens(self) -> int:
-        return self.request.num_encoder_tokens
+        return self.request.content.num_encoder_tokens
 
     @property
     def content_spans(self) -> tuple[ContentSpan, ...]:
-        return self.request.content_spans
+        return self.request.content.spans
 
     @property
     def sampling_params(self) -> SamplingParams:
         """The request's, with a seed of its own; for a beam, with the likeliest tokens reported."""
         request, params = self.request, self.request.sampling_params
         if request.beam_search is not None:
-            return msgspec.structs.replace(
-                params, temperature=0.0, logprobs=request.beam_search.num_candidates, min_tokens=0
-            )
+            return request.beam_search.sampling_params(params)
         if self.index == 0 or params.seed is None:
             return params
         return msgspec.structs.replace(params, seed=sequence_seed(params.seed, self.index))
@@ -387,8 +337,7 @@ class Sequence(TokenStream):
         self._move_to_row(batch, row)
         batch.num_allocated_slots[row] = 0
         batch.next_drop[row] = 0
-        features = self.request.mm_features
-        batch.encoder_stop[row] = features[-1].stop if features else 0
+        batch.encoder_stop[row] = self.request.content.encoder_stop
         batch.num_output_placeholders[row] = 0
         batch.is_blocked[row] = False
         batch.first_token_s[row] = self.first_token_s

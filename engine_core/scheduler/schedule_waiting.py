@@ -110,7 +110,7 @@ class WaitingScheduler:
 
     def _why_skip(self, request: Request) -> tuple[WaitReason, str] | None:
         is_own = request.client_index == PROBE_CLIENT
-        is_new = request.status is RequestStatus.WAITING and not request.is_resumed
+        is_new = request.status is RequestStatus.WAITING and not request.message.is_resumed
         if self.starts_no_new and is_new and not is_own:
             return WaitReason.PAUSED, "the engine pauses when those that have started have ended"
         if (why_wait := self.adapters.why_wait(request)) is not None:
@@ -235,7 +235,7 @@ class WaitingScheduler:
             request.num_tokens + num_slots, self._max_chunk + num_slots
         )
         num_needed = num_needed + kv_cache.num_tails(request.num_sequences - 1)
-        num_needed = num_needed + kv_cache.num_encoder_blocks(request.num_encoder_tokens)
+        num_needed = num_needed + kv_cache.num_encoder_blocks(request.content.num_encoder_tokens)
         is_new = request.status is RequestStatus.WAITING
         num_kept = kv_cache.watermark_blocks if is_new else 0
         if not exceeds(num_needed, kv_cache.pool_sizes - num_kept):
@@ -274,8 +274,8 @@ class WaitingScheduler:
     def _count_lookup(self, request: Request, first: Sequence, hit: CacheHit) -> None:
         """At the first admission."""
         counters, num_prompt = self._pool.counters, request.num_prompt_tokens
-        num_cached = request.num_cached_tokens = min(hit.num_tokens, num_prompt)
-        request.cache_lookup = CacheLookup(
+        num_cached = request.account.num_cached_tokens = min(hit.num_tokens, num_prompt)
+        request.account.cache_lookup = lookup = CacheLookup(
             num_tokens=num_cached,
             num_host_tokens=hit.num_host_tokens,
             num_disk_tokens=hit.num_disk_tokens,
@@ -285,7 +285,7 @@ class WaitingScheduler:
                 else self._kv_cache.explain_lookup(first, hit)
             ),
         )
-        ended = request.cache_lookup.ended.value
+        ended = lookup.ended.value
         counters.num_lookups_by_end[ended] += 1
         counters.num_lookup_hits_by_end[ended] += num_cached > 0
         counters.num_prompt_tokens += num_prompt

@@ -217,7 +217,7 @@ class Scheduler:
             self.finish_requests(
                 request.request_id,
                 RequestStatus.FINISHED_TIMEOUT,
-                f"timeout_s is {request.timeout_s:.6g}, and the request arrived "
+                f"timeout_s is {request.message.timeout_s:.6g}, and the request arrived "
                 f"{now - request.arrival_time:.3f} s ago and has {num_tokens} tokens; raise "
                 "timeout_s, ask for fewer tokens, or try again when fewer requests wait",
             )
@@ -352,7 +352,7 @@ class Scheduler:
         request.first_step_id = self._in_flight.next_step_id
         pool.add_waiting(request)
         self._deadlines.add(request)
-        num_prompt, num_generated = request.num_prompt_tokens, int(request.pooling_params is None)
+        num_prompt, num_generated = request.num_prompt_tokens, int(request.generates)
         if num_prompt + num_generated > max_model_len:
             why = str(PromptTooLong(num_prompt, max_model_len, num_generated=num_generated))
             pool.finish_request(request, RequestStatus.FINISHED_IGNORED, why)
@@ -374,7 +374,7 @@ class Scheduler:
     def _check_queue(self, request: Request) -> None:
         """Preempted and resumed requests count, and are never refused. An empty queue takes any
         request."""
-        if request.is_resumed:
+        if request.message.is_resumed:
             return
         pool = self._pool
         num_requests, num_tokens = self.get_request_counts()[1], pool.num_queued_tokens

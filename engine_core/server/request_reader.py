@@ -5,6 +5,7 @@ import dataclasses
 import msgspec
 
 from engine_core.scheduler import Request
+from engine_core.scheduler.prompt_content import PromptContent
 from engine_core.server.access import owned_request
 from engine_core.server.clients import Client
 from engine_core.server.multimodal import MultiModalReader
@@ -43,9 +44,11 @@ class RequestReader:
             client_index=client.index,
             arrival_time=now_s,
             eos_token_ids=self.eos_token_ids,
-            prompt_embeds=embeds,
-            content_spans=spans,
-            mm_features=self.multimodal.read(message, client.frames),
+            content=PromptContent(
+                embeds=embeds,
+                features=self.multimodal.read(message, client.frames),
+                spans=spans,
+            ),
             pooler=self.validator.pooler,
         )
         if spans:  # what knows prompts again knows them by their tokens

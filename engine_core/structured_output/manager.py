@@ -130,7 +130,7 @@ class StructuredOutputs(EnginePart):
         self._take_news()
         grammar = self._grammars.get(asked)
         if grammar is None:
-            grammar = self._enqueue(asked, (request.client_index, request.tenant))
+            grammar = self._enqueue(asked, (request.client_index, request.message.tenant))
         self._grammars.move_to_end(asked)
         if grammar.failure is not None:
             raise RequestRefused(ErrorCode.INVALID_REQUEST, grammar.failure)

@@ -478,14 +478,15 @@ def test_the_engine_makes_a_request_of_a_message_and_gives_it_to_the_scheduler()
     assert request.adapter == fields.pop("adapter_fingerprint")
     del fields["adapter"]
     assert request.prompt.tolist() == fields.pop("prompt_token_ids")
+    assert request.output_token_ids == fields.pop("output_token_ids")
     for name, value in fields.items():
-        assert getattr(request, name) == value
+        assert getattr(request.message, name) == value
     assert (request.client_index, request.arrival_time) == (served.client.index, 12.5)
     assert request.eos_token_ids == {7}
     assert (of_beams.num_sequences, of_beams.beam_search is not None) == (2, True)
     assert (of_beams.transfer.source, request.transfer) == (moved["kv_source"], None)
-    assert of_vectors.pooling_params == pooled["pooling_params"]
-    assert (of_vectors.pools_all_states, of_vectors.num_held_values) == (True, 6)
+    assert of_vectors.message.pooling_params == pooled["pooling_params"]
+    assert (of_vectors.report.pools_all_states, of_vectors.num_reported_values) == (True, 6)
     assert served.client.request_ids == {"mine", "b", "v"}
 
 

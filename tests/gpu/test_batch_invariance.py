@@ -84,7 +84,7 @@ def num_different_from_alone(
         crowded.generate([dataclasses.replace(watched, name="before")])
     answers = crowded.generate(_crowd(watched, case, lengths))
     request = crowded.requests["watched"]
-    if (case.is_preempted and not request.num_preemptions) or (
+    if (case.is_preempted and not request.account.num_preemptions) or (
         case.is_cached and not answers["watched"].num_cached
     ):
         return float("inf")

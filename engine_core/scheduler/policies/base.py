@@ -49,10 +49,10 @@ class SchedulingPolicy:
 
     def check(self, request: Request) -> None:
         """Raises ValueError: the request has a priority, which this policy does not look at."""
-        if request.priority != 0:
+        if request.message.priority != 0:
             raise ValueError(
-                f"priority is {request.priority}, but policy {self.name} takes only 0; omit it or "
-                "start the engine with --scheduling-policy priority"
+                f"priority is {request.message.priority}, but policy {self.name} takes only 0; "
+                "omit it or start the engine with --scheduling-policy priority"
             )
 
     def select_victim(self, running: dict[str, Request], requester: Request) -> Request:

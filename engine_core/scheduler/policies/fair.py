@@ -38,15 +38,15 @@ class _Line:
 
     def add(self, request: Request) -> None:
         """Behind its equals."""
-        users = self._users.get(request.priority)
+        users = self._users.get(request.message.priority)
         if users is None:
-            users = self._users[request.priority] = {}
-            bisect.insort(self._priorities, request.priority)
+            users = self._users[request.message.priority] = {}
+            bisect.insort(self._priorities, request.message.priority)
         users.setdefault(user_of(request), OrderedDict())[request.request_id] = request
 
     def put_first(self, request: Request) -> None:
         """Before its equals; it is in the line."""
-        requests = self._users[request.priority][user_of(request)]
+        requests = self._users[request.message.priority][user_of(request)]
         requests.move_to_end(request.request_id, last=False)
 
     def first(self, service_by_user: Mapping[str, float]) -> Request:
@@ -58,14 +58,14 @@ class _Line:
         return next(iter(requests.values()))
 
     def remove(self, request: Request) -> None:
-        users = self._users[request.priority]
+        users = self._users[request.message.priority]
         user = user_of(request)
         del users[user][request.request_id]
         if not users[user]:
             del users[user]
         if not users:
-            del self._users[request.priority]
-            self._priorities.remove(request.priority)
+            del self._users[request.message.priority]
+            self._priorities.remove(request.message.priority)
 
 
 class FairQueue:
@@ -151,7 +151,7 @@ class FairQueue:
         tenant = self._counters.enter(key)
         if is_lifted and not (key in self._lines[_SWAPPED] or key in self._lines[_OTHERS]):
             self._counters.lift(tenant, self.floor)
-        if request.tenant is not None:
+        if request.message.tenant is not None:
             users = self.service_by_user.setdefault(key, {})
             users.setdefault(user_of(request), min(users.values(), default=0.0))
         if key not in self._lines[lane]:
@@ -233,8 +233,8 @@ class Fair(SchedulingPolicy):
             key = tenant_key(request)
             if key not in counters:
                 counters[key] = self._counters.counter(self._counters.enter(key))
-            if (counters[key], request.priority) > most:
-                victim, most = request, (counters[key], request.priority)
+            if (counters[key], request.message.priority) > most:
+                victim, most = request, (counters[key], request.message.priority)
         return victim
 
     def on_arrival(self, request: Request) -> int:
@@ -263,7 +263,7 @@ class Fair(SchedulingPolicy):
         self._charge_user(request, num_uncached_tokens * self._input_weight)
 
     def _charge_user(self, request: Request, num_weighted_tokens: float) -> None:
-        if request.tenant is None:
+        if request.message.tenant is None:
             return
         users = self.waiting.service_by_user[tenant_key(request)]
         users[user_of(request)] = users.get(user_of(request), 0.0) + num_weighted_tokens
@@ -293,11 +293,11 @@ class Fair(SchedulingPolicy):
 
 def tenant_key(request: Request) -> TenantKey:
     """Which tenant is charged."""
-    if request.tenant is None:
+    if request.message.tenant is None:
         return request.client_index
     return request.tenant_name
 
 
 def user_of(request: Request) -> str:
     """Who of the tenant's users; empty: the tenant itself."""
-    return "" if request.tenant is None else request.tenant.partition("/")[2]
+    return "" if request.message.tenant is None else request.message.tenant.partition("/")[2]

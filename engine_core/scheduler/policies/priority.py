@@ -33,10 +33,10 @@ def _rank(ageing_s: float | None) -> Callable[[Request], _Rank]:
       (p - q) * ageing_s after it, q being their priority: finitely many.
     """
     if ageing_s is None:
-        return operator.attrgetter("priority", "arrival_time")
+        return operator.attrgetter("message.priority", "arrival_time")
 
     def aged(request: Request) -> _Rank:
-        return request.priority * ageing_s + request.arrival_time, request.arrival_time
+        return request.message.priority * ageing_s + request.arrival_time, request.arrival_time
 
     return aged
 

@@ -119,20 +119,21 @@ class Explanations:
 
 
 def _info(request: Request, status: str, **details: Any) -> RequestInfo:
+    account = request.account
     return RequestInfo(
         request_id=request.request_id,
         status=status,
-        priority=request.priority,
-        tenant=request.tenant,
+        priority=request.message.priority,
+        tenant=request.message.tenant,
         num_sequences=request.num_sequences,
         num_prompt_tokens=request.num_prompt_tokens,
         num_output_tokens=sum(sequence.num_output_tokens for sequence in request.sequences),
         max_tokens=request.sampling_params.max_tokens,
         num_computed_tokens=request.num_computed_tokens,
-        cache_lookup=request.cache_lookup,
-        preemptions=list(request.preemptions),
-        num_draft_tokens=request.num_draft_tokens,
-        num_accepted_tokens=request.num_accepted_tokens,
-        num_embedded_tokens=sum(rows.stop - rows.start for rows in request.prompt_embeds),
+        cache_lookup=account.cache_lookup,
+        preemptions=list(account.preemptions),
+        num_draft_tokens=account.num_draft_tokens,
+        num_accepted_tokens=account.num_accepted_tokens,
+        num_embedded_tokens=sum(rows.stop - rows.start for rows in request.content.embeds),
         **details,
     )

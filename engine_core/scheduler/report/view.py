@@ -59,15 +59,15 @@ def _summary(request: Request, num_blocks: int, why: str | None) -> RequestSumma
     return RequestSummary(
         number=_number(request.request_id),
         request_id=request.request_id,
-        tenant=request.tenant,
+        tenant=request.message.tenant,
         status=request.status.name.lower(),
         num_sequences=request.num_sequences,
         num_prompt_tokens=request.num_prompt_tokens,
-        num_cached_tokens=request.num_cached_tokens,
+        num_cached_tokens=request.account.num_cached_tokens,
         num_computed_tokens=request.num_computed_tokens,
         num_output_tokens=request.num_output_tokens,
         max_tokens=request.sampling_params.max_tokens,
-        num_preemptions=request.num_preemptions,
+        num_preemptions=request.account.num_preemptions,
         num_blocks=num_blocks,
         why=why,
     )

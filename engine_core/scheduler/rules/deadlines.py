@@ -21,13 +21,13 @@ class Deadlines:
         return len(self._heap)
 
     def add(self, request: Request) -> None:
-        if request.timeout_s is None:
+        if request.message.timeout_s is None:
             return
         if len(self._heap) >= self._clean_at:
             self._heap = [entry for entry in self._heap if not entry[2].is_finished]
             heapq.heapify(self._heap)
             self._clean_at = max(_MIN_CLEAN, 2 * len(self._heap))
-        deadline_s = request.arrival_time + request.timeout_s
+        deadline_s = request.arrival_time + request.message.timeout_s
         heapq.heappush(self._heap, (deadline_s, next(self._numbers), request))
 
     def take_expired(self, now_s: float) -> list[Request]:

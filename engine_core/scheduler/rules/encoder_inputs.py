@@ -130,7 +130,7 @@ class EncoderInputRule:
 
     def check_request(self, request: Request) -> None:
         """Raises ValueError: one of its inputs can never be encoded, or never run."""
-        for index, each in enumerate(request.mm_features):
+        for index, each in enumerate(request.content.features):
             limits = [
                 (self._budget, "a step's encoder budget", "--max-num-encoder-input-tokens"),
                 (self._cache.capacity, "the encoder cache", "--encoder-cache-size"),
@@ -169,7 +169,7 @@ class EncoderInputRule:
     def find_work(self, sequence: Sequence, num_computed: int, num_tokens: int) -> EncoderWork:
         """How many of that many tokens, from `num_computed` on, may run in this step. Changes
         nothing."""
-        features = sequence.request.mm_features
+        features = sequence.request.content.features
         if not features or features[-1].stop <= num_computed:
             return EncoderWork(num_tokens)
         stop, why = num_computed + num_tokens, None
@@ -207,7 +207,7 @@ class EncoderInputRule:
         # what is cached first: it is not evicted for the others then
         for identifier in sorted(work.inputs, key=lambda name: name not in self._cache):
             index = work.inputs[identifier]
-            each = sequence.request.mm_features[index]
+            each = sequence.request.content.features[index]
             self._held.setdefault(sequence, {})[identifier] = each.stop
             if not self._cache.acquire(identifier, each.num_rows):
                 self._pool.counters.num_encoder_cache_hits += 1

@@ -59,7 +59,7 @@ class TokenRules(Constraints):
         tokens = each.sequence.known_tokens()
         num_known = len(tokens)
         tokens = np.concatenate([tokens, np.array(each.drafts, np.int32)])
-        for rows in each.sequence.request.prompt_embeds:
+        for rows in each.sequence.request.content.embeds:
             tokens[rows.start : rows.stop] = -1  # no token
         for offset in range(len(each.drafts) + 1):
             before = tokens[: num_known + offset]

@@ -115,7 +115,7 @@ class Speculator:
             sequence = self._pool.sequence_in(row)
             if sequence.request.beam_search is not None:
                 continue
-            tokens = batch.token_ids[row, sequence.request.embeds_stop : length]
+            tokens = batch.token_ids[row, sequence.request.content.embeds_stop : length]
             drafts = proposer.propose(tokens, sequence.request.scope, int(most[index]))
             if drafts:
                 sequence.spec_token_ids = drafts[: most[index]]

@@ -38,7 +38,9 @@ def sampled_answer(request: Request, index: int, max_model_len: int) -> list[int
             num_tokens = request.num_prompt_tokens + len(output)
             if len(output) >= params.max_tokens or num_tokens >= max_model_len:
                 return output
-        output.append(next_token(request.prompt_token_ids + output, request.cache_salt, seed))
+        output.append(
+            next_token(request.prompt_token_ids + output, request.message.cache_salt, seed)
+        )
 
 
 def beam_answer(
@@ -55,7 +57,8 @@ def beam_answer(
     beams: list[list[int]] = [[]]
     while not search.is_over:
         columns = [
-            log_probabilities(request.prompt_token_ids + beam, request.cache_salt) for beam in beams
+            log_probabilities(request.prompt_token_ids + beam, request.message.cache_salt)
+            for beam in beams
         ]
         tokens = np.tile(np.arange(VOCAB, dtype=np.int32), (len(beams), 1))
         logprobs = np.array(columns, dtype=np.float32)

@@ -94,7 +94,7 @@ def test_admission_looks_at_the_whole_prompt_and_at_reserved_blocks(batching):
         assert not plan.preempted_req_ids
         assert "b" not in plan.num_scheduled_tokens or scenario.requests["a"].is_finished
     scenario.run_to_end()
-    assert [request.num_preemptions for request in scenario.requests.values()] == [0, 0]
+    assert [request.account.num_preemptions for request in scenario.requests.values()] == [0, 0]
 
 
 def test_a_prompt_in_the_cache_is_looked_at_for_what_it_lacks():
@@ -139,4 +139,4 @@ def test_a_swapped_request_comes_back_only_with_room_for_its_next_token():
         assert second.status is RequestStatus.SWAPPED
         scenario.step()
     assert scenario.step().batch.req_ids == ["second"]
-    assert (second.num_tokens, second.num_preemptions) == (81, 1)
+    assert (second.num_tokens, second.account.num_preemptions) == (81, 1)

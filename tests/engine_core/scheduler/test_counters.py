@@ -39,10 +39,10 @@ def test_look_ups_are_counted_by_why_they_ended_and_by_what_they_found():
     assert sum(numbers.num_lookups_by_end.values()) == 3
     assert numbers.num_lookups_by_end["too short"] == 1
     assert sum(numbers.num_lookup_hits_by_end.values()) == sum(
-        request.cache_lookup.num_tokens > 0 for request in drive.requests
+        request.account.cache_lookup.num_tokens > 0 for request in drive.requests
     )
     for request in drive.requests:
-        assert numbers.num_lookups_by_end[request.cache_lookup.ended.value] >= 1
+        assert numbers.num_lookups_by_end[request.account.cache_lookup.ended.value] >= 1
 
 
 def test_preemptions_are_counted_by_cause_and_add_up():

@@ -85,7 +85,7 @@ def test_beams_that_come_back_apart_go_on_together():
             for outputs in scheduler.update_from_output(plan, sampled).values():
                 received |= {(o.request_id, o.index): o.new_token_ids for o in all_outputs(outputs)}
             scheduler.check()
-    assert beams.preemptions
+    assert beams.account.preemptions
     assert [received["beams", index] for index in range(max_num_seqs)] == expected
     assert not scheduler.has_work()
 

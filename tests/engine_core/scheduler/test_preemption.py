@@ -1,5 +1,6 @@
 """The decided rules of giving way: who goes, how, where to, and who may come in the same step."""
 
+import msgspec
 import pytest
 from scenario_help import Scenario, make_request, new_ids
 
@@ -35,7 +36,7 @@ def test_what_was_hashed_before_a_preemption_is_not_hashed_again(monkeypatch):
     scenario = crowded(enable_prefix_caching=True)
     scenario.run_to_end()
     second = scenario.requests["second"]
-    assert second.num_preemptions
+    assert second.account.num_preemptions
     # each full block once, the last token of either is never computed
     lengths = [each.num_tokens - 1 for each in scenario.requests.values()]
     assert sum(sizes) == sum(4 * 16 * (length // 16) for length in lengths)
@@ -95,7 +96,7 @@ def test_a_swapped_request_stands_in_front_of_one_that_was_preempted_after_it():
     pair, single = scenario.requests["pair"], scenario.requests["single"]
     for _ in range(40):
         scenario.update_with_array(scenario.plan())
-        if single.num_preemptions:
+        if single.account.num_preemptions:
             break
     assert (pair.status, single.status) == (SWAPPED, PREEMPTED)
     assert list(scenario.scheduler._pool.waiting) == [pair, single]
@@ -227,7 +228,7 @@ def test_none_is_forced_out_for_a_head_that_cannot_run_even_then():
     assert scenario.step().preempted_req_ids == ["low"]
     assert scenario.step().batch.req_ids == ["high"]
     scenario.run_to_end()
-    assert (high.num_output_tokens, low.num_preemptions) == (3, 1)
+    assert (high.num_output_tokens, low.account.num_preemptions) == (3, 1)
 
 
 def test_none_is_forced_out_for_a_head_that_would_get_no_tokens():
@@ -258,7 +259,7 @@ def test_a_swapped_head_forces_none_out_however_urgent():
     scenario.step()
     second = scenario.requests["second"]
     assert second.status is SWAPPED
-    second.priority = -5
+    second.message = msgspec.structs.replace(second.message, priority=-5)
     scenario.scheduler._pool.waiting.remove_request(second)
     scenario.scheduler._pool.waiting.prepend_request(second)
     while second.status is SWAPPED:
@@ -304,7 +305,7 @@ def test_equals_never_force_each_other_out_in_turn():
         scenario.add(request)
         scenario.step()
     scenario.run_to_end()
-    assert [request.num_preemptions for request in requests] == [0, 0, 0, 0]
+    assert [request.account.num_preemptions for request in requests] == [0, 0, 0, 0]
 
 
 # ---------------------------------------------------------------------- computed again or swapped
@@ -324,7 +325,7 @@ def test_of_two_victims_in_one_step_the_single_one_is_computed_again_and_the_pai
     for _ in range(60):
         plan = scenario.plan()
         for name in ("single", "pair"):
-            if scenario.requests[name].num_preemptions and name not in modes:
+            if scenario.requests[name].account.num_preemptions and name not in modes:
                 modes[name] = scenario.requests[name].status
         scenario.update_with_array(plan)
     assert modes == {"single": PREEMPTED, "pair": SWAPPED}
@@ -343,7 +344,7 @@ def test_a_pair_without_room_on_the_host_is_computed_again_and_not_lost():
     )
     for _ in range(60):
         scenario.update_with_array(scenario.plan())
-        if pair.num_preemptions:
+        if pair.account.num_preemptions:
             break
     assert pair.status is PREEMPTED
     assert [sequence.num_computed_tokens for sequence in pair.sequences] == [0, 0]
@@ -371,7 +372,7 @@ def test_a_full_host_is_no_error_for_the_second_victim():
     second, third = scenario.requests["second"], scenario.requests["third"]
     for _ in range(60):
         scenario.step()
-        if second.num_preemptions:
+        if second.account.num_preemptions:
             break
     assert (second.status, third.status) == (PREEMPTED, SWAPPED)
     scenario.run_to_end()

@@ -52,7 +52,7 @@ def test_a_request_is_made_from_a_message():
     )
     assert request.all_token_ids == [1, 2, 3]
     assert (request.num_prompt_tokens, request.num_output_tokens) == (2, 1)
-    assert (request.client_index, request.arrival_time, request.cache_salt) == (3, 1.5, "s")
+    assert (request.client_index, request.arrival_time, request.message.cache_salt) == (3, 1.5, "s")
     assert request.status is RequestStatus.WAITING
     assert request.eos_token_ids == {9}
     request.sequences[0].append_output_token(5)

@@ -43,7 +43,7 @@ def test_a_requests_numbers_through_its_life():
     assert first.output_token_ids == [7, 9, 7, 7]
     assert first.all_token_ids == [*first.prompt_token_ids, 7, 9, 7, 7]
     assert (first.arrival_time, second.arrival_time) == (1.5, 2.5)
-    assert (first.num_preemptions, second.num_preemptions) == (0, 1)
+    assert (first.account.num_preemptions, second.account.num_preemptions) == (0, 1)
     assert scenario.scheduler.statistics().num_preemptions == 1
 
 
@@ -154,7 +154,7 @@ def test_one_request_may_fill_the_whole_cache_and_wastes_less_than_a_block():
             assert statistics.num_blocks_in_use == -(-computed // 16)
             assert 0 <= statistics.num_slots_wasted < 16
     assert scenario.requests["a"].num_output_tokens == 55
-    assert scenario.requests["a"].num_preemptions == 0
+    assert scenario.requests["a"].account.num_preemptions == 0
 
 
 def test_blocks_in_use_cached_and_free_add_up_and_each_sequence_has_a_table_of_its_own():

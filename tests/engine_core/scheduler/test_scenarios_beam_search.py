@@ -41,7 +41,7 @@ def run(
         found += [each for each in outputs if each.request_id == "beams"]
         scenario.kv_cache.check()
     assert scenario.kv_cache.num_blocks_in_use == 0
-    assert bool(request.num_preemptions) == bool(before)
+    assert bool(request.account.num_preemptions) == bool(before)
     return found, most_blocks
 
 

@@ -44,7 +44,7 @@ def test_a_prefix_outlives_its_holder_until_the_cache_is_reset():
     second = run_alone(scenario, "second", prompt)
     assert num_found(second, "second") == 3 * BLOCK
     assert blocks_of(second, "second")[:3] == blocks_of(first, "first")[:3]
-    assert scenario.requests["second"].num_cached_tokens == 3 * BLOCK
+    assert scenario.requests["second"].account.num_cached_tokens == 3 * BLOCK
     assert scenario.outputs["second"].num_cached_tokens == 3 * BLOCK
     assert scenario.scheduler.reset_prefix_cache() == 3
     assert num_found(run_alone(scenario, "third", prompt), "third") == 0

@@ -48,7 +48,7 @@ def test_who_is_preempted_for_memory_is_the_least_urgent_not_the_newest():
     assert preempted == ["low"]
     assert low.status is RequestStatus.PREEMPTED
     assert high.status is RequestStatus.RUNNING
-    assert high.num_preemptions == 0
+    assert high.account.num_preemptions == 0
 
 
 def test_tokens_of_a_victim_that_was_scheduled_already_are_given_back():
@@ -85,7 +85,7 @@ def test_a_more_urgent_request_takes_the_place_of_a_running_one_and_gives_it_bac
         scenario.step()
     scenario.run_to_end()
     assert low.num_output_tokens == 50
-    assert low.num_preemptions == 1
+    assert low.account.num_preemptions == 1
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def check(request: Request, *before: Request, **settings) -> int:
     greedy = reference(tiny_llama(), BeamSearchParams(1), MAX_TOKENS, [])[0][0]
     assert tokens == dict.fromkeys(tokens, greedy)
     assert scenario.kv_cache.num_blocks_in_use == 0
-    assert bool(request.num_preemptions) == bool(before)
+    assert bool(request.account.num_preemptions) == bool(before)
     return most_blocks
 
 
@@ -130,7 +130,7 @@ def test_a_sample_that_was_preempted_is_ended_with_its_host_blocks(mode, index):
     settings = {"preemption_mode": mode, "num_host_blocks": 30 * (mode == "swap")}
     scenario, rows = Scenario(before, samples(3), block_size=4, num_blocks=16, **settings), Rows()
     request = scenario.requests["samples"]
-    while not request.num_preemptions:
+    while not request.account.num_preemptions:
         step(scenario, rows)
     num_queued = scenario.scheduler.statistics().num_queued_tokens
     aborted(scenario, index)

@@ -121,7 +121,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             delivered = expected.request.output_token_ids
             self.received[name] = {0: delivered} if delivered else {}
             self.finished[name] = {}
-            self.model.salts[name] = (expected.request.cache_salt or "") + (
+            self.model.salts[name] = (expected.request.message.cache_salt or "") + (
                 expected.request.adapter or ""
             ) or None
             self._use_model_salt(expected)
@@ -131,7 +131,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def _use_model_salt(self, expected):
         """The model's keys and values depend on the adapter as well, its tokens do not."""
         name = expected.request.request_id
-        self.model.token_salts[name] = expected.request.cache_salt
+        self.model.token_salts[name] = expected.request.message.cache_salt
 
     @precondition(lambda self: self.expected)
     @rule(data=st.data(), error=st.booleans())
@@ -310,7 +310,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert received == expected[: len(received)]
             if output.detail is None and name not in self.disturbed:
                 assert received == expected
-        if self.requests[name].pooling_params is not None and output.finish_reason == "stop":
+        if not self.requests[name].generates and output.finish_reason == "stop":
             self._check_pooled(self.requests[name], output.pooled)
         if output.detail == "it failed":
             assert name in self.poison, "only what makes steps fail ends for it"
@@ -323,7 +323,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Every token was computed in the row that it ended in, if all hidden states count."""
         (num_pooled,) = pooled.rows()[0]
         assert 0 < num_pooled <= request.num_prompt_tokens
-        if request.pools_all_states:
+        if request.report is not None and request.report.pools_all_states:
             assert num_pooled == request.num_prompt_tokens
 
     # ------------------------------------------------------------------ always

@@ -201,7 +201,7 @@ def test_cached_tokens_that_were_delivered_are_no_cached_prompt_tokens():
         drive.step()
     drive.add(make_request("b", prompt, output_token_ids=[7] * 6))
     assert drive.step().scheduled_new_reqs[0].num_computed_tokens == 8
-    assert drive.requests[1].num_cached_tokens == 6
+    assert drive.requests[1].account.num_cached_tokens == 6
     assert drive.scheduler.statistics().num_cached_prompt_tokens == 6
 
 

@@ -273,7 +273,7 @@ def test_by_default_one_clients_burst_does_not_keep_another_client_waiting():
     while not burst[0].is_finished:
         assert new_ids(scenario.step()) == []
     assert new_ids(scenario.step()) == ["other"]
-    assert not any(request.num_preemptions for request in burst)
+    assert not any(request.account.num_preemptions for request in burst)
     # by name the order of arrival
     scenario = Scenario(
         *[make_request(f"b{index}", 8, max_tokens=1) for index in range(9)],

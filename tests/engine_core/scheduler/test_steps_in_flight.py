@@ -221,7 +221,7 @@ def test_what_a_step_in_flight_computes_of_an_ended_sample_is_not_found():
     flight.scheduler.finish_sample("a", 0, RequestStatus.FINISHED_ABORTED)
     flight.add(behind := make_request("b", prompt))
     flight.plan()
-    assert behind.num_cached_tokens == 0
+    assert behind.account.num_cached_tokens == 0
 
 
 # ---------------------------------------------------------------------- what is learnt

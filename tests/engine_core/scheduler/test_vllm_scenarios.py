@@ -184,7 +184,7 @@ def test_the_newest_gives_way_and_comes_back_with_what_is_left_in_the_cache():
     assert plan.num_scheduled_tokens == {"first": 1}
     assert plan.preempted_req_ids == ["second"]
     assert scenario.requests["second"].status is RequestStatus.PREEMPTED
-    assert scenario.requests["second"].num_preemptions == 1
+    assert scenario.requests["second"].account.num_preemptions == 1
     assert scenario.counts == (1, 1)
     scenario.step()
     assert scenario.requests["first"].status is RequestStatus.FINISHED_LENGTH

@@ -3,6 +3,7 @@
 import threading
 import time
 
+import msgspec
 import pytest
 
 from engine_core.errors import RequestRefused
@@ -275,7 +276,7 @@ def test_tenants_of_one_client_are_served_in_turn(outputs, compiler, monkeypatch
     admitted(outputs, "slow")
     many = [admitted(outputs, f"{number}") for number in range(5)]
     one = request("one")
-    one.tenant = "another"
+    one.message = msgspec.structs.replace(one.message, tenant="another")
     outputs.admit(None, one)
     compiler.gate.set()
     wait_until(outputs, lambda: all(each.grammar.is_ready for each in (*many, one)))

@@ -19,6 +19,11 @@ class PolicyRequest:
     sequences: tuple = ()
 
     @property
+    def message(self) -> "PolicyRequest":
+        """Priority and tenant."""
+        return self
+
+    @property
     def tenant_name(self) -> str:
         return (self.tenant or "").partition("/")[0]
 

@@ -94,7 +94,7 @@ def test_a_sequence_that_stops_on_the_way_keeps_nothing_of_what_is_behind():
     )
     steps.add(behind)
     steps.step()
-    assert behind.num_cached_tokens == 4
+    assert behind.account.num_cached_tokens == 4
 
 
 def test_no_sequence_is_taken_beyond_its_length():

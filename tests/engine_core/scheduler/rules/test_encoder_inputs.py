@@ -11,6 +11,7 @@ from test_scheduler_machine import SchedulerMachine
 
 from engine_core.scheduler import ModelRunnerOutput, RequestStatus
 from engine_core.scheduler.mm_features import MultiModalFeature
+from engine_core.scheduler.prompt_content import PromptContent
 from protocol.explanations import WaitReason
 from tests.profiles import examples
 
@@ -20,7 +21,7 @@ def image(start, count, name=b"a", num_rows=None):
 
 
 def with_images(request, *images):
-    request.mm_features = images
+    request.content = PromptContent(features=images)
     return request
 
 
@@ -67,7 +68,7 @@ class Scenario(Drive):
     def step(self, **tokens):
         plan = super().step(**tokens)
         by_id = {request.request_id: request for request in self.requests}
-        self.kept.follow(plan, lambda name: by_id[name].mm_features)
+        self.kept.follow(plan, lambda name: by_id[name].content.features)
         self.scheduler.check()
         return plan
 
@@ -239,7 +240,7 @@ class EncoderMachine(SchedulerMachine):
             count = min(draw.randint(1, most), request.num_prompt_tokens - start)
             images.append(image(start, count, bytes([count, draw.randint(0, 2)])))
             start += count + draw.randint(0, 3)
-        request.mm_features = tuple(images)
+        request.content = PromptContent(features=images)
 
     def _launch(self, **failure):
         plan = super()._launch(**failure)
@@ -251,7 +252,7 @@ class EncoderMachine(SchedulerMachine):
 
     def _features_of(self, name):
         name = name.split("#")[0]
-        return self.requests[name].mm_features if name in self.requests else ()
+        return self.requests[name].content.features if name in self.requests else ()
 
     def _check_whole(self, plan):
         batch = plan.batch

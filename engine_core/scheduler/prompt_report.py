@@ -1,0 +1,45 @@
+"""What is reported of a prompt itself: log-probabilities of its tokens, or what is pooled of it."""
+
+from engine_core.pooler_config import PoolerConfig
+from protocol.requests import EngineRequest
+
+
+class PromptReport:
+    """The numbers that a runner reports of one prompt, or holds until it is computed.
+
+    Attributes:
+        pools_all_states: what is pooled needs the hidden states of all tokens, and goes with the
+            request's row.
+        num_logprobs: tokens whose log-probabilities were sent; the first has none.
+    """
+
+    def __init__(self, message: EngineRequest, pooler: PoolerConfig | None) -> None:
+        pooling, params = message.pooling_params, message.sampling_params
+        num_tokens = len(message.prompt_token_ids)
+        self.num_logprobs = 0
+        self._num_logprobs_wanted = 0 if params.prompt_logprobs is None else num_tokens - 1
+        self._num_logprobs_values = params.num_prompt_logprobs(num_tokens)
+        self.pools_all_states, self._num_held_values = False, 0
+        if pooling is not None and pooler is not None:
+            self.pools_all_states = pooler.needs_all_states(pooling)
+            self._num_held_values = pooler.num_held_values(pooling, num_tokens)
+
+    @classmethod
+    def of(cls, message: EngineRequest, pooler: PoolerConfig | None) -> "PromptReport | None":
+        """None if nothing of the prompt is reported."""
+        asked = message.pooling_params, message.sampling_params.prompt_logprobs
+        return None if asked == (None, None) else cls(message, pooler)
+
+    @property
+    def computes_whole_prompt(self) -> bool:
+        """Whether no cached prefix is used."""
+        return self.pools_all_states or self._lacks_logprobs
+
+    @property
+    def num_values(self) -> int:
+        """Numbers that the runner holds or reports, beside an answer's own."""
+        return self._num_held_values + (self._num_logprobs_values if self._lacks_logprobs else 0)
+
+    @property
+    def _lacks_logprobs(self) -> bool:
+        return self.num_logprobs < self._num_logprobs_wanted
