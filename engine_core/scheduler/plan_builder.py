@@ -26,6 +26,8 @@ class PlanBuilder:
         self.now = now
         self.preempted_req_ids: list[str] = []
         self.has_preempted = False
+        self.num_drafts_wanted: Int64Array | None = None
+        """See `SchedulerOutput`."""
         self._token_budget = token_budget
         self._batch = batch
         self._rows: list[Int64Array] = []
@@ -197,9 +199,6 @@ class PlanBuilder:
         copies: CacheCopies,
         finished_req_ids: list[str],
         num_lookahead_slots: int,
-        num_drafts_wanted: Int64Array | None = None,
-        scheduled_encoder_inputs: dict[str, list[int]],
-        free_encoder_mm_hashes: list[bytes],
     ) -> SchedulerOutput:
         """The finished plan. Its tokens count as computed from here on."""
         state, (rows, counts) = self._batch, self.scheduled_rows
@@ -231,11 +230,9 @@ class PlanBuilder:
             preempted_req_ids=self.preempted_req_ids,
             num_output_tokens=state.lengths(rows) - state.num_prompt_tokens[rows],
             num_lookahead_slots=num_lookahead_slots,
-            num_drafts_wanted=num_drafts_wanted,
+            num_drafts_wanted=self.num_drafts_wanted,
             num_decode_steps=num_decode_steps,
             token_budget=self._token_budget,
-            scheduled_encoder_inputs=scheduled_encoder_inputs,
-            free_encoder_mm_hashes=free_encoder_mm_hashes,
         )
 
 

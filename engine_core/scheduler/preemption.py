@@ -129,6 +129,11 @@ class Preemptor:
         self._pool.counters.num_preemptions_by_cause[cause.value] += 1
         self._record(victim, plan.step_id, mode, reason, num_tokens, num_free_before)
 
+    def recompute_all(self, plan: PlanBuilder, cause: PreemptionCause, reason: str) -> None:
+        """Preempt all that run; they keep their order."""
+        for request in reversed(list(self._pool.running.values())):
+            self.preempt(request, plan, cause, reason, PreemptionMode.RECOMPUTE)
+
     def recompute_running(self, step_id: int, reason: str) -> None:
         """A step failed: all running requests wait again, in their order, ahead of the others. The
         runner hears of it with the next plan."""

@@ -88,7 +88,7 @@ class Counters:
 
 class RequestPool:
     """`running` is in order of admission; a dict, so that one in the middle leaves in O(1).
-    `on_finish`: called with each request that is over, and the detail, before it is dropped."""
+    `on_finish`: called with each request that is over, the detail, and `now`."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class RequestPool:
         batch: BatchState,
         *,
         max_model_len: int,
-        on_finish: Callable[[Request, str | None], None],
+        on_finish: Iterable[Callable[[Request, str | None, float], None]] = (),
     ) -> None:
         self.kv_cache = kv_cache
         self.policy = policy
@@ -123,11 +123,18 @@ class RequestPool:
         self.num_by_tenant: Counter[str] = Counter()
         """Unfinished requests, by `Request.tenant_name`."""
         self.num_swapped = 0
+        self.now = 0.0
+        """Seconds, at the last call of the scheduler that says it."""
         self._served: Counter[int] = Counter()
         self._forked: dict[str, Sequence] = {}
         self._finished_req_ids: list[str] = []
         self.preempted_req_ids: list[str] = []
         """Sequences that lost their rows for a fault; the next plan tells the runner."""
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests; preempted ones wait."""
+        return len(self.waiting) + len(self.compiling)
 
     def find_sequence(self, sequence_id: str) -> Sequence | None:
         request = self.by_id.get(sequence_id)
@@ -358,7 +365,8 @@ class RequestPool:
             del self.num_by_tenant[request.tenant_name]
         self.counters.num_finished[request.status.finish_reason.value] += 1
         self.policy.on_finish(request)
-        self._on_finish(request, detail)
+        for on_finish in self._on_finish:
+            on_finish(request, detail, self.now)
 
     def drain_served(self) -> dict[int, int]:
         """Tokens emitted one by one since the last call, by tenant number."""

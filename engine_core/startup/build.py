@@ -57,6 +57,7 @@ from engine_core.startup.prefix_store import open_prefix_store
 from engine_core.startup.ranks import OneRank, RankZero
 from engine_core.startup.resolve import plan_runner
 from engine_core.startup.runner_spec import Runner, RunnerSpec, prepare_ahead
+from engine_core.startup.scheduler import build_scheduler
 from engine_core.structured_output.manager import Compiler, StructuredOutputs
 from engine_core.workers.group import WorkerGroup
 from kernels.compile_counter import CompileCounter, watch_triton
@@ -271,7 +272,7 @@ class _Assembly:
 
     def _scheduler(self, kv_cache: KVCacheManager) -> Scheduler:
         speculation = self.spec.options.speculation
-        return Scheduler(
+        return build_scheduler(
             self.config.scheduler,
             kv_cache,
             proposer=speculation.make_proposer(),

@@ -13,11 +13,12 @@ import numpy as np
 from cyclopts import Parameter
 
 from engine_core.kv_cache import KVCacheManager
-from engine_core.scheduler import Request, RequestStatus, Scheduler, SchedulerConfig
+from engine_core.scheduler import Request, RequestStatus, SchedulerConfig
 from engine_core.server.clients import ClientRegistry, Rights
 from engine_core.server.inbox import Inbox
 from engine_core.server.outbox import Outbox
 from engine_core.server.transport import Frame
+from engine_core.startup.scheduler import build_scheduler
 from protocol.codec import encode
 from protocol.outputs import Heartbeat
 from protocol.requests import EngineRequest
@@ -76,7 +77,7 @@ class _Engine:
             max_model_len=context + 4096,
         )
         self.kv_cache = KVCacheManager(num_blocks=num_blocks, block_size=BLOCK_SIZE, watermark=0)
-        self.scheduler = Scheduler(config, self.kv_cache)
+        self.scheduler = build_scheduler(config, self.kv_cache)
         self._now_s = 1.0
         self._transport, self._clients = _Transport(), ClientRegistry()
         self._outbox = Outbox(

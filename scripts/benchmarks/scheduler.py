@@ -24,6 +24,7 @@ from engine_core.scheduler import (
 )
 from engine_core.scheduler.config import PolicyName
 from engine_core.server.clients import Client
+from engine_core.startup.scheduler import build_scheduler
 from protocol.calls import AnyResult, WatchScheduler
 from protocol.codec import encode
 from protocol.outputs import CallResult
@@ -71,7 +72,7 @@ def make_scheduler(num_running: int, budget: int, policy: PolicyName) -> Schedul
         max_model_len=MAX_MODEL_LEN,
         scheduling_policy=policy,
     )
-    return Scheduler(config, KVCacheManager(num_blocks=num_blocks, block_size=BLOCK_SIZE))
+    return build_scheduler(config, KVCacheManager(num_blocks=num_blocks, block_size=BLOCK_SIZE))
 
 
 def sampled(plan: SchedulerOutput) -> ModelRunnerOutput:

@@ -12,8 +12,9 @@ import numpy.typing as npt
 
 from engine_core.kv_cache import KVCacheManager
 from engine_core.kv_cache.changes import CacheChanges
-from engine_core.scheduler import QueueFull, Request, Scheduler, SchedulerConfig
+from engine_core.scheduler import QueueFull, Request, SchedulerConfig
 from engine_core.scheduler.plan import Int32Array, ModelRunnerOutput, SchedulerOutput
+from engine_core.startup.scheduler import build_scheduler
 from protocol.calls import EngineStatistics
 from protocol.requests import EngineRequest
 from protocol.sampling import SamplingParams
@@ -65,7 +66,7 @@ class SimulatedEngine:
         timeline: Timeline | None = None,
     ) -> None:
         self._cache = cache
-        self._scheduler = Scheduler(config, self._cache)
+        self._scheduler = build_scheduler(config, self._cache)
         self._max_model_len = config.max_model_len
         self._model = model
         self._metrics = metrics

@@ -24,10 +24,10 @@ from engine_core.scheduler import (
     PauseState,
     Request,
     RequestStatus,
-    Scheduler,
     SchedulerError,
     SchedulerOutput,
 )
+from engine_core.startup.scheduler import build_scheduler
 from protocol.requests import EngineRequest
 from protocol.sampling import SamplingParams
 from scripts.simulator import SimulationError
@@ -78,7 +78,7 @@ class Replay:
         pooler = trace.settings.get("pooler")
         self._pooler = None if pooler is None else msgspec.convert(pooler, PoolerConfig)
         self._eos_token_ids: list[int] | None = trace.settings.get("eos_token_ids")
-        self._scheduler = Scheduler(trace.scheduler_config(), trace.make_cache())
+        self._scheduler = build_scheduler(trace.scheduler_config(), trace.make_cache())
         self._next_step_id: int | None = None
         self._now_s = 0.0
         self._plans: dict[int, SchedulerOutput] = {}

@@ -12,8 +12,9 @@ import zmq
 from engine_core.executor import InProcessExecutor
 from engine_core.kv_cache import KVCacheManager
 from engine_core.lifecycle import Lifecycle
-from engine_core.scheduler import Scheduler, SchedulerConfig
+from engine_core.scheduler import SchedulerConfig
 from engine_core.server.transport import ZmqTransport
+from engine_core.startup.scheduler import build_scheduler
 from protocol.base import WIRE_VERSION
 from protocol.codec import decode_engine_message, encode
 from protocol.outputs import EngineCoreOutputs
@@ -38,7 +39,7 @@ class RunningEngine:
         config = SchedulerConfig(
             max_num_batched_tokens=1024, max_num_seqs=MAX_NUM_SEQS, max_model_len=64
         )
-        self.scheduler = Scheduler(config, KVCacheManager(num_blocks=1024, block_size=4))
+        self.scheduler = build_scheduler(config, KVCacheManager(num_blocks=1024, block_size=4))
         self.lifecycle = Lifecycle(drain_timeout_s=TIMEOUT_S)
         executor = InProcessExecutor(Runner(1, []))
         self.core = make_core(

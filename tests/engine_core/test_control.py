@@ -7,7 +7,8 @@ import pytest
 from engine_core.executor import InProcessExecutor
 from engine_core.kv_cache import KVCacheGroupSpec, KVCacheManager
 from engine_core.lifecycle import Lifecycle
-from engine_core.scheduler import Scheduler, SchedulerConfig
+from engine_core.scheduler import SchedulerConfig
+from engine_core.startup.scheduler import build_scheduler
 from protocol import calls
 from protocol.errors import ErrorCode
 from protocol.outputs import (
@@ -64,7 +65,7 @@ class Engine:
         config = SchedulerConfig(
             max_num_batched_tokens=16, max_num_seqs=4, max_model_len=64, max_steps_in_flight=depth
         )
-        self.scheduler = Scheduler(config, KVCacheManager(num_blocks=32, block_size=4))
+        self.scheduler = build_scheduler(config, KVCacheManager(num_blocks=32, block_size=4))
         self.core = make_core(
             inbox, outbox, self.scheduler, executor, lifecycle, limits(config, VOCAB),
             host=self.host if has_host else None, clock=clock,

@@ -33,6 +33,7 @@ from engine_core.server.inbox import Inbox
 from engine_core.server.limited_log import LimitedLog
 from engine_core.server.prompt_embeds import PromptEmbedsReader
 from engine_core.server.request_reader import RequestReader
+from engine_core.startup.scheduler import build_scheduler
 from protocol.calls import GetRequests, ResetPrefixCache
 from protocol.errors import ErrorCode
 from protocol.multimodal import TensorRef
@@ -178,7 +179,7 @@ class Served:
             max_model_len=64,
             max_steps_in_flight=depth,
         )
-        self.scheduler = Scheduler(config, KVCacheManager(num_blocks=64, block_size=4))
+        self.scheduler = build_scheduler(config, KVCacheManager(num_blocks=64, block_size=4))
         self.core = make_core(
             script,
             self.sent,

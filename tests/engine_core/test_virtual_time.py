@@ -11,7 +11,8 @@ import pytest
 from engine_core.executor import InProcessExecutor
 from engine_core.kv_cache import KVCacheManager
 from engine_core.lifecycle import Lifecycle
-from engine_core.scheduler import ModelRunnerOutput, Scheduler, SchedulerConfig
+from engine_core.scheduler import ModelRunnerOutput, SchedulerConfig
+from engine_core.startup.scheduler import build_scheduler
 from protocol.base import WIRE_VERSION
 from protocol.calls import Drain, ListRequests, Ping
 from protocol.codec import decode_engine_message, encode
@@ -83,7 +84,7 @@ def serve(*arrivals, drain_timeout_s=1e6):
     core = make_core(
         inbox,
         outbox,
-        Scheduler(config, KVCacheManager(num_blocks=64, block_size=4)),
+        build_scheduler(config, KVCacheManager(num_blocks=64, block_size=4)),
         InProcessExecutor(SlowRunner(clock), clock=clock),
         Lifecycle(drain_timeout_s=drain_timeout_s, clock=clock),
         limits(config, 100),

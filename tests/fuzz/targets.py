@@ -81,7 +81,8 @@ def engine() -> Target:
     from engine_core.kv_cache import KVCacheManager
     from engine_core.kv_cache.groups import KVCacheGroupSpec
     from engine_core.lifecycle import Lifecycle
-    from engine_core.scheduler import ModelRunnerOutput, Scheduler, SchedulerConfig, SchedulerOutput
+    from engine_core.scheduler import ModelRunnerOutput, SchedulerConfig, SchedulerOutput
+    from engine_core.startup.scheduler import build_scheduler
     from protocol.base import WIRE_VERSION
     from protocol.calls import Drain
     from protocol.codec import decode_engine_message, encode
@@ -142,7 +143,7 @@ def engine() -> Target:
         runner = Runner()
         config = SchedulerConfig(max_num_batched_tokens=16, max_num_seqs=4, max_model_len=64)
         kv_cache = KVCacheManager(num_blocks=24, block_size=4, num_host_blocks=8)
-        scheduler = Scheduler(config, kv_cache)
+        scheduler = build_scheduler(config, kv_cache)
         executor = InProcessExecutor(runner, clock=wire.clock)
         lifecycle = Lifecycle(drain_timeout_s=5.0, clock=wire.clock)
         core = make_core(

@@ -25,6 +25,7 @@ from engine_core.scheduler import (
     SchedulerConfig,
     SchedulerOutput,
 )
+from engine_core.startup.scheduler import build_scheduler
 from kernels.backends import device_step_operations
 from kernels.interface.device_steps import DeviceStepOperations
 from kernels.interface.operations import Operations
@@ -155,7 +156,7 @@ class EngineRun:
             use_graphs=use_graphs,
         )
         self.executor = InProcessExecutor(self.runner)
-        self.scheduler: Scheduler = Scheduler(
+        self.scheduler: Scheduler = build_scheduler(
             SchedulerConfig(
                 max_num_batched_tokens=sizes.budget or sizes.max_num_batched_tokens,
                 max_num_seqs=sizes.max_num_seqs,

@@ -17,13 +17,13 @@ from engine_core.observers.cache_publisher import CachePublisher
 from engine_core.scheduler import (
     DeviceFault,
     ModelRunnerOutput,
-    Scheduler,
     SchedulerConfig,
     SchedulerOutput,
 )
 from engine_core.server import transport as transport_module
 from engine_core.server.clients import Client
 from engine_core.server.transport import ZmqTransport
+from engine_core.startup.scheduler import build_scheduler
 from protocol.base import Message
 from tests.engine_core.fake_host import FakeHost, NoSalt
 from tests.engine_core.made_core import limits, mailboxes, make_core
@@ -74,7 +74,7 @@ class SimRunner:
         fault = None
         if engine.has_lost_device or self._is_poisoned(plan):
             fault = engine.random.choice(["submit", "collect"])
-        elif plan.total_num_scheduled_tokens and not engine.scheduler._isolation.is_active:
+        elif plan.total_num_scheduled_tokens and not engine.scheduler.isolation.is_active:
             fault = engine.draw_fault()  # once, and not again
         if fault == "submit" and not failed_before:
             self._execute_all()
@@ -195,7 +195,7 @@ class EngineProcess:
             groups=LONE_GROUP,
             num_host_blocks=num_host_blocks,
         )
-        self.scheduler = Scheduler(config, self.kv_cache)
+        self.scheduler = build_scheduler(config, self.kv_cache)
         executor = InProcessExecutor(SimRunner(self, num_blocks, num_host_blocks), clock=self.clock)
         self.host = FakeHost(
             executor,

@@ -3,10 +3,12 @@ request; all behind it wait for it."""
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-from engine_core.scheduler.request import Request
+from engine_core.scheduler.part import SchedulerPart
+from engine_core.scheduler.request import Request, RequestStatus
+from engine_core.scheduler.request_pool import RequestPool
 from protocol.calls import MAX_LISTED_REQUESTS, RequestInfos
 from protocol.explanations import RequestInfo, WaitReason
 
@@ -17,10 +19,11 @@ _NUM_REMEMBERED = 1024
 """Of the last finished requests."""
 
 
-class Explanations:
+class Explanations(SchedulerPart):
     """Notes of the step at hand, and answers from them."""
 
-    def __init__(self) -> None:
+    def __init__(self, pool: RequestPool) -> None:
+        self._pool = pool
         self._finished: OrderedDict[str, RequestInfo] = OrderedDict()
         self._stopped_at: str | None = None
         self._stop: _Reason | None = None
@@ -29,7 +32,7 @@ class Explanations:
 
     # ------------------------------------------------------------------ notes of a step
 
-    def new_step(self, step_id: int) -> None:
+    def begin_step(self, step_id: int, now: float) -> None:
         """Drop what the last step noted."""
         self._step_id = step_id
         self._stopped_at = None
@@ -46,7 +49,7 @@ class Explanations:
         """Others may pass this request."""
         self._skipped[request.request_id] = (reason, why)
 
-    def finished(self, request: Request, detail: str | None) -> None:
+    def on_finish(self, request: Request, detail: str | None, now: float) -> None:
         self._finished.pop(request.request_id, None)
         if len(self._finished) >= _NUM_REMEMBERED:
             self._finished.popitem(last=False)
@@ -57,45 +60,53 @@ class Explanations:
 
     # ------------------------------------------------------------------ answers
 
-    def of_unfinished(self, request: Request, num_ahead: int | None, now: float) -> RequestInfo:
-        """`num_ahead`: requests before it in the waiting queue; None if it runs. `now`: seconds on
-        the clock of `arrival_time`."""
-        status = request.status.name.lower()
-        age_s = max(0.0, now - request.arrival_time)
-        if num_ahead is None:
-            if self._stop is not None and self._stop[0] is WaitReason.PAUSED:
-                reason, why = self._stop
-                return _info(request, status, age_s=age_s, waits_for=reason, why=why)
-            held_up = self._skipped.get(request.request_id)
-            if held_up is not None:
-                reason, why = held_up
-                return _info(request, status, age_s=age_s, waits_for=reason, why=why)
-            return _info(request, status, age_s=age_s)
-        reason, why = self._why(request, num_ahead)
-        return _info(
-            request, status, age_s=age_s, waits_for=reason, why=why, num_requests_ahead=num_ahead
-        )
+    def explain(self, request_id: str) -> RequestInfo | None:
+        """See `Scheduler.explain`."""
+        request = self._pool.by_id.get(request_id)
+        if request is None:
+            return self._finished.get(request_id)
+        num_ahead = None
+        if request.status is not RequestStatus.RUNNING:
+            waiting = enumerate(self._pool.waiting)
+            num_ahead = next((count for count, other in waiting if other is request), 0)
+        return self._of_unfinished(request, num_ahead)
 
-    def of_all(
-        self,
-        running: Iterable[Request],
-        waiting: Iterable[Request],
-        tenant: str | None,
-        num_asked: int,
-        now: float,
-    ) -> RequestInfos:
-        """The first MAX_LISTED_REQUESTS of `tenant` and its users, or of all; `num_asked`: as many
-        are unfinished."""
+    def explain_all(self, tenant: str | None) -> RequestInfos:
+        """The first MAX_LISTED_REQUESTS of `tenant` and its users, or of all."""
+        pool = self._pool
+        num_asked = len(pool.by_id) if tenant is None else pool.num_by_tenant[tenant]
+        waiting = itertools.chain(pool.waiting, pool.compiling.values())
         in_order: Iterator[tuple[Request, int | None]] = itertools.chain(
-            ((request, None) for request in running),
+            ((request, None) for request in pool.running.values()),
             ((request, num_ahead) for num_ahead, request in enumerate(waiting)),
         )
         asked = (each for each in in_order if tenant in (None, each[0].tenant_name))
         infos = [
-            self.of_unfinished(request, num_ahead, now)
+            self._of_unfinished(request, num_ahead)
             for request, num_ahead in itertools.islice(asked, min(num_asked, MAX_LISTED_REQUESTS))
         ]
         return RequestInfos(requests=infos, num_unfinished=num_asked)
+
+    def why_first_waits(self) -> str | None:
+        """Of the waiting queue's head; None if there is none."""
+        first = next(iter(self._pool.waiting), None)
+        return None if first is None else self._of_unfinished(first, 0).why
+
+    def _of_unfinished(self, request: Request, num_ahead: int | None) -> RequestInfo:
+        """`num_ahead`: requests before it in the waiting queue; None if it runs."""
+        status = request.status.name.lower()
+        age_s = max(0.0, self._pool.now - request.arrival_time)
+        if num_ahead is not None:
+            reason, why = self._why(request, num_ahead)
+        elif self._stop is not None and self._stop[0] is WaitReason.PAUSED:
+            reason, why = self._stop
+        elif request.request_id in self._skipped:
+            reason, why = self._skipped[request.request_id]
+        else:
+            return _info(request, status, age_s=age_s)
+        return _info(
+            request, status, age_s=age_s, waits_for=reason, why=why, num_requests_ahead=num_ahead
+        )
 
     def _why(self, request: Request, num_ahead: int) -> _Reason:
         if request.grammar is not None and not request.grammar.is_ready:
@@ -113,9 +124,6 @@ class Explanations:
         return WaitReason.QUEUE, (
             f"{ahead}; {self._stopped_at!r} waits for {self._stop[0].value}: {self._stop[1]}"
         )
-
-    def of_finished(self, request_id: str) -> RequestInfo | None:
-        return self._finished.get(request_id)
 
 
 def _info(request: Request, status: str, **details: Any) -> RequestInfo:

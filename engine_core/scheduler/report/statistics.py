@@ -1,9 +1,10 @@
 """The scheduler's part of EngineStatistics, and the check that its parts agree with each other."""
 
 import dataclasses
-from collections import Counter
-from collections.abc import Iterable
+from collections import ChainMap, Counter
+from collections.abc import Iterable, Mapping
 from copy import copy
+from typing import Any
 
 from engine_core.scheduler.request import Request, RequestStatus
 from engine_core.scheduler.request_pool import Counters, RequestPool
@@ -13,9 +14,9 @@ _COUNTERS = [field.name for field in dataclasses.fields(Counters)]
 
 
 def collect_statistics(
-    pool: RequestPool, now: float, *, num_encoder_tokens: int
+    pool: RequestPool, of_parts: Iterable[Mapping[str, Any]]
 ) -> EngineStatistics:
-    """The numbers at `now`, in seconds on the clock of `arrival_time`."""
+    """The numbers of this moment, and `of_parts` those that parts of the scheduler have."""
     kv_cache = pool.kv_cache
     running = [seq for request in pool.running.values() for seq in request.unfinished]
     # in order of arrival: the first that waits has done so for the longest time
@@ -26,17 +27,18 @@ def collect_statistics(
     )
     return EngineStatistics(
         **{name: copy(getattr(pool.counters, name)) for name in _COUNTERS},
+        **dict(ChainMap(*map(dict, of_parts))),
         uptime_s=0.0,
         num_clients=0,
         step_time_s=0.0,
         model_time_s=0.0,
         num_running=len(pool.running),
-        num_waiting=len(pool.waiting) + len(pool.compiling),
+        num_waiting=pool.num_waiting,
         num_running_by_adapter=_by_adapter(pool.running.values()),
         num_waiting_by_adapter=dict(+pool.num_queued_by_adapter),
         num_swapped=pool.num_swapped,
         num_queued_tokens=pool.num_queued_tokens,
-        max_wait_s=max(0.0, now - next(waiting_since, now)),
+        max_wait_s=max(0.0, pool.now - next(waiting_since, pool.now)),
         num_blocks=kv_cache.num_blocks,
         num_blocks_in_use=kv_cache.num_blocks_in_use,
         num_blocks_cached=kv_cache.num_blocks_cached,
@@ -47,7 +49,6 @@ def collect_statistics(
         num_host_blocks_in_use=kv_cache.host.num_pinned,
         num_host_blocks_cached=kv_cache.host.num_cached,
         num_disk_blocks=kv_cache.num_disk_blocks,
-        num_encoder_cache_tokens=num_encoder_tokens,
         num_deduplicated_blocks=kv_cache.num_deduplicated_blocks,
         service_by_tenant=pool.policy.service_by_tenant(),
     )

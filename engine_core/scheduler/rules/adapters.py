@@ -4,6 +4,7 @@ Slots of running requests are theirs; others are given away, the least recently 
 
 from collections.abc import Iterable
 
+from engine_core.scheduler.part import SchedulerPart
 from engine_core.scheduler.request import Request
 from protocol.explanations import WaitReason
 
@@ -12,7 +13,7 @@ _MAX_PASSED = 32
 it starts, so that one of the adapters in use comes to its end."""
 
 
-class AdapterSlots:
+class AdapterSlots(SchedulerPart):
     """
     Args:
         num_slots: most adapters in use at once; None: no limit.
@@ -121,7 +122,7 @@ class AdapterSlots:
         self._to_load = [each for each in self._to_load if each[0] != adapter]
         return self._slot_of.pop(adapter, None)
 
-    def drop_all(self) -> None:
+    def on_new_runner(self) -> None:
         """All slots are empty, and what is being loaded is not wanted."""
         self._slot_of.clear()
         self._loading.clear()

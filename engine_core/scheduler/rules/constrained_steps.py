@@ -1,19 +1,18 @@
 """What follows a grammar, in each step: requests whose grammars are there, masks of tokens, and
 tokens that are forced."""
 
-import dataclasses
-
 import numpy as np
 
 from engine_core.scheduler.config import SchedulerConfig
 from engine_core.scheduler.constraints import ConstrainedSequence, Constraints
 from engine_core.scheduler.in_flight import InFlightStep
+from engine_core.scheduler.part import SchedulerPart
 from engine_core.scheduler.plan import SchedulerOutput
 from engine_core.scheduler.request import RequestStatus
 from engine_core.scheduler.request_pool import RequestPool
 
 
-class ConstrainedSteps:
+class ConstrainedSteps(SchedulerPart):
     def __init__(
         self, pool: RequestPool, constraints: Constraints, config: SchedulerConfig
     ) -> None:
@@ -21,7 +20,7 @@ class ConstrainedSteps:
         self._constraints = constraints
         self._config = config
 
-    def take_compiled(self) -> None:
+    def begin_step(self, step_id: int, now: float) -> None:
         """Requests whose grammars are there enter the queue; those that cannot have them end."""
         for request, why_not in self._constraints.take_compiled():
             if self._pool.compiling.get(request.request_id) is not request:
@@ -31,12 +30,12 @@ class ConstrainedSteps:
             else:
                 self._pool.finish_request(request, RequestStatus.FINISHED_REFUSED, why_not)
 
-    def with_masks(self, plan: SchedulerOutput) -> SchedulerOutput:
-        """The plan, with masks for what of it follows a grammar and is to get a token."""
+    def on_plan(self, plan: SchedulerOutput) -> None:
+        """Masks for what of it follows a grammar and is to get a token."""
         batch, rows = self._pool.batch, plan.batch.rows
         is_constrained = batch.is_constrained[rows]
         if not np.count_nonzero(is_constrained):
-            return plan
+            return
         is_constrained &= batch.num_computed_tokens[rows] >= batch.num_tokens[rows]
         places = np.flatnonzero(is_constrained)
         rows = rows[places]
@@ -49,10 +48,10 @@ class ConstrainedSteps:
                 places.tolist(), sequences, num_output.tolist(), strict=True
             )
         ]
-        masks = self._constraints.begin_masks(constrained) if constrained else None
-        return plan if masks is None else dataclasses.replace(plan, token_masks=masks)
+        if constrained:
+            plan.token_masks = self._constraints.begin_masks(constrained)
 
-    def draft_forced(self, step: InFlightStep) -> None:
+    def on_update(self, step: InFlightStep, duration_s: float) -> None:
         """Tokens that a grammar forces need no step each: they are drafts that are always right."""
         batch, rows = self._pool.batch, step.batch.rows
         if not self._config.max_num_drafts:

@@ -3,12 +3,15 @@ counted in rows of an encoder's output, of which each takes the place of one pro
 
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
 from engine_core.scheduler.batch_state import Int32Array, Int64Array
 from engine_core.scheduler.config import SchedulerConfig
+from engine_core.scheduler.in_flight import InFlightStep
+from engine_core.scheduler.part import SchedulerPart
+from engine_core.scheduler.plan import SchedulerOutput
 from engine_core.scheduler.report.explanations import Explanations
 from engine_core.scheduler.request import Request, Sequence
 from engine_core.scheduler.request_pool import RequestPool
@@ -105,7 +108,7 @@ class EncoderWork:
     why_fewer: str | None = None
 
 
-class EncoderInputRule:
+class EncoderInputRule(SchedulerPart):
     """A chunk of a prompt stops before an input whose output cannot be had in this step:
 
         prompt     text text [image image image] text [image image] text
@@ -152,7 +155,7 @@ class EncoderInputRule:
 
     # ------------------------------------------------------------------ a step
 
-    def new_step(self) -> None:
+    def begin_step(self, step_id: int = 0, now: float = 0.0) -> None:
         """What is computed, or has no row any more, is not held. Nothing is released within a plan,
         so what it encodes it does not evict."""
         self._num_left = self._budget
@@ -245,32 +248,26 @@ class EncoderInputRule:
     def _is_of(self, request: Request, row: np.int64) -> bool:
         return self._pool.sequence_in(int(row)).request is request
 
-    def take_scheduled(self) -> tuple[dict[str, list[int]], list[bytes]]:
-        """The plan is made: inputs to be encoded, by sequence, and outputs to be dropped before
-        that."""
-        scheduled, self._scheduled = self._scheduled, {}
-        evicted, self._cache.evicted = self._cache.evicted, []
-        return scheduled, evicted
+    def on_plan(self, plan: SchedulerOutput) -> None:
+        if self._scheduled or self._cache.evicted:
+            plan.scheduled_encoder_inputs, self._scheduled = self._scheduled, {}
+            plan.free_encoder_mm_hashes, self._cache.evicted = self._cache.evicted, []
 
     # ------------------------------------------------------------------ around the steps
 
-    def discard(self, evicted: Iterable[bytes]) -> None:
-        """Steps have failed: what they should have encoded is not there, and what they should have
-        dropped (`evicted`) may be. No sequence runs."""
-        self.new_step()
+    def on_discard(self, steps: Iterable[InFlightStep]) -> None:
+        """What they should have encoded is not there, and what they should have dropped may be."""
+        self.begin_step()
         self._cache.evict_all()
-        self._cache.evicted += evicted
+        self._cache.evicted += [name for each in steps for name in each.plan.free_encoder_mm_hashes]
 
-    def forget(self) -> None:
-        """Another model runner follows. No sequence runs."""
-        self.new_step()
+    def on_new_runner(self) -> None:
+        self.begin_step()
         self._cache.evict_all()
         self._cache.evicted.clear()
 
-    @property
-    def num_kept(self) -> int:
-        """Rows in the cache."""
-        return self._cache.num_kept
+    def statistics(self) -> Mapping[str, int]:
+        return {"num_encoder_cache_tokens": self._cache.num_kept}
 
     def check(self) -> None:
         """Assert that the cache adds up, and that exactly what is held is referenced."""

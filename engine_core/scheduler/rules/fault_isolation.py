@@ -3,15 +3,18 @@ requests, until each has passed the point of the fault or has failed alone."""
 
 from collections.abc import Iterator
 
+from engine_core.scheduler.aborts import Aborts
 from engine_core.scheduler.errors import DeviceFault
+from engine_core.scheduler.in_flight import InFlightStep, InFlightSteps
 from engine_core.scheduler.plan import SchedulerOutput
 from engine_core.scheduler.plan_builder import PlanBuilder
 from engine_core.scheduler.policies.base import WaitingQueue
 from engine_core.scheduler.policies.fcfs import FirstComeFirstServedQueue
-from engine_core.scheduler.preemption import PreemptionMode, Preemptor
+from engine_core.scheduler.preemption import Preemptor
+from engine_core.scheduler.report.explanations import Explanations
 from engine_core.scheduler.request import Request, RequestStatus, Sequence
 from engine_core.scheduler.request_pool import RequestPool
-from protocol.explanations import PreemptionCause
+from protocol.explanations import PreemptionCause, WaitReason
 from protocol.requests import EngineRequest
 from protocol.sampling import SamplingParams
 
@@ -73,9 +76,19 @@ class FaultIsolation:
     fault's text; if it fails, there is no point in going on. A fault that does not come again
     ends no request. A bisection takes at most 2 * log2(n) + 3 groups for each culprit among n."""
 
-    def __init__(self, pool: RequestPool, preemptor: Preemptor) -> None:
+    def __init__(
+        self,
+        pool: RequestPool,
+        preemptor: Preemptor,
+        in_flight: InFlightSteps,
+        aborts: Aborts,
+        explanations: Explanations,
+    ) -> None:
         self._pool = pool
         self._preemptor = preemptor
+        self._in_flight = in_flight
+        self._aborts = aborts
+        self._explanations = explanations
         self._groups: list[list[Request]] = []
         """Yet to pass; the last one is next, or runs."""
         self._queue: _GroupQueue | None = None
@@ -92,9 +105,50 @@ class FaultIsolation:
     def is_active(self) -> bool:
         return bool(self._groups)
 
-    def begin(self, plan: SchedulerOutput, detail: str) -> None:
-        """The step of this plan failed; nothing has been dropped for it yet.
+    def discard(self, steps: list[InFlightStep], detail: str) -> None:
+        """The first of these steps, all that are in flight, failed: none has a result, and all that
+        run wait again.
         Raises DeviceFault: it held no request but our own, and so did the one before it."""
+        pool = self._pool
+        self._begin(steps[0].plan, detail)
+        # Blocks may be wrong that no step was to compute: which copies were made is not known, and
+        # blocks that the first step was to fill may have been freed, found and copied by others.
+        is_unclear = len(steps) > 1 or not steps[0].plan.copies.is_empty
+        requests: dict[str, Request] = {}
+        for step in steps:
+            step.is_discarded = True
+            pool.tell_again(step.plan)
+            # those that the step computes or that came back with it
+            for name in (
+                *step.plan.batch.req_ids,
+                *(each.req_id for each in step.plan.resumed_reqs),
+            ):
+                sequence = pool.find_sequence(name)
+                if sequence is not None and sequence.row is not None:
+                    requests[sequence.request.request_id] = sequence.request
+        for request in requests.values():
+            self._aborts.drop_uncomputed(request, everything=is_unclear)
+        self._close_group()
+        self._preemptor.recompute_running(steps[0].plan.step_id, detail)
+        if is_unclear:
+            pool.kv_cache.evict_cached()
+
+    def holds_up(self, plan: PlanBuilder) -> bool:
+        """Whether a failed step's requests run in groups, and one of these is in flight: one step
+        at a time, so that it is clear which of them fails."""
+        is_in_flight = bool(self._in_flight.steps)
+        if self.is_active and not is_in_flight:
+            self._advance(plan)
+        if not self.is_active:
+            return False
+        why = "a step failed; its requests run in groups until the one that makes it fail is found"
+        self._explanations.stopped_at(None, WaitReason.ALONE, why)
+        return is_in_flight
+
+    # ------------------------------------------------------------------ groups
+
+    def _begin(self, plan: SchedulerOutput, detail: str) -> None:
+        """The step of this plan failed; nothing has been dropped for it yet."""
         group = self._groups.pop() if self._groups else []
         members = self._note_marks(plan)
         # one that was aborted meanwhile may have been the culprit
@@ -119,7 +173,7 @@ class FaultIsolation:
             half = (len(members) + 1) // 2
             self._groups += [part for part in (members[half:], members[:half]) if part]
 
-    def close_group(self) -> None:
+    def _close_group(self) -> None:
         """All wait together; none that is waiting is swapped."""
         if self._queue is not None:
             self._queue.dissolve()
@@ -127,7 +181,7 @@ class FaultIsolation:
             self._pool.waiting = self._pool.policy.waiting
         self._preemptor.recompute_swapped()
 
-    def advance(self, plan: PlanBuilder) -> None:
+    def _advance(self, plan: PlanBuilder) -> None:
         """Between two steps: the next group, if the one that runs has passed."""
         if self._queue is not None:
             if any(map(self._is_pending, self._groups[-1])):
@@ -135,13 +189,10 @@ class FaultIsolation:
             self._groups.pop()
             self._end_culprit()
             self._drop_ended()
-            self.close_group()
+            self._close_group()
             why = "it passed, and others of a step that failed are tried without it"
-            running = list(self._pool.running.values()) if self._groups else []
-            for request in reversed(running):
-                self._preemptor.preempt(
-                    request, plan, PreemptionCause.FAULT, why, PreemptionMode.RECOMPUTE
-                )
+            if self._groups:
+                self._preemptor.recompute_all(plan, PreemptionCause.FAULT, why)
         self._drop_ended()
         if self._groups:
             self._queue = _GroupQueue(self._pool.policy.waiting, self._groups[-1])

@@ -5,6 +5,7 @@ import numpy as np
 from engine_core.scheduler.batch_state import BoolArray, Int64Array
 from engine_core.scheduler.config import SchedulerConfig
 from engine_core.scheduler.in_flight import InFlightStep
+from engine_core.scheduler.part import SchedulerPart
 from engine_core.scheduler.plan_builder import PlanBuilder
 from engine_core.scheduler.request import Request, Sequence
 from engine_core.scheduler.request_pool import RequestPool
@@ -26,17 +27,22 @@ _EMPTY_ASKS, _MOST_PASSED_OVER = 8, 4
 """For every so many steps on end that got no drafts, one more is passed over behind each."""
 
 
-class Speculator:
+class Speculator(SchedulerPart):
     """Asks the proposer for drafts of running decodes, as many as `DraftLengths` says.
 
     With steps in flight a sequence that is to get drafts is held back: it is not scheduled before
     its last token is known. The others are.
 
-    `proposer`: None: the runner makes the drafts (`num_wanted`)."""
+    `proposer`: None: the runner makes the drafts (`on_filled`)."""
 
     def __init__(
         self, pool: RequestPool, config: SchedulerConfig, proposer: Proposer | None
     ) -> None:
+        if not pool.kv_cache.goes_back:
+            raise ValueError(
+                "drafts that are rejected go back, and layers of this model keep a state that "
+                "cannot; omit --speculative and --draft-model"
+            )
         self._pool = pool
         self._batch = batch = pool.batch
         self._proposer = proposer
@@ -66,7 +72,11 @@ class Speculator:
         """Of one sequence, after a step."""
         self._lengths.observe_drafts(row, num_drafts, num_accepted)
 
-    def observe_time(self, step: InFlightStep, duration_s: float) -> None:
+    def on_update(self, step: InFlightStep, duration_s: float) -> None:
+        self._observe_time(step, duration_s)
+        self._propose()
+
+    def _observe_time(self, step: InFlightStep, duration_s: float) -> None:
         """Of a step that is over, if it computed nothing but last tokens and drafts. Those that the
         runner makes take time in the step that makes them and in the one that verifies them."""
         plan, num_drafts = step.plan, 0
@@ -85,7 +95,7 @@ class Speculator:
 
     # ------------------------------------------------------------------ what the next one gets
 
-    def propose(self) -> None:
+    def _propose(self) -> None:
         """Drafts for all running sequences whose last token alone is to be computed next. Where
         steps get none, only some are asked for: to ask takes time while no step is in flight."""
         if self._proposer is None:
@@ -132,12 +142,12 @@ class Speculator:
                 sequence.spec_token_ids = []
         return is_worth
 
-    def num_wanted(self, plan: PlanBuilder) -> Int64Array | None:
-        """Drafts that the runner is to make for each sequence of a plan behind what it samples;
-        None if a proposer makes them."""
+    def on_filled(self, plan: PlanBuilder) -> None:
+        """Drafts that the runner is to make for each sequence of a plan behind what it samples,
+        unless a proposer makes them."""
         rows, _ = plan.scheduled_rows
         if self._proposer is not None or not len(rows):
-            return None
+            return
         lengths = np.zeros(len(rows), np.int64)
         is_decode = np.isin(rows, self._decodes(rows))
         if is_decode.any():
@@ -145,10 +155,10 @@ class Speculator:
         for place in np.flatnonzero(lengths).tolist():
             if self._pool.sequence_in(int(rows[place])).request.beam_search is not None:
                 lengths[place] = 0
-        return lengths
+        plan.num_drafts_wanted = lengths
 
-    def learn(self, request: Request) -> None:
-        """From a request that is over."""
+    def on_finish(self, request: Request, detail: str | None, now: float) -> None:
+        """Proposers learn from its output."""
         if self._proposer is not None:
             for sequence in request.sequences:
                 self._proposer.learn(sequence.output_token_ids, request.scope)

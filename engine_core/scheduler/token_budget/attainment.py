@@ -3,6 +3,7 @@
 import math
 
 from engine_core.scheduler.config import SchedulerConfig
+from engine_core.scheduler.part import SchedulerPart
 from engine_core.scheduler.request import Request, RequestStatus
 from engine_core.scheduler.request_pool import Counters
 
@@ -13,7 +14,7 @@ _MEASURED = (
 )
 
 
-class SLOAttainment:
+class SLOAttainment(SchedulerPart):
     """Counts requests with an answer, as load tests measure them: TTFT from arrival to the first
     token, TPOT as the mean over the tokens behind it, of the longest sample. One that ran out of
     time without a token violates the TTFT's SLO. Beams report once, and have no TPOT."""
@@ -24,8 +25,7 @@ class SLOAttainment:
         self._tpot_s = math.inf if config.slo_tpot_ms is None else config.slo_tpot_ms / 1000
         self._ttft_s = math.inf if config.slo_ttft_ms is None else config.slo_ttft_ms / 1000
 
-    def count(self, request: Request, now: float) -> None:
-        """`request` is over, at `now` seconds."""
+    def on_finish(self, request: Request, detail: str | None, now: float) -> None:
         if not self._is_on or request.status not in _MEASURED:
             return
         started = [seq for seq in request.sequences if not math.isnan(seq.first_token_s)]

@@ -31,14 +31,11 @@ class StepFeedback:
         self._policy = pool.policy
         self._preemption = preemption
         self._budget = budget
-        self.now = 0.0
-        """Seconds, at the last call."""
         self._last_end_s = 0.0
         """Of the last step that was observed."""
 
     def choose_budget(self, now: float) -> int:
         """Most tokens of the step to be planned."""
-        self.now = now
         if not self._budget.looks_at_load:
             is_alone = len(self._pool.by_id) <= 1
             budget = self._budget
@@ -72,7 +69,6 @@ class StepFeedback:
     def observe(self, step: InFlightStep, decoded: Int64Array, now: float) -> float:
         """A step is over; `decoded` are the rows that got a token as columns. Returns the seconds
         that it took, with those of the host behind the step before it, unless nothing was to do."""
-        self.now = now
         plan = step.plan
         # a step that was planned behind another began when that one ended
         began_s = max(step.planned_s, self._last_end_s) if step.is_behind else step.planned_s

@@ -24,10 +24,11 @@ from test_drafts import run
 from engine_core.kv_cache import KVCacheGroupSpec, KVCacheManager
 from engine_core.model_runner.cpu.runner import CPUModelRunner
 from engine_core.models.loading import load_model
-from engine_core.scheduler import Scheduler, SchedulerConfig
+from engine_core.scheduler import SchedulerConfig
 from engine_core.scheduler.rules.token_rules import TokenRules
 from engine_core.speculation.ngram import NgramProposer
 from engine_core.speculation.suffix import SuffixProposer
+from engine_core.startup.scheduler import build_scheduler
 from kernels.cpu.operations import CpuOperations
 from protocol.outputs import FinishReason, Logprobs
 from protocol.sampling import RepetitionDetection, ThinkingBudget
@@ -135,7 +136,7 @@ def one_round(seed: int) -> tuple[int, int, int]:
             groups=tuple(KVCacheGroupSpec(each.sliding_window) for each in config.layout.groups),
             **blocks,
         )
-        scheduler = Scheduler(SchedulerConfig(**settings), kv_cache, proposer=proposer)
+        scheduler = build_scheduler(SchedulerConfig(**settings), kv_cache, proposer=proposer)
         grammar = MadeUpGrammar(V, drafts_forced=forces)
         if is_led:
             grammar.lead(scheduler)

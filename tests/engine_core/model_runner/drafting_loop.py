@@ -24,19 +24,19 @@ class DraftingLoop(EngineLoop):
 
     def take_in(self):
         plan = self.open[0]
-        batch = self.scheduler._pool.batch
+        batch = self.scheduler.pool.batch
         drafts = plan.scheduled_spec_decode_tokens
         before = {place: len(tokens) for place, tokens in self.tokens.items()}
         super().take_in()
         self.num_drafted += sum(map(len, drafts.values()))
         for name in drafts:
-            sequence = self.scheduler._pool.find_sequence(name)
+            sequence = self.scheduler.pool.find_sequence(name)
             if sequence is not None:
                 place = (sequence.request.request_id, sequence.index)
                 self.num_accepted += len(self.tokens[place]) - before[place] - 1
         wanted = {}
         for name in plan.batch.req_ids:
-            sequence = self.scheduler._pool.find_sequence(name)
+            sequence = self.scheduler.pool.find_sequence(name)
             if sequence is None or sequence.row is None or sequence.request.beam_search:
                 continue
             if self.holds_back and not sequence.is_prefill:

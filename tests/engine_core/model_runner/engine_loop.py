@@ -6,7 +6,8 @@ Uses only what a runner's interface offers.
 import collections
 
 from engine_core.kv_cache import KVCacheManager
-from engine_core.scheduler import RequestStatus, Scheduler, SchedulerConfig
+from engine_core.scheduler import RequestStatus, SchedulerConfig
+from engine_core.startup.scheduler import build_scheduler
 from tests.engine_core.new_request import new_request
 from tests.protocol.all_outputs import all_outputs
 
@@ -19,7 +20,7 @@ def few_blocks(reference):
 
 def make_scheduler(layout, *, num_blocks, num_host_blocks, swap, depth=1, **options):
     mode = "swap" if swap else "recompute"
-    return Scheduler(
+    return build_scheduler(
         SchedulerConfig(preemption_mode=mode, max_steps_in_flight=depth, **options),
         KVCacheManager(
             num_blocks=num_blocks,

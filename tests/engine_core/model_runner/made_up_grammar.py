@@ -12,7 +12,7 @@ from engine_core.scheduler.rules.constrained_steps import ConstrainedSteps
 
 def constrain(scheduler, constraints):
     """Structured outputs of a scheduler that was made without."""
-    scheduler._constrained = ConstrainedSteps(scheduler._pool, constraints, scheduler._config)
+    scheduler.parts.join([ConstrainedSteps(scheduler.pool, constraints, scheduler.config)])
 
 
 class MadeUpMasks:

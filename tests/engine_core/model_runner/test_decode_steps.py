@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from engine_core.kv_cache import KVCacheManager
-from engine_core.scheduler import Scheduler, SchedulerConfig
+from engine_core.scheduler import SchedulerConfig
+from engine_core.startup.scheduler import build_scheduler
 from protocol.outputs import FinishReason
 from protocol.sampling import SamplingParams
 from tests.engine_core.new_request import new_request
@@ -28,7 +29,7 @@ KINDS = [
 
 def serve(runner, requests, num_decode_steps, **options):
     """Tokens and end of every sequence, and the steps of each plan."""
-    scheduler = Scheduler(
+    scheduler = build_scheduler(
         SchedulerConfig(
             max_num_batched_tokens=32,
             max_num_seqs=8,

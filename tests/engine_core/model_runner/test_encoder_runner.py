@@ -15,11 +15,12 @@ from engine_core.options.engine import EngineOptions
 from engine_core.options.pooling import PoolingOptions
 from engine_core.options.scheduling import SchedulingOptions
 from engine_core.options.speculation import SpeculationOptions
-from engine_core.scheduler import ModelRunnerOutput, Scheduler
+from engine_core.scheduler import ModelRunnerOutput
 from engine_core.startup.before_torch import open_model
 from engine_core.startup.model import load_any_model
 from engine_core.startup.pooled_files import _ENCODER
 from engine_core.startup.resolve import plan_runner, resolve_config
+from engine_core.startup.scheduler import build_scheduler
 from protocol.outputs import FinishReason
 from protocol.pooling import POOLING_SAMPLING, PoolingParams, PoolingTask
 
@@ -65,7 +66,9 @@ def start(folder, scheduling=None, **more):
     spec = plan_runner(options, files, load_any_model(options, files, torch.device("cpu")))
     config = resolve_config(spec, files, address="ipc://x")
     runner = spec.build(num_blocks=0, num_host_blocks=0, max_model_len=64)
-    scheduler = Scheduler(config.scheduler, KVCacheManager(num_blocks=0, block_size=16, groups=()))
+    scheduler = build_scheduler(
+        config.scheduler, KVCacheManager(num_blocks=0, block_size=16, groups=())
+    )
     return EngineLoop(scheduler, runner, depth=1), config
 
 

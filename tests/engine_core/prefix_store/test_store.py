@@ -175,7 +175,7 @@ def test_a_step_that_fails_before_it_moves_a_block_keeps_no_request_waiting(file
         store.on_plan(plan, 0.0)
         for block, _ in plan.copies.disk.load if plan.copies.disk else ():
             store.load(block)
-        scenario.requests |= scenario.scheduler._pool.by_id
+        scenario.requests |= scenario.scheduler.pool.by_id
         scenario.update(plan)
         store.on_step(SimpleNamespace(plan=plan))
     assert store.tier.num_blocks == 6

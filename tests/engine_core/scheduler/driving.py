@@ -11,6 +11,7 @@ from engine_core.scheduler import (
 from engine_core.scheduler.policies.base import SchedulingPolicy
 from engine_core.scheduler.preemption import PreemptionRule
 from engine_core.scheduler.token_budget.base import TokenBudget
+from engine_core.startup.scheduler import build_scheduler
 from protocol.outputs import EngineCoreOutput
 from protocol.sampling import SamplingParams
 from tests.engine_core.new_request import new_request
@@ -33,7 +34,7 @@ def make_scheduler(
     token_budget: TokenBudget | None = None,
     **settings,
 ) -> Scheduler:
-    return Scheduler(
+    return build_scheduler(
         SchedulerConfig(
             max_num_batched_tokens=budget,
             max_num_seqs=max_num_seqs,

@@ -14,10 +14,10 @@ from engine_core.scheduler import (
     ModelRunnerOutput,
     Request,
     RequestStatus,
-    Scheduler,
     SchedulerConfig,
     SchedulerOutput,
 )
+from engine_core.startup.scheduler import build_scheduler
 from protocol.outputs import EngineCoreOutput
 from protocol.sampling import SamplingParams
 from tests.engine_core.new_request import new_request
@@ -85,7 +85,7 @@ class Scenario:
         )
         roomy = {"max_num_batched_tokens": 8192, "max_num_seqs": 64, "max_model_len": 4096}
         config = SchedulerConfig(**{**roomy, **settings})
-        self.scheduler = Scheduler(config, self.kv_cache, transfers=transfers)
+        self.scheduler = build_scheduler(config, self.kv_cache, transfers=transfers)
         self.requests: dict[str, Request] = {}
         self.outputs: dict[str, EngineCoreOutput] = {}
         self.now = 0.0

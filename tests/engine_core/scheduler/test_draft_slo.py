@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from engine_core.kv_cache import KVCacheManager
-from engine_core.scheduler import ModelRunnerOutput, Scheduler, SchedulerConfig
+from engine_core.scheduler import ModelRunnerOutput, SchedulerConfig
+from engine_core.startup.scheduler import build_scheduler
 from protocol.sampling import SamplingParams
 from tests.engine_core.new_request import new_request
 
@@ -47,7 +48,9 @@ def serve(num_requests, draft_s, proposer):
         slo_tpot_ms=1000 * SLO_S,
         num_speculative_tokens=8 if proposer else 0,
     )
-    scheduler = Scheduler(config, KVCacheManager(num_blocks=900, block_size=16), proposer=proposer)
+    scheduler = build_scheduler(
+        config, KVCacheManager(num_blocks=900, block_size=16), proposer=proposer
+    )
     params = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
     for at in range(num_requests):
         scheduler.add_request(

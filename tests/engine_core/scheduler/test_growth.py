@@ -52,7 +52,7 @@ def waits_for_blocks(num_cached_blocks: int) -> Scenario:
     scenario.run_to_end()
     scenario.add(make_request("runs", 30, max_tokens=200))
     scenario.step()
-    num_free = scenario.scheduler._kv_cache.num_blocks_free
+    num_free = scenario.scheduler.pool.kv_cache.num_blocks_free
     scenario.add(make_request("waits", [1] * size + [2] * (4 * (num_free + 2) - size)))
     scenario.step()
     scenario.step()
@@ -114,7 +114,7 @@ def test_many_decodes_that_need_blocks_cost_less_than_each_alone():
         for _ in range(10):
             step(scenario)
         costs[num_running] = lines_run(lambda scenario=scenario: step(scenario))
-        assert scenario.scheduler._kv_cache.num_blocks_in_use == 3 * num_running
+        assert scenario.scheduler.pool.kv_cache.num_blocks_in_use == 3 * num_running
     assert (costs[33] - costs[1]) / 32 < 60  # 156 for one by one
 
 
@@ -193,7 +193,7 @@ def test_statistics_cost_the_same_however_many_wait():
             adapter = "one" if number % 3 else None
             scenario.add(make_request(f"waits{number}", 3, adapter=adapter))
         scenario.now += 2.0
-        scenario.scheduler._feedback.now = scenario.now
+        scenario.scheduler.pool.now = scenario.now
         costs.append(lines_run(scenario.scheduler.statistics))
         found = scenario.scheduler.statistics()
         assert found.num_waiting == num_waiting

@@ -13,10 +13,10 @@ from steps_driver import EMPTY, EOS, Flight, batch_of
 from engine_core.kv_cache import KVCacheGroupSpec, KVCacheManager
 from engine_core.scheduler import (
     ModelRunnerOutput,
-    Scheduler,
     SchedulerConfig,
 )
 from engine_core.scheduler.preemption import PreemptionMode, PreemptionRule
+from engine_core.startup.scheduler import build_scheduler
 from protocol.sampling import BeamSearchParams, SamplingParams
 from tests.engine_core.new_request import new_request
 from tests.protocol.all_outputs import all_outputs
@@ -62,7 +62,7 @@ def test_beams_that_come_back_apart_go_on_together():
     groups = (KVCacheGroupSpec(),)
     model = PagedModel(groups, 40, 4)
     device = PagedDevice(model, 2, has_columns=True)
-    scheduler = Scheduler(config, KVCacheManager(num_blocks=40, block_size=4))
+    scheduler = build_scheduler(config, KVCacheManager(num_blocks=40, block_size=4))
     beam_search = BeamSearchParams(beam_width=max_num_seqs, early_stopping=True)
     beams = new_request(
         request_id="beams",

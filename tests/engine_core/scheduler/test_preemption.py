@@ -53,7 +53,7 @@ def test_a_swapped_request_stands_in_front_of_those_that_waited_before_it(batchi
     scenario.step()
     second, small = scenario.requests["second"], scenario.requests["small"]
     assert second.status is SWAPPED
-    assert list(scenario.scheduler._pool.waiting) == [second, small]
+    assert list(scenario.scheduler.pool.waiting) == [second, small]
     for _ in range(20):
         if second.status is not SWAPPED:
             break
@@ -99,7 +99,7 @@ def test_a_swapped_request_stands_in_front_of_one_that_was_preempted_after_it():
         if single.account.num_preemptions:
             break
     assert (pair.status, single.status) == (SWAPPED, PREEMPTED)
-    assert list(scenario.scheduler._pool.waiting) == [pair, single]
+    assert list(scenario.scheduler.pool.waiting) == [pair, single]
 
 
 def test_prefill_first_swaps_in_behind_the_decodes_and_admits_no_new_request_in_that_step():
@@ -179,7 +179,7 @@ def test_victims_stand_behind_the_requester_and_before_their_equals():
     )
     plan = scenario.step()
     assert plan.preempted_req_ids == ["b", "a"]
-    order = [request.request_id for request in scenario.scheduler._pool.waiting]
+    order = [request.request_id for request in scenario.scheduler.pool.waiting]
     assert order == ["high", "a", "b", "equal"]
     assert scenario.requests["a"].num_computed_tokens == 0  # recompute, whatever the rule says
     assert scenario.plan().batch.req_ids == ["high"]
@@ -260,8 +260,8 @@ def test_a_swapped_head_forces_none_out_however_urgent():
     second = scenario.requests["second"]
     assert second.status is SWAPPED
     second.message = msgspec.structs.replace(second.message, priority=-5)
-    scenario.scheduler._pool.waiting.remove_request(second)
-    scenario.scheduler._pool.waiting.prepend_request(second)
+    scenario.scheduler.pool.waiting.remove_request(second)
+    scenario.scheduler.pool.waiting.prepend_request(second)
     while second.status is SWAPPED:
         assert scenario.step().preempted_req_ids == []
     assert scenario.scheduler.statistics().num_preemptions_forced == 0

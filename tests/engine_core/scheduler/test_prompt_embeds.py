@@ -5,11 +5,12 @@ from types import SimpleNamespace
 import pytest
 
 from engine_core.kv_cache import KVCacheManager
-from engine_core.scheduler import Scheduler, SchedulerConfig
+from engine_core.scheduler import SchedulerConfig
 from engine_core.scheduler.constraints import ConstrainedSequence
 from engine_core.scheduler.plan import ModelRunnerOutput
 from engine_core.scheduler.prompt_embeds import EmbeddedRows
 from engine_core.scheduler.rules.token_rules import TokenRules
+from engine_core.startup.scheduler import build_scheduler
 from protocol.sampling import SamplingParams, ThinkingBudget
 from tests.engine_core.new_request import new_request
 
@@ -53,7 +54,7 @@ def test_drafts_are_made_of_what_stands_behind_the_rows(spans, known):
         num_lookahead_slots=2,
     )
     cache = KVCacheManager(num_blocks=20, block_size=4)
-    scheduler = Scheduler(config, cache, proposer=proposer)
+    scheduler = build_scheduler(config, cache, proposer=proposer)
     scheduler.add_request(request(*spans))
     for token in (20, 21, 22):
         plan = scheduler.schedule()

@@ -19,6 +19,7 @@ from engine_core.scheduler import (
 )
 from engine_core.scheduler.batch_state import BatchState
 from engine_core.scheduler.plan_builder import PlanBuilder
+from engine_core.startup.scheduler import build_scheduler
 from tests.protocol.all_outputs import all_outputs
 
 
@@ -121,7 +122,7 @@ def test_a_prompt_is_charged_once_and_less_what_the_cache_has():
     prompt = fresh_tokens(40)
     scenario = Scenario(make_request("first", prompt, max_tokens=1), max_num_batched_tokens=40)
     scenario.step()
-    scenario.scheduler._feedback.choose_budget = lambda _: 16
+    scenario.scheduler.feedback.choose_budget = lambda _: 16
     scenario.add(make_request("again", prompt, num_sequences=3), make_request("other", 20))
     plan = scenario.plan()
     assert plan.num_scheduled_tokens == {"again": 8, "other": 8}
@@ -195,7 +196,7 @@ def test_blocks_in_use_cached_and_free_add_up_and_each_sequence_has_a_table_of_i
 
 def test_the_public_example_runs_as_written():
     """Proves S068, S233."""
-    scheduler = Scheduler(
+    scheduler = build_scheduler(
         SchedulerConfig(max_num_batched_tokens=64, max_num_seqs=1, max_model_len=100),
         KVCacheManager(num_blocks=10, block_size=16),
     )

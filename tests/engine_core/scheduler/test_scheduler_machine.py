@@ -18,7 +18,9 @@ from paged_device import PagedDevice
 from paged_model import PagedModel
 
 from engine_core.kv_cache import KVCacheGroupSpec, KVCacheManager
-from engine_core.scheduler import ModelRunnerOutput, RequestStatus, Scheduler
+from engine_core.scheduler import ModelRunnerOutput, RequestStatus
+from engine_core.scheduler.rules.fault_isolation import PROBE_CLIENT
+from engine_core.startup.scheduler import build_scheduler
 from protocol.explanations import WaitReason
 from protocol.outputs import FinishReason
 from tests.profiles import examples
@@ -67,7 +69,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             num_host_blocks=host_sizes,
         )
         self._draw_more(draw)
-        self.scheduler = Scheduler(self.config, self.kv_cache)
+        self.scheduler = build_scheduler(self.config, self.kv_cache)
         self.model = PagedModel(groups, sum(sizes), block_size, sum(host_sizes))
         self.device = PagedDevice(
             self.model,
@@ -179,7 +181,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.scheduler.check()
         self._receive_what_is_due()
 
-    @precondition(lambda self: not self.scheduler._isolation.is_active)
+    @precondition(lambda self: not self.scheduler.isolation.is_active)
     @rule(has_copied=st.booleans(), has_read=st.booleans())
     def failing_step(self, has_copied, has_read):
         """Once, and not again: nobody may be lost. Nothing was computed, rows were changed and
@@ -333,10 +335,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         unfinished = [self.requests[name] for name in self._unfinished()]
         running = [request for request in unfinished if request.status is RequestStatus.RUNNING]
         num_running, num_waiting = self.scheduler.get_request_counts()
-        probe = self.scheduler._isolation._probe
-        has_probe = probe is not None and not probe.is_finished
-        assert num_running + num_waiting == len(unfinished) + has_probe
-        assert num_running == len(running) + (has_probe and probe.status is RequestStatus.RUNNING)
+        by_id = self.scheduler.pool.by_id.values()
+        probes = [each.status for each in by_id if each.client_index == PROBE_CLIENT]
+        assert num_running + num_waiting == len(unfinished) + len(probes)
+        assert num_running == len(running) + probes.count(RequestStatus.RUNNING)
         if not num_running:
             assert self.kv_cache.num_blocks_in_use == 0
         for name in self.expected:

@@ -87,7 +87,7 @@ def test_all_sequences_run_in_a_step_or_none():
             *others, make_request("r", 2, num_sequences=3), max_num_batched_tokens=8
         )
         scenario.update_with_array(scenario.plan())
-        scenario.scheduler._feedback.choose_budget = lambda now, budget=budget: budget
+        scenario.scheduler.feedback.choose_budget = lambda now, budget=budget: budget
         assert set(scenario.plan().batch.req_ids) == names
 
 
@@ -161,7 +161,7 @@ def test_a_sample_that_is_recomputed_leaves_the_samples_behind_it_a_token_each()
     for _ in range(10):
         scenario.update_with_array(scenario.plan())
     scenario.add(make_request("high", 4, max_tokens=1))
-    scenario.scheduler._batching._running._allocate_columns = lambda *_: 0
+    scenario.scheduler.batching._running._allocate_columns = lambda *_: 0
     plan = scenario.plan()
     assert plan.preempted_req_ids == ["r", "r#1", "r#2"]
     while len(plan.batch.req_ids) < 3:

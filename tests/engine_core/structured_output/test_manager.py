@@ -12,9 +12,9 @@ from engine_core.process.suspects import Suspects
 from engine_core.scheduler import (
     ModelRunnerOutput,
     RequestStatus,
-    Scheduler,
     SchedulerConfig,
 )
+from engine_core.startup.scheduler import build_scheduler
 from engine_core.structured_output import manager
 from engine_core.structured_output.grammar_error import GrammarError
 from engine_core.structured_output.manager import StructuredOutputs, fingerprint_of
@@ -202,7 +202,7 @@ def test_a_request_ends_while_it_waits_for_its_grammar(outputs, compiler, policy
         max_num_batched_tokens=64, max_num_seqs=4, max_model_len=64, scheduling_policy=policy
     )
     cache = KVCacheManager(num_blocks=8, block_size=4)
-    scheduler = Scheduler(config, cache, constraints=outputs)
+    scheduler = build_scheduler(config, cache, constraints=outputs)
     waiting = admitted(outputs, "slow bad")
     scheduler.add_request(waiting)
     scheduler.check()

@@ -9,9 +9,10 @@ import numpy as np
 from engine_core.kv_cache import KVCacheManager
 from engine_core.observers.base import FinishedStep
 from engine_core.observers.trace import TraceWriter
-from engine_core.scheduler import Request, Scheduler, SchedulerConfig
+from engine_core.scheduler import Request, SchedulerConfig
 from engine_core.scheduler.plan import ModelRunnerOutput
 from engine_core.scheduler.request import RequestStatus
+from engine_core.startup.scheduler import build_scheduler
 from protocol.requests import EngineRequest
 from protocol.sampling import SamplingParams
 
@@ -53,7 +54,7 @@ def record_run(
         "eos_token_ids": [EOS],
     }
     cache = KVCacheManager(num_blocks=num_blocks, block_size=16, watermark=0.0)
-    scheduler = Scheduler(SchedulerConfig(**limits), cache)
+    scheduler = build_scheduler(SchedulerConfig(**limits), cache)
     random = np.random.default_rng(seed)
     todo = sorted(
         [(one.arrival_s, index, "arrive") for index, one in enumerate(asked)]

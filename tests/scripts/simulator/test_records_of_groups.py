@@ -9,7 +9,8 @@ from engine_core.kv_cache import KVCacheManager
 from engine_core.observers.base import FinishedStep
 from engine_core.observers.trace import TraceWriter
 from engine_core.pooler_config import PoolerConfig, PoolingType
-from engine_core.scheduler import Request, Scheduler, SchedulerConfig
+from engine_core.scheduler import Request, SchedulerConfig
+from engine_core.startup.scheduler import build_scheduler
 from protocol.pooling import POOLING_SAMPLING, PoolingParams, PoolingTask
 from protocol.requests import EngineRequest
 from protocol.sampling import BeamSearchParams, SamplingParams
@@ -55,8 +56,8 @@ def record_groups(path):
     sizes = {"num_blocks": 12, "block_size": 4, "watermark": 0.0, "num_host_blocks": 12}
     config = {**sizes, "scheduler": limits, "eos_token_ids": [0]}
     config["pooler"] = dataclasses.asdict(POOLER)
-    scheduler = Scheduler(SchedulerConfig(**limits), KVCacheManager(**sizes))
-    groups = scheduler._kv_cache.groups
+    scheduler = build_scheduler(SchedulerConfig(**limits), KVCacheManager(**sizes))
+    groups = scheduler.pool.kv_cache.groups
     model = PagedModel(groups, sizes["num_blocks"], sizes["block_size"], sizes["num_host_blocks"])
     now_s = 0.0
     with closing(TraceWriter(path, config=config, started_s=0.0)) as trace:

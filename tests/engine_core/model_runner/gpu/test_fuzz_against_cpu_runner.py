@@ -61,7 +61,7 @@ def test_random_lives_of_random_requests_get_the_same_answers(
         scheduler.update_from_output(plan, expected)
         num_steps += 1
         assert num_steps < 3000
-    assert scheduler._pool.counters.num_preemptions > 0
+    assert scheduler.pool.counters.num_preemptions > 0
     assert queue.num_replayed > 20
 
 

@@ -82,4 +82,4 @@ def test_each_sequence_gets_the_tokens_that_it_gets_one_step_at_a_time(
         assert first.ends[place] == second.ends[place]
     assert second.num_ahead > 50
     assert queue.num_replayed > 20
-    assert second.scheduler._pool.counters.num_preemptions > 0
+    assert second.scheduler.pool.counters.num_preemptions > 0

@@ -98,7 +98,7 @@ def test_mixed_prompts_in_a_crowd_have_the_tokens_of_transformers(
             prompt_embeds=tuple(rows_of(start, states) for start, states in spans),
         )
     loop.finish()
-    assert loop.scheduler._pool.counters.num_preemptions > 0
+    assert loop.scheduler.pool.counters.num_preemptions > 0
     for name, (tokens, spans) in wanted.items():
         expected, logprobs = expected_of(reference, tokens, spans, 19)
         assert loop.tokens[name, 0] == expected

@@ -42,7 +42,7 @@ def test_those_that_others_passed_keep_their_order(policy):
         with_adapter("a", "x", max_tokens=2), *waiting, scheduling_policy=policy, max_num_adapters=1
     )
     scenario.step()
-    assert list(scenario.scheduler._pool.waiting) == waiting
+    assert list(scenario.scheduler.pool.waiting) == waiting
     scenario.step()
     assert new_ids(scenario.step()) == ["b", "c", "d", "e"]
 

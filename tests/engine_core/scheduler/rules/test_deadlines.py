@@ -1,5 +1,7 @@
 """`timeout_s`: a request that is not done in time ends, wherever it is, and no other does."""
 
+from types import SimpleNamespace
+
 import pytest
 from driving import make_request, make_scheduler, result
 
@@ -114,15 +116,19 @@ def test_a_deadline_passes_while_a_step_is_in_flight():
 
 
 def test_finished_requests_do_not_pile_up():
-    deadlines = Deadlines()
+    expired = []
+    aborts = SimpleNamespace(finish_requests=lambda name, status, why: expired.append(name))
+    deadlines = Deadlines(aborts)
     alive = [make_request(f"alive{n}", 1, timeout_s=50.0 + n) for n in range(10)]
     for request in alive:
-        deadlines.add(request)
+        deadlines.on_arrival(request)
     for _ in range(10_000):
         request = make_request("r", [1], timeout_s=1e6)
-        deadlines.add(request)
+        deadlines.on_arrival(request)
         request.status = RequestStatus.FINISHED_STOPPED
         assert len(deadlines) <= 64
-    deadlines.add(make_request("none", 1))
-    assert deadlines.take_expired(54.0) == alive[:5]
-    assert deadlines.take_expired(1e9) == alive[5:]
+    deadlines.on_arrival(make_request("none", 1))
+    deadlines.begin_step(0, 54.0)
+    assert expired == [request.request_id for request in alive[:5]]
+    deadlines.begin_step(1, 1e9)
+    assert expired == [request.request_id for request in alive]

@@ -171,7 +171,7 @@ def test_a_round_takes_the_time_from_plan_to_result_not_from_result_to_result():
         slo_tpot_ms=50.0,
         budget=64,
     )
-    budget = flight.scheduler._feedback._budget
+    budget = flight.scheduler.feedback._budget
     budget.observe = lambda load, duration_s: seen.append(duration_s)
     now = 0.0
     for _ in range(12):
@@ -196,7 +196,7 @@ def test_no_request_waits_for_ever_in_random_loads():
                 name = f"r{step}"
                 flight.add(make_request(name, draw.randint(1, 60), max_tokens=draw.randint(1, 30)))
             flight.plan()
-            batch = flight.scheduler._pool.batch
+            batch = flight.scheduler.pool.batch
             for row in batch.order.tolist():
                 name = batch.request_ids[row]
                 is_decode = batch.num_tokens[row] > batch.num_prompt_tokens[row]
