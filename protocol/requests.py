@@ -69,6 +69,11 @@ class EngineRequest(Message, frozen=True, tag=2):
     """That the weights must have: of a request that another engine began. It is refused where they
     are others, or may be soon: by an engine that has paused."""
 
+    @property
+    def generates(self) -> bool:
+        """Whether it asks for tokens."""
+        return self.pooling_params is None
+
 
 class Abort(Message, frozen=True, tag=3):
     """End these requests of this client, and single samples of others. Unknown and finished ones

@@ -19,8 +19,9 @@ import msgspec
 import numpy as np
 
 from engine_core.observers.base import ControlMethod, FinishedStep, StepObserver
-from engine_core.scheduler.plan import ModelRunnerOutput, SchedulerOutput
+from engine_core.scheduler.plan import SchedulerOutput
 from engine_core.scheduler.request import request_of
+from engine_core.scheduler.runner_output import ModelRunnerOutput
 from protocol.codec import understood
 from protocol.errors import MalformedMessage
 from protocol.outputs import Logprobs

@@ -11,14 +11,9 @@ from engine_core.scheduler.errors import (
     StepOrderError,
 )
 from engine_core.scheduler.in_flight import InFlightStep
-from engine_core.scheduler.plan import (
-    DraftTokenIds,
-    ModelRunnerOutput,
-    NewRequestData,
-    ScheduledBatch,
-    SchedulerOutput,
-)
+from engine_core.scheduler.plan import NewRequestData, ScheduledBatch, SchedulerOutput
 from engine_core.scheduler.request import Request, RequestStatus
+from engine_core.scheduler.runner_output import DraftTokenIds, ModelRunnerOutput
 from engine_core.scheduler.scheduler import PauseState, Scheduler
 
 __all__ = [

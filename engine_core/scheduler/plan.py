@@ -1,22 +1,17 @@
-"""What passes between scheduler and model runner: plain data, a step each. The numbers of all
-scheduled sequences are columns; what is rare (a new sequence, new blocks, copies) is listed apart,
-so a step in which nothing is new costs no Python work a sequence, on either side."""
+"""What the scheduler tells the model runner: plain data, a step each. The numbers of all scheduled
+sequences are columns; what is rare (a new sequence, new blocks, copies) is listed apart, so a step
+in which nothing is new costs no Python work a sequence, on either side."""
 
 import dataclasses
 import functools
-from collections.abc import Mapping
 from collections.abc import Sequence as AnySequence
 from typing import NamedTuple
-
-import numpy as np
-import numpy.typing as npt
 
 from engine_core.kv_cache import BlockIds, CacheCopies
 from engine_core.scheduler.batch_state import Int32Array, Int64Array
 from engine_core.scheduler.constraints import TokenMasks
 from engine_core.scheduler.mm_features import MultiModalFeature
 from engine_core.scheduler.prompt_embeds import EmbeddedRows
-from protocol.outputs import Logprobs
 from protocol.pooling import PoolingParams
 from protocol.sampling import SamplingParams
 
@@ -142,39 +137,3 @@ class SchedulerOutput:
         """By sequence, in batch order. For tests and traces; a hot path reads `batch`."""
         batch = self.batch
         return dict(zip(batch.req_ids, batch.num_scheduled_tokens.tolist(), strict=True))
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class DraftTokenIds:
-    """Speculated tokens for the next step, as columns."""
-
-    req_ids: list[str]
-    draft_token_ids: list[list[int]]
-
-
-@dataclasses.dataclass(slots=True)  # see SchedulerOutput
-class ModelRunnerOutput:
-    """What one step sampled, as columns."""
-
-    req_ids: list[str]
-    """In any order if `sampled_token_ids` is a list; the batch's own order if it is an array."""
-    sampled_token_ids: list[list[int]] | Int32Array
-    """As lists: empty while the prompt is not finished, else accepted drafts and one token more; or
-    what several decode steps sampled, at least one token.
-    As an array [R]: one token for each sequence of the batch; those of sequences whose prompt is
-    not finished, or that have drafts, are not read. After K decode steps [R, K]: of each sequence
-    as many tokens as were scheduled."""
-    verified_token_ids: Mapping[str, list[int]] = dataclasses.field(default_factory=dict)
-    """Beside an array, of sequences with drafts: the accepted ones and one token more."""
-    logprobs: dict[str, Logprobs] | None = None
-    """Of the sequences that asked, one position a sampled token."""
-    prompt_logprobs: Mapping[str, tuple[int, Logprobs]] = dataclasses.field(default_factory=dict)
-    """Of sequences that asked and computed more of their prompts: the position of the first token,
-    from 1 on, and columns of this and the next ones."""
-    draft_token_ids: DraftTokenIds | None = None
-    pooled: Mapping[str, npt.NDArray[np.float32]] = dataclasses.field(default_factory=dict)
-    """Of pooling requests whose prompts are computed now; their sampled tokens are not read."""
-    failures: dict[str, str] = dataclasses.field(default_factory=dict)
-    """Sequences without a valid result, and why; their requests end with an error, no others."""
-    refused: set[str] = dataclasses.field(default_factory=set)
-    """Of `failures`, those whose own parameters allow no result: no faults of the engine."""

@@ -6,9 +6,9 @@ import numpy.typing as npt
 from engine_core.scheduler.batch_state import Int32Array, Int64Array
 from engine_core.scheduler.forking import SequenceForks
 from engine_core.scheduler.in_flight import InFlightStep
-from engine_core.scheduler.plan import ModelRunnerOutput
 from engine_core.scheduler.request import Request, RequestStatus, Sequence
 from engine_core.scheduler.request_pool import RequestPool
+from engine_core.scheduler.runner_output import ModelRunnerOutput
 from engine_core.scheduler.speculation.speculator import Speculator
 from engine_core.scheduler.stop import append_until_stop
 from protocol.outputs import Logprobs

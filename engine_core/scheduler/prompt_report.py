@@ -5,7 +5,9 @@ from protocol.requests import EngineRequest
 
 
 class PromptReport:
-    """The numbers that a runner reports of one prompt, or holds until it is computed.
+    """The numbers that a runner reports of one prompt, or holds until it is computed. A request
+    that is pooled ends then.
+    Raises ValueError: it asks for more.
 
     Attributes:
         pools_all_states: what is pooled needs the hidden states of all tokens, and goes with the
@@ -16,6 +18,9 @@ class PromptReport:
     def __init__(self, message: EngineRequest, pooler: PoolerConfig | None) -> None:
         pooling, params = message.pooling_params, message.sampling_params
         num_tokens = len(message.prompt_token_ids)
+        is_one = message.num_sequences == 1 and message.beam_search is None
+        if pooling is not None and not (is_one and not message.output_token_ids):
+            raise ValueError("a pooling request has one sequence and no output; send it alone")
         self.num_logprobs = 0
         self._num_logprobs_wanted = 0 if params.prompt_logprobs is None else num_tokens - 1
         self._num_logprobs_values = params.num_prompt_logprobs(num_tokens)
@@ -25,8 +30,10 @@ class PromptReport:
             self._num_held_values = pooler.num_held_values(pooling, num_tokens)
 
     @classmethod
-    def of(cls, message: EngineRequest, pooler: PoolerConfig | None) -> "PromptReport | None":
-        """None if nothing of the prompt is reported."""
+    def of(
+        cls, message: EngineRequest, pooler: PoolerConfig | None = None
+    ) -> "PromptReport | None":
+        """None if nothing of the prompt is reported. `pooler`: of a model that pools."""
         asked = message.pooling_params, message.sampling_params.prompt_logprobs
         return None if asked == (None, None) else cls(message, pooler)
 

@@ -9,7 +9,6 @@ from typing import Any, Protocol
 import msgspec
 
 from engine_core.kv_cache import ContentSpan, Transfer
-from engine_core.pooler_config import PoolerConfig
 from engine_core.scheduler.account import Account
 from engine_core.scheduler.batch_state import BatchState
 from engine_core.scheduler.beam_search import BeamSearch
@@ -90,7 +89,7 @@ class Request:
         client_index: which client gets the outputs.
         arrival_time: seconds on the caller's clock.
         eos_token_ids: the model's; they end a sequence unless `ignore_eos`.
-        pooler: of a model that pools; a pooling request ends when its prompt is computed.
+        report: what is reported of the prompt itself, of a model that pools.
         content: what the prompt has beside its tokens.
     """
 
@@ -101,7 +100,7 @@ class Request:
         client_index: int = 0,
         arrival_time: float = 0.0,
         eos_token_ids: AnySequence[int] = (),
-        pooler: PoolerConfig | None = None,
+        report: PromptReport | None = None,
         content: PromptContent = TOKENS_ONLY,
     ) -> None:
         _check(message)
@@ -115,7 +114,7 @@ class Request:
         self.content = content
         self.num_sequences = message.num_sequences
         self.account = Account()
-        self.report = PromptReport.of(message, pooler)
+        self.report = report or PromptReport.of(message)
         """What is reported of the prompt itself; None for nothing."""
         self.beam_search = BeamSearch.of(message, self.eos_token_ids)
         self.sequences = [Sequence(self)]
@@ -169,7 +168,7 @@ class Request:
     @property
     def generates(self) -> bool:
         """Whether it samples tokens; else it ends when its prompt is pooled."""
-        return self.message.pooling_params is None
+        return self.message.generates
 
     @property
     def max_len(self) -> int:
@@ -388,7 +387,3 @@ def _check(message: EngineRequest) -> None:
             f"num_sequences is {num_sequences}, the beam width {beam_search.beam_width}; make "
             "them equal"
         )
-    if message.pooling_params is not None and (
-        num_sequences > 1 or beam_search or message.output_token_ids
-    ):
-        raise ValueError("a pooling request has one sequence and no output; send it alone")

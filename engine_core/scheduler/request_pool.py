@@ -1,89 +1,17 @@
 """Every unfinished request, in exactly one of two queues; rows; and the one way out."""
 
-import dataclasses
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable
-from enum import StrEnum
-from functools import partial
 
 from engine_core.kv_cache import KVCacheManager
 from engine_core.scheduler.batch_state import BatchState
+from engine_core.scheduler.counters import Counters
 from engine_core.scheduler.outputs import OutputCollector
 from engine_core.scheduler.plan import SchedulerOutput
 from engine_core.scheduler.policies.base import SchedulingPolicy, WaitingQueue
 from engine_core.scheduler.request import Request, RequestStatus, Sequence
 from engine_core.scheduler.stop import StopTokens, stop_token_ids
-from protocol.calls import STEP_TOKENS_BOUNDS
-from protocol.explanations import LookupEnd, PreemptionCause
-from protocol.outputs import FinishReason, Logprobs
-
-
-def _zeros(names: Iterable[StrEnum]) -> dict[str, int]:
-    return {name.value: 0 for name in names}
-
-
-@dataclasses.dataclass(slots=True)
-class Counters:
-    """What the scheduler counts while it runs, as in EngineStatistics."""
-
-    num_steps: int = 0
-    """Steps that ran at least one token."""
-    num_prompt_tokens: int = 0
-    """Of all requests at their first admission, cached ones included."""
-    num_cached_prompt_tokens: int = 0
-    num_host_cached_prompt_tokens: int = 0
-    num_disk_cached_prompt_tokens: int = 0
-    num_generated_tokens: int = 0
-    num_preemptions: int = 0
-    num_preemptions_by_swap: int = 0
-    num_preemptions_forced: int = 0
-    num_refused: int = 0
-    num_finished: dict[str, int] = dataclasses.field(default_factory=partial(_zeros, FinishReason))
-    num_prefill_tokens: int = 0
-    num_decode_tokens: int = 0
-    """With drafts."""
-    num_drafts: int = 0
-    """Times that a sequence had drafts to verify."""
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
-    num_draft_tokens_by_method: dict[str, int] = dataclasses.field(default_factory=Counter)
-    num_accepted_tokens_by_method: dict[str, int] = dataclasses.field(default_factory=Counter)
-    num_steps_by_tokens: list[int] = dataclasses.field(
-        default_factory=lambda: [0] * (len(STEP_TOKENS_BOUNDS) + 1)
-    )
-    num_lookups_by_end: dict[str, int] = dataclasses.field(
-        default_factory=partial(_zeros, LookupEnd)
-    )
-    num_lookup_hits_by_end: dict[str, int] = dataclasses.field(
-        default_factory=partial(_zeros, LookupEnd)
-    )
-    num_preemptions_by_cause: dict[str, int] = dataclasses.field(
-        default_factory=partial(_zeros, PreemptionCause)
-    )
-    num_encoder_inputs: int = 0
-    """Images and sounds that were encoded."""
-    num_encoder_cache_hits: int = 0
-    """Those whose output was there."""
-    num_slo_requests: int = 0
-    num_slo_met: int = 0
-    num_slo_ttft_violations: int = 0
-    num_slo_tpot_violations: int = 0
-
-    def count_step(self, plan: SchedulerOutput) -> None:
-        """Of a plan with tokens."""
-        num_tokens, counts = plan.total_num_scheduled_tokens, plan.batch.num_scheduled_tokens
-        self.num_steps += 1
-        self.num_steps_by_tokens[bisect_left(STEP_TOKENS_BOUNDS, num_tokens)] += 1
-        num_decodes = len(counts)
-        if plan.num_decode_steps > 1:
-            num_decodes = num_tokens
-        elif num_tokens > num_decodes:
-            num_decodes = counts.tolist().count(1)
-            drafts = plan.scheduled_spec_decode_tokens
-            num_decodes += sum(1 + len(own) for own in drafts.values())
-        self.num_decode_tokens += num_decodes
-        self.num_prefill_tokens += num_tokens - num_decodes
+from protocol.outputs import Logprobs
 
 
 class RequestPool:

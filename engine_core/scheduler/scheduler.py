@@ -11,7 +11,7 @@ from engine_core.scheduler.config import SchedulerConfig
 from engine_core.scheduler.errors import DuplicateRequestId
 from engine_core.scheduler.in_flight import InFlightStep, InFlightSteps
 from engine_core.scheduler.part import SchedulerParts
-from engine_core.scheduler.plan import DraftTokenIds, ModelRunnerOutput, SchedulerOutput
+from engine_core.scheduler.plan import SchedulerOutput
 from engine_core.scheduler.plan_builder import PlanBuilder
 from engine_core.scheduler.preemption import Preemptor
 from engine_core.scheduler.process_outputs import StepOutputProcessor
@@ -22,6 +22,7 @@ from engine_core.scheduler.request import Request, RequestStatus, Sequence
 from engine_core.scheduler.request_pool import RequestPool
 from engine_core.scheduler.rules.adapters import AdapterSlots
 from engine_core.scheduler.rules.fault_isolation import PROBE_CLIENT, FaultIsolation
+from engine_core.scheduler.runner_output import DraftTokenIds, ModelRunnerOutput
 from engine_core.scheduler.schedule_waiting import WaitingScheduler
 from engine_core.scheduler.stop import check_stop
 from engine_core.scheduler.token_budget.feedback import StepFeedback

@@ -6,6 +6,7 @@ import msgspec
 
 from engine_core.scheduler import Request
 from engine_core.scheduler.prompt_content import PromptContent
+from engine_core.scheduler.prompt_report import PromptReport
 from engine_core.server.access import owned_request
 from engine_core.server.clients import Client
 from engine_core.server.multimodal import MultiModalReader
@@ -39,7 +40,7 @@ class RequestReader:
         Raises RequestRefused, ValueError: it cannot be served."""
         embeds, spans = self.validator.read_prompt_embeds(message, client.frames)
         message = owned_request(client, message, isolates=self.isolates_tenants)
-        request = Request.from_engine_core_request(
+        request = Request(
             message,
             client_index=client.index,
             arrival_time=now_s,
@@ -49,7 +50,7 @@ class RequestReader:
                 features=self.multimodal.read(message, client.frames),
                 spans=spans,
             ),
-            pooler=self.validator.pooler,
+            report=PromptReport.of(message, self.validator.pooler),
         )
         if spans:  # what knows prompts again knows them by their tokens
             token_ids = spelled_out(message.prompt_token_ids, spans)

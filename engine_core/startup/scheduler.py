@@ -12,7 +12,6 @@ from engine_core.scheduler.policies import make_policy
 from engine_core.scheduler.policies.base import SchedulingPolicy
 from engine_core.scheduler.preemption import PreemptionRule, Preemptor, make_preemption_rule
 from engine_core.scheduler.process_outputs import StepOutputProcessor
-from engine_core.scheduler.queue_limits import QueueLimits
 from engine_core.scheduler.report.explanations import Explanations
 from engine_core.scheduler.request_pool import RequestPool
 from engine_core.scheduler.rules.adapters import AdapterSlots
@@ -21,6 +20,7 @@ from engine_core.scheduler.rules.deadlines import Deadlines
 from engine_core.scheduler.rules.encoder_inputs import EncoderInputRule
 from engine_core.scheduler.rules.fault_isolation import FaultIsolation
 from engine_core.scheduler.rules.micro_batches import MicroBatches
+from engine_core.scheduler.rules.queue_limits import QueueLimits
 from engine_core.scheduler.schedule_waiting import WaitingScheduler
 from engine_core.scheduler.scheduler import Scheduler
 from engine_core.scheduler.speculation.base import Proposer

@@ -13,7 +13,8 @@ import numpy.typing as npt
 from engine_core.kv_cache import KVCacheManager
 from engine_core.kv_cache.changes import CacheChanges
 from engine_core.scheduler import QueueFull, Request, SchedulerConfig
-from engine_core.scheduler.plan import Int32Array, ModelRunnerOutput, SchedulerOutput
+from engine_core.scheduler.plan import Int32Array, SchedulerOutput
+from engine_core.scheduler.runner_output import ModelRunnerOutput
 from engine_core.startup.scheduler import build_scheduler
 from protocol.calls import EngineStatistics
 from protocol.requests import EngineRequest

@@ -27,6 +27,7 @@ from engine_core.scheduler import (
     SchedulerError,
     SchedulerOutput,
 )
+from engine_core.scheduler.prompt_report import PromptReport
 from engine_core.startup.scheduler import build_scheduler
 from protocol.requests import EngineRequest
 from protocol.sampling import SamplingParams
@@ -203,7 +204,7 @@ class Replay:
             client_index=arrived.client_index,
             arrival_time=arrived.at_s,
             eos_token_ids=self._eos_token_ids or (),
-            pooler=self._pooler,
+            report=PromptReport.of(message, self._pooler),
         )
 
 

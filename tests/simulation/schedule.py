@@ -731,7 +731,7 @@ class Simulation:
             sampling_params=params.sampling_params().to_wire(len(asked.prompt), MAX_MODEL_LEN),
             num_prompt_tokens=len(asked.prompt),
             prompt_token_ids=asked.prompt,
-            cache_salt=weights,
+            message=mock.Mock(cache_salt=weights),
         )
         return beam_answer(request, params.to_wire(), MAX_MODEL_LEN)
 

@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 from unittest import mock
 
+import msgspec
 import pytest
 
 import frontend.engine.session as session_module
@@ -13,6 +14,7 @@ from engine_core.kv_cache import KVCacheManager
 from engine_core.kv_cache.copies import PendingCopies
 from engine_core.scheduler import Scheduler
 from engine_core.scheduler.request import Request
+from engine_core.scheduler.rules.queue_limits import QueueLimits
 from engine_core.server import inbox as inbox_module
 from frontend.engine.session import EngineSession
 from frontend.engine.transport import ZmqTransport
@@ -50,9 +52,13 @@ def refused_requests_are_sent_for_ever():
 
 
 def resumed_requests_count_as_new():
-    return mock.patch.object(
-        Request, "is_resumed", property(lambda _: False, lambda *_: None), create=True
-    )
+    check = QueueLimits.check_request
+
+    def as_new(limits: QueueLimits, request: Request) -> None:
+        request.message = msgspec.structs.replace(request.message, is_resumed=False)
+        check(limits, request)
+
+    return mock.patch.object(QueueLimits, "check_request", as_new)
 
 
 def close_cancels_those_that_wait():

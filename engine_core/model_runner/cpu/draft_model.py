@@ -13,7 +13,7 @@ from engine_core.model_runner.row_parts import Int64Array
 from engine_core.model_runner.rows import PlacedRow
 from engine_core.models.heads.eagle import EagleHead
 from engine_core.scheduler import SchedulerOutput
-from engine_core.scheduler.plan import DraftTokenIds
+from engine_core.scheduler.runner_output import DraftTokenIds
 
 
 class DraftModel(Drafter):

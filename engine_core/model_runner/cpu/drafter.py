@@ -12,8 +12,7 @@ from engine_core.model_runner.cpu.input_batch import CPUInputBatch, StepInputs
 from engine_core.model_runner.cpu.sampler import CPUSampler
 from engine_core.model_runner.row_parts import Int64Array, RowPart, StepPart, StepRows
 from engine_core.model_runner.rows import PlacedRow
-from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
-from engine_core.scheduler.plan import DraftTokenIds
+from engine_core.scheduler import DraftTokenIds, ModelRunnerOutput, SchedulerOutput
 
 BoolArray = npt.NDArray[np.bool_]
 

@@ -11,7 +11,7 @@ from engine_core.model_runner.row_parts import Int64Array
 from engine_core.models.decoder import decoder_of
 from engine_core.models.heads.eagle import EagleHead
 from engine_core.scheduler import SchedulerOutput
-from engine_core.scheduler.plan import DraftTokenIds
+from engine_core.scheduler.runner_output import DraftTokenIds
 from kernels.interface.operations import ForwardContext
 
 

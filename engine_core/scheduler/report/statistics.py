@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping
 from copy import copy
 from typing import Any
 
+from engine_core.scheduler.counters import Counters
 from engine_core.scheduler.request import Request, RequestStatus
-from engine_core.scheduler.request_pool import Counters, RequestPool
+from engine_core.scheduler.request_pool import RequestPool
 from protocol.calls import EngineStatistics
 
 _COUNTERS = [field.name for field in dataclasses.fields(Counters)]

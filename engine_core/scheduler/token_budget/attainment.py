@@ -3,9 +3,9 @@
 import math
 
 from engine_core.scheduler.config import SchedulerConfig
+from engine_core.scheduler.counters import Counters
 from engine_core.scheduler.part import SchedulerPart
 from engine_core.scheduler.request import Request, RequestStatus
-from engine_core.scheduler.request_pool import Counters
 
 _MEASURED = (
     RequestStatus.FINISHED_STOPPED,

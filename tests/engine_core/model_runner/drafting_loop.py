@@ -4,7 +4,7 @@ import random
 
 from engine_loop import EngineLoop
 
-from engine_core.scheduler.plan import DraftTokenIds
+from engine_core.scheduler.runner_output import DraftTokenIds
 
 
 class DraftingLoop(EngineLoop):

@@ -10,8 +10,8 @@ from engine_core.kv_cache import KVCacheManager
 from engine_core.observers.base import FinishedStep
 from engine_core.observers.trace import TraceWriter
 from engine_core.scheduler import Request, SchedulerConfig
-from engine_core.scheduler.plan import ModelRunnerOutput
 from engine_core.scheduler.request import RequestStatus
+from engine_core.scheduler.runner_output import ModelRunnerOutput
 from engine_core.startup.scheduler import build_scheduler
 from protocol.requests import EngineRequest
 from protocol.sampling import SamplingParams

@@ -10,6 +10,7 @@ from engine_core.observers.base import FinishedStep
 from engine_core.observers.trace import TraceWriter
 from engine_core.pooler_config import PoolerConfig, PoolingType
 from engine_core.scheduler import Request, SchedulerConfig
+from engine_core.scheduler.prompt_report import PromptReport
 from engine_core.startup.scheduler import build_scheduler
 from protocol.pooling import POOLING_SAMPLING, PoolingParams, PoolingTask
 from protocol.requests import EngineRequest
@@ -65,7 +66,11 @@ def record_groups(path):
             message = asked(index)
             model.salts[message.request_id] = None
             request = Request(
-                message, client_index=0, arrival_time=now_s, eos_token_ids=[0], pooler=POOLER
+                message,
+                client_index=0,
+                arrival_time=now_s,
+                eos_token_ids=[0],
+                report=PromptReport.of(message, POOLER),
             )
             scheduler.add_request(request)
             trace.on_arrival(message, 0, now_s)
