@@ -66,6 +66,8 @@ types: install-dev
 imports: install-dev
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python tests/requirements_list.py --check
+	$(BIN)/python tests/spine.py
+	$(BIN)/python tests/features.py
 
 requirements: install-dev  ## every required behaviour, and the tests that prove it
 	@$(BIN)/python tests/requirements_list.py

@@ -47,9 +47,7 @@ def test_a_request_is_made_from_a_message():
         output_token_ids=[3],
         cache_salt="s",
     )
-    request = Request.from_engine_core_request(
-        message, client_index=3, arrival_time=1.5, eos_token_ids=(9,)
-    )
+    request = Request(message, client_index=3, arrival_time=1.5, eos_token_ids=(9,))
     assert request.all_token_ids == [1, 2, 3]
     assert (request.num_prompt_tokens, request.num_output_tokens) == (2, 1)
     assert (request.client_index, request.arrival_time, request.message.cache_salt) == (3, 1.5, "s")

@@ -5,7 +5,7 @@ from driving import Drive, make_request, make_scheduler
 from engine_core.kv_cache import KVCacheGroupSpec
 from engine_core.scheduler import DraftTokenIds, RequestStatus
 from protocol.outputs import FinishReason
-from tests.engine_core.scheduler.vllm_names import cached_requests
+from tests.engine_core.scheduler.vllm_names import cached_requests, num_tokens_with_spec
 
 
 def crowded() -> Drive:
@@ -119,4 +119,4 @@ def test_a_preempted_request_forgets_its_drafts():
     drive.scheduler.update_draft_token_ids(DraftTokenIds(["c"], [[1, 2]]))
     assert drive.step().preempted_req_ids == ["c"]
     assert c.sequences[0].spec_token_ids == []
-    assert c.num_tokens_with_spec == c.num_tokens == 9
+    assert num_tokens_with_spec(c) == c.num_tokens == 9

@@ -5,7 +5,7 @@ from driving import Drive, make_request, make_scheduler
 
 from engine_core.scheduler import DraftTokenIds, ModelRunnerOutput, RequestStatus
 from protocol.outputs import FinishReason
-from tests.engine_core.scheduler.vllm_names import cached_requests
+from tests.engine_core.scheduler.vllm_names import cached_requests, num_tokens_with_spec
 from tests.protocol.all_outputs import all_outputs
 
 EMPTY = ModelRunnerOutput(req_ids=[], sampled_token_ids=[])
@@ -147,7 +147,7 @@ def test_rejected_drafts_roll_back_what_was_computed():
     drive.scheduler.update_draft_token_ids(
         DraftTokenIds(req_ids=["a", "x"], draft_token_ids=[[1, 2, 3], [4]])
     )
-    assert drive.requests[0].num_tokens_with_spec == 7
+    assert num_tokens_with_spec(drive.requests[0]) == 7
     plan = drive.step(a=[1, 9])
     assert plan.num_scheduled_tokens == {"a": 4}
     assert plan.scheduled_spec_decode_tokens == {"a": [1, 2, 3]}

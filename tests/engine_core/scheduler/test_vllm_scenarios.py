@@ -5,6 +5,7 @@ from scenario_help import Scenario, make_request, new_ids
 
 from engine_core.scheduler import RequestStatus
 from protocol.outputs import FinishReason
+from tests.engine_core.scheduler.vllm_names import num_tokens_with_spec
 
 NAMES = [f"r{index}" for index in range(10)]
 EOS = 2
@@ -169,7 +170,7 @@ def test_drafts_are_scheduled_and_rejected_ones_are_computed_again(drafts, sampl
         request = scenario.requests[name]
         assert request.output_token_ids == [7, *ids]
         assert request.num_computed_tokens == request.num_tokens - 1
-        assert request.num_tokens_with_spec == request.num_tokens
+        assert num_tokens_with_spec(request) == request.num_tokens
     assert scenario.step().num_scheduled_tokens == dict.fromkeys(drafts, 1)
 
 

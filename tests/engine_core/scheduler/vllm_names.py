@@ -24,6 +24,11 @@ def cached_requests(plan):
     }
 
 
+def num_tokens_with_spec(request):
+    """Of its first sequence, with the drafts that are to be verified."""
+    return request.num_tokens + len(request.sequences[0].spec_token_ids)
+
+
 def num_common_prefix_blocks(kv_cache, requests):
     """For each group, leading blocks that all running sequences share; none for fewer than two."""
     running = [each for each in requests if each.status is RequestStatus.RUNNING]
