@@ -5,7 +5,7 @@ import dataclasses
 from protocol.explanations import CacheLookup, Preemption
 
 _MOST_NOTED = 64
-"""Of a request's preemptions, the last ones."""
+"""The last preemptions of a request that are kept in words."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -30,6 +30,6 @@ class Account:
         self.preemptions.append(preemption)
 
     def take_num_cached_tokens(self) -> int | None:
-        """For an output: the request's first one says it, no other."""
+        """`num_cached_tokens` for a request's first output, None for each other."""
         has_answer, self._has_answer = self._has_answer, True
         return None if has_answer else self.num_cached_tokens

@@ -1,4 +1,4 @@
-"""What the scheduler counts while it runs."""
+"""The scheduler's counters: requests, tokens, steps, and why they went as they did."""
 
 import dataclasses
 from bisect import bisect_left
@@ -36,7 +36,7 @@ class Counters:
     num_finished: dict[str, int] = dataclasses.field(default_factory=partial(_zeros, FinishReason))
     num_prefill_tokens: int = 0
     num_decode_tokens: int = 0
-    """With drafts."""
+    """Tokens of decodes, drafts included."""
     num_drafts: int = 0
     """Times that a sequence had drafts to verify."""
     num_draft_tokens: int = 0
@@ -65,7 +65,7 @@ class Counters:
     num_slo_tpot_violations: int = 0
 
     def count_step(self, plan: SchedulerOutput) -> None:
-        """Of a plan with tokens."""
+        """Count a plan that has tokens."""
         num_tokens, counts = plan.total_num_scheduled_tokens, plan.batch.num_scheduled_tokens
         self.num_steps += 1
         self.num_steps_by_tokens[bisect_left(STEP_TOKENS_BOUNDS, num_tokens)] += 1

@@ -20,7 +20,7 @@ class SchedulerPart:
         """It waits."""
 
     def begin_step(self, step_id: int, now: float) -> None:
-        """Before a step is planned, at `now`, in seconds."""
+        """A step is to be planned, at `now`, in seconds."""
 
     def on_filled(self, plan: PlanBuilder) -> None:
         """The passes are over; their tokens do not count as computed yet."""
@@ -65,7 +65,7 @@ class SchedulerParts:
         self.check: list[Callable[[], None]] = []
 
     def join(self, parts: Iterable[SchedulerPart]) -> None:
-        """Behind those that are there."""
+        """Add the calls of these parts behind those that are there."""
         for part in parts:
             for moment, calls in vars(self).items():
                 if getattr(type(part), moment) is not getattr(SchedulerPart, moment):

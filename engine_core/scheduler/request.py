@@ -4,7 +4,7 @@ import dataclasses
 import enum
 from collections.abc import Sequence as AnySequence
 from math import nan
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -21,7 +21,7 @@ from protocol.sampling import SamplingParams, sequence_seed
 
 
 class Grammar(Protocol):
-    """What a request's output must follow; see `constraints.py`."""
+    """A grammar that a request's output must follow; see `constraints.py`."""
 
     @property
     def is_ready(self) -> bool:
@@ -38,7 +38,7 @@ class RequestStatus(enum.IntEnum):
     """
 
     WAITING = 0
-    """Not admitted yet."""
+    """It has not been admitted yet."""
     RUNNING = 1
     """Has blocks; may or may not be part of a given step."""
     PREEMPTED = 2
@@ -115,7 +115,7 @@ class Request:
         self.num_sequences = message.num_sequences
         self.account = Account()
         self.report = report or PromptReport.of(message)
-        """What is reported of the prompt itself; None for nothing."""
+        """Reports of the prompt itself; None if there are none."""
         self.beam_search = BeamSearch.of(message, self.eos_token_ids)
         self.sequences = [Sequence(self)]
         """Those that exist, finished ones included, by index; one until the prompt is computed."""
@@ -123,7 +123,7 @@ class Request:
             self.sequences[0].set_output(checked_ids("output_token_ids", message.output_token_ids))
         # token ids as objects take nine times the memory of arrays
         self.message = msgspec.structs.replace(message, prompt_token_ids=[], output_token_ids=[])
-        """What the client asks for, less the tokens."""
+        """The client's message without its tokens."""
         self._status = RequestStatus.WAITING
         self.num_finished_sequences = 0
         self.num_queued_tokens = 0
@@ -134,15 +134,10 @@ class Request:
         self.num_passed = 0
         """Requests with adapters that started before it, while it waited for an adapter slot."""
         self.grammar: Grammar | None = None
-        """What its output must follow; of all its sequences."""
+        """Must be followed by the output of each of its sequences."""
         self.tenant_number = 0
         self.first_step_id = 0
         """The first step that was planned while it waited."""
-
-    @classmethod
-    def from_engine_core_request(cls, message: EngineRequest, **details: Any) -> "Request":
-        """vLLM's name of what the constructor does."""
-        return cls(message, **details)
 
     @property
     def status(self) -> RequestStatus:
@@ -150,7 +145,7 @@ class Request:
 
     @status.setter
     def status(self, status: RequestStatus) -> None:
-        """Also of all its sequences that are not finished."""
+        """Sets the status of all its unfinished sequences, too."""
         self._status = status
         for sequence in self.sequences:
             if not sequence.status.is_finished:
@@ -207,7 +202,7 @@ class Request:
 
     @property
     def tenant_name(self) -> str:
-        """Without the user that divides its share; empty for none."""
+        """The tenant without the user that divides its share; empty for none."""
         return (self.message.tenant or "").partition("/")[0]
 
     @property
@@ -225,10 +220,6 @@ class Request:
     @property
     def num_tokens(self) -> int:
         return self.sequences[0].num_tokens
-
-    @property
-    def num_tokens_with_spec(self) -> int:
-        return self.num_tokens + len(self.sequences[0].spec_token_ids)
 
     @property
     def num_output_tokens(self) -> int:
@@ -259,7 +250,7 @@ class Sequence(TokenStream):
 
     request: Request
     index: int = 0
-    """Which of the request's sequences."""
+    """Its number among the request's sequences."""
     serial: int = 0
     """Tells apart the sequences that had the same index in turn (beams)."""
     sequence_id: str = ""
@@ -332,7 +323,7 @@ class Sequence(TokenStream):
         return max_len - self.num_tokens - 1
 
     def enter_row(self, batch: BatchState, row: int) -> None:
-        """From here on its numbers and tokens are in that row."""
+        """Its numbers and tokens are in that row from here on."""
         self._move_to_row(batch, row)
         batch.num_allocated_slots[row] = 0
         batch.next_drop[row] = 0

@@ -1,4 +1,4 @@
-"""What the model runner answers: plain data, a step each."""
+"""Answers of the model runner: plain data, a step each."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ class DraftTokenIds:
 
 @dataclasses.dataclass(slots=True)  # one a step: frozen takes twice as long
 class ModelRunnerOutput:
-    """What one step sampled, as columns."""
+    """Tokens that one step sampled, as columns, and what comes with them."""
 
     req_ids: list[str]
     """In any order if `sampled_token_ids` is a list; the batch's own order if it is an array."""
@@ -33,7 +33,7 @@ class ModelRunnerOutput:
     verified_token_ids: Mapping[str, list[int]] = dataclasses.field(default_factory=dict)
     """Beside an array, of sequences with drafts: the accepted ones and one token more."""
     logprobs: dict[str, Logprobs] | None = None
-    """Of the sequences that asked, one position a sampled token."""
+    """One position a sampled token, of the sequences that asked."""
     prompt_logprobs: Mapping[str, tuple[int, Logprobs]] = dataclasses.field(default_factory=dict)
     """Of sequences that asked and computed more of their prompts: the position of the first token,
     from 1 on, and columns of this and the next ones."""

@@ -69,7 +69,7 @@ class Scheduler:
     feedback: StepFeedback
     explanations: Explanations
     adapters: AdapterSlots
-    """Which adapters have a slot, and what is to be loaded."""
+    """Slots for adapters: who has one, and what is to be loaded."""
 
     def __post_init__(self) -> None:
         self.pause_state = PauseState.UNPAUSED
@@ -258,7 +258,7 @@ class Scheduler:
 
     @property
     def next_step_id(self) -> int:
-        """Of the next plan."""
+        """The number of the next plan."""
         return self.in_flight_steps.next_step_id
 
     def get_request_counts(self) -> tuple[int, int]:

@@ -16,7 +16,7 @@ _Reason = tuple[WaitReason, str]
 
 
 _NUM_REMEMBERED = 1024
-"""Of the last finished requests."""
+"""Finished requests whose answers are kept."""
 
 
 class Explanations(SchedulerPart):
@@ -88,7 +88,7 @@ class Explanations(SchedulerPart):
         return RequestInfos(requests=infos, num_unfinished=num_asked)
 
     def why_first_waits(self) -> str | None:
-        """Of the waiting queue's head; None if there is none."""
+        """Why the waiting queue's head is not admitted; None if nothing waits."""
         first = next(iter(self._pool.waiting), None)
         return None if first is None else self._of_unfinished(first, 0).why
 
