@@ -16,6 +16,7 @@ from engine_core.model_files import ModelFiles, TokenizerFiles
 from engine_core.model_files.hf_folder import token_id
 from engine_core.model_files.json_file import read_json_object_if_present
 from engine_core.models.config_names import size_in
+from engine_core.models.families.table import ENCODER_STEMS
 from engine_core.options.pooling import PoolingOptions
 from engine_core.pooler_config import PoolerConfig, PoolingType
 from protocol.codec import understood
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from kernels.interface.weights import WeightPart
 
 _CLASSIFIERS = ("ForSequenceClassification", "ForRewardModel", "ForProcessRewardModel")
-_ENCODER = re.compile("(Bert|Roberta|XLMRoberta|Camembert|DistilBert|ModernBert)(Model|For).*")
+_ENCODER = re.compile(f"({'|'.join(ENCODER_STEMS)})(Model|For).*")
 _HEADLESS = re.compile("(?!.*(LMHead|DoubleHeads|MTModel)).*Model")
 """Not GPT2LMHeadModel, MarianMTModel and the like, which have a head for text."""
 _HEAD = ("score.", "classifier.")

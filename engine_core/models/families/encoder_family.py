@@ -44,6 +44,7 @@ def encoder_family(
             names=tuple(f"{stem}{name}" for name in names),
             model_type=model_type,
             read=with_head,
+            is_encoder=True,
             tensor_prefixes=((base, ""),),
             ignored_prefixes=tuple(start + name for name in left_out for start in ("", base)),
             tensor_suffixes=_GAMMA_AND_BETA,

@@ -21,6 +21,7 @@ class Family:
         tensor_prefixes: (prefix in checkpoints, prefix that the model uses), first match counts.
         ignored_prefixes: tensors of parts that we leave out, such as a vision tower.
         tensor_suffixes: as `tensor_prefixes`, at the end.
+        is_encoder: it reads whole sequences and generates nothing.
         experts: how its checkpoints name experts, if it has any.
         gguf: its files by llama.cpp, if they are read.
     """
@@ -32,5 +33,6 @@ class Family:
     tensor_prefixes: tuple[tuple[str, str], ...] = ()
     ignored_prefixes: tuple[str, ...] = ()
     tensor_suffixes: tuple[tuple[str, str], ...] = ()
+    is_encoder: bool = False
     experts: ExpertNaming | None = None
     gguf: Gguf | None = None

@@ -14,15 +14,14 @@ from engine_core.models.layer_cache import paged_keys
 from engine_core.models.rotary_config import read_rotary
 
 _EVERY = 4
-NO_ROTATION = RotaryConfig((0.0,))
-"""Turns one pair by nothing."""
 
 
 def read(fields: ConfigFields) -> ModelConfig:
-    fields = fields.with_defaults({"tie_word_embeddings": True})
+    fields = fields.with_defaults({"tie_word_embeddings": True, "num_key_value_heads": 4})
     config = llama.read(fields)
     spec, keys = config.spec, config.spec.keys_of(0)
     rotary = read_rotary(fields, head_size=keys.key_size, default_theta=2_000_000.0)
+    still = RotaryConfig((0.0,) * len(rotary.inverse_frequencies))
     every = fields.positive_int("no_rope_layer_interval", _EVERY)
     turns = fields.get("no_rope_layers")
     if turns is None:
@@ -44,7 +43,7 @@ def read(fields: ConfigFields) -> ModelConfig:
             layers=paged_keys(keys.num_kv_heads, keys.key_size, windows),
             max_model_len=fields.positive_int("max_position_embeddings", 32_768),
         ),
-        rotary=tuple(rotary if turn else NO_ROTATION for turn in turns[: spec.num_layers]),
+        rotary=tuple(rotary if turn else still for turn in turns[: spec.num_layers]),
     )
 
 

@@ -49,6 +49,12 @@ _MODULES = (
 FAMILIES: tuple[Family, ...] = tuple(family for module in _MODULES for family in module.FAMILIES)
 BY_NAME: dict[str, Family] = {name: family for family in FAMILIES for name in family.names}
 SUPPORTED_ARCHITECTURES = tuple(sorted(BY_NAME))
+ENCODER_STEMS = tuple(
+    family.names[0].removesuffix("Model")
+    for family in FAMILIES
+    if family.is_encoder and family.names[0].endswith("Model")
+)
+"""What the names of encoders begin with: "Bert"."""
 GGUF_ARCHITECTURES = tuple(sorted({each.gguf.architecture for each in FAMILIES if each.gguf}))
 
 

@@ -31,6 +31,24 @@ def test_a_published_config_is_read_as_what_transformers_makes_of_it(name, tmp_p
             assert family.most_rows == input_family(whole).most_rows
 
 
+_SIZES = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
+    *("num_attention_heads", "model_type"),
+)
+
+
+@pytest.mark.parametrize(
+    "family",
+    ["Arcee", "Granite", "Ministral3", "Olmo2", "Olmoe", "Phi3", "Qwen2Moe", "SmolLM3"],
+)
+def test_what_a_config_leaves_out_is_as_transformers_has_it(family):
+    config = getattr(transformers, f"{family}Config")()
+    whole = json.loads(config.to_json_string(use_diff=False))
+    whole["architectures"] = [f"{family}ForCausalLM"]
+    sizes = {name: whole[name] for name in (*_SIZES, "architectures")}
+    assert read_model_config(sizes) == read_model_config(whole)
+
+
 @pytest.mark.parametrize(
     ("architecture", "generates"),
     [
