@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Activation = Literal["silu", "gelu_tanh"]
-"""The activation of a gated feed-forward."""
+Activation = Literal["silu", "gelu_tanh", "relu2"]
+"""The activation of a feed-forward; relu2, the square of ReLU, has no gate."""
 
 
 @dataclass(frozen=True, slots=True)

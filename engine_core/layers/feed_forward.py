@@ -19,7 +19,6 @@ from engine_core.layers.parameters import (
     Placements,
     merge,
 )
-from kernels.interface.operations import Activation as PlainActivation
 from kernels.interface.operations import (
     Activations,
     AllReduce,
@@ -31,12 +30,12 @@ from kernels.interface.operations import (
 from kernels.interface.weights import ExpertWeights, WeightPart
 
 
-class GatedFeedForward:
-    """Gate and up are one product.
+class DenseFeedForward:
+    """Gate and up are one product; relu2 has no gate.
 
     Args:
         name: checkpoint prefix, such as "model.layers.0.mlp".
-        halves: names of gate and up, or of the one tensor that holds both.
+        halves: the name of the one tensor that holds gate and up, if there is one.
         all_reduce: see `FusedLinear`, of down.
     """
 
@@ -48,19 +47,21 @@ class GatedFeedForward:
         *,
         activation: Activation,
         bias: bool,
-        halves: Sequence[str] = ("gate_proj", "up_proj"),
+        halves: Sequence[str] = (),
         dtype: torch.dtype,
         ops: Operations,
         all_reduce: AllReduce | None = None,
     ) -> None:
         linear = partial(FusedLinear, bias=bias, dtype=dtype, ops=ops)
-        size = 2 * intermediate_size // len(halves)
+        self._is_gated = activation != "relu2"
+        halves = halves or (("gate_proj", "up_proj") if self._is_gated else ("up_proj",))
+        size = (1 + self._is_gated) * intermediate_size // len(halves)
         self.first = linear([(f"{name}.{half}", size) for half in halves], hidden_size)
         self._down = linear(
             [(f"{name}.down_proj", hidden_size)], intermediate_size, all_reduce=all_reduce
         )
         self._activation: Activation = activation
-        self._activate = {"silu": ops.silu_and_mul, "gelu_tanh": ops.gelu_tanh_and_mul}[activation]
+        self._ops = ops
 
     @property
     def linears(self) -> list[FusedLinear]:
@@ -74,45 +75,13 @@ class GatedFeedForward:
     def __call__(self, x_TE: Activations, _context: ForwardContext) -> torch.Tensor:
         """[T, E] -> [T, E]."""
         gate_up_TF2 = self.first(x_TE)
+        if not self._is_gated:
+            return self._down(self._ops.activate(gate_up_TF2, self._activation))
         if (rounding := self._down.rounding) is not None:
             return self._down(rounding.gated(gate_up_TF2, self._activation))
-        return self._down(self._activate(gate_up_TF2))
-
-
-class PlainFeedForward:
-    """Two projections and no gate. Arguments: see `GatedFeedForward`."""
-
-    def __init__(
-        self,
-        name: str,
-        hidden_size: int,
-        intermediate_size: int,
-        *,
-        activation: PlainActivation,
-        bias: bool,
-        dtype: torch.dtype,
-        ops: Operations,
-        all_reduce: AllReduce | None = None,
-    ) -> None:
-        linear = partial(FusedLinear, bias=bias, dtype=dtype, ops=ops)
-        self.first = linear([(f"{name}.up_proj", intermediate_size)], hidden_size)
-        down = [(f"{name}.down_proj", hidden_size)]
-        self._down = linear(down, intermediate_size, all_reduce=all_reduce)
-        self._activation: PlainActivation = activation
-        self._ops = ops
-
-    @property
-    def linears(self) -> list[FusedLinear]:
-        """Products that adapters may add to."""
-        return [self.first, self._down]
-
-    def placements(self) -> Placements:
-        """Each checkpoint tensor of the two projections, and its place in them."""
-        return merge([self.first.placements(), self._down.placements()])
-
-    def __call__(self, x_TE: Activations, _context: ForwardContext) -> torch.Tensor:
-        """[T, E] -> [T, E]."""
-        return self._down(self._ops.activate(self.first(x_TE), self._activation))
+        if self._activation == "silu":
+            return self._down(self._ops.silu_and_mul(gate_up_TF2))
+        return self._down(self._ops.gelu_tanh_and_mul(gate_up_TF2))
 
 
 class SparseFeedForward:
@@ -229,7 +198,7 @@ class SharedFeedForward:
     first = None  # router, experts and gate read the inputs
 
     def __init__(
-        self, routed: SparseFeedForward, shared: GatedFeedForward, gate: FusedLinear
+        self, routed: SparseFeedForward, shared: DenseFeedForward, gate: FusedLinear
     ) -> None:
         self._routed = routed
         self._shared = shared

@@ -16,8 +16,7 @@ from engine_core.distributed.collectives import SINGLE_RANK, Collectives
 from engine_core.layers.attention import Attention, NormedProjections
 from engine_core.layers.config import RotaryConfig
 from engine_core.layers.feed_forward import (
-    GatedFeedForward,
-    PlainFeedForward,
+    DenseFeedForward,
     SharedFeedForward,
     SparseFeedForward,
 )
@@ -29,7 +28,6 @@ from engine_core.layers.vocabulary import Vocabulary
 from engine_core.models.config import ModelConfig
 from engine_core.models.parallel.stages import Stage
 from kernels.interface.operations import (
-    Activation,
     Activations,
     AllReduce,
     AttentionParams,
@@ -194,7 +192,7 @@ class BlockBuilder:
         *,
         norms: Norms = "before",
     ) -> Block:
-        """The layer of this number. `feed_forward`: None: gated, or experts."""
+        """The layer of this number. `feed_forward`: None: dense, or experts."""
         scale = self._config.residual_scale
         prefix = f"model.layers.{layer}"
         names = _NORM_NAMES[norms]
@@ -283,28 +281,13 @@ class BlockBuilder:
             return None
         return partial(self._collectives.all_reduce_, part=part)
 
-    def plain_feed_forward(self, layer: int, activation: Activation) -> PlainFeedForward:
-        """The feed-forward of one layer, without a gate."""
-        return PlainFeedForward(
-            f"model.layers.{layer}.mlp",
-            self._config.spec.hidden_size,
-            self._config.intermediate_size,
-            activation=activation,
-            bias=self._config.mlp_bias,
-            dtype=self._dtype,
-            ops=self._ops,
-            all_reduce=self._all_reduce("feed_forward"),
-        )
-
-    def feed_forward(
-        self, layer: int, halves: Sequence[str] = ("gate_proj", "up_proj")
-    ) -> FeedForward:
-        """The feed-forward of one layer, gated or of experts; for `halves` see
-        `GatedFeedForward`."""
+    def feed_forward(self, layer: int, halves: Sequence[str] = ()) -> FeedForward:
+        """The feed-forward of one layer, dense or of experts; for `halves` see
+        `DenseFeedForward`."""
         experts = self._config.experts[layer]
         if experts is None:
             size = self._config.intermediate_size
-            return self._gated(f"model.layers.{layer}.mlp", size, halves)
+            return self._dense(f"model.layers.{layer}.mlp", size, halves)
         routed = SparseFeedForward(
             f"model.layers.{layer}",
             experts,
@@ -324,12 +307,10 @@ class BlockBuilder:
             ops=self._ops,
             least_bits=32,
         )
-        return SharedFeedForward(routed, self._gated(name, experts.shared_size), gate)
+        return SharedFeedForward(routed, self._dense(name, experts.shared_size), gate)
 
-    def _gated(
-        self, name: str, size: int, halves: Sequence[str] = ("gate_proj", "up_proj")
-    ) -> GatedFeedForward:
-        return GatedFeedForward(
+    def _dense(self, name: str, size: int, halves: Sequence[str] = ()) -> DenseFeedForward:
+        return DenseFeedForward(
             name,
             self._config.spec.hidden_size,
             size,

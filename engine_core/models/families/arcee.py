@@ -1,9 +1,6 @@
 """Arcee (AFM): Llama, whose feed-forward has no gate and squares its ReLU."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from engine_core.models.config import ModelConfig
 from engine_core.models.config_fields import ConfigFields
@@ -11,9 +8,6 @@ from engine_core.models.errors import UnsupportedArchitecture
 from engine_core.models.families import llama
 from engine_core.models.families.family import Family
 from engine_core.models.families.gguf import PROJECTIONS, TWO_NORMS, Fields, Gguf, Metadata
-
-if TYPE_CHECKING:
-    from engine_core.models.blocks import Block, BlockBuilder
 
 
 def read(fields: ConfigFields) -> ModelConfig:
@@ -27,12 +21,8 @@ def read(fields: ConfigFields) -> ModelConfig:
         config,
         spec=replace(config.spec, max_model_len=max_model_len),
         norm_eps=fields.positive_float("rms_norm_eps", 1e-5),
-        block=block,
+        activation="relu2",
     )
-
-
-def block(build: BlockBuilder, layer: int) -> Block:
-    return build.block(layer, build.attention(layer), build.plain_feed_forward(layer, "relu2"))
 
 
 _FEED_FORWARD = {"ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
