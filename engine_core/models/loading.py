@@ -181,12 +181,6 @@ def make_sharding(
         raise UnsupportedArchitecture(
             "encoder-only models run on one rank; leave out --tensor-parallel-size"
         )
-    if not whole.can_be_shared:
-        name, _ = find_family(config)
-        raise UnsupportedArchitecture(
-            f"the layers of {name} are not shared by ranks here; use --pipeline-parallel-size "
-            "instead of --tensor-parallel-size"
-        )
     return Sharding(
         whole,
         collectives.parallel,

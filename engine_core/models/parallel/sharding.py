@@ -166,6 +166,8 @@ def allowed_sizes(config: ModelConfig) -> list[int]:
 def _obstacle(config: ModelConfig, size: int) -> str:
     """Why so many ranks cannot share the layers; empty: they can."""
     heads = config.spec.num_query_heads
+    if size > 1 and not config.can_be_shared:
+        return "layers of this family"
     if heads % size:
         return f"{heads} attention heads"
     for keys in map(config.spec.keys_of, range(config.spec.num_layers)):

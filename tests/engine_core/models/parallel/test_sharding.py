@@ -47,6 +47,11 @@ def shardings(config, size, **options):
             6,
             "4 key/value heads cannot be shared by 6 ranks; use one of 1, 2, 4, 12",
         ),
+        (
+            {"architectures": ["Olmo2ForCausalLM"]},
+            3,
+            "layers of this family cannot be .* use one of 1$",
+        ),
         ({"intermediate_size": 2}, 3, "a feed-forward of 2 cannot be .* use one of 1$"),
         ({"vocab_size": 8}, 9, "8 tokens cannot be shared by 9 ranks; use one of 1, 3$"),
     ],
