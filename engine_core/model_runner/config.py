@@ -18,16 +18,13 @@ from engine_core.models.parallel.stages import Stage
 from kernels.interface.kv_cache import LAYER_ALIGNMENT
 from kernels.interface.operations import Operations
 
-_Kind = tuple[int, int | None, bool]
-"""Of layers that one block table can serve: span, reach, whether they can go back a token."""
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LayerGroup:
     """Layers with one block table, in the order in which they lie in a block."""
 
     layers: tuple[int, ...]
-    reach: int | None
+    spec: KVCacheGroupSpec
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -51,7 +48,7 @@ class CacheLayout:
     @property
     def group_specs(self) -> list[KVCacheGroupSpec]:
         """The groups as the cache's bookkeeping knows them."""
-        return [KVCacheGroupSpec(group.reach) for group in self.groups]
+        return [group.spec for group in self.groups]
 
     def group_of(self, layer: int) -> int:
         """The index of its group; of a layer that keeps something."""
@@ -70,22 +67,24 @@ def plan_cache_layout(
     """
     sizes = [layer.block_bytes(block_size, dtype) for layer in layers]
     sizes = [-(-size // LAYER_ALIGNMENT) * LAYER_ALIGNMENT for size in sizes]
-    kinds: dict[_Kind, list[int]] = {}
+    kinds: dict[KVCacheGroupSpec, list[int]] = {}
     for index, layer in enumerate(layers):
         if sizes[index]:
-            kind = layer.span(block_size), layer.reach, layer.can_go_back
+            kind = KVCacheGroupSpec(
+                layer.reach, goes_back=layer.can_go_back, span=layer.span(block_size)
+            )
             kinds.setdefault(kind, []).append(index)
     # The smallest kind sets the size, so that larger kinds split into groups of that size; unless
     # kinds are nearly equal, when one group a kind wastes less than a second group would.
     totals = [sum(sizes[index] for index in members) for members in kinds.values()]
     size = max(totals) if max(totals) <= min(totals) * 1.25 else min(totals)
     groups: list[LayerGroup] = []
-    for kind in sorted(kinds, key=lambda kind: kind[1] is not None):
+    for kind in sorted(kinds, key=lambda kind: not kind.keeps_all):
         parts = _cut(kinds[kind], sizes, size)
         if stage is not None:
             own = [index for index in kinds[kind] if index in stage.layers]
             parts = _shared_out(own, len(parts))
-        groups += [LayerGroup(tuple(part), kind[1]) for part in parts]
+        groups += [LayerGroup(tuple(part), kind) for part in parts]
     offsets: dict[int, int] = {}
     block_bytes = 0
     for group in groups:

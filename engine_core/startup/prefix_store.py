@@ -70,7 +70,7 @@ def cache_key(
         "max_model_len": options.max_model_len,  # some rotary scalings go by it
         "dtypes": [str(loaded.dtype), str(runner.kv_dtype)],
         "block": [runner.block_size, *map(repr, runner.layers)],
-        "groups": [[group.layers, group.reach] for group in runner.layout.groups],
+        "groups": [[group.layers, repr(group.spec)] for group in runner.layout.groups],
     }
     if loaded.draft is not None:
         parts["draft"] = loaded.draft_fingerprint

@@ -76,19 +76,19 @@ def time_rotary(shape: rotary.Shape, num_tokens: int, *, device: str = "cuda") -
 
 def time_block_copies(pairs: int, num_layers: int, *, device: str = "cuda") -> Work:
     """One copy-on-write of some blocks in all layers of a model."""
-    copier, caches = block_copies.make_copier(num_layers, block_copies.BLOCK, 0, device)
+    copier, blocks = block_copies.make_copier(num_layers, block_copies.BLOCK, 0, device)
     ids = torch.randperm(block_copies.NUM_BLOCKS)
     src_ids, dst_ids = ids[:pairs], ids[pairs : 2 * pairs]
     return Work(
         call=lambda: copier.copy(src_ids, dst_ids),
-        num_bytes=2.0 * num_layers * pairs * caches[0][0].numel() * 2,
+        num_bytes=2.0 * pairs * blocks.shape[1],
         fits_graph=False,
     )
 
 
 def time_swaps(pairs: int, num_layers: int, *, device: str = "cuda") -> Work:
     """Scattered blocks of all layers of a model, to host memory and to other blocks again."""
-    copier, caches = block_copies.make_copier(num_layers, block_copies.BLOCK, pairs, device)
+    copier, blocks = block_copies.make_copier(num_layers, block_copies.BLOCK, pairs, device)
     ids = torch.randperm(block_copies.NUM_BLOCKS)
     host_ids = torch.randperm(pairs)
 
@@ -98,7 +98,7 @@ def time_swaps(pairs: int, num_layers: int, *, device: str = "cuda") -> Work:
 
     return Work(
         call=call,
-        num_bytes=2.0 * num_layers * pairs * caches[0][0].numel() * 2,
+        num_bytes=2.0 * pairs * blocks.shape[1],
         fits_graph=False,
     )
 

@@ -58,7 +58,7 @@ class DraftModel(Drafter):
         without a window, if it has any."""
         layout, first = config.layout, config.model.spec.num_layers
         groups = [
-            (group.reach is not None, index)
+            (not group.spec.keeps_all, index)
             for index, group in enumerate(layout.groups)
             if any(layer >= first for layer in group.layers)
         ]

@@ -25,7 +25,7 @@ def test_one_kind_of_layer_is_one_group():
 def test_gemma_3_270m_has_one_full_and_five_window_groups_of_three_layers():
     windows = [None if (layer + 1) % 6 == 0 else 512 for layer in range(18)]
     layout = layout_of(paged_keys(2, 8, windows))
-    assert [group.reach for group in layout.groups] == [None, *[512] * 5]
+    assert [group.spec.reach for group in layout.groups] == [None, *[512] * 5]
     assert layout.block_bytes == 3 * A_LAYER
     assert layout.groups[0].layers == (5, 11, 17)
 
@@ -59,6 +59,9 @@ def test_latent_vectors_and_states_are_planned_as_keys_are():
     assert latent.block_bytes(16, torch.bfloat16) == 16 * 576 * 2
     assert state.block_bytes(16, torch.bfloat16) == 16 * 64 * 64 * 4 + 3 * 2048 * 2
     assert (state.reach, state.can_go_back, state.span(16)) == (2, False, 32)
+    layout = plan_cache_layout([latent, state], 16, torch.bfloat16)
+    assert [group.spec.span for group in layout.groups] == [1, 32]
+    assert [group.spec.goes_back for group in layout.groups] == [True, False]
     with pytest.raises(ValueError, match="a state every 512 tokens, and blocks of 24"):
         state.span(24)
 
@@ -71,7 +74,7 @@ def test_each_layer_has_a_place_of_its_own_among_its_kind(windows, data):
     taken = set()
     for index, layer in enumerate(layers):
         group = layout.group_of(index)
-        assert layout.groups[group].reach == layer.window
+        assert layout.groups[group].spec.reach == layer.window
         first = layout.offsets[index]
         assert first % 64 == 0
         own = {(group, at) for at in range(first, first + layer.block_bytes(16, torch.float32), 64)}

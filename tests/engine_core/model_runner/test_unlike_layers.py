@@ -43,18 +43,17 @@ def model_of(ops):
         intermediate_size=F,
         norm_eps=EPS,
         norms_plus_one=False,
-        output_norms=False,
         activation="silu",
         experts=(None,) * len(LAYERS),
         qkv_bias=False,
         output_bias=False,
         mlp_bias=False,
-        head_norms=True,
         attention_scale=None,
         rotary=tuple(RotaryConfig(tuple(frequencies(keys.key_size).tolist())) for keys in LAYERS),
         embedding_scale=None,
         tied_head=True,
         final_softcap=None,
+        block=lambda build, layer: build.block(layer, build.attention(layer, head_norms=True)),
     )
     model = Decoder(config, dtype=torch.float32, ops=ops, num_positions=64)
     generator, weights = torch.Generator().manual_seed(0), {}

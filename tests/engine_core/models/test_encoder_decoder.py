@@ -40,7 +40,7 @@ class EncodedRun(PagedRun):
         width = max(-(-len(states) // block_size) for states in hidden)
         num_more = width * len(hidden)
         super().__init__(model, ops, sequences, block_size, torch.float32, num_more)
-        first = self.caches[0][0].shape[0] - num_more
+        first = len(self.caches[0].keys) - num_more
         ids = torch.randperm(num_more, generator=torch.Generator().manual_seed(1)) + first
         self.encoder_tables = ids.view(-1, width).int()
         self.encoder_lens = torch.tensor([len(states) for states in hidden]).int()

@@ -355,15 +355,13 @@ def attention_work_lists() -> Iterator[KernelVariant]:
 
 def copied_blocks() -> Iterator[KernelVariant]:
     """Of Llama-3.1-8B: within the device, and to and from staging memory."""
-    for name, direction in (("copy", 0), ("gather", 1), ("scatter", 2)):
-        yield KernelVariant(
-            name=f"{name} blocks of 32 layers K=8 S=16 D=128",
-            kernel=block_copies.move_blocks_kernel,
-            arguments=_pointers(INT64, "caches src_ids dst_ids packed"),
-            constants={"P": 32 * 2 * 8 * 16 * 128 * 2 // 8, "DIRECTION": direction}
-            | {"BLOCK_W": block_copies._BLOCK_W},
-            num_warps=block_copies.NUM_WARPS,
-        )
+    yield KernelVariant(
+        name="move blocks of 32 layers K=8 S=16 D=128",
+        kernel=block_copies.move_blocks_kernel,
+        arguments=_pointers(INT64, "src dst src_ids dst_ids"),
+        constants={"W": 32 * 2 * 8 * 16 * 128 * 2 // 8, "BLOCK_W": block_copies._BLOCK_W},
+        num_warps=block_copies.NUM_WARPS,
+    )
 
 
 def dense_products() -> Iterator[KernelVariant]:
