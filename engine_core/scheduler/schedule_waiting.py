@@ -1,6 +1,8 @@
 """May this request start? The head of the waiting queue is admitted while everything that it needs
 lasts: rows, tokens of the step, KV blocks."""
 
+from typing import NamedTuple
+
 import numpy as np
 
 from engine_core.kv_cache import AllocStatus, BlockCounts, CacheHit, Transfers, exceeds
@@ -20,6 +22,14 @@ _MAX_SKIPPED = 64
 """Most requests skipped in one step, so that a step's cost does not grow with the queue."""
 _MAX_SKIPPED_FOR_ADAPTERS = 1024
 """Likewise, of those that wait for an adapter: a crowd for one is no reason to hold up others."""
+
+
+class _Start(NamedTuple):
+    """A request's first sequence, what of it is cached, and what it computes in this step."""
+
+    first: Sequence
+    hit: CacheHit
+    work: EncoderWork
 
 
 class WaitingScheduler:
@@ -92,7 +102,10 @@ class WaitingScheduler:
                 else:
                     num_left -= 1
                 continue
-            if not self._try_admit(request, plan, whole_prompts):
+            found = self._may_start(request, plan, whole_prompts)
+            if isinstance(found, _Start):
+                self._start(request, found, plan)
+            elif not found:
                 break
             if request.status is RequestStatus.RUNNING:
                 self.adapters.on_admitted(request, skipped)
@@ -144,8 +157,9 @@ class WaitingScheduler:
             f"their prompts, it {num_own}; together at most {MAX_PROMPT_LOGPROBS}"
         )
 
-    def _try_admit(self, request: Request, plan: PlanBuilder, whole_prompts: bool) -> bool:
-        """Whether the next one may be tried: this one was admitted, or can never run."""
+    def _may_start(self, request: Request, plan: PlanBuilder, whole_prompts: bool) -> _Start | bool:
+        """How it starts; else whether the next one may be tried: this one came back from the host,
+        or can never run."""
         num_seqs = self._pool.num_reserved_rows + request.num_running_sequences
         if num_seqs > self._config.max_num_seqs:
             why = f"{num_seqs} sequences would run, the limit is {self._config.max_num_seqs}"
@@ -172,7 +186,7 @@ class WaitingScheduler:
             if num_blocks := self._kv_cache.stage(hit):
                 why = f"{num_blocks} blocks of its prompt are being read from disk"
                 return self._stop_at(request, WaitReason.DISK, why)
-            self._start(request, first, hit, work, plan)
+            return _Start(first, hit, work)
         return status is not AllocStatus.LATER
 
     def find_cached_prefix(self, request: Request) -> CacheHit:
@@ -249,10 +263,9 @@ class WaitingScheduler:
 
     # ------------------------------------------------------------------ start it
 
-    def _start(
-        self, request: Request, first: Sequence, hit: CacheHit, work: EncoderWork, plan: PlanBuilder
-    ) -> None:
+    def _start(self, request: Request, found: _Start, plan: PlanBuilder) -> None:
         """With the cached prefix. Its other sequences fork later."""
+        first, hit, work = found
         kv_cache, pool, num_tokens = self._kv_cache, self._pool, work.num_tokens
         if request.status is RequestStatus.WAITING:
             self._count_lookup(request, first, hit)

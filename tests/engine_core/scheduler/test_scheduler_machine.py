@@ -52,14 +52,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         block_size = draw.randint(1, 4)
         num_blocks = draw.randint(8, 40) * len(groups) // block_size + 1
         num_host_blocks = draw.choice([0, 0, num_blocks // 2, 2 * num_blocks])
-        sizes, host_sizes = [num_blocks], [num_host_blocks]
-        if any(spec.pool for spec in groups):
-            sizes.append(draw.randint(4, 20))
-            host_sizes.append(num_host_blocks // 2)
         self._draw_depth(draw)
         self.config = draw_config(
             draw, max_steps_in_flight=self.depth, is_pipeline=self.is_pipeline
         )
+        if not all(spec.goes_back for spec in groups):  # states that are ahead may not be kept
+            num_host_blocks = 2 * num_blocks
+            self.config = dataclasses.replace(self.config, preemption_mode="swap")
+        sizes, host_sizes = [num_blocks], [num_host_blocks]
+        if any(spec.pool for spec in groups):
+            sizes.append(draw.randint(4, 20))
+            host_sizes.append(num_host_blocks // 2)
         self.kv_cache = KVCacheManager(
             num_blocks=sizes,
             block_size=block_size,
