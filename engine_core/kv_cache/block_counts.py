@@ -15,6 +15,8 @@ class PoolIds:
         id    0      | first_id ...        | ...                 |
               null   |  sizes[0] of pool 0 |  sizes[1] of pool 1 |
 
+    A pool's tensors begin with a null block: an id is index id - first_ids[pool] + 1 there.
+
     Args:
         sizes: blocks of each pool.
     """
@@ -26,7 +28,7 @@ class PoolIds:
         self.pool_of = bytes(first_id) + b"".join(
             bytes([pool]) * size for pool, size in enumerate(self.sizes)
         )
-        """By id."""
+        """The pool of each id."""
 
     def stack(self, pool: int) -> list[int]:
         """All ids of a pool, the first on top."""
@@ -48,13 +50,8 @@ class PoolIds:
         return totals
 
 
-def total(counts: BlockCounts) -> int:
-    """Of all pools together."""
-    return counts if isinstance(counts, int) else int(counts.sum())
-
-
 def of_pool(counts: BlockCounts, pool: int) -> int:
-    """Of one of them."""
+    """The number of one pool."""
     return counts if isinstance(counts, int) else int(counts[pool])
 
 

@@ -38,7 +38,7 @@ def extend_block_hashes(
 
 
 def _content_parts(spans: Sequence[ContentSpan], start: int, block_size: int) -> bytes:
-    """Of the block of positions [start, start + block_size)."""
+    """What content spans add to the hash of the block of positions [start, start + block_size)."""
     parts = []
     for index in range(bisect_right(spans, start, key=lambda span: span.stop), len(spans)):
         span = spans[index]

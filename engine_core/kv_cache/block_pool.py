@@ -38,7 +38,7 @@ class BlockPool:
         self.num_blocks = num_blocks = self.ids.num_blocks
         self.num_groups = num_groups
         self.num_references = 0
-        """Of all blocks together."""
+        """References to all blocks together."""
         self._num_reused = 0
         """Cached blocks that came into use again, or left the index, since the start."""
         self.evicted = EvictedHashes(_EVICTED_A_BLOCK * num_blocks)
@@ -68,7 +68,7 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Of all pools."""
+        """Free blocks of all pools."""
         return sum(map(len, self._empty)) + sum(map(len, self._cached))
 
     @property
@@ -78,7 +78,7 @@ class BlockPool:
 
     @property
     def num_cached(self) -> int:
-        """Of the free blocks, those in the index."""
+        """Free blocks that are in the index."""
         return sum(map(len, self._cached))
 
     @property
@@ -189,7 +189,7 @@ class BlockPool:
         return self._index[group].get
 
     def hashes_of(self, group: int) -> Iterable[bytes]:
-        """In the index, those that came first first."""
+        """Hashes in the index of a group, those that came first first."""
         return self._index[group]
 
     def num_hashes(self, group: int) -> int:
@@ -200,7 +200,7 @@ class BlockPool:
         return self._hashes[block_id]
 
     def group_of(self, block_id: int) -> int:
-        """Of a block in the index."""
+        """The group of a block in the index."""
         return self._group_of[block_id]
 
     def register(self, block_id: int, group: int, block_hash: bytes) -> int:

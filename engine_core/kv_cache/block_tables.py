@@ -63,9 +63,9 @@ class BlockTables:
         self._blocks_of: dict[str, SequenceBlocks] = {}
         """By sequence_id; only sequences that hold blocks on the device."""
         self._encoder_blocks: dict[str, list[int]] = {}
-        """By request_id, while any of its sequences holds blocks."""
+        """Blocks of what an encoder made, by request_id, while any sequence of it holds blocks."""
         self.next_blocks: NextBlocks | None = None
-        """Where every sequence has one table that keeps all."""
+        """The loop for many decodes; None unless every sequence has one table that keeps all."""
         if self.groups == (KVCacheGroupSpec(),):
             self.next_blocks = NextBlocks(self._offload, self._prefix_cache, self._blocks_of)
 
@@ -80,7 +80,7 @@ class BlockTables:
         return all(spec.goes_back for spec in self.groups)
 
     def _by_group(self, counts: Sequence[int]) -> BlockCounts:
-        """Of one number for each group of a sequence."""
+        """Sums of one number for each group of a sequence."""
         return self._pool.ids.by_pool(self._pool_of_group, counts)
 
     # ------------------------------------------------------------------ taking

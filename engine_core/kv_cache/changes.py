@@ -1,4 +1,4 @@
-"""What has changed in the prefix cache, for those who ask."""
+"""Changes of the prefix cache, for those who ask."""
 
 from itertools import chain, islice
 from typing import NamedTuple

@@ -68,7 +68,7 @@ class DiskTier:
 
     @property
     def num_blocks(self) -> int:
-        """On disk, and of this model and cache."""
+        """Blocks on disk that are of this model and cache."""
         return len(self.known)
 
     @property

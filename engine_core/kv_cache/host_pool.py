@@ -41,7 +41,7 @@ class HostPool:
         self._keys: dict[int, HashKey] = {}
         self._index: dict[HashKey, int] = {}
         self.touched: set[HashKey] | None = None
-        """As `BlockPool.touched`."""
+        """Keys that came into the index or left it; None: nobody asks."""
 
     # ------------------------------------------------------------------ numbers
 
@@ -52,17 +52,17 @@ class HostPool:
         return self.ids.by_pool(pools, [self.num_available(pool) for pool in pools])
 
     def num_available(self, pool: int) -> int:
-        """Of one pool."""
+        """Blocks of one pool that `take` can give."""
         return len(self._empty[pool]) + len(self._cached[pool])
 
     @property
     def num_pinned(self) -> int:
-        """Of swapped sequences."""
+        """Blocks that swapped sequences need."""
         return len(self._pins)
 
     @property
     def num_cached(self) -> int:
-        """In the prefix cache and not pinned."""
+        """Blocks in the prefix cache that are not pinned."""
         return sum(map(len, self._cached)) + sum(
             block in self._keys and block not in self._pins for block in self._read
         )
@@ -126,12 +126,12 @@ class HostPool:
         return self._index.get((group, block_hash))
 
     def hashes_of(self, group: int) -> Iterable[bytes]:
-        """In the index, those that came first first."""
+        """Hashes in the index of a group, those that came first first."""
         return (block_hash for of_group, block_hash in self._index if of_group == group)
 
     @property
     def num_hashes(self) -> int:
-        """Of all groups."""
+        """Hashes in the index, of all groups."""
         return len(self._index)
 
     def key_of(self, block: int) -> HashKey | None:

@@ -24,7 +24,7 @@ class AllocStatus(enum.Enum):
 
     OK = enum.auto()
     LATER = enum.auto()
-    """Not enough free blocks now."""
+    """There are not enough free blocks now."""
     NEVER = enum.auto()
     """Does not fit in an empty cache."""
 
@@ -105,7 +105,7 @@ class KVCacheManager(BlockTables):
 
     @property
     def num_blocks(self) -> int:
-        """In use + cached + empty."""
+        """All blocks: in use, cached and empty."""
         return self._pool.num_blocks
 
     @property
@@ -114,12 +114,12 @@ class KVCacheManager(BlockTables):
 
     @property
     def num_blocks_cached(self) -> int:
-        """Not in use, in the prefix cache."""
+        """Blocks in the prefix cache that are not in use."""
         return self._pool.num_cached
 
     @property
     def num_blocks_free(self) -> int:
-        """Not in use, cached or not."""
+        """Blocks that are not in use, cached or not."""
         return self._pool.num_free
 
     @property
@@ -346,7 +346,7 @@ class KVCacheManager(BlockTables):
         return num_on_disk + self._offload.evict_cached()
 
     def evict_cached(self) -> int:
-        """As `reset_prefix_cache`, but for the disk."""
+        """Evict every cached block but those on disk. Returns how many."""
         return self._offload.evict_cached()
 
     def use_weights(self, name: str, seqs: Iterable[CachedSequence]) -> None:

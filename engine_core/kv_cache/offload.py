@@ -152,7 +152,7 @@ class OffloadManager:
                 self.device.unindex([block_id])
 
     def _save(self, block_id: int) -> None:
-        """Also to the host, if there is room and it is not there."""
+        """Copy the block to the host too, if there is room and it is not there."""
         block_hash, group = self.device.hash_of(block_id), self.device.group_of(block_id)
         assert block_hash is not None
         known = self.host.find(group, block_hash)
@@ -166,7 +166,7 @@ class OffloadManager:
             self.pending.add_swap_out(block_id, host_block, is_optional=True)
 
     def take_host_block(self, pool: int) -> int:
-        """To be registered or pinned before the next is taken."""
+        """Take a host block, to be registered or pinned before the next is taken."""
         host_block = self.host.take(pool)
         self.pending.cancel_swap_out(host_block)
         return host_block
@@ -195,7 +195,7 @@ class OffloadManager:
         return self.device.evict_cached() + len(host_blocks)
 
     def take_copies(self) -> CacheCopies:
-        """Of the step that is planned now; it is going to run."""
+        """Give the copies of the step that is planned now, and is going to run."""
         moves, pending = None, self.pending
         if self.disk is not None:
             unfilled = self.filling | pending.written

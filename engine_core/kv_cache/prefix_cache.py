@@ -116,7 +116,7 @@ class PrefixCache:
         return self._find_on_device(hashes) if self.has_one_tier else self._find_anywhere(hashes)
 
     def _find_on_device(self, block_hashes: Sequence[bytes]) -> CacheHit:
-        """Of one full group, without a host: the leading blocks."""
+        """Find the leading blocks, where there is one group that keeps all and no host."""
         find = self._pool.finder(0)
         table: list[int] = []
         for block_hash in block_hashes:
@@ -390,7 +390,7 @@ class PrefixCache:
         return plain_hash in self._pool.evicted or self._offload.is_anywhere(plain_hash)
 
     def _plain_hash(self, seq: CachedSequence) -> bytes:
-        """Of the first block, as if there were no salt and no adapter."""
+        """The hash of the first block, as if there were no salt and no adapter."""
         root = root_hash(adapter=None, cache_salt=None, weights=self.weights)
         size, hashes = self._block_size, list[bytes]()
         extend_block_hashes(hashes, root, seq.token_bytes(0, size), size, seq.content_spans)

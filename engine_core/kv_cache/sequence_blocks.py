@@ -27,7 +27,7 @@ class ContentSpan(NamedTuple):
 
 
 class CachedSequence(Protocol):
-    """What the cache reads of one stream of tokens."""
+    """One stream of tokens, as far as the cache reads it."""
 
     sequence_id: str
     block_hashes: list[bytes]
@@ -39,7 +39,7 @@ class CachedSequence(Protocol):
 
     @property
     def adapter(self) -> str | None:
-        """Likewise."""
+        """Only sequences with the same adapter share blocks."""
 
     @property
     def request_id(self) -> str:
@@ -51,7 +51,7 @@ class CachedSequence(Protocol):
 
     @property
     def content_spans(self) -> Sequence[ContentSpan]:
-        """By rising positions, without overlap."""
+        """Spans of other content, by rising positions and without overlap."""
 
     @property
     def num_tokens(self) -> int:
@@ -59,7 +59,7 @@ class CachedSequence(Protocol):
 
     @property
     def num_computed_tokens(self) -> int:
-        """In the cache, or planned to be."""
+        """Tokens that are in the cache, or planned to be."""
 
     def token_bytes(self, start: int, stop: int) -> bytes:
         """Tokens [start, stop) as int32, little-endian."""
@@ -146,7 +146,7 @@ class SequenceBlocks:
         return blocks
 
     def update_from(self, start: int) -> TableUpdate:
-        """What the tables hold from logical block `start` on."""
+        """Tell what the tables hold from logical block `start` on."""
         tables = self.tables
         if len(tables) == 1:
             return TableUpdate(start, (tables[0][start:],), self.num_blocks)

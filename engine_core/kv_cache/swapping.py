@@ -18,7 +18,7 @@ from engine_core.kv_cache.sequence_blocks import (
 
 @dataclasses.dataclass(slots=True)
 class _Moves:
-    """What a swap out would do; nothing is done yet."""
+    """The copies that a swap out would make; nothing is done yet."""
 
     key_of: dict[int, HashKey | None] = dataclasses.field(default_factory=dict)
     """Each device block to be kept, and what its contents are found by."""

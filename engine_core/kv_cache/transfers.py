@@ -16,7 +16,7 @@ class Transfer:
     source: str
     """The address at which the other engine gives its blocks away."""
     keys: list[HashKey] = dataclasses.field(default_factory=list)
-    """By rising logical block."""
+    """Keys of the blocks to be fetched, by rising logical block."""
     has_begun: bool = False
     is_over: bool = False
 
