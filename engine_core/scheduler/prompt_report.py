@@ -1,7 +1,9 @@
 """What is reported of a prompt itself: log-probabilities of its tokens, or what is pooled of it."""
 
 from engine_core.pooler_config import PoolerConfig
+from protocol.explanations import WaitReason
 from protocol.requests import EngineRequest
+from protocol.sampling import MAX_PROMPT_LOGPROBS
 
 
 class PromptReport:
@@ -46,6 +48,17 @@ class PromptReport:
     def num_values(self) -> int:
         """Numbers that the runner holds or reports, beside an answer's own."""
         return self._num_held_values + (self._num_logprobs_values if self._lacks_logprobs else 0)
+
+    def why_wait(self, num_others: int) -> tuple[WaitReason, str] | None:
+        """Why it may not start beside requests that report `num_others` numbers: what steps report
+        and hold of prompts is bounded, whatever a request may ask."""
+        num_own = self.num_values
+        if not num_own or not num_others or num_others + num_own <= MAX_PROMPT_LOGPROBS:
+            return None
+        return WaitReason.PROMPT_LOGPROBS, (
+            f"running requests report {num_others} log-probabilities or hidden states' numbers of "
+            f"their prompts, it {num_own}; together at most {MAX_PROMPT_LOGPROBS}"
+        )
 
     @property
     def _lacks_logprobs(self) -> bool:

@@ -16,7 +16,6 @@ from engine_core.scheduler.rules.encoder_inputs import EncoderInputRule, Encoder
 from engine_core.scheduler.rules.fault_isolation import PROBE_CLIENT
 from engine_core.scheduler.rules.partial_prefills import PartialPrefills
 from protocol.explanations import CacheLookup, LookupEnd, WaitReason
-from protocol.sampling import MAX_PROMPT_LOGPROBS
 
 _MAX_SKIPPED = 64
 """Most requests skipped in one step, so that a step's cost does not grow with the queue."""
@@ -128,8 +127,10 @@ class WaitingScheduler:
             return WaitReason.PAUSED, "the engine pauses when those that have started have ended"
         if (why_wait := self.adapters.why_wait(request)) is not None:
             return why_wait
-        if request.num_reported_values and (why_not := self._why_no_report(request)) is not None:
-            return WaitReason.PROMPT_LOGPROBS, why_not
+        if request.report is not None:
+            num_others = sum(each.num_reported_values for each in self._pool.running.values())
+            if (why_wait := request.report.why_wait(num_others)) is not None:
+                return why_wait
         if (why_not := self.partial.why_skip(request)) is not None:
             return WaitReason.PARTIAL_PREFILLS, why_not
         if (why_not := self._why_transfer(request)) is not None:
@@ -145,17 +146,6 @@ class WaitingScheduler:
             first, num_tokens = request.unfinished[0], request.num_prompt_tokens
             transfers.begin(transfer, self._kv_cache.missing_blocks(first, num_tokens))
         return transfers.why_wait(transfer)
-
-    def _why_no_report(self, request: Request) -> str | None:
-        """So that what steps report and hold of prompts is bounded, whatever a request may ask."""
-        num_others = sum(each.num_reported_values for each in self._pool.running.values())
-        num_own = request.num_reported_values
-        if not num_others or num_others + num_own <= MAX_PROMPT_LOGPROBS:
-            return None
-        return (
-            f"running requests report {num_others} log-probabilities or hidden states' numbers of "
-            f"their prompts, it {num_own}; together at most {MAX_PROMPT_LOGPROBS}"
-        )
 
     def _may_start(self, request: Request, plan: PlanBuilder, whole_prompts: bool) -> _Start | bool:
         """How it starts; else whether the next one may be tried: this one came back from the host,

@@ -6,7 +6,7 @@ import pytest
 from scenario_help import Scenario, fresh_tokens, make_request, new_ids
 
 from engine_core.kv_cache import KVCacheManager
-from engine_core.scheduler import RequestStatus, schedule_waiting
+from engine_core.scheduler import RequestStatus, prompt_report
 from protocol.explanations import WaitReason
 
 
@@ -32,13 +32,13 @@ def test_what_running_requests_report_of_their_prompts_is_bounded_together(monke
     """One that is alone may ask for more."""
     asks = {"prompt_logprobs": 2}
     a, b, c, d = (make_request(name, 9, **asks) for name in "abcd")
-    monkeypatch.setattr(schedule_waiting, "MAX_PROMPT_LOGPROBS", 3 * a.num_reported_values)
+    monkeypatch.setattr(prompt_report, "MAX_PROMPT_LOGPROBS", 3 * a.num_reported_values)
     scenario = Scenario(a, b, c, d, max_num_batched_tokens=16, max_chunk_size=4)
     assert scenario.step().num_scheduled_tokens == {"a": 4, "b": 4, "c": 4}
     info = scenario.scheduler.explain("d")
     assert info.waits_for is WaitReason.PROMPT_LOGPROBS
     assert f"together at most {3 * d.num_reported_values}" in info.why
-    monkeypatch.setattr(schedule_waiting, "MAX_PROMPT_LOGPROBS", 1)
+    monkeypatch.setattr(prompt_report, "MAX_PROMPT_LOGPROBS", 1)
     assert Scenario(make_request("e", 9, **asks)).step().num_scheduled_tokens == {"e": 9}
 
 
