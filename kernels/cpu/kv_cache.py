@@ -51,7 +51,7 @@ def view_kv_cache(blocks_BN: torch.Tensor, shape: KVShape) -> KVCache:
 
 
 def block_shapes(shape: KVShape) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Of a block's keys and values, in a dtype of a known format."""
+    """Shapes of a block's keys and values, in a dtype of a known format."""
     panels = shape.block_size // _PANEL_TOKENS, shape.num_kv_heads
     is_whole, size = shape.block_size % _PANEL_TOKENS == 0, shape.key_size
     is_bytes = shape.dtype is torch.int8
@@ -109,7 +109,7 @@ def _places(
 
 
 def _index(cache: torch.Tensor, slots_T: torch.Tensor) -> _Index:
-    """What indexes [T, K, D] of a cache of floats, or of rows."""
+    """The indices of [T, K, D] of a cache of floats, or of rows."""
     if cache.dim() == 4:
         return slots_T // cache.shape[1], slots_T % cache.shape[1]
     blocks_T, panels_T, lanes_T = _places(cache, slots_T)

@@ -36,12 +36,12 @@ class KVShape:
 
     @property
     def key_bytes(self) -> int:
-        """Of a block."""
+        """Bytes of a block's keys."""
         return self.block_size * self.num_kv_heads * cached_head_bytes(self.key_size, self.dtype)
 
     @property
     def block_bytes(self) -> int:
-        """Of keys and values."""
+        """Bytes of a block's keys and values."""
         value_bytes = cached_head_bytes(self.value_size, self.dtype)
         return self.key_bytes + self.block_size * self.num_kv_heads * value_bytes
 

@@ -48,7 +48,7 @@ class TileGroup:
     mask: torch.Tensor | None
     first_distances: tuple[int, ...]
     placed_rows: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
-    """What `rows_in` gave."""
+    """The rows that `rows_in` gave."""
 
     def rows_in(self, rows_a_block: int, block_stride: int, row_stride: int) -> torch.Tensor:
         """`key_rows` where blocks and rows in them lie so far apart."""
