@@ -17,6 +17,7 @@ from engine_core.model_runner.cache import BlockStorage, DiskStore
 from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.cpu.encoder_runner import EncoderRunner
 from engine_core.models.config import ModelConfig
+from engine_core.models.encoders.encoder_configs import EncoderConfig
 from engine_core.models.errors import ModelError
 from engine_core.models.interface import CapturesPasses
 from engine_core.models.registry import read_model_config
@@ -66,12 +67,10 @@ class LocalModelHost:
         self._model = self._options.model
         self._weights, self._dtype = spec.loaded.weights, spec.loaded.numbers.name
         self._quantised_types = files.quantised_types
-        self._shape: ModelConfig | None = None
-        """None: not our own model code, which alone can be given back and exchanged."""
+        self._shape: dict[str, object] = {}
+        """Empty: not our own model code, which alone can be given back and exchanged."""
         if "sleep" in spec.loaded.model.supports:
-            shape = read_model_config(files.config)
-            assert isinstance(shape, ModelConfig)
-            self._shape = shape
+            self._shape = _facts(read_model_config(files.config))
         self._opened: tuple[str, ModelFiles] | None = None
 
     def check_sleep(self, level: int) -> None:
@@ -157,7 +156,7 @@ class LocalModelHost:
                 f"{what} is not supported for {self._config.architecture}, an encoder-only model; "
                 "start the engine again instead",
             )
-        if self._shape is None:
+        if not self._shape:
             raise RequestRefused(
                 ErrorCode.NOT_SUPPORTED,
                 f"{what} is not supported for {self._config.architecture} through transformers' "
@@ -182,12 +181,11 @@ class LocalModelHost:
     def _open(self, model: str) -> ModelFiles:
         """Raises RequestRefused: of another shape or format than the model that is served."""
         files = pooled_files(open_model_files(model, report=logger.info), self._options.pooling)
-        shape, served = read_model_config(files.config), self._shape
+        shape = _facts(read_model_config(files.config))
         differences = [
-            f"{field.name} is {getattr(shape, field.name)!s:.40}, not "
-            f"{getattr(served, field.name)!s:.40}"
-            for field in dataclasses.fields(ModelConfig)
-            if getattr(shape, field.name) != getattr(served, field.name)
+            f"{name} is {shape.get(name)!s:.80}, not {value!s:.80}"
+            for name, value in self._shape.items()
+            if shape.get(name) != value
         ]
         if files.quantised_types != self._quantised_types:
             ours, theirs = self._quantised_types, files.quantised_types
@@ -265,3 +263,16 @@ def _give_back_memory(*, on_gpu: bool) -> None:
         torch.cuda.empty_cache()
     with contextlib.suppress(OSError, AttributeError):  # glibc alone has it, and needs it
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def _facts(shape: ModelConfig | EncoderConfig) -> dict[str, object]:
+    """A model's shape by the names of its parts; what each layer has of its own is a part."""
+    facts: dict[str, object] = {"num_layers": shape.spec.num_layers}
+    for part in (shape.spec, shape):
+        for field in dataclasses.fields(part):
+            value = getattr(part, field.name)
+            if isinstance(value, tuple):
+                facts |= {f"{field.name}[{layer}]": each for layer, each in enumerate(value)}
+            elif value is not shape.spec:
+                facts[field.name] = value
+    return facts
