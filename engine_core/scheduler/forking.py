@@ -1,6 +1,6 @@
 """From one sequence to several: samples when the prompt is computed, beams at every step."""
 
-from engine_core.scheduler.beam_search import BeamCandidates, BeamSurvivor
+from engine_core.scheduler.records.beam_search import BeamCandidates, BeamSurvivor
 from engine_core.scheduler.request import Request, RequestStatus, Sequence
 from engine_core.scheduler.request_pool import RequestPool
 from protocol.outputs import FinishReason, Logprobs

@@ -3,7 +3,7 @@
 import numpy as np
 
 from engine_core.scheduler.batch_state import BatchState, IdsOfRows, Int32Array, Int64Array
-from engine_core.scheduler.beam_search import BeamHypothesis
+from engine_core.scheduler.records.beam_search import BeamHypothesis
 from engine_core.scheduler.request import Request, Sequence
 from protocol.outputs import DecodedTokens, EngineCoreOutput, EngineCoreOutputs, Logprobs
 from protocol.pooling import Pooled

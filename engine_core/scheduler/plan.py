@@ -10,8 +10,8 @@ from typing import NamedTuple
 from engine_core.kv_cache import BlockIds, CacheCopies
 from engine_core.scheduler.batch_state import Int32Array, Int64Array
 from engine_core.scheduler.constraints import TokenMasks
-from engine_core.scheduler.mm_features import MultiModalFeature
-from engine_core.scheduler.prompt_embeds import EmbeddedRows
+from engine_core.scheduler.records.mm_features import MultiModalFeature
+from engine_core.scheduler.records.prompt_embeds import EmbeddedRows
 from protocol.pooling import PoolingParams
 from protocol.sampling import SamplingParams
 

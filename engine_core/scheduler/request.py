@@ -9,11 +9,11 @@ from typing import Protocol
 import msgspec
 
 from engine_core.kv_cache import ContentSpan, Transfer
-from engine_core.scheduler.account import Account
 from engine_core.scheduler.batch_state import BatchState
-from engine_core.scheduler.beam_search import BeamSearch
-from engine_core.scheduler.prompt_content import TOKENS_ONLY, PromptContent
-from engine_core.scheduler.prompt_report import PromptReport
+from engine_core.scheduler.records.account import Account
+from engine_core.scheduler.records.beam_search import BeamSearch
+from engine_core.scheduler.records.prompt_content import TOKENS_ONLY, PromptContent
+from engine_core.scheduler.records.prompt_report import PromptReport
 from engine_core.scheduler.token_stream import TokenStream, checked_ids
 from protocol.outputs import FinishReason
 from protocol.requests import EngineRequest

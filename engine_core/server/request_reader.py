@@ -5,8 +5,8 @@ import dataclasses
 import msgspec
 
 from engine_core.scheduler import Request
-from engine_core.scheduler.prompt_content import PromptContent
-from engine_core.scheduler.prompt_report import PromptReport
+from engine_core.scheduler.records.prompt_content import PromptContent
+from engine_core.scheduler.records.prompt_report import PromptReport
 from engine_core.server.access import owned_request
 from engine_core.server.clients import Client
 from engine_core.server.multimodal import MultiModalReader

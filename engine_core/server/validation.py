@@ -10,7 +10,7 @@ from engine_core.errors import RequestRefused
 from engine_core.kv_cache import ContentSpan
 from engine_core.logits_processors import NamedProcessor, check_extra_args
 from engine_core.pooler_config import PoolerConfig
-from engine_core.scheduler.prompt_embeds import EmbeddedRows
+from engine_core.scheduler.records.prompt_embeds import EmbeddedRows
 from engine_core.server.prompt_embeds import PromptEmbedsReader
 from protocol.errors import ErrorCode, InvalidParameter, PromptTooLong
 from protocol.pooling import POOLING_SAMPLING

@@ -27,7 +27,7 @@ from engine_core.scheduler import (
     SchedulerError,
     SchedulerOutput,
 )
-from engine_core.scheduler.prompt_report import PromptReport
+from engine_core.scheduler.records.prompt_report import PromptReport
 from engine_core.startup.scheduler import build_scheduler
 from protocol.requests import EngineRequest
 from protocol.sampling import SamplingParams

@@ -3,8 +3,8 @@
 from types import SimpleNamespace
 
 from engine_core.scheduler import Request
-from engine_core.scheduler.prompt_content import PromptContent
-from engine_core.scheduler.prompt_report import PromptReport
+from engine_core.scheduler.records.prompt_content import PromptContent
+from engine_core.scheduler.records.prompt_report import PromptReport
 from protocol.requests import EngineRequest
 
 _OF_THE_ENGINE = ("client_index", "arrival_time", "eos_token_ids")

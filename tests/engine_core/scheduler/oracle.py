@@ -7,7 +7,7 @@ import random
 import numpy as np
 
 from engine_core.scheduler import Request, SchedulerConfig
-from engine_core.scheduler.beam_search import BeamCandidates, BeamSearch
+from engine_core.scheduler.records.beam_search import BeamCandidates, BeamSearch
 from protocol.pooling import POOLING_SAMPLING, PoolingParams, PoolingTask
 from protocol.sampling import BeamSearchParams, SamplingParams, sequence_seed
 from tests.engine_core.new_request import new_request

@@ -6,7 +6,8 @@ import pytest
 from scenario_help import Scenario, fresh_tokens, make_request, new_ids
 
 from engine_core.kv_cache import KVCacheManager
-from engine_core.scheduler import RequestStatus, prompt_report
+from engine_core.scheduler import RequestStatus
+from engine_core.scheduler.records import prompt_report
 from protocol.explanations import WaitReason
 
 

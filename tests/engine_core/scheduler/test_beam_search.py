@@ -8,7 +8,7 @@ from beam_reference import PROMPT, VOCAB_SIZE, likeliest, reference, tiny_llama
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine_core.scheduler.beam_search import BeamCandidates, BeamHypothesis, BeamSearch
+from engine_core.scheduler.records.beam_search import BeamCandidates, BeamHypothesis, BeamSearch
 from protocol.outputs import FinishReason, Logprobs
 from protocol.sampling import BeamSearchParams
 from tests.covering import covering_pairs

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_core.errors import RequestRefused
-from engine_core.scheduler.prompt_embeds import token_ranges
+from engine_core.scheduler.records.prompt_embeds import token_ranges
 from engine_core.server.prompt_embeds import PromptEmbedsReader, spelled_out
 from engine_core.server.validation import RequestValidator
 from protocol.codec import decode_client_message, encode

@@ -10,7 +10,7 @@ from engine_core.observers.base import FinishedStep
 from engine_core.observers.trace import TraceWriter
 from engine_core.pooler_config import PoolerConfig, PoolingType
 from engine_core.scheduler import Request, SchedulerConfig
-from engine_core.scheduler.prompt_report import PromptReport
+from engine_core.scheduler.records.prompt_report import PromptReport
 from engine_core.startup.scheduler import build_scheduler
 from protocol.pooling import POOLING_SAMPLING, PoolingParams, PoolingTask
 from protocol.requests import EngineRequest

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 
 from engine_core.kv_cache import ContentSpan
-from engine_core.scheduler.mm_features import MultiModalFeature
-from engine_core.scheduler.prompt_embeds import EmbeddedRows
+from engine_core.scheduler.records.mm_features import MultiModalFeature
+from engine_core.scheduler.records.prompt_embeds import EmbeddedRows
 
 
 class PromptContent:
