@@ -4,7 +4,7 @@ import ast
 from pathlib import Path
 
 ROOT = Path(__file__).parent
-MOST = 126
+MOST = 100
 """Fewer where a public question has come to be; never more."""
 FOREIGN = {"os", "asyncio", "gguf"}
 """Modules of others, whose names begin as they like."""
