@@ -20,7 +20,7 @@ from frontend.engine.daemon import ChildDaemon
 
 model, *options = sys.argv[1:]
 daemon = ChildDaemon(["--model", model, "--num-blocks", "16", *options])
-print(daemon._process.pid, flush=True)
+print(daemon.process.pid, flush=True)
 FORK
 line = daemon._ready.result()
 print(line, flush=True)
