@@ -105,7 +105,8 @@ async def test_a_group_whose_worker_is_killed_starts_again_and_streams_go_on(tin
             found = await answers(llm, lambda: os.kill(worker, signal.SIGKILL))
             assert found == expected
         assert f"a worker is lost: rank 1 (pid {worker}) was killed by SIGKILL" in daemon.log()
-        assert "it is started again" in daemon.log()
+        while "it is started again" not in daemon.log():  # the streams may end before
+            await asyncio.sleep(0.05)
         assert daemon.stop(LIMIT_S) == ExitCode.DRAINED
 
 
