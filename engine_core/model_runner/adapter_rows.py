@@ -1,4 +1,4 @@
-"""Which adapter each row of a runner's batch has."""
+"""The adapter of each row of a runner's batch."""
 
 import numpy as np
 import numpy.typing as npt
@@ -55,5 +55,5 @@ class AdapterRows(RowPart):
         return AdapterStep(self._pool, np.repeat(slots_R, num_tokens_R) if has_any else None)
 
     def of_dummy(self, num_tokens: int) -> StepPart:
-        """As if all tokens had the adapter of the first slot."""
+        """The share of a warm-up pass whose tokens all have the adapter of the first slot."""
         return AdapterStep(self._pool, np.zeros(num_tokens, np.int32) if num_tokens else None)

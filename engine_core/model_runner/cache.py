@@ -56,13 +56,13 @@ class PagedKVCache:
             if key not in self._planners:
                 self._planners[key] = self._make_planner(config, spec, keys)
         self.last_group = self._planner_of_layer[-1][0]
-        """That of the last layer."""
+        """KV-cache group of the last layer."""
         self._make_output_planner = partial(self._make_planner, config, spec, keys)
 
     def _make_planner(
         self, config: RunnerConfig, spec: ModelSpec, keys: PagedKeys
     ) -> AttentionPlanner:
-        """For layers of such keys."""
+        """Make the attention planner of layers that have such keys."""
         return self._ops.make_attention_planner(
             AttentionSpec(
                 num_query_heads=spec.num_query_heads,
@@ -80,7 +80,7 @@ class PagedKVCache:
 
     @cached_property
     def output_planner(self) -> AttentionPlanner:
-        """Of the last layer's attention in steps that put out some rows."""
+        """The planner of the last layer's attention in steps that put out some rows."""
         return self._make_output_planner()
 
     def forward_context(

@@ -97,7 +97,7 @@ def plan_cache_layout(
 
 
 def _cut(layers: list[int], sizes: list[int], most: int) -> list[list[int]]:
-    """In order, each part of at most so many bytes, or of one layer."""
+    """Cut layers, in order, into parts of at most so many bytes, or of one layer."""
     parts: list[list[int]] = []
     left = 0
     for layer in layers:
@@ -185,7 +185,7 @@ class RunnerConfig:
 
     @property
     def layers(self) -> tuple[LayerCache, ...]:
-        """What both models' layers keep."""
+        """Caches of all layers, those of the model before those of the draft model."""
         return self.model.spec.layers + (() if self.draft is None else self.draft.model.spec.layers)
 
     @property

@@ -46,11 +46,11 @@ class EncodedStep(StepStates):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _RowInputs:
-    """Of a sequence."""
+    """Multimodal inputs of one sequence, with the positions of its tokens."""
 
     features: tuple[MultiModalFeature, ...]
     positions_AP: Int64Array | None
-    """Up to the last input's end."""
+    """Positions up to the last input's end; None: they are the text's."""
 
 
 class EncoderRows(RowPart):
@@ -63,7 +63,7 @@ class EncoderRows(RowPart):
         self._rows = rows
         self._dtype = dtype
         self._outputs: dict[bytes, torch.Tensor | str] = {}
-        """By identifier; a text says why there is none."""
+        """Encoder outputs by identifier; a text says why there is none."""
         self._inputs: dict[int, _RowInputs] = {}
         self._stop: Int64Array = np.zeros(max_num_rows, np.int64)
         """[row], behind the last input."""
@@ -72,7 +72,7 @@ class EncoderRows(RowPart):
 
     @property
     def outputs(self) -> Mapping[bytes, torch.Tensor | str]:
-        """What plans keep, by identifier; a text says why there is none."""
+        """Encoder outputs that plans keep, by identifier; a text says why there is none."""
         return self._outputs
 
     @property

@@ -41,7 +41,7 @@ class StepStates(StepPart):
 
 
 class GivenStates(RowPart):
-    """Of prompts that give hidden states. `dtype`: the model's."""
+    """Hidden states that rows' prompts give. `dtype`: the model's."""
 
     def __init__(self, max_num_rows: int, dtype: torch.dtype) -> None:
         self._dtype = dtype

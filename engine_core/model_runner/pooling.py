@@ -79,7 +79,7 @@ class Pooler:
         return self.config.use_activation if asked is None else asked
 
     def answer(self, params: PoolingParams, x_E: Float32Array) -> Float32Array:
-        """Of one state [E], or of tokens [N, E]."""
+        """The answer for one state [E], or for tokens [N, E]."""
         for layer in self.head if params.task.has_head else self.projection:
             x_E = layer(x_E)
         is_active = self._is_active(params)
@@ -95,7 +95,7 @@ class Pooler:
 
 
 class PromptStates:
-    """Of one prompt what its answer needs, from the first chunk to the last."""
+    """What the answer of one prompt needs, from the first chunk to the last."""
 
     def __init__(self, pooler: Pooler, params: PoolingParams, token_ids: Sequence[int]) -> None:
         self._pooler = pooler
@@ -120,7 +120,7 @@ class PromptStates:
                 return start, stop
 
     def add(self, start: int, states_NE: Float32Array) -> None:
-        """Of positions [start, start + N)."""
+        """Take the hidden states of positions [start, start + N)."""
         if self._kind is PoolingType.MEAN:
             # one row behind the other, so that chunks change no bit
             rows_NE = np.concatenate([*self._parts, states_NE]) if self._parts else states_NE
@@ -153,7 +153,7 @@ def pool_prompt(
 def named_answers(
     req_ids: Sequence[str], answers: Mapping[int, Float32Array]
 ) -> tuple[dict[str, Float32Array], dict[str, str]]:
-    """By request, and why others failed. Keys are places in `req_ids`."""
+    """Answers by request, and why others failed. Keys of `answers` are places in `req_ids`."""
     pooled, failures = {}, {}
     for place, answer in answers.items():
         if np.logical_and.reduce(np.isfinite(answer), axis=None):

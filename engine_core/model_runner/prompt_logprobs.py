@@ -97,7 +97,7 @@ class PromptRange:
     first: int
     count: int
     num_logprobs: int
-    """Of the likeliest tokens, beside each token's own."""
+    """How many of the likeliest tokens are reported, beside each token's own."""
 
 
 class PromptStep(StepPart):
@@ -120,7 +120,7 @@ class PromptStep(StepPart):
 
 
 class PromptColumns:
-    """Of one range, on the host: P positions, K log-probabilities each, the token's own first."""
+    """One range on the host: P positions, K log-probabilities each, the token's own first."""
 
     def __init__(self, part: PromptRange, host_tensor: HostTensor) -> None:
         shape = (part.count, 1 + part.num_logprobs)
@@ -129,7 +129,7 @@ class PromptColumns:
         self.ranks_P = host_tensor(shape[:1], torch.int32)
 
     def fill(self, hidden_TE: torch.Tensor, part: PromptRange, reports: PromptReports) -> None:
-        """From the hidden states of the step."""
+        """Compute the columns from the hidden states of the step."""
         token_ids_P = reports.token_ids[part.row, part.first : part.first + part.count]
         vocabulary, compute_logits = reports.vocabulary, reports.model.compute_logits
         for start, stop in _slices(part.count, vocabulary.size):

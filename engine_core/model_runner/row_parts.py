@@ -50,7 +50,7 @@ class StepPart:
     ends_T: Int32Array | None = None
     """Behind the last position that each token sees; None: itself. One part alone has any."""
     failures: Mapping[str, str] | None = None
-    """By request, why it cannot go on."""
+    """Why a request cannot go on, by request."""
 
     def begin(self) -> None:
         """Called before the forward pass, where that is launched."""
@@ -68,7 +68,7 @@ class StepPart:
 
 
 class RowPart:
-    """What a feature keeps of each row."""
+    """A feature's part of each row: what it keeps, and its share of steps."""
 
     @property
     def is_used(self) -> bool:
@@ -129,7 +129,7 @@ class RowParts:
         return None
 
     def of_step(self, plan: SchedulerOutput, rows: StepRows) -> tuple[StepPart, ...]:
-        """What all features do in a step."""
+        """Shares that features have in a step, of those that have one."""
         parts = [part.of_step(plan, rows) for part in self._used]
         return tuple(part for part in parts if part is not None)
 

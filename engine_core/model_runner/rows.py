@@ -49,10 +49,10 @@ class RunnerRows:
         self._vocab_size = config.vocab_size
         self._seeds = Seeds(config.collectives, config.ops.device)
         self.row_of: dict[str, int] = {}
-        """Of sequences that have one."""
+        """Row of each sequence that has one, by request id."""
         self._sequence_of: list[str | None] = [None] * config.max_num_seqs
         self.requests: dict[str, RowRequest] = {}
-        """Of sequences that have not finished."""
+        """Requests of sequences that have not finished, by request id."""
 
     def free(self, plan: SchedulerOutput) -> list[int]:
         """Forget what finished and take the rows of what was preempted. Returns the freed rows."""

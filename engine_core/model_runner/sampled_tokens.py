@@ -18,12 +18,12 @@ class SampledTokens:
     step_id: int
     rows: Int64Array
     positions: Int64Array
-    """Of the tokens in their sequences."""
+    """Positions of the tokens in their sequences."""
     token_ids: Int64Array
 
     @classmethod
     def of(cls, plan: SchedulerOutput, output: ModelRunnerOutput) -> "SampledTokens | None":
-        """What the step brought; None if no sequence was in it."""
+        """Tokens that a step has sampled; None if no sequence was in it."""
         batch, sampled = plan.batch, output.sampled_token_ids
         if not len(output.req_ids):
             return None

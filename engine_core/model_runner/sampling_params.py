@@ -36,8 +36,8 @@ class ResolvedSampling:
 
 
 class Seeds:
-    """For requests that come without: the same on every rank of a stage, which place the same
-    requests in the same order."""
+    """Seeds for requests that come without: the same on every rank of a stage, which place the
+    same requests in the same order."""
 
     def __init__(self, collectives: Collectives, device: torch.device) -> None:
         self._collectives = collectives

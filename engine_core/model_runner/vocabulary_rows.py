@@ -196,7 +196,7 @@ class VocabularyShard:
 def vocabulary_rows(
     ops: SamplingOperations, collectives: Collectives, size: int
 ) -> tuple[VocabularyRows, SamplingOperations]:
-    """Of a runner whose host samples."""
+    """The vocabulary of a runner whose host samples, and the operations to sample with."""
     if collectives.parallel.tp_size == 1:
         return WholeVocabulary(size, ops.token_logprobs), ops
     shard = VocabularyShard(ops, collectives, size)

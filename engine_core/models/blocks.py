@@ -66,7 +66,7 @@ class Mixer(Part, Protocol):
 
 
 class FeedForward(Part, Protocol):
-    """What each token goes through alone."""
+    """The part of a block that each token goes through alone."""
 
     def __call__(self, x_TE: Activations, context: ForwardContext, /) -> torch.Tensor:
         """[T, E] -> [T, E]."""
@@ -117,7 +117,7 @@ class Block:
         return [*self.mixer.linears, *self.feed_forward.linears]
 
     def placements(self) -> Placements:
-        """Of both parts and the norms."""
+        """Tensors of the mixer, the feed-forward part and the norms, by checkpoint name."""
         parts = [self.mixer.placements(), self.feed_forward.placements()]
         return merge([*parts, *(norm.placements() for norm in self._norms)])
 

@@ -21,11 +21,11 @@ class ConfigFields:
         self._fields = fields
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> "ConfigFields":
-        """With these in the place of what is not spelled out."""
+        """A copy with these in the place of what is not spelled out."""
         return ConfigFields({**defaults, **self._fields})
 
     def with_values(self, values: Mapping[str, Any]) -> "ConfigFields":
-        """With these in the place of whatever is spelled out."""
+        """A copy with these in the place of whatever is spelled out."""
         return ConfigFields({**self._fields, **values})
 
     def get(self, name: str) -> Any:

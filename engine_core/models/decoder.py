@@ -66,10 +66,10 @@ class Decoder:
         self._ops = ops
         self._forward = ops.capture(self._compute)
         self._num_positions: list[int] = []
-        """Of each table, and of what another stage passes, when the pass was captured."""
+        """Positions of each table, and of what another stage passes, when the pass was captured."""
         self._kept_layers: frozenset[int] = frozenset()
         self.states: tuple[torch.Tensor, ...] = ()
-        """Of the last pass, [T, E] each: see `keep_states`."""
+        """Hidden states that the last pass has left, [T, E] each: see `keep_states`."""
 
     def first_layers(self, num_layers: int) -> "Decoder":
         """Embedding, these layers, final norm and head as a model that shares their weights.
@@ -96,7 +96,7 @@ class Decoder:
         self.forget_caches()
 
     def forget_caches(self) -> None:
-        """What was captured keeps the caches that it read."""
+        """Capture the pass anew: what was captured keeps the caches that it read."""
         self.states = ()
         self._forward = self._ops.capture(self._compute)
 
@@ -107,7 +107,7 @@ class Decoder:
 
     @property
     def optional_names(self) -> frozenset[str]:
-        """What the checkpoint may leave out."""
+        """Names of the tensors that the checkpoint may leave out."""
         return self.vocabulary.optional_names
 
     def finish_loading(self) -> None:

@@ -1,4 +1,4 @@
-"""What the runner asks of a model."""
+"""The interface of a model: what the runner asks of it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ModelSpec:
         return len(self.layers)
 
     def keys_of(self, layer: int) -> PagedKeys:
-        """Of a layer that keeps keys and values, or reads another's."""
+        """The keys of a layer that keeps keys and values, or reads another's."""
         keys = self.layers[layer]
         assert isinstance(keys, PagedKeys), f"layer {layer} keeps {keys}"
         return keys

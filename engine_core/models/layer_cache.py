@@ -44,7 +44,7 @@ class PagedKeys:
         return 1
 
     def kv_shape(self, block_size: int, dtype: torch.dtype) -> KVShape:
-        """Of what it reads in a block of so many tokens of a cache of `dtype`."""
+        """Shape of what the layer reads in a block of so many tokens of a cache of `dtype`."""
         from kernels.interface.kv_cache import KVShape
 
         return KVShape(block_size, self.num_kv_heads, self.key_size, self.value_size, dtype)
@@ -114,7 +114,7 @@ class State:
         return self.every // block_size
 
     def block_bytes(self, block_size: int, dtype: torch.dtype) -> int:
-        """Of a state, however many tokens a block of it stands for; it has dtypes of its own."""
+        """Bytes of a state, however many tokens a block stands for; it has dtypes of its own."""
         parts = zip(self.shapes, self.dtypes, strict=True)
         return sum(math.prod(shape) * part.itemsize for shape, part in parts)
 

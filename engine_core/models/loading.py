@@ -282,7 +282,7 @@ def _adds_nothing(name: str, tensor: WeightPart) -> bool:
 def _as_published(
     tensors: Iterable[tuple[str, WeightPart]], family: Family
 ) -> Iterable[tuple[str, WeightPart]]:
-    """With tensors of several experts taken apart."""
+    """A checkpoint's tensors, with those of several experts taken apart."""
     if family.experts is None:
         return tensors
     publish = family.experts.published

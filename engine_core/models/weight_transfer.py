@@ -15,7 +15,7 @@ import torch
 from engine_core.devices import traits_of
 
 STAGING_BYTES = 64 * 1024**2
-"""Of one of the two buffers: long enough that starting a copy costs nothing beside it."""
+"""Bytes of one of two buffers: long enough that starting a copy costs nothing beside it."""
 
 
 class WeightTransfer:

@@ -52,7 +52,7 @@ def check_kernels_package() -> None:
 
 
 def files_are_gone(what: object) -> StartupError:
-    """For a part of this program that cannot be found."""
+    """The error for a part of this program that cannot be found."""
     return StartupError(
         f"{what} of engine-core is gone, as after `pip uninstall kernels`, which takes files of "
         "the same names; install engine-core again: pip install --force-reinstall --no-deps, and "

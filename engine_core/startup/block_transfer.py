@@ -74,7 +74,7 @@ def open_block_transfer(
 def disaggregation_info(
     options: EngineOptions, store: TransferStore | None
 ) -> DisaggregationInfo | None:
-    """What clients are told."""
+    """The handshake's facts on disaggregation; None: this engine does none."""
     own = options.disaggregation
     if own.disaggregation_mode is None or store is None:
         return None

@@ -19,19 +19,19 @@ from engine_core.model_runner.config import RunnerConfig
 logger = logging.getLogger(__name__)
 
 _MOST_TOKENS, _MOST_BYTES = 32768, 1 << 30
-"""Ahead of the blocks in use, of a cache whose memory nobody gave."""
+"""Most tokens and bytes ahead of the blocks in use, without --kv-cache-memory."""
 _POPULATE_WRITE = 23  # of madvise: as if each page were written, but its contents stay
 _STRIDE_BYTES = 256 << 10
-"""At a time: others wait meanwhile for the memory map, 0.4 ms at 0.6 GB/s."""
+"""Bytes taken at a time: others wait meanwhile for the memory map, 0.4 ms at 0.6 GB/s."""
 _POLL_S = 0.5
-"""Between two looks at how many blocks are in use."""
+"""Seconds between two looks at how many blocks are in use."""
 _NICENESS = 10
-"""Of the first pages: a tenth of a core that others want, too, for a second or two."""
+"""Niceness for the first pages: a tenth of a core that others want, too, for a second or two."""
 _SET_NAME, _NAME = 15, b"cache-pages"  # of prctl: what `top -H` shows
 
 
 def num_blocks_ahead(config: RunnerConfig) -> int:
-    """Of a cache whose memory nobody gave, so many blocks, with the null block."""
+    """Blocks to take ahead of those in use, without --kv-cache-memory; the null block counts."""
     num_blocks = config.num_groups * -(-_MOST_TOKENS // config.block_size)
     return min(config.num_blocks, num_blocks, _MOST_BYTES // config.block_bytes) + 1
 
@@ -90,7 +90,7 @@ def _populate(
 def _take_pages(
     blocks: torch.Tensor | None, first: int, stop: int, madvise: Callable[[int, int, int], int]
 ) -> bool:
-    """Of blocks first .. stop; none if stop is not behind first. False: there is no more to do."""
+    """Take the pages of blocks [first, stop), maybe none. False: there is no more to do."""
     if blocks is None:
         return False
     begin, end = (

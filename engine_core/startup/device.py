@@ -36,7 +36,7 @@ class Numbers:
     reason: str = ""
 
     def by_torch(self, why: str) -> "Numbers":
-        """Without the native products of bfloat16. `why`: a reason, for `auto`."""
+        """The numbers without native products of bfloat16. `why`: a reason, for `auto`."""
         if self.weights != "bfloat16":
             return self
         if self.reason:
@@ -52,7 +52,7 @@ class DeviceDefaults:
     max_num_seqs: int
     memory_fraction: float
     max_num_shared_tokens: int | None = None
-    """Where `max_num_batched_tokens` has its default, too."""
+    """A default that holds only where `max_num_batched_tokens` has its default, too."""
 
 
 _OF_A_CPU = DeviceDefaults(
@@ -129,7 +129,7 @@ def choose_numbers(
 
 
 def float_weights_of(quantization: QuantizationName) -> FloatWeights:
-    """What floating weights become."""
+    """The format that floating weights take under this quantization."""
     return quantization if quantization in ("int8", "int4") else "float32"
 
 
@@ -141,7 +141,7 @@ def keeps_blocks(quantization: QuantizationName, dtype: DtypeName) -> bool:
 def choose_cache_dtype(
     name: CacheDtypeName, numbers: Numbers, *, keeps_bytes: bool = False
 ) -> torch.dtype:
-    """Of keys and values, for a model that computes in `numbers`.
+    """The dtype of keys and values, for a model that computes in `numbers`.
     `keeps_bytes`: `auto` is int8. Beside weights of 8 or 4 bits it costs SmolLM2 0.03 % of
     perplexity, and attention reads a quarter of the bytes."""
     return _CACHE_DTYPES.get(name, torch.int8 if keeps_bytes else _DTYPES[numbers.name])

@@ -1,4 +1,4 @@
-"""What clients are told of the model when they say HELLO."""
+"""The handshake: what a client is told of the model when it says HELLO."""
 
 from typing import Any
 

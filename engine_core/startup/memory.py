@@ -23,7 +23,7 @@ class HostMemory:
     is free, so that a machine in use stays usable; steps find their memory in the rest."""
 
     def share_bytes(self, fraction: float, step_bytes: int) -> int:
-        """What `fraction` of it leaves for the cache; may be negative."""
+        """Bytes that `fraction` of the memory leaves for the cache; may be negative."""
         return int(available_memory_bytes() * fraction) - step_bytes
 
     def limit_bytes(self, step_bytes: int) -> int:
@@ -169,7 +169,7 @@ class RequestBlocks:
     block_size: int
     num_lookahead_slots: int = 0
     num_encoder_blocks: int = 0
-    """For what an encoder makes of its input."""
+    """Blocks of a request for what an encoder makes of its input."""
 
     def num_blocks(self, num_tokens: int) -> int:
         """The most at once while this many tokens are computed."""

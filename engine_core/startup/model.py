@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 _THROUGH_TRANSFORMERS = "transformers' model code computes in float32"
 _GROUP_INPUTS = 32
-"""What is quantised here has scales for so many inputs."""
+"""Inputs that share a scale in weights that are quantised here."""
 _FLOAT8_BLOCK_INPUTS = 128
 
 
@@ -70,7 +70,7 @@ class LoadedModel:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of activations."""
+        """Dtype of the activations."""
         return self.numbers.activations
 
     @property
@@ -79,7 +79,7 @@ class LoadedModel:
 
     @property
     def is_quantised(self) -> bool:
-        """Whether most of the weights' bytes are."""
+        """Whether most of the weights' bytes are quantised."""
         return "float" not in self.weights.split("+")[0]
 
     @property

@@ -257,7 +257,7 @@ def _refusals() -> Iterator[None]:
 
 
 def _give_back_memory(*, on_gpu: bool) -> None:
-    """To the system, what was freed."""
+    """Give freed memory back to the system."""
     gc.collect()  # what is captured of a model's forward pass refers to the model
     if on_gpu:
         torch.cuda.empty_cache()

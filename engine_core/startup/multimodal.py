@@ -121,7 +121,7 @@ def with_encoder_sizes(
 
 
 def text_only_note(files: ModelFiles, loaded: LoadedModel) -> list[str]:
-    """For those who look at the engine, of a model that could take more."""
+    """A note that the engine serves text alone of a model that takes more; else none."""
     is_less = loaded.encoder is None and _has_encoder(files.config)
     return [f"text only: {loaded.why_text}"] if is_less else []
 
@@ -137,7 +137,7 @@ def encoder_bytes(loaded: LoadedModel, scheduler: SchedulerConfig) -> int:
 
 
 def make_reader(options: EngineOptions, loaded: LoadedModel) -> MultiModalReader:
-    """What checks the inputs of requests."""
+    """Make the reader that checks the multimodal inputs of requests."""
     family = None if loaded.encoder is None else loaded.encoder.family
     given = options.multimodal
     return MultiModalReader(
@@ -157,7 +157,7 @@ def _max_items(options: EngineOptions, family: InputFamily) -> dict[str, int]:
 def multimodal_info(
     options: EngineOptions, files: ModelFiles, loaded: LoadedModel
 ) -> MultiModalInfo | None:
-    """What clients are told; None: prompts are text."""
+    """The handshake's facts on the multimodal inputs of prompts; None: prompts are text."""
     if loaded.encoder is None or "text" in loaded.encoder.family.modalities:
         return None
     processor: dict[str, Any] = {}

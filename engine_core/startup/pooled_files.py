@@ -34,26 +34,26 @@ _HEADLESS = re.compile("(?!.*(LMHead|DoubleHeads|MTModel)).*Model")
 """Not GPT2LMHeadModel, MarianMTModel and the like, which have a head for text."""
 _HEAD = ("score.", "classifier.")
 _BODY = ("layers.", "embed_tokens.", "norm.")
-"""Of checkpoints that were saved without their head: names lack their first part."""
+"""Prefixes in checkpoints that were saved without their head: names lack their first part."""
 _VOCABULARY = ("lm_head.weight", "model.embed_tokens.weight")
 _ACTIVATIONS = {"Identity": "identity", "Sigmoid": "sigmoid", "Softmax": "softmax", "Tanh": "tanh"}
 _NO_LENGTH = 10**9
 """transformers writes 10**30 where a tokenizer has no limit."""
 _QWEN_STEP_TAG = 151651
-"""Of Qwen2.5-Math-PRM, where its config names none: <extra_0>."""
+"""The step tag of Qwen2.5-Math-PRM, <extra_0>, where its config names none."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SentenceModules:
-    """What `modules.json` and the files that it names say."""
+    """Contents of `modules.json` and the other files of sentence-transformers."""
 
     pooling_type: PoolingType | None
     normalizes: bool
     dense: tuple[Path, ...]
-    """Folders, in order."""
+    """Folders of the dense modules, in order."""
     max_seq_length: int | None
     prompts: dict[str, str]
-    """By name: what goes before a text."""
+    """Prefixes of texts, by the name of the prompt."""
     default_prompt_name: str | None
 
 
@@ -114,7 +114,7 @@ class PooledFiles:
 
     @property
     def fingerprint(self) -> str:
-        """Of how it is pooled, too."""
+        """Fingerprint of the files, and of how the model is pooled."""
         if self.convert == "none":
             return self._files.fingerprint
         parts = [self._files.fingerprint, self.generates, self.convert]
@@ -129,12 +129,12 @@ class PooledFiles:
 
     @property
     def max_seq_length(self) -> int | None:
-        """Of what is pooled, if nothing else is done."""
+        """Most tokens of a text, as sentence-transformers' files say, if the model only pools."""
         return None if self.generates or self.modules is None else self.modules.max_seq_length
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Their names, by the config's `id2label`."""
+        """Names of the labels, by the config's `id2label`."""
         named = self.config.get("id2label") or {}
         return tuple(str(named[key]) for key in sorted(named, key=int))
 
@@ -156,7 +156,7 @@ class PooledFiles:
     # ------------------------------------------------------------------ the pooler
 
     def pooler(self, model: "Model") -> "Pooler | None":
-        """Of the model that `tensors` has become. None: nothing is pooled.
+        """The pooler of the model that `tensors` has become. None: nothing is pooled.
         Raises StartupError: there is no head of a kind that is known."""
         if self.convert == "none":
             return None
@@ -253,8 +253,8 @@ class PooledFiles:
         )
 
     def _label_activation(self, num_labels: int) -> str:
-        """As transformers' loss takes `problem_type`; a cross-encoder of sentence-transformers
-        names its own."""
+        """The activation of logits, as transformers' loss takes `problem_type`; a cross-encoder of
+        sentence-transformers names its own."""
         config = self.config
         named = (config.get("sentence_transformers") or {}).get("activation_fn")
         if named := named or config.get("sbert_ce_default_activation_function"):
@@ -284,8 +284,8 @@ class PooledFiles:
     def _rows_of_tokens(
         self, tokens: list[str], taken: "dict[str, Float32Array]"
     ) -> "Float32Array":
-        """Of the head for text; of a reranker that answers with one of two, the second's less the
-        first's, which is the logit of their softmax."""
+        """Rows of the head for text; of a reranker that answers with one of two, the second's less
+        the first's, which is the logit of their softmax."""
         tokenizer = self.tokenizer()
         document = {} if tokenizer is None else json.loads(tokenizer.tokenizer_json)
         ids = []
@@ -382,7 +382,7 @@ def _read_pooling_type(folder: Path) -> PoolingType:
 
 
 def _sized(config: PoolerConfig, projection: "list[DenseLayer]") -> PoolerConfig:
-    """With the size of what the projection makes, if there is one."""
+    """The config with the size of what the projection makes, if there is one."""
     if not projection:
         return config
     return dataclasses.replace(config, vector_size=len(projection[-1].weight_OI))
@@ -407,7 +407,7 @@ def _dense_module(folder: Path) -> "DenseLayer":
 
 
 def _activation(name: str) -> str:
-    """Of a class of torch.nn."""
+    """Name of the activation that a class of torch.nn stands for."""
     if (known := _ACTIVATIONS.get(name.rsplit(".", 1)[-1])) is None:
         raise StartupError(
             f"activation {name} is not supported; there is {', '.join(_ACTIVATIONS)}"

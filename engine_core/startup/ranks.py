@@ -121,7 +121,7 @@ class RankZero(OneRank):
 
 
 def _check_stages(options: EngineOptions, files: ModelFiles) -> None:
-    """Before any rank loads. Raises ModelConfigError: the model has too few layers."""
+    """Refuse before any rank loads. Raises ModelConfigError: the model has too few layers."""
     with contextlib.suppress(UnsupportedArchitecture):  # what loads it says why
         config = read_model_config(files.config)
         if isinstance(config, ModelConfig):
@@ -129,7 +129,7 @@ def _check_stages(options: EngineOptions, files: ModelFiles) -> None:
 
 
 def room_of(config: EngineConfig) -> Serve:
-    """What a rank's memory allows."""
+    """Blocks and tokens that a rank's memory allows."""
     return Serve(
         num_blocks=config.num_blocks,
         num_host_blocks=config.num_host_blocks,
@@ -138,7 +138,7 @@ def room_of(config: EngineConfig) -> Serve:
 
 
 def placed(options: EngineOptions, start: Start) -> tuple[EngineOptions, torch.device]:
-    """Of a worker: see `share_of_machine`."""
+    """Options and device of a worker, for its share of the machine: see `share_of_machine`."""
     return share_of_machine(
         options,
         torch.device(start.device),

@@ -39,11 +39,11 @@ from engine_core.startup.runner_spec import RunnerSpec
 logger = logging.getLogger(__name__)
 
 _MOST_DRAFTS = 256
-"""Of a step."""
+"""Most drafts of a step, over all sequences."""
 _ENCODER_TOKENS = 512
-"""Of a step: products of so many rows are at their best rate, and others need not wait long."""
+"""Tokens of an encoder's step: products have their best rate, and others need not wait long."""
 _FORCED_TOKENS = 4
-"""Of a sequence in a step."""
+"""Tokens forced by a grammar that a step has room for, for each sequence."""
 
 
 def plan_runner(

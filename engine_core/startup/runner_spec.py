@@ -178,7 +178,7 @@ def profile_steps(config: RunnerConfig, *, num_logprobs: int) -> list[SchedulerO
 
 
 def _num_drafts(lengths: list[int], config: RunnerConfig) -> list[int]:
-    """Of each row: together as many as a step may have, none beyond max_model_len."""
+    """Drafts of each row: together as many as a step may have, none beyond max_model_len."""
     left = min(config.max_num_drafts, config.max_num_batched_tokens - len(lengths))
     drafts = []
     for length in reversed(lengths):

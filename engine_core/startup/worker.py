@@ -47,7 +47,7 @@ def join(options: EngineOptions, owner: Owner) -> int:
 
 
 def main() -> int:
-    """Of a worker that rank 0 has started on its machine."""
+    """Entry point of a worker that rank 0 has started on its machine."""
     address, rank_0 = sys.argv[1:]
     end_with(int(rank_0))
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # rank 0 drains, and says when it is over

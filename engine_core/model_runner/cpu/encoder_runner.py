@@ -24,10 +24,10 @@ from kernels.interface.operations import (
 from protocol.pooling import PoolingParams
 
 _BLOCK_SIZE = 8
-"""Of the keys and values of a step: a prompt begins with a block. No whole panel of keys, which are
-read once: to write them in rows takes less."""
+"""Tokens of a block of a step's keys and values: a prompt begins with a block. No whole panel of
+keys, which are read once: to write them in rows takes less."""
 _MOST_LAYOUTS = 512
-"""That are kept, of lengths of a prompt alone in its step."""
+"""Layouts that are kept, one for each length of a prompt alone in its step."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ class EncoderRunner(SynchronousRunner):
         return self.model.forward(layout.token_ids_T, positions_T, layout.context)
 
     def _layout(self, *counts: int) -> _Layout:
-        """Of prompts of so many tokens.
+        """The layout of a step of prompts of so many tokens.
 
         |    request 0    |    request 1 |   each from a block of its own
         """

@@ -30,7 +30,7 @@ class CPUInputBatch:
         """per group [row, logical block] -> physical block. Behind what a plan wrote stands what an
         earlier sequence left: an id in range, which nothing reads."""
         self._placed_in: Int64Array = np.zeros(rows, np.int64)
-        """By row, the step in which it was written anew."""
+        """[row]: the step in which the row was written anew."""
 
     def place(self, placed: PlacedRow, step_id: int) -> None:
         """A sequence takes a row. Tables behind those of the groups are for others to keep."""
@@ -42,7 +42,7 @@ class CPUInputBatch:
     def write_row(
         self, row: int, token_ids: Sequence[int], block_ids: Sequence[Sequence[int]]
     ) -> None:
-        """What stood in the row is replaced."""
+        """Replace what stood in the row by these tokens and block ids."""
         self.token_ids[row, : len(token_ids)] = token_ids
         self.num_tokens[row] = len(token_ids)
         self.write_blocks(row, 0, block_ids)
@@ -100,7 +100,7 @@ class StepInputs(StepRows):
     """Sequences [0, num_decodes) compute one token each. All that do, if decodes come first."""
 
     def context_in(self, cache: PagedKVCache, ends_T: Int32Array | None = None) -> ForwardContext:
-        """What a model reads of the step, whose cache this is."""
+        """The forward context of this step for a model whose KV cache is `cache`."""
         return cache.forward_context(
             query_start_loc_R1=torch.from_numpy(self.query_start_R1),
             seq_lens_R=torch.from_numpy(self.seq_lens_R),

@@ -24,7 +24,7 @@ from kernels.interface.sampling import SamplingOperations
 
 
 def make_sampler(config: RunnerConfig, batch: CPUInputBatch) -> CPUSampler:
-    """Of all ranks' tokens, with the operator's logits processors."""
+    """Make the sampler over all ranks' tokens, with the operator's logits processors."""
     assert isinstance(config.ops, SamplingOperations), f"{config.ops.name} samples on its own"
     vocabulary, ops = vocabulary_rows(config.ops, config.collectives, config.vocab_size)
     processors = None

@@ -28,13 +28,13 @@ class RowProcessors(RowPart):
         self._processors = processors
         self._token_ids = token_ids
         self._rows_of: list[set[int]] = [set() for _ in processors]
-        """Of each processor the rows that it changes."""
+        """Rows that a processor changes, for each processor."""
         self.is_changed: npt.NDArray[np.bool_] = np.zeros(len(token_ids), np.bool_)
-        """[row], whether any of them changes its logits."""
+        """[row], whether any processor changes its logits."""
         self._num_prompt_tokens: dict[int, int] = {}
-        """Of rows that any of them changes."""
+        """Prompt tokens of each row that a processor changes."""
         self._broken: dict[int, str] = {}
-        """Rows that one of them could not take."""
+        """Why a processor could not take a row's request, by row."""
         self._logged: set[str] = set()
 
     def place(self, placed: PlacedRow) -> None:

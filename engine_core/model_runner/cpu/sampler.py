@@ -101,9 +101,9 @@ class CPUSampler:
         self._is_truncated: npt.NDArray[np.bool_] = np.zeros(max_num_rows, np.bool_)
         self._num_logprobs: npt.NDArray[np.int64] = np.full(max_num_rows, -1, np.int64)
         self._logprob_ids: dict[int, tuple[int, ...]] = {}
-        """Of rows that name the tokens to report."""
+        """Tokens to report, by row, of rows that name them."""
         self._rules: dict[int, LogitRules] = {}
-        """Only rows that have any; `_has_rules` says the same as a column."""
+        """Rules by row, of rows that have any; `_has_rules` says the same as a column."""
         self._has_rules: npt.NDArray[np.bool_] = np.zeros(max_num_rows, np.bool_)
 
     # ------------------------------------------------------------------ rows
@@ -182,7 +182,7 @@ class CPUSampler:
         )
 
     def _columns(self, token_ids: Sequence[int]) -> torch.Tensor:
-        """Of those of these tokens that rows of logits have."""
+        """Columns of these tokens in rows of logits, without tokens that have none there."""
         columns = torch.tensor(token_ids, dtype=torch.int64) - self.vocabulary.tokens.start
         return columns[(columns >= 0) & (columns < len(self.vocabulary.tokens))]
 

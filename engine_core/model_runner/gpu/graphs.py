@@ -58,11 +58,11 @@ class StepGraphs:
         ]
         at_start = keys(decodes, *common, kinds=kinds) + keys(mixed, *common, kinds=(False,))
         self.at_start = list(dict.fromkeys([*self.largest, *at_start]))
-        """What no step waits for."""
+        """Graphs that are captured at start-up, so that no step waits for them."""
         self.all = [*self.at_start, *keys(decodes[1:], SamplingMode.FULL, None, kinds=kinds)]
 
     def __len__(self) -> int:
-        """How many are captured."""
+        """How many graphs are captured."""
         return len(self._captured)
 
     def __contains__(self, key: GraphKey) -> bool:
@@ -81,12 +81,12 @@ class StepGraphs:
             self.replay_of(key)
 
     def next_missing(self) -> GraphKey | None:
-        """What to capture while nothing else runs; None: nothing is left, or it failed."""
+        """The graph to capture while nothing else runs; None: nothing is left, or it failed."""
         if self._is_broken:
             return None
         return next((key for key in self.all if key not in self._captured), None)
 
     def give_up(self, key: GraphKey, error: Exception) -> None:
-        """From now on each is captured when a step needs it."""
+        """Capture no more ahead: from now on each graph is captured when a step needs it."""
         self._is_broken = True
         logger.warning("the CUDA graph %s was not captured ahead of its first use: %s", key, error)

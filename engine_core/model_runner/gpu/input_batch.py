@@ -41,12 +41,12 @@ class PenaltyRow:
 
 @dataclasses.dataclass(slots=True)
 class RowChanges:
-    """What is written on the device before a step."""
+    """Changes of rows that are written on the device before a step."""
 
     rows: list[RowUpdate] = dataclasses.field(default_factory=list)
-    """Of tokens and block tables; no two write one cell."""
+    """Updates of tokens and block tables; no two write one cell."""
     sampling: list[RowUpdate] = dataclasses.field(default_factory=list)
-    """Of sampling states (as the table of tokens) and lists; likewise."""
+    """Updates of sampling states (as the table of tokens) and lists; no two write one cell."""
     penalties: list[PenaltyRow] = dataclasses.field(default_factory=list)
 
 
@@ -62,15 +62,15 @@ class GPUInputBatch:
         """Tokens of each row, those in flight included; of a step with drafts one until it is known
         how many there are. Of a row that is pooled one more, so that it is never sampled."""
         self.generation: Int64Array = np.zeros(max_num_rows, np.int64)
-        """Grows as a row is written anew."""
+        """[row]: grows as the row is written anew."""
         self.is_truncated: npt.NDArray[np.bool_] = np.zeros(max_num_rows, np.bool_)
         self.needs_full: npt.NDArray[np.bool_] = np.zeros(max_num_rows, np.bool_)
         self.min_length: Int64Array = np.zeros(max_num_rows, np.int64)
         self.num_logprobs: Int64Array = np.full(max_num_rows, -1, np.int64)
         self.logprob_ids: dict[int, tuple[int, ...]] = {}
-        """Of rows that name the tokens to report: the host does."""
+        """Tokens to report, by row, of rows that name them: the host reports those."""
         self.refusals: dict[int, str] = {}
-        """By row, why the device cannot serve its request."""
+        """Why the device cannot serve a row's request, by row."""
 
     def update(self, plan: SchedulerOutput) -> RowChanges:
         """Do on the host what the plan says of its rows. Returns what the device has to do."""

@@ -21,7 +21,7 @@ from kernels.interface.step_inputs import DeviceRows, PackedLayout, RowUpdate, p
 Int32Array = npt.NDArray[np.int32]
 
 _UPDATE_WORDS = 1 << 18
-"""Of updates in one copy: few steps start prompts of more tokens."""
+"""Words of updates in one copy: few steps start prompts of more tokens."""
 _UPDATES_ONLY = PackedLayout(capacity=0)
 _EMPTY = np.zeros(0, np.int32)
 _ALIGNMENT = 4

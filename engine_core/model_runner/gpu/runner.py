@@ -142,7 +142,7 @@ class GPUModelRunner:
             self._buckets, has_parts=bool(self.parts.of_dummy(1)), capture=self._capture
         )
         self._graph_logits_NV: torch.Tensor | None = None
-        """Of the graph without sampling that was replayed last: room for the largest."""
+        """Logits of the graph without sampling that was replayed last: room for the largest."""
         self._grammar_masks: GrammarMasks | None = None
         self._in_flight: collections.deque[_InFlightStep] = collections.deque()
         self._free_slots = collections.deque(range(_MAX_STEPS_IN_FLIGHT))

@@ -5,11 +5,11 @@ from bisect import bisect_left
 from typing import NamedTuple
 
 MAX_MIXED_TOKENS = 1024
-"""Of a graph of mixed steps: larger ones compute for longer than the host takes to launch them."""
+"""Most tokens of a graph of mixed steps: larger ones compute for longer than their launch takes."""
 _LEAST_MIXED_TOKENS = 16
 _FEW_SEQUENCES = 16
 MAX_LONG_PREFILLS = 2
-"""Of a step that a graph of mixed steps serves: its launches have programs for no more."""
+"""Long prefills of a step that a mixed graph serves: its launches have programs for no more."""
 
 
 class StepBucket(NamedTuple):

@@ -62,7 +62,7 @@ class DecoderParts:
 
 
 def bart_parts(model: Any) -> DecoderParts:
-    """Of BART, mBART, Marian, Pegasus and Whisper (Lewis et al., arXiv:1910.13461)."""
+    """Decoder parts of BART, mBART, Marian, Pegasus, Whisper (Lewis et al., arXiv:1910.13461)."""
     config, decoder = model.config, model.get_decoder()
     head, bias_1V = model.get_output_embeddings(), getattr(model, "final_logits_bias", None)
     first_norm = getattr(decoder, "layernorm_embedding", nn.Identity())
@@ -118,7 +118,7 @@ def _feed_forward(layer: Any) -> Map:
 
 
 def t5_parts(model: Any) -> DecoderParts:
-    """Of T5 and mT5 (Raffel et al., arXiv:1910.10683)."""
+    """Decoder parts of T5 and mT5 (Raffel et al., arXiv:1910.10683)."""
     config, decoder = model.config, model.get_decoder()
     is_scaled = getattr(config, "scale_decoder_outputs", config.tie_word_embeddings)
     is_scaled = is_scaled and config.model_type == "t5"

@@ -59,7 +59,7 @@ class EncoderHead:
         self._out = exact([(config.out, config.num_labels)], size, bias=True)
 
     def placements(self) -> Placements:
-        """Of the products and the norm."""
+        """Tensors of the head's products and its norm, by checkpoint name."""
         parts = (self._dense, self._norm, self._out)
         return merge(part.placements() for part in parts if part is not None)
 
@@ -111,7 +111,7 @@ class EncoderLayer:
         self.output_norm = norm(names.output_norm.format(layer))
 
     def placements(self) -> Placements:
-        """Of its parts."""
+        """Tensors of attention, feed-forward part and norms, by checkpoint name."""
         parts = [self.attention.placements(), self.output_norm.placements()]
         parts += [self.feed_forward.up.placements(), self.feed_forward.down.placements()]
         if self.attention_norm is not None:
@@ -153,14 +153,14 @@ class Encoder:
 
         self._words = table(names.words, config.spec.vocab_size)
         self._tables: list[Parameter] = []
-        """Of positions, of token types."""
+        """Tables of positions and of token types, until `finish_loading` joins them."""
         if names.positions is not None:
             num_rows = config.first_position + config.spec.max_model_len
             self._tables.append(table(names.positions, num_rows))
         if names.token_types is not None:
             self._tables.append(table(names.token_types, config.num_token_types))
         self._places_PE: torch.Tensor | None = None
-        """What a position adds to a word."""
+        """What a position adds to a word, a row for each token type and position."""
         self._embedding_norm = norm(names.embedding_norm)
         tables = {
             rotary: RotaryTable(rotary, limit=num_positions, dtype=dtype, device=device)
@@ -191,7 +191,7 @@ class Encoder:
 
     @property
     def optional_names(self) -> frozenset[str]:
-        """What the checkpoint may leave out."""
+        """Names of the tensors that the checkpoint may leave out: none."""
         return frozenset()
 
     def placements(self) -> Placements:
@@ -263,6 +263,6 @@ class Encoder:
         return logits if x_E.ndim == 2 else logits[0]
 
     def compute_logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
-        """Of the labels, [R, labels]."""
+        """Logits of the labels, [R, labels]."""
         assert self.head is not None, "the model has no head"
         return self.head(hidden_RE, self._ops)

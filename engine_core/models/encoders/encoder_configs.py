@@ -96,7 +96,7 @@ def token_head(fields: ConfigFields) -> HeadConfig:
 
 
 def num_labels(fields: ConfigFields) -> int:
-    """As transformers counts them: the names' number, else two."""
+    """How many labels, as transformers counts them: the names' number, else two."""
     names = fields.mapping("id2label")
     return len(names) if names else fields.positive_int("num_labels", 2)
 

@@ -15,7 +15,7 @@ _GAMMA_AND_BETA = (
     (".LayerNorm.gamma", ".LayerNorm.weight"),
     (".LayerNorm.beta", ".LayerNorm.bias"),
 )
-"""Of BERT's first checkpoints."""
+"""Ends of tensor names in BERT's first checkpoints, and what they are today."""
 
 
 def encoder_family(

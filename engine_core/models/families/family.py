@@ -1,4 +1,4 @@
-"""What a family's file says."""
+"""A family of models, as its file describes it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -45,10 +45,10 @@ class Metadata(Protocol):
         """Value of `<architecture>.<key>`, one for all layers; without default it must be there."""
 
     def values(self, key: str, default: Any) -> Any:
-        """As `number`, or a list with a value a layer."""
+        """Value of `<architecture>.<key>`, one for all layers or a list of one a layer."""
 
     def numbers(self, tensor: str) -> list[float]:
-        """What a short tensor holds. Raises where it is not there."""
+        """Contents of a short tensor. Raises where it is not there."""
 
     def refuse_unless(self, key: str, *allowed: Any) -> None:
         """Raises unless the number of that key is absent or one of these."""
@@ -61,7 +61,7 @@ class Metadata(Protocol):
 
 
 Fields = dict[str, Any]
-"""Of a config.json."""
+"""Fields of a config.json."""
 
 
 def _no_fields(_meta: Metadata, _config: Fields) -> Fields:

@@ -21,7 +21,7 @@ def _window(meta: Metadata) -> int | None:
 
 
 def _is_mistral(meta: Metadata) -> bool:
-    """Of what llama.cpp calls llama, only Mistral's have a window."""
+    """Whether a file of llama.cpp's architecture llama is Mistral's: no other has a window."""
     return _window(meta) is not None
 
 

@@ -54,12 +54,12 @@ ENCODER_STEMS = tuple(
     for family in FAMILIES
     if family.is_encoder and family.names[0].endswith("Model")
 )
-"""What the names of encoders begin with: "Bert"."""
+"""First parts of the names of encoders, such as "Bert"."""
 GGUF_ARCHITECTURES = tuple(sorted({each.gguf.architecture for each in FAMILIES if each.gguf}))
 
 
 def family_of_gguf(architecture: str, meta: Metadata) -> Family | None:
-    """Whose file it is; None: of no family here."""
+    """The family of a GGUF file; None: it is of no family here."""
     for family in FAMILIES:
         gguf = family.gguf
         if gguf is not None and gguf.architecture == architecture and gguf.is_of(meta):

@@ -101,7 +101,7 @@ class EagleHead:
         self._compute_keys = ops.capture(self._keys)
         self._compute_guess = ops.capture(self._guess)
         self._num_positions: list[int] = []
-        """Of each table, when the pass was captured."""
+        """Positions of each table when the pass was captured."""
         heads = (layer.spec.num_query_heads, layer.spec.keys_of(0).key_size)
         self._heads = heads
         self._queries = torch.empty(0, math.prod(heads), dtype=dtype, device=ops.device)
@@ -138,7 +138,7 @@ class EagleHead:
             )
 
     def forget_caches(self) -> None:
-        """What was captured keeps the caches that it read."""
+        """Capture both passes anew: what was captured keeps the caches that it read."""
         self._compute_keys = self._ops.capture(self._keys)
         self._compute_guess = self._ops.capture(self._guess)
 
@@ -206,7 +206,7 @@ class EagleHead:
     def _guess(
         self, rows_R: torch.Tensor, _positions_R: torch.Tensor, context: ForwardContext
     ) -> tuple[torch.Tensor, ...]:
-        """Likewise, of `guess`; `rows_R`: of what it is given."""
+        """What `guess` consists of (see `Operations.capture`); `rows_R`: of what it is given."""
         q_RHD = self._ops.embedding(rows_R, self._queries).view(-1, *self._heads)
         residual_RE = self._ops.embedding(rows_R, self._residual)
         out_RE = self._attention.finish(q_RHD, context)

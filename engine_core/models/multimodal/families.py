@@ -14,7 +14,7 @@ _QWEN_MOST_PIXELS = 12_845_056
 
 
 class _Images:
-    """Of square images of one size: pixel_values [images, 3, side, side]."""
+    """Square images of one size: pixel_values [images, 3, side, side]."""
 
     modalities: tuple[str, ...] = ("image",)
     is_bidirectional = False
@@ -64,7 +64,7 @@ class _Images:
 
 
 class Gemma3Images(_Images):
-    """As many rows for each image; together they see each other."""
+    """Images with an equal number of rows each; the rows of a run see each other."""
 
     is_bidirectional = True
     _patch = 14
@@ -147,7 +147,7 @@ class QwenImages(_Images):
         return self._vision.positive_int("spatial_merge_size", 2)
 
     def _rows_of_one(self) -> int:
-        """Of the most pixels that published processors allow."""
+        """Rows of an image with the most pixels that published processors allow."""
         return _QWEN_MOST_PIXELS // (14 * self._merge) ** 2
 
 
@@ -171,6 +171,6 @@ MODEL_TYPES = tuple(_FAMILIES)
 
 
 def input_family(config: Mapping[str, Any]) -> InputFamily | None:
-    """Of a model's config.json; None: its prompts are text."""
+    """The family of inputs that a config.json names; None: its prompts are text."""
     family = _FAMILIES.get(str(config.get("model_type")))
     return None if family is None else family(config)

@@ -22,7 +22,7 @@ class MultiModalEncoder(Protocol):
 
 
 class InputFamily(Protocol):
-    """What is known of a family's inputs without its weights."""
+    """A family's inputs, as far as they are known without its weights."""
 
     modalities: tuple[str, ...]
     is_bidirectional: bool
@@ -32,7 +32,7 @@ class InputFamily(Protocol):
     is_cross_attended: bool
     """The decoder attends to the rows: they take no places in its prompt."""
     most_rows: int
-    """Of an input, as far as that is bounded by the model."""
+    """Most rows of one input, as far as that is bounded by the model."""
 
     def num_rows(self, modality: str, tensors: Tensors) -> int:
         """Rows that the encoder makes of an input.

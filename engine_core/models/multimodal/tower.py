@@ -28,7 +28,7 @@ class TransformersEncoder:
 
     @property
     def num_bytes(self) -> int:
-        """Of the weights."""
+        """Bytes of the weights."""
         return sum(part.numel() * part.element_size() for part in self._model.parameters())
 
     @torch.inference_mode()

@@ -1,4 +1,4 @@
-"""What passes from a stage of a pipeline to the next one."""
+"""The states that pass from a stage of a pipeline to the next one."""
 
 import torch
 

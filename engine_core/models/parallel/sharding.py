@@ -127,12 +127,12 @@ class Sharding:
         return taken
 
     def whole(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Of a tensor of which the rank's part has this shape."""
+        """Shape of the whole tensor of which the rank's part has this shape."""
         cut = self.cut(name)
         return shape if cut is None else (*shape[: cut.dim], cut.size, *shape[cut.dim + 1 :])
 
     def cut(self, name: str) -> Cut | None:
-        """Of a tensor of the checkpoint; None: it is taken whole."""
+        """The cut that gives a rank its part of a checkpoint's tensor; None: it is taken whole."""
         layer, kind = name.split(".")[-2:]
         if layer in _VOCABULARY:
             return self._tokens

@@ -1,4 +1,4 @@
-"""Which layers each stage of a pipeline has."""
+"""The layers of each stage of a pipeline."""
 
 import dataclasses
 from functools import cache
@@ -13,7 +13,7 @@ class Stage:
 
     layers: range
     num_layers: int
-    """Of the whole model."""
+    """Layers of the whole model."""
 
     @classmethod
     def whole(cls, config: ModelConfig) -> "Stage":

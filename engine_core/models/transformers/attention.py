@@ -33,7 +33,7 @@ class UnsupportedAttention(Exception):
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """What one layer asked for."""
+    """One layer's call of attention: what the layer asked for."""
 
     layer: int
     num_query_heads: int

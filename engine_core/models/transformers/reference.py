@@ -26,7 +26,7 @@ from kernels.interface.operations import (
 )
 
 _CACHE, _CACHE_BEFORE = "cache", "past_key_values"
-"""What transformers calls it from 5.24 on, and before."""
+"""Names of the cache in transformers: from 5.24 on, and before."""
 
 
 class CausalBody:
