@@ -46,11 +46,11 @@ def test_bfloat16_errs_less_than_torch_in_bfloat16(ops, head_size, window):
     held, q = sequences(ops, torch.bfloat16, head_size, window), queries(head_size)
     out, metadata, arguments = held.attend(q, PIECES)
     parameters = AttentionParams(**arguments)
-    values = [values_of(cache) for cache in held.caches]
+    values = [values_of(cache) for cache in held.caches.parts]
     exact = reference_paged_attention(
         q.double(), *(v.double() for v in values), metadata, parameters
     )
-    half = reference_paged_attention(q.bfloat16(), *held.caches, metadata, parameters)
+    half = reference_paged_attention(q.bfloat16(), *held.caches.parts, metadata, parameters)
     error, allowed = out.double() - exact, half.double() - exact
     assert 0 < error.square().mean() <= allowed.square().mean()
     assert error.abs().max() <= 1.5 * allowed.abs().max()
@@ -78,12 +78,12 @@ def test_a_token_has_the_same_bits_in_a_prompt_a_chunk_a_crowd_and_alone(ops, dt
 def test_what_no_query_sees_is_not_read(ops, window):
     held, q = sequences(ops, torch.bfloat16, 64, window), queries(64)
     out, _, _ = held.attend(q, PIECES)
-    seen = torch.zeros(held.caches[0].shape[:2], dtype=torch.bool)
+    seen = torch.zeros(held.caches.keys.shape[:2], dtype=torch.bool)
     for sequence, first, stop in PIECES:
         low = 0 if window is None else max(0, first - window + 1)
         keys = torch.arange(low, stop)
         seen[held.table[sequence].long()[keys // seen.shape[1]], keys % seen.shape[1]] = True
-    for cache in held.caches:
+    for cache in held.caches.parts:
         cache[~seen] = float("nan")
     assert torch.equal(held.attend(q, PIECES)[0], out)
 
@@ -98,7 +98,7 @@ def test_softcap_sinks_and_slopes(ops, which):
     }
     _, metadata, arguments = held.attend(q, PIECES)
     parameters = AttentionParams(**arguments, **{which: options[which]})
-    out = ops.paged_attention(q, *held.caches, metadata, parameters)
-    values = [values_of(cache) for cache in held.caches]
+    out = ops.paged_attention(q, *held.caches.parts, metadata, parameters)
+    values = [values_of(cache) for cache in held.caches.parts]
     expected = reference_paged_attention(q, *values, metadata, parameters)
     torch.testing.assert_close(out, expected, atol=3e-2, rtol=3e-2)

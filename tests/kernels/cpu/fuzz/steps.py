@@ -166,7 +166,7 @@ def rotary(library: NativeLibrary, case: RandomCase) -> None:
             case.numbers(step.num_tokens, (step.heads + 2 * step.kv_heads) * step.head_size),
             step.positions,
             step.slots,
-            (step.k, step.v),
+            step.cache,
             RotaryParams(
                 num_query_heads=step.heads,
                 head_size=step.head_size,
