@@ -288,8 +288,8 @@ class EngineCore:
         self._steps.send(outputs, self._clock())
 
     def close(self) -> None:
-        """After the loop: nothing runs any more, what could be sent is, and a trace is complete on
-        disk."""
+        """Shut down after the loop: nothing runs any more, what could be sent is, and a trace is
+        complete on disk."""
         self._outbox.close()
         self._executor.close()
         for observer in self._observers:

@@ -18,7 +18,7 @@ class Aborts:
     def finish_requests(
         self, ids: str | Iterable[str], status: RequestStatus, detail: str | None = None
     ) -> None:
-        """See `Scheduler`."""
+        """See `Scheduler.finish_requests`."""
         if not status.is_finished:
             raise ValueError(
                 f"finished_status is {status.name}, it must be one of "
@@ -31,7 +31,7 @@ class Aborts:
                 self._pool.finish_request(request, status, detail)
 
     def finish_sample(self, request_id: str, index: int, status: RequestStatus) -> None:
-        """See `Scheduler`."""
+        """See `Scheduler.finish_sample`."""
         request = self._pool.by_id.get(request_id)
         if request is None or request.beam_search is not None:
             return

@@ -9,7 +9,7 @@ Int64Array = npt.NDArray[np.int64]
 other integers."""
 BoolArray = npt.NDArray[np.bool_]
 Ids = npt.NDArray[np.object_]
-"""Of strings: so that rows are picked as of the other columns."""
+"""Arrays of strings: so that rows are picked as of the other columns."""
 
 
 class BatchState:
@@ -36,7 +36,7 @@ class BatchState:
         self.num_allocated_slots: Int32Array = np.zeros(max_num_rows, np.int32)
         """Positions below it have slots; the cache is asked only beyond."""
         self.next_drop: Int32Array = np.zeros(max_num_rows, np.int32)
-        """With this many computed tokens a block is out of a sliding window."""
+        """Computed tokens with which the sequence's next block is out of a sliding window."""
         self.max_len: Int32Array = np.zeros(max_num_rows, np.int32)
         """Length at which the sequence must stop."""
         self.num_output_placeholders: Int32Array = np.zeros(max_num_rows, np.int32)
@@ -49,22 +49,22 @@ class BatchState:
         """May decode several steps in one plan: not with stop strings, log-probabilities or a
         grammar."""
         self.is_blocked: BoolArray = np.zeros(max_num_rows, np.bool_)
-        """Not schedulable until the result of a step in flight is known."""
+        """Whether the row cannot be scheduled until the result of a step in flight is known."""
         self.num_steps_in_flight = 0
         """If 0, no row has placeholders or is blocked."""
         self.encoder_stop: Int32Array = np.zeros(max_num_rows, np.int32)
-        """Behind the last position that depends on an encoder's output; 0 for text."""
+        """The position behind the last one that depends on an encoder's output; 0 for text."""
         self.client_index: Int32Array = np.zeros(max_num_rows, np.int32)
         self.tenant_number: Int32Array = np.zeros(max_num_rows, np.int32)
         self.sequence_index: Int32Array = np.zeros(max_num_rows, np.int32)
-        """Which of its request's sequences."""
+        """Number of the sequence within its request."""
         self.fast_path: BoolArray = np.zeros(max_num_rows, np.bool_)
         """Its next output is one token and nothing else."""
         self.arrival_s: npt.NDArray[np.float64] = np.zeros(max_num_rows, np.float64)
         self.first_token_s: npt.NDArray[np.float64] = np.zeros(max_num_rows, np.float64)
         self.request_ids: Ids = np.full(max_num_rows, "", object)
         self.sequence_ids: Ids = np.full(max_num_rows, "", object)
-        """Of a free row, that of its last sequence."""
+        """Ids of the rows' sequences; a free row keeps that of its last one."""
         self.rows_with_drafts: set[int] = set()
         self.generation: Int64Array = np.zeros(max_num_rows, np.int64)
         """Grows with each change of the row's owner."""

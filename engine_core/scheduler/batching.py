@@ -90,8 +90,8 @@ class PrefillFirstBatching(MixedBatching):
         self._explanations.stopped_at(None, WaitReason.DECODES, why)
 
     def _has_passed_delay(self, now: float) -> bool:
-        """Also notes how long the last prefill step took. The earliest arrival is taken to be the
-        head's, which is exact under fcfs."""
+        """Whether prompts may start. Also notes how long the last prefill step took. The earliest
+        arrival is taken to be the head's, which is exact under fcfs."""
         if self._was_prefill:
             self._last_prefill_s = now - self._last_step_s
         self._last_step_s, self._was_prefill = now, False

@@ -80,13 +80,13 @@ class SchedulerConfig:
     max_num_partial_prefills: int | None = None
     """Most prompts partly computed at once."""
     max_long_partial_prefills: int | None = None
-    """Of those, most long ones."""
+    """Most long prompts partly computed at once."""
     long_prefill_token_threshold: int | None = None
-    """A prompt of more tokens is long."""
+    """A prompt of more tokens is long, for `max_long_partial_prefills`."""
     max_queued_requests: int | None = None
     """A new request is refused while this many wait."""
     max_queued_tokens: int | None = None
-    """Likewise, prompt and output tokens of the waiting requests."""
+    """A new request is refused if the queue's prompt and output tokens would be more than this."""
     num_lookahead_slots: int = 0
     """Slots allocated behind each sequence's tokens."""
     num_speculative_tokens: int = 0

@@ -46,27 +46,27 @@ class MaskRows:
 
 @runtime_checkable
 class TokenMasks(Protocol):
-    """Of one step; made while it is computed."""
+    """The token masks of one step; made while it is computed."""
 
     def wait(self) -> MaskRows:
-        """As soon as they are there. Every call gives the same."""
+        """The masks, as soon as they are there. Every call gives the same."""
 
     def failures(self) -> dict[str, str]:
-        """By sequence, why it has no mask and cannot go on; after `wait`."""
+        """Why a sequence has no mask and cannot go on, by sequence; after `wait`."""
 
     def refused(self) -> Collection[str]:
-        """Of those, sequences whose own grammar is the cause."""
+        """Those of the `failures` whose own grammar is the cause."""
 
 
 class Constraints(Protocol):
-    """What makes masks. All calls come from the loop's thread."""
+    """Makes token masks. All calls come from the loop's thread."""
 
     def take_compiled(self) -> AnySequence[tuple[Request, str | None]]:
         """Requests that need wait for their grammars no longer, since the last call: None, or why
         these cannot be used."""
 
     def forced_tokens(self, sequences: Iterable[KnownTokens]) -> Iterable[ForcedTokens]:
-        """Of sequences that are in no step in flight: the next tokens of those that had a mask, as
+        """The next tokens of sequences that are in no step in flight and had a mask, as
         long as only one is possible."""
 
     def begin_masks(self, constrained: AnySequence[ConstrainedSequence]) -> TokenMasks | None:

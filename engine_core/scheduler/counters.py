@@ -24,7 +24,7 @@ class Counters:
     num_steps: int = 0
     """Steps that ran at least one token."""
     num_prompt_tokens: int = 0
-    """Of all requests at their first admission, cached ones included."""
+    """Prompt tokens of all requests at their first admission, cached ones included."""
     num_cached_prompt_tokens: int = 0
     num_host_cached_prompt_tokens: int = 0
     num_disk_cached_prompt_tokens: int = 0
@@ -58,7 +58,7 @@ class Counters:
     num_encoder_inputs: int = 0
     """Images and sounds that were encoded."""
     num_encoder_cache_hits: int = 0
-    """Those whose output was there."""
+    """Images and sounds whose encoder output was there already."""
     num_slo_requests: int = 0
     num_slo_met: int = 0
     num_slo_ttft_violations: int = 0

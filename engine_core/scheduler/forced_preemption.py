@@ -37,10 +37,10 @@ class ForcedPreemption:
         self._max_chunk = config.max_chunk
         self._num_lookahead_slots = config.num_lookahead_slots
         self._without_victims: tuple[Request, int, int] | None = None
-        """The head of the queue and the batch, if no victims help."""
+        """The head of the queue, and version and interval of the batch, if no victims help."""
 
     def preempt(self, plan: PlanBuilder) -> None:
-        """For a plan that is still empty."""
+        """Preempt victims for the head of the queue; the plan must still be empty."""
         if self._pool.waiting is not self._pool.policy.waiting:
             return  # a fault is being isolated: only its suspects run
         if self._waiting.starts_no_new:

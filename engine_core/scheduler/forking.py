@@ -96,7 +96,7 @@ class SequenceForks:
         self._pool.restore_order()
 
     def recompute_last_token(self, beam: Sequence) -> None:
-        """What was sampled behind its last token is dropped."""
+        """Drop what was sampled behind the beam's last token, which is computed again."""
         beam.num_computed_tokens -= 1
         self._send_again(beam)
 

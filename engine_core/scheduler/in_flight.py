@@ -24,15 +24,15 @@ class RowSnapshot:
         self.generations: Int64Array = batch.generation[rows]
         self._version = batch.version
         self._positions: dict[int, int] | None = None
-        """By row; made when it is first asked for."""
+        """Places in `rows` by row; made when they are first asked for."""
 
     @property
     def all_unchanged(self) -> bool:
-        """True only if all rows have the same sequences still; O(1)."""
+        """True only if all rows still have the same sequences; O(1)."""
         return self._version == self._batch.version
 
     def unchanged(self) -> BoolArray:
-        """Which rows have the same sequences still."""
+        """Whether each row still has the same sequence."""
         unchanged: BoolArray = self._batch.generation[self.rows] == self.generations
         return unchanged
 
@@ -40,8 +40,8 @@ class RowSnapshot:
         return self.rows if self.all_unchanged else self.rows[self.unchanged()]
 
     def position_of(self, sequence: Sequence) -> int | None:
-        """Where the sequence stands; None also if it had another row then, or the row had another
-        sequence."""
+        """The sequence's place in `rows`; None also if it had another row then, or the row had
+        another sequence."""
         if sequence.row is None:
             return None
         if self._positions is None:
@@ -60,7 +60,7 @@ class InFlightStep:
     plan: SchedulerOutput
     batch: RowSnapshot
     needs_sampling: BoolArray
-    """Which sequences of the batch get a token."""
+    """Whether each sequence of the batch gets a token."""
     planned_s: float
     is_behind: bool
     """Whether another step was in flight when it was planned: the device ran that one first. A
@@ -102,7 +102,7 @@ class InFlightSteps:
 
     @property
     def steps(self) -> list[InFlightStep]:
-        """In order."""
+        """The steps in flight, the oldest first."""
         return list(self._steps)
 
     def num_tokens_in_flight(self, sequence: Sequence) -> int:

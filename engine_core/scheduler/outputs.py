@@ -20,7 +20,7 @@ class OutputCollector:
         self._batch = batch
         self.weights_version = 0
         self._request_ids: dict[int, IdsOfRows] = {}
-        """By client."""
+        """Lists of the ids of rows' requests, by client."""
         self._outputs: dict[int, list[EngineCoreOutput]] = {}
         self._decoded: dict[int, DecodedTokens] = {}
         self._over: dict[str, int] = {}
@@ -77,7 +77,7 @@ class OutputCollector:
         self._append(request, output, is_over)
 
     def add_prompt_logprobs(self, request: Request, columns: Logprobs) -> None:
-        """Of the prompt's next tokens."""
+        """Add an output with log-probabilities of the prompt's next tokens."""
         output = EngineCoreOutput(
             request_id=request.request_id,
             new_token_ids=[],

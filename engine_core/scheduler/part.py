@@ -14,10 +14,10 @@ class SchedulerPart:
     called in the order of their list (`startup/scheduler.py`)."""
 
     def check_request(self, request: Request) -> None:
-        """Before it is taken. Raises SchedulerError, ValueError: it is not."""
+        """The request is about to be taken. Raises SchedulerError, ValueError: it is not."""
 
     def on_arrival(self, request: Request) -> None:
-        """It waits."""
+        """The request was taken and waits."""
 
     def begin_step(self, step_id: int, now: float) -> None:
         """A step is to be planned, at `now`, in seconds."""
@@ -41,11 +41,11 @@ class SchedulerPart:
         """Nothing runs, and the next model runner knows no request."""
 
     def statistics(self) -> Mapping[str, Any]:
-        """Its fields of EngineStatistics."""
+        """The part's fields of EngineStatistics."""
         return {}
 
     def check(self) -> None:
-        """Assert its invariants."""
+        """Assert the part's invariants."""
 
 
 class SchedulerParts:

@@ -28,10 +28,10 @@ class ScheduledBatch:
     rows: Int64Array
     """The row that each has from its admission until it is finished or preempted."""
     num_computed_tokens: Int32Array
-    """In the cache, before this step's tokens."""
+    """Tokens of each sequence that are in the cache before this step's."""
     num_scheduled_tokens: Int32Array
-    """In this step, at least 1, drafts included. In a plan of several decode steps: as many steps,
-    one token each."""
+    """Tokens of each sequence in this step, at least 1, drafts included. In a plan of several
+    decode steps: as many steps, one token each."""
 
 
 @dataclasses.dataclass(slots=True)  # see SchedulerOutput
@@ -49,14 +49,14 @@ class NewRequestData:
     sampling_params: SamplingParams
     block_ids: BlockIds
     num_computed_tokens: int
-    """In the cache already, before this step's tokens."""
+    """Its tokens that are in the cache before this step's."""
     lora_request: str | None
     """The fingerprint of its adapter."""
     row: int = 0
     pooling_params: PoolingParams | None = None
     """If given, it is pooled when all of its prompt is computed, and nothing is sampled."""
     prompt_embeds: tuple[EmbeddedRows, ...] = ()
-    """In place of embeddings of its prompt; the request's own."""
+    """Hidden states in place of embeddings of its prompt's tokens; the request's own."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class SchedulerOutput:
     resumed_reqs: list[ResumedRequestData]
     block_updates: list[BlockUpdate]
     copies: CacheCopies
-    """Between blocks, before the forward pass."""
+    """Copies between blocks, made before the forward pass."""
     total_num_scheduled_tokens: int
     """0 means that nothing runs; finished and preempted ids and copies still count."""
     scheduled_spec_decode_tokens: dict[str, list[int]]
@@ -113,27 +113,27 @@ class SchedulerOutput:
     """Lost their blocks in this step: drop their rows, if they have any, and keep what else is
     known of them."""
     num_output_tokens: Int32Array
-    """Of each sequence of the batch, before this step; output placeholders count."""
+    """Output tokens of each sequence of the batch, before this step; placeholders count."""
     num_lookahead_slots: int = 0
     """Slots that each sequence has behind this step's tokens."""
     num_drafts_wanted: Int64Array | None = None
-    """Of each sequence, drafts that the runner is to make behind what it samples, if it can; None
+    """Drafts of each sequence that the runner is to make behind what it samples, if it can; None
     for none."""
     num_decode_steps: int = 1
     """If above 1, every sequence computes its last token, samples the next one, computes that one,
     and so on; the most that any of them does."""
     token_budget: int = 0
-    """That it was planned with; for those who watch."""
+    """The token budget that the step was planned with; for those who watch."""
     token_masks: TokenMasks | None = None
-    """Of sequences that follow a grammar and are to get a token."""
+    """Masks for sequences that follow a grammar and are to get a token; None: all is possible."""
     scheduled_encoder_inputs: dict[str, list[int]] = dataclasses.field(default_factory=dict)
-    """By sequence, which of its inputs are encoded before this step's tokens are computed. Their
-    outputs are kept, by identifier, for every sequence with an equal input."""
+    """Which of a sequence's inputs are encoded before this step's tokens are computed, by
+    sequence. Outputs are kept, by identifier, for every sequence with an equal input."""
     free_encoder_mm_hashes: list[bytes] = dataclasses.field(default_factory=list)
-    """Identifiers of outputs to be dropped before that."""
+    """Identifiers of encoder outputs to be dropped before this step's inputs are encoded."""
 
     @functools.cached_property
     def num_scheduled_tokens(self) -> dict[str, int]:
-        """By sequence, in batch order. For tests and traces; a hot path reads `batch`."""
+        """Tokens by sequence, in batch order. For tests and traces; a hot path reads `batch`."""
         batch = self.batch
         return dict(zip(batch.req_ids, batch.num_scheduled_tokens.tolist(), strict=True))

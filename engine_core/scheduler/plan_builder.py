@@ -21,13 +21,13 @@ class PlanBuilder:
 
     def __init__(self, batch: BatchState, *, token_budget: int, step_id: int, now: float) -> None:
         self.budget = token_budget
-        """Tokens left."""
+        """Tokens that may still be scheduled."""
         self.step_id = step_id
         self.now = now
         self.preempted_req_ids: list[str] = []
         self.has_preempted = False
         self.num_drafts_wanted: Int64Array | None = None
-        """See `SchedulerOutput`."""
+        """See `SchedulerOutput.num_drafts_wanted`."""
         self._token_budget = token_budget
         self._batch = batch
         self._rows: list[Int64Array] = []
@@ -71,7 +71,7 @@ class PlanBuilder:
         self.budget -= num_tokens
 
     def add_drafts(self, sequence: Sequence, drafts: list[int]) -> None:
-        """Behind the tokens of a scheduled sequence. No request may be dropped afterwards."""
+        """Add drafts behind a scheduled sequence's tokens. No request may be dropped afterwards."""
         assert 0 < len(drafts) <= self.budget
         self._drafts[sequence.sequence_id] = drafts
         self.budget -= len(drafts)

@@ -150,7 +150,7 @@ class Preemptor:
             self._record(request, step_id, mode, reason, num_tokens, num_free_before)
 
     def _leave_rows(self, request: Request) -> list[Sequence]:
-        """Returns those that had one."""
+        """Free the request's rows. Returns the sequences that had one."""
         sequences = [sequence for sequence in request.unfinished if sequence.row is not None]
         for sequence in sequences:
             sequence.drop_placeholders()

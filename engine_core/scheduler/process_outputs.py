@@ -110,8 +110,8 @@ class StepOutputProcessor:
         return rows, others
 
     def _process_steps(self, step: InFlightStep, token_ids: Int32Array) -> dict[str, list[int]]:
-        """Of several decode steps, [R, K]. Appends and emits the tokens of the fast path; returns
-        those of the other sequences, some of which end among them."""
+        """Append and emit the fast path's tokens of several decode steps, [R, K]. Returns those of
+        the other sequences, some of which end among them."""
         pool, batch, rows = self._pool, self._pool.batch, step.batch.rows
         counts, num_steps = step.plan.batch.num_scheduled_tokens, step.plan.num_decode_steps
         lengths = batch.num_tokens[rows]
@@ -158,7 +158,7 @@ class StepOutputProcessor:
         self._answered.append(sequence)
 
     def end_answered(self) -> None:
-        """What was pooled leaves, once its answers have been sent."""
+        """End pooled sequences, once their answers have been sent."""
         answered, self._answered = self._answered, []
         for sequence in answered:
             self._pool.end_sequence(sequence)

@@ -49,7 +49,7 @@ class RequestStatus(enum.IntEnum):
     FINISHED_LENGTH = 5
     FINISHED_ABORTED = 6
     FINISHED_IGNORED = 7
-    """Can never fit."""
+    """The request can never fit."""
     FINISHED_ERROR = 8
     FINISHED_TIMEOUT = 9
     FINISHED_REFUSED = 10
@@ -157,7 +157,7 @@ class Request:
 
     @property
     def adapter(self) -> str | None:
-        """The fingerprint of its weights."""
+        """The fingerprint of its adapter's weights; None: it has no adapter."""
         return self.message.adapter
 
     @property
@@ -317,7 +317,7 @@ class Sequence(TokenStream):
             (rows.add if drafts else rows.discard)(self.row)
 
     def max_drafts(self, max_model_len: int) -> int:
-        """As many as may all be accepted: one sampled token follows them in any case."""
+        """Most drafts that may all be accepted: one sampled token follows them in any case."""
         max_tokens = self.request.sampling_params.max_tokens
         max_len = min(self.num_prompt_tokens + max_tokens, max_model_len)
         return max_len - self.num_tokens - 1
@@ -360,7 +360,7 @@ def request_of(sequence_id: str) -> str:
 
 
 def _check(message: EngineRequest) -> None:
-    """Raises ValueError."""
+    """Raises ValueError if the message cannot be served as it is."""
     num_sequences, beam_search = message.num_sequences, message.beam_search
     if not message.request_id:
         raise ValueError("request_id is empty; give each request an id of its own")

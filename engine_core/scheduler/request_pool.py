@@ -33,12 +33,12 @@ class RequestPool:
         self._on_finish = on_finish
         self.batch = batch
         self.sequences: list[Sequence | None] = [None] * batch.max_num_rows
-        """By row."""
+        """Sequences by row; None: the row is free."""
         self.by_id: dict[str, Request] = {}
         self.running: dict[str, Request] = {}
         self.waiting: WaitingQueue = policy.waiting
         self.compiling: dict[str, Request] = {}
-        """Those that wait for their grammars: outside of the queue, in nobody's way."""
+        """Requests that wait for their grammars: outside of the queue, in nobody's way."""
         self.outputs = OutputCollector(batch)
         self.counters = Counters()
         self.stop_tokens = StopTokens()
@@ -61,7 +61,7 @@ class RequestPool:
 
     @property
     def num_waiting(self) -> int:
-        """Requests; preempted ones wait."""
+        """Number of waiting requests, preempted ones included."""
         return len(self.waiting) + len(self.compiling)
 
     def find_sequence(self, sequence_id: str) -> Sequence | None:
@@ -92,7 +92,7 @@ class RequestPool:
     # ------------------------------------------------------------------ in and out of the queue
 
     def add_waiting(self, request: Request) -> None:
-        """To the tail of the waiting queue, at once or by `enter_queue`."""
+        """Put the request at the tail of the waiting queue, at once or by `enter_queue`."""
         self.by_id[request.request_id] = request
         self.num_by_tenant[request.tenant_name] += 1
         request.tenant_number = self.policy.on_arrival(request)
@@ -103,7 +103,7 @@ class RequestPool:
         self._count_queued(request)
 
     def enter_queue(self, request: Request) -> None:
-        """Its grammar is there."""
+        """The request's grammar is there: it joins the waiting queue."""
         del self.compiling[request.request_id]
         self.waiting.add_request(request)
 
@@ -219,7 +219,7 @@ class RequestPool:
         self.end_sequence(sequence)
 
     def end_sequence(self, sequence: Sequence) -> None:
-        """Behind its terminal output; its status is final."""
+        """End a sequence whose status is final and whose terminal output has been added."""
         request = sequence.request
         is_over = request.num_running_sequences == 1
         if is_over:
@@ -266,14 +266,14 @@ class RequestPool:
         self._drop_request(request, None)
 
     def drop_sequence(self, sequence: Sequence) -> None:
-        """Free its blocks and row."""
+        """Free the sequence's blocks and row."""
         self.kv_cache.free(sequence)
         if sequence.row is not None:
             self.free_row(sequence)
         self.drop_id(sequence)
 
     def drop_id(self, sequence: Sequence) -> None:
-        """Of a sequence without blocks and row."""
+        """Drop the id of a sequence without blocks and row; the next plan tells the runner."""
         self._forked.pop(sequence.sequence_id, None)
         self._finished_req_ids.append(sequence.sequence_id)
 

@@ -18,7 +18,7 @@ from protocol.explanations import PreemptionCause
 
 
 class Select(enum.Enum):
-    """Which running sequences are scheduled."""
+    """The running sequences that a pass schedules."""
 
     ALL = enum.auto()
     PREFILLS = enum.auto()

@@ -20,7 +20,7 @@ from protocol.explanations import CacheLookup, LookupEnd, WaitReason
 _MAX_SKIPPED = 64
 """Most requests skipped in one step, so that a step's cost does not grow with the queue."""
 _MAX_SKIPPED_FOR_ADAPTERS = 1024
-"""Likewise, of those that wait for an adapter: a crowd for one is no reason to hold up others."""
+"""Most requests skipped for their adapters: a crowd for one is no reason to hold up others."""
 
 
 class _Start(NamedTuple):
@@ -180,7 +180,7 @@ class WaitingScheduler:
         return status is not AllocStatus.LATER
 
     def find_cached_prefix(self, request: Request) -> CacheHit:
-        """What of its first sequence is cached, and need not be computed."""
+        """The part of the request's first sequence that is cached, and need not be computed."""
         if request.computes_whole_prompt:
             return self._kv_cache.no_hit
         return self._kv_cache.find_cached_prefix(request.unfinished[0])
@@ -254,7 +254,7 @@ class WaitingScheduler:
     # ------------------------------------------------------------------ start it
 
     def _start(self, request: Request, found: _Start, plan: PlanBuilder) -> None:
-        """With the cached prefix. Its other sequences fork later."""
+        """Start a request behind its cached prefix. Its other sequences fork later."""
         first, hit, work = found
         kv_cache, pool, num_tokens = self._kv_cache, self._pool, work.num_tokens
         if request.status is RequestStatus.WAITING:
@@ -275,7 +275,7 @@ class WaitingScheduler:
         self._num_reserved_blocks = self._num_reserved_blocks + self.blocks_of_forks(request)
 
     def _count_lookup(self, request: Request, first: Sequence, hit: CacheHit) -> None:
-        """At the first admission."""
+        """Count what the cache had of a request at its first admission."""
         counters, num_prompt = self._pool.counters, request.num_prompt_tokens
         num_cached = request.account.num_cached_tokens = min(hit.num_tokens, num_prompt)
         request.account.cache_lookup = lookup = CacheLookup(

@@ -287,15 +287,15 @@ class Scheduler:
         self._preempt_all_why = why
 
     def forget_runner(self) -> None:
-        """After the plan of `preempt_all`: the next runner knows no request, and its cache is
-        empty."""
+        """Called after the plan of `preempt_all`: the next runner knows no request, and its cache
+        is empty."""
         self._kv_cache.evict_cached()
         self._begin_new_runner()
 
     def use_weights(self, name: str, version: int) -> None:
-        """After the plan of `preempt_all`: a runner of other weights follows, which has this cache
-        and knows no request. Blocks of those before are not found under this name; outputs carry
-        the version."""
+        """Called after the plan of `preempt_all`: a runner of other weights follows, which has this
+        cache and knows no request. Blocks of those before are not found under this name;
+        outputs carry the version."""
         self._kv_cache.use_weights(name, self._begin_new_runner())
         self.pool.outputs.weights_version = version
 
@@ -309,11 +309,11 @@ class Scheduler:
         return unfinished
 
     def reserve_adapter_slot(self, adapter: str) -> int | None:
-        """As if a request waited for it; None: it has a slot, or there is none for it."""
+        """A slot, as if a request waited for the adapter; None: it has one, or none is left."""
         return self.adapters.reserve(adapter, self.pool.running.values())
 
     def requests_with_adapter(self, adapter: str) -> list[str]:
-        """Ids of the unfinished ones."""
+        """Ids of the adapter's unfinished requests."""
         return [name for name, each in self.pool.by_id.items() if each.adapter == adapter]
 
     def explain(self, request_id: str) -> RequestInfo | None:

@@ -109,5 +109,5 @@ class StopTokens:
                 self._table[token_id] = False
 
     def may_stop(self, token_ids: Int32Array) -> BoolArray:
-        """For each token whether it may end a sequence."""
+        """Whether each token may end a sequence."""
         return self._table[np.minimum(token_ids, len(self._table) - 1)]

@@ -34,7 +34,7 @@ class TokenStream:
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and output."""
+        """Number of prompt and output tokens."""
         if self._batch is None:
             return len(self.prompt) + len(self._output)
         return int(self._batch.num_tokens[self.row])
@@ -45,7 +45,7 @@ class TokenStream:
 
     @property
     def num_computed_tokens(self) -> int:
-        """Scheduled tokens count."""
+        """Number of computed tokens; scheduled ones count."""
         if self._batch is None:
             return self._num_computed
         return int(self._batch.num_computed_tokens[self.row])
@@ -67,12 +67,12 @@ class TokenStream:
 
     @property
     def output_token_ids(self) -> list[int]:
-        """A copy."""
+        """A copy of the output tokens."""
         return self.output_from(0)
 
     @property
     def all_token_ids(self) -> list[int]:
-        """Prompt and output, a copy."""
+        """A copy of prompt and output tokens."""
         return self.prompt.tolist() + self.output_token_ids
 
     @property
@@ -121,8 +121,8 @@ class TokenStream:
         self._output = array("i", token_ids)
 
     def drop_placeholders(self) -> None:
-        """What steps in flight sample for it is dropped: its last token is to be computed again if
-        the sequence goes on."""
+        """Drop what steps in flight sample for it: its last token is to be computed again if the
+        sequence goes on."""
         if self._batch is not None and self._batch.num_steps_in_flight:
             self.num_computed_tokens = min(self.num_computed_tokens, self.num_tokens - 1)
 

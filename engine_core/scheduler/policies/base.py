@@ -17,7 +17,7 @@ class WaitingQueue(Protocol):
 
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[Request]:
-        """In the order in which they would be popped. May cost O(n log n); not for the hot path."""
+        """All requests, the next to be popped first. May cost O(n log n); not for the hot path."""
 
     def add_request(self, request: Request) -> None:
         """A new request."""

@@ -14,7 +14,7 @@ from engine_core.scheduler.request import Request, RequestStatus
 
 _SWAPPED, _OTHERS = 0, 1
 _MOST_USERS = 1024
-"""Of a tenant. Those with the least service are forgotten first: they start at the least again."""
+"""Most users counted of a tenant. The least served are forgotten first: they start at the least."""
 
 
 class _Line:
@@ -23,21 +23,21 @@ class _Line:
 
     def __init__(self) -> None:
         self._users: dict[int, dict[str, OrderedDict[str, Request]]] = {}
-        """By priority and user's name."""
+        """Requests by id, by user's name, by priority."""
         self._priorities: list[int] = []
-        """Ascending."""
+        """The priorities that have requests, ascending."""
 
     def __bool__(self) -> bool:
         return bool(self._priorities)
 
     def __iter__(self) -> Iterator[Request]:
-        """As if no user were charged meanwhile; users in the order in which they began to wait."""
+        """All if no user were charged meanwhile; users in the order in which they began to wait."""
         for priority in self._priorities:
             for requests in self._users[priority].values():
                 yield from requests.values()
 
     def add(self, request: Request) -> None:
-        """Behind its equals."""
+        """Put the request behind those of its priority and user."""
         users = self._users.get(request.message.priority)
         if users is None:
             users = self._users[request.message.priority] = {}
@@ -45,7 +45,7 @@ class _Line:
         users.setdefault(user_of(request), OrderedDict())[request.request_id] = request
 
     def put_first(self, request: Request) -> None:
-        """Before its equals; it is in the line."""
+        """Move the request, which is in the line, before the others of its priority and user."""
         requests = self._users[request.message.priority][user_of(request)]
         requests.move_to_end(request.request_id, last=False)
 
@@ -76,7 +76,7 @@ class FairQueue:
         self._counters = counters
         self._lines: tuple[dict[TenantKey, _Line], dict[TenantKey, _Line]] = ({}, {})
         self._places: dict[str, tuple[int, TenantKey]] = {}
-        """Lane and tenant, by request."""
+        """Lane and tenant of each request, by id."""
         self._keys_by_number: dict[int, TenantKey] = {}
         self._served_last: Tenant | None = None
         self.service_by_user: dict[TenantKey, dict[str, float]] = {}
@@ -89,7 +89,7 @@ class FairQueue:
         return len(self._places)
 
     def __iter__(self) -> Iterator[Request]:
-        """As if no tenant were charged meanwhile."""
+        """All requests, the next to be popped first, as if no tenant were charged meanwhile."""
         for lane in (_SWAPPED, _OTHERS):
             keys = self._counters.keys[lane]
             for number in np.argsort(keys, kind="stable")[: len(self._lines[lane])].tolist():
@@ -103,12 +103,12 @@ class FairQueue:
         return 0.0 if self._served_last is None else self._counters.counter(self._served_last)
 
     def add_request(self, request: Request) -> None:
-        """Behind its tenant's others."""
+        """Put the request behind its tenant's others of its priority and user."""
         self._join(request, is_lifted=True)
 
     def prepend_request(self, request: Request) -> None:
-        """In front of its tenant's others. One that never ran was only skipped: its tenant never
-        stopped waiting."""
+        """Put the request in front of its tenant's others of its priority and user. One that never
+        ran was only skipped: its tenant never stopped waiting."""
         line = self._join(request, is_lifted=request.status is not RequestStatus.WAITING)
         line.put_first(request)
 
@@ -292,12 +292,12 @@ class Fair(SchedulingPolicy):
 
 
 def tenant_key(request: Request) -> TenantKey:
-    """Which tenant is charged."""
+    """The tenant that is charged for the request."""
     if request.message.tenant is None:
         return request.client_index
     return request.tenant_name
 
 
 def user_of(request: Request) -> str:
-    """Who of the tenant's users; empty: the tenant itself."""
+    """The user, within its tenant, that the request is of; empty: the tenant itself."""
     return "" if request.message.tenant is None else request.message.tenant.partition("/")[2]

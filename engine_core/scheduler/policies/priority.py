@@ -65,12 +65,12 @@ class PriorityQueue:
             yield heapq.heappop(heap)[3]
 
     def add_request(self, request: Request) -> None:
-        """Behind its equals."""
+        """Put the request to the place that its rank gives, behind its equals."""
         self._num_added += 1
         self._push(request, self._num_added)
 
     def prepend_request(self, request: Request) -> None:
-        """To the place that its rank gives, in front of its equals."""
+        """Put the request to the place that its rank gives, in front of its equals."""
         self._num_added += 1
         self._push(request, -self._num_added)
 
@@ -120,7 +120,7 @@ class Priority(SchedulingPolicy):
     ) -> None:
         self.waiting: PriorityQueue = PriorityQueue(ageing_s)
         self._min_gain = min_gain if ageing_s is None else min_gain * ageing_s
-        """In units of the rank."""
+        """Least gain that lets a request force another out, in units of the rank."""
         self._force_preemption = force_preemption
         self._least_urgent: list[tuple[float, float, int, Request]] = []
         """A heap of negative ranks and numbers, of all that run and some that did; or empty."""

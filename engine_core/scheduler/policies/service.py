@@ -22,9 +22,9 @@ class Tenant:
     number: int | None = None
     num_unfinished: int = 0
     counter: float = 0.0
-    """Virtual, per unit of weight, when it left."""
+    """Virtual tokens per unit of weight, when the tenant left."""
     served: float = 0.0
-    """Weighted tokens, when it left."""
+    """Weighted tokens that the tenant was served until it left."""
 
 
 class ServiceCounters:
@@ -42,7 +42,7 @@ class ServiceCounters:
         self._output_weight = output_weight
         self._present: dict[TenantKey, Tenant] = {}
         self.departed: dict[TenantKey, Tenant] = {}
-        """Oldest first."""
+        """Tenants that left, in the order in which they did."""
         self._num_numbers = 0
         self._free_numbers: list[int] = []
         self._counters = np.zeros(_FIRST_CAPACITY)
@@ -68,7 +68,7 @@ class ServiceCounters:
         return tenant
 
     def leave(self, key: TenantKey, floor: float) -> None:
-        """It has no unfinished requests. Counters at or below `floor` need not be kept."""
+        """The tenant has no unfinished requests. Counters at or below `floor` need not be kept."""
         self._settle()
         tenant = self._present.pop(key)
         number = number_of(tenant)
@@ -89,18 +89,18 @@ class ServiceCounters:
         return tenant.counter if tenant.number is None else float(self._counters[tenant.number])
 
     def lift(self, tenant: Tenant, floor: float) -> None:
-        """Raise its counter to the floor, if it is below."""
+        """Raise the tenant's counter to the floor, if it is below."""
         self._settle()
         number = number_of(tenant)
         self._counters[number] = max(float(self._counters[number]), floor)
 
     def start_waiting(self, tenant: Tenant, lane: int) -> None:
-        """It has a request in that lane."""
+        """The tenant has a request in that lane."""
         self._settle()
         self.keys[lane, number_of(tenant)] = self._counters[number_of(tenant)]
 
     def stop_waiting(self, tenant: Tenant, lane: int) -> None:
-        """It has none left in that lane."""
+        """The tenant has no request left in that lane."""
         self.keys[lane, number_of(tenant)] = np.inf
 
     def charge(self, tenant: Tenant, num_weighted_tokens: float) -> None:
@@ -170,6 +170,6 @@ class ServiceCounters:
 
 
 def number_of(tenant: Tenant) -> int:
-    """Of a tenant that has one."""
+    """The number of a tenant that has one."""
     assert tenant.number is not None
     return tenant.number

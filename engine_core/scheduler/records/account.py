@@ -16,7 +16,7 @@ class Account:
     """How the cache was searched then."""
     num_preemptions: int = 0
     preemptions: list[Preemption] = dataclasses.field(default_factory=list)
-    """The last ones."""
+    """The latest preemptions, in order."""
     num_draft_tokens: int = 0
     """Drafts that were verified."""
     num_accepted_tokens: int = 0

@@ -141,7 +141,7 @@ class BeamSearch:
         )
 
     def sampling_params(self, params: SamplingParams) -> SamplingParams:
-        """Of a beam: the request's, with the likeliest tokens reported."""
+        """A beam's parameters: the request's, with the likeliest tokens reported."""
         return msgspec.structs.replace(
             params, temperature=0.0, logprobs=self.num_candidates, min_tokens=0
         )

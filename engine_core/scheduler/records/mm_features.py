@@ -14,9 +14,9 @@ class MultiModalFeature:
     stop: int
     """Positions [start, stop) of the prompt depend on it."""
     num_rows: int
-    """Of its encoder's output, each in the place of one of these positions."""
+    """Rows of its encoder's output, each in the place of one of these positions."""
     identifier: bytes
-    """Of its content, and of whom its output may be shared with."""
+    """Names its content and those that may share its encoder's output."""
     runs: tuple[tuple[int, int], ...] = ()
     """Positions [start, stop) that take one row each, in order."""
     tensors: Mapping[str, Any] = dataclasses.field(default_factory=dict)

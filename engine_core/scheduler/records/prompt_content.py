@@ -36,7 +36,7 @@ class PromptContent:
 
     @property
     def embeds_stop(self) -> int:
-        """Behind the last position that has a hidden state in place of a token; 0 without any."""
+        """The end of the last range with hidden states in place of tokens; 0 without any."""
         return self.embeds[-1].stop if self.embeds else 0
 
 

@@ -37,7 +37,7 @@ class EmbeddedRows:
 
 
 def token_ranges(embeds: Sequence[EmbeddedRows], num_prompt_tokens: int) -> list[slice]:
-    """Where a prompt has tokens: what stands at other positions is counted nowhere."""
+    """Ranges of a prompt that have tokens: what stands at other positions is counted nowhere."""
     starts = [0, *(rows.stop for rows in embeds)]
     stops = [*(rows.start for rows in embeds), num_prompt_tokens]
     return [slice(*ends) for ends in zip(starts, stops, strict=True)]

@@ -56,7 +56,7 @@ def collect_statistics(
 
 
 def _by_adapter(requests: Iterable[Request]) -> dict[str, int]:
-    """By fingerprint."""
+    """Number of requests of each adapter, by fingerprint."""
     return dict(Counter(each.adapter for each in requests if each.adapter is not None))
 
 

@@ -24,7 +24,7 @@ class AdapterSlots(SchedulerPart):
         self._num_slots = num_slots
         self._loads = loads
         self._slot_of: dict[str, int] = {}
-        """The least recently used first."""
+        """Slots by adapter, the least recently used first."""
         self._loading: set[str] = set()
         self._to_load: list[tuple[str, int]] = []
         self._in_use: set[str] = set()
@@ -33,7 +33,7 @@ class AdapterSlots(SchedulerPart):
     # ------------------------------------------------------------------ in one step's pass
 
     def begin_pass(self, running: Iterable[Request]) -> None:
-        """Before the waiting requests are looked at."""
+        """Note which adapters are in use, before the waiting requests are looked at."""
         self._gives_way = False
         self._in_use = _adapters_of(running) if self._num_slots is not None else set()
 
@@ -129,7 +129,7 @@ class AdapterSlots(SchedulerPart):
         self._to_load.clear()
 
     def slot_of(self, adapter: str) -> int | None:
-        """That it has, loaded or not."""
+        """The slot of an adapter, loaded or not; None: it has none."""
         return self._slot_of.get(adapter)
 
     def check(self) -> None:

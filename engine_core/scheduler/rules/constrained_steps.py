@@ -31,7 +31,7 @@ class ConstrainedSteps(SchedulerPart):
                 self._pool.finish_request(request, RequestStatus.FINISHED_REFUSED, why_not)
 
     def on_plan(self, plan: SchedulerOutput) -> None:
-        """Masks for what of it follows a grammar and is to get a token."""
+        """Give the plan masks for what of it follows a grammar and is to get a token."""
         batch, rows = self._pool.batch, plan.batch.rows
         is_constrained = batch.is_constrained[rows]
         if not np.count_nonzero(is_constrained):

@@ -22,7 +22,7 @@ class DecodeSteps:
         self._most = config.num_decode_steps
 
     def extend(self, plan: PlanBuilder) -> None:
-        """Of a plan to which nothing is added any more. It keeps its one step while requests wait,
+        """Give a complete plan several decode steps. It keeps its one step while requests wait,
         after a preemption, with a prompt, a first token or a draft in it, and with any sequence
         whose next token is not its own alone to choose: a beam, one that others fork from, one
         whose client looks for stop strings, or that reports log-probabilities."""

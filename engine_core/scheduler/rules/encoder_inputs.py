@@ -29,13 +29,13 @@ class EncoderCache:
         self.capacity = capacity
         self._num_rows: dict[bytes, int] = {}
         self._references: dict[bytes, int] = {}
-        """Of those that are needed."""
+        """References of each output that is needed, by identifier."""
         self._evictable: OrderedDict[bytes, None] = OrderedDict()
-        """The oldest first."""
+        """Identifiers of outputs that may be evicted, the oldest first."""
         self._num_empty = capacity
         self._num_evictable_rows = 0
         self.evicted: list[bytes] = []
-        """Since they were last taken from here."""
+        """Identifiers of outputs evicted since they were last taken from here."""
 
     def __contains__(self, identifier: bytes) -> bool:
         return identifier in self._num_rows
@@ -104,7 +104,7 @@ class EncoderWork:
 
     num_tokens: int
     inputs: dict[bytes, int] = dataclasses.field(default_factory=dict)
-    """By identifier, the index of an input that is not held yet."""
+    """Indices of inputs that are not held yet, by identifier."""
     why_fewer: str | None = None
 
 
@@ -228,7 +228,7 @@ class EncoderInputRule(SchedulerPart):
         return work.num_tokens
 
     def limit_columns(self, rows: Int64Array, counts: Int32Array, budget: int) -> Int32Array:
-        """Of running sequences in order, `counts` as `limit` has them; 0 for those that wait. The
+        """`counts` of running sequences in order, as `limit` has them; 0 for those that wait. The
         samples of a request share what is left of the budget."""
         batch = self._pool.batch
         if not self._budget:
@@ -256,7 +256,7 @@ class EncoderInputRule(SchedulerPart):
     # ------------------------------------------------------------------ around the steps
 
     def on_discard(self, steps: Iterable[InFlightStep]) -> None:
-        """What they should have encoded is not there, and what they should have dropped may be."""
+        """What the steps should have encoded is not there; what they should have dropped may be."""
         self.begin_step()
         self._cache.evict_all()
         self._cache.evicted += [name for each in steps for name in each.plan.free_encoder_mm_hashes]

@@ -90,13 +90,13 @@ class FaultIsolation:
         self._aborts = aborts
         self._explanations = explanations
         self._groups: list[list[Request]] = []
-        """Yet to pass; the last one is next, or runs."""
+        """Groups of requests that are yet to pass; the last one is next, or runs."""
         self._queue: _GroupQueue | None = None
-        """While a group runs."""
+        """The waiting queue while a group runs; else None."""
         self._suspects: set[Request] = set()
-        """In a step that failed, since the bisection began."""
+        """Requests that were in a failed step since the bisection began."""
         self._marks: dict[Sequence, int] = {}
-        """Tokens that the failed steps were to compute."""
+        """By sequence, how many tokens were to be computed by the end of the failed steps."""
         self._failed_alone: tuple[Request, str] | None = None
         self._probe: Request | None = None
         self._num_probes_failed = 0
@@ -182,7 +182,7 @@ class FaultIsolation:
         self._preemptor.recompute_swapped()
 
     def _advance(self, plan: PlanBuilder) -> None:
-        """Between two steps: the next group, if the one that runs has passed."""
+        """Go on to the next group between two steps, if the one that runs has passed."""
         if self._queue is not None:
             if any(map(self._is_pending, self._groups[-1])):
                 return
@@ -223,7 +223,7 @@ class FaultIsolation:
         )
 
     def _end_culprit(self) -> None:
-        """Once the probe is over."""
+        """Once the probe is over, end the request that failed alone, with the fault's text."""
         if self._probe is None or not self._probe.is_finished:
             return
         self._probe, self._num_probes_failed = None, 0

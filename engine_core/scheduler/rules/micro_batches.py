@@ -44,7 +44,7 @@ class MicroBatches:
         return batch.order if self._num_stages == 1 else self.part_of(batch.schedulable)
 
     def part_of(self, rows: Int64Array) -> Int64Array:
-        """Of rows that can be scheduled, in order, those of this plan."""
+        """This plan's rows, of those that can be scheduled, in order."""
         if self._num_stages == 1:
             return rows
         batch = self._pool.batch
@@ -60,7 +60,7 @@ class MicroBatches:
         return np.delete(rows, decodes[stop:])
 
     def limit(self, budget: int) -> int:
-        """The tokens of the next plan, of at most so many."""
+        """Most tokens of the next plan, no more than `budget`."""
         if self._num_stages == 1:
             return budget
         batch, pool = self._pool.batch, self._pool
@@ -73,7 +73,7 @@ class MicroBatches:
         return min(budget, num_decodes + max(chunk, self._min_tokens))
 
     def _are_beams(self, row: int, other: int) -> bool:
-        """Of one request."""
+        """Whether the rows have beams of one request."""
         first, second = map(self._pool.sequence_in, (row, other))
         return first.request is second.request and first.request.beam_search is not None
 

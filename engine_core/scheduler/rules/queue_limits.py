@@ -17,7 +17,7 @@ class QueueLimits(SchedulerPart):
         self._max_tokens = config.max_queued_tokens
 
     def check_request(self, request: Request) -> None:
-        """Raises QueueFull."""
+        """Raises QueueFull if as many requests or tokens wait as may."""
         if request.message.is_resumed:
             return
         pool, max_requests, max_tokens = self._pool, self._max_requests, self._max_tokens

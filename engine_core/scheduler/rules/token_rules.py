@@ -81,7 +81,7 @@ class TokenRules(Constraints):
 
 
 def rule_ids(params: SamplingParams, num_output_tokens: int) -> tuple[int | None, list[int]]:
-    """By the model's rules, for the token behind that many: the only one, and those that are
+    """The model's rules for the token behind that many: the only one possible, and those that are
     impossible."""
     rules = params.generation_rules
     if rules is None:

@@ -16,7 +16,7 @@ class Proposer(Protocol):
 
     @property
     def name(self) -> str:
-        """As `--speculative` has it."""
+        """The proposer's name, as `--speculative` has it."""
 
     def propose(self, tokens: Int32Array, scope: Hashable, most: int) -> list[int]:
         """Up to `most` tokens, at least 1, that may follow; empty: it knows nothing.

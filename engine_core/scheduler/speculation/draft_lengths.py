@@ -16,20 +16,20 @@ from engine_core.scheduler.token_budget.base import Float64Array, StepLoad
 from engine_core.scheduler.token_budget.cost_model import CostModel
 
 _DECAY = 0.95
-"""Of what a sequence's drafts before said, with each step that verifies some of them."""
+"""Weight of what a sequence's drafts said before, with each step that verifies some of them."""
 _COMMON_DECAY = 0.995
-"""Of what all sequences' did."""
+"""Weight of what all sequences' drafts said before, with each sequence that had some verified."""
 _PRIOR_WEIGHT = 1.0
 """Drafts that a new sequence is believed to have had, at the common rate."""
 _MOST_BELIEVED = 0.7
-"""Of that rate: behind many copies a first chat may come."""
+"""Most of the common rate that is believed: behind many copies a first chat may come."""
 _FIRST_PRICE = 0.3
-"""Until a step with drafts was timed at this number of sequences."""
+"""Price of a draft until steps with drafts were timed at this number of sequences."""
 _FIRST_DRAFTS = 2
 _LEAST_PRICE = 0.03
-"""A draft costs the host something too."""
+"""Least price of a draft: it costs the host something too."""
 _PRICE_OF_ANY = 0.15
-"""As does any draft of a step for each of its sequences: they are no columns any more."""
+"""Price of having drafts, for each of a step's sequences: they are no columns any more."""
 _ASK_AFTER = 8
 """Tokens for which an answer holds, if no draft is verified: to find one takes time, too."""
 _MEASURE_AFTER = 128
@@ -62,26 +62,26 @@ class DraftLengths:
         self._accepted: Float64Array = np.zeros(num_rows)
         self._rejected: Float64Array = np.zeros(num_rows)
         self._next_probe: Int64Array = np.zeros(num_rows, np.int64)
-        """Length of the sequence."""
+        """Length of the sequence from which on it gets a draft though none is worth its price."""
         self._probe_after: Int64Array = np.zeros(num_rows, np.int64)
         self._ask_at: Int64Array = np.zeros(num_rows, np.int64)
-        """Likewise: until then it is given what it was given last."""
+        """Length of the sequence below which it is given what it was given last."""
         self._given: Int64Array = np.zeros(num_rows, np.int64)
         self._size_class = 0
-        """Of the batch for which that was."""
+        """Bit length of the number of sequences of the batch for which lengths were last found."""
         self._rate: Float64Array = np.zeros(num_rows)
-        """Likewise, at which drafts are accepted; 1 where one is a probe."""
+        """Rates at which drafts were last taken to be accepted; 1 where one is a probe."""
         self._price = 0.0
         self._longest: Int64Array = np.full(num_rows, _FIRST_DRAFTS, np.int64)
         """Drafts that a sequence may have next."""
         self._common = [2.0, 2.0]
-        """Accepted and rejected."""
+        """Accepted and rejected drafts of all sequences, the latest weigh most."""
         self._measure_at: dict[int, int] = {}
-        """By number of sequences as below, the step from which on one gets a draft although drafts
-        are too dear."""
+        """By bit length of the number of sequences, the step from which on one gets a draft
+        although drafts are too dear."""
         self._num_steps = 0
         self._costs: dict[int, CostModel] = {}
-        """By number of sequences, to the next power of two."""
+        """Cost models of steps, by bit length of the number of sequences."""
 
     # ------------------------------------------------------------------ what steps tell
 
@@ -98,12 +98,12 @@ class DraftLengths:
         return num_plain < _OBSERVE_ALL or self._num_steps % _OBSERVE_EACH == 0
 
     def observe_step(self, load: StepLoad, duration_s: float) -> None:
-        """How long such a step took."""
+        """A step that `counts_step` asked for took that long."""
         size_class = load.num_sequences.bit_length()
         self._costs.setdefault(size_class, CostModel()).observe(load, duration_s)
 
     def observe_drafts(self, row: int, num_drafts: int, num_accepted: int) -> None:
-        """Of one sequence. What is behind the first rejected draft was not tested."""
+        """A sequence's drafts were verified. Those behind the first rejection were not tested."""
         self._claim(np.array([row]))
         is_rejected = num_accepted < num_drafts
         self._accepted[row] = _DECAY * self._accepted[row] + num_accepted
@@ -193,7 +193,7 @@ class DraftLengths:
         return np.zeros(len(rows), np.int64)
 
     def _one(self, rows: Int64Array) -> Int64Array:
-        """Of the newest sequence, to measure what it costs."""
+        """One draft for the newest sequence, to measure what it costs."""
         lengths = np.zeros(len(rows), np.int64)
         lengths[-1] = self._rate[rows[-1]] = 1
         return lengths

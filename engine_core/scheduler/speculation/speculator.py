@@ -15,14 +15,14 @@ from engine_core.scheduler.token_budget.base import Float64Array, StepLoad
 
 _SLO_MARGIN = 0.05
 _PLAIN_STEPS = 4
-"""Without drafts at each number of sequences, to know what drafts cost: where the runner makes
-them, and where an SLO is to be kept."""
+"""Steps without drafts at each number of sequences, to know what drafts cost: where the runner
+makes them, and where an SLO is to be kept."""
 _FOUND_DECAY = 0.8
 _SELDOM, _TRY_AFTER = 0.17, 4
-"""Below that share of attempts a sequence is tried again after so many tokens: a look-up takes time
-too."""
+"""Share of attempts that find drafts; below it a sequence is tried again after so many tokens: a
+look-up takes time too."""
 _ASYNC_SELDOM, _ASYNC_TRY_AFTER = 0.5, 16
-"""Likewise where an attempt costs a step in flight."""
+"""`_SELDOM` and `_TRY_AFTER` where an attempt costs a step in flight."""
 _EMPTY_ASKS, _MOST_PASSED_OVER = 8, 4
 """For every so many steps on end that got no drafts, one more is passed over behind each."""
 
@@ -56,10 +56,10 @@ class Speculator(SchedulerPart):
         )
         self._is_async = config.max_steps_in_flight > 1
         self._generation: Int64Array = np.full(batch.max_num_rows, -1, np.int64)
-        """Of each row, when the next two were last true."""
+        """The generation of each row when its columns about attempts began."""
         self._is_held: BoolArray = np.zeros(batch.max_num_rows, np.bool_)
         self._found: Float64Array = np.ones(batch.max_num_rows)
-        """How many attempts found drafts, of the last ones."""
+        """The share of a sequence's attempts that found drafts, the latest weigh most."""
         self._try_at: Int64Array = np.zeros(batch.max_num_rows, np.int64)
         """Length of the sequence from which on the next attempt is made."""
         self._num_empty = self._num_to_pass_over = 0
@@ -69,7 +69,7 @@ class Speculator(SchedulerPart):
     # ------------------------------------------------------------------ what a step tells
 
     def observe_drafts(self, row: int, num_drafts: int, num_accepted: int) -> None:
-        """Of one sequence, after a step."""
+        """A step verified a sequence's drafts."""
         self._lengths.observe_drafts(row, num_drafts, num_accepted)
 
     def on_update(self, step: InFlightStep, duration_s: float) -> None:
@@ -77,7 +77,7 @@ class Speculator(SchedulerPart):
         self._propose()
 
     def _observe_time(self, step: InFlightStep, duration_s: float) -> None:
-        """Of a step that is over, if it computed nothing but last tokens and drafts. Those that the
+        """Time an ended step, if it computed nothing but last tokens and drafts. Drafts that the
         runner makes take time in the step that makes them and in the one that verifies them."""
         plan, num_drafts = step.plan, 0
         if plan.scheduled_spec_decode_tokens:
@@ -111,7 +111,7 @@ class Speculator(SchedulerPart):
         self._num_to_pass_over = min(self._num_empty // _EMPTY_ASKS, _MOST_PASSED_OVER)
 
     def _ask(self, proposer: Proposer, rows: Int64Array) -> bool:
-        """Returns whether any of the rows gets drafts."""
+        """Ask for drafts of these rows. Returns whether any of them gets some."""
         batch = self._batch
         num_tokens = batch.num_tokens[rows]
         most = np.minimum(self._choose(rows), batch.max_len[rows] - num_tokens - 1)

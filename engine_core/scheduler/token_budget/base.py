@@ -16,7 +16,7 @@ class RunningSequences:
     copies: not to be changed, not to be kept."""
 
     num_tokens: Int32Array
-    """Prompt and output."""
+    """Prompt and output tokens of each sequence."""
     num_computed_tokens: Int32Array
     num_prompt_tokens: Int32Array
     first_token_s: Float64Array
@@ -31,21 +31,21 @@ class WaitingRequests:
     """The waiting queue in sums: it may be long."""
 
     num_requests: int
-    """At least 1."""
+    """The number of waiting requests, at least 1."""
     num_tokens: int
-    """Prompt and output."""
+    """Prompt and output tokens of the waiting requests."""
     head_arrival_s: float
-    """Of the next request."""
+    """When the next request arrived, on the scheduler's clock."""
     num_admissible: int
-    """As far as --max-num-seqs allows; blocks are not considered."""
+    """Waiting requests that --max-num-seqs lets in; blocks are not considered."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StepLoad:
-    """What a step runs, in numbers that its time depends on."""
+    """A step in numbers that its time depends on."""
 
     num_tokens: int
-    """Computed in the step."""
+    """Tokens computed in the step."""
     num_sequences: int
     num_context_tokens: int
     """Keys and values read, summed over sequences: computed + scheduled tokens of each."""
@@ -58,7 +58,7 @@ class TokenBudget:
     that depends on the load overrides."""
 
     looks_at_load = False
-    """If not, neither method is called."""
+    """Whether `num_tokens` and `observe` are called."""
 
     def __init__(
         self, max_num_batched_tokens: int, max_num_shared_tokens: int | None = None

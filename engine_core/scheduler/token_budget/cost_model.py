@@ -9,7 +9,7 @@ import numpy.typing as npt
 from engine_core.scheduler.token_budget.base import StepLoad
 
 _BENDS = (64, 128, 256, 512)
-"""Tokens of a step."""
+"""Numbers of a step's tokens at which the line may bend."""
 _NUM_FEATURES = 5 + len(_BENDS)
 _WINDOW = 96
 """Steps of either kind that are looked at."""
@@ -17,7 +17,7 @@ _EVERY_STEP_UNTIL = 16
 _REFIT_INTERVAL = 8
 _RIDGE = 1e-4
 _HUBER = 2.0
-"""In standard deviations of the relative error, as estimated by its median."""
+"""Largest error of full weight, in standard deviations of the relative error (by its median)."""
 _LEAST_DEVIATION = 0.02
 _MOST_TOKENS = 2**31 - 1
 
@@ -48,9 +48,9 @@ class CostModel:
         """Rows of zeros say nothing: they are given no weight."""
         self._is_seen = np.zeros(2 * _WINDOW)
         self._num_seen = [0, 0]
-        """Steps without and with chunks."""
+        """Numbers of steps observed, without and with chunks."""
         self.most_chunk_tokens = 0
-        """Of any step observed; beyond it the line is a guess."""
+        """Most chunk tokens of any step observed; beyond them the line is a guess."""
         self._scale = np.zeros(_NUM_FEATURES)
         self._fitted = np.zeros(_NUM_FEATURES)
         self._coefficients = [0.0] * _NUM_FEATURES
@@ -141,7 +141,7 @@ class CostModel:
 
     def _fit(self) -> None:
         relative = self._loads / self._durations[:, None]
-        """So that the target is 1 in every row."""
+        """Loads over durations, so that the target is 1 in every row."""
         errors = np.abs(relative @ self._fitted - 1.0) * self._is_seen
         num_rows = self._is_seen.sum()
         median = float(np.partition(errors, int(-(num_rows // 2) - 1))[int(-(num_rows // 2) - 1)])
@@ -160,7 +160,7 @@ class CostModel:
 
 
 def _beyond(bent: list[float], num_tokens: int) -> float:
-    """What the tokens beyond the bends cost."""
+    """Seconds that tokens beyond the bends add."""
     return sum(
         coefficient * (num_tokens - bend)
         for bend, coefficient in zip(_BENDS, bent, strict=True)

@@ -32,7 +32,7 @@ class StepFeedback:
         self._preemption = preemption
         self._budget = budget
         self._last_end_s = 0.0
-        """Of the last step that was observed."""
+        """When the last step that was observed ended, on the scheduler's clock."""
 
     def choose_budget(self, now: float) -> int:
         """Most tokens of the step to be planned."""

@@ -19,28 +19,28 @@ from engine_core.scheduler.token_budget.cost_model import CostModel
 Floats = npt.NDArray[np.floating]
 
 _MIN_STEPS_WITH_CHUNKS = 6
-"""Observed, before the cost model is used."""
+"""Steps with chunks that are observed before the cost model is used."""
 _FIRST_CHUNK = 32
-"""With running decodes, of the first steps; it doubles, so that the model sees several sizes."""
+"""First chunk beside running decodes; it doubles each step: the cost model sees several sizes."""
 _MIN_HORIZON = 16
 """Tokens within which a new request may catch up, and expected output of a new request."""
 _CHUNK_RATIO = math.sqrt(2.0)
-"""Between chunk lengths that are weighed against each other."""
+"""Largest ratio of successive chunk lengths that are weighed against each other."""
 _MAX_WAITING = 64
 """Waiting requests that are weighed: the first tokens of the others are far away."""
 _TPOT_SPREAD = 0.1
-"""Of the time allowed for the remaining tokens: how far off the predicted end may be."""
+"""How far off a predicted end may be, as a part of the time allowed for the remaining tokens."""
 _TTFT_SPREAD = 0.3
-"""Of the allowed time to the first token, likewise."""
+"""How far off a predicted first token may be, as a part of the time allowed until it."""
 _MIN_CHUNK = 4
 """Prefill tokens of every step, so that no prompt waits for ever."""
 _FEW_TOKENS = 2
-"""Added to the remaining tokens: the last ones are not certain either."""
+"""Tokens added to the remaining ones: the end of an output is not certain either."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SLOTargets:
-    """Seconds."""
+    """The SLOs in seconds."""
 
     tpot_s: float
     ttft_s: float
@@ -53,7 +53,7 @@ class DecodeOutlook:
     num_left: Floats
     """Tokens that are expected, at least 1."""
     allowed_s: Floats
-    """From now, for all of them."""
+    """Seconds from now in which the `num_left` tokens are due."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -61,11 +61,11 @@ class PromptOutlook:
     """Prompts to be computed, in order, [j]."""
 
     num_tokens_until: Floats
-    """Left to compute of this one and all before it."""
+    """Tokens left to compute of this prompt and all before it."""
     allowed_s: Floats
-    """From now until its first token; below 0 it is late."""
+    """Seconds from now until the prompt's first token is due; below 0 it is late."""
     num_output_tokens: float
-    """Expected of each."""
+    """Output tokens expected of each prompt."""
 
 
 class SLOTokenBudget(TokenBudget):
@@ -119,7 +119,7 @@ class SLOTokenBudget(TokenBudget):
             return self.max_num_tokens
         num_left = running.num_tokens - running.num_computed_tokens
         is_prefill = num_left > 1
-        """Also one that is recomputed after a preemption."""
+        """Whether more than the last token is to be computed: also after a preemption."""
         prefills = is_prefill.nonzero()[0]
         num_decodes = len(is_prefill) - len(prefills)
         if num_decodes == 0 or (waiting is None and not len(prefills)):
@@ -166,7 +166,7 @@ class SLOTokenBudget(TokenBudget):
             return shortest
         num_lengths = 1 + math.ceil(math.log(longest / shortest) / math.log(_CHUNK_RATIO))
         chunks = np.geomspace(longest, shortest, num_lengths)
-        """Falling, so that of equals the longest is taken."""
+        """Lengths of chunks, falling: of equals the longest is taken."""
         num_prompts = len(prompts.allowed_s)
         step_s = model.predict_chunks(decodes, chunks, num_prompt_tokens / num_prompts / 2)
         num_later = num_decodes + num_prompts
@@ -197,15 +197,15 @@ def _min_slack_s(
     tpot_s: float,
     decode_s: float,
 ) -> float:
-    """What the next step may take; NaN if no running decode has an SLO that can be met."""
+    """Seconds that the next step may take; NaN if no running decode has an SLO that can be met."""
     num_outputs = running.num_tokens - running.num_prompt_tokens
-    """Now; the next one is the num_outputs-th after the first."""
+    """Output tokens so far; the next one is the num_outputs-th after the first."""
     allowed_s = num_outputs * tpot_s
     allowed_s += running.first_token_s
     allowed_s -= now
     allowed_s[prefills] = np.nan
     gain_s = max(0.0, tpot_s - decode_s)
-    """Caught up in each decode-only step."""
+    """Seconds caught up in each decode-only step."""
     min_s = float(np.fmin.reduce(allowed_s))
     if min_s + _MIN_HORIZON * gain_s < decode_s:
         reachable_s = allowed_s + np.maximum(num_outputs, _MIN_HORIZON) * gain_s
@@ -290,7 +290,7 @@ def expected_violations(
     num_steps_C1 = num_steps_CJ[:, -1:]
 
     def p_slow(num_left: Floats | float, until_C: Floats, allowed_s: Floats | float) -> Floats:
-        """Of outputs whose first `until_C` tokens take a step with a chunk each."""
+        """Probability that outputs are late that take steps with a chunk for `until_C` tokens."""
         num_mixed = np.minimum(num_left, until_C)
         end_s = num_mixed * step_s_C1 + (num_left - num_mixed) * decode_step_s
         spread_s = _TPOT_SPREAD * targets.tpot_s * (num_left + _FEW_TOKENS)

@@ -4,6 +4,7 @@ import ctypes
 
 import torch
 
+from kernels.cpu.graph_ops import ACTIVATIONS
 from kernels.cpu.library import ISA_NAMES, NativeLibrary, check
 from kernels.cpu.operations import CpuOperations
 from kernels.interface.sampling import Penalties, SamplingLimits
@@ -47,7 +48,9 @@ def norms_and_activations(library: NativeLibrary, case: RandomCase) -> None:
             lambda: check(add(address, address, weight.data_ptr(), len(x), size, 1e-5)),
         )
     alone = library.function("ec_activation", p, n, n, ctypes.c_int)
-    must_refuse("activation", lambda: check(alone(both.data_ptr(), 1, size, case.index(4))))
+    must_refuse(
+        "activation", lambda: check(alone(both.data_ptr(), 1, size, case.index(len(ACTIVATIONS))))
+    )
     kind = case.index(3)
     gated = library.function("ec_gated_activation", p, p, n, n, ctypes.c_int)
     addresses = both.data_ptr(), residual.data_ptr()
