@@ -73,19 +73,19 @@ class Inputs:
 
     def call(self, q_out_THD: torch.Tensor | None = None) -> torch.Tensor:
         """The kernel; overwrites queries in place unless there is somewhere else."""
-        shape = self.shape
-        sizes = shape.block_size, shape.num_kv_heads, shape.head_size, shape.head_size
-        kv_cache = KVCache(
-            self.kv_B2KSD[:, 0], self.kv_B2KSD[:, 1], KVShape(*sizes, self.kv_B2KSD.dtype)
-        )
         return rotary_and_cache(
             self.qkv_TN,
             self.positions_T,
             self.slots_T,
-            kv_cache,
+            self.cache_of(self.kv_B2KSD),
             self.params(torch.bfloat16),
             q_out_THD=q_out_THD,
         )
+
+    def cache_of(self, kv_B2KSD: torch.Tensor) -> KVCache:
+        shape = self.shape
+        sizes = shape.block_size, shape.num_kv_heads, shape.head_size, shape.head_size
+        return KVCache(kv_B2KSD[:, 0], kv_B2KSD[:, 1], KVShape(*sizes, kv_B2KSD.dtype))
 
     def params(self, dtype: torch.dtype) -> RotaryParams:
         q_weight_D, k_weight_D = self.q_weight_D, self.k_weight_D
@@ -107,7 +107,7 @@ def check(shape: Shape, num_tokens: int, kv_dtype: torch.dtype, *, device: str) 
         inputs.qkv_TN.float(),
         inputs.positions_T,
         inputs.slots_T,
-        (expected_B2KSD[:, 0], expected_B2KSD[:, 1]),
+        inputs.cache_of(expected_B2KSD),
         inputs.params(torch.float32),
     )
     q_THD = inputs.call()
