@@ -27,6 +27,8 @@ _POLL_S = 0.5
 """Seconds between two looks at how many blocks are in use."""
 _NICENESS = 10
 """Niceness for the first pages: a tenth of a core that others want, too, for a second or two."""
+_TAKING = threading.Lock()
+"""Held while pages are taken, which keeps a cache that others have forgotten."""
 _SET_NAME, _NAME = 15, b"cache-pages"  # of prctl: what `top -H` shows
 
 
@@ -61,6 +63,13 @@ def populate_cache(
     return thread
 
 
+def end_taking() -> None:
+    """Wait until no thread holds a cache that all others have forgotten: one of low priority may
+    wait long for a core before it lets go."""
+    with _TAKING:
+        pass
+
+
 def _populate(
     blocks: weakref.ref[torch.Tensor],
     num_blocks: int,
@@ -82,8 +91,9 @@ def _populate(
                 os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
             time.sleep(_POLL_S)
         stop = min(wanted, num_taken + stride)
-        if not _take_pages(blocks(), num_taken, stop, madvise):
-            return
+        with _TAKING:
+            if not _take_pages(blocks(), num_taken, stop, madvise):
+                return
         num_taken = max(num_taken, stop)
 
 

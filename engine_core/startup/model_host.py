@@ -21,6 +21,7 @@ from engine_core.models.encoders.encoder_configs import EncoderConfig
 from engine_core.models.errors import ModelError
 from engine_core.models.interface import CapturesPasses
 from engine_core.models.registry import read_model_config
+from engine_core.startup.cache_pages import end_taking
 from engine_core.startup.draft_model import load_with_draft
 from engine_core.startup.model import LoadedModel
 from engine_core.startup.pooled_files import pooled_files
@@ -259,6 +260,7 @@ def _refusals() -> Iterator[None]:
 def _give_back_memory(*, on_gpu: bool) -> None:
     """Give freed memory back to the system."""
     gc.collect()  # what is captured of a model's forward pass refers to the model
+    end_taking()
     if on_gpu:
         torch.cuda.empty_cache()
     with contextlib.suppress(OSError, AttributeError):  # glibc alone has it, and needs it

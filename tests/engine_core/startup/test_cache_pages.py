@@ -3,7 +3,9 @@
 import ctypes
 import mmap
 import sys
+import threading
 import time
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -114,6 +116,31 @@ def test_a_cache_that_is_given_back_gets_no_more_pages(monkeypatch):
     monkeypatch.setattr(cache_pages, "_STRIDE_BYTES", 1 << 16)
     cache_pages.populate_cache(blocks, 64, none_filled).join()
     assert len(asked) == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="of Linux")
+def test_who_gives_a_cache_back_waits_until_the_thread_lets_go(monkeypatch):
+    blocks = TorchOperations().allocate_blocks(64, 16384)
+    is_taking, forgotten = threading.Event(), weakref.ref(blocks)
+
+    class Library:
+        def __init__(self, name, use_errno):
+            def madvise(first, length, advice):
+                is_taking.set()
+                time.sleep(0.3)
+                return 0
+
+            self.madvise = madvise
+            self.prctl = lambda *_: 0
+
+    monkeypatch.setattr(cache_pages.ctypes, "CDLL", Library)
+    thread = cache_pages.populate_cache(blocks, 64, none_filled)
+    assert is_taking.wait(60)
+    del blocks
+    assert forgotten() is not None
+    cache_pages.end_taking()
+    assert forgotten() is None
+    thread.join(60)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="of Linux")

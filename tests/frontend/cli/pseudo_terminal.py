@@ -13,9 +13,16 @@ import time
 
 import pyte
 
+_AT_ITS_TERMINAL = """
+import os, runpy
+os.close(os.open(os.ttyname(0), os.O_RDWR))  # the first that a session opens controls it
+runpy.run_module("frontend.cli", run_name="__main__", alter_sys=True)
+"""
+
 
 class PseudoTerminal:
-    """`engine-client` with these arguments; `state` is the user's state folder."""
+    """`engine-client` with these arguments, whose terminal it is: Ctrl-C typed there interrupts it.
+    `state` is the user's state folder."""
 
     def __init__(self, *arguments, state, columns=80, rows=24):
         self._master, slave = pty.openpty()
@@ -26,7 +33,7 @@ class PseudoTerminal:
         # pytest-xdist sets a size, and that would count
         environment = {name: os.environ[name] for name in os.environ.keys() - {"LINES", "COLUMNS"}}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "frontend.cli", *arguments],
+            [sys.executable, "-c", _AT_ITS_TERMINAL, *arguments],
             stdin=slave,
             stdout=slave,
             stderr=slave,

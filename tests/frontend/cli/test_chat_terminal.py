@@ -70,7 +70,6 @@ def test_what_is_typed_during_an_answer_stands_at_the_next_prompt(start_engine, 
     session.type("Hi\r")
     session.wait_for("tick tick")
     session.type("typed meanwhile\x03")
-    session.process.send_signal(signal.SIGINT)
     session.wait_for("[stopped]", "> typed meanwhile")
     session.type("\r")
     session.wait_for("tick tick", times=2)
