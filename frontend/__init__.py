@@ -5,7 +5,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from frontend.adapters import LoRARequest
     from frontend.async_llm import AsyncLLM
     from frontend.errors import (
         EngineClientError,
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
         ScoringRequestOutput,
     )
     from frontend.pooling_params import PoolingParams
+    from frontend.request_options import LoRARequest
     from frontend.sampling_params import (
         BeamSearchParams,
         RepetitionDetectionParams,
@@ -77,7 +77,7 @@ __all__ = [
 ]
 
 _MODULES = (
-    "errors", "event_loop", "sampling_params", "outputs", "inputs.prompts", "adapters",
+    "errors", "event_loop", "sampling_params", "outputs", "inputs.prompts", "request_options",
     "pooling_params", "pooling", "async_llm", "llm",
 )  # fmt: skip
 """Each imports only modules before it: a search in this order loads nothing needless."""

@@ -4,10 +4,10 @@ import abc
 from os import PathLike
 from typing import TypeVar
 
-from frontend.adapters import LoRARequest
 from frontend.engine.session import EngineSession
 from frontend.errors import InvalidInput, UnknownAdapter
 from frontend.fleet.engine_group import EngineGroup
+from frontend.request_options import LoRARequest
 from protocol import calls
 from protocol.explanations import RequestInfo
 

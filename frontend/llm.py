@@ -3,53 +3,26 @@ event loop in a thread of its own."""
 
 import asyncio
 import logging
-import weakref
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from functools import partial, update_wrapper
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
+from typing import Any, Unpack
 
-from frontend.adapters import LoRARequest
 from frontend.async_llm import AsyncLLM
-from frontend.batched_requests import final_output, progress_bar, run_all, warn_of_errors
-from frontend.errors import ClientClosed, InvalidInput
-from frontend.event_loop import LoopThread
+from frontend.blocking_client import BlockingClient, progress_bar
+from frontend.errors import InvalidInput, RequestRejected
 from frontend.inputs.prompts import ChatMessage, PromptsInput, has_data, split_prompts
 from frontend.outputs import BeamSearchOutput, RequestOutput, beam_search_output
-from frontend.pooling import (
-    ClassificationRequestOutput,
-    EmbeddingRequestOutput,
-    PoolingRequestOutput,
-    ScoringRequestOutput,
-)
-from frontend.pooling_params import PoolingParams
-from frontend.request_options import RequestOptions, SharedOptions, adapter_of
+from frontend.request_options import LoRARequest, RequestOptions, SharedOptions, adapter_of
+from frontend.request_state import RequestState
 from frontend.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
-from frontend.text.tokenizer import Tokenizer
-from protocol.outputs import ModelInfo
 
 logger = logging.getLogger(__name__)
 
 Params = SamplingParams | BeamSearchParams
-T = TypeVar("T")
-P = ParamSpec("P")
 AdapterInput = LoRARequest | Sequence[LoRARequest | None] | None
 
 
-def _waiting(
-    call: Callable[Concatenate[AsyncLLM, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate["LLM", P], T]:
-    """A call of `AsyncLLM` that is waited for."""
-
-    def method(self: "LLM", /, *args: P.args, **kwargs: P.kwargs) -> T:
-        client = self._open_client()
-        return self._thread.run_and_wait(call(client, *args, **kwargs))
-
-    update_wrapper(method, call)
-    return method
-
-
-class LLM:
+class LLM(BlockingClient):
     """Generate, embed, classify and score batches of prompts.
 
     With `model`, an engine is started as a child process and ends with this object. Without, this
@@ -101,48 +74,15 @@ class LLM:
             "structured_outputs_config": structured_outputs_config,
             "allowed_local_media_path": allowed_local_media_path,
         }
-        self._thread = LoopThread("engine-client")
-        try:
-            self._client = self._thread.run_and_wait(
-                AsyncLLM.connect(
-                    address, reconnect_timeout_s=reconnect_timeout_s, keys=keys, **client_options
-                )
-                if model is None
-                else AsyncLLM.launch(
-                    model, startup_timeout_s=startup_timeout_s, **client_options, **engine_options
-                )
+        super().__init__(
+            AsyncLLM.connect(
+                address, reconnect_timeout_s=reconnect_timeout_s, keys=keys, **client_options
             )
-        except BaseException:
-            self._thread.close()
-            raise
-        self._close = weakref.finalize(self, _close, self._thread, self._client)
-
-    def close(self) -> None:
-        """Disconnect; an engine that was started here ends. Also done at exit."""
-        self._close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
-
-    @property
-    def address(self) -> str:
-        return self._client.address
-
-    @property
-    def model(self) -> ModelInfo:
-        """The model that the engine serves."""
-        return self._client.model
-
-    def get_tokenizer(self) -> Tokenizer:
-        """Raises InvalidInput if the model came without one."""
-        return self._client.get_tokenizer()
-
-    def get_default_sampling_params(self) -> SamplingParams:
-        """The sampling that the model's authors recommend, as a new object."""
-        return self._client.get_default_sampling_params()
+            if model is None
+            else AsyncLLM.launch(
+                model, startup_timeout_s=startup_timeout_s, **client_options, **engine_options
+            )
+        )
 
     def generate(
         self,
@@ -242,102 +182,6 @@ class LLM:
         tokenizer = self._client.input_processor.optional_tokenizer
         return [beam_search_output(output, tokenizer) for output in outputs]
 
-    def embed(
-        self,
-        prompts: PromptsInput,
-        pooling_params: PoolingParams | None = None,
-        use_tqdm: bool | Callable[..., Any] = True,
-        **more: Any,
-    ) -> list[EmbeddingRequestOutput]:
-        """A vector for each prompt. This and the next four: one output per prompt, in order; see
-        `AsyncLLM.embed` and its neighbours, also for `more` (`prompt_name`, `lora_request`,
-        `priority` ...). An interrupt aborts them all.
-        Raises InvalidInput, RequestRejected, RequestFailed, EngineDied: see `PoolingCalls`."""
-        return self._pool(self._client.embed, prompts, pooling_params, use_tqdm, more)
-
-    def classify(
-        self,
-        prompts: PromptsInput,
-        pooling_params: PoolingParams | None = None,
-        use_tqdm: bool | Callable[..., Any] = True,
-        **more: Any,
-    ) -> list[ClassificationRequestOutput]:
-        """Probabilities of the labels."""
-        return self._pool(self._client.classify, prompts, pooling_params, use_tqdm, more)
-
-    def reward(
-        self,
-        prompts: PromptsInput,
-        pooling_params: PoolingParams | None = None,
-        use_tqdm: bool | Callable[..., Any] = True,
-        **more: Any,
-    ) -> list[PoolingRequestOutput]:
-        """The labels of each token, or of each step."""
-        return self._pool(self._client.reward, prompts, pooling_params, use_tqdm, more)
-
-    def encode(
-        self,
-        prompts: PromptsInput,
-        pooling_params: PoolingParams | None = None,
-        use_tqdm: bool | Callable[..., Any] = True,
-        *,
-        pooling_task: str | None = None,
-        **more: Any,
-    ) -> list[PoolingRequestOutput]:
-        """The tensors that `pooling_task` names, as they come."""
-        more["pooling_task"] = pooling_task
-        return self._pool(self._client.encode, prompts, pooling_params, use_tqdm, more)
-
-    def score(
-        self,
-        data_1: str | Sequence[str],
-        data_2: str | Sequence[str],
-        pooling_params: PoolingParams | None = None,
-        use_tqdm: bool | Callable[..., Any] = True,
-        **more: Any,
-    ) -> list[ScoringRequestOutput]:
-        """Of each text of `data_2` with that of `data_1`, or with its only one."""
-        first, second = (
-            [each] if isinstance(each, str) else list(each) for each in (data_1, data_2)
-        )
-        run = partial(self._client.score, first)
-        return self._pool(run, second, pooling_params, use_tqdm, more)
-
-    def _pool(
-        self,
-        run: Callable[..., Coroutine[Any, Any, T]],
-        prompts: PromptsInput,
-        pooling_params: PoolingParams | None,
-        use_tqdm: bool | Callable[..., Any],
-        more: dict[str, Any],
-    ) -> T:
-        self._open_client()
-        if not use_tqdm:
-            return self._thread.run_and_wait(run(prompts, pooling_params, **more))
-        with progress_bar(len(split_prompts(prompts)), use_tqdm) as done:
-            return self._thread.run_and_wait(run(prompts, pooling_params, on_finished=done, **more))
-
-    request_info = _waiting(AsyncLLM.request_info)
-    statistics = _waiting(AsyncLLM.statistics)
-    pause_generation = _waiting(AsyncLLM.pause_generation)
-    resume_generation = _waiting(AsyncLLM.resume_generation)
-    sleep = _waiting(AsyncLLM.sleep)
-    wake_up = _waiting(AsyncLLM.wake_up)
-    is_sleeping = _waiting(AsyncLLM.is_sleeping)
-    update_weights = _waiting(AsyncLLM.update_weights)
-    load_adapter = _waiting(AsyncLLM.load_adapter)
-    unload_adapter = _waiting(AsyncLLM.unload_adapter)
-
-    def reset_prefix_cache(self) -> bool:
-        """Evict all cached blocks that no request uses. Returns True, as vLLM's."""
-        self._thread.run_and_wait(self._open_client().reset_prefix_cache())
-        return True
-
-    @property
-    def adapters(self) -> list[str]:
-        """Names that requests may give as `adapter`."""
-        return self._client.adapters
-
     def _run_batch(
         self,
         prompts: Sequence[object],
@@ -383,22 +227,37 @@ class LLM:
                     zip(decoded, each_params, options, strict=True)
                 )
             ]
-            outputs = await run_all(client.session, requests, final_output)
-            warn_of_errors(outputs)
+            outputs = await client.run_all(requests, _final_output)
+            _warn_of_errors(outputs)
             return outputs
 
         with progress_bar(len(prompts), use_tqdm) as done:
             return self._thread.run_and_wait(run(done))
 
-    def _open_client(self) -> AsyncLLM:
-        if not self._close.alive:
-            raise ClientClosed("this LLM is closed; make a new one")
-        return self._client
+
+async def _final_output(request: RequestState) -> RequestOutput:
+    """A refusal ends this request only, not the others of the batch."""
+    try:
+        return await request.next_output()
+    except RequestRejected as rejection:
+        return request.failed_output(str(rejection))
 
 
-def _close(thread: LoopThread, client: AsyncLLM) -> None:
-    thread.run_and_wait(client.close())
-    thread.close()
+def _warn_of_errors(outputs: Sequence[RequestOutput]) -> None:
+    """One line, however many: their text is empty or cut, and a caller may not look at reasons."""
+    failed = [
+        completion
+        for output in outputs
+        for completion in output.outputs
+        if completion.finish_reason == "error"
+    ]
+    if failed:
+        logger.warning(
+            "%d of %d completions ended with finish_reason 'error'; the first: %s",
+            len(failed),
+            sum(len(output.outputs) for output in outputs),
+            failed[0].detail,
+        )
 
 
 def _check_one_per_prompt(name: str, values: object, num_prompts: int) -> None:

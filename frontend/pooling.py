@@ -1,7 +1,6 @@
 """Vectors, classes and scores of prompts, by vLLM's names: what is asked and what comes back, as
 plain lists. `PoolingCalls` are the calls of `AsyncLLM`; those of `LLM` stand on them."""
 
-import abc
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -10,13 +9,9 @@ from typing import Any, Unpack
 
 import msgspec
 
-from frontend.adapters import LoRARequest
-from frontend.batched_requests import run_all
-from frontend.engine.session import EngineSession
+from frontend.engine_client import EngineClient
 from frontend.errors import InvalidInput, RequestFailed
 from frontend.event_loop import Pause
-from frontend.fleet.engine_group import EngineGroup
-from frontend.input_processor import InputProcessor
 from frontend.inputs.prompts import PromptsInput, chars_of, split_prompts
 from frontend.outputs import RequestOutput
 from frontend.pooling_params import PoolingParams
@@ -74,7 +69,7 @@ class ScoringRequestOutput(PoolingRequestOutput):
     outputs: ScoringOutput
 
 
-class PoolingCalls(abc.ABC):
+class PoolingCalls(EngineClient):
     """
     Raises:
         InvalidInput: a prompt or parameter that cannot be served, or a task that the model does not
@@ -83,20 +78,6 @@ class PoolingCalls(abc.ABC):
             the call are aborted.
         EngineDied: the engine was lost and did not come back.
     """
-
-    @property
-    @abc.abstractmethod
-    def input_processor(self) -> InputProcessor: ...
-
-    @property
-    @abc.abstractmethod
-    def session(self) -> EngineSession | EngineGroup: ...
-
-    @abc.abstractmethod
-    async def ready(self) -> None: ...
-
-    @abc.abstractmethod
-    async def know_adapter(self, adapter: LoRARequest | None) -> None: ...
 
     async def embed(
         self,
@@ -210,7 +191,7 @@ class PoolingCalls(abc.ABC):
         behind `request_id`."""
         await self.ready()
         await self.know_adapter(adapter_of(options))
-        params, session = pooling_params or PoolingParams(), self.session
+        params = pooling_params or PoolingParams()
         process = self.input_processor
         process.check_task(task)
         one = len(prompts) == 1
@@ -227,14 +208,14 @@ class PoolingCalls(abc.ABC):
                     pooled,
                     params,
                     task,
-                    session.requests.new_request_id(own_id),
+                    self.session.requests.new_request_id(own_id),
                     name=name,
                     on_finished=on_finished,
                     **options,
                 )
             )
             await pause.between()
-        return await run_all(session, requests, _pooled)
+        return await self.run_all(requests, _pooled)
 
     def pooling_task(self, named: str | None) -> PoolingTask:
         """None: the model's first. Raises InvalidInput: there is no such task."""

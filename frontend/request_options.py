@@ -1,14 +1,33 @@
 """What a call says of its requests beside prompts and parameters: whose, how urgent, how long."""
 
+from dataclasses import dataclass
 from typing import Any, TypedDict
 
-from frontend.adapters import LoRARequest, one_adapter
 from frontend.errors import InvalidInput
 from frontend.sampling_params import as_invalid_input
 from protocol.requests import check_name, check_timeout
 from protocol.sampling import check_whole
 
 _MAX_PRIORITY = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class LoRARequest:
+    """vLLM's: an adapter by name, read from `lora_path` if the engine does not know it.
+
+    Args:
+        lora_int_id: not used; the name tells adapters apart.
+        lora_path: a folder of PEFT's or a .gguf file, where the engine is. Needs an engine that was
+            started here, or with --adapter-dir. Empty: only one that the engine knows.
+    """
+
+    lora_name: str
+    lora_int_id: int = 1
+    lora_path: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.lora_name
 
 
 class SharedOptions(TypedDict, total=False):
@@ -28,8 +47,21 @@ class RequestOptions(SharedOptions, total=False):
 
 
 def adapter_of(options: RequestOptions) -> LoRARequest | None:
-    """Raises InvalidInput: see `one_adapter`."""
-    return one_adapter(options.get("adapter"), options.get("lora_request"))
+    """Of two ways to say it. Raises InvalidInput: both, or neither a name nor a LoRARequest."""
+    adapter, lora_request = options.get("adapter"), options.get("lora_request")
+    if adapter is not None and lora_request is not None:
+        raise InvalidInput("adapter and lora_request are the same; give one of them")
+    if lora_request is not None:
+        # vLLM's own class will do
+        name, path = (getattr(lora_request, each, None) for each in ("lora_name", "lora_path"))
+        if not isinstance(name, str) or not isinstance(path, str):
+            raise InvalidInput(f"lora_request is {lora_request!r}, it must be a LoRARequest")
+        return LoRARequest(name, lora_path=path)
+    if adapter is None:
+        return None
+    if not isinstance(adapter, str) or not adapter:
+        raise InvalidInput(f"adapter is {adapter!r}, it must be the name of one")
+    return LoRARequest(adapter)
 
 
 def wire_options(
@@ -51,7 +83,7 @@ def wire_options(
     if tenant is not None:
         with as_invalid_input():
             check_name("tenant", tenant)
-    lora = one_adapter(adapter, lora_request)
+    lora = adapter_of({"adapter": adapter, "lora_request": lora_request})
     return {
         "priority": priority,
         "tenant": tenant,
