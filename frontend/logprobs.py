@@ -5,9 +5,13 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
-from typing import TYPE_CHECKING, TypeVar, overload
+from typing import TYPE_CHECKING, Self, TypeVar, overload
 
-from protocol.outputs import Logprobs
+import msgspec
+
+from protocol.outputs import EngineCoreOutput, Logprobs
+from protocol.requests import EngineRequest
+from protocol.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from frontend.text.tokenizer import Tokenizer
@@ -84,6 +88,43 @@ class PromptLogprobs(LogprobEntries[dict[int, Logprob] | None]):
         if self._columns is None or place == 0:
             return None
         return logprobs_of(self._columns.part(place - 1, place), self._tokenizer)[0]
+
+
+class PromptReport:
+    """A request's PromptLogprobs, from the engine's outputs until its first token."""
+
+    def __init__(self, tokenizer: "Tokenizer | None") -> None:
+        self._tokenizer = tokenizer
+        self._columns: list[Logprobs] = []
+        self._whole: PromptLogprobs | None = None
+        self._is_taken = False
+
+    @classmethod
+    def of(cls, request: EngineRequest, tokenizer: "Tokenizer | None") -> Self | None:
+        """None: the request does not ask for any."""
+        return None if request.sampling_params.prompt_logprobs is None else cls(tokenizer)
+
+    def append(self, output: EngineCoreOutput) -> None:
+        if output.prompt_logprobs is not None:
+            self._columns.append(output.prompt_logprobs)
+
+    def complete(self) -> None:
+        """The first token has come: no more of them will."""
+        self._whole = PromptLogprobs(Logprobs.joined(self._columns), self._tokenizer)
+
+    def asked_again(self, params: SamplingParams) -> SamplingParams:
+        """What the request is sent with: it asks for none once it has all, else again for all."""
+        self._columns.clear()
+        if self._whole is None:
+            return params
+        return msgspec.structs.replace(params, prompt_logprobs=None)
+
+    def take(self, *, delta: bool) -> PromptLogprobs | None:
+        """None before the first token, and in all outputs of deltas but one."""
+        if self._whole is None or (delta and self._is_taken):
+            return None
+        self._is_taken = True
+        return self._whole
 
 
 class SampleLogprobs(LogprobEntries[dict[int, Logprob]]):

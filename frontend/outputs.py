@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from frontend.logprobs import Logprob, PromptLogprobs
-from protocol.outputs import RequestTimings
+from protocol.outputs import EngineCoreOutput, RequestTimings
 from protocol.pooling import Pooled
 
 if TYPE_CHECKING:
@@ -58,6 +58,13 @@ class RequestMetrics:
     engine_request_id: str | None = None
     """The engine's id of the request (`engine-client info --request`); after a resumption that of
     its first resumed sequence."""
+
+    def add(self, output: EngineCoreOutput) -> None:
+        """Note what one of the engine's outputs says."""
+        if self.engine is None:
+            self.engine = output.timings
+        self.num_draft_tokens += output.num_draft_tokens
+        self.num_accepted_tokens += output.num_accepted_tokens
 
 
 class RequestOutput(msgspec.Struct):

@@ -11,12 +11,12 @@ from typing import Protocol
 import msgspec
 
 from frontend.event_loop import Clock
-from frontend.logprobs import PromptLogprobs
+from frontend.logprobs import PromptReport
 from frontend.outputs import FinishReasonName, RequestMetrics, RequestOutput
 from frontend.sampling_params import RequestOutputKind, SamplingParams
 from frontend.sequence_state import SequenceState
 from frontend.text.tokenizer import Tokenizer
-from protocol.outputs import EngineCoreOutput, Logprobs
+from protocol.outputs import EngineCoreOutput
 from protocol.pooling import Pooled
 from protocol.requests import EngineRequest
 from protocol.sampling import sequence_seed
@@ -80,7 +80,6 @@ class RequestState:
         self._request = request
         self._prompt_text = prompt_text
         self._prompt_token_ids = request.prompt_token_ids
-        self._tokenizer = tokenizer
         self._kind = output_kind
         self._is_final_only = output_kind is RequestOutputKind.FINAL_ONLY
         self._last_token_s: float | None = None
@@ -100,11 +99,8 @@ class RequestState:
         """The version of the last token's weights."""
         self._weights_versions: list[int] = []
         self._num_cached_tokens: int | None = None
-        self._prompt_columns: list[Logprobs] = []
-        self._prompt_logprobs: PromptLogprobs | None = None
+        self._prompt_report = PromptReport.of(request, tokenizer)
         self._pooled: Pooled | None = None
-        self._prompt_taken = False
-        """Whether an output had them."""
         self._error: Exception | None = None
         self._final_taken = False
         self._has_output = False
@@ -151,10 +147,8 @@ class RequestState:
         if start > 0:
             assert params.seed is not None
             params = msgspec.structs.replace(params, seed=sequence_seed(params.seed, start))
-        if params.prompt_logprobs is not None:
-            if self._prompt_logprobs is not None:
-                params = msgspec.structs.replace(params, prompt_logprobs=None)
-            self._prompt_columns.clear()
+        if self._prompt_report is not None:
+            params = self._prompt_report.asked_again(params)
         timeout_s = self._request.timeout_s
         if timeout_s is not None:
             timeout_s = max(_MIN_TIMEOUT_S, timeout_s - (self._clock.now() - self._submitted_s))
@@ -183,19 +177,16 @@ class RequestState:
         Returns:
             True if a stop string ended the sequence while the engine continues it.
         """
-        if output.prompt_logprobs is not None:
-            self._prompt_columns.append(output.prompt_logprobs)
+        if self._prompt_report is not None:
+            self._prompt_report.append(output)
         if output.new_token_ids:
             before_s = self._note_token(index, now_s)
             if self.observer is not None and not math.isnan(before_s):
                 self.observer.on_tokens(now_s - before_s, 1)
         if self._num_cached_tokens is None:
             self._num_cached_tokens = output.num_cached_tokens
-        if self.metrics.engine is None:
-            self.metrics.engine = output.timings
         self._pooled = output.pooled
-        self.metrics.num_draft_tokens += output.num_draft_tokens
-        self.metrics.num_accepted_tokens += output.num_accepted_tokens
+        self.metrics.add(output)
         sequence = self.sequences[index]
         if sequence.finished:  # by a stop string, while the request's others go on
             return False
@@ -289,10 +280,6 @@ class RequestState:
                 if not delta or sequence.has_new_output
             ]
         self._final_taken = finished
-        prompt_logprobs = self._prompt_logprobs
-        if prompt_logprobs is not None and delta:
-            prompt_logprobs = None if self._prompt_taken else prompt_logprobs
-            self._prompt_taken = True
         return RequestOutput(  # one a token: names cost half a microsecond
             self.request_id,
             self._prompt_text,
@@ -303,7 +290,7 @@ class RequestState:
             self._num_cached_tokens,
             self._weights_versions,
             self._pooled,
-            prompt_logprobs,
+            None if self._prompt_report is None else self._prompt_report.take(delta=delta),
         )
 
     def _note_token(self, index: int, now_s: float) -> float:
@@ -317,9 +304,8 @@ class RequestState:
         return before_s
 
     def _note_first_token(self, now_s: float) -> None:
-        if self._request.sampling_params.prompt_logprobs is not None:
-            columns = Logprobs.joined(self._prompt_columns)
-            self._prompt_logprobs = PromptLogprobs(columns, self._tokenizer)
+        if self._prompt_report is not None:
+            self._prompt_report.complete()
         ttft_s = self.metrics.first_token_s = now_s - self._submitted_s
         if self.observer is not None:
             self.observer.on_first_token(ttft_s)

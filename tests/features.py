@@ -42,7 +42,6 @@ ABOVE = {
     "engine_core/config.py": 9,
     "engine_core/observers/trace.py": 10,
     "engine_core/server/validation.py": 11,
-    "frontend/request_state.py": 9,
 }
 """Files that name more, and how many at most. None may be added."""
 
