@@ -201,8 +201,8 @@ class EngineClient(EngineCalls):
         neighbours: Neighbours | None = None,
     ) -> EngineSession:
         return EngineSession(
-            ZmqTransport(address, self._key),
-            dataclasses.replace(self._options, address=address),
+            transport=ZmqTransport(address, self._key),
+            options=dataclasses.replace(self._options, address=address),
             clock=self._clock,
             child=self._children.get(address),
             requests=requests,

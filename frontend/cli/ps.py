@@ -55,8 +55,8 @@ async def _described(daemon: RunningDaemon, keys: Path | None) -> dict[str, Any]
         key = read_client_key(keys, daemon.address)
     with contextlib.suppress(EngineClientError, TimeoutError):
         session = EngineSession(  # and no client, which would build the tokenizer
-            ZmqTransport(daemon.address, key),
-            ConnectionOptions(
+            transport=ZmqTransport(daemon.address, key),
+            options=ConnectionOptions(
                 address=daemon.address,
                 client_name="engine-client ps",
                 connect_timeout_s=_ANSWER_S,

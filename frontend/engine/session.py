@@ -2,31 +2,25 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
-from typing import Any, Protocol, assert_never
+from collections.abc import Sequence
+from typing import Protocol, Unpack, assert_never
 
 import msgspec
 
-from frontend.engine.connection import Connection, ConnectionOptions
-from frontend.engine.daemon import ChildDaemon
-from frontend.engine.transport import Frames, Transport
+from frontend.engine.link import EngineLink, LinkArguments
 from frontend.errors import (
     CallRefused,
     ClientClosed,
     EngineClientError,
     EngineDied,
-    EngineRefused,
-    EngineUnavailable,
     QueueFull,
     RequestRejected,
-    TooManyClients,
 )
-from frontend.event_loop import Clock
 from frontend.output_processor import OutputProcessor
 from frontend.request_state import RequestState
 from protocol.cache_events import CacheEvents
 from protocol.calls import AdapterInfo, AnyCall, AnyResult
-from protocol.errors import ErrorCode, MalformedMessage
+from protocol.errors import ErrorCode
 from protocol.outputs import (
     AdaptersUpdated,
     CallFailed,
@@ -46,8 +40,6 @@ logger = logging.getLogger(__name__)
 Arithmetic = tuple[str, ...]
 """`ModelInfo.arithmetic`: engines where it is equal give equal tokens."""
 
-_RETRY_S = 0.1
-_MAX_BACK_OFF_S = 5.0
 _MAX_REPORTS = 3
 """So many errors may the engine report in a row while a request makes no progress."""
 _MAY_MOVE = (
@@ -55,8 +47,6 @@ _MAY_MOVE = (
     *(ErrorCode.WEIGHTS_REFUSED, ErrorCode.WRONG_STATE),
 )
 """Refused so, a request may be another engine's."""
-_MIN_LOSSES = 3
-"""So many losses without output are borne, however long they take."""
 
 
 class Neighbours(Protocol):
@@ -81,68 +71,35 @@ class Neighbours(Protocol):
         other weights for."""
 
 
-class EngineSession:
-    """Requests and calls on the engine at the other end of `transport`.
-
-    connected --lost, requests in flight--> recovering --back, same model--> connected
-                                                |---------not in time------> disconnected
-    connected --lost, nothing in flight--> disconnected --next use--> recovering
-
-    Losses without any output between them are answered with a growing delay, and end the requests
-    once they have gone on for the time limit.
+class EngineSession(EngineLink):
+    """Requests and calls on one engine.
 
     Args:
-        child: the engine's process, if this client started it: its end is reported with its exit
-            code and last lines, and final unless it is one that starts an engine again.
         requests: those of all sessions of a client; default: of this one alone.
         neighbours: None: it has none.
     """
 
     def __init__(
         self,
-        transport: Transport,
-        options: ConnectionOptions,
         *,
-        clock: Clock,
-        child: ChildDaemon | None = None,
         requests: OutputProcessor | None = None,
         neighbours: Neighbours | None = None,
+        **how: Unpack[LinkArguments],
     ) -> None:
-        self.welcome: Welcome | None = None
-        self.welcome_frames: Frames = ()
+        super().__init__(**how)
         self._weights = ("", "")
         """The engine's id and the fingerprint of its weights, as last heard."""
         self._fingerprints: dict[int, str] = {}
         """Fingerprints of its weights by version, if requests may move."""
         self.adapters: dict[str, str] = {}
         """Fingerprints by name, as last heard."""
-        self.requests = OutputProcessor(clock) if requests is None else requests
+        self.requests = OutputProcessor(how["clock"]) if requests is None else requests
         self.is_draining = False
         self.is_paused = False
         """It starts no requests."""
-        self._transport = transport
-        self._address = options.address
-        self._options = options
         self._neighbours = neighbours
-        self._clock = clock
-        self._child = child
-        self._connection: Connection | None = None
-        self._recovery: asyncio.Task[None] | None = None
-        self._is_closed = False
         self._calls: dict[int, asyncio.Future[AnyResult]] = {}
         self._num_calls = 0
-        self._num_losses = 0
-        """Losses since the last output."""
-        self._first_loss_s = 0.0
-        self._loss_reason = ""
-
-    @property
-    def is_connected(self) -> bool:
-        return self._connection is not None
-
-    def silence_s(self) -> float:
-        """Seconds since the engine has sent anything; 0 without a connection."""
-        return 0.0 if self._connection is None else self._connection.silence_s()
 
     @property
     def arithmetic(self) -> Arithmetic | None:
@@ -150,39 +107,6 @@ class EngineSession:
         if self.welcome is None:
             return None
         return self._weights[1], *self.welcome.model.arithmetic[1:]
-
-    async def ready(self, *, waits: bool = True) -> None:
-        """Return once connected. An engine that was there before is waited for, as by the requests
-        in flight; one that was never seen must answer.
-        With `waits` False one attempt is made.
-        Raises EngineUnavailable, EngineRefused, ClientClosed, EngineDied."""
-        if self._is_closed:
-            raise ClientClosed("this client is closed; make a new one")
-        while self._connection is None:
-            is_other = self._recovery is not None
-            if self._recovery is None:
-                self._start_recovery(
-                    self._connect(self._options.connect_timeout_s)
-                    if self.welcome is None or not waits
-                    else self._recover()
-                )
-            assert self._recovery is not None
-            try:
-                await self._wait_for(self._recovery)
-            except EngineUnavailable:
-                # what was under way may have been one attempt only
-                if not (is_other and waits and self.welcome is not None):
-                    raise
-
-    async def _wait_for(self, recovery: asyncio.Task[None]) -> None:
-        """Closing the client cancels the recovery, not those that wait for it."""
-        try:
-            await asyncio.shield(recovery)
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if self._is_closed and (task is None or not task.cancelling()):
-                raise ClientClosed("this client was closed") from None
-            raise
 
     def submit(self, request: RequestState) -> None:
         """Send a request. It must be given to `release` in the end."""
@@ -206,13 +130,12 @@ class EngineSession:
     async def call(self, call: AnyCall) -> AnyResult:
         """Raises CallRefused, or EngineDied if the engine was lost before it answered."""
         await self.ready()
-        assert self._connection is not None
         self._num_calls += 1
         call_id = self._num_calls
         future: asyncio.Future[AnyResult] = asyncio.get_running_loop().create_future()
         self._calls[call_id] = future
         try:
-            self._connection.send(Call(call_id=call_id, call=call))
+            self._send(Call(call_id=call_id, call=call))
             return await future
         finally:
             self._calls.pop(call_id, None)
@@ -223,13 +146,7 @@ class EngineSession:
             return
         self._is_closed = True
         self._fail_all(ClientClosed("this client was closed"))
-        if self._recovery is not None:
-            self._recovery.cancel()
-            await asyncio.wait([self._recovery])
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-        self._transport.close()
+        await super().close()
 
     def _send_request(self, request: RequestState) -> None:
         if request.wire.adapter is not None and not request.has_started:
@@ -239,23 +156,21 @@ class EngineSession:
         for message in self.requests.wire_requests(request, self):
             if message.kv_source not in (None, *sources):
                 message = msgspec.structs.replace(message, kv_source=None)
-            if self._connection is not None:
-                self._connection.send(message, request.frames)
+            self._send(message, request.frames)
 
     def _send_abort(self, wire_ids: list[str]) -> None:
-        if wire_ids and self._connection is not None:
-            self._connection.send(Abort(request_ids=tuple(wire_ids)))
+        if wire_ids:
+            self._send(Abort(request_ids=tuple(wire_ids)))
 
     def _on_message(self, message: EngineMessage) -> None:
         match message:
             case EngineCoreOutputs(engine_ends=True) if self._neighbours and self._connection:
-                self._connection.close()
+                self._disconnect()
                 self._on_lost("it ended with these requests unfinished")
             case EngineCoreOutputs():
                 fingerprint = self._fingerprints.get(message.weights_version)
                 for abort in self.requests.process_outputs(message, fingerprint):
-                    if self._connection is not None:
-                        self._connection.send(abort)
+                    self._send(abort)
                 self._num_losses = 0
             case Rejected():
                 self._on_rejected(message)
@@ -266,8 +181,7 @@ class EngineSession:
             case ErrorMessage():
                 # The engine did not understand a message, or dropped this client.
                 logger.warning("the engine at %s reports: %s", self._address, message.message)
-                if self._connection is not None:
-                    self._connection.close()
+                self._disconnect()
                 if message.code != ErrorCode.SLOW_CONSUMER:  # the fault of no request
                     self._count_report(message)
                 self._on_lost(f"it reported: {message.message}")
@@ -332,60 +246,24 @@ class EngineSession:
                     )
                 )
 
-    def _on_lost(self, reason: str) -> None:
-        if self._is_closed or self._connection is None:
-            return
-        self._connection = None
+    def _on_loss(self, reason: str) -> bool:
         self.is_draining = self.is_paused = False
-        if not self._num_losses:
-            self._first_loss_s = self._clock.now()
-        self._num_losses += 1
-        self._loss_reason = reason
-        logger.warning("lost the engine at %s: %s", self._address, reason)
         self._fail_calls(self._died(f"is gone: {reason}"))
         if self._neighbours is not None and self.arithmetic is not None:
             self._neighbours.on_lost(self, self.arithmetic)
-        if self.requests.in_flight(self) or self._child is not None:
-            self._start_recovery(self._recover())
+        return bool(self.requests.in_flight(self))
 
-    def _start_recovery(self, attempt: Coroutine[Any, Any, None]) -> None:
-        self._recovery = asyncio.create_task(attempt)
-        self._recovery.add_done_callback(self._recovery_ended)
-
-    def _recovery_ended(self, task: asyncio.Task[None]) -> None:
-        if self._recovery is task:
-            self._recovery = None
-        if not task.cancelled():
-            task.exception()  # `ready` and the requests have reported it
-        if self._neighbours is not None and self._connection is not None:
+    def _on_attempt_over(self) -> None:
+        if self._neighbours is not None and self.is_connected:
             self._neighbours.on_connected(self)
 
-    async def _connect(self, timeout_s: float) -> None:
-        child = None if self.welcome is None else self._child
-        if child is not None and not child.restarts:
-            raise EngineDied(await child.exit_report(), address=self._address)
-        connection = Connection(
-            self._transport,
-            self._options,
-            clock=self._clock,
-            on_message=self._on_message,
-            on_lost=self._on_lost,
-        )
-        opening = connection.open(timeout_s)
-        welcome, self.welcome_frames = await (
-            opening if child is None else child.unless_it_ends(opening)
-        )
-        self.welcome = welcome
-        self._fingerprints.clear()
+    def _on_welcome(self, welcome: Welcome) -> None:
         model = welcome.model
+        self._fingerprints.clear()
         self._note_weights(welcome.engine_id, model.weights_version, model.fingerprint)
-        self.adapters = _by_name(welcome.model.adapters)
-        if connection.is_closed:
-            raise EngineUnavailable(f"the engine at {self._address} went away; try again")
-        self._connection = connection
+        self.adapters = _by_name(model.adapters)
 
     async def _recover(self) -> None:
-        """Wait for the engine to come back; resume what was interrupted, or end it."""
         assert self.welcome is not None
         (engine_id, fingerprint), arithmetic = self._weights, self.arithmetic
         before = self.welcome.model
@@ -422,35 +300,6 @@ class EngineSession:
                 request.metrics.num_resumptions += 1
                 self._send_request(request)
 
-    async def _reconnect(self) -> None:
-        limit_s, reason = self._options.reconnect_timeout_s, self._loss_reason
-        if self._num_losses > 1:
-            lost_for_s = self._clock.now() - self._first_loss_s
-            if self._num_losses > _MIN_LOSSES and lost_for_s > limit_s:
-                raise self._died(
-                    f"was lost {self._num_losses} times within {lost_for_s:.0f} s without any "
-                    f"output, the last time: {reason}"
-                )
-            await self._clock.sleep(min(_RETRY_S * 2 ** (self._num_losses - 2), _MAX_BACK_OFF_S))
-        deadline_s = self._clock.now() + limit_s
-        while True:
-            left_s = max(deadline_s - self._clock.now(), _RETRY_S)
-            try:
-                await self._connect(min(left_s, self._options.connect_timeout_s))
-                return
-            except (EngineUnavailable, EngineRefused) as error:
-                if isinstance(error, EngineRefused) and not _may_pass(error):
-                    raise
-                if self._clock.now() + _RETRY_S >= deadline_s:
-                    raise self._died(
-                        f"is gone ({reason}) and did not come back within {limit_s:g} s; "
-                        "start it again with `engine-core --model MODEL`"
-                    ) from None
-            await self._clock.sleep(_RETRY_S)
-
-    def _died(self, how: str) -> EngineDied:
-        return EngineDied(f"the engine at {self._address} {how}", address=self._address)
-
     def _fail_all(self, error: Exception) -> None:
         for request in self.requests.drop_wire_ids(self):
             why = ""
@@ -466,9 +315,3 @@ class EngineSession:
 
 def _by_name(adapters: Sequence[AdapterInfo]) -> dict[str, str]:
     return {each.name: each.fingerprint for each in adapters}
-
-
-def _may_pass(error: EngineRefused) -> bool:
-    """Whether it has no place at the moment, or its answer to HELLO could not be read: from an
-    engine known before, a fault of the connection."""
-    return isinstance(error, TooManyClients) or isinstance(error.__cause__, MalformedMessage)

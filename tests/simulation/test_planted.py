@@ -8,6 +8,7 @@ from unittest import mock
 import msgspec
 import pytest
 
+import frontend.engine.link as link_module
 import frontend.engine.session as session_module
 import frontend.engine.transport as transport_module
 from engine_core.kv_cache import KVCacheManager
@@ -46,8 +47,8 @@ def refused_requests_are_sent_for_ever():
     """No count, no delay."""
     stack = contextlib.ExitStack()
     stack.enter_context(mock.patch.object(session_module, "_MAX_REPORTS", 10**9))
-    stack.enter_context(mock.patch.object(session_module, "_MIN_LOSSES", 10**9))
-    stack.enter_context(mock.patch.object(session_module, "_MAX_BACK_OFF_S", 0.0))
+    stack.enter_context(mock.patch.object(link_module, "_MIN_LOSSES", 10**9))
+    stack.enter_context(mock.patch.object(link_module, "_MAX_BACK_OFF_S", 0.0))
     return stack
 
 

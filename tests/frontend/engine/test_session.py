@@ -112,7 +112,7 @@ OPTIONS = ConnectionOptions("memory", reconnect_timeout_s=10.0, silence_timeout_
 @pytest.fixture
 async def parts():
     clock, transport = VirtualClock(), MemoryTransport()
-    session = EngineSession(transport, OPTIONS, clock=clock)
+    session = EngineSession(transport=transport, options=OPTIONS, clock=clock)
     await session.ready()
     yield clock, transport, session
     await session.close()
@@ -199,7 +199,7 @@ async def test_a_request_made_while_the_engine_is_away_fails_at_the_same_deadlin
 async def test_an_engine_that_was_never_seen_fails_at_once():
     clock, transport = VirtualClock(), MemoryTransport()
     transport.is_up = False
-    session = EngineSession(transport, OPTIONS, clock=clock)
+    session = EngineSession(transport=transport, options=OPTIONS, clock=clock)
     with pytest.raises(EngineUnavailable):
         await session.ready()
     await session.close()
