@@ -13,6 +13,7 @@ from frontend.errors import ClientClosed, EngineClientError, EngineUnavailable, 
 from frontend.event_loop import Clock
 from frontend.fleet.cache_view import CacheView
 from frontend.fleet.disaggregation import PrefillHandoff, kv_address_of, may_hand_over
+from frontend.fleet.eligibility import may_take, needed_arithmetic
 from frontend.fleet.router import Choice, Router, RoutingPolicy, home_of
 from frontend.output_processor import OutputProcessor
 from frontend.request_state import RequestState
@@ -101,20 +102,15 @@ class EngineGroup(Neighbours):
     def add_engine(self, address: str) -> None:
         """One more engine; it takes over what waits for a lost one."""
         session = self._make_session(address, self.requests, self)
-        for number, each in enumerate(self.sessions):
-            if each in self._leaving and each not in self._keepers:  # its number is free
-                self._leaving.remove(each)
-                self.addresses[number], self.sessions[number] = address, session
-                self.loads[number], self._engine_ids[number] = 0, ""
-                self.num_sent[number] = 0
-                self.view.forget(number)
-                break
-        else:
-            self.addresses.append(address)
-            self.sessions.append(session)
-            self.loads.append(0)
-            self.num_sent.append(0)
-            self._engine_ids.append("")
+        gone = self._leaving - self._keepers.keys()
+        free = (number for number, each in enumerate(self.sessions) if each in gone)
+        number = next(free, len(self.sessions))
+        self._leaving.difference_update(self.sessions[number : number + 1])
+        self.addresses[number : number + 1] = [address]
+        self.sessions[number : number + 1] = [session]
+        self.loads[number : number + 1] = self.num_sent[number : number + 1] = [0]
+        self._engine_ids[number : number + 1] = [""]
+        self.view.forget(number)
         if self._keepers:
             self._keepers[session] = asyncio.create_task(self._keep(session))
 
@@ -304,7 +300,7 @@ class EngineGroup(Neighbours):
         if route is None:
             return False
         route.refused_by.add(route.number)
-        arithmetic = _needed(request, session.arithmetic)
+        arithmetic = needed_arithmetic(request, session.arithmetic)
         choice = self._choose(request, arithmetic, route.refused_by)
         if choice is None and arithmetic is not None:  # one of its weights may come back
             away = (each for each in self.sessions if not each.is_connected)
@@ -334,7 +330,7 @@ class EngineGroup(Neighbours):
             route = self._routes.get(request)
             if route is None or request.finished or route.num_losses >= _MAX_LOSSES:
                 continue
-            choice = self._choose(request, _needed(request, arithmetic), (route.number,))
+            choice = self._choose(request, needed_arithmetic(request, arithmetic), (route.number,))
             if choice is not None:
                 request.metrics.num_resumptions += 1
                 self._move(request, route, choice)
@@ -386,38 +382,13 @@ class EngineGroup(Neighbours):
     def _may_take(
         self, session: EngineSession, request: RequestState, arithmetic: Arithmetic | None
     ) -> bool:
-        welcome, leader = session.welcome, self._leader.welcome
-        if welcome is None or leader is None or not session.is_connected or session.is_draining:
-            return False
-        if session in self._leaving or (session.is_paused and not request.has_started):
-            return False
-        ours, model, wire = leader.model, welcome.model, request.wire
-        task = "generate" if wire.pooling_params is None else wire.pooling_params.task.value
-        if task not in model.tasks:
-            return False
-        length = len(wire.prompt_token_ids) + wire.sampling_params.max_tokens
-        if wire.adapter is not None:
-            fingerprint = session.adapters.get(wire.adapter)
-            if fingerprint is None:
-                return False
-            if request.has_started and fingerprint != request.adapter_fingerprint:
-                return False
-        tokenizers = {each.tokenizer and each.tokenizer.fingerprint for each in (ours, model)}
+        leader = self._leader.welcome
         return (
-            arithmetic in (None, session.arithmetic)
-            and len(tokenizers) == 1
-            and model.vocab_size == ours.vocab_size
-            and model.max_model_len >= min(length, ours.max_model_len)
-            and model.max_num_seqs >= len(request.sequences)
+            leader is not None
+            and session not in self._leaving
+            and arithmetic in (None, session.arithmetic)
+            and may_take(session, request, leader.model)
         )
-
-
-def _needed(request: RequestState, arithmetic: Arithmetic | None) -> Arithmetic | None:
-    """Of an engine that may go on with a request, which one of `arithmetic` had: its weights may
-    have changed behind the request's last token."""
-    if arithmetic is None or not request.has_started:
-        return None
-    return request.weights_fingerprint or arithmetic[0], *arithmetic[1:]
 
 
 async def _cancel(tasks: Sequence[asyncio.Future[None]]) -> None:
