@@ -420,6 +420,10 @@ class FakeEngine:
             self._socket.send_multipart([identity, encode(message), *frames], zmq.NOBLOCK)
 
 
+async def collect(stream):
+    return [output async for output in stream]
+
+
 def wait_until(condition: Callable[[], bool], within_s: float = 5.0) -> None:
     """Poll until the condition holds."""
     deadline = time.monotonic() + within_s

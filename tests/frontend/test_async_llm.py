@@ -4,13 +4,10 @@ import asyncio
 import itertools
 
 import pytest
+from fake_engine import collect
 from fake_model import EOS, EOS_ID, expected_text, ids_of, saying
 
-from frontend import AsyncLLM, InvalidInput, RequestOutput, RequestOutputKind, SamplingParams
-
-
-async def collect(stream) -> list[RequestOutput]:
-    return [output async for output in stream]
+from frontend import AsyncLLM, InvalidInput, RequestOutputKind, SamplingParams
 
 
 def greedy(**more) -> SamplingParams:
@@ -109,14 +106,6 @@ async def test_a_stop_string_is_kept_if_asked_for(start_engine):
     assert outputs[-1].outputs[0].text == "one two"
 
 
-async def test_stop_strings_are_not_looked_for_before_min_tokens(start_engine):
-    engine = start_engine(next_token=saying("ab"))
-    async with AsyncLLM(engine.address) as client:
-        outputs = await collect(client.generate("x", greedy(max_tokens=9, min_tokens=4, stop="ab")))
-    assert outputs[-1].outputs[0].text == "abab"
-    assert outputs[-1].outputs[0].token_ids == ids_of("ababab")
-
-
 async def test_end_of_sequence_is_in_the_tokens_and_not_in_the_text(start_engine):
     engine = start_engine(next_token=saying("bye", then_eos=True))
     async with AsyncLLM(engine.address) as client:
@@ -144,14 +133,6 @@ async def test_a_stop_token_ends_it_and_is_named(start_engine):
     completion = outputs[-1].outputs[0]
     assert (completion.text, completion.stop_reason) == ("abc", mark)
     assert completion.token_ids == ids_of("abc!")
-
-
-async def test_text_withheld_for_a_stop_string_comes_out_at_the_end(start_engine):
-    engine = start_engine(next_token=saying("abcd"))
-    async with AsyncLLM(engine.address) as client:
-        outputs = await collect(client.generate("x", greedy(max_tokens=4, stop="cdx")))
-    assert outputs[-1].outputs[0].text == "abcd"
-    assert outputs[-1].outputs[0].finish_reason == "length"
 
 
 async def test_logprobs_are_one_dictionary_a_token(client):

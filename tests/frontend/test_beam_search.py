@@ -10,7 +10,6 @@ from frontend import (
     LLM,
     AsyncLLM,
     BeamSearchParams,
-    EngineDied,
     InvalidInput,
     QueueFull,
     RequestRejected,
@@ -60,32 +59,6 @@ async def test_a_search_that_lost_its_engine_starts_again_from_the_prompt(start_
     assert (again.num_sequences, again.output_token_ids) == (2, [])
     assert again.beam_search == first.requests[0].beam_search
     assert len(output.sequences) == 2
-
-
-async def test_an_engine_that_stays_away_ends_the_search(start_engine):
-    engine = start_engine()
-    engine.step = lambda: None
-    async with AsyncLLM(engine.address, reconnect_timeout_s=0.2) as client:
-        task = asyncio.create_task(client.beam_search("x", BeamSearchParams(max_tokens=4)))
-        while not engine.requests:
-            await asyncio.sleep(0.005)
-        await asyncio.to_thread(engine.stop)
-        with pytest.raises(EngineDied):
-            await task
-
-
-async def test_cancelling_aborts_the_search(start_engine):
-    engine = start_engine()
-    engine.step = lambda: None
-    async with AsyncLLM(engine.address) as client:
-        task = asyncio.create_task(client.beam_search("x", BeamSearchParams(max_tokens=4)))
-        while not engine.requests:
-            await asyncio.sleep(0.005)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        await client.ping()
-    assert engine.aborted == [engine.requests[0].request_id]
 
 
 async def test_a_refused_search_raises_or_says_why_in_its_place(start_engine):

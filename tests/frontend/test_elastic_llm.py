@@ -97,7 +97,7 @@ async def test_streams_without_any_engine_end_in_time(start_at):
 async def test_numbers_of_engines_that_left_are_given_again(start_at):
     first = start_at("first")
     async with ElasticLLM(first.address) as llm:
-        for turn in range(3):
+        for turn in range(2):
             other = start_at(f"{turn}")
             llm.set_addresses([first.address, other.address])
             await eventually(lambda: all(e.session.is_connected for e in llm.engines))

@@ -58,10 +58,6 @@ def test_a_single_prompt_gives_a_list_of_one(llm, prompt):
     assert output.prompt_token_ids == ids_of("one")
 
 
-def test_no_prompts_give_no_outputs(llm):
-    assert llm.generate([], params()) == []
-
-
 def test_token_lists_are_prompts_of_their_own(llm):
     """Proves S193."""
     outputs = llm.generate([[1, 2], [3]], params(), use_tqdm=False)
@@ -92,15 +88,18 @@ def test_one_bad_prompt_is_named_and_nothing_is_sent(llm, engine):
     assert engine.requests == []
 
 
-def test_a_refusal_ends_only_its_own_request(start_engine):
+def test_a_refusal_ends_only_its_own_request_and_a_line_says_how_many(start_engine, caplog):
     bad = ids_of("bad")
     engine = start_engine(refuse=lambda r: "not today" if r.prompt_token_ids == bad else None)
     with LLM(address=engine.address) as llm:
-        outputs = llm.generate(["good", "bad", "good"], params(), use_tqdm=False)
+        outputs = llm.generate(["good", "bad", "bad"], params(), use_tqdm=False)
+        assert llm.generate([], params()) == []
     reasons = [output.outputs[0].finish_reason for output in outputs]
-    assert reasons == ["length", "error", "length"]
+    assert reasons == ["length", "error", "error"]
     assert outputs[1].finished
     assert outputs[1].outputs[0].detail == "not today"
+    warnings = [r.getMessage() for r in caplog.records if "finish_reason" in r.getMessage()]
+    assert warnings == ["2 of 3 completions ended with finish_reason 'error'; the first: not today"]
 
 
 @pytest.mark.parametrize(
@@ -131,15 +130,6 @@ def test_beams_beyond_the_engines_limit_raise_before_anything_is_sent(start_engi
             llm.beam_search("x", BeamSearchParams(beam_width=4))
         llm.statistics()
     assert engine.requests == []
-
-
-def test_a_batch_with_failed_requests_warns_once_with_their_number(start_engine, caplog):
-    bad = ids_of("bad")
-    engine = start_engine(refuse=lambda r: "not today" if r.prompt_token_ids == bad else None)
-    with LLM(address=engine.address) as llm:
-        llm.generate(["bad", "good", "bad"], params(), use_tqdm=False)
-    warnings = [r.getMessage() for r in caplog.records if "finish_reason" in r.getMessage()]
-    assert warnings == ["2 of 3 completions ended with finish_reason 'error'; the first: not today"]
 
 
 def test_a_model_for_text_alone_refuses_to_pool_and_says_how_to_start_it(llm):

@@ -3,16 +3,12 @@
 import asyncio
 
 import pytest
-from fake_engine import FakeEngine, wait_until
+from fake_engine import FakeEngine, collect, wait_until
 from fake_model import EOS_ID, MAX_MODEL_LEN, expected_text, ids_of
 
 from frontend import AsyncLLM, InvalidInput, SamplingParams
 from frontend.errors import ClientClosed, EngineRefused, EngineUnavailable, RequestRejected
 from protocol.errors import ErrorCode
-
-
-async def collect(stream):
-    return [output async for output in stream]
 
 
 def greedy(**more) -> SamplingParams:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,22 +13,10 @@ import protocol.sampling
 from frontend import (
     InvalidInput,
     RepetitionDetectionParams,
-    RequestOutputKind,
     SamplingParams,
 )
 from frontend.wire_params import bad_word_ids, thinking_budget
 from protocol.errors import InvalidParameter
-
-
-def test_the_defaults_are_vllms():
-    """Proves S191."""
-    params = SamplingParams()
-    assert (params.n, params.temperature, params.top_p, params.top_k, params.min_p) == (
-        1, 1.0, 1.0, 0, 0.0,
-    )  # fmt: skip
-    assert (params.max_tokens, params.min_tokens, params.seed) == (16, 0, None)
-    assert params.output_kind is RequestOutputKind.CUMULATIVE
-    assert (params.detokenize, params.skip_special_tokens, params.ignore_eos) == (True, True, False)
 
 
 def test_the_first_positions_are_vllms():
@@ -52,32 +39,16 @@ def test_the_first_positions_are_vllms():
         ({"n": 0}, "n is 0"),
         ({"n": 2.0}, "n is 2.0"),
         ({"temperature": -1}, "temperature is -1"),
-        ({"temperature": math.nan}, "temperature is nan"),
-        ({"temperature": math.inf}, "temperature is inf"),
-        ({"temperature": "hot"}, "temperature is 'hot'"),
         ({"temperature": None}, "temperature is None"),
-        ({"top_p": -0.1}, "top_p is -0.1"),
-        ({"top_p": 1.5}, "top_p is 1.5"),
         ({"top_k": -2}, "top_k is -2"),
-        ({"top_k": 1.5}, "top_k is 1.5"),
-        ({"min_p": 2}, "min_p is 2"),
-        ({"max_tokens": 0}, "max_tokens is 0"),
-        ({"min_tokens": -1}, "min_tokens is -1"),
         ({"min_tokens": 9, "max_tokens": 8}, "min_tokens is 9, above max_tokens 8"),
-        ({"repetition_penalty": 0}, "repetition_penalty is 0"),
-        ({"presence_penalty": 3}, "presence_penalty is 3"),
-        ({"frequency_penalty": -3}, "frequency_penalty is -3"),
         ({"seed": -2}, "seed is -2"),
-        ({"seed": 2**64}, f"seed is {2**64}"),
         ({"stop": ""}, "empty string"),
         ({"stop": ["a", ""]}, "empty string"),
         ({"stop": [1]}, "stop holds 1"),
         ({"stop": "x", "detokenize": False}, "detokenize is False"),
         ({"temperature": 0, "n": 2}, "n is 2 with temperature 0"),
-        ({"logprobs": -2}, "logprobs is -2"),
         ({"logit_bias": {"x": 1}}, "key 'x'"),
-        ({"logit_bias": {1: 101}}, "logit_bias of token 1"),
-        ({"allowed_token_ids": []}, "allowed_token_ids is empty"),
         ({"stop_token_ids": ["x"]}, "stop_token_ids is 'x'"),
         ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens is 0"),
         ({"output_kind": 1}, "output_kind is 1"),
@@ -94,6 +65,7 @@ def test_the_first_positions_are_vllms():
     ],
 )
 def test_a_value_outside_its_limits_is_named(options, message):
+    """Those of the engine's own parameters: tests/protocol/test_sampling.py."""
     with pytest.raises(ValueError, match=message) as refusal:
         SamplingParams(**options)
     assert isinstance(refusal.value, InvalidInput)

@@ -1,6 +1,7 @@
 """Priority, tenant, cache salt and timeout: from every call to the wire; and a full queue."""
 
 import pytest
+from fake_engine import collect
 from fake_model import ids_of
 
 from frontend import LLM, AsyncLLM, BeamSearchParams, InvalidInput, QueueFull, SamplingParams
@@ -9,50 +10,33 @@ from protocol.errors import ErrorCode
 from protocol.explanations import WaitReason
 
 GREEDY = SamplingParams(temperature=0, max_tokens=3)
+BEAMS = BeamSearchParams(beam_width=2, max_tokens=2)
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
-async def collect(stream):
-    return [output async for output in stream]
-
-
 async def test_what_a_call_says_reaches_the_engine(client, engine):
-    turn = {"priority": -2, "tenant": "team", "cache_salt": "salt"}
+    turn = {"priority": -2, "tenant": "team", "cache_salt": "salt", "timeout_s": 7}
     await collect(client.generate("x", GREEDY, **turn))
     await collect(client.chat(MESSAGES, GREEDY, **turn))
+    await client.beam_search("x", BEAMS, **turn)
     await collect(client.generate("x", GREEDY))
-    sent = [(r.priority, r.tenant, r.cache_salt) for r in engine.requests]
-    assert sent == [(-2, "team", "salt"), (-2, "team", "salt"), (0, None, None)]
+    *sent, last = [(r.priority, r.tenant, r.cache_salt) for r in engine.requests]
+    assert (sent, last) == ([(-2, "team", "salt")] * 3, (0, None, None))
+    assert all(6 < request.timeout_s <= 7 for request in engine.requests[:-1])
+    assert engine.requests[-1].timeout_s is None
 
 
 def test_a_batch_has_a_priority_a_prompt_and_one_tenant(engine):
     with LLM(address=engine.address) as llm:
         llm.generate(
             ["a", {"prompt": "b", "cache_salt": "own"}], GREEDY, False, priority=[5, 6],
-            tenant="team", cache_salt="own",
+            tenant="team", cache_salt="own", timeout_s=7,
         )  # fmt: skip
-        llm.chat(MESSAGES, GREEDY, False, priority=[7], tenant="other", cache_salt="s")
+        turn = {"priority": [7], "tenant": "other", "cache_salt": "s", "timeout_s": 7}
+        llm.chat(MESSAGES, GREEDY, False, **turn)
+        llm.beam_search("x", BEAMS, **turn)
     sent = [(r.priority, r.tenant, r.cache_salt) for r in engine.requests]
-    assert sent == [(5, "team", "own"), (6, "team", "own"), (7, "other", "s")]
-
-
-async def test_a_timeout_reaches_the_engine_from_every_call(client, engine):
-    beams = BeamSearchParams(beam_width=2, max_tokens=2)
-    await collect(client.generate("x", GREEDY, timeout_s=7))
-    await collect(client.chat(MESSAGES, GREEDY, timeout_s=7))
-    await client.beam_search("x", beams, timeout_s=7)
-    await collect(client.generate("x", GREEDY))
-    sent = [request.timeout_s for request in engine.requests]
-    assert sent[-1] is None
-    assert all(6 < timeout_s <= 7 for timeout_s in sent[:-1])
-
-
-def test_a_timeout_is_each_prompts_own(engine):
-    with LLM(address=engine.address) as llm:
-        llm.generate(["a", "b"], GREEDY, False, timeout_s=7)
-        llm.chat(MESSAGES, GREEDY, False, timeout_s=7)
-        llm.beam_search("x", BeamSearchParams(beam_width=2, max_tokens=2), timeout_s=7)
-    assert len(engine.requests) == 4
+    assert sent == [(5, "team", "own"), (6, "team", "own"), *[(7, "other", "s")] * 2]
     assert all(6 < request.timeout_s <= 7 for request in engine.requests)
 
 

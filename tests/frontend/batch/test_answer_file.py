@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from frontend.batch.answer_file import AnswerFile
 from frontend.batch.lines import BatchInput
 from frontend.errors import InvalidInput
+from tests.profiles import examples
 
 IDS = [f"row {number}" for number in range(10)]
 
@@ -68,7 +69,7 @@ def test_a_torn_last_line_is_cut_off_and_its_row_asked_again(tmp_path):
     parts = tmp_path / "out.jsonl.parts"
     data = (parts / "open.jsonl").read_bytes()
     assert data == line(IDS[3]) + line(IDS[4])
-    for size in range(len(data)):
+    for size in {*range(0, len(data), 9), len(data) // 2 - 1, len(data) // 2, len(data) - 1}:
         folder = tmp_path / str(size)
         shutil.copytree(parts, folder / parts.name)
         (folder / parts.name / "open.jsonl").write_bytes(data[:size])
@@ -82,7 +83,7 @@ class CutOff(BaseException):
     """The process ends here."""
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(60))
 @given(cuts=st.lists(st.integers(0, 40), max_size=4))
 def test_wherever_the_writer_is_cut_off_each_row_has_one_answer_in_the_end(tmp_path_factory, cuts):
     folder = tmp_path_factory.mktemp("cut")

@@ -76,8 +76,3 @@ async def test_after_a_restart_nobody_is_told_that_engines_are_gone(clock):
     await after.report("m", "tcp://a:1")
     clock.now_s += 5
     assert (await waiting).addresses == {"m": ["tcp://a:1"]}
-
-
-async def test_keys_are_the_same_for_all():
-    keys = {"server.key": b"x"}
-    assert await EngineDirectory(keys).keys() == keys

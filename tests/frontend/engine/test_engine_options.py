@@ -101,24 +101,6 @@ def test_vllms_other_names_mean_the_same():
         daemon_arguments("m", {"num_blocks": 1, "num_gpu_blocks_override": 2})
 
 
-@pytest.mark.parametrize(
-    ("given", "meant"),
-    [("torch.float32", "float32"), ("half", "float16"), ("float", "float32"), ("auto", "auto")],
-)
-def test_dtypes_go_by_all_their_names(given, meant):
-    assert parsed(daemon_arguments("m", {"dtype": given})).dtype == meant
-
-
-def test_vllms_name_of_the_8_bit_cache_is_known():
-    assert parsed(daemon_arguments("m", {"kv_cache_dtype": "fp8_e4m3"})).kv_cache_dtype == "fp8"
-
-
-def test_quantisation_and_its_place_on_disk_reach_the_daemon():
-    options = parsed(daemon_arguments("m", {"quantization": "int8", "weight_cache": "2GiB"}))
-    assert (options.quantization, options.weight_cache) == ("int8", 2**31)
-    assert parsed(daemon_arguments("m", {})).quantization == "auto"
-
-
 def test_logits_processors_are_names():
     names = ["tamed", "my.package:Class"]
     assert parsed(daemon_arguments("m", {"logits_processors": names})).logits_processors == (
@@ -171,13 +153,17 @@ def test_what_changes_no_answer_is_taken_and_said_once(caplog):
 @pytest.mark.parametrize(
     ("name", "value", "meant"),
     [
+        ("dtype", "torch.float32", "float32"), ("dtype", "half", "float16"),
+        ("dtype", "float", "float32"), ("dtype", "auto", "auto"),
+        ("kv_cache_dtype", "fp8_e4m3", "fp8"), ("quantization", None, "auto"),
+        ("quantization", "int8", "int8"), ("weight_cache", "2GiB", 2**31),
         ("quantization", "awq", "awq"), ("quantization", "awq_marlin", "awq"),
         ("quantization", "gptq_marlin", "gptq"), ("quantization", "gguf", "gguf"),
         ("load_format", "safetensors", "safetensors"), ("load_format", "gguf", "gguf"),
         ("load_format", "auto", "auto"),
     ],
 )  # fmt: skip
-def test_formats_are_checked_by_the_daemon_which_sees_the_files(name, value, meant):
+def test_formats_go_by_all_their_names_and_the_daemon_checks_them(name, value, meant):
     assert getattr(parsed(daemon_arguments("m", {name: value})), name) == meant
 
 

@@ -291,7 +291,7 @@ async def test_an_engine_that_sends_nonsense_ends_the_request_and_not_the_client
     session.release(request)
 
 
-async def test_silence_is_a_loss_after_its_limit_and_not_before(parts):
+async def test_silence_is_a_loss_after_its_limit_and_not_before(parts, caplog):
     clock, transport, session = parts
     request = submitted(session, clock)
     await clock.advance(299.0)
@@ -300,6 +300,7 @@ async def test_silence_is_a_loss_after_its_limit_and_not_before(parts):
     assert len(transport.sent) == 1
     await clock.advance(101.0)  # silence is looked for at every third of its limit
     assert [type(message) for message in transport.sent[1:]] == [EngineRequest]
+    assert "lost the engine at memory: it was silent for 300 s" in caplog.text
     assert request.metrics.num_resumptions == 1
 
 

@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from multimodal_model import (
     INFO,
     NUM_TOKENS,
-    PARTS_TEMPLATE,
     data_url,
     image_message,
     png,
@@ -126,16 +125,6 @@ def test_an_image_of_the_network_is_refused_by_anthropics_api_too(http):
     told = http.post("/v1/messages", json={"model": "fake", "max_tokens": 2, "messages": [message]})
     assert told.status_code == 400
     assert "nothing is fetched from the network" in told.json()["error"]["message"]
-
-
-def test_a_model_of_texts_refuses_an_image_by_its_name(start_engine):
-    engine = start_engine(chat_template=PARTS_TEMPLATE)
-    with serving(engine.address) as url, httpx.Client(base_url=url) as http:
-        assert "model 'fake' takes text only" in refusal(http, data_url(png()))
-        image = {"role": "user", "content": "x", "images": ["aGk="]}
-        told = http.post("/api/chat", json={"model": "fake", "messages": [image]})
-        assert told.status_code == 400
-        assert "takes text only" in told.json()["error"]
 
 
 def test_sizes_are_compared_with_what_the_engine_takes(start_engine):

@@ -1,8 +1,5 @@
 """Chat templates against transformers' own rendering."""
 
-import importlib.util
-from pathlib import Path
-
 import jinja2
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
@@ -10,12 +7,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from frontend.errors import ChatTemplateError
 from frontend.text.chat_template import render_chat
 from tests.covering import covering_pairs
-
-_spec = importlib.util.spec_from_file_location(
-    "template_samples", Path(__file__).with_name("template_samples.py")
-)
-samples = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(samples)
+from tests.frontend.text import template_samples as samples
 
 VARIABLES = {"bos_token": "<s>", "eos_token": "</s>"}
 CHATS = {
@@ -135,13 +127,8 @@ def test_callers_messages_are_left_alone():
     ],
 )
 def test_template_that_tries_to_leave_the_sandbox_is_refused(escape):
-    with pytest.raises(ChatTemplateError, match=r"chat template (tried|failed|refuses)"):
+    with pytest.raises(ChatTemplateError, match=r"template (tried.*do not trust|failed|refuses)"):
         render_chat(escape, CHATS["one"])
-
-
-def test_attribute_escape_names_the_danger():
-    with pytest.raises(ChatTemplateError, match="do not trust this template"):
-        render_chat("{{ ''.__class__.__mro__ }}", CHATS["one"])
 
 
 @pytest.mark.parametrize(

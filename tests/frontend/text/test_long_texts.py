@@ -1,6 +1,5 @@
 """Long texts give the tokens that short ones give, and are refused only where they cannot fit."""
 
-import importlib.util
 import itertools
 import json
 import resource
@@ -15,17 +14,11 @@ from tokenizers import AddedToken, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as BackendTokenizer
 
 from frontend.errors import InvalidInput, PromptTooLong
-from frontend.multimodal.media import has_media
 from frontend.text import tokenizer
 from frontend.text.long_texts import TokenSize, check_length, token_size
 from frontend.text.tokenizer import Tokenizer
 from protocol.outputs import TokenizerInfo
-
-_spec = importlib.util.spec_from_file_location(
-    "tokenizer_samples", Path(__file__).with_name("tokenizer_samples.py")
-)
-samples = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(samples)
+from tests.frontend.text import tokenizer_samples as samples
 
 KINDS = [*samples.EXACT.values(), samples.bert]
 BACKENDS = [each() for each in KINDS]
@@ -160,12 +153,3 @@ def test_memory_of_a_long_text_is_given_back():
 def resident_mib():
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize() >> 20
-
-
-def test_a_long_text_is_not_searched_for_images_letter_by_letter():
-    class Unread(str):
-        def __iter__(self):
-            pytest.fail("it was gone through")
-
-    assert not has_media([{"role": "user", "content": Unread("a" * 9)}])
-    assert has_media([{"role": "user", "content": [{"type": "image_url"}]}])

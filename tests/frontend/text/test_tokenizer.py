@@ -1,12 +1,8 @@
 """The client's tokenizer against `tokenizers` itself."""
 
 import gc
-import importlib.util
 import json
-import subprocess
-import sys
 import weakref
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -18,12 +14,7 @@ from frontend.errors import ChatTemplateError, InvalidInput
 from frontend.text import tokenizer as tokenizer_module
 from frontend.text.tokenizer import Tokenizer
 from protocol.outputs import TokenizerInfo
-
-_spec = importlib.util.spec_from_file_location(
-    "tokenizer_samples", Path(__file__).with_name("tokenizer_samples.py")
-)
-samples = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(samples)
+from tests.frontend.text import tokenizer_samples as samples
 
 
 def welcome(backend, **fields):
@@ -143,15 +134,6 @@ def test_equal_tokenizers_are_parsed_once_and_dropped_with_their_last_user():
     gc.collect()
     assert gone() is None
     assert len(tokenizer_module.in_use) == number - 1
-
-
-def test_importing_the_text_side_loads_neither_tokenizers_nor_jinja2_nor_numpy():
-    code = (
-        "import sys, frontend.text.tokenizer, frontend.text.detokenizer;"
-        "print(sorted({'tokenizers', 'jinja2', 'numpy', 'torch', 'transformers'} & {*sys.modules}))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
 
 
 def test_a_text_that_the_models_tokenizer_fails_on_is_an_invalid_input():
