@@ -4,11 +4,11 @@ Owns a ROUTER socket in a thread. Each turn of its loop gives every running sequ
 """
 
 import contextlib
+import dataclasses
 import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 
 import msgspec
 import zmq
@@ -52,57 +52,37 @@ from protocol.outputs import (
 from protocol.requests import Abort, Call, EngineRequest, Goodbye, Hello
 
 
+@dataclasses.dataclass(eq=False)
 class FakeEngine:
     """Serves from `start` to `stop` or `die`; a new one at the same address is its return."""
 
-    def __init__(
-        self,
-        address: str,
-        *,
-        next_token: NextToken = arithmetic,
-        fingerprint: str = "model-1",
-        engine_id: str | None = None,
-        update_after_tokens: int | None = None,
-        step_s: float = 0.001,
-        with_tokenizer: bool = True,
-        chat_template: str | dict[str, str] | None = CHAT_TEMPLATE,
-        wire_version: int = WIRE_VERSION,
-        refuse: Callable[[EngineRequest], str | None] = lambda _request: None,
-        refusal_code: ErrorCode = ErrorCode.INVALID_REQUEST,
-        fail: Callable[[EngineRequest, int], str | None] = lambda _request, _number: None,
-        die_after_tokens: int | None = None,
-        mute: bool = False,
-        max_num_seqs: int = 64,
-        recommends: bool = True,
-        instruction_set: str = "",
-        model_fields: Mapping[str, object] = MappingProxyType({}),
-        multimodal: MultiModalInfo | None = None,
-        disaggregation: DisaggregationInfo | None = None,
-    ) -> None:
-        self.address = address
-        self.next_token = next_token
-        self.fingerprint = fingerprint
-        self.engine_id = engine_id or secrets.token_hex(8)
-        self.update_after_tokens = update_after_tokens
-        """Then it serves weights of fingerprint "model-2"."""
+    address: str
+    _: dataclasses.KW_ONLY
+    next_token: NextToken = arithmetic
+    fingerprint: str = "model-1"
+    engine_id: str = dataclasses.field(default_factory=lambda: secrets.token_hex(8))
+    update_after_tokens: int | None = None
+    """Then it serves weights of fingerprint "model-2"."""
+    step_s: float = 0.001
+    with_tokenizer: bool = True
+    chat_template: str | dict[str, str] | None = CHAT_TEMPLATE
+    wire_version: int = WIRE_VERSION
+    refuse: Callable[[EngineRequest], str | None] = lambda _request: None
+    refusal_code: ErrorCode = ErrorCode.INVALID_REQUEST
+    fail: Callable[[EngineRequest, int], str | None] = lambda _request, _number: None
+    die_after_tokens: int | None = None
+    mute: bool = False
+    max_num_seqs: int = 64
+    recommends: bool = True
+    instruction_set: str = ""
+    model_fields: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    multimodal: MultiModalInfo | None = None
+    """Its tokenizer knows <image> and <audio> then."""
+    disaggregation: DisaggregationInfo | None = None
+
+    def __post_init__(self) -> None:
         self.weights_version = 0
-        self.step_s = step_s
-        self.with_tokenizer = with_tokenizer
-        self.chat_template = chat_template
-        self.wire_version = wire_version
-        self.refuse = refuse
-        self.refusal_code = refusal_code
-        self.fail = fail
         self.failure_reason = FinishReason.ERROR
-        self.die_after_tokens = die_after_tokens
-        self.mute = mute
-        self.max_num_seqs = max_num_seqs
-        self.recommends = recommends
-        self.instruction_set = instruction_set
-        self.model_fields = model_fields
-        self.disaggregation = disaggregation
-        self.multimodal = multimodal
-        """Its tokenizer knows <image> and <audio> then."""
         self.adapters: dict[str, str] = {}
         """Fingerprints by name; LoadAdapter makes them of paths."""
         self.drafts = 0, 0
@@ -117,13 +97,10 @@ class FakeEngine:
         self.aborted_samples: list[tuple[str, int]] = []
         self.complete: list[str] = []
         """Of `aborted`, those whose answers are complete."""
-        self.num_goodbyes = 0
-        self.num_statistics = 0
-        self.num_tokens = 0
+        self.num_goodbyes = self.num_statistics = self.num_tokens = self.num_watched = 0
         self._running: dict[str, RunningRequest] = {}
         self._identities: set[bytes] = set()
         self._watching: dict[bytes, Call] = {}
-        self.num_watched = 0
         self._stopping = threading.Event()
         self._bound = threading.Event()
         self._thread = threading.Thread(target=self._serve, daemon=True)

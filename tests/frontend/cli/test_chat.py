@@ -1,77 +1,70 @@
 """`engine-client chat` from a pipe against a scripted engine."""
 
 import io
-import subprocess
 import sys
 
+import pytest
 from fake_model import ids_of, saying
 
 from frontend.cli.app import run_command_line
 
 
-def chat(address, text, *options):
-    done = subprocess.run(
-        [sys.executable, "-m", "frontend.cli", "chat", "--address", address, *options],
-        input=text,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    return done.returncode, done.stdout, done.stderr
+@pytest.fixture
+def chat(address, monkeypatch, capsys):
+    def run(text, *options):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+        code = run_command_line(["chat", "--address", address, *options])
+        return code, *capsys.readouterr()
+
+    return run
 
 
-def test_turns_from_a_pipe_are_answered_in_order_with_the_history(start_engine, address):
+def test_turns_from_a_pipe_are_answered_in_order_with_the_history(start_engine, chat):
     engine = start_engine(next_token=saying("yes", then_eos=True))
-    assert chat(address, "one\n\ntwo\n", "--system", "S") == (0, "yes\nyes\n", "")
+    assert chat("one\n\ntwo\n", "--system", "S") == (0, "yes\nyes\n", "")
     assert [request.prompt_token_ids for request in engine.requests] == [
         ids_of("system:S;user:one;"),
         ids_of("system:S;user:one;assistant:yes;user:two;"),
     ]
 
 
-def test_clear_forgets_the_turns_and_keeps_the_system_message(start_engine, address):
+def test_clear_forgets_the_turns_and_keeps_the_system_message(start_engine, chat):
     engine = start_engine(next_token=saying("yes", then_eos=True))
-    code, out, _ = chat(address, "one\n/clear\ntwo\n/exit\nthree\n", "--system", "S")
+    code, out, _ = chat("one\n/clear\ntwo\n/exit\nthree\n", "--system", "S")
     assert (code, out) == (0, "yes\nyes\n")
     assert engine.requests[-1].prompt_token_ids == ids_of("system:S;user:two;")
 
 
-def test_unknown_command_is_named(start_engine, address):
+def test_unknown_command_is_named(start_engine, chat):
     start_engine()
-    code, out, err = chat(address, "/cleer\n")
+    code, out, err = chat("/cleer\n")
     assert (code, out) == (1, "")
     assert "no command /cleer" in err
 
 
-def test_too_long_history_says_how_long_and_what_to_do(start_engine, address):
+def test_too_long_history_says_how_long_and_what_to_do(start_engine, chat):
     start_engine(next_token=saying("yes", then_eos=True))
-    code, out, err = chat(address, "one\n" + "x" * 600 + "\n")
+    code, out, err = chat("one\n" + "x" * 600 + "\n")
     assert (code, out) == (1, "yes\n")
     assert "the limit is 511 (max_model_len 512 less one" in err
     assert err.endswith("; /clear starts over\n")
 
 
-def test_engine_that_dies_in_an_answer_is_reported_in_one_line(
-    start_engine, address, monkeypatch, capsys
-):
+def test_engine_that_dies_in_an_answer_is_reported_in_one_line(start_engine, chat):
     start_engine(next_token=saying("tick "), die_after_tokens=10)
-    monkeypatch.setattr(sys, "stdin", io.StringIO("Hi\n"))
-    arguments = ["chat", "--address", address, "--reconnect-timeout", "0.2"]
-    assert run_command_line(arguments) == 1
-    out, err = capsys.readouterr()
-    assert out == "tick tick \n"
+    code, out, err = chat("Hi\n", "--reconnect-timeout", "0.2")
+    assert (code, out, err.count("\n")) == (1, "tick tick \n", 1)
     assert err.startswith("engine-client: ")
     assert "is gone" in err
-    assert err.count("\n") == 1
 
 
 def test_commands_from_a_pipe_answer_on_stderr_and_a_wrong_one_ends_the_chat(
-    start_engine, address, tmp_path
+    start_engine, chat, tmp_path
 ):
     engine = start_engine(next_token=saying("yes", then_eos=True))
     file = tmp_path / "talk.json"
     lines = ["/set temperature 0", "/system S", "one", f"/save {file}", "/set top_p 2", "two"]
-    code, out, err = chat(address, "\n".join(lines) + "\n")
+    code, out, err = chat("\n".join(lines) + "\n")
     assert (code, out) == (1, "yes\n")
     assert err.startswith("temperature 0.0\nsystem message: S\n3 messages are in ")
     assert err.splitlines()[-1].startswith("engine-client: top_p is 2.0, it must be")

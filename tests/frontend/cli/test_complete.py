@@ -4,9 +4,9 @@ import json
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
+from fake_engine import wait_until
 from fake_model import EOS_ID, ids_of, saying
 
 from frontend import LLM
@@ -21,13 +21,6 @@ def run(capsys):
         return code, captured.out, captured.err
 
     return run_it
-
-
-def wait_until(is_so, timeout_s=10):
-    deadline = time.monotonic() + timeout_s
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def program(*arguments, **options):
@@ -146,13 +139,6 @@ def test_missing_daemon_is_one_line_with_the_next_action_and_exit_code_1(run, ad
         code, out, err = run(*command, "--address", address)
         assert (code, out, err.count("\n")) == (1, "", 1)
         assert "engine-core --model" in err
-
-
-def test_too_long_prompt_is_one_line_and_exit_code_1(run, start_engine, address):
-    start_engine()
-    code, _, err = run("complete", "x" * 600, "--address", address)
-    assert (code, err.count("\n")) == (1, 1)
-    assert "prompt has 600 tokens" in err
 
 
 def test_failure_in_the_engine_is_reported_behind_the_text(run, start_engine, address):
