@@ -4,10 +4,9 @@ from collections.abc import Iterable
 
 from frontend.async_llm import AsyncLLM
 from frontend.engine_calls import Engine
-from frontend.errors import InvalidInput
 from frontend.fleet.engine_group import EngineGroup
+from frontend.sampling_params import as_invalid_input
 from protocol.addresses import check_address
-from protocol.errors import InvalidParameter
 
 
 class ElasticLLM(AsyncLLM):
@@ -15,13 +14,7 @@ class ElasticLLM(AsyncLLM):
     lost, goes on at another of equal tokens, also at one that comes later, within
     `reconnect_timeout_s`."""
 
-    def _make_client_session(self) -> EngineGroup:
-        return EngineGroup(
-            self.addresses,
-            self._make_session,
-            clock=self._clock,
-            routing_policy=self._routing_policy,
-        )
+    _make_client_session = AsyncLLM._make_group
 
     @property
     def session(self) -> EngineGroup:
@@ -44,11 +37,9 @@ class ElasticLLM(AsyncLLM):
         """The engines that there are now. One that is gone from the list gets no more requests;
         what it has goes on. Raises InvalidInput: an address of neither kind."""
         wanted = tuple(dict.fromkeys(addresses))
-        try:
+        with as_invalid_input():
             for each in wanted:
                 check_address(each)
-        except InvalidParameter as error:
-            raise InvalidInput(str(error)) from None
         self.addresses = wanted
         if self._session is None:
             return

@@ -26,13 +26,13 @@ from frontend.multimodal.media_process import media_processes
 from frontend.output_processor import OutputProcessor
 from frontend.outputs import RequestOutput
 from frontend.request_state import RequestState
-from frontend.sampling_params import SamplingParams
+from frontend.sampling_params import SamplingParams, as_invalid_input
 from frontend.structured_outputs import reasoning_of_config
 from frontend.text.chat_template import close_renderers
 from frontend.text.tokenizer import Tokenizer
 from protocol.addresses import check_address, default_address
 from protocol.codec import binary_frame
-from protocol.errors import InvalidParameter, MalformedMessage
+from protocol.errors import MalformedMessage
 from protocol.keys import ClientKey, read_client_key
 from protocol.outputs import ModelInfo
 
@@ -72,14 +72,13 @@ class EngineClient(EngineCalls):
         self.addresses = given or (default_address(),)
         if len(set(self.addresses)) < len(self.addresses):
             raise InvalidInput(f"an address is given twice: {', '.join(self.addresses)}; omit one")
+        key_file = None if keys is None else Path(keys)
         self._key: ClientKey | None = None
-        try:
+        with as_invalid_input():
             for each in self.addresses:
                 check_address(each)
-                if keys is not None:
-                    self._key = read_client_key(Path(keys), each)
-        except InvalidParameter as error:
-            raise InvalidInput(str(error)) from None
+                if key_file is not None:
+                    self._key = read_client_key(key_file, each)
         self._options = ConnectionOptions(
             address=self.addresses[0],
             client_name=client_name,
@@ -187,6 +186,9 @@ class EngineClient(EngineCalls):
     def _make_client_session(self) -> EngineSession | EngineGroup:
         if len(self.addresses) == 1:
             return self._make_session(self.address)
+        return self._make_group()
+
+    def _make_group(self) -> EngineGroup:
         return EngineGroup(
             self.addresses,
             self._make_session,

@@ -90,17 +90,13 @@ class InputProcessor:
         self._clock = clock
         self._media_path = media_path
         self._multimodal: MultiModalProcessor | None = None
-        self._encoder: EncoderPrompts | None = None
+        self.encoder_prompts: EncoderPrompts | None = None
+        """None: the model is a decoder alone."""
         if model.encoder is not None:
-            self._encoder = EncoderPrompts(model, model.encoder, tokenizer, media_path)
+            self.encoder_prompts = EncoderPrompts(model, model.encoder, tokenizer, media_path)
         self._limits = ModelLimits(
             model.max_model_len, model.vocab_size, model.max_logprobs, model.max_num_seqs
         )
-
-    @property
-    def encoder_prompts(self) -> EncoderPrompts | None:
-        """None: the model is a decoder alone."""
-        return self._encoder
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -336,10 +332,10 @@ class InputProcessor:
     def with_media(self, prompt: object) -> object:
         """A prompt whose `multi_modal_data` is decoded; any other as it is.
         Raises InvalidInput: what cannot be served."""
-        if self._encoder is not None:
+        if self.encoder_prompts is not None:
             if isinstance(prompt, Mapping) and "multimodal" in prompt:
                 return prompt
-            split = self._encoder.split(prompt)
+            split = self.encoder_prompts.split(prompt)
             return {**split.decoder_prompt, "multimodal": split}
         if not isinstance(prompt, Mapping) or "multi_modal_data" not in prompt:
             return prompt

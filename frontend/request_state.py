@@ -77,9 +77,9 @@ class RequestState:
         self.wire_ids: list[str] = []
         """The engine's ids for it: one, or after a resumption one for each sequence."""
         self.metrics = RequestMetrics(arrival_time=time.time())
-        self._request = request
+        self.wire = request
+        """The request as the engine was asked it, under the user's id."""
         self._prompt_text = prompt_text
-        self._prompt_token_ids = request.prompt_token_ids
         self._kind = output_kind
         self._is_final_only = output_kind is RequestOutputKind.FINAL_ONLY
         self._last_token_s: float | None = None
@@ -98,10 +98,12 @@ class RequestState:
         self.weights_version: int | None = None
         """The version of the last token's weights."""
         self._weights_versions: list[int] = []
-        self._num_cached_tokens: int | None = None
+        self.num_cached_tokens: int | None = None
+        """Prompt tokens that the engine found in its prefix cache; None before the first token."""
         self._prompt_report = PromptReport.of(request, tokenizer)
         self._pooled: Pooled | None = None
-        self._error: Exception | None = None
+        self.error: Exception | None = None
+        """The error that ended its stream, if `fail` did."""
         self._final_taken = False
         self._has_output = False
         """Whether `next_output` has something to return."""
@@ -114,26 +116,11 @@ class RequestState:
 
     @property
     def finished(self) -> bool:
-        return self._error is not None or all(sequence.finished for sequence in self.sequences)
-
-    @property
-    def wire(self) -> EngineRequest:
-        """The request as the engine was asked it, under the user's id."""
-        return self._request
-
-    @property
-    def num_cached_tokens(self) -> int | None:
-        """Prompt tokens that the engine found in its prefix cache; None before the first token."""
-        return self._num_cached_tokens
-
-    @property
-    def error(self) -> Exception | None:
-        """The error that ended its stream, if `fail` did."""
-        return self._error
+        return self.error is not None or all(sequence.finished for sequence in self.sequences)
 
     @property
     def is_beam_search(self) -> bool:
-        return self._request.beam_search is not None
+        return self.wire.beam_search is not None
 
     @property
     def has_started(self) -> bool:
@@ -143,18 +130,18 @@ class RequestState:
     def wire_request(self, start: int, stop: int, wire_id: str) -> EngineRequest:
         """What to send for sequences `[start, stop)`, now: for a single one with all the tokens
         received so far, and with its own seed."""
-        params = self._request.sampling_params
+        params = self.wire.sampling_params
         if start > 0:
             assert params.seed is not None
             params = msgspec.structs.replace(params, seed=sequence_seed(params.seed, start))
         if self._prompt_report is not None:
             params = self._prompt_report.asked_again(params)
-        timeout_s = self._request.timeout_s
+        timeout_s = self.wire.timeout_s
         if timeout_s is not None:
             timeout_s = max(_MIN_TIMEOUT_S, timeout_s - (self._clock.now() - self._submitted_s))
         has_started = self.has_started
         return msgspec.structs.replace(
-            self._request,
+            self.wire,
             request_id=wire_id,
             timeout_s=timeout_s,
             sampling_params=params,
@@ -183,8 +170,8 @@ class RequestState:
             before_s = self._note_token(index, now_s)
             if self.observer is not None and not math.isnan(before_s):
                 self.observer.on_tokens(now_s - before_s, 1)
-        if self._num_cached_tokens is None:
-            self._num_cached_tokens = output.num_cached_tokens
+        if self.num_cached_tokens is None:
+            self.num_cached_tokens = output.num_cached_tokens
         self._pooled = output.pooled
         self.metrics.add(output)
         sequence = self.sequences[index]
@@ -235,7 +222,7 @@ class RequestState:
     def fail(self, error: Exception) -> None:
         """End the stream with an exception, after what has arrived."""
         if not self.finished:
-            self._error = error
+            self.error = error
             self._after_change()
 
     async def next_output(self) -> RequestOutput:
@@ -246,8 +233,8 @@ class RequestState:
         """
         assert not self._final_taken, f"request {self.request_id} has ended"
         while not self._has_output:
-            if self._error is not None:
-                raise self._error
+            if self.error is not None:
+                raise self.error
             if self._loop is None:
                 self._loop = asyncio.get_running_loop()  # asks the system for this process's id
             self._waiter = self._loop.create_future()
@@ -283,11 +270,11 @@ class RequestState:
         return RequestOutput(  # one a token: names cost half a microsecond
             self.request_id,
             self._prompt_text,
-            self._prompt_token_ids,
+            self.wire.prompt_token_ids,
             outputs,
             finished,
             self.metrics,
-            self._num_cached_tokens,
+            self.num_cached_tokens,
             self._weights_versions,
             self._pooled,
             None if self._prompt_report is None else self._prompt_report.take(delta=delta),
@@ -315,17 +302,17 @@ class RequestState:
             if self._last_token_s is not None:
                 self.metrics.last_token_s = self._last_token_s - self._submitted_s
             self.metrics.finished_s = self._clock.now() - self._submitted_s
-            if self.observer is not None and self._error is None:
+            if self.observer is not None and self.error is None:
                 self.observer.on_finished(self)
                 self.observer = None
             if self._on_finished is not None:
                 self._on_finished()
                 self._on_finished = None
         if self._is_final_only:
-            self._has_output = self._error is None and finished
+            self._has_output = self.error is None and finished
         else:
             self._has_output = any(sequence.has_new_output for sequence in self.sequences)
-        if self._has_output or self._error is not None:
+        if self._has_output or self.error is not None:
             self._wake()
 
     def _wake(self) -> None:

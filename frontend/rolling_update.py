@@ -125,9 +125,7 @@ class _Update:
             if new_requests == "new":
                 for other in self._engines[number + 1 :]:
                     self._pause(other)
-        for _ in range(
-            _MAX_ATTEMPTS
-        ):  # one that was lost since then serves what it was started with
+        for _ in range(_MAX_ATTEMPTS):  # what was lost since then serves what it started with
             served = await self.served()
             late = [
                 engine

@@ -13,7 +13,14 @@ from frontend.reasoning_formats import REASONING_FORMATS, ReasoningFormat
 from protocol.errors import InvalidParameter
 from protocol.structured_output import ReasoningMarkers, StructuredOutput, StructuredOutputKind
 
-_KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+_KINDS = {
+    "json": StructuredOutputKind.JSON,
+    "regex": StructuredOutputKind.REGEX,
+    "choice": StructuredOutputKind.CHOICE,
+    "grammar": StructuredOutputKind.GRAMMAR,
+    "json_object": StructuredOutputKind.JSON,
+    "structural_tag": StructuredOutputKind.STRUCTURAL_TAG,
+}
 
 
 @dataclass
@@ -52,7 +59,7 @@ class StructuredOutputsParams:
             raise InvalidInput(f"{called} has {what}; give exactly one of {', '.join(_KINDS)}")
         try:
             return StructuredOutput(
-                kind=_WIRE_KINDS[given[0]],
+                kind=_KINDS[given[0]],
                 text=self._text(given[0]),
                 disable_any_whitespace=self.disable_any_whitespace,
                 whitespace_pattern=self.whitespace_pattern,
@@ -85,12 +92,12 @@ class StructuredOutputsParams:
         if isinstance(value, str):
             if name not in ("json", "structural_tag"):
                 return value
-            value = _parsed(called, value)
         elif name in ("regex", "grammar"):
             raise InvalidInput(f"{called} is {value!r:.100}, it must be a string")
-        if self.disable_additional_properties:
-            _close_objects(value)
         try:
+            value = json_module.loads(value) if isinstance(value, str) else value
+            if self.disable_additional_properties:
+                _close_objects(value)
             return json_module.dumps(value, ensure_ascii=False)
         except (TypeError, ValueError, RecursionError) as error:
             raise InvalidInput(f"{called} is no JSON: {error}") from None
@@ -141,16 +148,6 @@ def reasoning_of_config(config: Mapping[str, Any] | None) -> ReasoningFormat | N
     return REASONING_FORMATS[parser] if parser and not holds_in_it else None
 
 
-_WIRE_KINDS = {
-    "json": StructuredOutputKind.JSON,
-    "json_object": StructuredOutputKind.JSON,
-    "regex": StructuredOutputKind.REGEX,
-    "choice": StructuredOutputKind.CHOICE,
-    "grammar": StructuredOutputKind.GRAMMAR,
-    "structural_tag": StructuredOutputKind.STRUCTURAL_TAG,
-}
-
-
 def to_wire(structured_outputs: Any, guided_decoding: Any) -> StructuredOutput | None:
     """Of SamplingParams' two fields, either of which may be a dictionary of the fields above.
     Raises InvalidInput: see StructuredOutputsParams; or both are given."""
@@ -172,13 +169,6 @@ def to_wire(structured_outputs: Any, guided_decoding: Any) -> StructuredOutput |
             f"structured_outputs is {asked!r:.100}, it must be StructuredOutputsParams"
         )
     return asked.to_wire()
-
-
-def _parsed(called: str, text: str) -> Any:
-    try:
-        return json_module.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"{called} is no JSON: {error}") from None
 
 
 def _close_objects(schema: Any) -> None:

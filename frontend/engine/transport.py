@@ -33,15 +33,14 @@ _LOSS_EVENTS = (
 Frames = Sequence[bytes | memoryview]
 
 
-class LossHandler(Protocol):
-    def __call__(self, reason: str, error: EngineClientError | None = None) -> None:
-        """The peer is gone; with an error, because it does not take this client."""
+OnLost = Callable[[str, EngineClientError | None], None]
+"""Told why the peer is gone; with an error, because it does not take this client."""
 
 
 class Transport(Protocol):
     """A connection that can be opened again after it was lost or disconnected."""
 
-    def connect(self, on_frames: Callable[[Frames], None], on_lost: LossHandler) -> None:
+    def connect(self, on_frames: Callable[[Frames], None], on_lost: OnLost) -> None:
         """Open the connection. `on_frames` gets each message's frames; `on_lost` the reason, once,
         when the peer is gone.
 
@@ -74,7 +73,7 @@ class ZmqTransport:
         self._socket: zmq.Socket[bytes] | None = None
         self._monitor: zmq.Socket[bytes] | None = None
 
-    def connect(self, on_frames: Callable[[Frames], None], on_lost: LossHandler) -> None:
+    def connect(self, on_frames: Callable[[Frames], None], on_lost: OnLost) -> None:
         _check_ipc_path(self._address)
         self._on_frames = on_frames
         self._on_lost = on_lost
@@ -161,7 +160,8 @@ class ZmqTransport:
         self.disconnect()
         self._context.term()
         # they refer to the owner of this object: it could be freed by a full collection only
-        self._on_frames = self._on_lost = lambda *_, **__: None
+        self._on_frames = lambda _frames: None
+        self._on_lost = lambda _reason, _error: None
 
     def _read_monitor(self) -> None:
         while self._monitor is not None:

@@ -187,7 +187,7 @@ def _log_mel_of(info: MultiModalInfo | None) -> "LogMel":
     settings.setdefault("feature_size", config.get("num_mel_bins", 80))
     if "chunk_length" not in settings and "max_source_positions" in config:
         settings["chunk_length"] = config["max_source_positions"] * 2 // 100
-    return LogMel.of_config({**settings, **(settings.get("feature_extractor") or {})})
+    return LogMel.of_config(settings)
 
 
 def _one_input(

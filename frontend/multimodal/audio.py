@@ -159,6 +159,7 @@ class LogMel:
     @staticmethod
     def of_config(settings: Mapping[str, Any]) -> "LogMel":
         """Of a preprocessor_config.json. Raises InvalidInput: it asks for what is not done."""
+        settings = {**settings, **(settings.get("feature_extractor") or {})}
         if settings.get("dither"):
             raise InvalidInput(
                 f"the model's feature extractor has dither {settings['dither']}, which this engine "
@@ -212,7 +213,7 @@ class Qwen2Audio:
 
     def __init__(self, info: MultiModalInfo, token_of: Callable[[int], str | None]) -> None:
         config, settings = json.loads(info.config_json), json.loads(info.processor_json)
-        self.log_mel = LogMel.of_config({**settings, **(settings.get("feature_extractor") or {})})
+        self.log_mel = LogMel.of_config(settings)
         self.token_id = config.get("audio_token_id", config.get("audio_token_index", -1))
         self.token = token_of(self.token_id) or ""
         self.placeholder = self.token

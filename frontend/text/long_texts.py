@@ -77,7 +77,7 @@ def token_size(backend: "tokenizers.Tokenizer") -> TokenSize | None:
     if any(token.lstrip or token.rstrip for token in added):
         return None
     composed = 1
-    for step in _steps(backend.normalizer, "normalizers"):
+    for step in steps_of(backend.normalizer, "normalizers"):
         match step:
             case {"type": "NFC" | "NFKC"}:
                 composed *= _MAX_COMPOSED
@@ -88,7 +88,7 @@ def token_size(backend: "tokenizers.Tokenizer") -> TokenSize | None:
                 pass
             case _:
                 return None
-    cuts = _steps(backend.pre_tokenizer, "pretokenizers")
+    cuts = steps_of(backend.pre_tokenizer, "pretokenizers")
     for step in cuts:
         keeps_all = step["type"] == "Split" and step["behavior"] != "Removed"
         if not keeps_all and step["type"] not in ("ByteLevel", "Digits", "Metaspace"):
@@ -110,8 +110,9 @@ def token_size(backend: "tokenizers.Tokenizer") -> TokenSize | None:
     return TokenSize(longest, dropped)
 
 
-def _steps(part: Any, plural: str) -> list[dict[str, Any]]:
-    """A normalizer or pre-tokenizer as its document says, taken apart."""
+def steps_of(part: Any, plural: str) -> list[dict[str, Any]]:
+    """A normalizer, pre-tokenizer or decoder as its own document says, taken apart: that of the
+    whole tokenizer takes a second to write."""
     if part is None:
         return []
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import enum
-import json
 import re
 import weakref
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from frontend.text.long_texts import LEVEL_TABLE
+from frontend.text.long_texts import LEVEL_TABLE, steps_of
 
 if TYPE_CHECKING:
     import tokenizers
@@ -45,9 +44,7 @@ class TokenPieces:
     ) -> None:
         self._backend = backend
         self.special_token_ids = special_token_ids
-        decoder = backend.decoder
-        # the decoder's own state: the document of the whole tokenizer takes a second to write
-        steps = [] if decoder is None else _decoder_steps(json.loads(decoder.__getstate__()))
+        steps = steps_of(backend.decoder, "decoders")
         self.has_byte_tokens = any(step["type"] == "ByteFallback" for step in steps)
         self.joining = _joining_of(steps)
         this = weakref.proxy(self)  # else only a full collection would free it
@@ -112,12 +109,6 @@ class TokenPieces:
             if alone and self.decode([token_id, token_id]).startswith(alone):
                 return token_id, alone
         return 0, ""
-
-
-def _decoder_steps(description: dict[str, Any]) -> list[dict[str, Any]]:
-    if description["type"] != "Sequence":
-        return [description]
-    return [step for inner in description["decoders"] for step in _decoder_steps(inner)]
 
 
 def _joining_of(steps: list[dict[str, Any]]) -> Joining:
