@@ -31,8 +31,8 @@ from frontend.sampling_params import (
     as_invalid_input,
 )
 from frontend.text.long_texts import LONG_CHARS, check_chars, check_length
-from frontend.text.tokenizer import Tokenizer
-from frontend.wire_params import needed, wire_params_of
+from frontend.text.tokenizer import Tokenizer, needed
+from frontend.wire_params import wire_params_of
 from protocol.outputs import ModelInfo
 from protocol.pooling import POOLING_SAMPLING, PoolingTask
 from protocol.requests import EngineRequest, ModelLimits

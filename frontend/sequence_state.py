@@ -159,19 +159,13 @@ class SequenceState:
         self._num_decoded_tokens = len(self.token_ids)
 
     def _append_tokens(self, token_ids: Sequence[int], *, hides_last: bool) -> str | None:
-        stop_string = self._decode_and_append(token_ids, hides_last=hides_last)
-        self._num_decoded_tokens = len(self.token_ids)
-        return stop_string
-
-    def _decode_and_append(self, token_ids: Sequence[int], *, hides_last: bool) -> str | None:
         if self._num_decoded_tokens < len(self.token_ids):
             self._decode_appended()
         num_shown = len(token_ids) - 1 if hides_last and token_ids else len(token_ids)
-        if self._detokenizer is None:
+        stop_string = None
+        if self._detokenizer is None or self._matcher is None:
             self.token_ids += token_ids
-        elif self._matcher is None:
-            self.token_ids += token_ids
-            if num_shown:
+            if num_shown and self._detokenizer is not None:
                 self._emit(self._detokenizer.append(token_ids[:num_shown]))
         else:
             # One by one, to drop the tokens behind the one that completes a stop string.
@@ -180,8 +174,9 @@ class SequenceState:
                 if position < num_shown:
                     stop_string = self._append_text(self._detokenizer.append([token_id]))
                     if stop_string is not None:
-                        return stop_string
-        return None
+                        break
+        self._num_decoded_tokens = len(self.token_ids)
+        return stop_string
 
     def _append_text(self, text: str) -> str | None:
         if self._matcher is None:

@@ -8,7 +8,7 @@ from frontend.errors import InvalidInput
 from frontend.reasoning_formats import ReasoningFormat, reasoning_format_of_template
 from frontend.sampling_params import SamplingParams
 from frontend.structured_outputs import behind_reasoning
-from frontend.text.tokenizer import Tokenizer
+from frontend.text.tokenizer import Tokenizer, needed
 from protocol.outputs import ModelInfo
 from protocol.sampling import SamplingParams as WireSamplingParams
 from protocol.sampling import ThinkingBudget
@@ -51,13 +51,6 @@ def wire_params_of(
     if model.encoder is not None and model.encoder.rules is not None:
         wire = replace(wire, generation_rules=model.encoder.rules)
     return wire
-
-
-def needed(tokenizer: Tokenizer | None) -> Tokenizer:
-    """Raises InvalidInput: the model came without one."""
-    if tokenizer is None:
-        raise InvalidInput("the engine's model came without a tokenizer; send prompt_token_ids")
-    return tokenizer
 
 
 def bad_word_ids(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from frontend.errors import InvalidInput
 from frontend.multimodal.media import items_of, read_media
-from frontend.text.tokenizer import Tokenizer
+from frontend.text.tokenizer import Tokenizer, needed
 from protocol.multimodal import MultiModalInfo, MultiModalInput, TensorRef
 from protocol.outputs import EncoderInfo, ModelInfo
 
@@ -105,11 +105,7 @@ class EncoderPrompts:
         if prompt is None or prompt == "":
             return []
         if isinstance(prompt, str):
-            if self._tokenizer is None:
-                raise InvalidInput(
-                    "the engine's model came without a tokenizer; send prompt_token_ids"
-                )
-            return self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
+            return needed(self._tokenizer).encode(prompt, add_special_tokens=add_special_tokens)
         if not isinstance(prompt, list | tuple) or not all(type(each) is int for each in prompt):
             raise InvalidInput(
                 f"a part of the prompt is {prompt!r:.80}; give a text, token ids, or a dictionary "

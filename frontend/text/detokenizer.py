@@ -114,7 +114,7 @@ class _PieceJoiner:
             elif pieces.is_known(token_id):
                 if self._run is not None:
                     parts.append(self.flush())
-                parts.append(self._text_of(token_id))
+                parts.append(self._released_text([token_id]))
         return "".join(parts)
 
     def flush(self) -> str:
@@ -129,17 +129,10 @@ class _PieceJoiner:
         if not part:
             return ""
         if self._leading is None:
+            if len(part) == 1:
+                return self._pieces.text(part[0])
             return self._pieces.decode_after_text(part)
-        return self._leading_text(part)
-
-    def _text_of(self, token_id: int) -> str:
-        if self._leading is None:
-            return self._pieces.text(token_id)
-        return self._leading_text([token_id])
-
-    def _leading_text(self, token_ids: list[int]) -> str:
-        assert self._leading is not None, "text was released already"
-        self._leading.extend(token_ids)
+        self._leading.extend(part)
         text = self._pieces.decode(self._leading)
         if text or len(self._leading) >= MAX_WITHHELD_TOKENS:
             self._leading = None

@@ -280,6 +280,13 @@ class Tokenizer:
         return source is None or source in (self.chat_template, *self.named_chat_templates.values())
 
 
+def needed(tokenizer: Tokenizer | None) -> Tokenizer:
+    """Raises InvalidInput: the model came without one."""
+    if tokenizer is None:
+        raise InvalidInput("the engine's model came without a tokenizer; send prompt_token_ids")
+    return tokenizer
+
+
 def _cut_lengths(lengths: list[int], left: int) -> list[int]:
     """Of one text or two, together at most `left`: the longer one is cut, then both."""
     first, second = (*lengths, 0)[:2]

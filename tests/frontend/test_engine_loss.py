@@ -199,29 +199,6 @@ async def test_a_stream_that_meets_a_draining_engine_goes_on_with_the_next(start
             assert outputs[-1].outputs[0].token_ids == expected.outputs[0].token_ids
 
 
-async def test_an_idle_client_uses_the_engine_that_came_back(engine, client):
-    await collect(client.generate("x", SamplingParams(max_tokens=3)))
-    await asyncio.to_thread(engine.stop)
-    await asyncio.sleep(0.1)
-    with FakeEngine(engine.address):
-        outputs = await collect(client.generate("x", SamplingParams(max_tokens=3)))
-    assert outputs[-1].finished
-
-
-async def test_requests_made_during_a_recovery_wait_for_it(start_engine):
-    first = start_engine(die_after_tokens=10)
-    async with AsyncLLM(first.address, reconnect_timeout_s=10) as client:
-        running = asyncio.create_task(collect(client.generate("x", SamplingParams(max_tokens=30))))
-        await asyncio.to_thread(first.join)
-        await asyncio.sleep(0.1)
-        late = asyncio.create_task(collect(client.generate("y", SamplingParams(max_tokens=30))))
-        await asyncio.sleep(0.1)
-        assert not late.done()
-        with FakeEngine(first.address):
-            results = await asyncio.gather(running, late)
-    assert all(outputs[-1].finished for outputs in results)
-
-
 async def test_leaving_a_stream_during_a_recovery_forgets_its_request(start_engine):
     first = start_engine(die_after_tokens=5)
     async with AsyncLLM(first.address, reconnect_timeout_s=10) as client:
