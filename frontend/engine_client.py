@@ -234,7 +234,7 @@ class EngineClient(EngineCalls):
                 welcome.model,
                 tokenizer,
                 seeds=self._random,
-                clock=self._clock,
+                now=self._clock.now,
                 reasoning=self._reasoning,
                 media_path=lambda: None if (it := own()) is None else it.allowed_local_media_path,
             )

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 from frontend.errors import InvalidInput
-from frontend.event_loop import Clock
 from frontend.inputs.encoder_prompts import EncoderPrompts, SplitPrompt
 from frontend.inputs.prompt_embeds import EmbeddedPrompt, embedded_prompt
 from frontend.inputs.prompts import (
@@ -69,6 +68,7 @@ class InputProcessor:
         model: what the engine serves.
         tokenizer: the model's, if it came with one.
         seeds: draws the seed of a request that has none.
+        now: monotonic seconds.
         reasoning: what may stand before an answer that follows a grammar.
         media_path: of files that prompts may name; None: of none.
     """
@@ -79,7 +79,7 @@ class InputProcessor:
         tokenizer: Tokenizer | None,
         *,
         seeds: random.Random,
-        clock: Clock,
+        now: Callable[[], float],
         reasoning: ReasoningFormat | None = None,
         media_path: Callable[[], Path | None] = lambda: None,
     ) -> None:
@@ -87,7 +87,7 @@ class InputProcessor:
         self.optional_tokenizer = tokenizer
         self._seeds = seeds
         self._reasoning = reasoning
-        self._clock = clock
+        self._now = now
         self._media_path = media_path
         self._multimodal: MultiModalProcessor | None = None
         self.encoder_prompts: EncoderPrompts | None = None
@@ -199,7 +199,7 @@ class InputProcessor:
             prompt_text=given.text,
             output_kind=output_kind or params.output_kind,
             tokenizer=self.optional_tokenizer,
-            clock=self._clock,
+            now=self._now,
             on_finished=on_finished,
             frames=parts.frames if (parts := given.media or given.embeds) is not None else (),
         )
@@ -258,7 +258,7 @@ class InputProcessor:
             prompt_text=text,
             output_kind=RequestOutputKind.FINAL_ONLY,
             tokenizer=None,
-            clock=self._clock,
+            now=self._now,
             on_finished=on_finished,
         )
 

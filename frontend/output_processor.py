@@ -5,9 +5,9 @@ import itertools
 import logging
 import math
 import secrets
+from collections.abc import Callable
 
 from frontend.errors import InvalidInput, RequestRejected
-from frontend.event_loop import Clock
 from frontend.request_state import RequestObserver, RequestState
 from protocol.errors import ErrorCode
 from protocol.outputs import DecodedTokens, EngineCoreOutput, EngineCoreOutputs, FinishReason
@@ -40,10 +40,13 @@ class OutputProcessor:
     generate(n=3)     "7-a1"    sequences [0, 3): one request, its outputs have an index
     after a loss      "7-0-b2"  sequence  [0, 1)
                       "7-2-c3"  sequence  [2, 3)   (the second had ended)
+
+    Args:
+        now: monotonic seconds.
     """
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
         self._requests: dict[str, RequestState] = {}
         self._in_flight: dict[str, _SequenceRange] = {}
         self._numbers = itertools.count()
@@ -162,7 +165,7 @@ class OutputProcessor:
         Returns:
             What the engine continues after a stop string, or an error on this side.
         """
-        now_s = self._clock.now()
+        now_s = self._now()
         stopped: dict[str, None] = {}
         failed: list[str] = []
         samples: list[tuple[str, int]] = []

@@ -10,7 +10,6 @@ from typing import Protocol
 
 import msgspec
 
-from frontend.event_loop import Clock
 from frontend.logprobs import PromptReport
 from frontend.outputs import FinishReasonName, RequestMetrics, RequestOutput
 from frontend.sampling_params import RequestOutputKind, SamplingParams
@@ -52,6 +51,7 @@ class RequestState:
         request: what the engine is asked, under the user's id. It has a seed, so that a resumed
             request continues with the same random numbers.
         params: how text is made of the tokens.
+        now: monotonic seconds.
         on_finished: called once, when the last sequence ends or an error ends them all.
         frames: what TensorRefs of `request` point at; kept until it is over, to be sent again.
     """
@@ -64,7 +64,7 @@ class RequestState:
         prompt_text: str | None,
         output_kind: RequestOutputKind,
         tokenizer: Tokenizer | None,
-        clock: Clock,
+        now: Callable[[], float],
         on_finished: Callable[[], None] | None = None,
         frames: Sequence[bytes | memoryview] = (),
     ) -> None:
@@ -83,8 +83,8 @@ class RequestState:
         self._kind = output_kind
         self._is_final_only = output_kind is RequestOutputKind.FINAL_ONLY
         self._last_token_s: float | None = None
-        self._clock = clock
-        self._submitted_s = clock.now()
+        self._now = now
+        self._submitted_s = now()
         self.adapter_fingerprint: str | None = None
         """The adapter's fingerprint when the request was sent."""
         self.weights_fingerprint: str | None = None
@@ -138,7 +138,7 @@ class RequestState:
             params = self._prompt_report.asked_again(params)
         timeout_s = self.wire.timeout_s
         if timeout_s is not None:
-            timeout_s = max(_MIN_TIMEOUT_S, timeout_s - (self._clock.now() - self._submitted_s))
+            timeout_s = max(_MIN_TIMEOUT_S, timeout_s - (self._now() - self._submitted_s))
         has_started = self.has_started
         return msgspec.structs.replace(
             self.wire,
@@ -159,7 +159,7 @@ class RequestState:
         self._weights_versions = [*self._weights_versions, version]  # outputs share the list
 
     def append_output(self, index: int, output: EngineCoreOutput, now_s: float) -> bool:
-        """Process one engine output for a sequence, received at `now_s` of the clock.
+        """Process one engine output for a sequence, received at `now_s`.
 
         Returns:
             True if a stop string ended the sequence while the engine continues it.
@@ -301,7 +301,7 @@ class RequestState:
         if finished := self.finished:
             if self._last_token_s is not None:
                 self.metrics.last_token_s = self._last_token_s - self._submitted_s
-            self.metrics.finished_s = self._clock.now() - self._submitted_s
+            self.metrics.finished_s = self._now() - self._submitted_s
             if self.observer is not None and self.error is None:
                 self.observer.on_finished(self)
                 self.observer = None

@@ -93,7 +93,7 @@ class EngineSession(EngineLink):
         """Fingerprints of its weights by version, if requests may move."""
         self.adapters: dict[str, str] = {}
         """Fingerprints by name, as last heard."""
-        self.requests = OutputProcessor(how["clock"]) if requests is None else requests
+        self.requests = OutputProcessor(how["clock"].now) if requests is None else requests
         self.is_draining = False
         self.is_paused = False
         """It starts no requests."""

@@ -9,7 +9,6 @@ import msgspec
 
 from frontend.engine.session import EngineSession
 from frontend.errors import ClientClosed, EngineClientError
-from frontend.event_loop import Clock
 from frontend.output_processor import OutputProcessor
 from frontend.request_state import RequestState, current_tracer
 from frontend.sampling_params import RequestOutputKind, SamplingParams
@@ -91,12 +90,16 @@ class PrefillHandoff:
     """
 
     def __init__(
-        self, requests: OutputProcessor, *, place: Callable[[RequestState], None], clock: Clock
+        self,
+        requests: OutputProcessor,
+        *,
+        place: Callable[[RequestState], None],
+        now: Callable[[], float],
     ) -> None:
         self.planner = PrefillPlanner()
         self._requests = requests
         self._place = place
-        self._clock = clock
+        self._now = now
         self.prefills: dict[RequestState, _Prefill] = {}
         self.handed_over: dict[RequestState, int] = {}
         """Tokens of the prompts whose blocks are to be fetched."""
@@ -175,8 +178,8 @@ class PrefillHandoff:
 
     async def _is_computed(self, state: RequestState, session: EngineSession) -> bool:
         """False: the engine does not answer, or ended it for another reason."""
-        deadline_s = self._clock.now() + _MAX_PREFILL_S
-        while session.silence_s() < _SILENT_S and self._clock.now() < deadline_s:
+        deadline_s = self._now() + _MAX_PREFILL_S
+        while session.silence_s() < _SILENT_S and self._now() < deadline_s:
             try:
                 async with asyncio.timeout(1.0):
                     output = await state.next_output()
@@ -206,7 +209,7 @@ class PrefillHandoff:
             prompt_text=None,
             output_kind=RequestOutputKind.FINAL_ONLY,
             tokenizer=None,
-            clock=self._clock,
+            now=self._now,
             frames=request.frames,
         )
 

@@ -67,7 +67,7 @@ class EngineGroup(Neighbours):
         clock: Clock,
         routing_policy: RoutingPolicy = "cache-aware",
     ) -> None:
-        self.requests = OutputProcessor(clock)
+        self.requests = OutputProcessor(clock.now)
         self.addresses = list(addresses)
         self.sessions = [make_session(each, self.requests, self) for each in addresses]
         self._make_session = make_session
@@ -77,7 +77,7 @@ class EngineGroup(Neighbours):
         self._router = Router(routing_policy)
         self.view = CacheView(self.sessions)
         self._routes: dict[RequestState, _Route] = {}
-        self.handoff = PrefillHandoff(self.requests, place=self._place, clock=clock)
+        self.handoff = PrefillHandoff(self.requests, place=self._place, now=clock.now)
         self.loads = [0] * len(self.sessions)
         """Of this client's requests on each engine that are not over (`load_of`)."""
         self.num_sent = [0] * len(self.sessions)

@@ -40,8 +40,8 @@ async def _library_us(num_streams: int, num_steps: int, tokens_each: int) -> dic
     assert info.tokenizer is not None
     tokenizer = Tokenizer.from_welcome(info.tokenizer, document)
     clock = Clock()
-    inputs = InputProcessor(info, tokenizer, seeds=random.Random(0), clock=clock)
-    processor = OutputProcessor(clock)
+    inputs = InputProcessor(info, tokenizer, seeds=random.Random(0), now=clock.now)
+    processor = OutputProcessor(clock.now)
     params = SamplingParams(
         max_tokens=num_steps * tokens_each + 1, output_kind=RequestOutputKind.DELTA
     )

@@ -31,13 +31,13 @@ def request_state(n=3, *, seed=10, **params):
         prompt_text=None,
         output_kind=params.output_kind,
         tokenizer=None,
-        clock=Clock(),
+        now=Clock().now,
     )
 
 
 def in_flight(**params):
     """A processor with one request, the request, and what was sent for it."""
-    processor, request = OutputProcessor(Clock()), request_state(**params)
+    processor, request = OutputProcessor(Clock().now), request_state(**params)
     processor.add_request(request)
     return processor, request, processor.wire_requests(request)
 

@@ -130,7 +130,7 @@ def submitted(session, clock):
         prompt_text=None,
         output_kind=params.output_kind,
         tokenizer=None,
-        clock=clock,
+        now=clock.now,
     )
     session.submit(request)
     return request
