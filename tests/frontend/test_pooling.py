@@ -181,18 +181,6 @@ async def test_a_request_that_fails_ends_the_call_and_aborts_the_others(connect)
     assert not engine.num_live
 
 
-async def test_a_lost_engine_gets_the_request_again(connect, start_engine):
-    llm, engine = await connect(VECTORS, step_s=0.3)
-    waiting = asyncio.create_task(llm.embed(["ab", "c"]))
-    while len(engine.requests) < 2:
-        await asyncio.sleep(0.01)
-    engine.stop()
-    again = start_engine(at=engine.address, model_fields=VECTORS)
-    found = await waiting
-    assert [each.outputs.embedding[0] for each in found] == [2, 1]
-    assert all(each.is_resumed for each in again.requests)
-
-
 async def test_of_several_engines_one_that_has_the_task_is_asked(start_engine, address):
     text = start_engine(at=f"{address}-1", model_fields={"tasks": ("generate",)})
     both = start_engine(at=f"{address}-2", model_fields={"tasks": ("generate", "embed")})

@@ -111,12 +111,6 @@ async def test_a_refused_connection_is_told_at_once():
         await AsyncLLM.connect("tcp://127.0.0.1:9", connect_timeout_s=60)
 
 
-async def test_an_engine_that_does_not_answer_is_given_up(start_engine):
-    engine = start_engine(mute=True)
-    with pytest.raises(EngineUnavailable, match=r"waited 0\.2 s"):
-        await AsyncLLM.connect(engine.address, connect_timeout_s=0.2)
-
-
 async def test_an_address_of_no_kind_is_refused():
     with pytest.raises(InvalidInput, match="use ipc://PATH or tcp://HOST:PORT"):
         await AsyncLLM.connect("engine.sock")

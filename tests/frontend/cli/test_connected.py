@@ -25,7 +25,7 @@ def run(capsys):
     return run_it
 
 
-@pytest.mark.parametrize("command", [["info"], ["complete", "Hi"], ["chat"]])
+@pytest.mark.parametrize("command", [["info"], ["chat"]])
 def test_a_silent_engine_is_waited_for_aloud(run, start_engine, address, command):
     start_engine(mute=True)
     code, out, err = run(*command, "--address", address, "--connect-timeout", "1.5")
@@ -42,11 +42,6 @@ def test_a_port_of_another_program_is_waited_for_aloud(run):
         code, out, err = run("info", "--address", address, "--connect-timeout", "1.2")
     assert (code, out, len(err)) == (1, "", 2)
     assert "waiting for an engine" in err[0]
-
-
-def test_an_engine_that_answers_soon_is_not_mentioned(run, start_engine, address):
-    start_engine(next_token=saying("ok", then_eos=True))
-    assert run("complete", "Hi", "--address", address) == (0, "ok\n", [])
 
 
 def test_an_engine_that_is_lost_in_a_stream_is_waited_for_aloud(run, start_engine, address):
