@@ -1,9 +1,17 @@
-"""Scripts are no installed package: the tests find them, their own parts, and the scripted engine
-by path."""
+"""The scripted engine of the client's tests, found by path, and an address for it."""
 
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 
-_HERE = Path(__file__).parent
-_ROOT = _HERE.parents[1]
-sys.path[:0] = [str(_ROOT), str(_HERE), str(_ROOT / "tests" / "frontend")]
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "frontend"))
+
+
+@pytest.fixture
+def address():
+    folder = tempfile.mkdtemp(prefix="lt-")  # pytest's own are too long for a socket
+    yield f"ipc://{folder}/engine.sock"
+    shutil.rmtree(folder)

@@ -1,130 +1,166 @@
-"""A server with OpenAI's and Ollama's streams, known delays and no model, on its own thread."""
+"""A server with OpenAI's and Ollama's streams, known delays and no model: on a thread, or as a
+program: `python fake_servers.py PORT [FATE]`."""
 
-import asyncio
 import contextlib
 import json
-import socket
+import os
+import sys
 import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-import uvicorn
-from starlette.applications import Starlette
-from starlette.responses import JSONResponse, StreamingResponse
-from starlette.routing import Route
-
-PATHS = "/v1/completions", "/v1/chat/completions", "/api/generate", "/api/chat"
-SSE = {"media_type": "text/event-stream"}
+NAMES = {
+    "/v1/models": {"data": [{"id": "fake"}]},
+    "/api/tags": {"models": [{"name": "fake:latest"}]},
+}
 
 
-class FakeServer:
+class FakeServer(ThreadingHTTPServer):
     """
     Args:
         first_s, gap_s: before the first token, and between two.
-        fate: from a request's number to "cut" (the stream stops), "error" (it tells of one), a
-            status, or None.
+        fate: from a request's number to "cut" (the stream stops), "error" (it tells of one),
+            "short" (a token less than asked for), "uncounted" (without usage), "die", a status, or
+            None.
         stands_still: (from, until) seconds after the start, in which no request begins.
     """
 
-    def __init__(self, first_s=0.02, gap_s=0.01, fate=lambda _number: None, stands_still=None):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(
+        self, first_s=0.02, gap_s=0.01, fate=lambda _number: None, stands_still=None, port=0
+    ):
+        super().__init__(("127.0.0.1", port), _Handler)
         self.first_s, self.gap_s, self.fate = first_s, gap_s, fate
         self.stands_still = stands_still
         self.bodies, self.headers, self.paths, self.connections = [], [], set(), set()
         self.num_running = self.most_running = 0
         self.started_at = None
+        self._lock = threading.Lock()
 
     @contextlib.contextmanager
     def serving(self):
-        routes = [
-            Route("/v1/models", lambda _: JSONResponse({"data": [{"id": "fake"}]})),
-            Route("/api/tags", lambda _: JSONResponse({"models": [{"name": "fake:latest"}]})),
-            *(Route(path, self._answer, methods=["POST"]) for path in PATHS),
-        ]
-        config = uvicorn.Config(Starlette(routes=routes), log_level="critical")
-        server = uvicorn.Server(config)
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            listener.listen()
-            thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
-            thread.start()
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-            server.should_exit = True
-            thread.join(10)
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
+        yield f"http://127.0.0.1:{self.server_port}"
+        self.shutdown()
+        self.server_close()
 
-    async def _answer(self, request):
-        now_s = time.monotonic()
-        self.started_at = self.started_at or now_s
-        number = len(self.bodies)
-        body = json.loads(await request.body())
-        self.bodies.append(body)
-        self.headers.append(request.headers)
-        self.connections.add(request.client)
-        self.paths.add(request.url.path)
-        fate = self.fate(number)
-        if isinstance(fate, int):
-            return JSONResponse({"error": {"message": "no"}}, fate)
+    def note(self, handler):
+        """The request's body, and what becomes of it."""
+        body = json.loads(handler.rfile.read(int(handler.headers["Content-Length"])))
+        with self._lock:
+            self.started_at = self.started_at or time.monotonic()
+            fate = self.fate(len(self.bodies))
+            self.bodies.append(body)
+            self.headers.append(handler.headers)
+            self.connections.add(handler.client_address)
+            self.paths.add(handler.path)
+        return body, fate
+
+    def wait(self):
         if self.stands_still:
             begin, end = self.stands_still
-            if begin <= now_s - self.started_at < end:
-                await asyncio.sleep(end - (now_s - self.started_at))
-        is_ollama = request.url.path.startswith("/api")
-        make = self._ollama if is_ollama else self._openai
-        return StreamingResponse(self._counted(make(request.url.path, body, fate)), **SSE)
+            now_s = time.monotonic() - self.started_at
+            if begin <= now_s < end:
+                time.sleep(end - now_s)
 
-    async def _counted(self, parts):
-        self.num_running += 1
-        self.most_running = max(self.most_running, self.num_running)
-        try:
-            async for part in parts:
-                yield part
-        finally:
+    @contextlib.contextmanager
+    def running(self):
+        with self._lock:
+            self.num_running += 1
+            self.most_running = max(self.most_running, self.num_running)
+        yield
+        with self._lock:
             self.num_running -= 1
 
-    async def _tokens(self, count, fate):
+    def tokens(self, count, fate):
         """Positions, each at its time; None for what the fate puts there."""
         due = time.monotonic() + self.first_s
         for at in range(count):
-            await asyncio.sleep(due - time.monotonic())
-            if fate and at == count // 2:
+            time.sleep(max(0.0, due - time.monotonic()))
+            if fate in ("cut", "error") and at == count // 2:
                 yield None
                 return
             yield at
             due += self.gap_s
 
-    async def _openai(self, path, body, fate):
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        self._answer(200 if self.path in NAMES else 404, NAMES.get(self.path))
+
+    def _answer(self, status, document):
+        body = json.dumps(document).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_POST(self):
+        body, fate = self.server.note(self)
+        if isinstance(fate, int):
+            return self._answer(fate, {"error": {"message": "no"}})
+        if fate == "die":
+            os._exit(3)
+        self.server.wait()
+        with self.server.running():
+            self.send_response(200)
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            make = self._ollama if self.path.startswith("/api") else self._openai
+            for event in make(body, fate):
+                middle = len(event) // 2  # an event need not be a chunk
+                self._chunk(event[:middle])
+                self._chunk(event[middle:])
+        return self._chunk("")
+
+    def _chunk(self, text):
+        self.wfile.write(f"{len(text):x}\r\n{text}\r\n".encode())
+
+    def _openai(self, body, fate):
         def event(choices, **more):
             return "data: " + json.dumps({"choices": choices, **more}) + "\n\n"
 
-        count = body["max_tokens"]
-        is_chat = "chat" in path
+        count = body["max_tokens"] - (fate == "short")
+        is_chat = "chat" in self.path
         if is_chat:  # as vLLM and OpenAI begin; no token is in it
             yield event([{"delta": {"role": "assistant", "content": ""}, "finish_reason": None}])
-        async for at in self._tokens(count, fate):
+        for at in self.server.tokens(count, fate):
             if at is None:
                 if fate == "error":
-                    yield "data: " + json.dumps({"error": {"message": "out of memory"}}) + "\n\n"
+                    yield event([], error={"message": "out of memory"})
                 return
-            text = {"delta": {"content": " a"}} if is_chat else {"text": " a"}
+            said = " a" if at else ""  # the first token's text is held back
+            text = {"delta": {"content": said}} if is_chat else {"text": said}
             yield event([text | {"finish_reason": "length" if at == count - 1 else None}])
-        prompt = body.get("prompt") or body["messages"]
-        usage = {"prompt_tokens": num_words(prompt), "completion_tokens": count}
-        yield event([], usage=usage | {"prompt_tokens_details": {"cached_tokens": 3}})
+        usage = {"prompt_tokens": num_words(body), "completion_tokens": count}
+        if fate != "uncounted":
+            yield event([], usage=usage | {"prompt_tokens_details": {"cached_tokens": 3}})
         yield "data: [DONE]\n\n"
 
-    async def _ollama(self, path, body, fate):
+    def _ollama(self, body, fate):
         count = body["options"]["num_predict"]
-        async for at in self._tokens(count, fate):
-            if at is None:
-                if fate == "error":
-                    yield json.dumps({"error": "out of memory"}) + "\n"
-                return
-            said = {"message": {"content": " a"}} if "chat" in path else {"response": " a"}
+        for _ in self.server.tokens(count, fate):
+            said = {"message": {"content": " a"}} if "chat" in self.path else {"response": " a"}
             yield json.dumps({**said, "done": False}) + "\n"
-        prompt = body.get("prompt") or body["messages"]
-        counts = {"prompt_eval_count": num_words(prompt), "eval_count": count}
+        counts = {"prompt_eval_count": num_words(body), "eval_count": count}
         yield json.dumps({"response": "", "done": True, **counts}) + "\n"
 
 
-def num_words(prompt):
+def num_words(body):
+    prompt = body.get("prompt") or body["messages"]
     if isinstance(prompt, str):
         return len(prompt.split())
-    return sum(len(message["content"].split()) for message in prompt)
+    return sum(isinstance(one, int) or len(one["content"].split()) for one in prompt)
+
+
+if __name__ == "__main__":
+    port, *fates = sys.argv[1:]
+    FakeServer(port=int(port), fate=lambda _number: "".join(fates)).serve_forever()

@@ -36,10 +36,6 @@ def test_distributions_are_those_of_numpy(values, percents):
     assert (found["count"], found["max"]) == (len(values), max(values))
 
 
-def test_of_no_values_there_is_no_distribution():
-    assert distribution([]) is None
-
-
 @given(total=st.integers(0, 100), num_parts=st.integers(1, 9))
 def test_shares_add_up_and_differ_by_one_at_most(total, num_parts):
     shares = [share_of(total, part=part, num_parts=num_parts) for part in range(num_parts)]
@@ -88,6 +84,7 @@ def test_failed_requests_are_counted_by_kind_and_left_out_of_latencies():
 
 def test_summary_of_nothing_is_no_division_by_zero():
     summary = summarise([], slos_s={"ttft": 1.0})
+    assert summary["ttft_s"] is None
     assert summary["throughput"]["requests_per_s"] == summary["goodput"]["share"] == 0.0
     assert "0 of 0" in as_table(summary)
 
@@ -207,13 +204,13 @@ def test_intervals_of_equal_runs_hold_one_as_often_as_they_say():
     random = np.random.default_rng(2)
     held = [
         one["low"] <= 1 <= one["high"]
-        for _ in range(40)
+        for _ in range(20)
         for one in compare(run_of(random, count=60), run_of(random, count=60))
         if one["figure"] == "TTFT mean, ms"
     ]
-    # 95 % of 40 are 38; fewer than 34 come once in 300 times
-    assert len(held) == 40
-    assert sum(held) >= 34
+    # 95 % of 20 are 19; fewer than 16 come once in 400 times
+    assert len(held) == 20
+    assert sum(held) >= 16
 
 
 def test_an_interval_of_a_mean_is_as_wide_as_theory_says():

@@ -5,7 +5,6 @@ import json
 import math
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from scripts.load.options import LoadOptions
@@ -29,17 +28,6 @@ def test_requests_are_a_function_of_the_seed_and_prompts_are_others_for_others()
     first, again, other = (list(workload(seed=seed)) for seed in (1, 1, 2))
     assert first == again
     assert len({one.prompt for one in first} | {one.prompt for one in other}) == 400
-
-
-def test_lengths_follow_their_distributions():
-    requests = list(
-        workload(2000, units=range(5, 100), input_len="log-uniform:8:512", output_len="uniform:4:6")
-    )
-    lengths = [len(one.prompt) for one in requests]
-    assert (min(lengths), max(lengths)) == (8, 512)
-    assert np.median(lengths) == pytest.approx(64, rel=0.15)  # the geometric middle
-    assert {one.num_output_tokens for one in requests} == {4, 5, 6}
-    assert {token for one in requests for token in one.prompt} == set(range(5, 100))
 
 
 def test_words_are_as_many_as_tokens_were_asked_for():
@@ -87,20 +75,6 @@ def test_turns_count_as_requests_and_have_indices_of_their_own():
     ]
     assert indices == list(range(100))
     assert any(one.later_turns for one in requests)
-
-
-@pytest.mark.parametrize(
-    ("arrivals", "cv"),
-    [
-        (Arrivals(rate=20), 1.0),
-        (Arrivals(rate=20, burstiness=0.25), 2.0),
-        (Arrivals(rate=20, burstiness=math.inf), 0.0),
-    ],
-)
-def test_arrivals_have_the_rate_and_the_spread_that_was_asked_for(arrivals, cv):
-    gaps = np.diff([one.arrival_s for one in workload(4000, arrivals=arrivals, input_len="1")])
-    assert gaps.mean() == pytest.approx(0.05, rel=0.08)
-    assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.08, abs=1e-6)
 
 
 def test_a_duration_ends_the_arrivals():

@@ -3,7 +3,6 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulation_parts import LinearStepModel, request, serve
 
 from frontend.fleet.router import ROUTING_POLICIES, Choice
 from protocol.cache_events import load_of
@@ -12,6 +11,7 @@ from scripts.simulator.fleet import Fleet, make_router
 from scripts.simulator.metrics import SLO
 from scripts.traces.trace import Turn, shared_segment
 from tests.profiles import examples
+from tests.scripts.simulator.simulation_parts import LinearStepModel, request, serve
 
 
 def test_two_requests_take_the_times_that_a_pencil_gives():
@@ -32,13 +32,6 @@ def test_two_requests_take_the_times_that_a_pencil_gives():
     counters = run.engines[0].counters
     assert (counters.num_steps, counters.num_step_tokens) == (3, 50 + 61 + 2)
     assert counters.busy_s == pytest.approx(4.13)
-
-
-def test_a_prompt_longer_than_the_budget_takes_several_steps():
-    run = serve(request(0, 0.0, 250, 1))
-
-    assert run.metrics.latencies("ttft") == pytest.approx([2.0 + 2.0 + 1.5])
-    assert run.engines[0].counters.num_steps == 3
 
 
 def test_requests_that_arrive_at_once_are_planned_in_one_step():

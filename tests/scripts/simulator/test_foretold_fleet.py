@@ -1,10 +1,10 @@
 """A load test's requests, simulated on several engines with step times of a recorded one."""
 
 import pytest
-from recorded_runs import Asked, record_run
 
 from scripts.benchmarks.fleet import foretold_run
 from scripts.load.workload import Arrivals, DatasetOptions, Workload
+from tests.scripts.simulator.recorded_runs import Asked, record_run
 
 
 def test_the_same_requests_are_simulated_with_the_recorded_engines_settings(tmp_path):

@@ -3,8 +3,6 @@
 import dataclasses
 from contextlib import closing
 
-from paged_model import PagedModel
-
 from engine_core.kv_cache import KVCacheManager
 from engine_core.observers.base import FinishedStep
 from engine_core.observers.trace import TraceWriter
@@ -17,6 +15,7 @@ from protocol.requests import EngineRequest
 from protocol.sampling import BeamSearchParams, SamplingParams
 from scripts.simulator.replay import verify
 from scripts.simulator.step_trace import StepTrace
+from tests.engine_core.scheduler.paged_model import PagedModel
 
 POOLER = PoolerConfig(
     tasks=tuple(PoolingTask),

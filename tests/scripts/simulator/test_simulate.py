@@ -7,13 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from recorded_runs import Asked, record_run
 
 from scripts.simulate import main
-from scripts.simulator import SimulationError
 from scripts.simulator.metrics import as_json, as_plan_table, as_table
 from scripts.simulator.options import EngineOptions, FleetOptions, StepTimeOptions, TraceOptions
 from scripts.simulator.simulation import Scenario, fewest_replicas, plan, simulate
+from tests.scripts.simulator.recorded_runs import Asked, record_run
 
 SMALL = Scenario(
     trace=TraceOptions(
@@ -47,17 +46,12 @@ def test_the_same_options_give_the_same_bytes_in_another_process_too(tmp_path):
     assert json.loads(texts[0])["requests"]["num_finished"] == 80
 
 
-def test_another_seed_gives_another_document():
-    other = dataclasses.replace(SMALL, trace=dataclasses.replace(SMALL.trace, seed=5))
-
-    assert as_json(simulate(SMALL)) == as_json(simulate(SMALL))
-    assert as_json(simulate(SMALL)) != as_json(simulate(other))
-
-
 def test_the_document_agrees_with_itself():
     document = simulate(SMALL)
     requests, engines = document["requests"], document["engines"]
+    other = dataclasses.replace(SMALL, trace=dataclasses.replace(SMALL.trace, seed=5))
 
+    assert simulate(other)["requests"] != requests
     assert requests["num_finished"] == document["trace"]["num_requests"] == 120
     assert requests["ttft_s"]["p50"] <= requests["ttft_s"]["p99"] <= requests["ttft_s"]["max"]
     assert requests["tpot_s"]["max"] <= requests["longest_gap_s"]["max"] * (1 + 1e-9)
@@ -120,12 +114,6 @@ def test_a_plan_with_nothing_within_the_slo_says_so():
     assert "p99 TTFT above the SLO" in as_plan_table(document)
 
 
-def test_a_plan_without_an_slo_is_refused():
-    scenario = dataclasses.replace(SMALL, fleet=FleetOptions())
-    with pytest.raises(SimulationError, match="there is no SLO"):
-        plan(scenario, (256,), 2, 1)
-
-
 def test_a_picture_is_drawn_and_changes_nothing(tmp_path):
     pytest.importorskip("matplotlib")
     arguments = ["run", "--num-requests", "30", "--json"]
@@ -145,22 +133,11 @@ def test_a_picture_is_drawn_and_changes_nothing(tmp_path):
         ("run --trace-format azure", "--trace-format is given without --trace"),
         ("run --burstiness 3", "--burstiness is 3.0 and does nothing, as --arrivals is not gamma"),
         ("run --think 3", "--think is 3.0 and does nothing, as --turns is 1"),
-        ("run --seed -1", "for --seed. Must be >= 0"),
-        ("run --rate-scale 0", "for --rate-scale. Must be > 0"),
-        ("run --skip -1", "for --skip. Must be >= 0"),
-        ("run --duration 0", "for --duration. Must be > 0"),
         ("run --noise", "--noise needs --fitted"),
-        ("run --no-noise", "--no-noise needs --fitted"),
         ("run --max-num-batched-tokens 0", "max_num_batched_tokens is 0"),
-        ("run --slo-ttft-ms 0", "for --slo-ttft-ms. Must be > 0"),
-        (
-            "run --router cache-aware --router-view-ms -1",
-            "for --router-view-ms. Must be >= 0",
-        ),
         ("run --router-view-ms 5", "--router-view-ms is 5.0 and does nothing with --router round"),
         ("run --slo-budget", "--slo-budget does nothing without --slo-tpot-ms"),
         ("plan --rate 3", "there is no SLO"),
-        ("plan --slo-ttft-ms 5 --budget 0", "Must be >= 1"),
         ("plan --slo-ttft-ms 5 --engines 3", "a plan looks for it; give --max-replicas"),
         ("plan --slo-ttft-ms 5 --max-num-batched-tokens 9", "is 9, and a plan looks for it"),
         ("run --wrong", "--wrong"),

@@ -57,12 +57,8 @@ def test_an_azure_trace_is_read_with_seven_digits_of_a_second(tmp_path):
     assert lengths(requests) == [(374, 44), (396, 109), (879, 55)]
     times = [request.arrival_s for request in requests]
     assert times == pytest.approx([0.0, 4.314579, 18.100366], abs=1e-5)
-
-
-def test_an_azure_trace_with_time_zones_is_read(tmp_path):
-    requests, _ = read(tmp_path, "azure", AZURE_2024)
-
-    assert requests[1].arrival_s == pytest.approx(0.007405, abs=1e-5)
+    with_zones, _ = read(tmp_path, "azure", AZURE_2024)
+    assert with_zones[1].arrival_s == pytest.approx(0.007405, abs=1e-5)
 
 
 def test_mooncake_prompts_share_the_blocks_whose_hash_ids_are_equal(tmp_path):
@@ -87,26 +83,8 @@ def test_burstgpt_rows_without_an_answer_are_skipped_and_counted(tmp_path):
 @pytest.mark.parametrize(
     ("file_format", "text", "message"),
     [
-        (
-            "azure",
-            AZURE + "2023-11-16 18:16:05,many,3\n",
-            r"line 5: .*'many'.*ContextTokens",
-        ),
-        (
-            "azure",
-            AZURE + "yesterday,1,3\n",
-            r"line 5: .*'yesterday'.*TIMESTAMP",
-        ),
-        (
-            "azure",
-            AZURE + "2023-11-16 18:16:05,1\n",
-            r"line 5: .*GeneratedTokens",
-        ),
-        (
-            "azure",
-            AZURE + "2023-11-16 18:16:05,-1,3\n",
-            r"line 5: .*>= 0 .*ContextTokens",
-        ),
+        ("azure", AZURE + "2023-11-16 18:16:05,-1,3\n", r"line 5: .*>= 0 .*ContextTokens"),
+        ("azure", AZURE + "yesterday,1,3\n", r"line 5: .*'yesterday'.*TIMESTAMP"),
         ("azure", AZURE + "2022-11-16 18:16:05,1,3\n", r"line 5: .* sort the file by time"),
         ("azure", BURSTGPT, r"line 2: .*`TIMESTAMP`; choose another format"),
         ("burstgpt", BURSTGPT + "nan,a,1,1,2,b\n", r"line 5: the time is nan"),
@@ -151,11 +129,6 @@ def synthetic(seed=1, num_requests=4000, lengths=LENGTHS, **more):
     )
 
 
-def test_a_synthetic_trace_is_a_function_of_its_seed():
-    assert list(synthetic()) == list(synthetic())
-    assert list(synthetic()) != list(synthetic(seed=2))
-
-
 def test_lengths_stay_in_their_ranges_and_times_rise():
     requests = list(synthetic())
 
@@ -168,7 +141,7 @@ def test_lengths_stay_in_their_ranges_and_times_rise():
     assert times[-1] == pytest.approx(400, rel=0.1)
 
 
-@pytest.mark.parametrize("burstiness", [0.1, 0.5, 1.0, 4.0, math.inf])
+@pytest.mark.parametrize("burstiness", [0.25, 1.0, math.inf])
 def test_gamma_arrivals_have_the_rate_and_burstiness_that_were_asked_for(burstiness):
     times = itertools.islice(arrivals.gamma(5.0, burstiness, np.random.default_rng(0)), 100_000)
     gaps = np.diff(list(times))
@@ -222,12 +195,7 @@ def test_chats_have_their_mean_number_of_turns_and_end_before_the_longest_prompt
     assert np.mean(thinks) == pytest.approx(5.0, rel=0.1)
     for request in requests:
         while request.later_turns:
-            following = request.next_turn(10.0)
-            assert following is not None
-            assert following.prompt().tolist()[: request.num_prompt_tokens] == (
-                request.prompt().tolist()
-            )
-            request = following
+            request = request.next_turn(10.0)
             assert request.num_prompt_tokens <= 1000
 
 
@@ -255,12 +223,6 @@ def test_length_pairs_are_drawn_together(tmp_path):
     path.write_text("100,7\n200;9\n")
     with pytest.raises(TraceError, match="line 2: '200;9'"):
         read_pairs(path)
-
-
-def test_requests_of_their_own_share_no_cache_block():
-    tokens = [request.prompt().tolist() for request in synthetic(num_requests=200)]
-    firsts = [token_ids[0] for token_ids in tokens]
-    assert len(set(firsts)) == 200
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,104 @@
+"""Benchmarks run, without torch where they say so, and report every part."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts.bench import main
+from scripts.benchmarks import growth, scheduler
+from scripts.benchmarks.scheduler import BLOCK_SIZE, PROMPT_LEN, make_prompts
+
+ROOT = Path(__file__).parents[2]
+
+
+def bench(tmp_path, *arguments):
+    """Its document and what it says; it fails by itself if torch was imported and must not be."""
+    file = tmp_path / "result.json"
+    command = [sys.executable, "scripts/bench.py", *map(str, arguments), "--json", str(file)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert json.loads(file.read_text()) == result
+    return result, done.stderr
+
+
+def test_wrong_options_are_refused_with_exit_code_2(capsys):
+    assert main(["startup", "--repeat", "0"]) == 2
+    assert '"0" for --repeat. Must be >= 1' in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------------- the scheduler
+
+
+@pytest.mark.parametrize(("spread", "num_boundaries"), [(True, 1), (False, 16)])
+def test_prompts_share_no_block_and_open_one_by_turns_or_all_at_once(spread, num_boundaries):
+    prompts = make_prompts(16, spread)
+    assert len({tuple(prompt[:BLOCK_SIZE]) for prompt in prompts}) == 16
+    lengths = [len(prompt) for prompt in prompts]
+    assert sum((length + 5) % BLOCK_SIZE == 5 for length in lengths) == num_boundaries
+    assert min(lengths) == PROMPT_LEN
+
+
+def test_a_quick_run_measures_every_part_of_the_scheduler(tmp_path):
+    result, said = bench(tmp_path, "scheduler", "--quick")
+    assert scheduler.as_table(result) in said
+    rows = [(row["num_running"], row["block_boundaries"]) for row in result["decode"]]
+    assert rows == [(4, "spread"), (4, "lockstep"), (16, "spread"), (16, "lockstep")]
+    for row in result["decode"]:
+        for part in ("schedule", "update", "step"):
+            assert 0 < row[part]["median"] <= row[part]["p99"]
+    assert all(value > 0 for value in result["arrival"].values())
+    assert all(row["num_bytes"] > 0 for row in result["watching"])
+
+
+# ---------------------------------------------------------------------- growth
+
+
+@pytest.mark.slow
+def test_a_quick_run_measures_every_case_of_growth_and_draws_it(tmp_path):
+    picture = tmp_path / "growth.svg"
+    result, said = bench(tmp_path, "growth", "--quick", "--picture", picture)
+    assert growth.as_table(result["growth"]) in said
+    sizes = {what: [row["size"] for row in rows] for what, rows in result["growth"].items()}
+    assert sizes == {what: list(sizes[:2]) for what, (_, sizes) in growth.CASES.items()}
+    assert all(row["step_us"] > 0 for rows in result["growth"].values() for row in rows)
+    assert picture.read_text().count("<svg") == 1
+
+
+def test_the_cases_of_growth_are_what_they_say():
+    prepared = growth.prepared
+    assert prepared("running", 8).scheduler.get_request_counts() == (8, 0)
+    assert prepared("waiting", 9).scheduler.get_request_counts() == (64, 9)
+    head = prepared("waiting head", 1000)
+    head.step()
+    assert head.scheduler.get_request_counts() == (64, 1)
+    cache = prepared("cache", 1000).kv_cache
+    assert cache.num_blocks_cached == cache.num_blocks - cache.num_blocks_in_use
+    rows = [{"size": 10, "step_us": 5.0}, {"size": 100, "step_us": 50.0}]
+    exponent = growth.as_table({"context": rows}).splitlines()[-1].split()
+    assert exponent == ["100", "50", "1.00"]
+
+
+# ---------------------------------------------------------------------- start-up
+
+
+@pytest.mark.slow
+def test_a_start_has_medians_of_the_daemon(tmp_path):
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    config = LlamaConfig(**sizes, num_attention_heads=4, max_position_embeddings=128)
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "tiny")
+    options = ("--model", tmp_path / "tiny", "--repeat", 1, "--options", "--num-blocks 16")
+    result, _ = bench(tmp_path, "startup", *options)
+    ours = result["median"]
+    assert 0 < ours["launch_to_ready_s"] < ours["launch_to_first_token_s"]
+    assert ours["cpu_to_ready_s"] > 0
+    phases_s = sum(value for name, value in ours.items() if name.startswith("phase_"))
+    assert 0.5 * ours["launch_to_ready_s"] < phases_s <= ours["launch_to_ready_s"] + 0.01
+    assert ours["peak_memory_bytes"] > 50e6
