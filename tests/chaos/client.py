@@ -21,35 +21,24 @@ from frontend import AsyncLLM
 from frontend.errors import RequestRejected
 from protocol.errors import ErrorCode
 from tests.chaos.cases import make_cases
+from tests.chaos.options import Options
 from tests.chaos.requests import Answer, Use, compare, run_request
 
 _AGAIN_S = 0.5
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """One a run, as JSON in its folder."""
-
-    address: str
-    case_seed: int
-    num_cases: int
-    references: str
-    """A file: for each case its sequences."""
-    clients_per_process: int
-    reconnect_timeout_s: float
-    requests_at_once: int = 1
-    requests_per_client: int | None = None
-    """Then the client leaves and another one joins; None: it stays."""
-
-
 class ClientProcess:
-    def __init__(self, settings: Settings, name: str, seed: int, log: TextIO) -> None:
-        self._settings = settings
+    """`folder`: of the run, with its settings, and for each case its sequences."""
+
+    def __init__(self, folder: Path, name: str, seed: int, log: TextIO) -> None:
+        settings = json.loads((folder / "settings.json").read_text())
+        self._address = settings.pop("address")
+        self._options = Options(**settings)
         self._name = name
         self._seed = seed
         self._log = log
-        self._cases = make_cases(settings.case_seed, settings.num_cases)
-        self._references = json.loads(Path(settings.references).read_text())
+        self._cases = make_cases(self._options.seed, self._options.num_cases)
+        self._references = json.loads((folder / "references.json").read_text())
         self._stop = asyncio.Event()
 
     async def run(self) -> None:
@@ -58,7 +47,7 @@ class ClientProcess:
         # all threads of asyncio's pool, so that those that come later are growth
         await asyncio.gather(*(asyncio.to_thread(time.sleep, 0.02) for _ in range(64)))
         async with asyncio.TaskGroup() as group:
-            for number in range(self._settings.clients_per_process):
+            for number in range(self._options.clients_per_process):
                 group.create_task(
                     self._client(f"{self._name}.{number}", Random(self._seed + number))
                 )
@@ -75,7 +64,7 @@ class ClientProcess:
                 return
             try:
                 async with asyncio.TaskGroup() as group:
-                    for _ in range(self._settings.requests_at_once):
+                    for _ in range(self._options.requests_at_once):
                         group.create_task(self._requests(llm, name, numbers, random))
             finally:
                 await llm.close()
@@ -87,7 +76,7 @@ class ClientProcess:
     ) -> None:
         """One after the other."""
         num_requests = 0
-        while not self._stop.is_set() and num_requests != self._settings.requests_per_client:
+        while not self._stop.is_set() and num_requests != self._options.requests_per_client:
             await self._request(llm, f"{name}-{next(numbers)}", random)
             num_requests += 1
 
@@ -96,10 +85,10 @@ class ClientProcess:
         while not self._stop.is_set():
             try:
                 return await AsyncLLM.connect(
-                    self._settings.address,
+                    self._address,
                     client_name=name,
-                    connect_timeout_s=self._settings.reconnect_timeout_s,
-                    reconnect_timeout_s=self._settings.reconnect_timeout_s,
+                    connect_timeout_s=self._options.reconnect_timeout_s,
+                    reconnect_timeout_s=self._options.reconnect_timeout_s,
                 )
             except frontend.EngineUnavailable:
                 await asyncio.sleep(_AGAIN_S)
@@ -158,10 +147,9 @@ def num_descriptors() -> int:
 
 
 def main() -> None:
-    settings_path, log_path, name, seed = sys.argv[1:]
-    settings = Settings(**json.loads(Path(settings_path).read_text()))
+    folder, log_path, name, seed = sys.argv[1:]
     with Path(log_path).open("w", buffering=1) as log:
-        frontend.run(ClientProcess(settings, name, int(seed), log).run())
+        frontend.run(ClientProcess(Path(folder), name, int(seed), log).run())
 
 
 if __name__ == "__main__":

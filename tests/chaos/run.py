@@ -3,7 +3,6 @@ killed, paused and restarted. Of clients that live no request is lost and no tok
 ones nothing is left."""
 
 import asyncio
-import dataclasses
 import os
 import secrets
 import shutil
@@ -18,16 +17,12 @@ from typing import Annotated, Any
 from cyclopts import App, Parameter
 
 from tests.chaos.faults import Fault, client_faults, daemon_faults
+from tests.chaos.options import Options
 from tests.chaos.processes import MARK, Daemon, marked_processes
-from tests.chaos.references import tokens_behind_transformers
-from tests.chaos.stage import ClientSlot, Stage, StageOptions, conclude
+from tests.chaos.stage import ClientSlot, Stage, conclude
 from tests.chaos.tally import Tally, percentiles
 
-_NUM_SPOT_CHECKED = 6
-_LOGIT_GAP_OF_FLOAT32 = 1e-3
-_LOGIT_GAP_OF_BLOCKS = 1.0
-"""Quantised activations and cache choose another token where the best two are this near."""
-
+_DEFAULT = Options()
 app = App(name="chaos", help=__doc__, result_action="return_value")
 
 
@@ -37,7 +32,7 @@ class Chaos(Stage):
         min_faults: of the daemon; on a slow machine they need more time.
     """
 
-    def __init__(self, folder: Path, options: StageOptions, *, min_faults: int) -> None:
+    def __init__(self, folder: Path, options: Options, *, min_faults: int) -> None:
         super().__init__(folder, options)
         self._min_faults = min_faults
         self.faults: list[dict[str, Any]] = []
@@ -155,21 +150,16 @@ def report(chaos: Chaos, tally: Tally, orphans: list[int]) -> dict[str, Any]:
     of_daemon = Counter(f["kind"] for f in chaos.faults if f["target"] == "daemon")
     of_clients = Counter(f["kind"] for f in chaos.faults if f["target"] != "daemon")
     return {
-        "requests": tally.num_requests,
         "by_verdict": {
             verdict: tally.total(verdict)
             for verdict in sorted({v for counts in tally.by_kind.values() for v in counts})
         },
-        "by_kind": {kind: dict(counts) for kind, counts in sorted(tally.by_kind.items())},
         "sequences_by_finish_reason": dict(tally.by_reason),
-        "tokens_compared": tally.num_tokens,
         "faults_of_the_daemon": dict(sorted(of_daemon.items())),
         "faults_of_client_processes": dict(sorted(of_clients.items())),
         "resumed_requests": tally.num_resumptions,
         "restart_s": percentiles(chaos.restarts_s),
         "stream_gap_s": percentiles(tally.gaps_s),
-        "lost": tally.total("lost"),
-        "wrong": tally.total("wrong"),
         "duplicates": tally.num_duplicates,
         "orphans": len(orphans),
         "left_in_the_engine": chaos.left,
@@ -181,47 +171,11 @@ def report(chaos: Chaos, tally: Tally, orphans: list[int]) -> dict[str, Any]:
 @app.default
 def main(
     *,
-    time_s: Annotated[float, Parameter(name="--time")] = 300.0,
-    seed: int = 0,
-    model: str = "smollm2-135m-instruct",
-    dtype: str = "auto",
-    processes: int = 10,
-    clients_per_process: int = 3,
-    requests_at_once: int = 1,
-    cases: int = 180,
-    reconnect_timeout: float = 300.0,
-    tcp: bool = False,
-    min_faults: int = 0,
-    spot_check: bool = True,
-    json_file: Annotated[Path | None, Parameter(name="--json")] = None,
-    keep: Path | None = None,
+    options: Options = _DEFAULT,
+    min_faults: Annotated[int, Parameter(help="Of the daemon; the run goes on until then.")] = 0,
+    keep: Annotated[Path | None, Parameter(help="For the logs of a run that failed.")] = None,
 ) -> int:
-    """
-    Args:
-        time_s: seconds of faults; the end takes up to minutes more.
-        seed: of the work and of the faults.
-        dtype: auto: the file's own blocks; float32.
-        reconnect_timeout: seconds that clients wait for a lost engine.
-        requests_at_once: of each client.
-        tcp: on 127.0.0.1 instead of a Unix socket.
-        min_faults: of the daemon; the run goes on until then.
-        spot_check: compare greedy references with transformers.
-        json_file: where the document goes, too.
-        keep: a folder for the logs of a run that failed.
-    """
     mark = os.environ.setdefault(MARK, secrets.token_hex(8))
-    options = StageOptions(
-        model=model,
-        dtype=dtype,
-        seed=seed,
-        time_s=time_s,
-        num_processes=processes,
-        clients_per_process=clients_per_process,
-        num_cases=cases,
-        reconnect_timeout_s=reconnect_timeout,
-        requests_at_once=requests_at_once,
-        is_tcp=tcp,
-    )
     with tempfile.TemporaryDirectory(prefix="chaos-") as name:
         chaos = Chaos(Path(name), options, min_faults=min_faults)
         asyncio.run(chaos.run())
@@ -230,29 +184,9 @@ def main(
         failures = chaos.failures(tally, orphans)
         if failures and keep is not None:
             shutil.copytree(name, keep, ignore=shutil.ignore_patterns("*.sock*"))
-    document = dataclasses.asdict(options) | report(chaos, tally, orphans)
-    if spot_check:
-        compared = compare_with_transformers(chaos, options)
-        document["greedy_tokens_of_transformers"] = compared
-        if compared["largest_logit_gap"] > compared["limit"]:
-            failures.append(f"the references are not transformers': {compared}")
     if tally.num_descriptors_kept > 0:
         failures.append(f"a client process kept {tally.num_descriptors_kept} descriptors")
-    return conclude(document, tally, failures, json_file)
-
-
-def compare_with_transformers(chaos: Chaos, options: StageOptions) -> dict[str, float | int]:
-    """The undisturbed engine's greedy tokens beside transformers' in float32."""
-    from engine_core.model_files import open_model_files
-
-    path = open_model_files(options.model, report=print).path
-    behind = tokens_behind_transformers(path, chaos.cases, chaos.references, _NUM_SPOT_CHECKED)
-    return {
-        "tokens": len(behind),
-        "best": sum(value == 0.0 for value in behind),
-        "largest_logit_gap": round(max(behind), 4),
-        "limit": _LOGIT_GAP_OF_FLOAT32 if options.dtype == "float32" else _LOGIT_GAP_OF_BLOCKS,
-    }
+    return conclude(options, report(chaos, tally, orphans), tally, failures)
 
 
 if __name__ == "__main__":

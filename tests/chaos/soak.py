@@ -17,8 +17,9 @@ from typing import Annotated, Any
 import numpy as np
 from cyclopts import App, Parameter
 
+from tests.chaos.options import Options
 from tests.chaos.processes import MARK, Daemon, count_descriptors, marked_processes
-from tests.chaos.stage import ClientSlot, Stage, StageOptions, conclude
+from tests.chaos.stage import ClientSlot, Stage, conclude
 from tests.chaos.tally import Tally, percentiles
 
 _WARM_UP_SHARE = 0.25
@@ -28,6 +29,17 @@ _MAX_GROWTH_BYTES = 8 * 1024**2
 _MAX_GROWTH_SHARE = 0.02
 """Memory may grow by the larger of both; descriptors and threads by less than one."""
 
+
+@Parameter(name="*")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SoakOptions(Options):
+    time_s: Annotated[float, Parameter(name="--time", help="A quarter is warm-up.")] = 3600.0
+    num_processes: Annotated[int, Parameter(name="--processes")] = 4
+    num_blocks: int = 1024
+    requests_per_client: Annotated[int, Parameter(help="Then it leaves, another joins.")] = 25
+
+
+_DEFAULT = SoakOptions()
 app = App(name="soak", help=__doc__, result_action="return_value")
 
 
@@ -43,7 +55,7 @@ class Sample:
 
 
 class Soak(Stage):
-    def __init__(self, folder: Path, options: StageOptions, *, restart_every_s: float) -> None:
+    def __init__(self, folder: Path, options: Options, *, restart_every_s: float) -> None:
         super().__init__(folder, options)
         self.samples: list[Sample] = []
         self.began_s = 0.0
@@ -225,68 +237,33 @@ def draw(path: Path, samples: list[Sample], ends: list[dict[str, float]], time_s
 @app.default
 def main(
     *,
-    time_s: Annotated[float, Parameter(name="--time")] = 3600.0,
-    seed: int = 0,
-    model: str = "smollm2-135m-instruct",
-    dtype: str = "auto",
-    processes: int = 4,
-    clients_per_process: int = 3,
-    cases: int = 180,
-    num_blocks: int = 1024,
-    requests_per_client: int = 25,
-    restart_every: float = 0.0,
-    json_file: Annotated[Path | None, Parameter(name="--json")] = None,
-    picture: Path | None = None,
+    options: SoakOptions = _DEFAULT,
+    restart_every: Annotated[
+        float, Parameter(help="Seconds between kills of the daemon; 0: never.")
+    ] = 0.0,
+    picture: Annotated[Path | None, Parameter(help="An .svg or .png file.")] = None,
 ) -> int:
-    """
-    Args:
-        time_s: seconds; the first quarter is warm-up.
-        requests_per_client: then a client leaves and another joins.
-        restart_every: seconds between kills of the daemon; 0: never.
-        json_file: where the document goes, too.
-        picture: an .svg or .png file.
-    """
     mark = os.environ.setdefault(MARK, secrets.token_hex(8))
-    options = StageOptions(
-        model=model,
-        dtype=dtype,
-        seed=seed,
-        time_s=time_s,
-        num_processes=processes,
-        clients_per_process=clients_per_process,
-        num_cases=cases,
-        reconnect_timeout_s=300.0,
-        num_blocks=num_blocks,
-        requests_per_client=requests_per_client,
-    )
     with tempfile.TemporaryDirectory(prefix="soak-") as name:
         soak = Soak(Path(name), options, restart_every_s=restart_every)
         asyncio.run(soak.run())
         tally = Tally(soak.logs, [])
         ends = latencies(soak.logs, soak.began_s)
-    rows = growth(soak.samples, time_s)
+    rows = growth(soak.samples, options.time_s)
     failures = soak.failures(tally, marked_processes(mark))
     failures += [f"it grows: {row}" for row in rows if not row["is_bounded"]]
     if not rows:
         failures.append("nothing was measured")
     if picture is not None:
-        draw(picture, soak.samples, ends, time_s)
-    later = [end for end in ends if end["at_s"] >= _WARM_UP_SHARE * time_s]
-    document = dataclasses.asdict(options) | {
-        "requests": tally.num_requests,
-        "by_kind": {kind: dict(counts) for kind, counts in sorted(tally.by_kind.items())},
-        "tokens_compared": tally.num_tokens,
-        "lost": tally.total("lost"),
-        "wrong": tally.total("wrong"),
-        "first_token_s": percentiles([end["first_token_s"] for end in later]),
-        "per_token_s": percentiles([end["per_token_s"] for end in later]),
-        "growth": rows,
-        "left_in_the_engine": soak.left,
-        "problems": soak.problems,
-    }
+        draw(picture, soak.samples, ends, options.time_s)
+    later = [end for end in ends if end["at_s"] >= _WARM_UP_SHARE * options.time_s]
     for row in rows:
         print("{process} {quantity}: {growth:+.1f} over {seconds} s of {median:.0f}".format(**row))
-    return conclude(document, tally, failures, json_file)
+    document = {
+        name: percentiles([end[name] for end in later]) for name in ("first_token_s", "per_token_s")
+    }
+    document |= {"growth": rows, "left_in_the_engine": soak.left, "problems": soak.problems}
+    return conclude(options, document, tally, failures)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from typing import Any
 from frontend import AsyncLLM
 from frontend.errors import EngineClientError
 from tests.chaos.cases import MAX_MODEL_LEN, make_cases
-from tests.chaos.client import Settings
+from tests.chaos.options import Options
 from tests.chaos.processes import Daemon, count_descriptors, is_gone, start_python
 from tests.chaos.references import compute_references
 from tests.chaos.tally import Tally
@@ -31,22 +31,6 @@ _FREED_S = 75.0
 """Longer than the 60 s after which a client is lost with its network."""
 _HEARTBEATS_S = 2.0
 """Within which an engine sees that a client has left."""
-
-
-@dataclasses.dataclass(frozen=True)
-class StageOptions:
-    model: str
-    dtype: str
-    seed: int
-    time_s: float
-    num_processes: int
-    clients_per_process: int
-    num_cases: int
-    reconnect_timeout_s: float
-    requests_at_once: int = 1
-    is_tcp: bool = False
-    num_blocks: int = 3000
-    requests_per_client: int | None = None
 
 
 class ClientSlot:
@@ -67,7 +51,7 @@ class Stage:
         folder: for sockets, logs and settings of the run.
     """
 
-    def __init__(self, folder: Path, options: StageOptions) -> None:
+    def __init__(self, folder: Path, options: Options) -> None:
         self._folder = folder
         self._address = f"ipc://{folder}/engine.sock"
         if options.is_tcp:
@@ -80,16 +64,6 @@ class Stage:
         )  # fmt: skip
         self._options = options
         self.cases = make_cases(options.seed, options.num_cases)
-        self._settings = Settings(
-            address=self._address,
-            case_seed=options.seed,
-            num_cases=options.num_cases,
-            references=str(folder / "references.json"),
-            clients_per_process=options.clients_per_process,
-            reconnect_timeout_s=options.reconnect_timeout_s,
-            requests_at_once=options.requests_at_once,
-            requests_per_client=options.requests_per_client,
-        )
         self._slots = [ClientSlot(number) for number in range(options.num_processes)]
         self.logs: list[tuple[Path, float | None]] = []
         """Of client processes that ended: the log, and when it was killed (None: it was not)."""
@@ -106,9 +80,8 @@ class Stage:
         try:
             self._say("what an undisturbed engine gives")
             daemon = await self._compute_references()
-            (self._folder / "settings.json").write_text(
-                json.dumps(dataclasses.asdict(self._settings))
-            )
+            settings = dataclasses.asdict(self._options) | {"json": None, "address": self._address}
+            (self._folder / "settings.json").write_text(json.dumps(settings))
             self._say(f"the run, {self._options.time_s:g} s")
             await self._main(daemon)
             self._say("what runs ends")
@@ -133,7 +106,7 @@ class Stage:
         if not await self._is_ready(daemon, 1):
             raise RuntimeError(f"the daemon did not start:\n{(self._folder / 'log').read_text()}")
         self.references = await compute_references(self._address, self.cases)
-        Path(self._settings.references).write_text(json.dumps(self.references))
+        (self._folder / "references.json").write_text(json.dumps(self.references))
         await asyncio.sleep(_HEARTBEATS_S)
         self._num_idle_descriptors = count_descriptors(daemon.process.pid)
         return daemon
@@ -182,7 +155,7 @@ class Stage:
         seed = (self._options.seed * 1000 + slot.number) * 1000 + slot.num_starts
         slot.process = start_python(
             "tests.chaos.client",
-            self._folder / "settings.json", slot.log, f"{slot.name}.{slot.num_starts}", seed,
+            self._folder, slot.log, f"{slot.name}.{slot.num_starts}", seed,
             log=self._folder / "clients.log",
         )  # fmt: skip
         slot.num_starts += 1
@@ -268,14 +241,22 @@ class Stage:
         return self._over.is_set()
 
 
-def conclude(
-    document: dict[str, Any], tally: Tally, failures: list[str], json_file: Path | None
-) -> int:
+def conclude(options: Options, document: dict[str, Any], tally: Tally, failures: list[str]) -> int:
     """Print a run's report, and write it to the file if there is one. Returns the exit code."""
     print(tally.table())
     for failure in failures[:_MAX_SHOWN]:
         print(failure, file=sys.stderr)
-    if json_file is not None:
-        json_file.write_text(json.dumps(document, indent=1) + "\n")
+    asked = dataclasses.asdict(options)
+    path = asked.pop("json")
+    document = asked | {
+        "requests": tally.num_requests,
+        "by_kind": {kind: dict(counts) for kind, counts in sorted(tally.by_kind.items())},
+        "tokens_compared": tally.num_tokens,
+        "lost": tally.total("lost"),
+        "wrong": tally.total("wrong"),
+        **document,
+    }
+    if path is not None:
+        path.write_text(json.dumps(document, indent=1) + "\n")
     print(json.dumps(document))
     return 1 if failures else 0

@@ -1,11 +1,13 @@
 """From the logs of client processes to counts, a table and the list of failures."""
 
+import functools
 import json
-import math
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+from scripts.load.records import distribution
 
 _NEAR_S = 10.0
 
@@ -128,13 +130,4 @@ def path_of(text: str) -> str:
     return text.partition(":")[0].rsplit(".", 2)[0]
 
 
-def percentiles(values: list[float]) -> dict[str, float | int]:
-    """Nearest-rank p50, p99 and the largest; only the count if there are none."""
-    ordered = sorted(values)
-    if not ordered:
-        return {"count": 0}
-    ranks = {name: max(math.ceil(share * len(ordered)) - 1, 0) for name, share in _SHARES}
-    return {"count": len(ordered)} | {name: round(ordered[rank], 3) for name, rank in ranks.items()}
-
-
-_SHARES = (("p50", 0.5), ("p99", 0.99), ("max", 1.0))
+percentiles = functools.partial(distribution, percentiles=(50.0, 99.0))

@@ -11,7 +11,7 @@ from tests.chaos.cases import KINDS, Case, make_cases
 from tests.chaos.faults import client_faults, daemon_faults
 from tests.chaos.requests import Answer, Sequence, Use, append_output, compare
 from tests.chaos.soak import Sample, growth, slope
-from tests.chaos.tally import Tally, percentiles
+from tests.chaos.tally import Tally
 
 CASE = Case(0, "logprobs", "x", {"max_tokens": 4, "logprobs": 0})
 LETTERS = {number: chr(97 + number) for number in range(26)}
@@ -144,13 +144,6 @@ def test_a_second_end_and_a_client_that_does_not_exit_are_found(tmp_path):
 def test_descriptors_that_a_client_keeps_are_counted(tmp_path):
     log = log_of(tmp_path, "client0.0", GOOD_BYE | {"num_descriptors": 8})
     assert Tally([(log, None)], []).num_descriptors_kept == 3
-
-
-def test_percentiles_are_nearest_ranks():
-    assert percentiles([float(n) for n in range(1, 101)]) == {
-        "count": 100, "p50": 50.0, "p99": 99.0, "max": 100.0,
-    }  # fmt: skip
-    assert percentiles([]) == {"count": 0}
 
 
 def test_work_and_faults_follow_from_their_seeds():
