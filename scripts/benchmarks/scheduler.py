@@ -43,24 +43,19 @@ def clock_us() -> float:
     return time.perf_counter_ns() / 1e3
 
 
-def make_prompts(count: int, spread: bool) -> list[list[int]]:
-    """Prompts that have no block in common. `spread`: in each step one in 16 opens a block;
-    otherwise all do so in the same step."""
+def make_requests(count: int, *, spread: bool = True) -> list[Request]:
+    """Their prompts have no block in common. `spread`: in each step one in 16 opens a block;
+    otherwise all prompts have PROMPT_LEN tokens."""
     tokens = np.random.default_rng(0).integers(0, 32_000, size=PROMPT_LEN + BLOCK_SIZE).tolist()
-    prompts = []
+    requests = []
     for index in range(count):
         num_tokens = PROMPT_LEN + (index % BLOCK_SIZE if spread else 0)
-        prompts.append([index, *tokens[1:num_tokens]])
-    return prompts
-
-
-def make_request(name: str, prompt: list[int]) -> Request:
-    message = EngineRequest(request_id=name, prompt_token_ids=prompt, sampling_params=PARAMS)
-    return Request(message)
-
-
-def make_requests(prompts: Sequence[list[int]]) -> list[Request]:
-    return [make_request(f"request-{index}", prompt) for index, prompt in enumerate(prompts)]
+        prompt = [index, *tokens[1:num_tokens]]
+        message = EngineRequest(
+            request_id=f"request-{index}", prompt_token_ids=prompt, sampling_params=PARAMS
+        )
+        requests.append(Request(message))
+    return requests
 
 
 def make_scheduler(num_running: int, budget: int, policy: PolicyName) -> Scheduler:
@@ -109,44 +104,34 @@ def run_steps(scheduler: Scheduler, num_steps: int) -> dict[str, list[float]]:
 
 
 def summary(times: dict[str, list[float]]) -> dict[str, dict[str, float]]:
-    """`cycle` is a mean that other processes on the machine do not change: the steps of a block's
-    length are told apart by their place in it, and the medians of the places are averaged."""
-    numbers = {}
-    for name, values in times.items():
-        places = [values[place::BLOCK_SIZE] for place in range(min(BLOCK_SIZE, len(values)))]
-        numbers[name] = {
+    return {
+        name: {
             "median": round(statistics.median(values), 1),
             "mean": round(statistics.fmean(values), 1),
-            "cycle": round(statistics.fmean(map(statistics.median, places)), 1),
             "p99": round(sorted(values)[int(0.99 * (len(values) - 1))], 1),
         }
-    return numbers
+        for name, values in times.items()
+    }
 
 
-def measure_decode(
-    num_running: int, num_steps: int, policy: PolicyName, *, spread: bool
-) -> dict[str, Any]:
+def measure_decode(num_running: int, num_steps: int, policy: PolicyName) -> dict[str, Any]:
     """Steps in which every running request decodes one token."""
-    # all are admitted in one step: else their blocks would fill at different times anyway
     scheduler = make_scheduler(num_running, num_running * (PROMPT_LEN + BLOCK_SIZE), policy)
-    admit_all(scheduler, make_requests(make_prompts(num_running, spread)))
+    admit_all(scheduler, make_requests(num_running))
     run_steps(scheduler, BLOCK_SIZE)
     gc.collect()
     times = run_steps(scheduler, num_steps)
     assert scheduler.get_request_counts() == (num_running, 0)
     assert scheduler.statistics().num_preemptions == 0
-    return {"num_running": num_running, "block_boundaries": "spread" if spread else "lockstep"} | (
-        summary(times)
-    )
+    return {"num_running": num_running} | summary(times)
 
 
 def measure_arrival(num_requests: int, policy: PolicyName) -> dict[str, float]:
     """Microseconds a request of 512 tokens, part by part, in the order in which they happen."""
-    prompts = make_prompts(num_requests, spread=False)
     scheduler = make_scheduler(num_requests, ADMISSION_BUDGET, policy)
     gc.collect()
     start = clock_us()
-    requests = make_requests(prompts)
+    requests = make_requests(num_requests, spread=False)
     made = clock_us()
     # in a cache of its own, in which nothing is found; the request keeps the hashes
     cache = KVCacheManager(num_blocks=PROMPT_LEN, block_size=BLOCK_SIZE)
@@ -173,7 +158,7 @@ def measure_arrival(num_requests: int, policy: PolicyName) -> dict[str, float]:
 def measure_watching(num_running: int, num_steps: int, policy: PolicyName) -> dict[str, Any]:
     """What a client that watches costs: a step noted, and a snapshot of that many, encoded."""
     scheduler = make_scheduler(num_running, ADMISSION_BUDGET, policy)
-    admit_all(scheduler, make_requests(make_prompts(num_running, spread=True)))
+    admit_all(scheduler, make_requests(num_running))
     num_bytes, times = [0], dict[str, list[float]](noted=[], snapshot=[])
     view, client = LiveView(scheduler), Client(0, b"", "")
     loop = SimpleNamespace(statistics=scheduler.statistics, clock=lambda: 0.0)
@@ -209,11 +194,7 @@ def scheduler(
     num_steps = 16 if quick else 256
     many = 16 if quick else 1024
     figures = {
-        "decode": [
-            measure_decode(size, num_steps, scheduling_policy, spread=spread)
-            for size in sizes
-            for spread in (True, False)
-        ],
+        "decode": [measure_decode(size, num_steps, scheduling_policy) for size in sizes],
         "arrival": {"num_requests": many, "num_tokens": PROMPT_LEN}
         | measure_arrival(many, scheduling_policy),
         "watching": [measure_watching(size, num_steps, scheduling_policy) for size in sizes],
@@ -224,15 +205,12 @@ def scheduler(
 
 
 def as_table(result: dict[str, Any]) -> str:
-    """Medians, microseconds; and the mean step of a block's length."""
-    heads = ("schedule", "update", "step", "cycle")
-    lines = [f"{'a step: running decodes':34}" + "".join(f"{head:>10}" for head in heads)]
+    """Medians, microseconds."""
+    parts = ("schedule", "update", "step")
+    lines = [f"{'a step: running decodes':34}" + "".join(f"{part:>10}" for part in parts)]
     for row in result["decode"]:
-        numbers = [row[part]["median"] for part in ("schedule", "update", "step")]
-        name = f"{row['num_running']:,}, {row['block_boundaries']}"
-        lines.append(
-            f"{name:34}" + "".join(f"{n:>10,.0f}" for n in (*numbers, row["step"]["cycle"]))
-        )
+        numbers = "".join(f"{row[part]['median']:>10,.0f}" for part in parts)
+        lines.append(f"{row['num_running']:<34,}{numbers}")
     lines += ["", f"an arrival of {result['arrival']['num_tokens']} tokens"]
     lines += [f"{name:34}{value:>10,.1f}" for name, value in list(result["arrival"].items())[2:]]
     lines += ["", f"{'watched: running decodes':34}" + f"{'a step':>10}{'a snapshot':>12}"]

@@ -5,7 +5,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -23,6 +22,7 @@ from scripts.benchmarks import (
     running_daemon,
 )
 from scripts.comparison.figures import Figures, medians
+from scripts.comparison.processes import peak_memory_bytes
 
 PROMPT = list(range(1, 33))
 _USE_FROM_A_SCRIPT = """
@@ -98,8 +98,3 @@ def seconds_of(*arguments: str, to_first_line: bool = False) -> float:
     if process.returncode:
         raise RuntimeError(f"python {arguments[0]} ended with code {process.returncode}")
     return elapsed_s
-
-
-def peak_memory_bytes(pid: int) -> int:
-    status = Path(f"/proc/{pid}/status").read_text()
-    return int(status.partition("VmHWM:")[2].split()[0]) * 1024

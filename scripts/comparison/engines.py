@@ -53,13 +53,15 @@ class Running:
 
     Attributes:
         run: one workload's records. Raises EngineFailed and NotMeasured.
-        ready_s: from launch to ready; None for one that was up before, whose memory is not known.
+        ready_s: from launch to ready; None for one that was up before.
+        pid: of its process, if it was launched.
         facts: what it says about itself.
     """
 
     run: Callable[[Workload], list[RequestRecord]]
     ready_s: float | None
     facts: dict[str, Any]
+    pid: int | None = None
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,8 @@ class OwnEngine(Engine):
             with self.process(command, conditions, answers=True) as process:
                 facts = process.ready_answer(conditions.startup_timeout_s)
                 ready_s = process.since_launch_s
-                yield Running(_clients_of(Daemon(facts.pop("address")), conditions), ready_s, facts)
+                run = _clients_of(Daemon(facts.pop("address")), conditions)
+                yield Running(run, ready_s, facts, process.pid)
 
 
 class ServerCommand(Engine):
@@ -120,7 +123,7 @@ class ServerCommand(Engine):
         with self.process(command, conditions, answers=False) as process:
             server = Server.at(f"http://127.0.0.1:{port}")
             process.wait_until(server.is_ready, conditions.startup_timeout_s)
-            yield _running(server, conditions, process.since_launch_s)
+            yield _running(server, conditions, process.since_launch_s, process.pid)
 
 
 class ServerAddress(Engine):
@@ -155,7 +158,7 @@ class Library(Engine):
                 process.write_line(json.dumps(asked))
                 return _records(workload, process.next_answer(conditions.workload_timeout_s))
 
-            yield Running(run, ready_s, facts)
+            yield Running(run, ready_s, facts, process.pid)
 
 
 def _records(workload: Workload, answer: dict[str, Any]) -> list[RequestRecord]:
@@ -170,12 +173,14 @@ def _records(workload: Workload, answer: dict[str, Any]) -> list[RequestRecord]:
     ]
 
 
-def _running(server: Server, conditions: Conditions, ready_s: float | None) -> Running:
+def _running(
+    server: Server, conditions: Conditions, ready_s: float | None, pid: int | None = None
+) -> Running:
     try:
         named = replace(server, model=server.first_model())
     except ServerError as error:
         raise EngineFailed(str(error)) from error
-    return Running(_clients_of(named, conditions), ready_s, {"model": named.model})
+    return Running(_clients_of(named, conditions), ready_s, {"model": named.model}, pid)
 
 
 def _clients_of(

@@ -2,21 +2,15 @@
 
 import contextlib
 import json
-import multiprocessing
 import os
 import select
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, Self
 
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_SAMPLE_S = 0.1
-_SAMPLES_A_SEARCH = 3
 _END_S = 15.0
 _POLL_S = 0.05
 _NUM_LAST_CHARACTERS = 1500
@@ -148,46 +142,6 @@ class EngineProcess:
             os.killpg(self.pid, number)
 
 
-class MemoryWatch:
-    """The most resident memory at one time of the processes that this one starts inside the block,
-    sampled ten times a second. Pages that two processes share count twice.
-
-    Attributes:
-        peak_engine_bytes: of all but the clients, which are multiprocessing's.
-        peak_all_bytes: of both together.
-    """
-
-    def __init__(self) -> None:
-        resource_tracker.ensure_running()  # a process of multiprocessing's own
-        self._before = set(children_of(os.getpid()))
-        self.peak_engine_bytes = self.peak_all_bytes = 0
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="memory", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopping.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        count = 0
-        while not self._stopping.wait(_SAMPLE_S):
-            if count % _SAMPLES_A_SEARCH == 0:
-                clients = {one.pid for one in multiprocessing.active_children() if one.pid}
-                engine = set(children_of(os.getpid())) - self._before - clients
-                trees = [
-                    [pid for root in roots for pid in process_tree(root)]
-                    for roots in (engine, clients)
-                ]
-            count += 1
-            engine_bytes, client_bytes = (sum(map(resident_bytes, pids)) for pids in trees)
-            self.peak_engine_bytes = max(self.peak_engine_bytes, engine_bytes)
-            self.peak_all_bytes = max(self.peak_all_bytes, engine_bytes + client_bytes)
-
-
 def process_tree(root: int) -> Iterable[int]:
     """The process and all that descend from it. Empty if it has ended."""
     waiting = [root]
@@ -207,9 +161,10 @@ def children_of(pid: int) -> list[int]:
     return found
 
 
-def resident_bytes(pid: int) -> int:
-    """0 for a process that has ended."""
+def peak_memory_bytes(pid: int) -> int:
+    """The most that it had resident so far; 0 for a process that has ended."""
     try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES
+        status = Path(f"/proc/{pid}/status").read_text()
+        return int(status.partition("VmHWM:")[2].split()[0]) * 1024
     except (OSError, IndexError):
         return 0

@@ -8,7 +8,7 @@ from typing import Any
 
 from scripts.comparison.engines import Conditions, Engine, NotMeasured, Running
 from scripts.comparison.figures import Figures, Incomplete, figures_of, medians, ratios, rounded
-from scripts.comparison.processes import EngineFailed, MemoryWatch
+from scripts.comparison.processes import EngineFailed, peak_memory_bytes, process_tree
 from scripts.comparison.workloads import Workload
 
 START = "start"
@@ -19,7 +19,7 @@ _COLUMNS = {
     "W3": ("ttft_p50_ms", "ttft_p99_ms", "itl_p50_ms", "itl_p99_ms", "output_tok_s"),
     "W4": ("output_tok_s", "total_tok_s", "ttft_p50_ms", "itl_p99_ms"),
     "prefill": ("prefill_tok_s", "ttft_p50_ms"),
-    START: ("launch_to_ready_s", "launch_to_first_token_s", "peak_engine_mb", "peak_all_mb"),
+    START: ("launch_to_ready_s", "launch_to_first_token_s", "peak_engine_mb"),
 }
 
 
@@ -64,16 +64,14 @@ def run_rounds(
                 continue
             report(f"round {number + 1} of {len(rounds)}: {engine.name}")
             try:
-                with MemoryWatch() as memory, engine.launch(conditions) as running:
+                with engine.launch(conditions) as running:
                     one.facts = running.facts
                     one.figures[START] = warm_up_figures(running, warm_up)
                     for workload in workloads:
                         _ask(one, running, workload, report)
-                    if running.ready_s is not None:
-                        one.figures[START] |= {
-                            "peak_engine_mb": memory.peak_engine_bytes / _MB,
-                            "peak_all_mb": memory.peak_all_bytes / _MB,
-                        }
+                    if running.pid is not None:
+                        peaks = map(peak_memory_bytes, process_tree(running.pid))
+                        one.figures[START]["peak_engine_mb"] = sum(peaks) / _MB
             except EngineFailed as error:
                 one.failed[START] = not_started[engine.name] = str(error)
                 report(f"  failed to start: {error}")

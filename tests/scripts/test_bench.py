@@ -9,7 +9,7 @@ import pytest
 
 from scripts.bench import main
 from scripts.benchmarks import growth, scheduler
-from scripts.benchmarks.scheduler import BLOCK_SIZE, PROMPT_LEN, make_prompts
+from scripts.benchmarks.scheduler import BLOCK_SIZE, PROMPT_LEN
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,20 +33,17 @@ def test_wrong_options_are_refused_with_exit_code_2(capsys):
 # ---------------------------------------------------------------------- the scheduler
 
 
-@pytest.mark.parametrize(("spread", "num_boundaries"), [(True, 1), (False, 16)])
-def test_prompts_share_no_block_and_open_one_by_turns_or_all_at_once(spread, num_boundaries):
-    prompts = make_prompts(16, spread)
+def test_prompts_share_no_block_and_open_one_by_turns():
+    prompts = [list(request.prompt_token_ids) for request in scheduler.make_requests(16)]
     assert len({tuple(prompt[:BLOCK_SIZE]) for prompt in prompts}) == 16
-    lengths = [len(prompt) for prompt in prompts]
-    assert sum((length + 5) % BLOCK_SIZE == 5 for length in lengths) == num_boundaries
-    assert min(lengths) == PROMPT_LEN
+    assert sum((len(prompt) + 5) % BLOCK_SIZE == 5 for prompt in prompts) == 1
+    assert min(map(len, prompts)) == PROMPT_LEN
 
 
 def test_a_quick_run_measures_every_part_of_the_scheduler(tmp_path):
     result, said = bench(tmp_path, "scheduler", "--quick")
     assert scheduler.as_table(result) in said
-    rows = [(row["num_running"], row["block_boundaries"]) for row in result["decode"]]
-    assert rows == [(4, "spread"), (4, "lockstep"), (16, "spread"), (16, "lockstep")]
+    assert [row["num_running"] for row in result["decode"]] == [4, 16]
     for row in result["decode"]:
         for part in ("schedule", "update", "step"):
             assert 0 < row[part]["median"] <= row[part]["p99"]

@@ -21,7 +21,7 @@ from scripts.comparison.engines import (
     parse_server,
 )
 from scripts.comparison.figures import Incomplete, figures_of
-from scripts.comparison.processes import EngineFailed, process_tree, resident_bytes
+from scripts.comparison.processes import EngineFailed, peak_memory_bytes, process_tree
 from scripts.comparison.rounds import (
     as_table,
     run_resident_rounds,
@@ -145,13 +145,13 @@ def test_a_server_is_launched_measured_and_gone(conditions):
     with parse_server(f"fake={FAKE_SERVER}").launch(conditions) as running:
         assert running.facts == {"model": "fake"} and running.ready_s > 0
         [pid] = [p for p in process_tree(os.getpid()) if b"fake_servers" in _command_line(p)]
-        assert resident_bytes(pid) > 1e6
+        assert peak_memory_bytes(pid) > 1e6
         records = running.run(BATCH)
         figures = figures_of(BATCH, records)
     assert [len(record.gaps_s) for record in records] == [4] * 6
     assert figures["itl_p50_ms"] > 0 and figures["ttft_p50_ms"] > 0
     assert all(record.last_token_s - record.sent_s >= 0.04 for record in records), "4 pauses"
-    assert resident_bytes(pid) == 0
+    assert peak_memory_bytes(pid) == 0
 
 
 def _command_line(pid):
@@ -235,7 +235,7 @@ def test_the_script_compares_what_it_is_given_and_prints_one_json_line(
     assert {"W1", "W3@20", "start"} == document["medians"]["one"].keys()
     start = document["medians"]["one"]["start"]
     assert 0 < start["launch_to_ready_s"] < start["launch_to_first_token_s"]
-    assert 0 < start["peak_engine_mb"] < start["peak_all_mb"]
+    assert start["peak_engine_mb"] > 1
     # it does not even answer the warm-up in full
     assert document["medians"]["short"] == {} and document["failed"][0]["engine"] == "short"
     assert "failed: short" in done.err and "commit" in document
