@@ -117,7 +117,7 @@ audit: install  ## known vulnerabilities (needs a network); licences of the depe
 
 bench: install  ## measure this machine; prints JSON last
 	$(BIN)/python scripts/bench.py startup --model $(MODEL)
-	$(BIN)/python scripts/bench.py offline --model $(MODEL)
+	$(BIN)/python scripts/compare_engines.py --engine "engine=" --model $(MODEL) --workloads W1,W2
 
 clean:  ## remove the virtual environment and caches
 	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -24,7 +24,6 @@ for name, text in {
     "startup": "From launch to ready and to the first token, and the daemon's memory.",
     "restart": "Time to first token after kill -9, with and without --prefix-cache-dir.",
     "isolation": "What the time to the first token tells of another tenant's prompts.",
-    "offline": "Throughput and single-stream speed, through daemon and client library.",
     "parallel": "Workers of a share of the cores beside one of all, and their collectives.",
     "http": "CPU time of a streamed token: in the client library, and over HTTP.",
     "speculation": "With drafts and without, on copy-heavy prompts and on chat.",

@@ -1,4 +1,5 @@
-"""This engine and others on the same workload, in alternation (A B A B), on this machine.
+"""This engine and others on the same workload, in alternation (A B A B), on this machine; or one
+engine alone.
 
     python scripts/compare_engines.py --engine "fp32=--dtype float32" \\
         --peer "vllm=PYTHON model=FOLDER" \\
@@ -97,10 +98,10 @@ def compare(
     others = [*map(parse_peer, peer), *map(parse_server, server)]
     engines: list[Engine] = [*own, *others]
     names = [one.name for one in engines]
-    if len(engines) < 2 or len(set(names)) < len(names):
+    if not names or len(set(names)) < len(names):
         raise ValueError(
-            f"two engines or more with names of their own are compared, here {names}; give "
-            "--engine, --peer and --server"
+            f"engines with names of their own are compared, here {names}; give --engine, --peer "
+            "and --server"
         )
     if rounds < 1 or client_processes < 1:
         raise ValueError("--rounds and --client-processes are at least 1")

@@ -2,11 +2,12 @@
 
 import random
 import statistics
+import time
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from frontend import LLM
+from frontend import LLM, SamplingParams, TokensPrompt
 from scripts.benchmarks import (
     DEFAULT_MODEL,
     Json,
@@ -16,7 +17,6 @@ from scripts.benchmarks import (
     report,
     running_daemon,
 )
-from scripts.benchmarks.offline import random_prompt, time_generate
 
 NUM_PROMPTS, PROMPT, OUTPUT = (1, 32), 64, 64
 Ways = Annotated[tuple[str, ...], Parameter(negative="", allow_leading_hyphen=True)]
@@ -81,3 +81,17 @@ def measure(model: str, options: str, way: str, repeat: int) -> dict[str, object
                 for part, number in after.num_collective_bytes.items()
             },
         }
+
+
+def random_prompt(llm: LLM, rng: random.Random, length: int) -> TokensPrompt:
+    return {"prompt_token_ids": [rng.randrange(llm.model.vocab_size) for _ in range(length)]}
+
+
+def time_generate(llm: LLM, prompts: list[TokensPrompt], max_tokens: int) -> float:
+    """Seconds to finish them all."""
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+    started_s = time.perf_counter()
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    elapsed_s = time.perf_counter() - started_s
+    assert all(len(output.outputs[0].token_ids) == max_tokens for output in outputs)
+    return elapsed_s

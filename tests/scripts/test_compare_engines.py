@@ -244,7 +244,7 @@ def test_the_script_compares_what_it_is_given_and_prints_one_json_line(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--engine", "a="], "two engines or more"),
+        ([], "give --engine, --peer and --server"),
         (["--engine", "a=", "--engine", "a=--dtype float32"], "names of their own"),
         (["--engine", "--dtype float32"], "begins with no name"),
         (["--server", "a=serve --port 80"], "{port}"),
