@@ -1,7 +1,6 @@
 """The load test as a program: against the scripted engine, and servers with known delays."""
 
 import contextlib
-import csv
 import fcntl
 import io
 import itertools
@@ -45,10 +44,10 @@ def load_test(*options):
 
 
 def test_open_loop_sends_every_scheduled_request_from_several_processes(address, tmp_path):
-    report, rows = tmp_path / "report.json", tmp_path / "rows.csv"
+    report = tmp_path / "report.json"
     options = ["--request-rate", 50, "--num-prompts", 30, "--processes", 2, "--ignore-eos"]
     options += ["--input-len", "uniform:4:16", "--output-len", "uniform:2:8", "--num-warmups", 1]
-    options += ["--prefixes", 1, "--prefix-len", 5, "--json", report, "--csv", rows]
+    options += ["--prefixes", 1, "--prefix-len", 5, "--json", report]
     with FakeEngine(address) as engine:
         done = load_test("--address", address, *options, "--metadata", "gpu=none", "run=2")
         requests = engine.requests[1:]  # less the warm-up
@@ -69,10 +68,6 @@ def test_open_loop_sends_every_scheduled_request_from_several_processes(address,
     assert document["model"]["name"] == "fake"
     assert document["statistics_after"] and document["environment"]
     assert len(document["requests"]["index"]) == 30
-    with rows.open() as file:
-        found = list(csv.DictReader(file))
-    assert [int(row["index"]) for row in found] == document["requests"]["index"]
-    assert all(float(row["ttft_s"]) > 0 for row in found)
     assert "30 of 30 requests finished" in done.stderr
 
 
