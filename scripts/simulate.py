@@ -34,14 +34,9 @@ _DEFAULT = Scenario()
 
 
 @app.command(help_epilogue="")
-def run(
-    *,
-    scenario: Scenario = _DEFAULT,
-    json: JsonFile = None,
-    picture: Annotated[Path | None, Parameter(help="Where a PNG of the run goes.")] = None,
-) -> int:
+def run(*, scenario: Scenario = _DEFAULT, json: JsonFile = None) -> int:
     """Serve a trace and report latencies, throughput, cache hits and preemptions."""
-    document = simulation.simulate(scenario, picture)
+    document = simulation.simulate(scenario)
     log(f"{scenario.in_words()}\n{as_table(document)}")
     _write(as_json(document), json)
     return 0

@@ -21,7 +21,6 @@ from protocol.requests import EngineRequest
 from protocol.sampling import SamplingParams
 from scripts.simulator import SimulationError
 from scripts.simulator.metrics import RequestMetrics
-from scripts.simulator.picture import Timeline
 from scripts.simulator.step_times import StepTimeModel, StepWork, work_of
 from scripts.traces.trace import TraceRequest
 
@@ -56,7 +55,7 @@ class _Live:
 
 
 class SimulatedEngine:
-    """`cache` is this engine's own; engines may share `metrics` and `timeline`."""
+    """`cache` is this engine's own; engines may share `metrics`."""
 
     def __init__(
         self,
@@ -64,14 +63,12 @@ class SimulatedEngine:
         cache: KVCacheManager,
         model: StepTimeModel,
         metrics: RequestMetrics,
-        timeline: Timeline | None = None,
     ) -> None:
         self._cache = cache
         self._scheduler = build_scheduler(config, self._cache)
         self._max_model_len = config.max_model_len
         self._model = model
         self._metrics = metrics
-        self._timeline = timeline
         self._inbox: list[TraceRequest] = []
         self._live: dict[str, _Live] = {}
         self._times = TokenTimes(config.max_num_seqs)
@@ -129,7 +126,7 @@ class SimulatedEngine:
             self._num_idle_steps = 0
         elif not self._steps:
             duration_s = self._idle(duration_s)
-        self._count(work, planned, now_s, duration_s)
+        self._count(work, duration_s)
         end_s = now_s
         for stage, free_s in enumerate(self._stages_free_s):
             end_s = max(end_s, free_s) + duration_s / len(self._stages_free_s)
@@ -224,9 +221,7 @@ class SimulatedEngine:
             )
         return max(duration_s, _IDLE_STEP_S) if self._num_idle_steps > 1 else duration_s
 
-    def _count(
-        self, work: StepWork, planned: "PlannedRows", now_s: float, duration_s: float
-    ) -> None:
+    def _count(self, work: StepWork, duration_s: float) -> None:
         counters = self.counters
         num_blocks = self._cache.num_blocks_in_use
         counters.block_seconds += num_blocks * duration_s
@@ -236,11 +231,6 @@ class SimulatedEngine:
             counters.busy_s += duration_s / len(self._stages_free_s)
             counters.num_step_tokens += work.num_tokens
             counters.num_step_sequences += work.num_sequences
-        if self._timeline is not None:
-            running, waiting = self._scheduler.get_request_counts()
-            num_decodes = planned.num_decodes
-            values = (work.num_tokens - num_decodes, num_decodes, num_blocks, running, waiting, 1)
-            self._timeline.add(now_s, duration_s, values)
 
 
 @functools.lru_cache(maxsize=65536)
@@ -254,8 +244,6 @@ class PlannedRows:
 
     slots: npt.NDArray[np.int64]
     sampled: npt.NDArray[np.int64]
-    num_decodes: int
-    """Sequences that compute one token behind an earlier one."""
 
 
 class TokenTimes:
@@ -299,12 +287,7 @@ class TokenTimes:
         slots = self._slot_of_row[batch.rows]
         stop = batch.num_computed_tokens + batch.num_scheduled_tokens
         needs_sampling = stop == self._num_prompt_tokens[slots] + plan.num_output_tokens
-        num_sampled = int(np.count_nonzero(needs_sampling))
-        return PlannedRows(
-            slots,
-            slots if num_sampled == len(slots) else slots[needs_sampling],
-            int(np.count_nonzero(needs_sampling & (batch.num_scheduled_tokens == 1))),
-        )
+        return PlannedRows(slots, slots if needs_sampling.all() else slots[needs_sampling])
 
     def sampled(self, planned: PlannedRows, now_s: float) -> Int32Array:
         """The step's tokens are there. Returns one for each sequence of its batch."""

@@ -23,7 +23,6 @@ from scripts.simulator.options import (
     StepTimeOptions,
     TraceOptions,
 )
-from scripts.simulator.picture import Timeline, draw
 
 
 @Parameter(name="*")
@@ -68,8 +67,8 @@ class Scenario:
         return "; ".join(parts)
 
 
-def simulate(scenario: Scenario, picture: Path | None = None) -> dict[str, Any]:
-    """The document; a picture of the run too if there is a path for it."""
+def simulate(scenario: Scenario) -> dict[str, Any]:
+    """The document."""
     options = scenario.fleet
     slo = options.slo()
     config = scenario.engine.scheduler_config(options)
@@ -80,15 +79,13 @@ def simulate(scenario: Scenario, picture: Path | None = None) -> dict[str, Any]:
     trace = scenario.trace.make(config.max_model_len)
     model = scenario.step_times.make(block_size, scenario.trace.seed, num_stages)
     router = make_router(options.router, scenario.trace.seed, block_size)
-    metrics, timeline = RequestMetrics(), None if picture is None else Timeline()
+    metrics = RequestMetrics()
     engines = [
-        SimulatedEngine(config, scenario.engine.make_cache(num_blocks), model, metrics, timeline)
+        SimulatedEngine(config, scenario.engine.make_cache(num_blocks), model, metrics)
         for _ in range(options.engines)
     ]
     fleet = Fleet(engines, router, options.max_duration, view_s=options.view_s())
     fleet.run(scenario.trace.requests(trace))
-    if picture is not None and timeline is not None:
-        draw(picture, metrics, timeline)
     return {
         "scenario": scenario.describe(),
         "step_model": model.describe(),

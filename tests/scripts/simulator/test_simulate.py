@@ -1,4 +1,4 @@
-"""The program as a whole: the same bytes twice, plans, pictures, refusals."""
+"""The program as a whole: the same bytes twice, plans, refusals."""
 
 import dataclasses
 import json
@@ -112,16 +112,6 @@ def test_a_plan_with_nothing_within_the_slo_says_so():
     assert document["best"] is None
     assert [row["replicas"] for row in document["tried"]] == [1, 2]
     assert "p99 TTFT above the SLO" in as_plan_table(document)
-
-
-def test_a_picture_is_drawn_and_changes_nothing(tmp_path):
-    pytest.importorskip("matplotlib")
-    arguments = ["run", "--num-requests", "30", "--json"]
-    picture = tmp_path / "run.png"
-    assert main([*arguments, str(tmp_path / "a.json"), "--picture", str(picture)]) == 0
-    assert picture.read_bytes()[1:4] == b"PNG"
-    assert main([*arguments, str(tmp_path / "b.json")]) == 0
-    assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
 
 
 @pytest.mark.parametrize(
