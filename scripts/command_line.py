@@ -3,6 +3,8 @@
 import re
 import signal
 import sys
+from collections.abc import Iterable
+from typing import Any
 
 from cyclopts import App, CycloptsError, Parameter
 from cyclopts.validators import Number
@@ -29,6 +31,17 @@ def make_app(name: str, help_text: str) -> App:
 def option(text: str, **limits: float) -> Parameter:
     """A number's help, and its limits."""
     return Parameter(help=text, validator=Number(**limits))
+
+
+def refuse_without_effect(options: Any, names: Iterable[str], reason: str) -> None:
+    """Raises ValueError: one of these was given. `options`: a dataclass with defaults."""
+    for name in names:
+        value = getattr(options, name)
+        if value != getattr(type(options), name):
+            option_name = f"--{name.replace('_', '-')}"
+            raise ValueError(
+                f"{option_name} is {value} and does nothing, as {reason}; leave it out"
+            )
 
 
 def run_app(

@@ -46,7 +46,7 @@ from scripts.load.options import (
     parse_pairs,
 )
 from scripts.load.records import RequestRecord
-from scripts.load.report import describe_run, log, write_document
+from scripts.load.report import describe_run, give_document, log
 from scripts.load.results import (
     Result,
     as_table,
@@ -170,7 +170,7 @@ def compare(
     if html is not None:
         html.write_text(page(pairs, comparisons))
     document = {"first": str(first), "second": str(second), "comparisons": comparisons}
-    write_document(document, json, stdout=json is None and not sys.stdout.isatty())
+    give_document(document, json)
     return 0
 
 
@@ -270,9 +270,9 @@ def _write(report: ReportOptions, results: list[Result]) -> None:
 
     if report.json is not None:
         write_json(report.json, results)
-    elif not sys.stdout.isatty():
+    else:
         documents = [result.document for result in results]
-        write_document(documents[0] if len(documents) == 1 else {"runs": documents}, None)
+        give_document(documents[0] if len(documents) == 1 else {"runs": documents}, None)
     if report.html is not None:
         report.html.write_text(page(results))
 

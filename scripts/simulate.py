@@ -20,9 +20,9 @@ from cyclopts import Parameter
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scripts.command_line import make_app, option, run_app
-from scripts.load.report import log
+from scripts.load.report import give_document, log
 from scripts.simulator import SimulationError, replay, simulation
-from scripts.simulator.metrics import as_json, as_plan_table, as_table
+from scripts.simulator.metrics import as_plan_table, as_table
 from scripts.simulator.simulation import Scenario
 from scripts.simulator.step_trace import StepTrace, fit_step_trace
 from scripts.traces import TraceError
@@ -38,7 +38,7 @@ def run(*, scenario: Scenario = _DEFAULT, json: JsonFile = None) -> int:
     """Serve a trace and report latencies, throughput, cache hits and preemptions."""
     document = simulation.simulate(scenario)
     log(f"{scenario.in_words()}\n{as_table(document)}")
-    _write(as_json(document), json)
+    give_document(document, json)
     return 0
 
 
@@ -64,7 +64,7 @@ def plan(
         raise SimulationError(what("max-num-batched-tokens", tokens, "budget"))
     document = simulation.plan(scenario, budget, max_replicas, processes)
     log(f"{scenario.in_words()}\n{as_plan_table(document)}")
-    _write(as_json(document), json)
+    give_document(document, json)
     return 0 if document["best"] is not None else 1
 
 
@@ -88,7 +88,7 @@ def fit(step_trace: Path, *, json: JsonFile = None) -> int:
     model = fit_step_trace(step_trace)
     error = f"mean relative error {100 * model.mean_relative_error:.1f} %"
     log(f"{model.num_steps} steps of {step_trace}, {error}; --json FILE or a pipe has the times")
-    _write(as_json(model.describe()), json)
+    give_document(model.describe(), json)
     return 0
 
 
@@ -105,22 +105,11 @@ def validate(
     model = fit_step_trace(fit_on or step_trace)
     document = replay.validate(StepTrace(step_trace), model)
     log(f"step times of {fit_on or step_trace}\n{replay.as_table(document)}")
-    _write(as_json(document), json)
+    give_document(document, json)
     return 0
 
 
-def _write(text: str, path: Path | None) -> None:
-    if path is None:
-        if not sys.stdout.isatty():
-            sys.stdout.write(text)
-        return
-    try:
-        path.write_text(text)
-    except OSError as error:
-        raise SimulationError(f"cannot write {path}: {error.strerror}") from None
-
-
-main = functools.partial(run_app, app, refused=(SimulationError, TraceError, ValueError))
+main = functools.partial(run_app, app, refused=(SimulationError, TraceError, ValueError, OSError))
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

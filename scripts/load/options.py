@@ -13,7 +13,7 @@ from cyclopts import Parameter
 
 from frontend import RequestOutputKind, SamplingParams
 from protocol.addresses import default_address
-from scripts.command_line import option
+from scripts.command_line import option, refuse_without_effect
 from scripts.load.clients import ClosedLoop, Daemon, OpenLoop, Target
 from scripts.load.http_streams import ENDPOINTS, Server
 from scripts.load.records import SLOS
@@ -21,7 +21,6 @@ from scripts.load.workload import (
     Arrivals,
     DatasetOptions,
     Workload,
-    refuse_without_effect,
 )
 from scripts.traces.trace import MAX_REQUESTS
 

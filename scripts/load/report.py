@@ -58,6 +58,11 @@ def write_document(document: Mapping[str, Any], path: Path | None, *, stdout: bo
         print(line)
 
 
+def give_document(document: Mapping[str, Any], path: Path | None) -> None:
+    """The document into the file if there is a path, else onto a stdout that is no terminal."""
+    write_document(document, path, stdout=path is None and not sys.stdout.isatty())
+
+
 def _commit() -> str | None:
     """None outside a git repository, or without git."""
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]

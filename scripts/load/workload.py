@@ -5,7 +5,7 @@ import itertools
 import math
 import random
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from cyclopts import Parameter
 
-from scripts.command_line import option
+from scripts.command_line import option, refuse_without_effect
 from scripts.load.conversations import read_custom, read_sharegpt
 from scripts.load.requests import PlannedRequest, PlannedTurn, Prompt
 from scripts.traces.arrivals import gamma
@@ -47,14 +47,6 @@ class Arrivals:
     burstiness: float = 1.0
     rate_scale: float = 1.0
     duration_s: float | None = None
-
-
-def refuse_without_effect(options: Any, names: Iterable[str], reason: str) -> None:
-    """Raises ValueError: one of these was given."""
-    for name in names:
-        if getattr(options, name) != getattr(type(options), name):
-            text = f"--{name.replace('_', '-')} does nothing, as {reason}; leave it out"
-            raise ValueError(text)
 
 
 @Parameter(name="*", group="Requests")

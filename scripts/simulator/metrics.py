@@ -2,7 +2,6 @@
 
 import array
 import dataclasses
-import json
 from collections import Counter
 from typing import Any
 
@@ -112,11 +111,6 @@ class RequestMetrics:
 
 
 # ---------------------------------------------------------------------- report
-
-
-def as_json(document: dict[str, Any]) -> str:
-    """Keys in their own order, one line feed at the end: the same document, the same bytes."""
-    return json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 
 
 def as_table(document: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from engine_core.kv_cache import KVCacheManager
 from engine_core.scheduler import SchedulerConfig
-from scripts.command_line import option
+from scripts.command_line import option, refuse_without_effect
 from scripts.simulator import SimulationError
 from scripts.simulator.fleet import READS_LOADS
 from scripts.simulator.metrics import SLO
@@ -107,12 +107,7 @@ class TraceOptions:
             "--turns is 1": ("think",) if self.turns == 1 else (),
         }
         for reason, options in without_effect.items():
-            for name in options:
-                if getattr(self, name) != getattr(type(self), name):
-                    raise SimulationError(
-                        f"--{name.replace('_', '-')} is {getattr(self, name)} and does nothing, as "
-                        f"{reason}; leave it out"
-                    )
+            refuse_without_effect(self, options, reason)
 
     def _synthetic(self, max_model_len: int) -> SyntheticTrace:
         processes = {
@@ -182,11 +177,9 @@ class EngineOptions(SchedulerConfig):
     def scheduler_config(self, slo: "FleetOptions") -> SchedulerConfig:
         names = [field.name for field in dataclasses.fields(SchedulerConfig)]
         settings = {name: getattr(self, name) for name in names}
-        if self.slo_budget:
-            if slo.slo_tpot_ms is None:
-                raise SimulationError(
-                    "--slo-budget does nothing without --slo-tpot-ms; give it too"
-                )
+        if slo.slo_tpot_ms is None:
+            refuse_without_effect(self, ("slo_budget",), "there is no --slo-tpot-ms")
+        elif self.slo_budget:
             settings |= {"slo_tpot_ms": slo.slo_tpot_ms, "slo_ttft_ms": slo.slo_ttft_ms}
         return SchedulerConfig(**settings)
 
@@ -233,18 +226,10 @@ class StepTimeOptions:
                 "--fitted has the times of one engine as it ran; omit --tensor-parallel-size and "
                 "--pipeline-parallel-size"
             )
-        if self.fitted is not None and self.step_overhead_ms:
-            raise SimulationError(
-                f"--step-overhead-ms is {self.step_overhead_ms} and does nothing with --fitted, "
-                "whose steps are whole; leave it out"
-            )
         if self.fitted is None:
-            if self.noise is not None:
-                raise SimulationError(
-                    f"--{'' if self.noise else 'no-'}noise needs --fitted: a roofline has no "
-                    "deviations"
-                )
+            refuse_without_effect(self, ("noise",), "a roofline has no deviations, as --fitted has")
             return self.roofline(block_size, num_stages)
+        refuse_without_effect(self, ("step_overhead_ms",), "the steps of --fitted are whole")
         model = fit_step_trace(self.fitted)
         return model if self.noise is False else NoisyModel(model, seed)
 
@@ -268,11 +253,9 @@ class FleetOptions:
     ] = None
 
     def view_s(self) -> float:
-        if self.router_view_ms and self.router not in READS_LOADS:
-            raise SimulationError(
-                f"--router-view-ms is {self.router_view_ms} and does nothing with --router "
-                f"{self.router}, which reads no loads; leave it out"
-            )
+        if self.router not in READS_LOADS:
+            reason = f"--router {self.router} reads no loads"
+            refuse_without_effect(self, ("router_view_ms",), reason)
         return self.router_view_ms / 1000
 
     def slo(self) -> SLO:

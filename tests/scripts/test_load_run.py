@@ -146,7 +146,7 @@ def test_refusals_and_failures_are_counted_by_kind_with_exit_code_1(address):
         (["--input-len", "x"], "must be written as 512"),
         (["--speed", "1"], "--speed"),
         (["--goodput", "speed:1"], "KEY:MILLISECONDS"),
-        (["--model", "x"], "--model does nothing, as --backend is engine"),
+        (["--model", "x"], "--model is x and does nothing, as --backend is engine"),
         (["compare", "absent.json", "absent.json"], "cannot read absent.json"),
     ],
 )

@@ -171,11 +171,15 @@ def test_a_bad_line_is_told(tmp_path, line, words):
         ({"request_rate": (1.0, 2.0), "max_concurrency": (1, 2)}, {}, "not over both"),
         ({"burstiness": 2.0}, {}, "there is no --request-rate"),
         ({"duration": 1.0}, {}, "needs a --request-rate"),
-        ({"rate_scale": 2.0}, {}, "--rate-scale does nothing"),
+        ({"rate_scale": 2.0}, {}, "--rate-scale is 2.0 and does nothing"),
         ({}, {"prefix_len": 5}, "--prefixes is 0"),
         ({}, {"think": 1.0}, "--turns is 1"),
         ({}, {"dataset_name": "azure"}, "need a file"),
-        ({}, {"dataset_name": "azure", "dataset_path": Path("x"), "turns": 2}, "--turns does"),
+        (
+            {},
+            {"dataset_name": "azure", "dataset_path": Path("x"), "turns": 2},
+            "--turns is 2 and does nothing",
+        ),
     ],
 )
 def test_options_that_contradict_each_other_or_have_no_effect_are_refused(load, dataset, words):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from scripts.simulate import main
-from scripts.simulator.metrics import as_json, as_plan_table, as_table
+from scripts.simulator.metrics import as_plan_table, as_table
 from scripts.simulator.options import EngineOptions, FleetOptions, StepTimeOptions, TraceOptions
 from scripts.simulator.simulation import Scenario, fewest_replicas, plan, simulate
 from tests.scripts.simulator.recorded_runs import Asked, record_run
@@ -99,7 +99,7 @@ def test_more_replicas_are_needed_for_a_tighter_slo():
 def test_a_plan_sweeps_budgets_in_processes_and_says_which_is_best():
     one, two = (plan(SMALL, (256, 1024), 4, processes) for processes in (1, 2))
 
-    assert as_json(one) == as_json(two)
+    assert json.dumps(one) == json.dumps(two)
     assert {row["max_num_batched_tokens"] for row in one["tried"]} == {256, 1024}
     assert one["best"]["why_not"] is None
     assert f"fewest: {one['best']['replicas']} replicas" in as_plan_table(one)
@@ -123,10 +123,13 @@ def test_a_plan_with_nothing_within_the_slo_says_so():
         ("run --trace-format azure", "--trace-format is given without --trace"),
         ("run --burstiness 3", "--burstiness is 3.0 and does nothing, as --arrivals is not gamma"),
         ("run --think 3", "--think is 3.0 and does nothing, as --turns is 1"),
-        ("run --noise", "--noise needs --fitted"),
+        ("run --noise", "--noise is True and does nothing, as a roofline has no deviations"),
         ("run --max-num-batched-tokens 0", "max_num_batched_tokens is 0"),
-        ("run --router-view-ms 5", "--router-view-ms is 5.0 and does nothing with --router round"),
-        ("run --slo-budget", "--slo-budget does nothing without --slo-tpot-ms"),
+        (
+            "run --router-view-ms 5",
+            "--router-view-ms is 5.0 and does nothing, as --router round-robin",
+        ),
+        ("run --slo-budget", "--slo-budget is True and does nothing, as there is no --slo-tpot-ms"),
         ("plan --rate 3", "there is no SLO"),
         ("plan --slo-ttft-ms 5 --engines 3", "a plan looks for it; give --max-replicas"),
         ("plan --slo-ttft-ms 5 --max-num-batched-tokens 9", "is 9, and a plan looks for it"),
