@@ -9,7 +9,8 @@ import sys
 import time
 from pathlib import Path
 
-from tests.simulation.schedule import Violation, run_schedule
+from tests.simulation.schedule import run_schedule
+from tests.simulation.settings import Violation
 
 _CHUNK = 200
 

@@ -1,12 +1,10 @@
-"""One simulated schedule: clients, an engine and faults, all drawn from a seed, and what must be
-true at its end."""
+"""One simulated schedule: clients, an engine and faults, all drawn from a seed."""
 
 import asyncio
 import contextlib
 import dataclasses
 import logging
 from random import Random
-from typing import Any
 from unittest import mock
 
 import engine_core.server.outbox as outbox_module
@@ -15,123 +13,22 @@ import frontend.output_processor as output_processor
 from engine_core.scheduler import SchedulerConfig
 from frontend import BeamSearchParams, SamplingParams
 from frontend.errors import (
-    ClientClosed,
     EngineClientError,
-    EngineDied,
-    EngineUnavailable,
-    QueueFull,
-    RequestRejected,
 )
-from frontend.fleet.engine_group import EngineGroup
 from frontend.rolling_update import RollingUpdateStopped, rolling_update
-from protocol.errors import ErrorCode
-from protocol.sampling import sequence_seed
-from tests.engine_core.scheduler.oracle import beam_answer
-from tests.engine_core.scheduler.paged_model import VOCAB, log_probabilities, next_token
-from tests.frontend.fake_model import TOKENIZER
+from tests.engine_core.scheduler.paged_model import VOCAB
 from tests.simulation.clients import Asked, ClientProcess
 from tests.simulation.engine_process import ADDRESS, MAX_MODEL_LEN, EngineProcess
+from tests.simulation.judge import FLOOD_MESSAGES, judge, judge_view
+from tests.simulation.settings import Report, Settings, Violation
 from tests.simulation.sim_zmq import Network
 from tests.simulation.virtual_loop import VirtualLoop
 
-FLOOD_MESSAGES = 2000
 NESTED_HELLO = bytes.fromhex("950101a0c3") + b"\x91" * 5000
 """Of a wire version that is to be told from ours, whatever stands behind it."""
 AWAY_S = 100.0
 HORIZON_S = 300.0
 """By then everything is long over."""
-
-
-class Violation(AssertionError):
-    """The oracle says no; the text ends with the trace."""
-
-
-@dataclasses.dataclass
-class Settings:
-    """What a schedule may contain; a test of one defect turns the rest off."""
-
-    num_kills: tuple[int, ...] = (0, 0, 1, 2, 3)
-    num_cuts: tuple[int, ...] = (0, 0, 1, 2)
-    num_pauses: tuple[int, ...] = (0, 1, 2)
-    num_client_kills: tuple[int, ...] = (0, 0, 0, 1)
-    num_garbled: tuple[int, ...] = (0, 0, 0, 1)
-    num_drains: tuple[int, ...] = (0, 0, 1)
-    num_jumps: tuple[int, ...] = (0, 0, 1)
-    fault_rate: tuple[float, ...] = (0.0, 0.0, 0.02)
-    """Of steps that fail, and do not fail again."""
-    poison_rate: tuple[float, ...] = (0.0, 0.0, 0.1)
-    """Of requests that make their steps fail, from some token on."""
-    num_lost_devices: tuple[int, ...] = (0,) * 9 + (1,)
-    """From then on all steps of this engine fail."""
-    max_queued: tuple[int | None, ...] = (None, None, 4)
-    away_s: tuple[float, ...] = (0.05, 0.5, 3.0)
-    stays_away: tuple[bool, ...] = (False, False, False, True)
-    """Behind a drain the engine is started again only when all clients have given up."""
-    is_tight: tuple[bool, ...] = (False, False, True)
-    """Little memory for many small requests: they preempt each other."""
-    event_fault_rate: tuple[float, ...] = (0.0, 0.3)
-    """Of messages on what caches hold: lost, late or doubled."""
-    engines: tuple[int, ...] = (1,)
-    """Of one model, each at an address of its own."""
-    num_clients: tuple[int, ...] = (1, 2, 3)
-    num_requests: tuple[int, ...] = (1, 3, 6)
-    """Of each client."""
-    num_closes: tuple[int, ...] = (0, 0, 0, 1)
-    num_controls: tuple[int, ...] = (0, 0, 1, 3)
-    """Of an operator: pauses, sleeps and new weights, each ended after a while."""
-    num_rolling: tuple[int, ...] = (0,)
-    """Updates of the weights of all engines. Then tokens are those of one set of weights."""
-    drain_timeout_s: tuple[float, ...] = (60.0,)
-    num_floods: tuple[int, ...] = (0,) * 9 + (1,)
-    num_corrupted: tuple[int, ...] = (0,) * 9 + (1,)
-    """Spans of time in which all requests of a client arrive as garbage."""
-    send_queue: tuple[int, ...] = (2, 128)
-    """Messages to a client before they are merged."""
-    backlog_bytes: tuple[int, ...] = (2**24, 2**24, 2**24, 2000)
-    """With which a client is dropped."""
-    pause_s: tuple[float, ...] = (0.01, 0.2, 2.0)
-    long_pauses_s: tuple[float, ...] = (0.0,) * 5 + (10.0,)
-    """Of a client."""
-
-
-def only(**what: tuple[Any, ...]) -> Settings:
-    """No faults but those."""
-    flags = ("is_tight", "stays_away")
-    nothing = {
-        field.name: (False,) if field.name in flags else (0,)
-        for field in dataclasses.fields(Settings)
-        if field.name.startswith("num_")
-        or field.name in ("fault_rate", "poison_rate", "event_fault_rate", *flags)
-    }
-    kept = {"num_clients": (3,), "num_requests": (6,), "max_queued": (None,)}
-    return Settings(**(nothing | kept | what))
-
-
-@dataclasses.dataclass
-class Report:
-    seed: int
-    num_requests: int = 0
-    num_finished: int = 0
-    num_errors: int = 0
-    num_messages: int = 0
-    num_lives: int = 0
-    virtual_s: float = 0.0
-    largest_gap_s: float = 0.0
-    """Between two outputs of a request."""
-    num_merged: int = 0
-    """Times that a client's queue was full, and its messages were merged."""
-    num_dropped: int = 0
-    """Slow clients."""
-    num_views: int = 0
-    """Clients that knew at the end what an engine's cache holds."""
-    num_event_gaps: int = 0
-    """Times that a client found messages on caches missing."""
-    num_resumptions: int = 0
-    """Times that an interrupted request was sent again."""
-    num_stopped_updates: int = 0
-    num_new: int = 0
-    """Answers of other weights than the first."""
-    trace: str = ""
 
 
 class Simulation:
@@ -159,7 +56,8 @@ class Simulation:
         self.poison: dict[tuple[int, ...], int] = {}
         self.num_drains = 0
         self.num_floods = 0
-        self.num_connection_faults = 0
+        self.num_connection_faults = self.num_losses = 0
+        self.has_losses = False
         self.was_away = False
         self.drained_s = float("inf")
         self.corrupted: str | None = None
@@ -468,7 +366,7 @@ class Simulation:
                 raise Violation(f"not over after {HORIZON_S:g} s")
             await asyncio.sleep(0.5)
         await self._settle()
-        self._judge()
+        judge(self)
 
     async def _operate(self) -> None:
         """One change after another. What pauses is resumed, however often that takes."""
@@ -530,7 +428,7 @@ class Simulation:
         """Clients close; the engine that is left has nothing to do and is well."""
         for client in self.clients:
             if not client.process.is_dead:
-                self._judge_view(client)
+                judge_view(self, client)
                 await client.llm.close()
         while any(each.exit_code is not None or each.process.is_paused for each in self.last_lives):
             await asyncio.sleep(0.5)
@@ -546,230 +444,9 @@ class Simulation:
                 assert not engine.host.runner.model.rows, "rows are left"
             engine.kill("at the end")
 
-    def _judge_view(self, client: ClientProcess) -> None:
-        """Who has missed nothing of what an engine said knows all that it holds."""
-        group = client.llm.session
-        if not isinstance(group, EngineGroup):
-            return
-        for number, session in enumerate(group.sessions):
-            engine = next(each for each in self.last_lives if each.address == session._address)
-            watchers = engine.publisher._watchers
-            watcher = next(
-                (one for each, one in watchers.items() if each.name == client.name), None
-            )
-            if not session.is_connected or watcher is None or engine.exit_code is not None:
-                continue
-            is_told_all = not engine.kv_cache._pool.touched and not watcher.needs_all
-            if is_told_all and watcher.number == group.view._numbers.get(number):
-                self.report.num_views += 1
-                keys = [*memoryview(engine.kv_cache.changes.whole().stored).cast("Q")]
-                missing = [key for key in keys if not group.view.index.match([key], [number])]
-                assert not missing, f"{client.name} does not know {len(missing)} of {len(keys)}"
-
-    def _judge(self) -> None:
-        report = self.report
-        self.has_losses = bool(self.num_connection_faults or self.corrupted)
-        report.num_merged = sum(engine.outbox.num_backlogs for engine in self.engines)
-        report.num_dropped = sum(engine.outbox.num_dropped for engine in self.engines)
-        self.num_losses = len(self.engines) + self.num_connection_faults + report.num_dropped
-        report.num_lives = len(self.engines)
-        report.num_messages = self.network.num_messages
-        report.virtual_s = self.loop.time()
-        codes = [engine.exit_code for engine in self.engines]
-        assert all(code in (0, 1, -9) for code in codes), codes
-        assert not self.loop_errors, self.loop_errors
-        num_tokens = 0
-        for client in self.clients:
-            if isinstance(client.llm.session, EngineGroup):
-                report.num_event_gaps += sum(client.llm.session.view.num_gaps.values())
-            if not client.process.is_dead:
-                session = client.llm.session
-                assert len(session.requests) == session.requests.num_in_flight == 0
-            for asked in client.asked:
-                report.num_requests += 1
-                num_tokens += sum(map(len, asked.tokens))
-                self._judge_request(client, asked)
-            for error in client.call_errors:
-                if isinstance(error, EngineUnavailable):  # asked of one that was never seen
-                    assert len(self.addresses) > 1, repr(error)
-                    continue
-                is_closed = isinstance(error, ClientClosed) and client.is_closed
-                assert is_closed or isinstance(error, EngineDied), repr(error)
-        limit = 40 * (report.num_requests + num_tokens + 20 * len(self.clients))
-        limit += int(40 * report.virtual_s)
-        limit += 3 * FLOOD_MESSAGES * self.num_floods
-        limit += int(10 * report.virtual_s * len(self.clients)) + 200 * len(self.engines)
-        assert report.num_messages < limit, f"{report.num_messages} messages, at most {limit}"
-
-    def _judge_request(self, client: ClientProcess, asked: Asked) -> None:
-        if client.process.is_dead:
-            assert asked.num_ends <= 1
-        elif not asked.is_left:
-            assert asked.num_ends == 1, f"{asked.name}: {asked.num_ends} terminal events"
-        weights = self._weights_of(asked)
-        self.report.num_new += weights is not None
-        if isinstance(asked.params, BeamSearchParams):
-            self._judge_beams(asked, asked.params, weights)
-        for index, (tokens, reason) in enumerate(zip(asked.tokens, asked.reasons, strict=True)):
-            if isinstance(asked.params, BeamSearchParams):
-                break
-            whole, text, why = answer(asked, asked.params, index, weights)
-            what = f"{asked.name}[{index}]: {tokens} ({reason}: {asked.details.get(index)}), "
-            what += f"the model says {whole} ({why})"
-            assert tokens == whole[: len(tokens)], what
-            if asked.params.logprobs is not None:
-                self._judge_logprobs(asked, index, asked.params.logprobs, weights)
-            if reason in ("stop", "length"):
-                assert (tokens, reason) == (whole, why), what
-                assert asked.texts[index] == text, f"{asked.texts[index]!r} is not {text!r}: {what}"
-            elif reason == "timeout":
-                assert asked.timeout_s is not None, what
-                took_s = asked.ended_s - asked.at_s
-                least_s = 0.9 * asked.timeout_s - self.jumped_s
-                assert client.process.is_dead or took_s > least_s, what
-            elif reason == "abort":
-                assert asked.is_aborted or self.num_drains, what
-            elif reason == "error":
-                assert asked.details[index].startswith("the step failed: StepFault"), what
-                assert tuple(asked.prompt) in self.poison, what
-            position = self.poison.get(tuple(asked.prompt), MAX_MODEL_LEN)
-            assert len(asked.prompt) + len(tokens) <= position + 1, what
-        self.report.largest_gap_s = max(self.report.largest_gap_s, asked.largest_gap_s)
-        self.report.num_finished += asked.error is None
-        num_resumptions = asked.num_resumptions
-        self.report.num_resumptions += num_resumptions
-        num_losses = self.num_losses
-        if self.corrupted == client.name:
-            num_losses += 3 * len(client.asked)
-        assert num_resumptions <= num_losses, f"{asked.name}: sent {num_resumptions} times"
-        if asked.error is None:
-            return
-        self.report.num_errors += 1
-        excuse = (
-            (
-                isinstance(asked.error, QueueFull)
-                and self.config.max_queued_requests is not None
-                and not any(asked.tokens)
-            )
-            or (isinstance(asked.error, RequestRejected) and self.corrupted == client.name)
-            or (isinstance(asked.error, RequestRejected) and self.num_drains)
-            or (  # what it had said was lost under way, and it has other weights by now
-                isinstance(asked.error, RequestRejected)
-                and asked.error.code in (ErrorCode.WRONG_STATE, ErrorCode.WEIGHTS_REFUSED)
-                and self.num_rolling
-                and any(asked.tokens)
-                and (self.has_losses or self.report.num_dropped)
-            )
-            or (  # an engine with new weights was lost, and serves the old ones again
-                isinstance(asked.error, EngineDied)
-                and "with another model or other weights" in str(asked.error)
-                and weights is not None
-            )
-            or (isinstance(asked.error, ClientClosed) and client.is_closed)
-            or (
-                # what the engine had when it was told to stop, it finished, and who reads has it
-                isinstance(asked.error, EngineDied)
-                and self.was_away
-                and (
-                    asked.at_s > self.drained_s - 0.1
-                    or len(self.engines) > 2
-                    or self.has_losses
-                    or self.num_floods
-                    or self.report.num_dropped
-                    or any(client.name in engine.unread_by for engine in self.engines)
-                )
-            )
-        )
-        assert excuse, f"{asked.name} failed: {asked.error!r}"
-
-    def _weights_of(self, asked: Asked) -> str | None:
-        """Those that made all of its tokens, if any have."""
-        for weights in self.weights[1:]:
-            if isinstance(asked.params, BeamSearchParams):
-                if asked.tokens and asked.tokens == self._beams(asked, asked.params, weights):
-                    return weights
-            elif any(asked.tokens) and all(
-                tokens == answer(asked, asked.params, index, weights)[0][: len(tokens)]
-                for index, tokens in enumerate(asked.tokens)
-            ):
-                values = log_probabilities(asked.prompt, weights)
-                first = next((each[0] for each in asked.logprobs.values() if each), {})
-                is_best = list(first) == best_tokens(asked.prompt, len(first), weights)
-                if is_best and all(
-                    abs(first[each].logprob - values[each]) < 1e-6 for each in first
-                ):
-                    return weights
-        return None
-
-    def _judge_logprobs(self, asked: Asked, index: int, wanted: int, weights: str | None) -> None:
-        """The likeliest tokens of each position, in order, and their values."""
-        entries = asked.logprobs.get(index, [])
-        assert len(entries) == len(asked.tokens[index]), f"{asked.name}: {len(entries)} logprobs"
-        for position, entry in enumerate(entries):
-            prefix = [*asked.prompt, *asked.tokens[index][:position]]
-            values = log_probabilities(prefix, weights)
-            best = best_tokens(prefix, wanted, weights)
-            assert list(entry) == best, f"{asked.name}[{index}]: {entry}, the model says {best}"
-            for token, found in entry.items():
-                assert abs(found.logprob - values[token]) < 1e-6, (found, values)
-
-    def _judge_beams(self, asked: Asked, params: BeamSearchParams, weights: str | None) -> None:
-        is_over = asked.num_ends and asked.error is None and not asked.is_aborted
-        if not is_over or (
-            not asked.tokens and (self.num_drains or tuple(asked.prompt) in self.poison)
-        ):
-            return
-        expected = self._beams(asked, params, weights)
-        assert asked.tokens == expected, (
-            f"{asked.name}: {asked.tokens}, the model says {expected}; {asked.details}"
-        )
-
-    def _beams(
-        self, asked: Asked, params: BeamSearchParams, weights: str | None
-    ) -> list[list[int]]:
-        request = mock.Mock(
-            sampling_params=params.sampling_params().to_wire(len(asked.prompt), MAX_MODEL_LEN),
-            num_prompt_tokens=len(asked.prompt),
-            prompt_token_ids=asked.prompt,
-            message=mock.Mock(cache_salt=weights),
-        )
-        return beam_answer(request, params.to_wire(), MAX_MODEL_LEN)
-
     def _explain(self, why: str) -> str:
         lines = "\n".join(self.trace)
         return f"seed {self.report.seed}: {why}\n{lines}"
-
-
-def best_tokens(prefix: list[int], num_tokens: int, weights: str | None = None) -> list[int]:
-    values = log_probabilities(prefix, weights)
-    return sorted(range(VOCAB), key=lambda token: -values[token])[:num_tokens]
-
-
-def answer(
-    asked: Asked, params: SamplingParams, index: int, weights: str | None = None
-) -> tuple[list[int], str, str]:
-    """What the model alone says to sequence `index`: tokens, text, finish reason."""
-    assert params.seed is not None
-    seed = params.seed if index == 0 else sequence_seed(params.seed, index)
-    tokens: list[int] = []
-    stops = [params.stop] if isinstance(params.stop, str) else list(params.stop or [])
-    assert params.max_tokens is not None
-    limit = min(params.max_tokens, MAX_MODEL_LEN - len(asked.prompt))
-    while True:
-        prefix = [*asked.prompt, *tokens]
-        if params.logprobs is None:
-            token = next_token(prefix, weights, seed)
-        else:
-            token = best_tokens(prefix, 1, weights)[0]
-        tokens.append(token)
-        if token in (params.stop_token_ids or []):
-            return tokens, TOKENIZER.decode(tokens[:-1]), "stop"
-        text = TOKENIZER.decode(tokens)
-        found = [at for stop in stops if (at := text.find(stop)) >= 0]
-        if found:
-            return tokens, text[: min(found)], "stop"
-        if len(tokens) >= limit:
-            return tokens, text, "length"
 
 
 def run_schedule(

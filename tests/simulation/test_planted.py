@@ -19,7 +19,8 @@ from engine_core.scheduler.rules.queue_limits import QueueLimits
 from engine_core.server import inbox as inbox_module
 from frontend.engine.session import EngineSession
 from frontend.engine.transport import ZmqTransport
-from tests.simulation.schedule import Violation, only, run_schedule
+from tests.simulation.schedule import run_schedule
+from tests.simulation.settings import Violation, only
 from tests.simulation.test_schedules import largest_gap_of_floods
 
 _MOST_SCHEDULES = 1500

@@ -3,7 +3,8 @@
 import pytest
 
 from tests.profiles import examples
-from tests.simulation.schedule import only, run_schedule
+from tests.simulation.schedule import run_schedule
+from tests.simulation.settings import only
 
 _CHUNK = 125
 
