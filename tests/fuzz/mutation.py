@@ -2,6 +2,7 @@
 that know JSON and binary headers: bits alone seldom reach past a parser."""
 
 import contextlib
+import dataclasses
 import json
 import random
 import struct
@@ -28,6 +29,26 @@ def split_parts(data: bytes) -> list[bytes]:
         parts.append(data[_LENGTH.size : _LENGTH.size + length])
         data = data[_LENGTH.size + length :]
     return parts
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """
+    Attributes:
+        run: raises for a defect only.
+        seeds: valid inputs, each the parts that `run` takes.
+        words: what mutations write into texts.
+    """
+
+    run: Callable[[list[bytes]], None]
+    seeds: Sequence[Sequence[bytes]]
+    words: tuple[bytes, ...] = ()
+
+    def __call__(self, data: bytes) -> None:
+        self.run(split_parts(data))
+
+    def inputs(self) -> list[bytes]:
+        return [join_parts(parts) for parts in self.seeds]
 
 
 def mutate(
