@@ -239,56 +239,29 @@ def test_a_worker_that_fails_or_hangs_says_so(seconds, lost):
     assert lost[1] in ended["why"]
 
 
-def make_run(monkeypatch, *, clock=None, **answers):
-    def worker(instruction):
-        return answers["ceilings"] if instruction.ceilings is None else answers["timings"]
-
-    monkeypatch.setattr(gpu_run, "run_worker", worker)
-    saved = []
-    run = gpu_run.GpuRun(
-        only="sampling",
-        time_limit_s=100,
-        seed=1,
-        uses_gpu=True,
-        save=lambda document: saved.append(json.dumps(document)),
-        clock=clock or (lambda: 0.0),
-    )
-    return run, saved
-
-
 MACHINE = {"device": {"name": "a GPU"}, "ceilings": {"copy_bytes_s": 4e12, "matmul_flop_s": 8e14}}
+TIMED = {"state": "timed", "median_us": 2.0, "floor_us": 1.0, "of_floor": 0.5, "gigabytes_s": 2e3}
 
 
-def test_a_worker_that_dies_leaves_its_rest_by_name(monkeypatch):
-    timed = {"name": "sample free 1 x 151936", "group": "sampling free", "state": "timed"}
-    timed |= {"median_us": 2.0}
-    timed |= {"floor_us": 1.0, "of_floor": 0.5, "gigabytes_s": 2000.0}
-    run, saved = make_run(
-        monkeypatch,
-        ceilings=([MACHINE], None),
-        timings=([timed], {"state": "error", "why": "its process ended with -6"}),
+def execute(monkeypatch, worker, *, only="sampl", time_limit_s=100.0, clock=lambda: 0.0):
+    """The document of a run in which `worker` does what its process would do."""
+    monkeypatch.setattr(
+        gpu_run,
+        "run_worker",
+        lambda asked: ([MACHINE], None) if asked.ceilings is None else worker(asked),
     )
-    document = run.execute()
-    states = {row["name"]: row for row in document["timings"]}
-    assert states["sample free 1 x 151936"]["state"] == "timed"
-    assert states["sample free 64 x 151936"]["why"] == "its process ended with -6"
-    assert not any("masks" in name for name in states)
+    saved = []
+    limits = {"only": only, "time_limit_s": time_limit_s, "clock": clock}
+    save = lambda document: saved.append(json.dumps(document))  # noqa: E731
+    document = gpu_run.GpuRun(seed=1, uses_gpu=True, save=save, **limits).execute()
     assert json.loads(saved[-1]) == document
-    table = as_table(document)
-    assert "a GPU: copy 4.00 TB/s, bf16 product 800 TFLOP/s" in table
-    assert "  error: sample free 64 x 151936: its process ended with -6" in table
-    assert any(
-        line.split()[-6:] == ["2.0", "0.0", "-", "1.0", "50", "%", "2000"][-6:]
-        for line in table.splitlines()
-    )
+    return document
 
 
 def test_the_groups_behind_one_that_ends_its_process_go_on_in_another(monkeypatch):
     asked = []
 
     def worker_that_dies(instruction):
-        if instruction.ceilings is None:
-            return [MACHINE], None
         asked.append(instruction.skip)
         if instruction.family != "kernels":
             return [], None
@@ -296,36 +269,38 @@ def test_the_groups_behind_one_that_ends_its_process_go_on_in_another(monkeypatc
         names = {name: wanted for name, wanted in names.items() if wanted}
         if not instruction.skip:
             first = next(iter(names))
-            timed = {"group": first, "state": "timed", "median_us": 2.0}
-            return [timed | {"name": names[first][0]}], {"state": "error", "why": "it died"}
+            return [TIMED | {"group": first, "name": names[first][0]}], {
+                "state": "error",
+                "why": "its process ended with -6",
+            }
         left = [name for name in names if name not in instruction.skip]
-        return [{"name": n, "state": "timed"} for name in left for n in names[name]], None
+        return [TIMED | {"name": n} for name in left for n in names[name]], None
 
-    run, _ = make_run(monkeypatch, ceilings=([MACHINE], None), timings=[])
-    run._only = "sampl"
-    monkeypatch.setattr(gpu_run, "run_worker", worker_that_dies)
-    rows = {row["name"]: row for row in run.execute()["timings"] if "sampl" in row["name"]}
+    document = execute(monkeypatch, worker_that_dies)
+    rows = {row["name"]: row for row in document["timings"] if "sampl" in row["name"]}
     states = [row["state"] for row in rows.values()]
     assert states == ["timed", "error", "error"] + ["timed"] * (len(rows) - 3)
     assert len(rows) == 6
     assert {row["device"] for row in rows.values()} == {"a GPU"}
     assert any("sampling free" in skip and "masks" in skip for skip in asked)
+    table = as_table(document)
+    assert "a GPU: copy 4.00 TB/s, bf16 product 800 TFLOP/s" in table
+    assert f"  error: {list(rows)[1]}: its process ended with -6" in table
+    assert any(
+        line.split()[-7:] == ["2.0", "0.0", "-", "1.0", "50", "%", "2000"]
+        for line in table.split("\n")
+    )
 
 
 def test_everything_ends_in_570_seconds_though_every_process_takes_all_it_may(monkeypatch):
     now_s = [0.0]
 
     def slow_worker(instruction):
-        if instruction.ceilings is None:
-            now_s[0] += 20
-            return [MACHINE], None
         now_s[0] += instruction.seconds + 1
         return [], {"state": "not run", "why": "its process was killed"}
 
-    run, _ = make_run(monkeypatch, clock=lambda: now_s[0])
-    run._only, run._limit_s = "", 560.0  # the option's default
-    monkeypatch.setattr(gpu_run, "run_worker", slow_worker)
-    document = run.execute()
+    limits = {"only": "", "time_limit_s": 560.0}  # the options' defaults
+    document = execute(monkeypatch, slow_worker, clock=lambda: now_s[0], **limits)
     assert 540 < now_s[0] < 570
     named = {n for family in FAMILIES for group in load_family(family) for n in group.names()}
     assert {row["name"] for row in document["timings"]} == named
