@@ -10,30 +10,10 @@ from frontend.http.generation.requests import GenerationRequest
 from frontend.sampling_params import RepetitionDetectionParams, RequestOutputKind, SamplingParams
 from frontend.structured_outputs import StructuredOutputsParams
 
-_SAME_NAMES = (
-    "n",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "stop",
-    "stop_token_ids",
-    "seed",
-    "frequency_penalty",
-    "presence_penalty",
-    "repetition_penalty",
-    "logit_bias",
-    "allowed_token_ids",
-    "min_tokens",
-    "ignore_eos",
-    "include_stop_str_in_output",
-    "skip_special_tokens",
-    "truncate_prompt_tokens",
-    "prompt_logprobs",
-    "logprob_token_ids",
-    "bad_words",
-    "thinking_token_budget",
+_SAME_NAMES = {each.name for each in dataclasses.fields(SamplingParams)}.intersection(
+    GenerationRequest.__struct_fields__
 )
+"""A parameter is a field of both, unless it is said in another form."""
 
 
 def sampling_params(
@@ -55,21 +35,19 @@ def sampling_params(
         InvalidInput: values outside their limits.
     """
     _refuse_unsupported(request)
-    given = {name: getattr(request, name) for name in _SAME_NAMES}
-    return dataclasses.replace(
-        llm.get_default_sampling_params(),
-        **{name: value for name, value in given.items() if value is not None},
-        max_tokens=max_tokens,
-        logprobs=logprobs,
-        repetition_detection=(
-            None
-            if request.repetition_detection is None
-            else RepetitionDetectionParams(**msgspec.structs.asdict(request.repetition_detection))
-        ),
-        structured_outputs=constrained,
-        extra_args=request.vllm_xargs,
-        output_kind=RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY,
-    )
+    same = {name: getattr(request, name) for name in _SAME_NAMES}
+    given = {name: value for name, value in same.items() if value is not None}
+    if request.repetition_detection is not None:
+        fields = msgspec.structs.asdict(request.repetition_detection)
+        given["repetition_detection"] = RepetitionDetectionParams(**fields)
+    given |= {
+        "max_tokens": max_tokens,
+        "logprobs": logprobs,
+        "structured_outputs": constrained,
+        "extra_args": request.vllm_xargs,
+        "output_kind": RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY,
+    }
+    return dataclasses.replace(llm.get_default_sampling_params(), **given)
 
 
 def _refuse_unsupported(request: GenerationRequest) -> None:
