@@ -1,12 +1,12 @@
 """GET /, /page/... and /v1: the chat in a browser. The files come with the package."""
 
 from pathlib import Path
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import FileResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import Message, Receive, Scope, Send
 
 from frontend.http.api_errors import ApiError
 
@@ -51,14 +51,10 @@ class PageFiles(StaticFiles):
     def __init__(self) -> None:
         super().__init__(directory=FOLDER)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                extra = [(name.encode(), value.encode()) for name, value in _HEADERS.items()]
-                message["headers"] = [*message["headers"], *extra]
-            await send(message)
-
-        await super().__call__(scope, receive, with_headers)
+    def file_response(self, *args: Any, **kwargs: Any) -> Response:
+        response = super().file_response(*args, **kwargs)
+        response.headers.update(_HEADERS)
+        return response
 
 
 ROUTES = [

@@ -159,10 +159,13 @@ class _Rules:
 
 def _objects(rules: _Rules, names: list[str], arguments: list[str], key: str) -> str:
     """One call, whichever: `{"name": ..., key: {...}}`."""
-    for number, (name, each) in enumerate(zip(names, arguments, strict=True)):
-        begin = json.dumps(f'{{"name": {json.dumps(name)}, "{key}": ')
-        rules.add(f"call_{number}", f'{begin} {each} "}}"')
-    return rules.add("call", " | ".join(f"call_{number}" for number in range(len(names))))
+    heads = (json.dumps(f'{{"name": {json.dumps(name)}, "{key}": ') for name in names)
+    return _any(rules, [f'{head} {each} "}}"' for head, each in zip(heads, arguments, strict=True)])
+
+
+def _any(rules: _Rules, calls: list[str]) -> str:
+    names = [rules.add(f"call_{number}", call) for number, call in enumerate(calls)]
+    return rules.add("call", " | ".join(names))
 
 
 def _several(first: str, more: str, has_one_call: bool) -> str:
@@ -194,18 +197,16 @@ def _mistral(
         calls = _several(call, f"/, ?/ {call}", has_one_call)
         return start, f'"[" {calls} "]"'
     then = rules.marker("[ARGS]")
-    for number, (name, each) in enumerate(zip(names, arguments, strict=True)):
-        rules.add(f"call_{number}", f"{json.dumps(name)} {then} {each}")
-    call = rules.add("call", " | ".join(f"call_{number}" for number in range(len(names))))
+    pairs = zip(map(json.dumps, names), arguments, strict=True)
+    call = _any(rules, [f"{name} {then} {each}" for name, each in pairs])
     return start, _several(call, f"{start} {call}", has_one_call)
 
 
 def _pythonic(
     rules: _Rules, names: list[str], arguments: list[str], has_one_call: bool, template: str
 ) -> tuple[str, str]:
-    for number, (name, each) in enumerate(zip(names, arguments, strict=True)):
-        rules.add(f"call_{number}", f'"{name}(" {each} ")"')
-    call = rules.add("call", " | ".join(f"call_{number}" for number in range(len(names))))
+    pairs = zip(names, arguments, strict=True)
+    call = _any(rules, [f'"{name}(" {each} ")"' for name, each in pairs])
     calls = rules.add("calls", _several(call, f'", " {call}', has_one_call))
     return "", f'"[" {calls} "]"'
 
