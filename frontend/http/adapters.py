@@ -10,7 +10,7 @@ from frontend.engine_calls import Engine
 from frontend.http.api_errors import ApiError
 from frontend.http.exchange import exchange_of
 from frontend.http.operations import operation
-from frontend.http.served_models import ServedModels
+from frontend.http.served_models import served_models
 
 
 class LoadLoRAAdapter(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -54,7 +54,6 @@ async def _on_each(
     """Every engine of the model, one after another; the first refusal ends it."""
     if not exchange_of(request).is_admin:
         raise ApiError(403, "adapters are changed with an admin's key only")
-    models: ServedModels = request.app.state.models
-    _, llm = await models.get(model)
+    llm = await served_models(request).get(model)
     for engine in llm.engines:
         await change(engine)

@@ -8,7 +8,7 @@ from starlette.requests import Request
 
 from frontend.engine_calls import Engine
 from frontend.errors import EngineClientError
-from frontend.http.served_models import ServedModel, ServedModels
+from frontend.http.served_models import ServedModel, served_models
 from frontend.http.settings import ServerSettings
 
 T = TypeVar("T")
@@ -33,7 +33,6 @@ async def ask_engines(
     request: Request, ask: Callable[[ServedModel, Engine], Awaitable[T]]
 ) -> list[dict[str, T | Unanswered]]:
     """Answers by the engine's name, for each model; or why there is none."""
-    models: ServedModels = request.app.state.models
     settings: ServerSettings = request.app.state.settings
 
     async def of_model(model: ServedModel, number: int) -> dict[str, T | Unanswered]:
@@ -58,7 +57,9 @@ async def ask_engines(
         except EngineClientError as error:
             return error
 
-    return await asyncio.gather(*(of_model(model, n) for n, model in enumerate(models)))
+    return await asyncio.gather(
+        *(of_model(model, n) for n, model in enumerate(served_models(request)))
+    )
 
 
 def engine_name(model: ServedModel, number: int, engine: Engine | None = None, of: int = 1) -> str:

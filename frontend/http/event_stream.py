@@ -20,7 +20,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from frontend.http.api_errors import ApiError, api_error, error_body
+from frontend.http.api_errors import (
+    AnthropicErrorResponse,
+    ApiError,
+    OllamaErrorResponse,
+    api_error,
+    error_body,
+)
 from frontend.outputs import RequestOutput
 from frontend.shared_threads import LARGE_ANSWERS
 
@@ -63,17 +69,19 @@ def line(body: Any) -> bytes:
     return _encoder.encode(body) + b"\n"
 
 
-def error_line(error: ApiError) -> bytes:
-    return line(error_body(error, "/api/"))
-
-
 def event(body: msgspec.Struct, name: str | None = None) -> bytes:
     head = b"" if name is None else b"event: " + name.encode() + b"\n"
     return head + b"data: " + _encoder.encode(body) + b"\n\n"
 
 
-def _openai_error(error: ApiError) -> bytes:
-    return event(error.body()) + DONE
+def error_event(error: ApiError, path: str) -> bytes:
+    """How a stream under `path` ends that fails."""
+    body = error_body(error, path)
+    if isinstance(body, OllamaErrorResponse):
+        return line(body)
+    if isinstance(body, AnthropicErrorResponse):
+        return event(body, body.type)
+    return event(body) + DONE
 
 
 class TextEvents:
@@ -205,17 +213,19 @@ async def streamed(
     request: Request,
     outputs: AsyncGenerator[T, None],
     events: Callable[[AsyncGenerator[T, None]], AsyncGenerator[bytes, None]],
-    last_event: Callable[[ApiError], bytes] = _openai_error,
+    last_event: Callable[[ApiError, str], bytes] = error_event,
     form: type[EventStream] = EventStream,
 ) -> Response:
     """The stream of the `events` that outputs make. What fails soon is raised; what fails later is
     a last event."""
     started = await until_disconnect(request, begun(outputs))
-    return form(ending_with_errors(events(started), last_event))
+    return form(ending_with_errors(request, events(started), last_event))
 
 
 async def ending_with_errors(
-    events: AsyncGenerator[bytes, None], last_event: Callable[[ApiError], bytes] = _openai_error
+    request: Request,
+    events: AsyncGenerator[bytes, None],
+    last_event: Callable[[ApiError, str], bytes] = error_event,
 ) -> AsyncGenerator[bytes, None]:
     """A failure after the first event is a last event."""
     async with contextlib.aclosing(events):
@@ -227,7 +237,7 @@ async def ending_with_errors(
             if told is None:
                 logger.exception("a stream failed")
                 told = ApiError(500, f"the server failed: {type(error).__name__}")
-            yield last_event(told)
+            yield last_event(told, request.url.path)
 
 
 async def merged(

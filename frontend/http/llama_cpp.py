@@ -7,7 +7,7 @@ from starlette.responses import Response
 from frontend.http.api_errors import ApiError
 from frontend.http.event_stream import json_response
 from frontend.http.operations import operation
-from frontend.http.served_models import ServedModels
+from frontend.http.served_models import served_models
 
 
 class GenerationSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,8 +39,7 @@ class Slot(msgspec.Struct, frozen=True, kw_only=True):
 @operation("GET", "/props", gives=Props)
 async def props(request: Request) -> Response:
     """Facts about the server's model, or that of `?model=`."""
-    models: ServedModels = request.app.state.models
-    model = await models.find(request.query_params.get("model"))
+    model = await served_models(request).find(request.query_params.get("model"))
     llm = await model.ready()
     info = llm.model
     named = {} if info.tokenizer is None else info.tokenizer.named_chat_templates
@@ -64,8 +63,8 @@ async def props(request: Request) -> Response:
 @operation("GET", "/slots", gives=list[Slot])
 async def slots(request: Request) -> Response:
     """One for each sequence that can run, and whether one does."""
-    models: ServedModels = request.app.state.models
-    llm = await (await models.find(request.query_params.get("model"))).ready()
+    model = await served_models(request).find(request.query_params.get("model"))
+    llm = await model.ready()
     engines = [each for each in llm.engines if each.session.is_connected]
     num_running = sum([(await each.statistics()).num_running for each in engines])
     num_slots = llm.model.max_num_seqs * len(engines)

@@ -19,7 +19,7 @@ from frontend.http.ask_engines import engine_name
 from frontend.http.event_stream import EventStream, ending_with_errors, event
 from frontend.http.exchange import Exchange, exchange_of
 from frontend.http.operations import operation
-from frontend.http.served_models import ServedModel, ServedModels
+from frontend.http.served_models import ServedModel, served_models
 from frontend.http.settings import ServerSettings
 from protocol import snapshots
 from protocol.base import Message
@@ -141,11 +141,10 @@ class SchedulerFeed:
 @operation("GET", "/v1/scheduler", event=SchedulerEvent)
 async def watch_scheduler(request: Request) -> Response:
     """Steps, requests and KV blocks of ?engine=ID: of others' requests only that they are there."""
-    models: ServedModels = request.app.state.models
     settings: ServerSettings = request.app.state.settings
     feeds: dict[str, SchedulerFeed] = request.app.state.feeds
     asked = request.query_params.get("engine", "0.0")
-    served = list(models)
+    served = list(served_models(request))
     found = re.fullmatch(r"(\d{1,4})\.(\d{1,4})", asked, re.ASCII)
     if found is None or int(found[1]) >= len(served):
         known = ", ".join(_names(served))
@@ -164,7 +163,7 @@ async def watch_scheduler(request: Request) -> Response:
             if not feed.num_readers:
                 feeds.pop(asked, None)
 
-    return EventStream(ending_with_errors(events()))
+    return EventStream(ending_with_errors(request, events()))
 
 
 def _names(models: Sequence[ServedModel]) -> dict[str, str]:

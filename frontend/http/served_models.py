@@ -7,6 +7,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from starlette.requests import Request
+
 from frontend.async_llm import AsyncLLM
 from frontend.engine_calls import Engine
 from frontend.fleet.engine_group import EngineGroup
@@ -130,8 +132,9 @@ class ServedModels:
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._models)
 
-    async def get(self, name: str | None) -> tuple[ServedModel, AsyncLLM]:
-        """
+    async def get(self, name: str | None) -> AsyncLLM:
+        """The client of the model of this name, which the exchange notes.
+
         Raises:
             ApiError: there is no such model.
             EngineClientError: its engine does not answer.
@@ -142,7 +145,7 @@ class ServedModels:
         exchange = current_exchange.get()
         if exchange is not None:
             exchange.model = name or model.names[0]
-        return model, llm
+        return llm
 
     async def find(self, name: str | None) -> ServedModel:
         """Notes in the exchange which adapter the name is. Raises as `get` does."""
@@ -174,3 +177,9 @@ class ServedModels:
 
     async def close(self) -> None:
         await asyncio.gather(*(model.close() for model in self._models))
+
+
+def served_models(request: Request) -> ServedModels:
+    """The models of the server that answers."""
+    found: ServedModels = request.app.state.models
+    return found

@@ -6,8 +6,6 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from frontend.http.api_errors import AnthropicErrorResponse
-
 
 class CacheControl(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Of no effect: the engine caches every prompt, and evicts what was used longest ago."""
@@ -242,10 +240,3 @@ MessageEvent = (
     | MessageStop
 )
 """One event of a stream. Another is `AnthropicErrorResponse`, with the name "error"."""
-
-
-def named(body: Any) -> str:
-    """The name of an event."""
-    if isinstance(body, AnthropicErrorResponse):
-        return body.type
-    return str(body.__struct_config__.tag)

@@ -1,18 +1,60 @@
-"""Anthropic's messages as those that chat templates take."""
+"""Anthropic's conversations as chat completions have them."""
 
 import itertools
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from frontend.http.anthropic import bodies
 from frontend.http.generation.conversation import check_role
+from frontend.http.generation.requests import (
+    ChatCompletionRequest,
+    ChatMessage,
+    FunctionDefinition,
+    JsonSchemaFormat,
+    ResponseFormat,
+    Tool,
+)
 
 _ROLES = ("user", "assistant", "system")
 
 
-def template_messages(asked: bodies.CountTokensRequest) -> list[dict[str, Any]]:
+def chat_request(asked: bodies.CountTokensRequest) -> ChatCompletionRequest:
+    """The same conversation, tools and format. A last message of the assistant is the beginning of
+    the answer. Raises ApiError: a role that there is not."""
+    choice = asked.tool_choice or bodies.ToolChoice(type="auto")
+    chat = ChatCompletionRequest(
+        messages=_chat_messages(asked),
+        parallel_tool_calls=choice.disable_parallel_tool_use is not True,
+        continue_final_message=asked.messages[-1].role == "assistant",
+    )
+    if choice.type != "none":
+        chat.tools = [_tool(each) for each in asked.tools or ()]
+    if choice.type == "any":
+        chat.tool_choice = "required"
+    elif choice.type == "tool":
+        chat.tool_choice = {"type": "function", "function": {"name": choice.name}}
+    if asked.output_config is not None and asked.output_config.format is not None:
+        schema = JsonSchemaFormat(schema_=asked.output_config.format.schema_)
+        chat.response_format = ResponseFormat(type="json_schema", json_schema=schema)
+    return chat
+
+
+def _tool(tool: bodies.Tool) -> Tool:
+    return Tool(
+        function=FunctionDefinition(
+            name=tool.name,
+            description=tool.description or "",
+            parameters=tool.input_schema,
+            strict=tool.strict,
+        )
+    )
+
+
+def _chat_messages(asked: bodies.CountTokensRequest) -> list[ChatMessage]:
     """Consecutive messages of one role are one turn, and results of tools are messages of theirs,
-    as templates know them. Raises ApiError: a role that there is not."""
+    as templates know them."""
     turns: list[list[dict[str, Any]]] = []
     if asked.system:
         turns.append([{"role": "system", "content": _text(asked.system)}])
@@ -23,28 +65,8 @@ def template_messages(asked: bodies.CountTokensRequest) -> list[dict[str, Any]]:
                 turns[-1].append(made)
             else:
                 turns.append([made])
-    return [turn[0] if len(turn) == 1 else _joined(turn) for turn in turns]
-
-
-def template_tools(asked: bodies.CountTokensRequest) -> list[dict[str, Any]] | None:
-    if not asked.tools or (asked.tool_choice is not None and asked.tool_choice.type == "none"):
-        return None
-    return [
-        {
-            "type": "function",
-            "function": {
-                "name": tool.name,
-                "description": tool.description or "",
-                "parameters": tool.input_schema,
-            },
-        }
-        for tool in asked.tools
-    ]
-
-
-def continues_answer(asked: bodies.CountTokensRequest) -> bool:
-    """A last message of the assistant is the beginning of the answer."""
-    return asked.messages[-1].role == "assistant"
+    joined = [turn[0] if len(turn) == 1 else _joined(turn) for turn in turns]
+    return msgspec.convert(joined, list[ChatMessage])
 
 
 def _messages(message: bodies.InputMessage) -> list[dict[str, Any]]:

@@ -1,6 +1,5 @@
 """POST /v1/messages and /v1/messages/count_tokens."""
 
-import dataclasses
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -8,20 +7,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from frontend.async_llm import AsyncLLM
-from frontend.http.answer_parts import AnswerFormat, AnswerParser, answer_format, thinking_variables
+from frontend.http.answer_parts import AnswerFormat, AnswerParser, thinking_variables
 from frontend.http.anthropic import bodies
 from frontend.http.anthropic.blocks import BlockEvents, whole_blocks
-from frontend.http.anthropic.conversation import continues_answer, template_messages, template_tools
-from frontend.http.api_errors import ApiError, error_body, not_supported
+from frontend.http.anthropic.conversation import chat_request
+from frontend.http.api_errors import ApiError, not_supported
 from frontend.http.event_stream import event, json_response, streamed, whole
 from frontend.http.exchange import exchange_of
 from frontend.http.generation.answers import EngineFailure, TokenCounts, finish_reason
+from frontend.http.generation.chat import chat_format, check_chat, generate_chat
+from frontend.http.generation.requests import ChatCompletionRequest
+from frontend.http.generation.tokenize import TokenizeRequest, tokens_of
 from frontend.http.operations import operation
-from frontend.http.served_models import ServedModels
-from frontend.http.tools.grammar import OfferedTool, chosen_tool
+from frontend.http.served_models import served_models
 from frontend.outputs import RequestOutput
-from frontend.sampling_params import RequestOutputKind, SamplingParams
-from frontend.structured_outputs import StructuredOutputsParams
 
 _OTHER_EVENTS = "2023-01-01"
 """A version of the API; all later ones have the events that are sent here."""
@@ -36,22 +35,17 @@ _OTHER_EVENTS = "2023-01-01"
 )
 async def messages(request: Request, asked: bodies.MessagesRequest) -> Response:
     """Answer a conversation, whole or as a stream of events."""
-    models: ServedModels = request.app.state.models
     _check_version(request)
-    _, llm = await models.get(asked.model)
-    parts = _answer_format(request, llm, asked)
-    user = None if asked.metadata is None else asked.metadata.user_id
-    outputs = llm.chat(
-        template_messages(asked),
-        _sampling_params(llm, asked, parts),
-        **_template_options(llm, asked, parts),
-        **exchange_of(request).generates_as(user),
-    )
+    llm = await served_models(request).get(asked.model)
+    chat, parts = _chat(request, llm, asked)
+    for name in ("max_tokens", "stream", "temperature", "top_p", "top_k", "vllm_xargs"):
+        setattr(chat, name, getattr(asked, name))
+    chat.stop = asked.stop_sequences
+    chat.user = None if asked.metadata is None else asked.metadata.user_id
+    outputs = await generate_chat(llm, chat, parts, exchange_of(request))
     answer = _Answer(asked)
     if asked.stream:
-        stream = await streamed(
-            request, outputs, lambda each: _events(each, answer, parts), _error_event
-        )
+        stream = await streamed(request, outputs, lambda each: _events(each, answer, parts))
         return answer.identified(stream)
     output = await whole(request, outputs)
     answer.count(0, output)
@@ -65,14 +59,16 @@ async def messages(request: Request, asked: bodies.MessagesRequest) -> Response:
 )
 async def count_tokens(request: Request, asked: bodies.CountTokensRequest) -> Response:
     """The number of tokens of a conversation."""
-    models: ServedModels = request.app.state.models
     _check_version(request)
-    _, llm = await models.get(asked.model)
-    parts = _answer_format(request, llm, asked)
-    options = _template_options(llm, asked, parts)
-    variables = options.pop("chat_template_kwargs")
-    prompt = await llm.chat_prompt(template_messages(asked), is_cut=True, **options, **variables)
-    return json_response(bodies.TokenCount(input_tokens=len(prompt["prompt_token_ids"])))
+    llm = await served_models(request).get(asked.model)
+    chat, parts = _chat(request, llm, asked)
+    tokenized = TokenizeRequest(
+        messages=chat.messages,
+        tools=chat.tools if parts.tools_in_prompt else None,
+        continue_final_message=chat.continue_final_message,
+        chat_template_kwargs=chat.chat_template_kwargs,
+    )
+    return json_response(bodies.TokenCount(input_tokens=len(await tokens_of(tokenized, llm))))
 
 
 def _check_version(request: Request) -> None:
@@ -80,84 +76,28 @@ def _check_version(request: Request) -> None:
         raise not_supported("anthropic-version", _OTHER_EVENTS, "use 2023-06-01 or a later one")
 
 
-def _thinks(asked: bodies.CountTokensRequest) -> bool:
-    return asked.thinking is not None and asked.thinking.type != "disabled"
-
-
-def _answer_format(
+def _chat(
     request: Request, llm: AsyncLLM, asked: bodies.CountTokensRequest
-) -> AnswerFormat:
+) -> tuple[ChatCompletionRequest, AnswerFormat]:
     """
     Raises:
         ApiError: the model does not do what is asked for.
     """
-    choice = asked.tool_choice
-    kind = "auto" if choice is None else choice.type
-    tools = [
-        OfferedTool(
-            tool.name,
-            tool.input_schema,
-            tool.strict is True,
-            field=f"tools[{number}].input_schema",
-        )
-        for number, tool in enumerate(asked.tools or ())
-        if kind != "none"
-    ]
-    if choice is not None and kind == "tool":
-        tools = chosen_tool(tools, str(choice.name))
-    if kind == "any" and not tools:
-        raise ApiError(400, "tool_choice needs tools", param="tool_choice")
-    parts = answer_format(
+    thinks = asked.thinking is not None and asked.thinking.type != "disabled"
+    chat = chat_request(asked)
+    has_tools = bool(chat.tools)
+    chat.chat_template_kwargs = thinking_variables(llm, thinks=thinks, has_tools=has_tools)
+    check_chat(chat)
+    parts = chat_format(
         request,
         llm,
-        None,
-        tools=tools,
-        must_call=kind in ("any", "tool"),
-        constrained=_constrained(asked),
-        has_one_call=kind == "tool"
-        or (choice is not None and choice.disable_parallel_tool_use is True),
+        chat,
+        tool_field="tools[{}].input_schema",
+        format_field="output_config.format.schema",
     )
-    if parts.reasoning is None and _thinks(asked):
+    if parts.reasoning is None and thinks:
         raise ApiError(400, 'this model does not think; use "disabled"', param="thinking.type")
-    return parts
-
-
-def _constrained(asked: bodies.CountTokensRequest) -> StructuredOutputsParams | None:
-    config = asked.output_config
-    if config is None or config.format is None:
-        return None
-    return StructuredOutputsParams(json=config.format.schema_, field="output_config.format.schema")
-
-
-def _template_options(
-    llm: AsyncLLM, asked: bodies.CountTokensRequest, parts: AnswerFormat
-) -> dict[str, Any]:
-    continues = continues_answer(asked)
-    tools = template_tools(asked) if parts.tools_in_prompt else None
-    return {
-        "tools": tools,
-        "add_generation_prompt": not continues,
-        "continue_final_message": continues,
-        "chat_template_kwargs": thinking_variables(
-            llm, thinks=_thinks(asked), has_tools=bool(tools)
-        ),
-    }
-
-
-def _sampling_params(
-    llm: AsyncLLM, asked: bodies.MessagesRequest, parts: AnswerFormat
-) -> SamplingParams:
-    given = {name: getattr(asked, name) for name in ("temperature", "top_p", "top_k")}
-    return dataclasses.replace(
-        llm.get_default_sampling_params(),
-        **{name: value for name, value in given.items() if value is not None},
-        stop=asked.stop_sequences,
-        structured_outputs=parts.structured_outputs,
-        extra_args=asked.vllm_xargs,
-        max_tokens=asked.max_tokens,
-        skip_special_tokens=not parts.shows_special_tokens,
-        output_kind=RequestOutputKind.DELTA if asked.stream else RequestOutputKind.FINAL_ONLY,
-    )
+    return chat, parts
 
 
 class _Answer(TokenCounts):
@@ -214,11 +154,7 @@ class _Answer(TokenCounts):
 
 
 def _sent(body: Any) -> bytes:
-    return event(body, bodies.named(body))
-
-
-def _error_event(error: ApiError) -> bytes:
-    return _sent(error_body(error, "/v1/messages"))
+    return event(body, body.__struct_config__.tag)
 
 
 async def _events(

@@ -79,19 +79,17 @@ class CompletionAnswer(TokenCounts):
 
     Args:
         kind: before its id.
-        model: by the name that was asked for.
     """
 
-    def __init__(self, kind: str, model: str, asked: GenerationRequest) -> None:
+    def __init__(self, kind: str, asked: GenerationRequest) -> None:
         super().__init__()
         self._id = f"{kind}-{asked.request_id or self._exchange.request_id}"
         self._created_s = int(time.time())
-        self._model = model
         self._options = asked.stream_options or StreamOptions()
 
     def body(self, form: type[Body], choices: list[Any], usage: Any, **more: Any) -> Body:
-        same: dict[str, Any] = {"id": self._id, "created": self._created_s, "model": self._model}
-        return form(**same, choices=choices, usage=usage, **more)
+        same: dict[str, Any] = {"id": self._id, "created": self._created_s}
+        return form(**same, model=self._exchange.model, choices=choices, usage=usage, **more)
 
     def event(
         self, form: type[Body], choices: list[Any], *, counts: bool = True, **more: Any

@@ -1,7 +1,7 @@
 """A chat as every API asks for it: checked, its format of answers chosen, and generated."""
 
 import dataclasses
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 
 from starlette.requests import Request
 
@@ -15,10 +15,12 @@ from frontend.http.generation.conversation import (
     template_variables,
 )
 from frontend.http.generation.parameters import sampling_params
-from frontend.http.generation.requests import ChatCompletionRequest
+from frontend.http.generation.requests import ChatCompletionRequest, Tool
 from frontend.http.generation.structured_outputs import structured_outputs
 from frontend.http.tools.grammar import OfferedTool, chosen_tool
 from frontend.outputs import RequestOutput
+
+_TOOL_FIELD = "tools[{}].function.parameters"
 
 
 def check_chat(asked: ChatCompletionRequest) -> None:
@@ -37,7 +39,7 @@ def chat_format(
     llm: AsyncLLM,
     asked: ChatCompletionRequest,
     *,
-    tool_field: str = "tools[{}].function.parameters",
+    tool_field: str = _TOOL_FIELD,
     format_field: str | None = None,
 ) -> AnswerFormat:
     """`tool_field`, `format_field`: what the user calls the schemas, where that is no chat.
@@ -46,16 +48,7 @@ def chat_format(
         ApiError, InvalidInput: something that cannot be served.
     """
     choice = asked.tool_choice
-    tools = [
-        OfferedTool(
-            tool.function.name,
-            tool.function.parameters,
-            tool.function.strict is True,
-            field=tool_field.format(number),
-        )
-        for number, tool in enumerate(asked.tools or ())
-        if choice != "none"
-    ]
+    tools = [] if choice == "none" else offered_tools(asked.tools, tool_field)
     has_one_call = asked.parallel_tool_calls is False
     if isinstance(choice, dict):
         function = choice.get("function", choice)
@@ -74,6 +67,22 @@ def chat_format(
         has_one_call=has_one_call,
         constrained=constrained,
     )
+
+
+def offered_tools(tools: Sequence[Tool] | None, field: str = _TOOL_FIELD) -> list[OfferedTool]:
+    """
+    Args:
+        field: what the user calls the schema of the tool with a number.
+    """
+    return [
+        OfferedTool(
+            tool.function.name,
+            tool.function.parameters,
+            tool.function.strict is True,
+            field=field.format(number),
+        )
+        for number, tool in enumerate(tools or ())
+    ]
 
 
 async def generate_chat(

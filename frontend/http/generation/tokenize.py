@@ -17,7 +17,7 @@ from frontend.http.generation.conversation import (
 )
 from frontend.http.generation.requests import ChatMessage, Tool
 from frontend.http.operations import operation
-from frontend.http.served_models import ServedModels
+from frontend.http.served_models import served_models
 from frontend.multimodal.media import has_media
 from frontend.text.long_texts import read_texts
 
@@ -66,8 +66,7 @@ _CHAT_FIELDS = (
 @operation("POST", "/tokenize", takes=TokenizeRequest, gives=TokenizeResponse)
 async def tokenize(request: Request, asked: TokenizeRequest) -> Response:
     """The tokens of a text or of a conversation."""
-    models: ServedModels = request.app.state.models
-    _, llm = await models.get(asked.model)
+    llm = await served_models(request).get(asked.model)
     backend = llm.get_tokenizer().backend
     token_ids = await tokens_of(asked, llm)
 
@@ -127,8 +126,7 @@ async def tokens_of(asked: TokenizeRequest, llm: AsyncLLM) -> list[int]:
 @operation("POST", "/detokenize", takes=DetokenizeRequest, gives=DetokenizeResponse)
 async def detokenize(request: Request, asked: DetokenizeRequest) -> Response:
     """The text of tokens."""
-    models: ServedModels = request.app.state.models
-    _, llm = await models.get(asked.model)
+    llm = await served_models(request).get(asked.model)
     tokens, last = asked.tokens, llm.model.vocab_size - 1
     if tokens and not 0 <= min(tokens) <= max(tokens) <= last:
         wrong = next(token_id for token_id in tokens if not 0 <= token_id <= last)

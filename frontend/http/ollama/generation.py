@@ -24,7 +24,6 @@ from frontend.http.api_errors import ApiError, not_supported
 from frontend.http.event_stream import (
     LineStream,
     built,
-    error_line,
     json_response,
     line,
     streamed,
@@ -38,6 +37,7 @@ from frontend.http.generation.answers import (
     num_logprobs,
     token_logprobs,
 )
+from frontend.http.generation.chat import offered_tools
 from frontend.http.generation.conversation import check_role, template_tools
 from frontend.http.ollama import bodies
 from frontend.http.ollama.context import Context
@@ -45,7 +45,6 @@ from frontend.http.ollama.models import find_model, served_model
 from frontend.http.on_demand.options import keep_alive_seconds
 from frontend.http.operations import operation
 from frontend.http.tools.calls import ToolCall
-from frontend.http.tools.grammar import OfferedTool
 from frontend.inputs.prompts import TokensPrompt
 from frontend.outputs import RequestOutput
 from frontend.sampling_params import FIRST_ANSWER_SAMPLING, RequestOutputKind, SamplingParams
@@ -93,21 +92,19 @@ async def _answer(request: Request, asked: bodies.ChatRequest | bodies.GenerateR
     if is_empty:
         return _without_text(asked, "load")
     run = _Run(asked, llm, exchange_of(request), started_s, loaded_s=time.monotonic())
-    if not (isinstance(asked, bodies.GenerateRequest) and asked.raw):
-        run.parts = answer_format(
-            request, llm, None, tools=_offered(asked), constrained=_constrained(asked)
-        )
+    constrained = _constrained(asked)
+    if isinstance(asked, bodies.GenerateRequest) and asked.raw:
+        run.parts = AnswerFormat(structured_outputs=constrained)
     else:
-        run.parts = AnswerFormat(structured_outputs=_constrained(asked))
+        tools = offered_tools(asked.tools) if isinstance(asked, bodies.ChatRequest) else []
+        run.parts = answer_format(request, llm, None, tools=tools, constrained=constrained)
     if asked.think and run.parts.reasoning is None:
         raise ApiError(400, f"{asked.model!r} does not support thinking; use think=false")
     prompt = await _prompt(llm, asked)
     params = _sampling_params(run, len(prompt["prompt_token_ids"]))
     outputs = llm.generate(prompt, params, **run.exchange.generates_as())
     if asked.stream is not False:
-        return await streamed(
-            request, outputs, lambda each: _lines(each, run), error_line, LineStream
-        )
+        return await streamed(request, outputs, lambda each: _lines(each, run), form=LineStream)
     output = await whole(request, outputs)
     make = functools.partial(run.fields, output)
     return json_response(run.last(output, await built(make, check_size(num_logprobs(output)))))
@@ -131,19 +128,6 @@ def _constrained(asked: bodies.GenerationRequest) -> StructuredOutputsParams | N
         json_object=None if is_schema else True,
         field="format",
     )
-
-
-def _offered(asked: bodies.ChatRequest | bodies.GenerateRequest) -> list[OfferedTool]:
-    tools = asked.tools if isinstance(asked, bodies.ChatRequest) else None
-    return [
-        OfferedTool(
-            tool.function.name,
-            tool.function.parameters,
-            tool.function.strict is True,
-            field=f"tools[{number}].function.parameters",
-        )
-        for number, tool in enumerate(tools or ())
-    ]
 
 
 def _without_text(asked: bodies.ChatRequest | bodies.GenerateRequest, reason: str) -> Response:

@@ -14,16 +14,11 @@ from starlette.responses import Response
 from frontend.async_llm import AsyncLLM
 from frontend.errors import EngineClientError
 from frontend.http.answer_parts import answer_format
-from frontend.http.event_stream import (
-    LineStream,
-    ending_with_errors,
-    error_line,
-    json_response,
-    line,
-)
+from frontend.http.event_stream import LineStream, ending_with_errors, json_response, line
+from frontend.http.exchange import exchange_of
 from frontend.http.ollama import bodies
 from frontend.http.operations import operation
-from frontend.http.served_models import ServedModel, ServedModels
+from frontend.http.served_models import ServedModel, served_models
 from frontend.http.settings import ServerSettings
 from frontend.http.tools.stream import format_of_template
 
@@ -42,12 +37,13 @@ async def served_model(request: Request, name: str) -> tuple[ServedModel, AsyncL
         EngineClientError: its engine does not answer.
     """
     model = await find_model(request, name)
+    exchange_of(request).model = name
     return model, await model.for_request()
 
 
 async def find_model(request: Request, name: str) -> ServedModel:
     """The model that `served_model` finds, without starting its engine."""
-    models: ServedModels = request.app.state.models
+    models = served_models(request)
     stem = name.removesuffix(_LATEST)
     given = next((each for each in (name, stem, stem + _LATEST) if each in models.names()), stem)
     return await models.find(given)
@@ -118,7 +114,7 @@ async def pull(request: Request, asked: bodies.ModelRequest) -> Response:
     """Fetch a model that is served, if its files are not here."""
     lines = _pulled(await find_model(request, asked.model or asked.name or ""))
     if asked.stream is not False:
-        return LineStream(ending_with_errors(lines, error_line))
+        return LineStream(ending_with_errors(request, lines))
     async for _ in lines:
         pass
     return json_response(bodies.Status(status="success"))
@@ -142,8 +138,7 @@ async def _entries(
     request: Request,
 ) -> AsyncGenerator[tuple[bodies.ModelEntry, ServedModel, AsyncLLM | None], None]:
     """One for each name; of an engine that is away without its client."""
-    models: ServedModels = request.app.state.models
-    for model in models:
+    for model in served_models(request):
         llm = None
         if model.resting is None:
             with contextlib.suppress(EngineClientError):

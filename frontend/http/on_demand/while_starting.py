@@ -9,17 +9,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from frontend.http.api_errors import ApiError, error_body
-from frontend.http.event_stream import (
-    BEGIN_S,
-    COMMENT_S,
-    DONE,
-    EventStream,
-    ending_with_errors,
-    event,
-)
+from frontend.http.event_stream import BEGIN_S, COMMENT_S, EventStream, ending_with_errors
 from frontend.http.exchange import Exchange, exchange_of
-from frontend.http.served_models import ServedModels
+from frontend.http.served_models import served_models
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -29,8 +21,7 @@ def begins_while_starting(handler: Handler) -> Handler:
 
     @functools.wraps(handler)
     async def handle(request: Request) -> Response:
-        models: ServedModels = request.app.state.models
-        if not models.starts_engines:
+        if not served_models(request).starts_engines:
             return await handler(request)
         exchange = exchange_of(request)
         answer: asyncio.Future[Response] = asyncio.ensure_future(handler(request))
@@ -38,8 +29,7 @@ def begins_while_starting(handler: Handler) -> Handler:
             await asyncio.wait((answer,), timeout=BEGIN_S)
             if exchange.waits_for is not None and exchange.wants_stream:
                 events, answer = _events(answer, exchange), asyncio.Future()
-                path = request.url.path
-                return EventStream(ending_with_errors(events, lambda error: _last(error, path)))
+                return EventStream(ending_with_errors(request, events))
             return await answer
         finally:
             answer.cancel()
@@ -65,9 +55,3 @@ async def _events(
                     yield each
     finally:
         answer.cancel()
-
-
-def _last(error: ApiError, path: str) -> bytes:
-    if path.startswith("/v1/messages"):
-        return event(error_body(error, path), "error")
-    return event(error.body()) + DONE

@@ -35,7 +35,7 @@ from frontend.http.generation.answers import (
 from frontend.http.generation.chat import chat_format, check_chat, generate_chat
 from frontend.http.generation.requests import ChatCompletionRequest
 from frontend.http.operations import operation
-from frontend.http.served_models import ServedModels
+from frontend.http.served_models import served_models
 from frontend.http.tools.calls import ArgumentsDelta, ToolCall
 from frontend.outputs import CompletionOutput, RequestOutput
 
@@ -51,12 +51,11 @@ _NOTHING = Delta()
 )
 async def chat_completions(request: Request, asked: ChatCompletionRequest) -> Response:
     """Answer a conversation, whole or as a stream of events."""
-    models: ServedModels = request.app.state.models
     check_chat(asked)
-    model, llm = await models.get(asked.model)
+    llm = await served_models(request).get(asked.model)
     parts = chat_format(request, llm, asked)
     outputs = await generate_chat(llm, asked, parts, exchange_of(request))
-    answer = CompletionAnswer("chatcmpl", asked.model or model.names[0], asked)
+    answer = CompletionAnswer("chatcmpl", asked)
     if asked.stream:
         return await streamed(
             request, outputs, lambda each: _events(each, answer, asked, parts, llm)

@@ -37,7 +37,7 @@ from frontend.http.generation.requests import CompletionRequest
 from frontend.http.generation.structured_outputs import structured_outputs
 from frontend.http.openai.prompt_embeds import read_prompt_embeds
 from frontend.http.operations import operation
-from frontend.http.served_models import ServedModels
+from frontend.http.served_models import served_models
 from frontend.inputs.prompts import PromptInput
 from frontend.logprobs import Logprob, PromptLogprobs
 from frontend.outputs import CompletionOutput, RequestOutput
@@ -50,14 +50,13 @@ _MAX_PROMPTS = 1024
 @operation("POST", "/v1/completions", takes=CompletionRequest, gives=Completion, event=Completion)
 async def completions(request: Request, asked: CompletionRequest) -> Response:
     """Continue one prompt or several, whole or as a stream of events."""
-    models: ServedModels = request.app.state.models
     _check(asked)
-    model, llm = await models.get(asked.model)
+    llm = await served_models(request).get(asked.model)
     prompts = await _prompts(asked, llm)
     outputs = merged(_generate(llm, asked, prompts, exchange_of(request)))
     if asked.max_tokens == 0:
         outputs = _prompts_alone(outputs)
-    answer = CompletionAnswer("cmpl", asked.model or model.names[0], asked)
+    answer = CompletionAnswer("cmpl", asked)
     choices = _Choices(asked, llm)
     if asked.stream:
         return await streamed(request, outputs, lambda each: _events(each, answer, choices))

@@ -8,21 +8,20 @@ from frontend.http.api_errors import unknown_model
 from frontend.http.event_stream import json_response
 from frontend.http.generation.answer_bodies import ModelCard, ModelList
 from frontend.http.operations import operation
-from frontend.http.served_models import ServedModel, ServedModels
+from frontend.http.served_models import ServedModel, served_models
 
 
 @operation("GET", "/v1/models", gives=ModelList)
 async def list_models(request: Request) -> Response:
     """The models of this server."""
-    models: ServedModels = request.app.state.models
-    cards = [card for model in models for card in await _cards(model)]
+    cards = [card for model in served_models(request) for card in await _cards(model)]
     return json_response(ModelList(data=cards))
 
 
 @operation("GET", "/v1/models/{name:path}", gives=ModelCard)
 async def get_model(request: Request) -> Response:
     """One model."""
-    models: ServedModels = request.app.state.models
+    models = served_models(request)
     name = request.path_params["name"]
     for model in models:
         for card in await _cards(model):

@@ -17,7 +17,7 @@ from frontend.http.api_errors import ApiError
 from frontend.http.event_stream import json_response, until_disconnect
 from frontend.http.exchange import Exchange, exchange_of
 from frontend.http.operations import operation
-from frontend.http.served_models import ServedModels
+from frontend.http.served_models import served_models
 from frontend.inputs.encoder_prompts import EncoderDecoderPrompt, EncoderPrompts
 from frontend.multimodal.media import in_thread
 from frontend.outputs import CompletionOutput
@@ -113,13 +113,12 @@ async def translations(request: Request) -> Response:
 
 async def _answer(request: Request, task: str) -> Response:
     asked, data = await _form(request)
-    models: ServedModels = request.app.state.models
-    model, llm = await models.get(asked.model)
+    llm = await served_models(request).get(asked.model)
     encoder = llm.input_processor.encoder_prompts
     if encoder is None or encoder.modality != "audio":
         raise ApiError(
             400,
-            f"model {model.names[0]!r} does not transcribe; serve one of Whisper's",
+            f"model {exchange_of(request).model!r} does not transcribe; serve one of Whisper's",
             param="model",
         )
     windows = await in_thread(functools.partial(_windows, encoder, data), decodes=True)
@@ -223,11 +222,8 @@ class _Hearing:
                 f"language is {asked.language!r}, the model knows {known}; give one of those",
                 param="language",
             )
-        if task not in self._known_tasks():
+        if task == "translate" and "<|translate|>" not in self._ids:
             raise ApiError(400, f"the model has no task {task!r}; use /v1/audio/transcriptions")
-
-    def _known_tasks(self) -> set[str]:
-        return {"transcribe"} | ({"translate"} if "<|translate|>" in self._ids else set())
 
     async def all_of(self, windows: list[_Window]) -> list[TranscribedSegment]:
         if self.language is None and len(self._languages) > 1 and windows:

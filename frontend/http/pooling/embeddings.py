@@ -17,7 +17,7 @@ from frontend.http.generation.answer_bodies import PromptTokensDetails, Usage
 from frontend.http.generation.tokenize import TokenizeRequest, has_images, tokens_of
 from frontend.http.operations import operation
 from frontend.http.pooling import bodies
-from frontend.http.served_models import ServedModels
+from frontend.http.served_models import served_models
 from frontend.outputs import RequestOutput
 from frontend.pooling import PoolingRequestOutput
 from frontend.pooling_params import PoolingParams
@@ -37,7 +37,7 @@ _SAME_PROMPTS = {
 @operation("POST", "/v1/embeddings", takes=bodies.EmbeddingsRequest, gives=bodies.Embeddings)
 async def embeddings(request: Request, asked: bodies.EmbeddingsRequest) -> Response:
     """A vector for each text."""
-    llm, name = await find(request, asked.model)
+    llm = await served_models(request).get(asked.model)
     named = prompt_name(llm, asked.prompt_name or asked.input_type)
     prompts = [llm.with_prompt(each, named) for each in await inputs(asked, llm)]
     found = await pool(request, llm, asked, prompts, PoolingTask.EMBED)
@@ -45,7 +45,7 @@ async def embeddings(request: Request, asked: bodies.EmbeddingsRequest) -> Respo
         bodies.Embedding(index=index, embedding=_encoded(each, asked))
         for index, each in enumerate(found)
     )
-    rest = head("embd", request, asked, name, found)
+    rest = head("embd", request, asked, found)
 
     def make() -> Response:
         return json_response(bodies.Embeddings(data=in_pieces(data, 1), **rest))
@@ -56,14 +56,14 @@ async def embeddings(request: Request, asked: bodies.EmbeddingsRequest) -> Respo
 @operation("POST", "/pooling", takes=bodies.EncodeRequest, gives=bodies.PooledAnswer)
 async def encode(request: Request, asked: bodies.EncodeRequest) -> Response:
     """Answer with what `task` names of each text, as the model gives it."""
-    llm, name = await find(request, asked.model)
+    llm = await served_models(request).get(asked.model)
     task = llm.pooling_task(asked.task)
     found = await pool(request, llm, asked, await inputs(asked, llm), task)
     data = (
         bodies.PooledData(index=index, data=_encoded(each, asked))
         for index, each in enumerate(found)
     )
-    rest = head("pool", request, asked, name, found)
+    rest = head("pool", request, asked, found)
 
     def make() -> Response:
         return json_response(bodies.PooledAnswer(data=in_pieces(data, 1), **rest))
@@ -74,7 +74,7 @@ async def encode(request: Request, asked: bodies.EncodeRequest) -> Response:
 @operation("POST", "/classify", takes=bodies.ClassifyRequest, gives=bodies.Classes)
 async def classify(request: Request, asked: bodies.ClassifyRequest) -> Response:
     """Probabilities of the model's labels for each text."""
-    llm, name = await find(request, asked.model)
+    llm = await served_models(request).get(asked.model)
     found = await pool(request, llm, asked, await inputs(asked, llm), PoolingTask.CLASSIFY)
     labels, data = llm.model.labels, []
     for index, each in enumerate(found):
@@ -84,13 +84,13 @@ async def classify(request: Request, asked: bodies.ClassifyRequest) -> Response:
         data.append(
             bodies.Classified(index=index, label=label, probs=probs, num_classes=len(probs))
         )
-    return json_response(bodies.Classes(data=data, **head("classify", request, asked, name, found)))
+    return json_response(bodies.Classes(data=data, **head("classify", request, asked, found)))
 
 
 @operation("POST", "/v2/embed", takes=bodies.CohereEmbedRequest, gives=bodies.CohereEmbedAnswer)
 async def cohere_embed(request: Request, asked: bodies.CohereEmbedRequest) -> Response:
     """Vectors by Cohere's shape."""
-    llm, _ = await find(request, asked.model)
+    llm = await served_models(request).get(asked.model)
     texts = list(asked.texts or ())
     texts += ["\n".join(part.text for part in each.content) for each in asked.inputs or ()]
     _check_number(texts, "texts")
@@ -152,13 +152,6 @@ def as_cohere(kind: str, found: Sequence[Pooled]) -> list[Any]:
 
 
 # ---------------------------------------------------------------------- what these routes share
-
-
-async def find(request: Request, name: str | None) -> tuple[AsyncLLM, str]:
-    """The model's client, and the name to answer with. Raises ApiError: there is no such model."""
-    models: ServedModels = request.app.state.models
-    model, llm = await models.get(name)
-    return llm, name or model.names[0]
 
 
 async def inputs(asked: bodies.InputRequest, llm: AsyncLLM) -> list[Any]:
@@ -264,14 +257,13 @@ def head(
     kind: str,
     request: Request,
     asked: bodies.PoolingRequest,
-    model: str,
     outputs: Sequence[RequestOutput | PoolingRequestOutput],
 ) -> dict[str, Any]:
     """The fields of an answer beside its data."""
-    name = asked.request_id or exchange_of(request).request_id
+    exchange = exchange_of(request)
     return {
-        "id": f"{kind}-{name}",
+        "id": f"{kind}-{asked.request_id or exchange.request_id}",
         "created": int(time.time()),
-        "model": model,
+        "model": exchange.model,
         "usage": usage(request, outputs),
     }

@@ -9,7 +9,8 @@ from frontend.http.event_stream import json_response, until_disconnect
 from frontend.http.exchange import exchange_of
 from frontend.http.operations import Operation
 from frontend.http.pooling import bodies
-from frontend.http.pooling.embeddings import MAX_INPUTS, find, head, params_of
+from frontend.http.pooling.embeddings import MAX_INPUTS, head, params_of
+from frontend.http.served_models import served_models
 from frontend.pooling import ScoringRequestOutput
 
 _PAIRS = (
@@ -22,7 +23,7 @@ _PAIRS = (
 
 async def score(request: Request, asked: bodies.ScoreRequest) -> Response:
     """How well texts fit one text, or each its own."""
-    llm, name = await find(request, asked.model)
+    llm = await served_models(request).get(asked.model)
     given = [pair for pair in _PAIRS if all(getattr(asked, each) is not None for each in pair)]
     if len(given) != 1:
         raise ApiError(400, "give text_1 and text_2, or queries and documents", param="text_1")
@@ -31,12 +32,12 @@ async def score(request: Request, asked: bodies.ScoreRequest) -> Response:
     data = [
         bodies.Score(index=index, score=each.outputs.score) for index, each in enumerate(outputs)
     ]
-    return json_response(bodies.Scores(data=data, **head("score", request, asked, name, outputs)))
+    return json_response(bodies.Scores(data=data, **head("score", request, asked, outputs)))
 
 
 async def rerank(request: Request, asked: bodies.RerankRequest) -> Response:
     """Documents by how well they fit a query, the best first."""
-    llm, name = await find(request, asked.model)
+    llm = await served_models(request).get(asked.model)
     documents = [each if isinstance(each, str) else each.text for each in asked.documents]
     outputs = await _score(request, llm, asked, [asked.query], documents, "documents")
     results = [
@@ -48,7 +49,7 @@ async def rerank(request: Request, asked: bodies.RerankRequest) -> Response:
         for index, (output, text) in enumerate(zip(outputs, documents, strict=True))
     ]
     results.sort(key=lambda result: -result.relevance_score)
-    fields = head("rerank", request, asked, name, outputs)
+    fields = head("rerank", request, asked, outputs)
     del fields["created"]
     return json_response(bodies.Ranking(results=results[: asked.top_n or None], **fields))
 

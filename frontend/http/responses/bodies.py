@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from frontend.http.generation.requests import Count
+from frontend.http.generation.requests import Count, FunctionDefinition
 
 Part = dict[str, Any]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -27,12 +27,10 @@ class InputItem(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     summary: list[Part] | None = None
 
 
-class FunctionTool(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class FunctionTool(
+    FunctionDefinition, forbid_unknown_fields=True, kw_only=True, omit_defaults=False
+):
     type: Literal["function"] = "function"
-    name: Annotated[str, Meta(min_length=1)]
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
 
 
 class TextFormat(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):

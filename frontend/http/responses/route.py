@@ -29,7 +29,7 @@ from frontend.http.responses import bodies
 from frontend.http.responses.input_items import append_items
 from frontend.http.responses.store import ResponseStore, StoredResponse
 from frontend.http.responses.writer import ResponseWriter
-from frontend.http.served_models import ServedModels
+from frontend.http.served_models import served_models
 from frontend.outputs import RequestOutput
 
 _SAME_NAMES = (
@@ -49,12 +49,11 @@ _MEDIA_TYPE = "application/json"
 )
 async def create_response(request: Request, asked: bodies.ResponsesRequest) -> Response:
     """Answer a conversation with items, whole or as a stream of events."""
-    models: ServedModels = request.app.state.models
     _check(asked)
     conversation = _conversation(request, asked)
     chat = _chat_request(asked, conversation)
     check_chat(chat)
-    model, llm = await models.get(asked.model)
+    llm = await served_models(request).get(asked.model)
     parts = chat_format(
         request,
         llm,
@@ -63,7 +62,7 @@ async def create_response(request: Request, asked: bodies.ResponsesRequest) -> R
         format_field="text.format.schema",
     )
     outputs = await generate_chat(llm, chat, parts, exchange_of(request))
-    writer = ResponseWriter(_response_object(asked, asked.model or model.names[0], llm))
+    writer = ResponseWriter(_response_object(asked, exchange_of(request).model, llm))
 
     def store() -> None:
         if asked.store is False:
@@ -84,7 +83,7 @@ async def create_response(request: Request, asked: bodies.ResponsesRequest) -> R
         await whole(request, events(outputs))
         return Response(msgspec.json.encode(writer.response), media_type=_MEDIA_TYPE)
 
-    def failure(error: ApiError) -> bytes:
+    def failure(error: ApiError, _path: str) -> bytes:
         code = "invalid_prompt" if error.status < 500 else "server_error"
         code = "rate_limit_exceeded" if error.status == 429 else code
         return _encoded(writer.fail(code, error.message))
@@ -151,15 +150,8 @@ def _chat_request(
     if asked.instructions:
         messages.insert(0, ChatMessage(role="system", content=asked.instructions))
     tools = [
-        Tool(
-            function=FunctionDefinition(
-                name=tool.name,
-                description=tool.description,
-                parameters=tool.parameters,
-                strict=tool.strict,
-            )
-        )
-        for tool in asked.tools or ()
+        Tool(function=msgspec.convert(each, FunctionDefinition, from_attributes=True))
+        for each in asked.tools or ()
     ]
     same: dict[str, Any] = {name: getattr(asked, name) for name in _SAME_NAMES}
     return ChatCompletionRequest(
