@@ -1,7 +1,10 @@
 """A server before the scripted engine, and a client of it."""
 
+import contextlib
+import shutil
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -9,6 +12,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from fake_engine import FakeEngine
 from fake_model import saying
 from http_server import TEMPLATE, serving
 
@@ -25,19 +29,53 @@ def http(url: str) -> Iterator[httpx.Client]:
         yield client
 
 
+@contextlib.contextmanager
+def _client_of(engine: FakeEngine, *names: str, **settings: object) -> Iterator[httpx.Client]:
+    with (
+        serving(engine.address, *names, **settings) as url,
+        httpx.Client(base_url=url, timeout=20) as client,
+    ):
+        client.engine = engine
+        yield client
+
+
 @pytest.fixture
-def serve_text(start_engine):
+def serve(start_engine) -> Iterator[Callable[..., httpx.Client]]:
+    """(names, settings of the server, script of the engine) -> a client with this `engine`."""
+    with contextlib.ExitStack() as servers:
+
+        def start(*names, settings=None, **script):
+            client = _client_of(start_engine(**script), *names, **(settings or {}))
+            return servers.enter_context(client)
+
+        yield start
+
+
+@pytest.fixture
+def serve_text(serve):
     """A client of a server whose model says a text."""
-    contexts = []
 
-    def start(text, template=TEMPLATE, **options):
-        engine = start_engine(next_token=saying(text, then_eos=True), chat_template=template)
-        server = serving(engine.address, **options)
-        contexts.append(server)
-        http = httpx.Client(base_url=server.__enter__(), timeout=20)
-        http.engine = engine
-        return http
+    def start(text, template=TEMPLATE, **settings):
+        script = {"next_token": saying(text, then_eos=True), "chat_template": template}
+        return serve(settings=settings, **script)
 
-    yield start
-    for server in contexts:
-        server.__exit__(None, None, None)
+    return start
+
+
+@pytest.fixture(scope="session")
+def refusing() -> Iterator[httpx.Client]:
+    """A client of one server for all requests that it must refuse."""
+    folder = tempfile.mkdtemp(prefix="fe-")
+    with (
+        FakeEngine(f"ipc://{folder}/engine.sock", chat_template=TEMPLATE) as engine,
+        _client_of(engine) as client,
+    ):
+        yield client
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def http_of_refusals(refusing: httpx.Client) -> Iterator[httpx.Client]:
+    """No request of the test reaches the engine."""
+    yield refusing
+    assert not refusing.engine.requests

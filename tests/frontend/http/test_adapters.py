@@ -1,7 +1,5 @@
 """Adapters over HTTP: vLLM's two routes, and adapters as models in every API."""
 
-import pytest
-
 
 def load(http, name, path="somewhere", **more):
     body = {"lora_name": name, "lora_path": path, **more}
@@ -12,24 +10,24 @@ def models(http):
     return {card["id"]: card["parent"] for card in http.get("/v1/models").json()["data"]}
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/completions", {"prompt": "abc", "max_tokens": 2}),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
-        ("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}),
-        ("/v1/responses", {"input": "a", "max_output_tokens": 2}),
-        ("/api/generate", {"prompt": "abc", "stream": False, "options": {"num_predict": 2}}),
-    ],
-)
-def test_an_adapter_is_a_model_by_its_name_in_every_api(engine, http, path, body):
+BODIES = {
+    "/v1/completions": {"prompt": "abc", "max_tokens": 2},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}]},
+    "/v1/messages": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2},
+    "/v1/responses": {"input": "a", "max_output_tokens": 2},
+    "/api/generate": {"prompt": "abc", "stream": False, "options": {"num_predict": 2}},
+}
+
+
+def test_an_adapter_is_a_model_by_its_name_in_every_api(engine, http):
     assert load(http, "poet").status_code == 200
-    answer = http.post(path, json={"model": "poet", **body})
-    assert answer.status_code == 200
-    assert answer.json()["model"] == "poet"
-    assert [request.adapter for request in engine.requests] == ["poet"]
-    http.post(path, json={"model": "fake", **body})
-    assert engine.requests[-1].adapter is None
+    for path, body in BODIES.items():
+        answer = http.post(path, json={"model": "poet", **body})
+        assert answer.status_code == 200
+        assert answer.json()["model"] == "poet"
+        assert engine.requests[-1].adapter == "poet"
+        http.post(path, json={"model": "fake", **body})
+        assert engine.requests[-1].adapter is None
 
 
 def test_adapters_are_listed_with_their_model_and_leave_again(http):

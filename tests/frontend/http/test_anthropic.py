@@ -2,15 +2,9 @@
 
 import json
 import re
-from pathlib import Path
 
-import httpx
 import pytest
-from fake_engine import wait_until
-from fake_model import TOKENIZER, expected_text, saying
-from http_server import serving
-
-from protocol.errors import ErrorCode
+from fake_model import TOKENIZER, expected_text
 
 HELLO = [{"role": "user", "content": "Hello"}]
 RENDERED = "user:Hello;"
@@ -85,10 +79,9 @@ def test_a_stream_says_the_same_in_events(http):
         ({"max_tokens": 4}, "max_tokens", None),
     ],
 )
-def test_the_reason_why_it_ended(start_engine, stream, fields, reason, sequence):
-    engine = start_engine(next_token=saying("hello world", then_eos=True))
-    with serving(engine.address) as url, httpx.Client(base_url=url) as http:
-        response = ask(http, **{"max_tokens": 100, "stream": stream, **fields})
+def test_the_reason_why_it_ended(serve_text, stream, fields, reason, sequence):
+    http = serve_text("hello world")
+    response = ask(http, **{"max_tokens": 100, "stream": stream, **fields})
     answer = events_of(response)[-2][1]["delta"] if stream else response.json()
     assert (answer["stop_reason"], answer["stop_sequence"]) == (reason, sequence)
 
@@ -167,14 +160,12 @@ def test_the_user_id_is_a_part_of_the_tenant(http, engine):
         ({"tool_choice": {"type": "any"}}, "tool_choice needs tools"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "does not think"),
         ({"stop_sequences": [""]}, "stop"),
-        ({"messages": [{"role": "user", "content": "x" * 600}]}, "the limit is 511"),
     ],
 )
-def test_what_cannot_be_served_is_refused_by_name(http, engine, fields, words):
-    error = error_of(ask(http, **fields), 400)
+def test_what_cannot_be_served_is_refused_by_name(http_of_refusals, fields, words):
+    error = error_of(ask(http_of_refusals, **fields), 400)
     assert error["type"] == "invalid_request_error"
     assert words in error["message"]
-    assert not engine.requests
 
 
 def test_an_older_version_of_the_api_is_refused(http):
@@ -184,61 +175,12 @@ def test_an_older_version_of_the_api_is_refused(http):
     assert "anthropic-version" in error["message"]
 
 
-def test_a_key_is_taken_from_the_header_of_anthropics_clients(engine):
-    with serving(engine.address, api_key=("secret",)) as url, httpx.Client(base_url=url) as http:
-        assert ask(http, headers={"x-api-key": "secret"}).status_code == 200
-        error = error_of(ask(http, headers={"x-api-key": "other"}), 401)
-        assert error["type"] == "authentication_error"
-        refused = http.get("/api/tags")
-        assert refused.status_code == 401
-        assert refused.json().keys() == {"error"}
-        assert isinstance(refused.json()["error"], str)
-
-
-def test_a_prompt_that_is_too_long_is_told_in_anthropics_words(http):
-    """Clients look for them, to shorten the conversation."""
-    long = [{"role": "user", "content": "x" * 600}]
-    for stream in (False, True):
-        error = error_of(ask(http, messages=long, stream=stream), 400)
-        assert error["type"] == "invalid_request_error"
-        assert error["message"].startswith("prompt is too long: 606 tokens > 511 maximum")
-
-
-def test_an_unknown_model_is_a_404(http):
-    error = error_of(ask(http, model="claude"), 404)
-    assert error["type"] == "not_found_error"
-    error_of(http.get("/v1/messages"), 405)
-
-
-def test_a_full_queue_is_a_429_and_an_engine_that_is_away_a_503(start_engine):
-    engine = start_engine(refuse=lambda _: "128 requests wait", refusal_code=ErrorCode.QUEUE_FULL)
-    with serving(engine.address, "fake") as url, httpx.Client(base_url=url, timeout=20) as http:
-        for stream in (False, True):
-            response = ask(http, stream=stream)
-            assert error_of(response, 429)["type"] == "rate_limit_error"
-            assert response.headers["retry-after"]
-    with serving(f"ipc://{Path(engine.address[6:]).parent}/none", "fake") as url:
-        assert error_of(ask(httpx.Client(base_url=url)), 503)["type"] == "overloaded_error"
-
-
-def test_a_failure_in_a_stream_is_an_event(start_engine):
-    fail = lambda _request, number: "a broken step" if number == 3 else None  # noqa: E731
-    engine = start_engine(fail=fail)
-    with serving(engine.address) as url, httpx.Client(base_url=url) as http:
-        name, data = events_of(ask(http, stream=True))[-1]
-        assert name == data["type"] == "error"
-        assert data["error"] == {"type": "api_error", "message": "a broken step"}
-        assert error_of(ask(http), 500)["message"] == "a broken step"
-
-
-def test_a_reader_that_leaves_ends_its_request(start_engine):
-    engine = start_engine(step_s=0.02)
-    body = {"model": "fake", "messages": HELLO, "max_tokens": 400, "stream": True}
-    with serving(engine.address) as url, httpx.Client(base_url=url) as http:
-        with http.stream("POST", "/v1/messages", json=body) as response:
-            next(response.iter_raw())
-        wait_until(lambda: len(engine.aborted) == 1)
-        assert not engine.num_live
-        with pytest.raises(httpx.ReadTimeout):
-            http.post("/v1/messages", json={**body, "stream": False}, timeout=0.5)
-        wait_until(lambda: len(engine.aborted) == 2)
+def test_a_key_is_taken_from_the_header_of_anthropics_clients(serve):
+    http = serve(settings={"api_key": ("secret",)})
+    assert ask(http, headers={"x-api-key": "secret"}).status_code == 200
+    error = error_of(ask(http, headers={"x-api-key": "other"}), 401)
+    assert error["type"] == "authentication_error"
+    refused = http.get("/api/tags")
+    assert refused.status_code == 401
+    assert refused.json().keys() == {"error"}
+    assert isinstance(refused.json()["error"], str)

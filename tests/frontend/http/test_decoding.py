@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from frontend.http.anthropic.bodies import MessagesRequest
 from frontend.http.api_errors import ApiError
+from frontend.http.app import OPERATIONS
 from frontend.http.decoding import BodyCounter, decode
 from frontend.http.generation.requests import ChatCompletionRequest, CompletionRequest
 
@@ -117,6 +118,31 @@ def test_half_a_surrogate_pair_is_named_with_its_place(text, half, place):
     with pytest.raises(ApiError) as refused:
         decoded(CompletionRequest, b'{"prompt": "' + text + b'"}')
     assert f"half a surrogate pair, {half}, at byte {place}:" in str(refused.value)
+
+
+DEEP = b"[" * 10_000 + b"]" * 10_000
+BROKEN = [
+    b'{"model": "\xe9"}',
+    b'{"model": "\\ud800"}',
+    b'{"zzz": null, "model": "\xe9"}',
+    b'{"zzz": null, "model": NaN}',
+    b'{"zzz": null, "model": 1e999}',
+    b'{"zzz": null, "model": [}',
+    b'{"zzz":' + DEEP + b"}",
+    b'{"zzz": null, "model": ' + DEEP + b"}",
+    b'{"chat_template_kwargs": {"a": ' + DEEP + b"}}",
+    b"",
+    b"null",
+    b"[]",
+]
+
+
+@pytest.mark.parametrize("kind", [each.takes for each in OPERATIONS if each.takes is not None])
+def test_a_broken_body_is_the_callers_fault(kind):
+    for body in BROKEN:
+        with pytest.raises(ApiError) as refused:
+            decoded(kind, body)
+        assert refused.value.status == 400
 
 
 @pytest.mark.parametrize(

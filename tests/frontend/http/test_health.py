@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import threading
 
 import httpx
 import pytest
@@ -132,22 +131,6 @@ def test_requests_of_other_clients_of_the_engine_are_listed_too(start_engine):
     engine = start_engine(step_s=0.02)
     with serving(engine.address) as url, serving(engine.address) as other, asking(other):
         assert len(httpx.get(f"{url}/v1/requests").json()["data"]) == 1
-
-
-def test_health_answers_while_the_server_is_full(start_engine):
-    engine = start_engine(step_s=0.02)
-    with serving(engine.address, max_concurrent_requests=2) as url, asking(url, count=2):
-        statuses = []
-        threads = [
-            threading.Thread(target=lambda: statuses.append(httpx.get(f"{url}/health").status_code))
-            for _ in range(8)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(10)
-    assert statuses == [200] * 8
-    wait_until(lambda: engine.num_goodbyes == 1)
 
 
 @pytest.fixture

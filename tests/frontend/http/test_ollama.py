@@ -6,8 +6,7 @@ from datetime import datetime
 
 import httpx
 import pytest
-from fake_engine import wait_until
-from fake_model import TOKENIZER, expected_text, saying
+from fake_model import TOKENIZER, expected_text
 from http_server import serving
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -160,18 +159,15 @@ def test_an_answer_ends_where_the_context_is_full(http):
     assert "shift" in error_of(chat(http, shift=True), 400)
 
 
-def test_a_model_that_recommends_nothing_is_sampled_as_ollama_does(start_engine):
-    engine = start_engine(recommends=False)
-    with serving(engine.address) as url, httpx.Client(base_url=url) as http:
-        chat(http, {"num_predict": 2})
-    assert engine.requests[-1].sampling_params.temperature == 0.8
+def test_a_model_that_recommends_nothing_is_sampled_as_ollama_does(serve):
+    http = serve(recommends=False)
+    chat(http, {"num_predict": 2})
+    assert http.engine.requests[-1].sampling_params.temperature == 0.8
 
 
 @pytest.mark.parametrize("stop", ["wor", ["wor"]])
-def test_a_stop_string_ends_the_answer(start_engine, stop):
-    engine = start_engine(next_token=saying("hello world"))
-    with serving(engine.address) as url, httpx.Client(base_url=url) as http:
-        answer = chat(http, {"stop": stop}, stream=False).json()
+def test_a_stop_string_ends_the_answer(serve_text, stop):
+    answer = chat(serve_text("hello world"), {"stop": stop}, stream=False).json()
     assert (answer["message"]["content"], answer["done_reason"]) == ("hello ", "stop")
 
 
@@ -228,9 +224,8 @@ def test_options_of_loading_change_no_answer(http):
     ],
 )
 @pytest.mark.parametrize("call", [chat, generate])
-def test_what_cannot_be_served_is_refused_by_name(http, engine, call, fields, words):
-    assert words in error_of(call(http, **fields), 400)
-    assert not engine.requests
+def test_what_cannot_be_served_is_refused_by_name(http_of_refusals, call, fields, words):
+    assert words in error_of(call(http_of_refusals, **fields), 400)
 
 
 @pytest.mark.parametrize(
@@ -242,11 +237,12 @@ def test_what_cannot_be_served_is_refused_by_name(http, engine, call, fields, wo
         ({"raw": True, "system": "x"}, "raw"),
     ],
 )
-def test_what_a_prompt_cannot_have_is_refused_by_name(http, fields, words):
-    assert words in error_of(generate(http, **fields), 400)
+def test_what_a_prompt_cannot_have_is_refused_by_name(http_of_refusals, fields, words):
+    assert words in error_of(generate(http_of_refusals, **fields), 400)
 
 
-def test_what_a_conversation_cannot_have_is_refused_by_name(http):
+def test_what_a_conversation_cannot_have_is_refused_by_name(http_of_refusals):
+    http = http_of_refusals
     images = [{"role": "user", "content": "x", "images": ["aGk="]}]
     assert "images" in error_of(chat(http, messages=images), 400)
     assert "tools" in error_of(chat(http, tools=[{"type": "function"}]), 400)
@@ -291,34 +287,3 @@ def test_the_server_says_what_it_is(http):
     assert page.headers["content-type"].startswith("text/html")
     assert http.head("/api/version").status_code == 200
     assert http.get("/api/version").json()["version"].count(".") == 2
-
-
-def test_a_model_for_text_alone_does_not_embed(http):
-    for path, name in (("/api/embed", "input"), ("/api/embeddings", "prompt")):
-        error = error_of(http.post(path, json={"model": "fake", name: "x"}), 400)
-        assert "this engine's tasks are generate" in error
-    error_of(http.post("/api/nothing"), 404)
-
-
-def test_a_failure_in_a_stream_is_a_last_line(start_engine):
-    fail = lambda _request, number: "a broken step" if number == 3 else None  # noqa: E731
-    engine = start_engine(fail=fail)
-    with serving(engine.address) as url, httpx.Client(base_url=url) as http:
-        assert lines_of(chat(http))[-1] == {"error": "a broken step"}
-        assert error_of(chat(http, stream=False), 500) == "a broken step"
-
-
-@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
-def test_a_reader_that_leaves_ends_its_request(start_engine, path):
-    engine = start_engine(step_s=0.02)
-    body = {"model": "fake", "prompt": "Hello"}
-    if path == "/api/chat":
-        body = {"model": "fake", "messages": HELLO}
-    with serving(engine.address) as url, httpx.Client(base_url=url) as http:
-        with http.stream("POST", path, json=body) as response:
-            next(response.iter_raw())
-        wait_until(lambda: len(engine.aborted) == 1)
-        assert not engine.num_live
-        with pytest.raises(httpx.ReadTimeout):
-            http.post(path, json={**body, "stream": False}, timeout=0.5)
-        wait_until(lambda: len(engine.aborted) == 2)

@@ -1,15 +1,9 @@
 """OpenAI's routes before a scripted engine: what comes, in which form, and what is refused how."""
 
-import socket
-import time
-
 import httpx
 import pytest
-from fake_engine import FakeEngine, wait_until
 from fake_model import expected_text, ids_of
 from http_server import events_of, serving
-
-from protocol.errors import ErrorCode
 
 HELLO = [{"role": "user", "content": "Hello"}]
 RENDERED = "user:Hello;"
@@ -94,23 +88,10 @@ def test_several_prompts_and_samples_have_an_index_each(http, stream):
         assert [choice["text"] for choice in alone] == [texts[2 * index], texts[2 * index + 1]]
 
 
-def test_a_role_that_neither_the_api_nor_the_template_names_is_refused(serve_text):
+def test_a_role_of_the_api_or_that_the_template_names_is_taken(serve_text):
     http = serve_text("x", "{% for m in messages %}{% if m.role == 'ipython' %}ran {% endif %}"
                            "{{ m.role }}:{{ m.content }};{% endfor %}")  # fmt: skip
-    for role in ("robot", "User", "pyth", "", "x" * 9999):
-        said = [*HELLO, {"role": role, "content": "x"}]
-        for path, body in (
-            ("/v1/chat/completions", {"messages": said}),
-            ("/tokenize", {"messages": said}),
-            ("/api/chat", {"model": "fake", "messages": said}),
-            ("/v1/messages", {"model": "fake", "messages": said, "max_tokens": 2}),
-            ("/v1/responses", {"input": said}),
-        ):
-            refused = http.post(path, json=body)
-            assert refused.status_code == 400, (path, role)
-            assert len(refused.text) < 600
-            assert "role is '" + role[:90] in refused.text
-            assert ", it must be one of " in refused.text or len(role) > 99
+    assert chat(http, messages=[{"role": "pyth", "content": "x"}]).status_code == 400
     for role in ("system", "developer", "assistant", "tool", "function", "ipython"):
         assert chat(http, messages=[{"role": role, "content": "x"}, *HELLO]).status_code == 200
 
@@ -236,95 +217,20 @@ def test_prompt_logprobs_are_by_token_id_as_vllm_has_them(http, monkeypatch):
         ({"stream_options": {"include_usage": True}}, "stream_options", "stream=true"),
         ({"n": 2}, None, "greedy"),
         ({"logit_bias": {"5": 200}}, None, "logit_bias of token 5 is 200"),
-        ({"messages": [{"role": "user", "content": "x" * 600}]}, None, "the limit is 511"),
     ],
 )
-def test_what_cannot_be_served_is_refused_by_name(http, engine, fields, param, words):
-    error = error_of(chat(http, **fields), 400)
+def test_what_cannot_be_served_is_refused_by_name(http_of_refusals, fields, param, words):
+    error = error_of(chat(http_of_refusals, **fields), 400)
     assert words in error["message"]
     assert error["param"] == param
     assert error["type"] == "invalid_request_error"
-    assert not engine.requests
 
 
 @pytest.mark.parametrize(
     ("fields", "param"), [({"suffix": "x"}, "suffix"), ({"best_of": 3}, "best_of")]
 )
-def test_what_completions_do_not_support_is_refused_by_name(http, fields, param):
-    assert error_of(complete(http, **fields), 400)["param"] == param
-
-
-def test_a_body_that_is_no_json_is_refused(http):
-    error = error_of(http.post("/v1/chat/completions", content=b'{"messages": ['), 400)
-    assert "not valid JSON" in error["message"]
-
-
-def test_an_unknown_model_is_a_404_that_lists_the_models(http):
-    error = error_of(chat(http, model="gpt-9"), 404)
-    assert error["code"] == "model_not_found"
-    assert "fake" in error["message"]
-
-
-def test_an_unknown_path_and_another_method_have_the_same_form(http):
-    error_of(http.get("/v1/nothing"), 404)
-    error_of(http.get("/v1/completions"), 405)
-
-
-def test_a_full_queue_is_a_429_that_says_when_to_come_again(start_engine):
-    engine = start_engine(refuse=lambda _: "128 requests wait", refusal_code=ErrorCode.QUEUE_FULL)
-    with serving(engine.address) as url, httpx.Client(base_url=url) as http:
-        for stream in (False, True):
-            response = chat(http, stream=stream)
-            assert "128 requests wait" in error_of(response, 429)["message"]
-            assert int(response.headers["retry-after"]) >= 1
-
-
-def test_an_engine_that_is_away_is_a_503(address):
-    with serving(address, "name") as url, httpx.Client(base_url=url) as http:
-        assert error_of(chat(http), 503)["type"] == "service_unavailable_error"
-        assert http.get("/health").status_code == 503
-
-
-def test_a_reader_that_leaves_ends_its_request(start_engine):
-    engine = start_engine(step_s=0.02)
-    body = {"prompt": "Hello", "max_tokens": 400, "ignore_eos": True, "stream": True}
-    with (
-        serving(engine.address) as url,
-        httpx.stream("POST", f"{url}/v1/completions", json=body) as response,
-    ):
-        chunks = response.iter_raw()  # closes the response when it is dropped
-        next(chunks)
-        assert engine.num_live == 1
-        response.close()
-        _wait_until_idle(engine)
-    assert len(engine.aborted) == 1
-
-
-def _wait_until_idle(engine):
-    deadline_s = time.monotonic() + 10
-    while engine.num_live:
-        assert time.monotonic() < deadline_s, "the request goes on"
-        time.sleep(0.01)
-
-
-class EngineWithAQueue(FakeEngine):
-    """Its requests wait."""
-
-    def step(self):
-        pass
-
-
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_a_reader_that_leaves_before_the_first_token_ends_its_request(address, path):
-    body = {"prompt": "Hello"} if path == "/v1/completions" else {"messages": HELLO}
-    with EngineWithAQueue(address) as engine, serving(address) as url:
-        request = httpx.Request("POST", url + path, json={**body, "stream": True})
-        head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\n"
-        head += f"content-length: {len(request.content)}\r\n\r\n"
-        with socket.create_connection((request.url.host, request.url.port)) as reader:
-            reader.sendall(head.encode() + request.content)
-            wait_until(lambda: bool(engine.requests), 20)
-        wait_until(lambda: bool(engine.aborted))
+def test_what_completions_do_not_support_is_refused_by_name(http_of_refusals, fields, param):
+    assert error_of(complete(http_of_refusals, **fields), 400)["param"] == param
 
 
 def test_models_are_listed_by_the_names_that_they_are_served_under(engine):
@@ -342,8 +248,8 @@ def test_the_tenant_is_the_remote_address_and_the_user_a_part_of_it(http, engine
     assert [request.tenant for request in engine.requests] == ["127.0.0.1", "127.0.0.1/ann"]
 
 
-def test_the_document_describes_every_route(http):
-    document = http.get("/openapi.json").json()
+def test_the_document_describes_every_route(http_of_refusals):
+    document = http_of_refusals.get("/openapi.json").json()
     assert document["openapi"].startswith("3.1")
     assert {"/v1/chat/completions", "/v1/completions", "/v1/models"} <= document["paths"].keys()
     schema = document["components"]["schemas"]["ChatCompletionRequest"]
@@ -351,7 +257,8 @@ def test_the_document_describes_every_route(http):
     assert schema["properties"]["temperature"]["anyOf"][0]["minimum"] == 0
 
 
-def test_a_conversation_that_cannot_be_read_is_refused_before_its_template(http):
+def test_a_conversation_that_cannot_be_read_is_refused_before_its_template(http_of_refusals):
+    http = http_of_refusals
     error = error_of(chat(http, messages=[{"role": "user", "content": "a" * 2_100_000}]), 400)
     assert "the conversation is too long: it has 2100000 characters" in error["message"]
     assert error["code"] == "context_length_exceeded"
@@ -369,7 +276,7 @@ def test_long_prompts_of_a_list_are_read_and_answered_in_order(http, add_special
     ]  # fmt: skip
 
 
-def test_the_prompt_of_a_list_that_is_too_long_is_named(http):
-    error = error_of(complete(http, ["a", "a" * 9000]), 400)
+def test_the_prompt_of_a_list_that_is_too_long_is_named(http_of_refusals):
+    error = error_of(complete(http_of_refusals, ["a", "a" * 9000]), 400)
     assert error["message"].startswith("prompt 1 ")
     assert error["code"] == "context_length_exceeded"

@@ -21,24 +21,6 @@ def ids_of(text):
 A, B = ids_of("a")[0], ids_of("b")[0]
 
 
-@pytest.fixture
-def serve(start_engine):
-    """(fields of the model) -> a client of a server before it, with `engine`."""
-    servers = []
-
-    def start(fields, **script):
-        engine = start_engine(model_fields=fields, **script)
-        server = serving(engine.address)
-        servers.append(server)
-        http = httpx.Client(base_url=server.__enter__(), timeout=20)
-        http.engine = engine
-        return http
-
-    yield start
-    for server in servers:
-        server.__exit__(None, None, None)
-
-
 def posted(http, path, **body):
     answer = http.post(path, json=body)
     assert answer.status_code == 200, answer.text
@@ -57,7 +39,7 @@ def refusal(http, path, **body):
     [("ab", [2]), (["ab", "c"], [2, 1]), ([5, 6, 7], [3]), ([[5, 6], [7]], [2, 1])],
 )
 def test_openais_inputs_and_both_encodings(serve, given, lengths):
-    http = serve(VECTORS)
+    http = serve(model_fields=VECTORS)
     body = posted(http, "/v1/embeddings", input=given, model="fake", user="u")
     assert [each["embedding"][0] for each in body["data"]] == lengths
     assert [each["index"] for each in body["data"]] == list(range(len(lengths)))
@@ -72,20 +54,18 @@ def test_openais_inputs_and_both_encodings(serve, given, lengths):
     assert http.engine.requests[0].tenant.endswith("/u")
 
 
-def test_messages_pass_the_chat_template(start_engine):
-    engine = start_engine(model_fields=VECTORS, chat_template=TEMPLATE)
+def test_messages_pass_the_chat_template(serve):
+    http = serve(model_fields=VECTORS, chat_template=TEMPLATE)
     messages = [{"role": "user", "content": "hi"}]
-    with serving(engine.address) as url, httpx.Client(base_url=url) as http:
-        posted(http, "/v1/embeddings", messages=messages)
-        asked = http.post("/tokenize", json={"messages": messages, "add_generation_prompt": False})
-        assert engine.requests[0].prompt_token_ids == asked.json()["tokens"]
-        assert "give input or messages" in refusal(
-            http, "/v1/embeddings", input="a", messages=messages
-        )
+    posted(http, "/v1/embeddings", messages=messages)
+    asked = http.post("/tokenize", json={"messages": messages, "add_generation_prompt": False})
+    assert http.engine.requests[0].prompt_token_ids == asked.json()["tokens"]
+    both = {"input": "a", "messages": messages}
+    assert "give input or messages" in refusal(http, "/v1/embeddings", **both)
 
 
 def test_the_models_prompts_by_name_and_by_input_type(serve):
-    http = serve(VECTORS)
+    http = serve(model_fields=VECTORS)
     for more in ({"prompt_name": "query"}, {"input_type": "query"}, {"input_type": "document"}, {}):
         posted(http, "/v1/embeddings", input="a", **more)
     texts = ["Q: a", "Q: a", "P: a", "a"]
@@ -96,67 +76,53 @@ def test_the_models_prompts_by_name_and_by_input_type(serve):
 
 
 def test_pooling_has_a_row_a_token(serve):
-    http = serve(VECTORS)
+    http = serve(model_fields=VECTORS)
     body = posted(http, "/pooling", input="ab", task="token_embed", truncate_prompt_tokens=1)
     assert body["data"] == [{"object": "pooling", "index": 0, "data": [[A, 1]]}]
     assert posted(http, "/pooling", input="ab")["data"][0]["data"] == [2, A, B, 0.5]
 
 
 def test_classes_have_names(serve):
-    http = serve(LABELS)
+    http = serve(model_fields=LABELS)
     data = posted(http, "/classify", input=["a", "b"])["data"]
     found = {"label": "yes", "probs": [0.25, 0.75], "num_classes": 2}
     assert data == [{"index": 0, **found}, {"index": 1, **found}]
 
 
-@pytest.mark.parametrize("path", ["/score", "/v1/score"])
-@pytest.mark.parametrize("names", [("text_1", "text_2"), ("queries", "documents")])
-def test_scores_of_pairs(serve, path, names):
-    http = serve(LABELS)
-    body = posted(http, path, **{names[0]: "a", names[1]: ["bcd", "b"]})
-    assert [each["score"] for each in body["data"]] == [4 / 64, 2 / 64]
-    assert body["usage"]["prompt_tokens"] == 6
+def test_scores_of_pairs(serve):
+    http = serve(model_fields=LABELS)
+    for path, one, other in (("/score", "text_1", "text_2"), ("/v1/score", "queries", "documents")):
+        body = posted(http, path, **{one: "a", other: ["bcd", "b"]})
+        assert [each["score"] for each in body["data"]] == [4 / 64, 2 / 64]
+        assert body["usage"]["prompt_tokens"] == 6
 
 
-@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
-def test_rankings_are_best_first(serve, path):
-    http = serve(LABELS)
+def test_rankings_are_best_first(serve):
+    http = serve(model_fields=LABELS)
     documents = ["b", {"text": "bcde"}, "bc"]
-    body = posted(http, path, query="a", documents=documents, top_n=2, model="fake")
-    assert body["results"] == [
-        {"index": 1, "document": {"text": "bcde"}, "relevance_score": 5 / 64},
-        {"index": 2, "document": {"text": "bc"}, "relevance_score": 3 / 64},
-    ]
+    for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
+        body = posted(http, path, query="a", documents=documents, top_n=2, model="fake")
+        assert body["results"] == [
+            {"index": 1, "document": {"text": "bcde"}, "relevance_score": 5 / 64},
+            {"index": 2, "document": {"text": "bc"}, "relevance_score": 3 / 64},
+        ]
     body = posted(http, path, query="a", documents=documents, return_documents=False)
     assert [each["index"] for each in body["results"]] == [1, 2, 0]
     assert "document" not in body["results"][0]
 
 
 def test_coheres_embeddings_by_type(serve):
-    http = serve(VECTORS)
-    types = ["float", "base64"]
-    body = posted(
-        http,
-        "/v2/embed",
-        model="fake",
-        texts=["a"],
-        input_type="search_query",
-        embedding_types=types,
-    )
+    http = serve(model_fields=VECTORS)
+    asked = {"model": "fake", "texts": ["a"], "input_type": "search_query"}
+    body = posted(http, "/v2/embed", **asked, embedding_types=["float", "base64"])
     number = len(ids_of("Q: a"))
     assert body["embeddings"]["float"][0][0] == number
     packed = base64.b64decode(body["embeddings"]["base64"][0])
     assert [*struct.unpack("<4f", packed)] == body["embeddings"]["float"][0]
     assert body["meta"]["billed_units"] == {"input_tokens": number}
     contents = [{"content": [{"type": "text", "text": "abc"}]}]
-    posted(
-        http,
-        "/v2/embed",
-        inputs=contents,
-        input_type="x" and "query",
-        truncate="START",
-        max_tokens=2,
-    )
+    cut = {"input_type": "query", "truncate": "START", "max_tokens": 2}
+    posted(http, "/v2/embed", inputs=contents, **cut)
     assert http.engine.requests[-1].prompt_token_ids == ids_of("bc")
     assert "packs 8 numbers a byte, a vector has 4" in refusal(
         http, "/v2/embed", texts=["a"], embedding_types=["binary"]
@@ -174,7 +140,7 @@ def test_coheres_bits_are_packed_highest_first():
 
 
 def test_ollamas_two_routes(serve):
-    http = serve(VECTORS)
+    http = serve(model_fields=VECTORS)
     body = posted(http, "/api/embed", model="fake", input=["ab", "c"])
     assert [each[0] for each in body["embeddings"]] == [2, 1]
     assert (body["model"], body["prompt_eval_count"]) == ("fake", 3)
@@ -229,7 +195,7 @@ def pooling_http(tmp_path_factory):
 
 def test_one_input_that_fails_ends_the_request_and_the_others(serve):
     fail = lambda request, _number: "broken" if request.prompt_token_ids == [A] else None  # noqa: E731
-    http = serve(VECTORS, fail=fail, step_s=0.02)
+    http = serve(model_fields=VECTORS, fail=fail, step_s=0.02)
     answer = http.post("/v1/embeddings", json={"input": ["a", "b"]})
     assert answer.status_code == 500
     assert "ended with reason error: broken" in answer.json()["error"]["message"]

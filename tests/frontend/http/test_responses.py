@@ -204,16 +204,6 @@ def test_whoever_stores_much_drops_nothing_of_others(size):
     assert store.get("anns 0", "ann") is None
 
 
-def test_a_failure_is_the_last_event(start_engine):
-    engine = start_engine(fail=lambda _request, number: "broken" if number == 3 else None)
-    with serving(engine.address) as url, httpx.Client(base_url=url) as http:
-        *_, last = events_of(respond(http, stream=True))
-        assert last["type"] == "response.failed"
-        assert last["response"]["status"] == "failed"
-        assert "broken" in last["response"]["error"]["message"]
-        assert respond(http).status_code == 500
-
-
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -236,8 +226,7 @@ def test_a_failure_is_the_last_event(start_engine):
         ),
     ],
 )
-def test_what_cannot_be_served_is_refused_by_name(http, engine, fields, param):
-    response = respond(http, **fields)
+def test_what_cannot_be_served_is_refused_by_name(http_of_refusals, fields, param):
+    response = respond(http_of_refusals, **fields)
     assert response.status_code == 400, response.text
     assert response.json()["error"]["param"] == param
-    assert not engine.requests

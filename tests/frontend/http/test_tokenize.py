@@ -35,12 +35,13 @@ def test_special_tokens_are_shown(http):
         ("/tokenize", {"prompt": "x", "messages": HELLO}, "prompt"),
         ("/tokenize", {"prompt": "x", "tools": []}, "tools"),
         ("/tokenize", {"prompt": "x", "colour": 1}, "colour"),
+        ("/tokenize", {"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
         ("/detokenize", {"tokens": [-1]}, "tokens"),
         ("/detokenize", {"tokens": [10**12]}, "tokens"),
         ("/detokenize", {}, "tokens"),
     ],
 )
-def test_what_is_none_is_refused_by_name(http, path, body, param):
-    response = http.post(path, json=body)
+def test_what_is_none_is_refused_by_name(http_of_refusals, path, body, param):
+    response = http_of_refusals.post(path, json=body)
     assert response.status_code == 400
     assert param in (response.json()["error"]["param"] or response.json()["error"]["message"])

@@ -1,13 +1,10 @@
 """Tool calls and reasoning in Anthropic's and in Ollama's form, before a scripted engine."""
 
-import contextlib
 import json
 import re
 
-import httpx
 import pytest
-from fake_model import TOKENIZER, saying
-from http_server import serving
+from fake_model import TOKENIZER
 
 TEMPLATE = (
     "{# <tool_call> </think> #}{{ tools | tojson if tools else '' }}{% for m in messages %}"
@@ -23,14 +20,6 @@ CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</
 TEXT = f"Paris?</think>I look.{CALL}{CALL.replace('Paris', 'Rome')}"
 HELLO = [{"role": "user", "content": "Hi"}]
 THINK = {"type": "adaptive"}
-
-
-@contextlib.contextmanager
-def model_that_says(start_engine, text, template=TEMPLATE):
-    engine = start_engine(next_token=saying(text, then_eos=True), chat_template=template)
-    with serving(engine.address) as url, httpx.Client(base_url=url, timeout=20) as http:
-        http.engine = engine
-        yield http
 
 
 def ask(http, **fields):
@@ -72,9 +61,9 @@ def streamed_message(response):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_anthropics_blocks_are_thoughts_text_and_calls(start_engine, stream):
-    with model_that_says(start_engine, TEXT) as http:
-        response = ask(http, tools=ANTHROPIC_TOOLS, thinking=THINK, stream=stream)
+def test_anthropics_blocks_are_thoughts_text_and_calls(serve_text, stream):
+    http = serve_text(TEXT, TEMPLATE)
+    response = ask(http, tools=ANTHROPIC_TOOLS, thinking=THINK, stream=stream)
     message = streamed_message(response) if stream else response.json()
     thinking, text, *calls = message["content"]
     assert (thinking["type"], thinking["thinking"]) == ("thinking", "Paris?")
@@ -87,12 +76,12 @@ def test_anthropics_blocks_are_thoughts_text_and_calls(start_engine, stream):
 
 
 @pytest.mark.parametrize("thinking", [None, {"type": "disabled"}])
-def test_anthropics_models_think_only_when_asked_to(start_engine, thinking):
-    with model_that_says(start_engine, "Hello") as http:
-        assert ask(http, thinking=thinking).json()["content"] == [{"type": "text", "text": "Hello"}]
+def test_anthropics_models_think_only_when_asked_to(serve_text, thinking):
+    http = serve_text("Hello", TEMPLATE)
+    assert ask(http, thinking=thinking).json()["content"] == [{"type": "text", "text": "Hello"}]
 
 
-def test_a_call_and_its_result_reach_the_template_from_anthropics_blocks(start_engine):
+def test_a_call_and_its_result_reach_the_template_from_anthropics_blocks(serve_text):
     call = {"type": "tool_use", "id": "t1", "name": "get_weather", "input": {"city": "Paris"}}
     result = {
         "type": "tool_result",
@@ -105,14 +94,14 @@ def test_a_call_and_its_result_reach_the_template_from_anthropics_blocks(start_e
         {"role": "assistant", "content": [thought, call]},
         {"role": "user", "content": [result]},
     ]
-    with model_that_says(start_engine, "Nine") as http:
-        assert ask(http, messages=messages, tools=ANTHROPIC_TOOLS).status_code == 200
-        prompt = TOKENIZER.decode(http.engine.requests[0].prompt_token_ids)
-        count = http.post(
-            "/v1/messages/count_tokens",
-            json={"model": "fake", "messages": messages, "tools": ANTHROPIC_TOOLS},
-        )
-        assert count.json() == {"input_tokens": len(prompt)}
+    http = serve_text("Nine", TEMPLATE)
+    assert ask(http, messages=messages, tools=ANTHROPIC_TOOLS).status_code == 200
+    prompt = TOKENIZER.decode(http.engine.requests[0].prompt_token_ids)
+    count = http.post(
+        "/v1/messages/count_tokens",
+        json={"model": "fake", "messages": messages, "tools": ANTHROPIC_TOOLS},
+    )
+    assert count.json() == {"input_tokens": len(prompt)}
     schema, _, rest = prompt.partition("]")
     assert json.loads(schema + "]")[0]["function"]["parameters"] == SCHEMA
     assert rest == "user:Hi;assistant:Hm.!Paris;tool:9;"
@@ -125,17 +114,17 @@ def test_a_call_and_its_result_reach_the_template_from_anthropics_blocks(start_e
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search_20250305"),
     ],
 )
-def test_what_anthropics_tools_cannot_do_is_refused_by_name(start_engine, fields, words):
-    with model_that_says(start_engine, "x") as http:
-        response = ask(http, **{"tools": ANTHROPIC_TOOLS, **fields})
+def test_what_anthropics_tools_cannot_do_is_refused_by_name(serve_text, fields, words):
+    http = serve_text("x", TEMPLATE)
+    response = ask(http, **{"tools": ANTHROPIC_TOOLS, **fields})
     assert response.status_code == 400
     assert words in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_ollamas_message_has_thinking_and_calls(start_engine, stream):
-    with model_that_says(start_engine, TEXT) as http:
-        response = chat(http, tools=TOOLS, think=True, stream=stream)
+def test_ollamas_message_has_thinking_and_calls(serve_text, stream):
+    http = serve_text(TEXT, TEMPLATE)
+    response = chat(http, tools=TOOLS, think=True, stream=stream)
     parts = [json.loads(line) for line in response.text.splitlines()]
     messages = [part["message"] for part in parts]
     assert "".join(message.get("thinking", "") for message in messages) == "Paris?"
@@ -148,25 +137,25 @@ def test_ollamas_message_has_thinking_and_calls(start_engine, stream):
     assert parts[-1]["done_reason"] == "stop"
 
 
-def test_ollamas_think_false_goes_to_the_template(start_engine):
-    with model_that_says(start_engine, "Hello") as http:
-        message = chat(http, think=False, stream=False).json()["message"]
-        assert message == {"role": "assistant", "content": "Hello"}
-        body = {"model": "fake", "prompt": "Hi", "stream": False}
-        assert http.post("/api/generate", json=body).json()["thinking"] == "Hello"
-        answer = http.post("/api/generate", json={**body, "think": False}).json()
-        assert (answer["response"], "thinking" in answer) == ("Hello", False)
-        shown = http.post("/api/show", json={"model": "fake"}).json()
-        assert shown["capabilities"] == ["completion", "tools", "thinking"]
+def test_ollamas_think_false_goes_to_the_template(serve_text):
+    http = serve_text("Hello", TEMPLATE)
+    message = chat(http, think=False, stream=False).json()["message"]
+    assert message == {"role": "assistant", "content": "Hello"}
+    body = {"model": "fake", "prompt": "Hi", "stream": False}
+    assert http.post("/api/generate", json=body).json()["thinking"] == "Hello"
+    answer = http.post("/api/generate", json={**body, "think": False}).json()
+    assert (answer["response"], "thinking" in answer) == ("Hello", False)
+    shown = http.post("/api/show", json={"model": "fake"}).json()
+    assert shown["capabilities"] == ["completion", "tools", "thinking"]
 
 
-def test_an_answer_of_ollamas_goes_back_into_the_conversation(start_engine):
-    with model_that_says(start_engine, TEXT) as http:
-        message = chat(http, tools=TOOLS, stream=False).json()["message"]
-        result = {"role": "tool", "tool_name": "get_weather", "content": "9"}
-        again = chat(http, messages=[*HELLO, message, result], think=False)
-        assert again.status_code == 200
-        prompt = TOKENIZER.decode(http.engine.requests[1].prompt_token_ids)
+def test_an_answer_of_ollamas_goes_back_into_the_conversation(serve_text):
+    http = serve_text(TEXT, TEMPLATE)
+    message = chat(http, tools=TOOLS, stream=False).json()["message"]
+    result = {"role": "tool", "tool_name": "get_weather", "content": "9"}
+    again = chat(http, messages=[*HELLO, message, result], think=False)
+    assert again.status_code == 200
+    prompt = TOKENIZER.decode(http.engine.requests[1].prompt_token_ids)
     assert prompt == "user:Hi;assistant:Paris?I look.!Paris!Rome;tool:9;"
 
 
@@ -174,8 +163,8 @@ def test_an_answer_of_ollamas_goes_back_into_the_conversation(start_engine):
     ("fields", "words"),
     [({"think": "high"}, "reasoning_effort"), ({"tools": [{"type": "x"}]}, "tools[0]")],
 )
-def test_what_ollamas_models_cannot_do_is_refused_by_name(start_engine, fields, words):
-    with model_that_says(start_engine, "x") as http:
-        response = chat(http, **fields)
+def test_what_ollamas_models_cannot_do_is_refused_by_name(serve_text, fields, words):
+    http = serve_text("x", TEMPLATE)
+    response = chat(http, **fields)
     assert response.status_code == 400
     assert words in response.json()["error"]
