@@ -39,6 +39,8 @@ from frontend.http.generation.answers import (
 )
 from frontend.http.generation.chat import offered_tools
 from frontend.http.generation.conversation import check_role, template_tools
+from frontend.http.generation.parameters import sampling_params
+from frontend.http.generation.requests import GenerationRequest
 from frontend.http.ollama import bodies
 from frontend.http.ollama.context import Context
 from frontend.http.ollama.models import find_model, served_model
@@ -47,14 +49,13 @@ from frontend.http.operations import operation
 from frontend.http.tools.calls import ToolCall
 from frontend.inputs.prompts import TokensPrompt
 from frontend.outputs import RequestOutput
-from frontend.sampling_params import FIRST_ANSWER_SAMPLING, RequestOutputKind, SamplingParams
+from frontend.sampling_params import FIRST_ANSWER_SAMPLING, SamplingParams
 from frontend.structured_outputs import StructuredOutputsParams
 from frontend.text.long_texts import read_texts
 
-_SAME_NAMES = ("temperature", "top_p", "top_k", "min_p", "seed", "stop")
+_SAME_NAMES = set(bodies.Options.__struct_fields__) & set(GenerationRequest.__struct_fields__)
 _ROLES = ("system", "user", "assistant", "tool")
 _PLAIN = AnswerFormat()
-_PENALTIES = ("presence_penalty", "frequency_penalty")
 
 
 @operation(
@@ -205,8 +206,6 @@ def _template_message(message: bodies.ConversationMessage) -> dict[str, Any]:
 def _sampling_params(run: "_Run", num_prompt_tokens: int) -> SamplingParams:
     llm, asked = run.llm, run.asked
     options = asked.options or bodies.Options()
-    given = {name: getattr(options, name) for name in (*_SAME_NAMES, *_PENALTIES)}
-    given["repetition_penalty"] = options.repeat_penalty
     max_tokens = int(options.num_predict or 0) if (options.num_predict or 0) > 0 else None
     if options.num_ctx is not None:
         room = int(options.num_ctx) - num_prompt_tokens
@@ -217,18 +216,22 @@ def _sampling_params(run: "_Run", num_prompt_tokens: int) -> SamplingParams:
                 f"{options.num_ctx}; shorten it, or raise num_ctx",
             )
         max_tokens = min(max_tokens or room, room)
-    defaults = SamplingParams.from_defaults(llm.model.default_sampling or FIRST_ANSWER_SAMPLING)
-    return dataclasses.replace(
-        defaults,
-        **{name: value for name, value in given.items() if value is not None},
-        extra_args=asked.vllm_xargs,
-        max_tokens=max_tokens,
-        structured_outputs=run.parts.structured_outputs,
+    like_ours = GenerationRequest(
+        stream=asked.stream is not False,
+        repetition_penalty=options.repeat_penalty,
         skip_special_tokens=not run.parts.shows_special_tokens,
+        vllm_xargs=asked.vllm_xargs,
+    )
+    recommended = {} if llm.model.default_sampling else FIRST_ANSWER_SAMPLING
+    for name in _SAME_NAMES:
+        value = getattr(options, name)
+        setattr(like_ours, name, recommended.get(name) if value is None else value)
+    return sampling_params(
+        llm,
+        like_ours,
+        max_tokens=max_tokens,
         logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
-        output_kind=(
-            RequestOutputKind.FINAL_ONLY if asked.stream is False else RequestOutputKind.DELTA
-        ),
+        constrained=run.parts.structured_outputs,
     )
 
 
