@@ -6,6 +6,7 @@ import dataclasses
 import json
 import threading
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import uvicorn
 
@@ -45,6 +46,14 @@ def serving_models(models: ServedModels, **settings: object) -> Iterator[str]:
         server.should_exit = True
         thread.join(10)
         assert not thread.is_alive()
+
+
+def key_file(folder: Path, *keys: dict[str, object], mode: int = 0o600) -> Path:
+    """A file of API keys."""
+    file = folder / "keys.json"
+    file.write_text(json.dumps({"keys": keys}))
+    file.chmod(mode)
+    return file
 
 
 def events_of(response):

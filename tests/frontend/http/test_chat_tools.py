@@ -49,6 +49,20 @@ def joined(events):
     return content, reasoning, [tuple(call) for call in calls.values()], reasons[-1]
 
 
+def answered(http, *, stream, **fields):
+    """As `joined`, whole or as a stream."""
+    response = chat(http, stream=stream, **fields)
+    if stream:
+        return joined(events_of(response))
+    (choice,) = response.json()["choices"]
+    message = choice["message"]
+    functions = [call["function"] for call in message.get("tool_calls", ())]
+    calls = [(function["name"], function["arguments"]) for function in functions]
+    content, reasoning = message["content"], message.get("reasoning", "")
+    assert (content is None) == (not content and bool(calls or reasoning))
+    return content or "", reasoning, calls, choice["finish_reason"]
+
+
 @pytest.mark.parametrize(
     ("name", "case"),
     [
@@ -65,18 +79,7 @@ def joined(events):
 def test_calls_come_as_such_and_text_beside_them_as_content(serve_text, name, case, stream):
     output = OUTPUTS[name][case]
     http = serve_text(output.text, TEMPLATE.replace("MARKERS", MARKERS[name]))
-    response = chat(http, tools=TOOLS, stream=stream)
-    if stream:
-        content, _, calls, reason = joined(events_of(response))
-    else:
-        (choice,) = response.json()["choices"]
-        message, reason = choice["message"], choice["finish_reason"]
-        content = message["content"] or ""
-        calls = [
-            (call["function"]["name"], call["function"]["arguments"])
-            for call in message.get("tool_calls", ())
-        ]
-        assert (message["content"] is None) == (not output.content)
+    content, _, calls, reason = answered(http, stream=stream, tools=TOOLS)
     assert (content, tuple(calls)) == (output.content, output.calls)
     assert reason == ("tool_calls" if output.calls else "stop")
 
@@ -192,25 +195,10 @@ def test_the_parser_can_be_named(serve_text):
 @pytest.mark.parametrize("stream", [False, True])
 def test_reasoning_is_a_field_of_its_own(serve_text, stream):
     http = serve_text("Two and two.\n</think>\n\nFour.", THINKS)
-    response = chat(http, stream=stream)
-    if stream:
-        content, reasoning, _, reason = joined(events_of(response))
-    else:
-        (choice,) = response.json()["choices"]
-        content, reasoning = choice["message"]["content"], choice["message"]["reasoning"]
-        reason = choice["finish_reason"]
-    assert (reasoning, content, reason) == ("Two and two.\n", "\n\nFour.", "stop")
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_reasoning_is_left_out_where_it_is_not_included(serve_text, stream):
-    http = serve_text("Two and two.\n</think>Four.", THINKS)
-    response = chat(http, stream=stream, include_reasoning=False)
-    assert "reasoning" not in response.text
-    if stream:
-        assert joined(events_of(response)) == ("Four.", "", [], "stop")
-    else:
-        assert response.json()["choices"][0]["message"]["content"] == "Four."
+    thought, said = "Two and two.\n", "\n\nFour."
+    assert answered(http, stream=stream) == (said, thought, [], "stop")
+    assert answered(http, stream=stream, include_reasoning=False) == (said, "", [], "stop")
+    assert "reasoning" not in chat(http, stream=stream, include_reasoning=False).text
 
 
 def test_a_model_that_is_told_not_to_think_answers_at_once(serve_text):

@@ -1,12 +1,11 @@
 """What the server says of its engines and of unfinished requests."""
 
 import contextlib
-import json
 
 import httpx
 import pytest
 from fake_engine import FakeEngine, wait_until
-from http_server import serving, serving_models
+from http_server import key_file, serving, serving_models
 
 from frontend.async_llm import AsyncLLM
 from frontend.http.served_models import ServedModel, ServedModels
@@ -85,10 +84,9 @@ def test_unfinished_requests_say_why_they_wait_and_nothing_of_their_text(start_e
 
 def test_a_key_that_is_no_admins_sees_its_own_requests_only(start_engine, tmp_path):
     engine = start_engine(step_s=0.02)
-    file = tmp_path / "keys.json"
-    keys = [{"name": name, "key": name, "admin": name == "root"} for name in ("ann", "bob", "root")]
-    file.write_text(json.dumps({"keys": keys}))
-    file.chmod(0o600)
+    names = ("ann", "bob", "root")
+    keys = [{"name": name, "key": name, "admin": name == "root"} for name in names]
+    file = key_file(tmp_path, *keys)
 
     def tenants(key):
         listed = httpx.get(f"{url}/v1/requests", headers={"x-api-key": key}).json()
@@ -184,10 +182,8 @@ def test_metrics_of_a_models_engines_have_their_own_labels(two):
         for each in two:
             assert f'engine_core_up{{address="{each.address}",model_name="small"}} 1.0' in lines
             label = f'{{engine="{each.engine_id}",model_name="fake",served_model_name="small"}}'
-            assert (
-                sum(each.startswith(f"engine_core_num_requests_running{label}") for each in lines)
-                == 1
-            )
+            running = f"engine_core_num_requests_running{label}"
+            assert sum(each.startswith(running) for each in lines) == 1
         other.stop()
         lines = httpx.get(f"{url}/metrics").text.splitlines()
         assert f'engine_core_up{{address="{one.address}",model_name="small"}} 1.0' in lines

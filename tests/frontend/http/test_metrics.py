@@ -1,7 +1,7 @@
 """GET /metrics: what Prometheus' own parser reads of it, from requests and from the engine."""
 
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import msgspec
@@ -155,11 +155,8 @@ def test_scrapes_at_once_share_one_call_to_the_engine(engine, url):
     scrape(url)
     before = engine.num_statistics
     engine.mute = True
-    threads = [threading.Thread(target=scrape, args=[url]) for _ in range(5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(scrape, [url] * 5))
     engine.mute = False
     assert engine.num_statistics - before <= 1
 

@@ -3,8 +3,8 @@
 import contextlib
 import math
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -50,6 +50,10 @@ class Server:
     def complete(self, name, **more):
         body = {"model": name, "prompt": "Hello", "max_tokens": 3, **more}
         return self.http.post("/v1/completions", json=body)
+
+    def completed_at_once(self, number, name):
+        with ThreadPoolExecutor() as pool:
+            return list(pool.map(self.complete, [name] * number))
 
     def state(self, name):
         return self.http.get("/health").json()["engines"][name]
@@ -108,14 +112,8 @@ def test_wrong_options_of_daemons_are_refused_before_any_is_started(options, wor
 
 def test_all_who_ask_first_get_one_daemon_and_the_next_ones_the_same(serve):
     server = serve("small", "other")
-    statuses = []
-    ask = lambda: statuses.append(server.complete("small").status_code)  # noqa: E731
-    threads = [threading.Thread(target=ask) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [*statuses, server.complete("small").status_code] == [200] * 5
+    answers = [*server.completed_at_once(4, "small"), server.complete("small")]
+    assert [answer.status_code for answer in answers] == [200] * 5
     assert len(server.pids("small")) == 1
     assert server.pids("other") == []
     assert server.http.get("/ready").json()["engines"] == {"small": "ok", "other": "stopped"}
@@ -261,14 +259,7 @@ def test_a_daemon_that_finds_no_memory_is_tried_again_without_an_idle_one(serve)
 
 def test_a_failed_start_is_one_503_with_the_logs_last_line_for_each_who_waits(serve):
     server = serve("broken", "absent")
-    answers = []
-    threads = [
-        threading.Thread(target=lambda: answers.append(server.complete("broken"))) for _ in range(3)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    answers = server.completed_at_once(3, "broken")
     assert [answer.status_code for answer in answers] == [503] * 3
     (text,) = {answer.json()["error"]["message"] for answer in answers}
     assert "ended with exit code 3" in text

@@ -6,7 +6,7 @@ from itertools import pairwise
 import httpx
 import pytest
 from fake_model import expected_text
-from http_server import TEMPLATE, serving
+from http_server import TEMPLATE, key_file, serving
 from tool_outputs import OUTPUTS
 
 from frontend.http.responses.store import ResponseStore, StoredResponse
@@ -155,10 +155,8 @@ def test_what_is_not_stored_cannot_be_continued(serve_text):
 
 
 def test_the_response_of_one_key_is_unknown_to_another(engine, tmp_path):
-    keys = tmp_path / "keys.json"
     entries = [{"name": name, "key": f"key-of-{name}"} for name in ("ann", "bob")]
-    keys.write_text(json.dumps({"keys": entries}))
-    keys.chmod(0o600)
+    keys = key_file(tmp_path, *entries)
     with serving(engine.address, api_key_file=keys) as url:
         ann, bob = (
             httpx.Client(base_url=url, headers={"authorization": f"Bearer key-of-{name}"})

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from fake_engine import FakeEngine
 from fake_model import snapshot
-from http_server import serving, serving_models
+from http_server import key_file, serving, serving_models
 from test_health import asking
 
 from frontend.async_llm import AsyncLLM
@@ -174,10 +174,9 @@ def test_each_engine_of_one_model_can_be_watched(engine):
 
 def test_with_keys_only_an_admins_shows_the_requests_of_others(start_engine, tmp_path):
     engine = start_engine(step_s=0.02)
-    file = tmp_path / "keys.json"
-    keys = [{"name": name, "key": name, "admin": name == "root"} for name in ("ann", "bob", "root")]
-    file.write_text(json.dumps({"keys": keys}))
-    file.chmod(0o600)
+    names = ("ann", "bob", "root")
+    keys = [{"name": name, "key": name, "admin": name == "root"} for name in names]
+    file = key_file(tmp_path, *keys)
 
     def seen(key):
         with watching(url, **{"x-api-key": key}) as events:

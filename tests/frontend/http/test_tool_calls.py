@@ -10,11 +10,7 @@ from tool_outputs import OUTPUTS
 from frontend.http.tools.calls import ArgumentsDelta, ToolCall
 from frontend.http.tools.stream import FORMATS, ToolCallStream, format_of_template
 
-CASES = [
-    pytest.param(name, output, id=f"{name}: {case}")
-    for name, outputs in OUTPUTS.items()
-    for case, output in outputs.items()
-]
+CASES = [(name, case) for name, outputs in OUTPUTS.items() for case in outputs]
 
 
 def parsed(name, pieces, *, streams_arguments=False):
@@ -33,25 +29,6 @@ def parsed(name, pieces, *, streams_arguments=False):
     return content, tuple(calls)
 
 
-@pytest.mark.parametrize(("name", "output"), CASES)
-def test_calls_are_found_and_all_other_text_is_passed_on(name, output):
-    assert parsed(name, [output.text]) == (output.content, output.calls)
-    for _, arguments in output.calls:
-        assert isinstance(json.loads(arguments), dict)
-
-
-@pytest.mark.parametrize(("name", "output"), CASES)
-def test_cut_at_every_character_the_result_is_the_same(name, output):
-    assert parsed(name, list(output.text)) == (output.content, output.calls)
-
-
-@pytest.mark.parametrize(("name", "output"), CASES)
-def test_cut_once_anywhere_the_result_is_the_same(name, output):
-    text = output.text
-    for cut in range(1, min(len(text), 400)):
-        assert parsed(name, [text[:cut], text[cut:]]) == (output.content, output.calls), cut
-
-
 BEGUN = {
     ("hermes", "cut in the arguments"): ("", (("f", '{"a": "x'),)),
     ("hermes", "half of a surrogate pair"): ("}</tool_call>", (("f", '{"a": "\\ud83d"}'),)),
@@ -67,16 +44,24 @@ BEGUN = {
 """Where arguments are passed on as they come: calls that do not end as calls do."""
 
 
-@pytest.mark.parametrize(("name", "output"), CASES)
-def test_arguments_in_pieces_are_those_of_the_whole_answer(name, output):
-    case = next(key for key, value in OUTPUTS[name].items() if value is output)
-    expected = BEGUN.get((name, case), (output.content, output.calls))
-    text = output.text
-    assert parsed(name, [text], streams_arguments=True) == expected
-    assert parsed(name, list(text), streams_arguments=True) == expected
+def in_pieces(text):
+    """Whole, in characters, and cut once anywhere."""
+    yield [text]
+    yield list(text)
     for cut in range(1, min(len(text), 400)):
-        pieces = [text[:cut], text[cut:]]
-        assert parsed(name, pieces, streams_arguments=True) == expected, cut
+        yield [text[:cut], text[cut:]]
+
+
+@pytest.mark.parametrize(("name", "case"), CASES)
+def test_calls_are_found_and_all_other_text_is_passed_on_whatever_the_pieces(name, case):
+    output = OUTPUTS[name][case]
+    whole = output.content, output.calls
+    begun = BEGUN.get((name, case), whole)
+    for pieces in in_pieces(output.text):
+        assert parsed(name, pieces) == whole, pieces
+        assert parsed(name, pieces, streams_arguments=True) == begun, pieces
+    for _, arguments in output.calls:
+        assert isinstance(json.loads(arguments), dict)
 
 
 @pytest.mark.parametrize(
