@@ -10,10 +10,13 @@ from frontend.http.generation.requests import GenerationRequest
 from frontend.sampling_params import RepetitionDetectionParams, RequestOutputKind, SamplingParams
 from frontend.structured_outputs import StructuredOutputsParams
 
-_SAME_NAMES = {each.name for each in dataclasses.fields(SamplingParams)}.intersection(
-    GenerationRequest.__struct_fields__
-)
-"""A parameter is a field of both, unless it is said in another form."""
+
+def same_names(body: type[msgspec.Struct]) -> set[str]:
+    """The sampling parameters that are fields of a body in the same form."""
+    return {each.name for each in dataclasses.fields(SamplingParams)} & {*body.__struct_fields__}
+
+
+_SAME_NAMES = same_names(GenerationRequest)
 
 
 def sampling_params(

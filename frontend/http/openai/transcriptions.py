@@ -16,6 +16,7 @@ from frontend.async_llm import AsyncLLM
 from frontend.http.api_errors import ApiError
 from frontend.http.event_stream import json_response, until_disconnect
 from frontend.http.exchange import Exchange, exchange_of
+from frontend.http.generation.parameters import same_names
 from frontend.http.operations import operation
 from frontend.http.served_models import served_models
 from frontend.inputs.encoder_prompts import EncoderDecoderPrompt, EncoderPrompts
@@ -244,14 +245,7 @@ class _Hearing:
         asked = self._asked
         start = await read_texts(self._decoder_start, len(asked.prompt or ""))
         params = SamplingParams(
-            temperature=asked.temperature,
-            top_p=asked.top_p,
-            top_k=asked.top_k,
-            min_p=asked.min_p,
-            seed=asked.seed,
-            repetition_penalty=asked.repetition_penalty,
-            presence_penalty=asked.presence_penalty,
-            frequency_penalty=asked.frequency_penalty,
+            **{name: getattr(asked, name) for name in same_names(TranscriptionRequest)},
             max_tokens=asked.max_completion_tokens,
             logprobs=0 if asked.response_format == "verbose_json" else None,
         )

@@ -96,6 +96,7 @@ def test_unknown_nulls_are_dropped_at_every_place_in_one_pass(monkeypatch):
     [
         ({"messages": [{"role": "user", "content": "a", "x": 1}], "y": None}, "messages[0].x"),
         ({"messages": [{"role": "user", "content": "a"}], "x": None, "z": 0}, "z"),
+        ({"messages": [{"role": "user", "x": None}, {"role": "user", "x": 0}]}, "messages[1].x"),
     ],
 )
 def test_an_unknown_field_that_asks_for_something_is_refused_by_name(fields, param):

@@ -64,15 +64,6 @@ def test_null_is_as_good_as_no_field_in_messages_too(http, engine):
     assert "a" in refusal(chat(http, chat_template_kwargs=variables, seed=None, b=None))["message"]
 
 
-def test_unknown_fields_are_refused_by_name_beside_nulls(http):
-    assert refusal(chat(http, first=None, second=1, third=None))["param"] == "second"
-    messages = [{**HELLO[0], "a": None}, {**HELLO[0], "a": 0}]
-    assert refusal(chat(http, messages=messages))["param"] == "messages[1].a"
-    many = {f"field{number}": None for number in range(100)}
-    assert chat(http, **many).status_code == 200
-    assert refusal(chat(http, **many, second=1))["param"] == "second"
-
-
 def test_fields_that_ask_for_what_is_done_anyway_are_taken(http):
     for fields in (
         {"top_logprobs": 0},

@@ -249,28 +249,28 @@ def test_what_a_conversation_cannot_have_is_refused_by_name(http_of_refusals):
 
 
 @pytest.mark.parametrize("names", [(), ("small",), ("small:latest",), ("small:1b", "other")])
-def test_models_go_by_their_names_with_a_tag_or_without(engine, names):
-    with serving(engine.address, *names) as url, httpx.Client(base_url=url) as http:
-        models = http.get("/api/tags").json()["models"]
-        tagged = [name if ":" in name else f"{name}:latest" for name in names or ("fake",)]
-        assert [model["model"] for model in models] == tagged
-        assert [model["name"] for model in http.get("/api/ps").json()["models"]] == tagged
-        for path in ("/api/tags", "/api/ps"):
-            for model in http.get(path).json()["models"]:
-                details = model["details"]
-                assert (model["size"], details["format"]) == (98_000_000, "gguf")
-                assert (details["parameter_size"], details["quantization_level"]) == (
-                    "134.52M", "Q4_1",
-                )  # fmt: skip
-        for name in {*tagged, *(name.removesuffix(":latest") for name in tagged)}:
-            assert chat(http, model=name, stream=False).json()["model"] == name
-            shown = http.post("/api/show", json={"model": name}).json()
-            assert shown["model_info"][shown["details"]["family"] + ".context_length"] == 512
-            assert shown["capabilities"] == ["completion"]
-            lines = lines_of(http.post("/api/pull", json={"model": name}))
-            assert lines[-1] == {"status": "success"}
-        for path in ("chat", "generate", "show", "pull"):
-            assert "llama9" in error_of(http.post(f"/api/{path}", json={"model": "llama9"}), 404)
+def test_models_go_by_their_names_with_a_tag_or_without(serve, names):
+    http = serve(*names)
+    models = http.get("/api/tags").json()["models"]
+    tagged = [name if ":" in name else f"{name}:latest" for name in names or ("fake",)]
+    assert [model["model"] for model in models] == tagged
+    assert [model["name"] for model in http.get("/api/ps").json()["models"]] == tagged
+    for path in ("/api/tags", "/api/ps"):
+        for model in http.get(path).json()["models"]:
+            details = model["details"]
+            assert (model["size"], details["format"]) == (98_000_000, "gguf")
+            assert (details["parameter_size"], details["quantization_level"]) == (
+                "134.52M", "Q4_1",
+            )  # fmt: skip
+    for name in {*tagged, *(name.removesuffix(":latest") for name in tagged)}:
+        assert chat(http, model=name, stream=False).json()["model"] == name
+        shown = http.post("/api/show", json={"model": name}).json()
+        assert shown["model_info"][shown["details"]["family"] + ".context_length"] == 512
+        assert shown["capabilities"] == ["completion"]
+        lines = lines_of(http.post("/api/pull", json={"model": name}))
+        assert lines[-1] == {"status": "success"}
+    for path in ("chat", "generate", "show", "pull"):
+        assert "llama9" in error_of(http.post(f"/api/{path}", json={"model": "llama9"}), 404)
 
 
 def test_models_of_an_engine_that_is_away_are_listed_and_not_loaded(address):

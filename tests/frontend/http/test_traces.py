@@ -19,6 +19,7 @@ from frontend.http.traces import check_endpoint
 
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 PARENT_ID = "00f067aa0ba902b7"
+COMPLETION = {"prompt": "a"}
 HELLO = {"messages": [{"role": "user", "content": "secret words"}], "max_tokens": 8}
 NS = 1_000_000_000
 
@@ -62,13 +63,23 @@ def collector():
         yield collector
 
 
-def traced(engine, collector, ask):
-    """All spans of what `ask` did with a server, by name, the whole request's under "request"."""
+@contextlib.contextmanager
+def traced_server(engine, endpoint):
     with (
-        serving(engine.address, "small", otlp_traces_endpoint=collector.endpoint) as url,
+        serving(engine.address, "small", otlp_traces_endpoint=endpoint) as url,
         httpx.Client(base_url=url, timeout=20) as http,
     ):
-        ask(http)
+        yield http
+
+
+def traced(engine, collector, path="/v1/completions", body=COMPLETION, **headers):
+    """All spans of one request, by name, the whole request's under "request"."""
+    with traced_server(engine, collector.endpoint) as http:
+        assert http.post(path, json=body, headers=headers).status_code == 200
+    return by_name(collector)
+
+
+def by_name(collector):
     spans = collector.spans()
     ids = {span.span_id for span in spans}
     return {span.name if span.parent_span_id in ids else "request": span for span in spans}
@@ -81,7 +92,7 @@ def attributes(span):
 
 
 def test_a_request_is_a_span_with_its_phases_behind_each_other(engine, collector):
-    spans = traced(engine, collector, lambda http: http.post("/v1/chat/completions", json=HELLO))
+    spans = traced(engine, collector, "/v1/chat/completions", HELLO)
     request = spans.pop("request")
     assert request.name == "chat small"
     assert list(spans) == ["queued", "prefill", "decode", "detokenise"]
@@ -95,14 +106,10 @@ def test_a_request_is_a_span_with_its_phases_behind_each_other(engine, collector
 
 
 def test_a_span_says_what_was_asked_and_used_by_the_conventions_and_by_vllm(engine, collector):
-    usage = {}
-
-    def ask(http):
-        body = HELLO | {"temperature": 0.5, "top_k": 7, "n": 2}
-        response = http.post("/v1/chat/completions", json=body, headers={"x-request-id": "ab"})
-        usage.update(response.json()["usage"])
-
-    span = traced(engine, collector, ask)["request"]
+    body = HELLO | {"temperature": 0.5, "top_k": 7, "n": 2}
+    num_tokens = len("user:secret words;")
+    spans = traced(engine, collector, "/v1/chat/completions", body, **{"x-request-id": "ab"})
+    span = spans["request"]
     found = attributes(span)
     reasons = found.pop("gen_ai.response.finish_reasons")
     assert [each.string_value for each in reasons.values] == ["length", "length"]
@@ -113,8 +120,8 @@ def test_a_span_says_what_was_asked_and_used_by_the_conventions_and_by_vllm(engi
         "gen_ai.request.top_k": 7,
         "gen_ai.request.max_tokens": 8,
         "gen_ai.request.choice.count": 2,
-        "gen_ai.usage.input_tokens": usage["prompt_tokens"],
-        "gen_ai.usage.prompt_tokens": usage["prompt_tokens"],
+        "gen_ai.usage.input_tokens": num_tokens,
+        "gen_ai.usage.prompt_tokens": num_tokens,
         "gen_ai.usage.output_tokens": 16,
         "gen_ai.usage.completion_tokens": 16,
     }
@@ -128,12 +135,7 @@ def test_a_span_says_what_was_asked_and_used_by_the_conventions_and_by_vllm(engi
 
 
 def test_the_parent_is_the_one_of_the_header(engine, collector):
-    headers = {"traceparent": f"00-{TRACE_ID}-{PARENT_ID}-01"}
-
-    def ask(http):
-        http.post("/v1/completions", json={"prompt": "a"}, headers=headers)
-
-    spans = traced(engine, collector, ask)
+    spans = traced(engine, collector, traceparent=f"00-{TRACE_ID}-{PARENT_ID}-01")
     assert {span.trace_id.hex() for span in spans.values()} == {TRACE_ID}
     assert spans["request"].parent_span_id.hex() == PARENT_ID
     assert spans["request"].name == "text_completion small"
@@ -145,22 +147,17 @@ def test_the_parent_is_the_one_of_the_header(engine, collector):
 def test_an_unsampled_parent_is_obeyed_and_a_broken_header_is_no_parent(
     engine, collector, header, count
 ):
-    def ask(http):
-        answer = http.post("/v1/completions", json={"prompt": "a"}, headers={"traceparent": header})
-        assert answer.status_code == 200
-
-    assert len(traced(engine, collector, ask)) == count
+    assert len(traced(engine, collector, traceparent=header)) == count
 
 
 def test_a_stream_that_its_reader_left_is_a_span_with_an_error(engine, collector):
-    def ask(http):
-        body = {"prompt": "a", "max_tokens": 400, "stream": True, "ignore_eos": True}
-        engine.step_s = 0.02
+    body = {"prompt": "a", "max_tokens": 400, "stream": True, "ignore_eos": True}
+    engine.step_s = 0.02
+    with traced_server(engine, collector.endpoint) as http:
         with http.stream("POST", "/v1/completions", json=body) as response:
             next(response.iter_bytes())
         wait_until(lambda: bool(engine.aborted))
-
-    spans = traced(engine, collector, ask)
+    spans = by_name(collector)
     assert attributes(spans["request"])["error.type"] == "cancelled"
     assert spans["request"].status.code == 2
     assert set(spans) == {"request", "decode", "detokenise"}
@@ -180,16 +177,15 @@ def test_a_collector_that_is_away_is_one_line_and_no_request_waits(engine, caplo
     caplog.set_level(logging.WARNING)
     with (
         contextlib.ExitStack() as later,
-        serving(engine.address, "small", otlp_traces_endpoint=endpoint) as url,
-        httpx.Client(base_url=url, timeout=20) as http,
+        traced_server(engine, endpoint) as http,
     ):
         for _ in range(3):
-            assert http.post("/v1/completions", json={"prompt": "a"}).status_code == 200
+            assert http.post("/v1/completions", json=COMPLETION).status_code == 200
             wait_until(lambda: bool(caplog.records))
         collector = later.enter_context(contextlib.closing(Collector(port)))
 
         def taken():
-            http.post("/v1/completions", json={"prompt": "a"})
+            http.post("/v1/completions", json=COMPLETION)
             return bool(collector.batches)
 
         wait_until(taken)
