@@ -1,15 +1,15 @@
 """What an engine counts, as metrics: the same from every server of that engine."""
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from operator import attrgetter
-from typing import Literal
+from typing import Any, Literal
 
 from protocol.calls import EngineState, EngineStatistics
 
-Samples = Iterable[tuple[tuple[str, ...], float]]
-"""Values of labels, and the number."""
+Values = float | Mapping[Any, float]
+"""A number, or several: by the value of their label, or by a tuple of values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,82 +17,61 @@ class EngineMetric:
     """
     Args:
         name: without prefix; a counter's also without its suffix, `_total`.
+        values: a field of the statistics, or what is made of them.
         labels: beside the model and the engine.
-        vllm: the name and labels that vLLM has for the same numbers, if it has.
+        in_vllm: whether vLLM has the same numbers under this name and these labels.
     """
 
     kind: Literal["counter", "gauge"]
     name: str
     text: str
-    samples: Callable[[EngineStatistics], Samples]
+    values: str | Callable[[EngineStatistics], Values]
     labels: tuple[str, ...] = ()
-    vllm: tuple[str, ...] | None = None
+    in_vllm: bool = False
+
+    def samples(self, now: EngineStatistics) -> Iterable[tuple[tuple[str, ...], float]]:
+        """Values of labels, and the number."""
+        found = getattr(now, self.values) if isinstance(self.values, str) else self.values(now)
+        numbers = found if isinstance(found, Mapping) else {(): found}
+        for key, number in numbers.items():
+            yield key if isinstance(key, tuple) else (key,), number
 
 
-def _number(
-    kind: Literal["counter", "gauge"], name: str, text: str, field: str, *, in_vllm: bool = False
-) -> EngineMetric:
-    """A field of the statistics.
-
-    Args:
-        in_vllm: under the same name.
-    """
-    read = attrgetter(field)
-    return EngineMetric(
-        kind, name, text, lambda now: [((), read(now))], vllm=(name,) if in_vllm else None
-    )
+_gauge = partial(EngineMetric, "gauge")
+_counter = partial(EngineMetric, "counter")
 
 
-_gauge = partial(_number, "gauge")
-_counter = partial(_number, "counter")
-
-
-def _split(
-    name: str,
-    text: str,
-    samples: Callable[[EngineStatistics], Samples],
-    label: str,
-    vllm: tuple[str, ...] | None = None,
-) -> EngineMetric:
-    """A counter by one label."""
-    return EngineMetric("counter", name, text, samples, (label,), vllm)
-
-
-def _one(value: Callable[[EngineStatistics], float]) -> Callable[[EngineStatistics], Samples]:
-    return lambda now: [((), value(now))]
-
-
-def _by_name(
-    counts: Callable[[EngineStatistics], Mapping[str, float]],
-) -> Callable[[EngineStatistics], Samples]:
-    return lambda now: [((name,), count) for name, count in counts(now).items()]
-
-
-def _lookups(now: EngineStatistics) -> Samples:
+def _lookups(now: EngineStatistics) -> Values:
+    hits = now.num_lookup_hits_by_end
+    parts = {}
     for ended, count in now.num_lookups_by_end.items():
-        num_hits = now.num_lookup_hits_by_end.get(ended, 0)
-        yield ("hit", ended), num_hits
-        yield ("miss", ended), count - num_hits
+        parts["hit", ended] = hits.get(ended, 0)
+        parts["miss", ended] = count - hits.get(ended, 0)
+    return parts
 
 
-def _drafts(now: EngineStatistics) -> Samples:
-    for method, number in now.num_draft_tokens_by_method.items():
-        num_accepted = now.num_accepted_tokens_by_method.get(method, 0)
-        yield (method, "accepted"), num_accepted
-        yield (method, "rejected"), number - num_accepted
+def _drafts(now: EngineStatistics) -> Values:
+    accepted = now.num_accepted_tokens_by_method
+    parts = {}
+    for method, count in now.num_draft_tokens_by_method.items():
+        parts[method, "accepted"] = accepted.get(method, 0)
+        parts[method, "rejected"] = count - accepted.get(method, 0)
+    return parts
 
 
-def _by(**counts: float) -> Samples:
-    return [((name,), count) for name, count in counts.items()]
+def _pool(num_blocks: int, in_use: int, cached: int) -> Values:
+    return {"in_use": in_use, "cached": cached, "empty": max(0, num_blocks - in_use - cached)}
 
 
-def _pool(num_blocks: int, in_use: int, cached: int) -> Samples:
-    return _by(in_use=in_use, cached=cached, empty=max(0, num_blocks - in_use - cached))
-
-
-def _cached_tokens(now: EngineStatistics) -> Samples:
+def _cached_tokens(now: EngineStatistics) -> dict[str, int]:
     host, disk = now.num_host_cached_prompt_tokens, now.num_disk_cached_prompt_tokens
-    return _by(device=now.num_cached_prompt_tokens - host - disk, host=host, disk=disk)
+    return {"device": now.num_cached_prompt_tokens - host - disk, "host": host, "disk": disk}
+
+
+def _adapters(now: EngineStatistics) -> Values:
+    by_state = (now.num_running_by_adapter, now.num_waiting_by_adapter)
+    names = (",".join(sorted(each)) for each in by_state)
+    return {(str(now.max_loras), *names): time.time()} if now.max_loras else {}
 
 
 ENGINE_METRICS = [
@@ -106,23 +85,20 @@ ENGINE_METRICS = [
     _gauge("num_queued_tokens", "Tokens of the waiting requests.", "num_queued_tokens"),
     _gauge("max_wait_seconds", "Seconds since the oldest waiting request arrived.", "max_wait_s"),
     _gauge("num_clients", "Clients, of which a server is one.", "num_clients"),
-    EngineMetric(
-        "gauge",
+    _gauge(
         "kv_cache_usage_perc",
         "KV cache in use. 1 means 100 percent.",
-        _one(lambda now: now.num_blocks_in_use / max(1, now.num_blocks)),
-        vllm=("kv_cache_usage_perc",),
+        lambda now: now.num_blocks_in_use / max(1, now.num_blocks),
+        in_vllm=True,
     ),
-    EngineMetric(
-        "gauge",
+    _gauge(
         "kv_cache_blocks",
         "KV blocks by state.",
         lambda now: _pool(now.num_blocks, now.num_blocks_in_use, now.num_blocks_cached),
         labels=("state",),
     ),
     _gauge("kv_cache_shared_references", "Block references saved by sharing.", "num_blocks_shared"),
-    EngineMetric(
-        "gauge",
+    _gauge(
         "host_blocks",
         "Blocks of host memory by state.",
         lambda now: _pool(
@@ -131,11 +107,10 @@ ENGINE_METRICS = [
         labels=("state",),
     ),
     _gauge("disk_blocks", "KV blocks on disk.", "num_disk_blocks"),
-    EngineMetric(
-        "gauge",
+    _gauge(
         "engine_state",
         "1 for the state that the engine is in.",
-        lambda now: [((state.value,), float(state is now.state)) for state in EngineState],
+        lambda now: {state.value: float(state is now.state) for state in EngineState},
         labels=("state",),
     ),
     _gauge("uptime_seconds", "Seconds since the engine started.", "uptime_s"),
@@ -146,19 +121,19 @@ ENGINE_METRICS = [
         "num_prompt_tokens",
         in_vllm=True,
     ),
-    _split(
+    _counter(
         "prompt_tokens_cached_by_source",
         "Prompt tokens found in the prefix cache: on the device, in host memory, on disk.",
         _cached_tokens,
-        "source",
-        vllm=("prompt_tokens_cached_by_source", "source"),
+        ("source",),
+        in_vllm=True,
     ),
     _counter("generation_tokens", "Generated tokens.", "num_generated_tokens", in_vllm=True),
-    _split(
+    _counter(
         "scheduled_tokens",
         "Tokens computed in steps: prefill, several of a sequence; decode, one.",
-        lambda now: _by(prefill=now.num_prefill_tokens, decode=now.num_decode_tokens),
-        "phase",
+        lambda now: {"prefill": now.num_prefill_tokens, "decode": now.num_decode_tokens},
+        ("phase",),
     ),
     _counter(
         "spec_decode_num_drafts",
@@ -178,8 +153,7 @@ ENGINE_METRICS = [
         "num_accepted_tokens",
         in_vllm=True,
     ),
-    EngineMetric(
-        "counter",
+    _counter(
         "spec_decode_draft_tokens",
         "Drafts that were verified, by what made them and what became of them.",
         _drafts,
@@ -188,69 +162,57 @@ ENGINE_METRICS = [
     _counter("step_seconds", "Seconds in steps.", "step_time_s"),
     _counter("model_seconds", "Of step_seconds, those of the model runner.", "model_time_s"),
     _gauge("workers", "Processes that run the model.", "num_workers"),
-    _split(
+    _counter(
         "collective_bytes",
         "Sent by rank 0 to the other ranks.",
-        _by_name(lambda now: now.num_collective_bytes),
-        "part",
+        "num_collective_bytes",
+        ("part",),
     ),
-    _split(
+    _counter(
         "collective_seconds",
         "Of model_seconds, those in which rank 0 exchanged data with other ranks, or waited.",
-        _by_name(lambda now: now.collective_time_s),
-        "part",
+        "collective_time_s",
+        ("part",),
     ),
     _counter("first_tokens", "Requests that got their first token.", "num_first_tokens"),
-    _split(
+    _counter(
         "first_token_seconds",
         "Seconds of those to their first token: in the queue, and computing the prompt.",
-        lambda now: _by(queue=now.queue_time_s, prefill=now.ttft_s - now.queue_time_s),
-        "phase",
+        lambda now: {"queue": now.queue_time_s, "prefill": now.ttft_s - now.queue_time_s},
+        ("phase",),
     ),
-    _split(
+    _counter(
         "kv_transfer_blocks",
         "KV blocks that moved from engine to engine.",
-        lambda now: _by(sent=now.num_kv_blocks_sent, received=now.num_kv_blocks_received),
-        "direction",
+        lambda now: {"sent": now.num_kv_blocks_sent, "received": now.num_kv_blocks_received},
+        ("direction",),
     ),
-    _split(
+    _counter(
         "kv_transfer_bytes",
         "Bytes of those blocks.",
-        lambda now: _by(sent=now.num_kv_bytes_sent, received=now.num_kv_bytes_received),
-        "direction",
+        lambda now: {"sent": now.num_kv_bytes_sent, "received": now.num_kv_bytes_received},
+        ("direction",),
     ),
     _counter(
         "kv_transfer_seconds",
         "Seconds from the begin of each transfer of a prompt's blocks to its end.",
         "kv_receive_s",
     ),
-    _split(
+    _counter(
         "kv_transfer_failures",
         "KV blocks that were asked for and did not move, by reason; they are computed.",
-        _by_name(lambda now: now.num_kv_blocks_failed),
-        "reason",
+        "num_kv_blocks_failed",
+        ("reason",),
     ),
-    _split(
-        "requests_finished",
-        "Finished requests by reason.",
-        _by_name(lambda now: now.num_finished),
-        "reason",
-        vllm=("request_success", "finished_reason"),
-    ),
+    _counter("requests_finished", "Finished requests by reason.", "num_finished", ("reason",)),
     _counter("requests_refused", "Requests refused because the queue was full.", "num_refused"),
-    _split(
-        "preemptions",
-        "Preemptions by cause.",
-        _by_name(lambda now: now.num_preemptions_by_cause),
-        "cause",
-    ),
+    _counter("preemptions", "Preemptions by cause.", "num_preemptions_by_cause", ("cause",)),
     _counter(
         "preemptions_by_swap",
         "Preemptions with blocks copied to host memory.",
         "num_preemptions_by_swap",
     ),
-    EngineMetric(
-        "counter",
+    _counter(
         "prefix_cache_lookups",
         "First look-ups of prompts, by result and by why they ended.",
         _lookups,
@@ -261,29 +223,24 @@ ENGINE_METRICS = [
         "Full blocks freed because an equal one was cached.",
         "num_deduplicated_blocks",
     ),
-    _split(
+    _counter(
         "encoder_inputs",
         "Images and sounds, by whether they were encoded or found in the encoder cache.",
-        lambda now: _by(encoded=now.num_encoder_inputs, cached=now.num_encoder_cache_hits),
-        "result",
+        lambda now: {"encoded": now.num_encoder_inputs, "cached": now.num_encoder_cache_hits},
+        ("result",),
     ),
-    EngineMetric(
-        "gauge",
-        "encoder_cache_tokens",
-        "Tokens in the encoder cache.",
-        _one(lambda now: now.num_encoder_cache_tokens),
-    ),
-    _split(
+    _gauge("encoder_cache_tokens", "Tokens in the encoder cache.", "num_encoder_cache_tokens"),
+    _counter(
         "slo_requests",
         "Finished requests measured against SLOs, by whether they met all.",
-        lambda now: _by(met=now.num_slo_met, missed=now.num_slo_requests - now.num_slo_met),
-        "result",
+        lambda now: {"met": now.num_slo_met, "missed": now.num_slo_requests - now.num_slo_met},
+        ("result",),
     ),
-    _split(
+    _counter(
         "slo_violations",
         "Violations by SLO; a request may have both.",
-        lambda now: _by(ttft=now.num_slo_ttft_violations, tpot=now.num_slo_tpot_violations),
-        "slo",
+        lambda now: {"ttft": now.num_slo_ttft_violations, "tpot": now.num_slo_tpot_violations},
+        ("slo",),
     ),
     _counter(
         "refused_messages", "Messages of clients that could not be read.", "num_refused_messages"
@@ -292,6 +249,20 @@ ENGINE_METRICS = [
         "compilations_after_ready",
         "Kernels compiled while serving.",
         "num_compilations_after_ready",
+    ),
+    _gauge(
+        "cache_config_info",
+        "1, with the size of the KV cache on the device as labels.",
+        lambda now: {(str(now.block_size), str(now.num_blocks)): 1},
+        labels=("block_size", "num_gpu_blocks"),
+        in_vllm=True,
+    ),
+    _gauge(
+        "lora_requests_info",
+        "Unix time now, with the adapters of unfinished requests as labels.",
+        _adapters,
+        labels=("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
+        in_vllm=True,
     ),
 ]
 
@@ -302,19 +273,17 @@ VLLM_ONLY = [
         "num_prompt_tokens",
         in_vllm=True,
     ),
-    EngineMetric(
-        "counter",
+    _counter(
         "prefix_cache_hits",
         "Of those, tokens found on the device.",
-        _one(lambda now: dict(_cached_tokens(now))["device",]),
-        vllm=("prefix_cache_hits",),
+        lambda now: _cached_tokens(now)["device"],
+        in_vllm=True,
     ),
-    EngineMetric(
-        "counter",
+    _counter(
         "external_prefix_cache_hits",
         "Prompt tokens found in host memory and on disk.",
-        _one(lambda now: now.num_cached_prompt_tokens - dict(_cached_tokens(now))["device",]),
-        vllm=("external_prefix_cache_hits",),
+        lambda now: now.num_cached_prompt_tokens - _cached_tokens(now)["device"],
+        in_vllm=True,
     ),
     _counter(
         "prompt_tokens_cached",
@@ -323,5 +292,12 @@ VLLM_ONLY = [
         in_vllm=True,
     ),
     _counter("num_preemptions", "Preemptions.", "num_preemptions", in_vllm=True),
+    _counter(
+        "request_success",
+        "Finished requests by reason.",
+        "num_finished",
+        ("finished_reason",),
+        in_vllm=True,
+    ),
 ]
-"""Sums of ours, served under vLLM's names only."""
+"""Numbers of ours, served under vLLM's names and labels only."""

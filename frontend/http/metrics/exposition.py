@@ -1,7 +1,6 @@
 """GET /metrics: Prometheus text."""
 
 import asyncio
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
@@ -119,8 +118,6 @@ class _Scrape(Collector):
         for metric in (*ENGINE_METRICS, *(VLLM_ONLY if self._is_vllm else ())):
             yield self._engine_metric(metric)
         yield self._step_tokens()
-        yield self._cache_config()
-        yield self._lora_requests()
         named = self._by_model().items()
         yield from router_metrics((each[0].group, _served_name(*each)) for each in named)
         yield from self._request_histograms()
@@ -145,12 +142,10 @@ class _Scrape(Collector):
         yield up
 
     def _engine_metric(self, metric: EngineMetric) -> Metric:
-        prefix, name, labels = _PREFIX, metric.name, metric.labels
-        if self._is_vllm and metric.vllm is not None:
-            prefix, (name, *labels_of_vllm) = _VLLM, metric.vllm
-            labels = tuple(labels_of_vllm)
+        prefix = _VLLM if self._is_vllm and metric.in_vllm else _PREFIX
         kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-        family = kind(prefix + name, metric.text, labels=[*self._labels, *labels])
+        labels = [*self._labels, *metric.labels]
+        family = kind(prefix + metric.name, metric.text, labels=labels)
         for engine, answer in self._answers():
             for values, number in metric.samples(answer.now):
                 family.add_metric([*engine, *values], number)
@@ -165,32 +160,6 @@ class _Scrape(Collector):
             num_tokens = now.num_prefill_tokens + now.num_decode_tokens
             if counts:
                 add_histogram(family, engine, STEP_TOKENS_BOUNDS, counts, num_tokens)
-        return family
-
-    def _cache_config(self) -> Metric:
-        prefix = _VLLM if self._is_vllm else _PREFIX
-        labels = [*self._labels, "block_size", "num_gpu_blocks"]
-        text = "1, with the size of the KV cache on the device as labels."
-        family = GaugeMetricFamily(f"{prefix}cache_config_info", text, labels=labels)
-        for engine, answer in self._answers():
-            now = answer.now
-            family.add_metric([*engine, str(now.block_size), str(now.num_blocks)], 1)
-        return family
-
-    def _lora_requests(self) -> Metric:
-        """The adapters of unfinished requests in labels, as vLLM tells them."""
-        prefix = _VLLM if self._is_vllm else _PREFIX
-        names = ("max_lora", "running_lora_adapters", "waiting_lora_adapters")
-        text = "Unix time now, with the adapters of unfinished requests as labels."
-        family = GaugeMetricFamily(
-            f"{prefix}lora_requests_info", text, labels=[*self._labels, *names]
-        )
-        for engine, answer in self._answers():
-            now = answer.now
-            if now.max_loras:
-                by_state = (now.num_running_by_adapter, now.num_waiting_by_adapter)
-                adapters = [",".join(sorted(each)) for each in by_state]
-                family.add_metric([*engine, str(now.max_loras), *adapters], time.time())
         return family
 
     def _request_histograms(self) -> Iterator[Metric]:

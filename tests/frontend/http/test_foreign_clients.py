@@ -53,15 +53,9 @@ def test_null_is_as_good_as_no_field_known_or_not(http):
         assert response.status_code == 200, response.text
 
 
-def test_null_is_as_good_as_no_field_in_messages_too(http, engine):
-    parts = [{"type": "text", "text": "Hi", "citations": None}]
-    asked = {"model": "fake", "max_tokens": 2, "messages": [{"role": "user", "content": parts}] * 3}
-    assert http.post("/v1/messages", json=asked).status_code == 200
-    options = {"temperature": None, "num_gpu": None}
-    asked = {"model": "fake", "messages": HELLO, "options": options, "stream": False}
-    assert http.post("/api/chat", json=asked).status_code == 200
-    variables = {"a": None}  # a template's own
-    assert "a" in refusal(chat(http, chat_template_kwargs=variables, seed=None, b=None))["message"]
+def test_a_null_among_a_templates_own_variables_is_one_of_them(http_of_refusals):
+    fields = {"chat_template_kwargs": {"a": None}, "seed": None, "b": None}
+    assert "a" in refusal(chat(http_of_refusals, **fields))["message"]
 
 
 def test_fields_that_ask_for_what_is_done_anyway_are_taken(http):
