@@ -145,11 +145,6 @@ def test_sampling_parameters_reach_the_engine(http, engine):
     assert (params.temperature, params.top_p, params.top_k) == (0.5, 0.9, 3)
 
 
-def test_the_user_id_is_a_part_of_the_tenant(http, engine):
-    ask(http, metadata={"user_id": "ann"})
-    assert engine.requests[-1].tenant == "127.0.0.1/ann"
-
-
 @pytest.mark.parametrize(
     ("fields", "words"),
     [

@@ -4,10 +4,9 @@ import json
 import re
 import time
 
-import httpx
 import pytest
 from fake_model import ids_of
-from http_server import TEMPLATE, events_of, serving
+from http_server import TEMPLATE, events_of
 from tool_outputs import OUTPUTS
 
 HELLO = [{"role": "user", "content": "Hi"}]
@@ -223,7 +222,7 @@ def test_calls_behind_reasoning_are_found(serve_text):
     assert reason == "tool_calls"
 
 
-def test_a_stream_that_waits_gets_its_headers_and_comments(start_engine, monkeypatch):
+def test_a_stream_that_waits_gets_its_headers_and_comments(serve, monkeypatch):
     monkeypatch.setattr("frontend.http.event_stream.BEGIN_S", 0.1)
     monkeypatch.setattr("frontend.http.event_stream.COMMENT_S", 0.1)
 
@@ -231,14 +230,13 @@ def test_a_stream_that_waits_gets_its_headers_and_comments(start_engine, monkeyp
         time.sleep(0.7)
         return ids_of("x")[0]
 
-    engine = start_engine(next_token=late)
+    http = serve(next_token=late)
     body = {"messages": HELLO, "max_tokens": 2, "stream": True}
-    with serving(engine.address) as url, httpx.Client(base_url=url, timeout=20) as http:
-        http.get("/v1/models")
-        with http.stream("POST", "/v1/chat/completions", json=body) as response:
-            assert response.status_code == 200
-            assert engine.num_tokens == 0
-            text = "".join(response.iter_text())
+    http.get("/v1/models")
+    with http.stream("POST", "/v1/chat/completions", json=body) as response:
+        assert response.status_code == 200
+        assert http.engine.num_tokens == 0
+        text = "".join(response.iter_text())
     assert text.count(": waiting\n\n") >= 3
     events = [each for each in text.split("\n\n") if each.startswith("data: {")]
     assert json.loads(events[0].removeprefix("data: "))["choices"][0]["delta"]["role"]

@@ -12,12 +12,12 @@ from protocol.outputs import FinishReason
 
 HELLO = [{"role": "user", "content": "Hello"}]
 BODIES = {
-    "/v1/chat/completions": {"messages": HELLO, "max_tokens": 400},
-    "/v1/completions": {"prompt": "Hello", "max_tokens": 400},
-    "/v1/messages": {"messages": HELLO, "max_tokens": 400},
-    "/v1/responses": {"input": HELLO, "max_output_tokens": 400},
-    "/api/chat": {"messages": HELLO},
-    "/api/generate": {"prompt": "Hello"},
+    "/v1/chat/completions": {"messages": HELLO, "max_tokens": 100},
+    "/v1/completions": {"prompt": "Hello", "max_tokens": 100},
+    "/v1/messages": {"messages": HELLO, "max_tokens": 100},
+    "/v1/responses": {"input": HELLO, "max_output_tokens": 100},
+    "/api/chat": {"messages": HELLO, "options": {"num_predict": 100}},
+    "/api/generate": {"prompt": "Hello", "options": {"num_predict": 100}},
 }
 TYPES = {
     400: "invalid_request_error",
@@ -53,6 +53,29 @@ def refusal(path, response, status):
         assert error.keys() == {"message", "type", "param", "code"}
         assert error["type"] == (TYPES | {500: "internal_server_error"})[status]
     return error["message"]
+
+
+def test_the_user_is_a_part_of_the_tenant(http, engine):
+    ask(http, "/v1/completions")
+    assert engine.requests[-1].tenant == "127.0.0.1"
+    openai = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+    for path, fields in (
+        *((path, {name: "ann"}) for path in openai for name in ("user", "safety_identifier")),
+        ("/v1/messages", {"metadata": {"user_id": "ann"}}),
+    ):
+        assert ask(http, path, **fields).status_code == 200
+        assert engine.requests[-1].tenant == "127.0.0.1/ann", path
+
+
+def test_vllms_extra_arguments_reach_the_engine(http, engine):
+    """Whether it has logits processors that take them, the engine says."""
+    given = {"strength": 0.5, "words": ["a", {"b": [None]}]}
+    for path in BODIES.keys() - {"/v1/responses"}:
+        assert ask(http, path, vllm_xargs=given).status_code == 200
+        assert json.loads(engine.requests[-1].sampling_params.extra_args) == given
+        assert "vllm_xargs" in refusal(path, ask(http, path, vllm_xargs=[1]), 400)
+        too_long = ask(http, path, vllm_xargs={"a": "x" * 70_000})
+        assert "the limit is 65536" in refusal(path, too_long, 400)
 
 
 def test_a_reader_that_leaves_ends_its_request(serve, path):

@@ -72,27 +72,6 @@ def test_fields_that_ask_for_what_is_done_anyway_are_taken(http):
         assert chat(http, **fields).status_code == 200, fields
 
 
-def test_vllms_extra_arguments_reach_the_engine(http, engine):
-    """Whether it has logits processors that take them, the engine says."""
-    given = {"strength": 0.5, "words": ["a", "b"]}
-    assert chat(http, vllm_xargs=given).status_code == 200
-    assert json.loads(engine.requests[-1].sampling_params.extra_args) == given
-    body = {"prompt": "x", "vllm_xargs": {"a": {"b": [None]}}}
-    assert http.post("/v1/completions", json=body).status_code == 200
-    assert json.loads(engine.requests[-1].sampling_params.extra_args) == body["vllm_xargs"]
-    assert refusal(chat(http, vllm_xargs=[1]))["param"].startswith("vllm_xargs")
-    model = http.get("/v1/models").json()["data"][0]["id"]
-    hello = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "stream": False}
-    for path, more in (
-        ("/v1/messages", {"max_tokens": 2}),
-        ("/api/chat", {"options": {"num_predict": 2}}),
-    ):
-        answer = http.post(path, json={**hello, **more, "vllm_xargs": {"path": path}})
-        assert answer.status_code == 200, answer.text
-        assert json.loads(engine.requests[-1].sampling_params.extra_args) == {"path": path}
-    assert "the limit is 65536" in refusal(chat(http, vllm_xargs={"a": "x" * 70_000}))["message"]
-
-
 def test_what_asks_for_something_else_is_refused_by_name(http_of_refusals):
     for name, value in {
         "use_beam_search": True,
@@ -118,14 +97,6 @@ def test_responses_take_what_agents_send(http):
         "stream_options": {"include_obfuscation": False},
     }
     assert http.post("/v1/responses", json=body).status_code == 200
-
-
-def test_a_safety_identifier_is_a_user(http, engine):
-    chat(http, safety_identifier="ann")
-    http.post("/v1/completions", json={"prompt": "x", "safety_identifier": "bob"})
-    http.post("/v1/responses", json={"input": "x", "safety_identifier": "eve"})
-    names = [request.tenant for request in engine.requests]
-    assert names == ["127.0.0.1/ann", "127.0.0.1/bob", "127.0.0.1/eve"]
 
 
 def test_an_answer_comes_back_as_clients_keep_it(http, engine):

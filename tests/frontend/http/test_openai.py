@@ -1,9 +1,8 @@
 """OpenAI's routes before a scripted engine: what comes, in which form, and what is refused how."""
 
-import httpx
 import pytest
 from fake_model import expected_text, ids_of
-from http_server import events_of, serving
+from http_server import events_of
 
 HELLO = [{"role": "user", "content": "Hello"}]
 RENDERED = "user:Hello;"
@@ -233,19 +232,13 @@ def test_what_completions_do_not_support_is_refused_by_name(http_of_refusals, fi
     assert error_of(complete(http_of_refusals, **fields), 400)["param"] == param
 
 
-def test_models_are_listed_by_the_names_that_they_are_served_under(engine):
-    with serving(engine.address, "small", "alias/of-it") as url, httpx.Client(base_url=url) as http:
-        cards = http.get("/v1/models").json()["data"]
-        assert [card["id"] for card in cards] == ["small", "alias/of-it"]
-        assert http.get("/v1/models/alias/of-it").json() == cards[1]
-        assert chat(http, model="small").json()["model"] == "small"
-        error_of(http.get("/v1/models/other"), 404)
-
-
-def test_the_tenant_is_the_remote_address_and_the_user_a_part_of_it(http, engine):
-    chat(http)
-    chat(http, user="ann")
-    assert [request.tenant for request in engine.requests] == ["127.0.0.1", "127.0.0.1/ann"]
+def test_models_are_listed_by_the_names_that_they_are_served_under(serve):
+    http = serve("small", "alias/of-it")
+    cards = http.get("/v1/models").json()["data"]
+    assert [card["id"] for card in cards] == ["small", "alias/of-it"]
+    assert http.get("/v1/models/alias/of-it").json() == cards[1]
+    assert chat(http, model="small").json()["model"] == "small"
+    error_of(http.get("/v1/models/other"), 404)
 
 
 def test_the_document_describes_every_route(http_of_refusals):
