@@ -54,6 +54,7 @@ from scripts.load.results import (
     make_result,
     read_json,
     verdict_line,
+    write_csv,
     write_json,
 )
 from scripts.load.workload import WORDS, DatasetOptions, Workload
@@ -252,7 +253,7 @@ def _configuration(*groups: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for group in groups:
         found |= dataclasses.asdict(group)
-    for name in ("json", "html", "metadata"):
+    for name in ("json", "csv", "html", "metadata"):
         del found[name]
     found["header"] = [one.partition("=")[0] for one in found["header"]]
     return {name: _plain(value) for name, value in found.items()}
@@ -273,6 +274,8 @@ def _write(report: ReportOptions, results: list[Result]) -> None:
     else:
         documents = [result.document for result in results]
         give_document(documents[0] if len(documents) == 1 else {"runs": documents}, None)
+    if report.csv is not None:
+        write_csv(report.csv, results)
     if report.html is not None:
         report.html.write_text(page(results))
 

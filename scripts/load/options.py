@@ -102,6 +102,9 @@ class LoadOptions:
     max_concurrency: Annotated[
         tuple[int, ...], _ANY, Parameter(help="Most requests at once; several: a run each.")
     ] = ()
+    ramp_up_strategy: Literal["linear", "exponential"] | None = None
+    ramp_up_start_rps: Annotated[float | None, option("First rate.", gt=0)] = None
+    ramp_up_end_rps: Annotated[float | None, option("Last rate.", gt=0)] = None
     rate_scale: Annotated[float, option("Factor of a trace's own rate.", gt=0)] = 1.0
     num_prompts: Annotated[int | None, option("Default: 1000, of a file all.", gte=1)] = None
     duration: Annotated[float | None, option("Seconds; what began is awaited.", gt=0)] = None
@@ -111,18 +114,25 @@ class LoadOptions:
 
     def check(self, dataset: DatasetOptions) -> None:
         """Raises ValueError: options that contradict each other."""
+        ramp = (self.ramp_up_strategy, self.ramp_up_start_rps, self.ramp_up_end_rps)
+        if any(part is None for part in ramp) != all(part is None for part in ramp):
+            raise ValueError("a ramp needs --ramp-up-strategy, -start-rps and -end-rps")
         if any(not rate > 0 for rate in self.request_rate) or not self.request_rate:
             raise ValueError(f"--request-rate is {self.request_rate}, it must be above 0")
         if any(limit < 1 for limit in self.max_concurrency):
             raise ValueError(f"--max-concurrency is {self.max_concurrency}, it must be at least 1")
-        is_endless = all(math.isinf(one) for one in self.request_rate)
+        is_ramp, is_endless = ramp[0] is not None, all(math.isinf(one) for one in self.request_rate)
+        if is_ramp and not is_endless:
+            raise ValueError("--request-rate and a ramp contradict each other; leave one out")
+        if is_ramp and self.num_prompts is None and dataset.dataset_name != "random":
+            raise ValueError("a ramp over a file needs --num-prompts")
         if len(self.request_rate) > 1 and len(self.max_concurrency) > 1:
             raise ValueError("a sweep is over --request-rate or --max-concurrency, not over both")
-        if is_endless:
+        if is_endless and not is_ramp:
             refuse_without_effect(self, ("burstiness",), "there is no --request-rate")
             if self.duration and not self.max_concurrency and not dataset.is_trace_file:
                 raise ValueError("--duration needs a --request-rate or a --max-concurrency")
-        if not (dataset.is_trace_file and is_endless):
+        if not (dataset.is_trace_file and is_endless and not is_ramp):
             refuse_without_effect(self, ("rate_scale",), "there is no trace with times of its own")
 
     def loops(
@@ -130,6 +140,9 @@ class LoadOptions:
     ) -> Iterator[tuple[str, OpenLoop | ClosedLoop]]:
         """Each run of a sweep, and its name. Prompts of later runs are others: those of an earlier
         one may be cached."""
+        ramp = None
+        if self.ramp_up_strategy and self.ramp_up_start_rps and self.ramp_up_end_rps:
+            ramp = self.ramp_up_strategy, self.ramp_up_start_rps, self.ramp_up_end_rps
         num_requests = self.num_prompts
         if num_requests is None and self.duration is not None:
             num_requests = MAX_REQUESTS
@@ -138,10 +151,13 @@ class LoadOptions:
         limits: Sequence[int | None] = self.max_concurrency or (None,)
         runs = [(rate, limit) for rate in self.request_rate for limit in limits]
         for number, (rate, limit) in enumerate(runs):
-            is_closed = math.isinf(rate) and limit is not None and not dataset.is_trace_file
+            is_closed = (
+                math.isinf(rate) and limit is not None and not ramp and not dataset.is_trace_file
+            )
             arrivals = Arrivals(
                 rate=rate,
                 burstiness=self.burstiness,
+                ramp=ramp,
                 rate_scale=self.rate_scale,
                 duration_s=None if is_closed else self.duration,
             )
@@ -151,7 +167,8 @@ class LoadOptions:
                 arrivals=arrivals,
                 **parts,
             )
-            names = [f"{rate:g} req/s"] if math.isfinite(rate) else []
+            names = [f"{ramp[0]} {ramp[1]:g} to {ramp[2]:g} req/s"] if ramp else []
+            names += [f"{rate:g} req/s"] if math.isfinite(rate) else []
             names += [f"{limit} at once"] if limit else []
             name = ", ".join(names) or (
                 "the trace's times" if dataset.is_trace_file else "all at once"
@@ -172,11 +189,12 @@ class ReportOptions:
     metadata: Annotated[tuple[str, ...], _ANY, Parameter(help="KEY=VALUE, kept.")] = ()
     label: Annotated[str | None, Parameter(help="Name of the result; default: its load.")] = None
     json: Annotated[Path | None, Parameter(help="The result with every request.")] = None
+    csv: Annotated[Path | None, Parameter(help="A row a request.")] = None
     html: Annotated[Path | None, Parameter(help="A page with pictures.")] = None
 
     def percentiles(self) -> list[float]:
         """Raises ValueError: no numbers from 0 to 100, or a folder that is not there."""
-        for path in (self.json, self.html):
+        for path in (self.json, self.csv, self.html):
             if path is not None and not path.parent.is_dir():
                 raise ValueError(f"cannot write {path}: there is no folder {path.parent}")
         try:

@@ -1,5 +1,6 @@
 """A load test's result: its JSON document, the table for people, a CSV row a request, warnings."""
 
+import csv
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
@@ -195,6 +196,21 @@ def read_json(path: Path) -> list[Result]:
             f"{path} is no result of a load test with its requests ({type(error).__name__}: "
             f"{error}); write one with --json FILE"
         ) from None
+
+
+def write_csv(path: Path, results: Sequence[Result]) -> None:
+    """A row a request."""
+    latencies = [name for name in LATENCY_TITLES if name != "inter_token_s"]
+    fields = [name for name in _FIELDS if name != "gaps_s"]
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["label", *fields, *latencies])
+        for one in results:
+            for record in one.records:
+                found = record.latencies()
+                row = [getattr(record, name) for name in fields]
+                row += [found.get(name) for name in latencies]
+                writer.writerow([one.name, *(_rounded(value) for value in row)])
 
 
 def _rounded(value: Any) -> Any:

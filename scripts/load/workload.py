@@ -16,7 +16,7 @@ from cyclopts import Parameter
 from scripts.command_line import option, refuse_without_effect
 from scripts.load.conversations import read_custom, read_sharegpt
 from scripts.load.requests import PlannedRequest, PlannedTurn, Prompt
-from scripts.traces.arrivals import gamma
+from scripts.traces.arrivals import gamma, ramp
 from scripts.traces.synthetic import (
     Chats,
     SharedPrefixes,
@@ -41,10 +41,11 @@ WORDS = tuple(_WORDS.split())
 @dataclass(frozen=True, kw_only=True)
 class Arrivals:
     """When conversations begin: `rate` a second, at infinity all at once or at a trace's own times
-    (`rate_scale` times as fast)."""
+    (`rate_scale` times as fast), or a ramp: strategy, first and last rate."""
 
     rate: float = math.inf
     burstiness: float = 1.0
+    ramp: tuple[str, float, float] | None = None
     rate_scale: float = 1.0
     duration_s: float | None = None
 
@@ -141,6 +142,10 @@ class Workload:
 
     def _times(self, generator: np.random.Generator) -> Iterator[float]:
         asked = self.arrivals
+        if asked.ramp is not None:
+            assert self.num_requests is not None, "checked with the options"
+            strategy, first, last = asked.ramp
+            return ramp(first, last, strategy, self.num_requests, asked.burstiness)(generator)
         if math.isinf(asked.rate):
             return itertools.repeat(0.0)
         return gamma(asked.rate, asked.burstiness, generator)
@@ -171,7 +176,7 @@ class Workload:
         if path is not None:
             rows = TraceFile(path, asked.dataset_name)
             trace = take_part(rows, rate_scale=self.arrivals.rate_scale)
-            if math.isinf(self.arrivals.rate):
+            if self.arrivals.ramp is None and math.isinf(self.arrivals.rate):
                 return trace
             times = self._times(self._random(0))
             return (replace(one, arrival_s=at) for one, at in zip(trace, times, strict=False))

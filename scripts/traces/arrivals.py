@@ -1,9 +1,10 @@
 """When requests arrive: endless streams of rising times, in seconds. Same generator, same times."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
+import numpy.typing as npt
 
 _CHUNK = 4096
 
@@ -18,16 +19,28 @@ def gamma(rate: float, burstiness: float, random: np.random.Generator) -> Iterat
     bursts, infinity a fixed gap. The gaps' coefficient of variation is burstiness ** -0.5. Raises
     ValueError: at the first arrival: a rate or a burstiness that is not above 0."""
     _check_rate(rate)
-    if not burstiness > 0:
-        raise ValueError(f"the burstiness is {burstiness}, it must be above 0; 1 is Poisson")
+    _check_burstiness(burstiness)
     now_s = 0.0
     while True:
-        gaps = np.ones(_CHUNK)
-        if math.isfinite(burstiness):
-            gaps = random.gamma(burstiness, 1 / burstiness, _CHUNK)
-        times = now_s + np.cumsum(gaps / rate)
+        times = now_s + np.cumsum(_unit_gaps(burstiness, _CHUNK, random) / rate)
         now_s = float(times[-1])
         yield from times.tolist()
+
+
+def ramp(
+    first_rate: float, last_rate: float, strategy: str, num_requests: int, burstiness: float
+) -> Callable[[np.random.Generator], Iterator[float]]:
+    """So many arrivals whose rate goes from the first to the last, request by request: `linear` by
+    the same number each, `exponential` by the same factor. Raises ValueError: a rate or a
+    burstiness that is not above 0."""
+    for rate in (first_rate, last_rate):
+        _check_rate(rate)
+    _check_burstiness(burstiness)
+    space = np.geomspace if strategy == "exponential" else np.linspace
+    rates = space(first_rate, last_rate, num_requests)
+    return lambda random: iter(
+        np.cumsum(_unit_gaps(burstiness, num_requests, random) / rates).tolist()
+    )
 
 
 def diurnal(
@@ -46,6 +59,20 @@ def diurnal(
         now_s = float(times[-1])
         wanted = rate * (1 + swing * np.sin(2 * math.pi * times / period_s))
         yield from times[random.random(_CHUNK) * peak < wanted].tolist()
+
+
+def _unit_gaps(
+    burstiness: float, count: int, random: np.random.Generator
+) -> npt.NDArray[np.float64]:
+    """Gaps of mean 1."""
+    if math.isinf(burstiness):
+        return np.ones(count)
+    return random.gamma(burstiness, 1 / burstiness, count)
+
+
+def _check_burstiness(burstiness: float) -> None:
+    if not burstiness > 0:
+        raise ValueError(f"the burstiness is {burstiness}, it must be above 0; 1 is Poisson")
 
 
 def _check_rate(rate: float) -> None:

@@ -1,6 +1,7 @@
 """The load test as a program: against the scripted engine, and servers with known delays."""
 
 import contextlib
+import csv
 import fcntl
 import io
 import itertools
@@ -44,10 +45,10 @@ def load_test(*options):
 
 
 def test_open_loop_sends_every_scheduled_request_from_several_processes(address, tmp_path):
-    report = tmp_path / "report.json"
+    report, rows = tmp_path / "report.json", tmp_path / "rows.csv"
     options = ["--request-rate", 50, "--num-prompts", 30, "--processes", 2, "--ignore-eos"]
     options += ["--input-len", "uniform:4:16", "--output-len", "uniform:2:8", "--num-warmups", 1]
-    options += ["--prefixes", 1, "--prefix-len", 5, "--json", report]
+    options += ["--prefixes", 1, "--prefix-len", 5, "--json", report, "--csv", rows]
     with FakeEngine(address) as engine:
         done = load_test("--address", address, *options, "--metadata", "gpu=none", "run=2")
         requests = engine.requests[1:]  # less the warm-up
@@ -68,6 +69,10 @@ def test_open_loop_sends_every_scheduled_request_from_several_processes(address,
     assert document["model"]["name"] == "fake"
     assert document["statistics_after"] and document["environment"]
     assert len(document["requests"]["index"]) == 30
+    with rows.open() as file:
+        found = list(csv.DictReader(file))
+    assert [int(row["index"]) for row in found] == document["requests"]["index"]
+    assert all(float(row["ttft_s"]) > 0 for row in found)
     assert "30 of 30 requests finished" in done.stderr
 
 

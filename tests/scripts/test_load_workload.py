@@ -166,6 +166,8 @@ def test_a_bad_line_is_told(tmp_path, line, words):
 @pytest.mark.parametrize(
     ("load", "dataset", "words"),
     [
+        ({"ramp_up_strategy": "linear"}, {}, "a ramp needs"),
+        ({"ramp_up_strategy": "linear", "ramp_up_start_rps": 1.0}, {}, "a ramp needs"),
         ({"request_rate": (0.0,)}, {}, "must be above 0"),
         ({"max_concurrency": (0,)}, {}, "at least 1"),
         ({"request_rate": (1.0, 2.0), "max_concurrency": (1, 2)}, {}, "not over both"),

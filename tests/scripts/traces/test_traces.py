@@ -157,6 +157,16 @@ def test_a_burstiness_that_is_no_shape_is_refused(burstiness):
         next(arrivals.gamma(5.0, burstiness, np.random.default_rng(0)))
 
 
+@pytest.mark.parametrize(("strategy", "middle"), [("linear", 11.0), ("exponential", 20**0.5)])
+def test_a_ramp_goes_from_the_first_rate_to_the_last(strategy, middle):
+    ramp = arrivals.ramp(1.0, 21.0 if strategy == "linear" else 20.0, strategy, 2001, math.inf)
+    gaps = np.diff([0.0, *ramp(np.random.default_rng(0))])
+    assert len(gaps) == 2001
+    assert 1 / gaps[0] == pytest.approx(1.0)
+    assert 1 / gaps[1000] == pytest.approx(middle)
+    assert 1 / gaps[-1] == pytest.approx(21.0 if strategy == "linear" else 20.0)
+
+
 def test_diurnal_arrivals_rise_and_fall_with_the_sine():
     stream = arrivals.diurnal(10.0, 0.8, 1000.0, np.random.default_rng(0))
     times = np.array(list(itertools.takewhile(lambda time_s: time_s < 10_000, stream)))
