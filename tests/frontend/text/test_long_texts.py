@@ -19,6 +19,7 @@ from frontend.text.long_texts import TokenSize, check_length, token_size
 from frontend.text.tokenizer import Tokenizer
 from protocol.outputs import TokenizerInfo
 from tests.frontend.text import tokenizer_samples as samples
+from tests.profiles import examples
 
 KINDS = [*samples.EXACT.values(), samples.bert]
 BACKENDS = [each() for each in KINDS]
@@ -33,7 +34,7 @@ def welcome(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=[each.__name__ for each in KINDS])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(text=TEXTS, add_special_tokens=st.booleans())
 def test_the_way_of_long_texts_gives_the_tokens_of_short_ones(backend, text, add_special_tokens):
     own = welcome(backend)
@@ -74,7 +75,7 @@ def bounded():
 
 
 @pytest.mark.parametrize("backend", bounded())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(text=TEXTS)
 def test_no_token_stands_for_more_characters_than_is_said(backend, text):
     size = token_size(backend)
