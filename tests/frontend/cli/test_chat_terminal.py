@@ -3,9 +3,7 @@ stands on the screen."""
 
 import json
 import signal
-import sys
 import time
-from pathlib import Path
 
 import pytest
 from fake_engine import wait_until
@@ -14,9 +12,7 @@ from fake_model import TOKENIZER, ids_of, saying
 pytest.importorskip("prompt_toolkit")
 pytest.importorskip("pyte")
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from pseudo_terminal import PseudoTerminal
+from tests.frontend.cli.pseudo_terminal import PseudoTerminal
 
 pytestmark = pytest.mark.slow
 

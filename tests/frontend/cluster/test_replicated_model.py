@@ -2,16 +2,9 @@
 
 import asyncio
 import contextlib
-import sys
-import tempfile
-from pathlib import Path
 
 import httpx
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from fake_engine import FakeEngine
 from fake_model import expected_text
 
 from frontend.cluster.replicated_model import ReplicatedModel
@@ -22,9 +15,8 @@ BODY = {"model": "small", "prompt": "abc", "max_tokens": 8, "temperature": 0}
 
 
 @pytest.fixture
-def start_engine():
-    with tempfile.TemporaryDirectory(prefix="fe-") as folder, contextlib.ExitStack() as engines:
-        yield lambda name: engines.enter_context(FakeEngine(f"ipc://{folder}/{name}"))
+def start_at(start_engine, address):
+    return lambda name: start_engine(at=f"{address}.{name}")
 
 
 @contextlib.asynccontextmanager
@@ -46,14 +38,14 @@ async def served(start, *, may_rest, startup_timeout_s=60.0):
         yield model, client
 
 
-async def test_a_request_has_a_replica_started_and_waits_for_it(start_engine):
+async def test_a_request_has_a_replica_started_and_waits_for_it(start_at):
     num_asked = 0
 
     async def start():
         nonlocal num_asked
         num_asked += 1
         await asyncio.sleep(0.3)
-        model.set_addresses((start_engine("a").address,))
+        model.set_addresses((start_at("a").address,))
 
     async with served(start, may_rest=True) as (model, client):
         health = (await client.get("/ready")).json()
@@ -66,14 +58,14 @@ async def test_a_request_has_a_replica_started_and_waits_for_it(start_engine):
         assert (await client.get("/health")).json()["engines"] == {"small": "ok"}
 
 
-async def test_a_stream_says_meanwhile_what_it_waits_for(start_engine, monkeypatch):
+async def test_a_stream_says_meanwhile_what_it_waits_for(start_at, monkeypatch):
     from frontend.http.on_demand import while_starting
 
     monkeypatch.setattr(while_starting, "BEGIN_S", 0.1)
 
     async def start():
         await asyncio.sleep(0.5)
-        model.set_addresses((start_engine("a").address,))
+        model.set_addresses((start_at("a").address,))
 
     async with served(start, may_rest=True) as (model, client):
         answer = await client.post("/v1/completions", json={**BODY, "stream": True})
@@ -82,7 +74,7 @@ async def test_a_stream_says_meanwhile_what_it_waits_for(start_engine, monkeypat
     assert answer.text.endswith("data: [DONE]\n\n")
 
 
-async def test_without_a_replica_in_time_a_request_is_a_503(start_engine):
+async def test_without_a_replica_in_time_a_request_is_a_503(start_at):
     async def start():
         await asyncio.Event().wait()
 
@@ -96,11 +88,11 @@ async def test_without_a_replica_in_time_a_request_is_a_503(start_engine):
         assert "has no replica" in ready.json()["engines"]["small"]
 
 
-async def test_after_its_replicas_have_gone_it_is_started_again(start_engine):
+async def test_after_its_replicas_have_gone_it_is_started_again(start_at):
     names = iter("ab")
 
     async def start():
-        model.set_addresses((start_engine(next(names)).address,))
+        model.set_addresses((start_at(next(names)).address,))
 
     async with served(start, may_rest=True) as (model, client):
         for _ in range(2):
