@@ -5,7 +5,7 @@ import json
 import httpx
 import pytest
 from fake_engine import wait_until
-from http_server import serving
+from http_server import TEMPLATE, serving
 
 from protocol.errors import ErrorCode
 from protocol.outputs import FinishReason
@@ -76,6 +76,56 @@ def test_vllms_extra_arguments_reach_the_engine(http, engine):
         assert "vllm_xargs" in refusal(path, ask(http, path, vllm_xargs=[1]), 400)
         too_long = ask(http, path, vllm_xargs={"a": "x" * 70_000})
         assert "the limit is 65536" in refusal(path, too_long, 400)
+
+
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
+FUNCTION = {"name": "f", "parameters": SCHEMA}
+TOOLS = {
+    "/v1/chat/completions": [{"type": "function", "function": FUNCTION}],
+    "/v1/messages": [{"name": "f", "input_schema": SCHEMA}],
+    "/v1/responses": [{"type": "function", **FUNCTION}],
+}
+
+
+def test_a_forced_call_is_the_same_grammar_in_every_api(serve_text):
+    http = serve_text("x", TEMPLATE.replace("MARKERS", "<tool_call>"))
+    for path, choice, field in (
+        ("/v1/chat/completions", "required", "tools[0].function.parameters"),
+        ("/v1/chat/completions", {"type": "function", "function": {"name": "f"}}, None),
+        ("/v1/messages", {"type": "any"}, "tools[0].input_schema"),
+        ("/v1/messages", {"type": "tool", "name": "f"}, None),
+        ("/v1/responses", "required", "tools[0].parameters"),
+    ):
+        assert ask(http, path, tools=TOOLS[path], tool_choice=choice).status_code == 200
+        found = http.engine.requests[-1].sampling_params.structured_output
+        assert (found.kind, found.field) == ("grammar", "tools")
+        assert json.dumps('{"name": "f", "arguments": ') in found.text
+        assert json.dumps(SCHEMA)[1:-1] in found.text
+        if field is not None:
+            assert f'"x-field": "{field}"' in found.text
+            assert "(" in found.text.splitlines()[-1], "more calls may follow"
+
+
+def test_a_schema_of_the_answer_is_the_same_in_every_api(http, engine):
+    openai = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+    for path, fields, field in (
+        ("/v1/chat/completions", {"response_format": openai}, "response_format.json_schema.schema"),
+        (
+            "/v1/messages",
+            {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}},
+            "output_config.format.schema",
+        ),
+        (
+            "/v1/responses",
+            {"text": {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}}},
+            "text.format.schema",
+        ),
+        ("/api/chat", {"format": SCHEMA}, "format"),
+        ("/api/generate", {"format": SCHEMA}, "format"),
+    ):
+        assert ask(http, path, **fields).status_code == 200, path
+        found = engine.requests[-1].sampling_params.structured_output
+        assert (found.kind, json.loads(found.text), found.field) == ("json", SCHEMA, field)
 
 
 def test_a_reader_that_leaves_ends_its_request(serve, path):
