@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import httpx
 import uvicorn
 
 from frontend.async_llm import AsyncLLM
@@ -54,6 +55,11 @@ def key_file(folder: Path, *keys: dict[str, object], mode: int = 0o600) -> Path:
     file.write_text(json.dumps({"keys": keys}))
     file.chmod(mode)
     return file
+
+
+def complete(url, prompt="Hello", headers=None, **fields):
+    body = {"prompt": prompt, "temperature": 0, "max_tokens": 5, **fields}
+    return httpx.post(f"{url}/v1/completions", json=body, headers=headers, timeout=20)
 
 
 def events_of(response):
