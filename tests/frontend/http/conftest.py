@@ -12,6 +12,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from browser_page import CHROMIUM, opened
 from fake_engine import FakeEngine
 from fake_model import saying
 from http_server import TEMPLATE, serving
@@ -79,3 +80,30 @@ def http_of_refusals(refusing: httpx.Client) -> Iterator[httpx.Client]:
     """No request of the test reaches the engine."""
     yield refusing
     assert not refusing.engine.requests
+
+
+@pytest.fixture
+def browser():
+    sync_api = pytest.importorskip("playwright.sync_api", reason="pip install engine-core[browser]")
+    if CHROMIUM is None:
+        pytest.skip("apt-get install chromium")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(browser):
+    """Its console stays free of errors."""
+    problems = []
+
+    def open_page(url, **context):
+        page = opened(browser, url, **context)
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("console", lambda line: line.type == "error" and problems.append(line.text))
+        page.reload()
+        return page
+
+    yield open_page
+    assert not problems

@@ -2,21 +2,19 @@
 
 import base64
 import re
-import shutil
 import threading
-import time
 
 import httpx
 import pytest
-from fake_model import EOS_ID, saying
+from browser_page import opened, words_until
+from fake_engine import wait_until
+from fake_model import saying
 from http_server import serving
 
 from frontend.http.page_files import FOLDER
 from frontend.http.served_models import ServedModels
 from frontend.http.server import Backend
 from tests.frontend.multimodal.multimodal_model import INFO, PARTS_TEMPLATE, png
-
-CHROMIUM = shutil.which("chromium")
 
 
 def test_the_page_and_what_it_names_are_served_with_a_policy(http):
@@ -69,40 +67,6 @@ def test_the_page_loads_nothing_from_elsewhere():
         assert not re.search(
             r"""(src|href|import|from|fetch)[=(\s]*["'](https?:)?//""", file.read_text()
         )
-
-
-@pytest.fixture
-def browser():
-    sync_api = pytest.importorskip("playwright.sync_api", reason="pip install engine-core[browser]")
-    if CHROMIUM is None:
-        pytest.skip("apt-get install chromium")
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-def opened(browser, url, **context):
-    page = browser.new_context(**context).new_page()
-    page.goto(url)
-    page.wait_for_selector("#model option", state="attached")
-    return page
-
-
-@pytest.fixture
-def open_page(browser):
-    """Its console stays free of errors."""
-    problems = []
-
-    def open_page(url, **context):
-        page = opened(browser, url, **context)
-        page.on("pageerror", lambda error: problems.append(str(error)))
-        page.on("console", lambda line: line.type == "error" and problems.append(line.text))
-        page.reload()
-        return page
-
-    yield open_page
-    assert not problems
 
 
 def ask(page, text, status="The answer is complete."):
@@ -223,19 +187,7 @@ def test_stop_ends_the_request_and_keeps_what_came(start_engine, open_page):
         page.get_by_role("button", name="Stop").click()
         page.get_by_text("Stopped.").wait_for()
         assert "word" in page.inner_text(".assistant .body")
-        until_live(engine, 0)
-
-
-def until_live(engine, number):
-    deadline_s = time.monotonic() + 10
-    while engine.num_live != number:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
-
-
-def words_until(ending):
-    word = saying("word ")
-    return lambda *args: EOS_ID if ending.is_set() else word(*args)
+        wait_until(lambda: engine.num_live == 0, 10)
 
 
 def mark(page, title):
@@ -288,10 +240,10 @@ def test_a_deleted_conversation_ends_its_answer_alone_and_comes_back(start_engin
             page.keyboard.press("Enter")
             page.get_by_text("Answering.").wait_for()
         page.get_by_role("button", name="Delete First").click()
-        until_live(engine, 1)
+        wait_until(lambda: engine.num_live == 1, 10)
         assert page.inner_text("#send") == "Stop", "the other one goes on"
         page.get_by_role("button", name="Delete Second").click()
-        until_live(engine, 0)
+        wait_until(lambda: engine.num_live == 0, 10)
         found = axe.Axe().run(page).response["violations"]
         assert [each["id"] for each in found] == []
         for title in ("Second", "First"):
@@ -305,7 +257,7 @@ def test_a_deleted_conversation_ends_its_answer_alone_and_comes_back(start_engin
         page.get_by_role("button", name="Edit").click()
         page.get_by_text("stop it first").wait_for()
         page.reload()
-        until_live(engine, 0)
+        wait_until(lambda: engine.num_live == 0, 10)
         assert page.locator("#conversations li").count() == 2
         page.locator("#conversations button", has_text="First").first.click()
         assert "word" in page.inner_text(".assistant .body")
@@ -338,39 +290,6 @@ def test_a_setting_beyond_its_bounds_is_told_and_not_sent(start_engine, open_pag
         page.fill("#temperature", "1.25")
         ask(page, "Hello")
         assert engine.requests[0].sampling_params.temperature == 1.25
-
-
-@pytest.mark.slow
-@pytest.mark.packages
-def test_sixteen_requests_look_different_and_three_digits_stay_on_a_line(start_engine, open_page):
-    ending = threading.Event()
-    engine = start_engine(next_token=words_until(ending), step_s=0.05)
-    with serving(engine.address) as url:
-        page = open_page(url, viewport={"width": 1400, "height": 900})
-        body = {"prompt": "x" * 99, "max_tokens": 400}
-        with httpx.Client(timeout=60) as http:
-            send = lambda: http.post(f"{url}/v1/completions", json=body)  # noqa: E731
-            threads = [threading.Thread(target=send, daemon=True) for _ in range(16)]
-            for thread in threads:
-                thread.start()
-            page.locator(".card").nth(15).wait_for()
-            looks = page.evaluate(
-                "[...document.querySelectorAll('.card .dot')].map((dot) => getComputedStyle(dot))"
-                ".map((style) => style.backgroundColor + style.backgroundImage)"
-            )
-            assert len(set(looks)) == 16
-            before, after = page.locator(".card").first.evaluate(
-                """(card) => {
-                  const before = card.offsetHeight;
-                  card.querySelector('.name').textContent = '#128';
-                  card.querySelector('.doing').textContent = '128/400';
-                  return [before, card.offsetHeight];
-                }"""
-            )
-            assert before == after
-            ending.set()
-            for thread in threads:
-                thread.join(20)
 
 
 @pytest.mark.slow
@@ -409,76 +328,3 @@ def test_axe_finds_nothing_serious(start_engine, open_page, scheme, width):
             .json_value()
             <= width
         )
-
-
-@pytest.mark.slow
-@pytest.mark.packages
-def test_the_view_moves_while_a_request_runs_and_says_when_the_engine_is_away(
-    start_engine, address, open_page
-):
-    engine = start_engine(next_token=saying("word "), step_s=0.02)
-    with serving(address, "small") as url:
-        page = open_page(url, viewport={"width": 1400, "height": 900})
-        page.get_by_text("The engine is idle.").wait_for()
-        page.fill("#prompt", "Hello")
-        page.keyboard.press("Enter")
-        page.get_by_text("The engine is at work.").wait_for()
-        page.locator("#lane-running .card").wait_for()
-        before = page.evaluate("document.getElementById('steps').toDataURL()")
-        assert page.inner_text("#figure-running") == "1"
-        assert "16 prompt tokens of #1" in page.inner_text("#steps-text")
-        page.wait_for_function(
-            "text => document.getElementById('steps-text').textContent !== text",
-            arg=page.inner_text("#steps-text"),
-        )
-        assert page.evaluate("document.getElementById('steps').toDataURL()") != before
-        page.get_by_text("The last steps as a table").click()
-        page.locator("#steps-rows tr").first.wait_for()
-        page.get_by_role("button", name="Pause").click()
-        text = page.inner_text("#steps-text")
-        page.wait_for_timeout(300)
-        assert page.inner_text("#steps-text") == text
-        page.get_by_role("button", name="Go on").click()
-        engine.stop()
-        page.get_by_text("The engine is away").wait_for()
-        start_engine(next_token=saying("word "))
-        page.get_by_text(re.compile("The engine is (at work|idle)")).wait_for()
-
-
-@pytest.mark.slow
-@pytest.mark.packages
-def test_a_closed_view_asks_for_nothing_and_on_a_phone_chat_and_view_are_tabs(engine, open_page):
-    with serving(engine.address) as url:
-        page = open_page(url, viewport={"width": 390, "height": 800})
-        page.wait_for_timeout(300)
-        assert engine.num_watched == 0
-        chat, view = page.locator("main"), page.locator("#view")
-        assert chat.is_visible() and not view.is_visible()
-        page.get_by_role("button", name="Scheduler").click()
-        page.get_by_text("The engine is idle.").wait_for()
-        assert view.is_visible() and not chat.is_visible()
-        page.get_by_role("button", name="Chat", exact=True).click()
-        assert chat.is_visible() and not view.is_visible()
-        page.wait_for_timeout(300)
-        num_asked = engine.num_watched
-        page.wait_for_timeout(300)
-        assert engine.num_watched == num_asked > 0
-
-
-@pytest.mark.slow
-@pytest.mark.packages
-def test_reduced_motion_moves_nothing(start_engine, open_page):
-    engine = start_engine(next_token=saying("word "), step_s=0.02)
-    with serving(engine.address) as url:
-        page = open_page(url, viewport={"width": 1400, "height": 900}, reduced_motion="reduce")
-        page.fill("#prompt", "Hello")
-        page.keyboard.press("Enter")
-        page.locator("#lane-running .card").wait_for()
-        drawn = "(window.drawn = 0, new MutationObserver(() => drawn++).observe(" + (
-            "document.getElementById('steps-text'), {childList: true}))"
-        )
-        page.evaluate(drawn)
-        page.wait_for_timeout(2200)
-        assert 1 <= page.evaluate("drawn") <= 4, "once a second, whatever comes"
-        assert page.evaluate("document.getAnimations().length") == 0
-        page.get_by_role("button", name="Stop").click()
