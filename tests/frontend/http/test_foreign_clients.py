@@ -141,7 +141,8 @@ def test_a_thinking_budget_is_a_target(serve_text):
     assert [block["type"] for block in content] == ["thinking", "text"]
 
 
-def test_whole_numbers_beyond_64_bits_are_refused_or_cut(http):
+def test_whole_numbers_beyond_64_bits_are_refused_or_cut(serve_text):
+    http = serve_text("x")
     for number in (2**31, 2**63, 2**64, 10**30):
         assert "from 0 to" in refusal(chat(http, top_k=number))["message"]
         options = {"top_k": number}
