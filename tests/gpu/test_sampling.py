@@ -12,16 +12,6 @@ def test_masks_and_penalties_are_exact(rows, vocab_size, device):
     assert logits.check_penalties(rows, vocab_size, device=device) == 0
 
 
-@pytest.mark.parametrize("num_counters", [100, on_gpu(100_000)])
-def test_random_words_are_those_of_the_cpu(num_counters, device):
-    assert sampling.check_words(num_counters, device=device) == 0
-
-
-@pytest.mark.parametrize(("rows", "vocab_size"), [(2, 1000), on_gpu(16, 151936)])
-def test_noise_is_that_of_the_cpu(rows, vocab_size, device):
-    assert sampling.check_noise(rows, vocab_size, device=device) <= 1e-6
-
-
 @pytest.mark.parametrize("limits", [False, True])
 @pytest.mark.parametrize(
     ("rows", "vocab_size", "most_different"),

@@ -14,6 +14,8 @@ FEW_DECODES = Shape(3, 0, max_model_len=64)
     [
         (FEW_DECODES, 4),
         (Shape(2, 3, 21, max_model_len=64), 6),
+        (Shape(1, 2, 1025, max_model_len=2100), 5),
+        (Shape(140, 0, max_model_len=64), 140),  # more updates than programs
         on_gpu(Shape(1, 0), 1),
         on_gpu(Shape(64, 0), 20),
         on_gpu(Shape(256, 0), 200),

@@ -123,19 +123,41 @@ def reference_paged_attention(
 
     The specification that every fast attention is tested against; not for serving.
     """
+    caches = k_cache_BSKD, v_cache_BSKD
+    out_THD, _ = reference_attention(q_THD, *caches, metadata, params, bidirectional=bidirectional)
+    return out_THD.to(q_THD.dtype)
+
+
+def reference_attention(
+    q_THD: torch.Tensor,
+    k_cache_BSKD: torch.Tensor,
+    v_cache_BSKD: torch.Tensor,
+    metadata: AttentionMetadata,
+    params: AttentionParams,
+    *,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    bidirectional: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(its result, its log-sum-exp [T, H]), both float32 (float64 of float64)."""
     sliding_window, softcap = params.sliding_window, params.softcap
     sinks_H, alibi_slopes_H = params.sinks_H, params.alibi_slopes_H
-    out_THD = torch.empty_like(q_THD)
-    group_size = q_THD.shape[1] // k_cache_BSKD.shape[2]
+    dtype = torch.promote_types(q_THD.dtype, torch.float32)
+    num_tokens, num_heads, _ = q_THD.shape
+    out_THD = torch.zeros(q_THD.shape, dtype=dtype)
+    lse_TH = torch.zeros(num_tokens, num_heads, dtype=dtype)
+    group_size = num_heads // k_cache_BSKD.shape[2]
     starts = metadata.query_start_loc_R1.tolist()
     for request, length in enumerate(metadata.seq_lens_R.tolist()):
         start, stop = starts[request], starts[request + 1]
         blocks_M = metadata.block_table_RM[request].long()
-        k_LHD = k_cache_BSKD[blocks_M].flatten(0, 1)[:length].float()
-        v_LHD = v_cache_BSKD[blocks_M].flatten(0, 1)[:length].float()
-        k_LHD = k_LHD.repeat_interleave(group_size, dim=1)
-        v_LHD = v_LHD.repeat_interleave(group_size, dim=1)
-        scores_HQL = params.scale * torch.einsum("qhd,lhd->hql", q_THD[start:stop].float(), k_LHD)
+        k_LHD, v_LHD = (
+            (cache[blocks_M].flatten(0, 1)[:length].to(dtype) * scale).repeat_interleave(
+                group_size, dim=1
+            )
+            for cache, scale in ((k_cache_BSKD, k_scale), (v_cache_BSKD, v_scale))
+        )
+        scores_HQL = params.scale * torch.einsum("qhd,lhd->hql", q_THD[start:stop].to(dtype), k_LHD)
         if softcap is not None:
             scores_HQL = softcap * torch.tanh(scores_HQL / softcap)
         key_L = torch.arange(length)
@@ -146,9 +168,10 @@ def reference_paged_attention(
         if sliding_window is not None:
             visible_QL &= (key_L - query_Q1).abs() < sliding_window
         scores_HQL = scores_HQL.masked_fill(~visible_QL, float("-inf"))
+        lse_HQ = scores_HQL.logsumexp(-1)
         if sinks_H is not None:
-            sinks_HQ1 = sinks_H[:, None, None].expand(-1, stop - start, 1)
-            scores_HQL = torch.cat((scores_HQL, sinks_HQ1), dim=-1)
-        weights_HQL = scores_HQL.softmax(-1)[..., :length]
-        out_THD[start:stop] = torch.einsum("hql,lhd->qhd", weights_HQL, v_LHD).to(q_THD.dtype)
-    return out_THD
+            lse_HQ = torch.logaddexp(lse_HQ, sinks_H[:, None].to(dtype))
+        weights_HQL = (scores_HQL - lse_HQ.unsqueeze(-1)).exp()
+        out_THD[start:stop] = torch.einsum("hql,lhd->qhd", weights_HQL, v_LHD)
+        lse_TH[start:stop] = lse_HQ.T
+    return out_THD, lse_TH

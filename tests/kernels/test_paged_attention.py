@@ -16,24 +16,45 @@ from tests.profiles import examples
 OPS = TorchOperations()
 
 
-def check(requests, *, window=None, softcap=None, bidirectional=False, **options):
+BIASES = {
+    "none": "",
+    "sinks": "sinks_H",
+    "slopes": "alibi_slopes_H",
+    "both": "sinks_H alibi_slopes_H",
+}
+
+
+def biases_of(kind, num_heads):
+    generator = torch.Generator().manual_seed(7)
+    sinks_H = torch.randn(num_heads, generator=generator) * 2
+    both = {"sinks_H": sinks_H, "alibi_slopes_H": torch.rand(num_heads, generator=generator)}
+    return {name: both[name] for name in BIASES[kind].split()}
+
+
+def check(
+    requests,
+    *,
+    window=None,
+    softcap=None,
+    biases="none",
+    heads=(9, 3),
+    bidirectional=False,
+    **shape,
+):
     q, k_cache, v_cache, metadata = step(
-        OPS, requests, window=window, bidirectional=bidirectional, **options
+        OPS, requests, window=window, heads=heads, bidirectional=bidirectional, **shape
     )
     before = q.clone(), k_cache.clone()
-    out = OPS.paged_attention(
-        q,
-        k_cache,
-        v_cache,
-        metadata,
-        AttentionParams(scale=0.3, sliding_window=window, softcap=softcap),
+    params = AttentionParams(
+        scale=0.3, sliding_window=window, softcap=softcap, **biases_of(biases, heads[0])
     )
+    out = OPS.paged_attention(q, k_cache, v_cache, metadata, params)
     expected = reference_paged_attention(
         q,
         k_cache.nan_to_num(),
         v_cache.nan_to_num(),
         metadata,
-        AttentionParams(scale=0.3, sliding_window=window, softcap=softcap),
+        params,
         bidirectional=bidirectional,
     )
     tolerance = 1e-5 if q.dtype == torch.float32 else 3e-2
@@ -56,10 +77,18 @@ MIXES = {
 }
 
 
-@covering_pairs(softcap=[None, 3.0], window=[None, 1, 3, 16, 100], mix=MIXES)
-def test_any_mix_equals_the_reference_and_reads_nothing_out_of_sight(mix, window, softcap):
+@covering_pairs(
+    softcap=[None, 3.0],
+    biases=BIASES,
+    heads=[(9, 3), (4, 4), (14, 1)],
+    window=[None, 1, 3, 16, 100],
+    mix=MIXES,
+)
+def test_any_mix_equals_the_reference_and_reads_nothing_out_of_sight(
+    mix, window, heads, biases, softcap
+):
     """Blocks of each request anywhere in the cache. Proves S177, S187."""
-    check(MIXES[mix], window=window, softcap=softcap)
+    check(MIXES[mix], window=window, heads=heads, biases=biases, softcap=softcap)
 
 
 @pytest.mark.parametrize("window", [None, 1, 5, 70])
@@ -108,21 +137,28 @@ def test_empty_step_gives_an_empty_result():
     assert OPS.paged_attention(q, *caches, metadata, AttentionParams(scale=1.0)).shape == (0, 4, 8)
 
 
-def test_reference_equals_torch_on_whole_sequences():
+@pytest.mark.parametrize("kind", BIASES)
+def test_reference_equals_torch_with_a_mask_and_a_key_more(kind):
+    """A sink is a key of which the score is given and the value is zero."""
     q, k_cache, v_cache, metadata = step(OPS, [(21, 21), (50, 50)])
-    out = reference_paged_attention(
-        q, k_cache.nan_to_num(), v_cache.nan_to_num(), metadata, AttentionParams(scale=0.3)
-    )
+    biases = biases_of(kind, 9)
+    params = AttentionParams(scale=0.3, **biases)
+    out = reference_paged_attention(q, k_cache.nan_to_num(), v_cache.nan_to_num(), metadata, params)
     for request, (start, stop) in enumerate([(0, 21), (21, 71)]):
+        length = stop - start
         blocks = metadata.block_table_RM[request].long()
-        k, v = (cache[blocks].flatten(0, 1)[: stop - start] for cache in (k_cache, v_cache))
+        k, v = (
+            F.pad(cache[blocks].flatten(0, 1)[:length].transpose(0, 1), (0, 0, 0, 1))
+            for cache in (k_cache, v_cache)
+        )
+        distance = torch.arange(length) - torch.arange(length).unsqueeze(1)
+        mask = torch.full((9, length, length + 1), float("-inf"))
+        mask[:, :, :length] = biases.get("alibi_slopes_H", torch.zeros(9))[:, None, None] * distance
+        mask[:, :, :length].masked_fill_(distance > 0, float("-inf"))
+        if "sinks_H" in biases:
+            mask[:, :, length] = biases["sinks_H"][:, None]
         expected = F.scaled_dot_product_attention(
-            q[start:stop].transpose(0, 1),
-            k.transpose(0, 1),
-            v.transpose(0, 1),
-            is_causal=True,
-            scale=0.3,
-            enable_gqa=True,
+            q[start:stop].transpose(0, 1), k, v, attn_mask=mask, scale=0.3, enable_gqa=True
         )
         torch.testing.assert_close(out[start:stop], expected.transpose(0, 1), atol=1e-5, rtol=1e-5)
 

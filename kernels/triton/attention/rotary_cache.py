@@ -9,48 +9,12 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.interface.kv_cache import KVCache, KVShape
+from kernels.interface.kv_cache import KVCache
 from kernels.interface.operations import RotaryParams
-from kernels.torch.kv_cache import rotary_and_cache as torch_rotary_and_cache
 from kernels.triton.bound_launch import BoundLaunches, Launch
 from kernels.triton.device_limits import dependent_launch
-from kernels.triton.fp8_rounding import quantise, quantise_reference
+from kernels.triton.fp8_rounding import quantise
 from kernels.triton.tensor_checks import check_tensor
-
-
-def rotary_and_cache_reference(
-    qkv_TN: torch.Tensor,
-    positions_T: torch.Tensor,
-    slot_mapping_T: torch.Tensor,
-    kv_cache: KVCache,
-    params: RotaryParams,
-    *,
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
-) -> torch.Tensor:
-    """`kernels.torch.kv_cache` on the real tokens, then rounded; changes the caches only: q_THD."""
-    num_tokens, K, S = qkv_TN.shape[0], kv_cache.shape.num_kv_heads, kv_cache.shape.block_size
-    real_T = slot_mapping_T >= 0
-    slots_N = slot_mapping_T[real_T]
-    num_real = slots_N.numel()
-    k_N1KD, v_N1KD = qkv_TN.new_empty(2, num_real, 1, K, params.head_size)
-    places_N = torch.arange(num_real, device=qkv_TN.device)
-    real = (qkv_TN[real_T], positions_T[real_T], places_N)
-    shape = KVShape(1, K, params.head_size, params.head_size, qkv_TN.dtype)
-    q_NHD = torch_rotary_and_cache(*real, KVCache(k_N1KD, v_N1KD, shape), params)
-    blocks_N, offsets_N = slots_N // S, slots_N % S
-    for part_N1KD, cache_BKSD, scale in zip(
-        (k_N1KD, v_N1KD), kv_cache.parts, (k_scale, v_scale), strict=True
-    ):
-        written_NKD = part_N1KD[:, 0]
-        if cache_BKSD.dtype == torch.float8_e4m3fn:
-            written_NKD = quantise_reference(written_NKD, 1.0 / scale).view(torch.uint8)
-            cache_BKSD = cache_BKSD.view(torch.uint8)
-        cache_BKSD[blocks_N, :, offsets_N] = written_NKD
-    q_THD = qkv_TN.clone().view(num_tokens, -1, params.head_size)[:, : params.num_query_heads]
-    q_THD[real_T] = q_NHD
-    return q_THD
-
 
 _BLOCK_H = 8
 """Heads a program. Constant, so that a row's bits never depend on the size of the batch."""

@@ -43,18 +43,6 @@ def most_tiles(num_pairs: int, num_experts: int, tile_rows: int) -> int:
     return (num_pairs + min(num_experts, num_pairs) * (tile_rows - 1)) // tile_rows
 
 
-def reference_route(
-    router_logits_TX: torch.Tensor, top_k: int, renormalise: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """What `route` computes: (int32 expert_ids_TA, float32 expert_weights_TA)."""
-    probabilities_TX = torch.softmax(router_logits_TX.float(), dim=-1)
-    sorted_TX, ids_TX = torch.sort(probabilities_TX, dim=-1, descending=True, stable=True)
-    weights_TA = sorted_TX[:, :top_k]
-    if renormalise:
-        weights_TA = weights_TA / weights_TA.sum(dim=-1, keepdim=True)
-    return ids_TX[:, :top_k].to(torch.int32).contiguous(), weights_TA.contiguous()
-
-
 def reference_expert_tiles(
     expert_ids_TA: torch.Tensor, num_experts: int, tile_rows: int
 ) -> ExpertTiles:

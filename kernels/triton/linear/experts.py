@@ -6,7 +6,6 @@ a token's bits depend on the batch only through `tile_rows`."""
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 
@@ -85,23 +84,6 @@ def invariant_tile_rows(dtype: torch.dtype) -> int:
     largest has met them all. 64 is where wgmma begins, so prefills keep it; a
     decode is bound by the bytes of weights, which are the same. float32 supports 16 only."""
     return 16 if dtype == torch.float32 else 64
-
-
-def reference_mixture_of_experts(
-    x_TE: torch.Tensor,
-    expert_ids_TA: torch.Tensor,
-    expert_weights_TA: torch.Tensor,
-    experts: TritonExpertWeights,
-) -> torch.Tensor:
-    """The specification, in float32: out_TE."""
-    w_gate_up, w_down = experts.gate_up_XNE.float(), experts.down_XEF.float()
-    out_TE = torch.zeros(x_TE.shape)
-    for token, ids in enumerate(expert_ids_TA.tolist()):
-        for rank, expert in enumerate(ids):
-            gate, up = (w_gate_up[expert] @ x_TE[token].float()).chunk(2)
-            y = w_down[expert] @ (F.silu(gate) * up)
-            out_TE[token] += expert_weights_TA[token, rank].float() * y
-    return out_TE
 
 
 @triton.jit(do_not_specialize=["max_tiles"])

@@ -1,16 +1,17 @@
 """A random step of paged attention. What no query may see holds NaN, so that reading it shows."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
 import torch
 
 from kernels.interface.operations import AttentionMetadata, AttentionParams
-from kernels.triton.attention.paged import paged_attention, reference_paged_attention
+from kernels.triton.attention.paged import paged_attention
 from kernels.triton.attention.work import AttentionWorkspace, WorkLimits
 from tests.gpu.checks.errors import poison
+from tests.kernels.paged_steps import reference_attention
 
 Request = tuple[int, int]
 """(sequence length, query tokens)"""
@@ -104,42 +105,34 @@ class PagedStep:
             ),
         )
 
-    @property
-    def scale(self) -> float:
-        return float(self.heads.head_size**-0.5)
-
     def attend(self, out: torch.Tensor, **options: Any) -> torch.Tensor:
         """The kernels."""
-        scales = {name: options.pop(name) for name in ("k_scale", "v_scale") if name in options}
-        return paged_attention(
-            self.q_THD,
-            self.kv_B2KSD[:, 0],
-            self.kv_B2KSD[:, 1],
-            self.metadata,
-            AttentionParams(scale=self.scale, sliding_window=self.heads.sliding_window, **options),
-            **scales,
-            out=out,
-        )
+        params, scales = self._params(options)
+        caches = self.kv_B2KSD.unbind(1)
+        return paged_attention(self.q_THD, *caches, self.metadata, params, **scales, out=out)
 
     def reference(self, **options: Any) -> torch.Tensor:
         """The specification on the CPU, in float32."""
-        metadata = self.metadata
-        on_cpu: dict[str, Any] = {
+        on_cpu = {
             name: value.cpu() if isinstance(value, torch.Tensor) else value
             for name, value in options.items()
         }
-        out, _ = reference_paged_attention(
-            self.q_THD.cpu(),
-            self.kv_B2KSD[:, 0].cpu(),
-            self.kv_B2KSD[:, 1].cpu(),
-            query_start_loc_R1=metadata.query_start_loc_R1.cpu(),
-            seq_lens_R=metadata.seq_lens_R.cpu(),
-            block_table_RM=metadata.block_table_RM.cpu(),
-            scale=self.scale,
-            sliding_window=self.heads.sliding_window,
-            **on_cpu,
+        metadata = replace(
+            self.metadata,
+            query_start_loc_R1=self.metadata.query_start_loc_R1.cpu(),
+            seq_lens_R=self.metadata.seq_lens_R.cpu(),
+            block_table_RM=self.metadata.block_table_RM.cpu(),
         )
-        return out
+        params, scales = self._params(on_cpu)
+        caches = self.kv_B2KSD.cpu().transpose(2, 3).unbind(1)
+        return reference_attention(self.q_THD.cpu(), *caches, metadata, params, **scales)[0]
+
+    def _params(self, options: dict[str, Any]) -> tuple[AttentionParams, dict[str, float]]:
+        """Those of a model, and the scales of its cache."""
+        scales = {name: options.pop(name) for name in ("k_scale", "v_scale") if name in options}
+        window = self.heads.sliding_window
+        scale = self.heads.head_size**-0.5
+        return AttentionParams(scale=scale, sliding_window=window, **options), scales
 
     def num_bytes(self) -> float:
         """Keys and values that are seen, queries and results: each once."""

@@ -1,4 +1,4 @@
-"""Sampling: noise of the device, thresholds, and the tokens themselves.
+"""Sampling: thresholds, and the tokens themselves.
 
 Two exact computations may differ where two sums lie nearer than the device's logarithm is exact
 (about once in 10^6 draws), so the checks of tokens count rows that differ, and allow one.
@@ -7,14 +7,8 @@ Two exact computations may differ where two sums lie nearer than the device's lo
 import torch
 
 from kernels.triton.sampling.sample import SamplingMemory, sample, sample_reference
-from tests.gpu.checks.errors import num_different, poison, scaled_error
+from tests.gpu.checks.errors import num_different, poison
 from tests.kernels.triton.columns import columns_of
-from tests.kernels.triton.philox_launches import (
-    noise_of_rows,
-    random_words,
-    reference_noise,
-    reference_random_words,
-)
 
 VOCABULARIES = (151936, 128256, 50257)
 
@@ -65,20 +59,6 @@ class Inputs:
             any_truncated=self._limits,
         )
         return self.out_R
-
-
-def check_words(num_counters: int, *, device: str) -> float:
-    counter_N4 = torch.randint(1 << 32, (num_counters, 4), device=device)
-    key_N2 = torch.randint(1 << 32, (num_counters, 2), device=device)
-    expected = reference_random_words(counter_N4.cpu(), key_N2.cpu())
-    return num_different(random_words(counter_N4, key_N2).cpu(), expected)
-
-
-def check_noise(num_rows: int, vocab_size: int, *, device: str) -> float:
-    seeds_R = torch.randint(-(2**62), 2**62, (num_rows,), device=device)
-    positions_R = torch.randint(1 << 40, (num_rows,), device=device)
-    ours = noise_of_rows(seeds_R, positions_R, vocab_size)
-    return scaled_error(ours.cpu(), reference_noise(seeds_R.cpu(), positions_R.cpu(), vocab_size))
 
 
 def check(num_rows: int, vocab_size: int, *, limits: bool, device: str) -> float:

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from kernels.cpu.library import ISA_NAMES, NativeLibrary
+from kernels.cpu.library import NativeLibrary
+from tests.kernels.cpu.instruction_sets import SETS
 from tests.native_kernels import native_library_or_skip
 
 # two threads at least, so that tests see tasks shared out
@@ -17,21 +18,17 @@ def library() -> NativeLibrary:
     return native_library_or_skip()
 
 
-@pytest.fixture(params=ISA_NAMES[:3])
-def isa(request: pytest.FixtureRequest, library: NativeLibrary) -> Iterator[str]:
-    """The test runs on this instruction set, or is skipped where the machine lacks it. Later sets
-    have kernels of their own for some products alone, and tests of those."""
-    if ISA_NAMES.index(request.param) > ISA_NAMES.index(library.machine_isa):
-        pytest.skip(f"this machine has no {request.param}")
-    with library.forced_isa(request.param):
-        yield request.param
-
-
 def _forced(isa: str, library: NativeLibrary) -> Iterator[str]:
     if isa not in library.isas:
         pytest.skip(f"this machine has no {isa}")
     with library.forced_isa(isa):
         yield isa
+
+
+@pytest.fixture(params=SETS)
+def isa(request: pytest.FixtureRequest, library: NativeLibrary) -> Iterator[str]:
+    """The test runs on this instruction set, or is skipped where the machine lacks it."""
+    yield from _forced(request.param, library)
 
 
 @pytest.fixture(params=("amx", "amx_emulated"))

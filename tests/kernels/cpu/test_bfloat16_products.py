@@ -65,13 +65,6 @@ def test_values_are_rounded_to_even_and_what_is_not_finite_stays_in_its_row(
         assert torch.equal(out[[0, 2]], good[[0, 2]])
 
 
-def test_rows_of_an_embedding_are_the_rounded_ones(library: NativeLibrary) -> None:
-    w = torch.randn(70, 75)
-    ids = torch.tensor([[69, 0], [31, 32]])
-    found = NativeLinear(library).gather_rows(ids, pack_bfloat16(library, w))
-    assert torch.equal(found, w.bfloat16().float()[ids])
-
-
 def test_a_model_in_bfloat16_keeps_its_routers_in_float32(library: NativeLibrary) -> None:
     packing = NativePacking(library, "bfloat16")
     parts = [torch.randn(40, 64).half(), torch.randn(24, 64).bfloat16()]

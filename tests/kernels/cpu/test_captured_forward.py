@@ -17,6 +17,7 @@ from kernels.interface.operations import (
     RotaryParams,
 )
 from kernels.torch.operations import TorchOperations
+from tests.kernels.cpu.instruction_sets import covering_sets
 from tests.kernels.paged_steps import make_cache
 
 HEADS, KV_HEADS, HEAD_SIZE, WIDTH, VOCAB, BLOCK = 9, 3, 8, 72, 50, 4
@@ -289,14 +290,11 @@ def check_panel_model(library, weights, head_size, block, kv_dtype):
     assert model.captured.is_captured
 
 
-@pytest.mark.parametrize("weights", ["float32", "bfloat16", "int8", "int4"])
-@pytest.mark.parametrize(("head_size", "block", "kv_dtype"), PANEL_CACHES)
-def test_layers_of_whole_panels_have_the_bits_of_single_operations(
-    library, isa, weights, head_size, block, kv_dtype
-):
+@covering_sets(weights=["float32", "bfloat16", "int8", "int4"], cache=PANEL_CACHES)
+def test_layers_of_whole_panels_have_the_bits_of_single_operations(library, isa, weights, cache):
     """Rotation and cache write behind the product, rows made ready by norms and activations, on
     both sides of the rows from which two are one."""
-    check_panel_model(library, weights, head_size, block, kv_dtype)
+    check_panel_model(library, weights, *cache)
 
 
 @pytest.mark.parametrize("weights", ["bfloat16", "int8", "int4"])
@@ -503,8 +501,7 @@ def check_gated_products(library, weights, kind, sizes):
 LINEAR_FORMATS = ["float32", "bfloat16", "int8", "int4"]
 
 
-@pytest.mark.parametrize("weights", LINEAR_FORMATS)
-@pytest.mark.parametrize("kind", ["silu_and_mul", "gelu_tanh_and_mul", "gelu_and_mul"])
+@covering_sets(weights=LINEAR_FORMATS, kind=["silu_and_mul", "gelu_tanh_and_mul", "gelu_and_mul"])
 def test_a_product_and_its_gated_activation_as_one_have_the_same_bits(library, isa, weights, kind):
     """On both sides of the rows from which they are one, of its blocks of rows, and of what one
     task takes; with a bias in both halves; halves that are no whole panels stay two operations."""

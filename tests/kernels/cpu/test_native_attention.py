@@ -1,7 +1,6 @@
 """Native paged attention against the loop-per-request reference, and its bits across batches."""
 
 import functools
-import itertools
 
 import paged_steps
 import pytest
@@ -13,7 +12,7 @@ from paged_steps import keys_in_panels, make_planner
 from kernels.cpu.attention import NativeAttentionPlan
 from kernels.cpu.operations import CpuOperations
 from kernels.interface.operations import AttentionParams
-from tests.covering import covering_pairs
+from tests.kernels.cpu.instruction_sets import covering_sets
 from tests.kernels.paged_steps import reference_paged_attention
 from tests.profiles import examples
 
@@ -60,13 +59,13 @@ MIXES = {
 }
 
 
-@covering_pairs(block_size=[4, 32], window=[None, 1, 3, 16, 100], mix=MIXES)
+@covering_sets(block_size=[4, 32], window=[None, 1, 3, 16, 100], mix=MIXES)
 def test_any_mix_equals_the_reference_and_reads_nothing_out_of_sight(ops, mix, window, block_size):
     """Proves S187."""
     check(ops, MIXES[mix], window=window, block_size=block_size)
 
 
-@covering_pairs(
+@covering_sets(
     window=[None, 70],
     mix=["mixed", "decodes around a segment"],
     which=["softcap", "sinks", "slopes", "all"],
@@ -83,8 +82,10 @@ def test_softcap_sinks_and_slopes(ops, mix, window, which):
     check(ops, MIXES[mix], window=window, options=options)
 
 
-@pytest.mark.parametrize("heads", [(1, 1), (4, 4), (7, 1), (14, 2), (9, 3), (128, 1)])
-@pytest.mark.parametrize("head_size", [2, 10, 32, 64, 80, 128, 256])
+@covering_sets(
+    heads=[(1, 1), (4, 4), (7, 1), (14, 2), (9, 3), (128, 1)],
+    head_size=[2, 10, 32, 64, 80, 128, 256],
+)
 def test_head_counts_and_sizes(ops, heads, head_size):
     mix = [(33, 33), (1, 90), (1, 140), (7, 300)]
     options = {"scale": head_size**-0.5}
@@ -92,7 +93,7 @@ def test_head_counts_and_sizes(ops, heads, head_size):
 
 
 @settings(
-    max_examples=examples(60),
+    max_examples=examples(30),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
@@ -107,44 +108,6 @@ def test_head_counts_and_sizes(ops, heads, head_size):
 )
 def test_random_steps(ops, requests, window, block_size):
     check(ops, requests, window=window, block_size=block_size)
-
-
-@pytest.mark.parametrize("window", [None, 50])
-def test_a_token_has_the_same_bits_in_a_prompt_a_chunk_a_crowd_and_alone(ops, window):
-    length, heads, head_size, block_size = 300, (9, 3), 64, 16
-    q, k_cache, v_cache, metadata = step(
-        ops, [(length, length)], heads=heads, head_size=head_size, block_size=block_size
-    )
-    planner = make_planner(ops, heads, head_size, block_size, window)
-    table_M = metadata.block_table_RM[0]
-    k_cache = keys_in_panels(k_cache)
-
-    def run(pieces):
-        """Attention of tokens [start, stop) of the one sequence, each piece as a request."""
-        wanted = torch.cat([torch.arange(start, stop) for start, stop in pieces])
-        starts = torch.tensor([0, *(stop - start for start, stop in pieces)]).cumsum(0).int()
-        plan = planner.plan(
-            query_start_loc_R1=starts,
-            seq_lens_R=torch.tensor([stop for _, stop in pieces]).int(),
-            block_table_RM=table_M.expand(len(pieces), -1),
-            slot_mapping_T=torch.zeros(len(wanted), dtype=torch.int64),
-            num_decodes=0,
-            num_decode_tokens=0,
-        )
-        return wanted, ops.paged_attention(
-            q[wanted], k_cache, v_cache, plan, AttentionParams(scale=0.125, sliding_window=window)
-        )
-
-    _, whole = run([(0, length)])
-    cuts = [0, 1, 8, 64, 65, 127, 200, 299, 300]
-    for pieces in (
-        list(itertools.pairwise(cuts)),  # chunks
-        [(at, at + 1) for at in range(0, length, 7)],  # a crowd of decodes
-        [(at, at + 3) for at in (100, 127, 255)],  # drafts
-        *([(at, at + 1)] for at in (0, 63, 128, 299)),  # alone
-    ):
-        wanted, out = run(pieces)
-        assert torch.equal(out, whole[wanted])
 
 
 def test_queries_may_be_a_view_of_a_wider_product(ops):

@@ -6,6 +6,7 @@ from paged_steps import keys_in_panels, step
 
 from kernels.cpu.operations import CpuOperations
 from kernels.interface.operations import AttentionParams
+from tests.kernels.cpu.instruction_sets import covering_sets
 from tests.kernels.paged_steps import reference_paged_attention
 
 LENGTHS = [(1,), (2, 1), (16, 31, 33), (63, 64, 65), (96, 97), (1, 300, 7, 129, 128), (0, 5, 0)]
@@ -20,8 +21,7 @@ def attend(ops, requests, window, **options):
     return ops.paged_attention(q, keys_in_panels(k), v, metadata, params), expected
 
 
-@pytest.mark.parametrize("window", [None, 1, 2, 65, 130])
-@pytest.mark.parametrize("lengths", LENGTHS)
+@covering_sets(window=[None, 1, 2, 65, 130], lengths=LENGTHS)
 @pytest.mark.usefixtures("isa")
 def test_it_equals_the_reference_and_reads_nothing_out_of_sight(library, lengths, window):
     requests = [(length, length) for length in lengths]

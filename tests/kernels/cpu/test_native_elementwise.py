@@ -9,7 +9,7 @@ from paged_steps import keys_in_panels, make_cache, rotate
 
 from kernels.cpu.operations import CpuOperations
 from kernels.torch.operations import TorchOperations
-from tests.covering import covering_pairs
+from tests.kernels.cpu.instruction_sets import covering_sets
 
 TORCH = TorchOperations()
 SIZES = [1, 2, 15, 16, 17, 63, 64, 65, 576, 577]
@@ -25,8 +25,7 @@ def exact_norm(x, weight, eps):
     return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight.double()
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("rows", [0, 1, 2, 63, 130])
+@covering_sets(size=SIZES, rows=[0, 1, 2, 63, 130])
 def test_rms_norm_alone_and_after_the_sum(ops, rows, size):
     x, residual, weight = torch.randn(rows, size) * 3, torch.randn(rows, size), torch.randn(size)
     before = x.clone()
@@ -47,8 +46,7 @@ def test_a_row_of_a_norm_has_the_same_bits_in_any_batch(ops):
         assert torch.equal(ops.rms_norm(x[row : row + 1].clone(), weight, 1e-6)[0], normed[row])
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("rows", [0, 1, 63])
+@covering_sets(size=SIZES, rows=[0, 1, 63])
 def test_layer_norm_alone_and_after_the_sum(ops, rows, size):
     torch.manual_seed(1)  # of two inputs that are nearly equal the difference is all rounding
     x, residual, pair = (
@@ -71,8 +69,7 @@ def test_layer_norm_alone_and_after_the_sum(ops, rows, size):
         assert torch.equal(ops.layer_norm(total[-1:], pair, 1e-5)[0], normed[-1])
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("rows", [1, 2, 63, 130])
+@covering_sets(size=SIZES, rows=[1, 2, 63, 130])
 def test_the_direction_of_the_mean(ops, rows, size):
     x = torch.randn(rows, size) * 3 + 1
     for kept in {size, size // 2 + 1}:
@@ -111,8 +108,7 @@ def test_a_sum_with_itself_and_a_sum_of_views_go_to_torch(ops):
     torch.testing.assert_close(ops.add_rms_norm(wide[:, :8], total, weight, 1e-6)[1], expected)
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("rows", [0, 1, 3, 40])
+@covering_sets(size=SIZES, rows=[0, 1, 3, 40])
 def test_gated_activations(ops, rows, size):
     both = torch.randn(rows, 2 * size) * 8
     gate, up = both.double().chunk(2, dim=-1)
@@ -124,8 +120,7 @@ def test_gated_activations(ops, rows, size):
     torch.testing.assert_close(ops.gelu_and_mul(both).double(), exact, atol=2e-5, rtol=2e-6)
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("name", ["silu", "gelu_tanh", "gelu", "relu"])
+@covering_sets(size=SIZES, name=["silu", "gelu_tanh", "gelu", "relu"])
 def test_activations_of_every_element(ops, name, size):
     x = torch.cat([torch.linspace(-9, 9, 3 * size - 1), torch.tensor([-1e30])]).view(3, size)
     expected = TORCH.activate(x.double(), name)
@@ -144,10 +139,11 @@ def test_activations_of_extreme_values_are_those_of_torch(ops):
         torch.testing.assert_close(out, expected, equal_nan=True, atol=1e-30, rtol=2e-6)
 
 
-@pytest.mark.parametrize("rows", [0, 1, 5, 300])
-def test_embedding_takes_rows(ops, rows):
-    weight, ids = torch.randn(77, 33), torch.randint(0, 77, (rows,))
-    assert torch.equal(ops.embedding(ids, weight), weight[ids])
+def test_embedding_takes_rows(ops):
+    weight = torch.randn(77, 33)
+    for rows in (0, 1, 5, 300):
+        ids = torch.randint(0, 77, (rows,))
+        assert torch.equal(ops.embedding(ids, weight), weight[ids])
 
 
 @pytest.mark.parametrize("token", [-1, 77])
@@ -174,7 +170,7 @@ def rotary_case(num_tokens, *, heads=(6, 2), head_size=8, rotary_size=None, norm
     return torch.randn(num_tokens, width), arguments
 
 
-@covering_pairs(
+@covering_sets(
     normed=[False, True],
     rotary_size=[None, 4, 16],
     heads=[(6, 2), (1, 1), (9, 3)],

@@ -9,6 +9,7 @@ from kernels.cpu.packing import NativePacking
 from kernels.interface.operations import ExpertRouting
 from kernels.interface.weights import QuantisedTensor
 from kernels.torch.operations import TorchOperations
+from tests.kernels.cpu.instruction_sets import covering_sets
 from tests.kernels.cpu.test_native_linear import random_blocks
 from tests.kernels.cpu.test_packing import unread, unreadable
 from tests.kernels.test_experts import make_layer, plain
@@ -16,14 +17,14 @@ from tests.kernels.test_experts import make_layer, plain
 FLOATS = ("float32", "bfloat16", "int8", "int4")
 
 
-@pytest.mark.parametrize("renormalise", [False, True])
-@pytest.mark.parametrize(
-    ("num_tokens", "num_experts", "top_k"),
-    [(1, 1, 1), (1, 8, 8), (2, 3, 2), (63, 4, 1), (130, 60, 4), (3, 128, 8)],
+@covering_sets(
+    renormalise=[False, True],
+    shape=[(1, 1, 1), (1, 8, 8), (2, 3, 2), (63, 4, 1), (130, 60, 4), (3, 128, 8)],
 )
-def test_every_shape_equals_a_plain_loop(library, isa, num_tokens, num_experts, top_k, renormalise):
+def test_every_shape_equals_a_plain_loop(library, isa, shape, renormalise):
     ops = CpuOperations(library)
-    x, logits, gate_up, down = make_layer(num_tokens, num_experts)
+    *sizes, top_k = shape
+    x, logits, gate_up, down = make_layer(*sizes)
     routing = ExpertRouting(top_k=top_k, renormalise=renormalise)
     out = ops.mixture_of_experts(x, logits, ops.prepare_experts(gate_up, down), routing)
     expected = plain(x, logits, gate_up, down, top_k=top_k, renormalise=renormalise)
@@ -62,8 +63,7 @@ def assert_experts_are_products_by_linear(ops, experts, gate_up, down, width, to
         assert torch.equal(out[token], expected[0])
 
 
-@pytest.mark.parametrize("floats", FLOATS)
-@pytest.mark.parametrize("top_k", [1, 4])
+@covering_sets(floats=FLOATS, top_k=[1, 4])
 def test_experts_in_any_format_are_products_by_linear(library, isa, floats, top_k):
     ops = CpuOperations(library, linear_weights=floats)
     _, _, gate_up, down = make_layer(1, 6, width=100, features=70)

@@ -8,7 +8,7 @@ from kernels.cpu.operations import CpuOperations
 from kernels.interface.kv_cache import KVCache, KVShape
 from kernels.interface.operations import AttentionParams, RotaryParams
 from kernels.torch.operations import TorchOperations
-from tests.covering import covering_pairs
+from tests.kernels.cpu.instruction_sets import covering_sets
 from tests.kernels.paged_steps import reference_paged_attention
 
 TORCH = TorchOperations()
@@ -94,7 +94,7 @@ def written(ops, dtype, *, head_size, block_size=BLOCK, num_tokens=30, norms=Fal
     return caches[0], caches[1], slots, qkv
 
 
-@covering_pairs(
+@covering_sets(
     dtype=STORED, head_size=[2, 10, 64, 80, 256], block_size=[BLOCK, 16, 48], norms=[False, True]
 )
 def test_keys_and_values_are_written_within_half_a_step(ops, dtype, head_size, block_size, norms):
@@ -130,10 +130,11 @@ def test_whole_writes_and_reads_have_the_same_form(ops, dtype, head_size, block_
     assert torch.equal(*both_values(other))
 
 
-@pytest.mark.parametrize("dtype", STORED)
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize(("head_size", "block_size"), [(8, 4), (32, 16)])
-def test_a_value_that_is_no_number_is_read_as_none(ops, dtype, bad, head_size, block_size):
+@covering_sets(
+    dtype=STORED, bad=[float("nan"), float("inf"), -float("inf")], sizes=[(8, 4), (32, 16)]
+)
+def test_a_value_that_is_no_number_is_read_as_none(ops, dtype, bad, sizes):
+    head_size, block_size = sizes
     cache = make_cache(ops, 2, block_size, 1, head_size, dtype)
     qkv = torch.randn(1, 3 * head_size)
     qkv[0, 2 * head_size + 4] = bad
@@ -194,7 +195,7 @@ class Sequences:
 PIECES = [(0, 0, 37), (1, 89, 90), (2, 255, 257), (3, 40, 190), (4, 0, 1), (5, 699, 700)]
 
 
-@covering_pairs(
+@covering_sets(
     dtype=STORED, window=[None, 50], head_size=[10, 64, 80, 256, 528], block_size=[BLOCK, 32]
 )
 def test_attention_over_a_stored_cache_is_that_over_its_values(
@@ -236,8 +237,7 @@ def test_attention_over_a_stored_cache_is_that_over_its_values(
     assert torch.equal(out, plain.attend(q, PIECES)[0])
 
 
-@pytest.mark.parametrize("head_size", [10, 64, 80, 256])
-@pytest.mark.parametrize("block_size", [8, 16, 48])
+@covering_sets(head_size=[10, 64, 80, 256], block_size=[8, 16, 48])
 def test_bytes_are_multiplied_exactly(ops, head_size, block_size):
     """Where queries are whole numbers up to 127, and all that weighs, weighs the same."""
     sequences = Sequences(ops, torch.int8, [300], head_size=head_size, block_size=block_size)
@@ -262,20 +262,27 @@ def test_bytes_are_multiplied_exactly(ops, head_size, block_size):
     torch.testing.assert_close(out, expected, atol=1e-4, rtol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", STORED)
-def test_a_token_has_the_same_bits_in_a_prompt_a_chunk_a_crowd_and_alone(ops, dtype):
+def check_bits_in_any_step(ops, dtype, window):
+    """Of the tokens of one sequence: whole, in chunks, as a crowd of decodes, as drafts, alone."""
     length = 300
-    sequences = Sequences(ops, dtype, [length], head_size=64, block_size=16)
+    sequences = Sequences(ops, dtype, [length], head_size=64, window=window, block_size=16)
     q = torch.randn(length, HEADS, 64)
     whole, _, _ = sequences.attend(q, [(0, 0, length)])
     for cuts in (
-        [(0, 8), (8, 64), (64, 200), (200, 299), (299, 300)],
+        [(0, 1), (1, 8), (8, 64), (64, 65), (65, 127), (127, 200), (200, 299), (299, 300)],
         [(at, at + 1) for at in range(0, length, 7)],
-        [(299, 300)],
+        [(at, at + 3) for at in (100, 127, 255)],
+        *([(at, at + 1)] for at in (0, 63, 128, 299)),
     ):
         wanted = torch.cat([torch.arange(first, stop) for first, stop in cuts])
         out, _, _ = sequences.attend(q[wanted], [(0, first, stop) for first, stop in cuts])
         assert torch.equal(out, whole[wanted])
+
+
+@pytest.mark.parametrize("window", [None, 50])
+@pytest.mark.parametrize("dtype", [torch.float32, *STORED])
+def test_a_token_has_the_same_bits_in_a_prompt_a_chunk_a_crowd_and_alone(ops, dtype, window):
+    check_bits_in_any_step(ops, dtype, window)
 
 
 @pytest.mark.parametrize("window", [None, 50])

@@ -14,11 +14,12 @@ from kernels.cpu.linear import NativeLinear, PackedParts
 from kernels.cpu.weights import (
     LinearKind,
     PackedLinear,
+    pack_bfloat16,
     pack_float,
     quantise_int4,
     quantise_int8,
 )
-from tests.covering import covering_pairs
+from tests.kernels.cpu.instruction_sets import covering_sets
 
 ROWS = (1, 2, 5, 12, 13, 50)
 # one panel is 32 outputs, a chain of sums 768 inputs
@@ -120,7 +121,7 @@ def test_int8_product_errs_by_quantisation_only(
         assert_rows_alone_have_the_same_bits(linear, x, weight, out)
 
 
-@covering_pairs(num_inputs=[256, 768], num_outputs=[1, 33, 70], type_name=GGUF_KINDS)
+@covering_sets(num_inputs=[256, 768], num_outputs=[1, 33, 70], type_name=GGUF_KINDS)
 def test_gguf_product_errs_by_quantisation_of_activations_only(
     library: NativeLibrary, isa: str, type_name: str, num_outputs: int, num_inputs: int
 ) -> None:
@@ -138,8 +139,7 @@ def test_gguf_product_errs_by_quantisation_of_activations_only(
         assert_rows_alone_have_the_same_bits(linear, x, weight, out)
 
 
-@pytest.mark.parametrize("fill", [0, 0x80, 0x7F, 0xFF])
-@pytest.mark.parametrize("type_name", GGUF_KINDS)
+@covering_sets(fill=[0, 0x80, 0x7F, 0xFF], type_name=GGUF_KINDS)
 def test_products_of_the_largest_codes_do_not_overflow(
     library: NativeLibrary, isa: str, type_name: str, fill: int
 ) -> None:
@@ -194,6 +194,8 @@ def test_gathered_rows_are_the_stored_ones_of_every_own_kind(library: NativeLibr
     w = torch.randn(40, 75)
     ids = torch.tensor([[39, 0], [31, 32]])
     assert torch.equal(linear.gather_rows(ids, pack_float(library, w)), w[ids])
+    rounded = w.bfloat16().float()
+    assert torch.equal(linear.gather_rows(ids, pack_bfloat16(library, w)), rounded[ids])
     scales = w.abs().amax(dim=1, keepdim=True) / 127
     stored = torch.round(w / scales) * scales
     assert torch.equal(linear.gather_rows(ids, quantise_int8(library, w)), stored[ids])

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from kernels.cpu.operations import CpuOperations
+from tests.kernels.cpu.instruction_sets import covering_sets
 
 
 @pytest.fixture
@@ -12,9 +13,9 @@ def ops(library, isa):
     return CpuOperations(library)
 
 
-@pytest.mark.parametrize(("vocab_size", "num_top"), [(1, 1), (5, 5), (63, 3), (2051, 20), (700, 0)])
-@pytest.mark.parametrize("spread", [0.0, 3.0, 60.0])
-def test_they_are_those_of_torch_in_any_batch(ops, vocab_size, num_top, spread):
+@covering_sets(sizes=[(1, 1), (5, 5), (63, 3), (2051, 20), (700, 0)], spread=[0.0, 3.0, 60.0])
+def test_they_are_those_of_torch_in_any_batch(ops, sizes, spread):
+    vocab_size, num_top = sizes
     generator = torch.Generator().manual_seed(vocab_size)
     logits = torch.randn(9, vocab_size, generator=generator) * spread + 5
     logits[3, 0] = -torch.inf if vocab_size > 1 else 1.0

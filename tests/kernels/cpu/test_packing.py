@@ -232,20 +232,12 @@ def test_floating_weights_are_not_kept_in_the_file(library: NativeLibrary) -> No
     assert packing.num_bytes_to_save() == 0
 
 
-@pytest.mark.parametrize("damage", ["empty", "foreign", "cut short", "renamed"])
-def test_a_file_that_is_not_ours_is_refused(
-    library: NativeLibrary, tmp_path: Path, damage: str
-) -> None:
+def test_a_file_of_another_name_is_refused(library: NativeLibrary, tmp_path: Path) -> None:
     file = tmp_path / "model.weights"
     packing = NativePacking(library)
     packing.pack("q", [blocks_of("Q4_1", 40, 64)])
     packing.save(file)
-    whole = file.read_bytes()
-    if damage == "renamed":
-        file = file.rename(tmp_path / "another.weights")
-    else:
-        damaged = {"empty": b"", "foreign": b"GGUF" * 100, "cut short": whole[:-64]}[damage]
-        file.write_bytes(damaged)
+    file = file.rename(tmp_path / "another.weights")
     with pytest.raises(PackedFileError, match=str(file)):
         NativePacking(library).open(file)
 

@@ -7,7 +7,13 @@ import torch
 from kernels.cpu.operations import CpuOperations
 from kernels.interface.operations import AttentionParams
 from tests.covering import covering_pairs
-from tests.kernels.cpu.test_native_kv_cache import HEADS, PIECES, Sequences, values_of
+from tests.kernels.cpu.test_native_kv_cache import (
+    HEADS,
+    PIECES,
+    Sequences,
+    check_bits_in_any_step,
+    values_of,
+)
 from tests.kernels.paged_steps import reference_paged_attention
 
 pytestmark = pytest.mark.slow
@@ -59,19 +65,7 @@ def test_bfloat16_errs_less_than_torch_in_bfloat16(ops, head_size, window):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
 @pytest.mark.parametrize("window", [None, 50])
 def test_a_token_has_the_same_bits_in_a_prompt_a_chunk_a_crowd_and_alone(ops, dtype, window):
-    length = 300
-    held = Sequences(ops, dtype, [length], head_size=64, window=window, block_size=16)
-    q = torch.randn(length, HEADS, 64)
-    whole, _, _ = held.attend(q, [(0, 0, length)])
-    for cuts in (
-        [(0, 8), (8, 64), (64, 205), (205, 299), (299, 300)],
-        [(at, at + 1) for at in range(0, length, 7)],
-        [(at, at + 3) for at in (100, 127, 255)],
-        [(299, 300)],
-    ):
-        wanted = torch.cat([torch.arange(first, stop) for first, stop in cuts])
-        out, _, _ = held.attend(q[wanted], [(0, first, stop) for first, stop in cuts])
-        assert torch.equal(out, whole[wanted])
+    check_bits_in_any_step(ops, dtype, window)
 
 
 @pytest.mark.parametrize("window", [None, 50])

@@ -9,15 +9,15 @@ import torch
 from tests.gpu.device import DEVICE
 
 INTERPRETED_ONLY = {
-    "test_attention",
-    "test_attention_work",
     "test_block_copies_triton",
     "test_device_steps",
     "test_operations",
     "test_packing_triton",
+    "test_paged",
     "test_quantised_weights",
     "test_step_inputs",
     "test_truncation",
+    "test_work",
 }
 """These name the CPU as their device, or have dtypes that kernels on a GPU are not made for. What
 they call is in tests/gpu."""

@@ -9,6 +9,7 @@ from kernels.triton.sampling.logits_processors import (
     apply_token_masks_reference,
 )
 from kernels.triton.sampling.row_maxima import TILE
+from tests.gpu.device import on_gpu
 from tests.kernels.triton.columns import columns_of
 
 
@@ -27,7 +28,7 @@ def random_masks(rows, vocab_size):
 
 
 @pytest.mark.parametrize(
-    "vocab_size", [1, 31, 32, 33, 63, 257, 1000, TILE - 1, TILE, TILE + 1, 151936]
+    "vocab_size", [1, 31, 32, 33, 63, 257, 1000, TILE - 1, TILE, TILE + 1, on_gpu(151936)]
 )
 def test_masked_tokens_become_impossible_and_the_others_stay(vocab_size):
     logits = torch.randn(3, vocab_size)

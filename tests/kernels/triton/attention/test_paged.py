@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from kernels.interface.operations import AttentionMetadata, AttentionParams
-from kernels.triton.attention.paged import paged_attention, reference_paged_attention
+from kernels.triton.attention.paged import paged_attention
 from kernels.triton.attention.work import AttentionWorkspace, WorkLimits
+from tests.kernels.paged_steps import reference_attention
 
 NAN = float("nan")
 SPARE_ROWS = 2  # rows of q and out that belong to no request
@@ -144,32 +145,19 @@ def check(
     **options,
 ) -> None:
     workspace = make_workspace(step, window, max_seq_len=max_seq_len)
-    out, lse = run(step, plan(step, workspace, window), **options)
+    metadata = plan(step, workspace, window)
+    out, lse = run(step, metadata, **options)
     assert (workspace.work.decode_arrivals_RK == 0).all()
-    expected, expected_lse = reference_paged_attention(
-        step.q_THD,
-        step.kv_B2KSD[:, 0],
-        step.kv_B2KSD[:, 1],
-        query_start_loc_R1=step.query_start_loc_R1,
-        seq_lens_R=step.seq_lens_R,
-        block_table_RM=step.block_table_RM,
-        sliding_window=window,
-        **({"scale": 0.2} | options),
-    )
+    scales = {name: options.pop(name) for name in ("k_scale", "v_scale") if name in options}
+    params = AttentionParams(**{"scale": 0.2, "sliding_window": window, **options})
+    # what may not be seen is multiplied by zero there
+    caches = step.kv_B2KSD.float().nan_to_num(nan=0.0).transpose(2, 3).unbind(1)
+    expected, expected_lse = reference_attention(step.q_THD, *caches, metadata, params, **scales)
     tokens = int(step.query_start_loc_R1[-1])
     assert out[tokens:].isnan().all() and lse[tokens:].isnan().all()
     scale = expected[:tokens].abs().max()
     assert (out[:tokens].float() - expected[:tokens]).abs().max() <= tolerance * scale
     torch.testing.assert_close(lse[:tokens], expected_lse[:tokens], rtol=1e-5, atol=tolerance)
-
-
-@pytest.fixture(autouse=True)
-def reference_reads_what_it_may_not_see(monkeypatch):
-    """The reference multiplies hidden slots by zero, so there NaN must read as zero."""
-    from kernels.triton.attention import paged as attention
-
-    gather = attention._gather
-    monkeypatch.setattr(attention, "_gather", lambda *args: gather(*args).nan_to_num(nan=0.0))
 
 
 @pytest.mark.parametrize("heads", [(9, 3), (2, 2), (2, 1), (4, 1), (5, 1), (6, 1), (7, 1), (16, 2)])

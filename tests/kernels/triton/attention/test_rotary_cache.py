@@ -8,11 +8,8 @@ import torch
 from kernels.interface.kv_cache import KVCache, KVShape
 from kernels.interface.operations import RotaryParams
 from kernels.torch.kv_cache import rotary_and_cache as torch_rotary_and_cache
-from kernels.triton.attention.rotary_cache import (
-    rotary_and_cache,
-    rotary_and_cache_reference,
-    write_kv_cache,
-)
+from kernels.triton.attention.rotary_cache import rotary_and_cache, write_kv_cache
+from tests.gpu.checks.rotary import rotary_and_cache_reference
 from tests.gpu.device import DEVICE
 
 # every head size, full and partial rotation, GQA groups 1, 3, 4, 7, awkward block sizes

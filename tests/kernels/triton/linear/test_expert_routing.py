@@ -3,12 +3,12 @@
 import pytest
 import torch
 
+from kernels.torch.linear import choose_experts
 from kernels.triton.linear import expert_routing as moe_routing
 from kernels.triton.linear.expert_routing import (
     build_expert_tiles,
     most_tiles,
     reference_expert_tiles,
-    reference_route,
     route,
 )
 
@@ -34,8 +34,8 @@ def test_routing_is_softmax_then_top_k(num_tokens, num_experts, top_k, renormali
     torch.manual_seed(num_tokens)
     logits = torch.randn(num_tokens, num_experts) * 3
     ids, weights = route(logits, top_k, renormalise)
-    expected_ids, expected_weights = reference_route(logits, top_k, renormalise)
-    assert torch.equal(ids, expected_ids)
+    expected_ids, expected_weights = choose_experts(logits, top_k, renormalise)
+    assert torch.equal(ids, expected_ids.int())
     torch.testing.assert_close(weights, expected_weights, rtol=1e-5, atol=1e-7)
 
 
@@ -48,14 +48,14 @@ def test_the_lowest_id_wins_a_tie():
 def test_half_precision_logits_and_rounded_weights():
     logits = torch.randn(9, 16).half()
     ids, weights = route(logits, 4, True, weights_dtype=torch.float16)
-    expected_ids, expected_weights = reference_route(logits, 4, True)
-    assert torch.equal(ids, expected_ids)
+    expected_ids, expected_weights = choose_experts(logits, 4, True)
+    assert torch.equal(ids, expected_ids.int())
     torch.testing.assert_close(weights, expected_weights.half(), rtol=1e-3, atol=0)
 
 
 def test_rows_of_a_wider_tensor_are_routed_in_place():
     wide = torch.randn(4, 20)
-    assert torch.equal(route(wide[:, :8], 2, True)[0], reference_route(wide[:, :8], 2, True)[0])
+    assert torch.equal(route(wide[:, :8], 2, True)[0], route(wide[:, :8].clone(), 2, True)[0])
 
 
 def test_ids_stay_in_range_for_logits_that_are_not_numbers():

@@ -1,21 +1,19 @@
-"""Grouped products against transformers' own blocks and the reference, in the interpreter."""
+"""Mixtures of experts against the torch backend, in the interpreter."""
 
 import pytest
 import torch
-from transformers import MixtralConfig, Qwen3MoeConfig
-from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
-from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
 from kernels.interface.operations import ExpertRouting
-from kernels.triton.linear import experts as moe_linear
-from kernels.triton.linear.expert_routing import build_expert_tiles, reference_route
+from kernels.torch import linear as torch_experts
+from kernels.triton.linear import experts as module
+from kernels.triton.linear.expert_routing import build_expert_tiles
 from kernels.triton.linear.experts import (
-    TritonExpertWeights,
     choose_tile_rows,
     combine_experts,
     grouped_linear,
+    invariant_tile_rows,
     mixture_of_experts,
-    reference_mixture_of_experts,
+    prepare_experts,
 )
 
 
@@ -28,118 +26,99 @@ def poisoned(monkeypatch):
         tensor = empty(*args, **kwargs)
         return tensor.fill_(float("nan") if tensor.is_floating_point() else -99)
 
-    monkeypatch.setattr(moe_linear.torch, "empty", poisoned_empty)
+    monkeypatch.setattr(module.torch, "empty", poisoned_empty)
 
 
-def make_layer(num_tokens, num_experts, width, features, dtype=torch.float32):
-    torch.manual_seed(num_tokens + width)
-    x = torch.randn(num_tokens, width).to(dtype)
-    logits = torch.randn(num_tokens, num_experts)
-    w_gate_up = (torch.randn(num_experts, 2 * features, width) / width**0.5).to(dtype)
-    w_down = (torch.randn(num_experts, width, features) / features**0.5).to(dtype)
-    return x, logits, w_gate_up, w_down
+def make_layer(num_tokens, num_experts, width=40, features=24, dtype=torch.float32):
+    torch.manual_seed(num_tokens + num_experts)
+    return (
+        torch.randn(num_tokens, width).to(dtype),
+        torch.randn(num_tokens, num_experts).to(dtype),
+        (torch.randn(num_experts, 2 * features, width) / width**0.5).to(dtype),
+        (torch.randn(num_experts, width, features) / features**0.5).to(dtype),
+    )
 
 
-def run(x, logits, *weights, top_k=2, renormalise=True, tile_rows=None):
-    routing = ExpertRouting(top_k=top_k, renormalise=renormalise)
-    experts = TritonExpertWeights(*weights)
+def run(x, logits, *weights, tile_rows=None, batch_invariant=False, **options):
+    routing = ExpertRouting(**{"top_k": 2, "renormalise": True, **options})
+    if batch_invariant:
+        tile_rows = invariant_tile_rows(x.dtype)
+    experts = prepare_experts(*weights)
     return mixture_of_experts(x, logits, experts, routing, tile_rows=tile_rows)
 
 
-def assert_near(result, expected, tolerance):
-    assert result.isfinite().all()
-    scale = expected.abs().max()
-    assert (result.float() - expected.float()).abs().max() <= tolerance * scale
+def run_torch(x, logits, *weights, **options):
+    routing = ExpertRouting(**{"top_k": 2, "renormalise": True, **options})
+    with torch.device("cpu"):
+        experts = torch_experts.prepare_experts(*(each.cpu() for each in weights))
+        result = torch_experts.mixture_of_experts(x.cpu(), logits.cpu(), experts, routing)
+    return result.to(x.device)
 
 
-def run_block(block, x):
-    for parameter in block.parameters():
-        torch.nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)
-    with torch.no_grad():
-        return block(x[None])[0]
+def assert_near(result, expected):
+    assert result.dtype == expected.dtype
+    tolerance = 1e-5 if result.dtype == torch.float32 else 2e-3
+    torch.testing.assert_close(result, expected, atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.parametrize("num_tokens", [1, 19])
-def test_mixtral_block_of_transformers(num_tokens):
-    torch.manual_seed(0)
-    config = MixtralConfig(
-        hidden_size=48, intermediate_size=40, num_local_experts=5, num_experts_per_tok=2
-    )
-    block = MixtralSparseMoeBlock(config).eval()
-    x = torch.randn(num_tokens, 48)
-    expected = run_block(block, x)
-    with torch.no_grad():
-        result = run(
-            x,
-            x @ block.gate.weight.T,
-            block.experts.gate_up_proj,
-            block.experts.down_proj,
-            top_k=2,
-            renormalise=True,
-        )
-    assert_near(result, expected, 1e-5)
-
-
-@pytest.mark.parametrize("renormalise", [False, True])
-def test_qwen3_block_of_transformers(renormalise):
-    torch.manual_seed(1)
-    config = Qwen3MoeConfig(
-        hidden_size=64,
-        moe_intermediate_size=33,
-        num_experts=12,
-        num_experts_per_tok=4,
-        norm_topk_prob=renormalise,
-    )
-    block = Qwen3MoeSparseMoeBlock(config).eval()
-    x = torch.randn(11, 64)
-    expected = run_block(block, x)
-    with torch.no_grad():
-        result = run(
-            x,
-            x @ block.gate.weight.T,
-            block.experts.gate_up_proj,
-            block.experts.down_proj,
-            top_k=4,
-            renormalise=renormalise,
-        )
-    assert_near(result, expected, 1e-5)
+@pytest.mark.parametrize("batch_invariant", [False, True])
+@pytest.mark.parametrize(
+    ("num_tokens", "num_experts", "top_k"),
+    [(1, 8, 2), (1, 1, 1), (17, 3, 1), (65, 5, 4), (0, 4, 2)],
+)
+def test_every_shape_gives_what_torch_gives(num_tokens, num_experts, top_k, batch_invariant):
+    layer = make_layer(num_tokens, num_experts)
+    before = [tensor.clone() for tensor in layer]
+    for renormalise in (False, True):
+        options = {"top_k": top_k, "renormalise": renormalise}
+        result = run(*layer, batch_invariant=batch_invariant, **options)
+        assert_near(result, run_torch(*layer, **options))
+    assert all(map(torch.equal, before, layer))
 
 
 @pytest.mark.parametrize("tile_rows", [16, 64, 128])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_every_tile_gives_the_reference(dtype, tile_rows):
-    x, logits, w_gate_up, w_down = make_layer(37, 3, 72, 65, dtype)
-    result = run(x, logits, w_gate_up, w_down, tile_rows=tile_rows)
-    ids, weights = reference_route(logits, 2, True)
-    experts = TritonExpertWeights(w_gate_up, w_down)
-    expected = reference_mixture_of_experts(x, ids, weights, experts)
-    assert result.dtype == dtype
-    assert_near(result, expected, 1e-5 if dtype == torch.float32 else 2e-3)
+def test_every_tile_gives_what_torch_gives(dtype, tile_rows):
+    """Of widths that fill no block, and weights rounded to the model's dtype."""
+    layer, options = make_layer(37, 3, 72, 65, dtype), {"weights_dtype": dtype}
+    assert_near(run(*layer, tile_rows=tile_rows, **options), run_torch(*layer, **options))
+
+
+def test_experts_without_tokens_are_left_out():
+    x, logits, gate_up, down = make_layer(40, 6)
+    logits[:, [0, 3, 5]] = -50.0
+    for unused in (0, 3, 5):
+        gate_up[unused] = down[unused] = float("nan")
+    result = run(x, logits, gate_up, down)
+    assert result.isfinite().all()
+    assert_near(result, run_torch(x, logits, gate_up, down))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_a_token_gets_the_same_bits_alone_and_in_a_crowd_at_fixed_tile_rows(dtype):
-    x, logits, w_gate_up, w_down = make_layer(50, 3, 64, 64, dtype)
-    crowd = run(x, logits, w_gate_up, w_down, tile_rows=16)
-    for token in (0, 17, 49):
-        one = slice(token, token + 1)
-        alone = run(x[one], logits[one], w_gate_up, w_down, tile_rows=16)
-        assert torch.equal(alone[0], crowd[token])
+def test_batch_invariant_a_token_has_the_same_bits_whatever_runs_beside_it(dtype):
+    """Numbers of tokens at which the fastest tiles would have 16, 64 and 128 rows."""
+    x, logits, gate_up, down = make_layer(200, 2, width=32, features=16, dtype=dtype)
+    options = {"top_k": 1, "batch_invariant": True}
+    alone = run(x[:1], logits[:1], gate_up, down, **options)
+    for number in (2, 17, 100, 200):
+        crowd = run(x[:number], logits[:number], gate_up, down, **options)
+        assert torch.equal(crowd[0], alone[0])
+        last = slice(number - 1, number)
+        assert torch.equal(run(x[last], logits[last], gate_up, down, **options)[0], crowd[-1])
 
 
 def test_pairs_of_one_expert_fill_many_tiles():
-    x, _, _, w_down = make_layer(35, 4, 40, 24)
+    x, _, _, w_down = make_layer(35, 4)
     tiles = build_expert_tiles(torch.full((35, 1), 2, dtype=torch.int32), 4, 16)
     w = w_down.transpose(1, 2).contiguous()
-    assert_near(grouped_linear(x, w, tiles), x @ w[2].T, 1e-5)
+    assert_near(grouped_linear(x, w, tiles), x @ w[2].T)
 
 
 def test_rows_of_a_wider_tensor_are_read_in_place():
-    x, logits, w_gate_up, w_down = make_layer(5, 4, 32, 16)
+    x, *others = make_layer(5, 4)
     wide = torch.full((5, 50), float("nan"))
-    wide[:, :32] = x
-    result = run(wide[:, :32], logits, w_gate_up, w_down)
-    assert torch.equal(result, run(x, logits, w_gate_up, w_down))
+    wide[:, :40] = x
+    assert torch.equal(run(wide[:, :40], *others), run(x, *others))
 
 
 def test_the_sum_runs_in_the_order_of_rank():
@@ -147,39 +126,46 @@ def test_the_sum_runs_in_the_order_of_rank():
     assert combine_experts(y, torch.ones(1, 3)).item() == 0.0
 
 
-def test_no_tokens_give_no_rows():
-    x, logits, w_gate_up, w_down = make_layer(0, 4, 32, 16)
-    assert run(x, logits, w_gate_up, w_down).shape == (0, 32)
-
-
-def test_arguments_are_left_as_they_were():
-    layer = make_layer(9, 4, 32, 16)
-    before = [tensor.clone() for tensor in layer]
-    run(*layer)
-    assert all(map(torch.equal, before, layer))
+@pytest.mark.parametrize("largest", [1, 200, 257, 1537, 2048, 8191])
+@pytest.mark.parametrize(("num_experts", "top_k"), [(8, 2), (128, 8), (3, 1), (60, 4)])
+def test_steps_that_double_meet_every_tile_that_a_step_can_have(num_experts, top_k, largest):
+    doubling = [size for size in (1 << power for power in range(14)) if size < largest]
+    for dtype in (torch.float32, torch.bfloat16):
+        met, all_of_them = (
+            {choose_tile_rows(size, top_k, num_experts, dtype) for size in sizes}
+            for sizes in ([*doubling, largest], range(1, largest + 1))
+        )
+        assert met == all_of_them
 
 
 def test_tiles_grow_with_the_rows_of_an_expert():
-    assert choose_tile_rows(1, 8, 128, torch.bfloat16) == 16
-    assert choose_tile_rows(1024, 8, 128, torch.bfloat16) == 64
-    assert choose_tile_rows(8192, 8, 128, torch.bfloat16) == 128
+    assert [choose_tile_rows(n, 8, 128, torch.bfloat16) for n in (1, 1024, 8192)] == [16, 64, 128]
+
+
+def test_contiguous_weights_are_kept_and_not_copied():
+    _, _, gate_up, down = make_layer(1, 3)
+    experts = prepare_experts(gate_up, down)
+    assert experts.gate_up_XNE.data_ptr() == gate_up.data_ptr()
+    assert experts.down_XEF.data_ptr() == down.data_ptr()
 
 
 def test_wrong_arguments_are_refused_by_name():
-    x, logits, w_gate_up, w_down = make_layer(4, 4, 32, 16)
-    with pytest.raises(ValueError, match=r"\[X, E, F\]"):
-        run(x, logits, w_gate_up, w_down[:, :, :8].contiguous())
+    x, logits, gate_up, down = make_layer(4, 4)
+    with pytest.raises(ValueError, match=r"\[X, 2F, E\] and \[X, E, F\]"):
+        run(x, logits, gate_up, down[:, :, :7])
+    with pytest.raises(TypeError, match="give both in one of"):
+        run(x, logits, gate_up, down.half())
     with pytest.raises(ValueError, match="router logits are"):
-        run(x, logits[:3], w_gate_up, w_down)
+        run(x, logits[:3], gate_up, down)
     with pytest.raises(ValueError, match=r"expert weights is float32.*make it float16"):
-        run(x.half(), logits, w_gate_up, w_down)
+        run(x.half(), logits, gate_up, down)
     with pytest.raises(ValueError, match="tile_rows is 32"):
-        run(x, logits, w_gate_up, w_down, tile_rows=32)
+        run(x, logits, gate_up, down, tile_rows=32)
 
 
 def test_padding_of_a_bucket_reads_no_expert_and_changes_no_other_token():
     """What padding holds is whatever memory held, NaN too."""
-    x, logits, gate_up, down = make_layer(8, 6, 32, 16)
+    x, logits, gate_up, down = make_layer(8, 6)
     slots = torch.arange(8)
     slots[5:] = -1
     x[5:] = torch.nan
@@ -187,6 +173,6 @@ def test_padding_of_a_bucket_reads_no_expert_and_changes_no_other_token():
     chosen = set(torch.topk(logits[:5], 2).indices.flatten().tolist())
     for expert in set(range(6)) - chosen:
         gate_up[expert], down[expert] = torch.nan, torch.nan
-    experts, routing = TritonExpertWeights(gate_up, down), ExpertRouting(top_k=2, renormalise=True)
+    experts, routing = prepare_experts(gate_up, down), ExpertRouting(top_k=2, renormalise=True)
     out = mixture_of_experts(x, logits, experts, routing, slots, tile_rows=16)
     assert torch.equal(out[:5], alone)
