@@ -10,8 +10,10 @@ from typing import Any, Generic, cast
 
 import torch
 
-from kernels.cpu.graph_capture import Activation, GraphCapture, NotCapturable, native_plan
+from kernels.cpu.graph_capture import GraphCapture, native_plan
+from kernels.cpu.graph_ops import GraphOp
 from kernels.cpu.library import INT64, POINTER, NativeLibrary, check, check_tensor, members
+from kernels.cpu.op_recorder import Activation, NotCapturable
 from kernels.interface.operations import Forward, ForwardContext, PassResult
 
 logger = logging.getLogger(__name__)
@@ -57,7 +59,7 @@ class _Graph:
         self.lent: dict[int, list[torch.Tensor]] = {}
         """Their first rows, by number."""
         self.kv_caches = context.kv_caches
-        ops = capture.ops
+        ops = (GraphOp * len(capture.ops))(*capture.ops)
         self._keeps = (ops, capture.keeps, capture)
         self.host_calls = capture.host_calls
         self.takes_rows = capture.takes_rows

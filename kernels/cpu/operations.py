@@ -3,8 +3,6 @@ layout, go to `TorchOperations`; operations on placeholders are captured (`graph
 
 import ctypes
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from kernels.cpu.attention import (
@@ -15,17 +13,14 @@ from kernels.cpu.attention import (
     fill_rotary,
 )
 from kernels.cpu.captured_forward import CapturedForward
+from kernels.cpu.elementwise import NativeElementwise
 from kernels.cpu.experts import NativeExpertWeights
-from kernels.cpu.graph_capture import Placeholder, capture_of
-from kernels.cpu.graph_ops import ACTIVATIONS, GraphOpKind
+from kernels.cpu.graph_capture import capture_of
 from kernels.cpu.kv_cache import format_of, read_slots, view_kv_cache, write_slots
 from kernels.cpu.library import (
-    FLOAT,
-    INT,
     INT64,
     ISA_NAMES,
     POINTER,
-    NativeFunction,
     NativeLibrary,
     check,
     check_tensor,
@@ -39,8 +34,6 @@ from kernels.interface.given_rows import GivenRows, replace_rows
 from kernels.interface.kv_cache import KVCache, KVShape
 from kernels.interface.lora import LoRARows, LoRAStack
 from kernels.interface.operations import (
-    LEAST_LENGTH,
-    Activation,
     AllReduce,
     AttentionMetadata,
     AttentionParams,
@@ -57,11 +50,9 @@ from kernels.torch.operations import TorchOperations
 
 _FLOAT32 = torch.float32
 _AVX512 = ISA_NAMES.index("avx512")
-_GATED = (GraphOpKind.SILU, GraphOpKind.GELU_TANH, GraphOpKind.GELU)
-"""Activations in the order of ec_gated_activation's numbers."""
 
 
-class CpuOperations(NativeSampling, TorchOperations):
+class CpuOperations(NativeElementwise, NativeSampling, TorchOperations):
     """See `kernels.interface.operations.Operations` for every method. One thread uses an instance
     at a time. A native operation raises ValueError for a tensor of a wrong shape or layout, and
     for an index out of range; nothing has been written then.
@@ -80,6 +71,7 @@ class CpuOperations(NativeSampling, TorchOperations):
         keeps_blocks: bool = True,
     ) -> None:
         TorchOperations.__init__(self)
+        NativeElementwise.__init__(self, library)
         NativeSampling.__init__(self, library)
         self._library = library
         self._multiplies_bfloat16 = linear_weights == "bfloat16"
@@ -87,21 +79,10 @@ class CpuOperations(NativeSampling, TorchOperations):
         self._linear = NativeLinear(library)
         find = library.function
         self._wake_threads = find("ec_pool_wake")
-        self._rms_norm = find("ec_rms_norm", POINTER, INT64, *[POINTER] * 2, *[INT64] * 2, FLOAT)
-        self._add_rms_norm = find("ec_add_rms_norm", *[POINTER] * 3, *[INT64] * 2, FLOAT)
-        self._layer_norm = find(
-            "ec_layer_norm", POINTER, INT64, *[POINTER] * 2, *[INT64] * 2, FLOAT
-        )
-        self._mean_direction = find("ec_mean_direction", POINTER, *[INT64] * 3, FLOAT, POINTER)
-        self._add_layer_norm = find("ec_add_layer_norm", *[POINTER] * 3, *[INT64] * 2, FLOAT)
-        self._gated = find("ec_gated_activation", *[POINTER] * 2, *[INT64] * 2, INT)
-        self._activation = find("ec_activation", POINTER, *[INT64] * 2, INT)
         self._rotary_and_cache = find("ec_rotary_and_cache", POINTER)
         self._embedding = find("ec_embedding", POINTER, INT64, POINTER, *[INT64] * 2, POINTER)
         self._native_attention = find("ec_attention", *[POINTER] * 2, INT64, *[POINTER] * 2)
         self._rotary = Rotary()
-        self._direction = np.empty(0, np.float32)
-        self._direction_address = 0
 
     @property
     def name(self) -> str:
@@ -218,116 +199,6 @@ class CpuOperations(NativeSampling, TorchOperations):
             return capture.take_rows(x_TE)
         return super().take_rows(x_TE, output)
 
-    def rms_norm(self, x_TE: torch.Tensor, weight_E: torch.Tensor, eps: float) -> torch.Tensor:
-        if capture := capture_of(x_TE):
-            return capture.norm(GraphOpKind.RMS_NORM, x_TE, weight_E, eps)
-        if x_TE.dtype is not _FLOAT32 or weight_E.dtype is not _FLOAT32:
-            return super().rms_norm(x_TE, weight_E, eps)
-        return self._norm(self._rms_norm, x_TE, weight_E, eps)
-
-    def layer_norm(self, x_TE: torch.Tensor, weight_2E: torch.Tensor, eps: float) -> torch.Tensor:
-        if capture := capture_of(x_TE):
-            return capture.norm(GraphOpKind.LAYER_NORM, x_TE, weight_2E, eps)
-        if x_TE.dtype is not _FLOAT32:
-            return super().layer_norm(x_TE, weight_2E, eps)
-        return self._norm(self._layer_norm, x_TE, weight_2E, eps)
-
-    def _norm(
-        self, run: NativeFunction, x_TE: torch.Tensor, weight: torch.Tensor, eps: float
-    ) -> torch.Tensor:
-        size = _norm_size(x_TE, weight)
-        stride = size
-        if not x_TE.is_contiguous():
-            if x_TE.dim() == 2 and x_TE.stride(1) == 1 and x_TE.stride(0) >= size:
-                stride = x_TE.stride(0)
-            else:
-                x_TE = x_TE.contiguous()
-        out = torch.empty(x_TE.shape, dtype=_FLOAT32)
-        x, num_rows = x_TE.data_ptr(), x_TE.numel() // size
-        check(run(x, stride, weight.data_ptr(), out.data_ptr(), num_rows, size, eps))
-        return out
-
-    def add_rms_norm(
-        self, x_TE: torch.Tensor, residual_TE: torch.Tensor, weight_E: torch.Tensor, eps: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        if capture := capture_of(x_TE):
-            return capture.add_norm(GraphOpKind.ADD_RMS_NORM, x_TE, residual_TE, weight_E, eps)
-        if not _can_add(x_TE, residual_TE) or weight_E.dtype is not _FLOAT32:
-            return super().add_rms_norm(x_TE, residual_TE, weight_E, eps)
-        return self._add_norm(self._add_rms_norm, x_TE, residual_TE, weight_E, eps)
-
-    def add_layer_norm(
-        self, x_TE: torch.Tensor, residual_TE: torch.Tensor, weight_2E: torch.Tensor, eps: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        if capture := capture_of(x_TE):
-            return capture.add_norm(GraphOpKind.ADD_LAYER_NORM, x_TE, residual_TE, weight_2E, eps)
-        if not _can_add(x_TE, residual_TE):
-            return super().add_layer_norm(x_TE, residual_TE, weight_2E, eps)
-        return self._add_norm(self._add_layer_norm, x_TE, residual_TE, weight_2E, eps)
-
-    def _add_norm(
-        self,
-        run: NativeFunction,
-        x_TE: torch.Tensor,
-        residual_TE: torch.Tensor,
-        weight: torch.Tensor,
-        eps: float,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        size = _norm_size(x_TE, weight)
-        check_tensor("residual", residual_TE, x_TE.shape)
-        x, residual = x_TE.data_ptr(), residual_TE.data_ptr()
-        check(run(x, residual, weight.data_ptr(), x_TE.numel() // size, size, eps))
-        return x_TE, residual_TE
-
-    def mean_direction(self, x_TE: torch.Tensor, size: int) -> npt.NDArray[np.float32]:
-        if not _is_dense(x_TE) or not 0 < size <= x_TE.shape[1]:
-            return super().mean_direction(x_TE, size)
-        num_rows, stride = x_TE.shape
-        if size > len(self._direction):
-            self._direction = np.empty(size, np.float32)
-            self._direction_address = self._direction.ctypes.data  # takes longer than the mean
-        out = self._direction_address
-        check(self._mean_direction(x_TE.data_ptr(), num_rows, stride, size, LEAST_LENGTH, out))
-        return self._direction[:size].copy()
-
-    def silu_and_mul(self, gate_up_TF2: torch.Tensor) -> torch.Tensor:
-        if not _is_dense(gate_up_TF2):
-            return super().silu_and_mul(gate_up_TF2)
-        return self._gated_activation(gate_up_TF2, GraphOpKind.SILU)
-
-    def gelu_tanh_and_mul(self, gate_up_TF2: torch.Tensor) -> torch.Tensor:
-        if not _is_dense(gate_up_TF2):
-            return super().gelu_tanh_and_mul(gate_up_TF2)
-        return self._gated_activation(gate_up_TF2, GraphOpKind.GELU_TANH)
-
-    def gelu_and_mul(self, gate_up_TF2: torch.Tensor) -> torch.Tensor:
-        if not _is_dense(gate_up_TF2):
-            return super().gelu_and_mul(gate_up_TF2)
-        return self._gated_activation(gate_up_TF2, GraphOpKind.GELU)
-
-    def activate(self, x_TF: torch.Tensor, activation: Activation) -> torch.Tensor:
-        kind = ACTIVATIONS.index(activation)
-        if capture := capture_of(x_TF):
-            return capture.activate(x_TF, kind)
-        if not _is_dense(x_TF):
-            return super().activate(x_TF, activation)
-        size = x_TF.shape[-1]
-        check(self._activation(x_TF.data_ptr(), x_TF.numel() // max(size, 1), size, kind))
-        return x_TF
-
-    def _gated_activation(self, gate_up_TF2: torch.Tensor, kind: GraphOpKind) -> torch.Tensor:
-        if capture := capture_of(gate_up_TF2):
-            return capture.gated_activation(gate_up_TF2, kind)
-        shape = gate_up_TF2.shape
-        if shape[-1] % 2:
-            raise ValueError(f"gate_up is {tuple(shape)}; its last dimension is twice the result's")
-        size = shape[-1] // 2
-        out = torch.empty((*shape[:-1], size), dtype=_FLOAT32)
-        num_rows = out.numel() // size if size else 0
-        code = _GATED.index(kind)
-        check(self._gated(gate_up_TF2.data_ptr(), out.data_ptr(), num_rows, size, code))
-        return out
-
     def rotary_and_cache(
         self,
         qkv_TN: torch.Tensor,
@@ -430,27 +301,3 @@ class CpuOperations(NativeSampling, TorchOperations):
             read_slots(kv_cache.keys, slots_L, are_keys=True),
             read_slots(kv_cache.values, slots_L, are_keys=False),
         )
-
-
-def _is_dense(x: torch.Tensor) -> bool:
-    """Whether the library takes it as it lies, or it is captured."""
-    return isinstance(x, Placeholder) or (x.dtype is _FLOAT32 and x.is_contiguous())
-
-
-def _can_add(x: torch.Tensor, residual: torch.Tensor) -> bool:
-    """Whether a norm after their sum is the library's."""
-    return (
-        x.dtype is _FLOAT32
-        and x.data_ptr() != residual.data_ptr()
-        and x.is_contiguous()
-        and residual.is_contiguous()
-    )
-
-
-def _norm_size(x: torch.Tensor, weight: torch.Tensor) -> int:
-    """`weight`: [E], or [2, E]."""
-    size = x.shape[-1]
-    check_tensor("weight", weight, (*weight.shape[:-1], size))
-    if not size:
-        raise ValueError(f"x is {x.dtype} {tuple(x.shape)}; it must be float32 with rows of 1 up")
-    return size

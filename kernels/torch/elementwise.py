@@ -16,6 +16,14 @@ def rms_norm(x_TE: torch.Tensor, weight_E: torch.Tensor, eps: float) -> torch.Te
     return (normed.to(weight_E.dtype) * weight_E).to(x_TE.dtype)
 
 
+def add_rms_norm(
+    x_TE: torch.Tensor, residual_TE: torch.Tensor, weight_E: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `Operations.add_rms_norm`."""
+    residual_TE.add_(x_TE)
+    return rms_norm(residual_TE, weight_E, eps), residual_TE
+
+
 def layer_norm(x_TE: torch.Tensor, weight_2E: torch.Tensor, eps: float) -> torch.Tensor:
     """See `Operations.layer_norm`."""
     return F.layer_norm(x_TE, weight_2E.shape[1:], weight_2E[0], weight_2E[1], eps)

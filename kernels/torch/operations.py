@@ -42,6 +42,7 @@ class TorchOperations:
     best_of_rows = staticmethod(sampling.best_of_rows)
     token_logprobs = staticmethod(sampling.token_logprobs)
     rms_norm = staticmethod(elementwise.rms_norm)
+    add_rms_norm = staticmethod(elementwise.add_rms_norm)
     mean_direction = staticmethod(elementwise.mean_direction)
     silu_and_mul = staticmethod(elementwise.silu_and_mul)
     gelu_tanh_and_mul = staticmethod(elementwise.gelu_tanh_and_mul)
@@ -118,12 +119,6 @@ class TorchOperations:
 
     def take_rows(self, x_TE: torch.Tensor, output: OutputRows | None) -> torch.Tensor:
         return take_rows(x_TE, output)
-
-    def add_rms_norm(
-        self, x_TE: torch.Tensor, residual_TE: torch.Tensor, weight_E: torch.Tensor, eps: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        residual_TE.add_(x_TE)
-        return elementwise.rms_norm(residual_TE, weight_E, eps), residual_TE
 
     def paged_attention(
         self,
