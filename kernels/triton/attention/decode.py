@@ -3,22 +3,13 @@
 The specification is in `attention`; a split's result is attention over its keys alone. Whichever
 program ends a request's last split joins them all, always in the same order."""
 
-from collections.abc import Callable, Hashable, Sequence
-
-import torch
 import triton
 import triton.language as tl
 
-from kernels.interface.operations import AttentionParams
+from kernels.triton.attention.call import AttentionCall
 from kernels.triton.attention.reduce import all_arrived, join_splits
 from kernels.triton.attention.tile import attend_tile
-from kernels.triton.attention.work import AttentionWork
 from kernels.triton.bound_launch import BoundLaunches, Launch
-from kernels.triton.device_limits import dependent_launch
-
-LOG2_E = 1.4426950408889634
-STRIDES = ("BLOCK_STRIDE", "HEAD_STRIDE", "SLOT_STRIDE")
-"""Constants of both kernels, as a product with one is a single instruction."""
 
 
 @triton.jit(do_not_specialize=["window", "table_stride", "v_scale"])
@@ -137,122 +128,30 @@ def decode_kernel(
             )  # fmt: skip
 
 
-def score_numbers(params: AttentionParams, k_scale: float) -> tuple[float, float]:
-    """(score_scale, multiplier) of `attend_tile`, which works in units of log2."""
-    scale = params.scale * k_scale
-    if params.softcap is not None:
-        return scale / params.softcap, params.softcap * LOG2_E
-    return scale * LOG2_E, scale * LOG2_E
-
-
-def decode_attention(
-    q_THD: torch.Tensor,
-    k_cache_BKSD: torch.Tensor,
-    v_cache_BKSD: torch.Tensor,
-    block_table_RM: torch.Tensor,
-    work: AttentionWork,
-    params: AttentionParams,
-    out_THD: torch.Tensor,
-    lse_TH: torch.Tensor | None,
-    check: Callable[[], None],
-    *,
-    k_scale: float,
-    v_scale: float,
-) -> None:
-    """Write the decodes' rows of `out_THD` (and `lse_TH`).
+def decode_attention(call: AttentionCall) -> None:
+    """Write the decodes' rows of the results.
 
     `out = softmax(scores) v` over the keys of a split, then over all splits, see
     `attention_reduce`. The split-KV form is that of "Flash-Decoding" (Dao, Haziza, Massa, Sizov
-    2023). Arguments are those of `attention.paged_attention`, which `check` checks."""
-    sinks_H, alibi_slopes_H = params.sinks_H, params.alibi_slopes_H
-    tensors = (
-        q_THD,
-        k_cache_BKSD,
-        v_cache_BKSD,
-        block_table_RM,
-        work.splits_W8,
-        work.counts_3,
-        q_THD if alibi_slopes_H is None else alibi_slopes_H,
-        q_THD if sinks_H is None else sinks_H,
-        work.partial_out,
-        work.partial_lse,
-        work.decode_arrivals_RK,
-        out_THD,
-        out_THD if lse_TH is None else lse_TH,
-    )
+    2023)."""
+    work = call.work
 
     def prepare() -> Launch:
-        check()
-        num_kv_heads, head_size = k_cache_BKSD.shape[1], k_cache_BKSD.shape[3]
+        call.check()
+        num_kv_heads, head_size = call.k_cache_BKSD.shape[1], call.k_cache_BKSD.shape[3]
         constants, launch = configuration(
             group_size=work.num_query_heads // num_kv_heads,
             head_size=head_size,
             max_queries=work.max_decode_queries,
-            kv_bytes=k_cache_BKSD.element_size(),
+            kv_bytes=call.k_cache_BKSD.element_size(),
             split_bound=work.split_bound,
         )
-        return attention_launch(
-            tensors, work, params, (work.num_programs,), constants | launch, k_scale, v_scale
-        )
+        return call.launch((work.num_programs,), constants | launch)
 
-    _launches(tensors, launch_options(work, params, lse_TH, k_scale, v_scale), prepare)
+    _launches(call.tensors(work.splits_W8, work.decode_arrivals_RK), call.options, prepare)
 
 
 _launches = BoundLaunches(decode_kernel)
-
-
-def launch_options(
-    work: AttentionWork,
-    params: AttentionParams,
-    lse_TH: torch.Tensor | None,
-    k_scale: float,
-    v_scale: float,
-) -> Hashable:
-    """All that a launch of attention follows from, beside its tensors."""
-    has = (params.sinks_H is None, params.alibi_slopes_H is None, lse_TH is None)
-    own = (params.scale, params.softcap, params.sliding_window, k_scale, v_scale, *has)
-    return own, work.host_numbers
-
-
-def attention_launch(
-    tensors: Sequence[torch.Tensor],
-    work: AttentionWork,
-    params: AttentionParams,
-    grid: tuple[int, ...],
-    options: dict[str, int],
-    k_scale: float,
-    v_scale: float,
-    *numbers: int,
-) -> Launch:
-    """What both kernels take behind `tensors`, which begin with queries, caches and block table and
-    end with results and their log-sum-exp; `numbers`: what a kernel takes behind that."""
-    q_THD, k_cache_BKSD, _, block_table_RM, *_, out_THD, lse_TH = tensors
-    has_lse = lse_TH is not out_THD
-    return Launch(
-        grid,
-        (
-            block_table_RM.stride(0),
-            *q_THD.stride()[:2],
-            *out_THD.stride()[:2],
-            lse_TH.stride(0) if has_lse else 0,
-            *score_numbers(params, k_scale),
-            v_scale,
-            work.sliding_window or 0,
-            *numbers,
-        ),
-        {
-            "K": k_cache_BKSD.shape[1],
-            "S": k_cache_BKSD.shape[2],
-            **dict(zip(STRIDES, k_cache_BKSD.stride()[:3], strict=True)),
-            "HAS_WINDOW": work.sliding_window is not None,
-            "HAS_SOFTCAP": params.softcap is not None,
-            "HAS_ALIBI": params.alibi_slopes_H is not None,
-            "HAS_SINKS": params.sinks_H is not None,
-            "HAS_LSE": has_lse,
-            **options,
-            **dependent_launch(q_THD.device),
-        },
-    )
 
 
 def programs_a_multiprocessor(*, head_size: int, group_size: int, kv_bytes: int) -> int:

@@ -8,18 +8,13 @@ see many keys, programs take splits of these, and the last of a tile joins them.
 Key tiles are always visited from the left and start at multiples of BLOCK_N, so that a query's
 result does not depend on how its prompt was chunked. The specification is in `attention`."""
 
-from collections.abc import Callable
-
-import torch
 import triton
 import triton.language as tl
 
-from kernels.interface.operations import AttentionParams
-from kernels.triton.attention.decode import attention_launch, launch_options
+from kernels.triton.attention.call import AttentionCall
 from kernels.triton.attention.lists import KEY_TILE, MOST_SPLIT_PREFILLS, TILE_ROWS
 from kernels.triton.attention.reduce import all_arrived, join_splits
 from kernels.triton.attention.tile import attend_tile
-from kernels.triton.attention.work import AttentionWork
 from kernels.triton.bound_launch import BoundLaunches, Launch
 from kernels.triton.device_limits import HOPPER_SHARED_BYTES, SHORT_SHARED_BYTES, shared_memory
 
@@ -210,68 +205,31 @@ def _store_tile(
         tl.store(lse_TH + token_M * lse_token_stride + q_head_M, lse_M, mask=valid_M)
 
 
-def prefill_attention(
-    q_THD: torch.Tensor,
-    k_cache_BKSD: torch.Tensor,
-    v_cache_BKSD: torch.Tensor,
-    block_table_RM: torch.Tensor,
-    work: AttentionWork,
-    params: AttentionParams,
-    out_THD: torch.Tensor,
-    lse_TH: torch.Tensor | None,
-    check: Callable[[], None],
-    *,
-    k_scale: float,
-    v_scale: float,
-) -> None:
-    """Write the prefills' rows of `out_THD` (and `lse_TH`).
+def prefill_attention(call: AttentionCall) -> None:
+    """Write the prefills' rows of the results.
 
-    `out = softmax(scores) v`, see `attention`. The running softmax over tiles is that of
-    "FlashAttention-2" (Dao 2023). Arguments are those of `attention.paged_attention`, which `check`
-    checks."""
-    sinks_H, alibi_slopes_H = params.sinks_H, params.alibi_slopes_H
-    options = launch_options(work, params, lse_TH, k_scale, v_scale)
+    `out = softmax(scores) v`, see `paged_attention`. The running softmax over tiles is that of
+    "FlashAttention-2" (Dao 2023)."""
+    work, options = call.work, call.options
     launches = [(work.tiles_W8, work.max_tiles, 0, 0)]
     for first in range(0, work.max_split_prefills, MOST_SPLIT_PREFILLS):
         number = min(work.max_split_prefills - first, MOST_SPLIT_PREFILLS)
         launches.append((work.tile_splits_W8, number * work.tile_slots, work.tile_slots, first))
     for entries_W8, num_entries, slots, first in launches:
-        tensors = (
-            q_THD,
-            k_cache_BKSD,
-            v_cache_BKSD,
-            block_table_RM,
-            entries_W8,
-            work.counts_3,
-            q_THD if alibi_slopes_H is None else alibi_slopes_H,
-            q_THD if sinks_H is None else sinks_H,
-            work.partial_out,
-            work.partial_lse,
-            work.tile_arrivals,
-            out_THD,
-            out_THD if lse_TH is None else lse_TH,
-        )
 
-        def prepare(
-            tensors: tuple[torch.Tensor, ...] = tensors,
-            number: int = num_entries,
-            slots: int = slots,
-            first: int = first,
-        ) -> Launch:
-            check()
-            num_kv_heads, head_size = k_cache_BKSD.shape[1], k_cache_BKSD.shape[3]
+        def prepare(number: int = num_entries, slots: int = slots, first: int = first) -> Launch:
+            call.check()
+            num_kv_heads, head_size = call.k_cache_BKSD.shape[1], call.k_cache_BKSD.shape[3]
             constants, launch = configuration(
                 group_size=work.num_query_heads // num_kv_heads,
                 head_size=head_size,
-                kv_bytes=k_cache_BKSD.element_size(),
-                shared_bytes=shared_memory(q_THD.device),
+                kv_bytes=call.k_cache_BKSD.element_size(),
+                shared_bytes=shared_memory(call.q_THD.device),
                 tile_slots=slots,
             )
-            grid = number, num_kv_heads
-            return attention_launch(
-                tensors, work, params, grid, constants | launch, k_scale, v_scale, first
-            )
+            return call.launch((number, num_kv_heads), constants | launch, first)
 
+        tensors = call.tensors(entries_W8, work.tile_arrivals)
         _launches(tensors, (options, slots, first), prepare)
 
 
