@@ -11,9 +11,9 @@ from typing import Any
 import torch
 import transformers
 
+from kernels.interface.weights import QuantisedTensor
 from tests.gpu.checks.errors import worst
 from tests.gpu.engine_run import EngineRun, GeneratedOutput, RequestSpec, Sizes, triton_operations
-from tests.gpu.quantised_parts import TYPES, quantise_reference
 from tests.gpu.tiny_models import (
     VOCAB_SIZE,
     ours_of,
@@ -21,6 +21,7 @@ from tests.gpu.tiny_models import (
     reference_logprobs,
     tiny_config,
 )
+from tests.kernels.gguf_parts import rounded_part
 
 MODELS = ("llama", "qwen3", "gemma3", "mixtral", "qwen3-moe")
 SPARSE = ("mixtral", "qwen3-moe")
@@ -34,6 +35,22 @@ EXPERTS_RATIO = 2.0
 PROMPT_LENGTHS = (1, 15, 16, 17, 33, 45, 64, 70)
 BUDGET = 40
 """Tokens of a step: most prompts come in chunks, beside decodes."""
+
+
+TYPES = frozenset({"Q8_0", "Q4_0"})
+
+
+def quantise_reference(reference: Any) -> dict[str, QuantisedTensor]:
+    """Every matrix by its name in blocks, on the host: feed-forwards in Q4_0, all else in Q8_0.
+    The reference, transformers' model, then has the blocks' numbers, rounded to its dtype."""
+    parts = {}
+    for name, parameter in reference.named_parameters():
+        if parameter.ndim == 2:
+            type_name = "Q4_0" if ".mlp." in name else "Q8_0"
+            part = rounded_part(parameter.data.float().cpu(), type_name)
+            parameter.data.copy_(part.dequantise())
+            parts[name] = part
+    return parts
 
 
 def check(

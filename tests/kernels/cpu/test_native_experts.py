@@ -10,8 +10,8 @@ from kernels.interface.operations import ExpertRouting
 from kernels.interface.weights import QuantisedTensor
 from kernels.torch.operations import TorchOperations
 from tests.kernels.cpu.instruction_sets import covering_sets
-from tests.kernels.cpu.test_native_linear import random_blocks
 from tests.kernels.cpu.test_packing import unread, unreadable
+from tests.kernels.gguf_parts import random_blocks
 from tests.kernels.test_experts import make_layer, plain
 
 FLOATS = ("float32", "bfloat16", "int8", "int4")

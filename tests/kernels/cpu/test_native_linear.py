@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-from gguf.quants import dequantize, quantize
+from gguf.quants import dequantize
 
 from kernels.cpu.gguf_blocks import GGUF_KINDS, pack_gguf
 from kernels.cpu.library import AVX2_VNNI, ISA_NAMES, NativeLibrary, check
@@ -20,29 +20,11 @@ from kernels.cpu.weights import (
     quantise_int8,
 )
 from tests.kernels.cpu.instruction_sets import covering_sets
+from tests.kernels.gguf_parts import random_blocks
 
 ROWS = (1, 2, 5, 12, 13, 50)
 # one panel is 32 outputs, a chain of sums 768 inputs
 FLOAT_SHAPES = ((1, 1), (31, 7), (33, 64), (70, 512), (96, 513), (160, 1100))
-SUPERBLOCK_TYPES = ("Q4_K", "Q6_K")
-
-
-def random_blocks(type_name: str, num_outputs: int, num_inputs: int) -> np.ndarray:
-    """Blocks of any bytes, but for scales that are finite and small."""
-    kind = GGMLQuantizationType[type_name]
-    generator = np.random.default_rng(num_outputs * 10_000 + num_inputs)
-    if type_name not in SUPERBLOCK_TYPES:
-        weights = generator.standard_normal((num_outputs, num_inputs)).astype(np.float32)
-        return quantize(weights, kind)
-    num_bytes = {"Q4_K": 144, "Q6_K": 210}[type_name]
-    shape = (num_outputs, num_inputs // 256, num_bytes)
-    blocks = generator.integers(0, 256, shape).astype(np.uint8)
-    halves = generator.uniform(-0.01, 0.01, (*shape[:2], 2)).astype(np.float16).view(np.uint8)
-    if type_name == "Q4_K":
-        blocks[..., :4] = halves
-    else:
-        blocks[..., 208:] = halves[..., :2]
-    return blocks
 
 
 def seen_activations(library: NativeLibrary, x_TE: torch.Tensor) -> torch.Tensor:

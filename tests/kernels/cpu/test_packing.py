@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType
-from gguf.quants import dequantize, quantize
+from gguf.quants import dequantize
 
 from kernels.cpu.gguf_blocks import q5_0_as_q8_0
 from kernels.cpu.library import NativeLibrary
@@ -23,29 +23,7 @@ from kernels.cpu.weights import (
     quantise_int8,
 )
 from kernels.interface.weights import PackedFileError, QuantisedTensor
-
-
-def blocks_of(
-    type_name: str, num_rows: int, num_inputs: int, *, order: torch.Tensor | None = None
-) -> QuantisedTensor:
-    """A random matrix in a block type, as the gguf package quantises and reads it."""
-    kind = GGMLQuantizationType[type_name]
-    generator = np.random.default_rng(num_rows * 1000 + num_inputs)
-    weights = generator.standard_normal((num_rows, num_inputs)).astype(np.float32)
-    if type_name == "Q6_K":
-        raw = generator.integers(0, 256, (num_rows, num_inputs // 256, 210)).astype(np.uint8)
-        halves = np.full((num_rows, num_inputs // 256, 1), 0.01, np.float16)
-        raw[..., 208:] = halves.view(np.uint8)
-        raw = raw.reshape(num_rows, -1)
-    else:
-        raw = quantize(weights, kind)
-    return QuantisedTensor(
-        type_name=type_name,
-        shape=(num_rows, num_inputs),
-        arrays={"blocks": torch.from_numpy(raw)},
-        decode=lambda arrays: torch.from_numpy(dequantize(arrays["blocks"].numpy(), kind)),
-        row_order_N=order,
-    )
+from tests.kernels.gguf_parts import random_part
 
 
 def unreadable(part: QuantisedTensor) -> QuantisedTensor:
@@ -73,7 +51,7 @@ def test_a_block_of_5_bits_is_one_of_8_with_the_same_numbers() -> None:
 def test_rows_of_a_packed_matrix_are_those_of_the_file(
     library: NativeLibrary, type_name: str
 ) -> None:
-    part = blocks_of(type_name, 45, 256)
+    part = random_part(type_name, 45, 256)
     packing = NativePacking(library)
     weight = packing.pack("table", [part])
     ids = torch.tensor([44, 0, 7, 7])
@@ -106,22 +84,22 @@ def test_blocks_become_the_floats_that_gguf_says_wherever_their_rows_lie(
 
 def test_parts_of_one_type_become_one_weight_in_their_own_order(library: NativeLibrary) -> None:
     order = torch.randperm(40, generator=torch.Generator().manual_seed(1))
-    parts = [blocks_of("Q4_1", 40, 64, order=order), blocks_of("Q4_1", 8, 64)]
+    parts = [random_part("Q4_1", 40, 64, order=order), random_part("Q4_1", 8, 64)]
     bias = torch.randn(48)
     packed = NativePacking(library).pack("qk", parts, bias)
     assert isinstance(packed, PackedLinear)
     linear = NativeLinear(library)
     rows = linear.gather_rows(torch.arange(48), packed)
     assert torch.equal(rows, torch.cat([part.dequantise() for part in parts]))
-    assert torch.equal(rows[:40], blocks_of("Q4_1", 40, 64).dequantise()[order])
+    assert torch.equal(rows[:40], random_part("Q4_1", 40, 64).dequantise()[order])
     assert torch.equal(linear(torch.zeros(1, 64), packed)[0], bias)
 
 
 def test_parts_of_unlike_types_stand_side_by_side_in_one_product(library: NativeLibrary) -> None:
     parts = [
-        blocks_of("Q4_0", 40, 256),
-        blocks_of("Q5_0", 33, 256),
-        blocks_of("Q8_0", 31, 256),  # what Q5_0 becomes: one weight with the part before
+        random_part("Q4_0", 40, 256),
+        random_part("Q5_0", 33, 256),
+        random_part("Q8_0", 31, 256),  # what Q5_0 becomes: one weight with the part before
         torch.randn(9, 256, dtype=torch.bfloat16),
     ]
     bias = torch.randn(113)
@@ -143,7 +121,7 @@ def test_parts_of_unlike_types_stand_side_by_side_in_one_product(library: Native
 
 
 def test_a_type_without_a_product_is_dequantised(library: NativeLibrary) -> None:
-    part = blocks_of("Q5_1", 33, 64)
+    part = random_part("Q5_1", 33, 64)
     packing = NativePacking(library)
     packed = packing.pack("down", [part])
     assert isinstance(packed, PackedLinear)
@@ -174,7 +152,7 @@ def test_floats_are_kept_in_the_format_asked_for_or_the_next_with_enough_bits(
 
 
 def test_blocks_may_be_made_floats_and_those_quantised(library: NativeLibrary) -> None:
-    part = blocks_of("Q4_1", 40, 64)
+    part = random_part("Q4_1", 40, 64)
     x = torch.randn(3, 64)
     linear = NativeLinear(library)
     for floats, packer in (("float32", pack_float), ("int8", quantise_int8)):
@@ -188,8 +166,8 @@ def test_a_second_start_takes_weights_from_the_file_and_reads_no_part(
     library: NativeLibrary, tmp_path: Path
 ) -> None:
     file = tmp_path / "model.weights"
-    parts = [blocks_of("Q4_1", 40, 64), blocks_of("Q8_0", 24, 64)]
-    table, bias = blocks_of("Q8_0", 70, 64), torch.randn(64)
+    parts = [random_part("Q4_1", 40, 64), random_part("Q8_0", 24, 64)]
+    table, bias = random_part("Q8_0", 70, 64), torch.randn(64)
     first = NativePacking(library)
     packed = first.pack("qk", parts, bias), first.pack("table", [table])
     assert first.num_bytes_to_save() == sum(first.bytes_by_format().values())
@@ -214,11 +192,11 @@ def test_what_the_file_does_not_hold_is_packed_and_added(
 ) -> None:
     file = tmp_path / "model.weights"
     first = NativePacking(library)
-    first.pack("q", [blocks_of("Q4_1", 40, 64)])
+    first.pack("q", [random_part("Q4_1", 40, 64)])
     first.save(file)
     second = NativePacking(library)
     second.open(file)
-    other = blocks_of("Q4_1", 33, 64)
+    other = random_part("Q4_1", 33, 64)
     packed = second.pack("q", [other])
     assert isinstance(packed, PackedLinear)
     rows = NativeLinear(library).gather_rows(torch.arange(33), packed)
@@ -235,7 +213,7 @@ def test_floating_weights_are_not_kept_in_the_file(library: NativeLibrary) -> No
 def test_a_file_of_another_name_is_refused(library: NativeLibrary, tmp_path: Path) -> None:
     file = tmp_path / "model.weights"
     packing = NativePacking(library)
-    packing.pack("q", [blocks_of("Q4_1", 40, 64)])
+    packing.pack("q", [random_part("Q4_1", 40, 64)])
     packing.save(file)
     file = file.rename(tmp_path / "another.weights")
     with pytest.raises(PackedFileError, match=str(file)):

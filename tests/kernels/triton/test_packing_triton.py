@@ -1,14 +1,10 @@
 """Quantised weights of a model on a GPU's operations, in the interpreter: products and embeddings
 against the numbers that the gguf package reads."""
 
-import gguf
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from gguf.quants import dequantize, quantize
 
-from kernels.interface.weights import QuantisedTensor
 from kernels.triton.linear import layers as module
 from kernels.triton.linear import quantised as quantised_linear
 from kernels.triton.linear.layers import QUANTISED_TYPES, TritonLinearWeight, TritonWeightParts
@@ -17,31 +13,10 @@ from kernels.triton.linear.quantised_weights import dequantise as dequantise_wei
 from kernels.triton.linear.quantised_weights import join_outputs, narrowed
 from kernels.triton.linear.quantised_weights import quantise as quantise_weight
 from kernels.triton.operations import TritonOperations
+from tests.kernels.gguf_parts import random_part
 
 CPU = torch.device("cpu")
 BLOCK_TYPES = ("Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
-
-
-def blocks_of(type_name, num_rows, num_inputs=256, order=None):
-    kind = gguf.GGMLQuantizationType[type_name]
-    generator = np.random.default_rng(num_rows)
-    if type_name.endswith("_K"):
-        elements, num_bytes = gguf.GGML_QUANT_SIZES[kind]
-        raw = generator.integers(0, 256, (num_rows, num_inputs // elements, num_bytes), np.uint8)
-        halves = slice(0, 4) if type_name == "Q4_K" else slice(208, 210)
-        scales = generator.uniform(1e-4, 1e-3, (*raw[..., halves].shape[:2], 1))
-        scales = scales.repeat(raw[..., halves].shape[2] // 2, axis=2).astype(np.float16)
-        raw[..., halves] = scales.view(np.uint8)
-        raw = raw.reshape(num_rows, -1)
-    else:
-        raw = quantize(generator.standard_normal((num_rows, num_inputs)).astype(np.float32), kind)
-    return QuantisedTensor(
-        type_name=type_name,
-        shape=(num_rows, num_inputs),
-        arrays={"blocks": torch.from_numpy(raw)},
-        decode=lambda arrays: torch.from_numpy(dequantize(arrays["blocks"].numpy(), kind)),
-        row_order_N=order,
-    )
 
 
 def make(batch_invariant=False):
@@ -60,7 +35,7 @@ def assert_product(ops, weight, parts, bias=None, num_rows=5):
 def test_blocks_are_multiplied_and_gathered_as_the_gguf_package_reads_them(type_name):
     ops = make()
     packing = ops.weight_packing(torch.float32)
-    part = blocks_of(type_name, 45)
+    part = random_part(type_name, 45)
     weight = packing.pack("table", [part])
     ids = torch.tensor([44, 0, 7, 7])
     assert torch.equal(ops.embedding(ids, weight), part.dequantise()[ids])
@@ -73,14 +48,14 @@ def test_blocks_are_multiplied_and_gathered_as_the_gguf_package_reads_them(type_
 def test_scales_that_float16_holds_take_no_more_than_in_the_file():
     for type_name, most in (("Q4_0", 18), ("Q4_1", 20), ("Q8_0", 34)):
         packing = make().weight_packing(torch.float16)
-        packing.pack("one", [blocks_of(type_name, 6)])
+        packing.pack("one", [random_part(type_name, 6)])
         assert packing.bytes_by_format() == {type_name: 6 * 256 // 32 * most}
 
 
 def test_parts_of_one_type_are_one_weight_in_their_own_order_with_their_biases(monkeypatch):
     monkeypatch.setattr(module, "_NUMBERS_AT_ONCE", 5 * 256)  # some rows at a time
     order = torch.randperm(24, generator=torch.Generator().manual_seed(1))
-    parts = [blocks_of("Q4_K", 24, order=order), blocks_of("Q4_K", 8)]
+    parts = [random_part("Q4_K", 24, order=order), random_part("Q4_K", 8)]
     bias = torch.randn(32)
     ops = make()
     weight = ops.weight_packing(torch.float32).pack("qk", parts, bias)
@@ -89,8 +64,8 @@ def test_parts_of_one_type_are_one_weight_in_their_own_order_with_their_biases(m
 
 
 def test_parts_of_unlike_types_stand_side_by_side():
-    odd = blocks_of("Q5_1", 9)  # of no type that runs: dequantised
-    parts = [blocks_of("Q4_K", 24), blocks_of("Q6_K", 8), odd, torch.randn(3, 256)]
+    odd = random_part("Q5_1", 9)  # of no type that runs: dequantised
+    parts = [random_part("Q4_K", 24), random_part("Q6_K", 8), odd, torch.randn(3, 256)]
     bias = torch.randn(44)
     ops = make()
     packing = ops.weight_packing(torch.float32)
@@ -112,7 +87,7 @@ def test_a_floating_embedding_is_a_matrix_as_it_came():
 def test_parts_of_unequal_inputs_and_inputs_that_do_not_fit_are_refused_by_name():
     packing = make().weight_packing(torch.float32)
     with pytest.raises(ValueError, match=r"qk: parts of shapes \(4, 256\), \(4, 32\)"):
-        packing.pack("qk", [blocks_of("Q8_0", 4), blocks_of("Q8_0", 4, 32)])
+        packing.pack("qk", [random_part("Q8_0", 4), random_part("Q8_0", 4, 32)])
 
 
 def test_without_types_that_run_nothing_is_packed():
@@ -127,7 +102,7 @@ def test_batch_invariant_a_row_has_the_same_bits_beside_any_number_of_others(dty
     monkeypatch.setattr(quantised_linear, "_ROWS_A_LAUNCH", 32)
     ops = make(batch_invariant=True)
     # of two types, the first wide enough to be cut into splits
-    parts = [blocks_of("Q4_1", 33, 1024), blocks_of("Q6_K", 8, 1024)]
+    parts = [random_part("Q4_1", 33, 1024), random_part("Q6_K", 8, 1024)]
     weight = ops.weight_packing(dtype).pack("layer", parts)
     x = torch.randn(70, 1024).to(dtype)
     crowd = ops.linear(x, weight)
