@@ -298,7 +298,6 @@ def attention_timings() -> list[TimingGroup]:
         decodes: Sequence[tuple[int, int]],
         prefills: dict[str, list[Request]],
         num_programs: tuple[int, ...] = (3,),
-        **options: Any,
     ) -> TimingGroup:
         """Decodes of (batch, length) with each number of programs a multiprocessor."""
         timings: dict[str, Callable[[], Work]] = {}
@@ -309,7 +308,7 @@ def attention_timings() -> list[TimingGroup]:
                 timings[title] = partial(time_attention, heads, [(length, 1)] * batch, [], programs)
         for title, requests in prefills.items():
             timings[f"prefill {name} {title}"] = partial(time_attention, heads, [], requests)
-        run = partial(attention.check, heads, attention.DECODES, attention.PREFILLS, **options)
+        run = partial(attention.check, heads, attention.DECODES, attention.PREFILLS)
         check = partial(run, device="cuda")
         return TimingGroup(f"attention {name}", check, attention.ROUNDING, timings)
 
@@ -321,7 +320,7 @@ def attention_timings() -> list[TimingGroup]:
     title = "torch attention Llama-8B {}"
     return [
         group("Llama-8B", LLAMA, decodes, prefills, (2, 4)),
-        group("Llama-8B fp8", fp8, decodes[2:], whole, k_scale=0.5, v_scale=2.0),
+        group("Llama-8B fp8", fp8, decodes[2:], whole),
         group("Qwen3-0.6B", QWEN_SMALL, [(256, 1024)], {}),
         group("SmolLM2", SMOL, [(64, 1024)], whole),
         _group("torch attention", _BY_TORCH, title, time_torch_attention, [(8192,)]),

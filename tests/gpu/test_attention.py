@@ -26,7 +26,6 @@ WINDOW = Heads(num_query_heads=4, num_kv_heads=2, head_size=16, dtype=FP32, slid
 SMALL_FP8 = Heads(num_query_heads=2, num_kv_heads=1, head_size=16, dtype=FP32, kv_dtype=FP8)
 FEW_DECODES, FEW_PREFILLS = [(1, 1), (65, 1), (300, 1)], [(5, 5), (70, 30)]
 ALL_OPTIONS = {"with_sinks": True, "with_alibi": True, "softcap": 20.0}
-SCALES = {"k_scale": 0.5, "v_scale": 2.0}
 
 
 def in_fp8(heads):
@@ -38,7 +37,7 @@ def in_fp8(heads):
     [
         in_interpreter(SMALL, FEW_DECODES, FEW_PREFILLS, {}, 1e-5, id="small"),
         in_interpreter(WINDOW, FEW_DECODES, FEW_PREFILLS, ALL_OPTIONS, 1e-5, id="all options"),
-        in_interpreter(SMALL_FP8, [(65, 1)], [(9, 9)], SCALES, 1e-5, id="small fp8"),
+        in_interpreter(SMALL_FP8, [(65, 1)], [(9, 9)], {}, 1e-5, id="small fp8"),
         on_gpu(LLAMA, DECODES, [], {}, ROUNDING, id="decode Llama-3.1-8B"),
         on_gpu(LLAMA, [], PREFILLS, {}, ROUNDING, id="prefill Llama-3.1-8B"),
         on_gpu(LLAMA, SPECULATIVE, [], {}, ROUNDING, id="speculative decode"),
@@ -46,10 +45,10 @@ def in_fp8(heads):
             on_gpu(heads, DECODES, PREFILLS, options, ROUNDING, id=f"mixed {name}")
             for name, heads, options in (
                 ("Llama-3.1-8B", LLAMA, {}),
-                ("Llama-3.1-8B fp8 cache", in_fp8(LLAMA), SCALES),
+                ("Llama-3.1-8B fp8 cache", in_fp8(LLAMA), {}),
                 ("Qwen3-0.6B", QWEN_SMALL, {}),
                 ("SmolLM2 G=3 D=64", SMOL, {}),
-                ("SmolLM2 fp8 cache", in_fp8(SMOL), SCALES),
+                ("SmolLM2 fp8 cache", in_fp8(SMOL), {}),
                 ("Qwen2.5 G=7 S=64", QWEN25, {}),
                 ("Phi D=80", PHI, {}),
                 ("Gemma window softcap", GEMMA, {"softcap": 30.0}),

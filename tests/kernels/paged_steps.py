@@ -123,39 +123,18 @@ def reference_paged_attention(
 
     The specification that every fast attention is tested against; not for serving.
     """
-    caches = k_cache_BSKD, v_cache_BSKD
-    out_THD, _ = reference_attention(q_THD, *caches, metadata, params, bidirectional=bidirectional)
-    return out_THD.to(q_THD.dtype)
-
-
-def reference_attention(
-    q_THD: torch.Tensor,
-    k_cache_BSKD: torch.Tensor,
-    v_cache_BSKD: torch.Tensor,
-    metadata: AttentionMetadata,
-    params: AttentionParams,
-    *,
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
-    bidirectional: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(its result, its log-sum-exp [T, H]), both float32 (float64 of float64)."""
     sliding_window, softcap = params.sliding_window, params.softcap
     sinks_H, alibi_slopes_H = params.sinks_H, params.alibi_slopes_H
     dtype = torch.promote_types(q_THD.dtype, torch.float32)
-    num_tokens, num_heads, _ = q_THD.shape
     out_THD = torch.zeros(q_THD.shape, dtype=dtype)
-    lse_TH = torch.zeros(num_tokens, num_heads, dtype=dtype)
-    group_size = num_heads // k_cache_BSKD.shape[2]
+    group_size = q_THD.shape[1] // k_cache_BSKD.shape[2]
     starts = metadata.query_start_loc_R1.tolist()
     for request, length in enumerate(metadata.seq_lens_R.tolist()):
         start, stop = starts[request], starts[request + 1]
         blocks_M = metadata.block_table_RM[request].long()
         k_LHD, v_LHD = (
-            (cache[blocks_M].flatten(0, 1)[:length].to(dtype) * scale).repeat_interleave(
-                group_size, dim=1
-            )
-            for cache, scale in ((k_cache_BSKD, k_scale), (v_cache_BSKD, v_scale))
+            cache[blocks_M].flatten(0, 1)[:length].to(dtype).repeat_interleave(group_size, dim=1)
+            for cache in (k_cache_BSKD, v_cache_BSKD)
         )
         scores_HQL = params.scale * torch.einsum("qhd,lhd->hql", q_THD[start:stop].to(dtype), k_LHD)
         if softcap is not None:
@@ -173,5 +152,4 @@ def reference_attention(
             lse_HQ = torch.logaddexp(lse_HQ, sinks_H[:, None].to(dtype))
         weights_HQL = (scores_HQL - lse_HQ.unsqueeze(-1)).exp()
         out_THD[start:stop] = torch.einsum("hql,lhd->qhd", weights_HQL, v_LHD)
-        lse_TH[start:stop] = lse_HQ.T
-    return out_THD, lse_TH
+    return out_THD.to(q_THD.dtype)

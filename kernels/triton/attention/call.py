@@ -26,17 +26,14 @@ class AttentionCall(NamedTuple):
     block_table_RM: torch.Tensor
     work: AttentionWork
     params: AttentionParams
-    k_scale: float
-    v_scale: float
     out_THD: torch.Tensor
-    lse_TH: torch.Tensor | None
 
     @property
     def options(self) -> Hashable:
         """All that a launch follows from, beside its tensors."""
         params = self.params
-        has = (params.sinks_H is None, params.alibi_slopes_H is None, self.lse_TH is None)
-        own = (params.scale, params.softcap, params.sliding_window, self.k_scale, self.v_scale)
+        has = (params.sinks_H is None, params.alibi_slopes_H is None)
+        own = (params.scale, params.softcap, params.sliding_window)
         return own, has, self.work.host_numbers
 
     def tensors(self, entries_W8: torch.Tensor, arrivals: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -55,7 +52,6 @@ class AttentionCall(NamedTuple):
             work.partial_lse,
             arrivals,
             self.out_THD,
-            self.out_THD if self.lse_TH is None else self.lse_TH,
         )
 
     def launch(self, grid: tuple[int, ...], options: dict[str, int], *numbers: int) -> Launch:
@@ -67,9 +63,7 @@ class AttentionCall(NamedTuple):
                 self.block_table_RM.stride(0),
                 *self.q_THD.stride()[:2],
                 *self.out_THD.stride()[:2],
-                0 if self.lse_TH is None else self.lse_TH.stride(0),
-                *_score_numbers(params, self.k_scale),
-                self.v_scale,
+                *_score_numbers(params),
                 work.sliding_window or 0,
                 *numbers,
             ),
@@ -81,7 +75,6 @@ class AttentionCall(NamedTuple):
                 "HAS_SOFTCAP": params.softcap is not None,
                 "HAS_ALIBI": params.alibi_slopes_H is not None,
                 "HAS_SINKS": params.sinks_H is not None,
-                "HAS_LSE": self.lse_TH is not None,
                 **options,
                 **dependent_launch(self.q_THD.device),
             },
@@ -148,7 +141,7 @@ class AttentionCall(NamedTuple):
 
     def _check_others(self) -> None:
         """Raises ValueError: sinks, slopes, a table or results of another shape or dtype."""
-        device, (T, H) = self.q_THD.device, self.q_THD.shape[:2]
+        device, H = self.q_THD.device, self.q_THD.shape[1]
         for name in ("sinks_H", "alibi_slopes_H"):
             if (numbers_H := getattr(self.params, name)) is not None:
                 check_tensor(name, numbers_H, (H,), torch.float32, device)
@@ -157,13 +150,11 @@ class AttentionCall(NamedTuple):
         check_tensor("block_table_RM", table_RM, shape, torch.int32, device, contiguous_dims=1)
         q_THD, out_THD = self.q_THD, self.out_THD
         check_tensor("out", out_THD, q_THD.shape, q_THD.dtype, device, contiguous_dims=1)
-        if self.lse_TH is not None:
-            check_tensor("lse_TH", self.lse_TH, (T, H), torch.float32, device, contiguous_dims=1)
 
 
-def _score_numbers(params: AttentionParams, k_scale: float) -> tuple[float, float]:
+def _score_numbers(params: AttentionParams) -> tuple[float, float]:
     """(score_scale, multiplier) of `attend_tile`, which works in units of log2."""
-    scale = params.scale * k_scale
+    scale = params.scale
     if params.softcap is not None:
         return scale / params.softcap, params.softcap * _LOG2_E
     return scale * _LOG2_E, scale * _LOG2_E

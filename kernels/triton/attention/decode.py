@@ -12,7 +12,7 @@ from kernels.triton.attention.tile import attend_tile
 from kernels.triton.bound_launch import BoundLaunches, Launch
 
 
-@triton.jit(do_not_specialize=["window", "table_stride", "v_scale"])
+@triton.jit(do_not_specialize=["window", "table_stride"])
 def decode_kernel(
     q_THD,  # [T, H, D], D contiguous
     k_cache_BKSD,  # [B, K, S, D], D contiguous
@@ -26,16 +26,13 @@ def decode_kernel(
     partial_lse,  # float32 [W, K, QUERIES * G], written, in units of log2
     arrivals_RK,  # int32 [R, K], all 0 before and after
     out_THD,  # [T, H, D], written
-    lse_TH,  # float32 [T, H], written if HAS_LSE, natural logarithm
     table_stride,
     q_token_stride,
     q_head_stride,
     out_token_stride,
     out_head_stride,
-    lse_token_stride,
     score_scale,
     multiplier,
-    v_scale,
     window,
     K: tl.constexpr,
     G: tl.constexpr,
@@ -56,7 +53,6 @@ def decode_kernel(
     HAS_SOFTCAP: tl.constexpr,
     HAS_ALIBI: tl.constexpr,
     HAS_SINKS: tl.constexpr,
-    HAS_LSE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Program p takes pieces p, p + P, ...; a piece is one split and one key/value head."""
@@ -122,9 +118,8 @@ def decode_kernel(
                 partial_out, partial_lse,
                 (tl.load(entry + 6).to(tl.int64) * K + kv_head) * (QUERIES * G), K * QUERIES * G,
                 count, joined_M < (token_stop - token_start) * G, kv_head * G + joined_M % G,
-                token_M, sinks_H, out_THD, lse_TH,
-                out_token_stride, out_head_stride, lse_token_stride, v_scale,
-                D, D_PAD, JOINED_D, ROWS, SPLITS_PAD, BLOCK_P, HAS_SINKS, HAS_LSE,
+                token_M, sinks_H, out_THD, out_token_stride, out_head_stride,
+                D, D_PAD, JOINED_D, ROWS, SPLITS_PAD, BLOCK_P, HAS_SINKS,
             )  # fmt: skip
 
 

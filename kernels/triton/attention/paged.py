@@ -16,18 +16,15 @@ def paged_attention(
     metadata: AttentionMetadata,
     params: AttentionParams,
     *,
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
     out: torch.Tensor | None = None,
-    lse_TH: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Causal attention of this step's tokens over the cache, which already holds their k and v.
 
     For the query at position i and each key at position j <= i (and j > i - sliding_window):
 
-        score_ij = softcap(scale * k_scale * q_i . k_j) + slope_h * (j - i)
+        score_ij = softcap(scale * q_i . k_j) + slope_h * (j - i)
         lse_i    = log(sum_j exp(score_ij) + exp(sink_h))
-        out_i    = v_scale * sum_j exp(score_ij - lse_i) * v_j
+        out_i    = sum_j exp(score_ij - lse_i) * v_j
 
     with `softcap(x) = softcap * tanh(x / softcap)`. Query head h reads key/value head
     h // (H / K). Decodes are launched over splits of their keys and joined in a fixed order,
@@ -48,7 +45,6 @@ def paged_attention(
         params: scale and softcap above 0.
         out: written in place and returned if given, [T, H, D] of q's dtype, D contiguous; must not
             share memory with q. Rows of tokens that belong to no request stay as they are.
-        lse_TH: float32, written if given, heads contiguous.
     """
     work = metadata.plan
     if not isinstance(work, AttentionWork):
@@ -59,7 +55,7 @@ def paged_attention(
         out = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
 
     caches = k_cache, v_cache, metadata.block_table_RM
-    call = AttentionCall(q_THD, *caches, work, params, k_scale, v_scale, out, lse_TH)
+    call = AttentionCall(q_THD, *caches, work, params, out)
     if work.has_decodes:
         decode_attention(call)
     if work.max_tiles:

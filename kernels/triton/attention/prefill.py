@@ -33,16 +33,13 @@ def prefill_kernel(
     partial_lse,  # float32 [slots, K, BLOCK_M], likewise, in units of log2
     arrivals,  # int32 [slots, K], all 0 before and after
     out_THD,  # [T, H, D], written
-    lse_TH,  # float32 [T, H], written if HAS_LSE, natural logarithm
     table_stride,
     q_token_stride,
     q_head_stride,
     out_token_stride,
     out_head_stride,
-    lse_token_stride,
     score_scale,
     multiplier,
-    v_scale,
     window,
     first_prefill,  # of this launch, of those that are split
     K: tl.constexpr,
@@ -62,7 +59,6 @@ def prefill_kernel(
     HAS_SOFTCAP: tl.constexpr,
     HAS_ALIBI: tl.constexpr,
     HAS_SINKS: tl.constexpr,
-    HAS_LSE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Program (tile, or split of a tile; key/value head)."""
@@ -152,9 +148,8 @@ def prefill_kernel(
             peak_M = peak_M * multiplier
         if SPLITS_PAD == 0:
             _store_tile(
-                acc_MD, peak_M, total_M, token_M, q_head_M, valid_M, sinks_H, out_THD, lse_TH,
-                out_token_stride, out_head_stride, lse_token_stride, v_scale,
-                D, D_PAD, HAS_SINKS, HAS_LSE,
+                acc_MD, peak_M, total_M, token_M, q_head_M, valid_M, sinks_H, out_THD,
+                out_token_stride, out_head_stride, D, D_PAD, HAS_SINKS,
             )  # fmt: skip
         else:
             slot = tl.load(entry + 6).to(tl.int64) - first_prefill * SLOTS
@@ -171,17 +166,17 @@ def prefill_kernel(
             if all_arrived(arrivals + slot * K + kv_head, tl.load(entry + 7)):
                 join_splits(
                     partial_out, partial_lse, (slot * K + kv_head) * BLOCK_M, K * BLOCK_M,
-                    tl.load(entry + 7), valid_M, q_head_M, token_M, sinks_H, out_THD, lse_TH,
-                    out_token_stride, out_head_stride, lse_token_stride, v_scale,
-                    D, D_PAD, JOINED_D, BLOCK_M, SPLITS_PAD, 1, HAS_SINKS, HAS_LSE,
+                    tl.load(entry + 7), valid_M, q_head_M, token_M, sinks_H, out_THD,
+                    out_token_stride, out_head_stride,
+                    D, D_PAD, JOINED_D, BLOCK_M, SPLITS_PAD, 1, HAS_SINKS,
                 )  # fmt: skip
 
 
 @triton.jit
 def _store_tile(
-    acc_MD, peak_M, total_M, token_M, q_head_M, valid_M, sinks_H, out_THD, lse_TH,
-    out_token_stride, out_head_stride, lse_token_stride, v_scale,
-    D: tl.constexpr, D_PAD: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_LSE: tl.constexpr,
+    acc_MD, peak_M, total_M, token_M, q_head_M, valid_M, sinks_H, out_THD,
+    out_token_stride, out_head_stride,
+    D: tl.constexpr, D_PAD: tl.constexpr, HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
     if HAS_SINKS:
         sink_M = tl.load(sinks_H + q_head_M).to(tl.float32) * 1.4426950408889634
@@ -189,20 +184,16 @@ def _store_tile(
         decay_M = tl.exp2(peak_M - new_peak_M)
         total_M = total_M * decay_M + tl.exp2(sink_M - new_peak_M)
         acc_MD = acc_MD * decay_M[:, None]
-        peak_M = new_peak_M
     d_D = tl.arange(0, D_PAD)
     # a padding row may have seen nothing; it is not stored
     total_M = tl.where(total_M > 0.0, total_M, 1.0)
-    acc_MD = acc_MD * (v_scale / total_M)[:, None]
+    acc_MD = acc_MD * (1.0 / total_M)[:, None]
     out_row_M = token_M * out_token_stride + q_head_M * out_head_stride
     tl.store(
         out_THD + out_row_M[:, None] + d_D[None, :],
         acc_MD.to(out_THD.dtype.element_ty),
         mask=valid_M[:, None] & (d_D < D)[None, :],
     )
-    if HAS_LSE:
-        lse_M = (peak_M + tl.log2(total_M)) * 0.6931471805599453
-        tl.store(lse_TH + token_M * lse_token_stride + q_head_M, lse_M, mask=valid_M)
 
 
 def prefill_attention(call: AttentionCall) -> None:

@@ -29,11 +29,8 @@ def join_splits(
     token_M,  # int64
     sinks_H,  # float32 [H], read if HAS_SINKS
     out_THD,  # [T, H, D], written
-    lse_TH,  # float32 [T, H], written if HAS_LSE, natural logarithm
     out_token_stride,
     out_head_stride,
-    lse_token_stride,
-    v_scale,
     D: tl.constexpr,
     D_PAD: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -41,9 +38,8 @@ def join_splits(
     SPLITS_PAD: tl.constexpr,
     BLOCK_P: tl.constexpr,
     HAS_SINKS: tl.constexpr,
-    HAS_LSE: tl.constexpr,
 ):
-    """`out = v_scale * sum_p exp(lse_p - lse) out_p`, `lse = log(sum_p exp(lse_p) + exp(sink))`."""
+    """`out = sum_p exp(lse_p - lse) out_p`, `lse = log(sum_p exp(lse_p) + exp(sink))`."""
     row_M = first_row + tl.arange(0, ROWS)
     split_P = tl.arange(0, SPLITS_PAD)
     # past the L1 cache: other programs wrote it while this one ran
@@ -62,12 +58,7 @@ def join_splits(
     total_M = tl.sum(tl.exp2(lse_PM - peak_M[None, :]), axis=0)
     if HAS_SINKS:
         total_M += tl.exp2(sink_M - peak_M)
-    seen_M = total_M > 0.0
-    total_M = tl.where(seen_M, total_M, 1.0)
-    if HAS_LSE:
-        lse_M = tl.where(seen_M, (peak_M + tl.log2(total_M)) * 0.6931471805599453, float("-inf"))
-        tl.store(lse_TH + token_M * lse_token_stride + head_M, lse_M, mask=valid_M)
-    factor_M = v_scale / total_M
+    factor_M = 1.0 / tl.where(total_M > 0.0, total_M, 1.0)
     out_M = out_THD + token_M * out_token_stride + head_M * out_head_stride
     for column in tl.static_range(0, D_PAD, BLOCK_D):
         d_D = column + tl.arange(0, BLOCK_D)

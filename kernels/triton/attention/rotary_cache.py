@@ -40,7 +40,6 @@ def _turn_heads(
     weight_ptr,  # [D], if HAS_NORM
     norm_eps,
     angles_ptr,  # [2 * HALF] of the token, if HAS_ROPE: cosines, sines
-    inverse_scale,
     D: tl.constexpr,
     HALF: tl.constexpr,
     HALF_PAD: tl.constexpr,
@@ -89,21 +88,20 @@ def _turn_heads(
     if HAS_NORM and REST_PAD > 0:
         # a small rest is read by several warps, and dst may be src: none may write before all read
         tl.debug_barrier()
-    left_HD = quantise(left_HD, inverse_scale, stored)
-    right_HD = quantise(right_HD, inverse_scale, stored)
+    left_HD = quantise(left_HD, 1.0, stored)
+    right_HD = quantise(right_HD, 1.0, stored)
     tl.store(dst_H[:, None] + half_D[None, :], left_HD, mask=in_half_HD)
     tl.store(dst_H[:, None] + (HALF + half_D)[None, :], right_HD, mask=in_half_HD)
     if REST_PAD > 0:
-        rest_HD = quantise(rest_HD, inverse_scale, stored)
+        rest_HD = quantise(rest_HD, 1.0, stored)
         tl.store(dst_H[:, None] + rest_D[None, :], rest_HD, mask=in_rest_HD)
 
 
 @triton.jit(do_not_specialize_on_alignment=["slots_ptr", "positions_ptr"])
 def rotary_cache_kernel(
-    q_ptr,  # [T, H, D]
+    q_ptr,  # [T, H, D], overwritten
     k_ptr,  # [T, K, D]
     v_ptr,  # [T, K, D]
-    q_out_ptr,  # [T, H, D], may be q_ptr
     k_cache_ptr,  # [B, K, S, D]
     v_cache_ptr,  # [B, K, S, D]
     slots_ptr,  # int64 [T]
@@ -112,12 +110,9 @@ def rotary_cache_kernel(
     q_weight_ptr,  # [D]
     k_weight_ptr,  # [D]
     norm_eps,
-    k_inverse_scale,
-    v_inverse_scale,
     q_stride_t,
     k_stride_t,
     v_stride_t,
-    q_out_stride_t,
     k_stride_b,
     k_stride_h,
     k_stride_s,
@@ -156,10 +151,9 @@ def rotary_cache_kernel(
         lane_H = tl.arange(0, BLOCK_H)
         if part < Q_PROGRAMS:
             head_H = part * BLOCK_H + lane_H
+            q_at = q_ptr + token * q_stride_t + head_H * D
             _turn_heads(
-                q_ptr + token * q_stride_t + head_H * D,
-                q_out_ptr + token * q_out_stride_t + head_H * D,
-                head_H < H, q_weight_ptr, norm_eps, angles_at, 1.0,
+                q_at, q_at, head_H < H, q_weight_ptr, norm_eps, angles_at,
                 D, HALF, HALF_PAD, REST_PAD, HAS_Q_NORM, HAS_ROPE,
             )  # fmt: skip
         elif part < Q_PROGRAMS + K_PROGRAMS:
@@ -168,7 +162,7 @@ def rotary_cache_kernel(
             _turn_heads(
                 k_ptr + token * k_stride_t + head_H * D,
                 k_at + head_H.to(tl.int64) * k_stride_h,
-                head_H < K, k_weight_ptr, norm_eps, angles_at, k_inverse_scale,
+                head_H < K, k_weight_ptr, norm_eps, angles_at,
                 D, HALF, HALF_PAD, REST_PAD, HAS_K_NORM, HAS_ROPE,
             )  # fmt: skip
         else:
@@ -177,7 +171,7 @@ def rotary_cache_kernel(
             _turn_heads(
                 v_ptr + token * v_stride_t + head_H * D,
                 v_at + head_H.to(tl.int64) * v_stride_h,
-                head_H < K, k_weight_ptr, norm_eps, angles_at, v_inverse_scale,
+                head_H < K, k_weight_ptr, norm_eps, angles_at,
                 D, HALF, HALF_PAD, REST_PAD, False, False,
             )  # fmt: skip
 
@@ -188,40 +182,31 @@ def rotary_and_cache(
     slot_mapping_T: torch.Tensor,
     kv_cache: KVCache | None,
     params: RotaryParams,
-    *,
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
-    q_out_THD: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Norm and rotate q and k, write k and v to the cache; one launch.
 
         x' = x / sqrt(mean(x^2) + eps) * weight                     if a weight is given
         left, right = left * cos - right * sin, right * cos + left * sin
-        cache[slot // S, head, slot % S] = x', or fp8(clamp(x' / scale, -448, 448))
+        cache[slot // S, head, slot % S] = x', or fp8(clamp(x', -448, 448))
 
     Rounds where `kernels.torch.kv_cache` rounds. A token whose slot is negative is padding: nothing
-    of it is read or written, in `q_out_THD` neither.
-    Returns q_THD: `q_out_THD`, or a view of `qkv_TN`.
+    of it is read or written. Returns q_THD, a view of `qkv_TN`.
 
     Args:
         qkv_TN: [T, (H + 2K) * D], heads of q, then k, then v, rows contiguous. Its queries are
-            overwritten unless `q_out_THD` is given.
+            overwritten.
         positions_T: int64, each below P.
         slot_mapping_T: int64.
         kv_cache: [B, K, S, D] of the model's dtype or float8_e4m3fn, last dimension contiguous.
             None: `qkv_TN` is q alone, and nothing is written.
         params: the table [P, rotary_size] and the weights of norms in the model's dtype or
             float32; rotary_size <= D.
-        k_scale, v_scale: what a stored fp8 value is multiplied by when read.
-        q_out_THD: [T, H, D], heads contiguous; None: in place.
     """
     H, D = params.num_query_heads, params.head_size
     K = 0 if kv_cache is None else kv_cache.shape.num_kv_heads
 
     def check() -> None:
         _check("qkv_TN", qkv_TN, (qkv_TN.shape[0], (H + 2 * K) * D), qkv_TN, contiguous_dims=1)
-        assert q_out_THD is not None
-        _check("q_out_THD", q_out_THD, q_THD.shape, qkv_TN, contiguous_dims=2)
         _check("positions_T", positions_T, qkv_TN.shape[:1], qkv_TN, (torch.int64,))
         cos_sin_PD, dtypes = params.cos_sin_PD, (qkv_TN.dtype, torch.float32)
         shape = (cos_sin_PD.shape[0], min(cos_sin_PD.shape[-1] // 2 * 2, D))
@@ -233,12 +218,10 @@ def rotary_and_cache(
     if qkv_TN.dim() != 2 or qkv_TN.shape[1] != (H + 2 * K) * D:
         check()
     heads_THD = qkv_TN.view(qkv_TN.shape[0], -1, D)
+    q_THD: torch.Tensor
     q_THD, k_TKD, v_TKD = heads_THD.split((H, K, K), dim=1)
-    if q_out_THD is None:
-        q_out_THD = q_THD
-    heads = (q_THD, k_TKD, v_TKD, q_out_THD)
-    _launch(heads, kv_cache, slot_mapping_T, (k_scale, v_scale), check, positions_T, params)
-    return q_out_THD
+    _launch((q_THD, k_TKD, v_TKD), kv_cache, slot_mapping_T, check, positions_T, params)
+    return q_THD
 
 
 def write_kv_cache(
@@ -256,16 +239,13 @@ def write_kv_cache(
         _check("k_TKD", k_TKD, k_TKD.shape, k_TKD, contiguous_dims=2)
         _check("v_TKD", v_TKD, k_TKD.shape, k_TKD, contiguous_dims=2)
 
-    no_q_THD = k_TKD[:, :0]
-    heads = (no_q_THD, k_TKD, v_TKD, no_q_THD)
-    _launch(heads, kv_cache, slot_mapping_T, (1.0, 1.0), check)
+    _launch((k_TKD[:, :0], k_TKD, v_TKD), kv_cache, slot_mapping_T, check)
 
 
 def _launch(
-    heads: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+    heads: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     kv_cache: KVCache | None,
     slot_mapping_T: torch.Tensor,
-    scales: tuple[float, float],
     check: Callable[[], None],
     positions_T: torch.Tensor | None = None,
     params: RotaryParams | None = None,
@@ -300,10 +280,6 @@ def _launch(
         _check("slot_mapping_T", slot_mapping_T, (num_tokens,), k_TKD, (torch.int64,))
         _check("k_cache_BKSD", k_cache, (B, K, S, D), k_TKD, dtypes, contiguous_dims=1)
         _check("v_cache_BKSD", v_cache, (B, K, S, D), k_TKD, (k_cache.dtype,), contiguous_dims=1)
-        if min(scales) <= 0:
-            raise ValueError(
-                f"scales are {scales[0]} (k) and {scales[1]} (v); they must be positive"
-            )
         H = q_THD.shape[1]
         # an odd head ends with an element of no pair
         rotary_size = D // 2 * 2 if table is None else table.shape[1]
@@ -311,8 +287,6 @@ def _launch(
             (num_tokens, -(-H // _BLOCK_H) + -(-K // _BLOCK_H) * 2),
             (
                 norm_eps,
-                1.0 / scales[0],
-                1.0 / scales[1],
                 *(each.stride(0) for each in heads),
                 *k_cache.stride()[:3],
                 *v_cache.stride()[:3],
@@ -332,7 +306,7 @@ def _launch(
         prepare()
         return
     has = (table is None, q_weight is None, k_weight is None)
-    _launches(tensors, (scales, norm_eps, has), prepare)
+    _launches(tensors, (norm_eps, has), prepare)
 
 
 _launches = BoundLaunches(rotary_cache_kernel)

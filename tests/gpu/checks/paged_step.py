@@ -11,7 +11,7 @@ from kernels.interface.operations import AttentionMetadata, AttentionParams
 from kernels.triton.attention.paged import paged_attention
 from kernels.triton.attention.work import AttentionWorkspace, WorkLimits
 from tests.gpu.checks.errors import poison
-from tests.kernels.paged_steps import reference_attention
+from tests.kernels.paged_steps import reference_paged_attention
 
 Request = tuple[int, int]
 """(sequence length, query tokens)"""
@@ -107,9 +107,9 @@ class PagedStep:
 
     def attend(self, out: torch.Tensor, **options: Any) -> torch.Tensor:
         """The kernels."""
-        params, scales = self._params(options)
         caches = self.kv_B2KSD.unbind(1)
-        return paged_attention(self.q_THD, *caches, self.metadata, params, **scales, out=out)
+        params = self._params(options)
+        return paged_attention(self.q_THD, *caches, self.metadata, params, out=out)
 
     def reference(self, **options: Any) -> torch.Tensor:
         """The specification on the CPU, in float32."""
@@ -123,16 +123,13 @@ class PagedStep:
             seq_lens_R=self.metadata.seq_lens_R.cpu(),
             block_table_RM=self.metadata.block_table_RM.cpu(),
         )
-        params, scales = self._params(on_cpu)
         caches = self.kv_B2KSD.cpu().transpose(2, 3).unbind(1)
-        return reference_attention(self.q_THD.cpu(), *caches, metadata, params, **scales)[0]
+        q_THD = self.q_THD.cpu().float()
+        return reference_paged_attention(q_THD, *caches, metadata, self._params(on_cpu))
 
-    def _params(self, options: dict[str, Any]) -> tuple[AttentionParams, dict[str, float]]:
-        """Those of a model, and the scales of its cache."""
-        scales = {name: options.pop(name) for name in ("k_scale", "v_scale") if name in options}
-        window = self.heads.sliding_window
-        scale = self.heads.head_size**-0.5
-        return AttentionParams(scale=scale, sliding_window=window, **options), scales
+    def _params(self, options: dict[str, Any]) -> AttentionParams:
+        scale, window = self.heads.head_size**-0.5, self.heads.sliding_window
+        return AttentionParams(scale=scale, sliding_window=window, **options)
 
     def num_bytes(self) -> float:
         """Keys and values that are seen, queries and results: each once."""

@@ -73,15 +73,14 @@ class Inputs:
         # written through the interface of the kernels' cache: one tensor a layer
         self.kv_B2KSD = torch.full(size, 7.0, device=device).to(kv_dtype)
 
-    def call(self, q_out_THD: torch.Tensor | None = None) -> torch.Tensor:
-        """The kernel; overwrites queries in place unless there is somewhere else."""
+    def call(self) -> torch.Tensor:
+        """The kernel; overwrites queries in place."""
         return rotary_and_cache(
             self.qkv_TN,
             self.positions_T,
             self.slots_T,
             self.cache_of(self.kv_B2KSD),
             self.params(torch.bfloat16),
-            q_out_THD=q_out_THD,
         )
 
     def cache_of(self, kv_B2KSD: torch.Tensor) -> KVCache:
@@ -107,9 +106,6 @@ def rotary_and_cache_reference(
     slot_mapping_T: torch.Tensor,
     kv_cache: KVCache,
     params: RotaryParams,
-    *,
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
 ) -> torch.Tensor:
     """`kernels.torch.kv_cache` on the real tokens, then rounded; changes the caches only: q_THD."""
     num_tokens, K, S = qkv_TN.shape[0], kv_cache.shape.num_kv_heads, kv_cache.shape.block_size
@@ -122,12 +118,10 @@ def rotary_and_cache_reference(
     shape = KVShape(1, K, params.head_size, params.head_size, qkv_TN.dtype)
     q_NHD = torch_rotary_and_cache(*real, KVCache(k_N1KD, v_N1KD, shape), params)
     blocks_N, offsets_N = slots_N // S, slots_N % S
-    for part_N1KD, cache_BKSD, scale in zip(
-        (k_N1KD, v_N1KD), kv_cache.parts, (k_scale, v_scale), strict=True
-    ):
+    for part_N1KD, cache_BKSD in zip((k_N1KD, v_N1KD), kv_cache.parts, strict=True):
         written_NKD = part_N1KD[:, 0]
         if cache_BKSD.dtype == torch.float8_e4m3fn:
-            written_NKD = quantise_reference(written_NKD, 1.0 / scale).view(torch.uint8)
+            written_NKD = quantise_reference(written_NKD).view(torch.uint8)
             cache_BKSD = cache_BKSD.view(torch.uint8)
         cache_BKSD[blocks_N, :, offsets_N] = written_NKD
     q_THD = qkv_TN.clone().view(num_tokens, -1, params.head_size)[:, : params.num_query_heads]

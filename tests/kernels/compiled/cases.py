@@ -183,14 +183,12 @@ def _attention_arguments(
         "table_stride": 99,
         "q_token_stride": kv_heads * group * head_size,
         "q_head_stride": head_size,
-        **dict.fromkeys(("partial_out", "partial_lse", "sinks_H", "lse_TH"), FP32),
+        **dict.fromkeys(("partial_out", "partial_lse", "sinks_H"), FP32),
         "out_THD": dtype,
         "out_token_stride": kv_heads * group * head_size,
         "out_head_stride": head_size,
-        "lse_token_stride": kv_heads * group,
         "score_scale": 0.1,
         "multiplier": 0.1,
-        "v_scale": 1.0,
         "window": 512,
     }
 
@@ -198,7 +196,7 @@ def _attention_arguments(
 def _attention_constants(
     kv_heads: int, block_size: int, head_size: int, options: str
 ) -> dict[str, Any]:
-    names = ("WINDOW", "SOFTCAP", "ALIBI", "SINKS", "LSE")
+    names = ("WINDOW", "SOFTCAP", "ALIBI", "SINKS")
     flags = {f"HAS_{name}": name in options for name in names}
     head = block_size * head_size
     strides = {"BLOCK_STRIDE": 2 * kv_heads * head, "HEAD_STRIDE": head, "SLOT_STRIDE": head_size}
@@ -245,7 +243,7 @@ def decode_attention() -> Iterator[KernelVariant]:
         (("fp8 G=8 D=128 S=16 8 queries", BF16, 8, 8, 128, 16, FP8), "", 8),
         (("bf16 G=8 D=128 S=32", BF16, 8, 8, 128, 32, BF16), "", 1),
         (("fp32 G=4 D=128 S=16 window", FP32, 8, 4, 128, 16, FP32), "WINDOW", 1),
-        (("bf16 G=8 D=64 S=16 window sinks lse", BF16, 8, 8, 64, 16, BF16), "WINDOW SINKS LSE", 1),
+        (("bf16 G=8 D=64 S=16 window sinks", BF16, 8, 8, 64, 16, BF16), "WINDOW SINKS", 1),
     ]
     for (name, dtype, kv_heads, group, head_size, block_size, kv_dtype), options, queries in cases:
         constants, launch = attention_decode.configuration(
@@ -287,7 +285,7 @@ def prefill_attention(shared_bytes: int) -> Iterator[KernelVariant]:
         (("bf16 G=4 D=128 S=16 window", BF16, 8, 4, 128, 16, BF16), "WINDOW"),
         (("bf16 G=2 D=256 S=16 window softcap", BF16, 8, 2, 256, 16, BF16), "WINDOW SOFTCAP"),
         (("bf16 G=1 D=128 S=16 alibi", BF16, 8, 1, 128, 16, BF16), "ALIBI"),
-        (("bf16 G=8 D=64 S=16 window sinks lse", BF16, 8, 8, 64, 16, BF16), "WINDOW SINKS LSE"),
+        (("bf16 G=8 D=64 S=16 window sinks", BF16, 8, 8, 64, 16, BF16), "WINDOW SINKS"),
         (("bf16 G=4 D=128 S=16 splits", BF16, 8, 4, 128, 16, BF16), ""),
         (("bf16 G=3 D=64 S=16 splits", BF16, 3, 3, 64, 16, BF16), ""),
         (("bf16 G=2 D=256 S=16 splits", BF16, 8, 2, 256, 16, BF16), ""),
@@ -735,7 +733,7 @@ def quantised_weights() -> Iterator[KernelVariant]:
 def rotary_and_cache() -> Iterator[KernelVariant]:
     """Models in use: full and partial rotation, with norm, fp8 cache, the write alone."""
     qwen3 = (16, 8, 128, 128, 16, True, True)
-    strides = [f"{part}_stride_t" for part in ("q", "k", "v", "q_out")]
+    strides = [f"{part}_stride_t" for part in "qkv"]
     strides += [f"{part}_stride_{axis}" for part in "kv" for axis in "bhs"]
     for name, (H, K, D, rotary_size, S, has_norm, has_rope), cache, dtype in (
         ("Llama-3.1-8B", (32, 8, 128, 128, 16, False, True), BF16, BF16),
@@ -754,12 +752,12 @@ def rotary_and_cache() -> Iterator[KernelVariant]:
         yield KernelVariant(
             name=f"rotary_cache {name}",
             kernel=rotary_cache.rotary_cache_kernel,
-            arguments=_pointers(dtype, "q k v q_out")
+            arguments=_pointers(dtype, "q k v")
             | _pointers(cache, "k_cache v_cache")
             | _pointers(INT64, "slots positions")
             | {"angles_ptr": dtype if has_rope else INT64}
             | _pointers(dtype if has_norm else INT64, "q_weight k_weight")
-            | {"norm_eps": 1e-6, "k_inverse_scale": 0.5, "v_inverse_scale": 0.5}
+            | {"norm_eps": 1e-6}
             | dict.fromkeys(strides, 16 * D),
             constants=rotary_cache.constants_of(H, K, D, rotary_size)
             | {"S": S, "HAS_ROPE": has_rope, "HAS_Q_NORM": has_norm, "HAS_K_NORM": has_norm}

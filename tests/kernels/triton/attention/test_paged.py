@@ -12,7 +12,7 @@ import torch
 from kernels.interface.operations import AttentionMetadata, AttentionParams
 from kernels.triton.attention.paged import paged_attention
 from kernels.triton.attention.work import AttentionWorkspace, WorkLimits
-from tests.kernels.paged_steps import reference_attention
+from tests.kernels.paged_steps import reference_paged_attention
 
 NAN = float("nan")
 SPARE_ROWS = 2  # rows of q and out that belong to no request
@@ -122,18 +122,13 @@ def plan(step: Step, workspace: AttentionWorkspace, window: int | None) -> Atten
     )
 
 
-def run(step: Step, metadata: AttentionMetadata, **options: object) -> tuple[torch.Tensor, ...]:
-    """(out, lse), with the rows of no request still poisoned."""
+def run(step: Step, metadata: AttentionMetadata, **options: object) -> torch.Tensor:
+    """The rows of no request are still poisoned."""
     out = torch.full_like(step.q_THD, NAN)
-    lse = torch.full(step.q_THD.shape[:2], NAN)
-    k_cache, v_cache = step.kv_B2KSD[:, 0], step.kv_B2KSD[:, 1]
-    scales = {name: options.pop(name) for name in ("k_scale", "v_scale") if name in options}
     params = AttentionParams(**{"scale": 0.2, "sliding_window": metadata.sliding_window, **options})
-    result = paged_attention(
-        step.q_THD, k_cache, v_cache, metadata, params, **scales, out=out, lse_TH=lse
-    )
-    assert result is out
-    return out, lse
+    caches = step.kv_B2KSD.unbind(1)
+    assert paged_attention(step.q_THD, *caches, metadata, params, out=out) is out
+    return out
 
 
 def check(
@@ -146,18 +141,16 @@ def check(
 ) -> None:
     workspace = make_workspace(step, window, max_seq_len=max_seq_len)
     metadata = plan(step, workspace, window)
-    out, lse = run(step, metadata, **options)
+    out = run(step, metadata, **options)
     assert (workspace.work.decode_arrivals_RK == 0).all()
-    scales = {name: options.pop(name) for name in ("k_scale", "v_scale") if name in options}
     params = AttentionParams(**{"scale": 0.2, "sliding_window": window, **options})
     # what may not be seen is multiplied by zero there
     caches = step.kv_B2KSD.float().nan_to_num(nan=0.0).transpose(2, 3).unbind(1)
-    expected, expected_lse = reference_attention(step.q_THD, *caches, metadata, params, **scales)
+    expected = reference_paged_attention(step.q_THD.float(), *caches, metadata, params)
     tokens = int(step.query_start_loc_R1[-1])
-    assert out[tokens:].isnan().all() and lse[tokens:].isnan().all()
+    assert out[tokens:].isnan().all()
     scale = expected[:tokens].abs().max()
     assert (out[:tokens].float() - expected[:tokens]).abs().max() <= tolerance * scale
-    torch.testing.assert_close(lse[:tokens], expected_lse[:tokens], rtol=1e-5, atol=tolerance)
 
 
 @pytest.mark.parametrize("heads", [(9, 3), (2, 2), (2, 1), (4, 1), (5, 1), (6, 1), (7, 1), (16, 2)])
@@ -196,9 +189,8 @@ def test_the_part_without_masks_ends_where_the_first_key_is_hidden(prefill, wind
         {"softcap": 2.0},
         {"sinks_H": torch.tensor([0.5, -3.0, 4.0])},
         {"alibi_slopes_H": torch.tensor([0.5, 0.25, 0.01])},
-        {"k_scale": 0.5, "v_scale": 3.0},
-        {"softcap": 3.0, "alibi_slopes_H": torch.tensor([0.5, 0.25, 0.01]), "k_scale": 2.0},
-        {"softcap": 3.0, "sinks_H": torch.tensor([0.5, -30.0, 4.0]), "v_scale": 0.25},
+        {"softcap": 3.0, "alibi_slopes_H": torch.tensor([0.5, 0.25, 0.01])},
+        {"softcap": 3.0, "sinks_H": torch.tensor([0.5, -30.0, 4.0])},
     ],
     ids=lambda options: "+".join(options),
 )
@@ -220,7 +212,7 @@ def test_half_precision_is_within_rounding():
 @pytest.mark.parametrize(
     ("dtype", "head_size"), [(torch.float16, 64), (torch.float32, 64), (torch.float32, 256)]
 )
-def test_an_fp8_cache_with_scales_gives_the_reference(dtype, head_size):
+def test_an_fp8_cache_gives_the_reference(dtype, head_size):
     step = make_step(
         DECODES[2:5],
         PREFILLS[2:],
@@ -229,7 +221,7 @@ def test_an_fp8_cache_with_scales_gives_the_reference(dtype, head_size):
         kv_dtype=torch.float8_e4m3fn,
     )
     tolerance = 1e-5 if dtype == torch.float32 else 1.5e-3
-    check(step, tolerance=tolerance, k_scale=0.7, v_scale=1.9)
+    check(step, tolerance=tolerance)
 
 
 def test_large_scores_do_not_overflow():
@@ -247,7 +239,7 @@ def test_padding_requests_write_nothing():
 
 def test_a_request_gives_the_same_bits_alone_and_in_a_crowd():
     step = make_step(head_size=32)
-    out, lse = run(step, plan(step, make_workspace(step), None))
+    out = run(step, plan(step, make_workspace(step), None))
     for row, request in enumerate(step.requests):
         start, stop = step.query_start_loc_R1[row : row + 2].tolist()
         alone = replace(
@@ -259,15 +251,14 @@ def test_a_request_gives_the_same_bits_alone_and_in_a_crowd():
             seq_lens_R=step.seq_lens_R[row : row + 1],
             block_table_RM=step.block_table_RM[row : row + 1],
         )
-        out_alone, lse_alone = run(alone, plan(alone, make_workspace(alone), None))
+        out_alone = run(alone, plan(alone, make_workspace(alone), None))
         assert torch.equal(out_alone, out[start:stop])
-        assert torch.equal(lse_alone, lse[start:stop])
 
 
 @pytest.mark.parametrize("window", [None, 50])
 def test_a_chunked_prompt_gives_the_rows_of_the_whole_prompt(window):
     whole = make_step([], [(300, 300)], head_size=16)
-    out, _ = run(whole, plan(whole, make_workspace(whole, window), window))
+    out = run(whole, plan(whole, make_workspace(whole, window), window))
     for start, stop in [(0, 37), (37, 165), (165, 300)]:
         chunk = replace(
             whole,
@@ -276,14 +267,14 @@ def test_a_chunked_prompt_gives_the_rows_of_the_whole_prompt(window):
             query_start_loc_R1=torch.tensor([0, stop - start], dtype=torch.int32),
             seq_lens_R=torch.tensor([stop], dtype=torch.int32),
         )
-        chunk_out, _ = run(chunk, plan(chunk, make_workspace(chunk, window), window))
+        chunk_out = run(chunk, plan(chunk, make_workspace(chunk, window), window))
         assert torch.equal(chunk_out, out[start:stop])
 
 
 def test_draft_tokens_do_not_change_the_tokens_before_them():
     with_drafts = make_step([(260, 5), (70, 5)], [], head_size=16)
     workspace = make_workspace(with_drafts)
-    out, _ = run(with_drafts, plan(with_drafts, workspace, None))
+    out = run(with_drafts, plan(with_drafts, workspace, None))
     without = replace(
         with_drafts,
         requests=[(256, 1), (66, 1)],
@@ -291,7 +282,7 @@ def test_draft_tokens_do_not_change_the_tokens_before_them():
         query_start_loc_R1=torch.tensor([0, 1, 2], dtype=torch.int32),
         seq_lens_R=torch.tensor([256, 66], dtype=torch.int32),
     )
-    out_without, _ = run(without, plan(without, workspace, None))
+    out_without = run(without, plan(without, workspace, None))
     assert torch.equal(out_without, out[[0, 5]])
 
 
@@ -301,8 +292,8 @@ def test_launches_with_old_host_numbers_serve_a_new_step():
     metadata = plan(step, workspace, None)
     step.seq_lens_R.copy_(torch.tensor([255, 2, 90]))
     plan(step, workspace, None)
-    out, _ = run(step, metadata)  # what a replayed graph does
-    expected, _ = run(step, plan(step, make_workspace(step), None))
+    out = run(step, metadata)  # what a replayed graph does
+    expected = run(step, plan(step, make_workspace(step), None))
     assert torch.equal(out[:3], expected[:3])
 
 
@@ -315,7 +306,7 @@ def test_short_chunks_behind_long_prefixes_give_the_reference(window):
     options = {"sinks_H": torch.tensor([0.5, -30.0, 4.0, 0.0])}
     step = make_step([LONG[1]], [*LONG[:1], *LONG[2:]], heads=(4, 2), head_size=16, window=window)
     check(step, window=window, max_seq_len=3000, **options)
-    check(step, window=window, max_seq_len=3000, v_scale=0.5)
+    check(step, window=window, max_seq_len=3000)
 
 
 def test_a_split_chunk_has_the_same_bits_in_every_crowd_and_leaves_counters_at_zero():
@@ -323,7 +314,7 @@ def test_a_split_chunk_has_the_same_bits_in_every_crowd_and_leaves_counters_at_z
     workspace = make_workspace(step, max_seq_len=3000)
     metadata = plan(step, workspace, None)
     assert metadata.plan.max_split_prefills == 19, "more than one launch has scratch for"
-    out, lse = run(step, metadata)
+    out = run(step, metadata)
     assert (workspace.work.tile_arrivals == 0).all()
     for row in (0, 17, 18):
         start, stop = step.query_start_loc_R1[row : row + 2].tolist()
@@ -335,24 +326,21 @@ def test_a_split_chunk_has_the_same_bits_in_every_crowd_and_leaves_counters_at_z
             seq_lens_R=step.seq_lens_R[row : row + 1],
             block_table_RM=step.block_table_RM[row : row + 1],
         )
-        out_alone, lse_alone = run(
-            alone, plan(alone, make_workspace(alone, max_seq_len=9000), None)
-        )
+        out_alone = run(alone, plan(alone, make_workspace(alone, max_seq_len=9000), None))
         assert torch.equal(out_alone, out[start:stop])
-        assert torch.equal(lse_alone, lse[start:stop])
 
 
 def test_without_splits_a_token_has_the_same_bits_in_every_chunk():
     step = make_step([], [(2600, 9)], heads=(2, 1), head_size=16)
     options = {"max_seq_len": 3000, "splits_tiles": False}
-    out, _ = run(step, plan(step, make_workspace(step, **options), None))
+    out = run(step, plan(step, make_workspace(step, **options), None))
     last = replace(
         step,
         requests=[(2600, 2)],
         q_THD=step.q_THD[7:9],
         query_start_loc_R1=torch.tensor([0, 2], dtype=torch.int32),
     )
-    assert torch.equal(run(last, plan(last, make_workspace(last, **options), None))[0], out[7:9])
+    assert torch.equal(run(last, plan(last, make_workspace(last, **options), None)), out[7:9])
 
 
 def test_without_an_output_argument_a_new_tensor_is_returned():
@@ -361,7 +349,7 @@ def test_without_an_output_argument_a_new_tensor_is_returned():
     out = paged_attention(
         step.q_THD, step.kv_B2KSD[:, 0], step.kv_B2KSD[:, 1], metadata, AttentionParams(scale=0.2)
     )
-    assert torch.equal(out[:2], run(step, metadata)[0][:2])
+    assert torch.equal(out[:2], run(step, metadata)[:2])
 
 
 def test_what_does_not_fit_is_refused():
