@@ -38,8 +38,8 @@ from protocol.outputs import FinishReason
 from protocol.running_daemons import RunningDaemon, listed, note_daemon
 
 if TYPE_CHECKING:
-    from engine_core.config import EngineConfig
     from engine_core.core import EngineCore
+    from engine_core.startup.config import EngineConfig
 
 logger = logging.getLogger(__name__)
 
@@ -216,7 +216,7 @@ def _announce(config: EngineConfig, phases: StartPhases, workers: WorkerList) ->
         "kv_cache_bytes": config.kv_cache_bytes,
         "device": config.device,
         "tensor_parallel_size": config.tensor_parallel_size,
-        "pipeline_parallel_size": config.pipeline_parallel_size,
+        "pipeline_parallel_size": config.scheduler.pipeline_parallel_size,
         "workers": workers,
         "ready_s": round(phases.total_s, 3),
         "phases_s": {phase: round(spent_s, 3) for phase, spent_s in phases.spent_s().items()},

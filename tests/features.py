@@ -38,12 +38,6 @@ FEATURES = {
 }
 MOST_FEATURES = 7
 EXEMPT = ("protocol/", "engine_core/startup/", "engine_core/options/")
-ABOVE = {
-    "engine_core/config.py": 9,
-    "engine_core/observers/trace.py": 10,
-    "engine_core/server/validation.py": 11,
-}
-"""Files that name more, and how many at most. None may be added."""
 
 
 def sources() -> Iterator[Path]:
@@ -71,11 +65,9 @@ def check_features() -> Iterator[str]:
         name = name_of(path)
         if name.startswith(EXEMPT):
             continue
-        found, most = features_of(path), ABOVE.get(name, MOST_FEATURES)
-        if len(found) > most:
-            yield f"{name} names {len(found)} features, the limit is {most}: {', '.join(found)}"
-        elif name in ABOVE and len(found) <= MOST_FEATURES:
-            print(f"{name} names {len(found)} features now; take it out of ABOVE")
+        if len(found := features_of(path)) > MOST_FEATURES:
+            names = ", ".join(found)
+            yield f"{name} names {len(found)} features, the limit is {MOST_FEATURES}: {names}"
 
 
 def main() -> int:

@@ -88,6 +88,31 @@ class PromptEmbedsReader:
             yield EmbeddedRows(span.start, span.stop, span.data.dtype, data)
 
 
+def read_prompt_embeds(
+    reader: PromptEmbedsReader | None,
+    request: EngineRequest,
+    frames: Sequence[bytes | memoryview],
+) -> tuple[tuple[EmbeddedRows, ...], list[ContentSpan]]:
+    """What a request gives in place of tokens, and its contents. `reader`: None where they are off.
+    Raises RequestRefused: the request cannot be served by this engine."""
+    if not request.prompt_embeds:
+        return (), []
+    if reader is None:
+        raise RequestRefused(
+            ErrorCode.NOT_SUPPORTED,
+            "prompt_embeds are off; send tokens, or start the engine with --enable-prompt-embeds",
+        )
+    if request.multimodal_inputs:
+        raise RequestRefused(
+            ErrorCode.INVALID_REQUEST,
+            "prompt_embeds and multimodal_inputs cannot be combined; send one of them",
+        )
+    try:
+        return reader.read(request, frames)
+    except InvalidParameter as error:
+        raise RequestRefused(ErrorCode.INVALID_REQUEST, str(error)) from None
+
+
 def spelled_out(token_ids: Sequence[int], spans: Sequence[ContentSpan]) -> list[int]:
     """Token ids, and in place of what spans cover numbers that are equal where the contents of a
     span are: for traces, and to know a prompt again."""

@@ -10,7 +10,7 @@ from engine_core.scheduler.records.prompt_report import PromptReport
 from engine_core.server.access import owned_request
 from engine_core.server.clients import Client
 from engine_core.server.multimodal import MultiModalReader
-from engine_core.server.prompt_embeds import spelled_out
+from engine_core.server.prompt_embeds import PromptEmbedsReader, read_prompt_embeds, spelled_out
 from engine_core.server.validation import RequestValidator
 from protocol.requests import EngineRequest
 
@@ -21,12 +21,14 @@ class RequestReader:
 
     Attributes:
         isolates_tenants: a tenant finds no prefixes of another in the cache.
+        prompt_embeds: reads hidden states; None: none are taken.
         multimodal: reads images and sounds.
     """
 
     validator: RequestValidator
     eos_token_ids: tuple[int, ...] = ()
     isolates_tenants: bool = False
+    prompt_embeds: PromptEmbedsReader | None = None
     multimodal: MultiModalReader = dataclasses.field(default_factory=MultiModalReader)
 
     def check(self, message: EngineRequest) -> None:
@@ -38,7 +40,7 @@ class RequestReader:
     ) -> tuple[EngineRequest, Request]:
         """The request as it is noted, and as it is scheduled, of a message that passed `check`.
         Raises RequestRefused, ValueError: it cannot be served."""
-        embeds, spans = self.validator.read_prompt_embeds(message, client.frames)
+        embeds, spans = read_prompt_embeds(self.prompt_embeds, message, client.frames)
         message = owned_request(client, message, isolates=self.isolates_tenants)
         request = Request(
             message,

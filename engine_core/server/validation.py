@@ -3,19 +3,14 @@ there is room for, the scheduler decides. A refusal names value, limit and next 
 
 import dataclasses
 import re
-from collections.abc import Sequence
 from typing import Literal, NoReturn
 
 from engine_core.errors import RequestRefused
-from engine_core.kv_cache import ContentSpan
 from engine_core.logits_processors import NamedProcessor, check_extra_args
 from engine_core.pooler_config import PoolerConfig
-from engine_core.scheduler.records.prompt_embeds import EmbeddedRows
-from engine_core.server.prompt_embeds import PromptEmbedsReader
+from engine_core.server.combinations import check_beam_search, check_pooling
 from protocol.errors import ErrorCode, InvalidParameter, PromptTooLong
-from protocol.pooling import POOLING_SAMPLING
 from protocol.requests import EngineRequest, ModelLimits, check_name, check_timeout
-from protocol.sampling import BeamSearchParams
 
 NO_ADAPTERS = (
     "this engine was started without adapters; start it with --adapter NAME=FOLDER, or with "
@@ -30,7 +25,6 @@ class RequestValidator(ModelLimits):
 
     scheduling_policy: Literal["fcfs", "priority", "fair"]
     logits_processors: tuple[NamedProcessor, ...] = ()
-    prompt_embeds: PromptEmbedsReader | None = None
     pooler: PoolerConfig | None = None
     """None: no request may be pooled."""
     generates: bool = True
@@ -96,26 +90,6 @@ class RequestValidator(ModelLimits):
                 ErrorCode.NOT_SUPPORTED,
             )
 
-    def read_prompt_embeds(
-        self, request: EngineRequest, frames: Sequence[bytes | memoryview]
-    ) -> tuple[tuple[EmbeddedRows, ...], list[ContentSpan]]:
-        """Of a request that passed `check`: what it gives in place of tokens, and its contents.
-        Raises RequestRefused: the request cannot be served by this engine."""
-        if not request.prompt_embeds:
-            return (), []
-        if self.prompt_embeds is None:
-            _refuse(
-                "prompt_embeds are off; send tokens, or start the engine with "
-                "--enable-prompt-embeds",
-                ErrorCode.NOT_SUPPORTED,
-            )
-        if request.multimodal_inputs:
-            _refuse("prompt_embeds and multimodal_inputs cannot be combined; send one of them")
-        try:
-            return self.prompt_embeds.read(request, frames)
-        except InvalidParameter as error:
-            _refuse(str(error))
-
     def _check_task(self, request: EngineRequest) -> int:
         """Returns the least number of tokens that are generated, 0 for a pooling request."""
         params = request.pooling_params
@@ -135,68 +109,19 @@ class RequestValidator(ModelLimits):
                 "--convert embed or classify, or with a model made for that",
                 ErrorCode.NOT_SUPPORTED,
             )
-        _refuse_unsupported(
-            "a pooling request",
-            {
-                "sampling_params": request.sampling_params != POOLING_SAMPLING,
-                "num_sequences": request.num_sequences != 1,
-                "beam_search": request.beam_search is not None,
-                "output_token_ids": bool(request.output_token_ids),
-            },
-        )
+        check_pooling(request)
         self.pooler.check(params, len(request.prompt_token_ids))
         return 0
 
     def _check_sequences(self, request: EngineRequest) -> None:
         num_sequences = request.num_sequences
         if request.beam_search is not None:
-            self._check_beam_search(request, request.beam_search)
+            check_beam_search(request, request.beam_search, bool(self.logits_processors))
         elif num_sequences > 1 and request.output_token_ids:
             _refuse(
                 f"output_token_ids with num_sequences {num_sequences}: which sequence they belong "
                 "to is not given; resume each sequence as a request of its own"
             )
-
-    def _check_beam_search(self, request: EngineRequest, beams: BeamSearchParams) -> None:
-        if request.num_sequences != beams.beam_width:
-            _refuse(
-                f"num_sequences is {request.num_sequences}, beam_width is {beams.beam_width}; "
-                "they must be equal"
-            )
-        params = request.sampling_params
-        if params.temperature != 0.0:
-            _refuse(
-                f"temperature is {params.temperature} in a beam search, which draws nothing; set "
-                "it to 0"
-            )
-        unsupported = {
-            "output_token_ids (send the prompt again)": bool(request.output_token_ids),
-            "logprobs": params.logprobs is not None,
-            "prompt_logprobs": params.prompt_logprobs is not None,
-            "logprob_token_ids": bool(params.logprob_token_ids),
-            "min_tokens": params.min_tokens != 0,
-            "bad_words": bool(params.bad_words),
-            "thinking_token_budget": params.thinking is not None,
-            "repetition_detection": params.repetition_detection is not None,
-            "repetition_penalty": params.repetition_penalty != 1.0,
-            "presence_penalty": params.presence_penalty != 0.0,
-            "frequency_penalty": params.frequency_penalty != 0.0,
-            "logit_bias": bool(params.logit_bias),
-            "allowed_token_ids": params.allowed_token_ids is not None,
-            "structured_outputs": params.structured_output is not None,
-            "extra_args": params.extra_args is not None,
-            "logits processors, which this engine was started with": bool(self.logits_processors),
-            "top_k": params.top_k != 0,
-            "top_p": params.top_p != 1.0,
-            "min_p": params.min_p != 0.0,
-        }
-        _refuse_unsupported("a beam search", unsupported)
-
-
-def _refuse_unsupported(what: str, is_asked: dict[str, bool]) -> None:
-    for name, is_set in is_asked.items():
-        if is_set:
-            _refuse(f"{what} does not support {name}; omit it", ErrorCode.NOT_SUPPORTED)
 
 
 def _refuse(message: str, code: ErrorCode = ErrorCode.INVALID_REQUEST) -> NoReturn:

@@ -12,7 +12,6 @@ import torch
 
 from engine_core.block_transfer import TransferStore
 from engine_core.calls import BasicCalls
-from engine_core.config import EngineConfig
 from engine_core.control import EngineControl
 from engine_core.core import EngineCore
 from engine_core.devices import traits_of
@@ -45,6 +44,7 @@ from engine_core.startup.adapters import open_adapters
 from engine_core.startup.before_torch import OpenModel
 from engine_core.startup.block_transfer import disaggregation_info, open_block_transfer
 from engine_core.startup.cache_pages import num_blocks_ahead, populate_cache
+from engine_core.startup.config import EngineConfig
 from engine_core.startup.device import choose_device
 from engine_core.startup.draft_model import load_with_draft
 from engine_core.startup.encoder_decoder import encoder_groups
@@ -305,7 +305,6 @@ class _Assembly:
                 max_num_seqs=config.scheduler.max_num_seqs,
                 scheduling_policy=config.scheduler.scheduling_policy,
                 logits_processors=spec.config.logits_processors,
-                prompt_embeds=embeds,
                 pooler=None if pooler is None else pooler.config,
                 generates=spec.loaded.generates,
                 fetches_blocks=self.transfers is not None and self.transfers.fetcher is not None,
@@ -314,6 +313,7 @@ class _Assembly:
             ),
             eos_token_ids=self.opened.files.eos_token_ids,
             isolates_tenants=config.isolate_tenants,
+            prompt_embeds=embeds,
             multimodal=make_reader(spec.options, spec.loaded),
         )
 

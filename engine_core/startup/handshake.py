@@ -4,10 +4,10 @@ from typing import Any
 
 import torch
 
-from engine_core.config import EngineConfig
 from engine_core.model_files import ModelFiles
 from engine_core.server.inbox import Handshake
 from engine_core.startup.before_torch import OpenModel
+from engine_core.startup.config import EngineConfig
 from engine_core.startup.encoder_decoder import encoder_info
 from engine_core.startup.multimodal import multimodal_info, text_only_note
 from engine_core.startup.runner_spec import RunnerSpec

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from engine_core.config import EngineConfig
 from engine_core.errors import RequestRefused, StartupError
 from engine_core.executor import InProcessExecutor
 from engine_core.model_files import ModelFiles, ModelFilesError, open_model_files
@@ -22,6 +21,7 @@ from engine_core.models.errors import ModelError
 from engine_core.models.interface import CapturesPasses
 from engine_core.models.registry import read_model_config
 from engine_core.startup.cache_pages import end_taking
+from engine_core.startup.config import EngineConfig
 from engine_core.startup.draft_model import load_with_draft
 from engine_core.startup.model import LoadedModel
 from engine_core.startup.pooled_files import pooled_files

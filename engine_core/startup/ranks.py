@@ -5,7 +5,6 @@ import dataclasses
 
 import torch
 
-from engine_core.config import EngineConfig
 from engine_core.control import ModelHost
 from engine_core.devices import traits_of
 from engine_core.distributed.collectives import (
@@ -24,6 +23,7 @@ from engine_core.models.errors import UnsupportedArchitecture
 from engine_core.models.parallel.stages import split_layers
 from engine_core.models.registry import read_model_config
 from engine_core.options.engine import EngineOptions
+from engine_core.startup.config import EngineConfig
 from engine_core.startup.device import defaults_of
 from engine_core.startup.resolve import resolve_config
 from engine_core.startup.runner_spec import Runner, RunnerSpec

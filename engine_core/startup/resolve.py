@@ -6,7 +6,6 @@ import logging
 
 import torch
 
-from engine_core.config import EngineConfig
 from engine_core.errors import ConfigurationError
 from engine_core.logits_processors import NamedProcessor
 from engine_core.model_files import ModelFiles
@@ -20,6 +19,7 @@ from engine_core.options.engine import EngineOptions
 from engine_core.scheduler import SchedulerConfig
 from engine_core.server.transport import MOST_TOKENS
 from engine_core.startup.adapters import make_adapter_pool
+from engine_core.startup.config import EngineConfig
 from engine_core.startup.device import choose_cache_dtype, defaults_of, dtype_name
 from engine_core.startup.encoder_decoder import encoder_blocks
 from engine_core.startup.memory import (
@@ -221,7 +221,6 @@ def resolve_config(runner: RunnerSpec, files: ModelFiles, *, address: str) -> En
         kv_cache_dtype=dtype_name(runner.config.kv_dtype),
         device=loaded.ops.device.type,
         tensor_parallel_size=options.parallel.tensor_parallel_size,
-        pipeline_parallel_size=options.parallel.pipeline_parallel_size,
         load_format=options.load_format,
         batch_invariant=options.batch_invariant,
         capture_at_start=options.capture_at_start,

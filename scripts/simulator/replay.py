@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from engine_core.observers.trace import (
+from engine_core.observers.trace_lines import (
     TraceAbort,
     TraceArrival,
     TraceCacheReset,

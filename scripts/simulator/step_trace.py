@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from engine_core.kv_cache import KVCacheGroupSpec, KVCacheManager
-from engine_core.observers.trace import (
+from engine_core.observers.trace_lines import (
     TraceEvent,
     TraceFormatError,
     TraceStep,

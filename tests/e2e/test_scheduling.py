@@ -4,7 +4,7 @@ import pytest
 from daemons import running_daemon
 from raw_client import RawClient
 
-from engine_core.observers.trace import read_header, read_trace
+from engine_core.observers.trace_lines import read_header, read_trace
 from protocol.calls import GetRequestInfo
 from protocol.errors import ErrorCode
 from protocol.explanations import LookupEnd, WaitReason

@@ -51,6 +51,7 @@ def make_core(
     host=None,
     on_weights=lambda version, fingerprint: None,
     parts=(),
+    prompt_embeds=None,
     clock=time.monotonic,
 ):
     return EngineCore(
@@ -59,7 +60,7 @@ def make_core(
         scheduler=scheduler,
         executor=executor,
         lifecycle=lifecycle,
-        reader=RequestReader(validator, tuple(eos_token_ids)),
+        reader=RequestReader(validator, tuple(eos_token_ids), prompt_embeds=prompt_embeds),
         parts=[
             BasicCalls(scheduler, outbox.clients, lifecycle),
             EngineControl(scheduler, lifecycle, host, on_weights),

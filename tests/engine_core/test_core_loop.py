@@ -159,6 +159,7 @@ class Served:
         runner_depth=None,
         clock=time.monotonic,
         parts=(),
+        prompt_embeds=None,
         **validated,
     ):
         self.log = []
@@ -189,6 +190,7 @@ class Served:
             dataclasses.replace(limits(config, 10_000), **validated),
             eos_token_ids=eos,
             parts=parts,
+            prompt_embeds=prompt_embeds,
             clock=clock,
         )
         if runs:
@@ -485,7 +487,7 @@ def test_the_engine_makes_a_request_of_a_message_and_gives_it_to_the_scheduler()
     assert (request.client_index, request.arrival_time) == (served.client.index, 12.5)
     assert request.eos_token_ids == {7}
     assert (of_beams.num_sequences, of_beams.beam_search is not None) == (2, True)
-    assert (of_beams.transfer.source, request.transfer) == (moved["kv_source"], None)
+    assert (of_beams.message.kv_source, request.message.kv_source) == (moved["kv_source"], None)
     assert of_vectors.message.pooling_params == pooled["pooling_params"]
     assert (of_vectors.report.pools_all_states, of_vectors.num_reported_values) == (True, 6)
     assert served.client.request_ids == {"mine", "b", "v"}

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from engine_core.kv_cache import CacheCopies
 from engine_core.observers.base import FinishedStep
-from engine_core.observers.trace import (
+from engine_core.observers.trace import TraceWriter
+from engine_core.observers.trace_lines import (
     TraceAbort,
     TraceArrival,
     TraceCacheReset,
     TraceFormatError,
     TracePlan,
     TraceStep,
-    TraceWriter,
     read_header,
     read_trace,
 )

@@ -1,7 +1,5 @@
 """Frames of prompt_embeds: what is taken is what was sent, and nothing else is taken."""
 
-import dataclasses
-
 import msgspec
 import numpy as np
 import pytest
@@ -10,8 +8,7 @@ from hypothesis import strategies as st
 
 from engine_core.errors import RequestRefused
 from engine_core.scheduler.records.prompt_embeds import token_ranges
-from engine_core.server.prompt_embeds import PromptEmbedsReader, spelled_out
-from engine_core.server.validation import RequestValidator
+from engine_core.server.prompt_embeds import PromptEmbedsReader, read_prompt_embeds, spelled_out
 from protocol.codec import decode_client_message, encode
 from protocol.errors import ErrorCode
 from protocol.multimodal import TensorRef
@@ -21,14 +18,10 @@ from protocol.sampling import SamplingParams
 
 HIDDEN = 6
 INFO = PromptEmbedsInfo(hidden_size=HIDDEN, max_bytes=400)
-OFF = RequestValidator(
-    max_model_len=99, vocab_size=100, max_logprobs=5, max_num_seqs=8, scheduling_policy="fcfs"
-)
 
 
-def validator(largest_number=3.4e38):
-    reader = PromptEmbedsReader(INFO, block_size=4, largest_number=largest_number)
-    return dataclasses.replace(OFF, prompt_embeds=reader)
+def reader(largest_number=3.4e38):
+    return PromptEmbedsReader(INFO, block_size=4, largest_number=largest_number)
 
 
 def ask(*spans, length=12, **changes):
@@ -90,15 +83,15 @@ def with_ref(**changes):
 def test_what_cannot_be_is_refused(request_, frames, reason):
     """Proves S020."""
     with pytest.raises(RequestRefused, match=reason) as refused:
-        validator().read_prompt_embeds(request_, frames)
+        read_prompt_embeds(reader(), request_, frames)
     assert refused.value.code is ErrorCode.INVALID_REQUEST
 
 
 def test_an_engine_that_was_not_told_to_takes_none():
     with pytest.raises(RequestRefused, match="--enable-prompt-embeds") as refused:
-        OFF.read_prompt_embeds(ask((0, 1, "float32")), [numbers(1)])
+        read_prompt_embeds(None, ask((0, 1, "float32")), [numbers(1)])
     assert refused.value.code is ErrorCode.NOT_SUPPORTED
-    assert OFF.read_prompt_embeds(ask(), []) == ((), [])
+    assert read_prompt_embeds(None, ask(), []) == ((), [])
 
 
 @pytest.mark.parametrize(
@@ -114,40 +107,40 @@ def test_infinities_and_nan_are_found_wherever_they_are(dtype, words):
     largest = {"float32": 0x7F7FFFFD, "float16": 0x7BFF, "bfloat16": 0x7F7E}[dtype]
     for bits in wrong:
         elements = np.full((3, HIDDEN), largest, word)
-        validator(3.4028234e38).read_prompt_embeds(ask((2, 3, dtype)), [elements.tobytes()])
+        read_prompt_embeds(reader(3.4028234e38), ask((2, 3, dtype)), [elements.tobytes()])
         elements[1, 4] = bits
         with pytest.raises(RequestRefused, match=r"not finite, .*position 3, column 4"):
-            validator(3.4028234e38).read_prompt_embeds(ask((2, 3, dtype)), [elements.tobytes()])
+            read_prompt_embeds(reader(3.4028234e38), ask((2, 3, dtype)), [elements.tobytes()])
 
 
 def test_what_a_model_in_float16_cannot_hold_is_refused():
-    reader = validator(65504.0)
-    reader.read_prompt_embeds(ask((0, 1, "float32")), [numbers(1, value=-65504.0)])
+    of_float16 = reader(65504.0)
+    read_prompt_embeds(of_float16, ask((0, 1, "float32")), [numbers(1, value=-65504.0)])
     with pytest.raises(RequestRefused, match="larger than the model's dtype holds"):
-        reader.read_prompt_embeds(ask((0, 1, "float32")), [numbers(1, value=-66000.0)])
+        read_prompt_embeds(of_float16, ask((0, 1, "float32")), [numbers(1, value=-66000.0)])
     with pytest.raises(RequestRefused, match="larger than the model's dtype holds"):
-        reader.read_prompt_embeds(ask((0, 1, "bfloat16")), [b"\x80\xc7" * HIDDEN])
+        read_prompt_embeds(of_float16, ask((0, 1, "bfloat16")), [b"\x80\xc7" * HIDDEN])
 
 
 def test_unfinished_requests_together_have_a_bound_too():
-    taking, frames = validator(), [numbers(16)]
+    taking, frames = reader(), [numbers(16)]
     kept = [
-        taking.read_prompt_embeds(ask((0, 16, "float32"), length=16), frames) for _ in range(16)
+        read_prompt_embeds(taking, ask((0, 16, "float32"), length=16), frames) for _ in range(16)
     ]
     more = ask((0, 16, "float32"), length=16)
     with pytest.raises(RequestRefused, match=r"6144 bytes, with this one's 384 .* 6400") as full:
-        taking.read_prompt_embeds(more, frames)
+        read_prompt_embeds(taking, more, frames)
     assert full.value.code is ErrorCode.QUEUE_FULL
-    taking.read_prompt_embeds(msgspec.structs.replace(more, is_resumed=True), frames)
+    read_prompt_embeds(taking, msgspec.structs.replace(more, is_resumed=True), frames)
     kept.pop()  # a request has ended
-    taking.read_prompt_embeds(more, frames)
+    read_prompt_embeds(taking, more, frames)
 
 
 def test_contents_are_named_a_block_at_a_time():
     """So that prompts with equal leading rows share blocks."""
     rows = np.arange(10 * HIDDEN, dtype="<f4").reshape(10, HIDDEN)
-    (one,), spans = validator().read_prompt_embeds(ask((3, 7, "float32")), [rows[:7].tobytes()])
-    _, longer = validator().read_prompt_embeds(ask((3, 9, "float32")), [rows[:9].tobytes()])
+    (one,), spans = read_prompt_embeds(reader(), ask((3, 7, "float32")), [rows[:7].tobytes()])
+    _, longer = read_prompt_embeds(reader(), ask((3, 9, "float32")), [rows[:9].tobytes()])
     assert [(span.start, span.stop) for span in spans] == [(3, 4), (4, 8), (8, 10)]
     assert [(span.start, span.stop) for span in longer] == [(3, 4), (4, 8), (8, 12)]
     assert spans[:2] == longer[:2]
@@ -189,7 +182,7 @@ def test_any_frames_are_taken_whole_or_refused_by_name(spans, frames):
     """Through the codec. What is taken lies where it was sent to, and is finite."""
     message = decode_client_message(encode(ask(prompt_embeds=tuple(spans))))
     try:
-        rows, contents = validator().read_prompt_embeds(message, frames)
+        rows, contents = read_prompt_embeds(reader(), message, frames)
     except RequestRefused as refused:
         assert "prompt_embeds" in str(refused)
         return

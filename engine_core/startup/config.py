@@ -24,7 +24,6 @@ class EngineConfig:
     kv_cache_dtype: str
     device: str
     tensor_parallel_size: int = 1
-    pipeline_parallel_size: int = 1
     load_format: Literal["auto", "safetensors", "gguf", "dummy"]
     batch_invariant: bool
     capture_at_start: bool
