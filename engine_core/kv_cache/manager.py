@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from engine_core.kv_cache.block_counts import BlockCounts, exceeds
-from engine_core.kv_cache.block_map import block_map
 from engine_core.kv_cache.block_tables import BlockTables
 from engine_core.kv_cache.changes import CacheChanges
 from engine_core.kv_cache.copies import CacheCopies
@@ -16,7 +15,6 @@ from engine_core.kv_cache.host_pool import HashKey
 from engine_core.kv_cache.prefix_cache import CacheHit
 from engine_core.kv_cache.sequence_blocks import NULL_BLOCK_ID, CachedSequence
 from protocol.explanations import LookupEnd
-from protocol.snapshots import BlockMap
 
 
 class AllocStatus(enum.Enum):
@@ -118,6 +116,11 @@ class KVCacheManager(BlockTables):
         return self._pool.num_cached
 
     @property
+    def cached_blocks(self) -> Sequence[int]:
+        """The blocks that `num_blocks_cached` counts."""
+        return self._pool.cached_blocks
+
+    @property
     def num_blocks_free(self) -> int:
         """Blocks that are not in use, cached or not."""
         return self._pool.num_free
@@ -200,14 +203,6 @@ class KVCacheManager(BlockTables):
         """Ids of the device's blocks that a sequence holds, of all groups."""
         seq_blocks = self._blocks_of.get(seq.sequence_id)
         return [] if seq_blocks is None else [*seq_blocks.real_blocks(), *seq_blocks.encoder]
-
-    def block_map(self, holders: Sequence[tuple[int, list[int]]]) -> BlockMap:
-        """Who holds each block.
-
-        Args:
-            holders: all sequences that hold blocks: the owner's number in the map, and the blocks.
-        """
-        return block_map(self.num_blocks, self._pool.cached_blocks, holders)
 
     def num_wasted_slots(self, seqs: Iterable[CachedSequence]) -> int:
         """Slots of the blocks of `seqs` behind the last token of every sequence that has them."""

@@ -17,7 +17,7 @@ from engine_core.models.multimodal.interface import (
     positions_on_axes,
 )
 from engine_core.scheduler import SchedulerOutput
-from engine_core.scheduler.records.mm_features import MultiModalFeature
+from engine_core.scheduler.records.prompt_content import MultiModalFeature
 from kernels.interface.operations import ForwardContext
 
 logger = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import numpy.typing as npt
 
-from engine_core.scheduler.constraints import TokenMasks
+from engine_core.scheduler.plan import TokenMasks
 
 Int64Array = npt.NDArray[np.int64]
 

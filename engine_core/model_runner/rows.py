@@ -8,8 +8,7 @@ from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.sampling_params import ResolvedSampling, Seeds, resolve_sampling
 from engine_core.scheduler import SchedulerOutput
 from engine_core.scheduler.plan import NewRequestData, ResumedRequestData
-from engine_core.scheduler.records.mm_features import MultiModalFeature
-from engine_core.scheduler.records.prompt_embeds import EmbeddedRows
+from engine_core.scheduler.records.prompt_content import EmbeddedRows, MultiModalFeature
 from protocol.pooling import PoolingParams
 
 

@@ -1,16 +1,17 @@
 """Shows the scheduler at work to clients that watch it (WatchScheduler)."""
 
 from collections import deque
+from collections.abc import Callable
 
 from msgspec.structs import replace
 
 from engine_core.errors import RequestRefused
 from engine_core.observers.base import EnginePart, FinishedStep, Handler, Reply
-from engine_core.scheduler import Scheduler, SchedulerOutput
+from engine_core.scheduler import SchedulerOutput
 from engine_core.server.clients import Client
 from protocol.calls import SchedulerSnapshot, WatchScheduler
 from protocol.errors import ErrorCode
-from protocol.snapshots import MAX_STEPS
+from protocol.snapshots import MAX_STEPS, SchedulerView
 
 _INTERVAL_S = 0.1
 _MOST_SHARE = 0.006
@@ -18,14 +19,17 @@ _MOST_SHARE = 0.006
 _LEASE_S = 2.0
 
 
+_Step = tuple[SchedulerOutput, float]
+
+
 class LiveView(EnginePart):
     """The last of the parts. Steps are noted only while somebody watches, and snapshots are made
-    behind a step's outputs."""
+    behind a step's outputs. `view`: makes one of plans and the seconds that they took."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
+    def __init__(self, view: Callable[[list[_Step]], SchedulerView]) -> None:
+        self._view = view
         self._is_watched = False
-        self._steps: deque[tuple[SchedulerOutput, float]] = deque(maxlen=MAX_STEPS)
+        self._steps: deque[_Step] = deque(maxlen=MAX_STEPS)
         self._calls: dict[Client, tuple[Reply, int]] = {}
         self._last_s = self._due_s = -_LEASE_S
 
@@ -61,7 +65,7 @@ class LiveView(EnginePart):
     def _answer_all(self, now_s: float) -> None:
         calls, self._calls = self._calls, {}
         first = min(after for _, after in calls.values())
-        view = self._scheduler.view([each for each in self._steps if each[0].step_id > first])
+        view = self._view([each for each in self._steps if each[0].step_id > first])
         statistics = self.loop.statistics()
         for reply, after in calls.values():
             steps = [step for step in view.steps if step.step_id > after]

@@ -2,13 +2,11 @@
 for each step. What a grammar is, only `engine_core/structured_output/` knows."""
 
 import dataclasses
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from collections.abc import Sequence as AnySequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
-
+from engine_core.scheduler.plan import TokenMasks
 from engine_core.scheduler.request import Request, Sequence
 
 
@@ -26,36 +24,6 @@ class ConstrainedSequence:
 KnownTokens = tuple[Sequence, int, int]
 """A sequence, its number of output tokens and the last of these."""
 ForcedTokens = tuple[Sequence, list[int]]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class MaskRows:
-    """M rows: for each the tokens that may be chosen.
-
-    Attributes:
-        place_M: the sequence's place in the batch.
-        offset_M: how many of its drafts stand before the choice.
-        bits_MW: int32, bit t % 32 of word t // 32 for each token t that is possible; bits beyond
-            the vocabulary mean nothing.
-    """
-
-    place_M: npt.NDArray[np.int64]
-    offset_M: npt.NDArray[np.int64]
-    bits_MW: npt.NDArray[np.int32]
-
-
-@runtime_checkable
-class TokenMasks(Protocol):
-    """The token masks of one step; made while it is computed."""
-
-    def wait(self) -> MaskRows:
-        """The masks, as soon as they are there. Every call gives the same."""
-
-    def failures(self) -> dict[str, str]:
-        """Why a sequence has no mask and cannot go on, by sequence; after `wait`."""
-
-    def refused(self) -> Collection[str]:
-        """Those of the `failures` whose own grammar is the cause."""
 
 
 class Constraints(Protocol):

@@ -4,14 +4,16 @@ in which nothing is new costs no Python work a sequence, on either side."""
 
 import dataclasses
 import functools
+from collections.abc import Collection
 from collections.abc import Sequence as AnySequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
 
 from engine_core.kv_cache import BlockIds, CacheCopies
 from engine_core.scheduler.batch_state import Int32Array, Int64Array
-from engine_core.scheduler.constraints import TokenMasks
-from engine_core.scheduler.records.mm_features import MultiModalFeature
-from engine_core.scheduler.records.prompt_embeds import EmbeddedRows
+from engine_core.scheduler.records.prompt_content import EmbeddedRows, MultiModalFeature
 from protocol.pooling import PoolingParams
 from protocol.sampling import SamplingParams
 
@@ -82,6 +84,36 @@ class BlockUpdate(NamedTuple):
     row: int
     start: int
     block_ids: BlockIds
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MaskRows:
+    """M rows: for each the tokens that may be chosen.
+
+    Attributes:
+        place_M: the sequence's place in the batch.
+        offset_M: how many of its drafts stand before the choice.
+        bits_MW: int32, bit t % 32 of word t // 32 for each token t that is possible; bits beyond
+            the vocabulary mean nothing.
+    """
+
+    place_M: npt.NDArray[np.int64]
+    offset_M: npt.NDArray[np.int64]
+    bits_MW: npt.NDArray[np.int32]
+
+
+@runtime_checkable
+class TokenMasks(Protocol):
+    """The token masks of one step; made while it is computed."""
+
+    def wait(self) -> MaskRows:
+        """The masks, as soon as they are there. Every call gives the same."""
+
+    def failures(self) -> dict[str, str]:
+        """Why a sequence has no mask and cannot go on, by sequence; after `wait`."""
+
+    def refused(self) -> Collection[str]:
+        """Those of the `failures` whose own grammar is the cause."""
 
 
 @dataclasses.dataclass  # one a step: frozen takes twice as long

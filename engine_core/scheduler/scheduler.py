@@ -17,7 +17,6 @@ from engine_core.scheduler.preemption import Preemptor
 from engine_core.scheduler.process_outputs import StepOutputProcessor
 from engine_core.scheduler.report.explanations import Explanations
 from engine_core.scheduler.report.statistics import check_pool, collect_statistics
-from engine_core.scheduler.report.view import scheduler_view
 from engine_core.scheduler.request import Request, RequestStatus, Sequence
 from engine_core.scheduler.request_pool import RequestPool
 from engine_core.scheduler.rules.adapters import AdapterSlots
@@ -30,7 +29,6 @@ from protocol.calls import EngineStatistics, RequestInfos
 from protocol.errors import PromptTooLong
 from protocol.explanations import PreemptionCause, RequestInfo, WaitReason
 from protocol.outputs import EngineCoreOutputs
-from protocol.snapshots import SchedulerView
 
 
 class PauseState(enum.Enum):
@@ -331,10 +329,6 @@ class Scheduler:
     def statistics(self) -> EngineStatistics:
         """The numbers of this moment; those of the engine around the scheduler are 0."""
         return collect_statistics(self.pool, [each() for each in self.parts.statistics])
-
-    def view(self, steps: Iterable[tuple[SchedulerOutput, float]]) -> SchedulerView:
-        """Requests and blocks of this moment, and these steps, with the seconds that they took."""
-        return scheduler_view(self.pool, steps, self.explanations.why_first_waits())
 
     def check(self) -> None:
         """Assert that steps, queues, rows, counters and the cache agree with each other."""

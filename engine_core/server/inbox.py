@@ -1,34 +1,20 @@
 """From frames to messages of known clients. What cannot be understood is answered here: garbage,
 another wire version, a client that sent no HELLO."""
 
-import hashlib
 import itertools
 import logging
-import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator
 
-from msgspec.structs import replace
-
-from engine_core.model_files.interface import TokenizerFiles
 from engine_core.server.clients import Client, ClientRegistry, Rights
 from engine_core.server.limited_log import LimitedLog
 from engine_core.server.outbox import Outbox
 from engine_core.server.transport import Frame, Transport
-from protocol.base import WIRE_VERSION, Message
-from protocol.calls import AdapterInfo
+from protocol.base import Message
 from protocol.codec import check_wire_version, decode_client_message, request_id_of
 from protocol.errors import ErrorCode, MalformedMessage, WireVersionMismatch
-from protocol.multimodal import TensorRef
-from protocol.outputs import (
-    DisaggregationInfo,
-    ErrorMessage,
-    ModelInfo,
-    Rejected,
-    TokenizerInfo,
-    Welcome,
-)
+from protocol.outputs import ErrorMessage, Rejected
 from protocol.requests import Abort, Call, ClientMessage, EngineRequest, Goodbye, Hello
 
 logger = logging.getLogger(__name__)
@@ -170,51 +156,3 @@ class Inbox:
     def _send_error(self, identity: bytes, code: ErrorCode, text: str) -> None:
         self._refusals.log(code, f"refused a message: {text}")
         self.outbox.send_unregistered(identity, ErrorMessage(code=code.value, message=text))
-
-
-class Handshake:
-    """The answer to a HELLO: what a client must know of the model, and the tokenizer.
-
-    Args:
-        model: what clients are sent, without the tokenizer.
-        tokenizer: None if the model has none.
-        heartbeat_s: longest time between two messages to a client.
-    """
-
-    def __init__(
-        self, model: ModelInfo, tokenizer: TokenizerFiles | None, *, heartbeat_s: float
-    ) -> None:
-        self._welcome = Welcome(WIRE_VERSION, secrets.token_hex(8), heartbeat_s, model)
-        self._document = b""
-        if tokenizer is not None:
-            self._document = tokenizer.tokenizer_json
-            info = TokenizerInfo(
-                fingerprint=hashlib.sha256(self._document).hexdigest()[:32],
-                tokenizer_json=None,
-                chat_template=tokenizer.chat_template,
-                special_tokens=tokenizer.special_tokens,
-                named_chat_templates=tokenizer.named_chat_templates,
-            )
-            self._welcome = replace(self._welcome, model=replace(model, tokenizer=info))
-
-    def use_weights(self, version: int, fingerprint: str) -> None:
-        """Those that are served from now on."""
-        model = replace(self._welcome.model, weights_version=version, fingerprint=fingerprint)
-        self._welcome = replace(self._welcome, model=model)
-
-    def use_adapters(self, adapters: tuple[AdapterInfo, ...]) -> None:
-        """Those that requests may name from now on."""
-        model = replace(self._welcome.model, adapters=adapters)
-        self._welcome = replace(self._welcome, model=model)
-
-    def use_disaggregation(self, info: DisaggregationInfo | None) -> None:
-        self._welcome = replace(self._welcome, disaggregation=info)
-
-    def welcome(self, hello: Hello) -> tuple[Welcome, list[Frame]]:
-        """The message and the binary frames behind it."""
-        model = self._welcome.model
-        if not hello.wants_tokenizer or model.tokenizer is None:
-            return self._welcome, []
-        document = TensorRef(frame=0, dtype="uint8", shape=(len(self._document),))
-        full = replace(model, tokenizer=replace(model.tokenizer, tokenizer_json=document))
-        return replace(self._welcome, model=full), [self._document]

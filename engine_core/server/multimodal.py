@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from engine_core.errors import RequestRefused
 from engine_core.kv_cache import CONTENT_HASH_BYTES
-from engine_core.scheduler.records.mm_features import MultiModalFeature
+from engine_core.scheduler.records.prompt_content import MultiModalFeature
 from protocol.codec import binary_frame
 from protocol.errors import ErrorCode, InvalidParameter, MalformedMessage
 from protocol.multimodal import MultiModalInput, TensorRef

@@ -10,7 +10,7 @@ import numpy as np
 
 from engine_core.errors import RequestRefused
 from engine_core.kv_cache import ContentSpan
-from engine_core.scheduler.records.prompt_embeds import EmbeddedRows
+from engine_core.scheduler.records.prompt_content import EmbeddedRows
 from protocol.codec import binary_frame
 from protocol.errors import ErrorCode, InvalidParameter, MalformedMessage
 from protocol.prompt_embeds import PromptEmbedsInfo

@@ -23,9 +23,11 @@ from engine_core.logits_processors import ServedVocabulary
 from engine_core.model_files import ModelFilesError, unreadable
 from engine_core.model_runner.cpu.encoder_runner import EncoderRunner
 from engine_core.models.errors import ModelError
-from engine_core.observers.base import CompileStatistics, RequestLog, StepObserver, StepSuspects
+from engine_core.observers.base import CompileStatistics, RequestLog, StepObserver
 from engine_core.observers.cache_publisher import CachePublisher
 from engine_core.observers.live_view import LiveView
+from engine_core.observers.scheduler_view import scheduler_view
+from engine_core.observers.step_suspects import StepSuspects
 from engine_core.observers.trace import TraceWriter
 from engine_core.options.checks import check_device
 from engine_core.options.engine import EngineOptions
@@ -228,7 +230,7 @@ class _Assembly:
             CachePublisher(kv_cache, outbox.offer, isolates_tenants=self.config.isolate_tenants)
             if self.config.num_blocks
             else None,
-            LiveView(scheduler),
+            LiveView(partial(scheduler_view, scheduler)),
         ]
         return EngineCore(
             inbox=Inbox(

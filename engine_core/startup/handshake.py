@@ -1,21 +1,77 @@
 """The handshake: what a client is told of the model when it says HELLO."""
 
+import hashlib
+import secrets
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 
 from engine_core.model_files import ModelFiles
-from engine_core.server.inbox import Handshake
+from engine_core.model_files.interface import TokenizerFiles
+from engine_core.server.transport import Frame
 from engine_core.startup.before_torch import OpenModel
 from engine_core.startup.config import EngineConfig
 from engine_core.startup.encoder_decoder import encoder_info
 from engine_core.startup.multimodal import multimodal_info, text_only_note
 from engine_core.startup.runner_spec import RunnerSpec
-from protocol.outputs import ModelInfo
+from protocol.base import WIRE_VERSION
+from protocol.calls import AdapterInfo
+from protocol.multimodal import TensorRef
+from protocol.outputs import DisaggregationInfo, ModelInfo, TokenizerInfo, Welcome
 from protocol.prompt_embeds import PromptEmbedsInfo
+from protocol.requests import Hello
 
 HEARTBEAT_S = 0.25
 """Longest silence towards a client, so that a dead one is found within that time."""
+
+
+class Handshake:
+    """The answer to a HELLO: what a client must know of the model, and the tokenizer.
+
+    Args:
+        model: what clients are sent, without the tokenizer.
+        tokenizer: None if the model has none.
+        heartbeat_s: longest time between two messages to a client.
+    """
+
+    def __init__(
+        self, model: ModelInfo, tokenizer: TokenizerFiles | None, *, heartbeat_s: float
+    ) -> None:
+        self._welcome = Welcome(WIRE_VERSION, secrets.token_hex(8), heartbeat_s, model)
+        self._document = b""
+        if tokenizer is not None:
+            self._document = tokenizer.tokenizer_json
+            info = TokenizerInfo(
+                fingerprint=hashlib.sha256(self._document).hexdigest()[:32],
+                tokenizer_json=None,
+                chat_template=tokenizer.chat_template,
+                special_tokens=tokenizer.special_tokens,
+                named_chat_templates=tokenizer.named_chat_templates,
+            )
+            self._welcome = replace(self._welcome, model=replace(model, tokenizer=info))
+
+    def use_weights(self, version: int, fingerprint: str) -> None:
+        """Those that are served from now on."""
+        model = replace(self._welcome.model, weights_version=version, fingerprint=fingerprint)
+        self._welcome = replace(self._welcome, model=model)
+
+    def use_adapters(self, adapters: tuple[AdapterInfo, ...]) -> None:
+        """Those that requests may name from now on."""
+        model = replace(self._welcome.model, adapters=adapters)
+        self._welcome = replace(self._welcome, model=model)
+
+    def use_disaggregation(self, info: DisaggregationInfo | None) -> None:
+        self._welcome = replace(self._welcome, disaggregation=info)
+
+    def welcome(self, hello: Hello) -> tuple[Welcome, list[Frame]]:
+        """The message and the binary frames behind it."""
+        model = self._welcome.model
+        if not hello.wants_tokenizer or model.tokenizer is None:
+            return self._welcome, []
+        document = TensorRef(frame=0, dtype="uint8", shape=(len(self._document),))
+        full = replace(model, tokenizer=replace(model.tokenizer, tokenizer_json=document))
+        return replace(self._welcome, model=full), [self._document]
 
 
 def make_handshake(

@@ -12,12 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine_core.scheduler.constraints import (
-    ConstrainedSequence,
-    ForcedTokens,
-    KnownTokens,
-    MaskRows,
-)
+from engine_core.scheduler.constraints import ConstrainedSequence, ForcedTokens, KnownTokens
+from engine_core.scheduler.plan import MaskRows
 from engine_core.structured_output.wide_stack import start_thread
 
 if TYPE_CHECKING:

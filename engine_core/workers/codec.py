@@ -12,7 +12,7 @@ import numpy as np
 from engine_core.model_runner.sampled_tokens import SampledTokens
 from engine_core.options.engine import EngineOptions
 from engine_core.scheduler import DraftTokenIds, ModelRunnerOutput, SchedulerOutput
-from engine_core.scheduler.constraints import MaskRows, TokenMasks
+from engine_core.scheduler.plan import MaskRows, TokenMasks
 
 _ARRAY = 1
 """Extension: dtype, shape and bytes of an array."""

@@ -5,6 +5,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Annotated, Any, cast
 
@@ -15,6 +16,7 @@ from engine_core.errors import RequestRefused
 from engine_core.kv_cache import KVCacheManager
 from engine_core.observers.base import FinishedStep, Loop
 from engine_core.observers.live_view import LiveView
+from engine_core.observers.scheduler_view import scheduler_view
 from engine_core.scheduler import (
     ModelRunnerOutput,
     Request,
@@ -160,7 +162,7 @@ def measure_watching(num_running: int, num_steps: int, policy: PolicyName) -> di
     scheduler = make_scheduler(num_running, ADMISSION_BUDGET, policy)
     admit_all(scheduler, make_requests(num_running))
     num_bytes, times = [0], dict[str, list[float]](noted=[], snapshot=[])
-    view, client = LiveView(scheduler), Client(0, b"", "")
+    view, client = LiveView(partial(scheduler_view, scheduler)), Client(0, b"", "")
     loop = SimpleNamespace(statistics=scheduler.statistics, clock=lambda: 0.0)
     view.join(cast(Loop, loop))
     watch = view.handlers()[WatchScheduler]

@@ -1,11 +1,13 @@
 """The engine's loop with the parts that every engine has, around what a test gives it."""
 
 import time
+from functools import partial
 
 from engine_core.calls import BasicCalls
 from engine_core.control import EngineControl
 from engine_core.core import EngineCore
 from engine_core.observers.live_view import LiveView
+from engine_core.observers.scheduler_view import scheduler_view
 from engine_core.server.clients import ClientRegistry
 from engine_core.server.inbox import Inbox
 from engine_core.server.outbox import Outbox
@@ -65,7 +67,7 @@ def make_core(
             BasicCalls(scheduler, outbox.clients, lifecycle),
             EngineControl(scheduler, lifecycle, host, on_weights),
             *parts,
-            LiveView(scheduler),
+            LiveView(partial(scheduler_view, scheduler)),
         ],
         clock=clock,
     )

@@ -16,7 +16,7 @@ from engine_core.model_runner.logit_masks import RowMasks
 from engine_core.model_runner.output import INFINITE, NO_TOKEN_LEFT, NOT_FINITE, report_logprobs
 from engine_core.model_runner.sampling_params import ResolvedSampling
 from engine_core.model_runner.vocabulary_rows import VocabularyRows, WholeVocabulary
-from engine_core.scheduler.records.prompt_embeds import EmbeddedRows, token_ranges
+from engine_core.scheduler.records.prompt_content import EmbeddedRows, token_ranges
 from kernels.interface.sampling import Penalties, SamplingLimits, SamplingOperations
 from protocol.outputs import Logprobs
 from protocol.sampling import SamplingParams

@@ -6,7 +6,7 @@ import torch
 from engine_core.model_runner.gpu.queue import DeviceQueue
 from engine_core.model_runner.gpu.step import GPUStep
 from engine_core.model_runner.logit_masks import logit_masks
-from engine_core.scheduler.constraints import TokenMasks
+from engine_core.scheduler.plan import TokenMasks
 from kernels.interface.device_steps import LogitMasks
 from kernels.interface.sampling_rows import num_mask_words
 

@@ -14,7 +14,7 @@ from engine_core.model_runner.row_parts import Int32Array, Int64Array, RowParts
 from engine_core.model_runner.rows import PlacedRow, RunnerRows
 from engine_core.model_runner.sampling_params import ResolvedSampling
 from engine_core.scheduler import SchedulerOutput
-from engine_core.scheduler.records.prompt_embeds import token_ranges
+from engine_core.scheduler.records.prompt_content import token_ranges
 from kernels.interface.sampling_rows import (
     MAX_DEVICE_LOGPROBS,
     MAX_LISTED_TOKENS,

@@ -37,7 +37,7 @@ from engine_core.model_runner.row_parts import Int64Array, RowParts
 from engine_core.model_runner.rows import RunnerRows
 from engine_core.model_runner.vocabulary_rows import WholeVocabulary
 from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
-from engine_core.scheduler.constraints import TokenMasks
+from engine_core.scheduler.plan import TokenMasks
 from kernels.interface.device_steps import DeviceStepOperations, LogitMasks, SamplingMode
 from kernels.interface.operations import OutputRows
 from kernels.interface.sampling_rows import StepResults

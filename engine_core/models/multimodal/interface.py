@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine_core.scheduler.records.mm_features import MultiModalFeature
+from engine_core.scheduler.records.prompt_content import MultiModalFeature
 
 Tensors = Mapping[str, npt.NDArray[Any]]
 

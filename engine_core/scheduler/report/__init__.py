@@ -1,1 +1,1 @@
-"""What the scheduler says of itself: why each request is where it is, statistics, a view."""
+"""What the scheduler says of itself: why each request is where it is, and statistics."""

@@ -13,9 +13,8 @@ from engine_core.scheduler.constraints import (
     Constraints,
     ForcedTokens,
     KnownTokens,
-    MaskRows,
-    TokenMasks,
 )
+from engine_core.scheduler.plan import MaskRows, TokenMasks
 from engine_core.scheduler.request import Request
 from protocol.sampling import SamplingParams, ThinkingBudget
 

@@ -4,7 +4,6 @@ import random
 
 import pytest
 
-from engine_core.kv_cache import KVCacheManager
 from engine_core.kv_cache.block_map import block_map
 from protocol.snapshots import CACHED, EMPTY, FIRST_PREFIX, FIRST_REQUEST, MAX_CELLS, MAX_PREFIXES
 
@@ -63,8 +62,8 @@ def test_so_many_prefixes_are_told_apart_and_the_rest_are_one():
 
 
 def test_a_model_without_a_cache_has_no_cells():
-    assert owners_of(KVCacheManager(num_blocks=0, block_size=16, groups=()).block_map([])) == []
+    assert owners_of(block_map(0, (), [])) == []
 
 
 def test_an_untouched_pool_is_empty():
-    assert set(owners_of(KVCacheManager(num_blocks=5, block_size=4).block_map([]))) == {EMPTY}
+    assert set(owners_of(block_map(5, (), []))) == {EMPTY}

@@ -6,7 +6,7 @@ from array import array
 
 import numpy as np
 
-from engine_core.scheduler.constraints import MaskRows
+from engine_core.scheduler.plan import MaskRows
 from engine_core.scheduler.rules.constrained_steps import ConstrainedSteps
 
 

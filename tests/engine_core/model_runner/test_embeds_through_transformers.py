@@ -8,7 +8,7 @@ from runners import runner_config
 
 from engine_core.model_runner.cpu.runner import CPUModelRunner
 from engine_core.models.transformers.model import load_transformers_model
-from engine_core.scheduler.records.prompt_embeds import EmbeddedRows
+from engine_core.scheduler.records.prompt_content import EmbeddedRows
 from kernels.torch.operations import TorchOperations
 from protocol.sampling import SamplingParams
 from tests.engine_core.models.test_transformers_fallback import FLATTENED, PER_REQUEST

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForImageTextToText
 
-from engine_core.scheduler.records.mm_features import MultiModalFeature
+from engine_core.scheduler.records.prompt_content import MultiModalFeature
 
 IMAGE, BEGIN, END = 110, 111, 112
 TEXT = {

@@ -40,7 +40,7 @@ class Watched:
         self.view_takes_s = view_takes_s
         self.answers = []
         self.num_views = 0
-        self.view = LiveView(SimpleNamespace(view=self._view))
+        self.view = LiveView(self._view)
         self.view.join(
             SimpleNamespace(statistics=lambda: SNAPSHOT.statistics, clock=lambda: self.now_s)
         )

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from engine_core.observers.base import fingerprint
+from engine_core.observers.step_suspects import fingerprint
 from engine_core.process.suspects import Suspects
 from protocol.requests import EngineRequest
 from protocol.sampling import SamplingParams

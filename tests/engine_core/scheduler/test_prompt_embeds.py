@@ -7,7 +7,7 @@ import pytest
 from engine_core.kv_cache import KVCacheManager
 from engine_core.scheduler import SchedulerConfig
 from engine_core.scheduler.constraints import ConstrainedSequence
-from engine_core.scheduler.records.prompt_embeds import EmbeddedRows
+from engine_core.scheduler.records.prompt_content import EmbeddedRows
 from engine_core.scheduler.rules.token_rules import TokenRules
 from engine_core.scheduler.runner_output import ModelRunnerOutput
 from engine_core.startup.scheduler import build_scheduler

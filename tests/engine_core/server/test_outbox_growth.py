@@ -3,7 +3,7 @@ more the more there are of them. Counted in lines of Python, not in time."""
 
 import pytest
 
-from engine_core.observers.base import StepSuspects
+from engine_core.observers.step_suspects import StepSuspects
 from engine_core.process.suspects import Suspects
 from engine_core.server.clients import ClientRegistry, Rights
 from engine_core.server.outbox import Outbox

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_core.errors import RequestRefused
-from engine_core.scheduler.records.prompt_embeds import token_ranges
+from engine_core.scheduler.records.prompt_content import token_ranges
 from engine_core.server.prompt_embeds import PromptEmbedsReader, read_prompt_embeds, spelled_out
 from protocol.codec import decode_client_message, encode
 from protocol.errors import ErrorCode

@@ -13,10 +13,8 @@ from engine_core.options.engine import EngineOptions
 from engine_core.options.scheduling import SchedulingOptions
 from engine_core.options.workers import ParallelOptions
 from engine_core.scheduler import NewRequestData, ScheduledBatch, SchedulerOutput
-from engine_core.scheduler.constraints import MaskRows
-from engine_core.scheduler.plan import BlockUpdate, ResumedRequestData
-from engine_core.scheduler.records.mm_features import MultiModalFeature
-from engine_core.scheduler.records.prompt_embeds import EmbeddedRows
+from engine_core.scheduler.plan import BlockUpdate, MaskRows, ResumedRequestData
+from engine_core.scheduler.records.prompt_content import EmbeddedRows, MultiModalFeature
 from engine_core.workers.codec import (
     SentMasks,
     decode_options,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from engine_loop import EngineLoop, few_blocks, make_scheduler
 
-from engine_core.scheduler.records.prompt_embeds import EmbeddedRows
+from engine_core.scheduler.records.prompt_content import EmbeddedRows
 from protocol.sampling import BeamSearchParams, SamplingParams
 
 PLENTY = {"num_blocks": 140, "num_host_blocks": 60}

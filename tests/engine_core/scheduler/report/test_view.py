@@ -2,13 +2,14 @@
 
 from driving import Drive, make_request, make_scheduler
 
+from engine_core.observers.scheduler_view import scheduler_view
 from engine_core.scheduler import RequestStatus
 from protocol.codec import encode
 from protocol.snapshots import FIRST_PREFIX, FIRST_REQUEST, MAX_CHUNKS, MAX_REQUESTS
 
 
 def view_of(scheduler, *plans):
-    return scheduler.view([(plan, 0.25) for plan in plans])
+    return scheduler_view(scheduler, [(plan, 0.25) for plan in plans])
 
 
 def owners_of(view):

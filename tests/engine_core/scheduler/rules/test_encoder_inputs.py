@@ -10,8 +10,7 @@ from hypothesis import HealthCheck, settings
 from test_scheduler_machine import SchedulerMachine
 
 from engine_core.scheduler import ModelRunnerOutput, RequestStatus
-from engine_core.scheduler.records.mm_features import MultiModalFeature
-from engine_core.scheduler.records.prompt_content import PromptContent
+from engine_core.scheduler.records.prompt_content import MultiModalFeature, PromptContent
 from protocol.explanations import WaitReason
 from tests.profiles import examples
 

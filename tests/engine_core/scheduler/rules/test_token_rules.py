@@ -5,7 +5,8 @@ from array import array
 import numpy as np
 import pytest
 
-from engine_core.scheduler.constraints import ConstrainedSequence, MaskRows
+from engine_core.scheduler.constraints import ConstrainedSequence
+from engine_core.scheduler.plan import MaskRows
 from engine_core.scheduler.rules.token_rules import TokenRules
 from protocol.sampling import GenerationRules, SamplingParams, ThinkingBudget
 from tests.engine_core.new_request import new_request

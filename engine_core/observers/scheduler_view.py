@@ -7,9 +7,11 @@ from zlib import crc32
 
 import numpy as np
 
+from engine_core.kv_cache.block_map import block_map
 from engine_core.scheduler.plan import SchedulerOutput
 from engine_core.scheduler.request import Request
 from engine_core.scheduler.request_pool import RequestPool
+from engine_core.scheduler.scheduler import Scheduler
 from protocol.snapshots import (
     FIRST_REQUEST,
     IN_USE,
@@ -22,12 +24,13 @@ from protocol.snapshots import (
 
 
 def scheduler_view(
-    pool: RequestPool, steps: Iterable[tuple[SchedulerOutput, float]], why_first_waits: str | None
+    scheduler: Scheduler, steps: Iterable[tuple[SchedulerOutput, float]]
 ) -> SchedulerView:
     """
     Args:
         steps: plans, and the seconds that they took.
     """
+    pool, why_first_waits = scheduler.pool, scheduler.explanations.why_first_waits()
     held = {
         request.request_id: [pool.kv_cache.held_blocks(each) for each in request.unfinished]
         for request in pool.running.values()
@@ -41,12 +44,14 @@ def scheduler_view(
     return SchedulerView(
         steps=[_step(pool, plan, duration_s) for plan, duration_s in steps],
         requests=requests,
-        blocks=pool.kv_cache.block_map(
+        blocks=block_map(
+            pool.kv_cache.num_blocks,
+            pool.kv_cache.cached_blocks,
             [
                 (owners.get(request_id, IN_USE), blocks)
                 for request_id, tables in held.items()
                 for blocks in tables
-            ]
+            ],
         ),
     )
 
