@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("protocol", "frontend", "engine_core", "kernels")
-MOST_FILES, MOST_LINES, MOST_IMPORTED = 60, 12_000, 73
+MOST_FILES, MOST_LINES, MOST_IMPORTED = 60, 12_000, 61
 """Whoever reads the spine reads the system: each may fall, to 60 files imported, none may grow."""
 
 

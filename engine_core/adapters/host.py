@@ -15,6 +15,7 @@ from engine_core.adapters.pool import AdapterPool, Prepared
 from engine_core.errors import RequestRefused
 from engine_core.observers.base import EnginePart, FinishedStep, Handler, Reply
 from engine_core.scheduler import RequestStatus, Scheduler, SchedulerOutput
+from engine_core.scheduler.rules.adapters import AdapterSlots
 from engine_core.server.clients import Client
 from protocol.calls import (
     AdapterInfo,
@@ -63,6 +64,7 @@ class Adapters(EnginePart):
     ) -> None:
         self._pool = pool
         self._scheduler = scheduler
+        self._slots = scheduler.parts.find(AdapterSlots)
         self._base = base
         self._folder = folder
         self._on_change = on_change
@@ -188,7 +190,7 @@ class Adapters(EnginePart):
         self._fingerprint_of[name] = key
         self._known[key] = _Known(name, path)
         self._forget_unused()
-        slot = self._scheduler.reserve_adapter_slot(key) if prepared is not None else None
+        slot = self._slots.reserve(key) if prepared is not None else None
         if slot is not None:
             self.loop.note("reserve_adapter_slot", (key,))
             self._place(key, slot, prepared)
@@ -235,7 +237,7 @@ class Adapters(EnginePart):
 
     def on_plan(self, plan: SchedulerOutput, now_s: float) -> None:
         """Begin to read what requests wait for. No row of the plan has what is in those slots."""
-        for key, slot in self._scheduler.adapters.take_to_load():
+        for key, slot in self._slots.take_to_load():
             self._pool.place(slot, key, None)
             known = self._known[key]
             self._read(
@@ -259,12 +261,12 @@ class Adapters(EnginePart):
             known = self._known.get(key)
             name = "" if known is None else f" {known.name!r}"
             self._fail(key, f"the files of adapter{name} have changed; load it again")
-        elif self._scheduler.adapters.slot_of(key) == slot and prepared is not None:
+        elif self._slots.slot_of(key) == slot and prepared is not None:
             self._place(key, slot, prepared)
 
     def _place(self, key: str, slot: int, prepared: Prepared | None) -> None:
         self._pool.place(slot, key, prepared)
-        self._scheduler.adapters.on_loaded(key)
+        self._slots.on_loaded(key)
         self.loop.note("on_adapter_loaded", (key,))
 
     def _fail(self, key: str, why: str) -> None:
@@ -275,7 +277,7 @@ class Adapters(EnginePart):
         self._scheduler.finish_requests(waiting, RequestStatus.FINISHED_ERROR, why)
 
     def _drop(self, key: str) -> None:
-        slot = self._scheduler.adapters.drop(key)
+        slot = self._slots.drop(key)
         if slot is not None:
             self.loop.note("drop_adapter", (key,))
             self._pool.place(slot, key, None)

@@ -51,7 +51,8 @@ class NextBlocks:
         else:
             each = enumerate(zip(tables, indexes, strict=True))
             places = [place for place, (own, index) in each if own.num_blocks == index]
-        block_ids = self._offload.allocate(len(places))
+        block_ids = self._offload.device.allocate(len(places))
+        self._offload.pending.on_reallocated(block_ids)
         for place, block_id in zip(places, block_ids, strict=True):
             own = tables[place]
             own.tables[0].append(block_id)

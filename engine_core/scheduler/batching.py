@@ -1,13 +1,10 @@
 """What a step is made of: prefill and decode mixed, or one at a time."""
 
-from engine_core.scheduler.config import SchedulerConfig
-from engine_core.scheduler.forced_preemption import ForcedPreemption
+from collections.abc import Callable
+
 from engine_core.scheduler.plan_builder import PlanBuilder
-from engine_core.scheduler.preemption import Preemptor
 from engine_core.scheduler.report.explanations import Explanations
 from engine_core.scheduler.request_pool import RequestPool
-from engine_core.scheduler.rules.decode_steps import DecodeSteps
-from engine_core.scheduler.rules.micro_batches import MicroBatches
 from engine_core.scheduler.schedule_running import RunningScheduler, Select
 from engine_core.scheduler.schedule_waiting import WaitingScheduler
 from protocol.explanations import WaitReason
@@ -15,32 +12,36 @@ from protocol.explanations import WaitReason
 
 class MixedBatching:
     """Prefill chunks and decodes share a step (Agrawal et al., Sarathi-Serve, OSDI 2024): each
-    request catches up with its tokens, running ones first."""
+    request catches up with its tokens, running ones first.
+
+    Args:
+        make_room: preempts running requests in an empty plan, for more urgent ones.
+        delay_factor: `SchedulerConfig.prefill_delay_factor`.
+    """
 
     def __init__(
         self,
         pool: RequestPool,
-        preemptor: Preemptor,
+        running: RunningScheduler,
         waiting: WaitingScheduler,
         explanations: Explanations,
-        config: SchedulerConfig,
-        micro_batches: MicroBatches,
+        *,
+        make_room: Callable[[PlanBuilder], None],
+        delay_factor: float,
     ) -> None:
         self._pool = pool
-        self._forced = ForcedPreemption(pool, preemptor, waiting, config)
-        self._explanations = explanations
-        self._running = RunningScheduler(pool, preemptor, config, waiting.encoder, micro_batches)
+        self._running = running
         self._waiting = waiting
-        self._decode_steps = DecodeSteps(pool, config)
-        self._delay_factor = config.prefill_delay_factor
+        self._explanations = explanations
+        self._make_room = make_room
+        self._delay_factor = delay_factor
 
     def fill(self, plan: PlanBuilder) -> None:
         """Spend the plan's budget."""
-        self._forced.preempt(plan)
+        self._make_room(plan)
         self._running.schedule(plan)
         self._waiting.schedule(plan)
         self._running.schedule_drafts(plan)
-        self._decode_steps.extend(plan)
 
 
 class PrefillFirstBatching(MixedBatching):
@@ -70,14 +71,13 @@ class PrefillFirstBatching(MixedBatching):
             self._was_prefill = True
             self._explain(has_swapped=has_swapped, may_admit=may_admit)
             return
-        self._forced.preempt(plan)
+        self._make_room(plan)
         self._running.schedule(plan, Select.DECODES)
         if has_swapped:
             self._waiting.schedule(plan, only_swapped=True)
         else:
             self._explain(has_swapped=False, may_admit=may_admit)
         self._running.schedule_drafts(plan)
-        self._decode_steps.extend(plan)
 
     def _explain(self, *, has_swapped: bool, may_admit: bool) -> None:
         """Why no new request is admitted, where the batching is the reason."""

@@ -1,4 +1,4 @@
-"""The scheduler's counters: requests, tokens, steps, and why they went as they did."""
+"""Counters of the engine, and the account of each request: why things went as they did."""
 
 import dataclasses
 from bisect import bisect_left
@@ -9,8 +9,11 @@ from functools import partial
 
 from engine_core.scheduler.plan import SchedulerOutput
 from protocol.calls import STEP_TOKENS_BOUNDS
-from protocol.explanations import LookupEnd, PreemptionCause
+from protocol.explanations import CacheLookup, LookupEnd, Preemption, PreemptionCause
 from protocol.outputs import FinishReason
+
+_MOST_NOTED = 64
+"""The last preemptions of a request that are kept in words."""
 
 
 def _zeros(names: Iterable[StrEnum]) -> dict[str, int]:
@@ -78,3 +81,32 @@ class Counters:
             num_decodes += sum(1 + len(own) for own in drafts.values())
         self.num_decode_tokens += num_decodes
         self.num_prefill_tokens += num_tokens - num_decodes
+
+
+@dataclasses.dataclass(slots=True)
+class Account:
+    """What is counted of one request: for its answers, and for those who ask where it is."""
+
+    num_cached_tokens: int | None = None
+    """Prompt tokens found in the cache at the first admission; None before it."""
+    cache_lookup: CacheLookup | None = None
+    """How the cache was searched then."""
+    num_preemptions: int = 0
+    preemptions: list[Preemption] = dataclasses.field(default_factory=list)
+    """The latest preemptions, in order."""
+    num_draft_tokens: int = 0
+    """Drafts that were verified."""
+    num_accepted_tokens: int = 0
+    """Drafts that are in the output."""
+    _has_answer: bool = False
+    """Whether an output was made."""
+
+    def add_preemption(self, preemption: Preemption) -> None:
+        self.num_preemptions += 1
+        del self.preemptions[: -_MOST_NOTED + 1]
+        self.preemptions.append(preemption)
+
+    def take_num_cached_tokens(self) -> int | None:
+        """`num_cached_tokens` for a request's first output, None for each other."""
+        has_answer, self._has_answer = self._has_answer, True
+        return None if has_answer else self.num_cached_tokens

@@ -12,6 +12,8 @@ from engine_core.scheduler.plan_builder import PlanBuilder
 from engine_core.scheduler.preemption import PreemptionMode, Preemptor
 from engine_core.scheduler.request import Request
 from engine_core.scheduler.request_pool import RequestPool
+from engine_core.scheduler.rules.adapters import AdapterSlots
+from engine_core.scheduler.rules.partial_prefills import PartialPrefills
 from engine_core.scheduler.schedule_waiting import WaitingScheduler
 from protocol.explanations import PreemptionCause
 
@@ -27,12 +29,16 @@ class ForcedPreemption:
         pool: RequestPool,
         preemptor: Preemptor,
         waiting: WaitingScheduler,
+        adapters: AdapterSlots,
+        partial: PartialPrefills,
         config: SchedulerConfig,
     ) -> None:
         self._pool = pool
         self._kv_cache = pool.kv_cache
         self._preemptor = preemptor
         self._waiting = waiting
+        self._adapters = adapters
+        self._partial = partial
         self._max_num_seqs = config.max_num_seqs
         self._max_chunk = config.max_chunk
         self._num_lookahead_slots = config.num_lookahead_slots
@@ -41,9 +47,7 @@ class ForcedPreemption:
 
     def preempt(self, plan: PlanBuilder) -> None:
         """Preempt victims for the head of the queue; the plan must still be empty."""
-        if self._pool.waiting is not self._pool.policy.waiting:
-            return  # a fault is being isolated: only its suspects run
-        if self._waiting.starts_no_new:
+        if self._pool.waits_in_groups or self._waiting.starts_no_new:
             return
         victims = self._select_victims(plan)
         if not victims:
@@ -92,7 +96,7 @@ class ForcedPreemption:
         gone = set(victims)
         others = [other for other in self._pool.running.values() if other not in gone]
         num_seqs = sum(other.num_running_sequences for other in (request, *others))
-        if num_seqs > self._max_num_seqs or self._waiting.adapters.lacks(request, others):
+        if num_seqs > self._max_num_seqs or self._adapters.lacks(request, others):
             return False
         num_slots = self._num_lookahead_slots + bool(victims)
         head_room = self._blocks_soon(self._rows_without(victims), num_slots)
@@ -109,12 +113,12 @@ class ForcedPreemption:
         batch, rows = self._pool.batch, self._rows_without(victims)
         num_uncomputed = batch.lengths(rows) - batch.num_computed_tokens[rows]
         num_left = plan.budget - int(np.minimum(num_uncomputed, self._max_chunk).sum())
-        self._waiting.partial.count(plan, rows)
-        if num_left <= 0 or self._waiting.partial.why_skip(request) is not None:
+        self._partial.count(plan, rows)
+        if num_left <= 0 or self._partial.why_wait(request) is not None:
             return False
         num_wanted = request.unfinished[0].num_tokens - hit.num_tokens
         is_cut = num_wanted > min(num_left, self._max_chunk)
-        return not is_cut or self._waiting.partial.why_wait() is None
+        return not is_cut or self._partial.why_not_in_part() is None
 
     def _rows_without(self, victims: list[Request]) -> Int64Array:
         order = self._pool.batch.order

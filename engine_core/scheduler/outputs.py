@@ -9,6 +9,8 @@ from protocol.outputs import DecodedTokens, EngineCoreOutput, EngineCoreOutputs,
 from protocol.pooling import Pooled
 
 _WIRE_TOKEN = np.dtype("<i4")
+NO_CLIENT = -1
+"""The client index of requests of the scheduler's own; their outputs go to nobody."""
 
 
 class OutputCollector:
@@ -136,4 +138,5 @@ class OutputCollector:
         for client in self._request_ids.keys() - per_client.keys():
             del self._request_ids[client]
         self._outputs, self._decoded, self._over = {}, {}, {}
+        per_client.pop(NO_CLIENT, None)
         return per_client

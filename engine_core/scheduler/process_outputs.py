@@ -6,10 +6,10 @@ import numpy.typing as npt
 from engine_core.scheduler.batch_state import Int32Array, Int64Array
 from engine_core.scheduler.forking import SequenceForks
 from engine_core.scheduler.in_flight import InFlightStep
+from engine_core.scheduler.part import SchedulerParts
 from engine_core.scheduler.request import Request, RequestStatus, Sequence
 from engine_core.scheduler.request_pool import RequestPool
 from engine_core.scheduler.runner_output import ModelRunnerOutput
-from engine_core.scheduler.speculation.speculator import Speculator
 from engine_core.scheduler.stop import append_until_stop
 from protocol.outputs import Logprobs
 from protocol.pooling import Pooled
@@ -24,11 +24,11 @@ class StepOutputProcessor:
         self,
         pool: RequestPool,
         max_model_len: int,
-        speculator: Speculator | None,
+        parts: SchedulerParts,
         draft_method: str,
     ) -> None:
         self._pool = pool
-        self._speculator = speculator
+        self._parts = parts
         self._draft_method = draft_method
         self._forks = SequenceForks(pool)
         self._max_model_len = max_model_len
@@ -193,8 +193,9 @@ class StepOutputProcessor:
         kept = append_until_stop(sequence, token_ids, self._max_model_len)
         if num_drafts:
             self._count_drafts(sequence, num_drafts, min(len(kept), len(token_ids) - 1))
-            if self._speculator is not None and not sequence.has_forced_drafts:
-                self._speculator.observe_drafts(row, num_drafts, len(token_ids) - 1)
+            if not sequence.has_forced_drafts:
+                for on_drafts in self._parts.on_drafts:
+                    on_drafts(row, num_drafts, len(token_ids) - 1)
         if np.isnan(batch.first_token_s[row]):
             batch.first_token_s[row] = now
         if logprobs is not None:

@@ -8,9 +8,9 @@ from typing import Protocol
 
 import msgspec
 
-from engine_core.kv_cache import ContentSpan, Transfer
+from engine_core.kv_cache import ContentSpan
 from engine_core.scheduler.batch_state import BatchState
-from engine_core.scheduler.records.account import Account
+from engine_core.scheduler.counters import Account
 from engine_core.scheduler.records.beam_search import BeamSearch
 from engine_core.scheduler.records.prompt_content import TOKENS_ONLY, PromptContent
 from engine_core.scheduler.records.prompt_report import PromptReport
@@ -128,7 +128,6 @@ class Request:
         self.num_finished_sequences = 0
         self.num_queued_tokens = 0
         """Its tokens when it last joined the waiting queue."""
-        self.transfer = None if (source := message.kv_source) is None else Transfer(source)
         self.runs_alone = False
         """Whether no other request may run beside it."""
         self.num_passed = 0

@@ -107,6 +107,11 @@ class RequestPool:
         del self.compiling[request.request_id]
         self.waiting.add_request(request)
 
+    @property
+    def waits_in_groups(self) -> bool:
+        """Whether a fault is being isolated: one group of its requests may start, no others."""
+        return self.waiting is not self.policy.waiting
+
     def admit_head(self) -> Request:
         """The head of the waiting queue runs, as the newest. Its sequences get no rows by this."""
         request = self.waiting.pop_request()

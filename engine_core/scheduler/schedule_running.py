@@ -1,6 +1,7 @@
 """The running requests' part of a step: each gets tokens and slots, in order of admission."""
 
 import enum
+from collections.abc import Callable
 
 import numpy as np
 
@@ -12,8 +13,6 @@ from engine_core.scheduler.preemption import Preemptor
 from engine_core.scheduler.request import Request, RequestStatus, Sequence
 from engine_core.scheduler.request_pool import RequestPool
 from engine_core.scheduler.rules.encoder_inputs import EncoderInputRule
-from engine_core.scheduler.rules.micro_batches import MicroBatches
-from engine_core.scheduler.rules.prompt_shares import PromptShares
 from protocol.explanations import PreemptionCause
 
 
@@ -28,7 +27,13 @@ class Select(enum.Enum):
 
 class RunningScheduler:
     """Where slots last this is arithmetic on columns, and only sequences that need a new block are
-    touched one by one. Where they do not, it goes on request by request."""
+    touched one by one. Where they do not, it goes on request by request.
+
+    Args:
+        part_of: which of the rows that can be scheduled this step is for.
+        share: lowers what each of them has left, so that a long prompt leaves tokens to shorter
+            ones behind it; the others are the most tokens of a sequence, and of the step.
+    """
 
     def __init__(
         self,
@@ -36,16 +41,18 @@ class RunningScheduler:
         preemptor: Preemptor,
         config: SchedulerConfig,
         encoder: EncoderInputRule,
-        micro_batches: MicroBatches,
+        *,
+        part_of: Callable[[Int64Array], Int64Array],
+        share: Callable[[Int32Array, int, int], Int32Array],
     ) -> None:
         self._pool = pool
         self._encoder = encoder
-        self._micro_batches = micro_batches
+        self._part_of = part_of
         self._kv_cache = pool.kv_cache
         self._block_size = pool.kv_cache.block_size
         self._preemptor = preemptor
         self._max_chunk = config.max_chunk
-        self._shares = PromptShares(pool, config.max_num_seqs)
+        self._share = share
         self._num_lookahead_slots = config.num_lookahead_slots
         self._max_num_drafts = config.max_num_drafts if self._kv_cache.goes_back else 0
 
@@ -53,7 +60,7 @@ class RunningScheduler:
         """Spend the plan's budget on running sequences. Never fails for lack of memory: requests
         are preempted, the asking one itself last."""
         batch = self._pool.batch
-        rows = self._micro_batches.part_of(batch.schedulable)
+        rows = self._part_of(batch.schedulable)
         if select is not Select.ALL and len(rows):
             rows = rows[self._is_prefill(rows) == (select is Select.PREFILLS)]
         if not len(rows) or not plan.budget:
@@ -65,10 +72,14 @@ class RunningScheduler:
             if not len(rows):
                 return
         computed = batch.num_computed_tokens[rows]
-        num_uncomputed = self._shares.limit(num_uncomputed, self._max_chunk, plan.budget)
+        num_uncomputed = self._share(num_uncomputed, self._max_chunk, plan.budget)
         counts = self._within_budget(rows, num_uncomputed, plan.budget)
-        num_done = self._allocate_columns(plan, rows[: len(counts)], counts, computed)
-        plan.add_rows(rows[:num_done], counts[:num_done])
+        part, computed = rows[: len(counts)], computed[: len(counts)]
+        places = self._in_need(part, counts, computed)
+        if len(places) > 4:
+            places = self._allocate_next_blocks(plan, part, counts, computed, places)
+        num_done = self._allocate_at(plan, part, counts, places)
+        plan.add_rows(part[:num_done], counts[:num_done])
         if num_done < len(counts):
             self._schedule_by_request(plan, rows[num_done:])
 
@@ -140,29 +151,27 @@ class RunningScheduler:
             return counts[:first]
         return np.concatenate((counts[:first], np.minimum(num_uncomputed[first:stop], share)))
 
-    def _allocate_columns(
-        self, plan: PlanBuilder, rows: Int64Array, counts: Int32Array, computed: Int32Array
-    ) -> int:
-        """Returns how many of the rows have slots for their tokens: all, or those before the first
-        for which no block is left."""
-        batch, sequences = self._pool.batch, self._pool.sequences
-        ends = computed[: len(rows)] + counts
+    def _in_need(self, rows: Int64Array, counts: Int32Array, computed: Int32Array) -> Int64Array:
+        """Places of the rows that lack slots for their tokens, or fill a block."""
+        ends = computed + counts
         if self._num_lookahead_slots:
             ends += self._num_lookahead_slots
-        needs_blocks = ends > batch.num_allocated_slots[rows]
-        most = counts[counts.argmax()]
-        if most > 1:
+        needs_blocks = ends > self._pool.batch.num_allocated_slots[rows]
+        if counts[counts.argmax()] > 1:
             # blocks that a chunk fills enter the prefix cache now, also where no new one is needed
             needs_blocks |= counts > 1
-        places = needs_blocks.nonzero()[0]
-        num_wanted = len(places) * (1 + int(most) // self._block_size)  # at most
-        if len(places) > 4 and num_wanted <= self._kv_cache.num_blocks_free:
-            places = self._allocate_next_blocks(plan, rows, counts, computed, places)
+        return needs_blocks.nonzero()[0]
+
+    def _allocate_at(
+        self, plan: PlanBuilder, rows: Int64Array, counts: Int32Array, places: Int64Array
+    ) -> int:
+        """Slots for the rows at these places. Returns how many of all rows have theirs: all, or
+        those before the first for which no block is left."""
+        sequences, num_slots = self._pool.sequences, self._num_lookahead_slots
         for index in places.tolist():
             sequence = sequences[rows[index]]
             assert sequence is not None
-            num_tokens, num_slots = int(counts[index]), self._num_lookahead_slots
-            update = self._kv_cache.allocate_slots(sequence, num_tokens, num_slots)
+            update = self._kv_cache.allocate_slots(sequence, int(counts[index]), num_slots)
             if update is None:
                 return int(index)
             self._write_table(plan, sequence, update)
@@ -177,8 +186,11 @@ class RunningScheduler:
         places: Int64Array,
     ) -> Int64Array:
         """A block for each of the decodes at these places of `rows` whose last block is just full,
-        all at once; none of the others will lack one. Returns the places that are left."""
+        all at once, where there are enough for the others too. Returns the places that are left."""
         batch, next_blocks, size = self._pool.batch, self._kv_cache.next_blocks, self._block_size
+        most_wanted = len(places) * (1 + int(counts[counts.argmax()]) // size)
+        if most_wanted > self._kv_cache.num_blocks_free:
+            return places
         if next_blocks is None or self._num_lookahead_slots:
             return places
         starts, own_rows = computed[places], rows[places]

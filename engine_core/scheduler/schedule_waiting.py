@@ -5,16 +5,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine_core.kv_cache import AllocStatus, BlockCounts, CacheHit, Transfers, exceeds
+from engine_core.kv_cache import AllocStatus, BlockCounts, CacheHit, exceeds
 from engine_core.scheduler.config import SchedulerConfig
+from engine_core.scheduler.outputs import NO_CLIENT
+from engine_core.scheduler.part import SchedulerParts, Why
 from engine_core.scheduler.plan_builder import PlanBuilder
 from engine_core.scheduler.report.explanations import Explanations
 from engine_core.scheduler.request import Request, RequestStatus, Sequence
 from engine_core.scheduler.request_pool import RequestPool
-from engine_core.scheduler.rules.adapters import AdapterSlots
 from engine_core.scheduler.rules.encoder_inputs import EncoderInputRule, EncoderWork
-from engine_core.scheduler.rules.fault_isolation import PROBE_CLIENT
-from engine_core.scheduler.rules.partial_prefills import PartialPrefills
 from protocol.explanations import CacheLookup, LookupEnd, WaitReason
 
 _MAX_SKIPPED = 64
@@ -40,16 +39,13 @@ class WaitingScheduler:
         pool: RequestPool,
         explanations: Explanations,
         config: SchedulerConfig,
-        adapters: AdapterSlots,
+        parts: SchedulerParts,
         encoder: EncoderInputRule,
-        transfers: Transfers | None = None,
     ) -> None:
         self._pool = pool
         self._kv_cache = pool.kv_cache
-        self.adapters = adapters
-        self.encoder = encoder
-        self._transfers = transfers
-        self.partial = PartialPrefills(pool, config)
+        self._parts = parts
+        self._encoder = encoder
         self._explanations = explanations
         self._config = config
         self._max_chunk = config.max_chunk
@@ -75,9 +71,9 @@ class WaitingScheduler:
             why = "a request was preempted in this step"
             self._explanations.stopped_at(None, WaitReason.PREEMPTION, why)
             return
-        self.partial.count(plan, self._pool.batch.order)
+        for begin_pass in self._parts.begin_pass:
+            begin_pass(plan)
         self._num_reserved_blocks = self._blocks_of_running()
-        self.adapters.begin_pass(self._pool.running.values())
         skipped: list[Request] = []
         num_left, num_left_for_adapters = _MAX_SKIPPED, _MAX_SKIPPED_FOR_ADAPTERS
         while waiting and num_left and num_left_for_adapters:
@@ -101,13 +97,15 @@ class WaitingScheduler:
                 else:
                     num_left -= 1
                 continue
+            num_left_to_compute = 0
             found = self._may_start(request, plan, whole_prompts)
             if isinstance(found, _Start):
-                self._start(request, found, plan)
+                num_left_to_compute = self._start(request, found, plan)
             elif not found:
                 break
             if request.status is RequestStatus.RUNNING:
-                self.adapters.on_admitted(request, skipped)
+                for on_admitted in self._parts.on_admitted:
+                    on_admitted(request, num_left_to_compute, skipped)
         if not (num_left and num_left_for_adapters):
             limit = f"{len(skipped)} requests were passed in this step, no more are"
             self._explanations.stopped_at(None, WaitReason.QUEUE, limit)
@@ -120,32 +118,19 @@ class WaitingScheduler:
 
     # ------------------------------------------------------------------ may it start?
 
-    def _why_skip(self, request: Request) -> tuple[WaitReason, str] | None:
-        is_own = request.client_index == PROBE_CLIENT
+    def _why_skip(self, request: Request) -> Why | None:
+        is_own = request.client_index == NO_CLIENT
         is_new = request.status is RequestStatus.WAITING and not request.message.is_resumed
         if self.starts_no_new and is_new and not is_own:
             return WaitReason.PAUSED, "the engine pauses when those that have started have ended"
-        if (why_wait := self.adapters.why_wait(request)) is not None:
-            return why_wait
         if request.report is not None:
             num_others = sum(each.num_reported_values for each in self._pool.running.values())
-            if (why_wait := request.report.why_wait(num_others)) is not None:
-                return why_wait
-        if (why_not := self.partial.why_skip(request)) is not None:
-            return WaitReason.PARTIAL_PREFILLS, why_not
-        if (why_not := self._why_transfer(request)) is not None:
-            return WaitReason.TRANSFER, why_not
+            if (why := request.report.why_wait(num_others)) is not None:
+                return why
+        for why_wait in self._parts.why_wait:
+            if (why := why_wait(request)) is not None:
+                return why
         return None
-
-    def _why_transfer(self, request: Request) -> str | None:
-        """Begins it, when the request is first looked at."""
-        transfer, transfers = request.transfer, self._transfers
-        if transfer is None or transfers is None or request.computes_whole_prompt:
-            return None
-        if not transfer.has_begun:
-            first, num_tokens = request.unfinished[0], request.num_prompt_tokens
-            transfers.begin(transfer, self._kv_cache.missing_blocks(first, num_tokens))
-        return transfers.why_wait(transfer)
 
     def _may_start(self, request: Request, plan: PlanBuilder, whole_prompts: bool) -> _Start | bool:
         """How it starts; else whether the next one may be tried: this one came back from the host,
@@ -166,11 +151,13 @@ class WaitingScheduler:
         if is_cut and whole_prompts and not plan.is_empty:
             why = f"{num_left} tokens are to be computed, {plan.budget} are left in this step"
             return self._stop_at(request, WaitReason.TOKEN_BUDGET, why)
-        work = self.encoder.find_work(first, hit.num_tokens, num_tokens)
+        work = self._encoder.find_work(first, hit.num_tokens, num_tokens)
         if not (num_tokens := work.num_tokens):
             return self._stop_at(request, WaitReason.ENCODER, work.why_fewer or "")
-        if num_tokens < num_left and (why_not := self.partial.why_wait()) is not None:
-            return self._stop_at(request, WaitReason.PARTIAL_PREFILLS, why_not)
+        if num_tokens < num_left:
+            for why_not_in_part in self._parts.why_not_in_part:
+                if (why_not := why_not_in_part()) is not None:
+                    return self._stop_at(request, *why_not)
         status = self.ask_cache(request, hit, self._head_room())
         if self._has_room(request, status):
             if num_blocks := self._kv_cache.stage(hit):
@@ -253,8 +240,9 @@ class WaitingScheduler:
 
     # ------------------------------------------------------------------ start it
 
-    def _start(self, request: Request, found: _Start, plan: PlanBuilder) -> None:
-        """Start a request behind its cached prefix. Its other sequences fork later."""
+    def _start(self, request: Request, found: _Start, plan: PlanBuilder) -> int:
+        """Start a request behind its cached prefix. Its other sequences fork later. Returns how
+        many of its tokens are left for later steps."""
         first, hit, work = found
         kv_cache, pool, num_tokens = self._kv_cache, self._pool, work.num_tokens
         if request.status is RequestStatus.WAITING:
@@ -263,16 +251,16 @@ class WaitingScheduler:
         pool.admit_head()
         pool.assign_row(first)
         first.num_computed_tokens = hit.num_tokens
-        self.encoder.schedule(first, work)
+        self._encoder.schedule(first, work)
         update = kv_cache.allocate_slots(first, num_tokens, self._num_lookahead_slots)
         assert update is not None, "can_admit found room"
         pool.batch.num_allocated_slots[first.row] = update.num_blocks * kv_cache.block_size
         plan.add_new_sequence(first, kv_cache.block_ids(first))
         plan.add_sequence(first, num_tokens)
-        if hit.num_tokens + num_tokens < first.num_tokens:
+        if num_left := first.num_tokens - hit.num_tokens - num_tokens:
             self._num_reserved_blocks = self._num_reserved_blocks + self._blocks_of(first)
-            self.partial.add(request.num_tokens)
         self._num_reserved_blocks = self._num_reserved_blocks + self.blocks_of_forks(request)
+        return num_left
 
     def _count_lookup(self, request: Request, first: Sequence, hit: CacheHit) -> None:
         """Count what the cache had of a request at its first admission."""
@@ -318,7 +306,7 @@ class WaitingScheduler:
             self._pool.assign_row(sequence)
             num_left = sequence.num_tokens - sequence.num_computed_tokens
             num_tokens = min(num_left, self._max_chunk, plan.budget - num_behind)
-            num_tokens = self.encoder.limit(sequence, num_tokens)
+            num_tokens = self._encoder.limit(sequence, num_tokens)
             update = None
             if num_tokens:
                 update = self._kv_cache.allocate_slots(

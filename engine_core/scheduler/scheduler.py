@@ -2,6 +2,7 @@
 
 import dataclasses
 import enum
+from collections import ChainMap
 from collections.abc import Callable, Iterable
 
 from engine_core.scheduler.aborts import Aborts
@@ -16,11 +17,8 @@ from engine_core.scheduler.plan_builder import PlanBuilder
 from engine_core.scheduler.preemption import Preemptor
 from engine_core.scheduler.process_outputs import StepOutputProcessor
 from engine_core.scheduler.report.explanations import Explanations
-from engine_core.scheduler.report.statistics import check_pool, collect_statistics
 from engine_core.scheduler.request import Request, RequestStatus, Sequence
 from engine_core.scheduler.request_pool import RequestPool
-from engine_core.scheduler.rules.adapters import AdapterSlots
-from engine_core.scheduler.rules.fault_isolation import PROBE_CLIENT, FaultIsolation
 from engine_core.scheduler.runner_output import DraftTokenIds, ModelRunnerOutput
 from engine_core.scheduler.schedule_waiting import WaitingScheduler
 from engine_core.scheduler.stop import check_stop
@@ -61,13 +59,10 @@ class Scheduler:
     batching: MixedBatching
     waiting: WaitingScheduler
     preemptor: Preemptor
-    isolation: FaultIsolation
     aborts: Aborts
     output_processor: StepOutputProcessor
     feedback: StepFeedback
     explanations: Explanations
-    adapters: AdapterSlots
-    """Slots for adapters: who has one, and what is to be loaded."""
 
     def __post_init__(self) -> None:
         self.pause_state = PauseState.UNPAUSED
@@ -95,7 +90,13 @@ class Scheduler:
             pool.drop_out_of_windows()
         builder = PlanBuilder(pool.batch, token_budget=budget, step_id=step_id, now=now)
         builder.follow_up(pool.drain_preempted_req_ids())
-        self._fill(builder)
+        if self.pause_state is PauseState.PAUSED_ALL:
+            self._preempt_paused(builder)
+        elif not any(holds_up(builder) for holds_up in parts.holds_up):
+            self.batching.fill(builder)
+            is_over = builder.is_empty and not self.in_flight and not pool.waits_in_groups
+            if is_over and self.pause_state is PauseState.PAUSED_NEW:
+                self.pause_state = PauseState.PAUSED_ALL
         for on_filled in parts.on_filled:
             on_filled(builder)
         plan = builder.build(
@@ -111,18 +112,12 @@ class Scheduler:
             pool.counters.count_step(plan)
         return plan
 
-    def _fill(self, plan: PlanBuilder) -> None:
-        if self.pause_state is PauseState.PAUSED_ALL:
-            self.explanations.stopped_at(None, WaitReason.PAUSED, self._pause_why)
-            why, self._preempt_all_why = self._preempt_all_why, None
-            if why is not None:
-                self.preemptor.recompute_swapped()
-                self.preemptor.recompute_all(plan, PreemptionCause.PAUSED, why)
-        elif not self.isolation.holds_up(plan):
-            self.batching.fill(plan)
-            is_over = plan.is_empty and not self.in_flight and not self.isolation.is_active
-            if is_over and self.pause_state is PauseState.PAUSED_NEW:
-                self.pause_state = PauseState.PAUSED_ALL
+    def _preempt_paused(self, plan: PlanBuilder) -> None:
+        self.explanations.stopped_at(None, WaitReason.PAUSED, self._pause_why)
+        why, self._preempt_all_why = self._preempt_all_why, None
+        if why is not None:
+            self.preemptor.recompute_swapped()
+            self.preemptor.recompute_all(plan, PreemptionCause.PAUSED, why)
 
     def update_from_output(
         self,
@@ -146,7 +141,6 @@ class Scheduler:
         decoded = self.output_processor.process(step, model_runner_output, now)
         self.aborts.finish_postponed()
         outputs = self.pool.outputs.drain(scheduler_output.step_id)
-        outputs.pop(PROBE_CLIENT, None)
         send(outputs)
         self.output_processor.end_answered()
         duration_s = self.feedback.observe(step, decoded, now)
@@ -172,9 +166,8 @@ class Scheduler:
         steps = self.in_flight
         if steps[0].is_discarded:
             return  # with the step before it
-        self.isolation.discard(steps, detail)
         for on_discard in self.parts.on_discard:
-            on_discard(steps)
+            on_discard(steps, detail)
 
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
         """Drafts to verify in the next step, in place of earlier ones. Dropped for requests that
@@ -306,10 +299,6 @@ class Scheduler:
             sequence.is_known_to_runner = False
         return unfinished
 
-    def reserve_adapter_slot(self, adapter: str) -> int | None:
-        """A slot, as if a request waited for the adapter; None: it has one, or none is left."""
-        return self.adapters.reserve(adapter, self.pool.running.values())
-
     def requests_with_adapter(self, adapter: str) -> list[str]:
         """Ids of the adapter's unfinished requests."""
         return [name for name, each in self.pool.by_id.items() if each.adapter == adapter]
@@ -328,11 +317,13 @@ class Scheduler:
 
     def statistics(self) -> EngineStatistics:
         """The numbers of this moment; those of the engine around the scheduler are 0."""
-        return collect_statistics(self.pool, [each() for each in self.parts.statistics])
+        numbers = ChainMap(*[dict(each()) for each in self.parts.statistics])
+        return EngineStatistics(
+            **numbers, uptime_s=0.0, num_clients=0, step_time_s=0.0, model_time_s=0.0
+        )
 
     def check(self) -> None:
         """Assert that steps, queues, rows, counters and the cache agree with each other."""
         self.in_flight_steps.check()
         for check in self.parts.check:
             check()
-        check_pool(self.pool)

@@ -6,6 +6,7 @@ from engine_core.scheduler.batch_state import BatchState
 from engine_core.scheduler.batching import MixedBatching, PrefillFirstBatching
 from engine_core.scheduler.config import SchedulerConfig
 from engine_core.scheduler.constraints import Constraints
+from engine_core.scheduler.forced_preemption import ForcedPreemption
 from engine_core.scheduler.in_flight import InFlightSteps
 from engine_core.scheduler.part import SchedulerPart, SchedulerParts
 from engine_core.scheduler.policies import make_policy
@@ -13,14 +14,20 @@ from engine_core.scheduler.policies.base import SchedulingPolicy
 from engine_core.scheduler.preemption import PreemptionRule, Preemptor, make_preemption_rule
 from engine_core.scheduler.process_outputs import StepOutputProcessor
 from engine_core.scheduler.report.explanations import Explanations
+from engine_core.scheduler.report.statistics import PoolStatistics
 from engine_core.scheduler.request_pool import RequestPool
 from engine_core.scheduler.rules.adapters import AdapterSlots
 from engine_core.scheduler.rules.constrained_steps import ConstrainedSteps
 from engine_core.scheduler.rules.deadlines import Deadlines
+from engine_core.scheduler.rules.decode_steps import DecodeSteps
 from engine_core.scheduler.rules.encoder_inputs import EncoderInputRule
 from engine_core.scheduler.rules.fault_isolation import FaultIsolation
 from engine_core.scheduler.rules.micro_batches import MicroBatches
+from engine_core.scheduler.rules.partial_prefills import PartialPrefills
+from engine_core.scheduler.rules.prompt_shares import PromptShares
 from engine_core.scheduler.rules.queue_limits import QueueLimits
+from engine_core.scheduler.rules.transfers import TransferRule
+from engine_core.scheduler.schedule_running import RunningScheduler
 from engine_core.scheduler.schedule_waiting import WaitingScheduler
 from engine_core.scheduler.scheduler import Scheduler
 from engine_core.scheduler.speculation.base import Proposer
@@ -68,20 +75,26 @@ def build_scheduler(
     aborts = Aborts(pool, in_flight)
     micro_batches = MicroBatches(pool, in_flight, config)
     explanations = Explanations(pool)
-    adapters = AdapterSlots(config.max_num_adapters, loads=config.loads_adapters)
+    adapters = AdapterSlots(pool, config.max_num_adapters, loads=config.loads_adapters)
+    partial = PartialPrefills(pool, config)
     encoder = EncoderInputRule(pool, explanations, config)
-    waiting = WaitingScheduler(pool, explanations, config, adapters, encoder, transfers)
+    waiting = WaitingScheduler(pool, explanations, config, parts, encoder)
     speculator = Speculator(pool, config, proposer) if config.num_speculative_tokens else None
     constrained = None if constraints is None else ConstrainedSteps(pool, constraints, config)
     every: tuple[SchedulerPart | None, ...] = (
+        FaultIsolation(pool, preemptor, in_flight, aborts, explanations),
         Deadlines(aborts),
         explanations,
+        DecodeSteps(pool, config) if config.num_decode_steps > 1 else None,
         speculator,
         constrained,  # what a grammar forces replaces other drafts
         encoder,
         adapters,
+        partial,
+        None if transfers is None else TransferRule(pool, transfers),
         QueueLimits(pool, config),
         SLOAttainment(config, pool.counters),
+        PoolStatistics(pool),
     )
     parts.join(part for part in every if part is not None)
     batching = MixedBatching if config.batching == "mixed" else PrefillFirstBatching
@@ -90,13 +103,25 @@ def build_scheduler(
         parts=parts,
         pool=pool,
         in_flight_steps=in_flight,
-        batching=batching(pool, preemptor, waiting, explanations, config, micro_batches),
+        batching=batching(
+            pool,
+            RunningScheduler(
+                pool,
+                preemptor,
+                config,
+                encoder,
+                part_of=micro_batches.part_of,
+                share=PromptShares(pool, config.max_num_seqs).limit,
+            ),
+            waiting,
+            explanations,
+            make_room=ForcedPreemption(pool, preemptor, waiting, adapters, partial, config).preempt,
+            delay_factor=config.prefill_delay_factor,
+        ),
         waiting=waiting,
         preemptor=preemptor,
-        isolation=FaultIsolation(pool, preemptor, in_flight, aborts, explanations),
         aborts=aborts,
-        output_processor=StepOutputProcessor(pool, config.max_model_len, speculator, draft_method),
+        output_processor=StepOutputProcessor(pool, config.max_model_len, parts, draft_method),
         feedback=StepFeedback(pool, rule, token_budget or make_token_budget(config), micro_batches),
         explanations=explanations,
-        adapters=adapters,
     )

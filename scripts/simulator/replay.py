@@ -28,6 +28,7 @@ from engine_core.scheduler import (
     SchedulerOutput,
 )
 from engine_core.scheduler.records.prompt_report import PromptReport
+from engine_core.scheduler.rules.adapters import AdapterSlots
 from engine_core.startup.scheduler import build_scheduler
 from protocol.requests import EngineRequest
 from protocol.sampling import SamplingParams
@@ -80,6 +81,7 @@ class Replay:
         self._pooler = None if pooler is None else msgspec.convert(pooler, PoolerConfig)
         self._eos_token_ids: list[int] | None = trace.settings.get("eos_token_ids")
         self._scheduler = build_scheduler(trace.scheduler_config(), trace.make_cache())
+        self._slots = self._scheduler.parts.find(AdapterSlots)
         self._next_step_id: int | None = None
         self._now_s = 0.0
         self._plans: dict[int, SchedulerOutput] = {}
@@ -163,11 +165,11 @@ class Replay:
             case "forget_runner", []:
                 self._scheduler.forget_runner()
             case "reserve_adapter_slot", [str(adapter)]:
-                self._scheduler.reserve_adapter_slot(adapter)
+                self._slots.reserve(adapter)
             case "on_adapter_loaded", [str(adapter)]:
-                self._scheduler.adapters.on_loaded(adapter)
+                self._slots.on_loaded(adapter)
             case "drop_adapter", [str(adapter)]:
-                self._scheduler.adapters.drop(adapter)
+                self._slots.drop(adapter)
             case _:
                 raise SimulationError(f"{self._trace.path}: no control event: {event}")
 

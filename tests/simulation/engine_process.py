@@ -20,6 +20,7 @@ from engine_core.scheduler import (
     SchedulerConfig,
     SchedulerOutput,
 )
+from engine_core.scheduler.rules.fault_isolation import FaultIsolation
 from engine_core.server import transport as transport_module
 from engine_core.server.clients import Client
 from engine_core.server.transport import ZmqTransport
@@ -67,6 +68,9 @@ class SimRunner:
         self._poison: dict[str, int] = {}
         """By request, the position that cannot be computed, nor can those behind it."""
 
+    def _isolates_a_fault(self) -> bool:
+        return self._engine.scheduler.parts.find(FaultIsolation).is_active
+
     def submit(self, plan: SchedulerOutput) -> None:
         engine = self._engine
         engine.at_call("submit")
@@ -74,7 +78,7 @@ class SimRunner:
         fault = None
         if engine.has_lost_device or self._is_poisoned(plan):
             fault = engine.random.choice(["submit", "collect"])
-        elif plan.total_num_scheduled_tokens and not engine.scheduler.isolation.is_active:
+        elif plan.total_num_scheduled_tokens and not self._isolates_a_fault():
             fault = engine.draw_fault()  # once, and not again
         if fault == "submit" and not failed_before:
             self._execute_all()

@@ -4,8 +4,10 @@ Slots of running requests are theirs; others are given away, the least recently 
 
 from collections.abc import Iterable
 
-from engine_core.scheduler.part import SchedulerPart
+from engine_core.scheduler.part import SchedulerPart, Why
+from engine_core.scheduler.plan_builder import PlanBuilder
 from engine_core.scheduler.request import Request
+from engine_core.scheduler.request_pool import RequestPool
 from protocol.explanations import WaitReason
 
 _MAX_PASSED = 32
@@ -20,7 +22,8 @@ class AdapterSlots(SchedulerPart):
         loads: an adapter must be loaded when it gets a slot: it is ready when `on_loaded` says so.
     """
 
-    def __init__(self, num_slots: int | None, *, loads: bool) -> None:
+    def __init__(self, pool: RequestPool, num_slots: int | None, *, loads: bool) -> None:
+        self._pool = pool
         self._num_slots = num_slots
         self._loads = loads
         self._slot_of: dict[str, int] = {}
@@ -32,12 +35,15 @@ class AdapterSlots(SchedulerPart):
 
     # ------------------------------------------------------------------ in one step's pass
 
-    def begin_pass(self, running: Iterable[Request]) -> None:
-        """Note which adapters are in use, before the waiting requests are looked at."""
+    def begin_pass(self, plan: PlanBuilder) -> None:
+        """Note which adapters are in use."""
         self._gives_way = False
-        self._in_use = _adapters_of(running) if self._num_slots is not None else set()
+        self._in_use = set() if self._num_slots is None else self._of_running()
 
-    def why_wait(self, request: Request) -> tuple[WaitReason, str] | None:
+    def _of_running(self) -> set[str]:
+        return _adapters_of(self._pool.running.values())
+
+    def why_wait(self, request: Request) -> Why | None:
         """Why this request, the next in the queue, may not start. Finds a slot for its adapter."""
         adapter, limit = request.adapter, self._num_slots
         if adapter is None or limit is None:
@@ -63,8 +69,7 @@ class AdapterSlots(SchedulerPart):
             return adapter in self._loading
         return len(_adapters_of(others) | self._loading) >= self._num_slots
 
-    def on_admitted(self, request: Request, skipped: Iterable[Request]) -> None:
-        """It starts, before those that were skipped."""
+    def on_admitted(self, request: Request, num_left: int, skipped: Iterable[Request]) -> None:
         adapter = request.adapter
         if adapter is None or self._num_slots is None:
             return
@@ -107,10 +112,10 @@ class AdapterSlots(SchedulerPart):
             self._find_slot(adapter)
         self._loading.discard(adapter)
 
-    def reserve(self, adapter: str, running: Iterable[Request]) -> int | None:
+    def reserve(self, adapter: str) -> int | None:
         """A slot for an adapter that no request asked for yet, to be loaded at once; None: it has
         one, or there is none."""
-        self._in_use = _adapters_of(running)
+        self._in_use = self._of_running()
         if adapter in self._slot_of or not self._find_slot(adapter):
             return None
         self._to_load.pop()

@@ -3,11 +3,12 @@
 import numpy as np
 
 from engine_core.scheduler.config import SchedulerConfig
+from engine_core.scheduler.part import SchedulerPart
 from engine_core.scheduler.plan_builder import PlanBuilder
 from engine_core.scheduler.request_pool import RequestPool
 
 
-class DecodeSteps:
+class DecodeSteps(SchedulerPart):
     """A plan in which every sequence computes its last token may go on with the tokens that these
     sample, in slots that were reserved (`num_lookahead_slots`):
 
@@ -21,12 +22,12 @@ class DecodeSteps:
         self._pool = pool
         self._most = config.num_decode_steps
 
-    def extend(self, plan: PlanBuilder) -> None:
+    def on_filled(self, plan: PlanBuilder) -> None:
         """Give a complete plan several decode steps. It keeps its one step while requests wait,
         after a preemption, with a prompt, a first token or a draft in it, and with any sequence
         whose next token is not its own alone to choose: a beam, one that others fork from, one
         whose client looks for stop strings, or that reports log-probabilities."""
-        if self._most == 1 or self._pool.waiting or plan.has_preempted or plan.has_drafts:
+        if self._pool.waiting or plan.has_preempted or plan.has_drafts:
             return
         batch = self._pool.batch
         rows, counts = plan.scheduled_rows

@@ -3,7 +3,7 @@ counted in rows of an encoder's output, of which each takes the place of one pro
 
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -255,7 +255,7 @@ class EncoderInputRule(SchedulerPart):
 
     # ------------------------------------------------------------------ around the steps
 
-    def on_discard(self, steps: Iterable[InFlightStep]) -> None:
+    def on_discard(self, steps: list[InFlightStep], detail: str) -> None:
         """What the steps should have encoded is not there; what they should have dropped may be."""
         self.begin_step()
         self._cache.evict_all()

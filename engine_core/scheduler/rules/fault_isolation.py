@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from engine_core.scheduler.aborts import Aborts
 from engine_core.scheduler.errors import DeviceFault
 from engine_core.scheduler.in_flight import InFlightStep, InFlightSteps
+from engine_core.scheduler.outputs import NO_CLIENT
+from engine_core.scheduler.part import SchedulerPart
 from engine_core.scheduler.plan import SchedulerOutput
 from engine_core.scheduler.plan_builder import PlanBuilder
 from engine_core.scheduler.policies.base import WaitingQueue
@@ -19,8 +21,6 @@ from protocol.requests import EngineRequest
 from protocol.sampling import SamplingParams
 
 _MAX_PROBES = 2
-PROBE_CLIENT = -1
-"""The client index of requests of the scheduler's own; their outputs go to nobody."""
 
 
 class _GroupQueue:
@@ -66,7 +66,7 @@ class _GroupQueue:
             self._others.prepend_request(request)
 
 
-class FaultIsolation:
+class FaultIsolation(SchedulerPart):
     """
         a b c d: fails    [a b]: passes    [c d]: fails    [c]: passes    [d]: fails, so it is d
 
@@ -105,7 +105,7 @@ class FaultIsolation:
     def is_active(self) -> bool:
         return bool(self._groups)
 
-    def discard(self, steps: list[InFlightStep], detail: str) -> None:
+    def on_discard(self, steps: list[InFlightStep], detail: str) -> None:
         """The first of these steps, all that are in flight, failed: none has a result, and all that
         run wait again.
         Raises DeviceFault: it held no request but our own, and so did the one before it."""
@@ -243,6 +243,6 @@ class FaultIsolation:
             name += "'"
         params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
         probe = EngineRequest(request_id=name, prompt_token_ids=[0], sampling_params=params)
-        self._probe = Request(probe, client_index=PROBE_CLIENT)
+        self._probe = Request(probe, client_index=NO_CLIENT)
         self._pool.add_waiting(self._probe)
         return self._probe

@@ -1,13 +1,17 @@
 """How many prompts may be computed in parts at once."""
 
+from collections.abc import Iterable
+
 from engine_core.scheduler.batch_state import Int64Array
 from engine_core.scheduler.config import SchedulerConfig
+from engine_core.scheduler.part import SchedulerPart, Why
 from engine_core.scheduler.plan_builder import PlanBuilder
 from engine_core.scheduler.request import Request
 from engine_core.scheduler.request_pool import RequestPool
+from protocol.explanations import WaitReason
 
 
-class PartialPrefills:
+class PartialPrefills(SchedulerPart):
     """Counts the prompts that take more than one step, so that a few very long ones do not take
     every step's budget from the short ones behind them."""
 
@@ -19,6 +23,9 @@ class PartialPrefills:
         self._num = 0
         self._num_long = 0
 
+    def begin_pass(self, plan: PlanBuilder) -> None:
+        self.count(plan, self._pool.batch.order)
+
     def count(self, plan: PlanBuilder, rows: Int64Array) -> None:
         """Count the prompts in these rows that the plan, as it is, does not finish."""
         self._num = self._num_long = 0
@@ -28,26 +35,30 @@ class PartialPrefills:
         left = batch.num_tokens[rows] - batch.num_computed_tokens[rows]
         is_partial = (left > 1) & (left > plan.num_tokens_of(rows))
         for row in rows[is_partial].tolist():
-            self.add(int(batch.num_tokens[row]))
+            self._add(int(batch.num_tokens[row]))
 
-    def add(self, num_tokens: int) -> None:
-        """A prompt of this length is not finished in this step."""
+    def on_admitted(self, request: Request, num_left: int, skipped: Iterable[Request]) -> None:
+        if num_left:
+            self._add(request.num_tokens)
+
+    def _add(self, num_tokens: int) -> None:
         self._num += 1
         self._num_long += self._is_long(num_tokens)
 
     def _is_long(self, num_tokens: int) -> bool:
         return self._long_threshold is not None and num_tokens > self._long_threshold
 
-    def why_skip(self, request: Request) -> str | None:
-        """Why this request lets others pass, or None."""
+    def why_wait(self, request: Request) -> Why | None:
+        """Why a long prompt lets others pass, or None."""
         if self._max_num_long is None or not self._is_long(request.num_tokens):
             return None
         if self._num_long < self._max_num_long:
             return None
-        return f"{self._num_long} long prompts are being computed, the most allowed"
+        why = f"{self._num_long} long prompts are being computed, the most allowed"
+        return WaitReason.PARTIAL_PREFILLS, why
 
-    def why_wait(self) -> str | None:
-        """Why no prompt that needs more than one step may start, or None."""
+    def why_not_in_part(self) -> Why | None:
         if self._max_num is None or self._num < self._max_num:
             return None
-        return f"{self._num} prompts are partly computed, the most allowed"
+        why = f"{self._num} prompts are partly computed, the most allowed"
+        return WaitReason.PARTIAL_PREFILLS, why

@@ -68,8 +68,7 @@ class Speculator(SchedulerPart):
 
     # ------------------------------------------------------------------ what a step tells
 
-    def observe_drafts(self, row: int, num_drafts: int, num_accepted: int) -> None:
-        """A step verified a sequence's drafts."""
+    def on_drafts(self, row: int, num_drafts: int, num_accepted: int) -> None:
         self._lengths.observe_drafts(row, num_drafts, num_accepted)
 
     def on_update(self, step: InFlightStep, duration_s: float) -> None:

@@ -48,9 +48,9 @@ class Slots:
 
 @pytest.mark.parametrize("now", ["old", "new"])
 def test_an_adapter_whose_files_have_changed_gets_no_slot_under_its_old_fingerprint(now):
-    ended = []
+    ended, slots = [], Slots()
     scheduler = SimpleNamespace(
-        adapters=Slots(),
+        parts=SimpleNamespace(find=lambda _kind: slots),
         requests_with_adapter=lambda _key: ["r"],
         finish_requests=lambda ids, status, why: ended.append((ids, status, why)),
     )
@@ -66,9 +66,9 @@ def test_an_adapter_whose_files_have_changed_gets_no_slot_under_its_old_fingerpr
         adapters.on_step(STEP)
     weights = [prepared for _, _, prepared in pool.placed if prepared is not None]
     if now == "old":
-        assert (weights, scheduler.adapters.loaded, ended) == (["weights of old"], ["old"], [])
+        assert (weights, slots.loaded, ended) == (["weights of old"], ["old"], [])
         return
-    assert (weights, scheduler.adapters.loaded) == ([], [])
+    assert (weights, slots.loaded) == ([], [])
     ((ids, status, why),) = ended
     assert (ids, status) == (["r"], RequestStatus.FINISHED_ERROR)
     assert why == "the files of adapter 'a' have changed; load it again"

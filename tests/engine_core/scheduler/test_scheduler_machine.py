@@ -3,8 +3,8 @@
 Both compositions, all policies, every mode of preemption, samples, beams, drafts, pooled prompts,
 adapters, host blocks and sliding windows at once; a paged model that reads back each slot says
 whether it was right. With one step at a time, and with a step in flight while the next one is
-planned. Proves S005, S023, S069, S074, S075, S092, S103, S106, S107, S118, S140, S179, S180 under
-all orders of events.
+planned. Proves S005, S023, S051, S069, S074, S075, S092, S103, S106, S107, S118, S140, S179, S180
+under all orders of events.
 """
 
 import dataclasses
@@ -19,7 +19,8 @@ from paged_model import PagedModel
 
 from engine_core.kv_cache import KVCacheGroupSpec, KVCacheManager
 from engine_core.scheduler import ModelRunnerOutput, RequestStatus
-from engine_core.scheduler.rules.fault_isolation import PROBE_CLIENT
+from engine_core.scheduler.outputs import NO_CLIENT
+from engine_core.scheduler.rules.fault_isolation import FaultIsolation
 from engine_core.startup.scheduler import build_scheduler
 from protocol.explanations import WaitReason
 from protocol.outputs import FinishReason
@@ -184,7 +185,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.scheduler.check()
         self._receive_what_is_due()
 
-    @precondition(lambda self: not self.scheduler.isolation.is_active)
+    @precondition(lambda self: not self.scheduler.parts.find(FaultIsolation).is_active)
     @rule(has_copied=st.booleans(), has_read=st.booleans())
     def failing_step(self, has_copied, has_read):
         """Once, and not again: nobody may be lost. Nothing was computed, rows were changed and
@@ -339,7 +340,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         running = [request for request in unfinished if request.status is RequestStatus.RUNNING]
         num_running, num_waiting = self.scheduler.get_request_counts()
         by_id = self.scheduler.pool.by_id.values()
-        probes = [each.status for each in by_id if each.client_index == PROBE_CLIENT]
+        probes = [each.status for each in by_id if each.client_index == NO_CLIENT]
         assert num_running + num_waiting == len(unfinished) + len(probes)
         assert num_running == len(running) + probes.count(RequestStatus.RUNNING)
         if not num_running:

@@ -14,8 +14,6 @@ from engine_core.scheduler import (
     StepOrderError,
 )
 from protocol.outputs import FinishReason
-from protocol.sampling import BeamSearchParams
-from tests.engine_core.new_request import new_request
 
 # ---------------------------------------------------------------------- groups are units
 
@@ -31,20 +29,6 @@ def test_each_of_n_sequences_counts_against_max_num_seqs_from_admission_on():
     scenario.update_with_array(plan)
     # "two" stands in front of "one" and does not fit: none passes it
     assert scenario.plan().batch.req_ids == ["three", "three#1", "three#2"]
-
-
-def test_beams_count_like_samples():
-    """Proves S007, S182."""
-    request = make_request("r", 10, temperature=0.0)
-    beams = new_request(
-        request_id="beams",
-        prompt_token_ids=request.prompt_token_ids,
-        sampling_params=request.sampling_params,
-        num_sequences=3,
-        beam_search=BeamSearchParams(beam_width=3),
-    )
-    scenario = Scenario(beams, make_request("two", 10, num_sequences=2), max_num_seqs=4)
-    assert new_ids(scenario.plan()) == ["beams"]
 
 
 def test_a_place_is_free_again_as_each_of_n_sequences_ends():
@@ -161,7 +145,7 @@ def test_a_sample_that_is_recomputed_leaves_the_samples_behind_it_a_token_each()
     for _ in range(10):
         scenario.update_with_array(scenario.plan())
     scenario.add(make_request("high", 4, max_tokens=1))
-    scenario.scheduler.batching._running._allocate_columns = lambda *_: 0
+    scenario.scheduler.batching._running._allocate_at = lambda *_: 0
     plan = scenario.plan()
     assert plan.preempted_req_ids == ["r", "r#1", "r#2"]
     while len(plan.batch.req_ids) < 3:
@@ -318,28 +302,3 @@ def test_with_one_client_the_default_is_first_come_first_served_to_the_step(seed
 
 
 # ---------------------------------------------------------------------- who waits
-
-
-def test_a_waiting_request_is_new_or_preempted_and_there_is_no_third_queue():
-    """Proves S038, S039, S040, S041."""
-    scenario = Scenario(
-        make_request("a", 16, num_sequences=1),
-        make_request("b", 16),
-        make_request("c", 16, num_sequences=2),
-        make_request("d", 30),
-        num_blocks=14,
-        num_host_blocks=14,
-        block_size=4,
-        max_num_seqs=4,
-    )
-    seen = set()
-    for _ in range(40):
-        scenario.update_with_array(scenario.plan())
-        unfinished = [request for request in scenario.requests.values() if not request.is_finished]
-        running = [each for each in unfinished if each.status is RequestStatus.RUNNING]
-        waiting = {each.status for each in unfinished} - {RequestStatus.RUNNING}
-        assert waiting <= {RequestStatus.WAITING, RequestStatus.PREEMPTED, RequestStatus.SWAPPED}
-        assert scenario.counts == (len(running), len(unfinished) - len(running))
-        seen |= waiting
-    assert RequestStatus.WAITING in seen
-    assert seen & {RequestStatus.PREEMPTED, RequestStatus.SWAPPED}

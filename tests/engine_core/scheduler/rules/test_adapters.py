@@ -4,6 +4,7 @@ import pytest
 from scenario_help import Scenario, make_request, new_ids
 
 from engine_core.scheduler import RequestStatus
+from engine_core.scheduler.rules.adapters import AdapterSlots
 
 
 def with_adapter(name: str, adapter: str | None, prompt=10, **options):
@@ -82,13 +83,13 @@ def test_a_request_waits_until_its_adapter_is_loaded_and_holds_up_no_other():
     """Proves S206, S208."""
     scenario = loading(with_adapter("a", "x"), with_adapter("plain", None), with_adapter("b", "y"))
     assert new_ids(scenario.step()) == ["plain"]
-    scheduler = scenario.scheduler
+    scheduler, slots = scenario.scheduler, scenario.scheduler.parts.find(AdapterSlots)
     assert scheduler.explain("a").waits_for == "adapter loading"
     assert scheduler.explain("b").waits_for == "adapters"
-    assert scheduler.adapters.take_to_load() == [("x", 0)]
+    assert slots.take_to_load() == [("x", 0)]
     assert "a" not in scenario.step().num_scheduled_tokens
-    assert scheduler.adapters.take_to_load() == []
-    scheduler.adapters.on_loaded("x")
+    assert slots.take_to_load() == []
+    slots.on_loaded("x")
     assert new_ids(scenario.step()) == ["a"]
     scheduler.check()
 
@@ -96,39 +97,39 @@ def test_a_request_waits_until_its_adapter_is_loaded_and_holds_up_no_other():
 def test_the_adapter_used_longest_ago_gives_its_slot_and_those_in_use_keep_theirs():
     """Proves S206, S207."""
     scenario = loading(slots=2)
-    scheduler = scenario.scheduler
+    scheduler, slots = scenario.scheduler, scenario.scheduler.parts.find(AdapterSlots)
     for name, adapter in (("a", "x"), ("b", "y"), ("c", "x")):
         scenario.add(with_adapter(name, adapter, max_tokens=2))
         scenario.step()
-        for key, _ in scheduler.adapters.take_to_load():
-            scheduler.adapters.on_loaded(key)
+        for key, _ in slots.take_to_load():
+            slots.on_loaded(key)
         scenario.step()
         scenario.step()
     scenario.add(with_adapter("d", "z", max_tokens=9))
     scenario.step()
-    assert scheduler.adapters.take_to_load() == [("z", 1)]  # y's: x was used after it
-    scheduler.adapters.on_loaded("z")
+    assert slots.take_to_load() == [("z", 1)]  # y's: x was used after it
+    slots.on_loaded("z")
     scenario.step()
     scenario.add(with_adapter("e", "w"), with_adapter("f", "v"))
     scenario.step()
-    assert scheduler.adapters.take_to_load() == [("w", 0)]  # z runs
+    assert slots.take_to_load() == [("w", 0)]  # z runs
     assert scheduler.explain("f").waits_for == "adapters"
     scheduler.check()
 
 
 def test_an_adapter_that_nobody_asked_for_gets_a_free_slot_and_none_that_is_in_use():
     scenario = loading(with_adapter("a", "x"))
-    scheduler = scenario.scheduler
+    scheduler, slots = scenario.scheduler, scenario.scheduler.parts.find(AdapterSlots)
     scenario.step()
-    assert scheduler.reserve_adapter_slot("y") is None  # x is being loaded
-    assert scheduler.adapters.drop("x") == 0
-    assert scheduler.adapters.take_to_load() == []
-    assert scheduler.reserve_adapter_slot("y") == 0
-    assert scheduler.adapters.slot_of("y") == 0
+    assert slots.reserve("y") is None  # x is being loaded
+    assert slots.drop("x") == 0
+    assert slots.take_to_load() == []
+    assert slots.reserve("y") == 0
+    assert slots.slot_of("y") == 0
     assert scheduler.requests_with_adapter("x") == ["a"]
-    scheduler.adapters.on_loaded("y")
+    slots.on_loaded("y")
     scenario.step()
-    assert scheduler.adapters.take_to_load() == [("x", 0)]  # y is not in use
+    assert slots.take_to_load() == [("x", 0)]  # y is not in use
 
 
 def test_a_crowd_for_one_adapter_does_not_starve_another():
@@ -157,10 +158,10 @@ def test_a_crowd_that_waits_for_an_adapter_holds_up_no_request_without_one():
 
 def test_new_weights_and_sleep_empty_every_slot():
     scenario = loading(with_adapter("a", "x"))
-    scheduler = scenario.scheduler
+    scheduler, slots = scenario.scheduler, scenario.scheduler.parts.find(AdapterSlots)
     scenario.step()
-    [(key, slot)] = scheduler.adapters.take_to_load()
+    [(key, slot)] = slots.take_to_load()
     scheduler.use_weights("others", 1)
-    assert scheduler.adapters.slot_of(key) is None
+    assert slots.slot_of(key) is None
     scenario.step()
-    assert scheduler.adapters.take_to_load() == [(key, slot)]
+    assert slots.take_to_load() == [(key, slot)]
