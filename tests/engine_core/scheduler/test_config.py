@@ -12,6 +12,7 @@ LONG = {"max_long_partial_prefills": 1, "long_prefill_token_threshold": 9}
     ("settings", "message"),
     [
         ({"max_num_seqs": 0}, "max_num_seqs is 0, it must be at least 1; raise --max-num-seqs"),
+        ({"max_num_batched_tokens": 0}, "max_num_batched_tokens is 0, it must be at least 1"),
         ({"max_model_len": 1}, "max_model_len is 1, it must be at least 2"),
         ({"max_chunk_size": 0}, "raise --max-chunk-size"),
         ({"num_lookahead_slots": -1}, "it must be at least 0"),

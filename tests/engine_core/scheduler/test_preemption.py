@@ -297,17 +297,6 @@ def test_only_a_gain_of_at_least_the_minimum_forces_out(gain, is_forced):
     assert bool(scenario.step().preempted_req_ids) is is_forced
 
 
-def test_equals_never_force_each_other_out_in_turn():
-    """Proves S080, S078."""
-    requests = [make_request(f"r{n}", 10, max_tokens=6, arrival_time=-n) for n in range(4)]
-    scenario = Scenario(scheduling_policy="priority", max_num_seqs=1)
-    for request in requests:
-        scenario.add(request)
-        scenario.step()
-    scenario.run_to_end()
-    assert [request.account.num_preemptions for request in requests] == [0, 0, 0, 0]
-
-
 # ---------------------------------------------------------------------- computed again or swapped
 
 

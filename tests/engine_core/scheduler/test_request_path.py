@@ -2,14 +2,11 @@
 plan says of it, what it waits for by its explanation, and the counters."""
 
 import dataclasses
-import inspect
 from pathlib import Path
 
 import numpy as np
-import pytest
-from scenario_help import Scenario, make_request, new_ids
+from scenario_help import Scenario, make_request
 
-import engine_core.scheduler
 from engine_core.kv_cache import CacheCopies
 from engine_core.scheduler import ModelRunnerOutput, RequestStatus
 from protocol.calls import MAX_LISTED_REQUESTS
@@ -49,43 +46,6 @@ def test_sequences_have_a_status_and_a_request_is_finished_when_all_are():
         assert set(request.sequences) == {*ended, *of_status(RequestStatus.RUNNING)}
         states.append((request.sequences[0].is_prefill, request.is_finished))
     assert states == [(True, False), (False, False), (False, False), (False, False), (False, True)]
-
-
-def test_requests_that_came_in_any_order_of_clock_times_are_served_as_they_came():
-    """The queue is the order of arrival; so the policy need not sort. Proves S009, S077."""
-    arrivals = {"a": 3.0, "b": 1.0, "c": 2.0}
-    for policy, order in (("fcfs", ["a", "b", "c"]), ("priority", ["b", "c", "a"])):
-        requests = [
-            make_request(name, 5, arrival_time=at, client_index=number)
-            for number, (name, at) in enumerate(arrivals.items())
-        ]
-        assert new_ids(Scenario(*requests, scheduling_policy=policy).plan()) == order
-
-
-# ---------------------------------------------------------------------- explanations
-
-
-@pytest.mark.parametrize(("preemption", "num_host_blocks"), [("recompute", 0), ("swap", 8)])
-def test_explanations_say_when_it_was_queued_scheduled_and_preempted(preemption, num_host_blocks):
-    """Proves S034."""
-    first, second = make_request("first", 80, max_tokens=3), make_request("second", 80)
-    scenario = Scenario(
-        first,
-        second,
-        preemption_mode=preemption,
-        num_host_blocks=num_host_blocks,
-        **CROWD,
-    )
-    statuses = [scenario.scheduler.explain("second").status]
-    for _ in range(5):
-        scenario.step()
-        statuses.append(scenario.scheduler.explain("second").status)
-    preempted = "swapped" if preemption == "swap" else "preempted"
-    # the first one ends in the third step, so that there is room from the fourth on
-    assert statuses == ["waiting", "running", preempted, preempted, "running", "running"]
-    (event,) = scenario.scheduler.explain("second").preemptions
-    assert (event.step_id, event.mode) == (1, preemption)
-    assert scenario.scheduler.explain("first").preemptions == []
 
 
 # ---------------------------------------------------------------------- the plan
@@ -140,9 +100,6 @@ def test_a_plan_is_numbers_and_names_and_never_the_caches_contents():
     for field in dataclasses.fields(plan.batch):
         column = getattr(plan.batch, field.name)
         assert isinstance(column, list) or np.issubdtype(column.dtype, np.integer)
-    folder = Path(inspect.getfile(engine_core.scheduler)).parent
-    for path in [*folder.rglob("*.py"), *(folder.parent / "kv_cache").rglob("*.py")]:
-        assert "import torch" not in path.read_text(), path
 
 
 def test_all_are_explained_as_one_by_one_running_first_or_those_of_one_tenant():

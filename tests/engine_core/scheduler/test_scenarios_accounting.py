@@ -1,14 +1,11 @@
 """Counters, budgets and blocks that must add up, whatever the scenario."""
 
-import ast
 import random
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from scenario_help import Scenario, blocks_of, fresh_tokens, make_request
 
-import engine_core.scheduler
 from engine_core.kv_cache import KVCacheManager
 from engine_core.scheduler import (
     ModelRunnerOutput,
@@ -225,23 +222,3 @@ def test_every_call_of_the_engines_loop_says_what_it_does():
         "update_draft_token_ids", "get_request_counts",
     ):  # fmt: skip
         assert getattr(Scheduler, name).__doc__
-
-
-ALLOWED_IMPORTS = {
-    "abc", "array", "bisect", "collections", "copy", "dataclasses", "engine_core", "enum",
-    "functools", "hashlib", "heapq", "itertools", "math", "msgspec", "numpy", "operator",
-    "protocol", "struct", "typing", "zlib",
-}  # fmt: skip
-"""Of the scheduler and its cache: no threads, locks, event loops, signals or clocks."""
-
-
-def test_the_scheduler_imports_no_threads_locks_or_event_loops():
-    """Single-threaded by construction. Proves S106."""
-    folder = Path(engine_core.scheduler.__file__).parent
-    for path in [*folder.rglob("*.py"), *(folder.parent / "kv_cache").rglob("*.py")]:
-        for node in ast.walk(ast.parse(path.read_text())):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            if isinstance(node, ast.ImportFrom):
-                names = [node.module or ""]
-            for name in names:
-                assert name.split(".")[0] in ALLOWED_IMPORTS, path

@@ -88,22 +88,6 @@ def test_a_more_urgent_request_takes_the_place_of_a_running_one_and_gives_it_bac
     assert low.account.num_preemptions == 1
 
 
-@pytest.mark.parametrize(
-    ("settings", "priority"),
-    [({"force_preemption": False}, 0), ({"priority_min_gain": 3}, 3), ({}, 5), ({}, 6)],
-)
-def test_no_request_is_forced_out_without_the_option_or_for_too_little(settings, priority):
-    """Proves S080."""
-    low = make_request("low", 10, priority=5, arrival_time=1.0, max_tokens=8)
-    other = make_request("other", 10, priority=priority, arrival_time=2.0)
-    scenario = Scenario(low, scheduling_policy="priority", max_num_seqs=1, **settings)
-    scenario.step()
-    scenario.add(other)
-    while not low.is_finished:
-        assert not scenario.step().preempted_req_ids
-    assert new_ids(scenario.step()) == ["other"]
-
-
 def test_the_least_urgent_gives_way_where_places_are_short_and_the_others_go_on():
     """One place is wanted; no request is admitted in the step that preempted; then the head, and
     the victim behind it. Proves S080, S122."""
@@ -119,26 +103,3 @@ def test_the_least_urgent_gives_way_where_places_are_short_and_the_others_go_on(
     assert scenario.scheduler.statistics().num_preemptions_forced == 1
     assert list(scenario.step().num_scheduled_tokens) == ["equal", "low", "high"]
     assert scenario.counts == (3, 1)
-
-
-def test_a_preempted_request_waits_at_the_place_of_its_key():
-    """Proves S044."""
-    low = make_request("low", 10, priority=5, arrival_time=1.0)
-    scenario = Scenario(low, scheduling_policy="priority", max_num_seqs=1)
-    scenario.step()
-    scenario.add(
-        make_request("high", 10, priority=0, arrival_time=2.0, max_tokens=2),
-        make_request("middle", 10, priority=3, arrival_time=3.0, max_tokens=2),
-        make_request("lowest", 10, priority=9, arrival_time=0.0, max_tokens=2),
-    )
-    started = []
-    while scenario.counts != (0, 0):
-        plan = scenario.step()
-        started += new_ids(plan) + [data.req_id for data in plan.resumed_reqs]
-    assert started == ["high", "middle", "low", "lowest"]
-
-
-def test_under_first_come_first_served_a_priority_is_refused_by_name():
-    """Proves S079."""
-    with pytest.raises(ValueError, match="priority is 3"):
-        Scenario(make_request("r0", 3, priority=3), scheduling_policy="fcfs")

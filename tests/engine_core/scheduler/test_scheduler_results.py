@@ -5,7 +5,6 @@ from driving import Drive, make_request, make_scheduler
 
 from engine_core.scheduler import DraftTokenIds, ModelRunnerOutput, RequestStatus
 from protocol.outputs import FinishReason
-from tests.engine_core.scheduler.vllm_names import cached_requests, num_tokens_with_spec
 from tests.protocol.all_outputs import all_outputs
 
 EMPTY = ModelRunnerOutput(req_ids=[], sampled_token_ids=[])
@@ -50,18 +49,6 @@ def test_finish_requests_gives_back_every_block_and_one_terminal_output(num_step
     assert not drive.scheduler.has_work()
     assert drive.step().finished_req_ids == []
     assert drive.outputs == []
-
-
-def test_tokens_of_a_request_aborted_in_flight_are_skipped():
-    """Proves S232."""
-    drive = Drive(make_scheduler(), make_request("a", 7), make_request("b", 7))
-    plan = drive.scheduler.schedule()
-    drive.scheduler.finish_requests("a", RequestStatus.FINISHED_ABORTED)
-    drive.finish(plan, a=[3], b=[4])
-    assert [(o.request_id, o.new_token_ids, o.finished) for o in drive.outputs] == [
-        ("a", [], True),
-        ("b", [4], False),
-    ]
 
 
 def test_only_final_states_finish_a_request():
@@ -138,24 +125,6 @@ def test_a_result_of_the_wrong_length_ends_only_that_request(tokens):
         ("b", None),
     ]
     assert f"returned {len(tokens)} tokens" in drive.outputs[0].detail
-
-
-def test_rejected_drafts_roll_back_what_was_computed():
-    """Proves S032, S215, S220, S226."""
-    drive = Drive(make_scheduler(), make_request("a", 3))
-    drive.step()
-    drive.scheduler.update_draft_token_ids(
-        DraftTokenIds(req_ids=["a", "x"], draft_token_ids=[[1, 2, 3], [4]])
-    )
-    assert num_tokens_with_spec(drive.requests[0]) == 7
-    plan = drive.step(a=[1, 9])
-    assert plan.num_scheduled_tokens == {"a": 4}
-    assert plan.scheduled_spec_decode_tokens == {"a": [1, 2, 3]}
-    request = drive.requests[0]
-    assert request.output_token_ids == [7, 1, 9]
-    assert (request.num_tokens, request.num_computed_tokens) == (6, 5)
-    (cached,) = cached_requests(drive.step()).values()
-    assert cached.num_computed_tokens == 5
 
 
 def test_drafts_never_exceed_the_budget_max_tokens_or_the_model():

@@ -4,44 +4,21 @@ import pytest
 from scenario_help import Scenario, make_request, new_ids
 
 from engine_core.scheduler import RequestStatus
-from protocol.outputs import FinishReason
 from tests.engine_core.scheduler.vllm_names import num_tokens_with_spec
 
 NAMES = [f"r{index}" for index in range(10)]
 EOS = 2
 
 
-def test_added_requests_wait():
-    """Proves S046, S216."""
-    scenario = Scenario()
-    for count, name in enumerate(NAMES, start=1):
-        scenario.add(make_request(name, 10))
-        assert scenario.counts == (0, count)
-    assert scenario.scheduler.has_work()
-
-
-def test_finishing_one_by_one_leaves_the_others():
-    """Proves S041, S214."""
-    scenario = Scenario(*[make_request(name, 10) for name in NAMES])
-    for left, name in zip(reversed(range(10)), NAMES, strict=True):
-        scenario.abort(name)
-        assert scenario.counts == (0, left)
-        assert scenario.requests[name].status is RequestStatus.FINISHED_ABORTED
-        scenario.abort(name)
-    plan = scenario.step()
-    assert plan.total_num_scheduled_tokens == 0
-    assert {output.finish_reason for output in scenario.outputs.values()} == {FinishReason.ABORT}
-    assert sorted(scenario.outputs) == NAMES
-    assert not scenario.scheduler.has_work()
-
-
 @pytest.mark.parametrize("enable_prefix_caching", [True, False])
 def test_all_that_fit_are_scheduled_at_once_with_all_that_the_runner_must_know(
     enable_prefix_caching,
 ):
-    """Proves S212, S217, S223."""
+    """Until then they wait. Proves S046, S212, S216, S217, S223."""
     requests = [make_request(name, 10 + index) for index, name in enumerate(NAMES)]
     scenario = Scenario(*requests, enable_prefix_caching=enable_prefix_caching)
+    assert scenario.counts == (0, 10)
+    assert scenario.scheduler.has_work()
     plan = scenario.plan()
     assert new_ids(plan) == plan.batch.req_ids == NAMES
     assert plan.num_scheduled_tokens == {r.request_id: r.num_prompt_tokens for r in requests}
@@ -218,21 +195,3 @@ def test_a_pool_too_small_for_everybody_serves_everybody_in_the_end():
     assert all(request.num_output_tokens == 30 for request in requests)
     assert scenario.scheduler.statistics().num_preemptions > 0
     assert scenario.kv_cache.num_blocks_in_use == 0
-
-
-@pytest.mark.parametrize("drafts", [[], [1, 2, 3]])
-def test_nothing_is_left_behind_when_all_have_finished(drafts):
-    """Proves S051, S140, S179."""
-    scenario = Scenario(*[make_request(name, 30, max_tokens=40) for name in NAMES])
-    while scenario.scheduler.has_work():
-        if drafts and scenario.counts[0]:
-            scenario.draft(**dict.fromkeys(NAMES, drafts))
-        scenario.step()
-    assert scenario.counts == (0, 0)
-    assert scenario.kv_cache.num_blocks_in_use == 0
-    scenario.kv_cache.check()
-    scenario.scheduler.reset_prefix_cache()
-    assert scenario.kv_cache.num_blocks_cached == 0
-    assert scenario.kv_cache.num_blocks_free == scenario.kv_cache.num_blocks
-    scenario.add(make_request(NAMES[0], 30))
-    assert new_ids(scenario.step()) == [NAMES[0]]
