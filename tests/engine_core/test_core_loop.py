@@ -363,15 +363,6 @@ def test_only_the_request_whose_steps_fail_ends_with_the_faults_text(depth):
         assert served.sent.tokens[name] == list(range(3, 12))
 
 
-def test_requests_that_each_fail_alone_do_not_end_the_loop(depth):
-    """However many there are: a probe says that the device is well."""
-    names = [f"bad{n}" for n in range(9)]
-    bad = [ask(name, 3, 9) for name in names]
-    served = Served(depth, bad[:5], bad[5:], [ask("good", 3, 2)], poison=names)
-    assert {served.sent.ends[name][0] for name in names} == {FinishReason.ERROR}
-    assert served.sent.tokens["good"] == [3, 4]
-
-
 def test_steps_that_all_fail_end_the_loop_and_no_request(depth):
     served = Served(depth, [ask("a", 3, 9), ask("b", 3, 9)], fails=range(3, 100), runs=False)
     with pytest.raises(DeviceFault, match="steps fail whatever they hold"):

@@ -102,31 +102,13 @@ def test_they_may_stand_in_a_toml_file(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--priority-ageing-s", 5], "no effect with --scheduling-policy fair"),
-        (["--priority-min-gain", 2], "use --scheduling-policy priority"),
         (["--no-force-preemption"], "--no-force-preemption has no effect"),
-        (["--scheduling-policy", "fcfs", "--tenant-weight", "a=2"], "use --scheduling-policy fair"),
-        (
-            ["--scheduling-policy", "priority", "--no-force-preemption", "--priority-min-gain", 2],
-            "no effect with --no-force-preemption",
-        ),
         (["--scheduling-policy", "fair", "--tenant-weight", "a"], "'a' is not NAME=WEIGHT"),
         (["--scheduling-policy", "fair", "--tenant-weight", "a=0"], "a weight above 0"),
         (["--scheduling-policy", "fair", "--tenant-weight", "a=nan"], "a weight above 0"),
         (
             ["--scheduling-policy", "fair", "--tenant-weight", "a=1", "--tenant-weight", "a=2"],
             "names 'a' twice",
-        ),
-        (["--prefill-delay-factor", 0.5], "--batching mixed; omit it or use prefill-first"),
-        (["--max-long-partial-prefills", 1], "give both or neither"),
-        (["--long-prefill-token-threshold", 100], "give both or neither"),
-        (
-            [
-                "--max-num-partial-prefills", 1,
-                "--max-long-partial-prefills", 2,
-                "--long-prefill-token-threshold", 9,
-            ],
-            "is 2, above --max-num-partial-prefills 1",
         ),
         (["--preemption-mode", "swap"], "give --host-cache-memory"),
         (["--preemption-mode", "auto"], "give --host-cache-memory"),
@@ -157,16 +139,7 @@ def test_they_may_stand_in_a_toml_file(tmp_path, monkeypatch):
             "--model m has no effect with --load-format dummy",
         ),
         (["--model-config", "c.json"], "--model-config has no effect without --load-format dummy"),
-        (["--slo-tpot-ms", "inf"], "slo_tpot_ms is inf, it must be above 0"),
-        (["--slo-tpot-ms", 0], "slo_tpot_ms is 0.0, it must be above 0; raise --slo-tpot-ms"),
-        (["--slo-tpot-ms=50", "--slo-ttft-ms=-1"], "raise --slo-ttft-ms"),
         (["--slo-tpot-ms", "nan"], "slo_tpot_ms is nan"),
-        (["--max-queued-requests", 0], "is 0, it must be at least 1; raise --max-queued-requests"),
-        (["--max-queued-tokens", 0], "raise --max-queued-tokens"),
-        (["--max-num-partial-prefills", 0], "raise --max-num-partial-prefills"),
-        (["--priority-min-gain", 0], "raise --priority-min-gain"),
-        (["--priority-ageing-s", 0], "raise --priority-ageing-s"),
-        (["--prefill-delay-factor=-0.1"], "raise --prefill-delay-factor"),
         (["--drain-timeout", "inf"], "--drain-timeout is inf"),
     ],
 )  # fmt: skip

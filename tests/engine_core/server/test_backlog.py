@@ -293,16 +293,6 @@ def test_if_all_slow_readers_together_hold_too_much_the_one_with_most_is_dropped
     assert list(clients) == [one]
 
 
-def test_a_slow_reader_that_dies_leaves_nothing():
-    transport, outbox, clients, (slow,) = make_outbox(1, b"slow")
-    for number in range(10):
-        outbox.send({slow.index: token(number)})
-    transport.gone.add(b"slow")
-    outbox.send({slow.index: token(10)})
-    assert not list(clients)
-    assert not outbox.backlogs
-
-
 def test_what_a_slow_reader_left_behind_does_not_count_for_the_others(monkeypatch):
     monkeypatch.setattr("engine_core.server.outbox._MAX_TOTAL_BYTES", 3000)
     transport, outbox, clients, (dead, other) = make_outbox(1, b"dead", b"other")

@@ -141,34 +141,6 @@ def test_a_pass_has_so_much_time_the_callers_included():
     assert len(transport.frames) == 100 - num_taken
 
 
-def test_the_time_to_wait_for_messages_is_not_theirs(tmp_path):
-    """With messages left a blocking pass returns at once."""
-    address = f"ipc://{tmp_path}/s"
-    with (
-        ZmqTransport(address) as transport,
-        zmq.Context() as context,
-        context.socket(zmq.DEALER) as client,
-    ):
-        clients = ClientRegistry()
-        outbox = Outbox(transport, clients, heartbeat_s=1e9)
-        inbox = Inbox(
-            transport,
-            clients,
-            outbox,
-            idle_wait_s=60.0,
-            welcome=lambda hello: (Heartbeat(), []),
-        )
-        client.connect(address)
-        for frame in [HELLO, *[PING] * 1000]:
-            client.send(frame)
-        num_taken = 0
-        while num_taken < 1000:
-            taken = len(list(inbox.drain(block=True)))
-            assert taken <= 256
-            num_taken += taken
-        assert num_taken == 1000
-
-
 @pytest.mark.parametrize("version", [0, WIRE_VERSION - 1, WIRE_VERSION + 1])
 def test_a_client_of_another_wire_version_is_not_let_in(version):
     """Also an older one, whose HELLO decodes as ours."""
