@@ -1,5 +1,7 @@
 """Short words for tests: a scheduler, requests, and a runner that samples given tokens."""
 
+from scenario_help import make_request
+
 from engine_core.kv_cache import KVCacheGroupSpec, KVCacheManager
 from engine_core.scheduler import (
     ModelRunnerOutput,
@@ -13,9 +15,9 @@ from engine_core.scheduler.preemption import PreemptionRule
 from engine_core.scheduler.token_budget.base import TokenBudget
 from engine_core.startup.scheduler import build_scheduler
 from protocol.outputs import EngineCoreOutput
-from protocol.sampling import SamplingParams
-from tests.engine_core.new_request import new_request
 from tests.protocol.all_outputs import all_outputs
+
+__all__ = ["Drive", "make_request", "make_scheduler", "result"]
 
 
 def make_scheduler(
@@ -52,22 +54,6 @@ def make_scheduler(
         policy=policy,
         preemption_rule=preemption_rule,
         token_budget=token_budget,
-    )
-
-
-def make_request(request_id: str, prompt: int | list[int], **options) -> Request:
-    """`prompt` as a number: that many tokens that no other request has."""
-    if isinstance(prompt, int):
-        base = 1000 * (1 + sum(map(ord, request_id)))
-        prompt = [base + index for index in range(prompt)]
-    fields = (
-        "client_index", "eos_token_ids", "output_token_ids", "cache_salt", "priority", "timeout_s",
-        "arrival_time", "num_sequences", "beam_search",
-    )  # fmt: skip
-    request_options = {name: options.pop(name) for name in fields if name in options}
-    params = SamplingParams(**{"max_tokens": 50, **options})
-    return new_request(
-        request_id=request_id, prompt_token_ids=prompt, sampling_params=params, **request_options
     )
 
 

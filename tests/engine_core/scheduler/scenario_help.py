@@ -27,14 +27,17 @@ _fresh = itertools.count(1_000)
 _FIELDS = (
     "adapter",
     "arrival_time",
+    "beam_search",
     "cache_salt",
     "client_index",
     "eos_token_ids",
     "is_resumed",
     "kv_source",
     "num_sequences",
+    "output_token_ids",
     "priority",
     "tenant",
+    "timeout_s",
 )
 
 
