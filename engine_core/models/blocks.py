@@ -164,24 +164,24 @@ class BlockBuilder:
         collectives: Collectives = SINGLE_RANK,
         stage: Stage | None = None,
     ) -> None:
-        self._collectives = collectives
-        self._config = config
-        self._dtype = dtype
-        self._ops = ops
+        self.collectives = collectives
+        self.config = config
+        self.dtype = dtype
+        self.ops = ops
         self._num_positions = num_positions
-        self._stage = stage or Stage.whole(config)
+        self.stage = stage or Stage.whole(config)
         self.tables: dict[RotaryConfig, RotaryTable | StepRotaryTable] = {}
 
     def norm(self, name: str, size: int | None = None) -> RMSNorm:
         """A norm of the hidden state, or of another size."""
         return RMSNorm(
             name,
-            size or self._config.spec.hidden_size,
-            self._config.norm_eps,
-            plus_one=self._config.norms_plus_one,
-            in_float32=self._config.norms_in_float32,
-            dtype=self._dtype,
-            ops=self._ops,
+            size or self.config.spec.hidden_size,
+            self.config.norm_eps,
+            plus_one=self.config.norms_plus_one,
+            in_float32=self.config.norms_in_float32,
+            dtype=self.dtype,
+            ops=self.ops,
         )
 
     def block(
@@ -193,7 +193,7 @@ class BlockBuilder:
         norms: Norms = "before",
     ) -> Block:
         """The layer of this number. `feed_forward`: None: dense, or experts."""
-        scale = self._config.residual_scale
+        scale = self.config.residual_scale
         prefix = f"model.layers.{layer}"
         names = _NORM_NAMES[norms]
         made = [None if name is None else self.norm(f"{prefix}.{name}") for name in names]
@@ -201,7 +201,7 @@ class BlockBuilder:
             mixer,
             feed_forward or self.feed_forward(layer),
             made,
-            no_norm=NoNorm(self._config.spec.hidden_size, dtype=self._dtype, ops=self._ops),
+            no_norm=NoNorm(self.config.spec.hidden_size, dtype=self.dtype, ops=self.ops),
             # of the host and float32: not rounded to the model's dtype before it is multiplied
             residual_scale=None if scale == 1.0 else torch.tensor(scale),
         )
@@ -223,7 +223,7 @@ class BlockBuilder:
             fused: the name of the one tensor that holds q, k and v.
             num_inputs: of q, k and v; None: the hidden size.
         """
-        config = self._config
+        config = self.config
         name = f"model.layers.{layer}.self_attn"
         keys, num_query_heads = config.spec.keys_of(layer), config.spec.num_query_heads
         parts = [("q_proj", num_query_heads * keys.key_size)]
@@ -235,7 +235,7 @@ class BlockBuilder:
             for norm in (("q_norm", "k_norm")[: len(parts)] if head_norms else ())
         ]
         q_norm, k_norm = (*norms, None, None)[:2]
-        linear = partial(FusedLinear, dtype=self._dtype, ops=self._ops)
+        linear = partial(FusedLinear, dtype=self.dtype, ops=self.ops)
         if fused is not None:
             parts = [(fused, sum(size for _, size in parts))]
         named = [(f"{name}.{part}", size) for part, size in parts]
@@ -252,7 +252,7 @@ class BlockBuilder:
         else:
             qkv = linear(named, inputs, bias=config.qkv_bias)
         return Attention(
-            layer - self._stage.layers.start,
+            layer - self.stage.layers.start,
             keeps_keys=keys.shares is None,
             qkv=qkv,
             output=linear(
@@ -277,23 +277,23 @@ class BlockBuilder:
         )
 
     def _all_reduce(self, part: str) -> AllReduce | None:
-        if self._collectives.parallel.tp_size == 1:
+        if self.collectives.parallel.tp_size == 1:
             return None
-        return partial(self._collectives.all_reduce_, part=part)
+        return partial(self.collectives.all_reduce_, part=part)
 
     def feed_forward(self, layer: int, halves: Sequence[str] = ()) -> FeedForward:
         """The feed-forward of one layer, dense or of experts; for `halves` see
         `DenseFeedForward`."""
-        experts = self._config.experts[layer]
+        experts = self.config.experts[layer]
         if experts is None:
-            size = self._config.intermediate_size
+            size = self.config.intermediate_size
             return self._dense(f"model.layers.{layer}.mlp", size, halves)
         routed = SparseFeedForward(
             f"model.layers.{layer}",
             experts,
-            self._config.spec.hidden_size,
-            dtype=self._dtype,
-            ops=self._ops,
+            self.config.spec.hidden_size,
+            dtype=self.dtype,
+            ops=self.ops,
             all_reduce=self._all_reduce("experts"),
         )
         if experts.shared_size is None:
@@ -301,10 +301,10 @@ class BlockBuilder:
         name = f"model.layers.{layer}.{experts.block}.shared_expert"
         gate = FusedLinear(
             [(f"{name}_gate", 1)],
-            self._config.spec.hidden_size,
+            self.config.spec.hidden_size,
             bias=False,
-            dtype=self._dtype,
-            ops=self._ops,
+            dtype=self.dtype,
+            ops=self.ops,
             least_bits=32,
         )
         return SharedFeedForward(routed, self._dense(name, experts.shared_size), gate)
@@ -312,13 +312,13 @@ class BlockBuilder:
     def _dense(self, name: str, size: int, halves: Sequence[str] = ()) -> DenseFeedForward:
         return DenseFeedForward(
             name,
-            self._config.spec.hidden_size,
+            self.config.spec.hidden_size,
             size,
-            activation=self._config.activation,
-            bias=self._config.mlp_bias,
+            activation=self.config.activation,
+            bias=self.config.mlp_bias,
             halves=halves,
-            dtype=self._dtype,
-            ops=self._ops,
+            dtype=self.dtype,
+            ops=self.ops,
             all_reduce=self._all_reduce("feed_forward"),
         )
 
@@ -327,28 +327,28 @@ class BlockBuilder:
         return Vocabulary(
             embedding_name="model.embed_tokens.weight",
             head_name="lm_head.weight",
-            vocab_size=self._config.spec.vocab_size,
-            hidden_size=self._config.spec.hidden_size,
-            tied=self._config.tied_head,
-            embedding_scale=self._config.embedding_scale,
-            softcap=self._config.final_softcap,
-            logits_divisor=self._config.logits_divisor,
-            embeds=self._stage.is_first,
-            heads=self._stage.is_last,
-            dtype=self._dtype,
-            ops=self._ops,
-            collectives=self._collectives,
+            vocab_size=self.config.spec.vocab_size,
+            hidden_size=self.config.spec.hidden_size,
+            tied=self.config.tied_head,
+            embedding_scale=self.config.embedding_scale,
+            softcap=self.config.final_softcap,
+            logits_divisor=self.config.logits_divisor,
+            embeds=self.stage.is_first,
+            heads=self.stage.is_last,
+            dtype=self.dtype,
+            ops=self.ops,
+            collectives=self.collectives,
         )
 
     def _table(self, rotary: RotaryConfig) -> RotaryTable | StepRotaryTable:
         # without an encoder prompts are text, where all axes agree
-        has_axes = rotary.sections and traits_of(self._ops.device).runs_any_module
+        has_axes = rotary.sections and traits_of(self.ops.device).runs_any_module
         if rotary not in self.tables and has_axes:
             self.tables[rotary] = StepRotaryTable(
-                rotary, limit=self._num_positions, dtype=self._dtype
+                rotary, limit=self._num_positions, dtype=self.dtype
             )
         elif rotary not in self.tables:
             self.tables[rotary] = RotaryTable(
-                rotary, limit=self._num_positions, dtype=self._dtype, device=self._ops.device
+                rotary, limit=self._num_positions, dtype=self.dtype, device=self.ops.device
             )
         return self.tables[rotary]

@@ -35,19 +35,19 @@ class ModelConfig:
     spec: ModelSpec
     intermediate_size: int
     norm_eps: float
-    norms_plus_one: bool
     activation: Activation
     experts: tuple[ExpertConfig | None, ...]
-    qkv_bias: bool
-    output_bias: bool
-    mlp_bias: bool
-    attention_scale: float | None
     rotary: tuple[RotaryConfig, ...]
-    embedding_scale: float | None
     tied_head: bool
-    final_softcap: float | None
     block: BlockOf = plain_block
+    norms_plus_one: bool = False
     norms_in_float32: bool = False
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    attention_scale: float | None = None
+    embedding_scale: float | None = None
+    final_softcap: float | None = None
     residual_scale: float = 1.0
     logits_divisor: float = 1.0
     query_scale: QueryScale | None = None

@@ -9,16 +9,13 @@ from typing import get_args
 import torch
 
 from engine_core.devices import traits_of
-from engine_core.distributed.collectives import SINGLE_RANK, Collectives
 from engine_core.layers.linear import FusedLinear
 from engine_core.layers.parameters import Placements, merge
 from engine_core.layers.rotary import StepRotaryTable
 from engine_core.models.blocks import Block, BlockBuilder
-from engine_core.models.config import ModelConfig
 from engine_core.models.interface import Feature, Model, ModelSpec
 from engine_core.models.parallel.passed_states import PassedStates
-from engine_core.models.parallel.stages import Stage
-from kernels.interface.operations import ForwardContext, Operations
+from kernels.interface.operations import ForwardContext
 
 
 def decoder_of(model: Model, feature: Feature) -> "Decoder":
@@ -28,30 +25,13 @@ def decoder_of(model: Model, feature: Feature) -> "Decoder":
 
 
 class Decoder:
-    """See the module; implements `engine_core.models.interface.Model`.
-    Arguments: see `BlockBuilder`."""
+    """See the module; implements `engine_core.models.interface.Model`."""
 
     supports: frozenset[Feature] = frozenset(get_args(Feature))
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        *,
-        dtype: torch.dtype,
-        ops: Operations,
-        num_positions: int,
-        collectives: Collectives = SINGLE_RANK,
-        stage: Stage | None = None,
-    ) -> None:
-        self.stage = stage or Stage.whole(config)
-        build = BlockBuilder(
-            config,
-            dtype=dtype,
-            ops=ops,
-            num_positions=num_positions,
-            collectives=collectives,
-            stage=self.stage,
-        )
+    def __init__(self, build: BlockBuilder) -> None:
+        config, ops = build.config, build.ops
+        self.stage = build.stage
         self.config = config
         self.spec: ModelSpec = config.spec
         self.has_experts = any(experts is not None for experts in config.experts)
@@ -59,7 +39,10 @@ class Decoder:
         self._blocks: list[Block] = [config.block(build, layer) for layer in self.stage.layers]
         self._final_norm = build.norm("model.norm") if self.stage.is_last else None
         self._passed = PassedStates(
-            config.spec.hidden_size, dtype=dtype, device=ops.device, collectives=collectives
+            config.spec.hidden_size,
+            dtype=build.dtype,
+            device=ops.device,
+            collectives=build.collectives,
         )
         self._tables = list(build.tables.values())
         self._grows_tables = traits_of(ops.device).is_host

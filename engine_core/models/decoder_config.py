@@ -2,7 +2,7 @@
 option that changes the arithmetic and is not computed here raises UnsupportedArchitecture."""
 
 from engine_core.layers.config import Activation, ExpertConfig, RotaryConfig
-from engine_core.models.config import BlockOf, ModelConfig, plain_block
+from engine_core.models.config import ModelConfig
 from engine_core.models.config_fields import ConfigFields
 from engine_core.models.errors import ModelConfigError, UnsupportedArchitecture
 from engine_core.models.expert_tensors import QWEN_EXPERTS, ExpertNaming
@@ -29,23 +29,11 @@ def read_decoder(
     default_norm_eps: float = 1e-6,
     activation_field: str = "hidden_act",
     default_activation: str = "silu",
-    attention_scale: float | None = None,
-    qkv_bias: bool = False,
-    output_bias: bool = False,
-    mlp_bias: bool = False,
-    norms_plus_one: bool = False,
-    embedding_scale: float | None = None,
     sliding_windows: _Windows | None = None,
     rotary: tuple[RotaryConfig, ...] | None = None,
-    final_softcap: float | None = None,
     experts: _Experts | None = None,
-    block: BlockOf = plain_block,
-    norms_in_float32: bool = False,
-    residual_scale: float = 1.0,
-    logits_divisor: float = 1.0,
-    can_be_shared: bool = True,
 ) -> ModelConfig:
-    """Sizes, and what a family names; for `block` and others see ModelConfig."""
+    """Sizes and angles; whatever else a family has it sets in the result."""
     if fields.get("quantization_config") is not None:
         raise UnsupportedArchitecture("weights with a quantization_config are not supported")
     num_layers = fields.positive_int("num_hidden_layers")
@@ -70,22 +58,10 @@ def read_decoder(
         ),
         intermediate_size=fields.positive_int("intermediate_size"),
         norm_eps=fields.positive_float("rms_norm_eps", default_norm_eps),
-        norms_plus_one=norms_plus_one,
         activation=_activation(fields, activation_field, default_activation),
         experts=experts or (None,) * num_layers,
-        qkv_bias=qkv_bias,
-        output_bias=output_bias,
-        mlp_bias=mlp_bias,
-        attention_scale=attention_scale,
         rotary=rotary or (read_rotary(fields, head_size=head_size),) * num_layers,
-        embedding_scale=embedding_scale,
         tied_head=fields.flag("tie_word_embeddings", default_tied),
-        final_softcap=final_softcap,
-        block=block,
-        norms_in_float32=norms_in_float32,
-        residual_scale=residual_scale,
-        logits_divisor=logits_divisor,
-        can_be_shared=can_be_shared,
     )
 
 

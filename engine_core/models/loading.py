@@ -10,11 +10,12 @@ import torch
 from engine_core.distributed.collectives import SINGLE_RANK, Collectives
 from engine_core.layers import MAX_POSITIONS
 from engine_core.layers.parameters import CopyWeight, Placements, place
+from engine_core.models.blocks import BlockBuilder
 from engine_core.models.decoder import Decoder
 from engine_core.models.encoders.encoder import Encoder
 from engine_core.models.encoders.encoder_configs import EncoderConfig
 from engine_core.models.errors import ModelWeightsError, UnsupportedArchitecture
-from engine_core.models.families import llama
+from engine_core.models.families.dense import llama
 from engine_core.models.families.family import Family
 from engine_core.models.heads.eagle import EagleHead
 from engine_core.models.heads.eagle_config import read_eagle_config
@@ -208,7 +209,7 @@ def _build(
         encoder = Encoder(resolved, dtype=dtype, ops=ops, num_positions=num_positions)
         return name, family, encoder, sharding
     place = collectives.parallel
-    model = Decoder(
+    build = BlockBuilder(
         resolved if sharding is None else sharding.config,
         dtype=dtype,
         ops=ops,
@@ -216,7 +217,7 @@ def _build(
         collectives=collectives,
         stage=split_layers(resolved, place.pp_size)[place.pp_rank],
     )
-    return name, family, model, sharding
+    return name, family, Decoder(build), sharding
 
 
 def _place(

@@ -36,3 +36,37 @@ class Family:
     is_encoder: bool = False
     experts: ExpertNaming | None = None
     gguf: Gguf | None = None
+
+
+_TEXT = (
+    ("model.language_model.", "model."),
+    ("language_model.model.", "model."),
+    ("language_model.lm_head.", "lm_head."),
+)
+"""Prefixes of the hub and of transformers 5."""
+_TOWER = (
+    "vision_tower.",
+    "multi_modal_projector.",
+    "model.vision_tower.",
+    "model.multi_modal_projector.",
+)
+
+
+def family_with_images(
+    stem: str,
+    model_type: str,
+    read: Callable[[ConfigFields], ModelConfig],
+    *,
+    tensor_prefixes: tuple[tuple[str, str], ...] = _TEXT,
+    ignored_prefixes: tuple[str, ...] = _TOWER,
+) -> Family:
+    """The text of a model that takes images. `stem`: what its names begin with."""
+    ends = ("ForConditionalGeneration", "Model", "ForSequenceClassification")
+    return Family(
+        names=tuple(stem + end for end in ends),
+        model_type=model_type,
+        read=read,
+        text_config=True,
+        tensor_prefixes=tensor_prefixes,
+        ignored_prefixes=ignored_prefixes,
+    )

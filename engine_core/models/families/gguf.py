@@ -68,10 +68,6 @@ def _no_fields(_meta: Metadata, _config: Fields) -> Fields:
     return {}
 
 
-def _always(_meta: Metadata) -> bool:
-    return True
-
-
 LONG_FACTORS = frozenset({"rope_factors_long.weight", "rope_factors_short.weight"})
 """Tensors that `Metadata.numbers` gives a family's `fields`."""
 
@@ -83,7 +79,7 @@ class Gguf:
         architecture: `general.architecture`.
         layer: tensors of a layer, see `LLAMA`.
         fields: of the config.json, beyond those that all families have; it gets those.
-        is_of: whether a file of that architecture is of this family.
+        is_of: whether a file of that architecture is of this family; None: if it is of no other.
         pairs_rows: rows of q and k are by rotary pairs.
         norms_plus_one: norms are stored with the one that a checkpoint leaves out.
         turns_a_part: of a head, as the file says.
@@ -96,7 +92,7 @@ class Gguf:
     architecture: str
     layer: Mapping[str, str]
     fields: Callable[[Metadata, Fields], Fields] = _no_fields
-    is_of: Callable[[Metadata], bool] = _always
+    is_of: Callable[[Metadata], bool] | None = None
     pairs_rows: bool = False
     norms_plus_one: bool = False
     turns_a_part: bool = False

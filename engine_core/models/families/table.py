@@ -1,52 +1,21 @@
-"""All families. Where several may read a GGUF file, the first that says so does."""
+"""All families: `FAMILIES` of every module in the folders beside this file."""
 
-from engine_core.models.families import (
-    arcee,
-    bert,
-    gemma3,
-    granite,
-    idefics3,
-    llama,
-    llava,
-    ministral3,
-    mistral,
-    mixtral,
-    modernbert,
-    olmo2,
-    olmoe,
-    phi3,
-    qwen2,
-    qwen2_moe,
-    qwen3,
-    qwen3_moe,
-    smollm3,
-)
+import importlib
+import pkgutil
+from collections.abc import Iterator
+
+from engine_core.models.families import dense, encoders, experts, images
 from engine_core.models.families.family import Family
 from engine_core.models.families.gguf import Metadata
 
-_MODULES = (
-    mixtral,
-    mistral,
-    llama,
-    qwen2,
-    qwen3,
-    qwen3_moe,
-    gemma3,
-    qwen2_moe,
-    smollm3,
-    phi3,
-    olmo2,
-    olmoe,
-    granite,
-    arcee,
-    llava,
-    ministral3,
-    idefics3,
-    bert,
-    modernbert,
-)
 
-FAMILIES: tuple[Family, ...] = tuple(family for module in _MODULES for family in module.FAMILIES)
+def _families() -> Iterator[Family]:
+    for folder in (dense, experts, images, encoders):
+        for module in pkgutil.iter_modules(folder.__path__, f"{folder.__name__}."):
+            yield from importlib.import_module(module.name).FAMILIES
+
+
+FAMILIES: tuple[Family, ...] = tuple(_families())
 BY_NAME: dict[str, Family] = {name: family for family in FAMILIES for name in family.names}
 SUPPORTED_ARCHITECTURES = tuple(sorted(BY_NAME))
 ENCODER_STEMS = tuple(
@@ -60,8 +29,13 @@ GGUF_ARCHITECTURES = tuple(sorted({each.gguf.architecture for each in FAMILIES i
 
 def family_of_gguf(architecture: str, meta: Metadata) -> Family | None:
     """The family of a GGUF file; None: it is of no family here."""
+    general: Family | None = None
     for family in FAMILIES:
         gguf = family.gguf
-        if gguf is not None and gguf.architecture == architecture and gguf.is_of(meta):
+        if gguf is None or gguf.architecture != architecture:
+            continue
+        if gguf.is_of is None:
+            general = family
+        elif gguf.is_of(meta):
             return family
-    return None
+    return general

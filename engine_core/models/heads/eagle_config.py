@@ -8,7 +8,7 @@ from typing import Any
 from engine_core.models.config import ModelConfig
 from engine_core.models.config_fields import ConfigFields
 from engine_core.models.errors import ModelConfigError, UnsupportedArchitecture
-from engine_core.models.families import llama
+from engine_core.models.families.dense import llama
 
 _FIXED = {
     "use_aux_hidden_state": True,

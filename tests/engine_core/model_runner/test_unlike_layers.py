@@ -10,6 +10,7 @@ from runners import runner_config, spoiled
 from engine_core.layers.parameters import place
 from engine_core.layers.rotary import RotaryConfig
 from engine_core.model_runner.cpu.runner import CPUModelRunner
+from engine_core.models.blocks import BlockBuilder
 from engine_core.models.config import ModelConfig
 from engine_core.models.decoder import Decoder
 from engine_core.models.interface import ModelSpec
@@ -42,20 +43,13 @@ def model_of(ops):
         ),
         intermediate_size=F,
         norm_eps=EPS,
-        norms_plus_one=False,
         activation="silu",
         experts=(None,) * len(LAYERS),
-        qkv_bias=False,
-        output_bias=False,
-        mlp_bias=False,
-        attention_scale=None,
         rotary=tuple(RotaryConfig(tuple(frequencies(keys.key_size).tolist())) for keys in LAYERS),
-        embedding_scale=None,
         tied_head=True,
-        final_softcap=None,
         block=lambda build, layer: build.block(layer, build.attention(layer, head_norms=True)),
     )
-    model = Decoder(config, dtype=torch.float32, ops=ops, num_positions=64)
+    model = Decoder(BlockBuilder(config, dtype=torch.float32, ops=ops, num_positions=64))
     generator, weights = torch.Generator().manual_seed(0), {}
     for name, placement in sorted(model.placements().items()):
         if name not in model.optional_names:

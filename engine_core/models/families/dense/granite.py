@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from engine_core.models.config import ModelConfig
 from engine_core.models.config_fields import ConfigFields
-from engine_core.models.families import llama
+from engine_core.models.families.dense import llama
 from engine_core.models.families.family import Family
 from engine_core.models.families.gguf import LLAMA, Fields, Gguf, Metadata
 

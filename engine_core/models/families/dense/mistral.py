@@ -21,8 +21,9 @@ def _window(meta: Metadata) -> int | None:
 
 
 def _is_mistral(meta: Metadata) -> bool:
-    """Whether a file of llama.cpp's architecture llama is Mistral's: no other has a window."""
-    return _window(meta) is not None
+    """Whether a file of llama.cpp's architecture llama is Mistral's: no other has a window, but for
+    Mixtral."""
+    return _window(meta) is not None and not meta.number("expert_count", 0)
 
 
 def _gguf_fields(meta: Metadata, _config: Fields) -> Fields:

@@ -7,7 +7,7 @@ from engine_core.models.config import ModelConfig
 from engine_core.models.config_fields import ConfigFields
 from engine_core.models.decoder_config import read_layer_types, read_window, windows_of
 from engine_core.models.errors import ModelConfigError
-from engine_core.models.families import llama
+from engine_core.models.families.dense import llama
 from engine_core.models.families.family import Family
 from engine_core.models.families.gguf import LLAMA, Fields, Gguf, Metadata
 from engine_core.models.layer_cache import paged_keys

@@ -1,8 +1,9 @@
-"""Gemma 3's text model, alone or in the one with images: windows and angles by layer type, norms
-behind attention and feed-forward too, scaled embeddings."""
+"""Gemma 3's text model: windows and angles by layer type, norms behind attention and feed-forward
+too, scaled embeddings."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from engine_core.models.config import ModelConfig
@@ -16,7 +17,6 @@ from engine_core.models.decoder_config import (
 from engine_core.models.errors import UnsupportedArchitecture
 from engine_core.models.families.family import Family
 from engine_core.models.families.gguf import GATED, PROJECTIONS, QK_NORMS, Fields, Gguf, Metadata
-from engine_core.models.families.llava import PREFIXES, TOWER
 from engine_core.models.rotary_config import read_rotary_by_layer_type
 
 if TYPE_CHECKING:
@@ -51,9 +51,7 @@ def read(fields: ConfigFields) -> ModelConfig:
         full_theta=fields.positive_float("rope_theta", _THETA),
         sliding_theta=fields.positive_float("rope_local_base_freq", _LOCAL_THETA),
     )
-    softcap = fields.get("final_logit_softcapping")
-    biased = fields.flag("attention_bias", False)
-    return read_decoder(
+    config = read_decoder(
         fields,
         default_max_position=131_072,
         default_num_kv_heads=4,
@@ -61,16 +59,19 @@ def read(fields: ConfigFields) -> ModelConfig:
         default_tied=True,
         activation_field="hidden_activation",
         default_activation="gelu_pytorch_tanh",
+        sliding_windows=windows_of(layer_types, read_window(fields, 4096)),
+        rotary=tuple(rotary[layer_type] for layer_type in layer_types),
+    )
+    softcap = fields.get("final_logit_softcapping")
+    biased = fields.flag("attention_bias", False)
+    return replace(
+        config,
         attention_scale=fields.positive_float("query_pre_attn_scalar", 256) ** -0.5,
         qkv_bias=biased,
         output_bias=biased,
         norms_plus_one=True,
         embedding_scale=fields.positive_int("hidden_size") ** 0.5,
-        sliding_windows=windows_of(layer_types, read_window(fields, 4096)),
-        rotary=tuple(rotary[layer_type] for layer_type in layer_types),
-        final_softcap=(
-            None if softcap is None else fields.positive_float("final_logit_softcapping")
-        ),
+        final_softcap=None if softcap is None else fields.positive_float("final_logit_softcapping"),
         block=block,
     )
 
@@ -135,17 +136,5 @@ FAMILIES = (
             norms_plus_one=True,
             theta=_THETA,
         ),
-    ),
-    Family(
-        names=(
-            "Gemma3ForConditionalGeneration",
-            "Gemma3Model",
-            "Gemma3ForSequenceClassification",
-        ),
-        model_type="gemma3",
-        read=read,
-        text_config=True,
-        tensor_prefixes=PREFIXES,
-        ignored_prefixes=TOWER,
     ),
 )

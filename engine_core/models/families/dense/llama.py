@@ -1,5 +1,7 @@
 """Llama, and what shares its code: biases by option, no window."""
 
+from dataclasses import replace
+
 from engine_core.models.config import ModelConfig
 from engine_core.models.config_fields import ConfigFields
 from engine_core.models.decoder_config import read_decoder
@@ -9,9 +11,8 @@ from engine_core.models.families.gguf import LLAMA, Fields, Gguf, Metadata
 
 def read(fields: ConfigFields) -> ModelConfig:
     biased = fields.flag("attention_bias", False)
-    return read_decoder(
-        fields,
-        default_max_position=2048,
+    return replace(
+        read_decoder(fields, default_max_position=2048),
         qkv_bias=biased,
         output_bias=biased,
         mlp_bias=fields.flag("mlp_bias", False),

@@ -31,13 +31,11 @@ def read(fields: ConfigFields) -> ModelConfig:
         default_norm_eps=1e-5,
         sliding_windows=(read_window(fields),) * num_layers,
         rotary=(rotary,) * num_layers,
-        can_be_shared=False,
-        block=block,
     )
     original = fields.positive_int("original_max_position_embeddings")
     length = config.spec.max_model_len
     spec = replace(config.spec, max_model_len=min(length, original) if is_long else length)
-    return replace(config, spec=spec)
+    return replace(config, spec=spec, block=block, can_be_shared=False)
 
 
 def block(build: BlockBuilder, layer: int) -> Block:

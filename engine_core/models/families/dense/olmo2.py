@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from engine_core.models.config import ModelConfig
@@ -16,10 +17,8 @@ if TYPE_CHECKING:
 
 def read(fields: ConfigFields) -> ModelConfig:
     biased = fields.flag("attention_bias", False)
-    return read_decoder(
-        fields,
-        default_max_position=2048,
-        default_norm_eps=1e-5,
+    return replace(
+        read_decoder(fields, default_max_position=2048, default_norm_eps=1e-5),
         qkv_bias=biased,
         output_bias=biased,
         norms_in_float32=True,

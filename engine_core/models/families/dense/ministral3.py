@@ -1,5 +1,4 @@
-"""Ministral 3, and the text of Mistral Small 3.1 and later: Mistral, whose queries may grow with
-their position."""
+"""Ministral 3: Mistral, whose queries may grow with their position."""
 
 from dataclasses import replace
 
@@ -7,10 +6,8 @@ from engine_core.layers.config import QueryScale
 from engine_core.models.config import ModelConfig
 from engine_core.models.config_fields import ConfigFields
 from engine_core.models.decoder_config import read_decoder, read_window
-from engine_core.models.families import mistral
 from engine_core.models.families.family import Family
 from engine_core.models.families.gguf import LLAMA, Fields, Gguf, Metadata
-from engine_core.models.families.llava import PREFIXES, TOWER
 
 _LENGTH = 16_384
 _ROTARY = {
@@ -45,12 +42,6 @@ def read(fields: ConfigFields) -> ModelConfig:
     return replace(config, query_scale=scale)
 
 
-def read_with_images(fields: ConfigFields) -> ModelConfig:
-    """The text model, by its `model_type`."""
-    is_mistral = fields.text("model_type", "mistral") == "mistral"
-    return mistral.read(fields) if is_mistral else read(fields)
-
-
 def _gguf_fields(meta: Metadata, config: Fields) -> Fields:
     beta = meta.number("attention.temperature_scale", 0.0)
     rotary = {**config["rope_parameters"], "llama_4_scaling_beta": beta}
@@ -69,13 +60,5 @@ FAMILIES = (
             pairs_rows=True,
             has_yarn_log=True,
         ),
-    ),
-    Family(
-        names=("Mistral3ForConditionalGeneration", "Mistral3Model"),
-        model_type="mistral3",
-        read=read_with_images,
-        text_config=True,
-        tensor_prefixes=PREFIXES,
-        ignored_prefixes=TOWER,
     ),
 )

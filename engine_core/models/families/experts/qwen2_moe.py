@@ -1,5 +1,7 @@
 """Qwen 2 and 1.5 with experts: biases on q, k and v, and an expert that all tokens go through."""
 
+from dataclasses import replace
+
 from engine_core.models.config import ModelConfig
 from engine_core.models.config_fields import ConfigFields
 from engine_core.models.decoder_config import (
@@ -16,11 +18,10 @@ from engine_core.models.families.gguf import Fields, Gguf, Metadata
 
 
 def read(fields: ConfigFields) -> ModelConfig:
-    return read_decoder(
+    config = read_decoder(
         fields,
         default_max_position=32_768,
         default_num_kv_heads=16,
-        qkv_bias=fields.flag("qkv_bias", True),
         sliding_windows=_windows(fields),
         experts=read_qwen_experts(
             fields,
@@ -29,8 +30,8 @@ def read(fields: ConfigFields) -> ModelConfig:
             default_intermediate_size=1408,
             shared_size=fields.positive_int("shared_expert_intermediate_size", 5632),
         ),
-        can_be_shared=False,
     )
+    return replace(config, qkv_bias=fields.flag("qkv_bias", True), can_be_shared=False)
 
 
 def _windows(fields: ConfigFields) -> tuple[int | None, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from engine_core.models.config import ModelConfig
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 def read(fields: ConfigFields) -> ModelConfig:
     if fields.get("clip_qkv") is not None:
         raise UnsupportedArchitecture("clip_qkv of OLMoE is not supported")
-    biased = fields.flag("attention_bias", False)
     experts = read_experts(
         fields,
         intermediate_size=fields.positive_int("intermediate_size"),
@@ -30,16 +30,14 @@ def read(fields: ConfigFields) -> ModelConfig:
         round_weights=True,
         naming=QWEN_EXPERTS,
     )
-    return read_decoder(
+    config = read_decoder(
         fields,
         default_max_position=4096,
         default_norm_eps=1e-5,
-        qkv_bias=biased,
-        output_bias=biased,
         experts=(experts,) * fields.positive_int("num_hidden_layers"),
-        can_be_shared=False,
-        block=block,
     )
+    biased = fields.flag("attention_bias", False)
+    return replace(config, qkv_bias=biased, output_bias=biased, block=block, can_be_shared=False)
 
 
 def block(build: BlockBuilder, layer: int) -> Block:

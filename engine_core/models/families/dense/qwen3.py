@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from engine_core.models.config import ModelConfig
@@ -15,17 +16,15 @@ if TYPE_CHECKING:
 
 
 def read(fields: ConfigFields) -> ModelConfig:
-    biased = fields.flag("attention_bias", False)
-    return read_decoder(
+    config = read_decoder(
         fields,
         default_max_position=32_768,
         default_num_kv_heads=32,
         default_head_size=128,
-        qkv_bias=biased,
-        output_bias=biased,
         sliding_windows=read_qwen_windows(fields),
-        block=block,
     )
+    biased = fields.flag("attention_bias", False)
+    return replace(config, qkv_bias=biased, output_bias=biased, block=block)
 
 
 def block(build: BlockBuilder, layer: int) -> Block:

@@ -1,0 +1,1 @@
+"""Decoders whose feed-forward is one for every token."""

@@ -1,0 +1,1 @@
+"""Decoders with experts, of which each token takes a few."""
