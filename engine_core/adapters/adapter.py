@@ -10,8 +10,9 @@ import torch
 from engine_core.adapters.errors import AdapterError
 from engine_core.adapters.gguf_file import read_gguf_adapter
 from engine_core.adapters.peft_folder import CONFIG, WEIGHTS, read_peft_adapter
-from engine_core.layers.linear import FusedLinear
 from engine_core.model_files import ModelFilesError
+from engine_core.models.decoder import Decoder
+from engine_core.models.interface import ModelSpec
 from kernels.interface.lora import LoRAPart
 
 _READ_BYTES = 1 << 20
@@ -33,25 +34,17 @@ class AdapterTargets:
     "model.layers.0.self_attn.q_proj"."""
 
     by_name: Mapping[str, AdapterTarget]
-    num_query_heads: int
-    num_kv_heads: int
+    spec: ModelSpec
     has_experts: bool
 
     @classmethod
-    def of_linears(
-        cls,
-        linears: Sequence[FusedLinear],
-        *,
-        num_query_heads: int,
-        num_kv_heads: int,
-        has_experts: bool,
-    ) -> "AdapterTargets":
+    def of_model(cls, model: Decoder) -> "AdapterTargets":
         by_name = {
             name: AdapterTarget(index, part, linear.num_inputs, size)
-            for index, linear in enumerate(linears)
+            for index, linear in enumerate(model.linears)
             for part, (name, size) in enumerate(linear.parts)
         }
-        return cls(by_name, num_query_heads, num_kv_heads, has_experts)
+        return cls(by_name, model.spec, model.has_experts)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -73,7 +66,7 @@ def read_adapter(path: Path, targets: AdapterTargets, *, max_rank: int | None) -
             found = read_peft_adapter(path)
         elif path.is_file():
             files = [path]
-            found = read_gguf_adapter(path, targets)
+            found = read_gguf_adapter(path, targets.spec, has_experts=targets.has_experts)
         else:
             raise AdapterError(
                 f"there is no adapter at {path}; name a folder with {CONFIG} and {WEIGHTS}, or a "

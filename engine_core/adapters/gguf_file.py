@@ -5,7 +5,6 @@ Source: https://github.com/ggml-org/llama.cpp (src/llama-adapter.cpp)."""
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -15,34 +14,19 @@ from engine_core.model_files.gguf.header import GgufHeader, GgufTensor, read_ggu
 from engine_core.model_files.gguf.tensor_names import hf_tensor, undo
 from engine_core.models.families.gguf import Gguf
 from engine_core.models.families.table import FAMILIES, GGUF_ARCHITECTURES
+from engine_core.models.interface import ModelSpec
+from engine_core.models.layer_cache import PagedKeys
 from kernels.interface.lora import LoRAPart
 
-_NAME = re.compile(r"(.+\.weight)\.lora_(a|b)")
+_NAME = re.compile(r"((?:blk\.(\d+)\.)?.+\.weight)\.lora_(a|b)")
 
 
-class DecoderShape(Protocol):
-    """The numbers of a decoder that the converter's changes depend on."""
-
-    @property
-    def num_query_heads(self) -> int: ...
-
-    @property
-    def num_kv_heads(self) -> int: ...
-
-    @property
-    def has_experts(self) -> bool: ...
-
-
-def read_gguf_adapter(file: Path, shape: DecoderShape) -> dict[str, LoRAPart]:
-    """By the model's name of the projection.
+def read_gguf_adapter(file: Path, spec: ModelSpec, *, has_experts: bool) -> dict[str, LoRAPart]:
+    """By the model's name of the projection. `spec`, `has_experts`: the model's.
     Raises AdapterError, ModelFilesError: it is no LoRA adapter, incomplete, or asks for what is not
     applied."""
     header = read_gguf_header(file)
-    family, alpha = _check_metadata(header, shape)
-    config = {
-        "num_attention_heads": shape.num_query_heads,
-        "num_key_value_heads": shape.num_kv_heads,
-    }
+    family, alpha = _check_metadata(header, has_experts=has_experts)
     halves: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in _tensors(header):
         match = _NAME.fullmatch(name)
@@ -52,9 +36,9 @@ def read_gguf_adapter(file: Path, shape: DecoderShape) -> dict[str, LoRAPart]:
                 f"{file} holds {name!r}, which is not applied: only lora_a and lora_b of linear "
                 f"layers of {family.architecture} are; train it on other layers"
             )
-        if match[2] == "b" and tensor.dim() == 2:
-            tensor = undo(found.change, tensor, config)
-        halves.setdefault(found.name.removesuffix(".weight"), {})[match[2]] = tensor
+        if match[3] == "b" and tensor.dim() == 2:
+            tensor = undo(found.change, tensor, _heads(spec, int(match[2] or 0)))
+        halves.setdefault(found.name.removesuffix(".weight"), {})[match[3]] = tensor
     if not halves:
         raise AdapterError(f"{file} holds no weights; convert the adapter again")
     parts = {}
@@ -67,7 +51,14 @@ def read_gguf_adapter(file: Path, shape: DecoderShape) -> dict[str, LoRAPart]:
     return parts
 
 
-def _check_metadata(header: GgufHeader, shape: DecoderShape) -> tuple[Gguf, float]:
+def _heads(spec: ModelSpec, layer: int) -> dict[str, int]:
+    """The numbers of a layer that the converter's changes depend on."""
+    keys = spec.layers[min(layer, spec.num_layers - 1)]  # the model has no other: refused later
+    num_kv_heads = keys.num_kv_heads if isinstance(keys, PagedKeys) else spec.num_query_heads
+    return {"num_attention_heads": spec.num_query_heads, "num_key_value_heads": num_kv_heads}
+
+
+def _check_metadata(header: GgufHeader, *, has_experts: bool) -> tuple[Gguf, float]:
     """The family whose names it has, and alpha."""
     file, metadata = header.file, header.metadata
     kind = metadata.get("general.type"), metadata.get("adapter.type")
@@ -86,7 +77,7 @@ def _check_metadata(header: GgufHeader, shape: DecoderShape) -> tuple[Gguf, floa
             f"{file} is for architecture {architecture!r}, known are "
             f"{', '.join(GGUF_ARCHITECTURES)}"
         )
-    family = next((gguf for gguf in of_it if gguf.has_experts == shape.has_experts), of_it[0])
+    family = next((gguf for gguf in of_it if gguf.has_experts == has_experts), of_it[0])
     alpha = metadata.get("adapter.lora.alpha")
     if not isinstance(alpha, float):
         raise AdapterError(f"{file} has adapter.lora.alpha {alpha!r}, not a number; convert again")

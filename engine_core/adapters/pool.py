@@ -47,7 +47,7 @@ class AdapterPool:
         self._device = ops.device
         self._model: Decoder | None = None
         self._stacks: list[LoRAStack] = []
-        self.targets = targets_of(model)
+        self.targets = AdapterTargets.of_model(model)
         self._sizes = [
             (linear.num_inputs, [size for _, size in linear.parts]) for linear in model.linears
         ]
@@ -104,14 +104,3 @@ class AdapterPool:
         """Steps run on a stream of their own."""
         if not traits_of(self._device).is_host:
             torch.cuda.synchronize(self._device)
-
-
-def targets_of(model: Decoder) -> AdapterTargets:
-    """The parts of the model that adapters may change."""
-    spec = model.spec
-    return AdapterTargets.of_linears(
-        model.linears,
-        num_query_heads=spec.num_query_heads,
-        num_kv_heads=spec.keys_of(0).num_kv_heads,
-        has_experts=model.has_experts,
-    )

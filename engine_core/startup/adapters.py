@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from engine_core.adapters.adapter import read_adapter
+from engine_core.adapters.adapter import AdapterTargets, read_adapter
 from engine_core.adapters.errors import AdapterError
 from engine_core.adapters.host import Adapters
-from engine_core.adapters.pool import AdapterPool, targets_of
+from engine_core.adapters.pool import AdapterPool
 from engine_core.errors import ConfigurationError, StartupError
 from engine_core.models.decoder import decoder_of
 from engine_core.options.adapters import AdapterOptions
@@ -23,7 +23,7 @@ def make_adapter_pool(
     if not options.is_enabled:
         return None
     model = decoder_of(loaded.model, "adapters")
-    targets, largest = targets_of(model), 0
+    targets, largest = AdapterTargets.of_model(model), 0
     if options.max_lora_rank is None:
         for name, path in options.by_name().items():
             try:

@@ -1,5 +1,6 @@
 """Adapters as files: what is read of PEFT's folders and GGUF, and what is refused by name."""
 
+import dataclasses
 import json
 
 import gguf
@@ -10,17 +11,27 @@ from safetensors.torch import save_file
 
 from engine_core.adapters.adapter import AdapterTarget, AdapterTargets, read_adapter
 from engine_core.adapters.errors import AdapterError
+from engine_core.models.interface import ModelSpec
+from engine_core.models.layer_cache import PagedKeys
 
-Q, GATE, DOWN = (f"model.layers.0.{each}" for each in ("self_attn.q_proj", "mlp.gate", "down"))
-DOWN = "model.layers.0.mlp.down_proj"
+Q, GATE, DOWN = (
+    f"model.layers.0.{each}" for each in ("self_attn.q_proj", "mlp.gate", "mlp.down_proj")
+)
+K = "model.layers.1.self_attn.k_proj"
 TARGETS = AdapterTargets(
-    by_name={
+    {
         Q: AdapterTarget(0, 0, 6, 8),
         GATE: AdapterTarget(1, 0, 6, 4),
         DOWN: AdapterTarget(2, 0, 5, 6),
+        K: AdapterTarget(3, 0, 6, 8),
     },
-    num_query_heads=2,
-    num_kv_heads=1,
+    ModelSpec(
+        layers=(PagedKeys(1, 4, 4), PagedKeys(2, 4, 4)),
+        num_query_heads=2,
+        hidden_size=6,
+        vocab_size=9,
+        max_model_len=9,
+    ),
     has_experts=False,
 )
 CONFIG = {"peft_type": "LORA", "r": 2, "lora_alpha": 6, "target_modules": ["q_proj"]}
@@ -120,7 +131,7 @@ def test_weights_that_do_not_fit_the_model_are_refused(tmp_path, tensors, why):
 
 def test_experts_and_ranks_beyond_the_limit_are_refused(tmp_path):
     expert = "model.layers.0.mlp.experts.1.up_proj"
-    of_experts = AdapterTargets(TARGETS.by_name, 2, 1, has_experts=True)
+    of_experts = dataclasses.replace(TARGETS, has_experts=True)
     with pytest.raises(AdapterError, match="experts take no adapters"):
         read(folder(tmp_path / "a", weights(expert)), targets=of_experts)
     with pytest.raises(AdapterError, match=r"rank 2 .* the limit is 1; .*--max-lora-rank"):
@@ -165,6 +176,8 @@ def gguf_file(path, *, architecture="llama", kind=("adapter", "lora"), alpha=6.0
     if architecture == "llama":
         b = permuted
     writer.add_tensor("blk.0.attn_q.weight.lora_b", b.contiguous().numpy())
+    writer.add_tensor("blk.1.attn_k.weight.lora_a", a.numpy())
+    writer.add_tensor("blk.1.attn_k.weight.lora_b", b.contiguous().numpy())
     a, b = weights(DOWN, 6, 5, rank=1).values()
     writer.add_tensor("blk.0.ffn_down.weight.lora_a", a.numpy().astype(np.float16))
     writer.add_tensor("blk.0.ffn_down.weight.lora_b", b.numpy())
@@ -181,9 +194,10 @@ def gguf_file(path, *, architecture="llama", kind=("adapter", "lora"), alpha=6.0
 def test_a_gguf_adapter_is_read_as_llama_cpp_means_it(tmp_path, architecture):
     adapter = read(gguf_file(tmp_path / "a.gguf", architecture=architecture))
     a, b = weights().values()
-    part, down = adapter.parts[0][0], adapter.parts[2][0]
+    part, down, keys = adapter.parts[0][0], adapter.parts[2][0], adapter.parts[3][0]
     assert torch.equal(part.a_RE, a)
     torch.testing.assert_close(part.b_NR, b * 3)
+    torch.testing.assert_close(keys.b_NR, b * 3)  # by the two heads of its own layer
     a, b = weights(DOWN, 6, 5, rank=1).values()
     torch.testing.assert_close(down.a_RE, a, atol=1e-3, rtol=1e-3)
     torch.testing.assert_close(down.b_NR, b * 6)
