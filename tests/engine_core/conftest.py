@@ -13,9 +13,13 @@ import torch
 
 from engine_core.models.interface import Model
 from kernels.cpu.operations import CpuOperations
-from kernels.interface.operations import AttentionSpec, ForwardContext, Operations
+from kernels.interface.operations import (
+    AttentionSpec,
+    ForwardContext,
+    Operations,
+    allocate_kv_cache,
+)
 from kernels.torch.operations import TorchOperations
-from tests.kernels.paged_steps import make_cache
 from tests.native_kernels import native_library_or_skip
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -43,32 +47,27 @@ class PagedRun:
     ) -> None:
         self.model, self.ops, self.sequences = model, ops, sequences
         self.block_size, self.dtype = block_size, dtype
-        spec, keys = model.spec, model.spec.keys_of(0)
+        spec = model.spec
         width = max(-(-len(tokens) // block_size) for tokens in sequences)
         num_blocks = len(sequences) * width
         ids = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(0)) + 1
         self.block_tables = ids.view(len(sequences), width).int()
         self.caches = [
-            make_cache(
-                ops,
-                num_blocks + 1 + num_more_blocks,
-                block_size,
-                keys.num_kv_heads,
-                keys.key_size,
-                dtype,
+            allocate_kv_cache(
+                ops, num_blocks + 1 + num_more_blocks, keys.kv_shape(block_size, dtype)
             )
-            for _ in range(spec.num_layers)
+            for keys in spec.layers
         ]
         for cache in self.caches:  # what other requests left behind must not be seen
             cache.keys[1:] = cache.values[1:] = 1e4
         self.planners = {
-            window: ops.make_attention_planner(
+            keys: ops.make_attention_planner(
                 AttentionSpec(
                     num_query_heads=spec.num_query_heads,
                     num_kv_heads=keys.num_kv_heads,
                     head_size=keys.key_size,
                     block_size=block_size,
-                    sliding_window=window,
+                    sliding_window=keys.window,
                     max_num_seqs=len(sequences),
                     max_num_batched_tokens=sum(map(len, sequences)),
                     max_model_len=max(map(len, sequences)),
@@ -76,7 +75,7 @@ class PagedRun:
                     kv_dtype=dtype,
                 )
             )
-            for window in {layer.reach for layer in spec.layers}
+            for keys in set(spec.layers)
         }
         self.computed = [0] * len(sequences)
         self.logits = [torch.empty(len(s), spec.vocab_size) for s in sequences]
@@ -100,7 +99,7 @@ class PagedRun:
         spec = self.model.spec
         width = -(-int(seq_lens.max()) // self.block_size)
         plans = {
-            window: planner.plan(
+            keys: planner.plan(
                 query_start_loc_R1=starts,
                 seq_lens_R=seq_lens,
                 block_table_RM=self.block_tables[rows, :width],
@@ -108,11 +107,11 @@ class PagedRun:
                 num_decodes=0,
                 num_decode_tokens=0,
             )
-            for window, planner in self.planners.items()
+            for keys, planner in self.planners.items()
         }
         context = ForwardContext(
             kv_caches=self.caches,
-            metadata=[plans[layer.reach] for layer in spec.layers],
+            metadata=[plans[keys] for keys in spec.layers],
             ops=self.ops,
             encoded=self.encoded(row_T),
         )

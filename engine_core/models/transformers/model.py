@@ -10,7 +10,9 @@ takes seconds to import, so it is imported when a model is loaded.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +21,7 @@ import torch
 from engine_core.models.config_names import SPELLINGS, size_in
 from engine_core.models.errors import ModelError, ModelWeightsError, UnsupportedArchitecture
 from engine_core.models.interface import Model, ModelSpec
-from engine_core.models.layer_cache import paged_keys
+from engine_core.models.layer_cache import PagedKeys
 from kernels.interface.operations import Operations
 
 if TYPE_CHECKING:
@@ -151,8 +153,8 @@ def _make_runnable(model: Any, dtype: torch.dtype, ops: Operations) -> Model:
         _spec(
             model,
             reference,
-            num_query_heads=_whole_groups(model, reference.num_kv_heads),
-            windows=(None,) * len(reference.sliding_windows),
+            num_query_heads=_whole_groups(model, {keys.num_kv_heads for keys in reference.layers}),
+            layers=tuple(replace(keys, window=None) for keys in reference.layers),
         ),
     )
     try:
@@ -186,14 +188,18 @@ def _flattened(
     try:
         switch_to_paged_attention(model)
         calls = record_attention(reference.body, reference.token_ids[0])
-        windows = tuple(call.sliding_window for call in calls)
-        if windows != reference.sliding_windows:
+        windows = [call.sliding_window for call in calls]
+        if windows != (kept := [keys.window for keys in reference.layers]):
             raise UnsupportedAttention(
-                f"its layers ask for windows {windows}, its cache has {reference.sliding_windows}"
+                f"its layers ask for windows {windows}, its cache has {kept}"
             )
-        if {call.num_kv_heads for call in calls} != {reference.num_kv_heads}:
+        if [call.num_kv_heads for call in calls] != [
+            keys.num_kv_heads for keys in reference.layers
+        ]:
             raise UnsupportedAttention("it does not cache the keys that it attends to")
-        spec = _spec(model, reference, num_query_heads=calls[0].num_query_heads, windows=windows)
+        spec = _spec(
+            model, reference, num_query_heads=calls[0].num_query_heads, layers=reference.layers
+        )
         runnable = FlattenedModel(reference.body, spec)
         off = largest_difference(runnable, reference, dtype=dtype, ops=ops)
     except Exception as error:
@@ -206,18 +212,18 @@ def _flattened(
     return runnable
 
 
-def _whole_groups(model: Any, num_kv_heads: int) -> int:
+def _whole_groups(model: Any, num_kv_heads: set[int]) -> int:
     """Query heads, for plans without results: they need as many for each key/value head."""
-    config = model.config.get_text_config(decoder=True)
-    num_heads = getattr(config, "num_attention_heads", num_kv_heads)
-    return num_heads if num_heads % num_kv_heads == 0 else num_kv_heads
+    least = math.lcm(*num_kv_heads)
+    num_heads = getattr(model.config.get_text_config(decoder=True), "num_attention_heads", least)
+    return num_heads if num_heads % least == 0 else least
 
 
 def _spec(
-    model: Any, reference: Reference, *, num_query_heads: int, windows: tuple[int | None, ...]
+    model: Any, reference: Reference, *, num_query_heads: int, layers: tuple[PagedKeys, ...]
 ) -> ModelSpec:
     return ModelSpec(
-        layers=paged_keys(reference.num_kv_heads, reference.head_size, windows),
+        layers=layers,
         num_query_heads=num_query_heads,
         hidden_size=reference.embedding_size,
         vocab_size=reference.vocab_size,

@@ -14,6 +14,7 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicS
 
 from engine_core.models.errors import UnsupportedArchitecture
 from engine_core.models.interface import Model, ModelSpec
+from engine_core.models.layer_cache import LayerCache, PagedKeys
 from kernels.interface.given_rows import GivenRows, replace_rows
 from kernels.interface.kv_cache import KVCache
 from kernels.interface.operations import (
@@ -152,17 +153,14 @@ class Reference:
 
     Attributes:
         logits: float32, [length of the sequence, V] for each sequence.
-        sliding_windows: for each layer, what transformers' own cache keeps; None for all.
-        head_size: of keys or values, whichever is larger.
+        layers: what transformers' own cache keeps; keys and values both have the larger size.
         embedding_size: see `CausalBody.embedding_size`.
     """
 
     body: CausalBody
     token_ids: tuple[torch.Tensor, ...]
     logits: tuple[torch.Tensor, ...]
-    num_kv_heads: int
-    head_size: int
-    sliding_windows: tuple[int | None, ...]
+    layers: tuple[PagedKeys, ...]
     embedding_size: int
 
     @property
@@ -182,29 +180,24 @@ def run_reference(model: Any) -> Reference:
         ids[torch.randint(len(ids), (length,), generator=generator)] for length in _SEQUENCE_LENS
     )
     body, output = run_and_find_body(model, token_ids[0])
-    num_kv_heads, head_size, windows = _read_cache(
-        model, getattr(output, _CACHE, getattr(output, _CACHE_BEFORE, None))
-    )
+    layers = _read_cache(model, getattr(output, _CACHE, getattr(output, _CACHE_BEFORE, None)))
     logits = [output.logits, *(model(input_ids=ids_L[None]).logits for ids_L in token_ids[1:])]
     return Reference(
         body=body,
         token_ids=token_ids,
         logits=tuple(logits_1LV[0].float() for logits_1LV in logits),
-        num_kv_heads=num_kv_heads,
-        head_size=head_size,
-        sliding_windows=windows,
+        layers=layers,
         embedding_size=body.embedding_size(token_ids[0]),
     )
 
 
-def _read_cache(model: Any, cache: object) -> tuple[int, int, tuple[int | None, ...]]:
+def _read_cache(model: Any, cache: object) -> tuple[PagedKeys, ...]:
     name = type(model).__name__
     if not isinstance(cache, DynamicCache) or not cache.layers:
         raise UnsupportedArchitecture(
             f"{name} keeps no key/value cache; decoders that do are supported"
         )
-    shapes: set[tuple[int, int]] = set()
-    windows: list[int | None] = []
+    layers: list[PagedKeys] = []
     for layer in cache.layers:
         # exactly these: their subclasses hold states beside keys and values
         if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) or not layer.is_initialized:
@@ -212,15 +205,10 @@ def _read_cache(model: Any, cache: object) -> tuple[int, int, tuple[int | None, 
                 f"{name} has layers without keys and values of their own "
                 f"({type(layer).__name__}); models with attention in every layer are supported"
             )
-        shapes.add((layer.keys.shape[1], max(layer.keys.shape[3], layer.values.shape[3])))
-        windows.append(int(layer.sliding_window) if layer.is_sliding else None)
-    if len(shapes) > 1:
-        raise UnsupportedArchitecture(
-            f"{name} has layers with different (key/value heads, head size): {sorted(shapes)}; "
-            "models whose layers are alike are supported"
-        )
-    num_kv_heads, head_size = shapes.pop()
-    return num_kv_heads, head_size, tuple(windows)
+        size = max(layer.keys.shape[3], layer.values.shape[3])
+        window = int(layer.sliding_window) if layer.is_sliding else None
+        layers.append(PagedKeys(layer.keys.shape[1], size, size, window))
+    return tuple(layers)
 
 
 def largest_difference(
@@ -263,15 +251,16 @@ def _caches(spec: ModelSpec, dtype: torch.dtype, ops: Operations) -> list[KVCach
 
 def _make_planners(
     spec: ModelSpec, dtype: torch.dtype, ops: Operations
-) -> dict[int | None, AttentionPlanner]:
+) -> dict[LayerCache, AttentionPlanner]:
+    """A planner for each kind of layer."""
     return {
-        window: ops.make_attention_planner(
+        keys: ops.make_attention_planner(
             AttentionSpec(
                 num_query_heads=spec.num_query_heads,
-                num_kv_heads=spec.keys_of(0).num_kv_heads,
-                head_size=spec.keys_of(0).key_size,
+                num_kv_heads=keys.num_kv_heads,
+                head_size=keys.key_size,
                 block_size=_BLOCK_SIZE,
-                sliding_window=window,
+                sliding_window=keys.window,
                 max_num_seqs=len(_SEQUENCE_LENS),
                 max_num_batched_tokens=sum(_SEQUENCE_LENS),
                 max_model_len=max(_SEQUENCE_LENS),
@@ -279,14 +268,14 @@ def _make_planners(
                 kv_dtype=dtype,
             )
         )
-        for window in {layer.reach for layer in spec.layers}
+        for keys in {spec.keys_of(layer) for layer in range(spec.num_layers)}
     }
 
 
 def _plan(
     spec: ModelSpec,
     spans: Sequence[tuple[int, int, int]],
-    planners: dict[int | None, AttentionPlanner],
+    planners: dict[LayerCache, AttentionPlanner],
 ) -> list[AttentionMetadata]:
     slots = [
         _BLOCK_TABLES[row][position // _BLOCK_SIZE] * _BLOCK_SIZE + position % _BLOCK_SIZE
@@ -295,8 +284,8 @@ def _plan(
     ]
     lengths = [stop - start for _, start, stop in spans]
     # none is called a decode: a backend takes any order then
-    by_window = {
-        window: planner.plan(
+    by_kind = {
+        keys: planner.plan(
             query_start_loc_R1=torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0).int(),
             seq_lens_R=torch.tensor([stop for _, _, stop in spans], dtype=torch.int32),
             block_table_RM=torch.tensor(
@@ -306,6 +295,6 @@ def _plan(
             num_decodes=0,
             num_decode_tokens=0,
         )
-        for window, planner in planners.items()
+        for keys, planner in planners.items()
     }
-    return [by_window[layer.reach] for layer in spec.layers]
+    return [by_kind[layer] for layer in spec.layers]

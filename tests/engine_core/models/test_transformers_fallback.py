@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from engine_core.models.errors import ModelError, ModelWeightsError, UnsupportedArchitecture
-from engine_core.models.layer_cache import paged_keys
+from engine_core.models.layer_cache import PagedKeys, paged_keys
 from engine_core.models.transformers import attention
 from engine_core.models.transformers.attention import FlattenedModel, PerRequestModel
 from engine_core.models.transformers.model import load_transformers_model
@@ -51,6 +51,10 @@ FLATTENED = {
     "olmo2": lambda: transformers.Olmo2Config(**GROUPED),
     "granite": lambda: transformers.GraniteConfig(**GROUPED, logits_scaling=3.0),
     "mixtral": lambda: transformers.MixtralConfig(**GROUPED, num_local_experts=4),
+    "gemma4_text (heads of two sizes)": lambda: transformers.Gemma4TextConfig(
+        **GROUPED, head_dim=8, global_head_dim=12, sliding_window=3, hidden_size_per_layer_input=0,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+    ),
 }  # fmt: skip
 
 PER_REQUEST = {
@@ -235,8 +239,15 @@ def test_longrope_ends_where_its_angles_would_change(tmp_path, ops):
     assert model.spec.max_model_len == 32
 
 
-def test_windows_of_the_layers_are_those_of_the_config(tmp_path, ops):
-    _, config = save(FLATTENED["gemma2"](), tmp_path)
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [
+        ("gemma2", paged_keys(2, 8, (3, None, 3))),
+        ("gemma4_text (heads of two sizes)", (*paged_keys(2, 8, (3, 3)), PagedKeys(2, 12, 12))),
+    ],
+)
+def test_what_layers_keep_is_as_the_config_says(name, layers, tmp_path, ops):
+    _, config = save(FLATTENED[name](), tmp_path)
     spec = load_transformers_model(tmp_path, config, dtype=torch.float32, ops=ops).spec
-    assert (spec.num_query_heads, spec.layers) == (6, paged_keys(2, 8, (3, None, 3)))
+    assert (spec.num_query_heads, spec.layers) == (6, layers)
     assert (spec.vocab_size, spec.max_model_len) == (131, 128)
