@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from engine_core.models.errors import ModelConfigError, ModelWeightsError, UnsupportedArchitecture
 from engine_core.models.loading import load_dummy_model, load_model
 from kernels.cpu.operations import CpuOperations
+from kernels.triton.operations import TritonOperations
 from tests.engine_core.rounded_activations import inputs_in_bytes
 from tests.native_kernels import native_library_or_skip
 
@@ -125,6 +126,19 @@ def test_mixed_chunked_steps_give_the_logits_of_a_full_forward(name, paged_logit
     assert expected[0].std() > 0.1
     for ours, theirs in zip(paged_logits(model, token_lists), expected, strict=True):
         torch.testing.assert_close(ours, theirs, atol=5e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "name", ["olmoe 2 of 3, renormalised, biases", "qwen2 2 of 4, renormalised, every second layer"]
+)
+@pytest.mark.parametrize("ops", ["torch"], indirect=True)
+def test_the_gpu_kernels_give_the_logits_of_a_full_forward(name, paged_logits, ops):
+    """Those families whose blocks differ from Qwen 3's, in the interpreter."""
+    reference, on = random_model(CONFIGS[name]), TritonOperations(torch.device("cpu"))
+    model = load(reference.config.to_dict(), reference.state_dict().items(), on)
+    token_lists = sequences((6, 3))
+    ours, theirs = paged_logits(model, token_lists, on=on), full_logits(reference, token_lists)
+    torch.testing.assert_close(torch.cat(ours), torch.cat(theirs), atol=5e-5, rtol=1e-4)
 
 
 def saved(config, folder):
