@@ -65,12 +65,10 @@ class Attention:
 
     @property
     def linears(self) -> list[FusedLinear]:
-        """Products that adapters may add to."""
         qkv = self._qkv
         return [*(qkv.parts if isinstance(qkv, NormedProjections) else [qkv]), self._output]
 
     def placements(self) -> Placements:
-        """The placements of the projections and norms."""
         parts = [self._qkv.placements(), self._output.placements()]
         parts += [norm.placements() for norm in self._head_norms]
         return merge(parts)

@@ -65,11 +65,9 @@ class DenseFeedForward:
 
     @property
     def linears(self) -> list[FusedLinear]:
-        """Products that adapters may add to."""
         return [self.first, self._down]
 
     def placements(self) -> Placements:
-        """The placements of the three projections."""
         return merge([self.first.placements(), self._down.placements()])
 
     def __call__(self, x_TE: Activations, _context: ForwardContext) -> torch.Tensor:
@@ -139,7 +137,6 @@ class SparseFeedForward:
         return [self._router]
 
     def placements(self) -> Placements:
-        """Of the router, and of gate, up and down of every expert that is here."""
         _, hidden_size, features = self._down_shape
         gate, up, down = self._projections
         placements = self._router.placements()
@@ -206,11 +203,9 @@ class SharedFeedForward:
 
     @property
     def linears(self) -> list[FusedLinear]:
-        """Products that adapters may add to."""
         return [*self._routed.linears, *self._shared.linears]
 
     def placements(self) -> Placements:
-        """The placements of the three parts."""
         return merge(
             [self._routed.placements(), self._shared.placements(), self._gate.placements()]
         )

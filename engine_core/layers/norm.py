@@ -46,7 +46,6 @@ class RMSNorm:
         return self._weight.tensor
 
     def placements(self) -> Placements:
-        """The weight."""
         return self._weight.placements()
 
     def __call__(self, x_TE: torch.Tensor) -> torch.Tensor:
@@ -107,7 +106,6 @@ class LayerNorm:
         self._weight_2E = torch.zeros(2, size, dtype=dtype, device=ops.device)
 
     def placements(self) -> Placements:
-        """Weight, and bias if there is one."""
         shape = tuple(self._weight_2E.shape[1:])
         return {
             f"{self._name}.{kind}": Placement(shape, partial(self._store, row))

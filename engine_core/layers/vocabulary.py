@@ -94,7 +94,6 @@ class Vocabulary:
         self._head: LinearWeight | None = None
 
     def placements(self) -> Placements:
-        """The placements of embedding and head."""
         takes_embedding = self._embeds or (self._heads and self._tied)
         names = [self._embedding_name] * takes_embedding + [self._head_name] * self._heads
         return {name: self._placement(name) for name in names}

@@ -117,7 +117,6 @@ class Block:
         return [*self.mixer.linears, *self.feed_forward.linears]
 
     def placements(self) -> Placements:
-        """Tensors of the mixer, the feed-forward part and the norms, by checkpoint name."""
         parts = [self.mixer.placements(), self.feed_forward.placements()]
         return merge([*parts, *(norm.placements() for norm in self._norms)])
 

@@ -85,7 +85,6 @@ class Decoder:
 
     @property
     def linears(self) -> list[FusedLinear]:
-        """Products that adapters may add to."""
         return [linear for block in self._blocks for linear in block.linears]
 
     @property

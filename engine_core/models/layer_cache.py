@@ -1,9 +1,9 @@
-"""What a layer keeps of a sequence, as the cache's planning asks: a kind of layer is a class of the
-union `LayerCache`."""
+"""What a layer keeps of a sequence, as the cache's planning asks: a kind of layer is a class."""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,8 +14,33 @@ if TYPE_CHECKING:
     from kernels.interface.kv_cache import KVShape
 
 
+class LayerCache(ABC):
+    """Something of each token that all later ones read, unless a kind says otherwise."""
+
+    __slots__ = ()
+
+    @property
+    def reach(self) -> int | None:
+        """Tokens back from the next one, itself included, that are read; None: all."""
+        return None
+
+    @property
+    def can_go_back(self) -> bool:
+        """Whether tokens can be taken back: what lies behind is written again."""
+        return True
+
+    def span(self, block_size: int) -> int:
+        """Blocks of so many tokens that one of the layer's stands for.
+        Raises ValueError: the layer's do not end where such blocks do."""
+        return 1
+
+    @abstractmethod
+    def block_bytes(self, block_size: int, dtype: torch.dtype) -> int:
+        """What it keeps in a block of so many tokens of a cache of `dtype`."""
+
+
 @dataclass(frozen=True, slots=True)
-class PagedKeys:
+class PagedKeys(LayerCache):
     """Keys and values of each token.
 
     Attributes:
@@ -31,17 +56,7 @@ class PagedKeys:
 
     @property
     def reach(self) -> int | None:
-        """Tokens back from the next one, itself included, that are read; None: all."""
         return self.window
-
-    @property
-    def can_go_back(self) -> bool:
-        """Whether tokens can be taken back: what lies behind is written again."""
-        return True
-
-    def span(self, block_size: int) -> int:
-        """Blocks of so many tokens that one of the layer's stands for."""
-        return 1
 
     def kv_shape(self, block_size: int, dtype: torch.dtype) -> KVShape:
         """Shape of what the layer reads in a block of so many tokens of a cache of `dtype`."""
@@ -50,39 +65,23 @@ class PagedKeys:
         return KVShape(block_size, self.num_kv_heads, self.key_size, self.value_size, dtype)
 
     def block_bytes(self, block_size: int, dtype: torch.dtype) -> int:
-        """What it keeps in a block of so many tokens of a cache of `dtype`."""
         return 0 if self.shares is not None else self.kv_shape(block_size, dtype).block_bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Latent:
+class Latent(LayerCache):
     """One vector of each token, which all heads make their keys and values of (MLA)."""
 
     size: int
 
-    @property
-    def reach(self) -> int | None:
-        """See `PagedKeys.reach`."""
-        return None
-
-    @property
-    def can_go_back(self) -> bool:
-        """See `PagedKeys.can_go_back`."""
-        return True
-
-    def span(self, block_size: int) -> int:
-        """See `PagedKeys.span`."""
-        return 1
-
     def block_bytes(self, block_size: int, dtype: torch.dtype) -> int:
-        """See `PagedKeys.block_bytes`."""
         from kernels.interface.kv_cache import cached_head_bytes
 
         return block_size * cached_head_bytes(self.size, dtype)
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class State(LayerCache):
     """One state of a sequence, which each token changes.
 
     Attributes:
@@ -96,16 +95,13 @@ class State:
 
     @property
     def reach(self) -> int | None:
-        """The state of the token before, and its own."""
-        return 2
+        return 2  # the state of the token before, and its own
 
     @property
     def can_go_back(self) -> bool:
-        """See `PagedKeys.can_go_back`: only to where one is kept."""
-        return False
+        return False  # only to where one is kept
 
     def span(self, block_size: int) -> int:
-        """See `PagedKeys.span`. Raises ValueError: states are not kept at the ends of blocks."""
         if self.every % block_size:
             raise ValueError(
                 f"a state every {self.every} tokens, and blocks of {block_size}; choose a "
@@ -117,9 +113,6 @@ class State:
         """Bytes of a state, however many tokens a block stands for; it has dtypes of its own."""
         parts = zip(self.shapes, self.dtypes, strict=True)
         return sum(math.prod(shape) * part.itemsize for shape, part in parts)
-
-
-LayerCache = PagedKeys | Latent | State
 
 
 def paged_keys(

@@ -59,7 +59,6 @@ class EncoderHead:
         self._out = exact([(config.out, config.num_labels)], size, bias=True)
 
     def placements(self) -> Placements:
-        """Tensors of the head's products and its norm, by checkpoint name."""
         parts = (self._dense, self._norm, self._out)
         return merge(part.placements() for part in parts if part is not None)
 
@@ -111,7 +110,6 @@ class EncoderLayer:
         self.output_norm = norm(names.output_norm.format(layer))
 
     def placements(self) -> Placements:
-        """Tensors of attention, feed-forward part and norms, by checkpoint name."""
         parts = [self.attention.placements(), self.output_norm.placements()]
         parts += [self.feed_forward.up.placements(), self.feed_forward.down.placements()]
         if self.attention_norm is not None:
