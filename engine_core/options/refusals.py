@@ -1,11 +1,11 @@
 """Options that are refused, in one table: by the kind of model, by what its code does not support
-(`engine_core.models.interface.Feature`), on a GPU, and with several workers."""
+(`engine_core.models.interface.Feature`) or its layers keep, on a GPU, and with several workers."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import get_args
 
 from engine_core.errors import ConfigurationError
-from engine_core.models.interface import Feature
+from engine_core.models.interface import Feature, Model
 from engine_core.options.engine import EngineOptions
 
 FIRST_LAYERS = "first-layers:"
@@ -91,6 +91,10 @@ _REFUSED: dict[str, dict[str, str]] = {
         + _TRANSFORMERS
         + "name another model",
     },
+    "states": {
+        "--speculative": "{option}: drafts that are rejected are taken back, and layers of "
+        "{architecture} keep a state that cannot go back; omit it",
+    },
     "gpu": {
         "--draft-model": "{option} runs on a CPU only; use --speculative ngram or suffix, or run "
         "with --device cpu",
@@ -140,10 +144,11 @@ def refuse(options: EngineOptions, situation: str, architecture: str = "") -> No
             )
 
 
-def refuse_unsupported(
-    options: EngineOptions, supports: Collection[Feature], architecture: str
-) -> None:
-    """Raises ConfigurationError: an option asks for what the model's code does not support."""
+def refuse_unsupported(options: EngineOptions, model: Model, architecture: str) -> None:
+    """Raises ConfigurationError: an option asks for what the model's code or layers do not
+    support."""
     for feature in get_args(Feature):
-        if feature not in supports and feature in _REFUSED:
+        if feature not in model.supports and feature in _REFUSED:
             refuse(options, feature, architecture)
+    if not all(layer.can_go_back for layer in model.spec.layers):
+        refuse(options, "states", architecture)

@@ -42,7 +42,7 @@ def load_with_draft(
     """`load_any_model`, with its `draft` where the options name one.
     Raises ConfigurationError: the draft model cannot make drafts for this one."""
     loaded = load_any_model(options, files, device, collectives)
-    refuse_unsupported(options, loaded.model.supports, loaded.architecture)
+    refuse_unsupported(options, loaded.model, loaded.architecture)
     loaded = with_encoder(options, files, loaded)
     name = options.speculation.draft_model
     if name is None:

@@ -38,11 +38,7 @@ class Speculator(SchedulerPart):
     def __init__(
         self, pool: RequestPool, config: SchedulerConfig, proposer: Proposer | None
     ) -> None:
-        if not pool.kv_cache.goes_back:
-            raise ValueError(
-                "drafts that are rejected go back, and layers of this model keep a state that "
-                "cannot; omit --speculative and --draft-model"
-            )
+        assert pool.kv_cache.goes_back, "rejected drafts are taken back: not refused"
         self._pool = pool
         self._batch = batch = pool.batch
         self._proposer = proposer
