@@ -23,6 +23,7 @@ from kernels.cpu.operations import CpuOperations
 from kernels.triton.operations import TritonOperations
 from tests.engine_core.distributed.rank_models import paged_logits as rank_logits
 from tests.engine_core.distributed.rank_processes import RankProcesses
+from tests.engine_core.model_files.converted import gguf_keys, gguf_tensors
 from tests.engine_core.rounded_activations import inputs_in_bytes
 from tests.native_kernels import native_library_or_skip
 
@@ -64,58 +65,7 @@ LENGTHS = (25, 1, 19)
 
 
 def keys_of(arch: str) -> dict[str, Any]:
-    config = CONFIGS[arch]
-    keys = {
-        "block_count": 2,
-        "context_length": 512,
-        "embedding_length": 64,
-        "feed_forward_length": 96,
-        "attention.head_count": 4,
-        "attention.head_count_kv": 2,
-        "attention.key_length": 16,
-        "attention.value_length": 16,
-        "attention.layer_norm_rms_epsilon": 1e-5,
-        "rope.dimension_count": 16,
-        "rope.freq_base": 1000.0,
-        "expert_count": config.num_experts,
-        "expert_used_count": config.num_experts_per_tok,
-    }
-    if arch in ("qwen2moe", "qwen3moe"):
-        keys["expert_feed_forward_length"] = 64
-    if arch == "qwen2moe":
-        keys["expert_shared_feed_forward_length"] = 32
-    return {"general.architecture": arch, **{f"{arch}.{key}": v for key, v in keys.items()}}
-
-
-def permute(weights: np.ndarray, num_heads: int) -> np.ndarray:
-    """LlamaModel.permute of llama.cpp's convert_hf_to_gguf.py."""
-    pairs = weights.reshape(num_heads, 2, weights.shape[0] // num_heads // 2, -1)
-    return pairs.swapaxes(1, 2).reshape(weights.shape)
-
-
-def tensors_of(arch: str, state: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """Stacked experts are [X, out, in], gate and up apart."""
-    kind = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
-    names = gguf.get_tensor_name_map(kind, 2)
-    tensors: dict[str, Any] = {}
-    for name, tensor in state.items():
-        values = tensor.numpy()
-        if name.endswith("experts.gate_up_proj"):
-            block = f"blk.{name.split('.')[2]}"
-            gate, up = np.split(values, 2, axis=1)
-            tensors |= {f"{block}.ffn_gate_exps.weight": gate, f"{block}.ffn_up_exps.weight": up}
-            continue
-        if arch == "llama" and "q_proj" in name:
-            values = permute(values, 4)
-        if arch == "llama" and "k_proj" in name:
-            values = permute(values, 2)
-        if name.endswith("shared_expert_gate.weight"):
-            values = values[0]
-        target = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        if name.endswith("experts.down_proj"):
-            target = f"blk.{name.split('.')[2]}.ffn_down_exps.weight"
-        tensors[target] = values
-    return tensors
+    return gguf_keys(CONFIGS[arch])
 
 
 def random_model(arch: str) -> Any:
@@ -148,7 +98,7 @@ def test_config_and_logits_of_the_file_are_those_of_transformers(
     arch, write_gguf, ops, paged_logits
 ) -> None:
     model = random_model(arch)
-    path = write_gguf(keys_of(arch), tensors_of(arch, model.state_dict()))
+    path = write_gguf(keys_of(arch), gguf_tensors(CONFIGS[arch], model.state_dict()))
     files = open_model_files(str(path), report=print)
     again = AutoConfig.for_model(**files.config)
     assert type(again) is type(CONFIGS[arch])
@@ -167,7 +117,7 @@ def test_config_and_logits_of_the_file_are_those_of_transformers(
 def quantised_stacks(write_gguf, arch="qwen3moe", gate_up="Q8_0", down="Q8_0"):
     """(a model, the files of it with its experts in blocks)."""
     model = random_model(arch)
-    tensors = tensors_of(arch, model.state_dict())
+    tensors = gguf_tensors(CONFIGS[arch], model.state_dict())
     kinds = {"down": gguf.GGMLQuantizationType[down], "gate": gguf.GGMLQuantizationType[gate_up]}
     for name, values in tensors.items():
         if "_exps" in name:
@@ -248,7 +198,7 @@ def test_stacks_stay_blocks_on_a_gpu(write_gguf, paged_logits, monkeypatch) -> N
 
 def test_old_files_with_a_tensor_an_expert_are_read(write_gguf, ops, paged_logits) -> None:
     model = random_model("llama")
-    tensors = tensors_of("llama", model.state_dict())
+    tensors = gguf_tensors(CONFIGS["llama"], model.state_dict())
     for name in [name for name in tensors if "_exps" in name]:
         for expert, values in enumerate(tensors.pop(name)):
             tensors[name.replace("_exps.", f".{expert}.")] = values
@@ -258,7 +208,7 @@ def test_old_files_with_a_tensor_an_expert_are_read(write_gguf, ops, paged_logit
 
 
 def test_a_stack_that_lacks_an_expert_is_named(write_gguf, ops) -> None:
-    tensors = tensors_of("llama", random_model("llama").state_dict())
+    tensors = gguf_tensors(CONFIGS["llama"], random_model("llama").state_dict())
     tensors["blk.1.ffn_up_exps.weight"] = tensors["blk.1.ffn_up_exps.weight"][:2]
     files = open_model_files(str(write_gguf(keys_of("llama"), tensors)), report=print)
     with pytest.raises(ModelWeightsError, match=r"layers\.1\.block_sparse_moe\.experts\.2\.w3"):

@@ -24,10 +24,10 @@ from transformers import (
     Qwen3Config,
     SmolLM3Config,
 )
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from engine_core.model_files import BrokenModelFile, UnsupportedModelFile, open_model_files
 from engine_core.models.loading import load_model
+from tests.engine_core.model_files.converted import gguf_keys, gguf_tensors
 
 _SHAPE: dict[str, Any] = {
     "vocab_size": 99,
@@ -109,104 +109,6 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "granite": GraniteConfig(**_PLAIN_HEADS, **_GRANITE),
     "arcee": ArceeConfig(**_SHAPE, rope_parameters=_YARN),
 }
-_PAIRED_ROWS = ("llama", "mistral3", "smollm3", "granite", "arcee")
-"""Architectures whose q and k the converter permutes."""
-
-
-def architecture_of(config: PreTrainedConfig) -> str:
-    return {"mistral": "llama", "gemma3_text": "gemma3", "ministral3": "mistral3"}.get(
-        config.model_type, config.model_type
-    )
-
-
-def converter_names(config: PreTrainedConfig) -> gguf.TensorNameMap:
-    arch = next(
-        key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture_of(config)
-    )
-    return gguf.get_tensor_name_map(arch, config.num_hidden_layers)
-
-
-def permute(weights: np.ndarray, num_heads: int) -> np.ndarray:
-    """LlamaModel.permute of llama.cpp's convert_hf_to_gguf.py."""
-    return (
-        weights.reshape(num_heads, 2, weights.shape[0] // num_heads // 2, *weights.shape[1:])
-        .swapaxes(1, 2)
-        .reshape(weights.shape)
-    )
-
-
-def gguf_keys(config: PreTrainedConfig) -> dict[str, Any]:
-    arch = architecture_of(config)
-    head_dim = getattr(config, "head_dim", None) or 8
-    keys: dict[str, Any] = {
-        "block_count": config.num_hidden_layers,
-        "context_length": config.max_position_embeddings,
-        "embedding_length": config.hidden_size,
-        "feed_forward_length": config.intermediate_size,
-        "attention.head_count": config.num_attention_heads,
-        "attention.head_count_kv": config.num_key_value_heads,
-        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
-    }
-    if hasattr(config, "head_dim"):
-        keys |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
-    if arch in ("llama", "qwen3"):
-        keys["rope.dimension_count"] = head_dim
-    if arch == "phi3":
-        part = config.rope_parameters["partial_rotary_factor"]
-        keys["rope.dimension_count"] = int(head_dim * part)
-        keys["rope.scaling.original_context_length"] = 128
-        keys["rope.scaling.attn_factor"] = 1.125
-    if arch == "mistral3":
-        keys |= {"rope.scaling.yarn_log_multiplier": 1.0, "attention.temperature_scale": 0.3}
-    if arch == "granite":
-        keys |= {
-            "embedding_scale": config.embedding_multiplier,
-            "residual_scale": config.residual_multiplier,
-            "logit_scale": config.logits_scaling,
-            "attention.scale": config.attention_multiplier,
-        }
-    rope = config.rope_parameters
-    rope = rope.get("full_attention", rope)
-    keys["rope.freq_base"] = float(rope["rope_theta"])
-    if rope["rope_type"] in ("linear", "yarn"):
-        keys |= {
-            "rope.scaling.type": rope["rope_type"],
-            "rope.scaling.factor": rope["factor"],
-        }
-    if rope["rope_type"] == "yarn":
-        original = rope["original_max_position_embeddings"]
-        keys["rope.scaling.original_context_length"] = original
-    if arch == "gemma3" or (
-        config.model_type in ("mistral", "phi3") and config.sliding_window is not None
-    ):
-        keys["attention.sliding_window"] = config.sliding_window
-    return {"general.architecture": arch} | {f"{arch}.{key}": v for key, v in keys.items()}
-
-
-def gguf_tensors(config: PreTrainedConfig, state: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
-    names, arch = converter_names(config), architecture_of(config)
-    tensors: dict[str, np.ndarray] = {}
-    for name, tensor in state.items():
-        values = tensor.numpy()
-        if arch in _PAIRED_ROWS and "q_proj" in name:
-            values = permute(values, config.num_attention_heads)
-        if arch in _PAIRED_ROWS and "k_proj" in name:
-            values = permute(values, config.num_key_value_heads)
-        if arch == "gemma3" and name.endswith("norm.weight"):
-            values = values + 1
-        target = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        assert target is not None, name
-        tensors[target] = values
-    if config.rope_parameters.get("rope_type") == "longrope":
-        for kind in ("short", "long"):
-            factors = np.array(config.rope_parameters[f"{kind}_factor"], np.float32)
-            tensors[f"rope_factors_{kind}.weight"] = factors
-    if config.rope_parameters.get("rope_type") == "llama3":
-        inverse, _ = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")
-        index = torch.arange(0, config.head_dim, 2).float() / config.head_dim
-        plain = 1.0 / config.rope_parameters["rope_theta"] ** index
-        tensors["rope_freqs.weight"] = (plain / inverse).numpy()
-    return tensors
 
 
 @pytest.mark.parametrize("case", CONFIGS)

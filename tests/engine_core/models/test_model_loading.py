@@ -100,36 +100,25 @@ def test_impossible_config_is_an_error_that_names_the_field(ops, options, reason
         load(ops, refuse_to_read(), **options)
 
 
-def test_missing_tensor_is_named(ops):
-    weights = tensors()
-    del weights["model.layers.1.mlp.up_proj.weight"]
-    with pytest.raises(ModelWeightsError, match=r"1 tensors .*model\.layers\.1\.mlp\.up_proj"):
-        load(ops, weights)
+UP, NORM, HEAD = "model.layers.1.mlp.up_proj.weight", "model.norm.weight", "lm_head.weight"
+BIAS = "model.layers.0.self_attn.q_proj.bias"
 
 
-def test_unexpected_tensor_is_named(ops):
-    weights = {**tensors(), "model.layers.0.self_attn.q_proj.bias": torch.zeros(16)}
-    with pytest.raises(ModelWeightsError, match=r"q_proj\.bias"):
-        load(ops, weights)
-
-
-def test_wrong_shape_is_named_with_both_shapes(ops):
-    weights = {**tensors(), "model.norm.weight": torch.zeros(17)}
-    with pytest.raises(ModelWeightsError, match=r"model\.norm\.weight has shape \[17\].*\[16\]"):
-        load(ops, weights)
-
-
-def test_doubled_tensor_is_named(ops):
-    items = [*tensors().items(), ("model.norm.weight", torch.zeros(16))]
-    with pytest.raises(ModelWeightsError, match=r"model\.norm\.weight comes twice"):
-        load(ops, items)
-
-
-def test_missing_head_of_an_untied_model_is_named(ops):
-    weights = tensors()
-    del weights["lm_head.weight"]
-    with pytest.raises(ModelWeightsError, match=r"lm_head\.weight"):
-        load(ops, weights)
+@pytest.mark.parametrize(
+    ("left_out", "added", "message"),
+    [
+        (UP, {}, rf"1 tensors .*{UP}"),
+        (HEAD, {}, HEAD),
+        (None, {BIAS: torch.zeros(16)}, BIAS),
+        (NORM, {NORM: torch.zeros(17)}, rf"{NORM} has shape \[17\].*\[16\]"),
+        (None, {NORM: torch.zeros(16)}, f"{NORM} comes twice"),
+    ],
+    ids=["missing", "without the head of an untied model", "unexpected", "shape", "doubled"],
+)
+def test_a_tensor_that_does_not_fit_is_named(ops, left_out, added, message):
+    items = [(name, tensor) for name, tensor in tensors().items() if name != left_out]
+    with pytest.raises(ModelWeightsError, match=message):
+        load(ops, [*items, *added.items()])
 
 
 def test_old_inverse_frequencies_in_a_checkpoint_are_ignored(ops):

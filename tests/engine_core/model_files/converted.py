@@ -1,0 +1,133 @@
+"""Models of transformers as llama.cpp's convert_hf_to_gguf.py writes them: keys and tensors."""
+
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from transformers import PreTrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+_PAIRED_ROWS = ("llama", "mistral3", "smollm3", "granite", "arcee")
+"""Architectures whose q and k the converter permutes."""
+_ARCHITECTURES = {
+    **dict.fromkeys(("mistral", "mixtral"), "llama"),
+    "gemma3_text": "gemma3",
+    "ministral3": "mistral3",
+}
+
+
+def architecture_of(config: PreTrainedConfig) -> str:
+    return _ARCHITECTURES.get(config.model_type, config.model_type.replace("_", ""))
+
+
+def converter_names(config: PreTrainedConfig) -> gguf.TensorNameMap:
+    arch = next(
+        key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture_of(config)
+    )
+    return gguf.get_tensor_name_map(arch, config.num_hidden_layers)
+
+
+def permute(weights: np.ndarray, num_heads: int) -> np.ndarray:
+    """LlamaModel.permute of llama.cpp's convert_hf_to_gguf.py."""
+    return (
+        weights.reshape(num_heads, 2, weights.shape[0] // num_heads // 2, *weights.shape[1:])
+        .swapaxes(1, 2)
+        .reshape(weights.shape)
+    )
+
+
+def gguf_keys(config: PreTrainedConfig) -> dict[str, Any]:
+    arch = architecture_of(config)
+    head_dim = getattr(config, "head_dim", None) or 8
+    keys: dict[str, Any] = {
+        "block_count": config.num_hidden_layers,
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+    }
+    if hasattr(config, "head_dim"):
+        keys |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
+    if arch in ("llama", "qwen3", "qwen3moe"):
+        keys["rope.dimension_count"] = head_dim
+    if getattr(config, "num_experts", None):
+        keys |= {
+            "expert_count": config.num_experts,
+            "expert_used_count": config.num_experts_per_tok,
+        }
+    for key, field in {
+        "expert_feed_forward_length": "moe_intermediate_size",
+        "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+    }.items():
+        if hasattr(config, field):
+            keys[key] = getattr(config, field)
+    if arch == "phi3":
+        part = config.rope_parameters["partial_rotary_factor"]
+        keys["rope.dimension_count"] = int(head_dim * part)
+        keys["rope.scaling.original_context_length"] = 128
+        keys["rope.scaling.attn_factor"] = 1.125
+    if arch == "mistral3":
+        keys |= {"rope.scaling.yarn_log_multiplier": 1.0, "attention.temperature_scale": 0.3}
+    if arch == "granite":
+        keys |= {
+            "embedding_scale": config.embedding_multiplier,
+            "residual_scale": config.residual_multiplier,
+            "logit_scale": config.logits_scaling,
+            "attention.scale": config.attention_multiplier,
+        }
+    rope = config.rope_parameters
+    rope = rope.get("full_attention", rope)
+    keys["rope.freq_base"] = float(rope["rope_theta"])
+    if rope["rope_type"] in ("linear", "yarn"):
+        keys |= {
+            "rope.scaling.type": rope["rope_type"],
+            "rope.scaling.factor": rope["factor"],
+        }
+    if rope["rope_type"] == "yarn":
+        original = rope["original_max_position_embeddings"]
+        keys["rope.scaling.original_context_length"] = original
+    if arch == "gemma3" or (
+        config.model_type in ("mistral", "phi3") and config.sliding_window is not None
+    ):
+        keys["attention.sliding_window"] = config.sliding_window
+    return {"general.architecture": arch} | {f"{arch}.{key}": v for key, v in keys.items()}
+
+
+def gguf_tensors(config: PreTrainedConfig, state: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
+    """By llama.cpp's names. Stacked experts are [X, out, in], gate and up apart."""
+    names, arch = converter_names(config), architecture_of(config)
+    tensors: dict[str, np.ndarray] = {}
+    for name, tensor in state.items():
+        values = tensor.numpy()
+        layer = f"blk.{name.removeprefix('model.layers.').partition('.')[0]}"
+        if name.endswith("experts.gate_up_proj"):
+            gate, up = np.split(values, 2, axis=1)
+            tensors |= {f"{layer}.ffn_gate_exps.weight": gate, f"{layer}.ffn_up_exps.weight": up}
+            continue
+        if name.endswith("experts.down_proj"):
+            tensors[f"{layer}.ffn_down_exps.weight"] = values
+            continue
+        if name.endswith("shared_expert_gate.weight"):
+            values = values[0]
+        if arch in _PAIRED_ROWS and "q_proj" in name:
+            values = permute(values, config.num_attention_heads)
+        if arch in _PAIRED_ROWS and "k_proj" in name:
+            values = permute(values, config.num_key_value_heads)
+        if arch == "gemma3" and name.endswith("norm.weight"):
+            values = values + 1
+        target = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert target is not None, name
+        tensors[target] = values
+    if config.rope_parameters.get("rope_type") == "longrope":
+        for kind in ("short", "long"):
+            factors = np.array(config.rope_parameters[f"{kind}_factor"], np.float32)
+            tensors[f"rope_factors_{kind}.weight"] = factors
+    if config.rope_parameters.get("rope_type") == "llama3":
+        inverse, _ = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")
+        index = torch.arange(0, config.head_dim, 2).float() / config.head_dim
+        plain = 1.0 / config.rope_parameters["rope_theta"] ** index
+        tensors["rope_freqs.weight"] = (plain / inverse).numpy()
+    return tensors

@@ -1,0 +1,254 @@
+"""Tiny random decoders of awkward shapes, of every family, and what transformers makes of them."""
+
+import functools
+
+import torch
+import transformers
+
+from engine_core.models.loading import load_model
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 1000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+SHAPE = {
+    "vocab_size": 131,
+    "hidden_size": 36,
+    "intermediate_size": 50,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.3,
+}
+
+
+def llama(**options):
+    return transformers.LlamaConfig(**{**SHAPE, "head_dim": 8, **options})
+
+
+def mistral(**options):
+    return transformers.MistralConfig(**{**SHAPE, "head_dim": 4, **options})
+
+
+def qwen2(**options):
+    return transformers.Qwen2Config(**{**SHAPE, **options})
+
+
+def qwen3(**options):
+    return transformers.Qwen3Config(**{**SHAPE, "head_dim": 10, **options})
+
+
+def gemma3(**options):
+    shape = {**SHAPE, "num_hidden_layers": 7, "num_key_value_heads": 1, "sliding_window": 3}
+    return transformers.Gemma3TextConfig(
+        **{**shape, "head_dim": 8, "query_pre_attn_scalar": 11, **options}
+    )
+
+
+def phi3(**options):
+    return transformers.Phi3Config(**{**SHAPE, "pad_token_id": 0, **options})
+
+
+def mixtral(num_experts, top_k, **options):
+    return transformers.MixtralConfig(
+        **{**SHAPE, "num_local_experts": num_experts, "num_experts_per_tok": top_k, **options}
+    )
+
+
+def qwen3_moe(num_experts, top_k, **options):
+    return transformers.Qwen3MoeConfig(
+        **{
+            **SHAPE,
+            "num_experts": num_experts,
+            "num_experts_per_tok": top_k,
+            "moe_intermediate_size": 22,
+            "norm_topk_prob": True,
+            **options,
+        }
+    )
+
+
+def qwen2_moe(num_experts, top_k, **options):
+    return transformers.Qwen2MoeConfig(
+        **{
+            **SHAPE,
+            "num_experts": num_experts,
+            "num_experts_per_tok": top_k,
+            "moe_intermediate_size": 22,
+            "shared_expert_intermediate_size": 30,
+            **options,
+        }
+    )
+
+
+def olmoe(num_experts, top_k, **options):
+    return transformers.OlmoeConfig(
+        **{**SHAPE, "num_experts": num_experts, "num_experts_per_tok": top_k, **options}
+    )
+
+
+DENSE = {
+    "llama": llama(),
+    "llama tied": llama(tie_word_embeddings=True),
+    "llama biases": llama(attention_bias=True, mlp_bias=True),
+    "llama grouped by 7": llama(hidden_size=56, num_attention_heads=7, num_key_value_heads=1),
+    "llama multi head": llama(num_key_value_heads=9),
+    "llama llama3 rope": llama(rope_parameters=LLAMA3_ROPE),
+    "llama yarn rope": llama(rope_parameters=YARN_ROPE),
+    "llama yarn rope untruncated": llama(
+        rope_parameters={**YARN_ROPE, "truncate": False, "beta_fast": 4.0, "attention_factor": 1.3}
+    ),
+    "llama linear rope": llama(
+        rope_parameters={"rope_type": "linear", "factor": 3.0, "rope_theta": 100.0}
+    ),
+    "llama gelu": llama(hidden_act="gelu_pytorch_tanh"),
+    "mistral window 3": mistral(sliding_window=3),
+    "mistral window 16": mistral(sliding_window=16),
+    "mistral window 1": mistral(sliding_window=1),
+    "mistral no window": mistral(sliding_window=None),
+    "qwen2": qwen2(),
+    "qwen2 windows in later layers": qwen2(
+        use_sliding_window=True, sliding_window=5, max_window_layers=1
+    ),
+    "qwen2 tied": qwen2(tie_word_embeddings=True),
+    "qwen3": qwen3(),
+    "qwen3 biases": qwen3(attention_bias=True, tie_word_embeddings=True),
+    "qwen3 layer types": qwen3(
+        use_sliding_window=True,
+        sliding_window=4,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    ),
+    "gemma3": gemma3(),
+    "gemma3 softcap": gemma3(final_logit_softcapping=2.0, num_key_value_heads=3),
+    "gemma3 scaled full layers": gemma3(
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        }
+    ),
+    "smollm3": transformers.SmolLM3Config(**SHAPE, no_rope_layer_interval=2, pad_token_id=0),
+    "smollm3 windows": transformers.SmolLM3Config(
+        **SHAPE,
+        no_rope_layers=[0, 1, 0],
+        use_sliding_window=True,
+        sliding_window=5,
+        pad_token_id=0,
+    ),
+    "phi3": phi3(),
+    "phi3 window, a part of a head": phi3(
+        sliding_window=7, rope_parameters={"rope_type": "default", "partial_rotary_factor": 0.5}
+    ),
+    "phi3 longrope": phi3(
+        original_max_position_embeddings=64,
+        rope_parameters={
+            "rope_type": "longrope",
+            "partial_rotary_factor": 0.5,
+            "short_factor": [1.0, 1.5],
+            "long_factor": [3.0, 4.0],
+        },
+        hidden_size=72,
+    ),
+    "ministral3": transformers.Ministral3Config(
+        **SHAPE,
+        head_dim=8,
+        rope_parameters={
+            **YARN_ROPE,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.4,
+            "original_max_position_embeddings": 16,
+        },
+    ),
+    "olmo2": transformers.Olmo2Config(**SHAPE),
+    "olmo2 biases, tied": transformers.Olmo2Config(
+        **SHAPE, attention_bias=True, tie_word_embeddings=True
+    ),
+    "granite": transformers.GraniteConfig(
+        **SHAPE,
+        embedding_multiplier=12.0,
+        attention_multiplier=0.3,
+        residual_multiplier=0.22,
+        logits_scaling=8.0,
+    ),
+    "granite biases, tied": transformers.GraniteConfig(
+        **SHAPE, attention_bias=True, mlp_bias=True, tie_word_embeddings=True
+    ),
+    "arcee": transformers.ArceeConfig(**SHAPE, head_dim=8),
+    "arcee yarn, biases": transformers.ArceeConfig(
+        **SHAPE, rope_parameters=YARN_ROPE, attention_bias=True, mlp_bias=True
+    ),
+}
+EXPERTS = {
+    "mixtral 2 of 8": mixtral(8, 2),
+    "mixtral 1 of 3": mixtral(3, 1, head_dim=6),
+    "mixtral 4 of 4, tied": mixtral(4, 4, tie_word_embeddings=True),
+    "mixtral, window of 5": mixtral(4, 2, sliding_window=5),
+    "qwen3_moe 4 of 8": qwen3_moe(8, 4),
+    "qwen3_moe 2 of 3, not renormalised": qwen3_moe(3, 2, norm_topk_prob=False),
+    "qwen3_moe 1 of 4, heads of 10": qwen3_moe(4, 1, head_dim=10, attention_bias=True),
+    "qwen3_moe, every second layer": qwen3_moe(4, 2, decoder_sparse_step=2),
+    "qwen3_moe, dense layers by name": qwen3_moe(4, 2, mlp_only_layers=[0, 2]),
+    "qwen3_moe, all dense": qwen3_moe(4, 2, mlp_only_layers=[0, 1, 2]),
+    "qwen3_moe, window of 4 everywhere": qwen3_moe(
+        4, 2, use_sliding_window=True, sliding_window=4, max_window_layers=2
+    ),
+    "olmoe 4 of 8": olmoe(8, 4),
+    "qwen2_moe 4 of 8": qwen2_moe(8, 4),
+    "qwen2_moe 2 of 4, renormalised, every second layer": qwen2_moe(
+        4, 2, norm_topk_prob=True, decoder_sparse_step=2
+    ),
+    "qwen2_moe, windows": qwen2_moe(
+        4, 2, use_sliding_window=True, sliding_window=5, max_window_layers=2
+    ),
+    "olmoe 2 of 3, renormalised, biases": olmoe(3, 2, norm_topk_prob=True, attention_bias=True),
+}
+CONFIGS = DENSE | EXPERTS
+
+
+def random_model(config):
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    if model._can_set_experts_implementation():
+        model.set_experts_implementation("eager")
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias") or "norm" in name:  # they begin as 0 or 1
+            torch.nn.init.normal_(parameter, mean=parameter.mean().item(), std=0.3)
+        elif name.endswith("mlp.gate.weight"):  # Qwen's begin as 0: every expert alike
+            torch.nn.init.normal_(parameter, std=0.3)
+    return model.eval()
+
+
+@functools.cache
+def reference_model(name):
+    return random_model(CONFIGS[name])
+
+
+def sequences(lengths=(45, 1, 19, 33)):
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(131, (n,), generator=generator).tolist() for n in lengths]
+
+
+def full_logits(model, token_lists):
+    with torch.inference_mode():
+        return [model(torch.tensor([tokens])).logits[0].float() for tokens in token_lists]
+
+
+def load(config, tensors, ops, dtype=torch.float32):
+    return load_model(config, tensors, dtype=dtype, ops=ops)
+
+
+def assert_close(ours, theirs):
+    assert theirs[0].std() > 0.1
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, other, atol=5e-5, rtol=1e-4)
