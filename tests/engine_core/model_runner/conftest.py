@@ -8,6 +8,7 @@ import torch
 import transformers
 
 from engine_core.model_runner.cpu.runner import CPUModelRunner
+from kernels.cpu.operations import CpuOperations
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -42,12 +43,14 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="session", params=CONFIGS)
-def reference(request):
-    """A model of transformers, the reference for the tokens."""
+@pytest.fixture(scope="session")
+def reference(request, ops):
+    """A model of transformers, the reference for the tokens: on torch with one group of layers, on
+    the native library with four, unless a test names one."""
+    named = "four groups" if isinstance(ops, CpuOperations) else "one group"
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(
-        CONFIGS[request.param], attn_implementation="eager"
+        CONFIGS[getattr(request, "param", named)], attn_implementation="eager"
     )
     return model.eval()
 

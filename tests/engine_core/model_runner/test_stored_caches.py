@@ -17,7 +17,7 @@ PROMPT = [5, 9, 100, 3, 77, 42, 8, 1, 60, 12]
 STORED = [torch.bfloat16, torch.int8]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def ops():
     return CpuOperations(native_library_or_skip())
 

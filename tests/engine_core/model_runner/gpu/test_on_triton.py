@@ -127,7 +127,11 @@ def run_launched(runner):
     return drive, [rows for _, rows in watched.passes]
 
 
-@pytest.mark.parametrize("batch_invariant", [False, True])
+@pytest.mark.parametrize(
+    ("reference", "batch_invariant"),
+    [("two groups", False), ("experts", True)],
+    indirect=["reference"],
+)
 def test_the_last_rows_of_a_launched_step_give_the_tokens_of_the_cpu(
     make_device_runner, make_runner, batch_invariant, monkeypatch
 ):
