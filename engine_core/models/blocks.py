@@ -143,8 +143,8 @@ class Block:
 
 
 class BlockBuilder:
-    """Makes the parts of a decoder from its config, for `ModelConfig.block` among others. Layers
-    with equal angles share a table.
+    """Makes the parts of a decoder from its config, for `ModelConfig.block` among others: a family
+    may also make a mixer of its own from what is here. Layers with equal angles share a table.
 
     Args:
         config: of several ranks each has its own, see `Sharding`.
@@ -258,13 +258,13 @@ class BlockBuilder:
                 [(f"{name}.o_proj", config.spec.hidden_size)],
                 num_query_heads * keys.value_size,
                 bias=config.output_bias,
-                all_reduce=self._all_reduce("attention"),
+                all_reduce=self.all_reduce("attention"),
             ),
             head_norms=norms,
             rotary=RotaryParams(
                 num_query_heads=num_query_heads,
                 head_size=keys.key_size,
-                cos_sin_PD=self._table(config.rotary[layer]).cos_sin_PD,
+                cos_sin_PD=self.table(config.rotary[layer]).cos_sin_PD,
                 q_norm_weight_D=None if q_norm is None else q_norm.weight,
                 k_norm_weight_D=None if k_norm is None else k_norm.weight,
                 norm_eps=config.norm_eps,
@@ -275,7 +275,8 @@ class BlockBuilder:
             query_scale=config.query_scale,
         )
 
-    def _all_reduce(self, part: str) -> AllReduce | None:
+    def all_reduce(self, part: str) -> AllReduce | None:
+        """What sums outputs over the ranks. `part`: of the model, which it is counted for."""
         if self.collectives.parallel.tp_size == 1:
             return None
         return partial(self.collectives.all_reduce_, part=part)
@@ -293,7 +294,7 @@ class BlockBuilder:
             self.config.spec.hidden_size,
             dtype=self.dtype,
             ops=self.ops,
-            all_reduce=self._all_reduce("experts"),
+            all_reduce=self.all_reduce("experts"),
         )
         if experts.shared_size is None:
             return routed
@@ -318,7 +319,7 @@ class BlockBuilder:
             halves=halves,
             dtype=self.dtype,
             ops=self.ops,
-            all_reduce=self._all_reduce("feed_forward"),
+            all_reduce=self.all_reduce("feed_forward"),
         )
 
     def vocabulary(self) -> Vocabulary:
@@ -339,7 +340,8 @@ class BlockBuilder:
             collectives=self.collectives,
         )
 
-    def _table(self, rotary: RotaryConfig) -> RotaryTable | StepRotaryTable:
+    def table(self, rotary: RotaryConfig) -> RotaryTable | StepRotaryTable:
+        """The table of these angles, which layers share."""
         # without an encoder prompts are text, where all axes agree
         has_axes = rotary.sections and traits_of(self.ops.device).runs_any_module
         if rotary not in self.tables and has_axes:

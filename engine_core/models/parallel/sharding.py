@@ -15,6 +15,7 @@ from engine_core.layers.config import ExpertConfig
 from engine_core.layers.vocabulary import token_ranges
 from engine_core.models.config import ModelConfig
 from engine_core.models.errors import ModelConfigError, ModelWeightsError
+from engine_core.models.layer_cache import PagedKeys
 from kernels.interface.weights import QuantisedTensor, WeightPart
 
 _EXPERT = re.compile(r".+\.experts\.(?P<number>\d+)\.\w+\.weight")
@@ -170,8 +171,11 @@ def _obstacle(config: ModelConfig, size: int) -> str:
         return "layers of this family"
     if heads % size:
         return f"{heads} attention heads"
-    for keys in map(config.spec.keys_of, range(config.spec.num_layers)):
-        if keys.num_kv_heads % size and size % keys.num_kv_heads:
+    for keys in config.spec.layers:
+        if not isinstance(keys, PagedKeys):
+            if size > 1:
+                return "layers without keys"
+        elif keys.num_kv_heads % size and size % keys.num_kv_heads:
             return f"{keys.num_kv_heads} key/value heads"
     widths = [each.intermediate_size for each in config.experts if each is not None]
     if min([config.intermediate_size, *widths]) < size:

@@ -5,6 +5,7 @@ from functools import cache
 
 from engine_core.models.config import ModelConfig
 from engine_core.models.errors import ModelConfigError
+from engine_core.models.layer_cache import PagedKeys
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -52,6 +53,8 @@ def split_layers(config: ModelConfig, num_stages: int) -> tuple[Stage, ...]:
             f"--pipeline-parallel-size is {num_stages}, and {len(readers)} layers read other "
             "layers' keys, which no other stage has; omit it"
         )
+    if num_stages == 1:
+        return (Stage.whole(config),)
     costs = [_layer_cost(config, layer) for layer in range(config.spec.num_layers)]
     costs[0] += config.spec.hidden_size
     costs[-1] += config.spec.vocab_size * config.spec.hidden_size
@@ -76,9 +79,10 @@ def split_layers(config: ModelConfig, num_stages: int) -> tuple[Stage, ...]:
 
 
 def _layer_cost(config: ModelConfig, layer: int) -> int:
-    keys = config.spec.keys_of(layer)
-    heads = 2 * config.spec.num_query_heads + 2 * keys.num_kv_heads
-    cost = config.spec.hidden_size * keys.key_size * heads
+    keys, cost = config.spec.layers[layer], 4 * config.spec.hidden_size**2
+    if isinstance(keys, PagedKeys):
+        heads = 2 * config.spec.num_query_heads + 2 * keys.num_kv_heads
+        cost = config.spec.hidden_size * keys.key_size * heads
     experts = config.experts[layer]
     if experts is None:
         return cost + 3 * config.spec.hidden_size * config.intermediate_size

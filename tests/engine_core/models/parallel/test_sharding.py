@@ -1,5 +1,7 @@
 """What a rank takes of a checkpoint. Whole models: tests/engine_core/distributed."""
 
+import dataclasses
+
 import gguf
 import numpy as np
 import pytest
@@ -10,7 +12,9 @@ from engine_core.layers.vocabulary import token_ranges
 from engine_core.model_files.gguf.dequantize import dequantize
 from engine_core.model_files.gguf.header import GgmlType
 from engine_core.models.errors import ModelConfigError, ModelWeightsError
-from engine_core.models.parallel.sharding import Sharding
+from engine_core.models.layer_cache import State
+from engine_core.models.parallel.sharding import Sharding, allowed_sizes
+from engine_core.models.parallel.stages import split_layers
 from engine_core.models.registry import read_model_config
 from kernels.cpu.linear import NativeLinear
 from kernels.cpu.packing import NativePacking
@@ -31,6 +35,17 @@ def config_of(**options):
         "architectures": ["LlamaForCausalLM"],
     }
     return read_model_config({**shape, **options})
+
+
+def test_layers_without_keys_stay_on_one_rank_and_may_be_in_stages():
+    config = config_of(num_hidden_layers=3)
+    state = State(((8,),), (torch.float32,), every=16)
+    layers = (state, *config.spec.layers[1:])
+    config = dataclasses.replace(config, spec=dataclasses.replace(config.spec, layers=layers))
+    assert allowed_sizes(config) == [1]
+    for num_stages in (1, 3):
+        stages = split_layers(config, num_stages)
+        assert [layer for stage in stages for layer in stage.layers] == [0, 1, 2]
 
 
 def shardings(config, size, **options):
