@@ -23,9 +23,7 @@ from protocol.sampling import BeamSearchParams, SamplingParams
 from tests.engine_core.model_runner.conftest import CONFIGS, SHAPE
 
 FAMILIES = {
-    "llama": transformers.LlamaConfig(**SHAPE, num_hidden_layers=4),
     "llama, tied": transformers.LlamaConfig(**SHAPE, num_hidden_layers=5, tie_word_embeddings=True),
-    "qwen3": transformers.Qwen3Config(**SHAPE, num_hidden_layers=4),
     "gemma3": CONFIGS["four groups"],
     "mixtral": transformers.MixtralConfig(
         **SHAPE | {"intermediate_size": 48},
