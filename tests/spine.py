@@ -7,8 +7,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("protocol", "frontend", "engine_core", "kernels")
-MOST_FILES, MOST_LINES, MOST_IMPORTED = 60, 12_000, 61
-"""Whoever reads the spine reads the system: each may fall, to 60 files imported, none may grow."""
+MOST_FILES, MOST_LINES, MOST_IMPORTED = 60, 12_000, 60
+"""Whoever reads the spine reads the system: none may grow."""
 
 
 def spine(page: str) -> list[Path]:
