@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine_core.errors import ExitCode, StartupError
+from engine_core.kv_cache import sizes_of
 from engine_core.lifecycle import Lifecycle, deferred_interrupt
 from engine_core.observers.watchdog import Watchdog
 from engine_core.options.checks import check_options
@@ -206,7 +207,7 @@ def _announce(config: EngineConfig, phases: StartPhases, workers: WorkerList) ->
         "address": config.address,
         "model": config.model,
         "max_model_len": config.scheduler.max_model_len,
-        "num_blocks": config.num_blocks,
+        "num_blocks": sum(sizes_of(config.num_blocks)),
         "block_size": config.block_size,
         "dtype": config.dtype,
         "dtype_reason": config.dtype_reason,

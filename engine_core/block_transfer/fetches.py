@@ -39,14 +39,15 @@ class Fetches:
 
     Args:
         key: of this engine's weights, code, dtypes and layout.
+        group_bytes: of a block of each group.
         timeout_s: for all blocks of a transfer together.
     """
 
-    def __init__(self, *, key: bytes, block_bytes: int, timeout_s: float) -> None:
+    def __init__(self, *, key: bytes, group_bytes: Sequence[int], timeout_s: float) -> None:
         self._key = key
-        self._block_bytes = block_bytes
+        self._group_bytes = group_bytes
         self._timeout_s = timeout_s
-        self._part_blocks = max(1, _PART_BYTES // block_bytes)
+        self._part_blocks = max(1, _PART_BYTES // max(group_bytes))
         self._numbers = itertools.count()
         self._queues: dict[str, deque[_Part]] = {}
         self._in_flight: dict[str, dict[int, _Part]] = {}
@@ -54,7 +55,7 @@ class Fetches:
         self._begun_s: dict[Transfer, float] = {}
         """Transfers with the time of their begin, in order of their deadlines."""
         self._ended: list[Transfer] = []
-        self.num_blocks = 0
+        self.num_blocks = self.num_bytes = 0
         """Received."""
         self.receive_s = 0.0
         """Seconds from the begin to the end of each transfer, all together."""
@@ -114,6 +115,7 @@ class Fetches:
         else:
             blocks = self._read(part, answer, frames[1:])
         self.num_blocks += len(blocks)
+        self.num_bytes += sum(len(contents) for _, contents in blocks)
         self._end_part(part, now_s)
         return blocks
 
@@ -124,9 +126,10 @@ class Fetches:
         for index, key in enumerate(part.keys):
             wanted = answer.checksums[index] if index < len(answer.checksums) else b""
             found = next(contents, b"") if wanted else b""
+            has_length = len(found) == self._group_bytes[key[0]]
             if not wanted:
                 self.failures["absent"] += 1
-            elif len(found) != self._block_bytes or checksum(self._key, key, found) != wanted:
+            elif not has_length or checksum(self._key, key, found) != wanted:
                 self.failures["corrupt"] += 1
             else:
                 blocks.append((key, bytes(found)))

@@ -7,10 +7,13 @@ from engine_core.kv_cache.host_pool import HashKey
 
 
 class BlockMemory:
-    """The least recently used blocks give way. For several threads."""
+    """The least recently used blocks give way. For several threads.
+
+    Args:
+        block_bytes: of the largest, as which each counts.
+    """
 
     def __init__(self, *, limit_bytes: int, block_bytes: int) -> None:
-        self.block_bytes = block_bytes
         self.max_blocks = limit_bytes // block_bytes
         self._blocks: OrderedDict[HashKey, bytes] = OrderedDict()
         self._lock = threading.Lock()

@@ -58,7 +58,7 @@ class BlockServer:
         self._waiting: list[_Waiting] = []
         self._log = LimitedLog(logger, logging.WARNING, time.monotonic)
         self._is_closing = False
-        self.num_blocks = 0
+        self.num_blocks = self.num_bytes = 0
         """Sent."""
         self.failures: Counter[str] = Counter()
         """Blocks that were asked for and not sent, by reason."""
@@ -122,6 +122,7 @@ class BlockServer:
         self.failures["absent"] += len(contents) - len(found)
         if self._send(waiting.identity, BlocksFound(fetch.number, checksums), found):
             self.num_blocks += len(found)
+            self.num_bytes += sum(map(len, found))
         else:
             self.failures["lost"] += len(found)
 

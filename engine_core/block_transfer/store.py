@@ -93,21 +93,22 @@ class TransferStore(EnginePart):
 
     def add_statistics(self, numbers: EngineStatistics) -> EngineStatistics:
         """The numbers with those of either direction."""
-        block_bytes, failures = self.memory.block_bytes, Counter[str]()
-        num_sent = num_received = 0
+        failures = Counter[str]()
+        num_sent = bytes_sent = num_received = bytes_received = 0
         receive_s = 0.0
         if self.server is not None:
-            num_sent, failures = self.server.num_blocks, self.server.failures
+            num_sent, bytes_sent = self.server.num_blocks, self.server.num_bytes
+            failures = self.server.failures
         if self.fetcher is not None:
             fetches = self.fetcher.fetches
-            num_received, receive_s = fetches.num_blocks, fetches.receive_s
-            failures = fetches.failures
+            num_received, bytes_received = fetches.num_blocks, fetches.num_bytes
+            receive_s, failures = fetches.receive_s, fetches.failures
         return msgspec.structs.replace(
             numbers,
             num_kv_blocks_sent=num_sent,
-            num_kv_bytes_sent=num_sent * block_bytes,
+            num_kv_bytes_sent=bytes_sent,
             num_kv_blocks_received=num_received,
-            num_kv_bytes_received=num_received * block_bytes,
+            num_kv_bytes_received=bytes_received,
             kv_receive_s=receive_s,
             num_kv_blocks_failed={why: count for why, count in failures.items() if count},
         )

@@ -2,7 +2,14 @@
 
 Imports no tensors, sockets, clocks or scheduler."""
 
-from engine_core.kv_cache.block_counts import BlockCounts, PoolIds, exceeds
+from engine_core.kv_cache.block_counts import (
+    BlockCounts,
+    PoolIds,
+    PoolSizes,
+    exceeds,
+    pool_sizes,
+    sizes_of,
+)
 from engine_core.kv_cache.block_pool import BlockPool
 from engine_core.kv_cache.copies import CacheCopies
 from engine_core.kv_cache.disk import DiskMoves, DiskTier
@@ -33,8 +40,11 @@ __all__ = [
     "KVCacheGroupSpec",
     "KVCacheManager",
     "PoolIds",
+    "PoolSizes",
     "TableUpdate",
     "Transfer",
     "Transfers",
     "exceeds",
+    "pool_sizes",
+    "sizes_of",
 ]

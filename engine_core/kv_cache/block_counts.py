@@ -1,12 +1,15 @@
 """Numbers of blocks, where there may be several page sizes."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 BlockCounts = int | npt.NDArray[np.int64]
 """Blocks; one number for each pool where there are several."""
+
+PoolSizes = int | tuple[int, ...]
+"""`BlockCounts`, as settings have them."""
 
 
 class PoolIds:
@@ -21,8 +24,8 @@ class PoolIds:
         sizes: blocks of each pool.
     """
 
-    def __init__(self, sizes: Sequence[int], first_id: int = 1) -> None:
-        self.sizes = tuple(sizes)
+    def __init__(self, sizes: int | Sequence[int], first_id: int = 1) -> None:
+        self.sizes = sizes_of(sizes)
         self.num_blocks = sum(self.sizes)
         self.first_ids = [first_id + sum(self.sizes[:pool]) for pool in range(len(self.sizes))]
         self.pool_of = bytes(first_id) + b"".join(
@@ -48,6 +51,21 @@ class PoolIds:
         totals = np.zeros(len(self.sizes), np.int64)
         np.add.at(totals, list(pools), 1 if counts is None else list(counts))
         return totals
+
+
+def sizes_of(num_blocks: int | Sequence[int]) -> tuple[int, ...]:
+    """Blocks of each pool."""
+    return (num_blocks,) if isinstance(num_blocks, int) else tuple(num_blocks)
+
+
+def pool_sizes(sizes: Sequence[int]) -> PoolSizes:
+    """One number of one pool."""
+    return sizes[0] if len(sizes) == 1 else tuple(sizes)
+
+
+def least_sizes(each: Iterable[PoolSizes]) -> PoolSizes:
+    """The least of each pool."""
+    return pool_sizes([min(sizes) for sizes in zip(*map(sizes_of, each), strict=True)])
 
 
 def of_pool(counts: BlockCounts, pool: int) -> int:

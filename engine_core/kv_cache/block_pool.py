@@ -31,7 +31,7 @@ class BlockPool:
     """
 
     def __init__(self, *, num_blocks: int | Sequence[int], num_groups: int = 1) -> None:
-        self.ids = PoolIds([num_blocks] if isinstance(num_blocks, int) else num_blocks)
+        self.ids = PoolIds(num_blocks)
         for size in self.ids.sizes:
             if size < min(1, num_groups):
                 raise ValueError(f"num_blocks is {size}, it must be at least 1")
@@ -80,6 +80,10 @@ class BlockPool:
     def num_cached(self) -> int:
         """Free blocks that are in the index."""
         return sum(map(len, self._cached))
+
+    def num_filled(self, pool: int) -> int:
+        """Blocks of a pool that are not empty."""
+        return self.ids.sizes[pool] - len(self._empty[pool])
 
     @property
     def cached_blocks(self) -> list[int]:

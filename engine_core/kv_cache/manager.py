@@ -115,6 +115,10 @@ class KVCacheManager(BlockTables):
         """Blocks in the prefix cache that are not in use."""
         return self._pool.num_cached
 
+    def num_blocks_filled(self, pool: int) -> int:
+        """Blocks of a pool that are in use or cached."""
+        return self._pool.num_filled(pool)
+
     @property
     def cached_blocks(self) -> Sequence[int]:
         """The blocks that `num_blocks_cached` counts."""

@@ -9,22 +9,27 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from engine_core.kv_cache import CacheCopies, DiskMoves
+from engine_core.kv_cache import CacheCopies, DiskMoves, PoolIds
 from engine_core.kv_cache.copies import BlockPair
 from engine_core.kv_cache.host_pool import HashKey
-from engine_core.model_runner.config import DraftConfig, RunnerConfig
+from engine_core.model_runner.config import CacheLayout, DraftConfig, RunnerConfig
 from engine_core.models.interface import ModelSpec
-from engine_core.models.layer_cache import PagedKeys
+from engine_core.models.layer_cache import PagedKeys, State
 from kernels.interface.kv_cache import KVCache, KVShape
 from kernels.interface.operations import (
+    AttentionMetadata,
     AttentionPlanner,
     AttentionSpec,
     ForwardContext,
+    Operations,
 )
+
+PlanKey = tuple[int, KVShape | None]
+"""Group, and shape of its layers' keys; None: they keep states."""
 
 
 class PagedKVCache:
-    """A model's cache and an attention planner for each group of its layers.
+    """A model's cache and an attention planner for each group of its layers that has keys.
 
     Args:
         storage: None: a new one.
@@ -38,26 +43,47 @@ class PagedKVCache:
         draft: DraftConfig | None = None,
     ) -> None:
         self._ops, spec, first_layer = config.ops, config.model.spec, 0
-        self.storage = storage or BlockStorage(config)
+        layout = config.layout
+        self.storage = storage or BlockStorage(
+            config.ops, layout.pool_bytes, config.block_ids, config.host_block_ids
+        )
         if draft is not None:
             self._ops, first_layer = draft.ops, spec.num_layers
             spec = draft.model.spec
-        layout, self._planners = config.layout, dict[tuple[int, KVShape], AttentionPlanner]()
-        self._planner_of_layer: list[tuple[int, KVShape]] = []
+        self._planners = dict[PlanKey, AttentionPlanner]()
+        self._state_sizes = dict[PlanKey, int]()
+        """Tokens of a block of groups of states."""
+        self._key_of_layer: list[PlanKey] = []
         self.kv_caches: list[KVCache] = []
+        self.states: dict[int, tuple[torch.Tensor, ...]] = {}
+        make_planner = partial(self._make_planner, config, spec)
+        no_keys = KVShape(config.block_size, 0, 0, 0, config.kv_dtype)
         for layer in range(spec.num_layers) if config.stage is None else config.stage.layers:
+            kept = spec.layers[layer]
+            if isinstance(kept, State):
+                blocks_BN, group = self._part(layout, first_layer + layer)
+                self.states[layer] = kept.state_shape.view(blocks_BN)
+                self.kv_caches.append(KVCache(blocks_BN[:, :0], blocks_BN[:, :0], no_keys))
+                self._key_of_layer.append((group, None))
+                self._state_sizes[group, None] = kept.every
+                continue
             keys = spec.keys_of(layer)
             place = first_layer + (layer if keys.shares is None else keys.shares)
             shape = keys.kv_shape(config.block_size, config.kv_dtype)
-            blocks_BN = self.storage.device_blocks[:, layout.offsets[place] :]
+            blocks_BN, group = self._part(layout, place)
             self.kv_caches.append(self._ops.view_kv_cache(blocks_BN, shape))
-            key = layout.group_of(place), shape
-            self._planner_of_layer.append(key)
-            if key not in self._planners:
-                self._planners[key] = self._make_planner(config, spec, keys)
-        self.last_group = self._planner_of_layer[-1][0]
+            self._key_of_layer.append((group, shape))
+            if (group, shape) not in self._planners:
+                self._planners[group, shape] = make_planner(keys)
+        self.last_group = self._key_of_layer[-1][0]
         """KV-cache group of the last layer."""
-        self._make_output_planner = partial(self._make_planner, config, spec, keys)
+        self._make_output_planner = None if isinstance(kept, State) else partial(make_planner, keys)
+
+    def _part(self, layout: CacheLayout, place: int) -> tuple[torch.Tensor, int]:
+        """The blocks from a layer's part on, and its group."""
+        group = layout.group_of(place)
+        pool = self.storage.pools[layout.groups[group].spec.pool]
+        return pool.device_blocks[:, layout.offsets[place] :], group
 
     def _make_planner(
         self, config: RunnerConfig, spec: ModelSpec, keys: PagedKeys
@@ -79,9 +105,10 @@ class PagedKVCache:
         )
 
     @cached_property
-    def output_planner(self) -> AttentionPlanner:
-        """The planner of the last layer's attention in steps that put out some rows."""
-        return self._make_output_planner()
+    def output_planner(self) -> AttentionPlanner | None:
+        """The planner of the last layer's attention in steps that put out some rows; None: it has
+        a state, to which each row adds."""
+        return None if self._make_output_planner is None else self._make_output_planner()
 
     def forward_context(
         self,
@@ -110,10 +137,21 @@ class PagedKVCache:
             )
             for key, planner in self._planners.items()
         }
+        for key, size in self._state_sizes.items():
+            plans[key] = AttentionMetadata(
+                query_start_loc_R1=query_start_loc_R1,
+                seq_lens_R=seq_lens_R,
+                block_table_RM=block_tables_GRM[key[0]],
+                slot_mapping_T=slot_mappings_GT[key[0]],
+                block_size=size,
+                sliding_window=None,
+                plan=None,
+            )
         return ForwardContext(
             kv_caches=self.kv_caches,
-            metadata=[plans[key] for key in self._planner_of_layer],
+            metadata=[plans[key] for key in self._key_of_layer],
             ops=self._ops,
+            states=self.states,
         )
 
 
@@ -128,38 +166,86 @@ class DiskStore(Protocol):
 
 
 class BlockStorage:
-    """Blocks of bytes on the device, and a second tier in host memory. What lies where in a block
-    is the layers' matter.
+    """Blocks of bytes in a pool for each page size, each with a second tier in host memory. What
+    lies where in a block is the layers' matter.
 
-        id    0      | 1 ........ num_blocks | num_blocks + 1 .... num_blocks + num_host_blocks |
-              null   |        device         |                      host                        |
-        index 0 ....................num_blocks 0 .............................num_host_blocks - 1
+    Args:
+        pool_bytes: of a block of each pool.
     """
 
-    def __init__(self, config: RunnerConfig) -> None:
-        self._num_blocks = config.num_blocks
-        self.device_blocks = config.ops.allocate_blocks(
-            config.num_blocks + 1,  # with the null block
-            config.block_bytes,
-        )
-        self._disk: DiskStore | None = None
-        self._copier = config.ops.make_block_copier(self.device_blocks, config.num_host_blocks)
-        self.host_blocks = self._copier.host_blocks
+    def __init__(
+        self, ops: Operations, pool_bytes: Sequence[int], ids: PoolIds, host_ids: PoolIds
+    ) -> None:
+        self._ids, self._host_ids = ids, host_ids
+        sizes = zip(ids.sizes, host_ids.sizes, pool_bytes, strict=True)
+        self.pools = [PoolStorage(ops, *each) for each in sizes]
 
     def attach_disk(self, store: DiskStore) -> None:
         """From now on plans may name blocks on disk. For blocks on a CPU."""
-        self._disk = store
-
-    def _move_to_and_from_disk(self, moves: DiskMoves) -> None:
-        assert self._disk is not None, "a plan names blocks on disk, and there is none"
-        blocks = self.device_blocks.numpy()
-        for key, block_id in moves.load:
-            blocks[block_id] = np.frombuffer(self._disk.load(key), np.uint8)
-        for key, index, block_id in moves.save:
-            self._disk.save(key, index, blocks[block_id].tobytes())
+        for pool in self.pools:
+            pool.disk = store
 
     def carry_out(self, copies: CacheCopies) -> None:
         """Do what a plan wants copied, in its order."""
+        for index, pool in enumerate(self.pools):
+            pool.carry_out(self.copies_of(index, copies))
+
+    def copies_of(self, pool: int, copies: CacheCopies) -> CacheCopies:
+        """Those of one pool, by the ids of `PoolStorage`."""
+        if len(self.pools) == 1:
+            return copies
+        ids, host_ids, disk = self._ids, self._host_ids, copies.disk
+        offset = ids.first_ids[pool] - 1
+        host_offset = host_ids.first_ids[pool] - 1 - ids.sizes[pool]
+
+        def is_own(block_id: int) -> bool:
+            return (ids if block_id <= ids.num_blocks else host_ids).pool_of[block_id] == pool
+
+        def own(block_id: int) -> int:
+            return max(0, block_id - (offset if block_id <= ids.num_blocks else host_offset))
+
+        def own_pairs(pairs: Sequence[BlockPair]) -> list[BlockPair]:
+            return [(own(source), own(target)) for source, target in pairs if is_own(source)]
+
+        if disk is not None:
+            load = [(key, own(block_id)) for key, block_id in disk.load if is_own(block_id)]
+            save = [(key, at, own(block_id)) for key, at, block_id in disk.save if is_own(block_id)]
+            disk = DiskMoves(load, save)
+        return CacheCopies(
+            disk=disk,
+            swap_in=own_pairs(copies.swap_in),
+            swap_out=own_pairs(copies.swap_out),
+            copy=own_pairs(copies.copy),
+        )
+
+
+class PoolStorage:
+    """Blocks of one size. Its ids are those that a plan has where there is no other pool:
+
+    id    0      | 1 ........ num_blocks | num_blocks + 1 .... num_blocks + num_host_blocks |
+          null   |        device         |                      host                        |
+    index 0 ....................num_blocks 0 .............................num_host_blocks - 1
+    """
+
+    def __init__(
+        self, ops: Operations, num_blocks: int, num_host_blocks: int, block_bytes: int
+    ) -> None:
+        self._num_blocks = num_blocks
+        self.device_blocks = ops.allocate_blocks(num_blocks + 1, block_bytes)  # with the null block
+        self.disk: DiskStore | None = None
+        self._copier = ops.make_block_copier(self.device_blocks, num_host_blocks)
+        self.host_blocks = self._copier.host_blocks
+
+    def _move_to_and_from_disk(self, moves: DiskMoves) -> None:
+        assert self.disk is not None, "a plan names blocks on disk, and there is none"
+        blocks = self.device_blocks.numpy()
+        for key, block_id in moves.load:
+            blocks[block_id] = np.frombuffer(self.disk.load(key), np.uint8)
+        for key, index, block_id in moves.save:
+            self.disk.save(key, index, blocks[block_id].tobytes())
+
+    def carry_out(self, copies: CacheCopies) -> None:
+        """See `BlockStorage.carry_out`."""
         if copies.disk is not None:
             self._move_to_and_from_disk(copies.disk)
         first_host = self._num_blocks + 1

@@ -7,7 +7,7 @@ import torch
 
 from engine_core.adapters.pool import AdapterPool
 from engine_core.distributed.collectives import SINGLE_RANK, Collectives
-from engine_core.kv_cache import KVCacheGroupSpec
+from engine_core.kv_cache import KVCacheGroupSpec, PoolIds, PoolSizes, sizes_of
 from engine_core.logits_processors import NamedProcessor
 from engine_core.model_runner.pooling import Pooler
 from engine_core.models.heads.eagle import EagleHead
@@ -31,19 +31,40 @@ class LayerGroup:
 class CacheLayout:
     """How the layers of a model share the KV blocks, after Jenga (arXiv:2503.18292). Layers that
     look back alike form groups of about equal bytes, each with a block table of its own: one pool
-    of blocks serves all. In a block the layers of its group lie side by side:
+    of blocks serves all whose blocks such groups fill. In a block the layers of its group lie side
+    by side:
 
         block of group 0   | layer 5 (full)         | layer 11 (full)         |
         block of group 1   | layer 0 (window) | layer 1 | layer 2 | layer 3 |/|  what is left over
 
     Attributes:
         offsets: of each layer that keeps something, in bytes from a block's start.
-        block_bytes: of the largest group.
+        pool_bytes: of a block of each pool, its largest group's.
     """
 
     groups: tuple[LayerGroup, ...]
     offsets: dict[int, int]
-    block_bytes: int
+    pool_bytes: tuple[int, ...]
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block of the pool that has the largest."""
+        return max(self.pool_bytes)
+
+    def num_bytes(self, num_blocks: PoolSizes) -> int:
+        """Bytes of so many blocks."""
+        each = zip(self.sizes(num_blocks), self.pool_bytes, strict=True)
+        return sum(number * size for number, size in each)
+
+    def sizes(self, num_blocks: PoolSizes) -> tuple[int, ...]:
+        """Blocks of each pool; one number of several pools is each one's."""
+        sizes = sizes_of(num_blocks)
+        return sizes * len(self.pool_bytes) if len(sizes) == 1 else sizes
+
+    @property
+    def group_bytes(self) -> tuple[int, ...]:
+        """Bytes of a block of each group."""
+        return tuple([self.pool_bytes[group.spec.pool] for group in self.groups])
 
     @property
     def group_specs(self) -> list[KVCacheGroupSpec]:
@@ -60,6 +81,7 @@ def plan_cache_layout(
 ) -> CacheLayout:
     """Group a model's layers. All stages have the whole model's groups, as one scheduler writes
     their tables: each shares out its own layers among them, and has their part of every block.
+    Kinds whose groups would leave much of a pool's blocks empty have a pool of their own.
 
     Args:
         block_size, dtype: of the cache.
@@ -74,26 +96,64 @@ def plan_cache_layout(
                 layer.reach, goes_back=layer.can_go_back, span=layer.span(block_size)
             )
             kinds.setdefault(kind, []).append(index)
-    # The smallest kind sets the size, so that larger kinds split into groups of that size; unless
-    # kinds are nearly equal, when one group a kind wastes less than a second group would.
-    totals = [sum(sizes[index] for index in members) for members in kinds.values()]
-    size = max(totals) if max(totals) <= min(totals) * 1.25 else min(totals)
     groups: list[LayerGroup] = []
-    for kind in sorted(kinds, key=lambda kind: not kind.keeps_all):
-        parts = _cut(kinds[kind], sizes, size)
-        if stage is not None:
-            own = [index for index in kinds[kind] if index in stage.layers]
-            parts = _shared_out(own, len(parts))
-        groups += [LayerGroup(tuple(part), kind) for part in parts]
     offsets: dict[int, int] = {}
-    block_bytes = 0
-    for group in groups:
-        end = 0
-        for index in group.layers:
-            offsets[index] = end
-            end += sizes[index]
-        block_bytes = max(block_bytes, end)
-    return CacheLayout(tuple(groups), offsets, block_bytes)
+    pool_bytes: list[int] = []
+    for pool, members in enumerate(_pools(kinds, sizes)):
+        block_bytes = LAYER_ALIGNMENT  # of a stage that has none of these layers, too
+        for kind, parts in zip(members, _parts(members, kinds, sizes), strict=True):
+            if stage is not None:
+                own = [index for index in kinds[kind] if index in stage.layers]
+                parts = _shared_out(own, len(parts))
+            spec = dataclasses.replace(kind, pool=pool)
+            groups += [LayerGroup(tuple(part), spec) for part in parts]
+            for part in parts:
+                end = 0
+                for index in part:
+                    offsets[index] = end
+                    end += sizes[index]
+                block_bytes = max(block_bytes, end)
+        pool_bytes.append(block_bytes)
+    return CacheLayout(tuple(groups), offsets, tuple(pool_bytes))
+
+
+Kinds = dict[KVCacheGroupSpec, list[int]]
+"""The layers of each kind."""
+
+
+def _pools(kinds: Kinds, sizes: list[int]) -> list[list[KVCacheGroupSpec]]:
+    """The kinds of each pool: each kind in the first one where it and those that are there fill
+    their blocks."""
+    pools: list[list[KVCacheGroupSpec]] = []
+    for kind in sorted(kinds, key=lambda kind: not kind.keeps_all):
+        home = next((pool for pool in pools if _fill_blocks([*pool, kind], kinds, sizes)), None)
+        if home is None:
+            pools.append([kind])
+        else:
+            home.append(kind)
+    return pools
+
+
+def _fill_blocks(members: list[KVCacheGroupSpec], kinds: Kinds, sizes: list[int]) -> bool:
+    """Whether each kind fills more than half of its blocks. Kinds of equal layers do: of one that
+    is cut all groups but the last are full."""
+    of_kinds = [
+        [sum(sizes[index] for index in part) for part in parts]
+        for parts in _parts(members, kinds, sizes)
+    ]
+    block_bytes = max(map(max, of_kinds))
+    return all(2 * sum(filled) > block_bytes * len(filled) for filled in of_kinds)
+
+
+def _parts(
+    members: list[KVCacheGroupSpec], kinds: Kinds, sizes: list[int]
+) -> list[list[list[int]]]:
+    """The groups of each kind in a pool. The smallest kind sets the size, so that larger kinds
+    split into groups of that size; unless kinds are nearly equal, when one group a kind wastes less
+    than a second group would."""
+    totals = [sum(sizes[index] for index in kinds[kind]) for kind in members]
+    size = max(totals) if max(totals) <= min(totals) * 1.25 else min(totals)
+    return [_cut(kinds[kind], sizes, size) for kind in members]
 
 
 def _cut(layers: list[int], sizes: list[int], most: int) -> list[list[int]]:
@@ -134,8 +194,9 @@ class RunnerConfig:
     Attributes:
         model: weights and forward pass.
         ops: the backend that the model was loaded with.
-        num_blocks: usable blocks on the device; one more is allocated for the null block, id 0.
-        num_host_blocks: blocks in host memory that a plan may copy from and to.
+        num_blocks: usable blocks on the device; one more is allocated for the null block, id 0. One
+            number of several pools is each one's.
+        num_host_blocks: likewise, blocks in host memory that a plan may copy from and to.
         block_size: tokens a block.
         max_num_seqs: rows.
         max_model_len: most tokens a row.
@@ -155,8 +216,8 @@ class RunnerConfig:
 
     model: Model
     ops: Operations
-    num_blocks: int
-    num_host_blocks: int = 0
+    num_blocks: PoolSizes
+    num_host_blocks: PoolSizes = 0
     block_size: int
     max_num_seqs: int
     max_model_len: int
@@ -194,9 +255,15 @@ class RunnerConfig:
         return len(self.layout.groups)
 
     @property
-    def block_bytes(self) -> int:
-        """Memory of one block."""
-        return self.layout.block_bytes
+    def block_ids(self) -> PoolIds:
+        """Ids of the device's blocks."""
+        return PoolIds(self.layout.sizes(self.num_blocks))
+
+    @property
+    def host_block_ids(self) -> PoolIds:
+        """Ids of blocks in host memory."""
+        sizes = self.layout.sizes(self.num_host_blocks)
+        return PoolIds(sizes, self.block_ids.num_blocks + 1)
 
     @property
     def vocab_size(self) -> int:

@@ -2,6 +2,7 @@
 it from step to step. What it asked for is also kept while it has none."""
 
 import dataclasses
+from collections.abc import Iterator, Sequence
 
 from engine_core.kv_cache import BlockIds
 from engine_core.model_runner.config import RunnerConfig
@@ -38,6 +39,28 @@ class PlacedRow:
     def num_known(self) -> int:
         """Tokens with which it is sampled. One that is pooled never catches up with it."""
         return len(self.token_ids) + (self.request.pooling is not None)
+
+
+class TableWrites:
+    """Where a plan's block ids stand in a row's tables. They count through all pools, kernels index
+    the tensors of one; a table of a group of span s has a place for s logical blocks."""
+
+    def __init__(self, config: RunnerConfig) -> None:
+        first_ids = config.block_ids.first_ids
+        self._groups = [
+            (group.spec, first_ids[group.spec.pool] - 1) for group in config.layout.groups
+        ]
+
+    def of(
+        self, start: int, block_ids: Sequence[Sequence[int]]
+    ) -> Iterator[tuple[int, int, Sequence[int]]]:
+        """(group, place in its table, indexes from there on) of ids from logical block `start` on,
+        one list a group; lists behind those are for others."""
+        each = zip(self._groups, block_ids, strict=False)
+        for group, ((spec, offset), ids) in enumerate(each):
+            if offset:
+                ids = [max(0, block_id - offset) for block_id in ids]  # the null block is in each
+            yield group, spec.length(start), ids
 
 
 class RunnerRows:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-    from kernels.interface.kv_cache import KVShape
+    from kernels.interface.kv_cache import KVShape, StateShape
 
 
 class LayerCache(ABC):
@@ -101,6 +100,13 @@ class State(LayerCache):
     def can_go_back(self) -> bool:
         return False  # only to where one is kept
 
+    @property
+    def state_shape(self) -> StateShape:
+        """Shape of what the layer keeps in a block."""
+        from kernels.interface.kv_cache import StateShape
+
+        return StateShape(self.shapes, self.dtypes)
+
     def span(self, block_size: int) -> int:
         if self.every % block_size:
             raise ValueError(
@@ -111,8 +117,7 @@ class State(LayerCache):
 
     def block_bytes(self, block_size: int, dtype: torch.dtype) -> int:
         """Bytes of a state, however many tokens a block stands for; it has dtypes of its own."""
-        parts = zip(self.shapes, self.dtypes, strict=True)
-        return sum(math.prod(shape) * part.itemsize for shape, part in parts)
+        return self.state_shape.block_bytes
 
 
 def paged_keys(

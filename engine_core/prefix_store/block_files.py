@@ -7,7 +7,7 @@ import re
 import stat
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from engine_core.kv_cache.host_pool import HashKey
@@ -54,7 +54,7 @@ class BlockFiles:
         limit_bytes: of all blocks together. Before each sixteenth that is written the least
             recently used ones are removed until an eighth is free, so that two processes may write.
         key: what blocks must agree in beside their hash.
-        block_bytes: of every payload under that key.
+        group_bytes: of a payload under that key, by group.
 
     Raises:
         UnsafeFolder: another user's, or writable by others.
@@ -67,12 +67,14 @@ class BlockFiles:
         *,
         limit_bytes: int,
         key: bytes,
-        block_bytes: int,
+        group_bytes: Sequence[int],
         clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self.folder = folder
-        self.block_bytes = block_bytes
-        self.file_bytes = _HEADER.size + block_bytes + _CHECKSUM_BYTES
+        self.block_bytes = max(group_bytes)
+        """Bytes of the largest payload."""
+        self._group_bytes = group_bytes
+        self.file_bytes = _HEADER.size + self.block_bytes + _CHECKSUM_BYTES
         self.num_others = 0
         """At the last scan: files that are no blocks, and blocks under another key."""
         self._limit_bytes = limit_bytes
@@ -111,7 +113,7 @@ class BlockFiles:
                     block = (int(name[2]), bytes.fromhex(name[3]))
                 self.num_others += block is None and not is_temporary
                 age_s = (self._clock_ns() - status.st_mtime_ns) / 1e9
-                is_broken = block is not None and status.st_size != self.file_bytes
+                is_broken = block is not None and status.st_size != self._file_bytes_of(block)
                 if is_broken or (is_temporary and age_s > _ABANDONED_S):
                     _remove(Path(entry.path))
                     continue
@@ -151,7 +153,7 @@ class BlockFiles:
         except BaseException:
             _remove(temporary)
             raise
-        self._num_written_bytes += self.file_bytes
+        self._num_written_bytes += self._file_bytes_of(block)
         return evicted - {block}
 
     def read(self, block: HashKey) -> bytes | None:
@@ -168,10 +170,11 @@ class BlockFiles:
             return None
         with os.fdopen(descriptor, "rb", buffering=0) as file:
             num_bytes = os.fstat(descriptor).st_size
-            if num_bytes != self.file_bytes:
-                raise BrokenBlock(f"{path} has {num_bytes} bytes, a block has {self.file_bytes}")
+            file_bytes = self._file_bytes_of(block)
+            if num_bytes != file_bytes:
+                raise BrokenBlock(f"{path} has {num_bytes} bytes, a block has {file_bytes}")
             header = file.read(_HEADER.size)
-            payload = file.read(self.block_bytes)
+            payload = file.read(self._group_bytes[block[0]])
             checksum = file.read(_CHECKSUM_BYTES)
         if header != self._header(block):
             raise BrokenBlock(f"{path} is of another block")
@@ -190,7 +193,15 @@ class BlockFiles:
 
     def _header(self, block: HashKey) -> bytes:
         group, block_hash = block
-        return _HEADER.pack(_MAGIC, _VERSION, self._key, group, block_hash, self.block_bytes)
+        num_bytes = self._group_bytes[group]
+        return _HEADER.pack(_MAGIC, _VERSION, self._key, group, block_hash, num_bytes)
+
+    def _file_bytes_of(self, block: HashKey) -> int:
+        """0 of a group that there is not."""
+        group = block[0]
+        if group >= len(self._group_bytes):
+            return 0
+        return self.file_bytes - self.block_bytes + self._group_bytes[group]
 
     def _set_time(self, file: int | Path, index: int) -> None:
         now_ns = self._clock_ns()

@@ -30,14 +30,15 @@ def open_block_transfer(
     own = options.disaggregation
     if own.disaggregation_mode is None:
         return None
-    if own.buffer_bytes < _LEAST_BLOCKS * runner.block_bytes:
+    layout = runner.layout
+    if own.buffer_bytes < _LEAST_BLOCKS * layout.block_bytes:
         raise ConfigurationError(
-            f"--kv-transfer-buffer is {own.buffer_bytes} bytes, a block takes {runner.block_bytes};"
+            f"--kv-transfer-buffer is {own.buffer_bytes} bytes, a block takes {layout.block_bytes};"
             f" give room for at least {_LEAST_BLOCKS} blocks"
         )
     capability = torch.backends.cpu.get_cpu_capability()
     key = cache_key(options, files, loaded, runner, instruction_set=capability)
-    memory = BlockMemory(limit_bytes=own.buffer_bytes, block_bytes=runner.block_bytes)
+    memory = BlockMemory(limit_bytes=own.buffer_bytes, block_bytes=layout.block_bytes)
     if own.disaggregation_mode == "prefill":
         assert own.kv_transfer_bind is not None
         _check("--kv-transfer-bind", own.kv_transfer_bind)
@@ -59,12 +60,12 @@ def open_block_transfer(
         except InvalidParameter as error:
             raise ConfigurationError(f"--kv-transfer-key: {error}") from None
     store = TransferStore(memory, keeps=False)
-    fetches = Fetches(key=key, block_bytes=runner.block_bytes, timeout_s=own.timeout_s)
+    fetches = Fetches(key=key, group_bytes=layout.group_bytes, timeout_s=own.timeout_s)
     store.fetcher = BlockFetcher(
         fetches,
         sources=own.kv_transfer_source,
         key=client_key,
-        block_bytes=runner.block_bytes,
+        block_bytes=layout.block_bytes,
         on_block=store.on_block,
         on_end=store.on_end,
     )

@@ -265,11 +265,14 @@ class _Assembly:
         )
         if spec.loaded.traits.is_host and not isinstance(self.runner, EncoderRunner):
             is_given = spec.options.kv_cache_memory is not None
-            populate_cache(
-                self.runner.storage.device_blocks,
-                config.num_blocks + 1 if is_given else num_blocks_ahead(self.runner.config),
-                lambda: kv_cache.num_blocks_in_use + kv_cache.num_blocks_cached,
-            )
+            for index, pool in enumerate(self.runner.storage.pools):
+                populate_cache(
+                    pool.device_blocks,
+                    len(pool.device_blocks)
+                    if is_given
+                    else num_blocks_ahead(self.runner.config, index),
+                    partial(kv_cache.num_blocks_filled, index),
+                )
         return kv_cache
 
     def _scheduler(self, kv_cache: KVCacheManager) -> Scheduler:
@@ -287,7 +290,7 @@ class _Assembly:
         config, pooler = self.config, self.spec.loaded.pooler
         # Besides the configuration a replay needs these.
         replayed = {
-            "sliding_windows": [group.reach for group in self.spec.config.layout.group_specs],
+            "groups": list(map(dataclasses.asdict, self.spec.config.layout.group_specs)),
             "eos_token_ids": list(self.opened.files.eos_token_ids),
             "pooler": None if pooler is None else dataclasses.asdict(pooler.config),
         }

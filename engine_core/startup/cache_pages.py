@@ -32,10 +32,13 @@ _TAKING = threading.Lock()
 _SET_NAME, _NAME = 15, b"cache-pages"  # of prctl: what `top -H` shows
 
 
-def num_blocks_ahead(config: RunnerConfig) -> int:
-    """Blocks to take ahead of those in use, without --kv-cache-memory; the null block counts."""
-    num_blocks = config.num_groups * -(-_MOST_TOKENS // config.block_size)
-    return min(config.num_blocks, num_blocks, _MOST_BYTES // config.block_bytes) + 1
+def num_blocks_ahead(config: RunnerConfig, pool: int) -> int:
+    """Blocks to take ahead of those of a pool in use, without --kv-cache-memory; the null block
+    counts."""
+    layout, num_blocks = config.layout, -(-_MOST_TOKENS // config.block_size)
+    num_ahead = sum(spec.length(num_blocks) for spec in layout.group_specs if spec.pool == pool)
+    most = _MOST_BYTES // len(layout.pool_bytes) // layout.pool_bytes[pool]
+    return min(config.block_ids.sizes[pool], num_ahead, most) + 1
 
 
 def populate_cache(

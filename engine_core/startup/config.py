@@ -4,6 +4,7 @@ import dataclasses
 import json
 from typing import Literal
 
+from engine_core.kv_cache import PoolSizes
 from engine_core.scheduler import SchedulerConfig
 
 
@@ -30,9 +31,9 @@ class EngineConfig:
     enforce_eager: bool
     num_threads: int
     block_size: int
-    num_blocks: int
+    num_blocks: PoolSizes
     kv_cache_bytes: int
-    num_host_blocks: int
+    num_host_blocks: PoolSizes
     host_cache_bytes: int
     enable_prefix_caching: bool
     watermark: float

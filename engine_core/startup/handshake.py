@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 
+from engine_core.kv_cache import sizes_of
 from engine_core.model_files import ModelFiles
 from engine_core.model_files.interface import TokenizerFiles
 from engine_core.server.transport import Frame
@@ -94,7 +95,7 @@ def make_handshake(
         max_model_len=config.scheduler.max_model_len,
         vocab_size=spec.config.vocab_size,
         dtype=config.dtype,
-        num_blocks=config.num_blocks,
+        num_blocks=sum(sizes_of(config.num_blocks)),
         block_size=config.block_size,
         eos_token_ids=files.eos_token_ids,
         max_logprobs=config.max_logprobs,

@@ -1,21 +1,25 @@
-"""How many KV blocks the memory holds, and the longest request that they hold. Sizes in bytes
-unless a name says otherwise."""
+"""How many KV blocks the memory holds, of each pool, and the longest request that they hold. Sizes
+in bytes unless a name says otherwise."""
 
 import bisect
 import dataclasses
 import gc
 import logging
+import math
 from collections.abc import Callable, Sequence
 
 import torch
 
 from engine_core.errors import CacheTooSmall, ConfigurationError
-from engine_core.kv_cache import KVCacheGroupSpec
+from engine_core.kv_cache import KVCacheGroupSpec, PoolSizes, pool_sizes, sizes_of
 from protocol.memory import available_memory_bytes
 
 logger = logging.getLogger(__name__)
 
 _LEAST_MARGIN_BYTES = 256 * 1024**2
+_TYPICAL_TOKENS = 2048
+"""Tokens of the request by which pools share memory: many short ones need more states, a long one
+needs more keys."""
 
 
 class HostMemory:
@@ -74,24 +78,21 @@ class DeviceMemory:
 
 def choose_num_blocks(
     memory: HostMemory | DeviceMemory,
+    pools: "PoolShares",
     *,
-    block_bytes: int,
-    blocks_per_request: int,
-    max_num_seqs: int,
     step_bytes: int,
     num_blocks: int | None,
     kv_cache_memory: int | None,
     memory_fraction: float,
-) -> int:
+) -> PoolSizes:
     """The number of blocks that the operator asked for, or that fit what is free.
 
     If not asked for: what `memory_fraction` leaves beside one step's activations, and never more
     than `max_num_seqs` requests of full length could use.
 
     Args:
-        block_bytes: memory of one block over all cache tensors.
-        blocks_per_request: what one request of max_model_len takes, over all groups.
         step_bytes: memory of the largest step's activations, kept free.
+        num_blocks: asked for, of the first pool.
 
     Raises:
         ConfigurationError: both are given, or one exceeds the free memory.
@@ -102,34 +103,36 @@ def choose_num_blocks(
         raise ConfigurationError("--num-blocks and --kv-cache-memory contradict; give one of them")
     if num_blocks is None and kv_cache_memory is None:
         usable = max(0, memory.share_bytes(memory_fraction, step_bytes))
-        # One block more than the requests can use would never be touched; the spare half keeps
-        # finished prompts cached.
-        useful = max_num_seqs * blocks_per_request * 3 // 2
-        chosen = min(usable // block_bytes, useful)
+        chosen = pools.within(usable, pools.useful[0])
     elif num_blocks is not None:
-        chosen = num_blocks
+        chosen = pools.beside(num_blocks)
     else:
-        chosen = (kv_cache_memory or 0) // block_bytes
-    # The pool has one block beside the usable ones: the null block.
+        chosen = pools.within(kv_cache_memory or 0)
     free = f"{_megabytes(free_bytes)} are free{memory.kept_free(step_bytes)}"
-    needed_bytes = (chosen + 1) * block_bytes
-    if chosen < 1:
+    if chosen[0] < 1:
         raise CacheTooSmall(
-            f"the KV cache holds no block: a block takes {_megabytes(block_bytes)}, "
+            f"the KV cache holds no block: {pools.least}, "
             f"{free}; give more with --kv-cache-memory or --memory-fraction, or free some memory"
         )
+    # Each pool has one block beside the usable ones: the null block.
+    needed_bytes = pools.num_bytes([size + 1 for size in chosen])
     if needed_bytes > free_bytes:
         raise ConfigurationError(
-            f"{chosen} KV blocks need {_megabytes(needed_bytes)}, {free}; lower --num-blocks or "
-            "--kv-cache-memory"
+            f"{' + '.join(map(str, chosen))} KV blocks need {_megabytes(needed_bytes)}, {free}; "
+            "lower --num-blocks or --kv-cache-memory"
         )
-    return chosen
+    return pool_sizes(chosen)
 
 
 def choose_num_host_blocks(
-    host_cache_memory: int, *, block_bytes: int, num_blocks: int, cache_is_on_host: bool = True
-) -> int:
-    """Blocks of host memory for what is evicted and swapped. 0 bytes are 0 blocks.
+    host_cache_memory: int,
+    pools: "PoolShares",
+    *,
+    num_blocks: PoolSizes,
+    cache_is_on_host: bool = True,
+) -> PoolSizes:
+    """Blocks of host memory for what is evicted and swapped, shared as those of the KV cache are.
+    0 bytes are 0 blocks.
 
     Args:
         num_blocks: of the KV cache, chosen but not taken yet.
@@ -141,20 +144,21 @@ def choose_num_host_blocks(
     """
     if host_cache_memory == 0:
         return 0
-    chosen = host_cache_memory // block_bytes
-    if chosen < 1:
+    chosen = pools.within(host_cache_memory)
+    if chosen[0] < 1:
         raise CacheTooSmall(
-            f"--host-cache-memory is {host_cache_memory} bytes and holds no block: a block takes "
-            f"{_megabytes(block_bytes)}; give more, or 0 for none"
+            f"--host-cache-memory is {host_cache_memory} bytes and holds no block: {pools.least}; "
+            "give more, or 0 for none"
         )
-    reserved_bytes = (num_blocks + 1) * block_bytes if cache_is_on_host else 0
+    reserved = [size + 1 for size in sizes_of(num_blocks)]
+    reserved_bytes = pools.num_bytes(reserved) if cache_is_on_host else 0
     free_bytes = max(0, available_memory_bytes() - reserved_bytes)
-    if chosen * block_bytes > free_bytes:
+    if pools.num_bytes(chosen) > free_bytes:
         raise ConfigurationError(
             f"--host-cache-memory is {_megabytes(host_cache_memory)}, {_megabytes(free_bytes)} "
             "are free beside the KV cache; lower it or the KV cache's share"
         )
-    return chosen
+    return pool_sizes(chosen)
 
 
 # ------------------------------------------------------------------ the longest request
@@ -162,35 +166,105 @@ def choose_num_host_blocks(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RequestBlocks:
-    """Blocks that one request takes, over all groups."""
+    """Blocks that one request takes of each pool, over all groups."""
 
     groups: Sequence[KVCacheGroupSpec]
     max_chunk_size: int
     block_size: int
     num_lookahead_slots: int = 0
     num_encoder_blocks: int = 0
-    """Blocks of a request for what an encoder makes of its input."""
+    """Blocks of a request for what an encoder makes of its input; of the first pool."""
 
-    def num_blocks(self, num_tokens: int) -> int:
+    def num_blocks(self, num_tokens: int) -> list[int]:
         """The most at once while this many tokens are computed."""
         num_slots = self.num_lookahead_slots
-        return self.num_encoder_blocks + sum(
-            group.num_peak_blocks(
+        counts = [self.num_encoder_blocks, *[0] * max(group.pool for group in self.groups)]
+        for group in self.groups:
+            counts[group.pool] += group.num_peak_blocks(
                 num_tokens + num_slots, self.max_chunk_size + num_slots, self.block_size
             )
-            for group in self.groups
-        )
+        return counts
 
-    def max_num_tokens(self, num_blocks: int, limit: int) -> int:
-        """The most tokens, up to `limit`, that fit in this many blocks."""
-        lengths = range(1, limit + 1)
-        return bisect.bisect_right(lengths, num_blocks, key=self.num_blocks)
+    def small_pool(self, num_tokens: int, sizes: Sequence[float]) -> int | None:
+        """The first pool that is too small for so many tokens."""
+        needs = enumerate(zip(self.num_blocks(num_tokens), sizes, strict=True))
+        return next((pool for pool, (need, size) in needs if need > size), None)
+
+    def max_num_tokens(self, sizes: Sequence[float], limit: int) -> int:
+        """The most tokens, up to `limit`, that fit in so many blocks of each pool."""
+
+        def is_too_long(num_tokens: int) -> bool:
+            return self.small_pool(num_tokens, sizes) is not None
+
+        return bisect.bisect_left(range(1, limit + 1), True, key=is_too_long)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PoolShares:
+    """How pools share memory: each holds the longest request that the first one holds, which has
+    the blocks of all tokens if any group keeps them; beyond that they go by what a request of
+    `_TYPICAL_TOKENS` takes of each.
+
+    Args:
+        pool_bytes: of a block of each.
+        watermark: share of each that is kept free when a request is admitted.
+    """
+
+    pool_bytes: Sequence[int]
+    request: RequestBlocks
+    max_model_len: int
+    max_num_seqs: int
+    watermark: float
+
+    @property
+    def useful(self) -> list[int]:
+        """Blocks of each that requests can use. One more would never be touched; the spare half
+        keeps finished prompts cached."""
+        each = self.request.num_blocks(self.max_model_len)
+        return [self.max_num_seqs * number * 3 // 2 for number in each]
+
+    @property
+    def least(self) -> str:
+        """Says what the fewest blocks take, for a message."""
+        least_bytes = _megabytes(self.num_bytes(self.beside(1)))
+        if len(self.pool_bytes) == 1:
+            return f"a block takes {least_bytes}"
+        return f"a block in each of {len(self.pool_bytes)} pools takes {least_bytes}"
+
+    def num_bytes(self, sizes: Sequence[int]) -> int:
+        """Bytes of so many blocks of each pool."""
+        return sum(number * size for number, size in zip(sizes, self.pool_bytes, strict=True))
+
+    def beside(self, num_first: int) -> list[int]:
+        """Blocks of each pool, of which the first has so many."""
+        num_others = len(self.pool_bytes) - 1
+        if not num_others:
+            return [num_first]
+        usable = [num_first - int(self.watermark * num_first), *[math.inf] * num_others]
+        longest = self.request.max_num_tokens(usable, self.max_model_len)
+        least = self.request.num_blocks(max(1, longest))
+        typical = self.request.num_blocks(min(self.max_model_len, _TYPICAL_TOKENS))
+        sizes = [num_first]
+        for need, share, most in zip(least[1:], typical[1:], self.useful[1:], strict=True):
+            size = min(most, num_first * share // typical[0])
+            sizes.append(max(size, math.ceil(need / (1 - self.watermark))))
+        return sizes
+
+    def within(self, num_bytes: int, most: int | None = None) -> list[int]:
+        """The most that fit into so many bytes, at most so many of the first pool."""
+        limit = num_bytes // self.pool_bytes[0]
+        numbers = range(1, (limit if most is None else min(limit, most)) + 1)
+        return self.beside(
+            bisect.bisect_right(
+                numbers, num_bytes, key=lambda number: self.num_bytes(self.beside(number))
+            )
+        )
 
 
 def fit_max_model_len(
     request_blocks: RequestBlocks,
     *,
-    num_blocks: int,
+    num_blocks: PoolSizes,
     watermark: float,
     max_model_len: int,
     is_asked_for: bool,
@@ -200,13 +274,18 @@ def fit_max_model_len(
 
     The model's own limit gives way to the cache; one that the operator asked for does not.
     Raises CacheTooSmall: it does not, or the cache holds no request at all."""
-    num_kept_free = int(watermark * num_blocks)
-    capacity = request_blocks.max_num_tokens(num_blocks - num_kept_free, max_model_len)
-    if capacity >= max_model_len:
+    sizes = sizes_of(num_blocks)
+    kept_free = [int(watermark * size) for size in sizes]
+    usable = [size - kept for size, kept in zip(sizes, kept_free, strict=True)]
+    capacity = request_blocks.max_num_tokens(usable, max_model_len)
+    small_pool = request_blocks.small_pool(capacity + 1, usable)
+    if capacity >= max_model_len or small_pool is None:
         return max_model_len
-    blocks = f"{num_blocks} KV blocks"
-    if num_kept_free:
-        blocks += f", {num_kept_free} of which --watermark keeps free,"
+    blocks = f"{sizes[small_pool]} KV blocks"
+    if len(sizes) > 1:
+        blocks += f" of pool {small_pool}"
+    if kept_free[small_pool]:
+        blocks += f", {kept_free[small_pool]} of which --watermark keeps free,"
     if is_asked_for:
         raise CacheTooSmall(
             f"{blocks} hold a request of {capacity} tokens, --max-model-len is "

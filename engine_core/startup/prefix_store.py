@@ -24,9 +24,10 @@ def open_prefix_store(
     if folder is None:
         return None
     limit = options.prefix_cache_disk or DEFAULT_LIMIT_BYTES
-    if limit < _LEAST_BLOCKS * runner.block_bytes:
+    layout = runner.layout
+    if limit < _LEAST_BLOCKS * layout.block_bytes:
         raise ConfigurationError(
-            f"--prefix-cache-disk is {limit} bytes, a block takes {runner.block_bytes}; give room "
+            f"--prefix-cache-disk is {limit} bytes, a block takes {layout.block_bytes}; give room "
             f"for at least {_LEAST_BLOCKS} blocks"
         )
     try:
@@ -34,7 +35,7 @@ def open_prefix_store(
             folder.absolute(),
             limit_bytes=limit,
             key=store_key(options, files, loaded, runner),
-            block_bytes=runner.block_bytes,
+            group_bytes=layout.group_bytes,
         )
         return PrefixStore(block_files, flush_s=options.drain_timeout)
     except UnsafeFolder as error:

@@ -97,9 +97,9 @@ class RankZero(OneRank):
         return dataclasses.replace(
             config,
             num_blocks=least.num_blocks,
-            kv_cache_bytes=least.num_blocks * spec.config.block_bytes,
+            kv_cache_bytes=spec.config.layout.num_bytes(least.num_blocks),
             num_host_blocks=least.num_host_blocks,
-            host_cache_bytes=least.num_host_blocks * spec.config.block_bytes,
+            host_cache_bytes=spec.config.layout.num_bytes(least.num_host_blocks),
             scheduler=dataclasses.replace(config.scheduler, max_model_len=least.max_model_len),
         )
 

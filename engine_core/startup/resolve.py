@@ -7,6 +7,7 @@ import logging
 import torch
 
 from engine_core.errors import ConfigurationError
+from engine_core.kv_cache import PoolSizes
 from engine_core.logits_processors import NamedProcessor
 from engine_core.model_files import ModelFiles
 from engine_core.model_runner.config import RunnerConfig
@@ -26,6 +27,7 @@ from engine_core.startup.memory import (
     CudaMeter,
     DeviceMemory,
     HostMemory,
+    PoolShares,
     RequestBlocks,
     choose_num_blocks,
     choose_num_host_blocks,
@@ -194,19 +196,26 @@ def resolve_config(runner: RunnerSpec, files: ModelFiles, *, address: str) -> En
         CacheTooSmall: memory does not hold a useful cache.
     """
     options, loaded, scheduler = runner.options, runner.loaded, runner.scheduler
-    block_bytes, adapters = runner.config.block_bytes, runner.config.adapters
+    layout, adapters = runner.config.layout, runner.config.adapters
     request_blocks = RequestBlocks(
-        runner.config.layout.group_specs,
+        layout.group_specs,
         scheduler.max_chunk,
         options.block_size,
         scheduler.num_lookahead_slots,
         encoder_blocks(loaded.model, options.block_size),
     )
     is_encoder = isinstance(loaded.model, Encoder)
-    num_blocks = 0 if is_encoder else _choose_num_blocks(runner, request_blocks)
+    pools = PoolShares(
+        pool_bytes=layout.pool_bytes,
+        request=request_blocks,
+        max_model_len=scheduler.max_model_len,
+        max_num_seqs=scheduler.max_num_seqs,
+        watermark=options.watermark,
+    )
+    num_blocks = 0 if is_encoder else _choose_num_blocks(runner, pools)
     num_host_blocks = choose_num_host_blocks(
         options.host_cache_memory,
-        block_bytes=block_bytes,
+        pools,
         num_blocks=num_blocks,
         cache_is_on_host=loaded.traits.is_host,
     )
@@ -228,9 +237,9 @@ def resolve_config(runner: RunnerSpec, files: ModelFiles, *, address: str) -> En
         num_threads=loaded.ops.num_threads,
         block_size=options.block_size,
         num_blocks=num_blocks,
-        kv_cache_bytes=num_blocks * block_bytes,
+        kv_cache_bytes=layout.num_bytes(num_blocks),
         num_host_blocks=num_host_blocks,
-        host_cache_bytes=num_host_blocks * block_bytes,
+        host_cache_bytes=layout.num_bytes(num_host_blocks),
         enable_prefix_caching=options.enable_prefix_caching
         and not (is_encoder or request_blocks.num_encoder_blocks),
         watermark=options.watermark,
@@ -261,7 +270,7 @@ def resolve_config(runner: RunnerSpec, files: ModelFiles, *, address: str) -> En
     )
 
 
-def _choose_num_blocks(runner: RunnerSpec, request_blocks: RequestBlocks) -> int:
+def _choose_num_blocks(runner: RunnerSpec, pools: PoolShares) -> PoolSizes:
     options, scheduler = runner.options, runner.scheduler
     device = runner.loaded.ops.device
     memory: HostMemory | DeviceMemory
@@ -279,9 +288,7 @@ def _choose_num_blocks(runner: RunnerSpec, request_blocks: RequestBlocks) -> int
         step_bytes = runner.measure_step_bytes(meter)
     return choose_num_blocks(
         memory,
-        block_bytes=runner.config.block_bytes,
-        blocks_per_request=request_blocks.num_blocks(scheduler.max_model_len),
-        max_num_seqs=scheduler.max_num_seqs,
+        pools,
         step_bytes=step_bytes,
         num_blocks=options.num_blocks,
         kv_cache_memory=options.kv_cache_memory,

@@ -7,7 +7,7 @@ import numpy as np
 
 from engine_core.errors import StartupError
 from engine_core.executor import StepRunner
-from engine_core.kv_cache import CacheCopies
+from engine_core.kv_cache import CacheCopies, PoolSizes
 from engine_core.model_runner.cache import BlockStorage
 from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.cpu.encoder_runner import EncoderRunner
@@ -29,9 +29,6 @@ Runner = CPUModelRunner | GPUModelRunner | EncoderRunner
 _BYTES_A_GRAPH = 12 * 1024**2
 """Allowed for each CUDA graph: the largest are measured, the others share their memory for tensors,
 and the driver keeps some MiB of each."""
-_ONLY_BLOCK = 1
-"""Every entry of every block table of a profile step. Rows overwrite each other there: memory is
-measured, not answers."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +51,8 @@ class RunnerSpec:
     def build(
         self,
         *,
-        num_blocks: int,
-        num_host_blocks: int,
+        num_blocks: PoolSizes,
+        num_host_blocks: PoolSizes,
         max_model_len: int,
         storage: BlockStorage | None = None,
     ) -> Runner:
@@ -124,8 +121,9 @@ class RunnerSpec:
                     runner.collect()
                 runner.capture_graphs(runner.graphs.largest)
 
-        # the null block and the only one
-        extra = measure_extra_bytes(run, meter, expected_bytes=2 * self.config.block_bytes)
+        # of each pool the null block and the only one
+        expected_bytes = 2 * sum(self.config.layout.pool_bytes)
+        extra = measure_extra_bytes(run, meter, expected_bytes=expected_bytes)
         meter.release()
         total = extra + num_graphs * _BYTES_A_GRAPH
         logger.info("steps take up to %.0f MiB beside weights and cache", total / 1024**2)
@@ -156,7 +154,8 @@ def prompt_lengths(config: RunnerConfig) -> list[int]:
 
 
 def profile_steps(config: RunnerConfig, *, num_logprobs: int) -> list[SchedulerOutput]:
-    """Plans to be run in order on a runner with at least one block: the largest step that computes
+    """Plans to be run in order on a runner with this config, all of whose rows have each pool's
+    first block in every place: memory is measured, not answers. The largest step that computes
     prompts, the largest that decodes and verifies drafts, and one without tokens, which frees all
     rows. Each has as many tokens and rows as a step may have, every row samples with all that
     sampling offers, and of every prompt log-probabilities are reported.
@@ -190,7 +189,7 @@ def _num_drafts(lengths: list[int], config: RunnerConfig) -> list[int]:
 def _new_request(
     name: str, row: int, length: int, num_slots: int, config: RunnerConfig, num_logprobs: int
 ) -> NewRequestData:
-    num_blocks = -(-num_slots // config.block_size)
+    num_blocks, first_ids = -(-num_slots // config.block_size), config.block_ids.first_ids
     return NewRequestData(
         req_id=name,
         prompt_token_ids=[0] * length,
@@ -209,7 +208,9 @@ def _new_request(
             logprobs=num_logprobs,
             prompt_logprobs=num_logprobs,
         ),
-        block_ids=tuple([_ONLY_BLOCK] * num_blocks for _ in range(config.num_groups)),
+        block_ids=tuple(
+            [first_ids[spec.pool]] * spec.length(num_blocks) for spec in config.layout.group_specs
+        ),
         num_computed_tokens=0,
         lora_request=None,
         row=row,

@@ -17,6 +17,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from engine_core.errors import ConfigurationError, WorkerLost
+from engine_core.kv_cache.block_counts import least_sizes
 from engine_core.model_runner.sampled_tokens import SampledTokens
 from engine_core.options.engine import EngineOptions
 from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
@@ -241,8 +242,8 @@ class WorkerGroup:
         """The least of all ranks; they build their runners. Raises WorkerLost."""
         offers = [serve, *(answer.serve for answer in self._answers() if answer.serve is not None)]
         least = Serve(
-            num_blocks=min(offer.num_blocks for offer in offers),
-            num_host_blocks=min(offer.num_host_blocks for offer in offers),
+            num_blocks=least_sizes(offer.num_blocks for offer in offers),
+            num_host_blocks=least_sizes(offer.num_host_blocks for offer in offers),
             max_model_len=min(offer.max_model_len for offer in offers),
         )
         self._send_all(least)

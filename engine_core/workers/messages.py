@@ -4,6 +4,7 @@ from typing import Literal
 
 import msgspec
 
+from engine_core.kv_cache import PoolSizes
 from protocol.base import Message
 from protocol.errors import ErrorCode
 
@@ -47,8 +48,8 @@ class Sizes(Message, frozen=True, tag=True):
 class Serve(Message, frozen=True, tag=True):
     """Build the runner; what all ranks have room for. As an answer: what this one has."""
 
-    num_blocks: int
-    num_host_blocks: int
+    num_blocks: PoolSizes
+    num_host_blocks: PoolSizes
     max_model_len: int
 
 

@@ -5,6 +5,8 @@ blocks   [B, bytes of a block]
            | keys | values  | keys | values  |
 """
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -76,3 +78,32 @@ class KVCache:
     def parts(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys, values."""
         return self.keys, self.values
+
+
+@dataclass(frozen=True, slots=True)
+class StateShape:
+    """A layer's state of a sequence in a block: tensors side by side, each at a multiple of
+    `LAYER_ALIGNMENT`."""
+
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[torch.dtype, ...]
+
+    def _parts(self) -> Iterator[tuple[int, int, tuple[int, ...], torch.dtype]]:
+        """(start, stop) in bytes of each tensor, its shape and dtype."""
+        start = 0
+        for shape, dtype in zip(self.shapes, self.dtypes, strict=True):
+            stop = start + math.prod(shape) * dtype.itemsize
+            yield start, stop, shape, dtype
+            start = -(-stop // LAYER_ALIGNMENT) * LAYER_ALIGNMENT
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block's state."""
+        return max((stop for _, stop, *_ in self._parts()), default=0)
+
+    def view(self, blocks_BN: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The tensors [B, *shape] in the first bytes of each block [B, N], without copies."""
+        return tuple(
+            blocks_BN[:, start:stop].view(dtype).view(len(blocks_BN), *shape)
+            for start, stop, shape, dtype in self._parts()
+        )

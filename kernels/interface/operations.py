@@ -17,8 +17,8 @@ sequence, which is `seq_lens_R[r]` long with them:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -511,6 +511,9 @@ class ForwardContext:
         positions_AT: int64 [3, T], positions on the axes of M-RoPE; None: those of the tokens, on
             all axes.
         output: a model may compute the hidden states of these tokens alone; None: of all.
+        states: by layer, of layers that keep one, tensors [blocks, ...] (`StateShape`). Such a
+            layer's metadata has no plan; a block of `block_size` tokens holds the state behind the
+            last of them that is computed. All sequences' states are read before any is written.
     """
 
     kv_caches: Sequence[KVCache]
@@ -520,6 +523,7 @@ class ForwardContext:
     given: GivenRows | None = None
     positions_AT: torch.Tensor | None = None
     output: OutputRows | None = None
+    states: Mapping[int, tuple[torch.Tensor, ...]] = field(default_factory=dict)
 
     @property
     def behind_take_rows(self) -> ForwardContext:

@@ -198,7 +198,7 @@ class StepTensors:
     Attributes:
         token_ids_T: int64 [T].
         positions_T: int64 [T].
-        slot_mappings_GT: int64 [G, T].
+        slot_mappings_GT: int64 [G, T]; of groups whose blocks have `block_size` tokens.
         query_start_loc_R1: int32 [R + 1]; padding starts and ends where the real tokens end.
         seq_lens_R: int32 [R], tokens in the cache after this step.
         block_tables_GRM: int32 [G, R, M]. Ids behind a sequence's end are those of earlier steps,

@@ -20,7 +20,7 @@ from engine_core.scheduler import SchedulerConfig
 from scripts.simulator import SimulationError
 from scripts.simulator.step_times import FEATURES, FittedModel, StepWork, attention_pairs
 
-_REQUIRED = {"num_blocks": int, "block_size": int, "scheduler": dict}
+_REQUIRED = {"num_blocks": int | list, "block_size": int, "scheduler": dict}
 
 
 class StepTrace:
@@ -56,11 +56,13 @@ class StepTrace:
 
     def make_cache(self) -> KVCacheManager:
         settings = self.settings
-        windows = settings.get("sliding_windows") or [None]
+        groups = settings.get("groups") or [
+            {"reach": window} for window in settings.get("sliding_windows") or [None]
+        ]
         return KVCacheManager(
             num_blocks=settings["num_blocks"],
             block_size=settings["block_size"],
-            groups=[KVCacheGroupSpec(window) for window in windows],
+            groups=[KVCacheGroupSpec(**group) for group in groups],
             enable_prefix_caching=settings.get("enable_prefix_caching", True),
             watermark=settings.get("watermark", 0.01),
             num_host_blocks=settings.get("num_host_blocks", 0),

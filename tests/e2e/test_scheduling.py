@@ -174,7 +174,8 @@ def test_a_run_is_recorded_from_its_first_request_to_its_last_step(tiny_llama, t
     config = read_header(path).config
     assert config["scheduler"]["max_num_batched_tokens"] == 512
     assert config["scheduler"]["max_num_shared_tokens"] == 128
-    assert (config["num_blocks"], config["sliding_windows"]) == (64, [None])
+    assert config["num_blocks"] == 64
+    assert [group["reach"] for group in config["groups"]] == [None]
     events = list(read_trace(path))
     kinds = [type(event).__name__ for event in events]
     assert kinds.count("TraceArrival") == len(PROMPTS)

@@ -46,11 +46,13 @@ class DraftModel(Drafter):
         """[row], tokens whose keys and values are in the cache; -1: to be seen in the blocks."""
         self._num_marked: Int64Array = np.zeros(config.max_num_seqs, np.int64)
         """[row], blocks known to be computed."""
-        num_blocks = 1 + config.num_blocks + config.num_host_blocks
-        self._num_filled: npt.NDArray[np.int32] = np.zeros(num_blocks, np.int32)
-        """[block], its first tokens whose keys and values are in the cache."""
-        self._num_filled[0] = config.block_size  # out of a window: nothing reads it
         self._group = self._longest_group(config)
+        self._storage, self._pool = storage, config.layout.groups[self._group].spec.pool
+        ids, host_ids = config.block_ids, config.host_block_ids
+        num_blocks = 1 + ids.sizes[self._pool] + host_ids.sizes[self._pool]
+        self._num_filled: npt.NDArray[np.int32] = np.zeros(num_blocks, np.int32)
+        """[block of the group's pool], its first tokens whose keys and values are in the cache."""
+        self._num_filled[0] = config.block_size  # out of a window: nothing reads it
 
     @staticmethod
     def _longest_group(config: RunnerConfig) -> int:
@@ -71,7 +73,8 @@ class DraftModel(Drafter):
         self._num_computed[placed.row] = -1
 
     def begin(self, plan: SchedulerOutput, inputs: StepInputs) -> None:
-        copies, filled, size = plan.copies, self._num_filled, self._block_size
+        copies = self._storage.copies_of(self._pool, plan.copies)
+        filled, size = self._num_filled, self._block_size
         if copies.disk is not None:  # blocks of prompts, which are computed in both models
             filled[[block_id for _, block_id in copies.disk.load]] = size
         for pairs in (copies.swap_in, copies.swap_out, copies.copy):

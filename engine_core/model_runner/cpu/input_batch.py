@@ -10,7 +10,7 @@ import torch
 from engine_core.model_runner.cache import PagedKVCache
 from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.row_parts import Int32Array, Int64Array, StepRows
-from engine_core.model_runner.rows import PlacedRow
+from engine_core.model_runner.rows import PlacedRow, TableWrites
 from engine_core.model_runner.sampled_tokens import SampledTokens
 from kernels.interface.operations import ForwardContext, OutputRows
 
@@ -18,24 +18,26 @@ from kernels.interface.operations import ForwardContext, OutputRows
 class CPUInputBatch:
     def __init__(self, config: RunnerConfig) -> None:
         rows = config.max_num_seqs
-        width = -(-config.max_model_len // config.block_size)
-        self.block_size = config.block_size
+        spans = [group.spec.span for group in config.layout.groups]
+        self.group_sizes = [config.block_size * span for span in spans]
+        """Tokens of a block of each group."""
         self.token_ids: Int32Array = np.zeros((rows, config.max_model_len), np.int32)
         """[row, position]: prompt, then output."""
         self.num_tokens: Int64Array = np.zeros(rows, np.int64)
         """[row]: tokens known; of a row that is pooled one more, so that it is never sampled."""
         self.block_tables: list[Int32Array] = [
-            np.zeros((rows, width), np.int32) for _ in range(config.num_groups)
+            np.zeros((rows, -(-config.max_model_len // size)), np.int32)
+            for size in self.group_sizes
         ]
-        """per group [row, logical block] -> physical block. Behind what a plan wrote stands what an
-        earlier sequence left: an id in range, which nothing reads."""
+        """per group [row, logical block] -> index of a physical block in its pool. Behind what a
+        plan wrote stands what an earlier sequence left: an index in range, which nothing reads."""
+        self._writes = TableWrites(config)
         self._placed_in: Int64Array = np.zeros(rows, np.int64)
         """[row]: the step in which the row was written anew."""
 
     def place(self, placed: PlacedRow, step_id: int) -> None:
         """A sequence takes a row. Tables behind those of the groups are for others to keep."""
-        tables = placed.block_ids[: len(self.block_tables)]
-        self.write_row(placed.row, placed.token_ids, tables)
+        self.write_row(placed.row, placed.token_ids, placed.block_ids)
         self.num_tokens[placed.row] = placed.num_known
         self._placed_in[placed.row] = step_id
 
@@ -51,9 +53,24 @@ class CPUInputBatch:
         """Put ids into the row's tables from logical block `start` on, one list a group.
 
         Blocks behind max_model_len (lookahead) are not kept: no token is ever there."""
-        for table, written in zip(self.block_tables, block_ids, strict=True):
-            stop = min(start + len(written), table.shape[1])
-            table[row, start:stop] = written[: max(0, stop - start)]
+        for group, place, written in self._writes.of(start, block_ids):
+            table = self.block_tables[group]
+            stop = min(place + len(written), table.shape[1])
+            table[row, place:stop] = written[: max(0, stop - place)]
+
+    def tables(self, rows_R: Int64Array, seq_len: int) -> list[Int32Array]:
+        """The tables of these rows, as wide as the longest sequence needs."""
+        each = zip(self.block_tables, self.group_sizes, strict=True)
+        return [table[rows_R, : -(-seq_len // size)] for table, size in each]
+
+    def slots(self, rows_T: Int64Array, positions_T: Int64Array) -> list[Int64Array]:
+        """The slot of each token, a list a group."""
+        places = {size: np.divmod(positions_T, size) for size in set(self.group_sizes)}
+        slots_GT = []
+        for table, size in zip(self.block_tables, self.group_sizes, strict=True):
+            block_T, offset_T = places[size]
+            slots_GT.append(table[rows_T, block_T].astype(np.int64) * size + offset_T)
+        return slots_GT
 
     def write_drafts(self, row: int, drafts: Sequence[int]) -> None:
         """Behind the row's tokens, for the next step; they are none of them yet."""
@@ -117,7 +134,8 @@ class StepInputs(StepRows):
         its tokens with the one before them. None: that are all.
 
         A step that samples nothing has its last row."""
-        if self.num_decodes == len(self.rows_R):
+        planner = cache.output_planner
+        if planner is None or self.num_decodes == len(self.rows_R):
             return None
         counts_R = np.zeros(len(self.rows_R), np.int64)
         counts_R[self.sampled_R] = 1
@@ -135,7 +153,7 @@ class StepInputs(StepRows):
         rows_N = np.arange(num_rows)
         rows_N += np.repeat(self.query_start_R1[1:][has_S] - start_S1[1:], counts_S)
         group = cache.last_group
-        metadata = cache.output_planner.plan(
+        metadata = planner.plan(
             query_start_loc_R1=torch.from_numpy(start_S1.astype(np.int32)),
             seq_lens_R=torch.from_numpy(self.seq_lens_R[has_S]),
             block_table_RM=torch.from_numpy(self.block_tables_GRM[group][has_S]),
@@ -194,8 +212,6 @@ def gather_step_inputs(
     positions_T = np.arange(query_start_R1[-1]) + np.repeat(
         computed_R - query_start_R1[:-1], counts_R
     )
-    logical_T, offset_T = np.divmod(positions_T, batch.block_size)
-    width = -(-int(seq_lens_R.max()) // batch.block_size)
     longer = np.flatnonzero(counts_R != 1)
     known_R = batch.num_tokens[rows_R]
     if num_drafts is not None:
@@ -210,11 +226,8 @@ def gather_step_inputs(
         positions_T=positions_T,
         query_start_R1=query_start_R1.astype(np.int32),
         seq_lens_R=seq_lens_R.astype(np.int32),
-        block_tables_GRM=[table[rows_R, :width] for table in batch.block_tables],
-        slot_mappings_GT=[
-            table[rows_T, logical_T].astype(np.int64) * batch.block_size + offset_T
-            for table in batch.block_tables
-        ],
+        block_tables_GRM=batch.tables(rows_R, int(seq_lens_R.max())),
+        slot_mappings_GT=batch.slots(rows_T, positions_T),
         num_drafts_R=num_drafts,
         sampled_R=np.flatnonzero(seq_lens_R == known_R),
         num_decodes=int(longer[0]) if longer.size else len(rows_R),
@@ -226,8 +239,6 @@ def _gather_decodes(
 ) -> StepInputs:
     """A step in which every sequence computes one token: what is a token's is its sequence's."""
     num_rows = len(rows_R)
-    block_R, offset_R = np.divmod(positions_R, batch.block_size)
-    width = int(block_R.max()) + 1
     seq_lens_R = positions_R + 1
     return StepInputs(
         place_R=np.arange(num_rows),
@@ -238,11 +249,8 @@ def _gather_decodes(
         positions_T=positions_R,
         query_start_R1=np.arange(num_rows + 1, dtype=np.int32),
         seq_lens_R=seq_lens_R.astype(np.int32),
-        block_tables_GRM=[table[rows_R, :width] for table in batch.block_tables],
-        slot_mappings_GT=[
-            table[rows_R, block_R].astype(np.int64) * batch.block_size + offset_R
-            for table in batch.block_tables
-        ],
+        block_tables_GRM=batch.tables(rows_R, int(seq_lens_R.max())),
+        slot_mappings_GT=batch.slots(rows_R, positions_R),
         sampled_R=np.flatnonzero(seq_lens_R == batch.num_tokens[rows_R]),
         num_decodes=num_rows,
     )

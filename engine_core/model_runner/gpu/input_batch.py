@@ -11,7 +11,7 @@ import numpy.typing as npt
 from engine_core.kv_cache import BlockIds
 from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.row_parts import Int32Array, Int64Array, RowParts
-from engine_core.model_runner.rows import PlacedRow, RunnerRows
+from engine_core.model_runner.rows import PlacedRow, RunnerRows, TableWrites
 from engine_core.model_runner.sampling_params import ResolvedSampling
 from engine_core.scheduler import SchedulerOutput
 from engine_core.scheduler.records.prompt_content import token_ranges
@@ -58,6 +58,7 @@ class GPUInputBatch:
         self._rows = rows
         self.parts = parts
         self._vocab_size = config.vocab_size
+        self._writes = TableWrites(config)
         self.num_tokens: Int64Array = np.zeros(max_num_rows, np.int64)
         """Tokens of each row, those in flight included; of a step with drafts one until it is known
         how many there are. Of a row that is pooled one more, so that it is never sampled."""
@@ -82,7 +83,7 @@ class GPUInputBatch:
             self._place(each, changes)
         self.parts.update(plan, freed, placed)
         for update in plan.block_updates:
-            changes.rows += _table_updates(update.row, update.start, update.block_ids)
+            changes.rows += self._table_updates(update.row, update.start, update.block_ids)
         if plan.scheduled_spec_decode_tokens:
             for row, name in zip(plan.batch.rows.tolist(), plan.batch.req_ids, strict=True):
                 if drafts := plan.scheduled_spec_decode_tokens.get(name):
@@ -119,7 +120,7 @@ class GPUInputBatch:
         if packed.refusal is not None:
             self.refusals[row] = packed.refusal
         changes.rows.append(RowUpdate(TOKEN_TABLE, row, 0, placed.token_ids))
-        changes.rows += _table_updates(row, 0, placed.block_ids)
+        changes.rows += self._table_updates(row, 0, placed.block_ids)
         changes.sampling += [
             RowUpdate(table, row, 0, words) for table, words in packed.tables.items() if len(words)
         ]
@@ -133,9 +134,9 @@ class GPUInputBatch:
                 )
             )
 
-
-def _table_updates(row: int, start: int, block_ids: BlockIds) -> list[RowUpdate]:
-    return [RowUpdate(group, row, start, ids) for group, ids in enumerate(block_ids) if ids]
+    def _table_updates(self, row: int, start: int, block_ids: BlockIds) -> list[RowUpdate]:
+        writes = self._writes.of(start, block_ids)
+        return [RowUpdate(group, row, place, ids) for group, place, ids in writes if ids]
 
 
 def _without_overlap(updates: list[RowUpdate]) -> list[RowUpdate]:

@@ -39,7 +39,7 @@ from engine_core.model_runner.vocabulary_rows import WholeVocabulary
 from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
 from engine_core.scheduler.plan import TokenMasks
 from kernels.interface.device_steps import DeviceStepOperations, LogitMasks, SamplingMode
-from kernels.interface.operations import OutputRows
+from kernels.interface.operations import AttentionPlanner, OutputRows
 from kernels.interface.sampling_rows import StepResults
 from kernels.interface.step_inputs import DeviceRows, PackedLayout, StepTensors
 
@@ -397,8 +397,8 @@ class GPUModelRunner:
             num_long_prefills=step.num_long_prefills,
         )
         output = None
-        if step.reads_last_rows:
-            output = self._last_rows(tensors)
+        if step.reads_last_rows and self._output_planner is not None:
+            output = self._last_rows(self._output_planner, tensors)
             context = dataclasses.replace(context, output=output)
         for part in step.parts:
             context = part.in_context(context)
@@ -416,10 +416,10 @@ class GPUModelRunner:
             results.fetch_logits(logits_NV, step)
         return logits_NV
 
-    def _last_rows(self, tensors: StepTensors) -> OutputRows:
+    def _last_rows(self, planner: AttentionPlanner, tensors: StepTensors) -> OutputRows:
         """Of each entry, sampled or not; to the last layer all of them are decodes."""
         number, group = len(tensors.seq_lens_R), self._cache.last_group
-        metadata = self._output_planner.plan(
+        metadata = planner.plan(
             query_start_loc_R1=self._output_starts_R1[: number + 1],
             seq_lens_R=tensors.seq_lens_R,
             block_table_RM=tensors.block_tables_GRM[group],

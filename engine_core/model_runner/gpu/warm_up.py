@@ -98,10 +98,11 @@ def changes_of_every_kind() -> RowChanges:
 
 
 def copies_of_every_kind(config: RunnerConfig) -> CacheCopies:
-    """Between the first block, which is still free, a host's block and the null block."""
-    host = config.num_blocks + 1
+    """Between each pool's first block, which is still free, a host's block and the null block."""
+    ids, host_ids = config.block_ids, config.host_block_ids
+    has_host = host_ids.num_blocks > 0
     return CacheCopies(
-        swap_in=[(host, 0)] if config.num_host_blocks else [],
-        swap_out=[(1, host)] if config.num_host_blocks else [],
-        copy=[(1, 0)],
+        swap_in=[(host, 0) for host in host_ids.first_ids] if has_host else [],
+        swap_out=list(zip(ids.first_ids, host_ids.first_ids, strict=True)) if has_host else [],
+        copy=[(first, 0) for first in ids.first_ids],
     )

@@ -51,7 +51,7 @@ class ReceivingMachine(RuleBasedStateMachine):
     @initialize(block_bytes=st.sampled_from([70, 400_000, 3_000_000]))
     def start(self, block_bytes):
         self.block_bytes = block_bytes
-        self.fetches = Fetches(key=KEY, block_bytes=block_bytes, timeout_s=TIMEOUT_S)
+        self.fetches = Fetches(key=KEY, group_bytes=[block_bytes] * 3, timeout_s=TIMEOUT_S)
         self.now_s = 0.0
         self.begun = {}
         self.ended = Counter()
@@ -153,7 +153,7 @@ TestReceiving = ReceivingMachine.TestCase
 
 
 def test_a_block_under_another_hash_or_of_another_model_is_not_taken():
-    fetches = Fetches(key=KEY, block_bytes=70, timeout_s=TIMEOUT_S)
+    fetches = Fetches(key=KEY, group_bytes=[70] * 3, timeout_s=TIMEOUT_S)
     transfer = Transfer("ipc://a", [hash_key(1), hash_key(2), hash_key(3)])
     fetches.begin(transfer, 0.0)
     (message,) = fetches.take_to_send("ipc://a")
@@ -172,4 +172,4 @@ def test_a_block_under_another_hash_or_of_another_model_is_not_taken():
 @pytest.mark.parametrize("frames", [[], [b""], [b"\x00" * 9], [encode([7, 1, []])]])
 def test_what_is_no_answer_is_an_error(frames):
     with pytest.raises(BrokenAnswer, match="answer"):
-        Fetches(key=KEY, block_bytes=70, timeout_s=1.0).on_answer("ipc://a", frames, 0.0)
+        Fetches(key=KEY, group_bytes=[70] * 3, timeout_s=1.0).on_answer("ipc://a", frames, 0.0)

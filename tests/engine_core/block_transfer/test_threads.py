@@ -54,7 +54,7 @@ def giving(address, *numbers, keys=None, model=KEY):
 def fetching(*sources, client_key=None, timeout_s=20.0, num_blocks=100):
     store = TransferStore(memory(num_blocks), keeps=False)
     store.fetcher = BlockFetcher(
-        Fetches(key=KEY, block_bytes=BLOCK_BYTES, timeout_s=timeout_s),
+        Fetches(key=KEY, group_bytes=[BLOCK_BYTES], timeout_s=timeout_s),
         sources=sources,
         key=client_key,
         block_bytes=BLOCK_BYTES,

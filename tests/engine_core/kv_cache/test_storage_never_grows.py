@@ -1,10 +1,9 @@
 """The memory behind the blocks is taken once: what a cache hands out is always inside it."""
 
-from types import SimpleNamespace
-
 import torch
 from paged_memory import Stream, compute, make_cache
 
+from engine_core.kv_cache import PoolIds
 from engine_core.model_runner.cache import BlockStorage
 from kernels.backends import select_operations
 
@@ -14,17 +13,12 @@ NUM_BLOCKS, NUM_HOST_BLOCKS = 6, 4
 def test_all_blocks_are_allocated_at_the_start_and_none_later():
     """Sequences come, share, are swapped out and in and go, until every block has been used; the
     tensors are those of the start, and every id has its place in them. Proves S195."""
-    storage = BlockStorage(
-        SimpleNamespace(
-            ops=select_operations(torch.device("cpu")),
-            num_blocks=NUM_BLOCKS,
-            num_host_blocks=NUM_HOST_BLOCKS,
-            block_bytes=128,
-        )
-    )
-    assert len(storage.device_blocks) == NUM_BLOCKS + 1
-    assert len(storage.host_blocks) == NUM_HOST_BLOCKS
-    places = storage.device_blocks.data_ptr(), storage.host_blocks.data_ptr()
+    ids, host_ids = PoolIds(NUM_BLOCKS), PoolIds(NUM_HOST_BLOCKS, NUM_BLOCKS + 1)
+    storage = BlockStorage(select_operations(torch.device("cpu")), [128], ids, host_ids)
+    (pool,) = storage.pools
+    assert len(pool.device_blocks) == NUM_BLOCKS + 1
+    assert len(pool.host_blocks) == NUM_HOST_BLOCKS
+    places = pool.device_blocks.data_ptr(), pool.host_blocks.data_ptr()
 
     cache = make_cache(NUM_BLOCKS, num_host_blocks=NUM_HOST_BLOCKS)
     used: set[int] = set()
@@ -43,4 +37,4 @@ def test_all_blocks_are_allocated_at_the_start_and_none_later():
         cache.check()
     assert used == set(range(1, NUM_BLOCKS + 1))
     assert compute(cache, Stream("too long", list(range(4 * NUM_BLOCKS + 1)))) is None
-    assert places == (storage.device_blocks.data_ptr(), storage.host_blocks.data_ptr())
+    assert places == (pool.device_blocks.data_ptr(), pool.host_blocks.data_ptr())

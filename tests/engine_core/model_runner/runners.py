@@ -30,8 +30,9 @@ def runner_config(model, ops, **options):
 
 def spoiled(runner):
     """The runner, with garbage in all its blocks, which it may not read."""
-    for blocks in (runner.storage.device_blocks, runner.storage.host_blocks):
-        spoil(blocks)
+    for pool in runner.storage.pools:
+        spoil(pool.device_blocks)
+        spoil(pool.host_blocks)
     return runner
 
 

@@ -2,46 +2,59 @@
 
 from types import SimpleNamespace
 
-import torch
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_core.kv_cache import CacheCopies
+from engine_core.kv_cache import CacheCopies, DiskMoves, PoolIds
 from engine_core.model_runner.cache import BlockStorage, origin_of_each
 from kernels.torch.operations import TorchOperations
 
-NUM_BLOCKS, NUM_HOST_BLOCKS = 6, 4
-device_ids = st.integers(1, NUM_BLOCKS)
-host_ids = st.integers(NUM_BLOCKS + 1, NUM_BLOCKS + NUM_HOST_BLOCKS)
+POOLS = {
+    "one pool": (PoolIds(6), PoolIds(4, 7), [64]),
+    "two pools": (PoolIds([6, 3]), PoolIds([4, 2], 10), [64, 192]),
+}
 
 
 def pairs(sources, destinations):
-    return st.lists(st.tuples(sources, destinations), max_size=8)
-
-
-def make_storage(num_host_blocks=NUM_HOST_BLOCKS):
-    return BlockStorage(
-        SimpleNamespace(
-            ops=TorchOperations(),
-            num_blocks=NUM_BLOCKS,
-            num_host_blocks=num_host_blocks,
-            block_bytes=64,
-        )
+    """Both of one pool."""
+    pools = st.sampled_from(range(len(sources.sizes)))
+    both = pools.flatmap(
+        lambda pool: st.tuples(of_pool(sources, pool), of_pool(destinations, pool))
     )
+    return st.lists(both, max_size=8)
 
 
-@given(pairs(host_ids, device_ids), pairs(device_ids, host_ids), pairs(device_ids, device_ids))
-def test_lists_are_carried_out_in_order_and_pairs_from_first_to_last(swap_in, swap_out, copy):
+def of_pool(ids, pool):
+    first = ids.first_ids[pool]
+    return st.integers(first, first + ids.sizes[pool] - 1)
+
+
+@pytest.mark.parametrize("which", POOLS)
+@given(data=st.data())
+def test_lists_are_carried_out_in_order_and_pairs_from_first_to_last(which, data):
     """Proves S130, S196."""
-    storage = make_storage()
-    memory = list(range(NUM_BLOCKS + NUM_HOST_BLOCKS + 1))
-    storage.device_blocks.copy_(torch.tensor(memory)[: NUM_BLOCKS + 1, None])
-    storage.host_blocks.copy_(torch.tensor(memory)[NUM_BLOCKS + 1 :, None])
+    ids, host_ids, pool_bytes = POOLS[which]
+    storage = BlockStorage(TorchOperations(), pool_bytes, ids, host_ids)
+    memory = list(range(1 + ids.num_blocks + host_ids.num_blocks))
+    places = {
+        block_id: (pool.device_blocks if of_tier is ids else pool.host_blocks)[
+            block_id - of_tier.first_ids[index] + (of_tier is ids)
+        ]
+        for of_tier in (ids, host_ids)
+        for index, pool in enumerate(storage.pools)
+        for block_id in of_tier.stack(index)
+    }
+    for block_id, block in places.items():
+        block[:] = block_id
+    swap_in, swap_out, copy = (
+        data.draw(pairs(*tiers)) for tiers in ((host_ids, ids), (ids, host_ids), (ids, ids))
+    )
     for source, destination in [*swap_in, *swap_out, *copy]:
         memory[destination] = memory[source]
     storage.carry_out(CacheCopies(swap_in=swap_in, swap_out=swap_out, copy=copy))
-    blocks = torch.cat([storage.device_blocks, storage.host_blocks])
-    assert (blocks == torch.tensor(memory)[:, None]).all()
+    assert all((block == memory[block_id]).all() for block_id, block in places.items())
+    assert [len(block) for block in places.values()].count(64) == 10
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=12))
@@ -55,8 +68,25 @@ def test_all_pairs_at_once_leave_what_one_after_another_leaves(copies):
     assert at_once == memory
 
 
+def test_blocks_come_from_disk_and_go_there_by_pools():
+    ids, host_ids, pool_bytes = POOLS["two pools"]
+    storage = BlockStorage(TorchOperations(), pool_bytes, ids, host_ids)
+    saved = {}
+    storage.attach_disk(
+        SimpleNamespace(
+            load=lambda key: bytes([key[0] + 1]) * pool_bytes[key[0]],
+            save=lambda key, index, contents: saved.__setitem__((key, index), contents),
+        )
+    )
+    storage.carry_out(CacheCopies(disk=DiskMoves([((0, b"a"), 6), ((1, b"b"), 7)], [])))
+    moves = DiskMoves([], [((0, b"a"), 4, 6), ((1, b"b"), 5, 7)])
+    storage.carry_out(CacheCopies(copy=[(7, 9)], disk=moves))
+    assert saved == {((0, b"a"), 4): b"\1" * 64, ((1, b"b"), 5): b"\2" * 192}
+    assert storage.pools[1].device_blocks[:, 0].tolist() == [0, 2, 0, 2]
+
+
 def test_without_host_blocks_there_is_no_host_memory():
-    storage = make_storage(num_host_blocks=0)
-    assert not len(storage.host_blocks)
+    storage = BlockStorage(TorchOperations(), [64], PoolIds(6), PoolIds(0, 7))
+    assert not len(storage.pools[0].host_blocks)
     storage.carry_out(CacheCopies(copy=[(1, 2)]))
     storage.carry_out(CacheCopies())

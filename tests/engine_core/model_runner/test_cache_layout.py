@@ -61,9 +61,35 @@ def test_latent_vectors_and_states_are_planned_as_keys_are():
     assert (state.reach, state.can_go_back, state.span(16)) == (2, False, 32)
     layout = plan_cache_layout([latent, state], 16, torch.bfloat16)
     assert [group.spec.span for group in layout.groups] == [1, 32]
+    assert [group.spec.pool for group in layout.groups] == [0, 1]
+    assert layout.pool_bytes == (16 * 576 * 2, 16 * 64 * 64 * 4 + 3 * 2048 * 2)
+    assert layout.num_bytes((10, 3)) == 10 * layout.pool_bytes[0] + 3 * layout.pool_bytes[1]
+    assert layout.num_bytes(2) == 2 * sum(layout.pool_bytes)
     assert [group.spec.goes_back for group in layout.groups] == [True, False]
     with pytest.raises(ValueError, match="a state every 512 tokens, and blocks of 24"):
         state.span(24)
+
+
+@given(st.lists(st.sampled_from([None, 8, 64]), min_size=1, max_size=60))
+def test_kinds_of_equal_layers_share_a_pool(windows):
+    assert len(layout_of(paged_keys(2, 8, windows)).pool_bytes) == 1
+
+
+def test_kinds_that_leave_blocks_empty_have_pools_of_their_own():
+    """One wide layer, and narrow ones that fill half of it."""
+    wide, narrow = PagedKeys(8, 8, 8), PagedKeys(1, 8, 8, window=64)
+    layout = layout_of([wide, *[narrow] * 4, wide])
+    assert [group.layers for group in layout.groups] == [(0, 5), (1, 2, 3, 4)]
+    assert layout.pool_bytes == (8 * A_LAYER, 2 * A_LAYER)
+    assert layout.group_bytes == layout.pool_bytes
+    assert len(layout_of([wide, *[narrow] * 5]).pool_bytes) == 1
+
+
+def test_states_that_fill_blocks_of_keys_share_their_pool():
+    state = State(((A_LAYER // 4,),), (torch.float32,), every=64)
+    layout = layout_of([PagedKeys(2, 8, 8), state, state])
+    assert [group.spec.pool for group in layout.groups] == [0, 0, 0]
+    assert layout.pool_bytes == (A_LAYER,)
 
 
 @given(st.lists(st.sampled_from([None, 8, 64]), min_size=1, max_size=40), st.data())
@@ -78,5 +104,5 @@ def test_each_layer_has_a_place_of_its_own_among_its_kind(windows, data):
         first = layout.offsets[index]
         assert first % 64 == 0
         own = {(group, at) for at in range(first, first + layer.block_bytes(16, torch.float32), 64)}
-        assert not own & taken and max(own)[1] < layout.block_bytes
+        assert not own & taken and max(own)[1] < layout.group_bytes[group]
         taken |= own

@@ -170,6 +170,6 @@ def test_two_shapes_share_blocks(reference, ops):
     both = runner_config(model, ops, draft=DraftConfig(draft, ops))
     more = 2 * 2 * alone.block_size * 32 * 4
     if len(alone.layout.groups) == 1:
-        assert both.block_bytes == alone.block_bytes + more
+        assert both.layout.block_bytes == alone.layout.block_bytes + more
     places = {(both.layout.group_of(layer), at) for layer, at in both.layout.offsets.items()}
     assert len(places) == model.spec.num_layers + 2

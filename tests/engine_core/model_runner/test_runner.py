@@ -115,7 +115,7 @@ def test_tables_are_replaced_from_the_middle_on(make_runner, reference):
     old = [block for table in line.tables for block in table[1:]]
     drive.plans.update("a", 1, moved)
     drive.decode("a")
-    drive.runner.storage.device_blocks[old] = 77
+    drive.runner.storage.pools[0].device_blocks[old] = 77
     drive.decode("a", steps=4)
     assert drive.tokens["a"] == greedy(reference, prompt_of(10), 6)
 

@@ -48,10 +48,10 @@ def test_a_running_sequence_whose_shared_block_is_copied_reads_and_writes_the_co
     copies = [drive.plans.take_blocks(1) for _ in shared]
     drive.plans.copy = [(old, new[0]) for old, new in zip(shared, copies, strict=True)]
     drive.plans.update("a", 2, copies)
-    before = drive.runner.storage.device_blocks[shared].clone()
+    before = drive.runner.storage.pools[0].device_blocks[shared].clone()
     drive.decode("a")
-    assert torch.equal(before, drive.runner.storage.device_blocks[shared])
-    spoil(drive.runner.storage.device_blocks, shared)
+    assert torch.equal(before, drive.runner.storage.pools[0].device_blocks[shared])
+    spoil(drive.runner.storage.pools[0].device_blocks, shared)
     drive.decode("a", steps=5)
     expected = undisturbed(make_runner, 6)
     assert drive.tokens == expected.tokens
@@ -73,7 +73,7 @@ def test_a_sequence_swapped_out_and_in_has_identical_tokens_and_logprobs(
     drive.plans.swap_out = list(zip(old, hosts, strict=True))
     drive.plans.preempt("a")
     drive.step({})
-    spoil(drive.runner.storage.device_blocks)
+    spoil(drive.runner.storage.pools[0].device_blocks)
 
     tables = [drive.plans.take_blocks(len(table)) for table in line.tables]
     new = [block for table in tables for block in table]
@@ -88,7 +88,10 @@ def test_a_sequence_swapped_out_and_in_has_identical_tokens_and_logprobs(
 def test_a_freed_block_is_saved_before_a_copy_reuses_it(make_runner):
     """Proves S130: swap in, then swap out, then copies, each before the forward pass."""
     drive = Drive(make_runner(num_host_blocks=2))
-    device, host = drive.runner.storage.device_blocks, drive.runner.storage.host_blocks
+    device, host = (
+        drive.runner.storage.pools[0].device_blocks,
+        drive.runner.storage.pools[0].host_blocks,
+    )
     device[1], device[2], device[3] = 1, 2, 3
     host[1] = 9
     drive.plans.swap_in = [(152, 3)]

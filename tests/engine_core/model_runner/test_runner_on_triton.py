@@ -130,7 +130,7 @@ def test_preempted_swapped_and_copied_blocks_keep_their_contents():
     moved = drive.plans.take_blocks(len(table))
     drive.plans.swap_in = list(zip(host_ids, moved, strict=True))
     drive.plans.resume("a", drive.tokens["a"], tables=[moved], computed=10)
-    spoil(drive.runner.storage.device_blocks, table)
+    spoil(drive.runner.storage.pools[0].device_blocks, table)
     drive.step({"b": 1, "a": 1})
     again = drive.plans.take_blocks(1)
     drive.plans.copy = [(moved[0], again[0])]

@@ -62,7 +62,7 @@ def test_a_sequence_swapped_out_and_in_has_the_same_bits(make_stored):
     drive.plans.swap_out = list(zip(old, hosts, strict=True))
     drive.plans.preempt("a")
     drive.step({})
-    spoil(drive.runner.storage.device_blocks)
+    spoil(drive.runner.storage.pools[0].device_blocks)
     tables = [drive.plans.take_blocks(len(table)) for table in tables]
     new = [block for table in tables for block in table]
     drive.plans.swap_in = list(zip(hosts, new, strict=True))
@@ -113,7 +113,7 @@ def test_a_block_of_int8_takes_what_the_arithmetic_says(make_runner):
     a_layer = 4 * layers[0].num_kv_heads * 2 * (layers[0].key_size + 4)
     padded = -(-a_layer // 64) * 64
     layers_a_block = max(len(group.layers) for group in runner.config.layout.groups)
-    assert runner.storage.device_blocks.shape == (11, layers_a_block * padded)
+    assert runner.storage.pools[0].device_blocks.shape == (11, layers_a_block * padded)
 
 
 def test_torch_alone_has_no_such_cache():

@@ -127,7 +127,7 @@ def test_tokens_are_those_of_a_plain_computation(backend, swap):
     blocks = {"num_blocks": 26, "num_host_blocks": 40}
     config = runner_config(model, ops, max_num_batched_tokens=16, max_num_seqs=4, **blocks)
     assert [group.layers for group in config.layout.groups] == [(0, 3), (1,)]
-    assert config.block_bytes == 4 * 2 * 32 * 4, "none is wasted"
+    assert config.layout.block_bytes == 4 * 2 * 32 * 4, "none is wasted"
     runner = spoiled(CPUModelRunner(config))
     limits = {"max_num_batched_tokens": 16, "max_num_seqs": 4, "max_model_len": 64}
     loop = EngineLoop(make_scheduler(config.layout, swap=swap, **blocks, **limits), runner, depth=1)

@@ -26,7 +26,7 @@ def contents(number):
 
 @pytest.fixture
 def files(tmp_path):
-    return BlockFiles(tmp_path / "b", limit_bytes=10**6, key=b"k" * 16, block_bytes=BLOCK_BYTES)
+    return BlockFiles(tmp_path / "b", limit_bytes=10**6, key=b"k" * 16, group_bytes=[BLOCK_BYTES])
 
 
 def open_store(files):

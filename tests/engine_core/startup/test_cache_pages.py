@@ -11,11 +11,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from engine_core.kv_cache import KVCacheGroupSpec, PoolIds
 from engine_core.startup import cache_pages
 from kernels.torch.operations import TorchOperations
 
 NUM_BLOCKS = 5000
 BLOCK_BYTES = 16384
+KEYS = KVCacheGroupSpec()
 
 
 def fresh_cache():
@@ -73,15 +75,22 @@ def wait_until(condition):
 
 
 def test_of_a_cache_whose_memory_nobody_gave_the_first_blocks_are_few():
-    def blocks(**numbers):
-        sizes = {"num_blocks": 10**6, "num_groups": 1, "block_size": 16, "block_bytes": 1000}
-        return cache_pages.num_blocks_ahead(SimpleNamespace(**sizes | numbers))
+    def blocks(pool=0, *, num_blocks=10**6, block_size=16, specs=(KEYS,), pool_bytes=(1000,)):
+        config = SimpleNamespace(
+            layout=SimpleNamespace(group_specs=specs, pool_bytes=pool_bytes),
+            block_size=block_size,
+            block_ids=PoolIds([num_blocks] * len(pool_bytes)),
+        )
+        return cache_pages.num_blocks_ahead(config, pool)
 
     assert blocks() == 1 + 32768 // 16
-    assert blocks(block_size=24, num_groups=2) == 1 + 2 * 1366
+    assert blocks(block_size=24, specs=[KEYS] * 2) == 1 + 2 * 1366
     assert blocks(num_blocks=300) == 1 + 300
-    assert blocks(block_bytes=2**20) == 1 + 1024
-    assert blocks(block_bytes=2**31) == 1
+    assert blocks(pool_bytes=[2**20]) == 1 + 1024
+    assert blocks(pool_bytes=[2**31]) == 1
+    specs = [KEYS, KVCacheGroupSpec(2, pool=1, span=32)]
+    assert blocks(1, specs=specs, pool_bytes=[1000, 1000]) == 1 + 64
+    assert blocks(1, specs=specs, pool_bytes=[1000, 2**24]) == 1 + 32
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="of Linux")

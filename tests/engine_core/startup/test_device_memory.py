@@ -4,8 +4,11 @@ import pytest
 from fake_gpu import FakeGpu
 
 from engine_core.errors import CacheTooSmall, ConfigurationError
+from engine_core.kv_cache import KVCacheGroupSpec
 from engine_core.startup.memory import (
     DeviceMemory,
+    PoolShares,
+    RequestBlocks,
     choose_num_blocks,
     measure_extra_bytes,
     read_device_memory,
@@ -57,9 +60,13 @@ def choose(*, step_bytes=2 * GIB, block_bytes=MIB, **wish):
     wish = {"num_blocks": None, "kv_cache_memory": None, "memory_fraction": 0.9} | wish
     return choose_num_blocks(
         DeviceMemory(total_bytes=24 * GIB, free_bytes=8 * GIB),
-        block_bytes=block_bytes,
-        blocks_per_request=1000,
-        max_num_seqs=256,
+        PoolShares(
+            pool_bytes=[block_bytes],
+            request=RequestBlocks([KVCacheGroupSpec()], 16, 16),
+            max_model_len=16_000,
+            max_num_seqs=256,
+            watermark=0.0,
+        ),
         step_bytes=step_bytes,
         **wish,
     )

@@ -75,7 +75,7 @@ def test_the_first_layers_share_weights_and_blocks_count_both(served):
     assert config.draft.model is loaded.draft.model
     plain = load_with_draft(EngineOptions(load_format="dummy", model_config=files.path), files, CPU)
     alone = plan_runner(options, files, plain).config
-    assert config.block_bytes * 4 == alone.block_bytes * 7
+    assert config.layout.block_bytes * 4 == alone.layout.block_bytes * 7
 
 
 def test_slots_for_drafts_are_reserved(served):

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from engine_core.kv_cache import KVCacheGroupSpec, PoolIds
 from engine_core.model_runner.gpu.step_buckets import StepBuckets
 from engine_core.models.loading import load_dummy_model
 from engine_core.options.engine import EngineOptions
@@ -26,6 +27,7 @@ from runners import runner_config
 from tests.kernels.torch_device_steps import TorchDeviceSteps
 
 MIB = 1024**2
+GROUPS = [KVCacheGroupSpec(), KVCacheGroupSpec(2, goes_back=False, pool=1, span=2)]
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 24,
     "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 3,
@@ -37,7 +39,8 @@ CONFIG = {
 def limits(**changes):
     values = {
         "max_num_batched_tokens": 100, "max_num_seqs": 8, "max_model_len": 64, "block_size": 4,
-        "num_groups": 1, "max_num_drafts": 0,
+        "max_num_drafts": 0, "layout": SimpleNamespace(group_specs=GROUPS),
+        "block_ids": PoolIds([1, 1]),
     }  # fmt: skip
     return SimpleNamespace(**values | changes)
 
@@ -58,7 +61,7 @@ def test_the_step_has_all_rows_and_as_many_tokens_as_they_can_hold(changes, leng
 
 
 def test_every_row_samples_and_tables_hold_one_token_more():
-    first, second, last = profile_steps(limits(num_groups=3), num_logprobs=5)
+    first, second, last = profile_steps(limits(), num_logprobs=5)
     assert first.total_num_scheduled_tokens == 100
     assert second.total_num_scheduled_tokens == 8
     assert (last.total_num_scheduled_tokens, len(last.finished_req_ids)) == (0, 8)
@@ -66,7 +69,10 @@ def test_every_row_samples_and_tables_hold_one_token_more():
         assert new.sampling_params.logprobs == 5
         assert new.sampling_params.prompt_logprobs == 5
         assert new.sampling_params.has_penalties
-        assert [len(table) * 4 > len(new.prompt_token_ids) for table in new.block_ids] == [True] * 3
+        keys, states = new.block_ids
+        assert len(keys) * 4 > len(new.prompt_token_ids)
+        assert len(states) == -(-len(keys) // 2)
+        assert set(keys) == {1} and set(states) == {2}, "each pool's first block"
 
 
 @pytest.mark.parametrize(
@@ -170,7 +176,7 @@ def test_what_is_measured_is_a_step_beside_the_graphs(monkeypatch):
     spec = make_spec(PaddedOperations(), on_device=True)
     gpu.release()
     num_graphs = num_graphs_of(7, spec.config.max_num_batched_tokens)
-    cache = 2 * spec.config.block_bytes
+    cache = 2 * spec.config.layout.block_bytes
     assert spec.measure_step_bytes(gpu) == (900 + num_graphs * 12) * MIB - cache
 
 
