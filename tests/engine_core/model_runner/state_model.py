@@ -112,6 +112,7 @@ def decayed_sums(x_TE, states, metadata):
         for at in range(first, stop):
             total = DECAY * total + x_TE[starts[row] + at - first]
             mixed_TE[starts[row] + at - first] = total
-            sums_BE[table[at // size]] = total
-            lasts_B2[table[at // size]] = torch.tensor([at - 1, at])
+            block = table[at // size]
+            assert block, "the null block is written"
+            sums_BE[block], lasts_B2[block] = total, torch.tensor([at - 1, at])
     return mixed_TE
