@@ -10,6 +10,8 @@ import tempfile
 import threading
 from pathlib import Path
 
+from fork_server import fork_server
+
 
 def slow_program(step_s):
     """A daemon whose steps take at least `step_s`, so that tests have time in a stream's middle."""
@@ -36,22 +38,22 @@ class Daemon:
     """A running `engine-core`; `ready` is its line on stdout, `log()` its stderr so far. It ends
     with this process, however that ends."""
 
-    def __init__(self, model, *options, bind=None, program=("-m", "engine_core.cli")):
+    def __init__(self, model, *options, bind=None, program=None):
         self._folder = tempfile.TemporaryDirectory(prefix="ec-")
-        bind = bind or f"ipc://{self._folder.name}/engine.sock"
-        command = [sys.executable, *map(str, program), "--bind", bind, "--exit-on-stdin-eof"]
-        command += [] if model is None else ["--model", str(model)]
-        command += map(str, options)
         self._log = Path(self._folder.name) / "log"
-        with self._log.open("w") as log:
-            self.process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                env=os.environ | {"OMP_NUM_THREADS": "2"},
-            )
+        self._model, self._options, self._program = model, options, program
+        self.address = bind or f"ipc://{self._folder.name}/engine.sock"
+        self.process = None
+        self.start()
+
+    def start(self, *, options=None):
+        """Also after its death, at the same address; with other options, if they are given."""
+        self._end()
+        self._options = self._options if options is None else options
+        arguments = ["--bind", self.address, "--exit-on-stdin-eof"]
+        arguments += [] if self._model is None else ["--model", self._model]
+        with self._log.open("a") as log:
+            self.process = _started([*arguments, *self._options], log, self._program)
         line = self.process.stdout.readline()
         assert line, f"the daemon did not start:\n{self.log()}"
         self.ready = json.loads(line)
@@ -67,11 +69,18 @@ class Daemon:
             self.process.send_signal(signal.SIGTERM)
         return self.process.wait(timeout_s)
 
+    def kill(self):
+        """SIGKILL, and its end."""
+        self.process.kill()
+        self.process.wait()
+
+    def _end(self):
+        if self.process is not None:
+            self.kill()
+            self.process.stdin.close()
+
     def close(self):
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
-        self.process.stdin.close()
+        self._end()
         self._folder.cleanup()
 
 
@@ -84,15 +93,31 @@ def running_daemon(model, *options, **more):
         daemon.close()
 
 
-def run_to_exit(*arguments, timeout_s=120):
+def run_to_exit(*arguments, program=None, timeout_s=120):
     """Run `engine-core` with these arguments until it exits by itself; its default address is in a
     folder of its own."""
     with tempfile.TemporaryDirectory(prefix="ec-") as folder:
-        return subprocess.run(
-            [sys.executable, "-m", "engine_core.cli", *map(str, arguments)],
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            stdin=subprocess.DEVNULL,
-            env=os.environ | {"XDG_RUNTIME_DIR": folder},
-        )
+        errors = Path(folder) / "errors"
+        with errors.open("w") as log:
+            process = _started(arguments, log, program, XDG_RUNTIME_DIR=folder)
+        process.stdin.close()
+        stdout = process.stdout.read()
+        code = process.wait(timeout_s)
+        return subprocess.CompletedProcess(arguments, code, stdout, errors.read_text())
+
+
+def _started(arguments, log, program=None, **environment):
+    """A process of `engine-core`, its standard error in a file: a copy of one that has imported
+    torch, which a text of a program ("-c") may change. Other programs begin as for a user."""
+    arguments = [str(each) for each in arguments]
+    environment = os.environ | environment
+    match program:
+        case None:
+            return fork_server().start(arguments, environment, log)
+        case ("-c", text, *more):
+            arguments = [*map(str, more), *arguments]
+            return fork_server().start(arguments, environment, log, program=text)
+    pipe, command = subprocess.PIPE, [sys.executable, *map(str, program), *arguments]
+    return subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, stderr=log, text=True, env=environment
+    )

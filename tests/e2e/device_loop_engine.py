@@ -3,17 +3,12 @@ specification of its operations), and a step in flight while the next is planned
 late as it may be. Not a test."""
 
 import dataclasses
-import sys
-from pathlib import Path
 
 from engine_core.cli import main
 from engine_core.startup import build, model, runner_spec
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 def pretend_a_gpu():
-    sys.path.insert(0, str(ROOT))
     from tests.engine_core.model_runner.gpu.fake_device import LateQueue, PaddedOperations
     from tests.kernels.torch_device_steps import TorchDeviceSteps
 

@@ -1,5 +1,6 @@
 """A client of bare frames, to say what a well-behaved one never would. Not a test."""
 
+import collections
 import time
 
 import zmq
@@ -7,7 +8,15 @@ import zmq
 from protocol.base import WIRE_VERSION
 from protocol.calls import GetStatistics
 from protocol.codec import decode_engine_message, encode
-from protocol.outputs import CallResult, EngineCoreOutputs, Heartbeat, Rejected, Welcome
+from protocol.errors import ErrorCode
+from protocol.outputs import (
+    CallResult,
+    EngineCoreOutputs,
+    ErrorMessage,
+    Heartbeat,
+    Rejected,
+    Welcome,
+)
 from protocol.requests import Call, EngineRequest, Hello
 from protocol.sampling import SamplingParams
 from tests.protocol.all_outputs import all_outputs
@@ -18,6 +27,8 @@ class RawClient:
         self._context = zmq.Context()
         self.socket = self._context.socket(zmq.DEALER)
         self.socket.connect(address)
+        self.logprobs = collections.defaultdict(bytes)
+        """By request id: bytes of all that came."""
         self._backlog = []
         self._next_call_id = 0
         if greet:
@@ -33,6 +44,9 @@ class RawClient:
         while (left := deadline - time.monotonic()) > 0:
             if self.socket.poll(left * 1000):
                 message = decode_engine_message(self.socket.recv_multipart()[0])
+                for output in getattr(message, "other_outputs", ()):
+                    if output.logprobs is not None:
+                        self.logprobs[output.request_id] += output.logprobs.logprobs
                 if not isinstance(message, Heartbeat):
                     return message
         raise TimeoutError("the engine said nothing")
@@ -47,6 +61,8 @@ class RawClient:
             message = self.receive(max(0.01, deadline - time.monotonic()))
             if isinstance(message, kind):
                 return message
+            if isinstance(message, ErrorMessage) and message.code == ErrorCode.HELLO_REQUIRED:
+                raise ConnectionError("the engine took this client for dead")
             self._backlog.append(message)
 
     def request(self, request_id, prompt_token_ids, output_token_ids=(), fields=None, **params):

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 from adapter_folders import greedy_tokens, make_adapter, merged_model
-from daemons import Daemon, run_to_exit, running_daemon
+from daemons import run_to_exit, running_daemon
 
 from frontend import AsyncLLM, LoRARequest, RequestOutputKind, SamplingParams
 from frontend.errors import CallRefused, InvalidInput, RequestRejected
@@ -103,12 +103,14 @@ async def test_adapters_come_and_go_while_it_serves(tiny_llama, folders, expecte
                 assert refused.value.code is ErrorCode.ADAPTER_REFUSED
             with pytest.raises(CallRefused, match="is there already"):
                 await llm.load_adapter("x", "bob")
-            running = asyncio.create_task(tokens_of(llm, adapter="x", changes={"max_tokens": 150}))
-            await asyncio.sleep(0.05)
+            long = params(max_tokens=150, output_kind=RequestOutputKind.CUMULATIVE)
+            running = llm.generate({"prompt_token_ids": PROMPT}, long, adapter="x")
+            await anext(running)
             assert await llm.load_adapter("x", "bob", load_inplace=True) == ["x"]
             changed = await last_output(other, lora_request=LoRARequest("x", 1))
             assert (changed.outputs[0].token_ids, changed.num_cached_tokens) == (expected["bob"], 0)
-            assert (await running)[:COUNT] == expected["ann"]
+            last = [output async for output in running][-1]
+            assert last.outputs[0].token_ids[:COUNT] == expected["ann"]
             assert await llm.unload_adapter("x") == []
             while other.adapters:
                 await asyncio.sleep(0.01)
@@ -129,39 +131,30 @@ async def test_adapters_come_and_go_while_it_serves(tiny_llama, folders, expecte
 
 
 async def test_a_stream_goes_on_behind_the_daemons_death_with_its_adapter_and_no_other(
-    tiny_llama, folders, tmp_path
+    tiny_llama, folders
 ):
-    bind = f"ipc://{tmp_path}/engine.sock"
-    long = {"changes": {"max_tokens": 120, "output_kind": RequestOutputKind.DELTA}}
+    def options(name):
+        return (*OPTIONS, f"--adapter=x={folders[name]}")
 
     async def killed_on_the_way(llm, daemon, second):
-        """The tokens of a stream whose daemon dies after 20 of them and comes back."""
+        """The tokens of a stream whose daemon dies after 20 of them and comes back with that."""
         tokens, restarted = [], None
-        stream = llm.generate({"prompt_token_ids": PROMPT}, params(**long["changes"]), adapter="x")
-        async for output in stream:
+        long = params(max_tokens=120, output_kind=RequestOutputKind.DELTA)
+        async for output in llm.generate({"prompt_token_ids": PROMPT}, long, adapter="x"):
             tokens += output.outputs[0].token_ids
             if restarted is None and len(tokens) >= 20:
-                daemon.process.kill()
-                daemon.process.wait()
-                restarted = asyncio.create_task(asyncio.to_thread(second))
+                daemon.kill()
+                start = asyncio.to_thread(daemon.start, options=options(second))
+                restarted = asyncio.create_task(start)
         return tokens
 
-    def start(name):
-        daemons.append(Daemon(tiny_llama, *OPTIONS, f"--adapter=x={folders[name]}", bind=bind))
-        return daemons[-1]
-
-    daemons = []
-    try:
-        first = start("ann")
-        async with AsyncLLM(bind) as llm:
+    with running_daemon(tiny_llama, *options("ann")) as daemon:
+        async with AsyncLLM(daemon.address) as llm:
             whole = await tokens_of(llm, adapter="x", changes={"max_tokens": 120})
-            assert await killed_on_the_way(llm, first, lambda: start("ann")) == whole
+            assert await killed_on_the_way(llm, daemon, "ann") == whole
             with pytest.raises(RequestRejected, match="other weights") as refused:
-                await killed_on_the_way(llm, daemons[-1], lambda: start("bob"))
+                await killed_on_the_way(llm, daemon, "bob")
             assert refused.value.code is ErrorCode.UNKNOWN_ADAPTER
-    finally:
-        for daemon in daemons:
-            daemon.close()
 
 
 def test_an_adapter_that_cannot_be_served_ends_the_start_with_its_reason(tiny_llama):

@@ -4,14 +4,12 @@ import contextlib
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 import zmq
-from daemons import running_daemon
+from daemons import run_to_exit, running_daemon
+from processes import wait_until
 from raw_client import RawClient
 
 from frontend import AsyncLLM, SamplingParams, TooManyClients
@@ -29,13 +27,6 @@ def with_few_descriptors(hard):
 
 def num_descriptors(daemon):
     return len(list(Path(f"/proc/{daemon.process.pid}/fd").iterdir()))
-
-
-def wait_until(is_so, timeout_s=30):
-    deadline_s = time.monotonic() + timeout_s
-    while not is_so():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
 
 
 async def test_a_client_too_many_is_told_the_limit_and_may_come_when_another_has_left(tiny_llama):
@@ -89,16 +80,8 @@ def test_more_connections_than_descriptors_do_not_end_the_daemon(tiny_llama):
         assert daemon.stop() == 0
 
 
-def test_with_too_few_descriptors_the_daemon_does_not_start_and_says_why(tiny_llama, tmp_path):
-    ended = subprocess.run(
-        [
-            *(sys.executable, *with_few_descriptors(256)),
-            *("--model", tiny_llama, "--bind", f"ipc://{tmp_path}/s"),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+def test_with_too_few_descriptors_the_daemon_does_not_start_and_says_why(tiny_llama):
+    ended = run_to_exit("--model", tiny_llama, program=with_few_descriptors(256))
     assert ended.returncode == 3
     assert "may open 256 files, it needs 320 and one for each client; raise" in ended.stderr
 
@@ -139,7 +122,7 @@ def stream(address, results):
 @pytest.mark.parametrize("backlog", ["large", "small"])
 def test_a_client_that_was_stopped_has_every_token_once(tiny_llama, backlog):
     """Merged if it is read in time; resumed, if it was dropped meanwhile. Nobody else waits."""
-    program = ("-m", "engine_core.cli")
+    program = None
     if backlog == "small":
         code = "import engine_core.server.outbox as o, engine_core.server.transport as t, runpy; "
         code += "o._MAX_BACKLOG_BYTES = 20_000; t._SEND_QUEUE_MESSAGES = 2; "

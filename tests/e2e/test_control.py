@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from daemons import Daemon, running_daemon
+from daemons import running_daemon
 from safetensors.torch import load_file, save_file
 
 from frontend import LLM, AsyncLLM, SamplingParams
@@ -251,26 +251,19 @@ async def test_an_engine_whose_files_are_gone_sleeps_on_until_they_are_back(
 
 
 async def test_an_engine_that_is_back_with_its_first_weights_does_not_go_on_with_later_ones(
-    tiny_llama, other_llama, tmp_path
+    tiny_llama, other_llama
 ):
-    bind = f"ipc://{tmp_path}/engine.sock"
-    first, second = Daemon(tiny_llama, *OPTIONS, bind=bind), None
-    try:
-        async with AsyncLLM(bind) as llm:
+    with running_daemon(tiny_llama, *OPTIONS) as daemon:
+        async with AsyncLLM(daemon.address) as llm:
             stream = Stream(llm, SEEDED)
             await stream.has(5)
             await llm.update_weights(other_llama)
             await stream.has(20)
-            first.process.kill()
-            first.process.wait()
-            second = await asyncio.to_thread(Daemon, tiny_llama, *OPTIONS, bind=bind)
+            daemon.kill()
+            await asyncio.to_thread(daemon.start)
             with pytest.raises(EngineDied, match="other weights"):
                 await stream.task
             assert (await Stream(llm, greedy(3)).task).weights_versions == [0]
-    finally:
-        first.close()
-        if second is not None:
-            second.close()
 
 
 @pytest.mark.parametrize("change", ["pause", "sleep"])

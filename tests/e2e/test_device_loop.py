@@ -16,7 +16,7 @@ CONFIG = {
     "num_key_value_heads": 2, "vocab_size": 97, "max_position_embeddings": 128,
     "rms_norm_eps": 1e-5, "eos_token_id": 96,
 }  # fmt: skip
-DEVICE_LOOP = [Path(__file__).parent / "device_loop_engine.py"]
+DEVICE_LOOP = ("-c", Path(__file__).with_name("device_loop_engine.py").read_text())
 
 REQUESTS = {
     "greedy": {"prompt": [5, 6, 7], "max_tokens": 20},

@@ -14,9 +14,7 @@ from raw_client import RawClient
 
 from frontend import AsyncLLM, SamplingParams
 from frontend.sampling_params import StructuredOutputsParams
-from protocol.calls import GetStatistics, ResetPrefixCache
-from protocol.outputs import CallResult
-from protocol.requests import Call
+from protocol.calls import ResetPrefixCache
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -42,11 +40,11 @@ class Proxy:
                 except OSError:
                     one.close()
                     continue
-                for ends in ((one, other, lambda data: data), (other, one, self._changed)):
+                for ends in (
+                    (one, other, lambda data: data),
+                    (other, one, lambda data: self.answers(data)),
+                ):
                     threading.Thread(target=self._pass, args=ends, daemon=True).start()
-
-    def _changed(self, data):
-        return self.answers(data)
 
     @staticmethod
     def _pass(source, to, change):
@@ -137,43 +135,29 @@ class Pair:
 
     def answer(self, client, prompt, *, max_tokens=12, **fields):
         """Tokens, and the bytes of their log-probabilities."""
-        name, columns, receive = f"r{next(self._numbers)}", [], client.receive
-
-        def noting(timeout_s=10.0):
-            message = receive(timeout_s)
-            outputs = getattr(message, "other_outputs", ())
-            columns.extend(each.logprobs.logprobs for each in outputs if each.logprobs)
-            return message
-
-        client.receive = noting
+        name = f"r{next(self._numbers)}"
         client.request(name, prompt, fields=fields, max_tokens=max_tokens, logprobs=2)
         tokens, ended = client.collect(name, timeout_s=120)[name]
-        client.receive = receive
         assert ended.finish_reason == "length"
-        assert columns
-        return tokens, b"".join(columns)
+        assert client.logprobs[name]
+        return tokens, client.logprobs[name]
 
     def handed_over(self, prompt, *, between=None, other=None):
         """The tokens of the prefill engine alone, those of both, blocks that came, and why others
         did not. `between`: a call for the first; `other`: fields for the second alone."""
-        before = self.numbers()
+        before = self.decode.statistics()
         expected = self.answer(self.prefill, prompt)
         if between is not None:
-            self.prefill.send(between)
-            self.prefill.wait_for(CallResult)
+            self.prefill.call(between)
         fields = {"kv_source": self.proxy.address} | (other or {})
         tokens = self.answer(self.decode, prompt, **fields)
-        after = self.numbers()
+        after = self.decode.statistics()
         failed = {
             why: count - before.num_kv_blocks_failed.get(why, 0)
             for why, count in after.num_kv_blocks_failed.items()
         }
         received = after.num_kv_blocks_received - before.num_kv_blocks_received
         return expected, tokens, received, {why for why, count in failed.items() if count}
-
-    def numbers(self):
-        self.decode.send(Call(call_id=5, call=GetStatistics()))
-        return self.decode.wait_for(CallResult).result
 
 
 def prompt(number, length=250):
@@ -190,7 +174,7 @@ def test_the_tokens_are_those_of_one_engine_whatever_the_way_does(tiny_gemma):
         assert tokens == expected
         assert 15 < received <= 15 + 4
         assert not failed
-        computed = pair.numbers().num_prefill_tokens
+        computed = pair.decode.statistics().num_prefill_tokens
         assert computed == 10
         assert pair.handed_over(prompt(0))[2] == 0, "it has them"
 
@@ -200,7 +184,7 @@ def test_the_tokens_are_those_of_one_engine_whatever_the_way_does(tiny_gemma):
         assert (tokens, received, bool(failed)) == (expected, 0, True)
 
         # blocks that are gone
-        forget = Call(call_id=6, call=ResetPrefixCache())
+        forget = ResetPrefixCache()
         expected, tokens, received, failed = pair.handed_over(prompt(2), between=forget)
         assert (tokens, received, bool(failed)) == (expected, 0, True)
 
@@ -232,7 +216,7 @@ def test_the_tokens_are_those_of_one_engine_whatever_the_way_does(tiny_gemma):
         expected, tokens, received, _ = pair.handed_over(prompt(7))
         assert tokens == expected
         assert received > 15
-        numbers = pair.numbers()
+        numbers = pair.decode.statistics()
         assert numbers.num_running == numbers.num_waiting == numbers.num_blocks_in_use == 0
 
         # refused by name

@@ -3,8 +3,6 @@
 Proves S144 from the client's prompt to the answer's tokens."""
 
 import io
-import os
-import signal
 import sys
 import wave
 from pathlib import Path
@@ -13,12 +11,12 @@ import httpx
 import numpy as np
 import pytest
 import torch
-from daemons import Daemon, running_daemon, slow_program
+from daemons import run_to_exit, running_daemon, slow_program
 from raw_client import RawClient
-from test_serve import serving
 
 from frontend import LLM, AsyncLLM, BeamSearchParams, SamplingParams
 from frontend.errors import InvalidInput
+from tests.frontend.http.http_server import serving
 
 sys.path.append(str(Path(__file__).parents[1] / "engine_core" / "models"))
 from encoder_decoder_folders import encoder_input, make_plain_bart
@@ -135,24 +133,20 @@ def test_what_the_encoder_cannot_take_is_refused_by_name(llm, prompt, message):
 
 
 async def test_a_stream_goes_on_with_its_input_after_the_daemons_death(bart, expected):
-    folder, _ = bart
-    daemon = Daemon(folder, program=slow_program(0.03))
-    async with await AsyncLLM.connect(daemon.address) as client:
-        tokens = []
-        async for output in client.generate(text_prompt(60), GREEDY, "r"):
-            if not tokens:
-                os.kill(daemon.process.pid, signal.SIGKILL)
-                daemon.process.wait()
-                second = Daemon(folder, bind=daemon.address)
-            tokens = output.outputs[0].token_ids
-    second.process.kill()
+    with running_daemon(bart[0], program=slow_program(0.03)) as daemon:
+        async with await AsyncLLM.connect(daemon.address) as client:
+            tokens = []
+            async for output in client.generate(text_prompt(60), GREEDY, "r"):
+                if not tokens:
+                    daemon.kill()
+                    daemon.start()
+                tokens = output.outputs[0].token_ids
     assert tokens == expected[3]
 
 
 def test_options_without_effect_are_refused_by_name(bart):
-    folder, _ = bart
-    with pytest.raises(AssertionError, match="--host-cache-memory is not supported for Bart"):
-        Daemon(folder, "--host-cache-memory", "1MB")
+    ended = run_to_exit("--model", bart[0], "--host-cache-memory", "1MB")
+    assert "--host-cache-memory is not supported for Bart" in ended.stderr
 
 
 # ---------------------------------------------------------------------- sounds
@@ -233,7 +227,7 @@ def transformers_generate(model, features, start, count):
 
 @pytest.fixture(scope="module")
 def server(whisper):
-    with serving(whisper[0]) as (_, url):
+    with running_daemon(whisper[0]) as daemon, serving(daemon.address) as url:
         yield url
 
 
@@ -306,9 +300,8 @@ def test_what_is_no_sound_is_refused(server, data):
     assert "file" in answer.json()["error"]["message"]
 
 
-def test_a_model_of_text_does_not_transcribe(bart):
-    folder, _ = bart
-    with serving(folder) as (_, url):
+def test_a_model_of_text_does_not_transcribe(small):
+    with serving(small.address) as url:
         answer = transcribe(url, sound(0.2)[0])
         assert answer.status_code == 400
         assert "does not transcribe" in answer.json()["error"]["message"]

@@ -6,11 +6,12 @@ products, attention and sampling have fixed orders, too. So tokens and log-proba
 compared bit for bit. How far logits are from the dequantised model's: test_gguf_blocks.
 """
 
+import contextlib
 import json
 from pathlib import Path
 
 import pytest
-from daemons import running_daemon
+from daemons import Daemon, running_daemon
 from raw_client import RawClient
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -50,31 +51,20 @@ def short(prompts):
 def run_all(client, prompts, prefix=""):
     """Greedy tokens, and the bytes of their log-probabilities, of each prompt, all at once."""
     names = [f"{prefix}{number}" for number in range(len(prompts))]
-    logprobs = dict.fromkeys(names, b"")
-    receive = client.receive
-
-    def collecting(timeout_s=10.0):
-        message = receive(timeout_s)
-        for output in getattr(message, "other_outputs", ()):
-            if output.logprobs is not None:
-                logprobs[output.request_id] += output.logprobs.logprobs
-        return message
-
-    client.receive = collecting
     for name, prompt in zip(names, prompts, strict=True):
         client.request(name, prompt, max_tokens=NUM_OUTPUT, logprobs=2)
     results = client.collect(*names, timeout_s=240)
-    client.receive = receive
-    return [(results[name][0], logprobs[name]) for name in names]
+    return [(results[name][0], client.logprobs.pop(name)) for name in names]
 
 
 @pytest.fixture(scope="module")
 def together(smollm2, prompts):
-    """All at once, the same again from the cache, and some alone: the answers to each."""
-    with (
-        running_daemon(smollm2, "--max-model-len", 512) as daemon,
-        RawClient(daemon.address) as client,
-    ):
+    """All at once, on two threads, the same again from the cache, and some alone: the answers to
+    each."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "2")
+        daemon = Daemon(smollm2, "--max-model-len", 512)
+    with contextlib.closing(daemon), RawClient(daemon.address) as client:
         assert daemon.ready["weights"] == NATIVE_WEIGHTS
         answers = {"short": run_all(client, short(prompts), "short")}
         answers["together"] = run_all(client, prompts)

@@ -142,16 +142,14 @@ async def test_garbage_at_the_port_changes_nothing(daemon, connect):
 
 async def test_a_stream_goes_on_after_the_daemon_with_keys_was_killed(tiny_llama, keys):
     options = ["--num-blocks", 64, "--keys", keys["folder"]]
-    with running_daemon(tiny_llama, *options, bind="tcp://127.0.0.1:0") as first:
-        address = first.address
-        async with AsyncLLM(address, keys=keys["alice"]) as alice:
+    with running_daemon(tiny_llama, *options, bind="tcp://127.0.0.1:0") as daemon:
+        async with AsyncLLM(daemon.address, keys=keys["alice"]) as alice:
             expected = await tokens_of(request(alice, 150))
             stream = request(alice, 150)
             await anext(stream)
-            first.process.kill()
-            first.process.wait()
-            with running_daemon(tiny_llama, *options, bind=address):
-                assert await tokens_of(stream) == expected
+            daemon.kill()
+            daemon.start()
+            assert await tokens_of(stream) == expected
 
 
 def test_an_open_address_without_keys_ends_the_start_before_the_model_is_read():

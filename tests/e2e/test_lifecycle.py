@@ -1,7 +1,6 @@
 """The daemon as an operator sees it: ready line, signals, exit codes, refusals to start."""
 
 import contextlib
-import json
 import os
 import select
 import signal
@@ -15,6 +14,7 @@ from raw_client import RawClient
 
 from engine_core.errors import ExitCode
 from protocol.calls import Drain, Ping, ResetPrefixCache
+from protocol.codec import decode_engine_message
 from protocol.errors import ErrorCode
 from protocol.outputs import FinishReason, Heartbeat
 
@@ -24,7 +24,8 @@ SMALL = ("--num-blocks", 64)
 
 def test_the_ready_line_has_what_a_parent_needs_and_is_the_only_one(tiny_llama):
     """Two processes, an address between them. Proves S200."""
-    with running_daemon(tiny_llama, *SMALL, "--block-size", 8) as daemon:
+    options = (*SMALL, "--block-size", 8)
+    with running_daemon(tiny_llama, *options, program=("-m", "engine_core.cli")) as daemon:
         ready = daemon.ready
         assert ready["event"] == "ready"
         assert ready["address"].startswith("ipc://")
@@ -90,23 +91,11 @@ def test_a_drain_ends_at_its_timeout(tiny_llama):
         assert daemon.process.wait(10) == 0
 
 
-def test_a_client_can_ask_for_a_drain(tiny_llama):
+def test_an_idle_daemon_keeps_in_touch_its_statistics_tell_and_a_client_may_end_it(tiny_llama):
     with running_daemon(tiny_llama, *SMALL) as daemon, RawClient(daemon.address) as client:
-        assert client.call(Drain()).num_requests_left == 0
-        assert daemon.process.wait(10) == 0
-
-
-def test_an_idle_daemon_keeps_in_touch(tiny_llama):
-    with running_daemon(tiny_llama, *SMALL) as daemon, RawClient(daemon.address) as client:
-        from protocol.codec import decode_engine_message
-
         for _ in range(2):
-            assert client.socket.poll(2000)
+            assert client.socket.poll(20_000)
             assert isinstance(decode_engine_message(client.socket.recv()), Heartbeat)
-
-
-def test_the_cache_can_be_reset_and_the_statistics_tell(tiny_llama):
-    with running_daemon(tiny_llama, *SMALL) as daemon, RawClient(daemon.address) as client:
         first, _ = client.complete(PROMPT, request_id="a")
         assert client.complete(PROMPT, request_id="b")[0] == first
         before = client.statistics()
@@ -119,6 +108,8 @@ def test_the_cache_can_be_reset_and_the_statistics_tell(tiny_llama):
         assert after.num_cached_prompt_tokens == 32
         assert after.num_prompt_tokens == 3 * len(PROMPT)
         assert after.num_blocks_in_use == 0
+        assert client.call(Drain()).num_requests_left == 0
+        assert daemon.process.wait(10) == 0
 
 
 def test_options_come_from_a_toml_file_and_the_command_line_wins(tiny_llama, tmp_path):
@@ -129,25 +120,10 @@ def test_options_come_from_a_toml_file_and_the_command_line_wins(tiny_llama, tmp
         assert '"max_num_seqs": 3' in daemon.log()
 
 
-def test_the_daemon_dies_with_its_parent_when_asked_to(tiny_llama, tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "engine_core.cli",
-        "--model",
-        str(tiny_llama),
-        "--bind",
-        f"ipc://{tmp_path}/s",
-        "--exit-on-stdin-eof",
-        "--num-blocks",
-        "8",
-    ]
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    )
-    assert json.loads(process.stdout.readline())["event"] == "ready"
-    process.stdin.close()
-    assert process.wait(10) == 0
+def test_the_daemon_dies_with_its_parent_when_asked_to(tiny_llama):
+    with running_daemon(tiny_llama, *SMALL, program=("-m", "engine_core.cli")) as daemon:
+        daemon.process.stdin.close()
+        assert daemon.process.wait(10) == 0
 
 
 def test_a_killed_test_run_leaves_no_daemon(tiny_llama, tmp_path):
@@ -189,29 +165,38 @@ def test_two_daemons_on_one_address_the_second_is_refused_before_loading(tiny_ll
             client.complete(PROMPT)
 
 
+WRONG, NO_START = ExitCode.WRONG_OPTIONS, ExitCode.START_FAILED
+
+
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "code", "words"),
     [
-        (["--num-blocks", "0"], "num-blocks"),
-        (["--kv-cache-memory", "1"], "holds no block"),
-        (["--kv-cache-memory", "100TiB"], "lower --num-blocks or --kv-cache-memory"),
-        (["--num-blocks", "10", "--kv-cache-memory", "1GiB"], "contradict"),
-        (["--num-blocks", "2", "--max-model-len", "200"], "hold a request of 32 tokens"),
-        (["--max-model-len", "1000"], "the model was made for 256"),
-        (["--num-blocks", "20", "--watermark", "0.5", "--max-model-len", "161"], "keeps free"),
-        (["--host-cache-memory", "1"], "holds no block"),
-        (["--host-cache-memory", "100TiB", "--num-blocks", "8"], "free beside the KV cache"),
-        (["--preemption-mode", "swap"], "give --host-cache-memory"),
-        (["--priority-ageing-s", "3"], "no effect with --scheduling-policy fair"),
-        (["--trace", "/nowhere/file"], "there is no folder /nowhere"),
-        (["--bind", "http://x"], "use ipc://PATH or tcp://HOST:PORT"),
-        (["--no-such-option"], "no-such-option"),
-        (["--config", "/nowhere.toml"], "nowhere.toml"),
+        (["--num-blocks", "0"], WRONG, "num-blocks"),
+        (["--kv-cache-memory", "1"], NO_START, "holds no block"),
+        (["--kv-cache-memory", "100TiB"], WRONG, "lower --num-blocks or --kv-cache-memory"),
+        (["--num-blocks", "10", "--kv-cache-memory", "1GiB"], WRONG, "contradict"),
+        (["--num-blocks", "2", "--max-model-len", "200"], NO_START, "hold a request of 32 tokens"),
+        (["--max-model-len", "1000"], WRONG, "the model was made for 256"),
+        (
+            ["--num-blocks", "20", "--watermark", "0.5", "--max-model-len", "161"],
+            NO_START,
+            "keeps free",
+        ),
+        (["--host-cache-memory", "1"], NO_START, "holds no block"),
+        (["--host-cache-memory", "100TiB", "--num-blocks", "8"], WRONG, "free beside the KV cache"),
+        (["--preemption-mode", "swap"], WRONG, "give --host-cache-memory"),
+        (["--priority-ageing-s", "3"], WRONG, "no effect with --scheduling-policy fair"),
+        (["--trace", "/nowhere/file"], WRONG, "there is no folder /nowhere"),
+        (["--bind", "http://x"], WRONG, "use ipc://PATH or tcp://HOST:PORT"),
+        (["--no-such-option"], WRONG, "no-such-option"),
+        (["--config", "/nowhere.toml"], WRONG, "nowhere.toml"),
+        (["--model", "/nowhere"], NO_START, "/nowhere"),
     ],
 )
-def test_what_cannot_work_is_refused_at_start_in_one_message(tiny_llama, arguments, words):
-    result = run_to_exit("--model", tiny_llama, *arguments)
-    assert result.returncode in (ExitCode.WRONG_OPTIONS, ExitCode.START_FAILED)
+def test_what_cannot_work_is_refused_at_start_in_one_message(tiny_llama, arguments, code, words):
+    model = [] if "--model" in arguments else ["--model", tiny_llama]
+    result = run_to_exit(*model, *arguments)
+    assert result.returncode == code
     assert words in " ".join(result.stderr.split())
     assert "Traceback" not in result.stderr
     assert result.stdout == ""

@@ -6,11 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import httpx
 import pytest
+from processes import wait_until_gone
 
 pytestmark = pytest.mark.slow
 
@@ -71,8 +71,5 @@ def test_a_request_starts_it_and_it_ends_with_a_server_that_is_killed(server, ru
     assert Path(smollm2).exists()
 
     server.send_signal(signal.SIGKILL)
-    deadline_s = time.monotonic() + 15
-    while Path(f"/proc/{listed['pid']}").exists():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
+    wait_until_gone(listed["pid"])
     assert json.loads(run("frontend.cli", "ps", "--json").stdout) == []

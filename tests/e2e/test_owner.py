@@ -1,6 +1,7 @@
 """An engine that a program started for itself ends with it, however and whenever that is killed,
 and leaves no process behind."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from processes import command_of, is_running, maps, wait_until, wait_until_gone
 
 from tests.covering import covering_pairs
 
@@ -46,13 +48,11 @@ def descendants(pid):
     """Of this process, and all others in its session."""
     found = []
     for each in Path("/proc").glob("[0-9]*/stat"):
-        try:
+        with contextlib.suppress(OSError):
             state, parent, group, session = each.read_text().rpartition(")")[2].split()[:4]
-        except OSError:
-            continue
-        number = int(each.parent.name)
-        if state != "Z" and pid in (number, int(parent), int(group), int(session)):
-            found.append(number)
+            number = int(each.parent.name)
+            if state != "Z" and pid in (number, int(parent), int(group), int(session)):
+                found.append(number)
     return found
 
 
@@ -60,35 +60,6 @@ def everything(pid):
     """With the engine of a supervisor, which has a session of its own."""
     found = set(descendants(pid))
     return found | {each for child in found for each in descendants(child)}
-
-
-def wait_until_gone(pids):
-    deadline_s = time.monotonic() + 30
-    while left := [pid for pid in pids if is_running(pid)]:
-        assert time.monotonic() < deadline_s, [command_of(pid) for pid in left]
-        time.sleep(0.02)
-
-
-def is_running(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def command_of(pid):
-    try:
-        return pid, Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
-    except OSError:
-        return pid, b""
-
-
-def wait_until(condition):
-    deadline_s = time.monotonic() + 60
-    while not (found := condition()):
-        assert time.monotonic() < deadline_s
-        time.sleep(0.005)
-    return found
 
 
 @covering_pairs(
@@ -102,24 +73,17 @@ def test_an_engine_ends_with_its_killed_owner(tiny_llama, options, fork, moment)
     copy = int(owner.stdout.readline()) if fork else None
     try:
         if moment == "while torch is imported":
-            wait_until(lambda: any(map(has_torch, everything(engine))))
+            wait_until(lambda: any(maps(pid, "libtorch") for pid in everything(engine)))
         elif moment == "serving":
             assert "ready" in owner.stdout.readline()
         pids = everything(engine)
         owner.kill()
         owner.wait()
-        wait_until_gone(pids)
+        wait_until_gone(*pids)
         assert not everything(engine)
     finally:
         if copy is not None:
             os.kill(copy, signal.SIGKILL)
-
-
-def has_torch(pid):
-    try:
-        return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
-    except OSError:
-        return False
 
 
 SLOW_COMPILER = """#!/bin/sh
@@ -145,17 +109,19 @@ def test_a_compiler_that_the_start_waits_for_ends_too(tiny_llama, tmp_path, opti
     engine = int(owner.stdout.readline())
 
     def compilers_children():
-        return [pid for pid in everything(engine) if b"sleep" in command_of(pid)[1]]
+        return [pid for pid in everything(engine) if "sleep" in command_of(pid)]
 
     wait_until(compilers_children)
     pids = everything(engine)
     if killed == "engine":
-        [killed_engine] = [p for p in pids if p != engine and has_torch(p)] if options else [engine]
+        [killed_engine] = (
+            [p for p in pids if p != engine and maps(p, "libtorch")] if options else [engine]
+        )
         os.kill(killed_engine, signal.SIGKILL)
-        wait_until_gone(set(pids) - {engine})
+        wait_until_gone(*set(pids) - {engine})
     owner.kill()
     owner.wait()
-    wait_until_gone(everything(engine))
+    wait_until_gone(*everything(engine))
 
 
 def test_a_download_that_the_start_waits_for_ends_too(tmp_path):
@@ -169,11 +135,11 @@ def test_a_download_that_the_start_waits_for_ends_too(tmp_path):
         ENGINE_CORE_CACHE=str(tmp_path / "cache"),
     )
     engine = int(owner.stdout.readline())
-    wait_until(lambda: [p for p in everything(engine) if b"download" in command_of(p)[1]])
+    wait_until(lambda: [p for p in everything(engine) if "download" in command_of(p)])
     pids = everything(engine)
     owner.kill()
     owner.wait()
-    wait_until_gone(pids)
+    wait_until_gone(*pids)
 
 
 def test_the_end_of_the_thread_that_started_it_is_no_end_of_its_owner(tiny_llama):
@@ -196,4 +162,4 @@ def test_the_end_of_the_thread_that_started_it_is_no_end_of_its_owner(tiny_llama
     finally:
         owner.kill()
         owner.wait()
-    wait_until_gone([engine])
+    wait_until_gone(engine)

@@ -2,14 +2,13 @@
 generation, refusals, and after kill -9."""
 
 import asyncio
-import signal
 import threading
 
 import numpy as np
 import pytest
 import torch
 import transformers
-from daemons import Daemon, running_daemon, slow_program
+from daemons import running_daemon, slow_program
 
 from frontend import LLM, AsyncLLM, PoolingParams, RequestFailed, RequestRejected, SamplingParams
 
@@ -73,22 +72,16 @@ def check_refusals(llm):
     assert len(llm.embed([1] * 256, use_tqdm=False)) == 1
 
 
-async def test_a_killed_daemon_gets_unfinished_requests_again(tiny_llama, tmp_path, expected):
-    bind, options = f"ipc://{tmp_path}/e.sock", ("--max-num-batched-tokens", "16", *MEAN)
-    first = Daemon(tiny_llama, *options, bind=bind, program=slow_program(0.2))
-    second = None
-    try:
-        async with AsyncLLM(bind, reconnect_timeout_s=60) as llm:
+async def test_a_killed_daemon_gets_unfinished_requests_again(tiny_llama, expected):
+    options = ("--max-num-batched-tokens", "16", *MEAN)
+    with running_daemon(tiny_llama, *options, program=slow_program(0.05)) as daemon:
+        async with AsyncLLM(daemon.address, reconnect_timeout_s=60) as llm:
             assert llm.model.tasks == ("embed", "token_embed")
             waiting = asyncio.create_task(llm.embed(PROMPTS))
-            await asyncio.sleep(0.7)
-            first.process.send_signal(signal.SIGKILL)
-            first.process.wait()
+            while not (await llm.statistics()).num_running:
+                await asyncio.sleep(0.01)
+            daemon.kill()
             assert not waiting.done()
-            second = await asyncio.to_thread(Daemon, tiny_llama, *options, bind=bind)
+            await asyncio.to_thread(daemon.start)
             for found, states in zip(await waiting, expected, strict=True):
                 assert_alike(found.outputs.embedding, states.mean(0))
-    finally:
-        first.close()
-        if second is not None:
-            second.close()

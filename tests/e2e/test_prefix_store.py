@@ -1,17 +1,16 @@
 """Prefix blocks on disk: the same tokens and log-probabilities after kill -9, and much less to
 compute."""
 
-import signal
+import contextlib
 import stat
-import subprocess
 import time
 
 import pytest
-from daemons import Daemon, run_to_exit, running_daemon
+from daemons import run_to_exit, running_daemon
+from processes import wait_until
 from raw_client import RawClient
 
 from protocol.calls import GetRequestInfo, ResetPrefixCache
-from protocol.requests import Call
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -28,47 +27,36 @@ def folder(tmp_path):
     return tmp_path / "prefixes"
 
 
-def answers(client, prompts=PROMPTS, prefix="", **fields):
+def answers(client, prompts=PROMPTS, prefix=""):
     """Tokens and the bytes of their log-probabilities, of each prompt, one after the other."""
     found = []
-    receive = client.receive
-    logprobs = b""
-
-    def collecting(timeout_s=10.0):
-        nonlocal logprobs
-        message = receive(timeout_s)
-        for output in getattr(message, "other_outputs", ()):
-            if output.logprobs is not None:
-                logprobs += output.logprobs.logprobs
-        return message
-
-    client.receive = collecting
     for number, prompt in enumerate(prompts):
-        logprobs = b""
         name = f"{prefix}{number}"
-        client.request(name, prompt, fields=fields, max_tokens=8, logprobs=3)
+        client.request(name, prompt, max_tokens=8, logprobs=3)
         tokens, _ = client.collect(name, timeout_s=300)[name]
-        assert logprobs
-        found.append((tokens, logprobs))
-    client.receive = receive
+        assert client.logprobs[name]
+        found.append((tokens, client.logprobs.pop(name)))
     return found
 
 
-def lookup(client, request_id):
-    client.send(Call(call_id=77, call=GetRequestInfo(request_id)))
-    from protocol.outputs import CallResult
+@contextlib.contextmanager
+def serving(model, *options):
+    with running_daemon(model, *options) as daemon, RawClient(daemon.address) as client:
+        yield daemon, client
 
-    return client.wait_for(CallResult).result.cache_lookup
+
+@pytest.fixture(scope="module")
+def expected(tiny_llama):
+    """Without a disk."""
+    with serving(tiny_llama, *NUM_BLOCKS) as (_, client):
+        return answers(client)
 
 
 def kill(daemon, client):
     """SIGKILL, once what a prompt left is on disk."""
-    deadline = time.monotonic() + 20
-    while not client.statistics().num_disk_blocks and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until(lambda: client.statistics().num_disk_blocks)
     time.sleep(0.5)
-    daemon.process.kill()
-    daemon.process.wait()
+    daemon.kill()
 
 
 @pytest.mark.parametrize(
@@ -87,20 +75,13 @@ def test_answers_are_the_same_bits_after_a_kill_and_prompts_come_from_disk(
 
     native_library_or_skip()
     options = (*NUM_BLOCKS, *options) if "--num-blocks" not in options else options
-    with running_daemon(tiny_llama, *options) as daemon, RawClient(daemon.address) as client:
+    options = (*options, "--prefix-cache-dir", folder)
+    with serving(tiny_llama, *options) as (daemon, client):
         expected = answers(client)
-    with (
-        running_daemon(tiny_llama, *options, "--prefix-cache-dir", folder) as daemon,
-        RawClient(daemon.address) as client,
-    ):
-        assert answers(client) == expected
         kill(daemon, client)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
-    with (
-        running_daemon(tiny_llama, *options, "--prefix-cache-dir", folder) as daemon,
-        RawClient(daemon.address) as client,
-    ):
+    with serving(tiny_llama, *options) as (_, client):
         assert answers(client) == expected
         statistics = client.statistics()
     assert statistics.num_disk_cached_prompt_tokens >= 150
@@ -113,23 +94,20 @@ def test_gemma_3_goes_on_from_disk_within_its_windows(folder):
     model = open_model_files("gemma3-270m", report=print).path
     prompts = [[2, *(1000 + place * 17 % 9001 for place in range(700))]]
     prompts.append(prompts[0][:600] + [77] * 40)
-    options = ("--num-blocks", 400)
-    with running_daemon(model, *options) as daemon, RawClient(daemon.address) as client:
+    options = ("--num-blocks", 400, "--prefix-cache-dir", folder)
+    with serving(model, *options) as (daemon, client):
         expected = answers(client, prompts)
-    options = (*options, "--prefix-cache-dir", folder)
-    with running_daemon(model, *options) as daemon, RawClient(daemon.address) as client:
-        assert answers(client, prompts) == expected
         kill(daemon, client)
-    with running_daemon(model, *options) as daemon, RawClient(daemon.address) as client:
+    with serving(model, *options) as (daemon, client):
         assert answers(client, prompts) == expected
-        assert lookup(client, "0").num_disk_tokens >= 500
+        assert client.call(GetRequestInfo("0")).cache_lookup.num_disk_tokens >= 500
         assert "Traceback" not in daemon.log()
 
 
-def test_spoiled_and_cut_files_cost_only_time(tiny_llama, folder):
+def test_spoiled_and_cut_files_cost_only_time(tiny_llama, folder, expected):
     options = (*NUM_BLOCKS, "--prefix-cache-dir", folder)
-    with running_daemon(tiny_llama, *options) as daemon, RawClient(daemon.address) as client:
-        expected = answers(client)
+    with serving(tiny_llama, *options) as (daemon, client):
+        assert answers(client) == expected
         kill(daemon, client)
     for number, path in enumerate(sorted(folder.iterdir())):
         spoiled = bytearray(path.read_bytes())
@@ -138,7 +116,7 @@ def test_spoiled_and_cut_files_cost_only_time(tiny_llama, folder):
         elif number % 3 == 1:
             del spoiled[number * 997 % len(spoiled) :]
         path.write_bytes(spoiled)
-    with running_daemon(tiny_llama, *options) as daemon, RawClient(daemon.address) as client:
+    with serving(tiny_llama, *options) as (daemon, client):
         assert answers(client) == expected
         assert daemon.log().count("is computed anew") >= 1
         assert "Traceback" not in daemon.log()
@@ -152,10 +130,7 @@ def test_other_settings_and_changed_weights_find_nothing(tiny_llama, folder, tmp
     spoiled = bytearray(weights.read_bytes())
     spoiled[-3] ^= 1
     weights.write_bytes(spoiled)
-    with (
-        running_daemon(tiny_llama, *NUM_BLOCKS, "--prefix-cache-dir", folder) as daemon,
-        RawClient(daemon.address) as client,
-    ):
+    with serving(tiny_llama, *NUM_BLOCKS, "--prefix-cache-dir", folder) as (daemon, client):
         answers(client)
         kill(daemon, client)
     for model, options in (
@@ -164,10 +139,8 @@ def test_other_settings_and_changed_weights_find_nothing(tiny_llama, folder, tmp
         (tiny_llama, ("--quantization", "int8")),
         (tiny_llama, ("--dtype", "bfloat16")),
     ):
-        with (
-            running_daemon(model, *NUM_BLOCKS, *options, "--prefix-cache-dir", folder) as daemon,
-            RawClient(daemon.address) as client,
-        ):
+        options = (*NUM_BLOCKS, *options, "--prefix-cache-dir", folder)
+        with serving(model, *options) as (daemon, client):
             assert client.statistics().num_disk_blocks == 0
             assert "files there are ignored" in daemon.log()
 
@@ -180,15 +153,11 @@ def size_of(path):
         return 0
 
 
-def test_two_daemons_share_a_folder(tiny_llama, folder):
+def test_two_daemons_share_a_folder(tiny_llama, folder, expected):
     options = (*NUM_BLOCKS, "--prefix-cache-dir", folder, "--prefix-cache-disk", "400KB")
-    with running_daemon(tiny_llama, *NUM_BLOCKS) as daemon, RawClient(daemon.address) as client:
-        expected = answers(client)
     with (
-        running_daemon(tiny_llama, *options) as one,
-        running_daemon(tiny_llama, *options) as other,
-        RawClient(one.address) as first,
-        RawClient(other.address) as second,
+        serving(tiny_llama, *options) as (one, first),
+        serving(tiny_llama, *options) as (other, second),
     ):
         for turn in range(3):
             assert answers(first, prefix=str(turn)) == expected
@@ -201,35 +170,25 @@ def test_two_daemons_share_a_folder(tiny_llama, folder):
 
 def test_a_reset_empties_the_disk_and_a_drain_writes_what_is_queued(tiny_llama, folder):
     options = (*NUM_BLOCKS, "--prefix-cache-dir", folder)
-    with running_daemon(tiny_llama, *options) as daemon, RawClient(daemon.address) as client:
+    with serving(tiny_llama, *options) as (daemon, client):
         answers(client)
-        client.send(Call(call_id=5, call=ResetPrefixCache()))
-        deadline = time.monotonic() + 20
-        while list(folder.iterdir()) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert list(folder.iterdir()) == []
+        client.call(ResetPrefixCache())
+        wait_until(lambda: not list(folder.iterdir()))
         answers(client, PROMPTS[:1], prefix="again")
         assert daemon.stop() == 0
     assert len(list(folder.iterdir())) >= 12
 
 
-def test_streams_of_a_stopped_or_killed_writer_go_on(tiny_llama, folder, tmp_path):
-    bind = f"ipc://{tmp_path}/engine.sock"
-    options = (*NUM_BLOCKS, "--prefix-cache-dir", folder)
-    for _ in range(2):
-        daemon = Daemon(tiny_llama, *options, bind=bind)
-        try:
-            with RawClient(bind) as client:
+def test_prompts_of_a_killed_writer_are_answered_as_before(tiny_llama, folder, expected):
+    with running_daemon(tiny_llama, *NUM_BLOCKS, "--prefix-cache-dir", folder) as daemon:
+        for _ in range(2):
+            with RawClient(daemon.address) as client:
                 client.request("a", PROMPTS[0], max_tokens=40)
                 client.receive()
-                daemon.process.send_signal(signal.SIGKILL)
-                daemon.process.wait()
-        finally:
-            daemon.close()
-    with running_daemon(tiny_llama, *NUM_BLOCKS) as daemon, RawClient(daemon.address) as client:
-        expected = answers(client)
-    with running_daemon(tiny_llama, *options) as daemon, RawClient(daemon.address) as client:
-        assert answers(client) == expected
+                daemon.kill()
+            daemon.start()
+        with RawClient(daemon.address) as client:
+            assert answers(client) == expected
 
 
 def test_an_unsafe_folder_a_file_and_too_little_room_are_refused_by_name(tiny_llama, tmp_path):
@@ -247,7 +206,7 @@ def test_an_unsafe_folder_a_file_and_too_little_room_are_refused_by_name(tiny_ll
         (("--prefix-cache-dir", tmp_path / "a", "--trace", tmp_path / "t"), "cannot be replayed"),
         (("--prefix-cache-dir", tmp_path / "a", "--device", "cuda"), "--device cpu"),
     ):
-        ended: subprocess.CompletedProcess[str] = run_to_exit("--model", tiny_llama, *options)
+        ended = run_to_exit("--model", tiny_llama, *options)
         assert (ended.returncode, ended.stdout) == (2, ""), text
         assert text in ended.stderr
         assert "Traceback" not in ended.stderr

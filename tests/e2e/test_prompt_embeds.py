@@ -10,7 +10,7 @@ import pytest
 import safetensors.torch
 import torch
 from adapter_folders import make_adapter, merged_model
-from daemons import Daemon, running_daemon
+from daemons import running_daemon
 
 from frontend import LLM, AsyncLLM, SamplingParams
 from frontend.errors import InvalidInput
@@ -115,14 +115,9 @@ def test_over_http_they_are_safetensors(daemon, states, expected):
             assert (refused.status_code, reason in refused.text) == (400, True)
 
 
-async def test_a_killed_daemon_that_comes_back_is_sent_them_again(
-    tiny_llama, tmp_path, states, expected
-):
+async def test_a_killed_daemon_that_comes_back_is_sent_them_again(tiny_llama, states, expected):
     """n samples, too, which then are requests of their own."""
-    bind = f"ipc://{tmp_path}/engine.sock"
     samples = SamplingParams(n=3, seed=1, max_tokens=100, ignore_eos=True, detokenize=False)
-    first = Daemon(tiny_llama, *OPTIONS, bind=bind)
-    second = None
 
     async def last(llm, prompt, params, interrupt=None):
         async for output in llm.generate(prompt, params):
@@ -131,23 +126,19 @@ async def test_a_killed_daemon_that_comes_back_is_sent_them_again(
                 interrupt = None
         return [each.token_ids for each in output.outputs]
 
-    try:
-        async with AsyncLLM(bind, reconnect_timeout_s=60) as llm:
+    with running_daemon(tiny_llama, *OPTIONS) as daemon:
+        async with AsyncLLM(daemon.address, reconnect_timeout_s=60) as llm:
             prompt = {"prompt_embeds": states}
             before = await last(llm, prompt, samples)
             tasks = [
                 asyncio.create_task(last(llm, prompt, GREEDY)),
-                asyncio.create_task(last(llm, prompt, samples, first.process.kill)),
+                asyncio.create_task(last(llm, prompt, samples, daemon.process.kill)),
             ]
-            await asyncio.to_thread(first.process.wait)
-            second = await asyncio.to_thread(Daemon, tiny_llama, *OPTIONS, bind=bind)
+            await asyncio.to_thread(daemon.process.wait)
+            await asyncio.to_thread(daemon.start)
             greedy, after = await asyncio.wait_for(asyncio.gather(*tasks), 60)
             assert greedy == [expected]
             assert after == before
-    finally:
-        first.close()
-        if second is not None:
-            second.close()
 
 
 def test_they_come_from_disk_and_through_an_adapter(tiny_llama, tmp_path, reference, states):

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from daemons import Daemon, running_daemon
+from daemons import running_daemon
 
 from frontend import AsyncLLM, RequestOutputKind, SamplingParams
 from frontend.errors import EngineDied, EngineUnavailable
@@ -34,57 +34,38 @@ async def stream(llm, params, after_tokens=None, interrupt=None):
     ("temperature", "more"), [(0.0, ("--speculative", "suffix")), (1.0, ())], ids=str
 )
 async def test_a_killed_daemon_that_comes_back_goes_on_with_the_same_tokens(
-    tiny_llama, tmp_path, temperature, more
+    tiny_llama, temperature, more
 ):
     """With drafts too, which do not survive it."""
-    bind = f"ipc://{tmp_path}/engine.sock"
     few = {"allowed_token_ids": [11, 12, 13]} if more else {}  # which come in runs
     params = parameters(temperature=temperature, **few)
-    first = Daemon(tiny_llama, *OPTIONS, *more, bind=bind)
-    second = None
-    try:
-        async with AsyncLLM(bind, reconnect_timeout_s=60) as llm:
+    with running_daemon(tiny_llama, *OPTIONS, *more) as daemon:
+        async with AsyncLLM(daemon.address, reconnect_timeout_s=60) as llm:
             expected = await stream(llm, params)
             assert len(expected) == 200
-
-            def kill():
-                first.process.kill()
-                first.process.wait()
-
-            task = asyncio.create_task(stream(llm, params, after_tokens=20, interrupt=kill))
-            while first.process.poll() is None:
+            task = asyncio.create_task(stream(llm, params, 20, daemon.kill))
+            while daemon.process.poll() is None:
                 await asyncio.sleep(0.01)
-            second = await asyncio.to_thread(Daemon, tiny_llama, *OPTIONS, *more, bind=bind)
+            await asyncio.to_thread(daemon.start)
             assert await asyncio.wait_for(task, 60) == expected
             seen = await llm.statistics()
             assert seen.num_generated_tokens < 200
             # some; how many, and whether one is right, follows from how long steps take
             assert (seen.num_draft_tokens > 0) == bool(more)
-    finally:
-        first.close()
-        if second is not None:
-            second.close()
 
 
-async def test_streams_resume_though_they_are_more_than_the_queue_takes(tiny_llama, tmp_path):
-    bind = f"ipc://{tmp_path}/engine.sock"
+async def test_streams_resume_though_they_are_more_than_the_queue_takes(tiny_llama):
     options = (*OPTIONS, "--max-num-seqs", 2, "--max-queued-requests", 4)
     params = parameters(max_tokens=100)
-    first = Daemon(tiny_llama, *OPTIONS, bind=bind)
-    second = None
-    try:
-        async with AsyncLLM(bind, reconnect_timeout_s=60) as llm:
+    with running_daemon(tiny_llama, *OPTIONS) as daemon:
+        async with AsyncLLM(daemon.address, reconnect_timeout_s=60) as llm:
             tasks = [
-                asyncio.create_task(stream(llm, params, 5, first.process.kill)) for _ in range(8)
+                asyncio.create_task(stream(llm, params, 5, daemon.process.kill)) for _ in range(8)
             ]
-            await asyncio.to_thread(first.process.wait)
-            second = await asyncio.to_thread(Daemon, tiny_llama, *options, bind=bind)
+            await asyncio.to_thread(daemon.process.wait)
+            await asyncio.to_thread(daemon.start, options=options)
             answers = await asyncio.wait_for(asyncio.gather(*tasks), 60)
             assert [len(tokens) for tokens in answers] == [100] * 8
-    finally:
-        first.close()
-        if second is not None:
-            second.close()
 
 
 async def test_a_daemon_that_stays_away_ends_its_streams_with_an_error(tiny_llama):

@@ -6,7 +6,7 @@ import json
 import sys
 
 import pytest
-from daemons import Daemon, running_daemon, slow_program
+from daemons import running_daemon, slow_program
 
 from frontend import AsyncLLM, SamplingParams
 
@@ -31,10 +31,6 @@ def other_weights(tiny_llama, tmp_path_factory):
 
 def start(model):
     return running_daemon(model, *OPTIONS, program=slow_program(STEP_S))
-
-
-def start_again(model, address):
-    return Daemon(model, *OPTIONS, bind=address, program=slow_program(STEP_S))
 
 
 async def answer(llm, number):
@@ -124,10 +120,8 @@ async def test_no_request_is_lost_and_none_has_tokens_of_both(tiny_llama, other_
 
             async with update_of(addresses, other_weights) as update:
                 await line_with(update.stderr, f"{addresses[0]} serves again")
-                daemons[2].process.kill()
-                daemons[2].process.wait()
-                again = await asyncio.to_thread(start_again, tiny_llama, addresses[2])
-                stack.callback(again.close)
+                daemons[2].kill()
+                await asyncio.to_thread(daemons[2].start)
                 said, log = await update.communicate()
             assert update.returncode == 0, log
             found = await load.end()

@@ -18,32 +18,44 @@ def ask(client, request_id):
     return client.call(GetRequestInfo(request_id=request_id))
 
 
-@pytest.mark.parametrize("mode", ["recompute", "swap", "auto", "default"])
-@pytest.mark.parametrize("num_sequences", [1, 2])
-def test_a_preempted_request_goes_on_with_the_same_tokens(tiny_llama, mode, num_sequences):
-    """Proves S111, S112: whatever way a request comes back, it says what it would have said."""
+def run(model, num_sequences, *options):
+    """Tokens of each sequence, and the statistics afterwards."""
     common = ("--no-enable-prefix-caching", "--watermark", 0)
+    with (
+        running_daemon(model, *common, *options) as daemon,
+        RawClient(daemon.address) as client,
+    ):
+        for name, prompt in PROMPTS.items():
+            client.request(
+                name, prompt, fields={"num_sequences": num_sequences}, max_tokens=120,
+                temperature=1.0, seed=len(name),
+            )  # fmt: skip
+        results = client.collect_sequences(*PROMPTS, timeout_s=120)
+        tokens = {name: [t for t, _ in results[name]] for name in PROMPTS}
+        return tokens, client.statistics()
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_llama):
+    """By number of sequences: tokens where nothing is preempted."""
+    found = {}
+    for num_sequences in (1, 2):
+        found[num_sequences], statistics = run(tiny_llama, num_sequences, "--num-blocks", 400)
+        assert statistics.num_preemptions == 0
+    return found
+
+
+@pytest.mark.parametrize(
+    ("mode", "num_sequences"), [("recompute", 2), ("swap", 1), ("swap", 2), ("auto", 1)]
+)
+def test_a_preempted_request_goes_on_with_the_same_tokens(
+    tiny_llama, expected, mode, num_sequences
+):
+    """Proves S111, S112: whatever way a request comes back, it says what it would have said."""
     host = () if mode == "recompute" else ("--host-cache-memory", "8MiB")
     small = ("--num-blocks", 40 * num_sequences // 2 + 4, "--preemption-mode", mode, *host)
-
-    def run(*options):
-        with (
-            running_daemon(tiny_llama, *common, *options) as daemon,
-            RawClient(daemon.address) as client,
-        ):
-            for name, prompt in PROMPTS.items():
-                client.request(
-                    name, prompt, fields={"num_sequences": num_sequences}, max_tokens=120,
-                    temperature=1.0, seed=len(name),
-                )  # fmt: skip
-            results = client.collect_sequences(*PROMPTS, timeout_s=120)
-            tokens = {name: [t for t, _ in results[name]] for name in PROMPTS}
-            return tokens, client.statistics()
-
-    expected, roomy = run("--num-blocks", 400)
-    tokens, tight = run(*small)
-    assert tokens == expected
-    assert roomy.num_preemptions == 0
+    tokens, tight = run(tiny_llama, num_sequences, *small)
+    assert tokens == expected[num_sequences]
     assert tight.num_preemptions > 0
     if mode == "swap":
         assert tight.num_preemptions_by_swap > 0
@@ -59,14 +71,10 @@ def test_evicted_prompts_come_back_from_host_memory(tiny_llama):
         ) as daemon,
         RawClient(daemon.address) as client,
     ):
-        first = {
-            name: client.complete(prompt, request_id=f"{name}-1")[0]
-            for name, prompt in PROMPTS.items()
-        }
-        second = {
-            name: client.complete(prompt, request_id=f"{name}-2")[0]
-            for name, prompt in PROMPTS.items()
-        }
+        first, second = (
+            [client.complete(each, f"{name} {turn}")[0] for name, each in PROMPTS.items()]
+            for turn in range(2)
+        )
         statistics = client.statistics()
     assert first == second
     assert statistics.num_host_cached_prompt_tokens > 0

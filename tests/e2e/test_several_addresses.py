@@ -8,7 +8,7 @@ import sys
 
 import httpx
 import pytest
-from daemons import Daemon, running_daemon
+from daemons import running_daemon
 
 from frontend import AsyncLLM, BeamSearchParams, RequestOutputKind, SamplingParams
 
@@ -181,8 +181,7 @@ async def test_over_http_streams_go_on_and_a_daemon_is_used_again_when_it_is_bac
             assert (await http.get("/health")).status_code == 503
             assert (await http.get("/ready")).status_code == 200
 
-            again = await asyncio.to_thread(Daemon, smollm2, bind=daemons[0].address)
-            stack.callback(again.close)
+            await asyncio.to_thread(daemons[0].start)
             assert (await http.get("/health")).json()["engines"][names[0]] == "ok"
             daemons[2].process.kill()
             found = await asyncio.gather(*(streamed(http, number) for number in range(4)))

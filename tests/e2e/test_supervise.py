@@ -4,11 +4,10 @@ import asyncio
 import os
 import signal
 import socket
-import time
-from pathlib import Path
 
 import pytest
 from daemons import run_to_exit, running_daemon
+from processes import children_of, maps, wait_until, wait_until_gone
 from raw_client import RawClient
 
 from engine_core.errors import ExitCode
@@ -23,17 +22,7 @@ OPTIONS = ("--supervise", "--num-blocks", 64, "--max-num-batched-tokens", 16)
 
 
 def child_of(daemon):
-    pid = daemon.process.pid
-    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
-
-
-def wait_until_gone(pid):
-    deadline_s = time.monotonic() + 30
-    while Path(f"/proc/{pid}").exists():
-        if time.monotonic() > deadline_s:
-            state = Path(f"/proc/{pid}/status").read_text()
-            raise AssertionError(f"{pid} lives on, with children {children_of(pid)}: {state}")
-        time.sleep(0.005)
+    return children_of(daemon.process.pid)[0]
 
 
 def stream(llm):
@@ -92,22 +81,21 @@ def test_sigterm_to_the_parent_drains_the_engine_and_both_end(tiny_llama):
         wait_until_gone(child)
 
 
-def test_a_killed_parent_leaves_nothing_behind(tiny_llama, tmp_path):
-    bind = f"ipc://{tmp_path}/engine.sock"
-    with running_daemon(tiny_llama, *OPTIONS, bind=bind) as daemon:
+def test_a_killed_parent_leaves_nothing_behind(tiny_llama):
+    with running_daemon(tiny_llama, *OPTIONS) as daemon:
         child = child_of(daemon)
-        daemon.process.kill()
+        daemon.kill()
         wait_until_gone(child)
-    with running_daemon(tiny_llama, *OPTIONS, bind=bind) as daemon:
+        daemon.start()
         assert daemon.stop() == ExitCode.DRAINED
 
 
 def test_the_parent_is_small(tiny_llama):
-    with running_daemon(tiny_llama, *OPTIONS) as daemon:
-        mapped = Path(f"/proc/{daemon.process.pid}/maps").read_text()
-        assert "torch" not in mapped
-        assert "numpy" not in mapped
-        assert "torch" in Path(f"/proc/{child_of(daemon)}/maps").read_text()
+    program = ("-m", "engine_core.cli")
+    with running_daemon(tiny_llama, *OPTIONS, program=program) as daemon:
+        assert not maps(daemon.process.pid, "torch")
+        assert not maps(daemon.process.pid, "numpy")
+        assert maps(child_of(daemon), "torch")
 
 
 @pytest.mark.parametrize(
@@ -178,8 +166,7 @@ async def test_an_engine_of_ones_own_under_supervise_is_back_and_streams_go_on(t
         supervisor = llm._children[llm.address].pid
 
         def kill():
-            while not (engines := children_of(supervisor)):  # it waits before it starts the next
-                time.sleep(0.005)
+            engines = wait_until(lambda: children_of(supervisor))  # it waits before the next start
             os.kill(engines[0], signal.SIGSEGV)
             wait_until_gone(engines[0])  # to kill it once more would be no second death
 
@@ -190,10 +177,6 @@ async def test_an_engine_of_ones_own_under_supervise_is_back_and_streams_go_on(t
             await asyncio.wait_for(tokens_and_reason(llm), 30)
     finally:
         await llm.close()
-
-
-def children_of(pid):
-    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def test_systemd_hears_of_a_real_engine_from_its_parent(tiny_llama, tmp_path, monkeypatch):

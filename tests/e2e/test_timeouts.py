@@ -1,6 +1,7 @@
 """`timeout_s` on a real engine: a request ends in time with what it has, also after a restart."""
 
 import asyncio
+import functools
 import os
 import signal
 import time
@@ -23,9 +24,13 @@ def params():
     return SamplingParams(max_tokens=200, seed=7, ignore_eos=True, detokenize=False)
 
 
-async def last_output(stream):
+async def last_output(stream, interrupt=None):
+    """`interrupt` is called at the first one."""
     async for output in stream:
         last = output
+        if interrupt is not None:
+            interrupt()
+            interrupt = None
     return last
 
 
@@ -56,12 +61,9 @@ async def test_the_time_before_a_restart_counts(tiny_llama, timeout_s):
     with slow_daemon(tiny_llama, "--supervise") as daemon:
         async with AsyncLLM(daemon.address, reconnect_timeout_s=60) as llm:
             began_s = time.monotonic()
-            stream = asyncio.create_task(
-                last_output(llm.generate(PROMPT, params(), timeout_s=timeout_s))
-            )
-            await asyncio.sleep(0.3)
-            os.kill(child_of(daemon), signal.SIGKILL)
-            output = await asyncio.wait_for(stream, 60)
+            stream = llm.generate(PROMPT, params(), timeout_s=timeout_s)
+            kill = functools.partial(os.kill, child_of(daemon), signal.SIGKILL)
+            output = await asyncio.wait_for(last_output(stream, kill), 60)
             assert time.monotonic() - began_s >= timeout_s
             assert output.outputs[0].finish_reason == "timeout"
             assert output.outputs[0].token_ids

@@ -67,16 +67,21 @@ async def test_under_supervise_a_hung_engine_is_started_again_and_streams_go_on(
         assert daemon.stop() == ExitCode.DRAINED
 
 
+def reports_of(daemon):
+    return re.findall(r"stacks and numbers are in (\S+); it waits on", daemon.log())
+
+
 async def test_alone_it_is_reported_once_and_waits_on(tiny_llama, tmp_path):
     flag = tmp_path / "hang"
     flag.touch()
     with hanging_daemon(tiny_llama, flag) as daemon:
         async with AsyncLLM(daemon.address) as llm:
             task = asyncio.create_task(tokens_of(llm))
-            await asyncio.sleep(4)
+            while not (paths := reports_of(daemon)):
+                await asyncio.sleep(0.05)
+            await asyncio.sleep(2)
             task.cancel()
-        paths = re.findall(r"stacks and numbers are in (\S+); it waits on", daemon.log())
-        assert len(paths) == 1
+        assert reports_of(daemon) == paths
         Path(paths[0]).unlink()
         assert daemon.process.poll() is None
 

@@ -6,11 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 from daemons import running_daemon
+from processes import is_running, wait_until_gone
 
 from engine_core.distributed.rendezvous import free_port
 from engine_core.errors import ExitCode
@@ -20,20 +19,6 @@ pytestmark = pytest.mark.slow
 
 LIMIT_S = 300
 TOKENS = {"prompt_token_ids": list(range(5, 30))}
-
-
-def wait_until_gone(pids):
-    deadline_s = time.monotonic() + LIMIT_S
-    while any(is_alive(pid) for pid in pids):
-        assert time.monotonic() < deadline_s, f"of {pids} some live on"
-        time.sleep(0.01)
-
-
-def is_alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def workers_of(daemon):
@@ -46,7 +31,7 @@ def left_folders():
     return [
         folder
         for folder in default_socket_folder().glob("workers-*")
-        if not is_alive(folder.name.split("-")[1])
+        if not is_running(folder.name.split("-")[1])
     ]
 
 
@@ -92,7 +77,7 @@ async def test_two_workers_have_one_workers_tokens_and_leave_nothing(tiny_llama)
             await llm.update_weights(str(tiny_llama))
             assert await answers(llm) == expected
         assert daemon.stop(LIMIT_S) == ExitCode.DRAINED
-        wait_until_gone(workers_of(daemon))
+        wait_until_gone(*workers_of(daemon))
     assert not left_folders()
 
 
