@@ -12,10 +12,10 @@ import httpx
 import pytest
 from daemons import running_daemon
 from raw_client import RawClient
-from test_serve import serving
 
 from frontend import LLM, SamplingParams
 from protocol.calls import ResetPrefixCache
+from tests.frontend.http.http_server import serving
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -23,7 +23,7 @@ NUM_OUTPUT = 24
 FLOATS = ("--dtype", "float32")
 """Dequantised, as transformers does; by default the file's own blocks run."""
 SHORT = (1, 2, 15, 16, 17, 33, 63, 64, 65, 127, 128, 129, 257)
-LENGTHS = (*SHORT, 513, 1300)
+LENGTHS = (*SHORT, 513, 700)
 """Edges of blocks (16), of a step (128) and of attention's tiles, and some between them."""
 
 
@@ -37,7 +37,7 @@ def reference(smollm2, logits_by_transformers):
 
 @pytest.fixture(scope="module")
 def prompts(smollm2, read_by_transformers):
-    """Prompts of real text, of 1 to 1,300 tokens: this project's licence, from many places."""
+    """Prompts of real text, of 1 to 700 tokens: this project's licence, from many places."""
     from transformers import AutoTokenizer
 
     tokenizer = read_by_transformers(smollm2, AutoTokenizer)
@@ -58,30 +58,36 @@ def assert_greedy(reference, prompt, tokens):
     assert behind_T.max() <= 1e-3, f"prompt of {len(prompt)} tokens, at {behind_T.argmax()}"
 
 
-def run_all(client, prompts):
-    for number, prompt in enumerate(prompts):
-        client.request(str(number), prompt, max_tokens=NUM_OUTPUT)
-    results = client.collect(*map(str, range(len(prompts))), timeout_s=600)
-    return [results[str(number)][0] for number in range(len(prompts))]
+def run_all(daemon, prompts):
+    """Each prompt's tokens, all at once; statistics before and after."""
+    with RawClient(daemon.address) as client:
+        before = client.statistics()
+        for number, prompt in enumerate(prompts):
+            client.request(str(number), prompt, max_tokens=NUM_OUTPUT)
+        results = client.collect(*map(str, range(len(prompts))), timeout_s=600)
+        tokens = [results[str(number)][0] for number in range(len(prompts))]
+        return tokens, before, client.statistics()
 
 
 @pytest.fixture(scope="module")
 def daemon(smollm2):
     """With the defaults."""
-    with running_daemon(smollm2, *FLOATS, "--max-model-len", 2304) as daemon:
+    with running_daemon(smollm2, *FLOATS, "--max-model-len", 1024) as daemon:
         yield daemon
 
 
 @pytest.fixture(scope="module")
-def client(daemon):
-    with RawClient(daemon.address) as client:
-        yield client
+def small_steps(smollm2):
+    """16 tokens a step, and no prefix cache."""
+    options = ("--max-num-batched-tokens", 16, "--no-enable-prefix-caching")
+    with running_daemon(smollm2, *FLOATS, "--max-model-len", 1024, *options) as daemon:
+        yield daemon
 
 
 @pytest.fixture(scope="module")
-def together(client, prompts):
+def together(daemon, prompts):
     """All prompts at once."""
-    return run_all(client, prompts)
+    return run_all(daemon, prompts)[0]
 
 
 def same_but_for_near_ties(reference, prompts, tokens, expected):
@@ -99,13 +105,14 @@ def test_all_at_once(reference, prompts, together):
         assert_greedy(reference, prompt, tokens)
 
 
-def test_each_alone(reference, client, prompts, together):
-    client.call(ResetPrefixCache())
+def test_each_alone(reference, daemon, prompts, together):
     chosen = prompts[::3]
-    alone = [
-        client.complete(prompt, request_id=f"alone {index}", max_tokens=NUM_OUTPUT)[0]
-        for index, prompt in enumerate(chosen)
-    ]
+    with RawClient(daemon.address) as client:
+        client.call(ResetPrefixCache())
+        alone = [
+            client.complete(prompt, request_id=f"alone {index}", max_tokens=NUM_OUTPUT)[0]
+            for index, prompt in enumerate(chosen)
+        ]
     same_but_for_near_ties(reference, chosen, alone, together[::3])
 
 
@@ -133,54 +140,41 @@ def test_loglikelihoods_through_llm_are_those_of_transformers(reference, daemon,
 
 
 def test_with_a_budget_of_16_tokens_a_step_and_no_prefix_cache(
-    reference, smollm2, prompts, together
+    reference, small_steps, prompts, together
 ):
-    options = ("--max-num-batched-tokens", 16, "--no-enable-prefix-caching")
-    with (
-        running_daemon(smollm2, *FLOATS, "--max-model-len", 2304, *options) as daemon,
-        RawClient(daemon.address) as client,
-    ):
-        tokens = run_all(client, prompts)
-    same_but_for_near_ties(reference, prompts, tokens, together)
+    tokens, _, _ = run_all(small_steps, prompts[:-1])
+    same_but_for_near_ties(reference, prompts[:-1], tokens, together[:-1])
 
 
-@pytest.mark.parametrize("caching", ["--enable-prefix-caching", "--no-enable-prefix-caching"])
-def test_with_a_shared_prefix_of_500_tokens(reference, smollm2, prompts, caching):
-    shared = prompts[-1][:500]
-    own = [prompt[:40] for prompt in prompts[7:12]]
-    with (
-        running_daemon(smollm2, *FLOATS, "--max-model-len", 1024, caching) as daemon,
-        RawClient(daemon.address) as client,
-    ):
-        tokens = run_all(client, [shared + suffix for suffix in own])
-        found = client.statistics().num_cached_prompt_tokens
-    assert (found >= 4 * 496) if "no" not in caching else found == 0
-    for suffix, answer in zip(own, tokens, strict=True):
-        assert_greedy(reference, shared + suffix, answer)
+def test_with_a_shared_prefix_of_200_tokens(reference, daemon, small_steps, prompts):
+    shared = [prompts[-1][300:500] + prompt[:40] for prompt in prompts[7:10]]
+    for engine, found in ((daemon, 2 * 192), (small_steps, 0)):
+        tokens, before, after = run_all(engine, shared)
+        assert after.num_cached_prompt_tokens - before.num_cached_prompt_tokens == found
+        for prompt, answer in zip(shared, tokens, strict=True):
+            assert_greedy(reference, prompt, answer)
 
 
 def test_with_a_pool_so_small_that_requests_are_preempted_again_and_again(
     reference, smollm2, prompts, together
 ):
-    chosen = list(range(len(SHORT)))
-    with (
-        running_daemon(smollm2, *FLOATS, "--num-blocks", 18, "--watermark", 0) as daemon,
-        RawClient(daemon.address) as client,
-    ):
-        tokens = run_all(client, [prompts[i] for i in chosen])
-        assert client.statistics().num_preemptions >= 3
-    same_but_for_near_ties(
-        reference, [prompts[i] for i in chosen], tokens, [together[i] for i in chosen]
-    )
+    short = prompts[: len(SHORT)]
+    options = ("--num-blocks", 18, "--watermark", 0)
+    with running_daemon(smollm2, *FLOATS, *options) as daemon:
+        tokens, _, statistics = run_all(daemon, short)
+    assert statistics.num_preemptions >= 3
+    same_but_for_near_ties(reference, short, tokens, together[: len(SHORT)])
 
 
-def test_echo_with_logprobs_is_transformers_log_softmax(smollm2, reference):
-    """In chunks of 32 tokens, without and with the prompt in the cache; as lm-eval asks for it."""
+def test_echo_with_logprobs_is_transformers_log_softmax(reference, daemon, small_steps):
+    """Without and with the prompt in the cache, and in chunks; as lm-eval asks for it."""
     text = "The capital of France is Paris. Naïve café, 日本語! " * 4
     body = {"prompt": text, "max_tokens": 0, "echo": True, "logprobs": 1, "prompt_logprobs": 2}
-    with serving(smollm2, *FLOATS, "--max-num-batched-tokens", "32") as (_, url):
-        tokens = httpx.post(f"{url}/tokenize", json={"prompt": text}).json()["tokens"]
-        answers = [httpx.post(f"{url}/v1/completions", json=body, timeout=60) for _ in range(2)]
+    answers = []
+    for engine in (daemon, daemon, small_steps):
+        with serving(engine.address) as url:
+            answers.append(httpx.post(f"{url}/v1/completions", json=body, timeout=60))
+            tokens = httpx.post(f"{url}/tokenize", json={"prompt": text}).json()["tokens"]
     logits_TV = reference((tokens[0],), tuple(tokens[1:]))
     expected_TV = logits_TV.float().log_softmax(-1)
     best_T2 = expected_TV.topk(2).values
@@ -198,16 +192,16 @@ def test_echo_with_logprobs_is_transformers_log_softmax(smollm2, reference):
             assert likeliest == pytest.approx(best_T2[place].tolist(), abs=1e-4)
 
 
-def test_three_ranks_give_the_tokens_of_one(smollm2, client, prompts, reference):
+def test_three_ranks_give_the_tokens_of_one(smollm2, daemon, prompts, reference):
     """9 heads and 3 key/value heads: a group of heads each. Seeded ones are those of the engine of
     one rank, to the first place where two tokens are nearly equal; here there is none."""
     chosen = [prompts[LENGTHS.index(length)] for length in (2, 17, 65, 257)]
     answers = []
+    ranks = ("--max-model-len", 1024, "--tensor-parallel-size", 3)
     with (
-        running_daemon(
-            smollm2, *FLOATS, "--max-model-len", 2304, "--tensor-parallel-size", 3
-        ) as daemon,
-        RawClient(daemon.address) as shared,
+        running_daemon(smollm2, *FLOATS, *ranks) as three,
+        RawClient(three.address) as shared,
+        RawClient(daemon.address) as client,
     ):
         for each in (shared, client):
             names = []
