@@ -1,17 +1,21 @@
 """The device's blocks: reference counts, the free list, and the index from hashes to blocks."""
 
 import itertools
-from collections import OrderedDict
+from array import array
+from bisect import bisect_left
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Sequence, Set
 
 import numpy as np
 
 from engine_core.kv_cache.block_counts import BlockCounts, PoolIds
-from engine_core.kv_cache.evicted_hashes import EvictedHashes
 from engine_core.kv_cache.sequence_blocks import NULL_BLOCK_ID
 
 _EVICTED_A_BLOCK = 4
 """Hashes remembered after eviction, for each block of the pool."""
+_MOST_TOGETHER = 16_384
+_MOST_ARRAYS = 64
+"""They bound what a look-up and an eviction of `EvictedHashes` cost, for any number of blocks."""
 
 
 class BlockPool:
@@ -305,3 +309,34 @@ class BlockPool:
                 assert self._group_of[block_id] == group
                 indexed += 1
         assert indexed == sum(block_hash is not None for block_hash in self._hashes)
+
+
+class EvictedHashes:
+    """The hashes that were evicted last, from device or host: they explain misses of look-ups, and
+    decide nothing. `capacity` at most, and never more than a million, of which the oldest eighth
+    (or 16,384) is dropped at once.
+
+    64 bits stand for a hash (`hash`, which a bytes object keeps once it was looked up), all but the
+    newest in sorted arrays: a tenth of what a dict of the hashes takes, and an explanation is wrong
+    once in 2**64 / capacity."""
+
+    def __init__(self, capacity: int) -> None:
+        self._num_together = max(1, min(capacity // 8, _MOST_TOGETHER))
+        num_arrays = min(capacity // self._num_together, _MOST_ARRAYS) - 1
+        self._new: set[int] = set()
+        self._old: deque[array[int]] = deque(maxlen=max(0, num_arrays))
+
+    def __contains__(self, block_hash: bytes) -> bool:
+        key = hash(block_hash)
+        return key in self._new or any(_holds(sorted_keys, key) for sorted_keys in self._old)
+
+    def add(self, *block_hashes: bytes) -> None:
+        if len(self._new) + len(block_hashes) > self._num_together:
+            self._old.append(array("q", sorted(self._new)))
+            self._new = set()
+        self._new.update(map(hash, block_hashes))
+
+
+def _holds(sorted_keys: "array[int]", key: int) -> bool:
+    place = bisect_left(sorted_keys, key)
+    return place < len(sorted_keys) and sorted_keys[place] == key

@@ -4,7 +4,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 
 from engine_core.kv_cache.block_counts import BlockCounts, PoolIds
-from engine_core.kv_cache.evicted_hashes import EvictedHashes
+from engine_core.kv_cache.block_pool import EvictedHashes
 
 HashKey = tuple[int, bytes]
 """(group, hash)."""

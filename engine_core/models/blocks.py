@@ -170,6 +170,8 @@ class BlockBuilder:
         self._num_positions = num_positions
         self.stage = stage or Stage.whole(config)
         self.tables: dict[RotaryConfig, RotaryTable | StepRotaryTable] = {}
+        self.grows_tables = traits_of(ops.device).is_host
+        """Whether tables have the rows that steps have needed so far, or all from the start on."""
 
     def norm(self, name: str, size: int | None = None) -> RMSNorm:
         """A norm of the hidden state, or of another size."""

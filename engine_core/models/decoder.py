@@ -8,7 +8,6 @@ from typing import get_args
 
 import torch
 
-from engine_core.devices import traits_of
 from engine_core.layers.linear import FusedLinear
 from engine_core.layers.parameters import Placements, merge
 from engine_core.layers.rotary import StepRotaryTable
@@ -45,7 +44,7 @@ class Decoder:
             collectives=build.collectives,
         )
         self._tables = list(build.tables.values())
-        self._grows_tables = traits_of(ops.device).is_host
+        self._grows_tables = build.grows_tables
         self._ops = ops
         self._forward = ops.capture(self._compute)
         self._num_positions: list[int] = []

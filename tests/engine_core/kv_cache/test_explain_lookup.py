@@ -3,7 +3,7 @@
 import pytest
 from paged_memory import Stream, compute, make_cache
 
-from engine_core.kv_cache.evicted_hashes import EvictedHashes
+from engine_core.kv_cache.block_pool import EvictedHashes
 from engine_core.kv_cache.prefix_cache import FirstBlocks
 from protocol.explanations import LookupEnd
 

@@ -3,9 +3,8 @@ Proves S104."""
 
 import pytest
 
-from engine_core.kv_cache import evicted_hashes
-from engine_core.kv_cache.block_pool import BlockPool
-from engine_core.kv_cache.evicted_hashes import EvictedHashes
+from engine_core.kv_cache import block_pool
+from engine_core.kv_cache.block_pool import BlockPool, EvictedHashes
 from tests.engine_core.lines_run import lines_run
 
 
@@ -38,13 +37,13 @@ def test_blocks_to_avoid_keep_their_places():
 def test_evicting_and_asking_cost_no_more_with_millions_of_blocks(monkeypatch):
     sorted_together, asked = [], []
     monkeypatch.setattr(
-        evicted_hashes,
+        block_pool,
         "sorted",
         lambda keys: sorted_together.append(len(keys)) or sorted(keys),
         raising=False,
     )
-    holds = evicted_hashes._holds
-    monkeypatch.setattr(evicted_hashes, "_holds", lambda *case: asked.append(1) or holds(*case))
+    holds = block_pool._holds
+    monkeypatch.setattr(block_pool, "_holds", lambda *case: asked.append(1) or holds(*case))
     evicted = EvictedHashes(40_000_000)
     names = [number.to_bytes(8, "little") for number in range(50_000)]
     for start in range(0, len(names), 100):
