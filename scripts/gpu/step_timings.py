@@ -45,8 +45,8 @@ class ReadyEngine:
         model = load_dummy_model(shape, dtype=dtype, ops=ops, max_model_len=sizes.max_model_len)
         self.engine = EngineRun(model, ops, sizes, dtype=dtype)
         self.vocab_size = model.spec.vocab_size
-        # zeros run faster than real data
-        self.engine.runner.storage.device_blocks.view(dtype).normal_()
+        for pool in self.engine.runner.storage.pools:  # zeros run faster than real data
+            pool.device_blocks.view(dtype).normal_()
         self._present: list[str] = []
         self._num_steps = 0
 

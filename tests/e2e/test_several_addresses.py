@@ -8,7 +8,7 @@ import sys
 
 import httpx
 import pytest
-from daemons import running_daemon
+from daemons import running_daemon, slow_program
 
 from frontend import AsyncLLM, BeamSearchParams, RequestOutputKind, SamplingParams
 
@@ -159,7 +159,8 @@ async def streamed(http, number):
 async def test_over_http_streams_go_on_and_a_daemon_is_used_again_when_it_is_back(smollm2):
     """Two of three daemons are killed, one while the streams of the other have just moved."""
     with contextlib.ExitStack() as stack:
-        daemons = [stack.enter_context(running_daemon(smollm2)) for _ in range(3)]
+        slow = slow_program(0.01)
+        daemons = [stack.enter_context(running_daemon(smollm2, program=slow)) for _ in range(3)]
         url = stack.enter_context(http_server(*(each.address for each in daemons)))
         async with httpx.AsyncClient(base_url=url, timeout=60) as http:
             ready = (await http.get("/ready")).json()

@@ -13,9 +13,7 @@ STATE = KVCacheGroupSpec(2, goes_back=False)
 GROUPS = (KVCacheGroupSpec(), dataclasses.replace(STATE, pool=1, span=2))
 
 
-def test_drafts_and_beams_are_refused_by_name_where_a_layer_cannot_go_back():
-    with pytest.raises(ValueError, match="keep a state that cannot; omit --speculative"):
-        make_scheduler(groups=(STATE,), num_speculative_tokens=2, max_num_drafts=2)
+def test_beams_are_refused_by_name_where_a_layer_cannot_go_back():
     beams = make_request("a", 4, num_sequences=2, beam_search=BeamSearchParams(beam_width=2))
     drive = Drive(make_scheduler(groups=(STATE,)), beams)
     drive.step()

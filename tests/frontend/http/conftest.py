@@ -63,9 +63,9 @@ def serve_text(serve):
     return start
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def refusing() -> Iterator[httpx.Client]:
-    """A client of one server for all requests that it must refuse."""
+    """A client of one server for all requests of a file that it must refuse."""
     folder = tempfile.mkdtemp(prefix="fe-")
     with (
         FakeEngine(f"ipc://{folder}/engine.sock", chat_template=TEMPLATE) as engine,

@@ -288,7 +288,9 @@ async def test_templates_of_requests_neither_hold_up_the_models_own_nor_those_of
     assert await seconds("bob", chat_template=PLAIN) < 15, "whoever left waits no more"
 
 
-async def test_a_conversation_that_makes_the_models_template_slow_is_refused_in_words(client):
-    client.get_tokenizer().chat_template = LOOP
+async def test_a_conversation_that_makes_the_models_template_slow_is_refused_in_words(
+    client, monkeypatch
+):
+    monkeypatch.setattr(client.get_tokenizer(), "chat_template", LOOP)  # shared by all clients
     with pytest.raises(ChatTemplateError, match=r"processor time; shorten the conversa"):
         await client.chat_prompt(CHAT)
