@@ -22,7 +22,8 @@ OPTIONS = ("--supervise", "--num-blocks", 64, "--max-num-batched-tokens", 16)
 
 
 def child_of(daemon):
-    return children_of(daemon.process.pid)[0]
+    """Between a death and the next start there is none: streams may have ended by then."""
+    return wait_until(lambda: children_of(daemon.process.pid))[0]
 
 
 def stream(llm):
