@@ -41,6 +41,8 @@ class WaitReason(enum.StrEnum):
     ENCODER = "encoder"
     """Its next image or sound is to be encoded: the step's budget for that is spent, or the encoder
     cache is full of what running requests need."""
+    STATE = "state"
+    """Another request is computing the state of recurrent layers that it starts from."""
     GRAMMAR = "grammar"
     """Its structured output is being compiled."""
     DECODES = "decodes"

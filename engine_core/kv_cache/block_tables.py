@@ -41,13 +41,12 @@ class BlockTables:
         self._encoder_pool = groups[-1].pool if self.has_encoder else 0
         self.groups = tuple(spec for spec in groups if not spec.is_encoders)
         """Those whose tables grow with the sequence."""
-        self._has_spans = any(spec.span > 1 for spec in self.groups)
         self._has_pools = not isinstance(num_blocks, int) and len(num_blocks) > 1
         self._pool_of_group = [spec.pool for spec in self.groups]
         self._offload = OffloadManager(
             num_blocks=num_blocks,
             num_host_blocks=num_host_blocks,
-            groups=self.groups,
+            num_groups=len(self.groups),
             disk=disk,
         )
         self._pool = self._offload.device
@@ -58,6 +57,7 @@ class BlockTables:
             block_size=block_size,
             is_enabled=enable_prefix_caching and bool(self.groups),
         )
+        self._sparse = [g for g, spec in enumerate(self.groups) if spec.is_sparse]
         self._dropping = [g for g, spec in enumerate(self.groups) if not spec.keeps_all]
         self._swapped = SwappedSequences(self._offload, groups=self.groups, block_size=block_size)
         self._blocks_of: dict[str, SequenceBlocks] = {}
@@ -73,11 +73,6 @@ class BlockTables:
     def has_windows(self) -> bool:
         """Whether blocks of any group are dropped while a sequence runs."""
         return bool(self._dropping)
-
-    @property
-    def goes_back(self) -> bool:
-        """Whether every layer can compute a token again while those behind it are there."""
-        return all(spec.goes_back for spec in self.groups)
 
     def _by_group(self, counts: Sequence[int]) -> BlockCounts:
         """Sums of one number for each group of a sequence."""
@@ -99,7 +94,7 @@ class BlockTables:
             )
             for (group, index, _), block_id in zip(hit.host_blocks, block_ids, strict=True):
                 tables[group][index] = block_id
-                block_hash = seq.block_hashes[self.groups[group].last_of(index)]
+                block_hash = seq.block_hashes[index]
                 self._pool.register(block_id, group, block_hash)
         if hit.disk_blocks:
             keys = [key for _, key in hit.disk_blocks]
@@ -113,7 +108,6 @@ class BlockTables:
         self._prefix_cache.keep_on_disk(seq, tables, 0)
         num_blocks = hit.num_tokens // self.block_size
         self._blocks_of[seq.sequence_id] = SequenceBlocks(
-            self.groups,
             tables,
             num_blocks=num_blocks,
             num_registered=num_blocks,
@@ -159,18 +153,18 @@ class BlockTables:
         seq_blocks = self._blocks_of.get(seq.sequence_id)
         if is_new := seq_blocks is None:
             tables: BlockIds = tuple([[] for _ in self.groups])
-            seq_blocks = SequenceBlocks(self.groups, tables, 0, 0, [0] * len(tables))
+            seq_blocks = SequenceBlocks(tables, 0, 0, [0] * len(tables))
         num_computed, num_old = seq.num_computed_tokens, seq_blocks.num_blocks
         # a step in flight may fail: then its last known token is computed again
         lowest = min(num_computed, seq.num_tokens - 1)
         stop = num_computed + num_tokens
         num_needed = -(-(stop + num_lookahead_slots) // self.block_size)
         first = num_computed // self.block_size
-        may_overwrite = first < num_old or self._has_spans
+        may_overwrite = first < num_old
         shared = self._shared_blocks(seq_blocks, first, num_needed) if may_overwrite else []
         num_new = num_needed - num_old if num_needed > num_old else 0
         wanted: BlockCounts = num_new * len(self.groups) + len(shared)
-        if self._has_pools or self._has_spans:
+        if self._has_pools:
             wanted = self._num_wanted(seq_blocks, num_new, shared)
         if exceeds(wanted, self._pool.free):
             wanted = wanted - self._num_droppable(lowest, seq_blocks)
@@ -189,9 +183,7 @@ class BlockTables:
             self._pool.unindex([seq_blocks.tables[group][index] for group, index in stale])
         if num_new:
             for group, table in enumerate(seq_blocks.tables):
-                spec = self.groups[group]
-                num_taken = num_new if spec.span == 1 else spec.length(num_needed) - len(table)
-                block_ids = self._pool.allocate(num_taken, spec.pool)
+                block_ids = self._pool.allocate(num_new, self._pool_of_group[group])
                 self._offload.pending.on_reallocated(block_ids)
                 table += block_ids
             seq_blocks.num_blocks += num_new
@@ -206,9 +198,8 @@ class BlockTables:
         self, seq_blocks: SequenceBlocks, num_new: int, shared: list[tuple[int, int]]
     ) -> BlockCounts:
         """Blocks to be taken for so many new logical blocks and in place of shared ones."""
-        tables, num_needed = seq_blocks.tables, seq_blocks.num_blocks + num_new
-        each = zip(self.groups, tables, strict=True)
-        wanted = self._by_group([spec.length(num_needed) - len(table) for spec, table in each])
+        tables = seq_blocks.tables
+        wanted = self._by_group([num_new] * len(tables))
         return wanted + self._pool.ids.count([tables[group][index] for group, index in shared])
 
     def _shared_blocks(
@@ -219,8 +210,8 @@ class BlockTables:
         ref_count = self._pool.ref_count
         return [
             (group, index)
-            for group, (spec, table) in enumerate(zip(self.groups, seq_blocks.tables, strict=True))
-            for index in range(first // spec.span, min(spec.length(stop), len(table)))
+            for group, table in enumerate(seq_blocks.tables)
+            for index in range(first, min(stop, len(table)))
             if ref_count(table[index]) > 1
         ]
 
@@ -230,13 +221,13 @@ class BlockTables:
         """Blocks of its own for those that others hold too; only the first of a group has contents.
         Returns the first logical block that is another one now."""
         for group, index in shared:
-            spec, table = self.groups[group], seq_blocks.tables[group]
-            source, (block_id,) = table[index], self._offload.allocate(1, spec.pool)
-            if index * spec.span * self.block_size < num_computed:
+            table, pool = seq_blocks.tables[group], self._pool_of_group[group]
+            source, (block_id,) = table[index], self._offload.allocate(1, pool)
+            if index * self.block_size < num_computed:
                 self._offload.pending.add_copy(source, block_id)
             self._offload.release([source])
             table[index] = block_id
-        changed = min(self.groups[group].span * index for group, index in shared)
+        changed = min(index for _, index in shared)
         seq_blocks.unregister_from(changed)
         return changed
 
@@ -248,8 +239,8 @@ class BlockTables:
         hash_of, first = self._pool.hash_of, max(first, seq_blocks.num_registered)
         return [
             (group, index)
-            for group, (spec, table) in enumerate(zip(self.groups, seq_blocks.tables, strict=True))
-            for index in range(first // spec.span, min(spec.length(stop), len(table)))
+            for group, table in enumerate(seq_blocks.tables)
+            for index in range(first, min(stop, len(table)))
             if hash_of(table[index]) is not None
         ]
 
@@ -263,7 +254,7 @@ class BlockTables:
         stale = self._stale_blocks(seq_blocks, first, seq_blocks.num_blocks)
         if not shared and not stale:
             return seq_blocks.num_blocks * self.block_size
-        changed = min(self.groups[group].span * index for group, index in (*shared, *stale))
+        changed = min(index for _, index in (*shared, *stale))
         return max(seq.num_computed_tokens, changed * self.block_size)
 
     def fork(self, parent: CachedSequence, child: CachedSequence, num_tokens: int) -> None:
@@ -335,8 +326,8 @@ class BlockTables:
         first = first_token // self.block_size
         seq_blocks = self._blocks_of.get(seq.sequence_id)
         if seq_blocks is not None:
-            for group, (spec, table) in enumerate(zip(self.groups, seq_blocks.tables, strict=True)):
-                for block_id in table[first // spec.span :]:
+            for group, table in enumerate(seq_blocks.tables):
+                for block_id in table[first:]:
                     block_hash = self._pool.hash_of(block_id)
                     if block_hash is not None:
                         self._offload.unindex(group, block_hash)

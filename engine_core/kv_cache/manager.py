@@ -164,7 +164,7 @@ class KVCacheManager(BlockTables):
         size, counts = self.block_size, []
         for spec in self.groups:
             num_peak = spec.num_peak_blocks(num_tokens, max_chunk, size)
-            counts.append(max(1, num_peak - num_shared // (size * spec.span)))
+            counts.append(max(1, num_peak - num_shared // size))
         return self._by_group(counts)
 
     def num_tails(self, num_sequences: int) -> BlockCounts:
@@ -215,9 +215,9 @@ class KVCacheManager(BlockTables):
             seq_blocks = self._blocks_of.get(seq.sequence_id)
             if seq_blocks is None:
                 continue
-            for spec, table in zip(self.groups, seq_blocks.tables, strict=True):
-                size = self.block_size * spec.span
-                first = seq.num_tokens // size
+            size = self.block_size
+            first = seq.num_tokens // size
+            for table in seq_blocks.tables:
                 for index, block_id in enumerate(table[first:], start=first):
                     left = min(size, (index + 1) * size - seq.num_tokens)
                     num_left[block_id] = min(left, num_left.get(block_id, size))
@@ -240,6 +240,12 @@ class KVCacheManager(BlockTables):
     def explain_lookup(self, seq: CachedSequence, hit: CacheHit) -> LookupEnd:
         """Why `hit`, just found, is not longer."""
         return self._prefix_cache.explain(seq, hit)
+
+    def starts_in_this_step(self, hit: CacheHit) -> bool:
+        """Whether a state that `hit` found is computed in the step at hand: by a request that must
+        come before the one that starts there, and a device has those with one token first."""
+        filling, tables = self._offload.filling, hit.block_ids
+        return any(not filling.isdisjoint(tables[group]) for group in self._sparse)
 
     def can_admit(
         self,

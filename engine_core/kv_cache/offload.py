@@ -7,7 +7,6 @@ from engine_core.kv_cache.block_counts import BlockCounts, of_pool
 from engine_core.kv_cache.block_pool import BlockPool
 from engine_core.kv_cache.copies import CacheCopies, PendingCopies
 from engine_core.kv_cache.disk import DiskTier
-from engine_core.kv_cache.groups import KVCacheGroupSpec
 from engine_core.kv_cache.host_pool import HashKey, HostPool
 
 
@@ -17,7 +16,7 @@ class OffloadManager:
     Args:
         num_blocks: on the device, of each pool if there are several.
         num_host_blocks: in host memory, likewise; 0 for none.
-        groups: for each its pool is known, and whether it goes back a token.
+        num_groups: KV-cache groups.
         disk: None for none.
     """
 
@@ -26,11 +25,11 @@ class OffloadManager:
         *,
         num_blocks: int | Sequence[int],
         num_host_blocks: int | Sequence[int],
-        groups: Sequence[KVCacheGroupSpec],
+        num_groups: int,
         disk: DiskTier | None,
     ) -> None:
         self.disk = disk
-        self.device = BlockPool(num_blocks=num_blocks, num_groups=len(groups))
+        self.device = BlockPool(num_blocks=num_blocks, num_groups=num_groups)
         num_pools = len(self.device.ids.sizes)
         if isinstance(num_host_blocks, int):
             num_host_blocks = [num_host_blocks] * num_pools
@@ -39,8 +38,6 @@ class OffloadManager:
             sizes=num_host_blocks,
             evicted=self.device.evicted,
         )
-        # a state is written as late as its last token is computed, and read before the first
-        self._found_when_filled = {g for g, spec in enumerate(groups) if not spec.goes_back}
         self.pending = PendingCopies()
         self.filling: set[int] = set()
         """Blocks in the prefix cache whose last tokens this step computes."""
@@ -55,8 +52,7 @@ class OffloadManager:
         """The device block with these contents, else the host block, which has a larger id."""
         block_id = self.device.find(group, block_hash)
         if block_id is not None:
-            is_late = group in self._found_when_filled and block_id in self.filling
-            return None if is_late else block_id
+            return block_id
         host_block = self.host.find(group, block_hash)
         if host_block is None or self.pending.is_filled_now(host_block):
             return None

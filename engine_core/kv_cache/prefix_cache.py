@@ -1,7 +1,6 @@
 """The prefix cache: hashes of full blocks, their registration, look-up and deduplication."""
 
 import dataclasses
-import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -89,8 +88,6 @@ class PrefixCache:
         has_more = offload.host.num_blocks or offload.disk is not None
         self.has_one_tier = self._groups == (KVCacheGroupSpec(),) and not has_more
         """Blocks are on the device only, one table a sequence."""
-        self._step = math.lcm(*(spec.span for spec in groups))
-        """A hit ends where a block of every group does."""
         self._first_blocks = FirstBlocks(_FIRST_BLOCKS_A_BLOCK * self._pool.num_blocks)
 
     # ------------------------------------------------------------------ hashes
@@ -137,16 +134,15 @@ class PrefixCache:
         for group, spec in enumerate(self._groups):
             first = spec.num_dropped_blocks(num_blocks * size, size)
             table = [NULL_BLOCK_ID] * first
-            for index in range(first, num_blocks // spec.span):
-                last = spec.last_of(index)
-                block_id = locate(group, block_hashes[last])
+            for index in range(first, num_blocks):
+                block_id = locate(group, block_hashes[index])
                 if block_id is None:
-                    disk_blocks.append((index, (group, block_hashes[last])))
-                    disk_places.update(range(index * spec.span, last + 1))
+                    disk_blocks.append((index, (group, block_hashes[index])))
+                    disk_places.add(index)
                     block_id = NULL_BLOCK_ID
                 elif block_id > self._pool.num_blocks:
                     host_blocks.append((group, index, block_id))
-                    host_places.update(range(index * spec.span, last + 1))
+                    host_places.add(index)
                     block_id = NULL_BLOCK_ID
                 table.append(block_id)
             tables.append(table)
@@ -174,13 +170,13 @@ class PrefixCache:
 
     def _num_found(self, block_hashes: Sequence[bytes]) -> int:
         """The largest boundary, in blocks, before which every group has what it needs."""
-        is_found, size, step = self._offload.is_found, self._block_size, self._step
-        num_blocks = len(block_hashes) // step * step
+        is_found, size = self._offload.is_found, self._block_size
+        num_blocks = len(block_hashes)
         for group, spec in enumerate(self._groups):
             if spec.keeps_all:
-                for index in range(num_blocks // spec.span):
-                    if not is_found(group, block_hashes[spec.last_of(index)]):
-                        num_blocks = index * spec.span // step * step
+                for index in range(num_blocks):
+                    if not is_found(group, block_hashes[index]):
+                        num_blocks = index
                         break
         settled = False
         while not settled:
@@ -189,10 +185,10 @@ class PrefixCache:
                 if spec.keeps_all:
                     continue
                 first = spec.num_dropped_blocks(num_blocks * size, size)
-                for index in range(num_blocks // spec.span - 1, first - 1, -1):
-                    if not is_found(group, block_hashes[spec.last_of(index)]):
+                for index in range(num_blocks - 1, first - 1, -1):
+                    if not is_found(group, block_hashes[index]):
                         # every boundary behind this block, up to here, would need it too
-                        num_blocks = index * spec.span // step * step
+                        num_blocks = index
                         settled = False
                         break
         return num_blocks
@@ -201,15 +197,13 @@ class PrefixCache:
         """What a hit on the full blocks of the first `num_tokens` tokens lacks, by rising logical
         block."""
         num_blocks = min(num_tokens, seq.num_tokens - 1) // self._block_size
-        num_blocks -= num_blocks % self._step
         if not self.is_enabled or num_blocks <= 0:
             return []
         self.extend_hashes(seq, num_blocks)
         keys: list[tuple[int, HashKey]] = []
         for group, spec in enumerate(self._groups):
             first = spec.num_dropped_blocks(num_blocks * self._block_size, self._block_size)
-            lasts = map(spec.last_of, range(first, num_blocks // spec.span))
-            keys += [(last, (group, seq.block_hashes[last])) for last in lasts]
+            keys += [(i, (group, seq.block_hashes[i])) for i in range(first, num_blocks)]
         return [key for _, key in sorted(keys) if not self._offload.is_found(*key)]
 
     # ------------------------------------------------------------------ registration
@@ -237,10 +231,10 @@ class PrefixCache:
             self._register(seq, seq_blocks, num_full)
         if not seq_blocks.duplicates:  # the common case
             return None
-        computed = sorted(last for last in seq_blocks.duplicates if last < num_full)
+        computed = sorted(index for index in seq_blocks.duplicates if index < num_full)
         seq_blocks.duplicates.difference_update(computed)
-        replaced = [first for last in computed for first in self._replace(seq, seq_blocks, last)]
-        return min(replaced, default=None)
+        replaced = [index for index in computed if self._replace(seq, seq_blocks, index)]
+        return replaced[0] if replaced else None
 
     def register_last(
         self,
@@ -286,11 +280,10 @@ class PrefixCache:
         if num_full > seq_blocks.num_registered:
             first = seq_blocks.num_registered
             others = self._register(seq, seq_blocks, num_full)
-            each = zip(self._groups, seq_blocks.tables, others, strict=True)
-            for spec, table, known_elsewhere in each:
-                filling = table[(start := first // spec.span) : num_full // spec.span]
+            for table, known_elsewhere in zip(seq_blocks.tables, others, strict=True):
+                filling = table[first:num_full]
                 for index in known_elsewhere:
-                    filling[index - start] = NULL_BLOCK_ID
+                    filling[index - first] = NULL_BLOCK_ID
                 self._offload.filling.update(filling)
             self._offload.filling.discard(NULL_BLOCK_ID)
             self.keep_on_disk(seq, seq_blocks.tables, first)
@@ -301,11 +294,10 @@ class PrefixCache:
         if disk is None or seq.num_tokens < disk.min_tokens:
             return
         hashes = seq.block_hashes
-        for group, (spec, table) in enumerate(zip(self._groups, tables, strict=True)):
-            stop = min(len(table), len(hashes) // spec.span)
+        for group, table in enumerate(tables):
             disk.use(
-                ((group, hashes[spec.last_of(index)]), spec.last_of(index))
-                for index in range(first // spec.span, stop)
+                ((group, hashes[index]), index)
+                for index in range(first, min(len(table), len(hashes)))
                 if table[index] != NULL_BLOCK_ID
             )
 
@@ -325,25 +317,21 @@ class PrefixCache:
             self._first_blocks.add(self._plain_hash(seq), self._root_of(seq))
         others = []
         for group, table in enumerate(seq_blocks.tables):
-            span = self._groups[group].span
-            names = hashes if span == 1 else hashes[span - 1 :: span]
-            known = self._pool.register_run(table, group, names, first // span, num_full // span)
-            if known:
-                seq_blocks.duplicates.update(map(self._groups[group].last_of, known))
+            known = self._pool.register_run(table, group, hashes, first, num_full)
+            seq_blocks.duplicates.update(known)
             others.append(known)
         seq_blocks.num_registered = num_full
         return others
 
-    def _replace(self, seq: CachedSequence, seq_blocks: SequenceBlocks, last: int) -> list[int]:
-        """Use the cached blocks instead of equal ones that end with logical block `last`. Returns
-        the first logical block of each of those that are another one now."""
-        pool, changed = self._pool, list[int]()
-        for group, (spec, table) in enumerate(zip(self._groups, seq_blocks.tables, strict=True)):
-            index = last // spec.span
+    def _replace(self, seq: CachedSequence, seq_blocks: SequenceBlocks, index: int) -> bool:
+        """Use the cached blocks instead of equal ones of a logical block. Returns whether any is
+        another one now."""
+        pool, is_changed = self._pool, False
+        for group, table in enumerate(seq_blocks.tables):
             own = table[index]
-            if own == NULL_BLOCK_ID or spec.last_of(index) != last:
+            if own == NULL_BLOCK_ID:
                 continue
-            known = pool.register(own, group, seq.block_hashes[last])
+            known = pool.register(own, group, seq.block_hashes[index])
             if known == own:
                 continue
             is_computed = known not in self._offload.filling
@@ -353,10 +341,10 @@ class PrefixCache:
                 table[index] = known
                 self._offload.release([own])
                 self.num_deduplicated += 1
-                changed.append(index * spec.span)
+                is_changed = True
             else:
-                seq_blocks.duplicates.add(last)
-        return changed
+                seq_blocks.duplicates.add(index)
+        return is_changed
 
     # ------------------------------------------------------------------ explaining
 

@@ -4,8 +4,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from engine_core.kv_cache.groups import KVCacheGroupSpec
-
 BlockIds = tuple[list[int], ...]
 """Physical block ids, one list a group."""
 
@@ -67,8 +65,7 @@ class CachedSequence(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TableUpdate:
-    """Ids to be written into a sequence's tables from logical block `start` on, in all groups: of a
-    group of span s, from place ceil(start / s) on."""
+    """Ids to be written into a sequence's tables from logical block `start` on, in all groups."""
 
     start: int
     block_ids: BlockIds
@@ -83,10 +80,8 @@ class TableUpdate:
 
 @dataclasses.dataclass(slots=True)
 class SequenceBlocks:
-    """Position i of a table is logical block i, or those from i * span on; blocks out of reach are
-    the null block."""
+    """Position i of a table is logical block i; blocks out of reach are the null block."""
 
-    groups: Sequence[KVCacheGroupSpec]
     tables: BlockIds
     num_blocks: int
     """Logical blocks, of which every table has a part."""
@@ -105,19 +100,10 @@ class SequenceBlocks:
         encoder made."""
         num_blocks = min(num_blocks, self.num_blocks)
         return SequenceBlocks(
-            groups=self.groups,
-            tables=tuple(
-                [
-                    table[: spec.length(num_blocks)]
-                    for spec, table in zip(self.groups, self.tables, strict=True)
-                ]
-            ),
+            tables=tuple([table[:num_blocks] for table in self.tables]),
             num_blocks=num_blocks,
             num_registered=min(num_blocks, self.num_registered),
-            num_dropped=[
-                min(spec.length(num_blocks), num_dropped)
-                for spec, num_dropped in zip(self.groups, self.num_dropped, strict=True)
-            ],
+            num_dropped=[min(num_blocks, num_dropped) for num_dropped in self.num_dropped],
             duplicates={index for index in self.duplicates if index < num_blocks},
         )
 
@@ -150,15 +136,12 @@ class SequenceBlocks:
         tables = self.tables
         if len(tables) == 1:
             return TableUpdate(start, (tables[0][start:],), self.num_blocks)
-        each = zip(self.groups, tables, strict=True)
-        written = tuple([table[spec.length(start) :] for spec, table in each])
-        return TableUpdate(start, written, self.num_blocks)
+        return TableUpdate(start, tuple([table[start:] for table in tables]), self.num_blocks)
 
     def check(self) -> None:
         """Assert that the tables have the shape they should."""
-        each = zip(self.groups, self.tables, self.num_dropped, strict=True)
-        for spec, table, num_dropped in each:
-            assert len(table) == spec.length(self.num_blocks)
+        for table, num_dropped in zip(self.tables, self.num_dropped, strict=True):
+            assert len(table) == self.num_blocks
             assert not any(table[:num_dropped])
             assert all(table[num_dropped:])
         assert all(index < self.num_registered for index in self.duplicates)
@@ -171,9 +154,9 @@ def tail_first(holders: list[SequenceBlocks]) -> list[int]:
     if len(holders) == 1 and len(holders[0].tables) == 1:
         return holders[0].real_blocks()[::-1]
     order = [
-        (-index * spec.span, table[index])
+        (-index, table[index])
         for own in holders
-        for spec, table, num_dropped in zip(own.groups, own.tables, own.num_dropped, strict=True)
+        for table, num_dropped in zip(own.tables, own.num_dropped, strict=True)
         for index in range(num_dropped, len(table))
     ]
     return [block_id for _, block_id in sorted(order)]

@@ -80,14 +80,11 @@ class SwappedSequences:
             num_full = min(seq.num_computed_tokens, seq.num_tokens) // self._block_size
             num_hashed = min(num_full, len(seq.block_hashes))
             num_kept = self._num_kept(seq, seq_blocks)
-            for group, (spec, table) in enumerate(
-                zip(self._groups, seq_blocks.tables, strict=True)
-            ):
-                for index, block_id in enumerate(table[: spec.length(num_kept)]):
+            for group, table in enumerate(seq_blocks.tables):
+                for index, block_id in enumerate(table[:num_kept]):
                     if block_id == NULL_BLOCK_ID or block_id in moves.key_of:
                         continue
-                    last = spec.last_of(index)
-                    key = (group, seq.block_hashes[last]) if last < num_hashed else None
+                    key = (group, seq.block_hashes[index]) if index < num_hashed else None
                     moves.key_of[block_id] = key
                     host_block = None if key is None else self._offload.host.find(*key)
                     if host_block is None:
@@ -128,9 +125,13 @@ class SwappedSequences:
     # ------------------------------------------------------------------ in
 
     def is_ready(self, seqs: Sequence[CachedSequence]) -> bool:
-        """Whether all that the device lacks is on the host: not in the step that swaps it out."""
+        """Whether all that the device lacks is on the host: not in the step that swaps it out. Nor
+        may the device compute it in this step, if the groups' layers keep states."""
+        filling = self._offload.filling if any(spec.is_sparse for spec in self._groups) else ()
         return not any(
-            self._on_device(host_block) is None and self._offload.pending.is_filled_now(host_block)
+            self._offload.pending.is_filled_now(host_block)
+            if (known := self._on_device(host_block)) is None
+            else known in filling
             for host_block in self._host_blocks(seqs)
         )
 
@@ -147,8 +148,8 @@ class SwappedSequences:
         for seq in seqs:
             seq_blocks = self._tables[seq.sequence_id]
             first = seq.num_computed_tokens // self._block_size
-            for spec, table in zip(self._groups, seq_blocks.tables, strict=True):
-                tails.update(filter(None, table[first // spec.span :]))
+            for table in seq_blocks.tables:
+                tails.update(filter(None, table[first:]))
         # the last of a tail's holders writes into the block itself, if it is one that writes
         copied = [
             block
@@ -181,7 +182,7 @@ class SwappedSequences:
             if shared.isdisjoint(table[num_dropped:]):
                 num_growth.append(max(0, num_peak - (len(table) - num_dropped)))
             else:  # what falls out of reach does not become free: others hold it
-                num_growth.append(min(num_peak, max(0, spec.length(num_needed) - len(table))))
+                num_growth.append(min(num_peak, max(0, num_needed - len(table))))
         pools = [spec.pool for spec in self._groups]
         return self._offload.device.ids.by_pool(pools, num_growth)
 
@@ -230,8 +231,8 @@ class SwappedSequences:
         seq_blocks = self._tables.get(seq.sequence_id)
         if seq_blocks is None:
             return
-        for spec, table in zip(self._groups, seq_blocks.tables, strict=True):
-            for host_block in table[first_block // spec.span :]:
+        for table in seq_blocks.tables:
+            for host_block in table[first_block:]:
                 key = self._offload.host.key_of(host_block)
                 if key is not None:
                     self._offload.unindex(*key)

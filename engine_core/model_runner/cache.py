@@ -62,10 +62,10 @@ class PagedKVCache:
             kept = spec.layers[layer]
             if isinstance(kept, State):
                 blocks_BN, group = self._part(layout, first_layer + layer)
-                self.states[layer] = kept.state_shape.view(blocks_BN)
+                self.states[layer] = kept.state_shape(config.block_size).view(blocks_BN)
                 self.kv_caches.append(KVCache(blocks_BN[:, :0], blocks_BN[:, :0], no_keys))
                 self._key_of_layer.append((group, None))
-                self._state_sizes[group, None] = kept.every
+                self._state_sizes[group, None] = config.block_size
                 continue
             keys = spec.keys_of(layer)
             place = first_layer + (layer if keys.shares is None else keys.shares)

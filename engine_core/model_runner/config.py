@@ -92,9 +92,7 @@ def plan_cache_layout(
     kinds: dict[KVCacheGroupSpec, list[int]] = {}
     for index, layer in enumerate(layers):
         if sizes[index]:
-            kind = KVCacheGroupSpec(
-                layer.reach, goes_back=layer.can_go_back, span=layer.span(block_size)
-            )
+            kind = KVCacheGroupSpec(layer.reach, is_sparse=layer.is_sparse)
             kinds.setdefault(kind, []).append(index)
     groups: list[LayerGroup] = []
     offsets: dict[int, int] = {}

@@ -43,24 +43,18 @@ class PlacedRow:
 
 class TableWrites:
     """Where a plan's block ids stand in a row's tables. They count through all pools, kernels index
-    the tensors of one; a table of a group of span s has a place for s logical blocks."""
+    the tensors of one."""
 
     def __init__(self, config: RunnerConfig) -> None:
         first_ids = config.block_ids.first_ids
-        self._groups = [
-            (group.spec, first_ids[group.spec.pool] - 1) for group in config.layout.groups
-        ]
+        self._offsets = [first_ids[group.spec.pool] - 1 for group in config.layout.groups]
 
-    def of(
-        self, start: int, block_ids: Sequence[Sequence[int]]
-    ) -> Iterator[tuple[int, int, Sequence[int]]]:
-        """(group, place in its table, indexes from there on) of ids from logical block `start` on,
-        one list a group; lists behind those are for others."""
-        each = zip(self._groups, block_ids, strict=False)
-        for group, ((spec, offset), ids) in enumerate(each):
+    def of(self, block_ids: Sequence[Sequence[int]]) -> Iterator[tuple[int, Sequence[int]]]:
+        """(group, indexes) of ids, one list a group; lists behind those are for others."""
+        for group, (offset, ids) in enumerate(zip(self._offsets, block_ids, strict=False)):
             if offset:
                 ids = [max(0, block_id - offset) for block_id in ids]  # the null block is in each
-            yield group, spec.length(start), ids
+            yield group, ids
 
 
 class RunnerRows:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import torch
 
     from kernels.interface.kv_cache import KVShape, StateShape
+    from kernels.interface.recurrence import RecurrenceShape
 
 
 class LayerCache(ABC):
@@ -24,14 +25,10 @@ class LayerCache(ABC):
         return None
 
     @property
-    def can_go_back(self) -> bool:
-        """Whether tokens can be taken back: what lies behind is written again."""
-        return True
-
-    def span(self, block_size: int) -> int:
-        """Blocks of so many tokens that one of the layer's stands for.
-        Raises ValueError: the layer's do not end where such blocks do."""
-        return 1
+    def is_sparse(self) -> bool:
+        """Whether of the blocks that a step fills only those need to be written that another
+        sequence, or the next step, starts from."""
+        return False
 
     @abstractmethod
     def block_bytes(self, block_size: int, dtype: torch.dtype) -> int:
@@ -81,43 +78,46 @@ class Latent(LayerCache):
 
 @dataclass(frozen=True, slots=True)
 class State(LayerCache):
-    """One state of a sequence, which each token changes.
+    """A state that each token changes: as it is at a block's start, and rows of the block's tokens,
+    from which and it the state at any of them follows (`kernels/interface/recurrence.py`). A token
+    is taken back by dropping its row.
 
     Attributes:
-        shapes, dtypes: of the tensors that it consists of.
-        every: a state is kept every so many tokens.
+        shapes, dtypes: of the tensors that a state consists of.
+        row_shapes, row_dtypes: of those of a token.
     """
 
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[torch.dtype, ...]
-    every: int
+    row_shapes: tuple[tuple[int, ...], ...]
+    row_dtypes: tuple[torch.dtype, ...]
 
     @property
     def reach(self) -> int | None:
-        return 2  # the state of the token before, and its own
+        return 2  # a block's first token works out its state of the block before
 
     @property
-    def can_go_back(self) -> bool:
-        return False  # only to where one is kept
+    def is_sparse(self) -> bool:
+        return True
 
-    @property
-    def state_shape(self) -> StateShape:
-        """Shape of what the layer keeps in a block."""
+    def state_shape(self, block_size: int) -> StateShape:
+        """Shape of what the layer keeps in a block of so many tokens."""
         from kernels.interface.kv_cache import StateShape
 
-        return StateShape(self.shapes, self.dtypes)
-
-    def span(self, block_size: int) -> int:
-        if self.every % block_size:
-            raise ValueError(
-                f"a state every {self.every} tokens, and blocks of {block_size}; choose a "
-                "--block-size that divides it"
-            )
-        return self.every // block_size
+        rows = tuple([(block_size, *shape) for shape in self.row_shapes])
+        return StateShape((*self.shapes, *rows), (*self.dtypes, *self.row_dtypes))
 
     def block_bytes(self, block_size: int, dtype: torch.dtype) -> int:
-        """Bytes of a state, however many tokens a block stands for; it has dtypes of its own."""
-        return self.state_shape.block_bytes
+        """Bytes of a block; it has dtypes of its own."""
+        return self.state_shape(block_size).block_bytes
+
+
+def recurrent_state(shape: RecurrenceShape) -> State:
+    """What a recurrent layer keeps."""
+    (shapes, dtypes), (row_shapes, row_dtypes) = (
+        zip(*parts, strict=True) for parts in (shape.state_parts, shape.row_parts)
+    )
+    return State(shapes, dtypes, row_shapes, row_dtypes)
 
 
 def paged_keys(

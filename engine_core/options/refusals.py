@@ -91,10 +91,6 @@ _REFUSED: dict[str, dict[str, str]] = {
         + _TRANSFORMERS
         + "name another model",
     },
-    "states": {
-        "--speculative": "{option}: drafts that are rejected are taken back, and layers of "
-        "{architecture} keep a state that cannot go back; omit it",
-    },
     "gpu": {
         "--draft-model": "{option} runs on a CPU only; use --speculative ngram or suffix, or run "
         "with --device cpu",
@@ -150,5 +146,3 @@ def refuse_unsupported(options: EngineOptions, model: Model, architecture: str) 
     for feature in get_args(Feature):
         if feature not in model.supports and feature in _REFUSED:
             refuse(options, feature, architecture)
-    if not all(layer.can_go_back for layer in model.spec.layers):
-        refuse(options, "states", architecture)

@@ -42,8 +42,7 @@ class SequenceForks:
     def _share_prompt(self, parent: Sequence, child: Sequence) -> None:
         num_prompt = parent.num_prompt_tokens
         kv_cache = self._kv_cache
-        is_at_prompt = parent.num_tokens == num_prompt and kv_cache.goes_back
-        if is_at_prompt or not kv_cache.has_windows:
+        if parent.num_tokens == num_prompt or not kv_cache.has_windows:
             child.num_computed_tokens = min(num_prompt, child.num_tokens - 1)
             kv_cache.fork(parent, child, num_prompt)
         else:

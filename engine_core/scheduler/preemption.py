@@ -115,8 +115,6 @@ class Preemptor:
         mode = mode or self._rule.mode(victim)
         if len(sequences) < len(victim.unfinished):
             mode = PreemptionMode.RECOMPUTE  # it was being recomputed: there is little to keep
-        if self._pool.batch.num_steps_in_flight and not self._kv_cache.goes_back:
-            mode = PreemptionMode.RECOMPUTE  # a step in flight takes states past what is kept
         if victim.report is not None and victim.report.pools_all_states:
             mode = PreemptionMode.RECOMPUTE  # what was pooled goes with its row
         if mode is PreemptionMode.SWAP and self._kv_cache.swap_out(sequences) is not None:

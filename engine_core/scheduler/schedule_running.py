@@ -54,7 +54,7 @@ class RunningScheduler:
         self._max_chunk = config.max_chunk
         self._share = share
         self._num_lookahead_slots = config.num_lookahead_slots
-        self._max_num_drafts = config.max_num_drafts if self._kv_cache.goes_back else 0
+        self._max_num_drafts = config.max_num_drafts
 
     def schedule(self, plan: PlanBuilder, select: Select = Select.ALL) -> None:
         """Spend the plan's budget on running sequences. Never fails for lack of memory: requests

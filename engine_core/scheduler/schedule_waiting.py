@@ -154,6 +154,9 @@ class WaitingScheduler:
         work = self._encoder.find_work(first, hit.num_tokens, num_tokens)
         if not (num_tokens := work.num_tokens):
             return self._stop_at(request, WaitReason.ENCODER, work.why_fewer or "")
+        if num_tokens == 1 and self._kv_cache.starts_in_this_step(hit):
+            why = "the state that it starts from is computed in this step"
+            return self._stop_at(request, WaitReason.STATE, why)
         if num_tokens < num_left:
             for why_not_in_part in self._parts.why_not_in_part:
                 if (why_not := why_not_in_part()) is not None:
@@ -216,11 +219,6 @@ class WaitingScheduler:
                     "ask for fewer or raise it"
                 )
         kv_cache = self._kv_cache
-        if request.beam_search is not None and not kv_cache.goes_back:
-            return (
-                "beam search goes back a token, and layers of this model keep a state that cannot; "
-                "ask for samples instead"
-            )
         num_slots = self._num_lookahead_slots
         num_needed = kv_cache.num_peak_blocks(
             request.num_tokens + num_slots, self._max_chunk + num_slots
@@ -360,7 +358,7 @@ class WaitingScheduler:
         lengths += [request.num_prompt_tokens] * (request.num_running_sequences - len(existing))
         # where blocks are dropped the prompt is shared only as long as nothing has been sampled
         kv_cache, num_shared = self._kv_cache, 0
-        if kv_cache.goes_back and (not kv_cache.has_windows or len(request.sequences) == 1):
+        if not kv_cache.has_windows or len(request.sequences) == 1:
             num_shared = request.num_prompt_tokens
         num_slots = self._num_lookahead_slots + 1
         max_chunk = self._max_chunk + num_slots

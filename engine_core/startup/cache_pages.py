@@ -36,7 +36,7 @@ def num_blocks_ahead(config: RunnerConfig, pool: int) -> int:
     """Blocks to take ahead of those of a pool in use, without --kv-cache-memory; the null block
     counts."""
     layout, num_blocks = config.layout, -(-_MOST_TOKENS // config.block_size)
-    num_ahead = sum(spec.length(num_blocks) for spec in layout.group_specs if spec.pool == pool)
+    num_ahead = num_blocks * sum(spec.pool == pool for spec in layout.group_specs)
     most = _MOST_BYTES // len(layout.pool_bytes) // layout.pool_bytes[pool]
     return min(config.block_ids.sizes[pool], num_ahead, most) + 1
 

@@ -208,9 +208,7 @@ def _new_request(
             logprobs=num_logprobs,
             prompt_logprobs=num_logprobs,
         ),
-        block_ids=tuple(
-            [first_ids[spec.pool]] * spec.length(num_blocks) for spec in config.layout.group_specs
-        ),
+        block_ids=tuple([first_ids[spec.pool]] * num_blocks for spec in config.layout.group_specs),
         num_computed_tokens=0,
         lora_request=None,
         row=row,

@@ -29,6 +29,12 @@ from kernels.interface.block_copies import BlockCopier
 from kernels.interface.given_rows import GivenRows
 from kernels.interface.kv_cache import KVCache, KVShape
 from kernels.interface.lora import LoRARows, LoRAStack
+from kernels.interface.recurrence import (
+    ConvolutionParams,
+    GatedNormParams,
+    RecurrenceParams,
+    RecurrentCache,
+)
 from kernels.interface.weights import ExpertWeights, LinearWeight, WeightPacking
 
 LEAST_LENGTH = 1e-12
@@ -460,6 +466,45 @@ class Operations(Protocol):
         """For one KV-cache group; allocates all memory that its plans need.
         Raises ValueError: heads, a block size or a dtype that the backend cannot take."""
 
+    def convolve(
+        self,
+        x_TC: torch.Tensor,
+        params: ConvolutionParams,
+        cache: RecurrentCache,
+        metadata: AttentionMetadata,
+    ) -> torch.Tensor:
+        """A convolution of each channel over the last W tokens, in float32 -> [T, C]. Keeps the
+        inputs: see `kernels.interface.recurrence`. `x_TC`: may be columns of a wider tensor."""
+
+    def recur(
+        self,
+        qkv_TC: torch.Tensor,
+        a_TN: torch.Tensor | None,
+        b_TH: torch.Tensor | None,
+        params: RecurrenceParams,
+        cache: RecurrentCache,
+        metadata: AttentionMetadata,
+    ) -> torch.Tensor:
+        """A recurrent layer, in float32 -> out [T, H * P]. Keeps rows, and states at starts of
+        blocks: see `kernels.interface.recurrence`.
+
+        Args:
+            a_TN: what decays are made of, [T, H] or [T, H * N]; None: they are constants.
+            b_TH: how much is written, of the delta rule alone. Both may be columns of a wider
+                tensor.
+        """
+
+    def gated_norm(
+        self, x_TN: torch.Tensor, gate_TN: torch.Tensor, params: GatedNormParams
+    ) -> torch.Tensor:
+        """See `GatedNormParams`; in float32 -> [T, N]. Both may be columns of a wider tensor."""
+
+    def gate(
+        self, x_TN: torch.Tensor, gate_TN: torch.Tensor, activation: Literal["sigmoid"] | None
+    ) -> torch.Tensor:
+        """`x * sigmoid(gate)`, or `x * gate`, in float32 -> [T, N]. Both may be columns of a wider
+        tensor."""
+
     def allocate_blocks(self, num_blocks: int, block_bytes: int) -> torch.Tensor:
         """Zeroed memory on `device`: uint8 [B, block_bytes]."""
 
@@ -511,9 +556,8 @@ class ForwardContext:
         positions_AT: int64 [3, T], positions on the axes of M-RoPE; None: those of the tokens, on
             all axes.
         output: a model may compute the hidden states of these tokens alone; None: of all.
-        states: by layer, of layers that keep one, tensors [blocks, ...] (`StateShape`). Such a
-            layer's metadata has no plan; a block of `block_size` tokens holds the state behind the
-            last of them that is computed. All sequences' states are read before any is written.
+        states: by layer, of layers that keep one, tensors [blocks, ...] (`StateShape`), see
+            `kernels.interface.recurrence`. Such a layer's metadata has no plan of attention.
     """
 
     kv_caches: Sequence[KVCache]

@@ -22,7 +22,7 @@ from kernels.interface.operations import (
 )
 from kernels.interface.sampling import SamplingLimits
 from kernels.interface.weights import LinearWeight, WeightPacking
-from kernels.torch import elementwise, kv_cache, lora, sampling
+from kernels.torch import elementwise, kv_cache, lora, recurrence, sampling
 from kernels.torch.attention import PagedAttention
 from kernels.torch.attention_planner import TileGroup, TilePlanner, TorchAttentionPlanner
 from kernels.torch.linear import (
@@ -57,6 +57,10 @@ class TorchOperations:
     make_block_copier = staticmethod(kv_cache.TorchBlockCopier)
     apply_penalties = staticmethod(sampling.apply_penalties)
     best_of_masked_rows = staticmethod(sampling.best_of_masked_rows)
+    convolve = staticmethod(recurrence.convolve)
+    recur = staticmethod(recurrence.recur)
+    gated_norm = staticmethod(recurrence.gated_norm)
+    gate = staticmethod(recurrence.gate)
     linear = staticmethod(linear)
     mixture_of_experts = staticmethod(mixture_of_experts)
     device = torch.device("cpu")

@@ -19,7 +19,7 @@ from kernels.interface.operations import (
     take_rows,
 )
 from kernels.interface.weights import ExpertWeights, LinearWeight, WeightPacking
-from kernels.torch import elementwise
+from kernels.torch import elementwise, recurrence
 from kernels.triton import activation, norm
 from kernels.triton.attention import kv_cache as cache_of_layer
 from kernels.triton.attention import rotary_cache
@@ -80,6 +80,10 @@ class TritonOperations:
     view_kv_cache = staticmethod(cache_of_layer.view_kv_cache)
     make_block_copier = staticmethod(TritonBlockCopier)
     paged_attention = staticmethod(paged_attention)
+    convolve = staticmethod(recurrence.convolve)
+    recur = staticmethod(recurrence.recur)
+    gated_norm = staticmethod(recurrence.gated_norm)
+    gate = staticmethod(recurrence.gate)
     prepare_linear = staticmethod(TritonLinearWeight)
     prepare_experts = staticmethod(prepare_experts)
     needs_decodes_first = True

@@ -18,16 +18,14 @@ from kernels.interface.operations import ForwardContext, OutputRows
 class CPUInputBatch:
     def __init__(self, config: RunnerConfig) -> None:
         rows = config.max_num_seqs
-        spans = [group.spec.span for group in config.layout.groups]
-        self.group_sizes = [config.block_size * span for span in spans]
-        """Tokens of a block of each group."""
+        self._block_size = config.block_size
         self.token_ids: Int32Array = np.zeros((rows, config.max_model_len), np.int32)
         """[row, position]: prompt, then output."""
         self.num_tokens: Int64Array = np.zeros(rows, np.int64)
         """[row]: tokens known; of a row that is pooled one more, so that it is never sampled."""
         self.block_tables: list[Int32Array] = [
-            np.zeros((rows, -(-config.max_model_len // size)), np.int32)
-            for size in self.group_sizes
+            np.zeros((rows, -(-config.max_model_len // config.block_size)), np.int32)
+            for _ in config.layout.groups
         ]
         """per group [row, logical block] -> index of a physical block in its pool. Behind what a
         plan wrote stands what an earlier sequence left: an index in range, which nothing reads."""
@@ -53,24 +51,23 @@ class CPUInputBatch:
         """Put ids into the row's tables from logical block `start` on, one list a group.
 
         Blocks behind max_model_len (lookahead) are not kept: no token is ever there."""
-        for group, place, written in self._writes.of(start, block_ids):
+        for group, written in self._writes.of(block_ids):
             table = self.block_tables[group]
-            stop = min(place + len(written), table.shape[1])
-            table[row, place:stop] = written[: max(0, stop - place)]
+            stop = min(start + len(written), table.shape[1])
+            table[row, start:stop] = written[: max(0, stop - start)]
 
     def tables(self, rows_R: Int64Array, seq_len: int) -> list[Int32Array]:
         """The tables of these rows, as wide as the longest sequence needs."""
-        each = zip(self.block_tables, self.group_sizes, strict=True)
-        return [table[rows_R, : -(-seq_len // size)] for table, size in each]
+        width = -(-seq_len // self._block_size)
+        return [table[rows_R, :width] for table in self.block_tables]
 
     def slots(self, rows_T: Int64Array, positions_T: Int64Array) -> list[Int64Array]:
         """The slot of each token, a list a group."""
-        places = {size: np.divmod(positions_T, size) for size in set(self.group_sizes)}
-        slots_GT = []
-        for table, size in zip(self.block_tables, self.group_sizes, strict=True):
-            block_T, offset_T = places[size]
-            slots_GT.append(table[rows_T, block_T].astype(np.int64) * size + offset_T)
-        return slots_GT
+        size = self._block_size
+        block_T, offset_T = np.divmod(positions_T, size)
+        return [
+            table[rows_T, block_T].astype(np.int64) * size + offset_T for table in self.block_tables
+        ]
 
     def write_drafts(self, row: int, drafts: Sequence[int]) -> None:
         """Behind the row's tokens, for the next step; they are none of them yet."""

@@ -135,8 +135,8 @@ class GPUInputBatch:
             )
 
     def _table_updates(self, row: int, start: int, block_ids: BlockIds) -> list[RowUpdate]:
-        writes = self._writes.of(start, block_ids)
-        return [RowUpdate(group, row, place, ids) for group, place, ids in writes if ids]
+        writes = self._writes.of(block_ids)
+        return [RowUpdate(group, row, start, ids) for group, ids in writes if ids]
 
 
 def _without_overlap(updates: list[RowUpdate]) -> list[RowUpdate]:

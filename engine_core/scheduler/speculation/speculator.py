@@ -38,7 +38,6 @@ class Speculator(SchedulerPart):
     def __init__(
         self, pool: RequestPool, config: SchedulerConfig, proposer: Proposer | None
     ) -> None:
-        assert pool.kv_cache.goes_back, "rejected drafts are taken back: not refused"
         self._pool = pool
         self._batch = batch = pool.batch
         self._proposer = proposer

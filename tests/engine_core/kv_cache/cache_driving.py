@@ -5,7 +5,7 @@ Owns who runs, waits or is swapped, and the tables that a runner would have. Cho
 
 import dataclasses
 
-from paged_memory import PagedMemory, Stream, is_state, marker
+from paged_memory import PagedMemory, Stream
 
 from engine_core.kv_cache import AllocStatus, DiskMoves, DiskTier, KVCacheManager
 
@@ -107,11 +107,9 @@ class CacheDriver:
             if update is None:
                 assert self._state() == before
                 return False
-            for spec, table, block_ids in zip(
-                self.cache.groups, self.tables[name], update.block_ids, strict=True
-            ):
-                assert spec.length(update.start) <= len(table)
-                table[spec.length(update.start) :] = block_ids
+            for table, block_ids in zip(self.tables[name], update.block_ids, strict=True):
+                assert update.start <= len(table)
+                table[update.start :] = block_ids
             assert self.cache.num_allocated_slots(stream) >= stop + lookahead
         stream.num_computed_tokens = stop
         self.plan[name] = Planned(stream, start, stop, list(drafts))
@@ -150,9 +148,6 @@ class CacheDriver:
         self.memory.execute(copies, swap_out_first=swap_out_first)
         for name, planned in self.plan.items():
             tokens = planned.stream.tokens + planned.drafts
-            self.memory.check_states(planned.stream, self.tables[name], tokens, planned.start)
-        for name, planned in self.plan.items():
-            tokens = planned.stream.tokens + planned.drafts
             self.memory.write(
                 planned.stream, self.tables[name], tokens, planned.start, planned.stop
             )
@@ -187,13 +182,10 @@ class CacheDriver:
         streams = [*self.running.values(), *self.swapped.values(), *self.waiting.values()]
         for stream in streams:
             for index, block_hash in enumerate(stream.block_hashes):
-                for group, spec in enumerate(self.cache.groups):
-                    stop = (index + 1) * self.cache.block_size
-                    num_slots = 1 if is_state(spec) else self.cache.block_size * spec.span
-                    self.contents[group, block_hash] = [
-                        marker(stream, stream.tokens, position, group)
-                        for position in range(max(0, stop - num_slots), stop)
-                    ]
+                for group in range(len(self.cache.groups)):
+                    self.contents[group, block_hash] = self.memory.record(
+                        stream, stream.tokens, index, group
+                    )
         indexed = [
             ((group, block_hash), block_id)
             for group, index in enumerate(offload.device._index)

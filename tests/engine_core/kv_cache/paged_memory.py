@@ -76,11 +76,6 @@ def make_cache(num_blocks=20, block_size=4, **options):
     return KVCacheManager(num_blocks=num_blocks, block_size=block_size, **options)
 
 
-def is_state(spec: KVCacheGroupSpec) -> bool:
-    """Of such a group a block holds one number: the marker of its last computed token."""
-    return not spec.goes_back
-
-
 class PagedMemory:
     def __init__(self, groups: tuple[KVCacheGroupSpec, ...], cache: KVCacheManager):
         self.groups = groups
@@ -88,7 +83,7 @@ class PagedMemory:
         self.block_size = cache.block_size
         self.ids, self.host_ids = cache._pool.ids, cache.host.ids
         # device and host by block id; the null block is never written
-        num_slots = cache.block_size * max(spec.span for spec in groups)
+        num_slots = cache.block_size + 1
         num_ids = cache.num_blocks + cache.host.num_blocks + 1
         self.blocks = [[0] * num_slots for _ in range(num_ids)]
 
@@ -116,36 +111,53 @@ class PagedMemory:
 
     def _block(self, group: int, table, position: int) -> tuple[list[int], int]:
         """Where a position of a group is, and its slot."""
-        index, slot = divmod(position, self.block_size * self.groups[group].span)
+        index, slot = divmod(position, self.block_size)
         assert table[index] != NULL_BLOCK_ID
         assert table[index] > self.num_blocks or (
             self.ids.pool_of[table[index]] == self.groups[group].pool
         )
         return self.blocks[table[index]], slot
 
-    def check_states(self, stream: Stream, tables, tokens: list[int], start: int) -> None:
-        """What states a step that computes from `start` on begins with. All sequences of a step
-        begin at once: none finds what another one writes in it."""
-        for group, (spec, table) in enumerate(zip(self.groups, tables, strict=True)):
-            if is_state(spec) and start:
-                block, _ = self._block(group, table, start - 1)
-                assert block[0] == marker(stream, tokens, start - 1, group), (
-                    f"{stream.sequence_id} group {group} starts at {start} from another state"
-                )
+    def record(self, stream: Stream, tokens: list[int], index: int, group: int) -> list[int]:
+        """What stands in a full block: its slots, and the state at its start."""
+        start = index * self.block_size
+        slots = [
+            marker(stream, tokens, position, group)
+            for position in range(start, min(start + self.block_size, len(tokens)))
+        ]
+        state = marker(stream, tokens, start - 1, group)
+        return slots + [state] * self.groups[group].is_sparse
+
+    def _check_state(self, stream: Stream, table, tokens: list[int], stop: int, group: int) -> None:
+        """The state behind `stop` tokens: of the last one's block its start, and rows up to it."""
+        if stop:
+            block, slot = self._block(group, table, stop - 1)
+            expected = self.record(stream, tokens, (stop - 1) // self.block_size, group)
+            assert (block[: slot + 1], block[-1]) == (expected[: slot + 1], expected[-1]), (
+                f"{stream.sequence_id} group {group} goes on at {stop} from another state"
+            )
 
     def write(self, stream: Stream, tables, tokens: list[int], start: int, stop: int) -> None:
         for group, (spec, table) in enumerate(zip(self.groups, tables, strict=True)):
+            if spec.is_sparse:
+                self._check_state(stream, table, tokens, start, group)
             for position in range(start, stop):
+                if spec.is_sparse and not table[position // self.block_size]:
+                    continue
                 block, slot = self._block(group, table, position)
-                block[0 if is_state(spec) else slot] = marker(stream, tokens, position, group)
+                block[slot] = marker(stream, tokens, position, group)
+                if spec.is_sparse and not slot:
+                    block[-1] = marker(stream, tokens, position - 1, group)
 
     def read(self, stream: Stream, tables, tokens: list[int], start: int, stop: int) -> None:
         """All that the tokens [start, stop) attend to."""
         for group, (spec, table) in enumerate(zip(self.groups, tables, strict=True)):
+            if spec.is_sparse:
+                self._check_state(stream, table, tokens, stop, group)
+                continue
             first = 0 if spec.reach is None else max(0, start + 1 - spec.reach)
-            for position in range(stop - 1 if is_state(spec) and stop else first, stop):
+            for position in range(first, stop):
                 block, slot = self._block(group, table, position)
-                found = block[0 if is_state(spec) else slot]
-                assert found == marker(stream, tokens, position, group), (
+                assert block[slot] == marker(stream, tokens, position, group), (
                     f"{stream.sequence_id} group {group} position {position} of [{start}, {stop})"
                 )

@@ -12,7 +12,7 @@ from engine_core.kv_cache import AllocStatus, KVCacheGroupSpec
 from tests.profiles import examples
 
 FULL = KVCacheGroupSpec()
-STATE = KVCacheGroupSpec(2, goes_back=False)
+STATE = KVCacheGroupSpec(2, is_sparse=True)
 LAYOUTS = [
     (FULL,),
     (FULL,),
@@ -21,7 +21,7 @@ LAYOUTS = [
     (KVCacheGroupSpec(2), FULL, FULL),
     (FULL, STATE),
     (FULL, KVCacheGroupSpec(4, pool=1), dataclasses.replace(STATE, pool=1)),
-    (FULL, KVCacheGroupSpec(5, span=2), dataclasses.replace(STATE, span=3, pool=1)),
+    (STATE,),
 ]
 
 
@@ -100,7 +100,7 @@ class CacheMachine(CacheDriver, RuleBasedStateMachine):
             left = stream.num_tokens - stream.num_computed_tokens
             self._grow(stream, min(left, chunk), lookahead)
 
-    @precondition(lambda self: self._idle() and self.cache.goes_back)
+    @precondition(lambda self: self._idle())
     @rule(data=st.data(), drafts=st.lists(TOKEN, min_size=1, max_size=4))
     def run_with_drafts(self, data, drafts):
         stream = self.running[data.draw(st.sampled_from(sorted(self._idle())))]
@@ -191,8 +191,8 @@ class CacheMachine(CacheDriver, RuleBasedStateMachine):
                 return  # what was dropped cannot be computed again in place
         pool = self.cache._pool
         self.cache.invalidate(stream, first)
-        for spec, table in zip(self.cache.groups, self.cache.block_ids(stream), strict=True):
-            size = self.cache.block_size * spec.span
+        size = self.cache.block_size
+        for table in self.cache.block_ids(stream):
             for index in range(first // size, len(table)):
                 if pool.ref_count(table[index]) == 1:
                     for slot in range(max(0, first - index * size), size):

@@ -1,5 +1,5 @@
 """A made-up decoder of layers that attend and layers that keep a state: each token adds itself to a
-sum that decays. Plain torch; the states' blocks are read and written as `KVCacheGroupSpec` says."""
+sum that decays. Plain torch; a block has the sum at its start, and what each token adds."""
 
 import torch
 
@@ -7,14 +7,16 @@ from engine_core.models.interface import ModelSpec
 from engine_core.models.layer_cache import PagedKeys, State
 from kernels.interface.operations import AttentionParams, RotaryParams
 
-V, DECAY, EVERY, HEAD = 61, 0.75, 8, 8
+V, DECAY, HEAD = 61, 0.75, 8
 KEYS = PagedKeys(1, HEAD, HEAD)
 ATTENTION = AttentionParams(scale=HEAD**-0.5)
 
 
 def state_of(size):
-    """A sum, and the positions of the last two tokens, which says what was added to it."""
-    return State(((size,), (2,)), (torch.float32, torch.int64), EVERY)
+    """A sum and a row a token, each with its position."""
+    return State(
+        ((size,), (1,)), (torch.float32, torch.int64), ((size,), (1,)), (torch.float32, torch.int64)
+    )
 
 
 class StateModel:
@@ -95,24 +97,25 @@ class StateModel:
 
 
 def decayed_sums(x_TE, states, metadata):
-    """The sum behind each token. States of all sequences are read before any is written."""
-    sums_BE, lasts_B2 = states
+    """The sum behind each token, of sequences in their order; the null block stays as it is."""
+    sums_BE, starts_B1, rows_BSE, positions_BS1 = states
     starts, size = metadata.query_start_loc_R1.tolist(), metadata.block_size
-    begun = []
+    mixed_TE = torch.zeros_like(x_TE)
     for row, stop in enumerate(metadata.seq_lens_R.tolist()):
         table, first = metadata.block_table_RM[row], stop - (starts[row + 1] - starts[row])
-        total, last = torch.zeros_like(x_TE[0]), [-2, -1]
+        total = torch.zeros_like(x_TE[0])
         if first:
-            block = table[(first - 1) // size]
-            total, last = sums_BE[block].clone(), lasts_B2[block].tolist()
-        assert last == [first - 2, first - 1], "the state is another token's"
-        begun.append((table, first, stop, total))
-    mixed_TE = torch.zeros_like(x_TE)
-    for row, (table, first, stop, total) in enumerate(begun):
+            block, begin = table[(first - 1) // size], (first - 1) // size * size
+            kept = range(begin, first)
+            assert [starts_B1[block, 0], *positions_BS1[block, : len(kept), 0]] == [begin, *kept]
+            total = sums_BE[block].clone()
+            for row_E in rows_BSE[block, : len(kept)]:
+                total = DECAY * total + row_E
         for at in range(first, stop):
-            total = DECAY * total + x_TE[starts[row] + at - first]
-            mixed_TE[starts[row] + at - first] = total
-            block = table[at // size]
-            assert block, "the null block is written"
-            sums_BE[block], lasts_B2[block] = total, torch.tensor([at - 1, at])
+            block, place = table[at // size], starts[row] + at - first
+            if block and at % size == 0:
+                sums_BE[block], starts_B1[block] = total, at
+            if block:
+                rows_BSE[block, at % size], positions_BS1[block, at % size] = x_TE[place], at
+            mixed_TE[place] = total = DECAY * total + x_TE[place]
     return mixed_TE

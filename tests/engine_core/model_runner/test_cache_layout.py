@@ -1,6 +1,5 @@
 """Grouping of layers: every layer has a place of its own, or its source's."""
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,19 +54,19 @@ def test_a_layer_that_shares_keys_takes_no_memory():
 
 def test_latent_vectors_and_states_are_planned_as_keys_are():
     latent = Latent(576)
-    state = State(((16, 64, 64), (3, 2048)), (torch.float32, torch.bfloat16), every=512)
+    state = State(
+        ((16, 64, 64), (3, 2048)), (torch.float32, torch.bfloat16), ((2048,),), (torch.float32,)
+    )
     assert latent.block_bytes(16, torch.bfloat16) == 16 * 576 * 2
-    assert state.block_bytes(16, torch.bfloat16) == 16 * 64 * 64 * 4 + 3 * 2048 * 2
-    assert (state.reach, state.can_go_back, state.span(16)) == (2, False, 32)
+    state_bytes = 16 * 64 * 64 * 4 + 3 * 2048 * 2 + 16 * 2048 * 4
+    assert state.block_bytes(16, torch.bfloat16) == state_bytes
+    assert (state.reach, state.is_sparse) == (2, True)
     layout = plan_cache_layout([latent, state], 16, torch.bfloat16)
-    assert [group.spec.span for group in layout.groups] == [1, 32]
+    assert [group.spec.is_sparse for group in layout.groups] == [False, True]
     assert [group.spec.pool for group in layout.groups] == [0, 1]
-    assert layout.pool_bytes == (16 * 576 * 2, 16 * 64 * 64 * 4 + 3 * 2048 * 2)
+    assert layout.pool_bytes == (16 * 576 * 2, state_bytes)
     assert layout.num_bytes((10, 3)) == 10 * layout.pool_bytes[0] + 3 * layout.pool_bytes[1]
     assert layout.num_bytes(2) == 2 * sum(layout.pool_bytes)
-    assert [group.spec.goes_back for group in layout.groups] == [True, False]
-    with pytest.raises(ValueError, match="a state every 512 tokens, and blocks of 24"):
-        state.span(24)
 
 
 @given(st.lists(st.sampled_from([None, 8, 64]), min_size=1, max_size=60))
@@ -86,7 +85,7 @@ def test_kinds_that_leave_blocks_empty_have_pools_of_their_own():
 
 
 def test_states_that_fill_blocks_of_keys_share_their_pool():
-    state = State(((A_LAYER // 4,),), (torch.float32,), every=64)
+    state = State(((A_LAYER // 20,),), (torch.float32,), ((A_LAYER // 80,),), (torch.float32,))
     layout = layout_of([PagedKeys(2, 8, 8), state, state])
     assert [group.spec.pool for group in layout.groups] == [0, 0, 0]
     assert layout.pool_bytes == (A_LAYER,)

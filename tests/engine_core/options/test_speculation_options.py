@@ -1,16 +1,8 @@
 """Options of speculative decoding: defaults, and what is refused."""
 
-from types import SimpleNamespace
-from typing import get_args
-
 import pytest
-import torch
 
 from engine_core.errors import ConfigurationError
-from engine_core.models.interface import Feature
-from engine_core.models.layer_cache import PagedKeys, State
-from engine_core.options.engine import EngineOptions
-from engine_core.options.refusals import refuse_unsupported
 from engine_core.options.speculation import SpeculationOptions
 from engine_core.speculation.ngram import NgramProposer
 from engine_core.speculation.suffix import SuffixProposer
@@ -53,18 +45,3 @@ def test_each_name_makes_its_proposer():
 def test_what_has_no_effect_is_refused_by_name(given, why):
     with pytest.raises(ConfigurationError, match=why):
         SpeculationOptions(**given).check()
-
-
-def test_a_model_with_states_takes_no_drafts():
-    keys, state = PagedKeys(1, 8, 8), State(((2,),), (torch.float32,), every=4)
-
-    def start(*layers):
-        model = SimpleNamespace(supports=get_args(Feature), spec=SimpleNamespace(layers=layers))
-        options = EngineOptions(model="m", speculation=SpeculationOptions(speculative="ngram"))
-        refuse_unsupported(options, model, "LinearForCausalLM")
-
-    start(keys)
-    with pytest.raises(
-        ConfigurationError, match=r"--speculative: drafts .* LinearForCausalLM keep a state"
-    ):
-        start(keys, state)

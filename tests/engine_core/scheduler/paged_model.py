@@ -1,5 +1,5 @@
 """A model whose keys and values can be read back: a slot holds a hash of all tokens up to it, a
-state is that hash itself, made of the one before it.
+state's block the hash at its start and behind each of its tokens, made of what stands before it.
 
 Stands where the model runner stands: it follows plans alone, keeps its own block tables, carries
 out the copies, and asserts before every read that each token that attention may see is in its slot,
@@ -107,7 +107,7 @@ class PagedModel:
     ):
         self.groups = groups
         self.block_size = block_size
-        self.num_slots = block_size * max(spec.span for spec in groups)
+        self.num_slots = block_size + 1
         """Of each block."""
         size = (num_blocks + 1 + num_host_blocks) * self.num_slots
         self.memory: list[int | None] = [None] * size
@@ -128,7 +128,7 @@ class PagedModel:
 
     def _run(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         batch = plan.batch
-        inputs, begun = {}, []
+        inputs = {}
         for name, row_index, start, count in zip(
             batch.req_ids,
             batch.rows.tolist(),
@@ -145,9 +145,7 @@ class PagedModel:
             assert not drafts or stop == len(tokens)
             inputs[row_index] = (tokens, start, stop)
             row.num_pooled += count
-            begun.append((row, tokens, start, stop, self._states(row, start)))
-        for row, tokens, start, stop, states in begun:
-            self._write(row, tokens, start, stop, states)
+            self._write(row, tokens, start, stop)
             self._read(row, tokens, start, stop)
         for row_index, (tokens, start, stop) in inputs.items():
             self._read(self.rows[row_index], tokens, start, stop)
@@ -203,10 +201,9 @@ class PagedModel:
         for update in plan.block_updates:
             row = self.rows[update.row]
             assert row.name == update.req_id
-            each = zip(self.groups, row.tables, update.block_ids, strict=True)
-            for spec, table, block_ids in each:
-                assert spec.length(update.start) <= len(table)
-                table[spec.length(update.start) :] = block_ids
+            for table, block_ids in zip(row.tables, update.block_ids, strict=True):
+                assert update.start <= len(table)
+                table[update.start :] = block_ids
 
     def _drop(self, name: str) -> None:
         row = self.row_of.pop(name, None)
@@ -234,44 +231,52 @@ class PagedModel:
 
     # ------------------------------------------------------------------ the cache
 
-    def _slot(self, group: int, table: list[int], position: int) -> int:
-        """A state is in the first slot of its block."""
-        spec = self.groups[group]
-        index, offset = divmod(position, self.block_size * spec.span)
+    def _slot(self, table: list[int], position: int) -> int:
+        """Behind a block's slots is that of the state at its start."""
+        index, offset = divmod(position, self.block_size)
         assert table[index] != NULL_BLOCK_ID, f"position {position} is needed and was dropped"
-        return table[index] * self.num_slots + (offset if spec.goes_back else 0)
+        return table[index] * self.num_slots + offset
 
-    def _states(self, row: _Row, start: int) -> list[int | None]:
-        """What each group's state is before this token, as it stands in memory. All sequences of a
-        step begin at once: none finds what another one writes in it."""
-        return [
-            self.memory[self._slot(group, table, start - 1)] if start else first_hash(row.salt)
-            for group, table in enumerate(row.tables)
-            if not self.groups[group].goes_back
-        ]
+    def _state(self, row: _Row, table: list[int], tokens: list[int], stop: int) -> int:
+        """Behind the first `stop` tokens, of the block of the last of them: its start and rows."""
+        if not stop:
+            return first_hash(row.salt)
+        size = self.block_size
+        start = (stop - 1) // size * size
+        begin = self._slot(table, start)
+        state = self.memory[begin + size]
+        assert state == (prefix_hashes(tokens, row.salt)[start - 1] if start else None)
+        state = first_hash(row.salt) if state is None else state
+        for offset, token in enumerate(tokens[start:stop]):
+            state = next_hash(state, token)
+            assert self.memory[begin + offset] == state, f"{row.name}: another token's row"
+        return state
 
-    def _write(
-        self, row: _Row, tokens: list[int], start: int, stop: int, states: list[int | None]
-    ) -> None:
-        """A state goes on from what it was, and stays where the last token of each block left it:
-        that is right only if it began right."""
-        hashes = prefix_hashes(tokens, row.salt)
+    def _write(self, row: _Row, tokens: list[int], start: int, stop: int) -> None:
+        """Sequences in the batch's order: one may start behind a block that another has filled in
+        this step. Nothing is written to the null block."""
+        hashes, size = prefix_hashes(tokens, row.salt), self.block_size
         for group, (spec, table) in enumerate(zip(self.groups, row.tables, strict=True)):
-            state = None if spec.goes_back else states.pop(0)
+            if not spec.is_sparse:
+                for position in range(start, stop):
+                    self.memory[self._slot(table, position)] = hashes[position] * 8 + group
+                continue
+            state = self._state(row, table, tokens, start)
             for position in range(start, stop):
-                value = hashes[position] * 8 + group
-                if not spec.goes_back:
-                    assert state is not None
-                    value = state = next_hash(state, tokens[position])
-                self.memory[self._slot(group, table, position)] = value
+                block_id, offset = table[position // size], position % size
+                if block_id and not offset:
+                    self.memory[block_id * self.num_slots + size] = state if position else None
+                state = next_hash(state, tokens[position])
+                if block_id:
+                    self.memory[block_id * self.num_slots + offset] = state
 
     def _read(self, row: _Row, tokens: list[int], start: int, stop: int) -> None:
-        hashes = prefix_hashes(tokens, row.salt)
+        hashes, size = prefix_hashes(tokens, row.salt), self.block_size
         for group, (spec, table) in enumerate(zip(self.groups, row.tables, strict=True)):
-            if not spec.goes_back:
-                assert self.memory[self._slot(group, table, stop - 1)] == hashes[stop - 1]
+            if spec.is_sparse:
+                assert self._state(row, table, tokens, stop) == hashes[stop - 1]
                 continue
-            window, size = spec.reach, self.block_size * spec.span
+            window = spec.reach
             first = 0 if window is None else max(0, start + 1 - window)
             expected = [value * 8 + group for value in hashes[first:stop]]
             blocks = table[first // size : -(-stop // size)]

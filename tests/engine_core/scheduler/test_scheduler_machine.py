@@ -29,7 +29,7 @@ from tests.protocol.all_outputs import all_outputs
 
 SEEDS = st.integers(0, 2**32 - 1)
 FULL = KVCacheGroupSpec()
-STATE = KVCacheGroupSpec(2, goes_back=False)
+STATE = KVCacheGroupSpec(2, is_sparse=True)
 GROUPS = [
     (FULL,),
     (FULL,),
@@ -37,7 +37,7 @@ GROUPS = [
     (FULL, KVCacheGroupSpec(5), KVCacheGroupSpec(1)),
     (KVCacheGroupSpec(4),),
     (FULL, STATE),
-    (FULL, FULL, KVCacheGroupSpec(5), dataclasses.replace(STATE, span=2, pool=1)),
+    (FULL, FULL, KVCacheGroupSpec(5), dataclasses.replace(STATE, pool=1)),
 ]
 
 
@@ -57,9 +57,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.config = draw_config(
             draw, max_steps_in_flight=self.depth, is_pipeline=self.is_pipeline
         )
-        if not all(spec.goes_back for spec in groups):  # states that are ahead may not be kept
-            num_host_blocks = 2 * num_blocks
-            self.config = dataclasses.replace(self.config, preemption_mode="swap")
         sizes, host_sizes = [num_blocks], [num_host_blocks]
         if any(spec.pool for spec in groups):
             sizes.append(draw.randint(4, 20))

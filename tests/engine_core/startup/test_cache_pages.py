@@ -88,8 +88,8 @@ def test_of_a_cache_whose_memory_nobody_gave_the_first_blocks_are_few():
     assert blocks(num_blocks=300) == 1 + 300
     assert blocks(pool_bytes=[2**20]) == 1 + 1024
     assert blocks(pool_bytes=[2**31]) == 1
-    specs = [KEYS, KVCacheGroupSpec(2, pool=1, span=32)]
-    assert blocks(1, specs=specs, pool_bytes=[1000, 1000]) == 1 + 64
+    specs = [KEYS, KVCacheGroupSpec(2, pool=1)]
+    assert blocks(1, specs=specs, pool_bytes=[1000, 1000]) == 1 + 32768 // 16
     assert blocks(1, specs=specs, pool_bytes=[1000, 2**24]) == 1 + 32
 
 

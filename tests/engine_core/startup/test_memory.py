@@ -25,7 +25,7 @@ def hundred_megabytes(monkeypatch):
 
 
 KEYS = KVCacheGroupSpec()
-STATES = KVCacheGroupSpec(2, goes_back=False, pool=1, span=8)
+STATES = KVCacheGroupSpec(2, pool=1)
 
 
 def shares(groups=(KEYS,), pool_bytes=(MIB,), *, max_model_len=40, watermark=0.0, max_num_seqs=4):
@@ -97,11 +97,11 @@ def two_pools(**changes):
 
 
 def test_pools_share_memory_by_what_a_request_takes_of_each():
-    """A request of 2048 tokens has 512 blocks of keys, and a step of it touches 2 of states."""
+    """A request of 2048 tokens has 512 blocks of keys, and a step of it touches 3 of states."""
     pools = two_pools(max_model_len=10_000, max_num_seqs=1000)
     keys, states = choose(kv_cache_memory=16 * MIB, pools=pools)
     assert keys * 1024 + states * 16384 <= 16 * MIB
-    assert states == keys * 2 // 512
+    assert states == keys * 3 // 512
     assert (keys + 256) * 1024 + (states + 1) * 16384 > 16 * MIB
     assert choose_num_host_blocks(16 * MIB, pools, num_blocks=(9, 9)) == (keys, states)
 
@@ -117,15 +117,15 @@ def test_every_pool_holds_the_request_that_the_first_one_holds():
 
 def test_no_pool_is_larger_than_its_requests_can_use():
     pools = two_pools(max_model_len=400, max_num_seqs=2)
-    assert choose(memory_fraction=1.0, pools=pools) == (300, 2 * 2 * 3 // 2)
+    assert choose(memory_fraction=1.0, pools=pools) == (300, 2 * 3 * 3 // 2)
 
 
 def test_the_pool_that_is_too_small_is_named():
     request = two_pools().request
     fit = {"watermark": 0.0, "max_model_len": 40, "is_asked_for": True}
-    assert fit_max_model_len(request, num_blocks=(10, 2), **fit) == 40
-    with pytest.raises(CacheTooSmall, match="1 KV blocks of pool 1 hold a request of 32 tokens"):
-        fit_max_model_len(request, num_blocks=(10, 1), **fit)
+    assert fit_max_model_len(request, num_blocks=(10, 3), **fit) == 40
+    with pytest.raises(CacheTooSmall, match="2 KV blocks of pool 1 hold a request of 8 tokens"):
+        fit_max_model_len(request, num_blocks=(10, 2), **fit)
     with pytest.raises(CacheTooSmall, match="a block in each of 2 pools takes"):
         choose(kv_cache_memory=1024, pools=two_pools())
 

@@ -27,7 +27,7 @@ from runners import runner_config
 from tests.kernels.torch_device_steps import TorchDeviceSteps
 
 MIB = 1024**2
-GROUPS = [KVCacheGroupSpec(), KVCacheGroupSpec(2, goes_back=False, pool=1, span=2)]
+GROUPS = [KVCacheGroupSpec(), KVCacheGroupSpec(2, pool=1)]
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 24,
     "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 3,
@@ -71,7 +71,7 @@ def test_every_row_samples_and_tables_hold_one_token_more():
         assert new.sampling_params.has_penalties
         keys, states = new.block_ids
         assert len(keys) * 4 > len(new.prompt_token_ids)
-        assert len(states) == -(-len(keys) // 2)
+        assert len(states) == len(keys)
         assert set(keys) == {1} and set(states) == {2}, "each pool's first block"
 
 

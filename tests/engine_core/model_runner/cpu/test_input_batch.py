@@ -16,7 +16,7 @@ requests = st.lists(
 
 
 IDS = PoolIds([100, 50])
-GROUPS = [KVCacheGroupSpec(), KVCacheGroupSpec(6), KVCacheGroupSpec(2, pool=1, span=2)]
+GROUPS = [KVCacheGroupSpec(), KVCacheGroupSpec(6), KVCacheGroupSpec(2, pool=1)]
 
 
 def filled_batch(sizes):
@@ -32,10 +32,7 @@ def filled_batch(sizes):
         scheduled = min(scheduled, num_tokens - computed)
         tokens = random.integers(0, 1000, num_tokens).tolist()
         width = -(-num_tokens // BLOCK_SIZE)
-        tables = tuple(
-            random.permutation(IDS.stack(spec.pool))[: spec.length(width)].tolist()
-            for spec in GROUPS
-        )
+        tables = tuple(random.permutation(IDS.stack(spec.pool))[:width].tolist() for spec in GROUPS)
         row = (number * 3 + 5) % 8
         batch.write_row(row, tokens, tables)
         facts.append((row, tokens, computed, scheduled, tables))
@@ -64,13 +61,12 @@ def test_gathering_equals_a_loop_over_tokens(sizes):
             token_ids.append(tokens[position])
             positions.append(position)
             for spec, table, own in zip(GROUPS, tables, slots, strict=True):
-                size = BLOCK_SIZE * spec.span
-                block = table[position // size] - 100 * spec.pool
-                own.append(block * size + position % size)
+                block = table[position // BLOCK_SIZE] - 100 * spec.pool
+                own.append(block * BLOCK_SIZE + position % BLOCK_SIZE)
         if computed + scheduled == len(tokens):
             sampled.append(index)
         for spec, table, rows in zip(GROUPS, tables, inputs.block_tables_GRM, strict=True):
-            used = spec.length(-(-(computed + scheduled) // BLOCK_SIZE))
+            used = -(-(computed + scheduled) // BLOCK_SIZE)
             in_pool = [block_id - 100 * spec.pool for block_id in table[:used]]
             assert rows[index, :used].tolist() == in_pool
     assert inputs.token_ids_T.tolist() == token_ids

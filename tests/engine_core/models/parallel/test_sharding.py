@@ -39,7 +39,7 @@ def config_of(**options):
 
 def test_layers_without_keys_stay_on_one_rank_and_may_be_in_stages():
     config = config_of(num_hidden_layers=3)
-    state = State(((8,),), (torch.float32,), every=16)
+    state = State(((8,),), (torch.float32,), ((8,),), (torch.float32,))
     layers = (state, *config.spec.layers[1:])
     config = dataclasses.replace(config, spec=dataclasses.replace(config.spec, layers=layers))
     assert allowed_sizes(config) == [1]
