@@ -17,7 +17,6 @@ from engine_core.models.interface import ModelSpec
 from engine_core.models.layer_cache import PagedKeys, State
 from kernels.interface.kv_cache import KVCache, KVShape
 from kernels.interface.operations import (
-    AttentionMetadata,
     AttentionPlanner,
     AttentionSpec,
     ForwardContext,
@@ -51,8 +50,6 @@ class PagedKVCache:
             self._ops, first_layer = draft.ops, spec.num_layers
             spec = draft.model.spec
         self._planners = dict[PlanKey, AttentionPlanner]()
-        self._state_sizes = dict[PlanKey, int]()
-        """Tokens of a block of groups of states."""
         self._key_of_layer: list[PlanKey] = []
         self.kv_caches: list[KVCache] = []
         self.states: dict[int, tuple[torch.Tensor, ...]] = {}
@@ -65,7 +62,9 @@ class PagedKVCache:
                 self.states[layer] = kept.state_shape(config.block_size).view(blocks_BN)
                 self.kv_caches.append(KVCache(blocks_BN[:, :0], blocks_BN[:, :0], no_keys))
                 self._key_of_layer.append((group, None))
-                self._state_sizes[group, None] = config.block_size
+                if (group, None) not in self._planners:
+                    planner = self._ops.make_state_planner(config.block_size)
+                    self._planners[group, None] = planner
                 continue
             keys = spec.keys_of(layer)
             place = first_layer + (layer if keys.shares is None else keys.shares)
@@ -137,16 +136,6 @@ class PagedKVCache:
             )
             for key, planner in self._planners.items()
         }
-        for key, size in self._state_sizes.items():
-            plans[key] = AttentionMetadata(
-                query_start_loc_R1=query_start_loc_R1,
-                seq_lens_R=seq_lens_R,
-                block_table_RM=block_tables_GRM[key[0]],
-                slot_mapping_T=slot_mappings_GT[key[0]],
-                block_size=size,
-                sliding_window=None,
-                plan=None,
-            )
         return ForwardContext(
             kv_caches=self.kv_caches,
             metadata=[plans[key] for key in self._key_of_layer],

@@ -30,6 +30,7 @@ from kernels.cpu.op_recorder import (
     as_tensor,
     width_of,
 )
+from kernels.cpu.recurrent_layers import check_gated, layer_of, norm_of, takes
 from kernels.cpu.weights import PANEL_OUTPUTS, PackedLinear
 from kernels.interface.kv_cache import KVCache
 from kernels.interface.lora import LoRAStack
@@ -39,6 +40,12 @@ from kernels.interface.operations import (
     ExpertRouting,
     ForwardContext,
     RotaryParams,
+)
+from kernels.interface.recurrence import (
+    ConvolutionParams,
+    GatedNormParams,
+    RecurrenceParams,
+    RecurrentCache,
 )
 from kernels.interface.weights import ExpertWeights, LinearWeight
 
@@ -204,7 +211,7 @@ class GraphCapture(OpRecorder):
         self.keeps += [rotary, params]
         operand, kind = ctypes.addressof(rotary), GraphOpKind.ROTARY
         self.add(kind, out=qkv, operand=operand, plan=plan, size=width)
-        return as_tensor(Activation(self, qkv.memory, heads, qkv.stride))
+        return as_tensor(Activation(self, qkv.memory, heads, qkv.stride, qkv.column))
 
     def paged_attention(
         self,
@@ -224,6 +231,67 @@ class GraphCapture(OpRecorder):
         out = Activation(self, self.new(size).memory, heads, size)
         operand, kind = ctypes.addressof(operands), GraphOpKind.ATTENTION
         self.add(kind, subject=q, operand=operand, out=out, plan=plan, size=size)
+        return as_tensor(out)
+
+    def convolve(
+        self, x_TC: object, params: ConvolutionParams, cache: RecurrentCache, plan: object
+    ) -> torch.Tensor:
+        x = as_activation(x_TC)
+        size = params.shape.num_channels
+        if x.tail != (size,) or not takes(cache, params.shape.width):
+            raise NotCapturable(f"a convolution of {size} channels is given {x.tail}")
+        layer = layer_of(cache, params)
+        self.keeps += [layer, params, cache]
+        operand, out = ctypes.addressof(layer), self.new(size)
+        kind, plan = GraphOpKind.CONVOLVE, native_plan(plan)
+        self.add(kind, subject=x, operand=operand, out=out, plan=plan, size=size)
+        return as_tensor(out)
+
+    def recur(
+        self,
+        qkv_TC: object,
+        a_TN: object,
+        b_TH: object,
+        params: RecurrenceParams,
+        cache: RecurrentCache,
+        plan: object,
+    ) -> torch.Tensor:
+        qkv, shape = as_activation(qkv_TC), params.shape
+        if not takes(cache):
+            raise NotCapturable("a recurrence over another dtype than float32")
+        layer = layer_of(cache, params=params)
+        if params.bias_HD is not None:
+            a = as_activation(a_TN)
+            layer.a, layer.a_stride = a.address, a.stride
+        if params.rule == "delta":
+            b = as_activation(b_TH)
+            layer.b, layer.b_stride = b.address, b.stride
+        self.keeps += [layer, params, cache]
+        size = shape.num_heads * shape.value_size
+        operand, out = ctypes.addressof(layer), self.new(size)
+        kind, plan = GraphOpKind.RECUR, native_plan(plan)
+        self.add(kind, subject=qkv, operand=operand, out=out, plan=plan, size=size)
+        return as_tensor(out)
+
+    def gated_norm(self, x_TN: object, gate_TN: object, params: GatedNormParams) -> torch.Tensor:
+        x, by = as_activation(x_TN), as_activation(gate_TN)
+        size = width_of(x)
+        check_gated(size, width_of(by), params)
+        call = norm_of(params)
+        call.gate, call.gate_stride = by.address, by.stride
+        self.keeps += [call, params]
+        operand, out = ctypes.addressof(call), self.new(size)
+        kind = GraphOpKind.GATED_NORM
+        return as_tensor(self.add(kind, subject=x, operand=operand, out=out, size=size))
+
+    def gate(self, x_TN: object, gate_TN: object, activation: str | None) -> torch.Tensor:
+        x, by = as_activation(x_TN), as_activation(gate_TN)
+        size, out = width_of(x), self.new(width_of(x))
+        if by.tail != x.tail:
+            raise NotCapturable(f"{x.tail} is multiplied by a gate of {by.tail}")
+        kind = GraphOpKind.MULTIPLY if activation is None else GraphOpKind.GATE
+        address, stride = by.address, float(by.stride)
+        self.add(kind, subject=x, operand=address, out=out, size=size, number=stride)
         return as_tensor(out)
 
     def _weight(self, weight: torch.Tensor, shape: tuple[int, ...]) -> int:

@@ -36,6 +36,11 @@ class GraphOpKind(IntEnum):
     HOST = 18
     EXPERTS = 19
     TAKE_ROWS = 20
+    CONVOLVE = 21
+    RECUR = 22
+    GATED_NORM = 23
+    GATE = 24
+    MULTIPLY = 25
 
 
 class GraphOp(ctypes.Structure):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, NoReturn, cast
 
 import torch
@@ -74,12 +76,19 @@ class _Memory:
 
 
 class Activation(Placeholder):
-    """Stands for an activation [T, *tail]. `stride`: floats from a token's row to the next."""
+    """Stands for an activation [T, *tail]. `stride`: floats from a token's row to the next, in
+    which it begins at `column`."""
 
     def __init__(
-        self, capture: OpRecorder, memory: _Memory, tail: tuple[int, ...], stride: int
+        self,
+        capture: OpRecorder,
+        memory: _Memory,
+        tail: tuple[int, ...],
+        stride: int,
+        column: int = 0,
     ) -> None:
         super().__init__(capture)
+        self.column = column
         self.memory = memory
         self.tail = tail
         self.stride = stride
@@ -87,7 +96,7 @@ class Activation(Placeholder):
     @property
     def address(self) -> int:
         """The address of the first token's row."""
-        return self.rows.data_ptr()
+        return self.rows.data_ptr() + self.column * _FLOAT_BYTES
 
     @property
     def rows(self) -> torch.Tensor:
@@ -99,15 +108,25 @@ class Activation(Placeholder):
     def flatten(self, start: int) -> Activation:
         """[T, H, D] -> [T, H * D]."""
         size = math.prod(self.tail)
-        if start != 1 or self.stride != size:
+        if start != 1:
             raise NotCapturable(f"it flattens {self.tail} from dimension {start} on")
-        return Activation(self.capture, self.memory, (size,), size)
+        return Activation(self.capture, self.memory, (size,), self.stride, self.column)
 
     def view(self, rows: int, *sizes: int) -> Activation:
         """[T, H * D] -> [T, H, D]."""
         if rows != -1 or self.tail != (math.prod(sizes),):
             raise NotCapturable(f"it views {self.tail} as {sizes}")
-        return Activation(self.capture, self.memory, sizes, self.stride)
+        return Activation(self.capture, self.memory, sizes, self.stride, self.column)
+
+    def split(self, sizes: Sequence[int], dim: int) -> list[Activation]:
+        """[T, N] -> columns of it, as wide as `sizes` say."""
+        if dim != 1 or self.tail != (sum(sizes),):
+            raise NotCapturable(f"it splits {self.tail} into {[*sizes]} along dimension {dim}")
+        starts = accumulate(sizes, initial=self.column)
+        return [
+            Activation(self.capture, self.memory, (size,), self.stride, start)
+            for size, start in zip(sizes, starts, strict=False)
+        ]
 
     def contiguous(self) -> Activation:
         """A copy without gaps between rows, in memory of its own."""

@@ -28,6 +28,7 @@ from kernels.cpu.library import (
 from kernels.cpu.linear import NativeLinear, PackedParts
 from kernels.cpu.lora import NativeLoRARows, NativeLoRAStack
 from kernels.cpu.packing import FloatFormat, NativePacking
+from kernels.cpu.recurrence import NativeRecurrence
 from kernels.cpu.sampling import NativeSampling
 from kernels.cpu.weights import PackedLinear
 from kernels.interface.given_rows import GivenRows, replace_rows
@@ -52,7 +53,7 @@ _FLOAT32 = torch.float32
 _AVX512 = ISA_NAMES.index("avx512")
 
 
-class CpuOperations(NativeElementwise, NativeSampling, TorchOperations):
+class CpuOperations(NativeElementwise, NativeRecurrence, NativeSampling, TorchOperations):
     """See `kernels.interface.operations.Operations` for every method. One thread uses an instance
     at a time. A native operation raises ValueError for a tensor of a wrong shape or layout, and
     for an index out of range; nothing has been written then.
@@ -72,6 +73,7 @@ class CpuOperations(NativeElementwise, NativeSampling, TorchOperations):
     ) -> None:
         TorchOperations.__init__(self)
         NativeElementwise.__init__(self, library)
+        NativeRecurrence.__init__(self, library)
         NativeSampling.__init__(self, library)
         self._library = library
         self._multiplies_bfloat16 = linear_weights == "bfloat16"

@@ -505,6 +505,9 @@ class Operations(Protocol):
         """`x * sigmoid(gate)`, or `x * gate`, in float32 -> [T, N]. Both may be columns of a wider
         tensor."""
 
+    def make_state_planner(self, block_size: int) -> AttentionPlanner:
+        """For one group of layers that keep states: what it plans is for `convolve` and `recur`."""
+
     def allocate_blocks(self, num_blocks: int, block_bytes: int) -> torch.Tensor:
         """Zeroed memory on `device`: uint8 [B, block_bytes]."""
 

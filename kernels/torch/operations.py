@@ -152,6 +152,9 @@ class TorchOperations:
         assert not first_token, "rows of some tokens have no limits of their own"
         return sampling.sample_truncated(logits_RV, seeds_R, positions_R, limits)
 
+    def make_state_planner(self, block_size: int) -> AttentionPlanner:
+        return recurrence.StatePlanner(block_size)
+
     def make_attention_planner(self, spec: AttentionSpec) -> AttentionPlanner:
         if spec.kv_dtype != spec.dtype:
             raise ValueError(

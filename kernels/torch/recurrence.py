@@ -6,13 +6,47 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
-from kernels.interface.operations import AttentionMetadata
+from kernels.interface.operations import AttentionMetadata, AttentionPlanner
 from kernels.interface.recurrence import (
     ConvolutionParams,
     GatedNormParams,
     RecurrenceParams,
     RecurrentCache,
 )
+
+
+class StatePlanner(AttentionPlanner):
+    """Of layers with states, which read a step's tensors alone."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+
+    def plan(
+        self,
+        *,
+        query_start_loc_R1: torch.Tensor,
+        seq_lens_R: torch.Tensor,
+        block_table_RM: torch.Tensor,
+        slot_mapping_T: torch.Tensor,
+        num_decodes: int,
+        num_decode_tokens: int,
+        ends_T: torch.Tensor | None = None,
+        num_long_prefills: int | None = None,
+    ) -> AttentionMetadata:
+        return AttentionMetadata(
+            query_start_loc_R1=query_start_loc_R1,
+            seq_lens_R=seq_lens_R,
+            block_table_RM=block_table_RM,
+            slot_mapping_T=slot_mapping_T,
+            block_size=self._block_size,
+            sliding_window=None,
+            plan=None,
+        )
+
+    def _plan_work(
+        self, step: AttentionMetadata, num_decodes: int, num_decode_tokens: int
+    ) -> object:
+        return None
 
 
 def convolve(

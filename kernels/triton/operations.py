@@ -84,6 +84,7 @@ class TritonOperations:
     recur = staticmethod(recurrence.recur)
     gated_norm = staticmethod(recurrence.gated_norm)
     gate = staticmethod(recurrence.gate)
+    make_state_planner = staticmethod(recurrence.StatePlanner)
     prepare_linear = staticmethod(TritonLinearWeight)
     prepare_experts = staticmethod(prepare_experts)
     needs_decodes_first = True

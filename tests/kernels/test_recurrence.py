@@ -20,7 +20,7 @@ from kernels.interface.recurrence import (
 from kernels.torch import recurrence as torch_recurrence
 
 NUM_BLOCKS = 64
-KINDS = ("torch",)
+KINDS = ("torch", "portable", "avx2", "avx512")
 
 
 class Layer:

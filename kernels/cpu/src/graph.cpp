@@ -231,6 +231,24 @@ const char* run_op(const ec::GraphStep& step, int64_t& num_rows, int64_t i) {
                               c.size, c.out);
         case ec::GraphOpKind::take_rows:
             return take_rows(step, c, num_rows);
+        case ec::GraphOpKind::convolve:
+        case ec::GraphOpKind::recur: {
+            ec::RecurrentLayer layer = *static_cast<const ec::RecurrentLayer*>(c.operand);
+            layer.qkv = c.subject, layer.stride = c.stride;
+            const bool recurs = c.kind == static_cast<int64_t>(ec::GraphOpKind::recur);
+            return recurs ? ec::recur(*c.geometry, layer, c.out)
+                          : ec::convolve(*c.geometry, layer, c.out);
+        }
+        case ec::GraphOpKind::gated_norm:
+            ec::gated_norm(*static_cast<const ec::GatedNorm*>(c.operand), c.subject, c.stride,
+                           num_rows, c.size, c.out);
+            return nullptr;
+        case ec::GraphOpKind::gate:
+        case ec::GraphOpKind::multiply:
+            ec::gate(c.subject, c.stride, static_cast<const float*>(c.operand),
+                     static_cast<int64_t>(c.number),
+                     c.kind == static_cast<int64_t>(ec::GraphOpKind::gate), num_rows, c.size, c.out);
+            return nullptr;
         case ec::GraphOpKind::given_rows:
             return overwrite_given_rows(step, c);
         case ec::GraphOpKind::copy:

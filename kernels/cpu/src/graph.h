@@ -7,6 +7,7 @@
 #include "experts.h"
 #include "linear.h"
 #include "lora.h"
+#include "recurrence.h"
 #include "rope.h"
 
 // What attention must know of a step. Mirrored by `AttentionGeometry` in kernels/cpu/attention.py.
@@ -48,6 +49,11 @@ enum class GraphOpKind : int64_t {
     host = 18,            // out is changed in place by operand, a HostFunction
     experts = 19,         // out = mixture of experts of subject; operand: ExpertLayer
     take_rows = 20,       // out = its rows that the step puts out; what follows has these alone
+    convolve = 21,        // out = convolution of subject; operand: RecurrentLayer
+    recur = 22,           // out = recurrence over subject; operand: RecurrentLayer
+    gated_norm = 23,      // out = gated norm of subject; operand: GatedNorm
+    gate = 24,            // out = subject times sigmoid(operand), rows `number` floats apart
+    multiply = 25,        // out = subject times operand, likewise
 };
 
 // Mirrored by `GraphOp` in kernels/cpu/graph_ops.py. Strides are floats from a token's row of
