@@ -45,6 +45,7 @@ class ExpertConfig:
         projections: names of an expert's gate, up and down.
         shared_size: features of the expert that every token goes through, too, scaled by a gate of
             its own; None: there is none.
+        gates_shared: whether that gate is there.
         here: those whose weights are here; None: all.
     """
 
@@ -56,4 +57,34 @@ class ExpertConfig:
     block: str
     projections: tuple[str, str, str]
     shared_size: int | None = None
+    gates_shared: bool = True
     here: range | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba2Config:
+    """Sizes of a Mamba-2 layer.
+
+    Attributes:
+        num_groups: of heads that share B and C, and within which outputs are normed.
+        width: tokens that its convolution sees.
+        bias, convolution_bias: of its products, and of the convolution.
+    """
+
+    num_heads: int
+    head_size: int
+    state_size: int
+    num_groups: int
+    width: int
+    bias: bool
+    convolution_bias: bool
+
+    @property
+    def inner_size(self) -> int:
+        """Columns of all heads."""
+        return self.num_heads * self.head_size
+
+    @property
+    def num_channels(self) -> int:
+        """Columns of the convolution: heads, then B and C of each group."""
+        return self.inner_size + 2 * self.num_groups * self.state_size

@@ -2,7 +2,7 @@
 
 dense    down(activation(gate(x)) * up(x)), or down(activation(up(x)))
 sparse   sum over the top_k experts x of weight[x] * down[x](silu(gate[x](h)) * up[x](h))
-shared   sparse + sigmoid(gate(h)) * dense
+shared   sparse + sigmoid(gate(h)) * dense, or sparse + dense
 """
 
 from collections.abc import Sequence
@@ -190,12 +190,13 @@ class SparseFeedForward:
 
 
 class SharedFeedForward:
-    """Experts, and one that every token goes through, scaled by a gate of its own."""
+    """Experts, and one that every token goes through, scaled by a gate of its own if there
+    is one."""
 
     first = None  # router, experts and gate read the inputs
 
     def __init__(
-        self, routed: SparseFeedForward, shared: DenseFeedForward, gate: FusedLinear
+        self, routed: SparseFeedForward, shared: DenseFeedForward, gate: FusedLinear | None
     ) -> None:
         self._routed = routed
         self._shared = shared
@@ -206,11 +207,12 @@ class SharedFeedForward:
         return [*self._routed.linears, *self._shared.linears]
 
     def placements(self) -> Placements:
-        return merge(
-            [self._routed.placements(), self._shared.placements(), self._gate.placements()]
-        )
+        parts = [self._routed.placements(), self._shared.placements()]
+        return merge(parts if self._gate is None else [*parts, self._gate.placements()])
 
     def __call__(self, x_TE: Activations, context: ForwardContext) -> torch.Tensor:
         """[T, E] -> [T, E]."""
         routed_TE, shared_TE = self._routed(x_TE, context), self._shared(x_TE, context)
+        if self._gate is None:
+            return routed_TE.add_(shared_TE)
         return routed_TE.add_(torch.sigmoid(self._gate(x_TE)) * shared_TE)

@@ -14,7 +14,7 @@ from engine_core.kv_cache.copies import BlockPair
 from engine_core.kv_cache.host_pool import HashKey
 from engine_core.model_runner.config import CacheLayout, DraftConfig, RunnerConfig
 from engine_core.models.interface import ModelSpec
-from engine_core.models.layer_cache import PagedKeys, State
+from engine_core.models.layer_cache import NoCache, PagedKeys, State
 from kernels.interface.kv_cache import KVCache, KVShape
 from kernels.interface.operations import (
     AttentionPlanner,
@@ -25,6 +25,8 @@ from kernels.interface.operations import (
 
 PlanKey = tuple[int, KVShape | None]
 """Group, and shape of its layers' keys; None: they keep states."""
+_NO_PLAN: PlanKey = (-1, None)
+"""Of layers that keep nothing: any plan says which tokens there are."""
 
 
 class PagedKVCache:
@@ -57,9 +59,15 @@ class PagedKVCache:
         no_keys = KVShape(config.block_size, 0, 0, 0, config.kv_dtype)
         for layer in range(spec.num_layers) if config.stage is None else config.stage.layers:
             kept = spec.layers[layer]
+            if isinstance(kept, NoCache):
+                nothing = torch.empty(0)
+                self.kv_caches.append(KVCache(nothing, nothing, no_keys))
+                self._key_of_layer.append(_NO_PLAN)
+                continue
             if isinstance(kept, State):
                 blocks_BN, group = self._part(layout, first_layer + layer)
-                self.states[layer] = kept.state_shape(config.block_size).view(blocks_BN)
+                views = kept.state_shape(config.block_size).view(blocks_BN)
+                self.states[len(self.kv_caches)] = views
                 self.kv_caches.append(KVCache(blocks_BN[:, :0], blocks_BN[:, :0], no_keys))
                 self._key_of_layer.append((group, None))
                 if (group, None) not in self._planners:
@@ -76,7 +84,8 @@ class PagedKVCache:
                 self._planners[group, shape] = make_planner(keys)
         self.last_group = self._key_of_layer[-1][0]
         """KV-cache group of the last layer."""
-        self._make_output_planner = None if isinstance(kept, State) else partial(make_planner, keys)
+        attends = isinstance(kept, PagedKeys)
+        self._make_output_planner = partial(make_planner, keys) if attends else None
 
     def _part(self, layout: CacheLayout, place: int) -> tuple[torch.Tensor, int]:
         """The blocks from a layer's part on, and its group."""
@@ -105,8 +114,8 @@ class PagedKVCache:
 
     @cached_property
     def output_planner(self) -> AttentionPlanner | None:
-        """The planner of the last layer's attention in steps that put out some rows; None: it has
-        a state, to which each row adds."""
+        """The planner of the last layer's attention in steps that put out some rows; None: it
+        has no keys."""
         return None if self._make_output_planner is None else self._make_output_planner()
 
     def forward_context(
@@ -136,6 +145,7 @@ class PagedKVCache:
             )
             for key, planner in self._planners.items()
         }
+        plans[_NO_PLAN] = next(iter(plans.values()))
         return ForwardContext(
             kv_caches=self.kv_caches,
             metadata=[plans[key] for key in self._key_of_layer],

@@ -34,6 +34,7 @@ from kernels.interface.operations import (
     ForwardContext,
     Operations,
     RotaryParams,
+    RoundedRows,
 )
 
 
@@ -90,6 +91,7 @@ class Block:
     """See the module. The residual stream is the decoder's.
 
     Args:
+        feed_forward: None: the mixer is all.
         norms: before and behind the mixer, before and behind the feed-forward.
         no_norm: where there is none before one of them.
         residual_scale: on what both add; None: 1.
@@ -98,7 +100,7 @@ class Block:
     def __init__(
         self,
         mixer: Mixer,
-        feed_forward: FeedForward,
+        feed_forward: FeedForward | None,
         norms: Sequence[RMSNorm | None],
         *,
         no_norm: NoNorm,
@@ -114,11 +116,14 @@ class Block:
     @property
     def linears(self) -> list[FusedLinear]:
         """Products that adapters may add to."""
-        return [*self.mixer.linears, *self.feed_forward.linears]
+        return [linear for part in self._parts for linear in part.linears]
 
     def placements(self) -> Placements:
-        parts = [self.mixer.placements(), self.feed_forward.placements()]
-        return merge([*parts, *(norm.placements() for norm in self._norms)])
+        return merge([part.placements() for part in [*self._parts, *self._norms]])
+
+    @property
+    def _parts(self) -> list[Mixer | FeedForward]:
+        return [self.mixer] if self.feed_forward is None else [self.mixer, self.feed_forward]
 
     def enter(
         self, added_TE: torch.Tensor | None, residual_TE: torch.Tensor
@@ -134,12 +139,42 @@ class Block:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """What the mixer has begun -> (what the layer adds at its end, the residual stream)."""
         out_TE = self._added(self._behind_mixer, self.mixer.finish(begun_T, context))
+        if self.feed_forward is None:
+            return out_TE, residual_TE
         x_TE, residual_TE = self._feed_norm.add_before(self.feed_forward.first, out_TE, residual_TE)
         return self._added(self._behind_feed, self.feed_forward(x_TE, context)), residual_TE
 
     def _added(self, norm: RMSNorm | None, out_TE: torch.Tensor) -> torch.Tensor:
         out_TE = out_TE if norm is None else norm(out_TE)
         return out_TE if self._scale is None else out_TE.mul_(self._scale)
+
+
+class FeedForwardAlone:
+    """A feed-forward as the mixer of a layer that has no other part."""
+
+    first = None  # `begin` hands the inputs on: the last layer computes some rows alone
+
+    def __init__(self, feed_forward: FeedForward) -> None:
+        self._feed_forward = feed_forward
+
+    @property
+    def linears(self) -> list[FusedLinear]:
+        """Products that adapters may add to."""
+        return self._feed_forward.linears
+
+    def placements(self) -> Placements:
+        return self._feed_forward.placements()
+
+    def begin(
+        self, x_TE: Activations, _positions_T: torch.Tensor, _context: ForwardContext
+    ) -> torch.Tensor:
+        """[T, E], as it is."""
+        assert not isinstance(x_TE, RoundedRows), "rounded for no product"
+        return x_TE
+
+    def finish(self, begun_T: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+        """[T, E] -> [T, E]."""
+        return self._feed_forward(begun_T, context)
 
 
 class BlockBuilder:
@@ -206,6 +241,16 @@ class BlockBuilder:
             # of the host and float32: not rounded to the model's dtype before it is multiplied
             residual_scale=None if scale == 1.0 else torch.tensor(scale),
         )
+
+    def feed_forward_alone(self, layer: int) -> FeedForwardAlone:
+        """The feed-forward of a layer that has no mixer."""
+        return FeedForwardAlone(self.feed_forward(layer))
+
+    def part_alone(self, layer: int, part: Mixer, norm: str) -> Block:
+        """A layer of one part, with a norm of this name before it."""
+        name = f"model.layers.{layer}.{norm}"
+        no_norm = NoNorm(self.config.spec.hidden_size, dtype=self.dtype, ops=self.ops)
+        return Block(part, None, [self.norm(name), None, None, None], no_norm=no_norm)
 
     def attention(
         self,
@@ -300,6 +345,9 @@ class BlockBuilder:
         )
         if experts.shared_size is None:
             return routed
+        if not experts.gates_shared:
+            shared = self._dense(f"model.layers.{layer}.mlp", experts.shared_size, halves)
+            return SharedFeedForward(routed, shared, None)
         name = f"model.layers.{layer}.{experts.block}.shared_expert"
         gate = FusedLinear(
             [(f"{name}_gate", 1)],

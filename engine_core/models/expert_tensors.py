@@ -2,6 +2,7 @@
 
 published   model.layers.0.mlp.experts.3.gate_proj.weight     a tensor a projection and expert
 fused       model.layers.0.mlp.experts.gate_up_proj           what transformers 5 has in memory
+            model.layers.0.block_sparse_moe.input_linear.weight   Granite's files
 """
 
 from __future__ import annotations
@@ -39,18 +40,18 @@ class ExpertNaming:
             yield name, tensor
             return
         match = _LAYER.fullmatch(name)
-        rest = None if match is None else match["rest"]
-        if match is None or rest not in _FUSED or tensor.ndim != _FUSED[rest]:
+        part = None if match is None else _FUSED.get(match["rest"])
+        if match is None or part is None or tensor.ndim != _DIMENSIONS[part]:
             yield name, tensor
             return
         block = f"{match['layer']}.{self.block}"
-        if rest == _ROUTER:
+        if part == "router":
             yield f"{block}.gate.weight", tensor
             return
         gate, up, down = self.projections
         for expert, weight in enumerate(tensor):
             prefix = f"{block}.experts.{expert}"
-            if rest == _DOWN:
+            if part == "down":
                 yield f"{prefix}.{down}.weight", weight
                 continue
             features = weight.shape[0] // 2
@@ -58,11 +59,19 @@ class ExpertNaming:
             yield f"{prefix}.{up}.weight", weight[features:]
 
 
-_ROUTER = "mlp.gate.weight"
-_GATE_UP = "mlp.experts.gate_up_proj"
-_DOWN = "mlp.experts.down_proj"
-_FUSED = {_ROUTER: 2, _GATE_UP: 3, _DOWN: 3}
-"""Names within a layer of transformers 5, and their dimensions."""
+_DIMENSIONS = {"router": 2, "gate_up": 3, "down": 3}
+_FUSED = {
+    "mlp.gate.weight": "router",
+    "mlp.experts.gate_up_proj": "gate_up",
+    "mlp.experts.down_proj": "down",
+    "block_sparse_moe.router.weight": "router",
+    "block_sparse_moe.router.layer.weight": "router",
+    "block_sparse_moe.experts.gate_up_proj": "gate_up",
+    "block_sparse_moe.experts.down_proj": "down",
+    "block_sparse_moe.input_linear.weight": "gate_up",
+    "block_sparse_moe.output_linear.weight": "down",
+}
+"""Names within a layer, of transformers 5 and of Granite's files."""
 
 MIXTRAL_EXPERTS = ExpertNaming("block_sparse_moe", ("w1", "w3", "w2"))
 QWEN_EXPERTS = ExpertNaming("mlp", ("gate_proj", "up_proj", "down_proj"))

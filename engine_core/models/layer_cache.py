@@ -77,6 +77,14 @@ class Latent(LayerCache):
 
 
 @dataclass(frozen=True, slots=True)
+class NoCache(LayerCache):
+    """Nothing: each token goes through the layer alone."""
+
+    def block_bytes(self, block_size: int, dtype: torch.dtype) -> int:
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
 class State(LayerCache):
     """A state that each token changes: as it is at a block's start, and rows of the block's tokens,
     from which and it the state at any of them follows (`kernels/interface/recurrence.py`). A token
@@ -113,7 +121,7 @@ class State(LayerCache):
 
 
 def recurrent_state(shape: RecurrenceShape) -> State:
-    """What a recurrent layer keeps."""
+    """The cache of a recurrent layer."""
     (shapes, dtypes), (row_shapes, row_dtypes) = (
         zip(*parts, strict=True) for parts in (shape.state_parts, shape.row_parts)
     )

@@ -12,8 +12,10 @@ import pytest
 import torch
 
 from engine_core.models.interface import Model
+from engine_core.models.layer_cache import PagedKeys, State
 from kernels.cpu.operations import CpuOperations
 from kernels.interface.operations import (
+    AttentionMetadata,
     AttentionSpec,
     ForwardContext,
     Operations,
@@ -52,12 +54,21 @@ class PagedRun:
         num_blocks = len(sequences) * width
         ids = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(0)) + 1
         self.block_tables = ids.view(len(sequences), width).int()
+        number, unused = num_blocks + 1 + num_more_blocks, PagedKeys(1, 8, 8)
         self.caches = [
             allocate_kv_cache(
-                ops, num_blocks + 1 + num_more_blocks, keys.kv_shape(block_size, dtype)
+                ops,
+                number,
+                (each if isinstance(each, PagedKeys) else unused).kv_shape(block_size, dtype),
             )
-            for keys in spec.layers
+            for each in spec.layers
         ]
+        self.states = {}
+        for layer, kept in enumerate(spec.layers):
+            if isinstance(kept, State):
+                shape = kept.state_shape(block_size)
+                garbage = torch.full((number, shape.block_bytes), 77, dtype=torch.uint8)
+                self.states[layer] = shape.view(garbage)
         for cache in self.caches:  # what other requests left behind must not be seen
             cache.keys[1:] = cache.values[1:] = 1e4
         self.planners = {
@@ -76,6 +87,7 @@ class PagedRun:
                 )
             )
             for keys in set(spec.layers)
+            if isinstance(keys, PagedKeys)
         }
         self.computed = [0] * len(sequences)
         self.logits = [torch.empty(len(s), spec.vocab_size) for s in sequences]
@@ -98,21 +110,22 @@ class PagedRun:
         blocks_T = self.block_tables[row_T, positions_T // self.block_size].long()
         spec = self.model.spec
         width = -(-int(seq_lens.max()) // self.block_size)
+        step = {
+            "query_start_loc_R1": starts,
+            "seq_lens_R": seq_lens,
+            "block_table_RM": self.block_tables[rows, :width],
+            "slot_mapping_T": blocks_T * self.block_size + positions_T % self.block_size,
+        }
         plans = {
-            keys: planner.plan(
-                query_start_loc_R1=starts,
-                seq_lens_R=seq_lens,
-                block_table_RM=self.block_tables[rows, :width],
-                slot_mapping_T=blocks_T * self.block_size + positions_T % self.block_size,
-                num_decodes=0,
-                num_decode_tokens=0,
-            )
+            keys: planner.plan(**step, num_decodes=0, num_decode_tokens=0)
             for keys, planner in self.planners.items()
         }
+        bare = AttentionMetadata(**step, block_size=self.block_size, sliding_window=None, plan=None)
         context = ForwardContext(
             kv_caches=self.caches,
-            metadata=[plans[keys] for keys in spec.layers],
+            metadata=[plans.get(kept, bare) for kept in spec.layers],
             ops=self.ops,
+            states=self.states,
             encoded=self.encoded(row_T),
         )
         with torch.inference_mode():

@@ -1,0 +1,121 @@
+"""Mamba-2, a recurrent layer in the place of attention (arXiv:2405.21060)."""
+
+import torch
+
+from engine_core.layers.config import Mamba2Config
+from engine_core.layers.convolution import Convolution
+from engine_core.layers.linear import FusedLinear
+from engine_core.layers.parameters import CopyWeight, Parameter, Placement, Placements, merge
+from kernels.interface.operations import Activations, ForwardContext, Operations
+from kernels.interface.recurrence import (
+    GatedNormParams,
+    RecurrenceParams,
+    RecurrenceShape,
+    RecurrentCache,
+)
+
+
+def mamba2_shape(config: Mamba2Config) -> RecurrenceShape:
+    """What it keeps; keys and queries are B and C, of heads that several heads of x share."""
+    return RecurrenceShape(
+        num_key_heads=config.num_groups,
+        num_heads=config.num_heads,
+        key_size=config.state_size,
+        value_size=config.head_size,
+        num_channels=config.num_channels,
+        width=config.width,
+        dtype=torch.float32,
+    )
+
+
+class Mamba2:
+    """`z, xBC, dt = in_proj(h);  x, B, C = silu(convolution(xBC));  dt = softplus(dt + dt_bias)`
+
+    `S_t = exp(-exp(A_log) dt) S_{t-1} + dt x B^T;  y = S_t C + D x`
+
+    `out_proj(norm(y * silu(z)))`, the norm over each group of heads.
+
+    Args:
+        name: checkpoint prefix.
+        layer: index into the context's states and metadata.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        layer: int,
+        config: Mamba2Config,
+        hidden_size: int,
+        *,
+        norm_eps: float,
+        dtype: torch.dtype,
+        ops: Operations,
+    ) -> None:
+        self._name, self._layer, self._ops = name, layer, ops
+        num_heads, inner, channels = config.num_heads, config.inner_size, config.num_channels
+        self._columns = [inner, channels, num_heads]
+        self.first, self._output = (
+            FusedLinear([(f"{name}.{part}", size)], inputs, bias=config.bias, dtype=dtype, ops=ops)
+            for part, size, inputs in (
+                ("in_proj", sum(self._columns), hidden_size),
+                ("out_proj", hidden_size, inner),
+            )
+        )
+        shape = mamba2_shape(config)
+        self._convolution = Convolution(
+            f"{name}.conv1d", layer, shape, bias=config.convolution_bias, silu=True, ops=ops
+        )
+        self._rate_H = torch.zeros(num_heads, device=ops.device)
+        self._step_bias, self._skip, self._norm = (
+            Parameter(f"{name}.{part}", (size,), torch.float32, device=ops.device)
+            for part, size in (("dt_bias", num_heads), ("D", num_heads), ("norm.weight", inner))
+        )
+        keys = config.num_groups * config.state_size
+        self._params = RecurrenceParams(
+            shape=shape,
+            starts=(inner + keys, inner, 0),
+            rate_H=self._rate_H,
+            bias_HD=self._step_bias.tensor[:, None],
+            rule="discretised",
+            skip_H=self._skip.tensor,
+        )
+        self._norm_params = GatedNormParams(
+            weight_N=self._norm.tensor,
+            size=inner // config.num_groups,
+            eps=norm_eps,
+            activation="silu",
+            gate_first=True,
+        )
+
+    @property
+    def linears(self) -> list[FusedLinear]:
+        """Products that adapters may add to."""
+        return [self.first, self._output]
+
+    def placements(self) -> Placements:
+        own = (part.placements() for part in (self._step_bias, self._skip, self._norm))
+        parts = (self.first.placements(), self._output.placements())
+        rate: Placements = {
+            f"{self._name}.A_log": Placement(tuple(self._rate_H.shape), self._store_rate)
+        }
+        return merge([rate, *own, *parts, self._convolution.placements()])
+
+    def _store_rate(self, log_rate_H: torch.Tensor, copy: CopyWeight) -> None:
+        copy(self._rate_H, log_rate_H.float().exp())
+
+    def begin(
+        self, x_TE: Activations, _positions_T: torch.Tensor, context: ForwardContext
+    ) -> torch.Tensor:
+        """[T, E] -> [T, inner]; keeps states and the convolution's inputs."""
+        gate_TN, x_TC, step_TH = self.first(x_TE).split(self._columns, 1)  # type: ignore[no-untyped-call]
+        x_TC = self._convolution(x_TC, context)
+        cache, metadata = (
+            RecurrentCache(*context.states[self._layer]),
+            context.metadata[self._layer],
+        )
+        out_TN = self._ops.recur(x_TC, step_TH, None, self._params, cache, metadata)
+        return self._ops.gated_norm(out_TN, gate_TN, self._norm_params)
+
+    def finish(self, normed_TN: torch.Tensor, _context: ForwardContext) -> torch.Tensor:
+        """[T, inner] -> [T, E]."""
+        return self._output(normed_TN)
