@@ -39,7 +39,10 @@ _SIZES = (
 
 @pytest.mark.parametrize(
     "family",
-    ["Arcee", "Granite", "Ministral3", "Olmo2", "Olmoe", "Phi3", "Qwen2Moe", "SmolLM3"],
+    [
+        *("Arcee", "Granite", "Ministral3", "Olmo2", "Olmoe", "Phi3", "Qwen2Moe", "SmolLM3"),
+        *("Bamba", "GraniteMoeHybrid", "Lfm2"),
+    ],
 )
 def test_what_a_config_leaves_out_is_as_transformers_has_it(family):
     config = getattr(transformers, f"{family}Config")()

@@ -1,0 +1,65 @@
+"""Granite 4: Mamba-2 or attention, experts beside a feed-forward or that alone, and the factors of
+Granite 3."""
+
+from dataclasses import replace
+
+from engine_core.layers.config import ExpertConfig, RotaryConfig
+from engine_core.models.config import ModelConfig
+from engine_core.models.config_fields import ConfigFields
+from engine_core.models.decoder_config import read_experts
+from engine_core.models.expert_tensors import MIXTRAL_EXPERTS
+from engine_core.models.families.dense import granite
+from engine_core.models.families.family import Family
+from engine_core.models.hybrids import Mamba2Block, mamba2_state, read_kinds, read_mamba2, with_kept
+
+_DEFAULTS = {"intermediate_size": 11_008, "shared_intermediate_size": 1024}
+
+
+def read(fields: ConfigFields) -> ModelConfig:
+    fields = fields.with_defaults(_DEFAULTS)
+    num_layers = fields.positive_int("num_hidden_layers")
+    name = "layers_block_type" if fields.get("layer_types") is None else "layer_types"
+    fields = fields.with_defaults({name: ["linear_attention"] * num_layers})
+    kinds = read_kinds(fields, name, ("linear_attention", "full_attention"))
+    config, mamba = granite.read(fields), read_mamba2(fields)
+    experts = None if fields.get("num_local_experts") == 0 else _experts(fields)
+    rotary = config.rotary
+    if fields.get("position_embedding_type") != "rope":
+        rotary = tuple(RotaryConfig((0.0,) * len(one.inverse_frequencies)) for one in rotary)
+    state = mamba2_state(mamba)
+    config = replace(
+        config,
+        intermediate_size=fields.positive_int("shared_intermediate_size"),
+        rotary=rotary,
+        experts=(experts,) * num_layers,
+        block=Mamba2Block(mamba, halves=("gate_up_proj",)),
+    )
+    return with_kept(config, [state if kind == "linear_attention" else None for kind in kinds])
+
+
+def _experts(fields: ConfigFields) -> ExpertConfig:
+    experts = read_experts(
+        fields,
+        intermediate_size=fields.positive_int("intermediate_size"),
+        default_num_experts=8,
+        default_top_k=2,
+        renormalise=True,
+        round_weights=True,
+        naming=MIXTRAL_EXPERTS,
+        shared_size=fields.positive_int("shared_intermediate_size"),
+    )
+    return replace(experts, gates_shared=False)
+
+
+FAMILIES = (
+    Family(
+        names=("GraniteMoeHybridForCausalLM", "GraniteMoeHybridModel"),
+        model_type="granitemoehybrid",
+        read=read,
+        tensor_suffixes=(
+            ("shared_mlp.input_linear.weight", "mlp.gate_up_proj.weight"),
+            ("shared_mlp.output_linear.weight", "mlp.down_proj.weight"),
+        ),
+        experts=MIXTRAL_EXPERTS,
+    ),
+)

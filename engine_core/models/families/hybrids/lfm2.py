@@ -1,0 +1,104 @@
+"""LFM2: short convolutions, and now and then attention with norms of q and k."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from engine_core.models.config import ModelConfig
+from engine_core.models.config_fields import ConfigFields
+from engine_core.models.decoder_config import head_size_of, read_decoder
+from engine_core.models.families.family import Family
+from engine_core.models.hybrids import read_kinds, with_kept
+from engine_core.models.layer_cache import PagedKeys, recurrent_state
+from engine_core.models.rotary_config import read_rotary
+
+if TYPE_CHECKING:
+    from engine_core.models.blocks import Block, BlockBuilder
+    from kernels.interface.recurrence import RecurrenceShape
+
+
+def read(fields: ConfigFields) -> ModelConfig:
+    from engine_core.layers.short_convolution import (  # torch: not for `--help`
+        short_convolution_shape,
+    )
+
+    fields = fields.with_values(
+        {
+            "rms_norm_eps": fields.positive_float("norm_eps", 1e-5),
+            "intermediate_size": _intermediate_size(fields),
+            "tie_word_embeddings": fields.flag(
+                "tie_embedding", fields.flag("tie_word_embeddings", True)
+            ),
+        }
+    )
+    num_layers = fields.positive_int("num_hidden_layers", 32)
+    rotary = read_rotary(fields, head_size=head_size_of(fields), default_theta=1_000_000.0)
+    config = read_decoder(
+        fields,
+        default_max_position=128_000,
+        default_num_kv_heads=8,
+        rotary=(rotary,) * num_layers,
+    )
+    if fields.get("layer_types") is None:
+        attends = fields.get("full_attn_idxs")
+        attends = range(num_layers) if attends is None else attends
+        kinds = ["full_attention" if layer in attends else "conv" for layer in range(num_layers)]
+        fields = fields.with_values({"layer_types": kinds})
+    kinds = read_kinds(fields, "layer_types", ("conv", "full_attention"))
+    shape = short_convolution_shape(config.spec.hidden_size, fields.positive_int("conv_L_cache", 3))
+    state, bias = recurrent_state(shape), fields.flag("conv_bias", False)
+    config = with_kept(config, [state if kind == "conv" else None for kind in kinds])
+    return replace(config, block=_Block(shape, bias))
+
+
+def _intermediate_size(fields: ConfigFields) -> int:
+    size = fields.positive_int("block_ff_dim", fields.positive_int("intermediate_size", 12_288))
+    if not fields.flag("block_auto_adjust_ff_dim", True):
+        return size
+    multiple = fields.positive_int("block_multiple_of", 256)
+    size = int(fields.positive_float("block_ffn_dim_multiplier", 1.0) * int(2 * size / 3))
+    return multiple * -(-size // multiple)
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Attention or a short convolution, and a feed-forward. `bias`: of the convolution's parts."""
+
+    shape: RecurrenceShape
+    bias: bool
+
+    def __call__(self, build: BlockBuilder, layer: int) -> Block:
+        from engine_core.layers.short_convolution import ShortConvolution
+
+        if isinstance(build.config.spec.layers[layer], PagedKeys):
+            return build.block(layer, build.attention(layer, head_norms=True))
+        mixer = ShortConvolution(
+            f"model.layers.{layer}.conv",
+            layer - build.stage.layers.start,
+            self.shape,
+            bias=self.bias,
+            dtype=build.dtype,
+            ops=build.ops,
+        )
+        return build.block(layer, mixer)
+
+
+FAMILIES = (
+    Family(
+        names=("Lfm2ForCausalLM", "Lfm2Model"),
+        model_type="lfm2",
+        read=read,
+        tensor_prefixes=(("model.embedding_norm.", "model.norm."),),
+        tensor_suffixes=(
+            ("operator_norm.weight", "input_layernorm.weight"),
+            ("ffn_norm.weight", "post_attention_layernorm.weight"),
+            ("feed_forward.w1.weight", "mlp.gate_proj.weight"),
+            ("feed_forward.w3.weight", "mlp.up_proj.weight"),
+            ("feed_forward.w2.weight", "mlp.down_proj.weight"),
+            ("self_attn.q_layernorm.weight", "self_attn.q_norm.weight"),
+            ("self_attn.k_layernorm.weight", "self_attn.k_norm.weight"),
+            ("self_attn.out_proj.weight", "self_attn.o_proj.weight"),
+        ),
+    ),
+)

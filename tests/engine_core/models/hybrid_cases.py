@@ -1,0 +1,123 @@
+"""Tiny random decoders of which some layers keep a state, and what transformers makes of them."""
+
+import functools
+
+import torch
+import transformers
+
+from tests.engine_core.models.decoder_cases import random_model
+
+M, A, C, F = "linear_attention", "full_attention", "conv", "mlp"
+_SHAPE = {
+    "vocab_size": 131,
+    "hidden_size": 36,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.3,
+    "bos_token_id": 1,
+    "eos_token_id": 7,
+    "pad_token_id": 0,
+}
+_MAMBA = {"mamba_n_heads": 6, "mamba_d_state": 10, "rms_norm_eps": 1e-5}
+
+
+def granite(layer_types, **options):
+    shape = {**_SHAPE, **_MAMBA, "intermediate_size": 22, "shared_intermediate_size": 50}
+    return transformers.GraniteMoeHybridConfig(
+        **{**shape, "num_hidden_layers": len(layer_types), "layer_types": layer_types, **options}
+    )
+
+
+def lfm2(layer_types, **options):
+    return transformers.Lfm2Config(
+        **{
+            **_SHAPE,
+            "intermediate_size": 50,
+            "block_multiple_of": 6,
+            "num_hidden_layers": len(layer_types),
+            "layer_types": layer_types,
+            **options,
+        }
+    )
+
+
+def nemotron_h(layer_types, **options):
+    return transformers.NemotronHConfig(
+        **{
+            **_SHAPE,
+            "intermediate_size": 50,
+            "head_dim": 10,
+            "layers_block_type": layer_types,
+            "mamba_num_heads": 6,
+            "mamba_head_dim": 7,
+            "ssm_state_size": 10,
+            "n_groups": 2,
+            "time_step_min": 1e-9,  # see the family's file
+            **options,
+        }
+    )
+
+
+def bamba(num_layers, attn_layer_indices, **options):
+    return transformers.BambaConfig(
+        **{
+            **_SHAPE,
+            **_MAMBA,
+            "intermediate_size": 50,
+            "num_hidden_layers": num_layers,
+            "attn_layer_indices": attn_layer_indices,
+            "head_dim": 12,
+            **options,
+        }
+    )
+
+
+CONFIGS = {
+    "granite, dense": granite(
+        [M, A, M],
+        num_local_experts=0,
+        embedding_multiplier=3.0,
+        attention_multiplier=0.3,
+        residual_multiplier=0.5,
+        logits_scaling=2.0,
+    ),
+    "granite, experts, angles, tied": granite(
+        [A, M, A],
+        num_local_experts=4,
+        mamba_n_groups=2,
+        mamba_proj_bias=True,
+        position_embedding_type="rope",
+        tie_word_embeddings=True,
+    ),
+    "lfm2, tied": lfm2([C, A, C]),
+    "lfm2, biases, width of 4": lfm2(
+        [A, C, C, A],
+        conv_bias=True,
+        conv_L_cache=4,
+        tie_word_embeddings=False,
+        block_auto_adjust_ff_dim=False,
+    ),
+    "nemotron-h, Mamba first and last": nemotron_h([M, F, A, M]),
+    "nemotron-h, a feed-forward first and last, biases, one group": nemotron_h(
+        [F, M, A, F], use_bias=True, mlp_bias=True, n_groups=1, conv_kernel=3
+    ),
+    "nemotron-h, attention first and last": nemotron_h([A, M, F, A], use_conv_bias=False),
+    "bamba": bamba(3, [1], mamba_n_groups=2),
+    "bamba, biases, tied": bamba(
+        3, [0, 2], tie_word_embeddings=True, attention_bias=True, mlp_bias=True
+    ),
+}
+
+
+def spread_out(model):
+    """Decays, steps and skips begin alike in every head."""
+    for name, parameter in model.named_parameters():
+        if name.endswith((".A_log", ".dt_bias", ".D")):
+            parameter.data += torch.randn_like(parameter) * 0.3
+    return model
+
+
+@functools.cache
+def reference_model(name):
+    return spread_out(random_model(CONFIGS[name]))
