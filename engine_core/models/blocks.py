@@ -346,7 +346,7 @@ class BlockBuilder:
         if experts.shared_size is None:
             return routed
         if not experts.gates_shared:
-            shared = self._dense(f"model.layers.{layer}.mlp", experts.shared_size, halves)
+            shared = self._dense(f"model.layers.{layer}.mlp", experts.shared_size)
             return SharedFeedForward(routed, shared, None)
         name = f"model.layers.{layer}.{experts.block}.shared_expert"
         gate = FusedLinear(

@@ -44,6 +44,10 @@ class ExpertNaming:
         if match is None or part is None or tensor.ndim != _DIMENSIONS[part]:
             yield name, tensor
             return
+        if part == "shared":
+            for name, half in zip(("gate_proj", "up_proj"), tensor.chunk(2), strict=True):
+                yield f"{match['layer']}.mlp.{name}.weight", half
+            return
         block = f"{match['layer']}.{self.block}"
         if part == "router":
             yield f"{block}.gate.weight", tensor
@@ -59,7 +63,7 @@ class ExpertNaming:
             yield f"{prefix}.{up}.weight", weight[features:]
 
 
-_DIMENSIONS = {"router": 2, "gate_up": 3, "down": 3}
+_DIMENSIONS = {"router": 2, "shared": 2, "gate_up": 3, "down": 3}
 _FUSED = {
     "mlp.gate.weight": "router",
     "mlp.experts.gate_up_proj": "gate_up",
@@ -70,6 +74,7 @@ _FUSED = {
     "block_sparse_moe.experts.down_proj": "down",
     "block_sparse_moe.input_linear.weight": "gate_up",
     "block_sparse_moe.output_linear.weight": "down",
+    "shared_mlp.input_linear.weight": "shared",
 }
 """Names within a layer, of transformers 5 and of Granite's files."""
 

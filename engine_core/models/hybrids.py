@@ -116,13 +116,11 @@ def mamba2(build: BlockBuilder, layer: int, name: str, config: Mamba2Config) -> 
 
 @dataclass(frozen=True, slots=True)
 class Mamba2Block:
-    """A layer that attends or has Mamba-2 in the place of attention, and a feed-forward; for
-    `halves` see `DenseFeedForward`."""
+    """A layer that attends or has Mamba-2 in the place of attention, and a feed-forward."""
 
     config: Mamba2Config
-    halves: tuple[str, ...] = ()
 
     def __call__(self, build: BlockBuilder, layer: int) -> Block:
         attends = isinstance(build.config.spec.layers[layer], PagedKeys)
         mixer = build.attention(layer) if attends else mamba2(build, layer, "mamba", self.config)
-        return build.block(layer, mixer, build.feed_forward(layer, halves=self.halves))
+        return build.block(layer, mixer)

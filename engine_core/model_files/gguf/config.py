@@ -40,6 +40,7 @@ class GgufMetadata:
         self.raw = metadata
         self.tensors = tensors or {}
         self._numbers = numbers
+        self._skips_zeros = False
         self.architecture = str(metadata.get("general.architecture"))
         family = family_of_gguf(self.architecture, self)
         if family is None or family.gguf is None:
@@ -50,6 +51,7 @@ class GgufMetadata:
             )
         self.family: Family = family
         self.gguf: Gguf = family.gguf
+        self._skips_zeros = self.gguf.has_kinds
 
         for names, is_list in ((_LISTS, True), (_SINGLE, False)):
             for name, kind in names.items():
@@ -66,7 +68,8 @@ class GgufMetadata:
                     )
 
     def number(self, key: str, default: Any = _REQUIRED) -> Any:
-        """Value of `<architecture>.<key>`: one number for the whole model.
+        """Value of `<architecture>.<key>`: one number for all layers, or for all that have such a
+        part (`Gguf.has_kinds`).
 
         Raises:
             BrokenModelFile: absent and without default.
@@ -81,6 +84,8 @@ class GgufMetadata:
                 )
             return default
         if isinstance(value, list):
+            if self._skips_zeros:
+                value = [each for each in value if each] or value
             if len(set(value)) != 1:
                 self.refuse(f"{key} differs from layer to layer")
             value = value[0]

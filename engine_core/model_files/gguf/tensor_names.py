@@ -12,19 +12,35 @@ from engine_core.models.families.gguf import Gguf
 if TYPE_CHECKING:
     import torch
 
-_LAYER = re.compile(r"blk\.(\d+)\.([a-z_]+)\.(weight|bias)")
+_LAYER = re.compile(r"blk\.(\d+)\.([a-z1_.]+?)(\.weight|\.bias|)")
 # before experts were stacked, Mixtral's were tensors of their own
 _OLD_EXPERT = re.compile(r"blk\.(\d+)\.(ffn_gate|ffn_up|ffn_down)\.(\d+)\.weight")
 _TOP = {
     "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
 }
 ROPE_FACTORS = "rope_freqs.weight"
 # precomputed in some old files; everything in it follows from the config
 IGNORED = re.compile(r"blk\.\d+\.attn_rot_embd\.weight")
 
-Change = Literal["none", "unpermute_q", "unpermute_k", "subtract_one", "one_row"]
+Change = Literal[
+    "none",
+    "unpermute_q",
+    "unpermute_k",
+    "subtract_one",
+    "one_row",
+    "flatten",
+    "negative_exponential",
+    "one_input",
+]
+_OF_STATES: dict[str, Change] = {
+    "ssm_a": "negative_exponential",
+    "ssm_d": "flatten",
+    "ssm_norm.weight": "flatten",
+    "ssm_conv1d.weight": "one_input",
+    "shortconv.conv.weight": "one_input",
+}
+"""Changes to tensors of layers that keep a state."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,20 +60,25 @@ class HfTensor:
 def hf_tensor(family: Gguf, gguf_name: str) -> HfTensor | None:
     """The tensor that `gguf_name` becomes, or None where the family has no such tensor."""
     if gguf_name in _TOP:
-        is_norm = gguf_name == "output_norm.weight"
-        offset = is_norm and family.norms_plus_one
-        return HfTensor(_TOP[gguf_name], "subtract_one" if offset else "none")
+        return HfTensor(_TOP[gguf_name], "none")
+    if gguf_name == family.last_norm:
+        return HfTensor("model.norm.weight", "subtract_one" if family.norms_plus_one else "none")
     old = _OLD_EXPERT.fullmatch(gguf_name)
     if old is not None and f"{old[2]}_exps" in family.layer:
         layer, part, expert = old.groups()
         name = family.layer[f"{part}_exps"].format(expert)
         return HfTensor(f"model.layers.{layer}.{name}.weight", "none")
     match = _LAYER.fullmatch(gguf_name)
-    if match is None or match[2] not in family.layer:
+    if match is None:
         return None
     layer, part, kind = match.groups()
-    name = f"model.layers.{layer}.{family.layer[part]}.{kind}"
-    return HfTensor(name, _change(family, part))
+    change = _OF_STATES.get(part + kind)
+    target = family.layer.get(part + kind)  # without .weight or .bias on the other side
+    if target is None or (not kind and change is None):
+        if part not in family.layer or not kind:
+            return None
+        target = family.layer[part] + kind
+    return HfTensor(f"model.layers.{layer}.{target}", change or _change(family, part))
 
 
 def _change(family: Gguf, part: str) -> Change:
@@ -80,6 +101,12 @@ def undo(change: Change, tensor: torch.Tensor, config: dict[str, Any]) -> torch.
             return tensor
         case "subtract_one":
             return tensor.float() - 1.0  # llama.cpp has Gemma's 1 + w baked in
+        case "flatten":
+            return tensor.flatten()
+        case "negative_exponential":
+            return (-tensor.float()).log().flatten()  # llama.cpp has it with its sign
+        case "one_input":
+            return tensor[:, None]  # a channel of a convolution reads itself alone
         case "one_row":
             return tensor[None]  # llama.cpp has it as a vector
         case "unpermute_q":

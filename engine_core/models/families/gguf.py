@@ -29,8 +29,18 @@ SHARED_EXPERT = {
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
+MAMBA2 = {
+    "ssm_in": "mamba.in_proj",
+    "ssm_out": "mamba.out_proj",
+    "ssm_conv1d": "mamba.conv1d",
+    "ssm_dt.bias": "mamba.dt_bias",
+    "ssm_a": "mamba.A_log",
+    "ssm_d": "mamba.D",
+    "ssm_norm": "mamba.norm",
+}
 LLAMA = PROJECTIONS | GATED | TWO_NORMS
-"""Tensors of a layer: llama.cpp's name to the checkpoint's, {} for the number of an expert."""
+"""Tensors of a layer: llama.cpp's name to the checkpoint's, {} for the number of an expert. Where
+both end in .weight or .bias, that is left out."""
 
 _SOFTMAX = 1  # expert_gating_func
 
@@ -86,6 +96,8 @@ class Gguf:
         has_yarn_log: YaRN's attention factor may be divided by one of a multiplier.
         theta: of the angles, where the file does not say.
         read_tensors: what `fields` reads; no part of the model.
+        has_kinds: layers differ: of one that has no attention, say, the number of heads is 0.
+        last_norm: the tensor of the norm before the head.
         scales: keys such as "logit_scale" that `fields` reads; elsewhere they must be one.
     """
 
@@ -99,6 +111,8 @@ class Gguf:
     has_yarn_log: bool = False
     theta: float = 10_000.0
     read_tensors: frozenset[str] = frozenset()
+    has_kinds: bool = False
+    last_norm: str = "output_norm.weight"
     scales: frozenset[str] = frozenset()
 
     @property
@@ -118,4 +132,34 @@ def experts(meta: Metadata, *, renormalises: bool = True) -> Fields:
         "num_experts": int(meta.number("expert_count")),
         "num_experts_per_tok": int(meta.number("expert_used_count")),
         "norm_topk_prob": bool(meta.number("expert_weights_norm", renormalises)),
+    }
+
+
+def layer_kinds(meta: Metadata, num_layers: int, kinds: Mapping[str, str]) -> list[str]:
+    """What each layer is. `kinds`: the matrix that such a layer alone has, to its kind."""
+    found = [
+        kind
+        for layer in range(num_layers)
+        for tensor, kind in kinds.items()
+        if f"blk.{layer}.{tensor}.weight" in meta.tensors
+    ]
+    if len(found) != num_layers:
+        meta.broken(f"{len(found)} of {num_layers} layers have a matrix of {', '.join(kinds)}")
+    return found
+
+
+def mamba2_sizes(meta: Metadata, config: Fields, kinds: list[str]) -> Fields:
+    """Sizes of Mamba-2 layers, as a BambaConfig has them."""
+    inner, num_heads = (int(meta.number(f"ssm.{key}")) for key in ("inner_size", "time_step_rank"))
+    layer = kinds.index("linear_attention") if "linear_attention" in kinds else 0
+    return {
+        "hidden_act": "silu",
+        "mamba_n_heads": num_heads,
+        "mamba_d_head": inner // num_heads,
+        "mamba_expand": inner // config["hidden_size"],
+        "mamba_n_groups": int(meta.number("ssm.group_count")),
+        "mamba_d_state": int(meta.number("ssm.state_size")),
+        "mamba_d_conv": int(meta.number("ssm.conv_kernel")),
+        "mamba_conv_bias": f"blk.{layer}.ssm_conv1d.bias" in meta.tensors,
+        "mamba_proj_bias": f"blk.{layer}.ssm_in.bias" in meta.tensors,
     }

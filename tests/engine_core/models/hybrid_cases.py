@@ -90,6 +90,9 @@ CONFIGS = {
         position_embedding_type="rope",
         tie_word_embeddings=True,
     ),
+    "granite, experts, tied": granite(
+        [M, A, M], num_local_experts=4, mamba_n_groups=3, tie_word_embeddings=True
+    ),
     "lfm2, tied": lfm2([C, A, C]),
     "lfm2, biases, width of 4": lfm2(
         [A, C, C, A],

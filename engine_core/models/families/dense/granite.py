@@ -24,9 +24,10 @@ _SCALES = {
     "residual_scale": "residual_multiplier",
     "logit_scale": "logits_scaling",
 }
+SCALES = frozenset(_SCALES)
 
 
-def _gguf_fields(meta: Metadata, config: Fields) -> Fields:
+def gguf_fields(meta: Metadata, config: Fields) -> Fields:
     scores = meta.number("attention.scale", config["head_dim"] ** -0.5)
     return {
         **llama.gguf_fields(meta, config),
@@ -43,9 +44,9 @@ FAMILIES = (
         gguf=Gguf(
             architecture="granite",
             layer=LLAMA,
-            fields=_gguf_fields,
+            fields=gguf_fields,
             pairs_rows=True,
-            scales=frozenset(_SCALES),
+            scales=SCALES,
         ),
     ),
 )

@@ -6,6 +6,18 @@ from engine_core.models.config import ModelConfig
 from engine_core.models.config_fields import ConfigFields
 from engine_core.models.decoder_config import head_size_of, read_decoder
 from engine_core.models.families.family import Family
+from engine_core.models.families.gguf import (
+    GATED,
+    MAMBA2,
+    PROJECTIONS,
+    TWO_NORMS,
+    Fields,
+    Gguf,
+    Metadata,
+    layer_kinds,
+    mamba2_sizes,
+)
+from engine_core.models.families.hybrids.granite import KINDS
 from engine_core.models.hybrids import Mamba2Block, mamba2_state, read_mamba2, with_kept
 from engine_core.models.rotary_config import read_rotary
 
@@ -33,6 +45,17 @@ def read(fields: ConfigFields) -> ModelConfig:
     )
 
 
+def _turns(meta: Metadata) -> bool:
+    """llama.cpp calls Bamba granitehybrid, too; Granite 4 has no angles."""
+    return bool(meta.number("rope.scaling.finetuned", False))
+
+
+def _gguf_fields(meta: Metadata, config: Fields) -> Fields:
+    kinds = layer_kinds(meta, config["num_hidden_layers"], KINDS)
+    attends = [layer for layer, kind in enumerate(kinds) if kind == "full_attention"]
+    return mamba2_sizes(meta, config, kinds) | {"attn_layer_indices": attends}
+
+
 _FEED_FORWARD = ("gate_proj.weight", "up_proj.weight", "down_proj.weight")
 _BIASES = ("gate_proj.bias", "up_proj.bias", "down_proj.bias")
 
@@ -45,6 +68,15 @@ FAMILIES = (
         tensor_suffixes=(
             ("pre_ff_layernorm.weight", "post_attention_layernorm.weight"),
             *((f"feed_forward.{end}", f"mlp.{end}") for end in _FEED_FORWARD + _BIASES),
+        ),
+        gguf=Gguf(
+            architecture="granitehybrid",
+            layer=PROJECTIONS | GATED | TWO_NORMS | MAMBA2,
+            fields=_gguf_fields,
+            is_of=_turns,
+            pairs_rows=True,
+            turns_a_part=True,
+            has_kinds=True,
         ),
     ),
 )

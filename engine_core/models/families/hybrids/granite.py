@@ -10,6 +10,18 @@ from engine_core.models.decoder_config import read_experts
 from engine_core.models.expert_tensors import MIXTRAL_EXPERTS
 from engine_core.models.families.dense import granite
 from engine_core.models.families.family import Family
+from engine_core.models.families.gguf import (
+    GATED,
+    MAMBA2,
+    PROJECTIONS,
+    TWO_NORMS,
+    Fields,
+    Gguf,
+    Metadata,
+    layer_kinds,
+    mamba2_sizes,
+)
+from engine_core.models.families.gguf import experts as gguf_experts
 from engine_core.models.hybrids import Mamba2Block, mamba2_state, read_kinds, read_mamba2, with_kept
 
 _DEFAULTS = {"intermediate_size": 11_008, "shared_intermediate_size": 1024}
@@ -32,7 +44,7 @@ def read(fields: ConfigFields) -> ModelConfig:
         intermediate_size=fields.positive_int("shared_intermediate_size"),
         rotary=rotary,
         experts=(experts,) * num_layers,
-        block=Mamba2Block(mamba, halves=("gate_up_proj",)),
+        block=Mamba2Block(mamba),
     )
     return with_kept(config, [state if kind == "linear_attention" else None for kind in kinds])
 
@@ -51,15 +63,53 @@ def _experts(fields: ConfigFields) -> ExpertConfig:
     return replace(experts, gates_shared=False)
 
 
+KINDS = {"ssm_in": "linear_attention", "attn_q": "full_attention"}
+"""The first matrix of each kind of layer in llama.cpp's files."""
+_GGUF_LAYER = {
+    **(PROJECTIONS | GATED | TWO_NORMS | MAMBA2),
+    "ffn_gate_shexp": "mlp.gate_proj",
+    "ffn_up_shexp": "mlp.up_proj",
+    "ffn_down_shexp": "mlp.down_proj",
+    "ffn_gate_inp": "block_sparse_moe.gate",
+    "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
+    "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
+    "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
+}
+
+
+def _gguf_fields(meta: Metadata, config: Fields) -> Fields:
+    kinds = layer_kinds(meta, config["num_hidden_layers"], KINDS)
+    experts: Fields = {"num_local_experts": 0}
+    if meta.number("expert_count", 0):
+        experts = gguf_experts(meta)
+        experts["num_local_experts"] = experts.pop("num_experts")
+        if not experts.pop("norm_topk_prob"):
+            meta.refuse("weights of experts that are not renormalised")
+    return {
+        **granite.gguf_fields(meta, config),
+        **mamba2_sizes(meta, config, kinds),
+        **experts,
+        "layer_types": kinds,
+        "shared_intermediate_size": int(
+            meta.number("expert_shared_feed_forward_length", config["intermediate_size"])
+        ),
+    }
+
+
 FAMILIES = (
     Family(
         names=("GraniteMoeHybridForCausalLM", "GraniteMoeHybridModel"),
         model_type="granitemoehybrid",
         read=read,
-        tensor_suffixes=(
-            ("shared_mlp.input_linear.weight", "mlp.gate_up_proj.weight"),
-            ("shared_mlp.output_linear.weight", "mlp.down_proj.weight"),
-        ),
+        tensor_suffixes=(("shared_mlp.output_linear.weight", "mlp.down_proj.weight"),),
         experts=MIXTRAL_EXPERTS,
+        gguf=Gguf(
+            architecture="granitehybrid",
+            layer=_GGUF_LAYER,
+            fields=_gguf_fields,
+            pairs_rows=True,
+            has_kinds=True,
+            scales=granite.SCALES,
+        ),
     ),
 )

@@ -9,6 +9,16 @@ from engine_core.models.config import ModelConfig
 from engine_core.models.config_fields import ConfigFields
 from engine_core.models.decoder_config import head_size_of, read_decoder
 from engine_core.models.families.family import Family
+from engine_core.models.families.gguf import (
+    GATED,
+    PROJECTIONS,
+    QK_NORMS,
+    TWO_NORMS,
+    Fields,
+    Gguf,
+    Metadata,
+    layer_kinds,
+)
 from engine_core.models.hybrids import read_kinds, with_kept
 from engine_core.models.layer_cache import PagedKeys, recurrent_state
 from engine_core.models.rotary_config import read_rotary
@@ -84,6 +94,27 @@ class _Block:
         return build.block(layer, mixer)
 
 
+_GGUF_LAYER = {
+    **(PROJECTIONS | GATED | TWO_NORMS | QK_NORMS),
+    "shortconv.in_proj": "conv.in_proj",
+    "shortconv.conv": "conv.conv",
+    "shortconv.out_proj": "conv.out_proj",
+}
+_KINDS = {"shortconv.in_proj": "conv", "attn_q": "full_attention"}
+
+
+def _gguf_fields(meta: Metadata, config: Fields) -> Fields:
+    kinds = layer_kinds(meta, config["num_hidden_layers"], _KINDS)
+    layer = kinds.index("conv") if "conv" in kinds else 0
+    return {
+        "layer_types": kinds,
+        "conv_L_cache": int(meta.number("shortconv.l_cache")),
+        "conv_bias": f"blk.{layer}.shortconv.conv.bias" in meta.tensors,
+        "block_auto_adjust_ff_dim": False,
+        "norm_eps": config["rms_norm_eps"],
+    }
+
+
 FAMILIES = (
     Family(
         names=("Lfm2ForCausalLM", "Lfm2Model"),
@@ -99,6 +130,14 @@ FAMILIES = (
             ("self_attn.q_layernorm.weight", "self_attn.q_norm.weight"),
             ("self_attn.k_layernorm.weight", "self_attn.k_norm.weight"),
             ("self_attn.out_proj.weight", "self_attn.o_proj.weight"),
+        ),
+        gguf=Gguf(
+            architecture="lfm2",
+            layer=_GGUF_LAYER,
+            fields=_gguf_fields,
+            theta=1_000_000.0,
+            has_kinds=True,
+            last_norm="token_embd_norm.weight",
         ),
     ),
 )

@@ -14,6 +14,15 @@ from engine_core.models.config_fields import ConfigFields
 from engine_core.models.decoder_config import read_decoder
 from engine_core.models.errors import UnsupportedArchitecture
 from engine_core.models.families.family import Family
+from engine_core.models.families.gguf import (
+    MAMBA2,
+    PROJECTIONS,
+    Fields,
+    Gguf,
+    Metadata,
+    layer_kinds,
+    mamba2_sizes,
+)
 from engine_core.models.hybrids import (
     mamba2,
     mamba2_state,
@@ -101,6 +110,31 @@ class _Block:
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 _FEED_FORWARD = ("up_proj.weight", "up_proj.bias", "down_proj.weight", "down_proj.bias")
 
+_GGUF_LAYER = {
+    **(PROJECTIONS | {"attn_norm": "norm", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}),
+    **{ours: name.replace("mamba.", "mixer.") for ours, name in MAMBA2.items()},
+}
+_GGUF_KINDS = {"ssm_in": "linear_attention", "attn_q": "full_attention", "ffn_up": "mlp"}
+
+
+def _gguf_fields(meta: Metadata, config: Fields) -> Fields:
+    kinds = layer_kinds(meta, config["num_hidden_layers"], _GGUF_KINDS)
+    sizes = mamba2_sizes(meta, config, kinds)
+    dense = kinds.index("mlp") if "mlp" in kinds else 0
+    return {
+        "layers_block_type": kinds,
+        "layer_norm_epsilon": config["rms_norm_eps"],
+        "mamba_num_heads": sizes["mamba_n_heads"],
+        "mamba_head_dim": sizes["mamba_d_head"],
+        "n_groups": sizes["mamba_n_groups"],
+        "ssm_state_size": sizes["mamba_d_state"],
+        "conv_kernel": sizes["mamba_d_conv"],
+        "use_conv_bias": sizes["mamba_conv_bias"],
+        "use_bias": sizes["mamba_proj_bias"],
+        "mlp_bias": f"blk.{dense}.ffn_up.bias" in meta.tensors,
+    }
+
+
 FAMILIES = (
     Family(
         names=("NemotronHForCausalLM", "NemotronHModel"),
@@ -117,6 +151,9 @@ FAMILIES = (
         tensor_suffixes=(
             *((f"mixer.{part}.weight", f"self_attn.{part}.weight") for part in _ATTENTION),
             *((f"mixer.{part}", f"mlp.{part}") for part in _FEED_FORWARD),
+        ),
+        gguf=Gguf(
+            architecture="nemotron_h", layer=_GGUF_LAYER, fields=_gguf_fields, has_kinds=True
         ),
     ),
 )
