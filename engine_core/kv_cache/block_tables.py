@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from engine_core.kv_cache.block_counts import BlockCounts, exceeds
 from engine_core.kv_cache.disk import DiskTier
-from engine_core.kv_cache.groups import KVCacheGroupSpec
+from engine_core.kv_cache.groups import Checkpoints, KVCacheGroupSpec
 from engine_core.kv_cache.next_blocks import NextBlocks
 from engine_core.kv_cache.offload import OffloadManager
 from engine_core.kv_cache.prefix_cache import CacheHit, PrefixCache
@@ -34,6 +34,7 @@ class BlockTables:
         enable_prefix_caching: bool,
         num_host_blocks: int | Sequence[int],
         disk: DiskTier | None,
+        checkpoint_interval: int,
     ) -> None:
         self.block_size = block_size
         self.has_encoder = any(spec.is_encoders for spec in groups)
@@ -57,7 +58,10 @@ class BlockTables:
             block_size=block_size,
             is_enabled=enable_prefix_caching and bool(self.groups),
         )
-        self._sparse = [g for g, spec in enumerate(self.groups) if spec.is_sparse]
+        self._checkpoints = Checkpoints(
+            self._pool.ids, groups=self.groups, block_size=block_size, interval=checkpoint_interval
+        )
+        self._sparse = self._checkpoints.groups
         self._dropping = [g for g, spec in enumerate(self.groups) if not spec.keeps_all]
         self._swapped = SwappedSequences(self._offload, groups=self.groups, block_size=block_size)
         self._blocks_of: dict[str, SequenceBlocks] = {}
@@ -112,6 +116,8 @@ class BlockTables:
             num_blocks=num_blocks,
             num_registered=num_blocks,
             num_dropped=[table.count(NULL_BLOCK_ID) for table in tables],
+            sparse=self._sparse,
+            checkpoints={num_blocks - 1, hit.num_key_tokens // self.block_size - 1},
             encoder=self._encoder_table(seq),
         )
 
@@ -153,7 +159,7 @@ class BlockTables:
         seq_blocks = self._blocks_of.get(seq.sequence_id)
         if is_new := seq_blocks is None:
             tables: BlockIds = tuple([[] for _ in self.groups])
-            seq_blocks = SequenceBlocks(tables, 0, 0, [0] * len(tables))
+            seq_blocks = SequenceBlocks(tables, 0, 0, [0] * len(tables), sparse=self._sparse)
         num_computed, num_old = seq.num_computed_tokens, seq_blocks.num_blocks
         # a step in flight may fail: then its last known token is computed again
         lowest = min(num_computed, seq.num_tokens - 1)
@@ -164,18 +170,23 @@ class BlockTables:
         shared = self._shared_blocks(seq_blocks, first, num_needed) if may_overwrite else []
         num_new = num_needed - num_old if num_needed > num_old else 0
         wanted: BlockCounts = num_new * len(self.groups) + len(shared)
-        if self._has_pools:
-            wanted = self._num_wanted(seq_blocks, num_new, shared)
+        needed = range(num_old, num_needed)
+        if self._sparse:
+            needed = self._checkpoints.needed(seq, stop, needed)
+        if self._has_pools or self._sparse:
+            wanted = self._num_wanted(seq_blocks, num_new, len(needed), shared)
         if exceeds(wanted, self._pool.free):
             wanted = wanted - self._num_droppable(lowest, seq_blocks)
             if exceeds(wanted, self._pool.free):
                 return None
-        start = num_old
+        start, places = num_old, list[int]()
         if self._prefix_cache.is_enabled:
+            if self._sparse:
+                places = self._checkpoints.before(seq, seq_blocks, needed, self._pool.free - wanted)
             replaced = self._prefix_cache.deduplicate(seq, seq_blocks, num_computed)
             start = num_old if replaced is None else replaced
         if self._dropping:
-            self._drop_below(lowest, seq_blocks)
+            self._drop_below(lowest, seq, seq_blocks)
         if shared:
             start = min(start, self._copy_on_write(num_computed, seq_blocks, shared))
         if may_overwrite:
@@ -183,8 +194,12 @@ class BlockTables:
             self._pool.unindex([seq_blocks.tables[group][index] for group, index in stale])
         if num_new:
             for group, table in enumerate(seq_blocks.tables):
-                block_ids = self._pool.allocate(num_new, self._pool_of_group[group])
+                number = len(places) + len(needed) if group in self._sparse else num_new
+                block_ids = self._pool.allocate(number, self._pool_of_group[group])
                 self._offload.pending.on_reallocated(block_ids)
+                if number < num_new:
+                    ids = dict(zip([*places, *needed], block_ids, strict=True))
+                    block_ids = [ids.get(i, NULL_BLOCK_ID) for i in range(num_old, num_needed)]
                 table += block_ids
             seq_blocks.num_blocks += num_new
         if num_tokens > 1 and self._prefix_cache.is_enabled:
@@ -195,12 +210,12 @@ class BlockTables:
         return seq_blocks.update_from(start)
 
     def _num_wanted(
-        self, seq_blocks: SequenceBlocks, num_new: int, shared: list[tuple[int, int]]
+        self, own: SequenceBlocks, num_new: int, num_sparse: int, shared: list[tuple[int, int]]
     ) -> BlockCounts:
-        """Blocks to be taken for so many new logical blocks and in place of shared ones."""
-        tables = seq_blocks.tables
-        wanted = self._by_group([num_new] * len(tables))
-        return wanted + self._pool.ids.count([tables[group][index] for group, index in shared])
+        """Blocks to be taken for new logical blocks, in sparse groups and in all others, and in
+        place of shared ones."""
+        wanted = self._by_group([num_sparse if spec.is_sparse else num_new for spec in self.groups])
+        return wanted + self._pool.ids.count([own.tables[g][i] for g, i in shared])
 
     def _shared_blocks(
         self, seq_blocks: SequenceBlocks, first: int, stop: int
@@ -289,10 +304,17 @@ class BlockTables:
             droppable += seq_blocks.tables[group][seq_blocks.num_dropped[group] : stop]
         return self._pool.ids.count([b for b in droppable if self._pool.ref_count(b) == 1])
 
-    def _drop_below(self, position: int, seq_blocks: SequenceBlocks) -> None:
+    def _drop_below(self, position: int, seq: CachedSequence, seq_blocks: SequenceBlocks) -> None:
+        """Give back what is out of reach. It can still be found, but for useless states."""
         for group in self._dropping:
-            num_dropped = self.groups[group].num_dropped_blocks(position, self.block_size)
-            self._offload.release(seq_blocks.drop(group, num_dropped))
+            spec = self.groups[group]
+            dropped = seq_blocks.drop(group, spec.num_dropped_blocks(position, self.block_size))
+            if spec.is_sparse and dropped:
+                useless = self._checkpoints.useless(seq, seq_blocks, dropped)
+                useless = [each for each in useless if self._pool.ref_count(each) == 1]
+                self._offload.filling.difference_update(useless)
+                self._pool.unindex(useless)
+            self._offload.release([block_id for _, block_id in dropped])
 
     def drop_out_of_windows(self, seq: CachedSequence) -> int:
         """Free what no token still to be computed can read, of a sequence that holds blocks.
@@ -300,7 +322,7 @@ class BlockTables:
         seq_blocks = self._blocks_of[seq.sequence_id]
         lowest = min(seq.num_computed_tokens, seq.num_tokens - 1)
         self._prefix_cache.register_computed(seq, seq_blocks)
-        self._drop_below(lowest, seq_blocks)
+        self._drop_below(lowest, seq, seq_blocks)
         return min(self.groups[g].next_drop(lowest, self.block_size) for g in self._dropping)
 
     def free(self, seq: CachedSequence) -> None:
@@ -309,6 +331,8 @@ class BlockTables:
         seq_blocks = self._blocks_of.pop(seq.sequence_id, None)
         if seq_blocks is not None:
             self._prefix_cache.register_computed(seq, seq_blocks)
+            if self._sparse:
+                self._drop_below(min(seq.num_computed_tokens, seq.num_tokens), seq, seq_blocks)
             self._release([(seq, seq_blocks)])
         self._swapped.drop(seq)
 

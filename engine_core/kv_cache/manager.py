@@ -66,6 +66,8 @@ class KVCacheManager(BlockTables):
         watermark: share of the blocks kept free when a request is admitted beside others.
         num_host_blocks: blocks in host memory, as `num_blocks`, with the ids behind; 0 for none.
         disk: blocks that outlive the process; None for none. One step runs at a time then.
+        checkpoint_interval: of so many tokens of a sequence sparse groups keep one state, for
+            others to start from; 0 for none.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class KVCacheManager(BlockTables):
         watermark: float = 0.01,
         num_host_blocks: int | Sequence[int] = 0,
         disk: DiskTier | None = None,
+        checkpoint_interval: int = 0,
     ) -> None:
         if block_size < 1:
             raise ValueError(f"block_size is {block_size}, it must be at least 1")
@@ -90,6 +93,7 @@ class KVCacheManager(BlockTables):
             enable_prefix_caching=enable_prefix_caching,
             num_host_blocks=num_host_blocks,
             disk=disk,
+            checkpoint_interval=checkpoint_interval,
         )
         sizes = self._pool.ids.sizes
         self.watermark_blocks: BlockCounts = self._pool.ids.by_pool(
@@ -153,19 +157,25 @@ class KVCacheManager(BlockTables):
         """References less the blocks in use: blocks saved by sharing."""
         return self._pool.num_references - self._pool.num_in_use
 
-    def num_peak_blocks(self, num_tokens: int, max_chunk: int) -> BlockCounts:
-        """Most blocks of all groups that `num_tokens` need at once, `max_chunk` a step."""
-        size = self.block_size
-        return self._by_group([g.num_peak_blocks(num_tokens, max_chunk, size) for g in self.groups])
+    def num_peak_blocks(self, num_tokens: int, max_chunk: int, num_slots: int = 0) -> BlockCounts:
+        """Most blocks of all groups that `num_tokens` need at once, `max_chunk` a step, and slots
+        behind them."""
+        return self._by_group(self._peaks(num_tokens, max_chunk, num_slots))
 
-    def num_own_blocks(self, num_tokens: int, max_chunk: int, num_shared: int) -> BlockCounts:
+    def _peaks(self, num_tokens: int, max_chunk: int, num_slots: int) -> list[int]:
+        """The same, of each group."""
+        return [
+            spec.num_peak_blocks(num_tokens, max_chunk, self.block_size, num_slots)
+            for spec in self.groups
+        ]
+
+    def num_own_blocks(
+        self, num_tokens: int, max_chunk: int, num_slots: int, num_shared: int
+    ) -> BlockCounts:
         """As `num_peak_blocks`, less the full blocks of the first `num_shared` tokens, which are
         another sequence's too; at least one of each group."""
-        size, counts = self.block_size, []
-        for spec in self.groups:
-            num_peak = spec.num_peak_blocks(num_tokens, max_chunk, size)
-            counts.append(max(1, num_peak - num_shared // size))
-        return self._by_group(counts)
+        peaks = self._peaks(num_tokens, max_chunk, num_slots)
+        return self._by_group([max(1, peak - num_shared // self.block_size) for peak in peaks])
 
     def num_tails(self, num_sequences: int) -> BlockCounts:
         """One block of each group for each of so many sequences."""
@@ -175,19 +185,14 @@ class KVCacheManager(BlockTables):
         self, seq: CachedSequence, max_chunk: int, num_extra_tokens: int = 0
     ) -> BlockCounts:
         """Blocks that a sequence will still take for its tokens known now and the extra ones."""
-        num_tokens = seq.num_tokens + num_extra_tokens
         seq_blocks = self._blocks_of.get(seq.sequence_id)
+        peaks = self._peaks(seq.num_tokens, max_chunk, num_extra_tokens)
         if seq_blocks is None:
-            return self.num_peak_blocks(num_tokens, max_chunk)
-        size, tables = self.block_size, seq_blocks.tables
-        each = zip(self.groups, tables, seq_blocks.num_dropped, strict=True)
-        missing = [
-            max(0, spec.num_peak_blocks(num_tokens, max_chunk, size) - (len(table) - num_dropped))
-            for spec, table, num_dropped in each
-        ]
-        shared = self._shared_blocks(
-            seq_blocks, seq.num_computed_tokens // size, seq_blocks.num_blocks
-        )
+            return self._by_group(peaks)
+        tables = seq_blocks.tables
+        missing = [max(0, peak - seq_blocks.num_held(group)) for group, peak in enumerate(peaks)]
+        first = seq.num_computed_tokens // self.block_size
+        shared = self._shared_blocks(seq_blocks, first, seq_blocks.num_blocks)
         return self._by_group(missing) + self._pool.ids.count([tables[g][i] for g, i in shared])
 
     def num_freed_blocks(self, seqs: Iterable[CachedSequence], hit: CacheHit) -> BlockCounts:
@@ -268,9 +273,7 @@ class KVCacheManager(BlockTables):
             is_resumed: was admitted before: refused only if it does not fit in an empty cache.
             num_extra_blocks: needed besides, for samples that will fork.
         """
-        num_total = self.num_peak_blocks(
-            seq.num_tokens + num_lookahead_slots, max_chunk + num_lookahead_slots
-        )
+        num_total = self.num_peak_blocks(seq.num_tokens, max_chunk, num_lookahead_slots)
         num_total = num_total + num_extra_blocks + self._num_missing_encoder_blocks(seq)
         pool, num_shared = self._pool, []
         for spec, block_ids in zip(self.groups, hit.block_ids, strict=True):

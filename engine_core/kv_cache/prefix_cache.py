@@ -36,6 +36,8 @@ class CacheHit:
     """Of `num_tokens`, those of blocks that must come from disk, in any group."""
     disk_blocks: tuple[tuple[int, HashKey], ...] = ()
     """(place in the group's table, what it is found by on disk)."""
+    num_key_tokens: int = 0
+    """Tokens that all groups but sparse ones have; more than `num_tokens` where states lack."""
 
 
 class FirstBlocks:
@@ -88,6 +90,8 @@ class PrefixCache:
         has_more = offload.host.num_blocks or offload.disk is not None
         self.has_one_tier = self._groups == (KVCacheGroupSpec(),) and not has_more
         """Blocks are on the device only, one table a sequence."""
+        self._has_states = any(spec.is_sparse for spec in groups)
+        self._has_keys = not all(spec.is_sparse for spec in groups)
         self._first_blocks = FirstBlocks(_FIRST_BLOCKS_A_BLOCK * self._pool.num_blocks)
 
     # ------------------------------------------------------------------ hashes
@@ -127,7 +131,9 @@ class PrefixCache:
         """Of each group the blocks that a token at the boundary reads; those before are the null
         block."""
         locate = self._offload.locate
-        num_blocks = self._num_found(self._within_reach(block_hashes))
+        num_keys = num_blocks = self._num_found(self._within_reach(block_hashes), sparse=False)
+        if self._has_states:
+            num_blocks = self._num_found(block_hashes[:num_keys], sparse=True)
         tables, size = list[list[int]](), self._block_size
         host_blocks, host_places = list[tuple[int, int, int]](), set[int]()
         disk_blocks, disk_places = list[tuple[int, HashKey]](), set[int]()
@@ -153,6 +159,7 @@ class PrefixCache:
             tuple(host_blocks),
             len(disk_places) * size,
             tuple(disk_blocks),
+            num_keys * size if self._has_keys else 0,
         )
 
     def _within_reach(self, block_hashes: Sequence[bytes]) -> Sequence[bytes]:
@@ -168,8 +175,9 @@ class PrefixCache:
                 return block_hashes[:index]
         return block_hashes
 
-    def _num_found(self, block_hashes: Sequence[bytes]) -> int:
-        """The largest boundary, in blocks, before which every group has what it needs."""
+    def _num_found(self, block_hashes: Sequence[bytes], *, sparse: bool) -> int:
+        """The largest boundary, in blocks, before which every group has what it needs; with sparse
+        groups or without."""
         is_found, size = self._offload.is_found, self._block_size
         num_blocks = len(block_hashes)
         for group, spec in enumerate(self._groups):
@@ -182,7 +190,7 @@ class PrefixCache:
         while not settled:
             settled = True
             for group, spec in enumerate(self._groups):
-                if spec.keeps_all:
+                if spec.keeps_all or (spec.is_sparse and not sparse):
                     continue
                 first = spec.num_dropped_blocks(num_blocks * size, size)
                 for index in range(num_blocks - 1, first - 1, -1):
@@ -341,6 +349,7 @@ class PrefixCache:
                 table[index] = known
                 self._offload.release([own])
                 self.num_deduplicated += 1
+                seq_blocks.checkpoints.add(index)  # maybe its own sequence's
                 is_changed = True
             else:
                 seq_blocks.duplicates.add(index)

@@ -56,6 +56,10 @@ class CachedSequence(Protocol):
         """Prompt and output."""
 
     @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+
+    @property
     def num_computed_tokens(self) -> int:
         """Tokens that are in the cache, or planned to be."""
 
@@ -80,7 +84,8 @@ class TableUpdate:
 
 @dataclasses.dataclass(slots=True)
 class SequenceBlocks:
-    """Position i of a table is logical block i; blocks out of reach are the null block."""
+    """Position i of a table is logical block i; blocks out of reach are the null block, and so are
+    those of a sparse group that no one is to start from."""
 
     tables: BlockIds
     num_blocks: int
@@ -92,6 +97,11 @@ class SequenceBlocks:
     duplicates: set[int] = dataclasses.field(default_factory=set)
     """Of the registered ones, logical blocks that were being computed while an equal block was in
     the prefix cache already: to be replaced by that one later."""
+    sparse: Sequence[int] = ()
+    """Groups whose tables have holes."""
+    checkpoints: set[int] = dataclasses.field(default_factory=set)
+    """Logical blocks whose states other sequences may start from, beside those that every sequence
+    keeps: it started from them itself, or they are wanted."""
     encoder: list[int] = dataclasses.field(default_factory=list)
     """Blocks of what an encoder made for the request; empty but for encoder-decoder models."""
 
@@ -105,15 +115,18 @@ class SequenceBlocks:
             num_registered=min(num_blocks, self.num_registered),
             num_dropped=[min(num_blocks, num_dropped) for num_dropped in self.num_dropped],
             duplicates={index for index in self.duplicates if index < num_blocks},
+            sparse=self.sparse,
+            checkpoints=self.checkpoints.copy(),
         )
 
-    def drop(self, group: int, num_dropped: int) -> list[int]:
-        """Make the first `num_dropped` blocks of a group null. Returns those that were real."""
+    def drop(self, group: int, num_dropped: int) -> list[tuple[int, int]]:
+        """Make the first `num_dropped` blocks of a group null. Returns the places and ids of those
+        that were real."""
         table, start = self.tables[group], self.num_dropped[group]
         stop = min(num_dropped, len(table))
         if stop <= start:
             return []
-        dropped = table[start:stop]
+        dropped = [(i, table[i]) for i in range(start, stop) if table[i] != NULL_BLOCK_ID]
         table[start:stop] = [NULL_BLOCK_ID] * (stop - start)
         self.num_dropped[group] = stop
         return dropped
@@ -129,7 +142,12 @@ class SequenceBlocks:
         blocks: list[int] = []
         for table, num_dropped in zip(self.tables, self.num_dropped, strict=True):
             blocks += table[num_dropped:] if num_dropped else table
-        return blocks
+        return list(filter(None, blocks)) if self.sparse else blocks
+
+    def num_held(self, group: int) -> int:
+        """Blocks of a group but the null block."""
+        table, num_dropped = self.tables[group], self.num_dropped[group]
+        return len(table) - (table.count(NULL_BLOCK_ID) if group in self.sparse else num_dropped)
 
     def update_from(self, start: int) -> TableUpdate:
         """Tell what the tables hold from logical block `start` on."""
@@ -140,10 +158,11 @@ class SequenceBlocks:
 
     def check(self) -> None:
         """Assert that the tables have the shape they should."""
-        for table, num_dropped in zip(self.tables, self.num_dropped, strict=True):
+        for group, table in enumerate(self.tables):
+            num_dropped = self.num_dropped[group]
             assert len(table) == self.num_blocks
             assert not any(table[:num_dropped])
-            assert all(table[num_dropped:])
+            assert group in self.sparse or all(table[num_dropped:])
         assert all(index < self.num_registered for index in self.duplicates)
         assert self.num_registered <= self.num_blocks
 
@@ -158,5 +177,6 @@ def tail_first(holders: list[SequenceBlocks]) -> list[int]:
         for own in holders
         for table, num_dropped in zip(own.tables, own.num_dropped, strict=True)
         for index in range(num_dropped, len(table))
+        if table[index] != NULL_BLOCK_ID
     ]
     return [block_id for _, block_id in sorted(order)]

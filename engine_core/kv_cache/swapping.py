@@ -171,16 +171,15 @@ class SwappedSequences:
         """Blocks that a sequence takes on top of those it comes back with; `shared` are the host
         blocks that it will not hold alone."""
         seq_blocks = self._tables[seq.sequence_id]
-        num_tokens = seq.num_tokens + num_lookahead_slots
-        chunk = max(1, num_tokens - seq.num_computed_tokens)
-        num_needed = -(-num_tokens // self._block_size)
+        chunk = max(1, seq.num_tokens - seq.num_computed_tokens)
+        num_needed = -(-(seq.num_tokens + num_lookahead_slots) // self._block_size)
         num_growth = list[int]()
-        for spec, table, num_dropped in zip(
-            self._groups, seq_blocks.tables, seq_blocks.num_dropped, strict=True
-        ):
-            num_peak = spec.num_peak_blocks(num_tokens, chunk, self._block_size)
-            if shared.isdisjoint(table[num_dropped:]):
-                num_growth.append(max(0, num_peak - (len(table) - num_dropped)))
+        for group, (spec, table) in enumerate(zip(self._groups, seq_blocks.tables, strict=True)):
+            num_peak = spec.num_peak_blocks(
+                seq.num_tokens, chunk, self._block_size, num_lookahead_slots
+            )
+            if shared.isdisjoint(table):
+                num_growth.append(max(0, num_peak - seq_blocks.num_held(group)))
             else:  # what falls out of reach does not become free: others hold it
                 num_growth.append(min(num_peak, max(0, num_needed - len(table))))
         pools = [spec.pool for spec in self._groups]

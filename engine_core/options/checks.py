@@ -46,6 +46,10 @@ def check_options(options: EngineOptions) -> None:
         )
     _check_prefix_store(options)
     _check_disaggregation(options)
+    if options.state_checkpoint_interval is not None and not options.enable_prefix_caching:
+        raise ConfigurationError(
+            "--state-checkpoint-interval has no effect with --no-enable-prefix-caching; omit one"
+        )
     if options.security.isolate_tenants and not options.enable_prefix_caching:
         raise ConfigurationError(
             "--isolate-tenants has no effect with --no-enable-prefix-caching; omit one of them"

@@ -99,6 +99,9 @@ class EngineOptions:
     take together (default 0.9)."""
     enable_prefix_caching: Annotated[bool, CACHE] = True
     """Reuse the KV blocks of prompts with a common prefix."""
+    state_checkpoint_interval: Annotated[int | None, CACHE, NOT_NEGATIVE] = None
+    """Of so many tokens one state of recurrent layers is kept for other requests to start from;
+    0: none. Default: as many tokens as have keys and values of a state's bytes."""
     watermark: Annotated[float, CACHE, at_least(0, lt=1)] = 0.01
     """Share of the blocks kept free when a request is admitted."""
     kv_cache_dtype: Annotated[CacheDtypeName, CACHE] = "auto"

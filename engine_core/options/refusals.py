@@ -17,6 +17,7 @@ _IS_GIVEN: dict[str, Callable[[EngineOptions], object]] = {
     "--kv-cache-dtype": lambda o: o.kv_cache_dtype != "auto",
     "--kv-cache-dtype of a CPU": lambda o: o.kv_cache_dtype in ("bfloat16", "int8"),
     "--host-cache-memory": lambda o: o.host_cache_memory,
+    "--state-checkpoint-interval": lambda o: o.state_checkpoint_interval is not None,
     "--prefix-cache-dir": lambda o: o.prefix_cache_dir is not None,
     "--disaggregation-mode": lambda o: o.disaggregation.disaggregation_mode is not None,
     "--memory-fraction": lambda o: o.memory_fraction is not None,
@@ -80,6 +81,10 @@ _REFUSED: dict[str, dict[str, str]] = {
     "stages": {
         "--pipeline-parallel-size": "{option}: {architecture} has no stages here, only our own "
         "decoders have; omit it",
+    },
+    "states": {
+        "--state-checkpoint-interval": "{option} has no effect: no layer of {architecture} keeps a "
+        "state; omit it",
     },
     "adapters": {
         "--enable-lora": "adapters need our own model code, and {architecture} runs through "
@@ -146,3 +151,5 @@ def refuse_unsupported(options: EngineOptions, model: Model, architecture: str) 
     for feature in get_args(Feature):
         if feature not in model.supports and feature in _REFUSED:
             refuse(options, feature, architecture)
+    if not any(layer.is_sparse for layer in model.spec.layers):
+        refuse(options, "states", architecture)

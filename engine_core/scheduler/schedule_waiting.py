@@ -220,9 +220,7 @@ class WaitingScheduler:
                 )
         kv_cache = self._kv_cache
         num_slots = self._num_lookahead_slots
-        num_needed = kv_cache.num_peak_blocks(
-            request.num_tokens + num_slots, self._max_chunk + num_slots
-        )
+        num_needed = kv_cache.num_peak_blocks(request.num_tokens, self._max_chunk, num_slots)
         num_needed = num_needed + kv_cache.num_tails(request.num_sequences - 1)
         num_needed = num_needed + kv_cache.num_encoder_blocks(request.content.num_encoder_tokens)
         is_new = request.status is RequestStatus.WAITING
@@ -361,7 +359,7 @@ class WaitingScheduler:
         if not kv_cache.has_windows or len(request.sequences) == 1:
             num_shared = request.num_prompt_tokens
         num_slots = self._num_lookahead_slots + 1
-        max_chunk = self._max_chunk + num_slots
         return sum(
-            kv_cache.num_own_blocks(length + num_slots, max_chunk, num_shared) for length in lengths
+            kv_cache.num_own_blocks(length, self._max_chunk, num_slots, num_shared)
+            for length in lengths
         )

@@ -259,6 +259,7 @@ class _Assembly:
             block_size=config.block_size,
             groups=[*groups, *encoder_groups(spec.loaded.model)],
             enable_prefix_caching=config.enable_prefix_caching,
+            checkpoint_interval=config.state_checkpoint_interval,
             watermark=config.watermark,
             num_host_blocks=config.num_host_blocks,
             disk=None if self.store is None else self.store.tier,

@@ -36,6 +36,8 @@ class EngineConfig:
     num_host_blocks: PoolSizes
     host_cache_bytes: int
     enable_prefix_caching: bool
+    state_checkpoint_interval: int
+    """Tokens, of which one state is kept in the prefix cache; 0: none is for its place."""
     watermark: float
     max_loras: int
     """Most adapters in a step; 0: requests have none."""

@@ -181,7 +181,7 @@ class RequestBlocks:
         counts = [self.num_encoder_blocks, *[0] * max(group.pool for group in self.groups)]
         for group in self.groups:
             counts[group.pool] += group.num_peak_blocks(
-                num_tokens + num_slots, self.max_chunk_size + num_slots, self.block_size
+                num_tokens, self.max_chunk_size, self.block_size, num_slots
             )
         return counts
 
@@ -203,7 +203,8 @@ class RequestBlocks:
 class PoolShares:
     """How pools share memory: each holds the longest request that the first one holds, which has
     the blocks of all tokens if any group keeps them; beyond that they go by what a request of
-    `_TYPICAL_TOKENS` takes of each.
+    `_TYPICAL_TOKENS` takes of each. One of states has checkpoints beside those of running requests,
+    of as many bytes as the first pool has.
 
     Args:
         pool_bytes: of a block of each.
@@ -244,11 +245,22 @@ class PoolShares:
         longest = self.request.max_num_tokens(usable, self.max_model_len)
         least = self.request.num_blocks(max(1, longest))
         typical = self.request.num_blocks(min(self.max_model_len, _TYPICAL_TOKENS))
+        decoding = dataclasses.replace(self.request, max_chunk_size=1)
+        held = decoding.num_blocks(min(self.max_model_len, _TYPICAL_TOKENS))
         sizes = [num_first]
-        for need, share, most in zip(least[1:], typical[1:], self.useful[1:], strict=True):
-            size = min(most, num_first * share // typical[0])
-            sizes.append(max(size, math.ceil(need / (1 - self.watermark))))
+        for pool in range(1, len(self.pool_bytes)):
+            is_sparse = pool in self._sparse_pools
+            share = held[pool] if is_sparse else typical[pool]
+            size = min(self.useful[pool], num_first * share // typical[0])
+            if is_sparse:
+                size += num_first * self.pool_bytes[0] // self.pool_bytes[pool]
+            sizes.append(max(size, math.ceil(least[pool] / (1 - self.watermark))))
         return sizes
+
+    @property
+    def _sparse_pools(self) -> set[int]:
+        groups = self.request.groups
+        return {spec.pool for spec in groups} - {g.pool for g in groups if not g.is_sparse}
 
     def within(self, num_bytes: int, most: int | None = None) -> list[int]:
         """The most that fit into so many bytes, at most so many of the first pool."""
@@ -259,6 +271,22 @@ class PoolShares:
                 numbers, num_bytes, key=lambda number: self.num_bytes(self.beside(number))
             )
         )
+
+
+def checkpoint_interval(asked_for: int | None, pools: PoolShares) -> int:
+    """Of how many tokens one state is kept; if not asked for, of as many as have as many bytes in
+    other groups, so that checkpoints take no more than those."""
+    if asked_for is not None:
+        return asked_for
+    state_bytes = other_bytes = 0
+    for spec in pools.request.groups:
+        if spec.is_sparse:
+            state_bytes += pools.pool_bytes[spec.pool]
+        else:
+            other_bytes += pools.pool_bytes[spec.pool]
+    if not (state_bytes and other_bytes):
+        return _TYPICAL_TOKENS if state_bytes else 0
+    return -(-state_bytes // other_bytes) * pools.request.block_size
 
 
 def fit_max_model_len(

@@ -29,6 +29,7 @@ from engine_core.startup.memory import (
     HostMemory,
     PoolShares,
     RequestBlocks,
+    checkpoint_interval,
     choose_num_blocks,
     choose_num_host_blocks,
     fit_max_model_len,
@@ -242,6 +243,7 @@ def resolve_config(runner: RunnerSpec, files: ModelFiles, *, address: str) -> En
         host_cache_bytes=layout.num_bytes(num_host_blocks),
         enable_prefix_caching=options.enable_prefix_caching
         and not (is_encoder or request_blocks.num_encoder_blocks),
+        state_checkpoint_interval=checkpoint_interval(options.state_checkpoint_interval, pools),
         watermark=options.watermark,
         max_loras=0 if adapters is None else adapters.num_slots,
         max_lora_rank=0 if adapters is None else adapters.max_rank,

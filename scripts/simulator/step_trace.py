@@ -66,6 +66,7 @@ class StepTrace:
             enable_prefix_caching=settings.get("enable_prefix_caching", True),
             watermark=settings.get("watermark", 0.01),
             num_host_blocks=settings.get("num_host_blocks", 0),
+            checkpoint_interval=settings.get("state_checkpoint_interval", 0),
         )
 
 

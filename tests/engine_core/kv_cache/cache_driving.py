@@ -22,7 +22,15 @@ class CacheDriver:
     """`running` holds device blocks, `swapped` host blocks, `waiting` nothing."""
 
     def begin(
-        self, num_blocks, num_host_blocks, block_size, groups, caching, lengths, disk_blocks=0
+        self,
+        num_blocks,
+        num_host_blocks,
+        block_size,
+        groups,
+        caching,
+        lengths,
+        interval,
+        disk_blocks=0,
     ):
         self.disk = None
         if disk_blocks:
@@ -38,6 +46,7 @@ class CacheDriver:
             enable_prefix_caching=caching,
             num_host_blocks=num_host_blocks,
             disk=self.disk,
+            checkpoint_interval=interval,
         )
         self.memory = PagedMemory(groups, self.cache)
         self.running: dict[str, Stream] = {}

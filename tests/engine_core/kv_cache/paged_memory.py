@@ -32,6 +32,10 @@ class Stream:
     content_spans: tuple[ContentSpan, ...] = ()
     num_hashed_bytes: int = 0
     num_encoder_tokens: int = 0
+    num_prompt_tokens: int = 0
+
+    def __post_init__(self):
+        self.num_prompt_tokens = len(self.tokens)
 
     @property
     def request_id(self) -> str:

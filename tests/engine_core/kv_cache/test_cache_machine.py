@@ -43,6 +43,7 @@ class CacheMachine(CacheDriver, RuleBasedStateMachine):
         groups=st.sampled_from(LAYOUTS),
         caching=st.sampled_from([True, True, True, False]),
         lengths=st.lists(st.integers(1, 14), max_size=4),
+        interval=st.sampled_from([0, 2, 4]),
     )
     def start(self, **options):
         self.begin(**options)
@@ -259,7 +260,7 @@ class DiskCacheMachine(CacheMachine):
         disk_blocks=st.sampled_from([1, 4, 30, 30]),
     )
     def start(self, **options):
-        self.begin(caching=True, lengths=[], **options)
+        self.begin(caching=True, lengths=[], interval=4, **options)
 
     @precondition(lambda self: self.disk_events)
     @rule()

@@ -18,7 +18,9 @@ def few_blocks(reference):
     return {"num_blocks": 75 if has_windows else 28, "num_host_blocks": 60}
 
 
-def make_scheduler(layout, *, num_blocks, num_host_blocks, swap, depth=1, **options):
+def make_scheduler(
+    layout, *, num_blocks, num_host_blocks, swap, depth=1, checkpoint_interval=0, **options
+):
     mode = "swap" if swap else "recompute"
     return build_scheduler(
         SchedulerConfig(preemption_mode=mode, max_steps_in_flight=depth, **options),
@@ -28,6 +30,7 @@ def make_scheduler(layout, *, num_blocks, num_host_blocks, swap, depth=1, **opti
             watermark=0.0,
             groups=layout.group_specs,
             num_host_blocks=num_host_blocks,
+            checkpoint_interval=checkpoint_interval,
         ),
     )
 

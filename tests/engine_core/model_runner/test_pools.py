@@ -17,7 +17,7 @@ from tests.kernels.torch_device_steps import TorchDeviceSteps
 ONE_POOL, TWO_POOLS = 10, 112
 """Sizes of a state: with rows about that of four tokens' keys and values, and not."""
 NUMBER = 14
-PROMPTS = {"a": 23, "b": 22, "c": 9, "d": 31, "e": 1, "f": 8, "g": 16, "other": 40}
+PROMPTS = {"a": 23, "b": 22, "c": 9, "d": 31, "e": 1, "f": 8, "g": 16, "again": 31, "other": 40}
 """Lengths; all begin alike but the last, some part before they end."""
 
 
@@ -61,6 +61,7 @@ class Loop:
         chunk=64,
         max_num_seqs=4,
         on_device=False,
+        **options,
     ):
         self.model = StateModel(kept_by(order, size), size)
         sizes = {
@@ -81,7 +82,13 @@ class Loop:
         else:
             runner = CPUModelRunner(config)
         scheduler = make_scheduler(
-            config.layout, swap=swap, depth=depth, max_chunk_size=chunk, **sizes, **limits
+            config.layout,
+            swap=swap,
+            depth=depth,
+            max_chunk_size=chunk,
+            **sizes,
+            **limits,
+            **options,
         )
         self.loop = EngineLoop(scheduler, spoiled(runner), depth=depth)
 
@@ -118,8 +125,8 @@ def test_a_sequence_has_the_same_tokens_alone_in_any_chunks(order, size, chunk, 
     [
         ("ks", TWO_POOLS, (90, 60), False),
         ("ks", TWO_POOLS, (16, 60), True),
-        ("ks", TWO_POOLS, (90, 20), False),
-        ("sks", TWO_POOLS, (16, 30), True),
+        ("ks", TWO_POOLS, (90, 16), False),
+        ("sks", TWO_POOLS, (16, 18), True),
         ("sks", ONE_POOL, 60, False),
     ],
 )
@@ -141,9 +148,17 @@ def test_a_crowd_has_the_same_tokens_with_few_blocks_of_either_kind(
     assert sum(own.loop.num_cached_tokens.values()) >= 8
 
 
-def test_a_prefix_is_found_where_a_block_of_each_kind_ends(expected):
-    own = Loop(blocks=(60, 40))
-    for name, num_found in {"d": 0, "b": 20, "a": 20, "g": 12, "c": 8}.items():
+@pytest.mark.parametrize(
+    ("interval", "found"),
+    [
+        (0, {"d": 0, "b": 0, "a": 20, "g": 0, "c": 0, "again": 28}),
+        (8, {"d": 0, "b": 16, "a": 20, "g": 8, "c": 8, "again": 28}),
+    ],
+)
+def test_a_prefix_is_found_where_there_is_a_state(interval, found, expected):
+    """Every so many tokens, before a prompt's end, and behind what one had of another's keys."""
+    own = Loop(blocks=(60, 40), checkpoint_interval=interval)
+    for name, num_found in found.items():
         own.add(name)
         own.loop.finish()
         assert own.loop.num_cached_tokens[name] == num_found
@@ -177,8 +192,8 @@ def test_random_samples_are_those_of_a_loop_with_room():
 
 
 def test_what_is_evicted_comes_back_from_host_memory(expected):
-    own = Loop(blocks=(16, 16), max_num_seqs=1)
-    for name, num_found in (("d", 0), ("other", 0), ("a", 20)):
+    own = Loop(blocks=(16, 4), max_num_seqs=1)
+    for name, num_found in (("d", 0), ("other", 0), ("again", 28)):
         own.add(name)
         own.loop.finish()
         assert own.loop.num_cached_tokens[name] == num_found

@@ -68,6 +68,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             enable_prefix_caching=draw.random() < 0.8,
             watermark=draw.choice([0.0, 0.01, 0.2]),
             num_host_blocks=host_sizes,
+            checkpoint_interval=draw.choice([0, 4, 9]),
         )
         self._draw_more(draw)
         self.scheduler = build_scheduler(self.config, self.kv_cache)

@@ -11,6 +11,7 @@ from engine_core.startup.memory import (
     HostMemory,
     PoolShares,
     RequestBlocks,
+    checkpoint_interval,
     choose_num_blocks,
     choose_num_host_blocks,
     fit_max_model_len,
@@ -25,7 +26,7 @@ def hundred_megabytes(monkeypatch):
 
 
 KEYS = KVCacheGroupSpec()
-STATES = KVCacheGroupSpec(2, pool=1)
+STATES = KVCacheGroupSpec(2, is_sparse=True, pool=1)
 
 
 def shares(groups=(KEYS,), pool_bytes=(MIB,), *, max_model_len=40, watermark=0.0, max_num_seqs=4):
@@ -97,12 +98,13 @@ def two_pools(**changes):
 
 
 def test_pools_share_memory_by_what_a_request_takes_of_each():
-    """A request of 2048 tokens has 512 blocks of keys, and a step of it touches 3 of states."""
+    """A request of 2048 tokens has 512 blocks of keys, and holds 2 states while it decodes; as many
+    bytes are for checkpoints as for keys."""
     pools = two_pools(max_model_len=10_000, max_num_seqs=1000)
     keys, states = choose(kv_cache_memory=16 * MIB, pools=pools)
     assert keys * 1024 + states * 16384 <= 16 * MIB
-    assert states == keys * 3 // 512
-    assert (keys + 256) * 1024 + (states + 1) * 16384 > 16 * MIB
+    assert states == keys * 2 // 512 + keys // 16
+    assert (keys + 16) * 1024 + (states + 1) * 16384 > 16 * MIB
     assert choose_num_host_blocks(16 * MIB, pools, num_blocks=(9, 9)) == (keys, states)
 
 
@@ -117,17 +119,24 @@ def test_every_pool_holds_the_request_that_the_first_one_holds():
 
 def test_no_pool_is_larger_than_its_requests_can_use():
     pools = two_pools(max_model_len=400, max_num_seqs=2)
-    assert choose(memory_fraction=1.0, pools=pools) == (300, 2 * 3 * 3 // 2)
+    assert choose(memory_fraction=1.0, pools=pools) == (300, 300 * 2 // 100 + 300 // 16)
 
 
 def test_the_pool_that_is_too_small_is_named():
     request = two_pools().request
     fit = {"watermark": 0.0, "max_model_len": 40, "is_asked_for": True}
-    assert fit_max_model_len(request, num_blocks=(10, 3), **fit) == 40
-    with pytest.raises(CacheTooSmall, match="2 KV blocks of pool 1 hold a request of 8 tokens"):
-        fit_max_model_len(request, num_blocks=(10, 2), **fit)
+    assert fit_max_model_len(request, num_blocks=(10, 4), **fit) == 40
+    with pytest.raises(CacheTooSmall, match="3 KV blocks of pool 1 hold a request of 12 tokens"):
+        fit_max_model_len(request, num_blocks=(10, 3), **fit)
     with pytest.raises(CacheTooSmall, match="a block in each of 2 pools takes"):
         choose(kv_cache_memory=1024, pools=two_pools())
+
+
+def test_checkpoints_take_no_more_bytes_than_keys_and_values():
+    assert checkpoint_interval(None, two_pools()) == 16 * 4
+    assert checkpoint_interval(None, shares((KEYS, KEYS, STATES), (1000, 3999))) == 2 * 4
+    assert checkpoint_interval(24, two_pools()) == 24
+    assert checkpoint_interval(None, shares()) == 0
 
 
 @given(
