@@ -2,7 +2,7 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -10,9 +10,11 @@ import torch
 from engine_core.adapters.errors import AdapterError
 from engine_core.adapters.gguf_file import read_gguf_adapter
 from engine_core.adapters.peft_folder import CONFIG, WEIGHTS, read_peft_adapter
+from engine_core.layers.config import InterleavedRows
 from engine_core.model_files import ModelFilesError
 from engine_core.models.decoder import Decoder
 from engine_core.models.interface import ModelSpec
+from engine_core.models.interleaved_rows import interleaved_in
 from kernels.interface.lora import LoRAPart
 
 _READ_BYTES = 1 << 20
@@ -36,6 +38,7 @@ class AdapterTargets:
     by_name: Mapping[str, AdapterTarget]
     spec: ModelSpec
     has_experts: bool
+    interleaved: Sequence[InterleavedRows] = ()
 
     @classmethod
     def of_model(cls, model: Decoder) -> "AdapterTargets":
@@ -44,7 +47,7 @@ class AdapterTargets:
             for index, linear in enumerate(model.linears)
             for part, (name, size) in enumerate(linear.parts)
         }
-        return cls(by_name, model.spec, model.has_experts)
+        return cls(by_name, model.spec, model.has_experts, model.config.interleaved)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -78,7 +81,7 @@ def read_adapter(path: Path, targets: AdapterTargets, *, max_rank: int | None) -
     except OSError as error:
         raise AdapterError(f"{path} cannot be read: {error.strerror}; check it") from error
     parts: dict[int, dict[int, LoRAPart]] = {}
-    for name, part in found.items():
+    for name, part in _taken_apart(found, targets.interleaved):
         target = targets.by_name.get(name)
         if target is None:
             raise AdapterError(_unknown(path, name, targets))
@@ -86,6 +89,17 @@ def read_adapter(path: Path, targets: AdapterTargets, *, max_rank: int | None) -
         parts.setdefault(target.linear, {})[target.part] = part
     rank = max(part.rank for part in found.values())
     return Adapter(fingerprint, rank, parts)
+
+
+def _taken_apart(
+    found: Mapping[str, LoRAPart], interleaved: Sequence[InterleavedRows]
+) -> Iterator[tuple[str, LoRAPart]]:
+    """With a part for each product whose rows a checkpoint has in one tensor."""
+    for name, part in found.items():
+        num_rows = len(part.b_NR) if part.b_NR.dim() == 2 else 0
+        for product, rows_N in interleaved_in(name, interleaved, num_rows) or ((name, None),):
+            own = part if rows_N is None else LoRAPart(part.a_RE, part.b_NR[rows_N])
+            yield product, own
 
 
 def _unknown(path: Path, name: str, targets: AdapterTargets) -> str:

@@ -57,7 +57,7 @@ class Attention:
         self._keeps_keys = keeps_keys
         self._qkv = qkv
         self.first = qkv if isinstance(qkv, FusedLinear) else None
-        self._output = output
+        self.output = output
         self._head_norms = head_norms
         self._rotary = rotary
         self._params = params
@@ -66,10 +66,10 @@ class Attention:
     @property
     def linears(self) -> list[FusedLinear]:
         qkv = self._qkv
-        return [*(qkv.parts if isinstance(qkv, NormedProjections) else [qkv]), self._output]
+        return [*(qkv.parts if isinstance(qkv, NormedProjections) else [qkv]), self.output]
 
     def placements(self) -> Placements:
-        parts = [self._qkv.placements(), self._output.placements()]
+        parts = [self._qkv.placements(), self.output.placements()]
         parts += [norm.placements() for norm in self._head_norms]
         return merge(parts)
 
@@ -97,6 +97,42 @@ class Attention:
 
     def finish(self, q_THD: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """The second: q_THD -> [T, E]; reads keys and values."""
+        return self.output(self.attend(q_THD, context))
+
+    def attend(self, q_THD: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+        """q_THD -> all heads' outputs, [T, H * D]; reads keys and values."""
         kv, metadata = context.kv_caches[self._layer], context.metadata[self._layer]
         out_THD = context.ops.paged_attention(q_THD, *kv.parts, metadata, self._params)
-        return self._output(out_THD.flatten(1))
+        return out_THD.flatten(1)
+
+
+class GatedAttention:
+    """Attention whose heads are multiplied with gates before the output projection (Qwen3-Next).
+    `gate`: as wide as all heads of queries, in their order."""
+
+    first = None  # q, k, v and the gates read the inputs
+
+    def __init__(self, attention: Attention, gate: FusedLinear) -> None:
+        self._attention = attention
+        self._gate = gate
+
+    @property
+    def linears(self) -> list[FusedLinear]:
+        return [*self._attention.linears, self._gate]
+
+    def placements(self) -> Placements:
+        return merge([self._attention.placements(), self._gate.placements()])
+
+    def begin(
+        self, x_TE: Activations, positions_T: torch.Tensor, context: ForwardContext
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The first half: [T, E] -> (q_THD, gates [T, H * D]); writes keys and values."""
+        return self._attention.begin(x_TE, positions_T, context), self._gate(x_TE)
+
+    def finish(
+        self, begun: tuple[torch.Tensor, torch.Tensor], context: ForwardContext
+    ) -> torch.Tensor:
+        """The second: what `begin` gave -> [T, E]; reads keys and values."""
+        q_THD, gate_TN = begun
+        out_TN = context.ops.gate(self._attention.attend(q_THD, context), gate_TN, "sigmoid")
+        return self._attention.output(out_TN)

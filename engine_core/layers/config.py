@@ -88,3 +88,53 @@ class Mamba2Config:
     def num_channels(self) -> int:
         """Columns of the convolution: heads, then B and C of each group."""
         return self.inner_size + 2 * self.num_groups * self.state_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaNetConfig:
+    """Sizes of a gated delta net.
+
+    Attributes:
+        num_key_heads: heads of q and k, each of as many heads of values as the others.
+        num_heads: heads of values.
+        width: tokens that its convolution sees.
+    """
+
+    num_key_heads: int
+    num_heads: int
+    key_size: int
+    value_size: int
+    width: int
+
+    @property
+    def inner_size(self) -> int:
+        """Columns of all heads of values."""
+        return self.num_heads * self.value_size
+
+    @property
+    def num_channels(self) -> int:
+        """Columns of the convolution: q, k and v."""
+        return 2 * self.num_key_heads * self.key_size + self.inner_size
+
+
+@dataclass(frozen=True, slots=True)
+class InterleavedRows:
+    """Products whose outputs lie side by side in one tensor of a checkpoint, group by group:
+
+        q_proj | query of head 0 | gate of head 0 | query of head 1 | gate of head 1 | ...
+
+    Attributes:
+        name: of the tensor within a layer, such as "self_attn.q_proj".
+        num_groups: of rows, such as heads.
+        parts: name of each product within the layer, and rows of a group that it has in each of
+            its pieces.
+    """
+
+    name: str
+    num_groups: int
+    parts: tuple[tuple[str, tuple[int, ...]], ...]
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the tensor."""
+        return self.num_groups * sum(size for _, pieces in self.parts for size in pieces)

@@ -7,13 +7,13 @@ behind    h += norm(mixer(h))              h += norm(feed_forward(h))
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 
 from engine_core.devices import traits_of
 from engine_core.distributed.collectives import SINGLE_RANK, Collectives
-from engine_core.layers.attention import Attention, NormedProjections
+from engine_core.layers.attention import Attention, GatedAttention, NormedProjections
 from engine_core.layers.config import RotaryConfig
 from engine_core.layers.feed_forward import (
     DenseFeedForward,
@@ -53,16 +53,18 @@ class Part(Protocol):
     def placements(self) -> Placements: ...
 
 
+Begun = Any
+"""What a mixer has begun: a tensor with a row a token, or several such in a tuple."""
+
+
 class Mixer(Part, Protocol):
     """What lets tokens see each other, in two halves: of a model's last layer the second one is
     only for those tokens whose hidden states are read."""
 
-    def begin(
-        self, x_TE: Activations, positions_T: torch.Tensor, context: ForwardContext
-    ) -> torch.Tensor:
-        """[T, E] -> what `finish` takes, a row a token; writes what the layer keeps."""
+    def begin(self, x_TE: Activations, positions_T: torch.Tensor, context: ForwardContext) -> Begun:
+        """[T, E] -> what `finish` takes; writes what the layer keeps."""
 
-    def finish(self, begun_T: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+    def finish(self, begun: Begun, context: ForwardContext) -> torch.Tensor:
         """Rows of `begin` -> [T, E]; reads what the layer keeps."""
 
 
@@ -135,10 +137,10 @@ class Block:
         return self._mixer_norm.add_before(self.mixer.first, added_TE, residual_TE)
 
     def finish(
-        self, begun_T: torch.Tensor, residual_TE: torch.Tensor, context: ForwardContext
+        self, begun: Begun, residual_TE: torch.Tensor, context: ForwardContext
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """What the mixer has begun -> (what the layer adds at its end, the residual stream)."""
-        out_TE = self._added(self._behind_mixer, self.mixer.finish(begun_T, context))
+        out_TE = self._added(self._behind_mixer, self.mixer.finish(begun, context))
         if self.feed_forward is None:
             return out_TE, residual_TE
         x_TE, residual_TE = self._feed_norm.add_before(self.feed_forward.first, out_TE, residual_TE)
@@ -321,6 +323,18 @@ class BlockBuilder:
             ),
             query_scale=config.query_scale,
         )
+
+    def gated_attention(self, layer: int) -> GatedAttention:
+        """Attention with norms of q and k, and gates beside `q_proj`."""
+        size = self.config.spec.num_query_heads * self.config.spec.keys_of(layer).value_size
+        gate = FusedLinear(
+            [(f"model.layers.{layer}.self_attn.gate", size)],
+            self.config.spec.hidden_size,
+            bias=self.config.qkv_bias,
+            dtype=self.dtype,
+            ops=self.ops,
+        )
+        return GatedAttention(self.attention(layer, head_norms=True), gate)
 
     def all_reduce(self, part: str) -> AllReduce | None:
         """What sums outputs over the ranks. `part`: of the model, which it is counted for."""

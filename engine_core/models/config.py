@@ -4,7 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from engine_core.layers.config import Activation, ExpertConfig, QueryScale, RotaryConfig
+from engine_core.layers.config import (
+    Activation,
+    ExpertConfig,
+    InterleavedRows,
+    QueryScale,
+    RotaryConfig,
+)
 from engine_core.models.interface import ModelSpec
 
 BlockOf = Callable[[Any, int], Any]
@@ -30,6 +36,7 @@ class ModelConfig:
         attention_scale: None: one over the root of the size of a key.
         tied_head: the head is the embedding.
         block: what a layer is.
+        interleaved: products that checkpoints hold in one tensor, row by row.
     """
 
     spec: ModelSpec
@@ -52,3 +59,4 @@ class ModelConfig:
     logits_divisor: float = 1.0
     query_scale: QueryScale | None = None
     can_be_shared: bool = True
+    interleaved: tuple[InterleavedRows, ...] = ()

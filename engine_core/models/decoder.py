@@ -11,7 +11,7 @@ import torch
 from engine_core.layers.linear import FusedLinear
 from engine_core.layers.parameters import Placements, merge
 from engine_core.layers.rotary import StepRotaryTable
-from engine_core.models.blocks import Block, BlockBuilder
+from engine_core.models.blocks import Begun, Block, BlockBuilder
 from engine_core.models.interface import Feature, Model, ModelSpec
 from engine_core.models.parallel.passed_states import PassedStates
 from kernels.interface.operations import ForwardContext
@@ -150,12 +150,12 @@ class Decoder:
             x_TE, residual_TE = block.enter(out_TE, residual_TE)
             if number in self._kept_layers:
                 states.append(residual_TE.clone())  # it is written on
-            begun_T = block.mixer.begin(x_TE, positions_T, context)
+            begun = block.mixer.begin(x_TE, positions_T, context)
             if block is self._blocks[-1] and self._puts_out_rows:
-                begun_T = self._ops.take_rows(begun_T, context.output)
+                begun = self._taken(begun, context)
                 residual_TE = self._ops.take_rows(residual_TE, context.output)
                 context = context.behind_take_rows
-            out_TE, residual_TE = block.finish(begun_T, residual_TE, context)
+            out_TE, residual_TE = block.finish(begun, residual_TE, context)
         assert out_TE is not None
         if self._final_norm is None:
             return out_TE, residual_TE
@@ -163,6 +163,12 @@ class Decoder:
         if len(self._blocks) in self._kept_layers:
             states.append(residual_TE.clone())
         return hidden_TE, *states
+
+    def _taken(self, begun: Begun, context: ForwardContext) -> Begun:
+        """The output rows of what a mixer has begun."""
+        if isinstance(begun, tuple):
+            return tuple([self._ops.take_rows(each, context.output) for each in begun])
+        return self._ops.take_rows(begun, context.output)
 
     def compute_logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
         return self.vocabulary.logits(hidden_RE)

@@ -2,13 +2,14 @@
 time, or are drawn at random, to measure speed where no weights are at hand."""
 
 import zlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from engine_core.distributed.collectives import SINGLE_RANK, Collectives
 from engine_core.layers import MAX_POSITIONS
+from engine_core.layers.config import InterleavedRows
 from engine_core.layers.parameters import CopyWeight, Placements, place
 from engine_core.models.blocks import BlockBuilder
 from engine_core.models.decoder import Decoder
@@ -20,6 +21,7 @@ from engine_core.models.families.family import Family
 from engine_core.models.heads.eagle import EagleHead
 from engine_core.models.heads.eagle_config import read_eagle_config
 from engine_core.models.interface import Model
+from engine_core.models.interleaved_rows import taken_apart
 from engine_core.models.parallel.sharding import Sharding
 from engine_core.models.parallel.stages import Stage, split_layers
 from engine_core.models.registry import find_family, read_model_config
@@ -82,6 +84,7 @@ def load_model(
         drops_zero_biases=drops_zero_biases,
         stage=model.stage,
         sharding=sharding,
+        interleaved=model.config.interleaved if isinstance(model, Decoder) else (),
     )
     _check_complete(pending.keys() - model.optional_names, name)
     try:
@@ -230,11 +233,12 @@ def _place(
     drops_zero_biases: bool,
     stage: Stage | None = None,
     sharding: Sharding | None = None,
+    interleaved: Sequence[InterleavedRows] = (),
 ) -> None:
     """Hand every tensor to its place; what is left in `pending` did not come."""
     placed: set[str] = set()
     unexpected: list[str] = []
-    for file_name, tensor in _as_published(tensors, family):
+    for file_name, tensor in taken_apart(_as_published(tensors, family), interleaved):
         if file_name.startswith(family.ignored_prefixes or ("\0",)):
             continue
         target = _renamed(file_name, family)

@@ -68,6 +68,11 @@ class QuantisedTensor:
         """float32 [N, E]."""
         return self.decode(self.ordered())
 
+    def rows(self, rows_N: torch.Tensor) -> QuantisedTensor:
+        """These rows, int64, in this order; of types whose arrays have the matrix's rows."""
+        order = rows_N if self.row_order_N is None else self.row_order_N[rows_N]
+        return replace(self, shape=(len(rows_N), self.shape[1]), row_order_N=order)
+
     def narrow(
         self, dim: int, start: int, stop: int, *, num_zeros: int = 0
     ) -> QuantisedTensor | None:

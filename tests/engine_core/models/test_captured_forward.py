@@ -47,7 +47,14 @@ DECODERS = {
     "mistral3": transformers.Mistral3Config(text_config={"model_type": "mistral", **SHAPE}),
     "gemma3": transformers.Gemma3Config(text_config={**SHAPE, "sliding_window": 6}),
 }
-NOT_CAPTURED = {"qwen2_moe": "its shared expert's gate", "ministral3": "its scaled queries"}
+NOT_CAPTURED = {
+    "qwen2_moe": "its shared expert's gate",
+    "ministral3": "its scaled queries",
+    **dict.fromkeys(
+        ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next"),
+        "recurrent layers",
+    ),
+}
 """Architectures of ours whose pass is not one call, and why."""
 
 

@@ -1,0 +1,48 @@
+"""Qwen3-Next: Qwen 3.5's layers with experts in most of them; its checkpoints hold what a key head
+needs side by side."""
+
+from dataclasses import replace
+
+from engine_core.layers.config import InterleavedRows
+from engine_core.models.config import ModelConfig
+from engine_core.models.config_fields import ConfigFields
+from engine_core.models.decoder_config import read_qwen_experts
+from engine_core.models.expert_tensors import QWEN_EXPERTS
+from engine_core.models.families.family import Family
+from engine_core.models.families.hybrids.qwen3_5 import UNUSED, HybridBlock, read_hybrid
+
+
+def read(fields: ConfigFields) -> ModelConfig:
+    experts = read_qwen_experts(
+        fields.with_defaults({"norm_topk_prob": True}),
+        default_num_experts=512,
+        default_top_k=10,
+        default_intermediate_size=512,
+        shared_size=fields.positive_int("shared_expert_intermediate_size", 512),
+    )
+    config = read_hybrid(fields, {"num_key_value_heads": 2}, experts)
+    assert isinstance(config.block, HybridBlock)
+    sizes = config.block.delta_net
+    shared = sizes.num_heads // sizes.num_key_heads
+    values = shared * sizes.value_size
+    qkvz = (
+        ("linear_attn.in_proj_qkv", (sizes.key_size, sizes.key_size, values)),
+        ("linear_attn.in_proj_z", (values,)),
+    )
+    b_a = (("linear_attn.in_proj_b", (shared,)), ("linear_attn.in_proj_a", (shared,)))
+    by_key_head = tuple(
+        InterleavedRows(f"linear_attn.{name}", sizes.num_key_heads, parts)
+        for name, parts in (("in_proj_qkvz", qkvz), ("in_proj_ba", b_a))
+    )
+    return replace(config, interleaved=(*config.interleaved, *by_key_head))
+
+
+FAMILIES = (
+    Family(
+        names=("Qwen3NextForCausalLM", "Qwen3NextModel", "Qwen3NextForSequenceClassification"),
+        model_type="qwen3_next",
+        read=read,
+        ignored_prefixes=UNUSED,
+        experts=QWEN_EXPERTS,
+    ),
+)
