@@ -33,6 +33,21 @@ class QueryScale:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SigmoidRouting:
+    """Experts that are chosen by scores, each for itself (arXiv:2412.19437): see `feed_forward`.
+
+    Attributes:
+        has_bias: a number of each expert is added to its score where it is chosen.
+        renormalise: a token's scores are divided by their sum + 1e-6.
+        scale: on them.
+    """
+
+    has_bias: bool
+    renormalise: bool
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertConfig:
     """What one layer's experts are.
 
@@ -46,6 +61,7 @@ class ExpertConfig:
         shared_size: features of the expert that every token goes through, too, scaled by a gate of
             its own; None: there is none.
         gates_shared: whether that gate is there.
+        sigmoid: None: by softmax; else what is renormalised, and how, is said there.
         here: those whose weights are here; None: all.
     """
 
@@ -58,6 +74,7 @@ class ExpertConfig:
     projections: tuple[str, str, str]
     shared_size: int | None = None
     gates_shared: bool = True
+    sigmoid: SigmoidRouting | None = None
     here: range | None = None
 
 

@@ -2,6 +2,7 @@
 
 dense    down(activation(gate(x)) * up(x)), or down(activation(up(x)))
 sparse   sum over the top_k experts x of weight[x] * down[x](silu(gate[x](h)) * up[x](h))
+         weights are softmaxes, or sigmoids of which those that are largest with a bias are taken
 shared   sparse + sigmoid(gate(h)) * dense, or sparse + dense
 """
 
@@ -10,11 +11,12 @@ from functools import partial
 
 import torch
 
-from engine_core.layers.config import Activation, ExpertConfig
+from engine_core.layers.config import Activation, ExpertConfig, SigmoidRouting
 from engine_core.layers.linear import FusedLinear
 from engine_core.layers.parameters import (
     CopyWeight,
     PackedPlacement,
+    Parameter,
     Placement,
     Placements,
     merge,
@@ -82,6 +84,35 @@ class DenseFeedForward:
         return self._down(self._ops.gelu_tanh_and_mul(gate_up_TF2))
 
 
+class SigmoidRouter:
+    """The experts of each token by `SigmoidRouting`, as logits whose softmax gives their weights.
+    `name`: checkpoint prefix of the experts' block."""
+
+    def __init__(
+        self, name: str, routing: SigmoidRouting, experts: ExpertConfig, device: torch.device
+    ) -> None:
+        self._routing, self._top_k = routing, experts.top_k
+        self._bias = Parameter(
+            f"{name}.expert_bias", (experts.num_experts,), torch.float32, device=device
+        )
+        if not routing.has_bias:
+            self._bias.tensor.zero_()
+
+    def placements(self) -> Placements:
+        return self._bias.placements() if self._routing.has_bias else {}
+
+    def choose(self, logits_TX: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(logits, -inf of experts that are not a token's, what its output is multiplied by)."""
+        scores_TX = logits_TX.float().sigmoid()
+        ids_TA = (scores_TX + self._bias.tensor).topk(self._top_k, dim=1).indices
+        logs_TA = torch.nn.functional.logsigmoid(logits_TX.float()).gather(1, ids_TA)
+        chosen_TX = torch.full_like(scores_TX, -torch.inf).scatter_(1, ids_TA, logs_TA)
+        total_T1 = scores_TX.gather(1, ids_TA).sum(1, keepdim=True)
+        if self._routing.renormalise:
+            total_T1 /= total_T1 + 1e-6
+        return chosen_TX.to(logits_TX.dtype), total_T1 * self._routing.scale
+
+
 class SparseFeedForward:
     """Router and experts; gate and up are one product, and all experts one call.
 
@@ -111,7 +142,7 @@ class SparseFeedForward:
         self._down_shape = (len(self._here), hidden_size, features)
         self._routing = ExpertRouting(
             top_k=experts.top_k,
-            renormalise=experts.renormalise,
+            renormalise=experts.renormalise or experts.sigmoid is not None,
             weights_dtype=dtype if experts.round_weights else torch.float32,
             first_expert=self._here.start,
         )
@@ -124,6 +155,11 @@ class SparseFeedForward:
             dtype=dtype,
             ops=ops,
             least_bits=32,  # a router that errs sends tokens through other experts
+        )
+        self._sigmoid = (
+            SigmoidRouter(self._name, experts.sigmoid, experts, ops.device)
+            if experts.sigmoid is not None
+            else None
         )
         self._packing = ops.weight_packing(dtype)
         self._kept: dict[tuple[int, int, int], WeightPart] = {}  # until all are there
@@ -140,6 +176,8 @@ class SparseFeedForward:
         _, hidden_size, features = self._down_shape
         gate, up, down = self._projections
         placements = self._router.placements()
+        if self._sigmoid is not None:
+            placements |= self._sigmoid.placements()
         for place, expert in enumerate(self._here):
             for name, shape, part, rows in (
                 (gate, (features, hidden_size), 0, slice(0, features)),
@@ -157,10 +195,14 @@ class SparseFeedForward:
         """[T, E] -> [T, E]."""
         assert not isinstance(x_TE, RoundedRows), "its router reads it as it is"
         assert self._experts is not None, f"experts of {self._name} were not loaded"
-        logits_TX = self._router(x_TE)
+        logits_TX, scale_T1 = self._router(x_TE), None
+        if self._sigmoid is not None:
+            logits_TX, scale_T1 = self._sigmoid.choose(logits_TX)
         out_TE = self._ops.mixture_of_experts(
             x_TE, logits_TX, self._experts, self._routing, context.metadata[-1].slot_mapping_T
         )
+        if scale_T1 is not None:
+            out_TE = (out_TE * scale_T1).to(x_TE.dtype)
         return out_TE if self._all_reduce is None else self._ops.reduce(out_TE, self._all_reduce)
 
     def _keep(self, key: tuple[int, int, int], weight: WeightPart) -> None:

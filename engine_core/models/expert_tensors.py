@@ -68,6 +68,8 @@ _FUSED = {
     "mlp.gate.weight": "router",
     "mlp.experts.gate_up_proj": "gate_up",
     "mlp.experts.down_proj": "down",
+    "feed_forward.experts.gate_up_proj": "gate_up",
+    "feed_forward.experts.down_proj": "down",
     "block_sparse_moe.router.weight": "router",
     "block_sparse_moe.router.layer.weight": "router",
     "block_sparse_moe.experts.gate_up_proj": "gate_up",
@@ -79,4 +81,5 @@ _FUSED = {
 """Names within a layer, of transformers 5 and of Granite's files."""
 
 MIXTRAL_EXPERTS = ExpertNaming("block_sparse_moe", ("w1", "w3", "w2"))
+LFM2_EXPERTS = ExpertNaming("feed_forward", ("w1", "w3", "w2"))
 QWEN_EXPERTS = ExpertNaming("mlp", ("gate_proj", "up_proj", "down_proj"))

@@ -18,6 +18,7 @@ ARCHITECTURES = {
     "bamba": "granitehybrid",
     "lfm2, tied": "lfm2",
     "lfm2, biases, width of 4": "lfm2",
+    "lfm2-moe": "lfm2moe",
     "nemotron-h, Mamba first and last": "nemotron_h",
     "nemotron-h, a feed-forward first and last, biases, one group": "nemotron_h",
 }
@@ -48,10 +49,18 @@ def keys_of(config, arch):
         "attention.layer_norm_rms_epsilon": eps,
         "rope.dimension_count": head_dim,
     }
-    if arch == "lfm2":
+    if arch == "lfm2moe":
+        keys |= {
+            "expert_count": config.num_experts,
+            "expert_used_count": config.num_experts_per_tok,
+            "expert_feed_forward_length": config.moe_intermediate_size,
+            "expert_gating_func": 2,
+            "leading_dense_block_count": config.num_dense_layers,
+        }
+    if arch in ("lfm2", "lfm2moe"):
         keys["shortconv.l_cache"] = config.conv_L_cache
         keys["rope.freq_base"] = config.rope_parameters["rope_theta"]
-        if config.block_auto_adjust_ff_dim:
+        if getattr(config, "block_auto_adjust_ff_dim", False):
             keys["feed_forward_length"] = 36  # 2/3 of 50, to a multiple of 6
     else:
         heads = first_of(config, "mamba_n_heads", "mamba_num_heads")
@@ -118,6 +127,7 @@ def tensors_of(config, state, arch):
             values = values.reshape(first_of(config, "mamba_n_groups", "n_groups"), -1)
         if arch == "nemotron_h":
             name = name.replace("model.", "backbone.", 1)
+        name = name.replace(".expert_bias", ".expert_bias.bias")
         name = name.replace(".dt_bias", ".dt_proj.bias")
         target = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert target is not None, name

@@ -38,6 +38,7 @@ def greedy(reference, prompt):
         ("granite, experts, angles, tied", 23, "native"),
         ("lfm2, tied", 7, "native"),
         ("lfm2, biases, width of 4", 23, "torch"),
+        ("lfm2-moe", 23, "native"),
         ("nemotron-h, Mamba first and last", 23, "native"),
         ("nemotron-h, a feed-forward first and last, biases, one group", 7, "native"),
         ("nemotron-h, attention first and last", 23, "torch"),

@@ -42,6 +42,20 @@ def lfm2(layer_types, **options):
     )
 
 
+def lfm2_moe(layer_types, **options):
+    shape = {**_SHAPE, "intermediate_size": 50, "moe_intermediate_size": 22, "num_experts": 5}
+    return transformers.Lfm2MoeConfig(
+        **{
+            **shape,
+            "num_experts_per_tok": 2,
+            "num_dense_layers": 1,
+            "num_hidden_layers": len(layer_types),
+            "layer_types": layer_types,
+            **options,
+        }
+    )
+
+
 def nemotron_h(layer_types, **options):
     return transformers.NemotronHConfig(
         **{
@@ -101,6 +115,15 @@ CONFIGS = {
         tie_word_embeddings=False,
         block_auto_adjust_ff_dim=False,
     ),
+    "lfm2-moe": lfm2_moe([C, A, C]),
+    "lfm2-moe, all sparse, no bias, untied": lfm2_moe(
+        [A, C],
+        num_dense_layers=0,
+        use_expert_bias=False,
+        norm_topk_prob=False,
+        routed_scaling_factor=1.5,
+        tie_word_embeddings=False,
+    ),
     "nemotron-h, Mamba first and last": nemotron_h([M, F, A, M]),
     "nemotron-h, a feed-forward first and last, biases, one group": nemotron_h(
         [F, M, A, F], use_bias=True, mlp_bias=True, n_groups=1, conv_kernel=3
@@ -114,10 +137,13 @@ CONFIGS = {
 
 
 def spread_out(model):
-    """Decays, steps and skips begin alike in every head."""
+    """Decays, steps, skips and biases begin alike in every head and expert."""
     for name, parameter in model.named_parameters():
         if name.endswith((".A_log", ".dt_bias", ".D")):
             parameter.data += torch.randn_like(parameter) * 0.3
+    for name, buffer in model.named_buffers():
+        if name.endswith("expert_bias"):
+            buffer += torch.randn_like(buffer) * 0.3
     return model
 
 

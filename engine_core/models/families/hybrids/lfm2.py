@@ -94,7 +94,7 @@ class _Block:
         return build.block(layer, mixer)
 
 
-_GGUF_LAYER = {
+GGUF_LAYER = {
     **(PROJECTIONS | GATED | TWO_NORMS | QK_NORMS),
     "shortconv.in_proj": "conv.in_proj",
     "shortconv.conv": "conv.conv",
@@ -103,7 +103,7 @@ _GGUF_LAYER = {
 _KINDS = {"shortconv.in_proj": "conv", "attn_q": "full_attention"}
 
 
-def _gguf_fields(meta: Metadata, config: Fields) -> Fields:
+def gguf_fields(meta: Metadata, config: Fields) -> Fields:
     kinds = layer_kinds(meta, config["num_hidden_layers"], _KINDS)
     layer = kinds.index("conv") if "conv" in kinds else 0
     return {
@@ -115,29 +115,29 @@ def _gguf_fields(meta: Metadata, config: Fields) -> Fields:
     }
 
 
-FAMILIES = (
-    Family(
-        names=("Lfm2ForCausalLM", "Lfm2Model"),
-        model_type="lfm2",
-        read=read,
-        tensor_prefixes=(("model.embedding_norm.", "model.norm."),),
-        tensor_suffixes=(
-            ("operator_norm.weight", "input_layernorm.weight"),
-            ("ffn_norm.weight", "post_attention_layernorm.weight"),
-            ("feed_forward.w1.weight", "mlp.gate_proj.weight"),
-            ("feed_forward.w3.weight", "mlp.up_proj.weight"),
-            ("feed_forward.w2.weight", "mlp.down_proj.weight"),
-            ("self_attn.q_layernorm.weight", "self_attn.q_norm.weight"),
-            ("self_attn.k_layernorm.weight", "self_attn.k_norm.weight"),
-            ("self_attn.out_proj.weight", "self_attn.o_proj.weight"),
-        ),
-        gguf=Gguf(
-            architecture="lfm2",
-            layer=_GGUF_LAYER,
-            fields=_gguf_fields,
-            theta=1_000_000.0,
-            has_kinds=True,
-            last_norm="token_embd_norm.weight",
-        ),
+_SUFFIXES = (
+    ("operator_norm.weight", "input_layernorm.weight"),
+    ("ffn_norm.weight", "post_attention_layernorm.weight"),
+    ("feed_forward.w1.weight", "mlp.gate_proj.weight"),
+    ("feed_forward.w3.weight", "mlp.up_proj.weight"),
+    ("feed_forward.w2.weight", "mlp.down_proj.weight"),
+    ("self_attn.q_layernorm.weight", "self_attn.q_norm.weight"),
+    ("self_attn.k_layernorm.weight", "self_attn.k_norm.weight"),
+    ("self_attn.out_proj.weight", "self_attn.o_proj.weight"),
+)
+FAMILY = Family(
+    names=("Lfm2ForCausalLM", "Lfm2Model"),
+    model_type="lfm2",
+    read=read,
+    tensor_prefixes=(("model.embedding_norm.", "model.norm."),),
+    tensor_suffixes=_SUFFIXES,
+    gguf=Gguf(
+        architecture="lfm2",
+        layer=GGUF_LAYER,
+        fields=gguf_fields,
+        theta=1_000_000.0,
+        has_kinds=True,
+        last_norm="token_embd_norm.weight",
     ),
 )
+FAMILIES = (FAMILY,)
