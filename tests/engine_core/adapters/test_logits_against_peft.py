@@ -18,6 +18,7 @@ from kernels.interface.weights import QuantisedTensor
 from kernels.torch import recurrence
 from kernels.triton.operations import TritonOperations
 from tests.engine_core.conftest import PagedRun
+from tests.engine_core.models.hybrid_cases import granite
 from tests.native_kernels import native_library_or_skip
 
 peft = pytest.importorskip("peft")
@@ -90,13 +91,13 @@ def made(request, tmp_path_factory):
     return _made[request.param]
 
 
-def make(config, tmp_path_factory):
+def make(config, tmp_path_factory, adapters=ADAPTERS):
     torch.manual_seed(0)
     base = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     base = base.eval()
     weights = {name: value.clone() for name, value in base.state_dict().items()}
     folders, logits = {}, {None: logits_of(base)}
-    for name, options in ADAPTERS.items():
+    for name, options in adapters.items():
         model = peft.get_peft_model(base, peft.LoraConfig(init_lora_weights=False, **options))
         for key, value in model.named_parameters():
             if "lora_" in key:
@@ -159,6 +160,18 @@ def test_a_batch_of_several_adapters_and_none_equals_peft(made, ops):
         assert difference < 1e-4, (adapter, difference)
         if adapter is not None:  # and the adapter matters
             assert (logits[number] - expected[None][number]).abs().max() > 0.1
+
+
+def test_products_of_layers_that_keep_a_state_take_adapters(tmp_path_factory, ops):
+    targets = ["in_proj", "out_proj", "q_proj"]
+    options = {"states": {"r": 5, "lora_alpha": 16, "target_modules": targets}}
+    config = granite(["linear_attention", "full_attention"], num_local_experts=0)
+    config, weights, folders, expected = make(config, tmp_path_factory, options)
+    model = our_model(config, weights, ops)
+    logits = run(model, ops, folders, ["states", None, "states", None], STEPS)
+    for number, adapter in enumerate(["states", None]):
+        assert (logits[number] - expected[adapter][number]).abs().max() < 1e-4
+    assert (logits[0] - expected[None][0]).abs().max() > 0.1
 
 
 def test_a_row_has_the_same_bits_alone_in_one_piece_and_in_any_batch(made, ops):
