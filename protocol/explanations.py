@@ -59,6 +59,8 @@ class LookupEnd(enum.StrEnum):
     NEVER_SEEN = "never seen"
     EVICTED = "evicted"
     """The next block was cached once."""
+    NO_STATE = "no state"
+    """Keys and values go on, and no state of the recurrent layers was kept where they end."""
     OTHER_SALT_OR_ADAPTER = "other salt or adapter"
     """The same tokens are cached under another salt or adapter."""
     OFF = "off"
@@ -89,6 +91,9 @@ class CacheLookup(Message, frozen=True):
     num_disk_tokens: int
     """Cached tokens that are on disk."""
     ended: LookupEnd
+    num_key_tokens: int = 0
+    """Tokens whose keys and values were found; more than `num_tokens` where recurrent layers lack a
+    state."""
 
 
 class Preemption(Message, frozen=True):

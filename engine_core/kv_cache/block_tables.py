@@ -110,14 +110,18 @@ class BlockTables:
                 tables[group][index] = block_id
                 self._pool.register(block_id, group, block_hash)
         self._prefix_cache.keep_on_disk(seq, tables, 0)
-        num_blocks = hit.num_tokens // self.block_size
+        num_blocks, num_keys = (
+            hit.num_tokens // self.block_size,
+            hit.num_key_tokens // self.block_size,
+        )
+        wanted = {num_blocks - 1, num_keys - 1, *seq.checkpoints}
         self._blocks_of[seq.sequence_id] = SequenceBlocks(
             tables,
             num_blocks=num_blocks,
             num_registered=num_blocks,
             num_dropped=[table.count(NULL_BLOCK_ID) for table in tables],
             sparse=self._sparse,
-            checkpoints={num_blocks - 1, hit.num_key_tokens // self.block_size - 1},
+            checkpoints=wanted,
             encoder=self._encoder_table(seq),
         )
 
@@ -128,21 +132,18 @@ class BlockTables:
             return []
         known = self._encoder_blocks.get(seq.request_id)
         if known is None:
-            num_blocks = self._encoder_length(seq.num_encoder_tokens)
+            num_blocks = -(-seq.num_encoder_tokens // self.block_size)
             known = self._offload.allocate(num_blocks, self._encoder_pool)
             self._encoder_blocks[seq.request_id] = known
         else:
             self._pool.share(known)
         return known
 
-    def _encoder_length(self, num_encoder_tokens: int) -> int:
-        return -(-num_encoder_tokens // self.block_size)
-
     def num_encoder_blocks(self, num_encoder_tokens: int) -> BlockCounts:
         """Blocks for what an encoder made of a request's input; of an encoder-decoder model."""
         if not self.has_encoder:
             return 0
-        length = self._encoder_length(num_encoder_tokens)
+        length = -(-num_encoder_tokens // self.block_size)
         return self._pool.ids.by_pool([self._encoder_pool], [length])
 
     def allocate_slots(

@@ -246,6 +246,21 @@ class KVCacheManager(BlockTables):
         """Why `hit`, just found, is not longer."""
         return self._prefix_cache.explain(seq, hit)
 
+    @property
+    def shares_states(self) -> bool:
+        """Whether requests may start from states of recurrent layers that others computed."""
+        return bool(self._sparse) and self._prefix_cache.is_enabled
+
+    def hash_prompt(self, seq: CachedSequence) -> list[bytes]:
+        """Names of the full blocks before the prompt's last token."""
+        num_blocks = (seq.num_prompt_tokens - 1) // self.block_size
+        self._prefix_cache.extend_hashes(seq, num_blocks)
+        return seq.block_hashes[:num_blocks]
+
+    def has_state(self, block_hash: bytes) -> bool:
+        """Whether a sequence may start behind this block, if it has the keys and values."""
+        return all(self._offload.is_found(group, block_hash) for group in self._sparse)
+
     def starts_in_this_step(self, hit: CacheHit) -> bool:
         """Whether a state that `hit` found is computed in the step at hand: by a request that must
         come before the one that starts there, and a device has those with one token first."""

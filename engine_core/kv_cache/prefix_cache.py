@@ -181,7 +181,7 @@ class PrefixCache:
         is_found, size = self._offload.is_found, self._block_size
         num_blocks = len(block_hashes)
         for group, spec in enumerate(self._groups):
-            if spec.keeps_all:
+            if spec.keeps_all and not sparse:  # else they are found
                 for index in range(num_blocks):
                     if not is_found(group, block_hashes[index]):
                         num_blocks = index
@@ -367,6 +367,8 @@ class PrefixCache:
             return LookupEnd.TOO_SHORT
         if num_found >= num_reusable:
             return LookupEnd.COMPLETE
+        if hit.num_key_tokens > hit.num_tokens:
+            return LookupEnd.NO_STATE
         self.extend_hashes(seq, num_reusable)
         missing = seq.block_hashes[num_found]
         # found, and yet no hit: what another group needs before it is gone

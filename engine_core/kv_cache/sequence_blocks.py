@@ -28,6 +28,9 @@ class CachedSequence(Protocol):
     """One stream of tokens, as far as the cache reads it."""
 
     sequence_id: str
+    checkpoints: list[int]
+    """Logical blocks whose states other sequences will start from, as far as is known when it
+    starts."""
     block_hashes: list[bytes]
     """Filled by the cache; kept until the sequence ends, preempted or not."""
 

@@ -271,6 +271,7 @@ class WaitingScheduler:
                 if request.computes_whole_prompt
                 else self._kv_cache.explain_lookup(first, hit)
             ),
+            num_key_tokens=min(max(hit.num_tokens, hit.num_key_tokens), num_prompt),
         )
         ended = lookup.ended.value
         counters.num_lookups_by_end[ended] += 1

@@ -26,6 +26,7 @@ from engine_core.scheduler.rules.micro_batches import MicroBatches
 from engine_core.scheduler.rules.partial_prefills import PartialPrefills
 from engine_core.scheduler.rules.prompt_shares import PromptShares
 from engine_core.scheduler.rules.queue_limits import QueueLimits
+from engine_core.scheduler.rules.shared_states import SharedStates
 from engine_core.scheduler.rules.transfers import TransferRule
 from engine_core.scheduler.schedule_running import RunningScheduler
 from engine_core.scheduler.schedule_waiting import WaitingScheduler
@@ -92,6 +93,7 @@ def build_scheduler(
         adapters,
         partial,
         None if transfers is None else TransferRule(pool, transfers),
+        SharedStates(pool) if kv_cache.shares_states else None,
         QueueLimits(pool, config),
         SLOAttainment(config, pool.counters),
         PoolStatistics(pool),

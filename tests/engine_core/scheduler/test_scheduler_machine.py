@@ -266,7 +266,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Under first come, first served no request is admitted before an earlier one."""
         if self.config.scheduling_policy != "fcfs" or self.config.max_num_adapters is not None:
             return
-        if self.config.max_long_partial_prefills is not None:
+        if self.config.max_long_partial_prefills is not None or self.kv_cache.shares_states:
             return
         new = [new.req_id for new in plan.scheduled_new_reqs if new.req_id in self.requests]
         self.order += [name for name in new if name not in self.order]

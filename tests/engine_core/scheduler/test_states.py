@@ -1,10 +1,11 @@
-"""Models whose layers keep a state: each pool is asked."""
+"""Models whose layers keep a state: each pool is asked, and requests start from common states."""
 
 import pytest
 from driving import Drive, make_request, make_scheduler
 
 from engine_core.kv_cache import KVCacheGroupSpec
 from engine_core.scheduler import RequestStatus
+from protocol.explanations import LookupEnd, WaitReason
 
 STATE = KVCacheGroupSpec(2, is_sparse=True, pool=1)
 GROUPS = (KVCacheGroupSpec(), STATE)
@@ -31,3 +32,97 @@ def test_a_request_that_no_pool_alone_holds_is_refused_with_its_numbers():
     drive.step()
     assert request.status is RequestStatus.FINISHED_IGNORED
     assert "shorten the prompt or raise --num-blocks" in drive.outputs[0].detail
+
+
+COMMON = list(range(1, 1001))
+
+
+def found_by(drive, steps=12):
+    """Tokens that each request found, by name, and the step in which it started."""
+    found = {}
+    for step in range(steps):
+        for new in drive.step().scheduled_new_reqs:
+            found[new.req_id] = (new.num_computed_tokens, step)
+        drive.scheduler.check()
+    return found
+
+
+def prompts(common=COMMON, number=8):
+    return [
+        make_request(f"r{n}", [*common, *range(9000 + 50 * n, 9030 + n)]) for n in range(number)
+    ]
+
+
+def roomy(**options):
+    sizes = {"num_blocks": [900, 80], "block_size": 16, "max_model_len": 2048, "max_num_seqs": 16}
+    return make_scheduler(groups=GROUPS, **sizes | options)
+
+
+@pytest.mark.parametrize("chunk", [None, 512, 100])
+def test_of_prompts_that_come_at_once_one_computes_what_they_share(chunk):
+    """The others start in the very step that has its last chunk of that."""
+    drive = Drive(roomy(budget=4096, max_chunk_size=chunk), *prompts())
+    found, last = found_by(drive), -(-992 // (chunk or 4096)) - 1
+    assert found.pop("r0") == (0, 0)
+    assert found == {f"r{n}": (992, last) for n in range(1, 8)}
+    assert drive.scheduler.explain("r3").waits_for is None
+
+
+def test_of_prompts_that_wait_each_says_for_whom():
+    drive = Drive(roomy(budget=512), *prompts())
+    drive.step()
+    info = drive.scheduler.explain("r5")
+    assert info.waits_for is WaitReason.STATE or "'r1'" in info.why
+    found = found_by(drive)
+    assert {num_tokens for num_tokens, _ in found.values()} == {992}
+
+
+def test_prompts_one_after_another_find_a_prompt_of_the_common_part():
+    drive = Drive(roomy(budget=4096), make_request("common", COMMON, max_tokens=1))
+    found_by(drive, 2)
+    for request in prompts():
+        drive.add(request)
+        assert found_by(drive, 2)[request.request_id] == (992, 0)
+        drive.scheduler.finish_requests(request.request_id, RequestStatus.FINISHED_ABORTED)
+
+
+def test_groups_that_part_ways_at_several_places_each_find_their_state():
+    """As few as are alike wait for the deeper state."""
+    deep = [*COMMON, *range(2000, 2500)]
+    drive = Drive(roomy(budget=4096), *prompts(deep, 3))
+    drive.add(*(make_request(f"s{n}", [*COMMON, *[8000 + n] * 40]) for n in range(3)))
+    found = {name: num_tokens for name, (num_tokens, _) in found_by(drive).items()}
+    assert found == {"r0": 0, "r1": 1488, "r2": 1488, "s0": 992, "s1": 992, "s2": 992}
+
+
+def test_a_request_whose_computer_leaves_computes_for_itself():
+    first, *others = prompts(number=3)
+    drive = Drive(roomy(budget=4096, max_chunk_size=100), first, *others)
+    drive.step()
+    assert drive.scheduler.explain("r1").waits_for is WaitReason.STATE
+    drive.scheduler.finish_requests("r0", RequestStatus.FINISHED_ABORTED)
+    found = {name: num_tokens for name, (num_tokens, _) in found_by(drive).items()}
+    assert found == {"r1": 96, "r2": 992}
+
+
+def test_two_equal_prompts_share_all_but_their_last_block():
+    for length in (992, 993, 1007):
+        a, b = (make_request(name, COMMON[:length]) for name in "ab")
+        found = found_by(Drive(roomy(budget=4096), a, b), 3)
+        num_found = (length - 1) // 16 * 16
+        assert found == {"a": (0, 0), "b": (num_found, int(length - num_found == 1))}
+
+
+def test_what_was_found_of_keys_and_of_states_is_told_and_counted():
+    drive = Drive(roomy(budget=4096), make_request("a", COMMON, max_tokens=1))
+    found_by(drive, 2)
+    drive.add(make_request("b", [*COMMON[:500], 1]), make_request("c", [*COMMON[:700], 1]))
+    drive.step()
+    lookups = [drive.scheduler.explain(name).cache_lookup for name in "bc"]
+    assert [(each.num_tokens, each.num_key_tokens) for each in lookups] == [(0, 496), (496, 688)]
+    assert {each.ended for each in lookups} == {LookupEnd.NO_STATE}
+    numbers = drive.scheduler.statistics()
+    assert (numbers.num_lookups_by_end["no state"], numbers.num_lookup_hits_by_end["no state"]) == (
+        2,
+        1,
+    )
