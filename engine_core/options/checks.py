@@ -2,9 +2,14 @@
 
 import dataclasses
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from engine_core.devices import DeviceTraits, traits_of
 from engine_core.errors import ConfigurationError
+from engine_core.models.errors import UnsupportedArchitecture
+from engine_core.models.layer_cache import State
+from engine_core.models.registry import find_family, read_model_config
 from engine_core.options.engine import EngineOptions
 from engine_core.options.parallel import check_parallel
 from engine_core.options.refusals import refuse
@@ -137,6 +142,22 @@ def check_encoder(options: EngineOptions, device: DeviceTraits) -> None:
             "--device cpu"
         )
     refuse(options, "encoder-only")
+
+
+def check_states(config: Mapping[str, Any], device: DeviceTraits) -> None:
+    """Refuse a model whose layers keep states where no kernel computes them. `config`: its
+    config.json. Raises ConfigurationError: naming the model and the device that it runs on."""
+    if device.runs_any_module:
+        return
+    try:
+        layers = read_model_config(config).spec.layers
+    except UnsupportedArchitecture:
+        return  # it is not our code that runs it, or nothing does
+    if any(isinstance(kept, State) for kept in layers):
+        raise ConfigurationError(
+            f"{find_family(config)[0]} has layers that keep a recurrent state, which runs on a CPU "
+            "only: it has no GPU kernel yet; run with --device cpu"
+        )
 
 
 def _check_weights(options: EngineOptions) -> None:

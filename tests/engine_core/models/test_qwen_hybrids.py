@@ -7,8 +7,11 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
+from engine_core.devices import traits_of
+from engine_core.errors import ConfigurationError
 from engine_core.models.errors import ModelConfigError, UnsupportedArchitecture
 from engine_core.models.registry import read_model_config
+from engine_core.options.checks import check_states
 from tests.engine_core.models.decoder_cases import (
     assert_close,
     full_logits,
@@ -76,3 +79,11 @@ def test_what_would_change_the_result_is_refused_by_name(config, options, error,
     fields = config.to_dict() | {"architectures": [architecture[config.model_type]]}
     with pytest.raises(error, match=reason):
         read_model_config(fields | options)
+
+
+def test_a_gpu_refuses_layers_that_keep_a_state_by_name():
+    fields = qwen3_5([M, A]).to_dict() | {"architectures": ["Qwen3_5ForCausalLM"]}
+    check_states(fields, traits_of("cpu"))
+    check_states({**fields, "layer_types": [A, A]}, traits_of("cuda"))
+    with pytest.raises(ConfigurationError, match=r"Qwen3_5ForCausalLM .*; run with --device cpu"):
+        check_states(fields, traits_of("cuda"))
