@@ -1,8 +1,6 @@
 """What families of decoders read alike of a config.json, with the defaults of transformers 5. An
 option that changes the arithmetic and is not computed here raises UnsupportedArchitecture."""
 
-from collections.abc import Collection
-
 from engine_core.layers.config import Activation, ExpertConfig, RotaryConfig
 from engine_core.models.config import ModelConfig
 from engine_core.models.config_fields import ConfigFields
@@ -102,11 +100,7 @@ def read_window(fields: ConfigFields, absent: int | None = None) -> int | None:
     return None if fields.get("sliding_window") is None else fields.positive_int("sliding_window")
 
 
-def read_layer_types(
-    fields: ConfigFields,
-    num_layers: int,
-    allowed: Collection[str] = ("full_attention", "sliding_attention"),
-) -> list[str] | None:
+def read_layer_types(fields: ConfigFields, num_layers: int) -> list[str] | None:
     layer_types = fields.get("layer_types")
     if layer_types is None:
         return None
@@ -115,7 +109,7 @@ def read_layer_types(
             f"config: layer_types must name all {num_layers} layers, it is {layer_types!r}"
         )
     for layer_type in layer_types:
-        if layer_type not in allowed:
+        if layer_type not in ("full_attention", "sliding_attention"):
             raise UnsupportedArchitecture(f'layers of type "{layer_type}" are not supported')
     return layer_types
 

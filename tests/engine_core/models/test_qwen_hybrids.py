@@ -69,8 +69,8 @@ def test_the_text_of_a_checkpoint_with_images_and_a_head_for_drafts(
     [
         (qwen3_5([M]), {"hidden_act": "gelu_pytorch_tanh"}, UnsupportedArchitecture, "only silu"),
         (qwen3_5([M]), {"linear_num_value_heads": 5}, ModelConfigError, "5 heads .* share 2 key"),
-        (qwen3_5([M]), {"layer_types": ["mamba"]}, UnsupportedArchitecture, '"mamba"'),
-        (qwen3_5([M]), {"layer_types": [M, A]}, ModelConfigError, "must name all 1 layers"),
+        (qwen3_5([M]), {"layer_types": ["rnn"]}, UnsupportedArchitecture, '"rnn"'),
+        (qwen3_5([M]), {"layer_types": [M, A]}, ModelConfigError, "2 layers .* is 1"),
         (qwen3_next([A]), {"num_experts_per_tok": 5}, ModelConfigError, "only 4 experts"),
     ],
 )

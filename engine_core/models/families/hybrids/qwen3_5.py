@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from engine_core.layers.config import DeltaNetConfig, ExpertConfig, InterleavedRows
 from engine_core.models.config import ModelConfig
 from engine_core.models.config_fields import ConfigFields
-from engine_core.models.decoder_config import head_size_of, read_decoder, read_layer_types
+from engine_core.models.decoder_config import head_size_of, read_decoder
 from engine_core.models.errors import ModelConfigError, UnsupportedArchitecture
 from engine_core.models.families.family import Family, family_with_images
+from engine_core.models.hybrids import read_kinds, with_kept
 from engine_core.models.layer_cache import PagedKeys, recurrent_state
 from engine_core.models.rotary_config import read_rotary
 
@@ -46,29 +47,26 @@ def read_hybrid(
         experts=experts,
     )
     state = recurrent_state(delta_net_shape(sizes))
-    layers = tuple(
-        state if kind == "linear_attention" else keys
-        for kind, keys in zip(_kinds(fields, num_layers), config.spec.layers, strict=True)
-    )
+    linear = [kind == "linear_attention" for kind in _kinds(fields, num_layers)]
+    config = with_kept(config, [state if each else None for each in linear])
     num_heads, biased = config.spec.num_query_heads, fields.flag("attention_bias", False)
     size = fields.positive_int("head_dim")
     gates = (("self_attn.q_proj", (size,)), ("self_attn.gate", (size,)))
     return replace(
         config,
-        spec=replace(config.spec, layers=layers),
         norms_plus_one=True,
         qkv_bias=biased,
         output_bias=biased,
-        can_be_shared=False,
         interleaved=(InterleavedRows("self_attn.q_proj", num_heads, gates),),
         block=HybridBlock(sizes),
     )
 
 
 def _kinds(fields: ConfigFields, num_layers: int) -> list[str]:
+    if fields.get("layer_types") is not None:
+        return read_kinds(fields, "layer_types", ("linear_attention", "full_attention"))
     interval = fields.positive_int("full_attention_interval", _INTERVAL)
-    kinds = read_layer_types(fields, num_layers, ("linear_attention", "full_attention"))
-    return kinds or [
+    return [
         "linear_attention" if (layer + 1) % interval else "full_attention"
         for layer in range(num_layers)
     ]
