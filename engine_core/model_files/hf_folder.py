@@ -4,7 +4,7 @@ config.json alone: the shape of random weights."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,13 +26,14 @@ from engine_core.model_files.safetensors_shards import (
     find_safetensors_shards,
     read_safetensors,
 )
+from engine_core.models.text_part import inner_text, text_part, text_tensor
 
 if TYPE_CHECKING:
     from kernels.interface.weights import WeightPart
 
 
 def resolve_eos_token_ids(
-    configs: Iterable[dict[str, Any]], tokenizer: Callable[[], TokenizerFiles | None]
+    configs: Iterable[Mapping[str, Any]], tokenizer: Callable[[], TokenizerFiles | None]
 ) -> tuple[int, ...]:
     """Ids of `eos_token_id` in the first config that has it, else of the tokenizer's eos_token.
 
@@ -92,6 +93,10 @@ class HfFolder:
         self._shards = find_safetensors_shards(folder)
         self.weight_files = tuple(self._shards)
         names = [name for names in self._shards.values() for name in names]
+        if text_part(self.config) is not None:
+            # defaults of the whole and of its text differ, and the files say what is so
+            heads = [name for name in names if (text_tensor(name) or "").startswith("lm_head.")]
+            self.config["tie_word_embeddings"] = not heads
         self.quantised_types: frozenset[str] = frozenset()
         self._join: Callable[..., Iterator[tuple[str, WeightPart]]] | None = None
         if float8 is not None:
@@ -105,10 +110,7 @@ class HfFolder:
 
     @cached_property
     def eos_token_ids(self) -> tuple[int, ...]:
-        text_config = self.config.get("text_config")
-        configs = [self.generation_config, self.config]
-        if isinstance(text_config, dict):
-            configs.append(text_config)
+        configs = [self.generation_config, self.config, inner_text(self.config) or {}]
         return resolve_eos_token_ids(configs, lambda: read_folder_tokenizer(self.path))
 
     @property

@@ -1,7 +1,8 @@
 """How checkpoints hold the experts of a layer; fused tensors become views of their experts.
 
 published   model.layers.0.mlp.experts.3.gate_proj.weight     a tensor a projection and expert
-fused       model.layers.0.mlp.experts.gate_up_proj           what transformers 5 has in memory
+fused       model.layers.0.mlp.experts.gate_up_proj           what transformers 5 has in memory;
+                                                              Qwen3-VL's files: inputs first
             model.layers.0.block_sparse_moe.input_linear.weight   Granite's files
 """
 
@@ -79,6 +80,20 @@ _FUSED = {
     "shared_mlp.input_linear.weight": "shared",
 }
 """Names within a layer, of transformers 5 and of Granite's files."""
+_WIDTH_AXIS = {"mlp.experts.gate_up_proj": 2, "mlp.experts.down_proj": 1}
+"""Which dimension of a fused tensor in memory is the model's width."""
+
+
+def outputs_first(name: str, tensor: WeightPart, hidden_size: int) -> WeightPart:
+    """A fused tensor as transformers 5 has it in memory, of a file that may have it transposed;
+    any other tensor as it is."""
+    from kernels.interface.weights import QuantisedTensor
+
+    axis = next((axis for end, axis in _WIDTH_AXIS.items() if name.endswith(end)), None)
+    if axis is None or isinstance(tensor, QuantisedTensor) or tensor.shape[axis] == hidden_size:
+        return tensor
+    return tensor.transpose(1, 2)
+
 
 MIXTRAL_EXPERTS = ExpertNaming("block_sparse_moe", ("w1", "w3", "w2"))
 LFM2_EXPERTS = ExpertNaming("feed_forward", ("w1", "w3", "w2"))

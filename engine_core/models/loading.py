@@ -16,6 +16,7 @@ from engine_core.models.decoder import Decoder
 from engine_core.models.encoders.encoder import Encoder
 from engine_core.models.encoders.encoder_configs import EncoderConfig
 from engine_core.models.errors import ModelWeightsError, UnsupportedArchitecture
+from engine_core.models.expert_tensors import outputs_first
 from engine_core.models.families.dense import llama
 from engine_core.models.families.family import Family
 from engine_core.models.heads.eagle import EagleHead
@@ -25,6 +26,7 @@ from engine_core.models.interleaved_rows import taken_apart
 from engine_core.models.parallel.sharding import Sharding
 from engine_core.models.parallel.stages import Stage, split_layers
 from engine_core.models.registry import find_family, read_model_config
+from engine_core.models.text_part import text_part, text_tensor
 from engine_core.models.weight_transfer import WeightTransfer
 from kernels.interface.operations import Operations
 from kernels.interface.sampling import SamplingOperations
@@ -75,6 +77,8 @@ def load_model(
     )
     pending = model.placements()
     transfer = transfer or WeightTransfer()
+    if text_part(config) is not None:
+        tensors = _of_text(tensors, model.spec.hidden_size)
     _place(
         pending,
         tensors,
@@ -282,6 +286,15 @@ def _check_complete(missing: Collection[str], name: str) -> None:
 def _adds_nothing(name: str, tensor: WeightPart) -> bool:
     """Whether a tensor is a bias of zeros."""
     return name.endswith(".bias") and isinstance(tensor, torch.Tensor) and not bool(tensor.any())
+
+
+def _of_text(
+    tensors: Iterable[tuple[str, WeightPart]], hidden_size: int
+) -> Iterable[tuple[str, WeightPart]]:
+    """The tensors of a checkpoint's text model, under the names that it has by itself."""
+    for file_name, tensor in tensors:
+        if (name := text_tensor(file_name)) is not None:
+            yield name, outputs_first(name, tensor, hidden_size)
 
 
 def _as_published(

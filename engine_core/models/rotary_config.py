@@ -97,6 +97,8 @@ def _resolve(
     match kind:
         case "default" if options.get("mrope_section") is None:
             return _config(plain)
+        case "default" | "mrope" if options.get("mrope_interleaved"):
+            return _config(plain)  # no encoder of such a model is served: axes have equal positions
         case "default" | "mrope":
             return RotaryConfig(tuple(plain.tolist()), sections=_sections(options, len(plain)))
         case "linear":
@@ -128,8 +130,6 @@ def _sections(options: ConfigFields, num_pairs: int) -> tuple[int, ...]:
             f"config: mrope_section is {sections!r}, together they must be a head's {num_pairs} "
             "pairs"
         )
-    if options.get("mrope_interleaved"):
-        raise UnsupportedArchitecture("mrope_interleaved is not supported")
     return tuple(sections)
 
 

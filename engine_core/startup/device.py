@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from engine_core.models.text_part import inner_text
 from engine_core.options.engine import CacheDtypeName, DeviceName, DtypeName
 from engine_core.options.speculation import QuantizationName
 from kernels.backends import Bfloat16Products, FloatWeights
@@ -154,8 +155,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def _stored_dtype(config: Mapping[str, Any]) -> DtypeName | None:
     """Newer transformers write "dtype", older "torch_dtype"; multimodal ones for each part."""
-    text_config = config.get("text_config")
-    for part in (config, text_config if isinstance(text_config, Mapping) else {}):
+    for part in (config, inner_text(config) or {}):
         for key in ("dtype", "torch_dtype"):
             name = part.get(key)
             if isinstance(name, str):

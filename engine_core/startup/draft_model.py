@@ -17,6 +17,7 @@ from engine_core.models.decoder import decoder_of
 from engine_core.models.errors import ModelConfigError, ModelWeightsError, UnsupportedArchitecture
 from engine_core.models.heads.eagle_config import is_eagle3
 from engine_core.models.loading import load_eagle_head
+from engine_core.models.text_part import TEXT_PLACES
 from engine_core.options.engine import EngineOptions
 from engine_core.options.refusals import FIRST_LAYERS, refuse_unsupported
 from engine_core.options.speculation import QuantizationName
@@ -235,8 +236,9 @@ class FirstLayers:
 def first_layers_config(config: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
     """Lists with an entry a layer are cut, also of a text model inside another."""
     cut = dict(config)
-    if isinstance(text := config.get("text_config"), Mapping):
-        cut["text_config"] = first_layers_config(text, num_layers)
+    for place in TEXT_PLACES:
+        if isinstance(text := config.get(place), Mapping):
+            cut[place] = first_layers_config(text, num_layers)
     if (before := config.get("num_hidden_layers")) is None:
         return cut
     for key, value in config.items():

@@ -14,6 +14,7 @@ from engine_core.model_files.download import cache_folder
 from engine_core.model_files.gguf.header import GgmlType
 from engine_core.model_runner.config import DraftConfig
 from engine_core.model_runner.pooling import Pooler
+from engine_core.models.config_names import architecture_of
 from engine_core.models.errors import UnsupportedArchitecture
 from engine_core.models.interface import Model
 from engine_core.models.loading import load_dummy_model, load_model
@@ -134,8 +135,7 @@ def load_any_model(
             ops = _operations(options, files, device, numbers)
         model = _load_through_transformers(options, files, numbers.activations, ops, collectives)
     pooled = files if isinstance(files, PooledFiles) else None
-    names = files.config.get("architectures") or [files.config.get("model_type")]
-    architecture = ", ".join(map(str, names if isinstance(names, list) else [names]))
+    architecture = architecture_of(files.config)
     packing = ops.weight_packing(numbers.activations) if used_impl == "native" else None
     loaded = LoadedModel(
         model=model,

@@ -10,9 +10,11 @@ from engine_core.errors import ConfigurationError
 from engine_core.model_files import ModelFiles
 from engine_core.model_files.json_file import read_json_object_if_present
 from engine_core.models.encoder_decoder.model import EncoderDecoderModel
+from engine_core.models.errors import UnsupportedArchitecture
 from engine_core.models.multimodal.families import MODEL_TYPES, input_family
 from engine_core.models.multimodal.interface import InputFamily
 from engine_core.models.multimodal.tower import load_encoder
+from engine_core.models.text_part import text_part
 from engine_core.options.engine import EngineOptions
 from engine_core.scheduler import SchedulerConfig
 from engine_core.server.multimodal import MultiModalReader
@@ -57,7 +59,8 @@ def with_encoder(options: EngineOptions, files: ModelFiles, loaded: LoadedModel)
 
 
 def _has_encoder(config: dict[str, Any]) -> bool:
-    return any(config.get(key) is not None for key in ("vision_config", "audio_config"))
+    keys = ("vision_config", "audio_config")
+    return text_part(config) is not None or any(config.get(key) is not None for key in keys)
 
 
 def _why_text(options: EngineOptions, files: ModelFiles, loaded: LoadedModel) -> str | None:
@@ -76,6 +79,12 @@ def _why_text(options: EngineOptions, files: ModelFiles, loaded: LoadedModel) ->
             f"no encoder of a model of type {files.config.get('model_type')!r} is supported, "
             f"there are: {', '.join(MODEL_TYPES)}"
         )
+    if loaded.model_impl != "native":
+        return "the text runs through transformers' model code, which takes no encoder's output"
+    try:
+        input_family(files.config)
+    except UnsupportedArchitecture as error:
+        return str(error)
     return None
 
 

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 _CLASSIFIERS = ("ForSequenceClassification", "ForRewardModel", "ForProcessRewardModel")
 _ENCODER = re.compile(f"({'|'.join(ENCODER_STEMS)})(Model|For).*")
-_HEADLESS = re.compile("(?!.*(LMHead|DoubleHeads|MTModel)).*Model")
-"""Not GPT2LMHeadModel, MarianMTModel and the like, which have a head for text."""
+_HEADLESS = re.compile("(?!.*(LMHead|DoubleHeads|MT|Chat|Omni)Model).*Model")
+"""Not GPT2LMHeadModel, MarianMTModel, InternVLChatModel and so on, which have a head for text."""
 _HEAD = ("score.", "classifier.")
 _BODY = ("layers.", "embed_tokens.", "norm.")
 """Prefixes in checkpoints that were saved without their head: names lack their first part."""
@@ -150,7 +150,7 @@ class PooledFiles:
             name = f"model.{name}" if name.startswith(_BODY) else name
             if name.startswith(_HEAD) or (from_tokens and name in _VOCABULARY):
                 self._taken[name] = tensor
-            if not name.startswith(_HEAD) and (self.generates or not name.startswith("lm_head.")):
+            if not name.startswith(_HEAD) and (self.generates or "lm_head." not in name):
                 yield name, tensor
 
     # ------------------------------------------------------------------ the pooler

@@ -15,7 +15,6 @@ from engine_core.models.interface import Model
 from engine_core.models.layer_cache import PagedKeys, State
 from kernels.cpu.operations import CpuOperations
 from kernels.interface.operations import (
-    AttentionMetadata,
     AttentionSpec,
     ForwardContext,
     Operations,
@@ -89,6 +88,7 @@ class PagedRun:
             for keys in set(spec.layers)
             if isinstance(keys, PagedKeys)
         }
+        self.state_planner = ops.make_state_planner(block_size)
         self.computed = [0] * len(sequences)
         self.logits = [torch.empty(len(s), spec.vocab_size) for s in sequences]
 
@@ -120,10 +120,10 @@ class PagedRun:
             keys: planner.plan(**step, num_decodes=0, num_decode_tokens=0)
             for keys, planner in self.planners.items()
         }
-        bare = AttentionMetadata(**step, block_size=self.block_size, sliding_window=None, plan=None)
+        other = self.state_planner.plan(**step, num_decodes=0, num_decode_tokens=0)
         context = ForwardContext(
             kv_caches=self.caches,
-            metadata=[plans.get(kept, bare) for kept in spec.layers],
+            metadata=[plans.get(kept, other) for kept in spec.layers],
             ops=self.ops,
             states=self.states,
             encoded=self.encoded(row_T),

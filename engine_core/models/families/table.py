@@ -4,13 +4,13 @@ import importlib
 import pkgutil
 from collections.abc import Iterator
 
-from engine_core.models.families import dense, encoders, experts, hybrids, images
+from engine_core.models.families import dense, encoders, experts, hybrids
 from engine_core.models.families.family import Family
 from engine_core.models.families.gguf import Metadata
 
 
 def _families() -> Iterator[Family]:
-    for folder in (dense, experts, hybrids, images, encoders):
+    for folder in (dense, experts, hybrids, encoders):
         for module in pkgutil.iter_modules(folder.__path__, f"{folder.__name__}."):
             yield from importlib.import_module(module.name).FAMILIES
 

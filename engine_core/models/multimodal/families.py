@@ -82,7 +82,7 @@ class LlavaImages(_Images):
         strategy = self._fields.text("vision_feature_select_strategy", "default")
         vision = self._vision.text("model_type", "clip_vision_model")
         if not vision.startswith(("clip", "siglip")):
-            raise UnsupportedArchitecture(f"LLaVA over a vision tower of type {vision!r}")
+            raise UnsupportedArchitecture(f"LLaVA's images by a {vision!r} are not supported")
         has_class = vision.startswith("clip")
         return self._patches + has_class - (strategy == "default")
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from engine_core.models.config_names import SPELLINGS, size_in
+from engine_core.models.config_names import SPELLINGS, architecture_of, size_in
 from engine_core.models.errors import ModelError, ModelWeightsError, UnsupportedArchitecture
 from engine_core.models.interface import Model, ModelSpec
 from engine_core.models.layer_cache import PagedKeys
+from engine_core.models.text_part import TENSOR_PREFIXES, text_part, text_tensor
 from kernels.interface.operations import Operations
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _ASSUMED_LENGTH = 2048
+_TEXT_TENSORS = {f"^{re.escape(whole)}": text for whole, text in TENSOR_PREFIXES}
 _SUPPORTED = "decoder-only language models with attention in every layer are supported"
 
 
@@ -51,8 +54,9 @@ def load_transformers_model(
     """
     from transformers import AutoModelForCausalLM
 
-    _refuse_by_config(config)
-    model = load_pretrained(path, config, dtype, AutoModelForCausalLM)
+    text = text_part(config)
+    _refuse_by_config(text or config)
+    model = load_pretrained(path, config, dtype, AutoModelForCausalLM, text=text)
     if model._can_set_experts_implementation():
         # the grouped product needs rows of whole 16 bytes, and computes nothing else on a CPU
         model.set_experts_implementation("eager")
@@ -61,7 +65,7 @@ def load_transformers_model(
 
 
 def _refuse_by_config(config: Mapping[str, Any]) -> None:
-    name = _name(config)
+    name = architecture_of(config)
     for key in ("vision_config", "audio_config"):
         if config.get(key) is not None:
             raise UnsupportedArchitecture(f"{name} is multimodal (it has a {key}); {_SUPPORTED}")
@@ -70,18 +74,22 @@ def _refuse_by_config(config: Mapping[str, Any]) -> None:
         raise UnsupportedArchitecture(
             f"{name} is quantised ({method}), only GGUF files may be; use the original weights"
         )
+    if config.get("use_bidirectional_attention") is True:
+        raise UnsupportedArchitecture(f"{name} attends in both directions; {_SUPPORTED}")
     if "chunked_attention" in (config.get("layer_types") or ()):
         raise UnsupportedArchitecture(f"{name} attends in chunks of its context; {_SUPPORTED}")
 
 
-def _name(config: Mapping[str, Any]) -> str:
-    return ", ".join(config.get("architectures") or [str(config.get("model_type"))])
-
-
 def load_pretrained(
-    path: Path, config: Mapping[str, Any], dtype: torch.dtype, auto_class: Any
+    path: Path,
+    config: Mapping[str, Any],
+    dtype: torch.dtype,
+    auto_class: Any,
+    *,
+    text: Mapping[str, Any] | None = None,
 ) -> Any:
-    """A folder's model, as this class of transformers ("AutoModelFor...") loads it.
+    """A folder's model, as this class of transformers ("AutoModelFor...") loads it; its text alone,
+    if that is `text`.
 
     Raises:
         UnsupportedArchitecture: transformers does not know it, or not as such a model.
@@ -94,18 +102,23 @@ def load_pretrained(
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     try:
-        auto_config = AutoConfig.from_pretrained(
-            path, local_files_only=True, trust_remote_code=False
-        )
+        if text is None:
+            auto_config = AutoConfig.from_pretrained(
+                path, local_files_only=True, trust_remote_code=False
+            )
+        else:
+            config = text
+            fields = {name: value for name, value in text.items() if name != "model_type"}
+            auto_config = AutoConfig.for_model(text["model_type"], **fields)
     except (ValueError, KeyError) as error:
         raise UnsupportedArchitecture(
-            f"neither this engine nor transformers knows {_name(config)} "
+            f"neither this engine nor transformers knows {architecture_of(config)} "
             f"(model_type {config.get('model_type')!r}): {_first_line(error)}"
         ) from error
     if type(auto_config) not in auto_class._model_mapping:
         kind = auto_class.__name__.removeprefix("AutoModelFor")
         raise UnsupportedArchitecture(
-            f"{_name(config)} is not a model of transformers' kind {kind}; {_SUPPORTED}"
+            f"{architecture_of(config)} is not a model of transformers' kind {kind}; {_SUPPORTED}"
         )
     try:
         model, report = auto_class.from_pretrained(
@@ -115,6 +128,7 @@ def load_pretrained(
             local_files_only=True,
             trust_remote_code=False,
             output_loading_info=True,
+            key_mapping=None if text is None else _TEXT_TENSORS,
         )
     except Exception as error:
         # code of others, for any of 190 architectures: whatever it raises, the model is not loaded
@@ -122,9 +136,14 @@ def load_pretrained(
     wrong = sorted(map(str, [*report["missing_keys"], *report["mismatched_keys"]]))
     if wrong:
         raise ModelWeightsError(
-            f"{path}: {len(wrong)} tensors of {_name(config)} are missing or of a wrong shape "
-            f"({', '.join(wrong[:5])}{', ...' if len(wrong) > 5 else ''}); "
+            f"{path}: {len(wrong)} tensors of {architecture_of(config)} are missing or of a wrong "
+            f"shape ({', '.join(wrong[:5])}{', ...' if len(wrong) > 5 else ''}); "
             "use the model's complete folder"
+        )
+    if text is not None and (left := sorted(filter(text_tensor, report["unexpected_keys"]))):
+        raise ModelWeightsError(
+            f"{path}: {len(left)} tensors have no place in {architecture_of(text)} "
+            f"({', '.join(left[:5])}{', ...' if len(left) > 5 else ''}); its code is another's"
         )
     return model.eval()
 

@@ -11,6 +11,8 @@ from engine_core.models.registry import find_family
 from kernels.cpu.captured_forward import CapturedForward
 from kernels.cpu.operations import CpuOperations
 from tests.engine_core.models.encoder_cases import CONFIGS as ENCODERS
+from tests.engine_core.models.hybrid_cases import CONFIGS as HYBRIDS
+from tests.engine_core.models.qwen_hybrid_cases import CONFIGS as QWEN_HYBRIDS
 from tests.native_kernels import native_library_or_skip
 
 SHAPE = {
@@ -39,21 +41,18 @@ DECODERS = {
     "olmoe": transformers.OlmoeConfig(**SHAPE, num_experts=5, num_experts_per_tok=2),
     "granite": transformers.GraniteConfig(**SHAPE, residual_multiplier=0.22, logits_scaling=8.0),
     "arcee": transformers.ArceeConfig(**SHAPE),
-    "qwen2_vl": transformers.Qwen2VLConfig(text_config=TEXT),
-    "qwen2_5_vl": transformers.Qwen2_5_VLConfig(text_config=TEXT),
-    "idefics3": transformers.Idefics3Config(text_config={"model_type": "llama", **SHAPE}),
-    "smolvlm": transformers.SmolVLMConfig(text_config={"model_type": "llama", **SHAPE}),
-    "llava": transformers.LlavaConfig(text_config={"model_type": "llama", **SHAPE}),
-    "mistral3": transformers.Mistral3Config(text_config={"model_type": "mistral", **SHAPE}),
-    "gemma3": transformers.Gemma3Config(text_config={**SHAPE, "sliding_window": 6}),
+    "qwen3_5_text": QWEN_HYBRIDS["qwen3.5"],
+    "qwen3_5_text, attention last": QWEN_HYBRIDS["qwen3.5, attention last, tied, biases"],
+    "granitemoehybrid": HYBRIDS["granite, dense"],
+    "lfm2": HYBRIDS["lfm2, biases, width of 4"],
+    "nemotron_h": HYBRIDS["nemotron-h, Mamba first and last"],
+    "bamba": HYBRIDS["bamba, biases, tied"],
 }
+AXES = {"qwen2_vl": transformers.Qwen2VLConfig(text_config=TEXT)}
 NOT_CAPTURED = {
-    "qwen2_moe": "its shared expert's gate",
+    **dict.fromkeys(("qwen2_moe", "qwen3_5_moe_text", "qwen3_next"), "the gate of a shared expert"),
     "ministral3": "its scaled queries",
-    **dict.fromkeys(
-        ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next"),
-        "recurrent layers",
-    ),
+    "lfm2_moe": "its scores",
 }
 """Architectures of ours whose pass is not one call, and why."""
 
@@ -71,14 +70,14 @@ def sequences():
 @pytest.mark.parametrize("ops", ["torch"], indirect=True)
 @pytest.mark.parametrize(
     ("name", "weights"),
-    [(name, weights) for name in DECODERS for weights in ("float32", "bfloat16")]
+    [(name, weights) for name in (*DECODERS, *AXES) for weights in ("float32", "bfloat16")]
     + [(name, weights) for name in ("llama", "qwen3_moe") for weights in ("int8", "int4")],
 )
 def test_every_decoder_of_ours_is_captured_and_has_the_same_bits(
     name, weights, native, paged_logits
 ):
     ops = CpuOperations(native, linear_weights=weights)
-    model = load_dummy_model(DECODERS[name].to_dict(), dtype=torch.float32, ops=ops)
+    model = load_dummy_model((DECODERS | AXES)[name].to_dict(), dtype=torch.float32, ops=ops)
     assert isinstance(model._forward, CapturedForward)
     captured = paged_logits(model, sequences(), on=ops)
     assert model._forward.is_captured

@@ -12,7 +12,7 @@ from engine_core.models.config import ModelConfig
 from engine_core.models.config_fields import ConfigFields
 from engine_core.models.decoder_config import head_size_of, read_decoder
 from engine_core.models.errors import ModelConfigError, UnsupportedArchitecture
-from engine_core.models.families.family import Family, family_with_images
+from engine_core.models.families.family import Family
 from engine_core.models.hybrids import read_kinds, with_kept
 from engine_core.models.layer_cache import PagedKeys, recurrent_state
 from engine_core.models.rotary_config import read_rotary
@@ -121,8 +121,8 @@ class HybridBlock:
         return build.block(layer, mixer)
 
 
-UNUSED = ("mtp.", "model.visual.")
-"""Tensors of the head for drafts, and of the tower for images."""
+UNUSED = ("mtp.",)
+"""Tensors of the head for drafts."""
 
 FAMILIES = (
     Family(
@@ -131,5 +131,4 @@ FAMILIES = (
         read=read,
         ignored_prefixes=UNUSED,
     ),
-    family_with_images("Qwen3_5", "qwen3_5", read, ignored_prefixes=UNUSED),
 )

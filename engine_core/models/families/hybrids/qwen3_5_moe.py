@@ -1,12 +1,10 @@
 """Qwen 3.5 and 3.6 with experts, and one that all tokens go through, in every layer."""
 
-from dataclasses import replace
-
 from engine_core.models.config import ModelConfig
 from engine_core.models.config_fields import ConfigFields
 from engine_core.models.decoder_config import read_qwen_experts
 from engine_core.models.expert_tensors import QWEN_EXPERTS
-from engine_core.models.families.family import Family, family_with_images
+from engine_core.models.families.family import Family
 from engine_core.models.families.hybrids.qwen3_5 import UNUSED, read_hybrid
 
 
@@ -30,10 +28,6 @@ FAMILIES = (
         model_type="qwen3_5_moe_text",
         read=read,
         ignored_prefixes=UNUSED,
-        experts=QWEN_EXPERTS,
-    ),
-    replace(
-        family_with_images("Qwen3_5Moe", "qwen3_5_moe", read, ignored_prefixes=UNUSED),
         experts=QWEN_EXPERTS,
     ),
 )
