@@ -35,7 +35,7 @@ _SAME_AGAIN = re.compile(
 """Weights that a repository has a second time."""
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack")
 _GGUF = re.compile(r"(?P<stem>.+?)(?:-\d{5}-of-\d{5})?\.gguf", re.IGNORECASE)
-_NO_MODEL = ("mmproj", "imatrix")
+NOT_OF_A_MODEL = ("mmproj", "imatrix")
 """Words in the names of GGUF files that go beside a model's."""
 _TYPE = re.compile(r"(?:UD-)?(?:I?Q\d|TQ\d|MXFP4|BF16|F16|F32)\w*$", re.IGNORECASE)
 
@@ -68,7 +68,7 @@ def choose_files(hub_name: HubName, names: Sequence[str]) -> tuple[str, ...]:
     ggufs: defaultdict[str, list[str]] = defaultdict(list)
     for name in sorted(names):
         match = _GGUF.fullmatch(name)
-        if match and not any(word in PurePosixPath(name).name.lower() for word in _NO_MODEL):
+        if match and not any(word in PurePosixPath(name).name.lower() for word in NOT_OF_A_MODEL):
             ggufs[match["stem"]].append(name)
     weights = [name for name in names if _SAFETENSORS.fullmatch(name)]
     if hub_name.tag is not None or (ggufs and not weights):

@@ -22,7 +22,7 @@ from engine_core.model_files.gguf.header import read_gguf_header
 from engine_core.model_files.gguf.tokenizer import build_tokenizer
 from engine_core.model_files.hf_folder import HfFolder
 from engine_core.model_files.hf_tokenizer import read_folder_tokenizer
-from engine_core.model_files.hub import download_from_hub, parse_hub_name
+from engine_core.model_files.hub import NOT_OF_A_MODEL, download_from_hub, parse_hub_name
 from engine_core.model_files.interface import ModelFiles, TokenizerFiles
 from engine_core.model_files.stored import marked_as_used
 
@@ -111,7 +111,12 @@ def _looks_like_a_path(model: str) -> bool:
 
 def _only_gguf(folder: Path) -> Path | None:
     """The model's .gguf file in a folder without config.json; None where there is none."""
-    found = [p for p in sorted(folder.glob("*.gguf")) if not _LATER_PART.fullmatch(p.name)]
+    found = [
+        file
+        for file in sorted(folder.glob("*.gguf"))
+        if not _LATER_PART.fullmatch(file.name)
+        and not any(word in file.name.lower() for word in NOT_OF_A_MODEL)
+    ]
     if len(found) > 1:
         raise UnsupportedModelFile(
             f"{folder} holds {len(found)} .gguf files ({', '.join(p.name for p in found[:5])}); "

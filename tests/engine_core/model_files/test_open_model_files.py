@@ -31,6 +31,11 @@ def test_a_folder_with_several_gguf_files_asks_for_one(tiny_llama_gguf: Path) ->
         open_model_files(str(tiny_llama_gguf.parent), report=print)
 
 
+def test_an_encoder_of_images_beside_a_gguf_file_is_left_out(tiny_llama_gguf: Path) -> None:
+    (tiny_llama_gguf.parent / "mmproj-tiny-F16.gguf").write_bytes(b"")
+    assert open_model_files(str(tiny_llama_gguf.parent), report=print).path == tiny_llama_gguf
+
+
 def test_later_parts_of_a_split_file_do_not_count_as_several(write_gguf, tiny_llama_keys) -> None:
     embedding = {"token_embd.weight": np.ones((8, 32), np.float32)}
     for part in range(1, 13):
