@@ -4,7 +4,7 @@ config.json alone: the shape of random weights."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,10 +26,13 @@ from engine_core.model_files.safetensors_shards import (
     find_safetensors_shards,
     read_safetensors,
 )
-from engine_core.models.text_part import inner_text, text_part, text_tensor
+from engine_core.models.text_part import TEXT_PLACES, inner_text, text_part, text_tensor
 
 if TYPE_CHECKING:
     from kernels.interface.weights import WeightPart
+
+
+_HOW_QUANTISED = ("quantization_config", "compression_config")
 
 
 def resolve_eos_token_ids(
@@ -82,11 +85,13 @@ class HfFolder:
         self.path = folder
         self.name = name or folder.resolve().name
         self.config = _read_config(folder)
+        for name in _HOW_QUANTISED:
+            if (how := (inner_text(self.config) or {}).get(name)) is not None:
+                self.config.setdefault(name, how)
         float8 = read_float8(self.config, folder)
         grouped = read_quantisation(self.config, folder) if float8 is None else None
         # they describe the files, and `tensors` gives what a plain folder would hold
-        for name in ("quantization_config", "compression_config"):
-            self.config.pop(name, None)
+        self.config = _without(self.config, _HOW_QUANTISED)
         self.generation_config: dict[str, Any] = read_json_object_if_present(
             folder / "generation_config.json"
         )
@@ -134,6 +139,13 @@ class HfFolder:
 
     def tokenizer(self) -> TokenizerFiles | None:
         return self.given_tokenizer or read_folder_tokenizer(self.path)
+
+
+def _without(config: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """A config without fields of these names, nor its text's."""
+    left = {name: value for name, value in config.items() if name not in names}
+    inner = {place: left[place] for place in TEXT_PLACES if isinstance(left.get(place), dict)}
+    return left | {place: _without(part, names) for place, part in inner.items()}
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

@@ -4,6 +4,8 @@ On a GPU's operations (interpreted) the integers are multiplied as they are; on 
 dequantised at load.
 """
 
+import json
+
 import pytest
 import torch
 import transformers
@@ -100,6 +102,19 @@ def test_experts_stay_as_they_are(tmp_path, paged_logits, name):
     by_format = ops.weight_packing(torch.float32).bytes_by_format()
     assert by_format["float32"] == (2 * V + 3) * 128 * 4  # embedding, head and router
     assert_as_transformers(model, reference, paged_logits, ops)
+
+
+@pytest.mark.parametrize("place", ["whole", "text"])
+def test_the_text_of_a_whole_may_be_quantised(tmp_path, paged_logits, ops, place):
+    reference = reference_of(QWEN2)
+    tensors = write_quantised(tmp_path, reference, METHODS["awq"])
+    save(tmp_path, {f"language_model.{name}": tensor for name, tensor in tensors.items()})
+    text = json.loads((tmp_path / "config.json").read_text())
+    config = {"model_type": "internvl", "text_config": text}
+    if place == "whole":
+        config["quantization_config"] = text.pop("quantization_config")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert_as_transformers(load(tmp_path, ops), reference, paged_logits, ops)
 
 
 def test_a_cpu_dequantises_them_at_load(tmp_path, paged_logits, ops):
