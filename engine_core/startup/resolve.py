@@ -154,7 +154,9 @@ def _plan_scheduler(
     given = options.scheduling
     if given.max_num_batched_tokens is not None or given.slo_tpot_ms is not None:
         most_shared = None
-    elif num_stages > 1 or any(layer.reach for layer in loaded.model.spec.layers):
+    elif num_stages > 1 or any(
+        layer.reach and not layer.is_sparse for layer in loaded.model.spec.layers
+    ):
         # the more chunks a prompt has, the more stages are at work, and the fewer blocks it needs
         # of a sliding window's
         most_a_step, most_shared = most_shared or most_a_step, None
