@@ -37,6 +37,8 @@ HEARTBEAT_S = 0.25
 BLOCK_SIZE = 4
 MAX_MODEL_LEN = 200
 LONE_GROUP = (KVCacheGroupSpec(),)
+WITH_STATES = (*LONE_GROUP, KVCacheGroupSpec(2, is_sparse=True, pool=1))
+NUM_STATES = 48
 
 
 class Killed(BaseException):
@@ -56,9 +58,11 @@ class SimRunner:
     """A `PagedModel` whose steps take time. A step fails, in submit or collect, by the engine's
     draw, if it holds a poisoned request, or if the device is lost."""
 
-    def __init__(self, engine: "EngineProcess", num_blocks: int, num_host_blocks: int) -> None:
+    def __init__(self, engine: "EngineProcess") -> None:
         self.max_steps_in_flight = engine.depth
-        self.model = PagedModel(LONE_GROUP, num_blocks, BLOCK_SIZE, num_host_blocks)
+        self.model = PagedModel(
+            engine.groups, engine.kv_cache.num_blocks, BLOCK_SIZE, engine.kv_cache.host.num_blocks
+        )
         self.model.salts = NoSalt()
         self._engine = engine
         self._is_late = engine.random.random() < 0.5
@@ -166,7 +170,9 @@ class EngineProcess:
         address: str = ADDRESS,
         weights_make_tokens: bool = False,
         event_fault_rate: float = 0.0,
+        groups: tuple[KVCacheGroupSpec, ...] = LONE_GROUP,
     ) -> None:
+        self.groups = groups
         self.address = address
         self.random = random
         self.depth = config.max_steps_in_flight
@@ -194,16 +200,17 @@ class EngineProcess:
             self.transport = ZmqTransport(address)
         self.lifecycle = Lifecycle(drain_timeout_s=5.0, clock=self.clock)
         self.kv_cache = KVCacheManager(
-            num_blocks=num_blocks,
+            num_blocks=[num_blocks, NUM_STATES][: len(groups)],
             block_size=BLOCK_SIZE,
-            groups=LONE_GROUP,
-            num_host_blocks=num_host_blocks,
+            groups=groups,
+            num_host_blocks=[num_host_blocks, num_host_blocks // 2][: len(groups)],
+            checkpoint_interval=16,
         )
         self.scheduler = build_scheduler(config, self.kv_cache)
-        executor = InProcessExecutor(SimRunner(self, num_blocks, num_host_blocks), clock=self.clock)
+        executor = InProcessExecutor(SimRunner(self), clock=self.clock)
         self.host = FakeHost(
             executor,
-            lambda: SimRunner(self, num_blocks, num_host_blocks),
+            lambda: SimRunner(self),
             "simulated",
             makes_tokens=weights_make_tokens,
         )

@@ -18,7 +18,13 @@ from frontend.errors import (
 from frontend.rolling_update import RollingUpdateStopped, rolling_update
 from tests.engine_core.scheduler.paged_model import VOCAB
 from tests.simulation.clients import Asked, ClientProcess
-from tests.simulation.engine_process import ADDRESS, MAX_MODEL_LEN, EngineProcess
+from tests.simulation.engine_process import (
+    ADDRESS,
+    LONE_GROUP,
+    MAX_MODEL_LEN,
+    WITH_STATES,
+    EngineProcess,
+)
 from tests.simulation.judge import FLOOD_MESSAGES, judge, judge_view
 from tests.simulation.settings import Report, Settings, Violation
 from tests.simulation.sim_zmq import Network
@@ -48,6 +54,7 @@ class Simulation:
         self.engines: list[EngineProcess] = []
         """All lives of all engines."""
         num_engines = Random(seed + 4).choice(settings.engines)
+        self.groups = Random(seed + 8).choice([LONE_GROUP, LONE_GROUP, WITH_STATES])
         self.addresses = [f"tcp://127.0.0.1:{7 + number}" for number in range(num_engines)]
         self.clients: list[ClientProcess] = []
         self.away_s = 0.0
@@ -91,6 +98,7 @@ class Simulation:
             address=address,
             weights_make_tokens=bool(self.num_rolling),
             event_fault_rate=self.event_fault_rate,
+            groups=self.groups,
         )
         engine.on_exit = lambda: self._engine_has_ended(engine)
         if self.kills_left and self.random.random() < 0.5:
@@ -126,7 +134,9 @@ class Simulation:
         self.num_host_blocks = draw.choice([0, 0, 24])
         self.is_tight = self.random_kinds.choice(settings.is_tight)
         if self.is_tight:
-            self.num_blocks, self.num_host_blocks = 30, self.random_kinds.choice([0, 24, 60])
+            # samples that come back without their blocks may find no state to share keys behind
+            self.num_blocks = 30 if self.groups == LONE_GROUP else 60
+            self.num_host_blocks = self.random_kinds.choice([0, 24, 60])
         self.config = SchedulerConfig(
             max_num_batched_tokens=draw.choice([8, 16, 64]),
             max_num_seqs=draw.choice([3, 8, 16]),
