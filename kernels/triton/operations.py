@@ -10,6 +10,7 @@ from kernels.interface.given_rows import replace_rows
 from kernels.interface.lora import LoRARows, LoRAStack
 from kernels.interface.operations import (
     AllReduce,
+    AttentionMetadata,
     AttentionPlanner,
     AttentionSpec,
     ExpertRouting,
@@ -18,8 +19,10 @@ from kernels.interface.operations import (
     PassResult,
     take_rows,
 )
+from kernels.interface.recurrence import RecurrenceParams, RecurrentCache
 from kernels.interface.weights import ExpertWeights, LinearWeight, WeightPacking
-from kernels.torch import elementwise, recurrence
+from kernels.torch import elementwise
+from kernels.torch.recurrence import StatePlanner
 from kernels.triton import activation, norm
 from kernels.triton.attention import kv_cache as cache_of_layer
 from kernels.triton.attention import rotary_cache
@@ -44,6 +47,9 @@ from kernels.triton.linear.layers import (
     TritonQuantisedWeight,
 )
 from kernels.triton.linear.quantised_experts import QuantisedExperts
+from kernels.triton.recurrence import gates
+from kernels.triton.recurrence.convolution import convolve
+from kernels.triton.recurrence.recur import recur
 
 
 class TritonOperations:
@@ -80,11 +86,10 @@ class TritonOperations:
     view_kv_cache = staticmethod(cache_of_layer.view_kv_cache)
     make_block_copier = staticmethod(TritonBlockCopier)
     paged_attention = staticmethod(paged_attention)
-    convolve = staticmethod(recurrence.convolve)
-    recur = staticmethod(recurrence.recur)
-    gated_norm = staticmethod(recurrence.gated_norm)
-    gate = staticmethod(recurrence.gate)
-    make_state_planner = staticmethod(recurrence.StatePlanner)
+    convolve = staticmethod(convolve)
+    gated_norm = staticmethod(gates.gated_norm)
+    gate = staticmethod(gates.gate)
+    make_state_planner = staticmethod(StatePlanner)
     prepare_linear = staticmethod(TritonLinearWeight)
     prepare_experts = staticmethod(prepare_experts)
     needs_decodes_first = True
@@ -172,6 +177,18 @@ class TritonOperations:
         return mixture_of_experts(
             x_TE, router_logits_TX, experts, routing, slot_mapping_T, tile_rows=tile_rows
         )
+
+    def recur(
+        self,
+        qkv_TC: torch.Tensor,
+        a_TN: torch.Tensor | None,
+        b_TH: torch.Tensor | None,
+        params: RecurrenceParams,
+        cache: RecurrentCache,
+        metadata: AttentionMetadata,
+    ) -> torch.Tensor:
+        only_blocks = self._batch_invariant
+        return recur(qkv_TC, a_TN, b_TH, params, cache, metadata, only_blocks=only_blocks)
 
     def capture(self, forward: Forward[PassResult], *, lends: bool = False) -> Forward[PassResult]:
         return forward

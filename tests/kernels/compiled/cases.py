@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import triton
 
+from kernels.interface.recurrence import GatedNormParams, RecurrenceParams, RecurrenceShape
 from kernels.interface.sampling_rows import num_mask_words
 from kernels.interface.step_inputs import PackedLayout
 from kernels.triton import activation, block_copies, fp8_rounding, norm, step_inputs
@@ -30,6 +31,7 @@ from kernels.triton.linear import lora
 from kernels.triton.linear import quantised as quantised_linear
 from kernels.triton.linear import quantised_experts as moe_quantised
 from kernels.triton.linear import quantised_weights as packed_weights
+from kernels.triton.recurrence import convolution, gates, recur
 from kernels.triton.sampling import columns as sampling_columns
 from kernels.triton.sampling import logits_processors, logprobs, row_maxima, truncation
 from kernels.triton.sampling import sample as sampling
@@ -106,6 +108,8 @@ def variants(
         logit_penalties,
         quantised_products,
         quantised_weights,
+        recurrent_layers,
+        convolutions_and_gates,
         rotary_and_cache,
         maxima_of_rows,
         sampled_tokens,
@@ -820,6 +824,92 @@ def columns_of_sampling() -> Iterator[KernelVariant]:
         | {"DRAFT_AT": PackedLayout(256).draft_at, "BLOCK": sampling_columns.BLOCK_SIZE},
         num_warps=sampling_columns.NUM_WARPS,
     )
+
+
+RECURRENT_LAYERS = (  # name, rule, decays of a head, K, H, N, P, tokens a block, dtype
+    ("gated delta", "delta", 1, 16, 32, 128, 128, 16, BF16),
+    ("gated delta fp32", "delta", 1, 16, 16, 128, 128, 16, FP32),
+    ("gated delta S=8", "delta", 1, 2, 4, 16, 16, 8, BF16),
+    ("Kimi delta", "delta", 128, 32, 32, 128, 128, 16, BF16),
+    ("Mamba-2", "discretised", 1, 8, 128, 128, 64, 16, BF16),
+    ("Mamba-2 N=256", "discretised", 1, 1, 24, 256, 64, 16, FP16),
+    ("fixed decays", "plain", 1, 64, 64, 128, 128, 16, BF16),
+)
+"""Of models in use."""
+_STEP = {"query_start_loc_R1": INT32, "seq_lens_R": INT32, "block_table_RM": INT32}
+_STEP |= {"block_stride": 417792, "table_stride": 99}
+
+
+def recurrent_layers() -> Iterator[KernelVariant]:
+    """Each in all forms of the kernel."""
+    for name, rule, decay_size, K, H, N, P, block_size, dtype in RECURRENT_LAYERS:
+        shape = RecurrenceShape(
+            num_key_heads=K, num_heads=H, key_size=N, value_size=P, num_channels=0, width=0,
+            dtype=dtype, decay_size=decay_size,
+        )  # fmt: skip
+        number, width = torch.empty(0), 2 * K * N + H * P
+        params = RecurrenceParams(
+            shape=shape, starts=(0, K * N, 2 * K * N), rate_H=number, rule=rule,
+            bias_HD=None if rule == "plain" else number, normed=rule == "delta",
+            skip_H=number if rule == "discretised" else None,
+        )  # fmt: skip
+        has_shares = rule == "delta"
+        for form, by_blocks, takes_all in (
+            ("tokens", False, False), ("blocks", True, False), ("all by blocks", True, True),
+        ):  # fmt: skip
+            constants = recur.constants_of(params, block_size, by_blocks, takes_all)
+            yield KernelVariant(
+                name=f"{name}, {form}",
+                kernel=recur.recur_kernel,
+                arguments=_STEP
+                | dict.fromkeys(("qkv_TC", "a_TN", "b_TH", "out_TV"), dtype)
+                | dict.fromkeys(("rate_H", "bias_HD", "skip_H", "states_BHNP"), FP32)
+                | dict.fromkeys(("keys_BSKN", "updates_BSHP", "decays_BSHD"), FP32)
+                | {"qkv_stride": width, "q_scale": 0.1}
+                | {"a_stride": H * decay_size, "b_stride": H if has_shares else width},
+                constants=constants | {"PDL": True},
+            )
+
+
+def convolutions_and_gates() -> Iterator[KernelVariant]:
+    """Of the same models, and LFM2's convolution, which has no activation."""
+    for C, W, has_bias, has_silu, dtype in (
+        (8192, 4, False, True, BF16), (10304, 4, True, True, FP16),
+        (2048, 3, False, False, BF16), (6144, 4, False, True, FP32),
+    ):  # fmt: skip
+        yield KernelVariant(
+            name=f"convolve C={C} W={W} {dtype}",
+            kernel=convolution.convolve_kernel,
+            arguments=_STEP
+            | dict.fromkeys(("x_TC", "tails_BVC", "inputs_BSC", "out_TC"), dtype)
+            | {"weight_WC": FP32, "bias_C": FP32, "num_requests": 99, "x_stride": C + 64},
+            constants={"C": C, "W": W, "S": 16, "HAS_BIAS": has_bias, "SILU": has_silu}
+            | {"BLOCK_T": convolution.BLOCK_T, "BLOCK_C": convolution.BLOCK_C, "PDL": True},
+        )
+    rows = dict.fromkeys(("x_TN", "gate_TN", "out_TN"), BF16)
+    for N, size, weights, activation_name, gate_first in (
+        (4096, 128, 128, "silu", False), (4096, 128, 128, "sigmoid", False),
+        (8192, 1024, 8192, "silu", True), (8192, 8192, 8192, "silu", True),
+    ):  # fmt: skip
+        params = GatedNormParams(
+            weight_N=torch.empty(weights), size=size, eps=1e-6, activation=activation_name,
+            gate_first=gate_first,
+        )  # fmt: skip
+        yield KernelVariant(
+            name=f"gated norm N={N} by {size} {activation_name}",
+            kernel=gates.gated_norm_kernel,
+            arguments=rows
+            | {"weight_N": FP32, "num_rows": 99, "eps": 1e-6, "x_stride": N, "gate_stride": N},
+            constants=gates.norm_constants(N, params) | {"PDL": True},
+            num_warps=gates.num_warps_of(size),
+        )
+    for is_sigmoid in (True, False):
+        yield KernelVariant(
+            name="gate by sigmoid" if is_sigmoid else "gate by product",
+            kernel=gates.gate_kernel,
+            arguments=rows | {"x_stride": 4096, "gate_stride": 4096},
+            constants={"N": 4096, "BLOCK_N": gates.BLOCK, "IS_SIGMOID": is_sigmoid, "PDL": True},
+        )
 
 
 def inputs_of_a_step() -> Iterator[KernelVariant]:

@@ -72,6 +72,8 @@ def test_every_file_with_a_kernel_has_a_variant():
     inlined = {
         "attention.reduce",
         "attention.tile",
+        "recurrence.block",
+        "recurrence.requests",
         "sampling.philox",
         "sampling.truncation_measure",
     }
