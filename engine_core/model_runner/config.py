@@ -10,7 +10,7 @@ from engine_core.distributed.collectives import SINGLE_RANK, Collectives
 from engine_core.kv_cache import KVCacheGroupSpec, PoolIds, PoolSizes, sizes_of
 from engine_core.logits_processors import NamedProcessor
 from engine_core.model_runner.pooling import Pooler
-from engine_core.models.heads.eagle import EagleHead
+from engine_core.models.heads.head import DraftHead
 from engine_core.models.interface import Model
 from engine_core.models.layer_cache import LayerCache
 from engine_core.models.multimodal.interface import MultiModalEncoder
@@ -181,7 +181,7 @@ class DraftConfig:
     whatever becomes of a block (found by another request, copied, swapped, kept on disk) becomes of
     both, and a token takes what both models take of it, without a second table."""
 
-    model: Model | EagleHead
+    model: Model | DraftHead
     ops: Operations
     """The backend that it was loaded with."""
 

@@ -73,7 +73,7 @@ class Decoder:
 
     def keep_states(self, layers: Iterable[int]) -> None:
         """From now on each pass leaves the hidden states that enter these layers in `states`, by
-        rising layer; behind the last one is the number of layers."""
+        rising layer; behind the last one is the number of layers, behind its norm one more."""
         self._kept_layers = frozenset(layers)
         self.forget_caches()
 
@@ -162,6 +162,8 @@ class Decoder:
         hidden_TE, residual_TE = self._final_norm.add(out_TE, residual_TE)
         if len(self._blocks) in self._kept_layers:
             states.append(residual_TE.clone())
+        if len(self._blocks) + 1 in self._kept_layers:
+            states.append(hidden_TE)
         return hidden_TE, *states
 
     def _taken(self, begun: Begun, context: ForwardContext) -> Begun:

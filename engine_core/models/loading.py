@@ -3,6 +3,7 @@ time, or are drawn at random, to measure speed where no weights are at hand."""
 
 import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ from engine_core.models.families.dense import llama
 from engine_core.models.families.family import Family
 from engine_core.models.heads.eagle import EagleHead
 from engine_core.models.heads.eagle_config import read_eagle_config
+from engine_core.models.heads.head import DraftHead
+from engine_core.models.heads.mtp import MTP_PREFIX, MTPHead
 from engine_core.models.interface import Model
 from engine_core.models.interleaved_rows import taken_apart
 from engine_core.models.parallel.sharding import Sharding
@@ -136,14 +139,59 @@ def load_eagle_head(
     head = EagleHead(
         resolved, target, names=names, dtype=dtype, ops=ops, num_positions=num_positions
     )
-    pending, copy = head.placements(), WeightTransfer().copy
-    _place(pending, parts.items(), _EAGLE, "the head", copy, drops_zero_biases=False)
-    _check_complete(pending, "the head")
+    _fill_head(head, parts.items(), _EAGLE)
     try:
         head.finish_loading()
     except ValueError as error:
         raise ModelWeightsError(str(error)) from error
     return head
+
+
+def load_mtp_head(
+    config: Mapping[str, Any],
+    tensors: Iterable[tuple[str, WeightPart]],
+    target: Decoder,
+    *,
+    dtype: torch.dtype,
+    ops: Operations,
+    max_model_len: int | None = None,
+) -> MTPHead:
+    """The head for multi-token prediction of the checkpoint that `target` is of: `config` and
+    `tensors` are the target's, of which it takes its own. Other arguments and errors as of
+    `load_model`."""
+    _, family = find_family(config)
+    own = {
+        f"model.{name.removeprefix(MTP_PREFIX)}": tensor
+        for name, tensor in tensors
+        if name.startswith(MTP_PREFIX)
+    }
+    if not own:
+        raise ModelWeightsError(f"it has no tensors {MTP_PREFIX}*")
+    num_positions = min(max_model_len or target.spec.max_model_len, MAX_POSITIONS)
+    head = MTPHead(target, dtype=dtype, ops=ops, num_positions=num_positions)
+    family = replace(family, tensor_prefixes=(), ignored_prefixes=())
+    _fill_head(head, own.items(), family, interleaved=target.config.interleaved)
+    return head
+
+
+def _fill_head(
+    head: DraftHead,
+    tensors: Iterable[tuple[str, WeightPart]],
+    family: Family,
+    *,
+    interleaved: Sequence[InterleavedRows] = (),
+) -> None:
+    pending, copy = head.placements(), WeightTransfer().copy
+    _place(
+        pending,
+        tensors,
+        family,
+        "the head",
+        copy,
+        drops_zero_biases=False,
+        interleaved=interleaved,
+    )
+    _check_complete(pending, "the head")
 
 
 def load_dummy_model(

@@ -27,6 +27,7 @@ _IS_GIVEN: dict[str, Callable[[EngineOptions], object]] = {
     "--model-impl transformers": lambda o: o.model_impl == "transformers",
     "--speculative": lambda o: o.speculation.speculative is not None,
     "--speculative eagle": lambda o: o.speculation.speculative == "eagle",
+    "--speculative mtp": lambda o: o.speculation.speculative == "mtp",
     "--draft-model": lambda o: o.speculation.draft_model is not None,
     "--draft-model of first layers": lambda o: (o.speculation.draft_model or "").startswith(
         FIRST_LAYERS
@@ -74,7 +75,8 @@ _REFUSED: dict[str, dict[str, str]] = {
     "encoder-decoder": dict.fromkeys(
         (
             *("--host-cache-memory", "--prefix-cache-dir", "--disaggregation-mode"),
-            *("--draft-model", "--trace", "--language-model-only", "--limit-mm-per-prompt"),
+            *("--draft-model", "--speculative mtp", "--trace"),
+            *("--language-model-only", "--limit-mm-per-prompt"),
         ),
         _ENCODER_DECODER,
     ),
@@ -92,13 +94,17 @@ _REFUSED: dict[str, dict[str, str]] = {
     },
     "drafts": {
         "--speculative eagle": "{option} " + _TRANSFORMERS + "use --speculative draft",
+        "--speculative mtp": "{option} " + _TRANSFORMERS + "use --speculative draft",
         "--draft-model of first layers": "--draft-model {options.speculation.draft_model} "
         + _TRANSFORMERS
         + "name another model",
     },
     "gpu": {
-        "--draft-model": "{option} runs on a CPU only; use --speculative ngram or suffix, or run "
-        "with --device cpu",
+        **dict.fromkeys(
+            ("--draft-model", "--speculative mtp"),
+            "{option} runs on a CPU only; use --speculative ngram or suffix, or run with --device "
+            "cpu",
+        ),
         "--logits-processors": "{option} {options.logits_processors[0]} runs on a CPU only: a GPU "
         "samples without the host; omit it, or run with --device cpu",
         "--prefix-cache-dir": "{option} keeps blocks of a CPU only: those of a GPU are not copied "
@@ -113,8 +119,10 @@ _REFUSED: dict[str, dict[str, str]] = {
         "it, or run with --device cpu",
     },
     "workers": {
-        "--draft-model": _WORKERS
-        + "a draft model is not split yet; use --speculative ngram or suffix",
+        **dict.fromkeys(
+            ("--draft-model", "--speculative mtp"),
+            _WORKERS + "a draft model is not split yet; use --speculative ngram or suffix",
+        ),
         "--prefix-cache-dir": _WORKERS + "each worker has a part of a block, and one folder holds "
         "whole ones; keep prompts in memory with --host-cache-memory",
         "--disaggregation-mode": _WORKERS

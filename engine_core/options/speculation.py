@@ -12,9 +12,11 @@ if TYPE_CHECKING:
     from engine_core.scheduler.speculation.base import Proposer
 
 QuantizationName = Literal["auto", "none", "int8", "int4", "awq", "gptq", "gguf", "fp8"]
-SpeculativeName = Literal["ngram", "suffix", "draft", "eagle"]
-_IN_THE_RUNNER = {"draft": "a model, such as first-layers:4", "eagle": "an EAGLE-3 head"}
-"""Drafts that a model makes, and which."""
+SpeculativeName = Literal["ngram", "suffix", "draft", "eagle", "mtp"]
+_MODELS = {"draft": "a model, such as first-layers:4", "eagle": "an EAGLE-3 head"}
+"""Drafts that a model of --draft-model makes, and which."""
+_IN_THE_RUNNER = (*_MODELS, "mtp")
+"""Drafts that a model or a head makes."""
 _NUM_TOKENS = 8
 _LOOKUP_MIN, _LOOKUP_MAX = 3, 5
 
@@ -25,14 +27,15 @@ class SpeculationOptions:
     speculative: Annotated[SpeculativeName | None, COMMON] = None
     """Verify several guessed tokens in one step, which changes none. ngram: what followed the
     last tokens before; suffix: or in earlier outputs too; draft: what a smaller model samples;
-    eagle: what an EAGLE-3 head does."""
+    eagle: what an EAGLE-3 head does; mtp: what the model's own head for multi-token prediction
+    does."""
     num_speculative_tokens: Annotated[int | None, POSITIVE] = None
     """Most guessed tokens of a sequence in a step (default 8), fewer as measured."""
     draft_model: str | None = None
     """draft: a model of the same vocabulary, named as --model is, or first-layers:N, the first N
     layers of the model itself. eagle: the head's folder."""
     draft_quantization: QuantizationName | None = None
-    """draft, eagle: as --quantization, of the draft model."""
+    """draft, eagle, mtp: as --quantization, of the draft model or head."""
     prompt_lookup_min: Annotated[int | None, POSITIVE] = None
     """ngram: least tokens that must match (default 3)."""
     prompt_lookup_max: Annotated[int | None, POSITIVE] = None
@@ -55,15 +58,17 @@ class SpeculationOptions:
                 f"--{given[0]} has no effect without --speculative; give both, or omit it"
             )
         drafts = [name for name in given if name.startswith("draft-")]
-        if self.speculative not in _IN_THE_RUNNER and drafts:
+        if self.speculative == "mtp":
+            drafts = [name for name in drafts if name == "draft-model"]  # it brings its own
+        if self.speculative not in _MODELS and drafts:
             raise ConfigurationError(
                 f"--{drafts[0]} has no effect with --speculative {self.speculative}; omit it, or "
                 "use --speculative draft"
             )
-        if self.speculative in _IN_THE_RUNNER and self.draft_model is None:
+        if self.speculative in _MODELS and self.draft_model is None:
             raise ConfigurationError(
-                f"--speculative {self.speculative} needs {_IN_THE_RUNNER[self.speculative]}; name "
-                "one with --draft-model"
+                f"--speculative {self.speculative} needs {_MODELS[self.speculative]}; name one "
+                "with --draft-model"
             )
         lookups = [name for name in given if name.startswith("prompt-lookup")]
         if self.speculative != "ngram" and lookups:
@@ -76,6 +81,15 @@ class SpeculationOptions:
                 f"--prompt-lookup-min is {smallest} and --prompt-lookup-max {largest}; the first "
                 "must be at least 1, the second not below it"
             )
+
+    @property
+    def draft_option(self) -> str | None:
+        """The option that says which model or head makes drafts in the runner; None: none does."""
+        if self.speculative not in _IN_THE_RUNNER:
+            return None
+        return (
+            "--draft-model" if self.speculative in _MODELS else f"--speculative {self.speculative}"
+        )
 
     @property
     def _lookup(self) -> tuple[int, int]:

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +16,8 @@ from engine_core.model_runner.config import DraftConfig
 from engine_core.models.decoder import decoder_of
 from engine_core.models.errors import ModelConfigError, ModelWeightsError, UnsupportedArchitecture
 from engine_core.models.heads.eagle_config import is_eagle3
-from engine_core.models.loading import load_eagle_head
+from engine_core.models.heads.head import DraftHead
+from engine_core.models.loading import load_eagle_head, load_mtp_head
 from engine_core.models.text_part import TEXT_PLACES
 from engine_core.options.engine import EngineOptions
 from engine_core.options.refusals import FIRST_LAYERS, refuse_unsupported
@@ -46,10 +47,12 @@ def load_with_draft(
     refuse_unsupported(options, loaded.model, loaded.architecture)
     loaded = with_encoder(options, files, loaded)
     name = options.speculation.draft_model
+    if options.speculation.speculative == "mtp":
+        return _with_own_head(options, files, loaded)
     if name is None:
         return loaded
     if options.speculation.speculative == "eagle":
-        return _with_head(name, options, files, loaded)
+        return _with_eagle_head(name, options, files, loaded)
     num_layers = _num_first_layers(name, loaded)
     if num_layers is not None and options.speculation.draft_quantization is None:
         return _with_first_layers(loaded, files, num_layers)
@@ -90,11 +93,47 @@ def _with(
     )
 
 
-def _with_head(
+def _with_eagle_head(
     name: str, options: EngineOptions, files: ModelFiles, loaded: LoadedModel
 ) -> LoadedModel:
     head_files = open_model_files(name, option="--draft-model", report=logger.info)
     _check_tokenizers(files, head_files)
+    try:
+        loaded = _with_head(load_eagle_head, options, head_files, loaded)
+    except _NO_HEAD as error:
+        raise ConfigurationError(
+            f"--draft-model {name}: {error}; name an EAGLE-3 head that was made for {files.name}, "
+            "or use --speculative draft with a small model"
+        ) from error
+    assert loaded.draft is not None and isinstance(loaded.draft.model, DraftHead)
+    layers = loaded.draft.model.state_layers
+    logger.info("drafts of an EAGLE-3 head, from states that enter layers %s", layers)
+    return loaded
+
+
+def _with_own_head(options: EngineOptions, files: ModelFiles, loaded: LoadedModel) -> LoadedModel:
+    """The head for multi-token prediction that the model's files hold."""
+    if options.load_format == "dummy":
+        raise ConfigurationError(
+            "--speculative mtp needs the head of a checkpoint, and --load-format dummy has none; "
+            "omit it"
+        )
+    try:
+        return _with_head(load_mtp_head, options, files, loaded)
+    except _NO_HEAD as error:
+        raise ConfigurationError(
+            f"--speculative mtp: {files.name}: {error}; use --speculative ngram, or name a "
+            "checkpoint that has them"
+        ) from error
+
+
+_NO_HEAD = (UnsupportedArchitecture, ModelConfigError, ModelWeightsError)
+
+
+def _with_head(
+    load: Callable[..., DraftHead], options: EngineOptions, files: ModelFiles, loaded: LoadedModel
+) -> LoadedModel:
+    """The model with the head of these files. Raises one of `_NO_HEAD`."""
     # beside a model in few bits a head in 32 would take a tenth of a step
     quantization: QuantizationName = "int8" if loaded.computes_in_bytes else "auto"
     quantization = options.speculation.draft_quantization or quantization
@@ -106,25 +145,18 @@ def _with_head(
         ),
         keeps_blocks=keeps_blocks(quantization, "auto"),
         num_threads=options.num_threads,
-        quantised_types=head_files.quantised_types,
+        quantised_types=files.quantised_types,
         report=logger.info,
     )
-    try:
-        head = load_eagle_head(
-            head_files.config,
-            head_files.tensors(keeps_blocks=ops.weight_packing(loaded.dtype) is not None),
-            decoder_of(loaded.model, "drafts"),
-            dtype=loaded.dtype,
-            ops=ops,
-            max_model_len=options.max_model_len,
-        )
-    except (UnsupportedArchitecture, ModelConfigError, ModelWeightsError) as error:
-        raise ConfigurationError(
-            f"--draft-model {name}: {error}; name an EAGLE-3 head that was made for {files.name}, "
-            "or use --speculative draft with a small model"
-        ) from error
-    logger.info("drafts of an EAGLE-3 head, from states that enter layers %s", head.state_layers)
-    return _with(loaded, DraftConfig(head, ops), options, head_files, quantization)
+    head = load(
+        files.config,
+        files.tensors(keeps_blocks=ops.weight_packing(loaded.dtype) is not None),
+        decoder_of(loaded.model, "drafts"),
+        dtype=loaded.dtype,
+        ops=ops,
+        max_model_len=options.max_model_len,
+    )
+    return _with(loaded, DraftConfig(head, ops), options, files, quantization)
 
 
 def _num_first_layers(name: str, loaded: LoadedModel) -> int | None:

@@ -40,9 +40,9 @@ def with_encoder(options: EngineOptions, files: ModelFiles, loaded: LoadedModel)
         if _has_encoder(files.config):
             logger.info("prompts are text: %s", why_text)
         return dataclasses.replace(loaded, why_text=why_text)
-    if options.speculation.draft_model is not None:
+    if (option := options.speculation.draft_option) is not None:
         raise ConfigurationError(
-            "--draft-model makes drafts for text alone; use --speculative ngram or suffix, or give "
+            f"{option} makes drafts for text alone; use --speculative ngram or suffix, or give "
             "--language-model-only"
         )
     if options.trace is not None:

@@ -56,7 +56,7 @@ _CHANGE_NO_RESULT = {
 """The same, where any value gives the same answers: taken, and said once."""
 _SPECULATIVE_METHODS = {
     "ngram": "ngram", "suffix": "suffix", "draft_model": "draft", "eagle": "eagle",
-    "eagle3": "eagle",
+    "eagle3": "eagle", "mtp": "mtp",
 }  # fmt: skip
 _SPECULATIVE_NAMES = {
     "model": "draft_model",

@@ -11,7 +11,7 @@ from engine_core.model_runner.cpu.drafter import BoolArray, Drafter, DraftSampli
 from engine_core.model_runner.cpu.input_batch import StepInputs, gather_step_inputs
 from engine_core.model_runner.row_parts import Int64Array
 from engine_core.model_runner.rows import PlacedRow
-from engine_core.models.heads.eagle import EagleHead
+from engine_core.models.heads.head import DraftHead
 from engine_core.scheduler import SchedulerOutput
 from engine_core.scheduler.runner_output import DraftTokenIds
 
@@ -35,7 +35,7 @@ class DraftModel(Drafter):
     ) -> None:
         super().__init__(sampling)
         draft = config.draft
-        assert draft is not None and not isinstance(draft.model, EagleHead)
+        assert draft is not None and not isinstance(draft.model, DraftHead)
         self.model = draft.model
         self._ops = draft.ops
         self._cache = PagedKVCache(config, storage, draft)

@@ -8,7 +8,7 @@ from engine_core.model_runner.cache import PagedKVCache
 from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.cpu.draft_model import DraftModel
 from engine_core.model_runner.cpu.drafter import DraftSampling
-from engine_core.model_runner.cpu.eagle import EagleDrafter
+from engine_core.model_runner.cpu.head_drafter import HeadDrafter
 from engine_core.model_runner.cpu.input_batch import CPUInputBatch
 from engine_core.model_runner.cpu.row_processors import RowProcessors
 from engine_core.model_runner.cpu.sampler import CPUSampler
@@ -18,7 +18,7 @@ from engine_core.model_runner.row_features import row_features
 from engine_core.model_runner.row_parts import RowParts
 from engine_core.model_runner.rows import RunnerRows
 from engine_core.model_runner.vocabulary_rows import vocabulary_rows
-from engine_core.models.heads.eagle import EagleHead
+from engine_core.models.heads.head import DraftHead
 from engine_core.models.interface import EncoderDecoder
 from kernels.interface.sampling import SamplingOperations
 
@@ -63,8 +63,8 @@ def cpu_row_parts(
         parts.append(sampler.processors)
     if config.draft is not None:
         sampling = DraftSampling(config, batch, sampler)
-        if isinstance(config.draft.model, EagleHead):
-            parts.append(EagleDrafter(config, cache.storage, sampling))
+        if isinstance(config.draft.model, DraftHead):
+            parts.append(HeadDrafter(config, cache.storage, sampling))
         else:
             adapters = next((part for part in parts if isinstance(part, AdapterRows)), None)
             parts.append(DraftModel(config, cache.storage, sampling, adapters))

@@ -1,8 +1,6 @@
 """EAGLE-3 (Li et al., 2025, arXiv:2503.01840): one layer that guesses what its target says next,
 from the target's hidden states."""
 
-import dataclasses
-import math
 from collections.abc import Sequence
 from functools import partial
 
@@ -11,13 +9,11 @@ import torch
 from engine_core.layers.linear import FusedLinear
 from engine_core.layers.norm import RMSNorm
 from engine_core.layers.parameters import CopyWeight, Placement, Placements, merge
-from engine_core.layers.rotary import RotaryTable
 from engine_core.layers.vocabulary import Vocabulary
-from engine_core.models.blocks import BlockBuilder
+from engine_core.models.blocks import Begun, BlockBuilder
 from engine_core.models.decoder import Decoder
 from engine_core.models.heads.eagle_config import EagleConfig
-from engine_core.models.interface import ModelSpec
-from kernels.interface.given_rows import GivenRows
+from engine_core.models.heads.head import DraftHead
 from kernels.interface.operations import ForwardContext, Operations
 
 _EMBEDDING = "model.embed_tokens.weight"
@@ -25,9 +21,8 @@ _LM_HEAD = "lm_head.weight"
 _OFFSETS = "model.d2t"
 
 
-class EagleHead:
-    """At position i it takes token i + 1 and the target's states of token i, and guesses token
-    i + 2; where the target has not been, its own hidden state of token i:
+class EagleHead(DraftHead):
+    """The published formula:
 
         h      = fc(states of some of the target's layers, side by side)     or its own
         x      = norm(embedding(token i + 1)) || hidden_norm(h)              [T, 2 E]
@@ -54,8 +49,6 @@ class EagleHead:
     ) -> None:
         layer, num_states = config.layer, len(config.state_layers)
         build = BlockBuilder(layer, dtype=dtype, ops=ops, num_positions=num_positions)
-        self.spec: ModelSpec = layer.spec
-        self.state_layers = config.state_layers
         self._config = config
         linear = partial(FusedLinear, bias=False, dtype=dtype, ops=ops)
         norm = partial(build.norm, size=config.target_hidden_size)
@@ -67,7 +60,6 @@ class EagleHead:
             build.norm("model.input_norm", inputs) if config.norm_before_fc else None
         )
         self._combine = linear([("model.fc", layer.spec.hidden_size)], inputs)
-        self._embedding_norm = build.norm("model.layers.0.input_layernorm")
         self._hidden_norm = build.norm("model.layers.0.hidden_norm")
         self._attention = build.attention(0, num_inputs=2 * layer.spec.hidden_size)
         self._feed_forward_norm = build.norm("model.layers.0.post_attention_layernorm")
@@ -87,29 +79,24 @@ class EagleHead:
                 dtype=dtype,
                 ops=ops,
             )
-        self._vocabulary = self._embedding or target.vocabulary
         self._is_part = config.draft_vocab_size != layer.spec.vocab_size
         self._lm_head: FusedLinear | None = None
         if _LM_HEAD in names or self._is_part or not (is_alike or layer.tied_head):
             self._lm_head = linear([("lm_head", config.draft_vocab_size)], layer.spec.hidden_size)
-        self._outputs = self._vocabulary if layer.tied_head else target.vocabulary
+        vocabulary = self._embedding or target.vocabulary
+        self._outputs = vocabulary if layer.tied_head else target.vocabulary
         self._has_offsets = self._is_part or _OFFSETS in names
         self._token_ids = torch.arange(config.draft_vocab_size, device=ops.device)
         """[tokens that it can guess]"""
-        self._tables = [table for table in build.tables.values() if isinstance(table, RotaryTable)]
-        self._ops = ops
-        self._compute_keys = ops.capture(self._keys)
-        self._compute_guess = ops.capture(self._guess)
-        self._num_positions: list[int] = []
-        """Positions of each table when the pass was captured."""
-        heads = (layer.spec.num_query_heads, layer.spec.keys_of(0).key_size)
-        self._heads = heads
-        self._queries = torch.empty(0, math.prod(heads), dtype=dtype, device=ops.device)
-        self._residual = torch.empty(0, layer.spec.hidden_size, dtype=dtype, device=ops.device)
-        """[capacity, ...]: where a captured guess finds what it is given."""
+        super().__init__(
+            build,
+            config.state_layers,
+            vocabulary=vocabulary,
+            embedding_norm=build.norm("model.layers.0.input_layernorm"),
+            passes_normed=config.norm_output,
+        )
 
     def placements(self) -> Placements:
-        """Every tensor that the head takes, by checkpoint name with "model." before it."""
         norms = [self._embedding_norm, self._hidden_norm, self._feed_forward_norm]
         norms += [self._final_norm, *self._state_norms]
         if self._states_norm is not None:
@@ -137,79 +124,28 @@ class EagleHead:
                 f"tensor d2t leads to tokens from {lowest} to {highest}, the vocabulary has {size}"
             )
 
-    def forget_caches(self) -> None:
-        """Capture both passes anew: what was captured keeps the caches that it read."""
-        self._compute_keys = self._ops.capture(self._keys)
-        self._compute_guess = self._ops.capture(self._guess)
-
     def combine(self, states: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The target's states [T, target's E] of `state_layers` -> [T, E]."""
         if self._state_norms:
             states = [norm(x) for norm, x in zip(self._state_norms, states, strict=True)]
         x_TE = torch.cat([*states], -1)
         return self._combine(x_TE if self._states_norm is None else self._states_norm(x_TE))
 
-    def remember(
+    def _begin(
         self,
-        token_ids_T: torch.Tensor,
-        positions_T: torch.Tensor,
+        normed_TE: torch.Tensor,
         hidden_TE: torch.Tensor,
+        positions_T: torch.Tensor,
         context: ForwardContext,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write keys and values of positions. Returns what `guess` takes: queries [T, H * D] and
-        the residual stream [T, E].
-
-        `token_ids_T`: int64, of each the token behind its position."""
-        if len(positions_T):
-            for table in self._tables:
-                table.cover(int(positions_T.max()) + 1)
-        sizes = [len(table.cos_sin_PD) for table in self._tables]
-        if sizes != self._num_positions:
-            self._num_positions = sizes
-            self._compute_keys = self._ops.capture(self._keys)  # which keeps addresses
-        places_T = torch.arange(len(hidden_TE), device=hidden_TE.device)
-        given = GivenRows(places_T, hidden_TE.contiguous())
-        context = dataclasses.replace(context, given=given)
-        queries_TN, residual_TE = self._compute_keys(token_ids_T, positions_T, context)
-        return queries_TN, residual_TE
-
-    def _keys(
-        self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, context: ForwardContext
-    ) -> tuple[torch.Tensor, ...]:
-        """What `remember` consists of; `Operations.capture` says what it may do."""
-        embedded_TE = self._vocabulary.embed(token_ids_T)
-        normed_TE = self._embedding_norm(embedded_TE)
-        hidden_TE = self._ops.replace_rows(embedded_TE, context.given)  # all of them
+    ) -> tuple[Begun, torch.Tensor]:
         x_TE = self._hidden_norm(hidden_TE)
         residual_TE = x_TE if self._config.norm_before_residual else hidden_TE
         both_TE = torch.cat([normed_TE, x_TE], 1)
-        q_THD = self._attention.begin(both_TE, positions_T, context)
-        return q_THD.contiguous().flatten(1), residual_TE
+        return self._attention.begin(both_TE, positions_T, context), residual_TE
 
-    def guess(
-        self, q_RN: torch.Tensor, residual_RE: torch.Tensor, context: ForwardContext
+    def _finish(
+        self, begun: Begun, residual_RE: torch.Tensor, context: ForwardContext
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(logits_RV in float32, minus infinity where it cannot guess; its hidden state [R, E])."""
-        num_rows = len(q_RN)
-        if num_rows > len(self._queries):
-            capacity = 1 << (num_rows - 1).bit_length()
-            self._queries = self._queries.new_empty(capacity, self._queries.shape[1])
-            self._residual = self._residual.new_empty(capacity, self._residual.shape[1])
-            self._compute_guess = self._ops.capture(self._guess)
-        self._queries[:num_rows] = q_RN
-        self._residual[:num_rows] = residual_RE
-        rows_R = torch.arange(num_rows, device=q_RN.device)
-        x_RE, residual_RE = self._compute_guess(rows_R, rows_R, context)
-        logits_RV = self._logits(x_RE)
-        return logits_RV, x_RE if self._config.norm_output else residual_RE
-
-    def _guess(
-        self, rows_R: torch.Tensor, _positions_R: torch.Tensor, context: ForwardContext
-    ) -> tuple[torch.Tensor, ...]:
-        """What `guess` consists of (see `Operations.capture`); `rows_R`: of what it is given."""
-        q_RHD = self._ops.embedding(rows_R, self._queries).view(-1, *self._heads)
-        residual_RE = self._ops.embedding(rows_R, self._residual)
-        out_RE = self._attention.finish(q_RHD, context)
+        out_RE = self._attention.finish(begun, context)
         x_RE, residual_RE = self._feed_forward_norm.add(out_RE, residual_RE)
         return self._final_norm.add(self._feed_forward(x_RE, context), residual_RE)
 

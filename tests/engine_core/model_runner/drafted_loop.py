@@ -16,7 +16,9 @@ VOCAB = 131
 class DraftedLoop(EngineLoop):
     """Counts drafts; `runner` makes `wanted` of them for each sequence, or any number."""
 
-    def __init__(self, runner, monkeypatch, *, wanted=MOST, seed=0, swap=False, drafted=True):
+    def __init__(
+        self, runner, monkeypatch, *, wanted=MOST, seed=0, swap=False, drafted=True, chunk=32
+    ):
         draw = np.random.default_rng(seed)
         monkeypatch.setattr(
             DraftLengths,
@@ -34,7 +36,7 @@ class DraftedLoop(EngineLoop):
             num_blocks=config.num_blocks,
             num_host_blocks=config.num_host_blocks,
             swap=swap,
-            max_num_batched_tokens=32,
+            max_num_batched_tokens=chunk,
             max_num_seqs=8,
             max_model_len=64,
             **options,

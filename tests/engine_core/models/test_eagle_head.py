@@ -7,9 +7,8 @@ import torch
 from engine_core.models.errors import ModelConfigError, ModelWeightsError, UnsupportedArchitecture
 from engine_core.models.heads.eagle_config import read_eagle_config
 from engine_core.models.loading import load_dummy_model, load_eagle_head
-from kernels.interface.operations import AttentionSpec, ForwardContext
 from tests.eagle_heads import PublishedHead, head_config, head_tensors
-from tests.kernels.paged_steps import make_cache
+from tests.engine_core.models.head_context import context_for
 
 TARGET = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 32,
@@ -38,38 +37,6 @@ def load(config, tensors, target, ops):
     return load_eagle_head(config, tensors.items(), target, dtype=torch.float32, ops=ops)
 
 
-def context_for(head, ops):
-    """One sequence of T tokens in one chunk."""
-    spec, keys = head.spec, head.spec.keys_of(0)
-    heads = {
-        "num_query_heads": spec.num_query_heads,
-        "num_kv_heads": keys.num_kv_heads,
-        "head_size": keys.key_size,
-    }
-    planner = ops.make_attention_planner(
-        AttentionSpec(
-            **heads,
-            block_size=4,
-            sliding_window=None,
-            max_num_seqs=1,
-            max_num_batched_tokens=T,
-            max_model_len=T,
-            dtype=torch.float32,
-            kv_dtype=torch.float32,
-        )
-    )
-    cache = make_cache(ops, 7, 4, keys.num_kv_heads, keys.key_size, torch.float32)
-    metadata = planner.plan(
-        query_start_loc_R1=torch.tensor([0, T], dtype=torch.int32),
-        seq_lens_R=torch.tensor([T], dtype=torch.int32),
-        block_table_RM=torch.arange(1, 7, dtype=torch.int32)[None],
-        slot_mapping_T=torch.arange(T) + 4,
-        num_decodes=0,
-        num_decode_tokens=0,
-    )
-    return ForwardContext(kv_caches=[cache], metadata=[metadata], ops=ops)
-
-
 @pytest.mark.parametrize(
     ("options", "own_embedding"),
     [
@@ -94,8 +61,8 @@ def test_logits_and_states_are_those_of_the_published_formula(ops, target, optio
     hidden, expected_hidden = head.combine(states), published.combine(states)
     for _ in range(2):  # with the target's states, and with its own
         torch.testing.assert_close(hidden, expected_hidden, rtol=1e-4, atol=1e-4)
-        context = context_for(head, ops)
-        logits, hidden = head.guess(*head.remember(next_ids, positions, hidden, context), context)
+        context = context_for(head, T, ops)
+        logits, hidden = head.guess(head.remember(next_ids, positions, hidden, context), context)
         expected, expected_hidden = published(next_ids, expected_hidden)
         columns = torch.arange(expected.shape[1]) + tensors.get("d2t", 0)
         assert logits.shape == (T, 61)
@@ -122,10 +89,10 @@ def test_spellings_of_one_head_are_one_head(ops, target):
     for each, parts in spellings:
         head = load(each, parts, target, ops)
         assert head.state_layers == (2, 4, 6)
-        context = context_for(head, ops)
+        context = context_for(head, T, ops)
         ids = positions = torch.arange(T)
         hidden = head.combine(states)
-        answers.append(head.guess(*head.remember(ids, positions, hidden, context), context)[0])
+        answers.append(head.guess(head.remember(ids, positions, hidden, context), context)[0])
     assert all(torch.equal(each, answers[0]) for each in answers)
 
 

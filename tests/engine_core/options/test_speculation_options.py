@@ -37,6 +37,10 @@ def test_each_name_makes_its_proposer():
         ({"speculative": "draft"}, "name one with --draft-model"),
         ({"draft_model": "m"}, "--draft-model has no effect without --speculative"),
         (
+            {"speculative": "mtp", "draft_model": "m", "draft_quantization": "int8"},
+            "--draft-model has no effect with --speculative mtp",
+        ),
+        (
             {"speculative": "ngram", "draft_quantization": "int4"},
             "--draft-quantization has no effect with --speculative ngram",
         ),

@@ -16,6 +16,8 @@ from engine_core.startup.draft_model import first_layers_config, load_with_draft
 from engine_core.startup.prefix_store import store_key
 from engine_core.startup.resolve import plan_runner
 from tests.eagle_heads import head_config, head_tensors
+from tests.engine_core.models.qwen_hybrid_cases import reference_model
+from tests.mtp_heads import PublishedMTP
 
 CPU = torch.device("cpu")
 SHAPE = {
@@ -212,3 +214,41 @@ def test_a_head_is_no_draft_model_and_a_model_no_head(served, head, saved):
         served(head(**STATES))
     with pytest.raises(ConfigurationError, match="name an EAGLE-3 head"):
         served(str(saved("other")), speculative="eagle")
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """(with its head, options) -> options, files and the model of a checkpoint."""
+
+    def load(has_head, **options):
+        reference = reference_model("qwen3.5")
+        tensors = reference.state_dict() | (PublishedMTP(reference).tensors if has_head else {})
+        folder = tmp_path / "checkpoint"
+        reference.config.save_pretrained(folder)
+        config = json.loads((folder / "config.json").read_text())
+        config["architectures"] = ["Qwen3_5ForCausalLM"]
+        (folder / "config.json").write_text(json.dumps(config))
+        save_file(
+            {name: each.contiguous() for name, each in tensors.items()}, folder / "a.safetensors"
+        )
+        speculation = SpeculationOptions(speculative="mtp", num_speculative_tokens=3)
+        options = EngineOptions(model=str(folder), speculation=speculation, **options)
+        files = open_model_files(str(folder), report=print)
+        return options, files, load_with_draft(options, files, CPU)
+
+    return load
+
+
+def test_a_models_own_head_is_loaded_and_its_layer_joins_those_with_keys(checkpoint):
+    plan = plan_runner(*checkpoint(True))
+    groups = [group.layers for group in plan.config.layout.groups]
+    assert (2, 4) in groups  # the one with attention of four, and the head's
+    assert plan.scheduler.num_lookahead_slots == 3
+
+
+def test_a_checkpoint_without_a_head_of_its_own_is_refused(checkpoint):
+    message = r"mtp: .*checkpoint: it has no tensors mtp\.\*; use --speculative ngram"
+    with pytest.raises(ConfigurationError, match=message):
+        checkpoint(False)
+    with pytest.raises(ConfigurationError, match="--load-format dummy has none; omit it"):
+        checkpoint(True, load_format="dummy")

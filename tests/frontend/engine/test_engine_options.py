@@ -59,6 +59,8 @@ def test_vllms_speculative_config_is_our_options():
     assert (read.speculative, read.num_speculative_tokens) == ("ngram", 3)
     suffix = parsed(daemon_arguments("m", {"speculative_config": {"method": "suffix"}}))
     assert suffix.speculation.speculative == "suffix"
+    own = daemon_arguments("m", {"speculative_config": {"method": "mtp"}})
+    assert own[2:] == ["--speculative=mtp"]
     draft = daemon_arguments("m", {"speculative_config": {"model": "small"}})
     assert draft[2:] == ["--speculative=draft", "--draft-model=small"]
 

@@ -1,4 +1,4 @@
-"""An EAGLE-3 head that makes drafts in the runner of its target."""
+"""A head that makes drafts in the runner of its target."""
 
 import numpy as np
 import torch
@@ -9,13 +9,13 @@ from engine_core.model_runner.cpu.drafter import BoolArray, Drafter, DraftSampli
 from engine_core.model_runner.cpu.input_batch import StepInputs, gather_step_inputs
 from engine_core.model_runner.row_parts import Int64Array
 from engine_core.models.decoder import decoder_of
-from engine_core.models.heads.eagle import EagleHead
+from engine_core.models.heads.head import DraftHead
 from engine_core.scheduler import SchedulerOutput
 from engine_core.scheduler.runner_output import DraftTokenIds
 from kernels.interface.operations import ForwardContext
 
 
-class EagleDrafter(Drafter):
+class HeadDrafter(Drafter):
     """For a sequence of which the step has computed t2 t3 and sampled t4:
 
         position      2   3 | 4   5          a head's position holds its pass over the token
@@ -33,7 +33,7 @@ class EagleDrafter(Drafter):
         self, config: RunnerConfig, storage: BlockStorage, sampling: DraftSampling
     ) -> None:
         super().__init__(sampling)
-        assert config.draft is not None and isinstance(config.draft.model, EagleHead)
+        assert config.draft is not None and isinstance(config.draft.model, DraftHead)
         self._head = config.draft.model
         self._target = decoder_of(config.model, "drafts")
         self._target.keep_states(self._head.state_layers)
@@ -47,7 +47,7 @@ class EagleDrafter(Drafter):
         # behind a sequence's last token stands any
         next_T = np.minimum(inputs.positions_T + 1, self._last_position)
         hidden_TE = self._head.combine(self._target.states)
-        q_TN, residual_TE = self._remember(
+        begun = self._remember(
             self.batch.token_ids[rows_T, next_T],
             inputs.positions_T,
             hidden_TE,
@@ -63,19 +63,19 @@ class EagleDrafter(Drafter):
         first_R = inputs.query_start_R1[index_of]
         last_R = torch.from_numpy(first_R + positions - inputs.positions_T[first_R])
         context = self._inputs(rows, positions).context_in(self._cache)
-        logits_RV, hidden_RE = self._head.guess(q_TN[last_R], residual_TE[last_R], context)
+        logits_RV, hidden_RE = self._head.guess([part[last_R] for part in begun], context)
 
         def go_on(is_left: BoolArray, rows: Int64Array, positions: Int64Array) -> torch.Tensor:
             nonlocal hidden_RE
             inputs = self._inputs(rows, positions - 1)
             context = inputs.context_in(self._cache)
-            q_RN, residual_RE = self._remember(
+            begun = self._remember(
                 self.batch.token_ids[rows, positions],
                 inputs.positions_T,
                 hidden_RE[torch.from_numpy(is_left)],
                 context,
             )
-            logits_RV, hidden_RE = self._head.guess(q_RN, residual_RE, context)
+            logits_RV, hidden_RE = self._head.guess(begun, context)
             return logits_RV
 
         drafts = self.sampling.sample(rows, num_wanted[places], logits_RV, go_on)
@@ -92,6 +92,6 @@ class EagleDrafter(Drafter):
         positions_T: Int64Array,
         hidden_TE: torch.Tensor,
         context: ForwardContext,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, ...]:
         token_ids = torch.from_numpy(token_ids_T.astype(np.int64))
         return self._head.remember(token_ids, torch.from_numpy(positions_T), hidden_TE, context)
