@@ -36,6 +36,11 @@ def read_gguf_adapter(file: Path, spec: ModelSpec, *, has_experts: bool) -> dict
                 f"{file} holds {name!r}, which is not applied: only lora_a and lora_b of linear "
                 f"layers of {family.architecture} are; train it on other layers"
             )
+        if family.reordered is not None and ".linear_attn." in found.name:
+            raise AdapterError(
+                f"{file} changes {found.name}, whose heads llama.cpp has in another order; use the "
+                "adapter's PEFT folder"
+            )
         if match[3] == "b" and tensor.dim() == 2:
             tensor = undo(found.change, tensor, _heads(spec, int(match[2] or 0)))
         halves.setdefault(found.name.removesuffix(".weight"), {})[match[3]] = tensor

@@ -152,7 +152,7 @@ def _build_config(meta: GgufMetadata) -> dict[str, Any]:
     tensors, gguf = meta.tensors, meta.gguf
     hidden_size = int(meta.number("embedding_length"))
     num_heads = int(meta.number("attention.head_count"))
-    num_layers = int(meta.number("block_count"))
+    num_layers = int(meta.number("block_count")) - int(meta.number("nextn_predict_layers", 0))
     head_dim = _head_dim(meta, hidden_size, num_heads)
     embedding = tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
@@ -169,7 +169,7 @@ def _build_config(meta: GgufMetadata) -> dict[str, Any]:
         "architectures": [meta.family.names[0]],
         "vocab_size": vocab_size,
         "hidden_size": hidden_size,
-        "intermediate_size": int(meta.number("feed_forward_length")),
+        "intermediate_size": _intermediate_size(meta),
         "num_hidden_layers": num_layers,
         "num_attention_heads": num_heads,
         "num_key_value_heads": int(meta.number("attention.head_count_kv", num_heads)),
@@ -189,6 +189,12 @@ def _build_config(meta: GgufMetadata) -> dict[str, Any]:
     for ours, theirs in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
         config[f"{ours}_token_id"] = meta.raw.get(f"tokenizer.ggml.{theirs}_token_id")
     return config | gguf.fields(meta, config)
+
+
+def _intermediate_size(meta: GgufMetadata) -> int:
+    """Of a dense layer; of an expert where the model has no such layer, and so no such key."""
+    size = meta.number("expert_feed_forward_length", 0) if meta.gguf.has_experts else 0
+    return int(meta.number("feed_forward_length", size or _REQUIRED))
 
 
 def _part_that_turns(meta: GgufMetadata, head_dim: int) -> dict[str, float]:

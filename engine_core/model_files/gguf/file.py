@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _RELEASE_BYTES = 16 << 20
 
+_LAYER = re.compile(r"blk\.(\d+)\.")
 _PART = re.compile(r"(?P<stem>.+)-(?P<index>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
@@ -88,7 +89,7 @@ class GgufFile:
         for header in self._headers:
             for tensor, data in _mapped(header):
                 target = hf_tensor(self._meta.gguf, tensor.name)
-                if target is None:
+                if target is None or self._is_of_drafts(tensor.name):
                     continue  # checked at opening: only what the config has taken in
                 if target.is_stack and keeps_blocks and _is_quantised(tensor, 3):
                     num_experts, *shape = tensor.shape
@@ -100,11 +101,22 @@ class GgufFile:
                     yield from unstack(target.name, tensor, data)
                     continue
                 if keeps_blocks and _is_quantised(tensor, 2):
-                    yield target.name, self._blocks(tensor, data, target.change)
+                    blocks = self._blocks(tensor, data, target.change)
+                    yield target.name, self._reordered(target.name, blocks)
                     continue
                 values = dequantize(data, tensor.quant_type, tensor.shape)
-                yield target.name, undo(target.change, values, self.config)
+                values = undo(target.change, values, self.config)
+                yield target.name, self._reordered(target.name, values)
         yield from self._absent_biases()
+
+    def _reordered(self, name: str, part: WeightPart) -> WeightPart:
+        reordered = self._meta.gguf.reordered
+        return part if reordered is None else reordered(name, part, self.config)
+
+    def _is_of_drafts(self, name: str) -> bool:
+        """Whether a tensor is of the layers behind the model's own, which only draft."""
+        match = _LAYER.match(name)
+        return match is not None and int(match[1]) >= self.config["num_hidden_layers"]
 
     def tokenizer(self) -> TokenizerFiles | None:
         return self.given_tokenizer or build_tokenizer(self._meta, report=self._report)
@@ -144,6 +156,7 @@ class GgufFile:
                 )
             known = tensor.name in (ROPE_FACTORS, *self._meta.gguf.read_tensors)
             known = known or bool(IGNORED.fullmatch(tensor.name))
+            known = known or self._is_of_drafts(tensor.name)
             if not known and hf_tensor(self._meta.gguf, tensor.name) is None:
                 self._meta.refuse(f"tensor {tensor.name!r}")
 

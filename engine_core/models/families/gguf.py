@@ -98,6 +98,8 @@ class Gguf:
         read_tensors: what `fields` reads; no part of the model.
         has_kinds: layers differ: of one that has no attention, say, the number of heads is 0.
         last_norm: the tensor of the norm before the head.
+        reordered: a tensor by the checkpoint's name, with the config -> as the checkpoint has it;
+            None: rows and columns are in the checkpoint's order.
         scales: keys such as "logit_scale" that `fields` reads; elsewhere they must be one.
     """
 
@@ -113,6 +115,7 @@ class Gguf:
     read_tensors: frozenset[str] = frozenset()
     has_kinds: bool = False
     last_norm: str = "output_norm.weight"
+    reordered: Callable[[str, Any, Fields], Any] | None = None
     scales: frozenset[str] = frozenset()
 
     @property

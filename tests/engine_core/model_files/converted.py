@@ -14,7 +14,11 @@ _ARCHITECTURES = {
     **dict.fromkeys(("mistral", "mixtral"), "llama"),
     "gemma3_text": "gemma3",
     "ministral3": "mistral3",
+    "qwen3_5_text": "qwen35",
+    "qwen3_5_moe_text": "qwen35moe",
 }
+_PLUS_ONE = ("gemma3", "qwen35", "qwen35moe", "qwen3next")
+"""Those whose norms are written with the one that a checkpoint leaves out."""
 
 
 def architecture_of(config: PreTrainedConfig) -> str:
@@ -44,11 +48,12 @@ def gguf_keys(config: PreTrainedConfig) -> dict[str, Any]:
         "block_count": config.num_hidden_layers,
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,
-        "feed_forward_length": config.intermediate_size,
         "attention.head_count": config.num_attention_heads,
         "attention.head_count_kv": config.num_key_value_heads,
         "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
     }
+    if hasattr(config, "intermediate_size"):
+        keys["feed_forward_length"] = config.intermediate_size
     if hasattr(config, "head_dim"):
         keys |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
     if arch in ("llama", "qwen3", "qwen3moe"):
@@ -116,7 +121,7 @@ def gguf_tensors(config: PreTrainedConfig, state: dict[str, torch.Tensor]) -> di
             values = permute(values, config.num_attention_heads)
         if arch in _PAIRED_ROWS and "k_proj" in name:
             values = permute(values, config.num_key_value_heads)
-        if arch == "gemma3" and name.endswith("norm.weight"):
+        if name.endswith("norm.weight") and arch in _PLUS_ONE and "linear_attn" not in name:
             values = values + 1
         target = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert target is not None, name

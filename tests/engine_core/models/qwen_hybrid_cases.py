@@ -64,9 +64,7 @@ CONFIGS = {
         [A, M, M, A], tie_word_embeddings=True, num_experts_per_tok=3
     ),
     "qwen3-next, a dense layer": qwen3_next([M, A, M], mlp_only_layers=[0]),
-    "qwen3-next, attention last, not renormalised": qwen3_next(
-        [M, M, A], norm_topk_prob=False, decoder_sparse_step=2
-    ),
+    "qwen3-next, attention last, not renormalised": qwen3_next([M, M, A], norm_topk_prob=False),
 }
 
 

@@ -13,6 +13,15 @@ from engine_core.models.config_fields import ConfigFields
 from engine_core.models.decoder_config import head_size_of, read_decoder
 from engine_core.models.errors import ModelConfigError, UnsupportedArchitecture
 from engine_core.models.families.family import Family
+from engine_core.models.families.gguf import (
+    GATED,
+    PROJECTIONS,
+    QK_NORMS,
+    Fields,
+    Gguf,
+    Metadata,
+    layer_kinds,
+)
 from engine_core.models.hybrids import read_kinds, with_kept
 from engine_core.models.layer_cache import PagedKeys, recurrent_state
 from engine_core.models.rotary_config import read_rotary
@@ -121,6 +130,77 @@ class HybridBlock:
         return build.block(layer, mixer)
 
 
+GGUF_LAYER = (
+    PROJECTIONS
+    | QK_NORMS
+    | {
+        "attn_norm": "input_layernorm",
+        "post_attention_norm": "post_attention_layernorm",
+        "attn_qkv": "linear_attn.in_proj_qkv",
+        "attn_gate": "linear_attn.in_proj_z",
+        "ssm_beta": "linear_attn.in_proj_b",
+        "ssm_alpha": "linear_attn.in_proj_a",
+        "ssm_conv1d": "linear_attn.conv1d",
+        "ssm_dt.bias": "linear_attn.dt_bias",
+        "ssm_a": "linear_attn.A_log",
+        "ssm_norm": "linear_attn.norm",
+        "ssm_out": "linear_attn.out_proj",
+    }
+)
+"""Tensors of a layer, but for those of its feed-forward."""
+
+
+def gguf_fields(meta: Metadata, config: Fields) -> Fields:
+    kinds = {"attn_qkv": "linear_attention", "attn_q": "full_attention"}
+    num_heads = int(meta.number("ssm.time_step_rank"))
+    return {
+        "hidden_act": "silu",
+        "layer_types": layer_kinds(meta, config["num_hidden_layers"], kinds),
+        "linear_num_key_heads": int(meta.number("ssm.group_count")),
+        "linear_num_value_heads": num_heads,
+        "linear_key_head_dim": int(meta.number("ssm.state_size")),
+        "linear_value_head_dim": int(meta.number("ssm.inner_size")) // num_heads,
+        "linear_conv_kernel_dim": int(meta.number("ssm.conv_kernel")),
+    }
+
+
+_OF_HEADS = {
+    "in_proj_qkv.weight": True,
+    "conv1d.weight": True,
+    "in_proj_z.weight": False,
+    "in_proj_b.weight": False,
+    "in_proj_a.weight": False,
+    "dt_bias": False,
+    "A_log": False,
+}
+"""Tensors whose rows are of heads of values: whether behind those of q and k."""
+
+
+def by_key_head(name: str, tensor: Any, config: Fields) -> Any:
+    """A tensor of llama.cpp's file, which has the first head of values of every key head, then the
+    second one, in the order of the checkpoint."""
+    part = name.partition(".linear_attn.")[2]
+    key_heads, heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    if key_heads == heads or (part not in _OF_HEADS and part != "out_proj.weight"):
+        return tensor
+    import torch
+
+    from kernels.interface.weights import QuantisedTensor
+
+    is_blocks = isinstance(tensor, QuantisedTensor)
+    size, places_H = config["linear_value_head_dim"], torch.arange(heads)
+    places_H = places_H.view(-1, key_heads).T.flatten()
+    if part == "out_proj.weight":
+        if is_blocks and size % tensor.block_inputs == 0:
+            return tensor.columns_by(places_H)
+        tensor = tensor.dequantise() if is_blocks else tensor
+        return tensor.unflatten(1, (heads, size))[:, places_H].flatten(1)
+    before = 2 * key_heads * config["linear_key_head_dim"] if _OF_HEADS[part] else 0
+    rows_HP = torch.arange(before, tensor.shape[0]).view(heads, -1)[places_H]
+    order_N = torch.cat([torch.arange(before), rows_HP.flatten()])
+    return tensor.rows(order_N) if is_blocks else tensor[order_N]
+
+
 UNUSED = ("mtp.",)
 """Tensors of the head for drafts."""
 
@@ -130,5 +210,13 @@ FAMILIES = (
         model_type="qwen3_5_text",
         read=read,
         ignored_prefixes=UNUSED,
+        gguf=Gguf(
+            architecture="qwen35",
+            layer=GGUF_LAYER | GATED,
+            fields=gguf_fields,
+            norms_plus_one=True,
+            turns_a_part=True,
+            reordered=by_key_head,
+        ),
     ),
 )

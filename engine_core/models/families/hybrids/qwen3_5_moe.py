@@ -4,8 +4,16 @@ from engine_core.models.config import ModelConfig
 from engine_core.models.config_fields import ConfigFields
 from engine_core.models.decoder_config import read_qwen_experts
 from engine_core.models.expert_tensors import QWEN_EXPERTS
+from engine_core.models.families import gguf
 from engine_core.models.families.family import Family
-from engine_core.models.families.hybrids.qwen3_5 import UNUSED, read_hybrid
+from engine_core.models.families.gguf import Fields, Gguf, Metadata
+from engine_core.models.families.hybrids import qwen3_5
+from engine_core.models.families.hybrids.qwen3_5 import (
+    GGUF_LAYER,
+    UNUSED,
+    by_key_head,
+    read_hybrid,
+)
 
 
 def read(fields: ConfigFields) -> ModelConfig:
@@ -22,6 +30,17 @@ def read(fields: ConfigFields) -> ModelConfig:
     return read_hybrid(fields, {"num_key_value_heads": 2, "intermediate_size": size}, experts)
 
 
+def gguf_fields(meta: Metadata, config: Fields) -> Fields:
+    return {
+        **qwen3_5.gguf_fields(meta, config),
+        **gguf.experts(meta),
+        "moe_intermediate_size": int(meta.number("expert_feed_forward_length")),
+        "shared_expert_intermediate_size": int(meta.number("expert_shared_feed_forward_length")),
+        "decoder_sparse_step": 1,  # llama.cpp has experts in every layer
+        "mlp_only_layers": [],
+    }
+
+
 FAMILIES = (
     Family(
         names=("Qwen3_5MoeForCausalLM", "Qwen3_5MoeTextModel"),
@@ -29,5 +48,13 @@ FAMILIES = (
         read=read,
         ignored_prefixes=UNUSED,
         experts=QWEN_EXPERTS,
+        gguf=Gguf(
+            architecture="qwen35moe",
+            layer=GGUF_LAYER | gguf.QWEN_EXPERTS | gguf.SHARED_EXPERT,
+            fields=gguf_fields,
+            norms_plus_one=True,
+            turns_a_part=True,
+            reordered=by_key_head,
+        ),
     ),
 )

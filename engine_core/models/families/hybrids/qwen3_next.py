@@ -8,8 +8,16 @@ from engine_core.models.config import ModelConfig
 from engine_core.models.config_fields import ConfigFields
 from engine_core.models.decoder_config import read_qwen_experts
 from engine_core.models.expert_tensors import QWEN_EXPERTS
+from engine_core.models.families import gguf
 from engine_core.models.families.family import Family
-from engine_core.models.families.hybrids.qwen3_5 import UNUSED, HybridBlock, read_hybrid
+from engine_core.models.families.gguf import Gguf
+from engine_core.models.families.hybrids.qwen3_5 import (
+    GGUF_LAYER,
+    UNUSED,
+    HybridBlock,
+    read_hybrid,
+)
+from engine_core.models.families.hybrids.qwen3_5_moe import gguf_fields
 
 
 def read(fields: ConfigFields) -> ModelConfig:
@@ -44,5 +52,15 @@ FAMILIES = (
         read=read,
         ignored_prefixes=UNUSED,
         experts=QWEN_EXPERTS,
+        gguf=Gguf(
+            architecture="qwen3next",
+            layer=GGUF_LAYER
+            | {"ssm_ba": "linear_attn.in_proj_ba"}
+            | gguf.QWEN_EXPERTS
+            | gguf.SHARED_EXPERT,
+            fields=gguf_fields,
+            norms_plus_one=True,
+            turns_a_part=True,
+        ),
     ),
 )
