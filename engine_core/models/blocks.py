@@ -13,7 +13,7 @@ import torch
 
 from engine_core.devices import traits_of
 from engine_core.distributed.collectives import SINGLE_RANK, Collectives
-from engine_core.layers.attention import Attention, GatedAttention, NormedProjections
+from engine_core.layers.attention import Attention, NormedProjections
 from engine_core.layers.config import RotaryConfig
 from engine_core.layers.feed_forward import (
     DenseFeedForward,
@@ -323,18 +323,6 @@ class BlockBuilder:
             ),
             query_scale=config.query_scale,
         )
-
-    def gated_attention(self, layer: int) -> GatedAttention:
-        """Attention with norms of q and k, and gates beside `q_proj`."""
-        size = self.config.spec.num_query_heads * self.config.spec.keys_of(layer).value_size
-        gate = FusedLinear(
-            [(f"model.layers.{layer}.self_attn.gate", size)],
-            self.config.spec.hidden_size,
-            bias=self.config.qkv_bias,
-            dtype=self.dtype,
-            ops=self.ops,
-        )
-        return GatedAttention(self.attention(layer, head_norms=True), gate)
 
     def all_reduce(self, part: str) -> AllReduce | None:
         """What sums outputs over the ranks. `part`: of the model, which it is counted for."""

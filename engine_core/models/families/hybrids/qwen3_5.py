@@ -27,6 +27,7 @@ from engine_core.models.layer_cache import PagedKeys, recurrent_state
 from engine_core.models.rotary_config import read_rotary
 
 if TYPE_CHECKING:
+    from engine_core.layers.attention import GatedAttention
     from engine_core.models.blocks import Block, BlockBuilder
 
 _INTERVAL = 4  # one layer in four attends
@@ -107,6 +108,23 @@ def _of_text(fields: ConfigFields) -> ConfigFields:
     return fields
 
 
+def gated_attention(build: BlockBuilder, layer: int) -> GatedAttention:
+    """Attention with norms of q and k, and gates beside `q_proj`."""
+    from engine_core.layers.attention import GatedAttention
+    from engine_core.layers.linear import FusedLinear
+
+    spec = build.config.spec
+    size = spec.num_query_heads * spec.keys_of(layer).value_size
+    gate = FusedLinear(
+        [(f"model.layers.{layer}.self_attn.gate", size)],
+        spec.hidden_size,
+        bias=build.config.qkv_bias,
+        dtype=build.dtype,
+        ops=build.ops,
+    )
+    return GatedAttention(build.attention(layer, head_norms=True), gate)
+
+
 @dataclass(frozen=True, slots=True)
 class HybridBlock:
     """A gated delta net or attention with gates, and a feed-forward."""
@@ -117,7 +135,7 @@ class HybridBlock:
         from engine_core.layers.delta_net import GatedDeltaNet
 
         if isinstance(build.config.spec.layers[layer], PagedKeys):
-            return build.block(layer, build.gated_attention(layer))
+            return build.block(layer, gated_attention(build, layer))
         mixer = GatedDeltaNet(
             f"model.layers.{layer}.linear_attn",
             layer - build.stage.layers.start,
