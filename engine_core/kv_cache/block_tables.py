@@ -114,14 +114,14 @@ class BlockTables:
             hit.num_tokens // self.block_size,
             hit.num_key_tokens // self.block_size,
         )
-        wanted = {num_blocks - 1, num_keys - 1, *seq.checkpoints}
+        wanted = (num_blocks - 1, num_keys - 1, *seq.checkpoints) if self._sparse else ()
         self._blocks_of[seq.sequence_id] = SequenceBlocks(
             tables,
             num_blocks=num_blocks,
             num_registered=num_blocks,
             num_dropped=[table.count(NULL_BLOCK_ID) for table in tables],
             sparse=self._sparse,
-            checkpoints=wanted,
+            checkpoints=frozenset(wanted),
             encoder=self._encoder_table(seq),
         )
 

@@ -116,7 +116,7 @@ class Checkpoints:
     def among(self, seq: CachedSequence, seq_blocks: SequenceBlocks, places: range) -> list[int]:
         """The checkpoints of these places: blocks that the sequence started from, or that are
         wanted; where its prompt would be found again; and one every so many tokens."""
-        every, found = self._every, seq_blocks.checkpoints.intersection(places)
+        every, found = self._every, set(seq_blocks.checkpoints.intersection(places))
         if every:
             found.update(range(places.start + (-places.start - 1) % every, places.stop, every))
         if (last := (seq.num_prompt_tokens - 1) // self._block_size - 1) in places:

@@ -349,7 +349,8 @@ class PrefixCache:
                 table[index] = known
                 self._offload.release([own])
                 self.num_deduplicated += 1
-                seq_blocks.checkpoints.add(index)  # maybe its own sequence's
+                if seq_blocks.sparse:  # maybe its own sequence's
+                    seq_blocks.checkpoints |= {index}
                 is_changed = True
             else:
                 seq_blocks.duplicates.add(index)

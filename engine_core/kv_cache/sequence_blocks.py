@@ -28,7 +28,7 @@ class CachedSequence(Protocol):
     """One stream of tokens, as far as the cache reads it."""
 
     sequence_id: str
-    checkpoints: list[int]
+    checkpoints: tuple[int, ...]
     """Logical blocks whose states other sequences will start from, as far as is known when it
     starts."""
     block_hashes: list[bytes]
@@ -102,7 +102,7 @@ class SequenceBlocks:
     the prefix cache already: to be replaced by that one later."""
     sparse: Sequence[int] = ()
     """Groups whose tables have holes."""
-    checkpoints: set[int] = dataclasses.field(default_factory=set)
+    checkpoints: frozenset[int] = frozenset()
     """Logical blocks whose states other sequences may start from, beside those that every sequence
     keeps: it started from them itself, or they are wanted."""
     encoder: list[int] = dataclasses.field(default_factory=list)
@@ -119,7 +119,7 @@ class SequenceBlocks:
             num_dropped=[min(num_blocks, num_dropped) for num_dropped in self.num_dropped],
             duplicates={index for index in self.duplicates if index < num_blocks},
             sparse=self.sparse,
-            checkpoints=self.checkpoints.copy(),
+            checkpoints=self.checkpoints,
         )
 
     def drop(self, group: int, num_dropped: int) -> list[tuple[int, int]]:

@@ -258,7 +258,7 @@ class Sequence(TokenStream):
     stop_reason: int | str | None = None
     """The stop token that ended it, or a word for its repetition; None for end-of-sequence."""
     block_hashes: list[bytes] = dataclasses.field(default_factory=list)
-    checkpoints: list[int] = dataclasses.field(default_factory=list)
+    checkpoints: tuple[int, ...] = ()
     first_token_s: float = nan
     """When its first output token was there, on the scheduler's clock."""
     is_known_to_runner: bool = False

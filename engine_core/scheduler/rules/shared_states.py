@@ -43,7 +43,7 @@ class SharedStates(SchedulerPart):
         if hashes is None or request.status is RequestStatus.SWAPPED:
             return None
         first, size = request.unfinished[0], self._kv_cache.block_size
-        first.checkpoints = places = self._partings(hashes)
+        first.checkpoints = places = tuple(self._partings(hashes))
         for place in reversed(places):
             if self._kv_cache.has_state(hashes[place]):
                 return None

@@ -33,7 +33,7 @@ class Stream:
     num_hashed_bytes: int = 0
     num_encoder_tokens: int = 0
     num_prompt_tokens: int = 0
-    checkpoints: list[int] = dataclasses.field(default_factory=list)
+    checkpoints: tuple[int, ...] = ()
 
     def __post_init__(self):
         self.num_prompt_tokens = len(self.tokens)
