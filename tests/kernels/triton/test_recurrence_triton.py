@@ -75,7 +75,7 @@ def test_it_is_the_rule_token_by_token(rule, sizes, name):
     torch.testing.assert_close(out.unflatten(1, (4, -1)), expected, atol=2e-6, rtol=2e-5)
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", RULES[::2])
 @settings(deadline=None, max_examples=2)
 @given(data=st.data())
 def test_steps_of_any_sizes_leave_what_the_specification_leaves(data, rule):
