@@ -46,10 +46,11 @@ const char* check_tables(const AttentionGeometry& g, const RecurrentLayer& layer
         const int64_t read = begin % g.block_size > 0 ? begin / g.block_size : begin / g.block_size - 1;
         for (int64_t block = std::max<int64_t>(0, read); block <= last; ++block) {
             if (table[block] < 0 || table[block] >= layer.num_blocks)
-                return refuse("block %ld is outside the cache of %ld", long{table[block]},
-                              layer.num_blocks);
+                return refuse("block %ld of request %ld is %ld, outside the cache of %ld", block, r,
+                              long{table[block]}, layer.num_blocks);
             if (table[block] == 0 && (block == read || block == last))
-                return refuse("request %ld ends at %ld with the null block at %ld", r, end, block);
+                return refuse("block %ld of request %ld is the null block, it has a state that is %s",
+                              block, r, block == read ? "read" : "kept");
         }
         if (read >= 0 && is_written[table[read]]) in_order = true;
         for (int64_t block = begin / g.block_size; block <= last; ++block)
