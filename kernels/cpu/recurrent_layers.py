@@ -16,7 +16,7 @@ from kernels.interface.recurrence import (
 _FLOAT32 = torch.float32
 _MOST_TAPS = 16
 _RULES = ("plain", "delta", "discretised")
-"""In the order of `Rule` in src/recurrence.h."""
+"""What is written of a value, in the order of `Rule` in src/recurrence.h."""
 
 
 class RecurrentLayer(ctypes.Structure):

@@ -25,9 +25,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kernels.interface.block_copies import BlockCopier
 from kernels.interface.given_rows import GivenRows
-from kernels.interface.kv_cache import KVCache, KVShape
+from kernels.interface.kv_cache import BlockCopier, KVCache, KVShape
 from kernels.interface.lora import LoRARows, LoRAStack
 from kernels.interface.recurrence import (
     ConvolutionParams,

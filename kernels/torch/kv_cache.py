@@ -2,8 +2,7 @@
 
 import torch
 
-from kernels.interface.block_copies import check_ids
-from kernels.interface.kv_cache import KVCache, KVShape
+from kernels.interface.kv_cache import KVCache, KVShape, check_ids
 from kernels.interface.operations import RotaryParams
 from kernels.torch.elementwise import rms_norm
 
@@ -69,7 +68,7 @@ def rotary_and_cache(
 
 
 class TorchBlockCopier:
-    """See `kernels.interface.block_copies.BlockCopier`."""
+    """See `kernels.interface.kv_cache.BlockCopier`."""
 
     def __init__(self, blocks_BN: torch.Tensor, num_host_blocks: int) -> None:
         self._blocks_BN = blocks_BN

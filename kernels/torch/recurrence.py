@@ -16,7 +16,7 @@ from kernels.interface.recurrence import (
 
 
 class StatePlanner(AttentionPlanner):
-    """Of layers with states, which read a step's tensors alone."""
+    """Plans steps of layers with states: they read the tensors of a step alone."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size

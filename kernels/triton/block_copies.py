@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.interface.block_copies import check_ids
+from kernels.interface.kv_cache import check_ids
 from kernels.triton.host_memory import pinned_memory
 
 STAGING_BYTES = 32 * 1024**2
@@ -92,7 +92,7 @@ class _Part:
 
 
 class TritonBlockCopier:
-    """See `kernels.interface.block_copies.BlockCopier`. Not for the inside of a CUDA graph.
+    """See `kernels.interface.kv_cache.BlockCopier`. Not for the inside of a CUDA graph.
 
     Args:
         blocks_BN: uint8, each of whole words of 8 bytes.
