@@ -18,6 +18,7 @@ from tokenizers import (
 )
 from transformers import AutoTokenizer
 from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+from transformers.models.qwen3_5.tokenization_qwen3_5 import PRETOKENIZE_REGEX
 
 from engine_core.model_files import (
     BrokenModelFile,
@@ -59,10 +60,11 @@ def trained_byte_level(pre: str) -> Tokenizer:
     elif pre == "gpt-2":
         tokenizer.pre_tokenizer = byte_level
     else:
-        split = pre_tokenizers.Split(Regex(GGUF_PRE_TOKENIZER_SPLITS[pre]), "isolated")
+        splits = {"qwen35": PRETOKENIZE_REGEX} | GGUF_PRE_TOKENIZER_SPLITS
+        split = pre_tokenizers.Split(Regex(splits[pre]), "isolated")
         last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, last])
-    if pre == "qwen2":
+    if pre in ("qwen2", "qwen35"):
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
@@ -114,7 +116,9 @@ def backend(path: Path) -> Tokenizer:
     return Tokenizer.from_str(files_of(path).tokenizer_json.decode())
 
 
-@pytest.mark.parametrize("pre", ["smollm", "gpt-2", "llama-bpe", "qwen2", "tekken", "gpt-4o"])
+@pytest.mark.parametrize(
+    "pre", ["smollm", "gpt-2", "llama-bpe", "qwen2", "qwen35", "tekken", "gpt-4o"]
+)
 def test_byte_level_vocabulary_encodes_as_the_tokenizer_it_came_from(pre, write_model) -> None:
     original = trained_byte_level(pre)
     ours = backend(write_model(byte_level_keys(original, pre)))
