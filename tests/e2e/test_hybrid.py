@@ -110,9 +110,11 @@ def test_rejected_drafts_are_taken_back(tiny_hybrid):
         plain = [tokens_of(ask(llm, [each], **params))[0] for each in PROMPTS]
     drafts = ("--speculative", "suffix", "--num-speculative-tokens", 6)
     with running_daemon(tiny_hybrid, *drafts) as daemon, LLM(address=daemon.address) as llm:
-        for _ in range(2):
+        for _ in range(8):  # how many drafts are worth their price depends on the machine
             assert tokens_of(ask(llm, PROMPTS, **params)) == plain
-        statistics = llm.statistics()
+            statistics = llm.statistics()
+            if statistics.num_draft_tokens > statistics.num_accepted_tokens > 0:
+                break
         assert statistics.num_draft_tokens > statistics.num_accepted_tokens > 0
 
 
