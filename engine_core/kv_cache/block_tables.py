@@ -110,18 +110,17 @@ class BlockTables:
                 tables[group][index] = block_id
                 self._pool.register(block_id, group, block_hash)
         self._prefix_cache.keep_on_disk(seq, tables, 0)
-        num_blocks, num_keys = (
-            hit.num_tokens // self.block_size,
-            hit.num_key_tokens // self.block_size,
-        )
-        wanted = (num_blocks - 1, num_keys - 1, *seq.checkpoints) if self._sparse else ()
+        num_blocks, wanted = hit.num_tokens // self.block_size, frozenset[int]()
+        if self._sparse:
+            num_keys = hit.num_key_tokens // self.block_size
+            wanted = frozenset((num_blocks - 1, num_keys - 1, *seq.checkpoints))
         self._blocks_of[seq.sequence_id] = SequenceBlocks(
             tables,
             num_blocks=num_blocks,
             num_registered=num_blocks,
             num_dropped=[table.count(NULL_BLOCK_ID) for table in tables],
             sparse=self._sparse,
-            checkpoints=frozenset(wanted),
+            checkpoints=wanted,
             encoder=self._encoder_table(seq),
         )
 

@@ -9,7 +9,7 @@ from kernels.cpu.attention import AttentionGeometry, NativeAttentionPlan, Native
 from kernels.cpu.graph_capture import capture_of
 from kernels.cpu.library import INT64, POINTER, NativeLibrary, check
 from kernels.cpu.recurrent_layers import check_gated, layer_of, norm_of, takes
-from kernels.interface.operations import AttentionMetadata, AttentionPlanner, AttentionSpec
+from kernels.interface.operations import AttentionMetadata, AttentionPlanner
 from kernels.interface.recurrence import (
     ConvolutionParams,
     GatedNormParams,
@@ -33,19 +33,7 @@ class NativeRecurrence:
         self._gate = find("ec_gate", POINTER, INT64, POINTER, *[INT64] * 4, POINTER)
 
     def make_state_planner(self, block_size: int) -> AttentionPlanner:
-        spec = AttentionSpec(
-            num_query_heads=1,
-            num_kv_heads=1,
-            head_size=1,
-            block_size=block_size,
-            sliding_window=None,
-            max_num_seqs=0,
-            max_num_batched_tokens=0,
-            max_model_len=0,
-            dtype=_FLOAT32,
-            kv_dtype=_FLOAT32,
-        )
-        return NativeAttentionPlanner(spec)
+        return NativeAttentionPlanner(by_torch.state_spec(block_size))
 
     def convolve(
         self,

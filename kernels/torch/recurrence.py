@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
-from kernels.interface.operations import AttentionMetadata, AttentionPlanner
+from kernels.interface.operations import AttentionMetadata, AttentionPlanner, AttentionSpec
 from kernels.interface.recurrence import (
     ConvolutionParams,
     GatedNormParams,
@@ -15,33 +15,27 @@ from kernels.interface.recurrence import (
 )
 
 
+def state_spec(block_size: int) -> AttentionSpec:
+    """What a planner of layers with states is told: they have no heads of keys, and no limits."""
+    return AttentionSpec(
+        num_query_heads=1,
+        num_kv_heads=1,
+        head_size=1,
+        block_size=block_size,
+        sliding_window=None,
+        max_num_seqs=0,
+        max_num_batched_tokens=0,
+        max_model_len=0,
+        dtype=torch.float32,
+        kv_dtype=torch.float32,
+    )
+
+
 class StatePlanner(AttentionPlanner):
     """Plans steps of layers with states: they read the tensors of a step alone."""
 
     def __init__(self, block_size: int) -> None:
-        self._block_size = block_size
-
-    def plan(
-        self,
-        *,
-        query_start_loc_R1: torch.Tensor,
-        seq_lens_R: torch.Tensor,
-        block_table_RM: torch.Tensor,
-        slot_mapping_T: torch.Tensor,
-        num_decodes: int,
-        num_decode_tokens: int,
-        ends_T: torch.Tensor | None = None,
-        num_long_prefills: int | None = None,
-    ) -> AttentionMetadata:
-        return AttentionMetadata(
-            query_start_loc_R1=query_start_loc_R1,
-            seq_lens_R=seq_lens_R,
-            block_table_RM=block_table_RM,
-            slot_mapping_T=slot_mapping_T,
-            block_size=self._block_size,
-            sliding_window=None,
-            plan=None,
-        )
+        super().__init__(state_spec(block_size))
 
     def _plan_work(
         self, step: AttentionMetadata, num_decodes: int, num_decode_tokens: int
