@@ -3,6 +3,7 @@
 import random
 
 import numpy as np
+import torch
 from engine_loop import EngineLoop, make_scheduler
 from same_answers import draw_params
 
@@ -82,3 +83,25 @@ def add_all(loop, seed, *, beams=False):
     if beams:
         params = SamplingParams(max_tokens=8, temperature=0.0)
         loop.add("beams", shared, params, num_sequences=3, beam_search=BeamSearchParams(3))
+
+
+def answers_of_all(loop):
+    """Tokens and ends of requests of all kinds, beams among them, beside one that is aborted."""
+    add_all(loop, 7, beams=True)
+    loop.add("gone", [9, 9, 9], SamplingParams(max_tokens=30, temperature=1.0, seed=1))
+    for _ in range(4):
+        loop.step()
+    loop.abort("gone")
+    loop.finish()
+    del loop.tokens["gone", 0]
+    return loop.tokens, loop.ends
+
+
+def finish_greedy(loop):
+    """Eight requests with prompts of 1 to 36 tokens, to their end."""
+    draw = torch.Generator().manual_seed(4)
+    for number in range(8):
+        prompt = torch.randint(8, VOCAB, (5 * number + 1,), generator=draw).tolist()
+        params = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
+        loop.add(f"r{number}", prompt, params, num_sequences=1)
+    loop.finish()

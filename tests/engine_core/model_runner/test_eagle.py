@@ -5,7 +5,7 @@ Proves S032, S101, S215, S220, S226: these drafts are verified as all are."""
 import numpy as np
 import pytest
 import torch
-from drafted_loop import MOST, VOCAB, DraftedLoop, add_all
+from drafted_loop import MOST, VOCAB, DraftedLoop, answers_of_all, finish_greedy
 from eagle_runners import TARGETS, WIDTH, eagle_reference, eagle_runner
 from engine_loop import few_blocks
 from runners import load_reference
@@ -48,12 +48,7 @@ def test_drafts_are_those_of_the_published_formula(make, reference, monkeypatch,
     runner = make(reference.head, **options)
     monkeypatch.setattr(runner.parts, "order", lambda rows: np.arange(len(rows))[::-1])
     loop = DraftedLoop(runner, monkeypatch, wanted=None, swap=memory == "swap")
-    draw = torch.Generator().manual_seed(4)
-    for number in range(8):
-        prompt = torch.randint(8, VOCAB, (5 * number + 1,), generator=draw).tolist()
-        params = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
-        loop.add(f"r{number}", prompt, params, num_sequences=1)
-    loop.finish()
+    finish_greedy(loop)
     statistics = loop.scheduler.statistics()
     assert (memory != "enough") == (statistics.num_preemptions > 0)
     published = PublishedHead(
@@ -79,14 +74,7 @@ def test_no_token_depends_on_the_head(make, reference, monkeypatch, memory):
             swap=memory == "swap",
             drafted=head is not None,
         )
-        add_all(loop, 7, beams=True)
-        loop.add("gone", [9, 9, 9], SamplingParams(max_tokens=30, temperature=1.0, seed=1))
-        for _ in range(4):
-            loop.step()
-        loop.abort("gone")
-        loop.finish()
-        del loop.tokens["gone", 0]
-        answers.append((loop.tokens, loop.ends))
+        answers.append(answers_of_all(loop))
     assert answers[0] == answers[1]
     assert loop.scheduler.statistics().num_draft_tokens > 20
 

@@ -5,7 +5,7 @@ Proves S032, S101, S215, S220, S226: these drafts are verified as all are."""
 
 import pytest
 import torch
-from drafted_loop import MOST, VOCAB, DraftedLoop, add_all
+from drafted_loop import MOST, DraftedLoop, answers_of_all, finish_greedy
 from runners import load_reference, runner_config, spoiled
 
 from engine_core.model_runner.config import DraftConfig
@@ -47,12 +47,7 @@ def test_drafts_are_those_of_the_published_formula(make, monkeypatch, name, chun
     published = PublishedMTP(reference := reference_model(name))
     runner = make(reference, published, 150 if memory == "enough" else 28)
     loop = DraftedLoop(runner, monkeypatch, wanted=None, swap=memory == "swap", chunk=chunk)
-    draw = torch.Generator().manual_seed(4)
-    for number in range(8):
-        prompt = torch.randint(8, VOCAB, (5 * number + 1,), generator=draw).tolist()
-        params = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
-        loop.add(f"r{number}", prompt, params, num_sequences=1)
-    loop.finish()
+    finish_greedy(loop)
     assert (memory != "enough") == (loop.scheduler.statistics().num_preemptions > 0)
     assert len(loop.drafts) > 60
     for _, tokens, drafts in loop.drafts[::3]:
@@ -83,14 +78,7 @@ def test_no_token_depends_on_the_head(make, monkeypatch, name, memory, chunk):
             drafted=published is not None,
             chunk=32 if published is None else chunk,
         )
-        add_all(loop, 7, beams=True)
-        loop.add("gone", [9, 9, 9], SamplingParams(max_tokens=30, temperature=1.0, seed=1))
-        for _ in range(4):
-            loop.step()
-        loop.abort("gone")
-        loop.finish()
-        del loop.tokens["gone", 0]
-        answers.append((loop.tokens, loop.ends))
+        answers.append(answers_of_all(loop))
     assert answers[0] == answers[1]
     assert loop.scheduler.statistics().num_draft_tokens > chunk
 
