@@ -14,7 +14,7 @@ from kernels.interface.operations import AttentionMetadata
 from kernels.interface.recurrence import ConvolutionParams, GatedNormParams, RecurrentCache
 from kernels.torch import recurrence as torch_recurrence
 from kernels.triton.operations import TritonOperations
-from tests.kernels.test_recurrence import RULES, Layer, Sequence, expected_of, step
+from tests.kernels.cpu.test_recurrence import RULES, Layer, Sequence, expected_of, step
 
 CPU = torch.device("cpu")
 OPS = {
