@@ -113,7 +113,7 @@ class BlockTables:
         num_blocks, wanted = hit.num_tokens // self.block_size, frozenset[int]()
         if self._sparse:
             num_keys = hit.num_key_tokens // self.block_size
-            wanted = frozenset((num_blocks - 1, num_keys - 1, *seq.checkpoints))
+            wanted = frozenset((num_blocks - 1, num_keys - 1))
         self._blocks_of[seq.sequence_id] = SequenceBlocks(
             tables,
             num_blocks=num_blocks,

@@ -117,6 +117,7 @@ class Checkpoints:
         """The checkpoints of these places: blocks that the sequence started from, or that are
         wanted; where its prompt would be found again; and one every so many tokens."""
         every, found = self._every, set(seq_blocks.checkpoints.intersection(places))
+        found.update(place for place in seq.checkpoints if place in places)
         if every:
             found.update(range(places.start + (-places.start - 1) % every, places.stop, every))
         if (last := (seq.num_prompt_tokens - 1) // self._block_size - 1) in places:

@@ -29,8 +29,7 @@ class CachedSequence(Protocol):
 
     sequence_id: str
     checkpoints: tuple[int, ...]
-    """Logical blocks whose states other sequences will start from, as far as is known when it
-    starts."""
+    """Logical blocks whose states other sequences will start from, as far as is known."""
     block_hashes: list[bytes]
     """Filled by the cache; kept until the sequence ends, preempted or not."""
 
@@ -104,7 +103,7 @@ class SequenceBlocks:
     """Groups whose tables have holes."""
     checkpoints: frozenset[int] = frozenset()
     """Logical blocks whose states other sequences may start from, beside those that every sequence
-    keeps: it started from them itself, or they are wanted."""
+    keeps: it started from them itself, or its prompt was found up to their end."""
     encoder: list[int] = dataclasses.field(default_factory=list)
     """Blocks of what an encoder made for the request; empty but for encoder-decoder models."""
 

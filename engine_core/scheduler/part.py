@@ -41,6 +41,10 @@ class SchedulerPart:
         """Why no prompt may start that takes more than this step."""
         return None
 
+    def limit_start(self, plan: PlanBuilder, num_tokens: int) -> int:
+        """Of the tokens that a waiting request would compute in this step those that it may."""
+        return num_tokens
+
     def on_admitted(self, request: Request, num_left: int, skipped: Iterable[Request]) -> None:
         """It starts, before those that were skipped; `num_left` of its tokens are computed in later
         steps."""
@@ -87,6 +91,7 @@ class SchedulerParts:
         self.begin_pass: list[Callable[[PlanBuilder], None]] = []
         self.why_wait: list[Callable[[Request], Why | None]] = []
         self.why_not_in_part: list[Callable[[], Why | None]] = []
+        self.limit_start: list[Callable[[PlanBuilder, int], int]] = []
         self.on_admitted: list[Callable[[Request, int, Iterable[Request]], None]] = []
         self.on_filled: list[Callable[[PlanBuilder], None]] = []
         self.on_plan: list[Callable[[SchedulerOutput], None]] = []

@@ -151,6 +151,8 @@ class WaitingScheduler:
         if is_cut and whole_prompts and not plan.is_empty:
             why = f"{num_left} tokens are to be computed, {plan.budget} are left in this step"
             return self._stop_at(request, WaitReason.TOKEN_BUDGET, why)
+        for limit_start in () if whole_prompts else self._parts.limit_start:
+            num_tokens = limit_start(plan, num_tokens)
         work = self._encoder.find_work(first, hit.num_tokens, num_tokens)
         if not (num_tokens := work.num_tokens):
             return self._stop_at(request, WaitReason.ENCODER, work.why_fewer or "")

@@ -1,5 +1,4 @@
-"""States of recurrent layers that several waiting prompts start from: one computes them, the others
-wait for it."""
+"""States of recurrent layers that several prompts start from: one computes them, others wait."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -7,9 +6,15 @@ from collections.abc import Iterable
 from functools import partial
 
 from engine_core.scheduler.part import SchedulerPart, Why
+from engine_core.scheduler.plan_builder import PlanBuilder
 from engine_core.scheduler.request import Request, RequestStatus
 from engine_core.scheduler.request_pool import RequestPool
 from protocol.explanations import WaitReason
+
+_FIRST_CHUNK, _LONG_PROMPT = 1, 32
+"""In blocks: what a prompt computes in its first step where nothing else runs or waits, if the step
+would have as many as the second. The others of a crowd arrive meanwhile, and where they part ways
+with it is known when the rest is computed."""
 
 
 class SharedStates(SchedulerPart):
@@ -19,6 +24,8 @@ class SharedStates(SchedulerPart):
         b   | 0 | 1 | 2 | 3 | 4 |     checkpoints of a           2 and 4
         c   | 0 | 1 | 2 | 5 |
         d   | 0 | 1 | 2 | 6 |         c and d wait until a's chunk with block 2 is planned
+
+    A prompt that is being computed keeps the states from there on that later ones start from.
 
     Costs O(blocks) a request, and O(log blocks) for each such place.
     """
@@ -30,13 +37,27 @@ class SharedStates(SchedulerPart):
         """Of the full blocks before a prompt's last token, by request_id."""
         self._num_holders: Counter[bytes] = Counter()
         self._computed_by: dict[bytes, Request] = {}
-        """The last request that started with this block as a checkpoint."""
+        """The last request that has this block as a checkpoint since it started."""
+        self._started: list[Request] = []
+        """Requests whose prompts were not planned whole when they started."""
 
     def on_arrival(self, request: Request) -> None:
-        if not request.computes_whole_prompt:
-            hashes = self._kv_cache.hash_prompt(request.sequences[0])
-            self._hashes[request.request_id] = hashes
-            self._num_holders.update(hashes)
+        if request.computes_whole_prompt:
+            return
+        hashes = self._kv_cache.hash_prompt(request.sequences[0])
+        self._hashes[request.request_id] = hashes
+        self._num_holders.update(hashes)
+        self._started = [each for each in self._started if _computes_prompt(each)]
+        for other in self._started:
+            self._add_parting(other, hashes)
+
+    def _add_parting(self, other: Request, hashes: list[bytes]) -> None:
+        """A prompt is being computed that this one shares blocks with."""
+        place = _num_equal(hashes, self._hashes.get(other.request_id, [])) - 1
+        if (place + 1) * self._kv_cache.block_size > other.num_computed_tokens:
+            first = other.unfinished[0]
+            first.checkpoints = (*first.checkpoints, place)
+            self._computed_by[hashes[place]] = other
 
     def why_wait(self, request: Request) -> Why | None:
         hashes = self._hashes.get(request.request_id)
@@ -67,7 +88,14 @@ class SharedStates(SchedulerPart):
             places.append(start - 1)
         return places
 
+    def limit_start(self, plan: PlanBuilder, num_tokens: int) -> int:
+        size, pool = self._kv_cache.block_size, self._pool
+        is_alone = plan.is_empty and not pool.running and len(pool.waiting) == 1
+        return _FIRST_CHUNK * size if is_alone and num_tokens >= _LONG_PROMPT * size else num_tokens
+
     def on_admitted(self, request: Request, num_left: int, skipped: Iterable[Request]) -> None:
+        if num_left:
+            self._started.append(request)
         hashes = self._hashes.get(request.request_id, [])
         for place in request.unfinished[0].checkpoints if hashes else ():
             self._computed_by[hashes[place]] = request
@@ -84,6 +112,17 @@ class SharedStates(SchedulerPart):
         assert self._hashes.keys() <= self._pool.by_id.keys()
         assert self._num_holders == Counter(name for each in self._hashes.values() for name in each)
         assert self._computed_by.keys() <= self._num_holders.keys()
+
+
+def _computes_prompt(request: Request) -> bool:
+    is_running = request.status is RequestStatus.RUNNING
+    return is_running and request.num_computed_tokens < request.num_prompt_tokens
+
+
+def _num_equal(hashes: list[bytes], others: list[bytes]) -> int:
+    """Leading ones; behind the first that differs none is equal."""
+    num_both = min(len(hashes), len(others))
+    return bisect_left(range(num_both), True, key=lambda place: hashes[place] != others[place])
 
 
 def _has_fewer(num_holders: Counter[bytes], number: int, name: bytes) -> bool:

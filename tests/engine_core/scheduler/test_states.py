@@ -126,3 +126,30 @@ def test_what_was_found_of_keys_and_of_states_is_told_and_counted():
         2,
         1,
     )
+
+
+def test_a_crowd_that_arrives_behind_its_first_prompt_finds_what_it_shares_with_that():
+    """The first one's first step is short, so that it can still keep the state."""
+    drive, (first, *others) = Drive(roomy(budget=4096)), prompts()
+    drive.add(first)
+    assert drive.step().num_scheduled_tokens == {"r0": 16}
+    drive.add(*others)
+    found = found_by(drive)
+    assert found == {f"r{n}": (992, 0) for n in range(1, 8)}
+
+
+@pytest.mark.parametrize(("length", "others", "num_tokens"), [(511, 0, 511), (512, 1, 512)])
+def test_a_prompt_that_is_short_or_not_alone_is_not_cut(length, others, num_tokens):
+    requests = [make_request(f"r{n}", [*range(n, n + length)]) for n in range(1 + others)]
+    step = Drive(roomy(budget=4096), *requests).step()
+    assert step.num_scheduled_tokens["r0"] == num_tokens
+
+
+def test_a_prompt_that_is_computed_keeps_a_state_for_each_that_arrives():
+    """Where they part ways behind what is planned already; before that there is none to keep."""
+    drive = Drive(roomy(budget=256), *prompts(number=1))
+    drive.step(), drive.step()
+    for name, length in (("near", 100), ("far", 600), ("farther", 900)):
+        drive.add(make_request(name, [*COMMON[:length], *range(5000, 5100 + length)]))
+    found = {name: number for name, (number, _) in found_by(drive, 30).items()}
+    assert found == {"near": 0, "far": 592, "farther": 896}
