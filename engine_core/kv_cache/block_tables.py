@@ -52,14 +52,15 @@ class BlockTables:
         )
         self._pool = self._offload.device
         self.host = self._offload.host
+        self._checkpoints = Checkpoints(
+            self._pool.ids, groups=self.groups, block_size=block_size, interval=checkpoint_interval
+        )
         self._prefix_cache = PrefixCache(
             self._offload,
+            checkpoints=self._checkpoints,
             groups=self.groups,
             block_size=block_size,
             is_enabled=enable_prefix_caching and bool(self.groups),
-        )
-        self._checkpoints = Checkpoints(
-            self._pool.ids, groups=self.groups, block_size=block_size, interval=checkpoint_interval
         )
         self._sparse = self._checkpoints.groups
         self._dropping = [g for g, spec in enumerate(self.groups) if not spec.keeps_all]
@@ -109,12 +110,11 @@ class BlockTables:
             ):
                 tables[group][index] = block_id
                 self._pool.register(block_id, group, block_hash)
-        self._prefix_cache.keep_on_disk(seq, tables, 0)
         num_blocks, wanted = hit.num_tokens // self.block_size, frozenset[int]()
         if self._sparse:
             num_keys = hit.num_key_tokens // self.block_size
             wanted = frozenset((num_blocks - 1, num_keys - 1))
-        self._blocks_of[seq.sequence_id] = SequenceBlocks(
+        self._blocks_of[seq.sequence_id] = seq_blocks = SequenceBlocks(
             tables,
             num_blocks=num_blocks,
             num_registered=num_blocks,
@@ -123,6 +123,7 @@ class BlockTables:
             checkpoints=wanted,
             encoder=self._encoder_table(seq),
         )
+        self._prefix_cache.keep_on_disk(seq, seq_blocks, 0)
 
     def _encoder_table(self, seq: CachedSequence) -> list[int]:
         """One reference more to each block of what the encoder made for the sequence's request, and

@@ -2,11 +2,11 @@
 
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
 from engine_core.kv_cache.block_hashes import extend_block_hashes
-from engine_core.kv_cache.groups import KVCacheGroupSpec
+from engine_core.kv_cache.groups import Checkpoints, KVCacheGroupSpec
 from engine_core.kv_cache.host_pool import HashKey
 from engine_core.kv_cache.offload import OffloadManager
 from engine_core.kv_cache.sequence_blocks import (
@@ -74,6 +74,7 @@ class PrefixCache:
         self,
         offload: OffloadManager,
         *,
+        checkpoints: Checkpoints,
         groups: Sequence[KVCacheGroupSpec],
         block_size: int,
         is_enabled: bool,
@@ -85,6 +86,7 @@ class PrefixCache:
         """Blocks freed because an equal one was cached."""
         self._offload = offload
         self._pool = offload.device
+        self._checkpoints = checkpoints
         self._groups = tuple(groups)
         self._block_size = block_size
         has_more = offload.host.num_blocks or offload.disk is not None
@@ -294,19 +296,21 @@ class PrefixCache:
                     filling[index - first] = NULL_BLOCK_ID
                 self._offload.filling.update(filling)
             self._offload.filling.discard(NULL_BLOCK_ID)
-            self.keep_on_disk(seq, seq_blocks.tables, first)
+            self.keep_on_disk(seq, seq_blocks, first)
 
-    def keep_on_disk(self, seq: CachedSequence, tables: BlockIds, first: int) -> None:
-        """A prompt uses its full blocks from logical block `first` on."""
+    def keep_on_disk(self, seq: CachedSequence, seq_blocks: SequenceBlocks, first: int) -> None:
+        """A prompt uses its full blocks from logical block `first` on, of states checkpoints."""
         disk = self._offload.disk
         if disk is None or seq.num_tokens < disk.min_tokens:
             return
         hashes = seq.block_hashes
-        for group, table in enumerate(tables):
+        for group, table in enumerate(seq_blocks.tables):
+            full = range(first, min(len(table), len(hashes)))
+            places: Iterable[int] = full
+            if group in self._checkpoints.groups:
+                places = self._checkpoints.among(seq, seq_blocks, full)
             disk.use(
-                ((group, hashes[index]), index)
-                for index in range(first, min(len(table), len(hashes)))
-                if table[index] != NULL_BLOCK_ID
+                ((group, hashes[index]), index) for index in places if table[index] != NULL_BLOCK_ID
             )
 
     def _register(

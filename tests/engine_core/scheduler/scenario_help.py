@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine_core.kv_cache import DiskTier, KVCacheManager, Transfers
+from engine_core.kv_cache import DiskTier, KVCacheGroupSpec, KVCacheManager, Transfers
 from engine_core.scheduler import (
     DraftTokenIds,
     ModelRunnerOutput,
@@ -60,8 +60,8 @@ def make_request(request_id: str, prompt: int | Sequence[int], **options) -> Req
 class Scenario:
     """
     Args:
-        num_blocks, block_size, watermark, enable_prefix_caching, num_host_blocks, disk: of the
-            cache.
+        num_blocks, block_size, watermark, enable_prefix_caching, num_host_blocks, disk, groups: of
+            the cache.
         transfers: of blocks from other engines.
         settings: of SchedulerConfig; roomy if not given.
     """
@@ -69,12 +69,13 @@ class Scenario:
     def __init__(
         self,
         *requests: Request,
-        num_blocks: int = 1000,
+        num_blocks: int | list[int] = 1000,
         block_size: int = 16,
         watermark: float = 0.0,
         enable_prefix_caching: bool = True,
         num_host_blocks: int = 0,
         disk: DiskTier | None = None,
+        groups: tuple[KVCacheGroupSpec, ...] = (KVCacheGroupSpec(),),
         transfers: Transfers | None = None,
         **settings,
     ) -> None:
@@ -85,6 +86,7 @@ class Scenario:
             enable_prefix_caching=enable_prefix_caching,
             num_host_blocks=num_host_blocks,
             disk=disk,
+            groups=groups,
         )
         roomy = {"max_num_batched_tokens": 8192, "max_num_seqs": 64, "max_model_len": 4096}
         config = SchedulerConfig(**{**roomy, **settings})

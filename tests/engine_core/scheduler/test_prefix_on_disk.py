@@ -2,7 +2,7 @@
 
 from scenario_help import Scenario, blocks_of, fresh_tokens, make_request, num_found
 
-from engine_core.kv_cache import DiskTier
+from engine_core.kv_cache import DiskTier, KVCacheGroupSpec
 from protocol.explanations import WaitReason
 
 
@@ -48,6 +48,21 @@ def test_full_blocks_of_a_prompt_are_saved_in_the_step_after_the_one_that_comput
     assert [block for *_, block in save] == blocks_of(first, "a")[:6]
     assert scenario.step().copies.disk is None
     scenario.scheduler.check()
+
+
+def test_of_the_states_of_a_prompt_only_checkpoints_are_saved():
+    """Not the one that its second chunk starts from."""
+    groups = (KVCacheGroupSpec(), KVCacheGroupSpec(2, is_sparse=True, pool=1))
+    scenario = Scenario(
+        make_request("a", 100),
+        disk=make_tier(),
+        groups=groups,
+        num_blocks=[100, 20],
+        max_num_batched_tokens=64,
+    )
+    saved = [scenario.step().copies.disk for _ in range(4)]
+    moved = [(key[0], index) for moves in saved if moves for key, index, _ in moves.save]
+    assert moved == [*((0, index) for index in range(6)), (1, 5)]
 
 
 def test_short_prompts_and_blocks_filled_by_single_tokens_are_not_written():
