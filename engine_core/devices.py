@@ -17,6 +17,9 @@ class DeviceTraits:
             flight while the next is planned; else one step at a time, with rows on the host.
         packs_weights: weights are packed for the native library, and kept so in files.
         compiles_kernels: kernels are compiled for the shapes that they meet, powers of two.
+        computes_in_order: a step computes its requests in their order, but those of one token
+            first, so that one may start from a state that another before it leaves; else beside one
+            another.
         runs_any_module: also models and encoders whose code is torch's own operations.
         runs_stages: a model's layers may be divided among processes.
         collectives: what ranks exchange tensors by.
@@ -26,6 +29,7 @@ class DeviceTraits:
     runs_ahead: bool
     packs_weights: bool
     compiles_kernels: bool
+    computes_in_order: bool
     runs_any_module: bool
     runs_stages: bool
     collectives: Literal["gloo", "nccl"]
@@ -37,6 +41,7 @@ _TRAITS = {
         runs_ahead=False,
         packs_weights=True,
         compiles_kernels=False,
+        computes_in_order=True,
         runs_any_module=True,
         runs_stages=True,
         collectives="gloo",
@@ -46,6 +51,7 @@ _TRAITS = {
         runs_ahead=True,
         packs_weights=False,
         compiles_kernels=True,
+        computes_in_order=False,
         runs_any_module=False,
         runs_stages=False,
         collectives="nccl",

@@ -263,7 +263,8 @@ class KVCacheManager(BlockTables):
 
     def starts_in_this_step(self, hit: CacheHit) -> bool:
         """Whether a state that `hit` found is computed in the step at hand: by a request that must
-        come before the one that starts there, and a device has those with one token first."""
+        come before the one that starts there. A device has those with one token first, or none
+        (`SchedulerConfig.computes_in_order`)."""
         filling, tables = self._offload.filling, hit.block_ids
         return any(not filling.isdisjoint(tables[group]) for group in self._sparse)
 

@@ -107,6 +107,9 @@ class SchedulerConfig:
     """All of an input is computed in one step: the model attends to it in both directions."""
     max_steps_in_flight: int = 1
     """Most steps planned and not updated; as many as the executor runs."""
+    computes_in_order: bool = True
+    """Whether a step computes its requests in their order, those of one token first: else none may
+    start from a recurrent layer's state that another leaves in the same step."""
     pipeline_parallel_size: int = 1
     """Stages, each of which has a step of its own."""
     min_micro_batch_tokens: int = 256

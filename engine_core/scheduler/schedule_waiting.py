@@ -31,8 +31,8 @@ class _Start(NamedTuple):
 
 
 class WaitingScheduler:
-    """Requests that wait for an adapter, and long prompts beyond their limit, are skipped; any
-    other that does not fit ends the search."""
+    """Requests that wait for an adapter or a state, and long prompts beyond their limit, are
+    skipped; any other that does not fit ends the search."""
 
     def __init__(
         self,
@@ -101,6 +101,9 @@ class WaitingScheduler:
             found = self._may_start(request, plan, whole_prompts)
             if isinstance(found, _Start):
                 num_left_to_compute = self._start(request, found, plan)
+            elif found is None:
+                skipped.append(waiting.pop_request())
+                num_left -= 1
             elif not found:
                 break
             if request.status is RequestStatus.RUNNING:
@@ -132,9 +135,11 @@ class WaitingScheduler:
                 return why
         return None
 
-    def _may_start(self, request: Request, plan: PlanBuilder, whole_prompts: bool) -> _Start | bool:
+    def _may_start(
+        self, request: Request, plan: PlanBuilder, whole_prompts: bool
+    ) -> _Start | bool | None:
         """How it starts; else whether the next one may be tried: this one came back from the host,
-        or can never run."""
+        or can never run. None: it is to be skipped."""
         num_seqs = self._pool.num_reserved_rows + request.num_running_sequences
         if num_seqs > self._config.max_num_seqs:
             why = f"{num_seqs} sequences would run, the limit is {self._config.max_num_seqs}"
@@ -156,9 +161,11 @@ class WaitingScheduler:
         work = self._encoder.find_work(first, hit.num_tokens, num_tokens)
         if not (num_tokens := work.num_tokens):
             return self._stop_at(request, WaitReason.ENCODER, work.why_fewer or "")
-        if num_tokens == 1 and self._kv_cache.starts_in_this_step(hit):
+        is_in_order = num_tokens > 1 and self._config.computes_in_order
+        if not is_in_order and self._kv_cache.starts_in_this_step(hit):
             why = "the state that it starts from is computed in this step"
-            return self._stop_at(request, WaitReason.STATE, why)
+            self._explanations.skipped(request, WaitReason.STATE, why)
+            return None
         if num_tokens < num_left:
             for why_not_in_part in self._parts.why_not_in_part:
                 if (why_not := why_not_in_part()) is not None:

@@ -172,6 +172,7 @@ def _plan_scheduler(
             num_drafts if loaded.draft is not None else 0,
         ),
         max_steps_in_flight=num_stages if num_stages > 1 else most_in_flight,
+        computes_in_order=loaded.traits.computes_in_order,
         pipeline_parallel_size=num_stages,
     )
     scheduler = with_encoder_sizes(options, loaded, scheduler)

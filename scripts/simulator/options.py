@@ -165,6 +165,7 @@ class EngineOptions(SchedulerConfig):
     max_num_adapters: Annotated[int | None, _Unset] = None
     loads_adapters: Annotated[bool, _Unset] = False
     max_steps_in_flight: Annotated[int, _Unset] = 1
+    computes_in_order: Annotated[bool, _Unset] = True
     pipeline_parallel_size: Annotated[
         int, Parameter(help="Stages that share the layers, each with a step of its own.")
     ] = 1

@@ -100,6 +100,7 @@ def draw_config(
         num_decode_steps=draw.choice([1, 3]) if max_steps_in_flight == 1 else 1,
         max_num_adapters=draw.choice([None, 1]),
         max_steps_in_flight=max_steps_in_flight,
+        computes_in_order=draw.random() < 0.5,
         pipeline_parallel_size=max_steps_in_flight if is_pipeline else 1,
         min_micro_batch_tokens=draw.choice([1, 3, 256]) if is_pipeline else 256,
     )

@@ -10,7 +10,7 @@ swapped, shared or speculated.
 
 import dataclasses
 import struct
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 import numpy as np
 
@@ -96,7 +96,8 @@ class _Row:
 
 
 class PagedModel:
-    """`salts`, and `token_salts` where they differ, by request id are for the test to fill."""
+    """`salts`, and `token_salts` where they differ, by request id are for the test to fill.
+    `computes_in_order`: else no sequence may read a state that another writes in the same step."""
 
     def __init__(
         self,
@@ -104,7 +105,10 @@ class PagedModel:
         num_blocks: int,
         block_size: int,
         num_host_blocks: int = 0,
+        *,
+        computes_in_order: bool = True,
     ):
+        self.computes_in_order = computes_in_order
         self.groups = groups
         self.block_size = block_size
         self.num_slots = block_size + 1
@@ -129,13 +133,18 @@ class PagedModel:
     def _run(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         batch = plan.batch
         inputs = {}
-        for name, row_index, start, count in zip(
-            batch.req_ids,
-            batch.rows.tolist(),
-            batch.num_computed_tokens.tolist(),
-            batch.num_scheduled_tokens.tolist(),
-            strict=True,
-        ):
+        entries = list(
+            zip(
+                batch.req_ids,
+                batch.rows.tolist(),
+                batch.num_computed_tokens.tolist(),
+                batch.num_scheduled_tokens.tolist(),
+                strict=True,
+            )
+        )
+        if not self.computes_in_order:
+            self._read_states(entries)
+        for name, row_index, start, count in entries:
             row = self.rows[row_index]
             assert row.name == name
             drafts = plan.scheduled_spec_decode_tokens.get(name, [])
@@ -149,6 +158,8 @@ class PagedModel:
             self._read(row, tokens, start, stop)
         for row_index, (tokens, start, stop) in inputs.items():
             self._read(self.rows[row_index], tokens, start, stop)
+        if not self.computes_in_order:
+            self._read_states(entries)
         sampled, logprobs, pooled = [], {}, {}
         for row_index, (tokens, _, stop) in inputs.items():
             row = self.rows[row_index]
@@ -251,6 +262,15 @@ class PagedModel:
             state = next_hash(state, token)
             assert self.memory[begin + offset] == state, f"{row.name}: another token's row"
         return state
+
+    def _read_states(self, entries: Iterable[tuple[str, int, int, int]]) -> None:
+        """All that the sequences of a step start from is there before any of them writes, and still
+        when the last of them has written."""
+        for _, row_index, start, _ in entries:
+            row = self.rows[row_index]
+            for spec, table in zip(self.groups, row.tables, strict=True):
+                if spec.is_sparse:
+                    self._state(row, table, row.token_ids, start)
 
     def _write(self, row: _Row, tokens: list[int], start: int, stop: int) -> None:
         """Sequences in the batch's order: one may start behind a block that another has filled in

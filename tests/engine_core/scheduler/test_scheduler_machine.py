@@ -72,7 +72,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         self._draw_more(draw)
         self.scheduler = build_scheduler(self.config, self.kv_cache)
-        self.model = PagedModel(groups, sum(sizes), block_size, sum(host_sizes))
+        self.model = PagedModel(
+            groups,
+            sum(sizes),
+            block_size,
+            sum(host_sizes),
+            computes_in_order=self.config.computes_in_order,
+        )
         self.device = PagedDevice(
             self.model,
             self.depth,

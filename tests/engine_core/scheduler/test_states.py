@@ -1,11 +1,18 @@
 """Models whose layers keep a state: each pool is asked, and requests start from common states."""
 
+import random
+
+import hypothesis.strategies as st
 import pytest
 from driving import Drive, make_request, make_scheduler
+from hypothesis import given, settings
+from paged_device import PagedDevice
+from paged_model import PagedModel
 
 from engine_core.kv_cache import KVCacheGroupSpec
 from engine_core.scheduler import RequestStatus
 from protocol.explanations import LookupEnd, WaitReason
+from tests.profiles import examples
 
 STATE = KVCacheGroupSpec(2, is_sparse=True, pool=1)
 GROUPS = (KVCacheGroupSpec(), STATE)
@@ -66,6 +73,60 @@ def test_of_prompts_that_come_at_once_one_computes_what_they_share(chunk):
     assert found.pop("r0") == (0, 0)
     assert found == {f"r{n}": (992, last) for n in range(1, 8)}
     assert drive.scheduler.explain("r3").waits_for is None
+
+
+@pytest.mark.parametrize("chunk", [None, 512, 100])
+def test_on_a_device_without_order_they_start_a_step_later_and_others_pass(chunk):
+    scheduler = roomy(budget=4096, max_chunk_size=chunk, computes_in_order=False)
+    drive = Drive(scheduler, *prompts(number=4), make_request("other", [5] * 40))
+    found, last = found_by(drive), -(-992 // (chunk or 4096)) - 1
+    assert (found.pop("r0"), found.pop("other")) == ((0, 0), (0, 0))
+    assert found == {f"r{n}": (992, last + 1) for n in range(1, 4)}
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@settings(deadline=None, max_examples=examples(40))
+@given(seed=st.integers(0, 2**32 - 1))
+def test_on_a_device_without_order_none_starts_from_what_its_own_step_computes(depth, seed):
+    """Prompts of common beginnings, some with samples, in few blocks; the model asserts each read.
+    Swapped, preempted and forked sequences are among them, and prompts in chunks."""
+    draw = random.Random(seed)
+    size, groups = draw.choice([1, 2, 4]), [KVCacheGroupSpec(), STATE]
+    sizes, host = [draw.randint(90, 300) // size, draw.randint(14, 60)], draw.choice([0, 40])
+    scheduler = make_scheduler(
+        num_blocks=sizes,
+        block_size=size,
+        groups=groups,
+        num_host_blocks=host,
+        budget=draw.choice([16, 40, 90]),
+        max_chunk_size=draw.choice([None, 5, 16]),
+        preemption_mode=draw.choice(["recompute", "swap" if host else "recompute"]),
+        max_steps_in_flight=depth,
+        computes_in_order=False,
+    )
+    model = PagedModel(groups, sum(sizes), size, 2 * host, computes_in_order=False)
+    device, stems, names = PagedDevice(model, depth), [[1] * 30, [1] * 17 + [2] * 20], range(14)
+    for name in map(str, names):
+        stem = draw.choice(stems)[: draw.choice([8, 16, 17, 20, 30, 37])]
+        tokens = stem + [draw.randint(1, 4) for _ in range(draw.randint(1, 9))]
+        number, model.salts[name] = draw.choice([1, 1, 1, 3]), None
+        options = {"temperature": 1.0, "seed": 3} if number > 1 else {}
+        request = make_request(name, tokens, max_tokens=9, num_sequences=number, **options)
+        scheduler.add_request(request)
+        for _ in range(draw.choice([0, 0, 0, 1, 3])):
+            take_a_step(scheduler, device)
+    for _ in range(2000):
+        if not scheduler.has_work() and not device:
+            break
+        take_a_step(scheduler, device)
+    assert sum(scheduler.statistics().num_finished.values()) == len(names)
+
+
+def take_a_step(scheduler, device):
+    device.launch(scheduler.schedule(now=0.0))
+    for (plan,), sampled in device.collect():
+        scheduler.update_from_output(plan, sampled, now=0.0)
+    scheduler.check()
 
 
 def test_of_prompts_that_wait_each_says_for_whom():
