@@ -10,11 +10,12 @@ import torch
 from engine_core.adapters.errors import AdapterError
 from engine_core.adapters.gguf_file import read_gguf_adapter
 from engine_core.adapters.peft_folder import CONFIG, WEIGHTS, read_peft_adapter
-from engine_core.layers.config import InterleavedRows
+from engine_core.layers.config import InterleavedRows, WeightFactors
 from engine_core.model_files import ModelFilesError
 from engine_core.models.decoder import Decoder
 from engine_core.models.interface import ModelSpec
 from engine_core.models.interleaved_rows import interleaved_in
+from engine_core.models.weight_factors import factors_of
 from kernels.interface.lora import LoRAPart
 
 _READ_BYTES = 1 << 20
@@ -39,6 +40,7 @@ class AdapterTargets:
     spec: ModelSpec
     has_experts: bool
     interleaved: Sequence[InterleavedRows] = ()
+    factors: Sequence[WeightFactors] | None = ()
 
     @classmethod
     def of_model(cls, model: Decoder) -> "AdapterTargets":
@@ -47,7 +49,8 @@ class AdapterTargets:
             for index, linear in enumerate(model.linears)
             for part, (name, size) in enumerate(linear.parts)
         }
-        return cls(by_name, model.spec, model.has_experts, model.config.interleaved)
+        config = model.config
+        return cls(by_name, model.spec, model.has_experts, config.interleaved, config.factors)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -66,7 +69,7 @@ def read_adapter(path: Path, targets: AdapterTargets, *, max_rank: int | None) -
     try:
         if path.is_dir():
             files = [path / CONFIG, path / WEIGHTS]
-            found = read_peft_adapter(path)
+            found = _with_factors(path, read_peft_adapter(path), targets.factors)
         elif path.is_file():
             files = [path]
             found = read_gguf_adapter(path, targets.spec, has_experts=targets.has_experts)
@@ -89,6 +92,27 @@ def read_adapter(path: Path, targets: AdapterTargets, *, max_rank: int | None) -
         parts.setdefault(target.linear, {})[target.part] = part
     rank = max(part.rank for part in found.values())
     return Adapter(fingerprint, rank, parts)
+
+
+def _with_factors(
+    path: Path, found: Mapping[str, LoRAPart], factors: Sequence[WeightFactors] | None
+) -> Mapping[str, LoRAPart]:
+    """As its weights have them; llama.cpp's files of adapters have them, too."""
+    if factors is None:
+        raise AdapterError(
+            f"{path} was trained beside factors that the model's GGUF file does not name; use the "
+            "adapter's GGUF file, or the model's Hugging Face folder"
+        )
+    with_factors = {}
+    for name, part in found.items():
+        factor = factors_of(name, factors, with_inputs=True)
+        b_NR = part.b_NR
+        if isinstance(factor, float):
+            b_NR = b_NR * factor
+        elif factor is not None and b_NR.dim() == 2 and len(b_NR) == len(factor):
+            b_NR = b_NR * factor[:, None]
+        with_factors[name] = LoRAPart(part.a_RE, b_NR)
+    return with_factors
 
 
 def _taken_apart(

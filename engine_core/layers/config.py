@@ -85,7 +85,10 @@ class Mamba2Config:
     Attributes:
         num_groups: of heads that share B and C, and within which outputs are normed.
         width: tokens that its convolution sees.
-        bias, convolution_bias: of its products, and of the convolution.
+        bias, output_bias, convolution_bias: of its first product and its last, and of the
+            convolution.
+        normed: whether outputs are normed, and not gated alone.
+        gate_first: gates come before the norm.
     """
 
     num_heads: int
@@ -94,7 +97,10 @@ class Mamba2Config:
     num_groups: int
     width: int
     bias: bool
+    output_bias: bool
     convolution_bias: bool
+    normed: bool = True
+    gate_first: bool = True
 
     @property
     def inner_size(self) -> int:
@@ -132,6 +138,21 @@ class DeltaNetConfig:
     def num_channels(self) -> int:
         """Columns of the convolution: q, k and v."""
         return 2 * self.num_key_heads * self.key_size + self.inner_size
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFactors:
+    """A product whose inputs and outputs are multiplied by numbers that its weights leave out:
+    `outputs * (W (inputs * x) + b)`.
+
+    Attributes:
+        name: of the product in checkpoints, within a layer, such as "self_attn.k_proj".
+        outputs: one factor, or those of runs of outputs, as (number of outputs, factor).
+    """
+
+    name: str
+    outputs: float | tuple[tuple[int, float], ...] = 1.0
+    inputs: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,8 @@ class Mamba2:
 
     `S_t = exp(-exp(A_log) dt) S_{t-1} + dt x B^T;  y = S_t C + D x`
 
-    `out_proj(norm(y * silu(z)))`, the norm over each group of heads.
+    `out_proj(norm(y * silu(z)))`, the norm over each group of heads, or `norm(y) * silu(z)`, or
+    without a norm.
 
     Args:
         name: checkpoint prefix.
@@ -55,10 +56,10 @@ class Mamba2:
         num_heads, inner, channels = config.num_heads, config.inner_size, config.num_channels
         self._columns = [inner, channels, num_heads]
         self.first, self._output = (
-            FusedLinear([(f"{name}.{part}", size)], inputs, bias=config.bias, dtype=dtype, ops=ops)
-            for part, size, inputs in (
-                ("in_proj", sum(self._columns), hidden_size),
-                ("out_proj", hidden_size, inner),
+            FusedLinear([(f"{name}.{part}", size)], inputs, bias=bias, dtype=dtype, ops=ops)
+            for part, size, inputs, bias in (
+                ("in_proj", sum(self._columns), hidden_size, config.bias),
+                ("out_proj", hidden_size, inner, config.output_bias),
             )
         )
         shape = mamba2_shape(config)
@@ -84,8 +85,9 @@ class Mamba2:
             size=inner // config.num_groups,
             eps=norm_eps,
             activation="silu",
-            gate_first=True,
+            gate_first=config.gate_first,
         )
+        self._is_normed = config.normed
 
     @property
     def linears(self) -> list[FusedLinear]:
@@ -93,7 +95,8 @@ class Mamba2:
         return [self.first, self._output]
 
     def placements(self) -> Placements:
-        own = (part.placements() for part in (self._step_bias, self._skip, self._norm))
+        kept = [self._step_bias, self._skip] + [self._norm] * self._is_normed
+        own = (part.placements() for part in kept)
         parts = (self.first.placements(), self._output.placements())
         rate: Placements = {
             f"{self._name}.A_log": Placement(tuple(self._rate_H.shape), self._store_rate)
@@ -114,7 +117,9 @@ class Mamba2:
             context.metadata[self._layer],
         )
         out_TN = self._ops.recur(x_TC, step_TH, None, self._params, cache, metadata)
-        return self._ops.gated_norm(out_TN, gate_TN, self._norm_params)
+        if self._is_normed:
+            return self._ops.gated_norm(out_TN, gate_TN, self._norm_params)
+        return self._ops.silu_and_mul(torch.cat([gate_TN, out_TN], 1))
 
     def finish(self, normed_TN: torch.Tensor, _context: ForwardContext) -> torch.Tensor:
         """[T, inner] -> [T, E]."""

@@ -43,13 +43,13 @@ class PagedKVCache:
         storage: BlockStorage | None = None,
         draft: DraftConfig | None = None,
     ) -> None:
-        self._ops, spec, first_layer = config.ops, config.model.spec, 0
+        self._ops, spec, first_place = config.ops, config.model.spec, 0
         layout = config.layout
         self.storage = storage or BlockStorage(
             config.ops, layout.pool_bytes, config.block_ids, config.host_block_ids
         )
         if draft is not None:
-            self._ops, first_layer = draft.ops, spec.num_layers
+            self._ops, first_place = draft.ops, len(spec.caches)
             spec = draft.model.spec
         self._planners = dict[PlanKey, AttentionPlanner]()
         self._key_of_layer: list[PlanKey] = []
@@ -57,15 +57,16 @@ class PagedKVCache:
         self.states: dict[int, tuple[torch.Tensor, ...]] = {}
         make_planner = partial(self._make_planner, config, spec)
         no_keys = KVShape(config.block_size, 0, 0, 0, config.kv_dtype)
-        for layer in range(spec.num_layers) if config.stage is None else config.stage.layers:
-            kept = spec.layers[layer]
+        stage, caches = config.stage, spec.caches
+        for place in range(len(caches)) if stage is None else spec.places(stage.layers):
+            kept = caches[place]
             if isinstance(kept, NoCache):
                 nothing = torch.empty(0)
                 self.kv_caches.append(KVCache(nothing, nothing, no_keys))
                 self._key_of_layer.append(_NO_PLAN)
                 continue
             if isinstance(kept, State):
-                blocks_BN, group = self._part(layout, first_layer + layer)
+                blocks_BN, group = self._part(layout, first_place + place)
                 views = kept.state_shape(config.block_size).view(blocks_BN)
                 self.states[len(self.kv_caches)] = views
                 self.kv_caches.append(KVCache(blocks_BN[:, :0], blocks_BN[:, :0], no_keys))
@@ -74,18 +75,19 @@ class PagedKVCache:
                     planner = self._ops.make_state_planner(config.block_size)
                     self._planners[group, None] = planner
                 continue
-            keys = spec.keys_of(layer)
-            place = first_layer + (layer if keys.shares is None else keys.shares)
-            shape = keys.kv_shape(config.block_size, config.kv_dtype)
-            blocks_BN, group = self._part(layout, place)
+            assert isinstance(kept, PagedKeys), f"blocks of {kept}"
+            if kept.shares is not None:
+                place = spec.places(range(kept.shares + 1))[-1]
+            shape = kept.kv_shape(config.block_size, config.kv_dtype)
+            blocks_BN, group = self._part(layout, first_place + place)
             self.kv_caches.append(self._ops.view_kv_cache(blocks_BN, shape))
             self._key_of_layer.append((group, shape))
             if (group, shape) not in self._planners:
-                self._planners[group, shape] = make_planner(keys)
+                self._planners[group, shape] = make_planner(kept)
         self.last_group = self._key_of_layer[-1][0]
         """KV-cache group of the last layer."""
         attends = isinstance(kept, PagedKeys)
-        self._make_output_planner = partial(make_planner, keys) if attends else None
+        self._make_output_planner = partial(make_planner, kept) if attends else None
 
     def _part(self, layout: CacheLayout, place: int) -> tuple[torch.Tensor, int]:
         """The blocks from a layer's part on, and its group."""

@@ -77,7 +77,7 @@ class CacheLayout:
 
 
 def plan_cache_layout(
-    layers: Sequence[LayerCache], block_size: int, dtype: torch.dtype, stage: Stage | None = None
+    layers: Sequence[LayerCache], block_size: int, dtype: torch.dtype, own: range | None = None
 ) -> CacheLayout:
     """Group a model's layers. All stages have the whole model's groups, as one scheduler writes
     their tables: each shares out its own layers among them, and has their part of every block.
@@ -85,7 +85,7 @@ def plan_cache_layout(
 
     Args:
         block_size, dtype: of the cache.
-        stage: of the model; None: all of it.
+        own: the layers of this stage; None: all.
     """
     sizes = [layer.block_bytes(block_size, dtype) for layer in layers]
     sizes = [-(-size // LAYER_ALIGNMENT) * LAYER_ALIGNMENT for size in sizes]
@@ -100,9 +100,8 @@ def plan_cache_layout(
     for pool, members in enumerate(_pools(kinds, sizes)):
         block_bytes = LAYER_ALIGNMENT  # of a stage that has none of these layers, too
         for kind, parts in zip(members, _parts(members, kinds, sizes), strict=True):
-            if stage is not None:
-                own = [index for index in kinds[kind] if index in stage.layers]
-                parts = _shared_out(own, len(parts))
+            if own is not None:
+                parts = _shared_out([each for each in kinds[kind] if each in own], len(parts))
             spec = dataclasses.replace(kind, pool=pool)
             groups += [LayerGroup(tuple(part), spec) for part in parts]
             for part in parts:
@@ -240,12 +239,13 @@ class RunnerConfig:
     @property
     def layout(self) -> CacheLayout:
         """How layers share blocks; those of the draft model come last."""
-        return plan_cache_layout(self.layers, self.block_size, self.kv_dtype, self.stage)
+        own = None if self.stage is None else self.model.spec.places(self.stage.layers)
+        return plan_cache_layout(self.layers, self.block_size, self.kv_dtype, own)
 
     @property
     def layers(self) -> tuple[LayerCache, ...]:
         """Caches of all layers, those of the model before those of the draft model."""
-        return self.model.spec.layers + (() if self.draft is None else self.draft.model.spec.layers)
+        return self.model.spec.caches + (() if self.draft is None else self.draft.model.spec.caches)
 
     @property
     def num_groups(self) -> int:

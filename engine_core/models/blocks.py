@@ -210,6 +210,11 @@ class BlockBuilder:
         self.grows_tables = traits_of(ops.device).is_host
         """Whether tables have the rows that steps have needed so far, or all from the start on."""
 
+    def place(self, layer: int) -> int:
+        """Index into a step's caches and metadata; a state beside keys has the place before."""
+        spec = self.config.spec
+        return spec.places(range(layer + 1))[-1] - spec.places(self.stage.layers).start
+
     def norm(self, name: str, size: int | None = None) -> RMSNorm:
         """A norm of the hidden state, or of another size."""
         return RMSNorm(
@@ -221,6 +226,10 @@ class BlockBuilder:
             dtype=self.dtype,
             ops=self.ops,
         )
+
+    def no_norm(self) -> NoNorm:
+        """Adds to the hidden state where there is no norm."""
+        return NoNorm(self.config.spec.hidden_size, dtype=self.dtype, ops=self.ops)
 
     def block(
         self,
@@ -239,7 +248,7 @@ class BlockBuilder:
             mixer,
             feed_forward or self.feed_forward(layer),
             made,
-            no_norm=NoNorm(self.config.spec.hidden_size, dtype=self.dtype, ops=self.ops),
+            no_norm=self.no_norm(),
             # of the host and float32: not rounded to the model's dtype before it is multiplied
             residual_scale=None if scale == 1.0 else torch.tensor(scale),
         )
@@ -250,9 +259,8 @@ class BlockBuilder:
 
     def part_alone(self, layer: int, part: Mixer, norm: str) -> Block:
         """A layer of one part, with a norm of this name before it."""
-        name = f"model.layers.{layer}.{norm}"
-        no_norm = NoNorm(self.config.spec.hidden_size, dtype=self.dtype, ops=self.ops)
-        return Block(part, None, [self.norm(name), None, None, None], no_norm=no_norm)
+        norms = [self.norm(f"model.layers.{layer}.{norm}"), None, None, None]
+        return Block(part, None, norms, no_norm=self.no_norm())
 
     def attention(
         self,
@@ -300,7 +308,7 @@ class BlockBuilder:
         else:
             qkv = linear(named, inputs, bias=config.qkv_bias)
         return Attention(
-            layer - self.stage.layers.start,
+            self.place(layer),
             keeps_keys=keys.shares is None,
             qkv=qkv,
             output=linear(

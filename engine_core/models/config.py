@@ -10,6 +10,7 @@ from engine_core.layers.config import (
     InterleavedRows,
     QueryScale,
     RotaryConfig,
+    WeightFactors,
 )
 from engine_core.models.interface import ModelSpec
 
@@ -37,6 +38,8 @@ class ModelConfig:
         tied_head: the head is the embedding.
         block: what a layer is.
         interleaved: products that checkpoints hold in one tensor, row by row.
+        factors: numbers that weights are multiplied by; None: the file's have them in them, and
+            they are not known.
     """
 
     spec: ModelSpec
@@ -60,3 +63,4 @@ class ModelConfig:
     query_scale: QueryScale | None = None
     can_be_shared: bool = True
     interleaved: tuple[InterleavedRows, ...] = ()
+    factors: tuple[WeightFactors, ...] | None = ()

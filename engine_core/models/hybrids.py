@@ -14,8 +14,14 @@ from engine_core.models.errors import ModelConfigError, UnsupportedArchitecture
 from engine_core.models.layer_cache import LayerCache, PagedKeys, recurrent_state
 
 if TYPE_CHECKING:
+    import torch
+
+    from engine_core.layers.linear import FusedLinear
     from engine_core.layers.mamba2 import Mamba2
-    from engine_core.models.blocks import Block, BlockBuilder
+    from engine_core.layers.norm import NoNorm
+    from engine_core.layers.parameters import Placements
+    from engine_core.models.blocks import Begun, Block, BlockBuilder, Mixer
+    from kernels.interface.operations import Activations, ForwardContext
 
 _OLD_KINDS = {"mamba": "linear_attention", "attention": "full_attention"}
 
@@ -46,20 +52,22 @@ def with_kept(config: ModelConfig, kept: Sequence[LayerCache | None]) -> ModelCo
     return replace(config, spec=replace(config.spec, layers=layers), can_be_shared=False)
 
 
-def read_mamba2(fields: ConfigFields) -> Mamba2Config:
-    """Sizes as Bamba and Granite spell them."""
+def read_mamba2(fields: ConfigFields, inner: int | None = None) -> Mamba2Config:
+    """Sizes as Bamba and Granite spell them. `inner`: columns of all heads; None: `mamba_expand`
+    times the hidden state's."""
     if fields.text("hidden_act", "silu") not in ("silu", "swish"):
         raise UnsupportedArchitecture(
             f'Mamba-2 with activation "{fields.get("hidden_act")}" is not supported, only silu'
         )
     num_heads = fields.positive_int("mamba_n_heads", 128)
-    inner = fields.positive_int("mamba_expand", 2) * fields.positive_int("hidden_size")
+    if inner is None:
+        inner = fields.positive_int("mamba_expand", 2) * fields.positive_int("hidden_size")
     by_width = fields.get("mamba_d_head") in (None, "auto")
     head_size = inner // num_heads if by_width else fields.positive_int("mamba_d_head")
     if head_size * num_heads != inner:
         raise ModelConfigError(
             f"config: {num_heads} Mamba heads of {head_size} do not make the {inner} columns of "
-            "mamba_expand * hidden_size"
+            "mamba_d_ssm, or of mamba_expand * hidden_size"
         )
     return read_mamba2_rest(fields, num_heads, head_size)
 
@@ -80,7 +88,8 @@ def read_mamba2_rest(fields: ConfigFields, num_heads: int, head_size: int) -> Ma
         state_size=fields.positive_int("mamba_d_state", 256),
         num_groups=num_groups,
         width=fields.positive_int("mamba_d_conv", 4),
-        bias=fields.flag("mamba_proj_bias", False),
+        bias=(biased := fields.flag("mamba_proj_bias", False)),
+        output_bias=biased,
         convolution_bias=fields.flag("mamba_conv_bias", True),
     )
 
@@ -99,19 +108,52 @@ def mamba2_state(config: Mamba2Config) -> LayerCache:
     return recurrent_state(mamba2_shape(config))
 
 
-def mamba2(build: BlockBuilder, layer: int, name: str, config: Mamba2Config) -> Mamba2:
-    """The mixer of one layer. `name`: of it, within the layer."""
+def mamba2(
+    build: BlockBuilder, layer: int, name: str, config: Mamba2Config, *, place: int | None = None
+) -> Mamba2:
+    """The mixer of one layer. `name`: of it, within the layer. `place`: of its state, where keys
+    have the layer's."""
     from engine_core.layers.mamba2 import Mamba2
 
     return Mamba2(
         f"model.layers.{layer}.{name}",
-        layer - build.stage.layers.start,
+        build.place(layer) if place is None else place,
         config,
         build.config.spec.hidden_size,
         norm_eps=build.config.norm_eps,
         dtype=build.dtype,
         ops=build.ops,
     )
+
+
+class SideBySide:
+    """Two mixers of one input, whose outputs are added. `no_norm`: adds."""
+
+    first = None  # a product of each reads the inputs
+
+    def __init__(self, one: Mixer, other: Mixer, no_norm: NoNorm) -> None:
+        self._mixers, self._no_norm = (one, other), no_norm
+
+    @property
+    def linears(self) -> list[FusedLinear]:
+        """Products that adapters may add to."""
+        return [linear for mixer in self._mixers for linear in mixer.linears]
+
+    def placements(self) -> Placements:
+        one, other = self._mixers
+        return {**one.placements(), **other.placements()}
+
+    def begin(
+        self, x_TE: Activations, positions_T: torch.Tensor, context: ForwardContext
+    ) -> tuple[Begun, ...]:
+        """[T, E] -> what each has begun; writes what both keep."""
+        return tuple([mixer.begin(x_TE, positions_T, context) for mixer in self._mixers])
+
+    def finish(self, begun: tuple[Begun, ...], context: ForwardContext) -> torch.Tensor:
+        """The sum of both outputs, [T, E], from what both have begun."""
+        one, other = self._mixers
+        added = (one.finish(begun[0], context), other.finish(begun[1], context))
+        return self._no_norm.add_before(None, *added)[1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,19 @@ class ModelSpec:
     def num_layers(self) -> int:
         return len(self.layers)
 
+    @property
+    def caches(self) -> tuple[LayerCache, ...]:
+        """What all layers keep, in order: of most layers one cache, see `LayerCache.parts`."""
+        return tuple([part for layer in self.layers for part in layer.parts])
+
+    def places(self, layers: range) -> range:
+        """The part of `caches` that these layers have, of layers that follow one another."""
+        start, stop = (
+            sum(len(layer.parts) for layer in self.layers[:number])
+            for number in (layers.start, layers.stop)
+        )
+        return range(start, stop)
+
     def keys_of(self, layer: int) -> PagedKeys:
         """The keys of a layer that keeps keys and values, or reads another's."""
         keys = self.layers[layer]

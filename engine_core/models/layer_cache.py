@@ -30,6 +30,11 @@ class LayerCache(ABC):
         sequence, or the next step, starts from."""
         return False
 
+    @property
+    def parts(self) -> tuple[LayerCache, ...]:
+        """What lies in blocks of its own; of several the last one is what `keys_of` gives."""
+        return (self,)
+
     @abstractmethod
     def block_bytes(self, block_size: int, dtype: torch.dtype) -> int:
         """What it keeps in a block of so many tokens of a cache of `dtype`."""
@@ -118,6 +123,17 @@ class State(LayerCache):
     def block_bytes(self, block_size: int, dtype: torch.dtype) -> int:
         """Bytes of a block; it has dtypes of its own."""
         return self.state_shape(block_size).block_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeysAndState(PagedKeys):
+    """Keys and values, and a state beside them, of a layer that attends and recurs (Falcon-H1)."""
+
+    state: State
+
+    @property
+    def parts(self) -> tuple[LayerCache, ...]:
+        return (self.state, self)
 
 
 def recurrent_state(shape: RecurrenceShape) -> State:

@@ -10,7 +10,7 @@ import torch
 
 from engine_core.distributed.collectives import SINGLE_RANK, Collectives
 from engine_core.layers import MAX_POSITIONS
-from engine_core.layers.config import InterleavedRows
+from engine_core.layers.config import InterleavedRows, WeightFactors
 from engine_core.layers.parameters import CopyWeight, Placements, place
 from engine_core.models.blocks import BlockBuilder
 from engine_core.models.decoder import Decoder
@@ -30,6 +30,7 @@ from engine_core.models.parallel.sharding import Sharding
 from engine_core.models.parallel.stages import Stage, split_layers
 from engine_core.models.registry import find_family, read_model_config
 from engine_core.models.text_part import text_part, text_tensor
+from engine_core.models.weight_factors import multiplied
 from engine_core.models.weight_transfer import WeightTransfer
 from kernels.interface.operations import Operations
 from kernels.interface.sampling import SamplingOperations
@@ -92,6 +93,7 @@ def load_model(
         stage=model.stage,
         sharding=sharding,
         interleaved=model.config.interleaved if isinstance(model, Decoder) else (),
+        factors=(model.config.factors or ()) if isinstance(model, Decoder) else (),
     )
     _check_complete(pending.keys() - model.optional_names, name)
     try:
@@ -286,11 +288,13 @@ def _place(
     stage: Stage | None = None,
     sharding: Sharding | None = None,
     interleaved: Sequence[InterleavedRows] = (),
+    factors: Sequence[WeightFactors] = (),
 ) -> None:
     """Hand every tensor to its place; what is left in `pending` did not come."""
     placed: set[str] = set()
     unexpected: list[str] = []
-    for file_name, tensor in taken_apart(_as_published(tensors, family), interleaved):
+    tensors = taken_apart(_as_published(tensors, family), interleaved)
+    for file_name, tensor in multiplied(tensors, factors):
         if file_name.startswith(family.ignored_prefixes or ("\0",)):
             continue
         target = _renamed(file_name, family)

@@ -150,7 +150,7 @@ def check_states(config: Mapping[str, Any], device: DeviceTraits) -> None:
     if device.runs_any_module:
         return
     try:
-        layers = read_model_config(config).spec.layers
+        layers = read_model_config(config).spec.caches
     except UnsupportedArchitecture:
         return  # it is not our code that runs it, or nothing does
     if any(isinstance(kept, State) for kept in layers):

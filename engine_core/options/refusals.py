@@ -159,5 +159,5 @@ def refuse_unsupported(options: EngineOptions, model: Model, architecture: str) 
     for feature in get_args(Feature):
         if feature not in model.supports and feature in _REFUSED:
             refuse(options, feature, architecture)
-    if not any(layer.is_sparse for layer in model.spec.layers):
+    if not any(layer.is_sparse for layer in model.spec.caches):
         refuse(options, "states", architecture)

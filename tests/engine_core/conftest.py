@@ -60,10 +60,10 @@ class PagedRun:
                 number,
                 (each if isinstance(each, PagedKeys) else unused).kv_shape(block_size, dtype),
             )
-            for each in spec.layers
+            for each in spec.caches
         ]
         self.states = {}
-        for layer, kept in enumerate(spec.layers):
+        for layer, kept in enumerate(spec.caches):
             if isinstance(kept, State):
                 shape = kept.state_shape(block_size)
                 garbage = torch.full((number, shape.block_bytes), 77, dtype=torch.uint8)
@@ -85,7 +85,7 @@ class PagedRun:
                     kv_dtype=dtype,
                 )
             )
-            for keys in set(spec.layers)
+            for keys in set(spec.caches)
             if isinstance(keys, PagedKeys)
         }
         self.state_planner = ops.make_state_planner(block_size)
@@ -123,7 +123,7 @@ class PagedRun:
         other = self.state_planner.plan(**step, num_decodes=0, num_decode_tokens=0)
         context = ForwardContext(
             kv_caches=self.caches,
-            metadata=[plans.get(kept, other) for kept in spec.layers],
+            metadata=[plans.get(kept, other) for kept in spec.caches],
             ops=self.ops,
             states=self.states,
             encoded=self.encoded(row_T),

@@ -39,8 +39,9 @@ _OF_STATES: dict[str, Change] = {
     "ssm_norm.weight": "flatten",
     "ssm_conv1d.weight": "one_input",
     "shortconv.conv.weight": "one_input",
+    "ffn_norm": "none",
 }
-"""Changes to tensors of layers that keep a state."""
+"""Changes to tensors of layers that keep a state, among them all whose names have no kind."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

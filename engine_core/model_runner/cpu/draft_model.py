@@ -58,7 +58,7 @@ class DraftModel(Drafter):
     def _longest_group(config: RunnerConfig) -> int:
         """The group in whose table a sequence's blocks are looked at: the draft model's layers
         without a window, if it has any."""
-        layout, first = config.layout, config.model.spec.num_layers
+        layout, first = config.layout, len(config.model.spec.caches)
         groups = [
             (not group.spec.keeps_all, index)
             for index, group in enumerate(layout.groups)

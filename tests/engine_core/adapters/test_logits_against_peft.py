@@ -18,7 +18,7 @@ from kernels.interface.weights import QuantisedTensor
 from kernels.torch import recurrence
 from kernels.triton.operations import TritonOperations
 from tests.engine_core.conftest import PagedRun
-from tests.engine_core.models.hybrid_cases import granite
+from tests.engine_core.models.hybrid_cases import falcon_h1, granite
 from tests.native_kernels import native_library_or_skip
 
 peft = pytest.importorskip("peft")
@@ -70,6 +70,7 @@ ADAPTERS = {
         "layers_to_transform": [1],
     },
 }
+FACTORS = [0.9, 1.1, 0.8, 1.2, 0.7]
 LENGTHS = (23, 1, 17, 9)
 
 
@@ -162,10 +163,21 @@ def test_a_batch_of_several_adapters_and_none_equals_peft(made, ops):
             assert (logits[number] - expected[None][number]).abs().max() > 0.1
 
 
-def test_products_of_layers_that_keep_a_state_take_adapters(tmp_path_factory, ops):
-    targets = ["in_proj", "out_proj", "q_proj"]
+@pytest.mark.parametrize(
+    ("config", "targets"),
+    [
+        (
+            granite(["linear_attention", "full_attention"], num_local_experts=0),
+            ["in_proj", "out_proj", "q_proj"],
+        ),
+        (  # of which PEFT takes no out_proj
+            falcon_h1(1, key_multiplier=0.6, ssm_in_multiplier=1.3, ssm_multipliers=FACTORS),
+            ["in_proj", "q_proj", "k_proj"],
+        ),
+    ],
+)
+def test_products_of_layers_that_keep_a_state_take_adapters(config, targets, tmp_path_factory, ops):
     options = {"states": {"r": 5, "lora_alpha": 16, "target_modules": targets}}
-    config = granite(["linear_attention", "full_attention"], num_local_experts=0)
     config, weights, folders, expected = make(config, tmp_path_factory, options)
     model = our_model(config, weights, ops)
     logits = run(model, ops, folders, ["states", None, "states", None], STEPS)

@@ -1,13 +1,19 @@
 """Tiny models of which some layers keep a state, written as llama.cpp's converter would, give the
 logits of transformers."""
 
+import json
+
 import gguf
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
+from engine_core.adapters.adapter import AdapterTargets, read_adapter
+from engine_core.adapters.errors import AdapterError
 from engine_core.model_files import BrokenModelFile, open_model_files
 from engine_core.models.loading import load_model
+from kernels.torch.operations import TorchOperations
 from tests.engine_core.model_files.converted import permute
 from tests.engine_core.models.decoder_cases import assert_close, full_logits, sequences
 from tests.engine_core.models.hybrid_cases import reference_model
@@ -16,6 +22,8 @@ ARCHITECTURES = {
     "granite, dense": "granitehybrid",
     "granite, experts, tied": "granitehybrid",
     "bamba": "granitehybrid",
+    "falcon-h1": "falcon-h1",
+    "falcon-h1, biases, no norm, tied": "falcon-h1",
     "lfm2, tied": "lfm2",
     "lfm2, biases, width of 4": "lfm2",
     "lfm2-moe": "lfm2moe",
@@ -25,7 +33,7 @@ ARCHITECTURES = {
 
 
 def kinds_of(config):
-    kinds = {"linear_attention": "M", "conv": "M", "full_attention": "*", "mlp": "-"}
+    kinds = {"hybrid": "*", "linear_attention": "M", "conv": "M", "full_attention": "*", "mlp": "-"}
     return [kinds[kind] for kind in getattr(config, "layers_block_type", config.layer_types)]
 
 
@@ -74,6 +82,8 @@ def keys_of(config, arch):
     if arch == "nemotron_h":
         keys |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
         keys["feed_forward_length"] = [50 if kind == "-" else 0 for kind in kinds]
+    if arch == "falcon-h1":
+        keys |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
     if config.model_type == "bamba":
         keys |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
         keys |= {"rope.dimension_count": head_dim // 2, "rope.scaling.finetuned": True}
@@ -89,6 +99,26 @@ def keys_of(config, arch):
         if config.num_local_experts:
             keys |= {"expert_count": 4, "expert_used_count": config.num_experts_per_tok}
     return {"general.architecture": arch} | {f"{arch}.{key}": v for key, v in keys.items()}
+
+
+def with_factors(config, name, values):
+    """As the converter of Falcon-H1 multiplies weights."""
+    shared = config.mamba_n_groups * config.mamba_d_state
+    sizes = [config.mamba_d_ssm, config.mamba_d_ssm, shared, shared, config.mamba_n_heads]
+    factors = {
+        "down_proj": config.mlp_multipliers[1],
+        "gate_proj": config.mlp_multipliers[0],
+        "k_proj": config.key_multiplier * config.attention_in_multiplier,
+        "q_proj": config.attention_in_multiplier,
+        "v_proj": config.attention_in_multiplier,
+        "o_proj": config.attention_out_multiplier,
+        "out_proj": config.ssm_out_multiplier,
+        "in_proj": config.ssm_in_multiplier * np.repeat(config.ssm_multipliers, sizes),
+        "lm_head": config.lm_head_multiplier,
+        "embed_tokens": config.embedding_multiplier,
+    }
+    factor = factors.get(name.split(".")[-2], 1.0)
+    return (values.T * factor).T.astype(np.float32)
 
 
 def tensors_of(config, state, arch):
@@ -117,6 +147,8 @@ def tensors_of(config, state, arch):
             end = "_shexp" if config.num_local_experts else ""
             tensors[f"{layer}.ffn_down{end}.weight"] = values
             continue
+        if arch == "falcon-h1":
+            values = with_factors(config, name, values)
         if arch == "granitehybrid" and name.endswith(("q_proj.weight", "k_proj.weight")):
             values = permute(values, 6 if "q_proj" in name else 3)
         if name.endswith((".A_log", ".D")):
@@ -145,6 +177,22 @@ def test_a_file_gives_the_logits_of_transformers(name, paged_logits, ops, write_
     model = load_model(files.config, files.tensors(), dtype=torch.float32, ops=ops)
     token_lists = sequences((19, 5))
     assert_close(paged_logits(model, token_lists), full_logits(reference, token_lists))
+
+
+def test_factors_that_a_file_does_not_name_are_not_taken_for_one(write_gguf, tmp_path):
+    """PEFT trains beside the weights without them."""
+    reference = reference_model("falcon-h1")
+    tensors = tensors_of(reference.config, reference.state_dict(), "falcon-h1")
+    file = write_gguf(keys_of(reference.config, "falcon-h1"), tensors)
+    files = open_model_files(str(file), report=print)
+    model = load_model(files.config, files.tensors(), dtype=torch.float32, ops=TorchOperations())
+    name = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
+    parts = {f"{name}A.weight": torch.ones(1, 36), f"{name}B.weight": torch.ones(72, 1)}
+    save_file(parts, tmp_path / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": 1, "lora_alpha": 1}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    with pytest.raises(AdapterError, match="factors that the model's GGUF file does not name"):
+        read_adapter(tmp_path, AdapterTargets.of_model(model), max_rank=None)
 
 
 def test_a_layer_without_the_matrix_of_any_kind_is_named(write_gguf):

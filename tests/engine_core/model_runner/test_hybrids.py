@@ -45,6 +45,8 @@ def greedy(reference, prompt):
         ("nemotron-h, attention first and last", 23, "torch", False),
         ("bamba", 7, "torch", False),
         ("bamba, biases, tied", 23, "native", False),
+        ("falcon-h1", 7, "native", False),
+        ("falcon-h1, biases, no norm, tied", 23, "torch", True),
         ("qwen3.5", 7, "native", False),
         ("qwen3.5", 23, "torch", True),
         ("qwen3.5, attention last, tied, biases", 23, "native", True),

@@ -16,11 +16,13 @@ from engine_core.model_runner.config import plan_cache_layout
 from engine_core.model_runner.cpu.runner import CPUModelRunner
 from engine_core.models.errors import ModelConfigError
 from engine_core.models.layer_cache import paged_keys
-from engine_core.models.parallel.stages import Stage, split_layers
+from engine_core.models.parallel.stages import split_layers
 from engine_core.models.registry import read_model_config
 from engine_core.scheduler import DraftTokenIds
 from protocol.sampling import BeamSearchParams, SamplingParams
 from tests.engine_core.model_runner.conftest import CONFIGS, SHAPE
+from tests.engine_core.models.decoder_cases import random_model
+from tests.engine_core.models.hybrid_cases import falcon_h1, spread_out
 
 FAMILIES = {
     "llama, tied": transformers.LlamaConfig(**SHAPE, num_hidden_layers=5, tie_word_embeddings=True),
@@ -85,6 +87,18 @@ def assert_same(one, other, *, to_the_bit=False):
         pairs = zip(cells, other.logprob_bytes[place], strict=True)
         values = [[np.frombuffer(cell[1], "<f4") for cell in pair] for pair in pairs]
         np.testing.assert_allclose(*np.swapaxes(values, 0, 1), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("ops", ["native"], indirect=True)
+def test_layers_that_keep_keys_and_a_state_in_stages(ops):
+    """Which two caches of a block are a stage's."""
+    pair = loops(spread_out(random_model(falcon_h1(3))), ops, 2)
+    for loop in pair:
+        for length in (30, 9):
+            params = SamplingParams(max_tokens=12, ignore_eos=True, temperature=0.0, logprobs=2)
+            loop.add(f"r{length}", prompt_of(length), params)
+        loop.finish()
+    assert_same(*pair, to_the_bit=True)
 
 
 @pytest.mark.parametrize("num_stages", [2, 4])
@@ -201,7 +215,7 @@ def test_a_stage_has_its_own_layers_share_of_a_block():
     for num_stages in (2, 3):
         size = 18 // num_stages
         layouts = [
-            plan_cache_layout(layers, 4, torch.float32, Stage(range(start, start + size), 18))
+            plan_cache_layout(layers, 4, torch.float32, range(start, start + size))
             for start in range(0, 18, size)
         ]
         for start, layout in zip(range(0, 18, size), layouts, strict=True):

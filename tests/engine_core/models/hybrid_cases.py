@@ -87,6 +87,20 @@ def bamba(num_layers, attn_layer_indices, **options):
     )
 
 
+def falcon_h1(num_layers, **options):
+    return transformers.FalconH1Config(
+        **{
+            **_SHAPE,
+            **_MAMBA,
+            "intermediate_size": 50,
+            "num_hidden_layers": num_layers,
+            "mamba_d_ssm": 42,
+            "head_dim": 12,
+            **options,
+        }
+    )
+
+
 CONFIGS = {
     "granite, dense": granite(
         [M, A, M],
@@ -133,6 +147,35 @@ CONFIGS = {
     "bamba, biases, tied": bamba(
         3, [0, 2], tie_word_embeddings=True, attention_bias=True, mlp_bias=True
     ),
+    "falcon-h1": falcon_h1(
+        2,
+        embedding_multiplier=2.0,
+        lm_head_multiplier=0.4,
+        mlp_multipliers=[0.7, 1.4],
+        key_multiplier=0.6,
+        attention_in_multiplier=1.3,
+        attention_out_multiplier=0.8,
+        ssm_multipliers=[0.9, 1.1, 0.8, 1.2, 0.7],
+        ssm_in_multiplier=1.2,
+        ssm_out_multiplier=0.9,
+        mamba_n_groups=2,
+        mamba_rms_norm=True,
+        mamba_norm_before_gate=False,
+    ),
+    "falcon-h1, biases, no norm, tied": falcon_h1(
+        3,
+        tie_word_embeddings=True,
+        attention_bias=True,
+        mlp_bias=True,
+        projectors_bias=True,
+        mamba_proj_bias=True,
+        mamba_conv_bias=False,
+        attention_out_multiplier=0.8,
+        key_multiplier=0.6,
+        mlp_multipliers=[0.7, 1.4],
+        ssm_multipliers=[0.9, 1.1, 0.8, 1.2, 0.7],
+    ),
+    "falcon-h1, norm before gates": falcon_h1(1, mamba_rms_norm=True, mamba_d_ssm=None),
 }
 
 

@@ -46,6 +46,8 @@ DECODERS = {
     "granitemoehybrid": HYBRIDS["granite, dense"],
     "lfm2": HYBRIDS["lfm2, biases, width of 4"],
     "nemotron_h": HYBRIDS["nemotron-h, Mamba first and last"],
+    "falcon_h1": HYBRIDS["falcon-h1"],
+    "falcon_h1, no norm": HYBRIDS["falcon-h1, biases, no norm, tied"],
     "bamba": HYBRIDS["bamba, biases, tied"],
 }
 AXES = {"qwen2_vl": transformers.Qwen2VLConfig(text_config=TEXT)}

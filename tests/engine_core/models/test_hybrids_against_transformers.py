@@ -8,7 +8,15 @@ from safetensors.torch import load_file
 from engine_core.models.errors import ModelConfigError, UnsupportedArchitecture
 from engine_core.models.registry import read_model_config
 from tests.engine_core.models.decoder_cases import assert_close, full_logits, load, sequences
-from tests.engine_core.models.hybrid_cases import CONFIGS, A, M, granite, lfm2, nemotron_h
+from tests.engine_core.models.hybrid_cases import (
+    CONFIGS,
+    A,
+    M,
+    falcon_h1,
+    granite,
+    lfm2,
+    nemotron_h,
+)
 from tests.engine_core.models.hybrid_cases import reference_model as reference_of
 
 
@@ -33,6 +41,7 @@ def test_a_saved_folder_gives_the_logits_of_a_full_forward(name, paged_logits, o
         (lfm2([A]), {"layer_types": ["conv", "rnn"]}, UnsupportedArchitecture, '"rnn"'),
         (lfm2([A]), {"layer_types": "conv"}, ModelConfigError, "must say what each layer is"),
         (nemotron_h([A, M]), {"layers_block_type": ["moe"]}, UnsupportedArchitecture, '"moe"'),
+        (falcon_h1(1), {"ssm_multipliers": [1.0]}, ModelConfigError, "must be 5 numbers"),
         (nemotron_h([A]), {"mlp_hidden_act": "silu"}, UnsupportedArchitecture, "only relu2"),
     ],
 )

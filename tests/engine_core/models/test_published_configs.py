@@ -41,7 +41,7 @@ _SIZES = (
     "family",
     [
         *("Arcee", "Granite", "Ministral3", "Olmo2", "Olmoe", "Phi3", "Qwen2Moe", "SmolLM3"),
-        *("Bamba", "GraniteMoeHybrid", "Lfm2", "Lfm2Moe"),
+        *("Bamba", "FalconH1", "GraniteMoeHybrid", "Lfm2", "Lfm2Moe"),
     ],
 )
 def test_what_a_config_leaves_out_is_as_transformers_has_it(family):

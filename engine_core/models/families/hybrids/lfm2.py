@@ -85,7 +85,7 @@ class _Block:
             return build.block(layer, build.attention(layer, head_norms=True))
         mixer = ShortConvolution(
             f"model.layers.{layer}.conv",
-            layer - build.stage.layers.start,
+            build.place(layer),
             self.shape,
             bias=self.bias,
             dtype=build.dtype,
