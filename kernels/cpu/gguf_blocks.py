@@ -92,6 +92,10 @@ def _fields_q6_k(blocks: Bytes) -> Fields:
     return _halves(blocks[..., 208:]), blocks[..., 192:208], _dwords(codes)
 
 
+def _fields_mxfp4(blocks: Bytes) -> Fields:
+    return blocks[..., :1], _dwords(blocks[..., 1:])
+
+
 def _halves(fields: Bytes) -> npt.NDArray[np.uint16]:
     return np.ascontiguousarray(fields).view(np.uint16)
 
@@ -107,6 +111,7 @@ _FORMATS: dict[str, tuple[LinearKind, int, int, Callable[[Bytes], Fields]]] = {
     "Q4_1": (LinearKind.Q4_MINIMUM, _GROUP, 20, _fields_q4_1),
     "Q4_K": (LinearKind.Q4_K, _SUPERBLOCK, 144, _fields_q4_k),
     "Q6_K": (LinearKind.Q6_K, _SUPERBLOCK, 210, _fields_q6_k),
+    "MXFP4": (LinearKind.MXFP4, _GROUP, 17, _fields_mxfp4),
 }
 
 GGUF_KINDS = {type_name: form[0] for type_name, form in _FORMATS.items()}

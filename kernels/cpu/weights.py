@@ -27,6 +27,7 @@ _GROUP = 32
 _ROWS_AT_ONCE = 64 * PANEL_OUTPUTS
 _FLOAT_ROWS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 _BLOCK_ROWS = {"Q4_0": 3, "Q4_1": 4, "Q5_0": 5, "Q8_0": 6, "Q4_K": 7, "Q5_K": 8, "Q6_K": 9}
+_BLOCK_ROWS["MXFP4"] = 10
 """Kinds of rows by the numbers of `row_types` in src/pack_floats.cpp."""
 
 
@@ -41,6 +42,7 @@ class LinearKind(IntEnum):
     Q4_K = 5
     Q6_K = 6
     BF16 = 7
+    MXFP4 = 8
 
 
 class LinearArguments(ctypes.Structure):

@@ -101,6 +101,15 @@ def _q6_k(blocks_NB: torch.Tensor, out_NE: torch.Tensor) -> None:
     torch.mul(scales.unsqueeze(-1), quants.view(-1, 16, 16), out=out_NE.view(-1, 16, 16))
 
 
+_E2M1_TWICE = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)
+
+
+def _mxfp4(blocks_NB: torch.Tensor, out_NE: torch.Tensor) -> None:
+    twice = torch.tensor((*_E2M1_TWICE, *(-value for value in _E2M1_TWICE)))
+    torch.index_select(twice, 0, _nibbles(blocks_NB[:, 1:]).flatten().int(), out=out_NE.view(-1))
+    out_NE *= torch.ldexp(torch.ones(len(blocks_NB), 1), blocks_NB[:, :1].int() - 128)
+
+
 BY_TORCH: dict[GgmlType, Callable[[torch.Tensor, torch.Tensor], None]] = {
     _T.Q4_0: _q4_0,
     _T.Q4_1: _q4_1,
@@ -109,6 +118,7 @@ BY_TORCH: dict[GgmlType, Callable[[torch.Tensor, torch.Tensor], None]] = {
     _T.Q4_K: _q4_k,
     _T.Q5_K: _q5_k,
     _T.Q6_K: _q6_k,
+    _T.MXFP4: _mxfp4,
 }
 PLAIN = {
     _T.F64: torch.float64,

@@ -36,7 +36,11 @@ void read_group(const LinearWeight& w, const uint8_t* panel, int64_t lane, float
     uint8_t codes[32];
     const auto read_codes = r.bytes_of_codes ? read_bytes : read_nibbles;
     read_codes(record + r.codes_at + group * r.group_bytes, lane, codes);
-    float low = r.row_scale ? row_scale : half_at(record + 2 * lane);
+    if (r.looks_up)
+        for (uint8_t& code : codes) code = e2m1_codes[code];
+    float low = r.row_scale ? row_scale
+                : r.looks_up ? half_of_power(record[lane])
+                             : half_at(record + 2 * lane);
     float high = low;
     float minimum = r.minimum ? half_at(record + 2 * (panel_outputs + lane)) : 0;
     const uint8_t* factors = record + r.bytes_at + lane;

@@ -1,4 +1,4 @@
-// Reading float16 and rounding to bfloat16 without the instructions for it.
+// Reading float16 and e8m0, and rounding to bfloat16, without the instructions for it.
 #pragma once
 
 #include <cstdint>
@@ -19,6 +19,14 @@ inline float half_at(const uint8_t* from) {
     }
     const uint32_t bits =
         sign | ((exponent == 31 ? 255 : exponent + 112) << 23) | (fraction << 13);
+    float value;
+    std::memcpy(&value, &bits, 4);
+    return value;
+}
+
+// 2^(exponent - 128): half of what an e8m0 scale means.
+inline float half_of_power(uint8_t exponent) {
+    const uint32_t e = exponent, bits = e > 1 ? (e - 1) << 23 : (e + 1) << 21;
     float value;
     std::memcpy(&value, &bits, 4);
     return value;

@@ -13,6 +13,7 @@
 //              then 8 groups of nibbles
 //   q6_k       [P][E / 256] records: 32 d f16, scales [16][32] s8, then codes [64][32][4],
 //              code = weight + 32
+//   mxfp4      [P][G] records: 32 scales e8m0, then nibbles, each the place of a code in `e2m1_codes`
 //
 // Four inputs that follow one another lie in one dword, as the dot products of the vector units
 // take them. Nibbles of a group are [4][32][4] bytes: byte j holds inputs 4j... in its low half,
@@ -49,6 +50,7 @@ enum class LinearKind : int32_t {
     q4_k = 5,
     q6_k = 6,
     bf16 = 7,
+    mxfp4 = 8,
 };
 
 // Mirrored by `LinearArguments` in kernels/cpu/weights.py. `row_scales` (i8_row only) and `bias`
@@ -64,14 +66,19 @@ struct LinearWeight {
     const float* bias;
 };
 
-// What a weight in groups consists of, in order: f16 values, the superblock's bytes (two of each
-// output a group), codes.
+// Twice each value of e2m1 (OCP Microscaling Formats 1.0), plus 12: a byte as the dot products take it.
+constexpr int32_t e2m1_zero = 12;
+constexpr uint8_t e2m1_codes[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+
+// What a weight in groups consists of, in order: f16 values (or exponents), the superblock's bytes (two
+// of each output a group), codes.
 struct Record {
     bool row_scale;  // none in the record
     bool minimum;
     bool superblock;
     bool to_255;          // codes do; others stay below 64
     bool bytes_of_codes;  // else nibbles
+    bool looks_up;        // codes are in a table, scales powers of 2
     int32_t zero;         // what codes subtract; 0 where the minimum says it
     int groups;
     int64_t bytes_at, codes_at, group_bytes, bytes;
@@ -84,9 +91,11 @@ constexpr Record record_of(LinearKind kind) {
     r.superblock = kind == LinearKind::q4_k || kind == LinearKind::q6_k;
     r.to_255 = r.row_scale || kind == LinearKind::q8_group;
     r.bytes_of_codes = r.to_255 || kind == LinearKind::q6_k;
-    r.zero = r.minimum ? 0 : r.to_255 ? 128 : r.superblock ? 32 : 8;
+    r.looks_up = kind == LinearKind::mxfp4;
+    r.zero = r.minimum ? 0 : r.to_255 ? 128 : r.superblock ? 32 : r.looks_up ? e2m1_zero : 8;
     r.groups = r.superblock ? superblock_inputs / group_inputs : 1;
     r.bytes_at = 2 * panel_outputs * (r.row_scale ? 0 : r.minimum ? 2 : 1);
+    if (r.looks_up) r.bytes_at = panel_outputs;
     r.codes_at = r.bytes_at + (r.superblock ? r.groups * 2 * panel_outputs : 0);
     r.group_bytes = panel_outputs * group_inputs / (r.bytes_of_codes ? 1 : 2);
     r.bytes = r.codes_at + r.groups * r.group_bytes;

@@ -1,6 +1,7 @@
 // Products of bytes in groups on the matrix unit; linear_tiles.cpp says when.
 #include <algorithm>
 
+#include "half.h"
 #include "linear_tiles.h"
 #include "tiles.h"
 
@@ -32,6 +33,12 @@ void unpack(const uint8_t* records, int64_t num_groups, Chunk& chunk) {
     constexpr Record R = record_of(KIND);
     const __m512i zero = _mm512_set1_epi8(static_cast<char>(R.zero));
     const __m512i low_half = _mm512_set1_epi8(15);
+    const __m512i table = _mm512_broadcast_i32x4(
+        _mm_loadu_si128(reinterpret_cast<const __m128i*>(e2m1_codes)));
+    const auto nibbles = [&](__m512i each) {
+        each = _mm512_and_si512(each, low_half);
+        return _mm512_sub_epi8(R.looks_up ? _mm512_shuffle_epi8(table, each) : each, zero);
+    };
     for (int64_t i = 0; i < num_groups; ++i) {
         const uint8_t* record = records + i / R.groups * R.bytes;
         const int64_t g = i % R.groups;
@@ -42,9 +49,8 @@ void unpack(const uint8_t* records, int64_t num_groups, Chunk& chunk) {
             if constexpr (R.bytes_of_codes) {
                 to[j] = _mm512_sub_epi8(both, zero);
             } else {
-                const __m512i high = _mm512_srli_epi16(both, 4);
-                to[j] = _mm512_sub_epi8(_mm512_and_si512(both, low_half), zero);
-                to[j + 8] = _mm512_sub_epi8(_mm512_and_si512(high, low_half), zero);
+                to[j] = nibbles(both);
+                to[j + 8] = nibbles(_mm512_srli_epi16(both, 4));
             }
         }
         if constexpr (R.row_scale) continue;
@@ -56,7 +62,14 @@ void unpack(const uint8_t* records, int64_t num_groups, Chunk& chunk) {
                 const __m128i some = _mm_loadu_si128(reinterpret_cast<const __m128i*>(at));
                 return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(some));
             };
-            __m512 scale = halves(record + 2 * n), minimum = _mm512_setzero_ps();
+            __m512 scale, minimum = _mm512_setzero_ps();
+            if constexpr (R.looks_up) {
+                float powers[16];
+                for (int i = 0; i < 16; ++i) powers[i] = half_of_power(record[n + i]);
+                scale = _mm512_loadu_ps(powers);
+            } else {
+                scale = halves(record + 2 * n);
+            }
             if constexpr (R.minimum) minimum = halves(record + 2 * (panel_outputs + n));
             if constexpr (R.superblock) {
                 const uint8_t* at = record + R.bytes_at + g * panel_outputs + n;
@@ -213,8 +226,8 @@ int64_t linear_bytes_tiles(const LinearWeight& w, const Activations& x, const Re
     whole.row_stop -= (task.row_stop - task.row) % group_rows;
     const bool is_done = with_tiles([&](auto tiles) {
         return run_kinds<decltype(tiles), LinearKind::i8_row, LinearKind::q8_group,
-                         LinearKind::q4_group, LinearKind::q4_minimum, LinearKind::q4_k>(w, x, out,
-                                                                                         whole);
+                         LinearKind::q4_group, LinearKind::q4_minimum, LinearKind::q4_k,
+                         LinearKind::mxfp4>(w, x, out, whole);
     });
     return is_done ? whole.row_stop : task.row;
 }

@@ -45,9 +45,32 @@ EC_INLINE vf load_halves(const uint8_t* from) {
 #endif
 }
 
+// 2^(e - 128) of bytes e: what a code, twice its value, is multiplied with.
+EC_INLINE vf load_exponents(const uint8_t* from) {
+    const vi e = load_bytes<false>(from);
+    return (vf)(e > 1 ? (e - 1) << 23 : (e + 1) << 21);
+}
+
 EC_INLINE vf to_float(vi a) { return __builtin_convertvector(a, vf); }
 EC_INLINE vi low_nibbles(vi a) { return a & 0x0f0f0f0f; }
 EC_INLINE vi high_nibbles(vi a) { return low_nibbles(a >> 4); }
+
+// The codes of e2m1 at places below 16, a byte each.
+EC_INLINE vi looked_up(vi places) {
+#if EC_X86 && EC_LEVEL > 0
+    const __m128i table = _mm_loadu_si128(reinterpret_cast<const __m128i*>(e2m1_codes));
+#endif
+#if EC_LEVEL == 2
+    return (vi)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), (__m512i)places);
+#elif EC_LEVEL == 1
+    return (vi)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), (__m256i)places);
+#else
+    uint8_t bytes[sizeof places];
+    std::memcpy(bytes, &places, sizeof places);
+    for (uint8_t& byte : bytes) byte = e2m1_codes[byte];
+    return load_ints(bytes);
+#endif
+}
 
 // GCC would gather the terms of a long sum before it adds them, in more registers than there are.
 EC_INLINE vi summed(vi a) {
@@ -62,7 +85,8 @@ EC_INLINE vi add_pairs(vi acc, vi pairs) {
     return acc + (vi)_mm256_madd_epi16((__m256i)pairs, _mm256_set1_epi16(1));
 }
 
-// acc + products of codes below 16 with 16-bit sums: eight of two, 2 * 15 * 127 each, fit in them.
+// acc + products of codes below 16 with 16-bit sums: eight of two, 2 * 15 * 127 each, fit in them. Those of
+// e2m1 may wrap, but end as those of 16 weights: 16 * 12 * 127 at most.
 EC_INLINE vi dot_16(vi acc, vi w, vi x) {
     const __m256i pairs = _mm256_maddubs_epi16((__m256i)w, (__m256i)x);
     return summed((vi)_mm256_add_epi16((__m256i)acc, pairs));
@@ -142,15 +166,21 @@ EC_INLINE void dot_group(const uint8_t* codes, const ActivationGroup* x, int64_t
         record<KIND>.minimum || (record<KIND>.to_255 && DOT_WIDE_IS_SIGNED);
     for (int r = 0; r < ROWS; ++r)
         for (int v = 0; v < V; ++v)
-            acc[r][v] = from_zero ? same_int(0) : same_int(x[r * stride].start);
+            acc[r][v] = from_zero || (EC_PAIRS && record<KIND>.looks_up)
+                            ? same_int(0)
+                            : same_int(x[r * stride].start);
     if constexpr (record<KIND>.to_255) {
         dot_half<KIND, ROWS, V>(codes, x, stride, 0, acc);
         dot_half<KIND, ROWS, V>(codes + 4 * dwords, x, stride, 16, acc);
     } else {
 #if EC_PAIRS
         vi part[ROWS][V];
-        for (int r = 0; r < ROWS; ++r)
-            for (int v = 0; v < V; ++v) part[r][v] = same_int(0);
+        for (int r = 0; r < ROWS; ++r) {
+            const auto& halves = x[r * stride].start_pairs;
+            const vi start = (vi)_mm256_add_epi16((__m256i)broadcast_four(halves[0]),
+                                                  (__m256i)broadcast_four(halves[1]));
+            for (int v = 0; v < V; ++v) part[r][v] = record<KIND>.looks_up ? start : same_int(0);
+        }
 #pragma GCC unroll 4  // what is added to zero costs nothing
 #endif
         for (int j = 0; j < 4; ++j) {
@@ -160,6 +190,10 @@ EC_INLINE void dot_group(const uint8_t* codes, const ActivationGroup* x, int64_t
                 const vi both = load_ints(codes + j * dwords + v * W * 4);
                 low[v] = low_nibbles(both);
                 high[v] = high_nibbles(both);
+                if constexpr (record<KIND>.looks_up) {
+                    low[v] = looked_up(low[v]);
+                    high[v] = looked_up(high[v]);
+                }
             }
             for (int r = 0; r < ROWS; ++r) {
                 const vi first = broadcast_four(x[r * stride].codes + 4 * j);
@@ -240,7 +274,11 @@ __attribute__((noinline)) void grouped_tile(const uint8_t* records, int64_t num_
         vf minimum[panel_vectors];
         for (int v = 0; v < panel_vectors; ++v) {
             const uint8_t* halves = records + 2 * v * W;
-            if (!R.row_scale) d[v] = load_halves(halves);
+            if (R.looks_up) {
+                d[v] = load_exponents(records + v * W);
+            } else if (!R.row_scale) {
+                d[v] = load_halves(halves);
+            }
             if (R.minimum) minimum[v] = load_halves(halves + 2 * panel_outputs);
         }
         for (int g = 0; g < R.groups; ++g) {
@@ -362,7 +400,10 @@ static void run_integer(const LinearWeight& weight, const Activations& x, const 
             return run_kind<LinearKind::q4_k, ROWS_GROUPED>(weight, x, out, task);
         case LinearKind::q6_k:
             return run_kind<LinearKind::q6_k, ROWS_Q6>(weight, x, out, task);
+        case LinearKind::mxfp4:
+            return run_kind<LinearKind::mxfp4, ROWS_GROUPED>(weight, x, out, task);
         case LinearKind::f32:
+        case LinearKind::bf16:
             return;  // not an integer product
     }
 }

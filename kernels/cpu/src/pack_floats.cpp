@@ -92,6 +92,14 @@ void decode_q6_k(const uint8_t* block, float* out) {
     }
 }
 
+void decode_mxfp4(const uint8_t* block, float* out) {
+    const float scale = half_of_power(block[0]);
+    for (int i = 0; i < 16; ++i) {
+        out[i] = scale * static_cast<float>(e2m1_codes[block[1 + i] & 15] - e2m1_zero);
+        out[16 + i] = scale * static_cast<float>(e2m1_codes[block[1 + i] >> 4] - e2m1_zero);
+    }
+}
+
 struct RowType {
     int64_t inputs, bytes;  // of a block
     Decode decode;
@@ -102,6 +110,7 @@ constexpr RowType row_types[] = {
     {1, 4, decode_f32},     {1, 2, decode_f16},     {1, 2, decode_bf16},
     {32, 18, decode_q4_0},  {32, 20, decode_q4_1},  {32, 22, decode_q5_0},  {32, 34, decode_q8_0},
     {256, 144, decode_q4_k}, {256, 176, decode_q5_k}, {256, 210, decode_q6_k},
+    {32, 17, decode_mxfp4},
 };
 
 constexpr int64_t chunk = superblock_inputs;
@@ -116,6 +125,7 @@ void decode_row(const uint8_t* from, int64_t num_inputs, float* out) {
 constexpr void (*decoders[])(const uint8_t*, int64_t, float*) = {
     decode_row<0>, decode_row<1>, decode_row<2>, decode_row<3>, decode_row<4>,
     decode_row<5>, decode_row<6>, decode_row<7>, decode_row<8>, decode_row<9>,
+    decode_row<10>,
 };
 
 // Columns of a chunk become steps of a panel.

@@ -127,9 +127,14 @@ def test_products_of_the_largest_codes_do_not_overflow(
 ) -> None:
     kind = GGMLQuantizationType[type_name]
     random = random_blocks(type_name, 3, 256).reshape(3, -1, GGML_QUANT_SIZES[kind][1])
-    first, last = {"Q4_K": (0, 4), "Q6_K": (208, 210), "Q4_1": (0, 4)}.get(type_name, (0, 2))
+    first, last = {
+        "Q4_K": (0, 4),
+        "Q6_K": (208, 210),
+        "Q4_1": (0, 4),
+        "MXFP4": (0, 1),
+    }.get(type_name, (0, 2))
     blocks = np.full_like(random, fill)
-    blocks[..., first:last] = random[..., first:last]  # float16
+    blocks[..., first:last] = random[..., first:last]  # scales
     stored = torch.from_numpy(dequantize(blocks.reshape(3, -1), kind))
     x = torch.ones(6, 256)
     x[1], x[2, ::2], x[3, 1::2], x[4].view(-1, 4)[:, :2] = -1, -1, -1, -1

@@ -23,7 +23,7 @@ from tests.kernels.cpu.fuzz.random_case import RandomCase, must_refuse
 
 _PACKERS = (pack_float, pack_bfloat16, quantise_int8, quantise_int4)
 _BLOCKS = {"Q8_0": (32, 34), "Q4_0": (32, 18), "Q4_1": (32, 20), "Q4_K": (256, 144)}
-_BLOCKS["Q6_K"] = (256, 210)
+_BLOCKS |= {"Q6_K": (256, 210), "MXFP4": (32, 17)}
 
 
 def random_weight(
@@ -51,7 +51,7 @@ def random_weight(
 def packed_floats(library: NativeLibrary, case: RandomCase) -> None:
     """Rows of any type, some of them in any order, anywhere in a weight."""
     sizes = ((1, 4), (1, 2), (1, 2), (32, 18), (32, 20), (32, 22), (32, 34))
-    sizes += ((256, 144), (256, 176), (256, 210))
+    sizes += ((256, 144), (256, 176), (256, 210), (32, 17))
     row_type = case.below(len(sizes))
     inputs, num_bytes = sizes[row_type]
     num_blocks, num_stored = case.between(1, 1000 // inputs), case.size(100)
@@ -77,7 +77,7 @@ def packed_floats(library: NativeLibrary, case: RandomCase) -> None:
         check(run(*source, panels.data_ptr(), a["outputs"], a["first"], in_pairs))
 
     pack()
-    must_refuse("a row type", lambda: pack(type=case.index(10)))
+    must_refuse("a row type", lambda: pack(type=case.index(len(sizes))))
     must_refuse("rows of other bytes", lambda: pack(bytes=row_bytes + 1))
     must_refuse("no inputs", lambda: pack(inputs=0))
     must_refuse("too many outputs", lambda: pack(first=num_outputs - num_rows + 1))
