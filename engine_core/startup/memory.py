@@ -164,6 +164,10 @@ def choose_num_host_blocks(
 # ------------------------------------------------------------------ the longest request
 
 
+_FEW_SEQUENCES = 4
+"""Sequences whose states a small cache holds, too, as far as that leaves it keys."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class RequestBlocks:
     """Blocks that one request takes of each pool, over all groups."""
@@ -204,7 +208,7 @@ class PoolShares:
     """How pools share memory: each holds the longest request that the first one holds, which has
     the blocks of all tokens if any group keeps them; beyond that they go by what a request of
     `_TYPICAL_TOKENS` takes of each. One of states has checkpoints beside those of running requests,
-    of as many bytes as the first pool has.
+    of as many bytes as the first pool has, and always enough for a few sequences.
 
     Args:
         pool_bytes: of a block of each.
@@ -254,6 +258,7 @@ class PoolShares:
             size = min(self.useful[pool], num_first * share // typical[0])
             if is_sparse:
                 size += num_first * self.pool_bytes[0] // self.pool_bytes[pool]
+                size = max(size, min(_FEW_SEQUENCES * share, num_first // _FEW_SEQUENCES))
             sizes.append(max(size, math.ceil(least[pool] / (1 - self.watermark))))
         return sizes
 
