@@ -29,6 +29,7 @@ class AdapterTarget:
     part: int
     num_inputs: int
     num_outputs: int
+    input_order_E: torch.Tensor | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class AdapterTargets:
     @classmethod
     def of_model(cls, model: Decoder) -> "AdapterTargets":
         by_name = {
-            name: AdapterTarget(index, part, linear.num_inputs, size)
+            name: AdapterTarget(index, part, linear.num_inputs, size, linear.input_order_E)
             for index, linear in enumerate(model.linears)
             for part, (name, size) in enumerate(linear.parts)
         }
@@ -89,6 +90,8 @@ def read_adapter(path: Path, targets: AdapterTargets, *, max_rank: int | None) -
         if target is None:
             raise AdapterError(_unknown(path, name, targets))
         _check_part(path, name, part, target, max_rank)
+        if target.input_order_E is not None:
+            part = LoRAPart(part.a_RE[:, target.input_order_E], part.b_NR)
         parts.setdefault(target.linear, {})[target.part] = part
     rank = max(part.rank for part in found.values())
     return Adapter(fingerprint, rank, parts)

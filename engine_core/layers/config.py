@@ -121,6 +121,8 @@ class DeltaNetConfig:
         num_key_heads: heads of q and k, each of as many heads of values as the others.
         num_heads: heads of values.
         width: tokens that its convolution sees.
+        is_output_tiled: whether `out_proj` reads the first head of values of every key head, then
+            the second ones, as in a GGUF file, whose blocks of columns may have two of them.
     """
 
     num_key_heads: int
@@ -128,6 +130,7 @@ class DeltaNetConfig:
     key_size: int
     value_size: int
     width: int
+    is_output_tiled: bool = False
 
     @property
     def inner_size(self) -> int:

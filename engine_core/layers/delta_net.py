@@ -74,6 +74,14 @@ class GatedDeltaNet:
                 (("out_proj",), [hidden_size], config.inner_size, 4),
             )
         )
+        shared = config.num_heads // config.num_key_heads if config.is_output_tiled else 1
+        if shared > 1:
+            self._output.input_order_E = (
+                torch.arange(config.inner_size)
+                .view(-1, shared, config.value_size)
+                .transpose(0, 1)
+                .flatten()
+            )
         shape = delta_net_shape(config)
         self._convolution = Convolution(
             f"{name}.conv1d", layer, shape, bias=False, silu=True, ops=ops
@@ -94,7 +102,11 @@ class GatedDeltaNet:
             q_scale=config.key_size**-0.5,
         )
         self._norm_params = GatedNormParams(
-            weight_N=self._norm.tensor, size=config.value_size, eps=norm_eps, activation="silu"
+            weight_N=self._norm.tensor,
+            size=config.value_size,
+            eps=norm_eps,
+            activation="silu",
+            transposed=shared,
         )
 
     @property

@@ -56,6 +56,8 @@ class FusedLinear:
         self._rounding: InputRounding | None = None
         self.lora: LoRAStack | None = None
         """The adapters' part that is added to it."""
+        self.input_order_E: torch.Tensor | None = None
+        """Which columns of the checkpoint its inputs are; None: in the checkpoint's order."""
 
     def placements(self) -> Placements:
         """Weight, and bias if there is one, of every part."""

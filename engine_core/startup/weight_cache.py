@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_LIMIT_BYTES = 8 << 30
 _SUFFIX = ".weights"
-_RULES = 1
+_RULES = 2
 """Counts how a model's tensors become layers' weights: goes up when other numbers come out."""
 _ABANDONED_S = 3600.0
 """Since the last change of a file without our suffix: its writer has died."""

@@ -42,7 +42,8 @@ class GatedNorm(ctypes.Structure):
 
     _fields_ = [
         *members(POINTER, "gate", "weight"),
-        *members(INT64, "gate_stride", "size", "weight_size", "sigmoid", "gate_first"),
+        *members(INT64, "gate_stride", "size", "weight_size", "transposed", "sigmoid"),
+        ("gate_first", INT64),
         ("eps", FLOAT),
     ]
 
@@ -93,6 +94,7 @@ def norm_of(params: GatedNormParams) -> GatedNorm:
         weight=_weight(params.weight_N, params.weight_N.numel()),
         size=params.size,
         weight_size=params.weight_N.numel(),
+        transposed=params.transposed,
         sigmoid=params.activation == "sigmoid",
         gate_first=params.gate_first,
         eps=params.eps,
@@ -107,11 +109,11 @@ def takes(cache: RecurrentCache, width: int = 1) -> bool:
 
 def check_gated(width: int, gate_width: int, params: GatedNormParams) -> None:
     """Raises ValueError: widths that do not fit each other."""
-    weight_size = params.weight_N.numel()
-    if width != gate_width or width % weight_size or weight_size % params.size:
+    weight_size, unit = params.weight_N.numel(), params.size * params.transposed
+    if width != gate_width or width % weight_size or weight_size % params.size or width % unit:
         raise ValueError(
             f"rows of {width} and gates of {gate_width} are normed by {params.size}, with a weight "
-            f"of {weight_size}; each must be a multiple of the next, and gates as wide as rows"
+            f"of {weight_size}; each must be a multiple of the next, rows of {unit}, gates as wide"
         )
 
 

@@ -140,6 +140,7 @@ class GatedNormParams:
 
     Attributes:
         weight_N: float32, as wide as the row, or as `size`.
+        transposed: groups of so many are written as the first group of each, then the second ones.
     """
 
     weight_N: torch.Tensor
@@ -147,3 +148,4 @@ class GatedNormParams:
     eps: float
     activation: Literal["silu", "sigmoid"]
     gate_first: bool = False
+    transposed: int = 1

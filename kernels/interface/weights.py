@@ -73,12 +73,6 @@ class QuantisedTensor:
         order = rows_N if self.row_order_N is None else self.row_order_N[rows_N]
         return replace(self, shape=(len(rows_N), self.shape[1]), row_order_N=order)
 
-    def columns_by(self, order_G: torch.Tensor) -> QuantisedTensor:
-        """Equal groups of columns in this order, each a whole number of blocks, of a GGUF type."""
-        blocks_NB = self.arrays["blocks"]
-        blocks_NGB = blocks_NB.view(len(blocks_NB), len(order_G), -1)
-        return replace(self, arrays={"blocks": blocks_NGB[:, order_G].flatten(1)})
-
     def narrow(
         self, dim: int, start: int, stop: int, *, num_zeros: int = 0
     ) -> QuantisedTensor | None:

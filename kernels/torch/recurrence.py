@@ -197,7 +197,8 @@ def gated_norm(x_TN: torch.Tensor, gate_TN: torch.Tensor, params: GatedNormParam
     x_TGS = x_TGS * params.weight_N.float().view(-1, params.size)
     if not params.gate_first:
         x_TGS = x_TGS * gate_TGS
-    return x_TGS.flatten(1).to(x_TN.dtype)
+    x_TGAS = x_TGS.reshape(len(x_TN), -1, params.transposed, params.size)
+    return x_TGAS.transpose(1, 2).flatten(1).to(x_TN.dtype)
 
 
 def gate(

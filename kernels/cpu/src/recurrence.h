@@ -41,7 +41,7 @@ struct RecurrentLayer {
 struct GatedNorm {
     const float* gate;
     const float* weight;
-    int64_t gate_stride, size, weight_size;
+    int64_t gate_stride, size, weight_size, transposed;
     int64_t sigmoid;     // 1: of the gate; 0: silu
     int64_t gate_first;  // 1: before the norm
     float eps;

@@ -369,10 +369,12 @@ EC_INLINE float activated_one(float x, bool sigmoid) {
 static void gated_norm_row(const GatedNorm& call, const float* x, const float* by,
                            int64_t num_columns, float* out) {
     const bool sigmoid = call.sigmoid != 0;
+    const int64_t across = call.transposed, along = num_columns / (call.size * across);
     for (int64_t start = 0; start < num_columns; start += call.size) {
         const float *from = x + start, *gate = by + start;
         const float* weight = call.weight + start % call.weight_size;
-        float* to = out + start;
+        const int64_t group = start / call.size;
+        float* to = out + (group % across * along + group / across) * call.size;
         const float* normed = from;
         if (call.gate_first) {
             int64_t i = 0;

@@ -28,6 +28,7 @@ def gated_norm_kernel(
     gate_stride,
     GROUPS: tl.constexpr,  # N / SIZE
     SIZE: tl.constexpr,
+    TRANSPOSED: tl.constexpr,  # of groups [GROUPS / TRANSPOSED, TRANSPOSED]
     BLOCK_G: tl.constexpr,
     BLOCK_N: tl.constexpr,
     IS_SILU: tl.constexpr,
@@ -58,7 +59,9 @@ def gated_norm_kernel(
     x_GN = x_GN * tl.load(weight_N + weight_at_GN, mask=is_inside_GN, other=0.0)
     if not GATE_FIRST:
         x_GN = x_GN * active_GN
-    out_at_GN = out_TN + (row_G * GROUPS * SIZE)[:, None] + column_GN
+    group_G = group_G % GROUPS
+    group_G = group_G % TRANSPOSED * (GROUPS // TRANSPOSED) + group_G // TRANSPOSED
+    out_at_GN = out_TN + ((row_G * GROUPS + group_G) * SIZE)[:, None] + column_N[None, :]
     tl.store(out_at_GN, x_GN.to(out_TN.dtype.element_ty), mask=is_inside_GN)
 
 
@@ -103,8 +106,8 @@ def gated_norm(x_TN: torch.Tensor, gate_TN: torch.Tensor, params: GatedNormParam
         T, N = x_TN.shape
         widths = (params.size,) if len(params.weight_N) == params.size else (N,)
         check_tensor("weight_N", params.weight_N, widths, torch.float32, x_TN.device)
-        if N % params.size:
-            raise ValueError(f"rows of {N} numbers are not groups of {params.size}")
+        if N % (unit := params.size * params.transposed):
+            raise ValueError(f"rows of {N} numbers are not groups of {unit}")
         constants = norm_constants(N, params)
         return Launch(
             (triton.cdiv(T * constants["GROUPS"], constants["BLOCK_G"]),),
@@ -112,7 +115,7 @@ def gated_norm(x_TN: torch.Tensor, gate_TN: torch.Tensor, params: GatedNormParam
             constants | dependent_launch(x_TN.device) | {"num_warps": num_warps_of(params.size)},
         )
 
-    options = (params.size, params.eps, params.activation, params.gate_first)
+    options = (params.size, params.eps, params.activation, params.gate_first, params.transposed)
     if x_TN.numel():
         _norm_launches((x_TN, gate_TN, params.weight_N, out_TN), options, prepare)
     return out_TN
@@ -127,6 +130,7 @@ def norm_constants(N: int, params: GatedNormParams) -> dict[str, int]:
     return {
         "GROUPS": N // params.size,
         "SIZE": params.size,
+        "TRANSPOSED": params.transposed,
         "BLOCK_G": max(1, BLOCK // padded),
         "BLOCK_N": padded,
         "IS_SILU": params.activation == "silu",

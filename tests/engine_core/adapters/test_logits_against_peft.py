@@ -163,6 +163,21 @@ def test_a_batch_of_several_adapters_and_none_equals_peft(made, ops):
             assert (logits[number] - expected[None][number]).abs().max() > 0.1
 
 
+def test_an_adapter_changes_columns_that_a_file_has_in_another_order(made, ops):
+    """Those of `out_proj` of a GGUF file: the first head of every key head, then the second."""
+    config, weights, folders, expected = made
+    if config.model_type != "qwen3_5_text":
+        return
+    name = "model.layers.0.linear_attn.out_proj.weight"
+    tiled = weights[name].unflatten(1, (2, 3, 7)).transpose(1, 2).flatten(1)
+    fields = config.to_dict() | {"linear_output_tiled": True}
+    tensors = (weights | {name: tiled}).items()
+    model = load_model(fields, tensors, dtype=torch.float32, ops=ops)
+    logits = run(model, ops, folders, ["all", None, "all", None], STEPS)
+    for number, adapter in enumerate(["all", None, "all"]):
+        assert (logits[number] - expected[adapter][number]).abs().max() < 1e-4
+
+
 @pytest.mark.parametrize(
     ("config", "targets"),
     [

@@ -11,6 +11,8 @@ from engine_core.adapters.gguf_file import read_gguf_adapter
 from engine_core.model_files import open_model_files
 from engine_core.models.loading import load_model
 from engine_core.models.registry import read_model_config
+from kernels.cpu.operations import CpuOperations
+from kernels.torch.operations import TorchOperations
 from tests.engine_core.model_files.converted import gguf_keys, gguf_tensors
 from tests.engine_core.models.decoder_cases import (
     assert_close,
@@ -19,6 +21,8 @@ from tests.engine_core.models.decoder_cases import (
     sequences,
 )
 from tests.engine_core.models.qwen_hybrid_cases import A, M, qwen3_5, reference_model
+from tests.kernels.gguf_parts import random_blocks
+from tests.native_kernels import native_library_or_skip
 
 NAMES = (
     "qwen3.5",
@@ -106,26 +110,70 @@ def test_a_file_gives_the_logits_of_transformers(name, paged_logits, ops, write_
     assert_close(paged_logits(model, token_lists), full_logits(reference, token_lists))
 
 
-@pytest.mark.parametrize("size", [64, 16])
-def test_blocks_are_those_of_the_checkpoints_order(size, write_gguf):
-    """Heads of whole blocks move with them; where a block has columns of two, floats do."""
-    config = qwen3_5([M, A], hidden_size=32, linear_value_head_dim=size, linear_key_head_dim=16)
+def quantised_file(config, type_name, write_gguf):
+    """Its matrices in blocks of a type, but for the products that decays are made of."""
     tensors = tensors_of(config, random_model(config).state_dict())
-    kind = gguf.GGMLQuantizationType.Q8_0
+    kind = gguf.GGMLQuantizationType[type_name]
     blocks = {
-        name: (gguf.quants.quantize(values, kind), kind)
+        name: (random_blocks(type_name, *values.shape), kind)
         for name, values in tensors.items()
-        if values.ndim == 2 and values.shape[1] % 32 == 0
+        if values.ndim == 2 and values.shape[1] % 256 == 0 and len(values) > 16
     }
-    files = open_model_files(str(write_gguf(keys_of(config), tensors | blocks)), report=print)
-    plain, kept = dict(files.tensors()), dict(files.tensors(keeps_blocks=True))
-    assert plain.keys() == kept.keys()
-    assert isinstance(kept["model.layers.0.linear_attn.out_proj.weight"], torch.Tensor) == (
-        size == 16
+    return open_model_files(str(write_gguf(keys_of(config), tensors | blocks)), report=print)
+
+
+class RoundedInputs(TorchOperations):
+    """Torch's, with the inputs of products as native ones of blocks see them."""
+
+    def linear(self, x_TE, weight):
+        if weight.num_outputs > 32:
+            groups = x_TE.unflatten(1, (-1, 32))
+            scales = groups.abs().amax(dim=2, keepdim=True).clamp(min=1e-30) / 127
+            x_TE = (torch.round(groups / scales) * scales).flatten(1)
+        return super().linear(x_TE, weight)
+
+
+@pytest.mark.parametrize("ops", ["torch"], indirect=True)
+@pytest.mark.parametrize(("shared", "type_name"), [(2, "Q4_K"), (4, "Q6_K")])
+def test_blocks_with_columns_of_several_heads_run_as_they_are(
+    ops, shared, type_name, write_gguf, paged_logits
+):
+    """Beside a folder of the numbers that they stand for, in the checkpoint's order."""
+    heads, size = 4 * shared, 128 // shared
+    config = qwen3_5(
+        [M, A, M], hidden_size=256, intermediate_size=256, num_attention_heads=4, head_dim=64,
+        num_key_value_heads=2, linear_num_key_heads=4, linear_num_value_heads=heads,
+        linear_value_head_dim=size,
+    )  # fmt: skip
+    files = quantised_file(config, type_name, write_gguf)
+    published = {
+        name: tensor.unflatten(1, (shared, 4, size)).transpose(1, 2).flatten(1)
+        if name.endswith("linear_attn.out_proj.weight")
+        else tensor
+        for name, tensor in files.tensors()
+    }
+    native, token_lists = CpuOperations(native_library_or_skip()), sequences((40, 5))
+
+    def logits(ops, model_config, tensors):
+        model = load_model(model_config, tensors, dtype=torch.float32, ops=ops)
+        return torch.cat(paged_logits(model, token_lists, on=ops))
+
+    ours = logits(native, files.config, files.tensors(keeps_blocks=True))
+    by_format = native.weight_packing(torch.float32).bytes_by_format()
+    assert by_format.keys() == {type_name, "float32"}
+    assert by_format["float32"] == 2 * 32 * 256 * 4  # of decays, in panels of 32
+    folder = config.to_dict() | {"architectures": ["Qwen3_5ForCausalLM"]}
+    exact, rounded = (
+        logits(each, folder, published.items()) for each in (TorchOperations(), RoundedInputs())
     )
-    for name, tensor in kept.items():
-        values = tensor if isinstance(tensor, torch.Tensor) else tensor.dequantise()
-        assert torch.equal(values, plain[name]), name
+    by_rounding = (rounded - exact).norm()
+    assert by_rounding < 0.1 * exact.norm()
+    # where a value lies between two codes, the last bits of what came before decide
+    assert (ours - rounded).norm() < 0.2 * by_rounding
+    best, second = rounded.topk(2).values.unbind(1)
+    is_clear = best - second > 0.05 * rounded.std()
+    assert is_clear.sum() > 30
+    assert torch.equal(ours.argmax(1)[is_clear], rounded.argmax(1)[is_clear])
 
 
 def test_an_adapter_of_heads_in_another_order_is_refused(write_gguf):

@@ -51,7 +51,7 @@ class RecurrentModel:
             for rule in ("delta", "discretised", "plain")
         ]  # fmt: skip
         self.gated_norm = GatedNormParams(
-            weight_N=weight(VALUE), size=VALUE, eps=1e-6, activation="silu"
+            weight_N=weight(VALUE), size=VALUE, eps=1e-6, activation="silu", transposed=2
         )
         rows = [((BLOCK, *part), dtype) for part, dtype in SHAPE.row_parts]
         self.parts = StateShape(*zip(*SHAPE.state_parts, *rows, strict=True))

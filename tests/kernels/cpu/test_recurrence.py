@@ -296,7 +296,7 @@ def test_gates_and_gated_norms_are_those_of_torch(
     x, gate = x[:, :63], gate[:, 3:66]
     params = GatedNormParams(
         weight_N=torch.randn(weight_size), size=21, eps=1e-5, activation=activation,
-        gate_first=gate_first,
+        gate_first=gate_first, transposed=1 if gate_first else 3,
     )  # fmt: skip
 
     def run(ops):

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from engine_core.models.blocks import Block, BlockBuilder
 
 _INTERVAL = 4  # one layer in four attends
+TILED = "linear_output_tiled"
+"""A GGUF file's, see `by_key_head`."""
 
 
 def read(fields: ConfigFields) -> ModelConfig:
@@ -89,6 +91,7 @@ def _delta_net(fields: ConfigFields) -> DeltaNetConfig:
         key_size=fields.positive_int("linear_key_head_dim", 128),
         value_size=fields.positive_int("linear_value_head_dim", 128),
         width=fields.positive_int("linear_conv_kernel_dim", 4),
+        is_output_tiled=fields.flag(TILED, False),
     )
     if config.num_heads % config.num_key_heads:
         raise ModelConfigError(
@@ -179,6 +182,7 @@ def gguf_fields(meta: Metadata, config: Fields) -> Fields:
         "linear_key_head_dim": int(meta.number("ssm.state_size")),
         "linear_value_head_dim": int(meta.number("ssm.inner_size")) // num_heads,
         "linear_conv_kernel_dim": int(meta.number("ssm.conv_kernel")),
+        TILED: True,
     }
 
 
@@ -196,27 +200,21 @@ _OF_HEADS = {
 
 def by_key_head(name: str, tensor: Any, config: Fields) -> Any:
     """A tensor of llama.cpp's file, which has the first head of values of every key head, then the
-    second one, in the order of the checkpoint."""
+    second one, in the order of the checkpoint; but for `out_proj`, whose blocks of columns may have
+    two heads."""
     part = name.partition(".linear_attn.")[2]
     key_heads, heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
-    if key_heads == heads or (part not in _OF_HEADS and part != "out_proj.weight"):
+    if key_heads == heads or part not in _OF_HEADS:
         return tensor
     import torch
 
     from kernels.interface.weights import QuantisedTensor
 
-    is_blocks = isinstance(tensor, QuantisedTensor)
-    size, places_H = config["linear_value_head_dim"], torch.arange(heads)
-    places_H = places_H.view(-1, key_heads).T.flatten()
-    if part == "out_proj.weight":
-        if is_blocks and size % tensor.block_inputs == 0:
-            return tensor.columns_by(places_H)
-        tensor = tensor.dequantise() if is_blocks else tensor
-        return tensor.unflatten(1, (heads, size))[:, places_H].flatten(1)
+    places_H = torch.arange(heads).view(-1, key_heads).T.flatten()
     before = 2 * key_heads * config["linear_key_head_dim"] if _OF_HEADS[part] else 0
     rows_HP = torch.arange(before, tensor.shape[0]).view(heads, -1)[places_H]
     order_N = torch.cat([torch.arange(before), rows_HP.flatten()])
-    return tensor.rows(order_N) if is_blocks else tensor[order_N]
+    return tensor.rows(order_N) if isinstance(tensor, QuantisedTensor) else tensor[order_N]
 
 
 UNUSED = ("mtp.",)

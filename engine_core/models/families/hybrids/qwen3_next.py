@@ -10,14 +10,15 @@ from engine_core.models.decoder_config import read_qwen_experts
 from engine_core.models.expert_tensors import QWEN_EXPERTS
 from engine_core.models.families import gguf
 from engine_core.models.families.family import Family
-from engine_core.models.families.gguf import Gguf
+from engine_core.models.families.gguf import Fields, Gguf, Metadata
+from engine_core.models.families.hybrids import qwen3_5_moe
 from engine_core.models.families.hybrids.qwen3_5 import (
     GGUF_LAYER,
+    TILED,
     UNUSED,
     HybridBlock,
     read_hybrid,
 )
-from engine_core.models.families.hybrids.qwen3_5_moe import gguf_fields
 
 
 def read(fields: ConfigFields) -> ModelConfig:
@@ -43,6 +44,10 @@ def read(fields: ConfigFields) -> ModelConfig:
         for name, parts in (("in_proj_qkvz", qkvz), ("in_proj_ba", b_a))
     )
     return replace(config, interleaved=(*config.interleaved, *by_key_head))
+
+
+def gguf_fields(meta: Metadata, config: Fields) -> Fields:
+    return {**qwen3_5_moe.gguf_fields(meta, config), TILED: False}
 
 
 FAMILIES = (
