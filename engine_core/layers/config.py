@@ -33,18 +33,24 @@ class QueryScale:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SigmoidRouting:
-    """Experts that are chosen by scores, each for itself (arXiv:2412.19437): see `feed_forward`.
+class RouterConfig:
+    """How a router's logits choose and weigh experts: see `ExpertRouting` of the kernels.
 
     Attributes:
-        has_bias: a number of each expert is added to its score where it is chosen.
-        renormalise: a token's scores are divided by their sum + 1e-6.
-        scale: on them.
+        has_bias: `e_score_correction_bias`, a number of each expert, is added to its score where
+            it is chosen.
+        epsilon: added to the sum of a token's weights that they are divided by.
+        in_float32: logits are float32 whatever the model's dtype, if its weights are kept as
+            floats: packed ones give those of its dtype.
     """
 
-    has_bias: bool
-    renormalise: bool
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    has_bias: bool = False
+    num_groups: int = 1
+    top_groups: int = 1
+    epsilon: float = 0.0
     scale: float = 1.0
+    in_float32: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,11 +63,12 @@ class ExpertConfig:
         renormalise: the weights of a token's experts are made to sum to one.
         round_weights: they are rounded to the model's dtype before they are used.
         block: the part of a layer that holds router and experts.
-        projections: names of an expert's gate, up and down.
-        shared_size: features of the expert that every token goes through, too, scaled by a gate of
-            its own; None: there is none.
-        gates_shared: whether that gate is there.
-        sigmoid: None: by softmax; else what is renormalised, and how, is said there.
+        projections: names of an expert's gate, up and down; without gate, up and down: then
+            the activation is relu2.
+        shared_size: features of the expert that every token goes through, too; None: there is
+            none.
+        shared_name: of that, within the layer.
+        gates_shared: whether it is scaled by a gate of its own.
         here: those whose weights are here; None: all.
     """
 
@@ -71,10 +78,11 @@ class ExpertConfig:
     renormalise: bool
     round_weights: bool
     block: str
-    projections: tuple[str, str, str]
+    projections: tuple[str, ...]
+    router: RouterConfig = RouterConfig()
     shared_size: int | None = None
+    shared_name: str = "mlp.shared_expert"
     gates_shared: bool = True
-    sigmoid: SigmoidRouting | None = None
     here: range | None = None
 
 

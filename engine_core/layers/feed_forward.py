@@ -1,8 +1,8 @@
 """Feed-forward layers: one gated block for every token, or a few of many such experts.
 
 dense    down(activation(gate(x)) * up(x)), or down(activation(up(x)))
-sparse   sum over the top_k experts x of weight[x] * down[x](silu(gate[x](h)) * up[x](h))
-         weights are softmaxes, or sigmoids of which those that are largest with a bias are taken
+sparse   sum over the top_k experts x of weight[x] * down[x](silu(gate[x](h)) * up[x](h)), or of
+         weight[x] * down[x](relu(up[x](h))^2)
 shared   sparse + sigmoid(gate(h)) * dense, or sparse + dense
 """
 
@@ -11,7 +11,7 @@ from functools import partial
 
 import torch
 
-from engine_core.layers.config import Activation, ExpertConfig, SigmoidRouting
+from engine_core.layers.config import Activation, ExpertConfig
 from engine_core.layers.linear import FusedLinear
 from engine_core.layers.parameters import (
     CopyWeight,
@@ -29,7 +29,7 @@ from kernels.interface.operations import (
     Operations,
     RoundedRows,
 )
-from kernels.interface.weights import ExpertWeights, WeightPart
+from kernels.interface.weights import ExpertActivation, ExpertWeights, WeightPart
 
 
 class DenseFeedForward:
@@ -84,35 +84,6 @@ class DenseFeedForward:
         return self._down(self._ops.gelu_tanh_and_mul(gate_up_TF2))
 
 
-class SigmoidRouter:
-    """The experts of each token by `SigmoidRouting`, as logits whose softmax gives their weights.
-    `name`: checkpoint prefix of the experts' block."""
-
-    def __init__(
-        self, name: str, routing: SigmoidRouting, experts: ExpertConfig, device: torch.device
-    ) -> None:
-        self._routing, self._top_k = routing, experts.top_k
-        self._bias = Parameter(
-            f"{name}.expert_bias", (experts.num_experts,), torch.float32, device=device
-        )
-        if not routing.has_bias:
-            self._bias.tensor.zero_()
-
-    def placements(self) -> Placements:
-        return self._bias.placements() if self._routing.has_bias else {}
-
-    def choose(self, logits_TX: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(logits, -inf of experts that are not a token's, what its output is multiplied by)."""
-        scores_TX = logits_TX.float().sigmoid()
-        ids_TA = (scores_TX + self._bias.tensor).topk(self._top_k, dim=1).indices
-        logs_TA = torch.nn.functional.logsigmoid(logits_TX.float()).gather(1, ids_TA)
-        chosen_TX = torch.full_like(scores_TX, -torch.inf).scatter_(1, ids_TA, logs_TA)
-        total_T1 = scores_TX.gather(1, ids_TA).sum(1, keepdim=True)
-        if self._routing.renormalise:
-            total_T1 /= total_T1 + 1e-6
-        return chosen_TX.to(logits_TX.dtype), total_T1 * self._routing.scale
-
-
 class SparseFeedForward:
     """Router and experts; gate and up are one product, and all experts one call.
 
@@ -138,52 +109,63 @@ class SparseFeedForward:
         self._projections = experts.projections
         num_experts, features = experts.num_experts, experts.intermediate_size
         self._here = range(num_experts) if experts.here is None else experts.here
-        self._gate_up_shape = (len(self._here), 2 * features, hidden_size)
+        halves = len(self._projections) - 1
+        self._gate_up_shape = (len(self._here), halves * features, hidden_size)
         self._down_shape = (len(self._here), hidden_size, features)
+        self._activation: ExpertActivation = "silu" if halves == 2 else "relu2"
+        router, self._bias = experts.router, None
+        if router.has_bias:
+            name, shape = f"{self._name}.gate.e_score_correction_bias", (num_experts,)
+            self._bias = Parameter(name, shape, torch.float32, device=ops.device)
         self._routing = ExpertRouting(
             top_k=experts.top_k,
-            renormalise=experts.renormalise or experts.sigmoid is not None,
+            renormalise=experts.renormalise,
+            scores=router.scores,
+            bias_X=None if self._bias is None else self._bias.tensor,
+            num_groups=router.num_groups,
+            top_groups=router.top_groups,
+            epsilon=router.epsilon,
+            scale=router.scale,
             weights_dtype=dtype if experts.round_weights else torch.float32,
             first_expert=self._here.start,
         )
         self._dtype = dtype
         self._ops = ops
+        self._packing = ops.weight_packing(dtype)
+        is_wide = dtype is torch.float32 or self._packing is not None
+        self._widens = router.in_float32 and not is_wide
         self._router = FusedLinear(
             [(f"{self._name}.gate", num_experts)],
             hidden_size,
             bias=False,
-            dtype=dtype,
+            dtype=torch.float32 if self._widens else dtype,
             ops=ops,
             least_bits=32,  # a router that errs sends tokens through other experts
         )
-        self._sigmoid = (
-            SigmoidRouter(self._name, experts.sigmoid, experts, ops.device)
-            if experts.sigmoid is not None
-            else None
-        )
-        self._packing = ops.weight_packing(dtype)
         self._kept: dict[tuple[int, int, int], WeightPart] = {}  # until all are there
-        self._num_missing = 3 * len(self._here)
+        self._num_missing = len(self._projections) * len(self._here)
         self._fused: tuple[torch.Tensor, torch.Tensor] | None = None
         self._experts: ExpertWeights | None = None
 
     @property
     def linears(self) -> list[FusedLinear]:
-        """Products that adapters may add to: the experts are none of them."""
-        return [self._router]
+        """Products that adapters may add to: the experts are none of them, nor is a router of
+        another dtype."""
+        return [] if self._widens else [self._router]
 
     def placements(self) -> Placements:
         _, hidden_size, features = self._down_shape
-        gate, up, down = self._projections
+        *first, down = self._projections
         placements = self._router.placements()
-        if self._sigmoid is not None:
-            placements |= self._sigmoid.placements()
+        if self._bias is not None:
+            placements |= self._bias.placements()
+        parts = [
+            (name, (features, hidden_size), 0, slice(half * features, (half + 1) * features))
+            for half, name in enumerate(first)
+        ]
+        parts.append((down, (hidden_size, features), 1, slice(0, None)))
         for place, expert in enumerate(self._here):
-            for name, shape, part, rows in (
-                (gate, (features, hidden_size), 0, slice(0, features)),
-                (up, (features, hidden_size), 0, slice(features, None)),
-                (down, (hidden_size, features), 1, slice(0, None)),
-            ):
+            for name, shape, part, rows in parts:
                 placements[f"{self._name}.experts.{expert}.{name}.weight"] = (
                     Placement(shape, partial(self._store, part, place, rows))
                     if self._packing is None
@@ -195,14 +177,10 @@ class SparseFeedForward:
         """[T, E] -> [T, E]."""
         assert not isinstance(x_TE, RoundedRows), "its router reads it as it is"
         assert self._experts is not None, f"experts of {self._name} were not loaded"
-        logits_TX, scale_T1 = self._router(x_TE), None
-        if self._sigmoid is not None:
-            logits_TX, scale_T1 = self._sigmoid.choose(logits_TX)
+        logits_TX = self._router(x_TE.float() if self._widens else x_TE)
         out_TE = self._ops.mixture_of_experts(
             x_TE, logits_TX, self._experts, self._routing, context.metadata[-1].slot_mapping_T
         )
-        if scale_T1 is not None:
-            out_TE = (out_TE * scale_T1).to(x_TE.dtype)
         return out_TE if self._all_reduce is None else self._ops.reduce(out_TE, self._all_reduce)
 
     def _keep(self, key: tuple[int, int, int], weight: WeightPart) -> None:
@@ -210,11 +188,11 @@ class SparseFeedForward:
         self._num_missing -= 1
         if not self._num_missing:
             assert self._packing is not None
-            sides = [
+            gate_up, down = (
                 [self._kept[key] for key in sorted(self._kept) if key[0] == part] for part in (0, 1)
-            ]
+            )
             self._kept.clear()
-            self._experts = self._packing.pack_experts(self._name, *sides)
+            self._experts = self._packing.pack_experts(self._name, gate_up, down, self._activation)
 
     def _store(
         self, part: int, place: int, rows: slice, tensor: torch.Tensor, copy: CopyWeight
@@ -224,7 +202,7 @@ class SparseFeedForward:
         copy(self._fused[part][place, rows], tensor)
         self._num_missing -= 1
         if not self._num_missing:
-            self._experts = self._ops.prepare_experts(*self._fused)
+            self._experts = self._ops.prepare_experts(*self._fused, self._activation)
             self._fused = None
 
     def _new(self, shape: tuple[int, ...]) -> torch.Tensor:

@@ -355,10 +355,10 @@ class BlockBuilder:
         )
         if experts.shared_size is None:
             return routed
+        name = f"model.layers.{layer}.{experts.shared_name}"
+        shared = self._dense(name, experts.shared_size)
         if not experts.gates_shared:
-            shared = self._dense(f"model.layers.{layer}.mlp", experts.shared_size)
             return SharedFeedForward(routed, shared, None)
-        name = f"model.layers.{layer}.{experts.block}.shared_expert"
         gate = FusedLinear(
             [(f"{name}_gate", 1)],
             self.config.spec.hidden_size,
@@ -367,7 +367,7 @@ class BlockBuilder:
             ops=self.ops,
             least_bits=32,
         )
-        return SharedFeedForward(routed, self._dense(name, experts.shared_size), gate)
+        return SharedFeedForward(routed, shared, gate)
 
     def _dense(self, name: str, size: int, halves: Sequence[str] = ()) -> DenseFeedForward:
         return DenseFeedForward(

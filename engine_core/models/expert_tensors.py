@@ -25,11 +25,11 @@ class ExpertNaming:
 
     Attributes:
         block: the part of a layer that holds router and experts.
-        projections: an expert's gate, up and down.
+        projections: an expert's gate, up and down; without a gate, up and down.
     """
 
     block: str
-    projections: tuple[str, str, str]
+    projections: tuple[str, ...]
 
     def published(self, name: str, tensor: WeightPart) -> Iterator[tuple[str, WeightPart]]:
         """A tensor of a checkpoint as the tensors that it would be published as.
@@ -53,15 +53,11 @@ class ExpertNaming:
         if part == "router":
             yield f"{block}.gate.weight", tensor
             return
-        gate, up, down = self.projections
+        *first, down = self.projections
+        names = [down] if part == "down" else first
         for expert, weight in enumerate(tensor):
-            prefix = f"{block}.experts.{expert}"
-            if part == "down":
-                yield f"{prefix}.{down}.weight", weight
-                continue
-            features = weight.shape[0] // 2
-            yield f"{prefix}.{gate}.weight", weight[:features]
-            yield f"{prefix}.{up}.weight", weight[features:]
+            for name, piece in zip(names, weight.chunk(len(names)), strict=True):
+                yield f"{block}.experts.{expert}.{name}.weight", piece
 
 
 _DIMENSIONS = {"router": 2, "shared": 2, "gate_up": 3, "down": 3}

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.cpu.library import INT64, POINTER, NativeLibrary, check, check_tensor, members
+from kernels.cpu.library import FLOAT, INT64, POINTER, NativeLibrary, check, check_tensor, members
 from kernels.cpu.weights import LinearArguments, PackedLinear
 from kernels.interface.operations import ExpertRouting
+from kernels.interface.weights import ExpertActivation, check_experts
 
 
 class ExpertLayer(ctypes.Structure):
@@ -16,11 +17,18 @@ class ExpertLayer(ctypes.Structure):
     _fields_ = [
         *members(POINTER, "gate_up", "down", "logits"),
         *members(INT64, "num_experts", "num_here", "first_expert", "top_k", "renormalise"),
+        *members(POINTER, "bias"),
+        *members(INT64, "by_sigmoid", "num_groups", "top_groups", "best_of_group", "activation"),
+        *members(FLOAT, "epsilon", "scale"),
     ]
 
 
+_ACTIVATIONS: tuple[ExpertActivation, ...] = ("silu", "relu2")
+"""Activations by their numbers in `ExpertLayer`."""
+
+
 class NativeExpertWeights:
-    """The experts of one layer: of each a weight [2F, E] and one [E, F].
+    """The experts of one layer: of each a weight [2F, E] (without a gate [F, E]) and one [E, F].
     Raises ValueError: shapes that do not fit each other."""
 
     def __init__(
@@ -28,14 +36,12 @@ class NativeExpertWeights:
         library: NativeLibrary,
         gate_up: Sequence[PackedLinear],
         down: Sequence[PackedLinear],
+        activation: ExpertActivation = "silu",
     ) -> None:
         shapes = [(len(side), side[0].num_outputs, side[0].num_inputs) for side in (gate_up, down)]
-        num_experts, width, features = shapes[1]
-        if shapes[0] != (num_experts, 2 * features, width):
-            raise ValueError(
-                f"gate_up weights are {shapes[0]} and down weights {shapes[1]}; give [X, 2F, E] "
-                "and [X, E, F]"
-            )
+        check_experts(shapes[0], shapes[1], activation)
+        num_experts, width, _ = shapes[1]
+        self._activation = _ACTIVATIONS.index(activation)
         self._run = library.function("ec_experts", *[POINTER] * 2, *[INT64] * 2, POINTER)
         self._weights = gate_up, down
         self._arrays = [
@@ -48,7 +54,12 @@ class NativeExpertWeights:
     def layer(self, num_experts: int, routing: ExpertRouting) -> ExpertLayer:
         """What the library is given; the logits' address is still to be set. Points into this
         object. `num_experts`: those that are routed to, here or elsewhere.
-        Raises ValueError: weights that are rounded to anything but float32."""
+        Raises ValueError: weights that are rounded to anything but float32, or a routing that does
+        not suit so many experts."""
+        routing.check(num_experts)
+        bias = routing.bias_X
+        if bias is not None:
+            check_tensor("bias", bias, (num_experts,))
         if routing.weights_dtype is not torch.float32:
             raise ValueError(
                 f"experts' weights are rounded to {routing.weights_dtype}, float32 experts take "
@@ -63,6 +74,14 @@ class NativeExpertWeights:
             first_expert=routing.first_expert,
             top_k=routing.top_k,
             renormalise=routing.renormalise,
+            bias=None if bias is None else bias.data_ptr(),
+            by_sigmoid=routing.scores == "sigmoid",
+            num_groups=routing.num_groups,
+            top_groups=routing.top_groups,
+            best_of_group=routing.best_of_group,
+            activation=self._activation,
+            epsilon=routing.epsilon,
+            scale=routing.scale,
         )
 
     def __call__(

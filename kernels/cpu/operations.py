@@ -46,7 +46,12 @@ from kernels.interface.operations import (
     PassResult,
     RotaryParams,
 )
-from kernels.interface.weights import ExpertWeights, LinearWeight, WeightPacking
+from kernels.interface.weights import (
+    ExpertActivation,
+    ExpertWeights,
+    LinearWeight,
+    WeightPacking,
+)
 from kernels.torch.operations import TorchOperations
 
 _FLOAT32 = torch.float32
@@ -128,12 +133,17 @@ class CpuOperations(NativeElementwise, NativeRecurrence, NativeSampling, TorchOp
             return super().linear(x_TE, weight)
         return self._linear(x_TE, weight)
 
-    def prepare_experts(self, gate_up_XFE: torch.Tensor, down_XEF: torch.Tensor) -> ExpertWeights:
+    def prepare_experts(
+        self,
+        gate_up_XFE: torch.Tensor,
+        down_XEF: torch.Tensor,
+        activation: ExpertActivation = "silu",
+    ) -> ExpertWeights:
         if gate_up_XFE.dtype is not _FLOAT32:
-            return super().prepare_experts(gate_up_XFE, down_XEF)
+            return super().prepare_experts(gate_up_XFE, down_XEF, activation)
         pack = self._packing.pack_alone
-        sides = ([pack(each) for each in stack] for stack in (gate_up_XFE, down_XEF))
-        return NativeExpertWeights(self._library, *sides)
+        gate_up, down = ([pack(each) for each in stack] for stack in (gate_up_XFE, down_XEF))
+        return NativeExpertWeights(self._library, gate_up, down, activation)
 
     def mixture_of_experts(
         self,

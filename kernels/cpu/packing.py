@@ -30,7 +30,13 @@ from kernels.cpu.weights import (
     quantise_int4,
     quantise_int8,
 )
-from kernels.interface.weights import LinearWeight, PackedFileError, QuantisedTensor, WeightPart
+from kernels.interface.weights import (
+    ExpertActivation,
+    LinearWeight,
+    PackedFileError,
+    QuantisedTensor,
+    WeightPart,
+)
 
 _MAGIC = b"ec-packed-lin-03"  # the layouts of src/linear.h are part of the version
 _START = struct.Struct("<16sQQI28x")
@@ -256,7 +262,11 @@ class NativePacking:
         return _PACKERS[self._floats](self._library, weight_NE, bias_N)
 
     def pack_experts(
-        self, name: str, gate_up: Sequence[WeightPart], down: Sequence[WeightPart]
+        self,
+        name: str,
+        gate_up: Sequence[WeightPart],
+        down: Sequence[WeightPart],
+        activation: ExpertActivation = "silu",
     ) -> NativeExpertWeights:
         sides: list[list[PackedLinear]] = []
         for side, parts in (("gate_up", gate_up), ("down", down)):
@@ -270,7 +280,7 @@ class NativePacking:
                     for expert, piece in enumerate(pieces)
                 ]
             )
-        return NativeExpertWeights(self._library, *sides)
+        return NativeExpertWeights(self._library, sides[0], sides[1], activation)
 
     def open(self, file: Path) -> None:
         self._found = map_packed(self._library, file, key=file.stem)

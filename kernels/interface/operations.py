@@ -34,12 +34,20 @@ from kernels.interface.recurrence import (
     RecurrenceParams,
     RecurrentCache,
 )
-from kernels.interface.weights import ExpertWeights, LinearWeight, WeightPacking
+from kernels.interface.weights import (
+    ExpertActivation,
+    ExpertWeights,
+    LinearWeight,
+    WeightPacking,
+)
 
 LEAST_LENGTH = 1e-12
 """Of a vector that is divided by its length; PyTorch's `normalize`."""
 Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2"]
 """GELU is of the normal distribution, or its approximation by tanh; relu2 is the square of ReLU."""
+
+RouterScores = Literal["softmax", "sigmoid"]
+"""What a router's logits become: softmax over all experts, or the sigmoid of each."""
 
 AllReduce = Callable[[torch.Tensor], torch.Tensor]
 """In place, the sum over the ranks that share a layer -> its argument."""
@@ -204,19 +212,51 @@ class AttentionParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertRouting:
-    """How `Operations.mixture_of_experts` weighs the experts of a token.
+    """How `Operations.mixture_of_experts` chooses and weighs the experts of a token.
 
     Attributes:
         top_k: experts a token, in [1, X].
-        renormalise: a token's weights are divided by their sum.
+        renormalise: a token's weights are divided by their sum plus `epsilon`.
+        scores: of a token's logits: softmax, or the sigmoid of each.
+        bias_X: float32, added to scores where experts are chosen, not where they are weighed
+            (arXiv:2408.15664).
+        num_groups: of as many experts that follow one another; a token's are of `top_groups`.
+        top_groups: those with the largest sum of their two best, of softmaxes with the largest one
+            (arXiv:2412.19437, 2405.04434).
+        scale: on weights, last.
         weights_dtype: what they are rounded to: float32 (Mixtral), the model's (Qwen3-MoE).
         first_expert: of those whose weights are here; the others add nothing. On a CPU alone.
     """
 
     top_k: int
     renormalise: bool
+    scores: RouterScores = "softmax"
+    bias_X: torch.Tensor | None = None
+    num_groups: int = 1
+    top_groups: int = 1
+    epsilon: float = 0.0
+    scale: float = 1.0
     weights_dtype: torch.dtype = torch.float32
     first_expert: int = 0
+
+    @property
+    def best_of_group(self) -> int:
+        """How many scores of a group, the largest ones, rank it."""
+        return 2 if self.scores == "sigmoid" else 1
+
+    def check(self, num_experts: int) -> None:
+        """Raises ValueError: experts of that number cannot be routed to so."""
+        size, rest = divmod(num_experts, self.num_groups)
+        if rest or not 1 <= self.top_groups <= self.num_groups:
+            raise ValueError(
+                f"{self.top_groups} of {self.num_groups} groups of {num_experts} experts; groups "
+                "must be of one size, and at most all of them are taken"
+            )
+        if not 1 <= self.top_k <= self.top_groups * size:
+            raise ValueError(
+                f"top_k is {self.top_k}; it must lie in [1, {self.top_groups * size}], the experts "
+                "that a token may go to"
+            )
 
 
 class RoundedRows(NamedTuple):
@@ -308,12 +348,17 @@ class Operations(Protocol):
         Rows are those of the `begin_step` that the stack's `LoRARows` had last. A row's bits do not
         depend on the other rows where those of `linear` do not."""
 
-    def prepare_experts(self, gate_up_XFE: torch.Tensor, down_XEF: torch.Tensor) -> ExpertWeights:
+    def prepare_experts(
+        self,
+        gate_up_XFE: torch.Tensor,
+        down_XEF: torch.Tensor,
+        activation: ExpertActivation = "silu",
+    ) -> ExpertWeights:
         """The experts of one layer for `mixture_of_experts`, as `prepare_linear`.
         Raises ValueError: shapes that do not fit each other.
 
         Args:
-            gate_up_XFE: [X, 2F, E], F outputs of gate, then F of up.
+            gate_up_XFE: [X, 2F, E], F outputs of gate, then F of up; without a gate [X, F, E].
             down_XEF: [X, E, F].
         """
 
@@ -327,14 +372,16 @@ class Operations(Protocol):
     ) -> torch.Tensor:
         """Each token through its `top_k` likeliest experts (arXiv:1701.06538) -> [T, E].
 
-            p = softmax(router_logits[t]) in float32;  ids = its top_k largest, falling, the lower
-            id first in a tie;  w = p[ids], divided by their sum if `renormalise`
+            p = softmax(router_logits[t]) in float32, or sigmoids;  c = p + bias, of the best groups
+            ids = the top_k largest c, falling, the lower id first in a tie
+            w = p[ids], divided by their sum + epsilon if `renormalise`, times scale
             out[t] = sum over ranks a, in order, of w[a] * down[i] (silu(g) * u),
             g = gate[i] x[t],  u = up[i] x[t],  i = ids[a]
 
-        Rounded to the dtype of x are `silu(g) * u` (a backend may round g, u and silu(g) too), each
-        expert's output, and the sum, which runs in float32. transformers rounds so too, but for
-        the terms of Qwen3-MoE's sum. An expert without tokens costs nothing but its memory.
+        Without a gate relu(u)^2 is in the place of `silu(g) * u`. Rounded to the dtype of x are
+        that (a backend may round g, u and silu(g) too), each expert's output, and the sum, which
+        runs in float32. transformers rounds so too, but for the terms of Qwen3-MoE's sum. An expert
+        without tokens costs nothing but its memory.
 
         Args:
             x_TE: float32, float16 or bfloat16, as the experts' weights.

@@ -7,9 +7,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
+
+ExpertActivation = Literal["silu", "relu2"]
+"""What an expert does between its products: silu(gate) * up, or relu(up)^2 without a gate."""
 
 
 class LinearWeight(Protocol):
@@ -28,6 +31,21 @@ class ExpertWeights(Protocol):
 
     @property
     def num_experts(self) -> int: ...
+
+
+def check_experts(
+    gate_up: Sequence[int], down: Sequence[int], activation: ExpertActivation
+) -> None:
+    """Raises ValueError: experts of these shapes, [X, 2F, E] (without a gate [X, F, E]) and
+    [X, E, F], do not fit each other."""
+    num_experts, width, features = down
+    halves = 1 if activation == "relu2" else 2
+    if tuple(gate_up) != (num_experts, halves * features, width):
+        first = "[X, F, E]" if halves == 1 else "[X, 2F, E]"
+        raise ValueError(
+            f"gate_up weights are {tuple(gate_up)} and down weights {tuple(down)}; give {first} "
+            "and [X, E, F]"
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -147,13 +165,17 @@ class WeightPacking(Protocol):
         """
 
     def pack_experts(
-        self, name: str, gate_up: Sequence[WeightPart], down: Sequence[WeightPart]
+        self,
+        name: str,
+        gate_up: Sequence[WeightPart],
+        down: Sequence[WeightPart],
+        activation: ExpertActivation = "silu",
     ) -> ExpertWeights:
         """The experts of one layer for `Operations.mixture_of_experts`, as `pack`. If parts of a
         side (a backend may ask it of both) differ in their format, all of them count as floating.
 
         Args:
-            gate_up: gate and up, each [F, E], of each expert in turn.
+            gate_up: gate and up, each [F, E], of each expert in turn; up alone without a gate.
             down: [E, F] of each expert.
         """
 

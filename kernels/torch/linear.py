@@ -9,8 +9,13 @@ import torch
 import torch.nn.functional as F
 
 from kernels.interface.operations import ExpertRouting
-from kernels.interface.weights import ExpertWeights, LinearWeight
-from kernels.torch.elementwise import silu_and_mul
+from kernels.interface.weights import (
+    ExpertActivation,
+    ExpertWeights,
+    LinearWeight,
+    check_experts,
+)
+from kernels.torch.elementwise import activate, silu_and_mul
 
 # oneDNN chooses a layout for a number of rows; this one was the best, or equal to it, from 1 to 512
 _ROWS_PACKED_FOR = 64
@@ -58,37 +63,50 @@ class TorchExpertWeights:
 
     gate_up: tuple[TorchLinearWeight, ...]
     down: tuple[TorchLinearWeight, ...]
+    activation: ExpertActivation
 
     @property
     def num_experts(self) -> int:
         return len(self.down)
 
 
-def prepare_experts(gate_up_XFE: torch.Tensor, down_XEF: torch.Tensor) -> ExpertWeights:
+def prepare_experts(
+    gate_up_XFE: torch.Tensor, down_XEF: torch.Tensor, activation: ExpertActivation = "silu"
+) -> ExpertWeights:
     """See `Operations.prepare_experts`. A layer that is repacked is in memory twice meanwhile."""
-    num_experts, width, features = down_XEF.shape
-    if tuple(gate_up_XFE.shape) != (num_experts, 2 * features, width):
-        raise ValueError(
-            f"gate_up weights are {tuple(gate_up_XFE.shape)} and down weights "
-            f"{tuple(down_XEF.shape)}; give [X, 2F, E] and [X, E, F]"
-        )
+    check_experts(gate_up_XFE.shape, down_XEF.shape, activation)
     return TorchExpertWeights(
         gate_up=tuple(prepare_linear(weight, None) for weight in gate_up_XFE),
         down=tuple(prepare_linear(weight, None) for weight in down_XEF),
+        activation=activation,
     )
 
 
 def choose_experts(
-    router_logits_TX: torch.Tensor, top_k: int, renormalise: bool
+    router_logits_TX: torch.Tensor, routing: ExpertRouting
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `top_k` likeliest experts of each token, falling; the lower id first in a tie.
-    Returns (int64 ids_TA, float32 weights_TA)."""
-    probabilities_TX = torch.softmax(router_logits_TX, dim=-1, dtype=torch.float32)
-    falling_TX, ids_TX = probabilities_TX.sort(dim=-1, descending=True, stable=True)
-    weights_TA = falling_TX[:, :top_k]
-    if renormalise:
-        weights_TA = weights_TA / weights_TA.sum(dim=-1, keepdim=True)
-    return ids_TX[:, :top_k], weights_TA
+    """The experts of each token and their weights: see `Operations.mixture_of_experts`.
+    Returns (int64 ids_TA, float32 weights_TA), weights not yet rounded."""
+    num_experts = router_logits_TX.shape[1]
+    routing.check(num_experts)
+    logits_TX = router_logits_TX.float()
+    scores_TX = logits_TX.sigmoid() if routing.scores == "sigmoid" else logits_TX.softmax(dim=-1)
+    choice_TX = scores_TX if routing.bias_X is None else scores_TX + routing.bias_X
+    if routing.num_groups > 1:
+        size = num_experts // routing.num_groups
+        choice_TGS = choice_TX.view(len(choice_TX), routing.num_groups, size)
+        best = min(routing.best_of_group, size)
+        ranks_TG = choice_TGS.topk(best).values.sum(dim=-1)
+        groups_TG = ranks_TG.sort(dim=1, descending=True, stable=True).indices
+        left_out_TG = groups_TG[:, routing.top_groups :]
+        choice_TX = choice_TGS.scatter(
+            1, left_out_TG[..., None].expand(-1, -1, size), -torch.inf
+        ).flatten(1)
+    ids_TA = choice_TX.sort(dim=-1, descending=True, stable=True).indices[:, : routing.top_k]
+    weights_TA = scores_TX.gather(1, ids_TA)
+    if routing.renormalise:
+        weights_TA = weights_TA / (weights_TA.sum(dim=-1, keepdim=True) + routing.epsilon)
+    return ids_TA, weights_TA * routing.scale
 
 
 def mixture_of_experts(
@@ -110,7 +128,7 @@ def mixture_of_experts(
     assert isinstance(experts, TorchExpertWeights), "prepared by another backend"
     num_tokens, width = x_TE.shape
     top_k = routing.top_k
-    ids_TA, weights_TA = choose_experts(router_logits_TX, top_k, routing.renormalise)
+    ids_TA, weights_TA = choose_experts(router_logits_TX, routing)
     weights_TA = weights_TA.to(routing.weights_dtype).float()
     ids_P = ids_TA.flatten()
     order_P = ids_P.argsort(stable=True)
@@ -124,7 +142,9 @@ def mixture_of_experts(
         if not count:
             continue
         start, stop = stop, stop + count
-        hidden = silu_and_mul(linear(x_TE[token_P[start:stop]], experts.gate_up[expert]))
+        both = linear(x_TE[token_P[start:stop]], experts.gate_up[expert])
+        is_gated = experts.activation == "silu"
+        hidden = silu_and_mul(both) if is_gated else activate(both, "relu2")
         y_PE[order_P[start:stop]] = linear(hidden, experts.down[expert])
     y_TAE = y_PE.view(num_tokens, top_k, width)
     # one rank after the other: a token's sum must not depend on which of its experts come first

@@ -135,7 +135,7 @@ def time_experts(num_tokens: int, shape: moe.Shape, *, device: str = "cuda") -> 
     _, top_k, width, features = shape
     experts = TritonExpertWeights(w_gate_up, w_down)
     routing = ExpertRouting(top_k=top_k, renormalise=True)
-    ids_TA, _ = route(logits_TX, top_k, renormalise=True)
+    ids_TA, _ = route(logits_TX, routing)
     num_used = int((torch.bincount(ids_TA.reshape(-1)) > 0).sum())
     return Work(
         call=lambda: mixture_of_experts(x_TE, logits_TX, experts, routing),

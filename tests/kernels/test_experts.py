@@ -1,9 +1,22 @@
 """Mixture of experts of the torch backend against transformers' blocks and a plain loop."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import MixtralConfig, Qwen3MoeConfig
+from transformers import (
+    DeepseekV2Config,
+    DeepseekV3Config,
+    Ernie4_5_MoeConfig,
+    Lfm2MoeConfig,
+    MixtralConfig,
+    Qwen3MoeConfig,
+)
+from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2TopkRouter
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
+from transformers.models.ernie4_5_moe.modeling_ernie4_5_moe import Ernie4_5_MoeTopKRouter
+from transformers.models.lfm2_moe.modeling_lfm2_moe import Lfm2MoeTopKRouter
 from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
@@ -33,15 +46,105 @@ def run(x, logits, gate_up, down, **options):
 
 def plain(x, logits, gate_up, down, *, top_k, renormalise):
     """A token and an expert at a time, in float64."""
+    weights, ids = torch.softmax(logits.double(), dim=-1).topk(top_k)
+    weights = weights / weights.sum(-1, keepdim=True) if renormalise else weights
+    return products(x, gate_up, down, ids, weights)
+
+
+def products(x, gate_up, down, ids, weights):
+    """Those of the chosen experts; without a gate where the first product is no wider."""
     x, gate_up, down = x.double(), gate_up.double(), down.double()
     out = torch.zeros_like(x)
-    for token, row in enumerate(torch.softmax(logits.double(), dim=-1)):
-        weights, ids = row.topk(top_k)
-        weights = weights / weights.sum() if renormalise else weights
-        for weight, expert in zip(weights, ids, strict=True):
-            gate, up = (gate_up[expert] @ x[token]).chunk(2)
-            out[token] += weight * (down[expert] @ (F.silu(gate) * up))
+    for token, expert in [(token, each) for token, row in enumerate(ids) for each in row]:
+        hidden = gate_up[expert] @ x[token]
+        if gate_up.shape[1] == down.shape[2]:
+            hidden = hidden.relu() ** 2
+        else:
+            gate, up = hidden.chunk(2)
+            hidden = F.silu(gate) * up
+        out[token] += weights[token][ids[token] == expert] * (down[expert] @ hidden)
     return out
+
+
+ROUTERS = {
+    "V3's": {"scores": "sigmoid", "num_groups": 4, "top_groups": 2, "epsilon": 1e-20, "scale": 2.5},
+    "V3's, as they are": {"scores": "sigmoid", "renormalise": False, "top_k": 1},
+    "V2's": {"num_groups": 4, "top_groups": 2, "renormalise": False, "scale": 16.0},
+    "LFM2's": {"scores": "sigmoid", "epsilon": 1e-6, "scale": 1.5},
+    "ERNIE's": {"epsilon": 1e-12},
+}
+"""Ways to choose 3 of 12 experts. All but V2's have a bias that chooses."""
+
+
+def routing_of(name, num_experts=12):
+    torch.manual_seed(len(name))
+    bias = None if name == "V2's" else torch.randn(num_experts) * 0.3
+    return ExpertRouting(**{"top_k": 3, "renormalise": True, "bias_X": bias, **ROUTERS[name]})
+
+
+def their_router(name, routing):
+    """transformers' module, and what it is called with beside the hidden states."""
+    sizes = {
+        "hidden_size": 160,
+        "num_experts_per_tok": routing.top_k,
+        "n_group": routing.num_groups,
+        "topk_group": routing.top_groups,
+        "norm_topk_prob": routing.renormalise,
+        "routed_scaling_factor": routing.scale,
+    }
+    match name.split("'")[0]:
+        case "V3":
+            module = DeepseekV3TopkRouter(DeepseekV3Config(**sizes, n_routed_experts=12))
+            module.e_score_correction_bias.copy_(routing.bias_X)
+        case "V2":
+            topk_method = "group_limited_greedy"
+            config = DeepseekV2Config(**sizes, num_experts=12, topk_method=topk_method)
+            module = DeepseekV2TopkRouter(config)
+        case "LFM2":
+            module = Lfm2MoeTopKRouter(Lfm2MoeConfig(**sizes, num_experts=12))
+            return module, (routing.bias_X,)
+        case _:
+            config = Ernie4_5_MoeConfig(hidden_size=160, moe_k=3, moe_num_experts=12)
+            module = Ernie4_5_MoeTopKRouter(config)
+            module.moe_statics.e_score_correction_bias.data[0] = routing.bias_X
+    return module, ()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ROUTERS)
+def test_routers_of_transformers(name):
+    routing = routing_of(name)
+    module, others = their_router(name, routing)
+    torch.nn.init.normal_(module.weight, std=0.1)
+    x = torch.randn(50, 160)
+    logits, weights, ids = module(x, *others)
+    expected = torch.zeros(50, 12).scatter_(1, ids, weights)
+    mine_ids, mine = choose_experts(logits, routing)
+    torch.testing.assert_close(torch.zeros(50, 12).scatter_(1, mine_ids, mine), expected)
+    plain_ids, _ = choose_experts(logits, replace(routing, bias_X=None, num_groups=1, top_groups=1))
+    assert not torch.equal(mine_ids.sort()[0], plain_ids.sort()[0])
+
+
+@pytest.mark.parametrize("name", ROUTERS)
+def test_experts_without_a_gate_are_squares_of_relu(name):
+    x, logits, gate_up, down = make_layer(17, 12)
+    up, routing = gate_up[:, :22], routing_of(name)
+    out = OPS.mixture_of_experts(x, logits, OPS.prepare_experts(up, down, "relu2"), routing)
+    expected = products(x, up, down, *choose_experts(logits, routing))
+    torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"num_groups": 5}, "1 of 5 groups of 12 experts"),
+        ({"num_groups": 4, "top_groups": 5}, "5 of 4 groups of 12 experts"),
+        ({"num_groups": 6}, r"top_k is 3; it must lie in \[1, 2\]"),
+    ],
+)
+def test_groups_that_do_not_suit_the_experts_are_refused(options, text):
+    with pytest.raises(ValueError, match=text):
+        choose_experts(torch.zeros(1, 12), ExpertRouting(top_k=3, renormalise=True, **options))
 
 
 @pytest.mark.parametrize("renormalise", [False, True])
@@ -113,7 +216,7 @@ def test_weights_are_rounded_to_the_dtype_asked_for():
 
 
 def test_the_lower_id_wins_a_tie():
-    ids, weights = choose_experts(torch.zeros(2, 5), 3, renormalise=False)
+    ids, weights = choose_experts(torch.zeros(2, 5), ExpertRouting(top_k=3, renormalise=False))
     assert ids.tolist() == [[0, 1, 2]] * 2
     torch.testing.assert_close(weights, torch.full((2, 3), 0.2))
 

@@ -171,6 +171,8 @@ def _obstacle(config: ModelConfig, size: int) -> str:
         return "layers of this family"
     if heads % size:
         return f"{heads} attention heads"
+    if size > 1 and any(each is not None and each.shared_size for each in config.experts):
+        return "experts that all tokens go through"
     for keys in config.spec.layers:
         if not isinstance(keys, PagedKeys):
             if size > 1:

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
+#include <utility>
 #include <vector>
 
 #include "buffers.h"
@@ -108,24 +110,58 @@ void multiply(const std::vector<Segment>& segments, const LinearWeight* weights,
     });
 }
 
-// The likeliest experts of one token, falling, and their weights. `p` [num_experts] is written over.
+constexpr float never = -std::numeric_limits<float>::infinity();
+
+// The largest of n numbers, or one that is none; the first in a tie.
+int64_t best_of(const float* x, int64_t n) {
+    int64_t best = 0;
+    for (int64_t i = 1; i < n; ++i)
+        if (x[i] > x[best] || (std::isnan(x[i]) && !std::isnan(x[best]))) best = i;
+    return best;
+}
+
+// Leaves a token the experts of its best groups. `ranks`: room for num_groups.
+void mask_groups(const ExpertLayer& layer, float* choice, float* ranks) {
+    const int64_t size = layer.num_experts / layer.num_groups;
+    for (int64_t g = 0; g < layer.num_groups; ++g) {
+        float* group = choice + g * size;
+        const int64_t best = best_of(group, size);
+        const float most = std::exchange(group[best], never);
+        ranks[g] = most;
+        if (layer.best_of_group > 1 && size > 1) ranks[g] += group[best_of(group, size)];
+        group[best] = most;
+    }
+    for (int64_t taken = 0; taken < layer.top_groups; ++taken)
+        ranks[best_of(ranks, layer.num_groups)] = never;
+    for (int64_t g = 0; g < layer.num_groups; ++g)
+        if (ranks[g] != never) std::fill_n(choice + g * size, size, never);
+}
+
+// The experts of one token, falling, and their weights. `p`: room for 3 * num_experts.
 void choose(const ExpertLayer& layer, const float* logits, float* p, int64_t* ids, float* weights) {
     const int64_t n = layer.num_experts;
-    const float most = *std::max_element(logits, logits + n);
-    float sum = 0;
-    for (int64_t i = 0; i < n; ++i) sum += p[i] = std::exp(logits[i] - most);
-    for (int64_t i = 0; i < n; ++i) p[i] /= sum;
-    float chosen = 0;
-    for (int64_t rank = 0; rank < layer.top_k; ++rank) {
-        int64_t best = 0;
-        for (int64_t i = 1; i < n; ++i)
-            if (p[i] > p[best] || (std::isnan(p[i]) && !std::isnan(p[best]))) best = i;
-        ids[rank] = best;
-        chosen += weights[rank] = p[best];
-        p[best] = -1;
+    if (layer.by_sigmoid != 0) {
+        for (int64_t i = 0; i < n; ++i) p[i] = 1.0f / (1.0f + std::exp(-logits[i]));
+    } else {
+        const float most = *std::max_element(logits, logits + n);
+        float sum = 0;
+        for (int64_t i = 0; i < n; ++i) sum += p[i] = std::exp(logits[i] - most);
+        for (int64_t i = 0; i < n; ++i) p[i] /= sum;
     }
-    if (layer.renormalise != 0)
-        for (int64_t rank = 0; rank < layer.top_k; ++rank) weights[rank] /= chosen;
+    float* choice = p + n;
+    for (int64_t i = 0; i < n; ++i)
+        choice[i] = layer.bias == nullptr ? p[i] : p[i] + layer.bias[i];
+    if (layer.num_groups > 1) mask_groups(layer, choice, choice + n);
+    float chosen = layer.epsilon;
+    for (int64_t rank = 0; rank < layer.top_k; ++rank) {
+        const int64_t best = ids[rank] = best_of(choice, n);
+        chosen += weights[rank] = p[best];
+        choice[best] = never;
+    }
+    for (int64_t rank = 0; rank < layer.top_k; ++rank) {
+        if (layer.renormalise != 0) weights[rank] /= chosen;
+        weights[rank] *= layer.scale;
+    }
 }
 
 const char* check_layer(const ExpertLayer& l, int64_t num_rows, int64_t num_inputs) {
@@ -138,12 +174,19 @@ const char* check_layer(const ExpertLayer& l, int64_t num_rows, int64_t num_inpu
     if (l.top_k < 1 || l.top_k > l.num_experts) {
         return refuse("%ld experts a token of %ld", l.top_k, l.num_experts);
     }
+    const int64_t groups = l.num_groups;
+    if (groups < 1 || l.num_experts % groups != 0 || l.top_groups < 1 || l.top_groups > groups ||
+        l.top_k > l.num_experts / groups * l.top_groups) {
+        return refuse("%ld of %ld groups of %ld experts, %ld a token", l.top_groups, groups,
+                      l.num_experts, l.top_k);
+    }
+    if (l.activation < 0 || l.activation > 1) return refuse("activation %ld", l.activation);
     for (int64_t i = 0; i < l.num_here; ++i) {
         const LinearWeight &gate_up = l.gate_up[i], &down = l.down[i];
         for (const LinearWeight* w : {&gate_up, &down})
             if (const char* refusal = check_weight(*w)) return refusal;
         if (gate_up.num_inputs != num_inputs || down.num_outputs != num_inputs ||
-            gate_up.num_outputs != 2 * down.num_inputs || gate_up.kind != l.gate_up[0].kind ||
+            gate_up.num_outputs != l.halves() * down.num_inputs || gate_up.kind != l.gate_up[0].kind ||
             down.kind != l.down[0].kind || down.num_inputs != l.down[0].num_inputs) {
             return refuse("expert %ld takes %ld inputs to %ld, and %ld to %ld; x has %ld", i,
                           gate_up.num_inputs, gate_up.num_outputs, down.num_inputs,
@@ -165,7 +208,7 @@ EC_EXPORT const char* ec_experts(const ec::ExpertLayer* layer, const float* x, i
     if (x == nullptr || out == nullptr || l.logits == nullptr)
         return refuse("x, logits or out has no memory");
     const int64_t width = num_inputs, features = l.down[0].num_inputs;
-    const int64_t num_pairs = num_rows * l.top_k;
+    const int64_t num_pairs = num_rows * l.top_k, both_size = l.halves() * features;
 
     thread_local std::vector<int64_t> ids, place, pair_at, counts;
     thread_local std::vector<float> weights;
@@ -176,7 +219,7 @@ EC_EXPORT const char* ec_experts(const ec::ExpertLayer* layer, const float* x, i
     float* weight = weights.data();
     for_rows(num_rows, (16 + l.top_k) * l.num_experts, [&](int64_t t) {
         thread_local std::vector<float> p;
-        p.resize(static_cast<size_t>(l.num_experts));
+        p.resize(static_cast<size_t>(3 * l.num_experts));
         const float* logits = l.logits + t * l.num_experts;
         choose(l, logits, p.data(), id + t * l.top_k, weight + t * l.top_k);
     });
@@ -205,7 +248,7 @@ EC_EXPORT const char* ec_experts(const ec::ExpertLayer* layer, const float* x, i
     const Rows inputs(kind, width, inputs_memory, num_gathered);
     const auto down_kind = static_cast<LinearKind>(l.down[0].kind);
     const Rows hidden(down_kind, features, hidden_memory, num_gathered);
-    auto* both = both_memory.try_reserve<float>(num_gathered * 2 * features);
+    auto* both = both_memory.try_reserve<float>(num_gathered * both_size);
     auto* outputs = outputs_memory.try_reserve<float>(num_gathered * width);
     const bool has_memory = inputs.has_memory() && hidden.has_memory() && both && outputs;
     if (!has_memory && num_gathered != 0)
@@ -213,10 +256,15 @@ EC_EXPORT const char* ec_experts(const ec::ExpertLayer* layer, const float* x, i
     for_rows(num_gathered, width, [&](int64_t row) {
         inputs.put(row, x + pair_of[row] / l.top_k * width);
     });
-    multiply(segments, l.gate_up, inputs, {both, 2 * features});
+    multiply(segments, l.gate_up, inputs, {both, both_size});
     for_rows(num_gathered, 4 * features, [&](int64_t row) {
-        float* gate_up = both + row * 2 * features;  // the result takes the place of gate
-        gated_activation(gate_up, gate_up, 1, features, 0, nullptr);
+        float* gate_up = both + row * both_size;  // the result takes the place of gate
+        if (l.activation == 0) {
+            gated_activation(gate_up, gate_up, 1, features, 0, nullptr);
+        } else {
+            constexpr int relu2 = 4;
+            ec_activation(gate_up, 1, features, relu2);
+        }
         hidden.put(row, gate_up);
     });
     multiply(segments, l.down, hidden, {outputs, width});

@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.interface.operations import ExpertRouting
 from kernels.triton.tensor_checks import check_tensor
 
 _MOST_EXPERTS = 1024
@@ -74,6 +75,7 @@ def reference_expert_tiles(
 def route_kernel(
     logits_ptr,  # [T, X], rows `logits_stride` apart
     slots_ptr,  # int64 [T], read if HAS_SLOTS
+    bias_ptr,  # float32 [X], read if HAS_BIAS
     ids_ptr,  # int32 [T, A]
     weights_ptr,  # float [T, A]
     num_tokens,
@@ -83,6 +85,14 @@ def route_kernel(
     TOP_K: tl.constexpr,
     K_PAD: tl.constexpr,
     RENORMALISE: tl.constexpr,
+    BY_SIGMOID: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    NUM_GROUPS: tl.constexpr,
+    G_PAD: tl.constexpr,
+    TOP_GROUPS: tl.constexpr,
+    BEST_OF_GROUP: tl.constexpr,
+    EPSILON: tl.constexpr,
+    SCALE: tl.constexpr,
     HAS_SLOTS: tl.constexpr,
     BLOCK_T: tl.constexpr,
 ):
@@ -95,14 +105,39 @@ def route_kernel(
         mask=valid_T[:, None] & (x_X < X)[None, :],
         other=-float("inf"),
     ).to(tl.float32)
-    # rows past the end hold -inf only; a finite peak keeps them free of NaN
-    peak_T = tl.maximum(tl.max(logits_TX, axis=1), -3.0e38)
-    weight_TX = tl.exp(logits_TX - peak_T[:, None])
-    left_TX = weight_TX / tl.sum(weight_TX, axis=1)[:, None]
-    # NaN compares with nothing: as -1 it still loses to every real number, and the id stays in
-    # range. The products of such a token are NaN anyway.
-    left_TX = tl.where((x_X < X)[None, :] & (left_TX >= 0.0), left_TX, -1.0)
-    left_TX = tl.where((x_X < X)[None, :], left_TX, -3.0)
+    if BY_SIGMOID:
+        score_TX = 1.0 / (1.0 + tl.exp(-logits_TX))
+    else:
+        # rows past the end hold -inf only; a finite peak keeps them free of NaN
+        peak_T = tl.maximum(tl.max(logits_TX, axis=1), -3.0e38)
+        weight_TX = tl.exp(logits_TX - peak_T[:, None])
+        score_TX = weight_TX / tl.sum(weight_TX, axis=1)[:, None]
+    left_TX = score_TX
+    if HAS_BIAS:
+        left_TX += tl.load(bias_ptr + x_X, mask=x_X < X, other=0.0)[None, :]
+    # NaN compares with nothing: as -1e30 it still loses to every real number, and the id stays in
+    # range. The products of such a token are NaN anyway. What may not be chosen is less than that.
+    left_TX = tl.where(left_TX >= -1.0e30, left_TX, -1.0e30)
+    left_TX = tl.where((x_X < X)[None, :], left_TX, -3.0e30)
+    if NUM_GROUPS > 1:
+        g_G = tl.arange(0, G_PAD)
+        group_X = x_X // (X // NUM_GROUPS)
+        rank_TG = tl.full((BLOCK_T, G_PAD), -3.0e30, dtype=tl.float32)
+        for g in tl.static_range(NUM_GROUPS):
+            in_TX = tl.where((group_X == g)[None, :], left_TX, -3.0e30)
+            rank_T = tl.max(in_TX, axis=1)
+            if BEST_OF_GROUP > 1:
+                best_T = tl.min(tl.where(in_TX == rank_T[:, None], x_X[None, :], X_PAD), axis=1)
+                in_TX = tl.where(x_X[None, :] == best_T[:, None], -3.0e30, in_TX)
+                rank_T += tl.max(in_TX, axis=1)
+            rank_TG = tl.where((g_G == g)[None, :], rank_T[:, None], rank_TG)
+        kept_TX = (x_X < 0)[None, :] & (token_T >= 0)[:, None]
+        for _ in tl.static_range(TOP_GROUPS):
+            rank_T = tl.max(rank_TG, axis=1)
+            best_T = tl.min(tl.where(rank_TG == rank_T[:, None], g_G[None, :], G_PAD), axis=1)
+            kept_TX = kept_TX | (group_X[None, :] == best_T[:, None])
+            rank_TG = tl.where(g_G[None, :] == best_T[:, None], -4.0e30, rank_TG)
+        left_TX = tl.where(kept_TX, left_TX, -2.0e30)
     ids_TA = tl.zeros((BLOCK_T, K_PAD), dtype=tl.int32)
     weights_TA = tl.zeros((BLOCK_T, K_PAD), dtype=tl.float32)
     for k in tl.static_range(TOP_K):
@@ -110,10 +145,14 @@ def route_kernel(
         # the lowest id wins a tie
         id_T = tl.min(tl.where(left_TX == best_T[:, None], x_X[None, :], X_PAD), axis=1)
         ids_TA = tl.where((k_A == k)[None, :], id_T[:, None], ids_TA)
+        is_best_TX = x_X[None, :] == id_T[:, None]
+        if HAS_BIAS:
+            best_T = tl.sum(tl.where(is_best_TX, score_TX, 0.0), axis=1)
         weights_TA = tl.where((k_A == k)[None, :], best_T[:, None], weights_TA)
-        left_TX = tl.where(x_X[None, :] == id_T[:, None], -2.0, left_TX)
+        left_TX = tl.where(is_best_TX, -2.0e30, left_TX)
     if RENORMALISE:
-        weights_TA = weights_TA / tl.sum(weights_TA, axis=1)[:, None]
+        weights_TA = weights_TA / (tl.sum(weights_TA, axis=1) + EPSILON)[:, None]
+    weights_TA *= SCALE
     if HAS_SLOTS:
         slot_T = tl.load(slots_ptr + token_T, mask=valid_T, other=-1)
         ids_TA = tl.where((slot_T >= 0)[:, None], ids_TA, -1)
@@ -193,20 +232,20 @@ def place_pairs_kernel(
 
 def route(
     router_logits_TX: torch.Tensor,
-    top_k: int,
-    renormalise: bool,
-    weights_dtype: torch.dtype = torch.float32,
+    routing: ExpertRouting,
     slot_mapping_T: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The experts of each token and their weights: softmax over all experts, then the top k.
+    """The experts of each token and their weights.
 
-        p = softmax(logits) in float32;  ids = the top_k largest p, falling, lowest id first in a
-        tie;  weights = p[ids], divided by their sum if `renormalise`; then rounded
+        p = softmax(logits) in float32, or sigmoids;  c = p + bias, of the best groups
+        ids = the top_k largest c, falling, lowest id first in a tie
+        weights = p[ids], divided by their sum + epsilon if `renormalise`, times scale; then rounded
 
-    Mixtral (Jiang et al., 2024): renormalise, float32. Qwen3-MoE: renormalise as its
-    `norm_topk_prob` says, weights rounded to the dtype of the logits. `router_logits_TX`: floating;
-    the last dimension contiguous. `slot_mapping_T`: int64; a token with a slot of -1, padding, has
-    -1 as its experts. Returns (int32 expert_ids_TA, expert_weights_TA), new tensors."""
+    Mixtral (Jiang et al., 2024): softmax, renormalise, float32. Qwen3-MoE: renormalise as its
+    `norm_topk_prob` says, weights rounded to the dtype of the logits. DeepSeek-V3
+    (arXiv:2412.19437): sigmoids, bias, groups. `router_logits_TX`: floating; the last dimension
+    contiguous. `slot_mapping_T`: int64; a token with a slot of -1, padding, has -1 as its experts.
+    Returns (int32 expert_ids_TA, expert_weights_TA), new tensors."""
     if router_logits_TX.ndim != 2 or router_logits_TX.stride(1) != 1:
         raise ValueError(
             f"router logits have shape {tuple(router_logits_TX.shape)} and strides "
@@ -216,20 +255,20 @@ def route(
         raise TypeError(f"router logits are {router_logits_TX.dtype}; give a floating dtype")
     num_tokens, num_experts = router_logits_TX.shape
     _check_experts(num_experts)
-    if not 1 <= top_k <= num_experts:
-        raise ValueError(f"top_k is {top_k}; it must lie in [1, {num_experts}], the experts")
-    device = router_logits_TX.device
+    routing.check(num_experts)
+    device, top_k, bias_X = router_logits_TX.device, routing.top_k, routing.bias_X
+    if bias_X is not None:
+        check_tensor("bias_X", bias_X, (num_experts,), torch.float32, device)
     if slot_mapping_T is not None:
         check_tensor("slot_mapping_T", slot_mapping_T, (num_tokens,), torch.int64, device)
     ids_TA = torch.empty(num_tokens, top_k, dtype=torch.int32, device=device)
-    weights_TA = torch.empty(num_tokens, top_k, dtype=weights_dtype, device=device)
+    weights_TA = torch.empty(num_tokens, top_k, dtype=routing.weights_dtype, device=device)
     if num_tokens:
-        constants = route_constants(
-            num_experts, top_k, renormalise, has_slots=slot_mapping_T is not None
-        )
+        constants = route_constants(num_experts, routing, has_slots=slot_mapping_T is not None)
         route_kernel[(triton.cdiv(num_tokens, constants["BLOCK_T"]),)](
             router_logits_TX,
             ids_TA if slot_mapping_T is None else slot_mapping_T,
+            weights_TA if bias_X is None else bias_X,
             ids_TA,
             weights_TA,
             num_tokens,
@@ -296,15 +335,23 @@ def _check_experts(num_experts: int) -> None:
 
 
 def route_constants(
-    num_experts: int, top_k: int, renormalise: bool, *, has_slots: bool
-) -> dict[str, int | bool]:
+    num_experts: int, routing: ExpertRouting, *, has_slots: bool
+) -> dict[str, int | bool | float]:
     x_pad = triton.next_power_of_2(num_experts)
     return {
         "X": num_experts,
         "X_PAD": x_pad,
-        "TOP_K": top_k,
-        "K_PAD": triton.next_power_of_2(top_k),
-        "RENORMALISE": renormalise,
+        "TOP_K": routing.top_k,
+        "K_PAD": triton.next_power_of_2(routing.top_k),
+        "RENORMALISE": routing.renormalise,
+        "BY_SIGMOID": routing.scores == "sigmoid",
+        "HAS_BIAS": routing.bias_X is not None,
+        "NUM_GROUPS": routing.num_groups,
+        "G_PAD": triton.next_power_of_2(routing.num_groups),
+        "TOP_GROUPS": routing.top_groups,
+        "BEST_OF_GROUP": min(routing.best_of_group, num_experts // routing.num_groups),
+        "EPSILON": routing.epsilon,
+        "SCALE": routing.scale,
         "HAS_SLOTS": has_slots,
         "BLOCK_T": max(1, _ROUTED_AT_ONCE // x_pad),
     }

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from kernels.interface.operations import ExpertRouting
+from kernels.interface.weights import ExpertActivation, check_experts
 from kernels.triton.linear.expert_routing import (
     ExpertTiles,
     build_expert_tiles,
@@ -29,40 +30,41 @@ class TritonExpertWeights:
     """The experts of one layer, contiguous. Raises ValueError: shapes that do not fit each other.
 
     Attributes:
-        gate_up_XNE: [X, 2F, E], F outputs of gate, then F of up; the dtype of the activations.
+        gate_up_XNE: [X, 2F, E], F outputs of gate, then F of up, or without a gate [X, F, E]; the
+            dtype of the activations.
         down_XEF: [X, E, F] likewise.
     """
 
     gate_up_XNE: torch.Tensor
     down_XEF: torch.Tensor
+    activation: ExpertActivation = "silu"
 
     def __post_init__(self) -> None:
-        num_experts, width, features = self.down_XEF.shape
-        if tuple(self.gate_up_XNE.shape) != (num_experts, 2 * features, width):
-            raise ValueError(
-                f"gate_up weights are {tuple(self.gate_up_XNE.shape)} and down weights "
-                f"{tuple(self.down_XEF.shape)}; give [X, 2F, E] and [X, E, F]"
-            )
+        check_experts(self.gate_up_XNE.shape, self.down_XEF.shape, self.activation)
 
     @property
     def num_experts(self) -> int:
         return self.down_XEF.shape[0]
 
     def multiply_gate_up(self, x_TE: torch.Tensor, tiles: ExpertTiles, top_k: int) -> torch.Tensor:
-        return grouped_linear(x_TE, self.gate_up_XNE, tiles, pairs_a_row=top_k, gated=True)
+        return grouped_linear(
+            x_TE, self.gate_up_XNE, tiles, pairs_a_row=top_k, activation=self.activation
+        )
 
     def multiply_down(self, h_PF: torch.Tensor, tiles: ExpertTiles) -> torch.Tensor:
         return grouped_linear(h_PF, self.down_XEF, tiles)
 
 
-def prepare_experts(gate_up_XFE: torch.Tensor, down_XEF: torch.Tensor) -> TritonExpertWeights:
+def prepare_experts(
+    gate_up_XFE: torch.Tensor, down_XEF: torch.Tensor, activation: ExpertActivation = "silu"
+) -> TritonExpertWeights:
     """See `Operations.prepare_experts`. Contiguous tensors are kept, not copied."""
     if gate_up_XFE.dtype != down_XEF.dtype or down_XEF.dtype not in FLOATS:
         raise TypeError(
             f"gate_up weights are {gate_up_XFE.dtype} and down weights {down_XEF.dtype}; "
             f"give both in one of {FLOATS}"
         )
-    return TritonExpertWeights(gate_up_XFE.contiguous(), down_XEF.contiguous())
+    return TritonExpertWeights(gate_up_XFE.contiguous(), down_XEF.contiguous(), activation)
 
 
 def choose_tile_rows(num_tokens: int, top_k: int, num_experts: int, dtype: torch.dtype) -> int:
@@ -101,6 +103,7 @@ def grouped_product_kernel(
     K: tl.constexpr,
     PAIRS_A_ROW: tl.constexpr,
     GATED: tl.constexpr,
+    SQUARED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -137,6 +140,8 @@ def grouped_product_kernel(
                 up_MN = tl.dot(a, w_up, up_MN, input_precision="ieee")
         if GATED:
             acc_MN = acc_MN / (1.0 + tl.exp(-acc_MN)) * up_MN  # silu(gate) * up
+        if SQUARED:
+            acc_MN = tl.maximum(acc_MN, 0.0) * acc_MN  # relu(up)^2
         out_MN = out_ptr + pair_M[:, None] * N + n_N[None, :]
         keep_MN = valid_M[:, None] & (n_N < N)[None, :]
         tl.store(out_MN, acc_MN.to(out_ptr.dtype.element_ty), mask=keep_MN)
@@ -194,9 +199,7 @@ def mixture_of_experts(
         )
     if tile_rows is None:
         tile_rows = choose_tile_rows(num_tokens, top_k, num_experts, x_TE.dtype)
-    ids_TA, weights_TA = route(
-        router_logits_TX, top_k, routing.renormalise, routing.weights_dtype, slot_mapping_T
-    )
+    ids_TA, weights_TA = route(router_logits_TX, routing, slot_mapping_T)
     tiles = build_expert_tiles(ids_TA, num_experts, tile_rows)
     h_PF = experts.multiply_gate_up(x_TE, tiles, top_k)
     y_PE = experts.multiply_down(h_PF, tiles)
@@ -209,11 +212,12 @@ def grouped_linear(
     tiles: ExpertTiles,
     *,
     pairs_a_row: int = 1,
-    gated: bool = False,
+    activation: ExpertActivation | None = None,
 ) -> torch.Tensor:
     """Each pair's row times its expert's weights: `out[p] = W[expert of p] a[p // pairs_a_row]`.
 
-    If gated, W holds gate's and up's outputs and `out = silu(gate) * up`, half as wide.
+    With silu, W holds gate's and up's outputs and `out = silu(gate) * up`, half as wide; with relu2
+    `out` is relu(out)^2.
     Returns out_PN in the dtype of a, in the order of pairs.
 
     Args:
@@ -226,7 +230,7 @@ def grouped_linear(
     check_tensor("expert weights", w_XNK, w_XNK.shape, a_RK.dtype, device)
     if tiles.tile_rows not in (16, 64, 128):
         raise ValueError(f"tile_rows is {tiles.tile_rows}; give 16, 64 or 128")
-    num_pairs = check_pairs(a_RK, pairs_a_row, tiles)
+    num_pairs, gated = check_pairs(a_RK, pairs_a_row, tiles), activation == "silu"
     num_outputs = w_XNK.shape[1] // 2 if gated else w_XNK.shape[1]
     out_PN = torch.empty(num_pairs, num_outputs, dtype=a_RK.dtype, device=a_RK.device)
     max_tiles = tiles.tile_expert_L.numel()
@@ -247,6 +251,7 @@ def grouped_linear(
             K=a_RK.shape[1],
             PAIRS_A_ROW=pairs_a_row,
             GATED=gated,
+            SQUARED=activation == "relu2",
             **constants,
             **launch,
         )

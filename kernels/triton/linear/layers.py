@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from kernels.interface.operations import Activation, RoundedRows
 from kernels.interface.weights import (
+    ExpertActivation,
     ExpertWeights,
     LinearWeight,
     PackedFileError,
@@ -256,19 +257,22 @@ class TritonPacking:
         return packed[0] if len(packed) == 1 else TritonWeightParts(tuple(packed))
 
     def pack_experts(
-        self, name: str, gate_up: Sequence[WeightPart], down: Sequence[WeightPart]
+        self,
+        name: str,
+        gate_up: Sequence[WeightPart],
+        down: Sequence[WeightPart],
+        activation: ExpertActivation = "silu",
     ) -> ExpertWeights:
         sides: list[QuantisedWeight | Float8Weight] = []
         for parts in (gate_up, down):
             kinds, weights = zip(*map(self._load, parts), strict=True)
             if len(set(kinds)) > 1 or kinds[0] == _FLOATING:
-                return prepare_experts(
-                    *(self._stacked(each, len(down)) for each in (gate_up, down))
-                )
+                stacks = [self._stacked(each, len(down)) for each in (gate_up, down)]
+                return prepare_experts(stacks[0], stacks[1], activation)
             weight = self._join(kinds[0], weights)
             assert not isinstance(weight, torch.Tensor)
             sides.append(weight)
-        return QuantisedExperts(len(down), *sides)
+        return QuantisedExperts(len(down), sides[0], sides[1], activation)
 
     def _stacked(self, parts: Sequence[WeightPart], num_experts: int) -> torch.Tensor:
         """[X, N, E], floating."""

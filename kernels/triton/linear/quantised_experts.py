@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.interface.weights import ExpertActivation
 from kernels.triton.fp8_rounding import quantise_rows
 from kernels.triton.linear.expert_routing import (
     ExpertTiles,
@@ -29,17 +30,24 @@ class QuantisedExperts:
     """The experts of one layer; a `kernels.interface.weights.ExpertWeights`.
 
     Attributes:
-        gate_up: [X * 2F, E]: of each expert F outputs of gate, then F of up.
+        gate_up: [X * 2F, E]: of each expert F outputs of gate, then F of up; without a gate those
+            alone.
         down: [X * E, F].
     """
 
     num_experts: int
     gate_up: ExpertStack
     down: ExpertStack
+    activation: ExpertActivation = "silu"
 
     def multiply_gate_up(self, x_TE: torch.Tensor, tiles: ExpertTiles, top_k: int) -> torch.Tensor:
         return grouped_quantised(
-            x_TE, self.gate_up, self.num_experts, tiles, pairs_a_row=top_k, gated=True
+            x_TE,
+            self.gate_up,
+            self.num_experts,
+            tiles,
+            pairs_a_row=top_k,
+            activation=self.activation,
         )
 
     def multiply_down(self, h_PF: torch.Tensor, tiles: ExpertTiles) -> torch.Tensor:
@@ -87,6 +95,7 @@ def grouped_quantised_kernel(
     FLOAT8: tl.constexpr,
     PAIRS_A_ROW: tl.constexpr,
     GATED: tl.constexpr,
+    SQUARED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_J: tl.constexpr,
@@ -147,6 +156,8 @@ def grouped_quantised_kernel(
                 up_NM *= tl.load(scales_ptr + up_N, mask=up_N < ROWS)[:, None] * row_scale_M
         if GATED:
             acc_NM = acc_NM / (1.0 + tl.exp(-acc_NM)) * up_NM  # silu(gate) * up
+        if SQUARED:
+            acc_NM = tl.maximum(acc_NM, 0.0) * acc_NM  # relu(up)^2
         out_NM = out_ptr + pair_M[None, :] * N + n_N[:, None]
         keep_NM = (n_N < N)[:, None] & valid_M[None, :]
         tl.store(out_NM, acc_NM.to(out_ptr.dtype.element_ty), mask=keep_NM)
@@ -159,7 +170,7 @@ def grouped_quantised(
     tiles: ExpertTiles,
     *,
     pairs_a_row: int = 1,
-    gated: bool = False,
+    activation: ExpertActivation | None = None,
 ) -> torch.Tensor:
     """As `moe_linear.grouped_linear`, with weights rounded to the dtype of a, or of float8 with a
     rounded to float8 as `fp8_linear.quantise_rows` does.
@@ -173,7 +184,7 @@ def grouped_quantised(
     check_tensor("activations", a_RK, shape, FLOATS, device, contiguous_dims=1)
     num_pairs = check_pairs(a_RK, pairs_a_row, tiles)
     constants, launch = grouped_configuration(
-        weight, num_experts, tiles.tile_rows, a_RK.dtype, gated=gated
+        weight, num_experts, tiles.tile_rows, a_RK.dtype, activation
     )
     num_outputs = constants["N"]
     out_PN = torch.empty(num_pairs, num_outputs, dtype=a_RK.dtype, device=device)
@@ -207,7 +218,11 @@ def grouped_quantised(
 
 
 def grouped_configuration(
-    weight: ExpertStack, num_experts: int, tile_rows: int, dtype: torch.dtype, *, gated: bool
+    weight: ExpertStack,
+    num_experts: int,
+    tile_rows: int,
+    dtype: torch.dtype,
+    activation: ExpertActivation | None,
 ) -> tuple[dict[str, Any], dict[str, int]]:
     """(constants, launch options)."""
     of_weight: dict[str, Any]
@@ -220,9 +235,10 @@ def grouped_configuration(
     many = tile_rows > 64
     constants = of_weight | {
         "ROWS": weight.num_outputs,
-        "N": weight.num_outputs // num_experts // (2 if gated else 1),
+        "N": weight.num_outputs // num_experts // (2 if activation == "silu" else 1),
         "FLOAT8": is_float8,
-        "GATED": gated,
+        "GATED": activation == "silu",
+        "SQUARED": activation == "relu2",
         "BLOCK_M": tile_rows,
         "BLOCK_N": BLOCK_N,
         "BLOCK_J": BLOCK_K if is_float8 else BLOCK_J,

@@ -45,6 +45,7 @@ DECODERS = {
     "qwen3_5_text, attention last": QWEN_HYBRIDS["qwen3.5, attention last, tied, biases"],
     "granitemoehybrid": HYBRIDS["granite, dense"],
     "lfm2": HYBRIDS["lfm2, biases, width of 4"],
+    "lfm2_moe": HYBRIDS["lfm2-moe"],
     "nemotron_h": HYBRIDS["nemotron-h, Mamba first and last"],
     "falcon_h1": HYBRIDS["falcon-h1"],
     "falcon_h1, no norm": HYBRIDS["falcon-h1, biases, no norm, tied"],
@@ -54,7 +55,6 @@ AXES = {"qwen2_vl": transformers.Qwen2VLConfig(text_config=TEXT)}
 NOT_CAPTURED = {
     **dict.fromkeys(("qwen2_moe", "qwen3_5_moe_text", "qwen3_next"), "the gate of a shared expert"),
     "ministral3": "its scaled queries",
-    "lfm2_moe": "its scores",
 }
 """Architectures of ours whose pass is not one call, and why."""
 

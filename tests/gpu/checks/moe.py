@@ -28,8 +28,9 @@ def check_routing(num_tokens: int, shape: Shape, *, device: str) -> float:
     num_experts, top_k = shape[:2]
     # on a grid: near ties would depend on the exponential's last bit, true ones do not
     logits_TX = torch.randn(num_tokens, num_experts, device=device).mul(64).round().div(64)
-    ids_TA, weights_TA = route(logits_TX, top_k, renormalise=True)
-    expected_ids, expected_weights = choose_experts(logits_TX.cpu(), top_k, renormalise=True)
+    routing = ExpertRouting(top_k=top_k, renormalise=True)
+    ids_TA, weights_TA = route(logits_TX, routing)
+    expected_ids, expected_weights = choose_experts(logits_TX.cpu(), routing)
     different = num_different(ids_TA.cpu(), expected_ids.int())
     tile_rows = choose_tile_rows(num_tokens, top_k, num_experts, torch.bfloat16)
     ours = build_expert_tiles(ids_TA, num_experts, tile_rows)
@@ -59,7 +60,7 @@ def check(
     out = mixture_of_experts(
         x_TE, logits_TX, TritonExpertWeights(*experts), routing, tile_rows=tile_rows
     )
-    ids_TA, weights_TA = route(logits_TX, top_k, renormalise=True)
+    ids_TA, weights_TA = route(logits_TX, routing)
     reference = torch.zeros_like(x_TE, dtype=torch.float32)
     for expert in range(shape[0]):
         rows, ranks = (ids_TA == expert).nonzero(as_tuple=True)

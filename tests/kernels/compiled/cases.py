@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import triton
 
+from kernels.interface.operations import ExpertRouting
 from kernels.interface.recurrence import GatedNormParams, RecurrenceParams, RecurrenceShape
 from kernels.interface.sampling_rows import num_mask_words
 from kernels.interface.step_inputs import PackedLayout
@@ -498,7 +499,7 @@ def expert_products() -> Iterator[KernelVariant]:
             | _pointers(dtype, "a w out")
             | {"max_tiles": 152, "a_stride": num_inputs},
             constants={"N": num_outputs, "K": num_inputs, "PAIRS_A_ROW": 8 if gated else 1}
-            | {"GATED": gated}
+            | {"GATED": gated, "SQUARED": not gated}
             | constants,
             needs_wgmma=tile_rows >= 64,
             **launch,
@@ -543,7 +544,7 @@ def quantised_experts() -> Iterator[KernelVariant]:
                 pointers = {"a_ptr": BF16, "a_scale_ptr": None, "w_ptr": packed["packed_ptr"]}
                 pointers |= {"scales_ptr": scales, "offsets_ptr": scales if has_offsets else None}
             constants, launch = moe_quantised.grouped_configuration(
-                weight, 128, tile_rows, BF16, gated=gated
+                weight, 128, tile_rows, BF16, "silu" if gated else None
             )
             yield KernelVariant(
                 name=f"{'gate_up' if gated else 'down'} {name} tiles of {tile_rows}",
@@ -561,17 +562,34 @@ _EXPERT_LAYOUTS = ("Q4_K", "int4 groups of 128", "Q6_K", "float8 groups of 128")
 
 
 def expert_routing() -> Iterator[KernelVariant]:
-    """Routing of Mixtral and Qwen3-MoE, and sorting for them."""
+    """Routing of Mixtral, Qwen3-MoE and DeepSeek-V3, and sorting for them."""
     kinds = ((BF16, FP32), (FP32, FP32), (BF16, BF16), (FP16, FP16))
-    for name, num_experts, top_k in (("Mixtral", 8, 2), ("Qwen3-MoE", 128, 8)):
+    for name, num_experts, routing in (
+        ("Mixtral", 8, ExpertRouting(top_k=2, renormalise=True)),
+        ("Qwen3-MoE", 128, ExpertRouting(top_k=8, renormalise=True)),
+        (
+            "DeepSeek-V3",
+            256,
+            ExpertRouting(
+                top_k=8,
+                renormalise=True,
+                scores="sigmoid",
+                bias_X=torch.empty(256, device="meta"),
+                num_groups=8,
+                top_groups=4,
+                epsilon=1e-20,
+                scale=2.5,
+            ),
+        ),
+    ):
         for dtype, weights in kinds:
             yield KernelVariant(
                 name=f"route {name} {_name(dtype)}{', rounded' * (weights != FP32)}",
                 kernel=moe_routing.route_kernel,
-                arguments={"logits_ptr": dtype, "slots_ptr": INT64, "ids_ptr": INT32}
-                | {"weights_ptr": weights}
+                arguments={"logits_ptr": dtype, "slots_ptr": INT64, "bias_ptr": FP32}
+                | {"ids_ptr": INT32, "weights_ptr": weights}
                 | {"num_tokens": 64, "logits_stride": num_experts},
-                constants=moe_routing.route_constants(num_experts, top_k, True, has_slots=True),
+                constants=moe_routing.route_constants(num_experts, routing, has_slots=True),
             )
         for tile_rows in (16, 64, 128):
             yield KernelVariant(

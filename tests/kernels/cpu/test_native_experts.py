@@ -12,7 +12,7 @@ from kernels.torch.operations import TorchOperations
 from tests.kernels.cpu.instruction_sets import covering_sets
 from tests.kernels.cpu.test_packing import unread, unreadable
 from tests.kernels.gguf_parts import random_blocks
-from tests.kernels.test_experts import make_layer, plain
+from tests.kernels.test_experts import ROUTERS, make_layer, plain, routing_of
 
 FLOATS = ("float32", "bfloat16", "int8", "int4")
 
@@ -29,6 +29,18 @@ def test_every_shape_equals_a_plain_loop(library, isa, shape, renormalise):
     out = ops.mixture_of_experts(x, logits, ops.prepare_experts(gate_up, down), routing)
     expected = plain(x, logits, gate_up, down, top_k=top_k, renormalise=renormalise)
     torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-5)
+
+
+@covering_sets(name=ROUTERS, activation=["silu", "relu2"])
+def test_every_way_to_choose_is_that_of_torch(library, isa, name, activation):
+    routing = routing_of(name)
+    x, logits, gate_up, down = make_layer(70, 12)
+    weights = gate_up if activation == "silu" else gate_up[:, :22], down, activation
+    mine, theirs = (
+        ops.mixture_of_experts(x, logits, ops.prepare_experts(*weights), routing)
+        for ops in (CpuOperations(library), TorchOperations())
+    )
+    torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("weights", FLOATS)
@@ -173,7 +185,8 @@ def test_what_does_not_fit_is_refused(library):
     x, logits, gate_up, down = make_layer(2, 4)
     experts = ops.prepare_experts(gate_up, down)
     for wrong, text in (
-        (ExpertRouting(top_k=5, renormalise=True), "5 experts a token of 4"),
+        (ExpertRouting(top_k=5, renormalise=True), r"top_k is 5; it must lie in \[1, 4\]"),
+        (ExpertRouting(top_k=1, renormalise=True, bias_X=torch.zeros(3)), "bias is .*4"),
         (ExpertRouting(top_k=1, renormalise=True, first_expert=1), "experts 1 to 5 of 4"),
         (ExpertRouting(top_k=1, renormalise=True, weights_dtype=torch.bfloat16), "bfloat16"),
     ):

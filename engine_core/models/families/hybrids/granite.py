@@ -60,7 +60,7 @@ def _experts(fields: ConfigFields) -> ExpertConfig:
         naming=MIXTRAL_EXPERTS,
         shared_size=fields.positive_int("shared_intermediate_size"),
     )
-    return replace(experts, gates_shared=False)
+    return replace(experts, shared_name="mlp", gates_shared=False)
 
 
 KINDS = {"ssm_in": "linear_attention", "attn_q": "full_attention"}

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from engine_core.layers.config import SigmoidRouting
+from engine_core.layers.config import RouterConfig
 from engine_core.models.config import ModelConfig
 from engine_core.models.config_fields import ConfigFields
 from engine_core.models.decoder_config import read_experts
@@ -24,16 +24,17 @@ def read(fields: ConfigFields) -> ModelConfig:
         intermediate_size=fields.positive_int("moe_intermediate_size", 1792),
         default_num_experts=32,
         default_top_k=4,
-        renormalise=True,
+        renormalise=fields.flag("norm_topk_prob", True),
         round_weights=False,
         naming=LFM2_EXPERTS,
     )
-    routing = SigmoidRouting(
+    router = RouterConfig(
+        scores="sigmoid",
         has_bias=fields.flag("use_expert_bias", True),
-        renormalise=fields.flag("norm_topk_prob", True),
+        epsilon=1e-6,
         scale=fields.positive_float("routed_scaling_factor", 1.0),
     )
-    sparse = replace(experts, sigmoid=routing)
+    sparse = replace(experts, router=router)
     layers = range(config.spec.num_layers)
     return replace(config, experts=tuple(None if layer < num_dense else sparse for layer in layers))
 
@@ -43,7 +44,7 @@ _GGUF_EXPERTS = {
     "ffn_gate_exps": "feed_forward.experts.{}.w1",
     "ffn_up_exps": "feed_forward.experts.{}.w3",
     "ffn_down_exps": "feed_forward.experts.{}.w2",
-    "exp_probs_b.bias": "feed_forward.expert_bias",
+    "exp_probs_b.bias": "feed_forward.gate.e_score_correction_bias",
 }
 _SIGMOID = 2  # expert_gating_func
 
@@ -70,6 +71,10 @@ FAMILIES = (
         names=("Lfm2MoeForCausalLM", "Lfm2MoeModel"),
         model_type="lfm2_moe",
         read=read,
+        tensor_suffixes=(
+            ("feed_forward.expert_bias", "feed_forward.gate.e_score_correction_bias"),
+            *lfm2.FAMILY.tensor_suffixes,
+        ),
         experts=LFM2_EXPERTS,
         gguf=replace(
             lfm2.FAMILY.gguf,

@@ -3,14 +3,25 @@
 import pytest
 import torch
 
-from kernels.torch.linear import choose_experts
+from kernels.interface.operations import ExpertRouting
+from kernels.torch import linear as by_torch
 from kernels.triton.linear import expert_routing as moe_routing
 from kernels.triton.linear.expert_routing import (
     build_expert_tiles,
     most_tiles,
     reference_expert_tiles,
-    route,
 )
+from tests.kernels.test_experts import ROUTERS, routing_of
+
+
+def route(logits, top_k, renormalise, slot_mapping_T=None, **options):
+    routing = ExpertRouting(top_k=top_k, renormalise=renormalise, **options)
+    return moe_routing.route(logits, routing, slot_mapping_T)
+
+
+def choose_experts(logits, top_k, renormalise, **options):
+    routing = ExpertRouting(top_k=top_k, renormalise=renormalise, **options)
+    return by_torch.choose_experts(logits, routing)
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +46,16 @@ def test_routing_is_softmax_then_top_k(num_tokens, num_experts, top_k, renormali
     logits = torch.randn(num_tokens, num_experts) * 3
     ids, weights = route(logits, top_k, renormalise)
     expected_ids, expected_weights = choose_experts(logits, top_k, renormalise)
+    assert torch.equal(ids, expected_ids.int())
+    torch.testing.assert_close(weights, expected_weights, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ROUTERS)
+def test_every_way_to_choose_is_that_of_torch(name):
+    routing = routing_of(name)
+    logits = torch.randn(65, 12)
+    ids, weights = moe_routing.route(logits, routing)
+    expected_ids, expected_weights = by_torch.choose_experts(logits, routing)
     assert torch.equal(ids, expected_ids.int())
     torch.testing.assert_close(weights, expected_weights, rtol=1e-5, atol=1e-7)
 

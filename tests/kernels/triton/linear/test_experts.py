@@ -50,7 +50,8 @@ def run(x, logits, *weights, tile_rows=None, batch_invariant=False, **options):
 def run_torch(x, logits, *weights, **options):
     routing = ExpertRouting(**{"top_k": 2, "renormalise": True, **options})
     with torch.device("cpu"):
-        experts = torch_experts.prepare_experts(*(each.cpu() for each in weights))
+        weights = [each.cpu() if isinstance(each, torch.Tensor) else each for each in weights]
+        experts = torch_experts.prepare_experts(*weights)
         result = torch_experts.mixture_of_experts(x.cpu(), logits.cpu(), experts, routing)
     return result.to(x.device)
 
@@ -59,6 +60,12 @@ def assert_near(result, expected):
     assert result.dtype == expected.dtype
     tolerance = 1e-5 if result.dtype == torch.float32 else 2e-3
     torch.testing.assert_close(result, expected, atol=tolerance, rtol=tolerance)
+
+
+def test_experts_without_a_gate_are_those_of_torch():
+    x, logits, gate_up, down = make_layer(17, 5)
+    weights = gate_up[:, :24].contiguous(), down
+    assert_near(run(x, logits, *weights, "relu2"), run_torch(x, logits, *weights, "relu2"))
 
 
 @pytest.mark.parametrize("batch_invariant", [False, True])

@@ -87,7 +87,7 @@ def test_every_kind_gives_the_reference(kind, num_tokens, tile_rows):
     x, logits = torch.randn(num_tokens, width), torch.randn(num_tokens, X)
     routing = ExpertRouting(top_k=TOP_K, renormalise=True)
     result = mixture_of_experts(x, logits, experts, routing, tile_rows=tile_rows)
-    ids, weights = route(logits, TOP_K, renormalise=True)
+    ids, weights = route(logits, routing)
     expected = reference(x, ids, weights, experts, wide_gate_up, wide_down)
     # of float8, a last bit of a sum may move a number to its neighbour, and a GPU's have 14
     largest, mean = (1e-2, 1e-3) if DEVICE == "cpu" else (3e-2, 5e-3)
