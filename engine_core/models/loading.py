@@ -40,6 +40,7 @@ _RECOMPUTED_SUFFIXES = (
     "rotary_emb.inv_freq",
     "embeddings.position_ids",
     "embeddings.token_type_ids",
+    *(".slope_rate", ".query_decay", ".key_decay", ".diagonal_decay"),
 )
 """Tensors that old checkpoints carry and that follow from the config."""
 _MOST_NAMES = 5

@@ -12,7 +12,7 @@ from engine_core.models.families.gguf import Gguf
 if TYPE_CHECKING:
     import torch
 
-_LAYER = re.compile(r"blk\.(\d+)\.([a-z1_.]+?)(\.weight|\.bias|)")
+_LAYER = re.compile(r"blk\.(\d+)\.([a-z12_.]+?)(\.weight|\.bias|)")
 # before experts were stacked, Mixtral's were tensors of their own
 _OLD_EXPERT = re.compile(r"blk\.(\d+)\.(ffn_gate|ffn_up|ffn_down)\.(\d+)\.weight")
 _TOP = {

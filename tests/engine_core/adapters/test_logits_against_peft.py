@@ -18,7 +18,7 @@ from kernels.interface.weights import QuantisedTensor
 from kernels.torch import recurrence
 from kernels.triton.operations import TritonOperations
 from tests.engine_core.conftest import PagedRun
-from tests.engine_core.models.hybrid_cases import falcon_h1, granite
+from tests.engine_core.models.hybrid_cases import falcon_h1, granite, minimax
 from tests.native_kernels import native_library_or_skip
 
 peft = pytest.importorskip("peft")
@@ -96,6 +96,8 @@ def make(config, tmp_path_factory, adapters=ADAPTERS):
     torch.manual_seed(0)
     base = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     base = base.eval()
+    if base._can_set_experts_implementation():
+        base.set_experts_implementation("eager")
     weights = {name: value.clone() for name, value in base.state_dict().items()}
     folders, logits = {}, {None: logits_of(base)}
     for name, options in adapters.items():
@@ -188,6 +190,10 @@ def test_an_adapter_changes_columns_that_a_file_has_in_another_order(made, ops):
         (  # of which PEFT takes no out_proj
             falcon_h1(1, key_multiplier=0.6, ssm_in_multiplier=1.3, ssm_multipliers=FACTORS),
             ["in_proj", "q_proj", "k_proj"],
+        ),
+        (
+            minimax(["linear_attention", "full_attention"]),
+            ["qkv_proj", "output_gate", "q_proj", "o_proj"],
         ),
     ],
 )

@@ -24,11 +24,20 @@ ARCHITECTURES = {
     "bamba": "granitehybrid",
     "falcon-h1": "falcon-h1",
     "falcon-h1, biases, no norm, tied": "falcon-h1",
+    "minimax": "minimax-01",
     "lfm2, tied": "lfm2",
     "lfm2, biases, width of 4": "lfm2",
     "lfm2-moe": "lfm2moe",
     "nemotron-h, Mamba first and last": "nemotron_h",
     "nemotron-h, a feed-forward first and last, biases, one group": "nemotron_h",
+}
+
+
+LIGHTNING = {
+    "self_attn.qkv_proj": "attn_qkv",
+    "self_attn.norm": "attn_norm_2",
+    "self_attn.output_gate": "attn_gate",
+    "self_attn.out_proj": "attn_output",
 }
 
 
@@ -70,6 +79,11 @@ def keys_of(config, arch):
         keys["rope.freq_base"] = config.rope_parameters["rope_theta"]
         if getattr(config, "block_auto_adjust_ff_dim", False):
             keys["feed_forward_length"] = 36  # 2/3 of 50, to a multiple of 6
+    elif arch == "minimax-01":
+        keys |= {"expert_count": 4, "expert_used_count": config.num_experts_per_tok}
+        keys |= {"attention.key_length": 10, "attention.value_length": 10}
+        keys |= {"residual_scale": 1.7, "attention.head_count_kv": 3}
+        keys["rope.freq_base"] = config.rope_parameters["rope_theta"]
     else:
         heads = first_of(config, "mamba_n_heads", "mamba_num_heads")
         keys |= {
@@ -123,7 +137,8 @@ def with_factors(config, name, values):
 
 def tensors_of(config, state, arch):
     """What the converter's `modify_tensors` writes, by the names of the `gguf` package."""
-    number = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
+    known = "llama" if arch == "minimax-01" else arch  # the package is older than that
+    number = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == known)
     names = gguf.get_tensor_name_map(number, len(kinds_of(config)))
     tensors = {}
     for name, tensor in state.items():
@@ -161,6 +176,11 @@ def tensors_of(config, state, arch):
             name = name.replace("model.", "backbone.", 1)
         name = name.replace(".expert_bias", ".expert_bias.bias")
         name = name.replace(".dt_bias", ".dt_proj.bias")
+        part = name.removesuffix(".weight").partition(f"{layer[4:]}.")[2]
+        if arch == "minimax-01" and (part in LIGHTNING or part.endswith(("slope_rate", "decay"))):
+            if part in LIGHTNING:
+                tensors[f"{layer}.{LIGHTNING[part]}.weight"] = values
+            continue
         target = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert target is not None, name
         tensors[target] = values

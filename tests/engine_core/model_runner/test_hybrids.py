@@ -47,6 +47,8 @@ def greedy(reference, prompt):
         ("bamba, biases, tied", 23, "native", False),
         ("falcon-h1", 7, "native", False),
         ("falcon-h1, biases, no norm, tied", 23, "torch", True),
+        ("minimax", 23, "native", True),
+        ("minimax, attention last, tied", 7, "torch", False),
         ("qwen3.5", 7, "native", False),
         ("qwen3.5", 23, "torch", True),
         ("qwen3.5, attention last, tied, biases", 23, "native", True),

@@ -101,6 +101,21 @@ def falcon_h1(num_layers, **options):
     )
 
 
+def minimax(layer_types, **options):
+    return transformers.MiniMaxConfig(
+        **{
+            **_SHAPE,
+            "intermediate_size": 22,
+            "num_hidden_layers": len(layer_types),
+            "layer_types": layer_types,
+            "num_local_experts": 4,
+            "head_dim": 10,
+            "block_size": 8,
+            **options,
+        }
+    )
+
+
 CONFIGS = {
     "granite, dense": granite(
         [M, A, M],
@@ -174,6 +189,22 @@ CONFIGS = {
         key_multiplier=0.6,
         mlp_multipliers=[0.7, 1.4],
         ssm_multipliers=[0.9, 1.1, 0.8, 1.2, 0.7],
+    ),
+    "minimax": minimax(
+        [M, A, M],
+        full_attn_alpha_factor=1.7,
+        linear_attn_alpha_factor=1.7,
+        mlp_alpha_factor=1.7,
+    ),
+    "minimax, attention last, tied": minimax(
+        [A, M, A],
+        tie_word_embeddings=True,
+        full_attn_alpha_factor=2.5,
+        linear_attn_alpha_factor=1.7,
+        mlp_alpha_factor=3.0,
+        full_attn_beta_factor=0.9,
+        linear_attn_beta_factor=1.2,
+        mlp_beta_factor=0.8,
     ),
     "falcon-h1, norm before gates": falcon_h1(1, mamba_rms_norm=True, mamba_d_ssm=None),
 }

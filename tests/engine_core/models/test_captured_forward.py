@@ -49,6 +49,7 @@ DECODERS = {
     "nemotron_h": HYBRIDS["nemotron-h, Mamba first and last"],
     "falcon_h1": HYBRIDS["falcon-h1"],
     "falcon_h1, no norm": HYBRIDS["falcon-h1, biases, no norm, tied"],
+    "minimax": HYBRIDS["minimax"],
     "bamba": HYBRIDS["bamba, biases, tied"],
 }
 AXES = {"qwen2_vl": transformers.Qwen2VLConfig(text_config=TEXT)}

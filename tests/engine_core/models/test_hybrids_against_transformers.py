@@ -15,6 +15,7 @@ from tests.engine_core.models.hybrid_cases import (
     falcon_h1,
     granite,
     lfm2,
+    minimax,
     nemotron_h,
 )
 from tests.engine_core.models.hybrid_cases import reference_model as reference_of
@@ -41,6 +42,8 @@ def test_a_saved_folder_gives_the_logits_of_a_full_forward(name, paged_logits, o
         (lfm2([A]), {"layer_types": ["conv", "rnn"]}, UnsupportedArchitecture, '"rnn"'),
         (lfm2([A]), {"layer_types": "conv"}, ModelConfigError, "must say what each layer is"),
         (nemotron_h([A, M]), {"layers_block_type": ["moe"]}, UnsupportedArchitecture, '"moe"'),
+        (minimax([A]), {"postnorm": False}, UnsupportedArchitecture, "postnorm False of MiniMax"),
+        (minimax([A]), {"shared_intermediate_size": 8}, UnsupportedArchitecture, "size 8 of Mini"),
         (falcon_h1(1), {"ssm_multipliers": [1.0]}, ModelConfigError, "must be 5 numbers"),
         (nemotron_h([A]), {"mlp_hidden_act": "silu"}, UnsupportedArchitecture, "only relu2"),
     ],
@@ -56,6 +59,10 @@ def test_names_of_layers_and_of_fields_of_older_files_are_read():
     assert read_model_config(new | pattern) == read_model_config(new)
     new = granite([M, A]).to_dict()
     old = {"layer_types": ["mamba", "attention"]}
+    assert read_model_config(new | old) == read_model_config(new)
+    new = minimax([M, A], mlp_alpha_factor=3.5).to_dict()
+    old = {"mlp_alpha_factor": None, "layernorm_mlp_alpha": 3.5, "attn_type_list": [0, 1]}
+    old |= {"layer_types": None, "postnorm": True, "shared_intermediate_size": 0, "rotary_dim": 10}
     assert read_model_config(new | old) == read_model_config(new)
     new = lfm2(["conv", A]).to_dict()
     old = {"layer_types": None, "full_attn_idxs": [1], "block_ff_dim": 50, "intermediate_size": 9}

@@ -1,5 +1,6 @@
 """Mixtral: Mistral with experts in every layer; its window, if any, is for all layers."""
 
+from engine_core.layers.config import RotaryConfig
 from engine_core.models.config import ModelConfig
 from engine_core.models.config_fields import ConfigFields
 from engine_core.models.decoder_config import head_size_of, read_decoder, read_experts, read_window
@@ -15,7 +16,7 @@ from engine_core.models.families.gguf import (
 )
 from engine_core.models.rotary_config import read_rotary
 
-_GGUF_EXPERTS = {
+GGUF_EXPERTS = {
     "ffn_gate_inp": "block_sparse_moe.gate",
     "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
     "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
@@ -23,8 +24,11 @@ _GGUF_EXPERTS = {
 }
 
 
-def read(fields: ConfigFields) -> ModelConfig:
-    rotary = read_rotary(fields, head_size=head_size_of(fields), default_theta=1_000_000.0)
+def read(fields: ConfigFields, rotary: RotaryConfig | None = None) -> ModelConfig:
+    """`rotary`: the angles; None: those of the config."""
+    rotary = rotary or read_rotary(
+        fields, head_size=head_size_of(fields), default_theta=1_000_000.0
+    )
     num_layers = fields.positive_int("num_hidden_layers")
     of_layer = read_experts(
         fields,
@@ -51,7 +55,7 @@ def _has_experts(meta: Metadata) -> bool:
     return bool(meta.number("expert_count", 0))
 
 
-def _gguf_fields(meta: Metadata, _config: Fields) -> Fields:
+def gguf_fields(meta: Metadata, _config: Fields) -> Fields:
     if "blk.0.attn_q.bias" in meta.tensors:
         meta.refuse("experts together with attention biases")
     fields = experts(meta)
@@ -74,8 +78,8 @@ FAMILIES = (
         experts=MIXTRAL_EXPERTS,
         gguf=Gguf(
             architecture="llama",
-            layer=PROJECTIONS | TWO_NORMS | _GGUF_EXPERTS,
-            fields=_gguf_fields,
+            layer=PROJECTIONS | TWO_NORMS | GGUF_EXPERTS,
+            fields=gguf_fields,
             is_of=_has_experts,
             pairs_rows=True,
         ),
