@@ -108,13 +108,14 @@ class Attention:
 
 class GatedAttention:
     """Attention whose heads are multiplied with gates before the output projection (Qwen3-Next).
-    `gate`: as wide as all heads of queries, in their order."""
+    `gate`: as wide as all heads of queries, in their order, or one number a head."""
 
     first = None  # q, k, v and the gates read the inputs
 
     def __init__(self, attention: Attention, gate: FusedLinear) -> None:
         self._attention = attention
         self._gate = gate
+        self._columns_a_gate = attention.output.num_inputs // sum(size for _, size in gate.parts)
 
     @property
     def linears(self) -> list[FusedLinear]:
@@ -126,7 +127,7 @@ class GatedAttention:
     def begin(
         self, x_TE: Activations, positions_T: torch.Tensor, context: ForwardContext
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The first half: [T, E] -> (q_THD, gates [T, H * D]); writes keys and values."""
+        """The first half: [T, E] -> (q_THD, gates [T, H * D or H]); writes keys and values."""
         return self._attention.begin(x_TE, positions_T, context), self._gate(x_TE)
 
     def finish(
@@ -134,5 +135,7 @@ class GatedAttention:
     ) -> torch.Tensor:
         """The second: what `begin` gave -> [T, E]; reads keys and values."""
         q_THD, gate_TN = begun
+        if self._columns_a_gate > 1:
+            gate_TN = gate_TN.repeat_interleave(self._columns_a_gate, 1)
         out_TN = context.ops.gate(self._attention.attend(q_THD, context), gate_TN, "sigmoid")
         return self._attention.output(out_TN)

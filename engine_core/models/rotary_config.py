@@ -16,7 +16,7 @@ from engine_core.models.errors import ModelConfigError, UnsupportedArchitecture
 if TYPE_CHECKING:
     import torch
 
-_SUPPORTED = "default, linear, llama3, yarn"
+_SUPPORTED = "default, linear, llama3, proportional, yarn"
 _MROPE_SECTIONS = (16, 24, 24)
 
 
@@ -76,6 +76,11 @@ def _resolve(
 
     options = ConfigFields(parameters)
     partial = options.get("partial_rotary_factor") or fields.get("partial_rotary_factor") or 1.0
+    kind = options.text("rope_type", options.text("type", "default"))
+    if kind == "proportional":  # the angles of a whole head, of which the last ones stand still
+        plain = plain_frequencies(head_size, options.positive_float("rope_theta", theta))
+        plain[int(partial * head_size // 2) :] = 0.0
+        return _config(plain / options.positive_float("factor", 1.0))
     if turns_a_part and 0.0 < partial <= 1.0:
         head_size = int(head_size * partial)
     elif partial != 1.0:
@@ -84,7 +89,6 @@ def _resolve(
         raise UnsupportedArchitecture(f"heads of odd size {head_size} cannot be rotated in halves")
     theta = options.positive_float("rope_theta", theta)
     plain = plain_frequencies(head_size, theta)
-    kind = options.text("rope_type", options.text("type", "default"))
     if freq_factors is not None:
         if kind != "default":
             raise UnsupportedArchitecture(f'rope_freq_factors with rope type "{kind}"')

@@ -18,7 +18,7 @@ from kernels.interface.weights import QuantisedTensor
 from kernels.torch import recurrence
 from kernels.triton.operations import TritonOperations
 from tests.engine_core.conftest import PagedRun
-from tests.engine_core.models.hybrid_cases import falcon_h1, granite, minimax
+from tests.engine_core.models.hybrid_cases import falcon_h1, granite, lfm3, minimax
 from tests.native_kernels import native_library_or_skip
 
 peft = pytest.importorskip("peft")
@@ -191,6 +191,7 @@ def test_an_adapter_changes_columns_that_a_file_has_in_another_order(made, ops):
             falcon_h1(1, key_multiplier=0.6, ssm_in_multiplier=1.3, ssm_multipliers=FACTORS),
             ["in_proj", "q_proj", "k_proj"],
         ),
+        (lfm3(["conv", "sliding_attention"]), ["in_proj", "out_proj", "q_proj", "g_proj"]),
         (
             minimax(["linear_attention", "full_attention"]),
             ["qkv_proj", "output_gate", "q_proj", "o_proj"],

@@ -39,6 +39,8 @@ def greedy(reference, prompt):
         ("granite, experts, angles, tied", 23, "native", False),
         ("lfm2, tied", 7, "native", False),
         ("lfm2, biases, width of 4", 23, "torch", False),
+        ("lfm3, tied", 23, "native", True),
+        ("lfm3, biases, no gates", 7, "native", False),
         ("lfm2-moe", 23, "native", False),
         ("nemotron-h, Mamba first and last", 23, "native", False),
         ("nemotron-h, a feed-forward first and last, biases, one group", 7, "native", False),
@@ -95,5 +97,5 @@ def test_tokens_are_those_of_transformers(name, chunk, backend, drafted):
     assert loop.tokens == expected
     if drafted:  # so that requests end before blocks run short
         assert loop.num_drafted > loop.num_accepted > 20
-    elif not name.startswith("lfm2"):  # whose one pool has room: states leave it to keys
+    elif not name.startswith("lfm"):  # whose one pool has room: states leave it to keys
         assert loop.scheduler.pool.counters.num_preemptions

@@ -8,6 +8,7 @@ import transformers
 from tests.engine_core.models.decoder_cases import random_model
 
 M, A, C, F = "linear_attention", "full_attention", "conv", "mlp"
+W = "sliding_attention"
 _SHAPE = {
     "vocab_size": 131,
     "hidden_size": 36,
@@ -35,6 +36,20 @@ def lfm2(layer_types, **options):
             **_SHAPE,
             "intermediate_size": 50,
             "block_multiple_of": 6,
+            "num_hidden_layers": len(layer_types),
+            "layer_types": layer_types,
+            **options,
+        }
+    )
+
+
+def lfm3(layer_types, **options):
+    return transformers.Lfm3Config(
+        **{
+            **_SHAPE,
+            "intermediate_size": 50,
+            "head_dim": 12,
+            "sliding_window": 5,
             "num_hidden_layers": len(layer_types),
             "layer_types": layer_types,
             **options,
@@ -143,6 +158,14 @@ CONFIGS = {
         conv_L_cache=4,
         tie_word_embeddings=False,
         block_auto_adjust_ff_dim=False,
+    ),
+    "lfm3, tied": lfm3([C, W, A]),
+    "lfm3, biases, no gates": lfm3(
+        [A, C, W],
+        conv_bias=True,
+        attention_bias=True,
+        use_attention_gate=False,
+        tie_word_embeddings=False,
     ),
     "lfm2-moe": lfm2_moe([C, A, C]),
     "lfm2-moe, all sparse, no bias, untied": lfm2_moe(

@@ -15,6 +15,7 @@ from tests.engine_core.models.hybrid_cases import (
     falcon_h1,
     granite,
     lfm2,
+    lfm3,
     minimax,
     nemotron_h,
 )
@@ -44,6 +45,7 @@ def test_a_saved_folder_gives_the_logits_of_a_full_forward(name, paged_logits, o
         (nemotron_h([A, M]), {"layers_block_type": ["moe"]}, UnsupportedArchitecture, '"moe"'),
         (minimax([A]), {"postnorm": False}, UnsupportedArchitecture, "postnorm False of MiniMax"),
         (minimax([A]), {"shared_intermediate_size": 8}, UnsupportedArchitecture, "size 8 of Mini"),
+        (lfm3([A]), {"use_sandwich_norm": False}, UnsupportedArchitecture, "only true"),
         (falcon_h1(1), {"ssm_multipliers": [1.0]}, ModelConfigError, "must be 5 numbers"),
         (nemotron_h([A]), {"mlp_hidden_act": "silu"}, UnsupportedArchitecture, "only relu2"),
     ],

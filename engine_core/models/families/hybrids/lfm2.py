@@ -24,6 +24,7 @@ from engine_core.models.layer_cache import PagedKeys, recurrent_state
 from engine_core.models.rotary_config import read_rotary
 
 if TYPE_CHECKING:
+    from engine_core.layers.short_convolution import ShortConvolution
     from engine_core.models.blocks import Block, BlockBuilder
     from kernels.interface.recurrence import RecurrenceShape
 
@@ -79,19 +80,25 @@ class _Block:
     bias: bool
 
     def __call__(self, build: BlockBuilder, layer: int) -> Block:
-        from engine_core.layers.short_convolution import ShortConvolution
-
         if isinstance(build.config.spec.layers[layer], PagedKeys):
             return build.block(layer, build.attention(layer, head_norms=True))
-        mixer = ShortConvolution(
-            f"model.layers.{layer}.conv",
-            build.place(layer),
-            self.shape,
-            bias=self.bias,
-            dtype=build.dtype,
-            ops=build.ops,
-        )
-        return build.block(layer, mixer)
+        return build.block(layer, short_convolution(build, layer, self.shape, bias=self.bias))
+
+
+def short_convolution(
+    build: BlockBuilder, layer: int, shape: RecurrenceShape, *, bias: bool
+) -> ShortConvolution:
+    """The mixer of one layer."""
+    from engine_core.layers.short_convolution import ShortConvolution
+
+    return ShortConvolution(
+        f"model.layers.{layer}.conv",
+        build.place(layer),
+        shape,
+        bias=bias,
+        dtype=build.dtype,
+        ops=build.ops,
+    )
 
 
 GGUF_LAYER = {
@@ -115,7 +122,7 @@ def gguf_fields(meta: Metadata, config: Fields) -> Fields:
     }
 
 
-_SUFFIXES = (
+SUFFIXES = (
     ("operator_norm.weight", "input_layernorm.weight"),
     ("ffn_norm.weight", "post_attention_layernorm.weight"),
     ("feed_forward.w1.weight", "mlp.gate_proj.weight"),
@@ -130,7 +137,7 @@ FAMILY = Family(
     model_type="lfm2",
     read=read,
     tensor_prefixes=(("model.embedding_norm.", "model.norm."),),
-    tensor_suffixes=_SUFFIXES,
+    tensor_suffixes=SUFFIXES,
     gguf=Gguf(
         architecture="lfm2",
         layer=GGUF_LAYER,
