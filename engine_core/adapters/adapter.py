@@ -134,6 +134,8 @@ def _unknown(path: Path, name: str, targets: AdapterTargets) -> str:
         why = "experts take no adapters in this engine; train it on other layers"
     elif name.endswith(("embed_tokens", "lm_head")):
         why = "embeddings and the output layer take no adapters; train it on other layers"
+    elif name.endswith((".k_b_proj", ".v_b_proj")):
+        why = "kv_b_proj of latent attention takes no adapters; train it on other layers"
     else:
         why = "the model has no such layer; use an adapter that was made for this model"
     return f"{path} changes {name}: {why}"

@@ -151,6 +151,27 @@ class DeltaNetConfig:
         return 2 * self.num_key_heads * self.key_size + self.inner_size
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentConfig:
+    """Sizes of latent attention.
+
+    Attributes:
+        query_rank: of the vector that queries are made of; None: they are made of the input.
+        rank: of the vector that keys and values are made of.
+        nope_size, rope_size: of a head of queries and keys, what stays and what turns.
+        value_size: of a head of values.
+        pairs: neighbours turn together; else halves.
+    """
+
+    num_heads: int
+    query_rank: int | None
+    rank: int
+    nope_size: int
+    rope_size: int
+    value_size: int
+    pairs: bool
+
+
 @dataclass(frozen=True, slots=True)
 class WeightFactors:
     """A product whose inputs and outputs are multiplied by numbers that its weights leave out:
@@ -177,11 +198,13 @@ class InterleavedRows:
         num_groups: of rows, such as heads.
         parts: name of each product within the layer, and rows of a group that it has in each of
             its pieces.
+        pairs: the last piece is of rotary pairs side by side, and the product has halves.
     """
 
     name: str
     num_groups: int
     parts: tuple[tuple[str, tuple[int, ...]], ...]
+    pairs: bool = False
 
     @property
     def num_rows(self) -> int:

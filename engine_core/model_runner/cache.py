@@ -111,6 +111,7 @@ class PagedKVCache:
                 max_model_len=config.max_model_len,
                 dtype=config.dtype,
                 kv_dtype=config.kv_dtype,
+                value_size=keys.value_size_in_keys,
             )
         )
 

@@ -25,7 +25,10 @@ def interleaved_in(
     if found is None or num_rows != found.num_rows:
         return None
     sizes = [size for _, pieces in found.parts for size in pieces]
-    pieces = iter(torch.split(torch.arange(num_rows).view(found.num_groups, -1), sizes, 1))
+    split = list(torch.split(torch.arange(num_rows).view(found.num_groups, -1), sizes, 1))
+    if found.pairs:
+        split[-1] = split[-1].reshape(found.num_groups, -1, 2).transpose(1, 2)
+    pieces = iter(split)
     layer = prefix.removesuffix(found.name)
     return [
         (f"{layer}{name}", torch.cat([next(pieces).flatten() for _ in own]))

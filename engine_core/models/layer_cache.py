@@ -59,26 +59,31 @@ class PagedKeys(LayerCache):
     def reach(self) -> int | None:
         return self.window
 
+    @property
+    def value_size_in_keys(self) -> int | None:
+        """Last elements of a key that are its value; None: values are kept beside keys."""
+        return None
+
     def kv_shape(self, block_size: int, dtype: torch.dtype) -> KVShape:
         """Shape of what the layer reads in a block of so many tokens of a cache of `dtype`."""
         from kernels.interface.kv_cache import KVShape
 
-        return KVShape(block_size, self.num_kv_heads, self.key_size, self.value_size, dtype)
+        sizes = self.num_kv_heads, self.key_size, self.value_size
+        in_keys = self.value_size_in_keys is not None
+        return KVShape(block_size, *sizes, dtype, values_in_keys=in_keys)
 
     def block_bytes(self, block_size: int, dtype: torch.dtype) -> int:
         return 0 if self.shares is not None else self.kv_shape(block_size, dtype).block_bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Latent(LayerCache):
-    """One vector of each token, which all heads make their keys and values of (MLA)."""
+class Latent(PagedKeys):
+    """One vector of each token, which all heads make their keys and values of (MLA): a key of one
+    head, whose last elements are its value. Caches of 8 bits hold none."""
 
-    size: int
-
-    def block_bytes(self, block_size: int, dtype: torch.dtype) -> int:
-        from kernels.interface.kv_cache import cached_head_bytes
-
-        return block_size * cached_head_bytes(self.size, dtype)
+    @property
+    def value_size_in_keys(self) -> int | None:
+        return self.value_size
 
 
 @dataclass(frozen=True, slots=True)

@@ -196,5 +196,16 @@ def _resolve_longrope(
     return _config(plain / torch.tensor(short, dtype=torch.float32), float(on_both))
 
 
+def score_factor(fields: ConfigFields) -> float:
+    """On the scores of latent attention: YaRN's with mscale_all_dim acts on both sides of them."""
+    options = ConfigFields(
+        fields.mapping("rope_scaling") or fields.mapping("rope_parameters") or {}
+    )
+    if options.text("rope_type", options.text("type", "default")) == "default":
+        return 1.0
+    all_dim = options.get("mscale_all_dim")
+    return _mscale(options.positive_float("factor"), all_dim) ** 2 if all_dim else 1.0
+
+
 def _mscale(scale: float, mscale: float) -> float:
     return 1.0 if scale <= 1 else 0.1 * mscale * math.log(scale) + 1.0

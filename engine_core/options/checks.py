@@ -8,7 +8,7 @@ from typing import Any
 from engine_core.devices import DeviceTraits, traits_of
 from engine_core.errors import ConfigurationError
 from engine_core.models.errors import UnsupportedArchitecture
-from engine_core.models.layer_cache import State
+from engine_core.models.layer_cache import Latent, State
 from engine_core.models.registry import find_family, read_model_config
 from engine_core.options.engine import EngineOptions
 from engine_core.options.parallel import check_parallel
@@ -145,8 +145,8 @@ def check_encoder(options: EngineOptions, device: DeviceTraits) -> None:
 
 
 def check_states(config: Mapping[str, Any], device: DeviceTraits) -> None:
-    """Refuse a model whose layers keep states where no kernel computes them. `config`: its
-    config.json. Raises ConfigurationError: naming the model and the device that it runs on."""
+    """Refuse a model whose layers keep states or latents where no kernel computes them. `config`:
+    its config.json. Raises ConfigurationError: naming the model and the device that it runs on."""
     if device.runs_any_module:
         return
     try:
@@ -157,6 +157,11 @@ def check_states(config: Mapping[str, Any], device: DeviceTraits) -> None:
         raise ConfigurationError(
             f"{find_family(config)[0]} has layers that keep a recurrent state, which runs on a CPU "
             "only: it has no GPU kernel yet; run with --device cpu"
+        )
+    if any(isinstance(kept, Latent) for kept in layers):
+        raise ConfigurationError(
+            f"{find_family(config)[0]} has latent attention, which runs on a CPU only: it has no "
+            "GPU kernel yet; run with --device cpu"
         )
 
 

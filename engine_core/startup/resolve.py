@@ -15,6 +15,7 @@ from engine_core.model_runner.cpu.runner import CPUModelRunner
 from engine_core.model_runner.gpu import GPUModelRunner
 from engine_core.models.decoder import decoder_of
 from engine_core.models.encoders.encoder import Encoder
+from engine_core.models.layer_cache import Latent
 from engine_core.models.parallel.stages import Stage
 from engine_core.options.engine import EngineOptions
 from engine_core.scheduler import SchedulerConfig
@@ -125,9 +126,15 @@ def _choose_max_model_len(options: EngineOptions, loaded: LoadedModel) -> int:
 
 
 def _cache_dtype(options: EngineOptions, loaded: LoadedModel) -> torch.dtype:
-    cache_dtype = choose_cache_dtype(
-        options.kv_cache_dtype, loaded.numbers, keeps_bytes=loaded.computes_in_bytes
-    )
+    has_latents = any(isinstance(kept, Latent) for kept in loaded.model.spec.layers)
+    keeps_bytes = loaded.computes_in_bytes and not has_latents
+    name = options.kv_cache_dtype
+    cache_dtype = choose_cache_dtype(name, loaded.numbers, keeps_bytes=keeps_bytes)
+    if has_latents and cache_dtype.itemsize == 1:
+        raise ConfigurationError(
+            f"--kv-cache-dtype {name}: {loaded.architecture} caches latents, which are not kept in "
+            "8 bits; use auto or bfloat16"
+        )
     if loaded.model_impl == "transformers" and cache_dtype != loaded.dtype:
         raise ConfigurationError(
             f"--kv-cache-dtype {options.kv_cache_dtype} needs our own model code, and "

@@ -25,8 +25,8 @@ class AttentionGeometry(ctypes.Structure):
 
     _fields_ = [
         *members(INT64, "num_requests", "num_tokens", "table_width", "block_size"),
-        *members(INT64, "num_query_heads", "num_kv_heads", "head_size", "window", "kv_format"),
-        *members(INT64, "rounds", "bidirectional"),
+        *members(INT64, "num_query_heads", "num_kv_heads", "head_size", "value_size", "window"),
+        *members(INT64, "kv_format", "rounds", "bidirectional"),
         *members(POINTER, "starts", "lengths", "table", "slots", "ends"),
     ]
 
@@ -65,20 +65,26 @@ class NativeAttentionPlanner(AttentionPlanner):
                 f"sliding_window is {spec.sliding_window}, it must be 1 or above; give None for "
                 "full attention"
             )
+        size, value_size = spec.head_size, spec.value_size
+        if value_size is not None and not 0 < value_size < size:
+            raise ValueError(f"a value of {value_size} elements in a key of {size}: it is a part")
         super().__init__(spec)
         self._geometry = AttentionGeometry(
             block_size=spec.block_size,
             num_query_heads=spec.num_query_heads,
             num_kv_heads=spec.num_kv_heads,
-            head_size=spec.head_size,
+            head_size=size,
+            value_size=value_size or size,
             window=spec.sliding_window or 0,
             kv_format=kv_format,
             rounds=rounds,
             bidirectional=spec.bidirectional,
         )
         self._address = ctypes.addressof(self._geometry)
-        size = spec.head_size
-        self._kv_shape = KVShape(spec.block_size, spec.num_kv_heads, size, size, spec.kv_dtype)
+        sizes = spec.num_kv_heads, size, value_size or size
+        self._kv_shape = KVShape(
+            spec.block_size, *sizes, spec.kv_dtype, values_in_keys=value_size is not None
+        )
 
     def _plan_work(
         self, step: AttentionMetadata, num_decodes: int, num_decode_tokens: int
@@ -136,10 +142,12 @@ def block_stride(keys: torch.Tensor, values: torch.Tensor, shape: KVShape) -> in
     """Bytes from a block of keys, and of values, to the next.
     Raises ValueError: tensors of another shape or format."""
     stored = torch.uint8 if shape.dtype is torch.int8 else shape.dtype
-    caches, own = (keys, values), block_shapes(shape)
+    own = block_shapes(shape)
+    caches = (keys, keys if shape.values_in_keys else values)
     strides = {each.stride(0) * each.itemsize for each in caches}
     if (
         (keys.shape[1:], values.shape[1:]) != own
+        or (shape.values_in_keys and values[..., -1:].data_ptr() != keys[..., -1:].data_ptr())
         or len(keys) != len(values)
         or not (keys.dtype == values.dtype == stored)
         or len(strides) != 1
@@ -209,11 +217,13 @@ def fill_rotary(call: Rotary, kv_cache: KVCache | None, params: RotaryParams) ->
         shape = kv_cache.shape
         if shape.key_size != head_size:
             raise ValueError(f"heads of {head_size}, and a cache of {shape}")
-        call.k_cache, call.v_cache = kv_cache.keys.data_ptr(), kv_cache.values.data_ptr()
+        call.k_cache = kv_cache.keys.data_ptr()
+        call.v_cache = None if shape.values_in_keys else kv_cache.values.data_ptr()
         call.num_kv_heads = shape.num_kv_heads
         call.num_slots = len(kv_cache.keys) * shape.block_size
         call.kv_format = format_of(shape.dtype)
         call.block_size = shape.block_size
         call.block_stride = block_stride(*kv_cache.parts, shape)
-    num_heads: int = call.num_query_heads + 2 * call.num_kv_heads
+    kinds = 1 if kv_cache is not None and kv_cache.shape.values_in_keys else 2
+    num_heads: int = call.num_query_heads + kinds * call.num_kv_heads
     return num_heads * head_size

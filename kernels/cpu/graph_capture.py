@@ -227,8 +227,9 @@ class GraphCapture(OpRecorder):
             raise NotCapturable(f"attention is planned for {heads}, it is given {q.tail}")
         operands = attention_operands(plan, k_cache_BSKD, v_cache_BSKD, params)
         self.keeps += [operands, params]
-        size = heads[0] * heads[1]
-        out = Activation(self, self.new(size).memory, heads, size)
+        out_heads = heads[0], int(plan.geometry.value_size)
+        size = math.prod(out_heads)
+        out = Activation(self, self.new(size).memory, out_heads, size)
         operand, kind = ctypes.addressof(operands), GraphOpKind.ATTENTION
         self.add(kind, subject=q, operand=operand, out=out, plan=plan, size=size)
         return as_tensor(out)

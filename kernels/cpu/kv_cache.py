@@ -5,6 +5,7 @@ head, then their float32 scale `max|x| / 127`. So a block carries its scales whe
 Where blocks are whole panels of 16 tokens, keys of float32 lie in panels [B, S / 16, K, D, 16],
 and keys and values of int8, of heads of whole sixteens, in panels [B, S / 16, K, D / 4 + 1, 64]:
 of keys [D / 4][16 tokens][4] codes + 128, of values [4][D][4 tokens] codes, then 16 scales.
+Keys with values in them lie in rows.
 """
 
 from enum import IntEnum
@@ -39,7 +40,13 @@ def format_of(kv_dtype: torch.dtype) -> KVCacheFormat | None:
 
 
 def view_kv_cache(blocks_BN: torch.Tensor, shape: KVShape) -> KVCache:
-    """See `Operations.view_kv_cache`. Raises ValueError: keys and values of unlike sizes."""
+    """See `Operations.view_kv_cache`. Raises ValueError: keys and values of unlike sizes, or values
+    in keys of int8."""
+    if shape.values_in_keys:
+        if shape.dtype is torch.int8:
+            raise ValueError("latents are not kept in int8; choose --kv-cache-dtype bfloat16")
+        keys = shape.split(blocks_BN)[0].view(len(blocks_BN), *block_shapes(shape)[0])
+        return KVCache(keys, keys[..., -shape.value_size :], shape)
     if shape.key_size != shape.value_size:
         raise ValueError(f"keys of {shape.key_size} and values of {shape.value_size} elements")
     stored = torch.uint8 if shape.dtype is torch.int8 else shape.dtype
@@ -52,6 +59,9 @@ def view_kv_cache(blocks_BN: torch.Tensor, shape: KVShape) -> KVCache:
 
 def block_shapes(shape: KVShape) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Shapes of a block's keys and values, in a dtype of a known format."""
+    if shape.values_in_keys:
+        slots = shape.block_size, shape.num_kv_heads
+        return (*slots, shape.key_size), (*slots, shape.value_size)
     panels = shape.block_size // _PANEL_TOKENS, shape.num_kv_heads
     is_whole, size = shape.block_size % _PANEL_TOKENS == 0, shape.key_size
     is_bytes = shape.dtype is torch.int8

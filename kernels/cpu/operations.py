@@ -231,8 +231,8 @@ class CpuOperations(NativeElementwise, NativeRecurrence, NativeSampling, TorchOp
         rotary, head_size = self._rotary, params.head_size
         if (wanted := fill_rotary(rotary, kv_cache, params)) != width:
             raise ValueError(
-                f"qkv is {tuple(qkv_TN.shape)}; {params.num_query_heads} heads of q and twice the "
-                f"{rotary.num_kv_heads} of the cache, each of {head_size}, are {wanted} columns"
+                f"qkv is {tuple(qkv_TN.shape)}; {params.num_query_heads} heads of q and those of k "
+                f"and v, {rotary.num_kv_heads} in the cache, of {head_size} are {wanted} columns"
             )
         check_tensor("cos_sin", params.cos_sin_PD, params.cos_sin_PD.shape)
         check_tensor("positions", positions_T, (num_tokens,), torch.int64)
@@ -270,7 +270,7 @@ class CpuOperations(NativeElementwise, NativeRecurrence, NativeSampling, TorchOp
         operands = attention_operands(plan, k_cache, v_cache, params)
         if q_THD.stride(2) != 1 or q_THD.stride(1) != head_size or q_THD.stride(0) < 0:
             q_THD = q_THD.contiguous()
-        out_THD = torch.empty(shape, dtype=_FLOAT32)
+        out_THD = torch.empty((*shape[:2], geometry.value_size), dtype=_FLOAT32)
         check(
             self._native_attention(
                 plan.address,
@@ -302,7 +302,8 @@ class CpuOperations(NativeElementwise, NativeRecurrence, NativeSampling, TorchOp
             super().write_kv_cache(k_TKD, v_TKD, slot_mapping_T, kv_cache)
             return
         write_slots(kv_cache.keys, slot_mapping_T, k_TKD, are_keys=True)
-        write_slots(kv_cache.values, slot_mapping_T, v_TKD, are_keys=False)
+        if not kv_cache.shape.values_in_keys:
+            write_slots(kv_cache.values, slot_mapping_T, v_TKD, are_keys=False)
 
     def read_kv_cache(
         self, kv_cache: KVCache, slots_L: torch.Tensor

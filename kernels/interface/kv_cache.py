@@ -29,6 +29,7 @@ class KVShape:
 
     Attributes:
         dtype: of elements; see `cached_head_bytes`.
+        values_in_keys: a value is the last `value_size` elements of its key.
     """
 
     block_size: int
@@ -36,6 +37,7 @@ class KVShape:
     key_size: int
     value_size: int
     dtype: torch.dtype
+    values_in_keys: bool = False
 
     @property
     def key_bytes(self) -> int:
@@ -45,13 +47,16 @@ class KVShape:
     @property
     def block_bytes(self) -> int:
         """Bytes of a block's keys and values."""
+        if self.values_in_keys:
+            return self.key_bytes
         value_bytes = cached_head_bytes(self.value_size, self.dtype)
         return self.key_bytes + self.block_size * self.num_kv_heads * value_bytes
 
     def split(
         self, blocks_BN: torch.Tensor, stored: torch.dtype | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values in the first bytes of each block [B, N], without copies.
+        """Keys and values in the first bytes of each block [B, N], without copies; no values where
+        they are in the keys.
 
         Args:
             stored: dtype of the results; None: of the elements.
@@ -68,7 +73,7 @@ class KVCache:
     Attributes:
         keys, values: blocks first, the rest in the backend's own layout: [B, S, K, D] (torch), [B,
             K, S, D] (Triton), or panels of 16 tokens (native CPU: keys of float32, both of int8).
-            Blocks may lie apart, what is in one does not.
+            Blocks may lie apart, what is in one does not. Values in keys are columns of these.
     """
 
     keys: torch.Tensor

@@ -98,6 +98,8 @@ class AttentionSpec:
             it.
         bidirectional: a query sees all keys of its sequence, or those less than `sliding_window`
             away on either side. Steps hold whole sequences.
+        value_size: of values in the keys (`KVShape.values_in_keys`), and of results; None: values
+            are beside the keys, as long as these.
     """
 
     num_query_heads: int
@@ -111,6 +113,7 @@ class AttentionSpec:
     dtype: torch.dtype
     kv_dtype: torch.dtype
     bidirectional: bool = False
+    value_size: int | None = None
 
 
 class AttentionPlanner(ABC):
@@ -467,7 +470,8 @@ class Operations(Protocol):
         Returns q_THD, rotated.
 
         Args:
-            qkv_TN: [T, (H + 2K) * D], heads of q, then k, then v. Consumed: may be overwritten.
+            qkv_TN: [T, (H + 2K) * D], heads of q, then k, then v, which are left out where values
+                are in the keys. Consumed: may be overwritten.
             positions_T: int64, each below P.
             slot_mapping_T: int64, see AttentionMetadata.
             kv_cache: written in place; its K gives the number of key/value heads. None: of a layer
@@ -501,7 +505,7 @@ class Operations(Protocol):
         A query at position p sees keys in (p - sliding_window, p], or [0, p] without a window.
         Scores are `scale * q @ k`, then `softcap * tanh(score / softcap)` if softcap is given, then
         plus `slope * (key position - query position)` if slopes are (ALiBi, arXiv:2108.12409).
-        Query head h reads key/value head `h // (H / K)`. Returns out_THD.
+        Query head h reads key/value head `h // (H / K)`. Returns out_THD, D the size of a value.
 
         Args:
             k_cache, v_cache: keys and values of the KVCache of the layer.

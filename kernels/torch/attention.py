@@ -35,11 +35,16 @@ class PagedAttention:
         is_plain = params.softcap is None and params.sinks_H is None
         is_plain = is_plain and params.alibi_slopes_H is None
         num_kv_heads, head_size = k_cache_BSKD.shape[2:]
-        out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
+        value_size = v_cache_BSKD.shape[3]
+        shape = *q_THD.shape[:2], value_size
+        out_THD = torch.empty(shape, dtype=q_THD.dtype, device=q_THD.device)
         for group in groups:
             shape = (group.num_tiles, num_kv_heads, group.num_keys, head_size)
             k_GKLD = self._gather("keys", k_cache_BSKD, group).view(shape)
-            v_GKLD = self._gather("values", v_cache_BSKD, group).view(shape)
+            if value_size == head_size:
+                v_GKLD = self._gather("values", v_cache_BSKD, group).view(shape)
+            else:  # they are in the keys
+                v_GKLD = k_GKLD[..., -value_size:]
             q_GKND = _pack_queries(q_THD, group, num_kv_heads)
             if is_plain and q_GKND.shape[2] > _MOST_ROWS_FOR_BMM:
                 o_GKND = F.scaled_dot_product_attention(
@@ -64,7 +69,7 @@ class PagedAttention:
         params: AttentionParams,
     ) -> torch.Tensor:
         """Two batched products with the softmax in float32 between them."""
-        num_tiles, num_kv_heads, num_rows, head_size = q_GKND.shape
+        num_tiles, num_kv_heads, num_rows, _ = q_GKND.shape
         num_keys = k_GKLD.shape[2]
         scores = self._buffer("scores", (num_tiles * num_kv_heads, num_rows, num_keys), q_GKND)
         torch.bmm(
@@ -85,7 +90,7 @@ class PagedAttention:
             scores_GKNL = torch.cat((scores_GKNL, sinks_GKN1), dim=-1)
         weights_GKNL = torch.softmax(scores_GKNL, dim=-1)[..., :num_keys].to(q_GKND.dtype)
         return torch.bmm(weights_GKNL.flatten(0, 1), v_GKLD.flatten(0, 1)).view(
-            num_tiles, num_kv_heads, num_rows, head_size
+            num_tiles, num_kv_heads, num_rows, -1
         )
 
     def _gather(self, name: str, cache_BSKD: torch.Tensor, group: TileGroup) -> torch.Tensor:

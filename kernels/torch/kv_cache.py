@@ -11,11 +11,10 @@ def view_kv_cache(blocks_BN: torch.Tensor, shape: KVShape) -> KVCache:
     """See `Operations.view_kv_cache`."""
     keys, values = shape.split(blocks_BN)
     heads = shape.block_size, shape.num_kv_heads
-    return KVCache(
-        keys.view(len(keys), *heads, shape.key_size),
-        values.view(len(keys), *heads, shape.value_size),
-        shape,
-    )
+    keys = keys.view(len(keys), *heads, shape.key_size)
+    if shape.values_in_keys:
+        return KVCache(keys, keys[..., -shape.value_size :], shape)
+    return KVCache(keys, values.view(len(keys), *heads, shape.value_size), shape)
 
 
 def write_kv_cache(
@@ -24,7 +23,9 @@ def write_kv_cache(
     """See `Operations.write_kv_cache`."""
     size = kv_cache.shape.block_size
     at = slot_mapping_T // size, slot_mapping_T % size
-    kv_cache.keys[at], kv_cache.values[at] = k_TKD, v_TKD
+    kv_cache.keys[at] = k_TKD
+    if not kv_cache.shape.values_in_keys:
+        kv_cache.values[at] = v_TKD
 
 
 def read_kv_cache(kv_cache: KVCache, slots_L: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -46,7 +47,7 @@ def rotary_and_cache(
     num_tokens = qkv_TN.shape[0]
     num_kv_heads = 0 if kv_cache is None else kv_cache.shape.num_kv_heads
     # |<----- H ----->|<-- K -->|<-- K -->|  heads of qkv; the first H + K turn together
-    heads_THD = qkv_TN.view(num_tokens, num_query_heads + 2 * num_kv_heads, params.head_size)
+    heads_THD = qkv_TN.view(num_tokens, -1, params.head_size)
     q_THD = heads_THD[:, :num_query_heads]
     k_TKD = heads_THD[:, num_query_heads : num_query_heads + num_kv_heads]
     v_TKD = heads_THD[:, num_query_heads + num_kv_heads :]

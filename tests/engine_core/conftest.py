@@ -83,6 +83,7 @@ class PagedRun:
                     max_model_len=max(map(len, sequences)),
                     dtype=dtype,
                     kv_dtype=dtype,
+                    value_size=keys.value_size_in_keys,
                 )
             )
             for keys in set(spec.caches)

@@ -126,7 +126,7 @@ def reference_paged_attention(
     sliding_window, softcap = params.sliding_window, params.softcap
     sinks_H, alibi_slopes_H = params.sinks_H, params.alibi_slopes_H
     dtype = torch.promote_types(q_THD.dtype, torch.float32)
-    out_THD = torch.zeros(q_THD.shape, dtype=dtype)
+    out_THD = torch.zeros(*q_THD.shape[:2], v_cache_BSKD.shape[3], dtype=dtype)
     group_size = q_THD.shape[1] // k_cache_BSKD.shape[2]
     starts = metadata.query_start_loc_R1.tolist()
     for request, length in enumerate(metadata.seq_lens_R.tolist()):

@@ -217,6 +217,8 @@ def _dtype(tensors: Mapping[str, GgufTensor]) -> str | None:
 
 
 def _head_dim(meta: GgufMetadata, hidden_size: int, num_heads: int) -> int:
+    if meta.gguf.has_latents:
+        return int(meta.number("rope.dimension_count"))
     head_dim = int(meta.number("attention.key_length", 0))
     if not head_dim:
         if num_heads <= 0 or hidden_size % num_heads:

@@ -38,6 +38,16 @@ MAMBA2 = {
     "ssm_d": "mamba.D",
     "ssm_norm": "mamba.norm",
 }
+LATENTS = {
+    "attn_q": "self_attn.q_proj",
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+    "attn_output": "self_attn.o_proj",
+}
 LLAMA = PROJECTIONS | GATED | TWO_NORMS
 """Tensors of a layer: llama.cpp's name to the checkpoint's, {} for the number of an expert. Where
 both end in .weight or .bias, that is left out."""
@@ -101,6 +111,7 @@ class Gguf:
         reordered: a tensor by the checkpoint's name, with the config -> as the checkpoint has it;
             None: rows and columns are in the checkpoint's order.
         scales: keys such as "logit_scale" that `fields` reads; elsewhere they must be one.
+        has_latents: a head of the config is what turns of one; keys are as long as it caches them.
     """
 
     architecture: str
@@ -117,6 +128,7 @@ class Gguf:
     last_norm: str = "output_norm.weight"
     reordered: Callable[[str, Any, Fields], Any] | None = None
     scales: frozenset[str] = frozenset()
+    has_latents: bool = False
 
     @property
     def has_experts(self) -> bool:
@@ -165,4 +177,18 @@ def mamba2_sizes(meta: Metadata, config: Fields, kinds: list[str]) -> Fields:
         "mamba_d_conv": int(meta.number("ssm.conv_kernel")),
         "mamba_conv_bias": f"blk.{layer}.ssm_conv1d.bias" in meta.tensors,
         "mamba_proj_bias": f"blk.{layer}.ssm_in.bias" in meta.tensors,
+    }
+
+
+def latent_sizes(meta: Metadata, config: Fields, value_size: int) -> Fields:
+    """Sizes of latent attention. `value_size`: of a head, where the file does not say."""
+    rope_size = int(meta.number("rope.dimension_count"))
+    key_size = int(meta.number("attention.key_length_mla", meta.number("attention.key_length")))
+    ranks = {"q_lora_rank": "attention.q_lora_rank", "kv_lora_rank": "attention.kv_lora_rank"}
+    return {
+        **{field: meta.number(key, None) for field, key in ranks.items()},
+        "num_key_value_heads": config["num_attention_heads"],
+        "qk_rope_head_dim": rope_size,
+        "qk_nope_head_dim": key_size - rope_size,
+        "v_head_dim": int(meta.number("attention.value_length_mla", value_size)),
     }

@@ -76,7 +76,7 @@ thread_local size_t num_pass_plans = 0;
 const char* run(const AttentionGeometry* g, AttentionPlan& plan, bool is_planned, const float* q,
                 int64_t q_stride, const AttentionOperands& call, float* out) {
     if (g->num_kv_heads < 1 || g->num_query_heads % g->num_kv_heads != 0 || g->head_size < 1 ||
-        g->block_size < 1 || g->window < 0 || g->num_requests < 0 ||
+        g->block_size < 1 || g->window < 0 || g->value_size < 1 || g->value_size > g->head_size || g->num_requests < 0 ||
         !is_kv_format(g->kv_format)) {
         return refuse("%ld query heads over %ld key/value heads of %ld, blocks of %ld: counts must "
                       "be positive, and the first a multiple of the second", g->num_query_heads,
@@ -84,7 +84,7 @@ const char* run(const AttentionGeometry* g, AttentionPlan& plan, bool is_planned
     }
     const Attention a{q, q_stride, call.k, call.v, call.block_stride, out, g->starts, g->lengths, g->table,
                       g->table_width, g->block_size, g->num_query_heads, g->num_kv_heads,
-                      g->head_size, g->window, g->bidirectional != 0, g->kv_format, g->rounds != 0,
+                      g->head_size, g->value_size, g->window, g->bidirectional != 0, g->kv_format, g->rounds != 0,
                       call.scale, call.softcap, call.sinks, call.slopes, g->ends};
     if (!is_planned) {
         const char* refusal = check_requests(a, g->num_requests, g->num_tokens, call.num_blocks);

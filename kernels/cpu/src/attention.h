@@ -29,18 +29,19 @@ struct AttentionRow {
     int32_t position, first, stop;
 };
 
-// One call. H query heads, K key/value heads, D head size; rows of q and out are [H, D].
+// One call. H query heads, K key/value heads, D head size; rows of q are [H, D], of out [H, value
+// size]. Where that is another, values are the last elements of the keys, which lie in rows.
 struct Attention {
     const float* q;
     int64_t q_stride;  // floats from one token to the next
     const uint8_t* k;  // blocks, see kv_cache.h
     const uint8_t* v;
     int64_t block_stride;  // bytes from a block of either to the next
-    float* out;  // [T, H, D]
+    float* out;  // [T, H, value size]
     const int32_t* starts;
     const int32_t* lengths;
     const int32_t* table;
-    int64_t table_width, block_size, num_query_heads, num_kv_heads, head_size;
+    int64_t table_width, block_size, num_query_heads, num_kv_heads, head_size, value_size;
     int64_t window;  // 0: none
     bool bidirectional;  // steps hold whole sequences, and a window reaches to both sides
     int64_t kv_format;
@@ -51,8 +52,11 @@ struct Attention {
     const float* slopes;  // [H] or null
     const int32_t* ends;  // [T] never falling in a request: behind the last key seen; or null
 
-    bool has_floats() const { return has_float_panels(kv_format, block_size); }
-    bool has_bytes() const { return has_byte_panels(kv_format, block_size, head_size); }
+    bool is_latent() const { return value_size != head_size; }
+    bool has_floats() const { return !is_latent() && has_float_panels(kv_format, block_size); }
+    bool has_bytes() const {
+        return !is_latent() && has_byte_panels(kv_format, block_size, head_size);
+    }
     int64_t group() const { return num_query_heads / num_kv_heads; }
     int64_t num_queries(int64_t request) const { return starts[request + 1] - starts[request]; }
     // Of the request's first token in this step.
@@ -74,7 +78,7 @@ struct Attention {
     }
     // Floats of one row's state: its sum of values, padded to whole registers, then the largest
     // score and the sum of weights.
-    int64_t padded() const { return (head_size + 15) / 16 * 16; }
+    int64_t padded() const { return (value_size + 15) / 16 * 16; }
     int64_t state() const { return padded() + 16; }
 };
 

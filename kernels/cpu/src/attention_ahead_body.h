@@ -17,6 +17,7 @@ public:
     void take(const Attention& a, const AttentionItem& item, const AttentionMember& member,
               int64_t start) {
         row_bytes_ = kv_row_bytes(a.kv_format, a.head_size);
+        is_latent_ = a.is_latent();
         const int32_t* blocks = a.table + member.request * a.table_width;
         const bool has_bytes = a.has_bytes();
         const int64_t seen = a.stop_key(member.request, member.query_stop - 1);
@@ -47,7 +48,7 @@ public:
         for (; next_ < due; ++next_) {
             for (int64_t line = 0; line < num_heads_ * row_bytes_; line += 64) {
                 __builtin_prefetch(k_ + at_[next_] + line, 0, 2);
-                __builtin_prefetch(v_ + at_[next_] + line, 0, 2);
+                if (!is_latent_) __builtin_prefetch(v_ + at_[next_] + line, 0, 2);
             }
         }
     }
@@ -74,5 +75,6 @@ private:
     int64_t at_[tile_keys];  // bytes
     int64_t row_bytes_ = 0, num_heads_ = 0;
     int64_t num_rows_ = 0, next_ = 0;
+    bool is_latent_ = false;
     int64_t pace_ = 0, due_ = 0;  // rows, in parts of 2^16
 };

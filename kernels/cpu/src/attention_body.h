@@ -221,7 +221,7 @@ static void attend_with(const Attention& a, const AttentionPlan& plan, int64_t i
             for (const int32_t* stop = token + own.query_stop - own.query; token < stop; ++token) {
                 for (int64_t g = 0; g < group; ++g, results += state) {
                     const int64_t query_head = head * group + g;
-                    float* to = a.out + (*token * a.num_query_heads + query_head) * head_size;
+                    float* to = a.out + (*token * a.num_query_heads + query_head) * a.value_size;
                     if (own.partial < 0) write_row(a, query_head, results, to);
                 }
             }
@@ -247,7 +247,8 @@ static void attend(const Attention& a, const AttentionPlan& plan, int64_t index,
     if (a.kv_format == static_cast<int64_t>(KVCacheFormat::i8) && ByteTile::can_take(a))
         return attend_with<ByteTile>(a, plan, index, partials, scratch);
 #elif EC_LEVEL == 1
-    if (a.kv_format == static_cast<int64_t>(KVCacheFormat::i8) && a.head_size <= 512)
+    if (a.kv_format == static_cast<int64_t>(KVCacheFormat::i8) && a.head_size <= 512 &&
+        !a.is_latent())
         return attend_with<VectorTile<Words>>(a, plan, index, partials, scratch);
 #endif
     attend_with<FloatTile>(a, plan, index, partials, scratch);
@@ -263,6 +264,6 @@ static void join_tiles(const Attention& a, const AttentionJoin& join, float* par
             join_state(own, own + s * a.num_kv_heads * rows * state, a.padded());
         const int64_t query_head = join.head * group + r % group;
         const int64_t token = a.starts[join.request] + r / group;
-        write_row(a, query_head, own, a.out + (token * a.num_query_heads + query_head) * a.head_size);
+        write_row(a, query_head, own, a.out + (token * a.num_query_heads + query_head) * a.value_size);
     }
 }

@@ -82,7 +82,7 @@ public:
     }
 
     // Sums of D products of two bytes stay below 2^24, where floats are integers.
-    static bool can_take(const Attention& a) { return a.head_size <= 512; }
+    static bool can_take(const Attention& a) { return a.head_size <= 512 && !a.is_latent(); }
 
     static int64_t query_floats(const Attention& a) { return dwords_of(a) + 2; }
 

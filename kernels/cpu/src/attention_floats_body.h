@@ -297,9 +297,9 @@ private:
     }
 
     void read_floats(const uint8_t* const* k, const uint8_t* const* v) {
-        const int64_t head_size = a_.head_size, padded = a_.padded();
+        const int64_t head_size = a_.head_size, value_size = a_.value_size, padded = a_.padded();
         const bool is_float = a_.kv_format == static_cast<int64_t>(KVCacheFormat::f32);
-        const bool copies = packs_ || padded != head_size;
+        const bool copies = packs_ || padded != value_size;
         if (has_panels_ && !copies) {
             const auto count = static_cast<size_t>(stop_ - first_);
             std::memcpy(value_rows_ + first_, v + first_, count * sizeof v[0]);
@@ -317,15 +317,16 @@ private:
                     read_value(v[seen], lane, head_size, own);
                 } else {
                     read_row(a_.kv_format, k[j], head_size, own_key);
-                    read_row(a_.kv_format, v[j], head_size, own);  // into `keys_`: they come later
+                    if (!a_.is_latent())  // into `keys_`: they come later
+                        read_row(a_.kv_format, v[j], head_size, own);
                 }
                 key = own_key;
-                value = own;
+                value = a_.is_latent() ? own_key + head_size - value_size : own;
             }
             key_rows_[j] = key;
             value_rows_[j] = copies ? to : value;
             for (int64_t d = 0; copies && d < padded; d += panel_values) {
-                const auto count = static_cast<size_t>(head_size - d);
+                const auto count = static_cast<size_t>(value_size - d);
                 float part[panel_values] = {};
                 if (count >= panel_values) {
                     std::memcpy(part, value + d, sizeof part);

@@ -37,7 +37,7 @@ public:
 
     static bool can_take(const Attention& a) {
         return a.rounds && a.kv_format == static_cast<int64_t>(KVCacheFormat::bf16) &&
-               a.head_size % 32 == 0;
+               a.head_size % 32 == 0 && a.value_size % 32 == 0;
     }
 
     static int64_t query_floats(const Attention& a) { return a.head_size / 2; }
@@ -57,7 +57,7 @@ public:
     // Keys out of sight repeat one that is seen: they weigh nothing, and are numbers if it is.
     void read(const uint8_t* const* k, const uint8_t* const* v, int64_t first, int64_t stop,
               Ahead& ahead) {
-        const int64_t size = a_.head_size;
+        const int64_t size = a_.head_size, value_size = a_.value_size;
         const auto seen = [&](int64_t j) { return j < first ? first : j < stop ? j : stop - 1; };
         for (int64_t unit = first / unit_keys * unit_keys; unit < stop; unit += unit_keys) {
             for (int64_t dword = 0; dword < size / 2; dword += 16) {
@@ -74,8 +74,8 @@ public:
         const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
         for (int64_t j = first / 32 * 32; j < (stop + 31) / 32 * 32; j += 2) {
             const uint8_t *even = v[seen(j)], *odd = v[seen(j + 1)];
-            int32_t* to = values_ + j / 2 * size;
-            for (int64_t d = 0; d < size; d += 32) {
+            int32_t* to = values_ + j / 2 * value_size;
+            for (int64_t d = 0; d < value_size; d += 32) {
                 const __m512i a = _mm512_permutexvar_epi64(order, _mm512_loadu_si512(even + 2 * d));
                 const __m512i b = _mm512_permutexvar_epi64(order, _mm512_loadu_si512(odd + 2 * d));
                 _mm512_storeu_si512(to + d, _mm512_unpacklo_epi16(a, b));
@@ -94,7 +94,7 @@ public:
 protected:
     const Attention& a_;
     int32_t* keys_;    // [D / 2][128]
-    int32_t* values_;  // [64][D]
+    int32_t* values_;  // [64][value size]
 };
 
 class PairVectorTile : public PairPanels {
@@ -123,7 +123,7 @@ public:
     template <int ROWS>
     void add(std::integral_constant<int, ROWS>, int64_t first, int64_t stop, const float* weights,
              const float*, const float* own, const float* other, float* states) const {
-        const int64_t size = a_.head_size, state = a_.state();
+        const int64_t size = a_.value_size, state = a_.state();
         for (int64_t d = 0; d < size; d += 16 * COLUMNS) {
             const int64_t left = (size - d) / 16;
             with_count<COLUMNS>(left, [&](auto columns) {

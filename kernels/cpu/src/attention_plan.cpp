@@ -23,7 +23,7 @@ Request request_of(const Attention& a, int64_t r) {
 }
 
 bool is_split(const Attention& a, const Request& request) {
-    return request.num_queries * a.group() <= most_split_rows;
+    return request.num_queries * a.group() <= std::max(most_split_rows, a.group());
 }
 
 // Tiles of split requests whose keys lie in the same blocks, as behind a common prefix: they are

@@ -158,5 +158,5 @@ static void write_row(const Attention& a, int64_t query_head, float* state, floa
         total = total * own + exp2_to_one(splat(sink - top))[0];
     }
     const float factor = own / total;
-    for (int64_t d = 0; d < a.head_size; ++d) out[d] = state[d] * factor;
+    for (int64_t d = 0; d < a.value_size; ++d) out[d] = state[d] * factor;
 }

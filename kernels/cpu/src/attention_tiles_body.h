@@ -72,7 +72,7 @@ public:
              const float* own, const float* other, float* states) const {
         alignas(64) float sums[most_rows][64];
         const int64_t start = first / 32 * 32, steps = (stop - start + 31) / 32;
-        const int64_t size = a_.head_size, state = a_.state();
+        const int64_t size = a_.value_size, state = a_.state();
         for (int64_t d = 0; d < size; d += 64) {
             const int64_t width = width_of(size - d);
             multiply<Unit, Products>(width, steps, weights + start / 2, 4 * tile_keys,

@@ -145,11 +145,10 @@ bool is_rotated_product(const ec::GraphStep& step, int64_t num_rows, int64_t i) 
         step.ops[i + 1].geometry->num_tokens != num_rows)
         return false;
     const auto& rotary = *static_cast<const ec::Rotary*>(step.ops[i + 1].operand);
-    const int64_t num_heads = rotary.num_query_heads + 2 * rotary.num_kv_heads;
     return rotary.qkv == c.out && rotary.qkv_stride == c.out_stride &&
            rotary.head_size % ec::panel_outputs == 0 &&
            static_cast<const ec::LinearWeight*>(c.operand)->num_outputs ==
-               num_heads * rotary.head_size;
+               rotary.num_heads() * rotary.head_size;
 }
 
 const char* run_rotated_product(const ec::GraphStep& step, int64_t num_rows, int64_t i) {

@@ -13,7 +13,7 @@
 // What attention must know of a step. Mirrored by `AttentionGeometry` in kernels/cpu/attention.py.
 struct AttentionGeometry {
     int64_t num_requests, num_tokens, table_width, block_size;
-    int64_t num_query_heads, num_kv_heads, head_size, window;
+    int64_t num_query_heads, num_kv_heads, head_size, value_size, window;
     int64_t kv_format;     // of the cache, see kv_cache.h
     int64_t rounds;        // 1: queries and weights may be rounded to bfloat16
     int64_t bidirectional;  // 1: queries see keys behind them, too

@@ -43,8 +43,7 @@ void fetch_slots(const Rotary& r, int64_t head, int64_t token, int64_t token_sto
     const int64_t own = (head - r.num_query_heads) % r.num_kv_heads;
     const bool is_value = head >= r.num_query_heads + r.num_kv_heads;
     const int64_t row_bytes = kv_row_bytes(r.kv_format, r.head_size);
-    const bool has_panels = has_byte_panels(r.kv_format, r.block_size, r.head_size) ||
-                            (!is_value && has_float_panels(r.kv_format, r.block_size));
+    const bool has_panels = r.has_bytes() || (!is_value && r.has_floats());
     const uint8_t* cache = is_value ? r.v_cache : r.k_cache;
     for (int64_t last = -1; token < token_stop; ++token) {
         const int64_t block = r.slots[token] / r.block_size, panel = r.slots[token] / panel_tokens;
@@ -69,7 +68,7 @@ void rotate(const Rotary& r, int64_t head, int64_t token, int64_t token_stop) {
 EC_EXPORT const char* ec_rotary_and_cache(const ec::Rotary* r) {
     if (const char* refusal = ec::check_rotary(r)) return refusal;
     const auto rotate_rows = EC_CHOOSE(rotate_rows);
-    const int64_t num_heads = r->num_query_heads + 2 * r->num_kv_heads;
+    const int64_t num_heads = r->num_heads();
     ec::for_rows(r->num_tokens, num_heads * r->head_size,
                  [&](int64_t token) { rotate_rows(*r, 0, num_heads, token, token + 1); });
     return nullptr;

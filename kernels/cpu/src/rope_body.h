@@ -36,11 +36,11 @@ EC_INLINE void rotate_one(const Rotary& r, int64_t token, int64_t head) {
     const int64_t row_bytes = kv_row_bytes(r.kv_format, r.head_size), lane = slot % panel_tokens;
     uint8_t* cache = (is_value ? r.v_cache : r.k_cache) + block * r.block_stride;
     uint8_t* panel = cache + panel_offset(slot, own, r.num_kv_heads, row_bytes);
-    if (has_byte_panels(r.kv_format, r.block_size, r.head_size)) {
+    if (r.has_bytes()) {
         if (is_value) return store_lane<false>(x, r.head_size, lane, panel);
         return store_lane<true>(x, r.head_size, lane, panel);
     }
-    if (!is_value && has_float_panels(r.kv_format, r.block_size)) {
+    if (!is_value && r.has_floats()) {
         auto* to = reinterpret_cast<float*>(panel) + lane;
         for (int64_t d = 0; d < r.head_size; ++d) to[d * panel_tokens] = x[d];
         return;

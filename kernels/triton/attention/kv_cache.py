@@ -13,6 +13,8 @@ def view_kv_cache(blocks_BN: torch.Tensor, shape: KVShape) -> KVCache:
         raise ValueError(
             f"block size {size} is not a power of two; choose --block-size 16, 32, 64 or 128"
         )
+    if shape.values_in_keys:
+        raise ValueError("latent attention has no GPU kernel; run this model with --device cpu")
     if shape.key_size != shape.value_size:
         raise ValueError(f"keys of {shape.key_size} and values of {shape.value_size} elements")
     heads = len(blocks_BN), shape.num_kv_heads, size, shape.key_size

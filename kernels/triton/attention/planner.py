@@ -137,6 +137,8 @@ def _check(spec: AttentionSpec) -> None:
             f"{spec.num_query_heads} query heads over {spec.num_kv_heads} key/value heads: the "
             f"limit is {TILE_ROWS} query heads a key/value head; run this model with --device cpu"
         )
+    if spec.value_size is not None:
+        raise ValueError("latent attention has no GPU kernel; run this model with --device cpu")
     if spec.bidirectional:
         raise ValueError("bidirectional attention has no GPU kernel")
     if head_size > _LARGEST_HEAD:

@@ -19,6 +19,7 @@ from kernels.torch import recurrence
 from kernels.triton.operations import TritonOperations
 from tests.engine_core.conftest import PagedRun
 from tests.engine_core.models.hybrid_cases import falcon_h1, granite, lfm3, minimax
+from tests.engine_core.models.latent_cases import minicpm3
 from tests.native_kernels import native_library_or_skip
 
 peft = pytest.importorskip("peft")
@@ -196,14 +197,17 @@ def test_an_adapter_changes_columns_that_a_file_has_in_another_order(made, ops):
             minimax(["linear_attention", "full_attention"]),
             ["qkv_proj", "output_gate", "q_proj", "o_proj"],
         ),
+        (minicpm3(initializer_range=0.1), ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"]),
     ],
 )
-def test_products_of_layers_that_keep_a_state_take_adapters(config, targets, tmp_path_factory, ops):
-    options = {"states": {"r": 5, "lora_alpha": 16, "target_modules": targets}}
+def test_products_of_layers_that_keep_other_things_take_adapters(
+    config, targets, tmp_path_factory, ops
+):
+    options = {"own": {"r": 5, "lora_alpha": 16, "target_modules": targets}}
     config, weights, folders, expected = make(config, tmp_path_factory, options)
     model = our_model(config, weights, ops)
-    logits = run(model, ops, folders, ["states", None, "states", None], STEPS)
-    for number, adapter in enumerate(["states", None]):
+    logits = run(model, ops, folders, ["own", None, "own", None], STEPS)
+    for number, adapter in enumerate(["own", None]):
         assert (logits[number] - expected[adapter][number]).abs().max() < 1e-4
     assert (logits[0] - expected[None][0]).abs().max() > 0.1
 

@@ -53,7 +53,7 @@ def test_a_layer_that_shares_keys_takes_no_memory():
 
 
 def test_latent_vectors_and_states_are_planned_as_keys_are():
-    latent = Latent(576)
+    latent = Latent(1, 576, 512)
     state = State(
         ((16, 64, 64), (3, 2048)), (torch.float32, torch.bfloat16), ((2048,),), (torch.float32,)
     )

@@ -13,7 +13,7 @@ from engine_core.model_runner.cpu.runner import CPUModelRunner
 from kernels.backends import select_operations
 from kernels.torch.operations import TorchOperations
 from protocol.sampling import SamplingParams
-from tests.engine_core.models import hybrid_cases, qwen_hybrid_cases
+from tests.engine_core.models import hybrid_cases, latent_cases, qwen_hybrid_cases
 
 NUM_TOKENS = 11
 FEW = 14
@@ -56,12 +56,16 @@ def greedy(reference, prompt):
         ("qwen3.5, attention last, tied, biases", 23, "native", True),
         ("qwen3.5 with experts", 7, "native", False),
         ("qwen3-next, a dense layer", 23, "native", False),
+        ("minicpm3", 7, "native", False),
+        ("minicpm3, whole queries, untied, YaRN", 23, "torch", True),
     ],
 )
 def test_tokens_are_those_of_transformers(name, chunk, backend, drafted):
     """With few blocks, so that requests are preempted, hits, three sequences of a prompt, and right
     and wrong drafts."""
-    cases = qwen_hybrid_cases if name in qwen_hybrid_cases.CONFIGS else hybrid_cases
+    cases = next(
+        each for each in (hybrid_cases, qwen_hybrid_cases, latent_cases) if name in each.CONFIGS
+    )
     reference, ops = cases.reference_model(name), BACKENDS[backend]()
     generator = torch.Generator().manual_seed(1)
     first = torch.randint(8, 131, (25,), generator=generator).tolist()

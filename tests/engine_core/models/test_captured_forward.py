@@ -12,6 +12,7 @@ from kernels.cpu.captured_forward import CapturedForward
 from kernels.cpu.operations import CpuOperations
 from tests.engine_core.models.encoder_cases import CONFIGS as ENCODERS
 from tests.engine_core.models.hybrid_cases import CONFIGS as HYBRIDS
+from tests.engine_core.models.latent_cases import CONFIGS as LATENTS
 from tests.engine_core.models.qwen_hybrid_cases import CONFIGS as QWEN_HYBRIDS
 from tests.native_kernels import native_library_or_skip
 
@@ -51,6 +52,7 @@ DECODERS = {
     "falcon_h1, no norm": HYBRIDS["falcon-h1, biases, no norm, tied"],
     "minimax": HYBRIDS["minimax"],
     "bamba": HYBRIDS["bamba, biases, tied"],
+    "minicpm3": LATENTS["minicpm3"],
 }
 AXES = {"qwen2_vl": transformers.Qwen2VLConfig(text_config=TEXT)}
 NOT_CAPTURED = {

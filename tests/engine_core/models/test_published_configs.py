@@ -41,7 +41,16 @@ _SIZES = (
     "family",
     [
         *("Arcee", "Granite", "Ministral3", "Olmo2", "Olmoe", "Phi3", "Qwen2Moe", "SmolLM3"),
-        *("MiniMax", "Bamba", "FalconH1", "GraniteMoeHybrid", "Lfm2", "Lfm2Moe", "Lfm3"),
+        *(
+            "MiniMax",
+            "MiniCPM3",
+            "Bamba",
+            "FalconH1",
+            "GraniteMoeHybrid",
+            "Lfm2",
+            "Lfm2Moe",
+            "Lfm3",
+        ),
     ],
 )
 def test_what_a_config_leaves_out_is_as_transformers_has_it(family):

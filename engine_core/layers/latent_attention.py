@@ -1,0 +1,193 @@
+"""Latent attention (MLA, arXiv:2405.04434): all heads' keys and values are made of one vector of
+each token, and that vector alone is cached.
+
+    c = norm(x W_DKV)   r = rotated(x W_KR)          cached: [r, c]
+    k = [c W_UK, r]     v = c W_UV                   of each head
+    q k = [q_nope W_UK^T, q_rope] [c, r]             so c itself is attended, by all heads,
+    out = (weights c) W_UV                           and W_UK, W_UV act on queries and results
+
+A prompt takes the same way as a decode, so a token's bits do not depend on how its sequence was
+cut into steps.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from engine_core.layers.config import LatentConfig
+from engine_core.layers.linear import FusedLinear
+from engine_core.layers.norm import RMSNorm
+from engine_core.layers.parameters import (
+    CopyWeight,
+    PackedPlacement,
+    Placement,
+    Placements,
+    merge,
+)
+from kernels.interface.operations import (
+    Activations,
+    AttentionParams,
+    ForwardContext,
+    Operations,
+    RotaryParams,
+)
+from kernels.interface.weights import LinearWeight, QuantisedTensor, WeightPart
+
+
+class HeadProducts:
+    """A product of each head, whose weights a checkpoint holds below each other: [H * N, E].
+
+    Args:
+        shape: (N, E).
+        transposed: heads are multiplied with the weight itself, [N] -> [E]; else [E] -> [N].
+    """
+
+    def __init__(
+        self,
+        name: str,
+        num_heads: int,
+        shape: tuple[int, int],
+        *,
+        transposed: bool,
+        dtype: torch.dtype,
+        ops: Operations,
+    ) -> None:
+        self._name = name
+        self._num_heads = num_heads
+        self._shape = shape
+        self._transposed = transposed
+        self._dtype = dtype
+        self._ops = ops
+        self._packing = ops.weight_packing(dtype)
+        self._weights: list[LinearWeight] = []
+
+    def placements(self) -> Placements:
+        """The one tensor that it takes."""
+        shape = (self._num_heads * self._shape[0], self._shape[1])
+        store = (
+            PackedPlacement(shape, self._pack) if self._packing else Placement(shape, self._store)
+        )
+        return {f"{self._name}.weight": store}
+
+    def __call__(self, heads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Inputs of each head [T, inputs] -> its outputs [T, outputs]."""
+        assert self._weights, f"{self._name} was not loaded"
+        pairs = zip(heads, self._weights, strict=True)
+        return [self._ops.linear(x_TE, weight) for x_TE, weight in pairs]
+
+    def _pack(self, part: WeightPart) -> None:
+        assert self._packing is not None
+        if isinstance(part, QuantisedTensor):
+            has_rows = part.arrays.keys() == {"blocks"} and not self._transposed
+            part = part if has_rows else part.dequantise()
+        for head in range(self._num_heads):
+            rows_N = torch.arange(head * self._shape[0], (head + 1) * self._shape[0])
+            own = part.rows(rows_N) if isinstance(part, QuantisedTensor) else part[rows_N]
+            if self._transposed:
+                assert isinstance(own, torch.Tensor)
+                own = own.T.contiguous()
+            self._weights.append(self._packing.pack(f"{self._name}.{head}", [own]))
+
+    def _store(self, tensor: torch.Tensor, copy: CopyWeight) -> None:
+        weight = torch.empty(tensor.shape, dtype=self._dtype, device=self._ops.device)
+        copy(weight, tensor)
+        for own_NE in weight.view(self._num_heads, *self._shape):
+            own = own_NE.T.contiguous() if self._transposed else own_NE
+            self._weights.append(self._ops.prepare_linear(own))
+
+
+class LatentAttention:
+    """See the module. The rotary part of a head comes first, so that it turns as any head does.
+
+    Args:
+        layer: index into the context's caches and metadata.
+        name: of the layer's attention in checkpoints.
+        norms: of the latent of queries, where they have one, and of that of keys and values.
+        output: takes all heads' values.
+    """
+
+    def __init__(
+        self,
+        layer: int,
+        name: str,
+        config: LatentConfig,
+        num_inputs: int,
+        *,
+        norms: Sequence[RMSNorm],
+        output: FusedLinear,
+        rotary: RotaryParams,
+        params: AttentionParams,
+        dtype: torch.dtype,
+        ops: Operations,
+    ) -> None:
+        self._layer = layer
+        self._config = config
+        *self._query_norm, self._norm = norms
+        self._rotary = rotary
+        self._params = params
+        num_heads, rank = config.num_heads, config.rank
+        q_width = num_heads * (config.nope_size + config.rope_size)
+        first = ("q_proj", q_width)
+        if config.query_rank is not None:
+            first = ("q_a_proj", config.query_rank)
+        own = ("kv_a_proj_with_mqa", rank + config.rope_size)
+        self.first = FusedLinear(
+            [(f"{name}.{part}", size) for part, size in (first, own)],
+            num_inputs,
+            bias=False,
+            dtype=dtype,
+            ops=ops,
+        )
+        self._sizes = [first[1], rank, config.rope_size]
+        self._queries = [
+            FusedLinear([(f"{name}.q_b_proj", q_width)], each, bias=False, dtype=dtype, ops=ops)
+            for each in (config.query_rank,)
+            if each is not None
+        ]
+        self._absorb, self._expand = (
+            HeadProducts(
+                f"{name}.{part}", num_heads, (size, rank), transposed=is_k, dtype=dtype, ops=ops
+            )
+            for part, size, is_k in (
+                ("k_b_proj", config.nope_size, True),
+                ("v_b_proj", config.value_size, False),
+            )
+        )
+        self._output = output
+
+    @property
+    def linears(self) -> list[FusedLinear]:
+        return [self.first, *self._queries, self._output]
+
+    def placements(self) -> Placements:
+        norms = [norm.placements() for norm in (*self._query_norm, self._norm)]
+        products = [linear.placements() for linear in self.linears]
+        return merge([*products, self._absorb.placements(), self._expand.placements(), *norms])
+
+    def begin(
+        self, x_TE: Activations, positions_T: torch.Tensor, context: ForwardContext
+    ) -> torch.Tensor:
+        """The first half: [T, E] -> q_THD, which attend latents; writes those of the tokens."""
+        config = self._config
+        q_TN, latent_TL, rope_TD = self.first(x_TE).split(self._sizes, 1)  # type: ignore[no-untyped-call]
+        for norm, product in zip(self._query_norm, self._queries, strict=True):
+            q_TN = product(norm(q_TN))
+        sizes = [config.nope_size] * config.num_heads + [config.rope_size] * config.num_heads
+        parts = q_TN.split(sizes, 1)
+        absorbed = self._absorb(parts[: config.num_heads])
+        heads = zip(parts[config.num_heads :], absorbed, strict=True)
+        rows = [part for head in heads for part in head]
+        return context.ops.rotary_and_cache(
+            torch.cat([*rows, rope_TD, self._norm(latent_TL)], 1),
+            positions_T,
+            context.metadata[self._layer].slot_mapping_T,
+            context.kv_caches[self._layer],
+            self._rotary,
+        )
+
+    def finish(self, q_THD: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+        """The second: q_THD -> [T, E]; reads latents."""
+        kv, metadata = context.kv_caches[self._layer], context.metadata[self._layer]
+        out_THL = context.ops.paged_attention(q_THD, *kv.parts, metadata, self._params)
+        heads = out_THL.flatten(1).split([self._config.rank] * self._config.num_heads, 1)  # type: ignore[no-untyped-call]
+        return self._output(torch.cat(self._expand(heads), 1))

@@ -1,0 +1,113 @@
+"""What families with latent attention have alike: its sizes, its cache and its mixer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from engine_core.layers.config import InterleavedRows, LatentConfig
+from engine_core.models.config import ModelConfig
+from engine_core.models.config_fields import ConfigFields
+from engine_core.models.errors import UnsupportedArchitecture
+from engine_core.models.layer_cache import Latent
+from engine_core.models.rotary_config import read_rotary, score_factor
+
+if TYPE_CHECKING:
+    from engine_core.models.blocks import Block, BlockBuilder
+
+
+def latent_fields(fields: ConfigFields) -> ConfigFields:
+    """The config with heads as large as what turns of one."""
+    values: dict[str, Any] = {"head_dim": fields.positive_int("qk_rope_head_dim")}
+    heads = fields.positive_int("num_attention_heads")
+    return fields.with_values({**values, "num_key_value_heads": heads})
+
+
+def with_latents(config: ModelConfig, fields: ConfigFields, *, pairs: bool) -> ModelConfig:
+    """The config with latent attention in every layer, and its angles.
+    `pairs`: neighbours turn together; else halves."""
+    if fields.flag("attention_bias", False):
+        raise UnsupportedArchitecture("attention_bias with latent attention is not supported")
+    num_layers, num_heads = config.spec.num_layers, config.spec.num_query_heads
+    ranked = fields.get("q_lora_rank") is not None
+    sizes = LatentConfig(
+        num_heads=num_heads,
+        query_rank=fields.positive_int("q_lora_rank") if ranked else None,
+        rank=fields.positive_int("kv_lora_rank"),
+        nope_size=fields.positive_int("qk_nope_head_dim"),
+        rope_size=fields.positive_int("qk_rope_head_dim"),
+        value_size=fields.positive_int("v_head_dim"),
+        pairs=pairs,
+    )
+    latent = Latent(1, sizes.rope_size + sizes.rank, sizes.rank)
+    rotary = read_rotary(fields, head_size=sizes.rope_size)
+    scale = (sizes.nope_size + sizes.rope_size) ** -0.5
+    return replace(
+        config,
+        spec=replace(config.spec, layers=(latent,) * num_layers),
+        rotary=(rotary,) * num_layers,
+        attention_scale=scale * score_factor(fields),
+        block=LatentBlock(sizes),
+        interleaved=_rows_of(sizes),
+        can_be_shared=False,
+    )
+
+
+def _rows_of(sizes: LatentConfig) -> tuple[InterleavedRows, ...]:
+    """Rows of checkpoints: heads lie side by side, and of each what stays and what turns, or what
+    keys and values are made with."""
+    name = "self_attn.q_proj" if sizes.query_rank is None else "self_attn.q_b_proj"
+    own = "self_attn.kv_a_proj_with_mqa"
+    k_b, v_b = (
+        ("self_attn.k_b_proj", (sizes.nope_size,)),
+        ("self_attn.v_b_proj", (sizes.value_size,)),
+    )
+    of_query = ((name, (sizes.nope_size, sizes.rope_size)),)
+    return (
+        InterleavedRows(name, sizes.num_heads, of_query, sizes.pairs),
+        InterleavedRows(own, 1, ((own, (sizes.rank, sizes.rope_size)),), sizes.pairs),
+        InterleavedRows("self_attn.kv_b_proj", sizes.num_heads, (k_b, v_b)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LatentBlock:
+    """A layer with latent attention and a feed-forward."""
+
+    sizes: LatentConfig
+
+    def __call__(self, build: BlockBuilder, layer: int) -> Block:
+        from engine_core.layers.latent_attention import LatentAttention
+        from engine_core.layers.linear import FusedLinear
+        from kernels.interface.operations import AttentionParams, RotaryParams
+
+        config, sizes = build.config, self.sizes
+        name, num_heads = f"model.layers.{layer}.self_attn", sizes.num_heads
+        scale = config.attention_scale
+        assert scale is not None, "of latent attention it is not that of a key's size"
+        norms = [build.norm(f"{name}.kv_a_layernorm", sizes.rank)]
+        if sizes.query_rank is not None:
+            norms.insert(0, build.norm(f"{name}.q_a_layernorm", sizes.query_rank))
+        mixer = LatentAttention(
+            layer - build.stage.layers.start,
+            name,
+            sizes,
+            config.spec.hidden_size,
+            norms=norms,
+            output=FusedLinear(
+                [(f"{name}.o_proj", config.spec.hidden_size)],
+                num_heads * sizes.value_size,
+                bias=False,
+                dtype=build.dtype,
+                ops=build.ops,
+            ),
+            rotary=RotaryParams(
+                num_query_heads=num_heads,
+                head_size=config.spec.keys_of(layer).key_size,
+                cos_sin_PD=build.table(config.rotary[layer]).cos_sin_PD,
+            ),
+            params=AttentionParams(scale=scale),
+            dtype=build.dtype,
+            ops=build.ops,
+        )
+        return build.block(layer, mixer)

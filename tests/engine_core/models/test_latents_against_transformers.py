@@ -1,0 +1,47 @@
+"""Models with latent attention against transformers."""
+
+import json
+
+import pytest
+from safetensors.torch import load_file
+
+from engine_core.devices import traits_of
+from engine_core.distributed.parallel import Parallel
+from engine_core.errors import ConfigurationError
+from engine_core.models.errors import ModelConfigError, UnsupportedArchitecture
+from engine_core.models.parallel.sharding import Sharding
+from engine_core.models.registry import read_model_config
+from engine_core.options.checks import check_states
+from tests.engine_core.models.decoder_cases import assert_close, full_logits, load, sequences
+from tests.engine_core.models.latent_cases import CONFIGS, minicpm3, reference_model
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_saved_folder_gives_the_logits_of_a_full_forward(name, paged_logits, ops, tmp_path):
+    """Any mix of chunks and decodes, over shuffled blocks that begin as garbage."""
+    reference = reference_model(name)
+    reference.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    model = load(config, load_file(tmp_path / "model.safetensors").items(), ops)
+    assert_close(paged_logits(model, sequences()), full_logits(reference, sequences()))
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"attention_bias": True}, "attention_bias with latent attention is not supported"),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, 'rope type "dynamic"'),
+    ],
+)
+def test_what_would_change_the_result_is_refused_by_name(options, reason):
+    with pytest.raises(UnsupportedArchitecture, match=reason):
+        read_model_config(minicpm3().to_dict() | options)
+
+
+def test_a_gpu_and_ranks_are_refused_by_name():
+    config = minicpm3().to_dict() | {"architectures": ["MiniCPM3ForCausalLM"]}
+    check_states(config, traits_of("cpu"))
+    with pytest.raises(ConfigurationError, match=r"MiniCPM3ForCausalLM has latent .*--device cpu"):
+        check_states(config, traits_of("cuda"))
+    with pytest.raises(ModelConfigError, match="layers of this family cannot be shared by 2"):
+        Sharding(read_model_config(config), Parallel(tp_size=2))
