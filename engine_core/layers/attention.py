@@ -31,6 +31,25 @@ class NormedProjections:
         return torch.cat([q_norm(q_TN), k_norm(k_TN), v_TN], 1)
 
 
+class KeysAsValues:
+    """q, k, v of a product that makes q and k: keys are values, too.
+    `sizes`: columns of q and of k."""
+
+    def __init__(self, linear: FusedLinear, sizes: tuple[int, int]) -> None:
+        self.parts = [linear]
+        self._sizes = sizes
+
+    def placements(self) -> Placements:
+        """Those of the product."""
+        return self.parts[0].placements()
+
+    def __call__(self, x_TE: Activations) -> torch.Tensor:
+        """[T, E] -> [T, (H + 2K) * D]."""
+        qk_TN = self.parts[0](x_TE)
+        _, k_TN = qk_TN.split(self._sizes, 1)  # type: ignore[no-untyped-call]
+        return torch.cat([qk_TN, k_TN], 1)
+
+
 class Attention:
     """q, k, v in one product; norm and rotation; cache write; attention; output projection.
 
@@ -45,7 +64,7 @@ class Attention:
         self,
         layer: int,
         *,
-        qkv: FusedLinear | NormedProjections,
+        qkv: FusedLinear | NormedProjections | KeysAsValues,
         output: FusedLinear,
         keeps_keys: bool = True,
         head_norms: Sequence[RMSNorm],
@@ -66,7 +85,7 @@ class Attention:
     @property
     def linears(self) -> list[FusedLinear]:
         qkv = self._qkv
-        return [*(qkv.parts if isinstance(qkv, NormedProjections) else [qkv]), self.output]
+        return [*([qkv] if isinstance(qkv, FusedLinear) else qkv.parts), self.output]
 
     def placements(self) -> Placements:
         parts = [self._qkv.placements(), self.output.placements()]

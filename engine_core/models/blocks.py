@@ -13,7 +13,7 @@ import torch
 
 from engine_core.devices import traits_of
 from engine_core.distributed.collectives import SINGLE_RANK, Collectives
-from engine_core.layers.attention import Attention, NormedProjections
+from engine_core.layers.attention import Attention, KeysAsValues, NormedProjections
 from engine_core.layers.config import RotaryConfig
 from engine_core.layers.feed_forward import (
     DenseFeedForward,
@@ -268,6 +268,8 @@ class BlockBuilder:
         *,
         head_norms: bool = False,
         all_head_norms: bool = False,
+        norms_values: bool = False,
+        keys_are_values: bool = False,
         fused: str | None = None,
         num_inputs: int | None = None,
     ) -> Attention:
@@ -276,6 +278,8 @@ class BlockBuilder:
         Args:
             head_norms: q and k are normed within a head before rotation.
             all_head_norms: they are normed over all heads.
+            norms_values: v is normed within a head, without weight.
+            keys_are_values: before their norms and the rotation.
             fused: the name of the one tensor that holds q, k and v.
             num_inputs: of q, k and v; None: the hidden size.
         """
@@ -285,7 +289,8 @@ class BlockBuilder:
         parts = [("q_proj", num_query_heads * keys.key_size)]
         if keys.shares is None:
             parts.append(("k_proj", keys.num_kv_heads * keys.key_size))
-            parts.append(("v_proj", keys.num_kv_heads * keys.value_size))
+            if not keys_are_values:
+                parts.append(("v_proj", keys.num_kv_heads * keys.value_size))
         norms = [
             self.norm(f"{name}.{norm}", keys.key_size)
             for norm in (("q_norm", "k_norm")[: len(parts)] if head_norms else ())
@@ -296,7 +301,7 @@ class BlockBuilder:
             parts = [(fused, sum(size for _, size in parts))]
         named = [(f"{name}.{part}", size) for part, size in parts]
         inputs = num_inputs or config.spec.hidden_size
-        qkv: FusedLinear | NormedProjections
+        qkv: FusedLinear | NormedProjections | KeysAsValues
         if all_head_norms:
             qkv = NormedProjections(
                 [linear([part], inputs, bias=config.qkv_bias) for part in named],
@@ -307,6 +312,9 @@ class BlockBuilder:
             )
         else:
             qkv = linear(named, inputs, bias=config.qkv_bias)
+        if keys_are_values and isinstance(qkv, FusedLinear) and len(named) == 2:
+            qkv = KeysAsValues(qkv, (named[0][1], named[1][1]))
+        norms_values = norms_values and keys.shares is None
         return Attention(
             self.place(layer),
             keeps_keys=keys.shares is None,
@@ -324,6 +332,7 @@ class BlockBuilder:
                 cos_sin_PD=self.table(config.rotary[layer]).cos_sin_PD,
                 q_norm_weight_D=None if q_norm is None else q_norm.weight,
                 k_norm_weight_D=None if k_norm is None else k_norm.weight,
+                v_norm_weight_D=torch.ones_like(norms[0].weight) if norms_values else None,
                 norm_eps=config.norm_eps,
             ),
             params=AttentionParams(
@@ -338,12 +347,14 @@ class BlockBuilder:
             return None
         return partial(self.collectives.all_reduce_, part=part)
 
-    def feed_forward(self, layer: int, halves: Sequence[str] = ()) -> FeedForward:
+    def feed_forward(
+        self, layer: int, halves: Sequence[str] = (), size: int | None = None
+    ) -> FeedForward:
         """The feed-forward of one layer, dense or of experts; for `halves` see
-        `DenseFeedForward`."""
+        `DenseFeedForward`. `size`: of a dense one; None: the config's."""
         experts = self.config.experts[layer]
         if experts is None:
-            size = self.config.intermediate_size
+            size = size or self.config.intermediate_size
             return self._dense(f"model.layers.{layer}.mlp", size, halves)
         routed = SparseFeedForward(
             f"model.layers.{layer}",

@@ -40,6 +40,7 @@ class ModelConfig:
         interleaved: products that checkpoints hold in one tensor, row by row.
         factors: numbers that weights are multiplied by; None: the file's have them in them, and
             they are not known.
+        unused: first parts of the names of tensors that a checkpoint may hold for nothing.
     """
 
     spec: ModelSpec
@@ -64,3 +65,4 @@ class ModelConfig:
     can_be_shared: bool = True
     interleaved: tuple[InterleavedRows, ...] = ()
     factors: tuple[WeightFactors, ...] | None = ()
+    unused: tuple[str, ...] = ()

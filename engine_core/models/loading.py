@@ -266,6 +266,7 @@ def _build(
         num_positions = min(num_positions, resolved.spec.max_model_len)
         encoder = Encoder(resolved, dtype=dtype, ops=ops, num_positions=num_positions)
         return name, family, encoder, sharding
+    family = replace(family, ignored_prefixes=family.ignored_prefixes + resolved.unused)
     place = collectives.parallel
     build = BlockBuilder(
         resolved if sharding is None else sharding.config,
@@ -387,10 +388,10 @@ _STANDARD_DEVIATION = 0.02
 def draw_weight(
     name: str, shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
-    """A random tensor for a checkpoint name, made on `device`: ones for a norm, else normal around
-    zero. Equal names give equal weights on a kind of device."""
+    """A random tensor for a checkpoint name, made on `device`: ones for a norm or a factor, else
+    normal around zero. Equal names give equal weights on a kind of device."""
     tensor = torch.empty(shape, dtype=dtype, device=device)
-    if len(shape) == 1 and "norm" in name:
+    if len(shape) == 1 and ("norm" in name or "scalar" in name):
         return tensor.fill_(1.0)
     # 32 bits, because a CPU's generator reads no more
     generator = torch.Generator(device).manual_seed(zlib.crc32(f"0 {name}".encode()))

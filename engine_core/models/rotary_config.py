@@ -45,18 +45,24 @@ def read_rotary(
 
 
 def read_rotary_by_layer_type(
-    fields: ConfigFields, *, head_size: int, full_theta: float, sliding_theta: float
+    fields: ConfigFields,
+    *,
+    head_size: int,
+    full_theta: float,
+    sliding_theta: float,
+    full_head_size: int | None = None,
 ) -> dict[str, RotaryConfig]:
     """Gemma 3, ModernBERT: angles of their own for "full_attention" and for "sliding_attention"
     layers. In the old spelling `rope_scaling` is for the full layers only.
-    `full_theta`, `sliding_theta`: where the new spelling does not say."""
+    `full_theta`, `sliding_theta`: where the new spelling does not say. `full_head_size`: None: all
+    heads are equal."""
     nested = fields.mapping("rope_parameters") or {}
     full = dict(nested.get("full_attention") or {}) | (fields.mapping("rope_scaling") or {})
     sliding = dict(nested.get("sliding_attention") or {})
     if fields.get("rope_freq_factors") is not None:
         raise UnsupportedArchitecture("rope_freq_factors with angles by kind of layer")
     return {
-        "full_attention": _resolve(full, fields, full_theta, head_size, None),
+        "full_attention": _resolve(full, fields, full_theta, full_head_size or head_size, None),
         "sliding_attention": _resolve(sliding, fields, sliding_theta, head_size, None),
     }
 

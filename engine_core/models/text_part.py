@@ -9,6 +9,8 @@ TEXT_PLACES = ("thinker_config", "text_config", "llm_config", "language_config")
 
 _TEXT_OF = {
     "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
+    "gemma4_unified": "gemma4_unified_text",
     "idefics2": "mistral",
     "idefics3": "llama",
     "internvl": "qwen2",
@@ -32,6 +34,10 @@ _FLAT = ("qwen2_vl", "qwen2_5_vl")
 """Published with the text's fields among those of the whole."""
 
 _PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma4_unified_text": (
+        "gemma4_text",
+        {"sliding_window": 1024, "max_position_embeddings": 1 << 18},
+    ),
     "glm4v_text": ("glm4", {"attention_bias": True}),
     "glm4v_moe_text": ("glm4_moe", {}),
     "kimi_k2": ("deepseek_v3", {}),

@@ -193,7 +193,7 @@ class Rotary(ctypes.Structure):
 
     _fields_ = [
         *members(POINTER, "qkv", "cos_sin", "positions", "slots", "k_cache", "v_cache"),
-        *members(POINTER, "q_weight", "k_weight"),
+        *members(POINTER, "q_weight", "k_weight", "v_weight"),
         *members(INT64, "num_tokens", "qkv_stride", "num_positions", "num_slots"),
         *members(INT64, "num_query_heads", "num_kv_heads", "head_size", "half", "kv_format"),
         *members(INT64, "block_size", "block_stride"),
@@ -208,6 +208,7 @@ def fill_rotary(call: Rotary, kv_cache: KVCache | None, params: RotaryParams) ->
     call.cos_sin = cos_sin_PD.data_ptr()
     call.q_weight = optional_address("q_norm_weight", params.q_norm_weight_D, head_size)
     call.k_weight = optional_address("k_norm_weight", params.k_norm_weight_D, head_size)
+    call.v_weight = optional_address("v_norm_weight", params.v_norm_weight_D, head_size)
     call.num_positions = cos_sin_PD.shape[0]
     call.num_query_heads, call.num_kv_heads = params.num_query_heads, 0
     call.head_size = head_size

@@ -186,6 +186,7 @@ class RotaryParams:
         cos_sin_PD: one row a position, cosines then sines, each rotary_size / 2 wide. Only the
             first rotary_size elements of a head turn (halves, not neighbours, form pairs).
         q_norm_weight_D, k_norm_weight_D: of the norms before the rotation; None: no norm.
+        v_norm_weight_D: of the norm of values; None: no norm.
     """
 
     num_query_heads: int
@@ -193,6 +194,7 @@ class RotaryParams:
     cos_sin_PD: torch.Tensor
     q_norm_weight_D: torch.Tensor | None = None
     k_norm_weight_D: torch.Tensor | None = None
+    v_norm_weight_D: torch.Tensor | None = None
     norm_eps: float = 0.0
 
 
@@ -466,7 +468,7 @@ class Operations(Protocol):
         kv_cache: KVCache | None,
         params: RotaryParams,
     ) -> torch.Tensor:
-        """Norm (if weights are given) and rotate q and k, write k and v to the cache.
+        """Norm (if weights are given) q, k and v, rotate q and k, write k and v to the cache.
         Returns q_THD, rotated.
 
         Args:

@@ -55,6 +55,8 @@ def rotary_and_cache(
         q_THD.copy_(rms_norm(q_THD, params.q_norm_weight_D, params.norm_eps))
     if params.k_norm_weight_D is not None:
         k_TKD.copy_(rms_norm(k_TKD, params.k_norm_weight_D, params.norm_eps))
+    if params.v_norm_weight_D is not None:
+        v_TKD.copy_(rms_norm(v_TKD, params.v_norm_weight_D, params.norm_eps))
     half = cos_sin_PD.shape[1] // 2
     angles_T1D = cos_sin_PD.index_select(0, positions_T).unsqueeze(1)
     cos, sin = angles_T1D[..., :half], angles_T1D[..., half:]

@@ -68,6 +68,9 @@ class PagedRun:
                 shape = kept.state_shape(block_size)
                 garbage = torch.full((number, shape.block_bytes), 77, dtype=torch.uint8)
                 self.states[layer] = shape.view(garbage)
+        for layer, kept in enumerate(spec.layers):
+            if isinstance(kept, PagedKeys) and kept.shares is not None:
+                self.caches[layer] = self.caches[kept.shares]
         for cache in self.caches:  # what other requests left behind must not be seen
             cache.keys[1:] = cache.values[1:] = 1e4
         self.planners = {

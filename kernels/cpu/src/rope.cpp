@@ -1,4 +1,4 @@
-// Norm of the heads of q and k, rotation, and the write of k and v to the cache, in one pass
+// Norm of heads, rotation of q and k, and the write of k and v to the cache, in one pass
 // (arXiv:2104.09864; pairs are halves of a head, as transformers has them).
 #include "rope.h"
 

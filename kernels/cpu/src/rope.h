@@ -17,6 +17,7 @@ struct Rotary {
     uint8_t* v_cache;  // null: values are in the keys, which lie in rows
     const float* q_weight;  // [D] or null
     const float* k_weight;
+    const float* v_weight;
     int64_t num_tokens, qkv_stride, num_positions, num_slots;
     int64_t num_query_heads, num_kv_heads, head_size, half;
     int64_t kv_format, block_size, block_stride;  // bytes from a block of either to the next

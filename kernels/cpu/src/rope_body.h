@@ -20,16 +20,14 @@ EC_INLINE void rotate_head(float* x, const float* angles, int64_t half) {
     }
 }
 
-// Norms and rotates a head of q or k, writes one of k or v to its token's slot.
+// Norms a head, rotates one of q or k, writes one of k or v to its token's slot.
 EC_INLINE void rotate_one(const Rotary& r, int64_t token, int64_t head) {
     float* x = r.qkv + token * r.qkv_stride + head * r.head_size;
     const bool is_query = head < r.num_query_heads;
     const bool is_value = head >= r.num_query_heads + r.num_kv_heads;
-    if (!is_value) {
-        const float* weight = is_query ? r.q_weight : r.k_weight;
-        if (weight != nullptr) norm_row(x, weight, r.head_size, r.eps, x);
-        rotate_head(x, r.cos_sin + r.positions[token] * 2 * r.half, r.half);
-    }
+    const float* weight = is_query ? r.q_weight : is_value ? r.v_weight : r.k_weight;
+    if (weight != nullptr) norm_row(x, weight, r.head_size, r.eps, x);
+    if (!is_value) rotate_head(x, r.cos_sin + r.positions[token] * 2 * r.half, r.half);
     if (is_query) return;
     const int64_t own = (head - r.num_query_heads) % r.num_kv_heads;
     const int64_t block = r.slots[token] / r.block_size, slot = r.slots[token] - block * r.block_size;

@@ -1,4 +1,4 @@
-"""Norm and rotation of queries and keys, and the write to the KV cache, in one launch.
+"""Norm of heads, rotation of queries and keys, and the write to the KV cache, in one launch.
 
 Sources: rotary positions arXiv:2104.09864 (halves paired as in GPT-NeoX); norm of queries and keys
 arXiv:2302.05442, RMSNorm arXiv:1910.07467."""
@@ -109,6 +109,7 @@ def rotary_cache_kernel(
     angles_ptr,  # [P, 2 * HALF]
     q_weight_ptr,  # [D]
     k_weight_ptr,  # [D]
+    v_weight_ptr,  # [D]
     norm_eps,
     q_stride_t,
     k_stride_t,
@@ -130,6 +131,7 @@ def rotary_cache_kernel(
     HAS_ROPE: tl.constexpr,
     HAS_Q_NORM: tl.constexpr,
     HAS_K_NORM: tl.constexpr,
+    HAS_V_NORM: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
@@ -171,8 +173,8 @@ def rotary_cache_kernel(
             _turn_heads(
                 v_ptr + token * v_stride_t + head_H * D,
                 v_at + head_H.to(tl.int64) * v_stride_h,
-                head_H < K, k_weight_ptr, norm_eps, angles_at,
-                D, HALF, HALF_PAD, REST_PAD, False, False,
+                head_H < K, v_weight_ptr, norm_eps, angles_at,
+                D, HALF, HALF_PAD, REST_PAD, HAS_V_NORM, False,
             )  # fmt: skip
 
 
@@ -183,7 +185,7 @@ def rotary_and_cache(
     kv_cache: KVCache | None,
     params: RotaryParams,
 ) -> torch.Tensor:
-    """Norm and rotate q and k, write k and v to the cache; one launch.
+    """Norm q, k and v, rotate q and k, write k and v to the cache; one launch.
 
         x' = x / sqrt(mean(x^2) + eps) * weight                     if a weight is given
         left, right = left * cos - right * sin, right * cos + left * sin
@@ -211,9 +213,9 @@ def rotary_and_cache(
         cos_sin_PD, dtypes = params.cos_sin_PD, (qkv_TN.dtype, torch.float32)
         shape = (cos_sin_PD.shape[0], min(cos_sin_PD.shape[-1] // 2 * 2, D))
         _check("cos_sin_PD", cos_sin_PD, shape, qkv_TN, dtypes)
-        for name, weight_D in (("q", params.q_norm_weight_D), ("k", params.k_norm_weight_D)):
-            if weight_D is not None:
-                _check(f"{name}_norm_weight_D", weight_D, (D,), qkv_TN, dtypes)
+        for name in ("q_norm_weight_D", "k_norm_weight_D", "v_norm_weight_D"):
+            if (weight_D := getattr(params, name)) is not None:
+                _check(name, weight_D, (D,), qkv_TN, dtypes)
 
     if qkv_TN.dim() != 2 or qkv_TN.shape[1] != (H + 2 * K) * D:
         check()
@@ -252,11 +254,12 @@ def _launch(
 ) -> None:
     """Without positions and parameters keys and values are written as they are. `check`: of what
     the caller was given."""
-    table = q_weight = k_weight = None
+    table = q_weight = k_weight = v_weight = None
     norm_eps = 0.0
     if params is not None:
         table, norm_eps = params.cos_sin_PD, params.norm_eps
         q_weight, k_weight = params.q_norm_weight_D, params.k_norm_weight_D
+        v_weight = params.v_norm_weight_D
     unused = slot_mapping_T
     none_BKSD = heads[1][:, :, None]  # of no head, so that it is never written
     caches = (none_BKSD, none_BKSD) if kv_cache is None else kv_cache.parts
@@ -268,6 +271,7 @@ def _launch(
         unused if table is None else table,
         unused if q_weight is None else q_weight,
         unused if k_weight is None else k_weight,
+        unused if v_weight is None else v_weight,
     )
 
     def prepare() -> Launch:
@@ -296,6 +300,7 @@ def _launch(
                 "HAS_ROPE": table is not None,
                 "HAS_Q_NORM": q_weight is not None,
                 "HAS_K_NORM": k_weight is not None,
+                "HAS_V_NORM": v_weight is not None,
                 **constants_of(H, K, D, rotary_size),
                 **dependent_launch(k_TKD.device),
                 "num_warps": num_warps_of(rotary_size),
@@ -305,7 +310,7 @@ def _launch(
     if not slot_mapping_T.numel():
         prepare()
         return
-    has = (table is None, q_weight is None, k_weight is None)
+    has = (table is None, q_weight is None, k_weight is None, v_weight is None)
     _launches(tensors, (norm_eps, has), prepare)
 
 

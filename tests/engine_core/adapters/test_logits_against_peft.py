@@ -44,6 +44,14 @@ CONFIGS = {
         sliding_window=6,
         query_pre_attn_scalar=11,
     ),
+    "gemma4": transformers.Gemma4TextConfig(
+        **SHAPE,
+        layer_types=["sliding_attention", "full_attention"],
+        global_head_dim=12,
+        attention_k_eq_v=True,
+        hidden_size_per_layer_input=0,
+        sliding_window=6,
+    ),
     "qwen3.5": transformers.Qwen3_5TextConfig(
         **SHAPE,
         layer_types=["linear_attention", "full_attention"],

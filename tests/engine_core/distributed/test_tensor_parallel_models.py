@@ -55,6 +55,18 @@ CASES = {
         ),
         3,
     ),
+    "gemma4, keys are values": (
+        transformers.Gemma4TextConfig(
+            **SHAPE | {"num_key_value_heads": 2},
+            head_dim=8,
+            global_head_dim=12,
+            num_global_key_value_heads=1,
+            attention_k_eq_v=True,
+            hidden_size_per_layer_input=0,
+            sliding_window=3,
+        ),
+        2,
+    ),
     "mixtral": (
         transformers.MixtralConfig(**SHAPE, num_local_experts=4, num_experts_per_tok=2),
         4,

@@ -1,5 +1,5 @@
-"""Models of which some layers keep a state give the tokens of transformers, however the engine cuts
-its steps and whatever it takes from its cache."""
+"""Models whose layers keep unlike things, some of them a state, give the tokens of transformers,
+however the engine cuts its steps and whatever it takes from its cache."""
 
 import dataclasses
 
@@ -13,7 +13,7 @@ from engine_core.model_runner.cpu.runner import CPUModelRunner
 from kernels.backends import select_operations
 from kernels.torch.operations import TorchOperations
 from protocol.sampling import SamplingParams
-from tests.engine_core.models import hybrid_cases, latent_cases, qwen_hybrid_cases
+from tests.engine_core.models import decoder_cases, hybrid_cases, latent_cases, qwen_hybrid_cases
 
 NUM_TOKENS = 11
 FEW = 14
@@ -58,14 +58,15 @@ def greedy(reference, prompt):
         ("qwen3-next, a dense layer", 23, "native", False),
         ("minicpm3", 7, "native", False),
         ("minicpm3, whole queries, untied, YaRN", 23, "torch", True),
+        ("gemma4 keys are values, untied, biases", 7, "native", True),
+        ("gemma4 shared keys, wide feed-forwards", 23, "native", False),
     ],
 )
 def test_tokens_are_those_of_transformers(name, chunk, backend, drafted):
     """With few blocks, so that requests are preempted, hits, three sequences of a prompt, and right
     and wrong drafts."""
-    cases = next(
-        each for each in (hybrid_cases, qwen_hybrid_cases, latent_cases) if name in each.CONFIGS
-    )
+    among = (decoder_cases, hybrid_cases, latent_cases, qwen_hybrid_cases)
+    cases = next(each for each in among if name in each.CONFIGS)
     reference, ops = cases.reference_model(name), BACKENDS[backend]()
     generator = torch.Generator().manual_seed(1)
     first = torch.randint(8, 131, (25,), generator=generator).tolist()
@@ -101,5 +102,5 @@ def test_tokens_are_those_of_transformers(name, chunk, backend, drafted):
     assert loop.tokens == expected
     if drafted:  # so that requests end before blocks run short
         assert loop.num_drafted > loop.num_accepted > 20
-    elif not name.startswith("lfm"):  # whose one pool has room: states leave it to keys
+    elif not name.startswith(("lfm", "gemma4")):  # whose one pool has room: states leave it to keys
         assert loop.scheduler.pool.counters.num_preemptions

@@ -56,6 +56,20 @@ def gemma3(**options):
     )
 
 
+def gemma4(**options):
+    shape = {**SHAPE, "num_hidden_layers": 4, "head_dim": 8, "global_head_dim": 14}
+    return transformers.Gemma4TextConfig(
+        **{
+            **shape,
+            "sliding_window": 5,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "hidden_size_per_layer_input": 0,
+            "final_logit_softcapping": 4.0,
+            **options,
+        }
+    )
+
+
 def phi3(**options):
     return transformers.Phi3Config(**{**SHAPE, "pad_token_id": 0, **options})
 
@@ -136,6 +150,21 @@ DENSE = {
             "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
         }
+    ),
+    "gemma4": gemma4(),
+    "gemma4 keys are values, untied, biases": gemma4(
+        attention_k_eq_v=True,
+        num_global_key_value_heads=1,
+        tie_word_embeddings=False,
+        attention_bias=True,
+        final_logit_softcapping=None,
+    ),
+    "gemma4 shared keys, wide feed-forwards": gemma4(
+        num_hidden_layers=5,
+        layer_types=["full_attention", *["sliding_attention", "full_attention"] * 2],
+        num_kv_shared_layers=3,
+        use_double_wide_mlp=True,
+        output_hidden_states=True,  # else transformers slices embeddings per layer that are none
     ),
     "smollm3": transformers.SmolLM3Config(**SHAPE, no_rope_layer_interval=2, pad_token_id=0),
     "smollm3 windows": transformers.SmolLM3Config(
@@ -221,6 +250,9 @@ def random_model(config):
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     if model._can_set_experts_implementation():
         model.set_experts_implementation("eager")
+    for name, buffer in model.named_buffers():
+        if name.endswith("layer_scalar"):
+            buffer.uniform_(0.5, 1.5)
     for name, parameter in model.named_parameters():
         if name.endswith("bias") or "norm" in name:  # they begin as 0 or 1
             torch.nn.init.normal_(parameter, mean=parameter.mean().item(), std=0.3)

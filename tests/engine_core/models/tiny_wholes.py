@@ -18,6 +18,10 @@ HALF_TURNED = TEXT | {
         "partial_rotary_factor": 0.4,
     },
 }  # fmt: skip
+GEMMA4 = TEXT | {
+    "head_dim": 8, "global_head_dim": 12, "attention_k_eq_v": True, "sliding_window": 6,
+    "num_hidden_layers": 3, "hidden_size_per_layer_input": 0,
+}  # fmt: skip
 EXPERTS = {"moe_intermediate_size": 12, "num_experts": 4, "num_experts_per_tok": 2}
 LATENT = {
     "kv_lora_rank": 8, "q_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4,
@@ -50,6 +54,8 @@ OWN = {
         "text_config": TEXT | {"head_dim": 8, "sliding_window": 6, "num_hidden_layers": 3},
         "vision_config": VISION,
     },
+    "Gemma4": {"text_config": GEMMA4 | {"num_global_key_value_heads": 1}},
+    "Gemma4Unified": {"text_config": GEMMA4 | {"num_global_key_value_heads": 5}},
     "Llava": {"text_config": TEXT | {"model_type": "mistral"}, "vision_config": PIXTRAL},
     "Idefics3": {"text_config": TEXT | {"model_type": "llama"}, "vision_config": VISION},
     "InternVL": {

@@ -758,6 +758,7 @@ def rotary_and_cache() -> Iterator[KernelVariant]:
     strides = [f"{part}_stride_t" for part in "qkv"]
     strides += [f"{part}_stride_{axis}" for part in "kv" for axis in "bhs"]
     for name, (H, K, D, rotary_size, S, has_norm, has_rope), cache, dtype in (
+        ("Gemma-3n-E4B", (8, 2, 256, 256, 16, True, True), BF16, BF16),
         ("Llama-3.1-8B", (32, 8, 128, 128, 16, False, True), BF16, BF16),
         ("Llama-3.1-8B fp8", (32, 8, 128, 128, 16, False, True), FP8, BF16),
         ("Qwen3-0.6B", qwen3, BF16, BF16),
@@ -779,11 +780,12 @@ def rotary_and_cache() -> Iterator[KernelVariant]:
             | _pointers(INT64, "slots positions")
             | {"angles_ptr": dtype if has_rope else INT64}
             | _pointers(dtype if has_norm else INT64, "q_weight k_weight")
+            | _pointers(dtype if "3n" in name else INT64, "v_weight")
             | {"norm_eps": 1e-6}
             | dict.fromkeys(strides, 16 * D),
             constants=rotary_cache.constants_of(H, K, D, rotary_size)
             | {"S": S, "HAS_ROPE": has_rope, "HAS_Q_NORM": has_norm, "HAS_K_NORM": has_norm}
-            | {"PDL": True},
+            | {"HAS_V_NORM": "3n" in name, "PDL": True},
             num_warps=rotary_cache.num_warps_of(rotary_size),
         )
 

@@ -122,7 +122,7 @@ def test_float16_is_rounded_where_torch_rounds() -> None:
     assert torch.equal(cache.keys.nan_to_num(9.0), expected_cache.keys.nan_to_num(9.0))
 
 
-@pytest.mark.parametrize("missing", ["norms", "q norm"])
+@pytest.mark.parametrize("missing", ["norms", "q norm", "none, values have one"])
 def test_norms_can_be_left_out(missing: str) -> None:
     H, K, D, S, T = 6, 2, 64, 16, 4
     case = _case(H, K, D, 64, S, T)
@@ -130,6 +130,8 @@ def test_norms_can_be_left_out(missing: str) -> None:
         del case["q_norm_weight_D"]
     if missing == "norms":
         del case["k_norm_weight_D"]
+    if "values" in missing:
+        case["v_norm_weight_D"] = torch.randn(D)
     heads = {"num_query_heads": H, "head_size": D, "norm_eps": 1e-5}
     expected_cache, cache = (_cache(K, S, D, torch.float32) for _ in range(2))
     expected = _rotate(rotary_and_cache_reference, expected_cache, **case, **heads)
