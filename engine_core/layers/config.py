@@ -1,7 +1,13 @@
 """Settings of a model's parts, as data that needs no torch."""
 
-from dataclasses import dataclass
-from typing import Literal
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from kernels.interface.recurrence import RecurrenceShape
 
 Activation = Literal["silu", "gelu_tanh", "relu2"]
 """The activation of a feed-forward; relu2, the square of ReLU, has no gate."""
@@ -86,6 +92,19 @@ class ExpertConfig:
     here: range | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class HeadRows:
+    """Rows of a tensor that are of heads one after another, so many each."""
+
+    num_heads: int
+    size: int = 1
+
+
+SharedRows = Mapping[str, tuple[HeadRows, ...]]
+"""Rows of each tensor of a mixer that ranks share by heads, by its name within the mixer; of
+`out_proj.weight` its columns. A rank has its share of heads, and one at least."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mamba2Config:
     """Sizes of a Mamba-2 layer.
@@ -97,6 +116,7 @@ class Mamba2Config:
             convolution.
         normed: whether outputs are normed, and not gated alone.
         gate_first: gates come before the norm.
+        ranks_a_group: ranks that share the heads of a group.
     """
 
     num_heads: int
@@ -109,6 +129,40 @@ class Mamba2Config:
     convolution_bias: bool
     normed: bool = True
     gate_first: bool = True
+    ranks_a_group: int = 1
+
+    @property
+    def shape(self) -> RecurrenceShape:
+        """The shape of its state; keys and queries are B and C, which heads of a group share."""
+        return _shape(
+            num_key_heads=self.num_groups,
+            num_heads=self.num_heads,
+            key_size=self.state_size,
+            value_size=self.head_size,
+            num_channels=self.num_channels,
+            width=self.width,
+        )
+
+    def shared_by(self, num_ranks: int) -> Mamba2Config:
+        """The sizes of one of so many ranks."""
+        return replace(
+            self,
+            num_heads=self.num_heads // num_ranks,
+            num_groups=max(1, self.num_groups // num_ranks),
+            ranks_a_group=max(1, num_ranks // self.num_groups),
+        )
+
+    @property
+    def shared_rows(self) -> SharedRows:
+        heads, values = HeadRows(self.num_heads), HeadRows(self.num_heads, self.head_size)
+        groups = HeadRows(self.num_groups, self.state_size)
+        channels = (values, groups, groups)
+        return {
+            **dict.fromkeys(("in_proj.weight", "in_proj.bias"), (values, *channels, heads)),
+            **dict.fromkeys(("conv1d.weight", "conv1d.bias"), channels),
+            **dict.fromkeys(("dt_bias", "A_log", "D"), (heads,)),
+            **dict.fromkeys(("norm.weight", "out_proj.weight"), (values,)),
+        }
 
     @property
     def inner_size(self) -> int:
@@ -141,6 +195,40 @@ class DeltaNetConfig:
     is_output_tiled: bool = False
 
     @property
+    def shape(self) -> RecurrenceShape:
+        """The shape of its state."""
+        return _shape(
+            num_key_heads=self.num_key_heads,
+            num_heads=self.num_heads,
+            key_size=self.key_size,
+            value_size=self.value_size,
+            num_channels=self.num_channels,
+            width=self.width,
+        )
+
+    def shared_by(self, num_ranks: int) -> DeltaNetConfig:
+        """The sizes of one of so many ranks."""
+        return replace(
+            self,
+            num_key_heads=max(1, self.num_key_heads // num_ranks),
+            num_heads=self.num_heads // num_ranks,
+        )
+
+    @property
+    def shared_rows(self) -> SharedRows:
+        heads, values = HeadRows(self.num_heads), HeadRows(self.num_heads, self.value_size)
+        keys = HeadRows(self.num_key_heads, self.key_size)
+        shared = self.num_heads // self.num_key_heads
+        tiled = (HeadRows(self.num_key_heads, self.value_size),) * shared
+        return {
+            **dict.fromkeys(("in_proj_qkv.weight", "conv1d.weight"), (keys, keys, values)),
+            "in_proj_z.weight": (values,),
+            "out_proj.weight": (values,) if not self.is_output_tiled else tiled,
+            **dict.fromkeys(("in_proj_b.weight", "in_proj_a.weight"), (heads,)),
+            **dict.fromkeys(("dt_bias", "A_log"), (heads,)),
+        }
+
+    @property
     def inner_size(self) -> int:
         """Columns of all heads of values."""
         return self.num_heads * self.value_size
@@ -170,6 +258,56 @@ class LatentConfig:
     rope_size: int
     value_size: int
     pairs: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShortConvolutionConfig:
+    """Sizes of a short convolution between two gates.
+
+    Attributes:
+        width: tokens that it sees.
+        bias: of its products and the convolution.
+    """
+
+    num_channels: int
+    width: int
+    bias: bool
+
+    @property
+    def shape(self) -> RecurrenceShape:
+        """The shape of a state of a convolution's inputs alone."""
+        return _shape(
+            num_key_heads=0,
+            num_heads=0,
+            key_size=0,
+            value_size=0,
+            num_channels=self.num_channels,
+            width=self.width,
+        )
+
+    def shared_by(self, num_ranks: int) -> ShortConvolutionConfig:
+        """The sizes of one of so many ranks."""
+        return replace(self, num_channels=self.num_channels // num_ranks)
+
+    @property
+    def shared_rows(self) -> SharedRows:
+        channels = HeadRows(self.num_channels)
+        return {
+            **dict.fromkeys(("in_proj.weight", "in_proj.bias"), (channels,) * 3),
+            **dict.fromkeys(("conv.weight", "conv.bias", "out_proj.weight"), (channels,)),
+        }
+
+
+RecurrentConfig = Mamba2Config | DeltaNetConfig | ShortConvolutionConfig
+
+
+def _shape(**sizes: int) -> RecurrenceShape:
+    """The shape with these sizes, in float32 whatever the model's dtype."""
+    import torch
+
+    from kernels.interface.recurrence import RecurrenceShape
+
+    return RecurrenceShape(**sizes, dtype=torch.float32)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,26 +6,12 @@ from engine_core.layers.config import DeltaNetConfig
 from engine_core.layers.convolution import Convolution
 from engine_core.layers.linear import FusedLinear
 from engine_core.layers.parameters import CopyWeight, Parameter, Placement, Placements, merge
-from kernels.interface.operations import Activations, ForwardContext, Operations
+from kernels.interface.operations import Activations, AllReduce, ForwardContext, Operations
 from kernels.interface.recurrence import (
     GatedNormParams,
     RecurrenceParams,
-    RecurrenceShape,
     RecurrentCache,
 )
-
-
-def delta_net_shape(config: DeltaNetConfig) -> RecurrenceShape:
-    """What a gated delta net keeps, in float32 whatever the model's dtype."""
-    return RecurrenceShape(
-        num_key_heads=config.num_key_heads,
-        num_heads=config.num_heads,
-        key_size=config.key_size,
-        value_size=config.value_size,
-        num_channels=config.num_channels,
-        width=config.width,
-        dtype=torch.float32,
-    )
 
 
 class GatedDeltaNet:
@@ -40,6 +26,7 @@ class GatedDeltaNet:
     Args:
         name: checkpoint prefix.
         layer: index into the context's states and metadata.
+        all_reduce: see `FusedLinear`, of the output.
     """
 
     first = None  # two products read the inputs
@@ -54,6 +41,7 @@ class GatedDeltaNet:
         norm_eps: float,
         dtype: torch.dtype,
         ops: Operations,
+        all_reduce: AllReduce | None = None,
     ) -> None:
         self._name, self._layer, self._ops = name, layer, ops
         self._columns = [config.num_channels, config.inner_size]
@@ -66,12 +54,13 @@ class GatedDeltaNet:
                 dtype=dtype,
                 ops=ops,
                 least_bits=least_bits,
+                all_reduce=reduced,
             )
-            for parts, sizes, inputs, least_bits in (
-                (("in_proj_qkv", "in_proj_z"), self._columns, hidden_size, 4),
+            for parts, sizes, inputs, least_bits, reduced in (
+                (("in_proj_qkv", "in_proj_z"), self._columns, hidden_size, 4, None),
                 # few rows, of which the decay of the whole state is made
-                (("in_proj_b", "in_proj_a"), self._heads, hidden_size, 32),
-                (("out_proj",), [hidden_size], config.inner_size, 4),
+                (("in_proj_b", "in_proj_a"), self._heads, hidden_size, 32, None),
+                (("out_proj",), [hidden_size], config.inner_size, 4, all_reduce),
             )
         )
         shared = config.num_heads // config.num_key_heads if config.is_output_tiled else 1
@@ -82,7 +71,7 @@ class GatedDeltaNet:
                 .transpose(0, 1)
                 .flatten()
             )
-        shape = delta_net_shape(config)
+        shape = config.shape
         self._convolution = Convolution(
             f"{name}.conv1d", layer, shape, bias=False, silu=True, ops=ops
         )

@@ -1,31 +1,20 @@
 """Mamba-2, a recurrent layer in the place of attention (arXiv:2405.21060)."""
 
+from functools import partial
+
 import torch
 
+from engine_core.distributed.parallel import Parallel
 from engine_core.layers.config import Mamba2Config
 from engine_core.layers.convolution import Convolution
 from engine_core.layers.linear import FusedLinear
 from engine_core.layers.parameters import CopyWeight, Parameter, Placement, Placements, merge
-from kernels.interface.operations import Activations, ForwardContext, Operations
+from kernels.interface.operations import Activations, AllReduce, ForwardContext, Operations
 from kernels.interface.recurrence import (
     GatedNormParams,
     RecurrenceParams,
-    RecurrenceShape,
     RecurrentCache,
 )
-
-
-def mamba2_shape(config: Mamba2Config) -> RecurrenceShape:
-    """What it keeps; keys and queries are B and C, of heads that several heads of x share."""
-    return RecurrenceShape(
-        num_key_heads=config.num_groups,
-        num_heads=config.num_heads,
-        key_size=config.state_size,
-        value_size=config.head_size,
-        num_channels=config.num_channels,
-        width=config.width,
-        dtype=torch.float32,
-    )
 
 
 class Mamba2:
@@ -39,6 +28,8 @@ class Mamba2:
     Args:
         name: checkpoint prefix.
         layer: index into the context's states and metadata.
+        all_reduce: see `FusedLinear`, of the output. None: all heads are here.
+        place: of this rank among those that share the layer.
     """
 
     def __init__(
@@ -51,18 +42,25 @@ class Mamba2:
         norm_eps: float,
         dtype: torch.dtype,
         ops: Operations,
+        all_reduce: AllReduce | None = None,
+        place: Parallel | None = None,
     ) -> None:
         self._name, self._layer, self._ops = name, layer, ops
         num_heads, inner, channels = config.num_heads, config.inner_size, config.num_channels
         self._columns = [inner, channels, num_heads]
-        self.first, self._output = (
-            FusedLinear([(f"{name}.{part}", size)], inputs, bias=bias, dtype=dtype, ops=ops)
-            for part, size, inputs, bias in (
-                ("in_proj", sum(self._columns), hidden_size, config.bias),
-                ("out_proj", hidden_size, inner, config.output_bias),
-            )
+        linear = partial(FusedLinear, dtype=dtype, ops=ops)
+        self.first = linear(
+            [(f"{name}.in_proj", sum(self._columns))], hidden_size, bias=config.bias
         )
-        shape = mamba2_shape(config)
+        self._output = linear(
+            [(f"{name}.out_proj", hidden_size)],
+            inner,
+            bias=config.output_bias,
+            all_reduce=all_reduce,
+        )
+        self._all_reduce, self._place = all_reduce, place or Parallel()
+        self._ranks_a_group = config.ranks_a_group
+        shape = config.shape
         self._convolution = Convolution(
             f"{name}.conv1d", layer, shape, bias=config.convolution_bias, silu=True, ops=ops
         )
@@ -117,9 +115,27 @@ class Mamba2:
             context.metadata[self._layer],
         )
         out_TN = self._ops.recur(x_TC, step_TH, None, self._params, cache, metadata)
-        if self._is_normed:
+        if not self._is_normed:
+            return self._ops.silu_and_mul(torch.cat([gate_TN, out_TN], 1))
+        if self._ranks_a_group == 1:
             return self._ops.gated_norm(out_TN, gate_TN, self._norm_params)
-        return self._ops.silu_and_mul(torch.cat([gate_TN, out_TN], 1))
+        if self._norm_params.gate_first:
+            return self._ops.reduce(self._gated(out_TN, gate_TN), self._norm_over_ranks)
+        return self._gated(self._ops.reduce(out_TN, self._norm_over_ranks), gate_TN)
+
+    def _gated(self, x_TN: torch.Tensor, gate_TN: torch.Tensor) -> torch.Tensor:
+        """`x * silu(gate)`."""
+        return self._ops.gate(self._ops.gate(x_TN, gate_TN, None), gate_TN, "sigmoid")
+
+    def _norm_over_ranks(self, x_TN: torch.Tensor) -> torch.Tensor:
+        """In place, the norm of columns that are a part of a group -> its argument."""
+        assert self._all_reduce is not None, "ranks share a group"
+        group, norm = self._place.tp_rank // self._ranks_a_group, self._norm_params
+        num_groups = self._place.tp_size // self._ranks_a_group
+        sums_TG = torch.zeros(len(x_TN), num_groups, device=x_TN.device)
+        sums_TG[:, group] = x_TN.float().square().sum(1)
+        mean_T1 = self._all_reduce(sums_TG)[:, group, None] / (norm.size * self._ranks_a_group)
+        return x_TN.copy_(x_TN.float() * torch.rsqrt(mean_T1 + norm.eps) * norm.weight_N)
 
     def finish(self, normed_TN: torch.Tensor, _context: ForwardContext) -> torch.Tensor:
         """[T, inner] -> [T, E]."""

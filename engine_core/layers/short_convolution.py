@@ -4,24 +4,11 @@ from functools import partial
 
 import torch
 
+from engine_core.layers.config import ShortConvolutionConfig
 from engine_core.layers.convolution import Convolution
 from engine_core.layers.linear import FusedLinear
 from engine_core.layers.parameters import Placements, merge
-from kernels.interface.operations import Activations, ForwardContext, Operations
-from kernels.interface.recurrence import RecurrenceShape
-
-
-def short_convolution_shape(hidden_size: int, width: int) -> RecurrenceShape:
-    """What it keeps: a convolution's inputs alone. `width`: tokens that it sees."""
-    return RecurrenceShape(
-        num_key_heads=0,
-        num_heads=0,
-        key_size=0,
-        value_size=0,
-        num_channels=hidden_size,
-        width=width,
-        dtype=torch.float32,
-    )
+from kernels.interface.operations import Activations, AllReduce, ForwardContext, Operations
 
 
 class ShortConvolution:
@@ -30,25 +17,28 @@ class ShortConvolution:
     Args:
         name: checkpoint prefix.
         layer: index into the context's states and metadata.
-        bias: whether products and convolution have one.
+        all_reduce: see `FusedLinear`, of the output.
     """
 
     def __init__(
         self,
         name: str,
         layer: int,
-        shape: RecurrenceShape,
+        config: ShortConvolutionConfig,
+        hidden_size: int,
         *,
-        bias: bool,
         dtype: torch.dtype,
         ops: Operations,
+        all_reduce: AllReduce | None = None,
     ) -> None:
-        self._size, self._ops = shape.num_channels, ops
-        linear = partial(FusedLinear, num_inputs=self._size, bias=bias, dtype=dtype, ops=ops)
-        self.first = linear([(f"{name}.in_proj", 3 * self._size)])
-        self._output = linear([(f"{name}.out_proj", self._size)])
+        self._size, self._ops = config.num_channels, ops
+        linear = partial(FusedLinear, bias=config.bias, dtype=dtype, ops=ops)
+        self.first = linear([(f"{name}.in_proj", 3 * self._size)], hidden_size)
+        self._output = linear(
+            [(f"{name}.out_proj", hidden_size)], self._size, all_reduce=all_reduce
+        )
         self._convolution = Convolution(
-            f"{name}.conv", layer, shape, bias=bias, silu=False, ops=ops
+            f"{name}.conv", layer, config.shape, bias=config.bias, silu=False, ops=ops
         )
 
     @property
@@ -63,11 +53,11 @@ class ShortConvolution:
     def begin(
         self, x_TE: Activations, _positions_T: torch.Tensor, context: ForwardContext
     ) -> torch.Tensor:
-        """[T, E] -> [T, E]; keeps the convolution's inputs."""
-        before_TE, behind_TE, in_TE = self.first(x_TE).split([self._size] * 3, 1)  # type: ignore[no-untyped-call]
-        seen_TE = self._convolution(self._ops.gate(in_TE, before_TE, None), context)
-        return self._ops.gate(seen_TE, behind_TE, None)
+        """[T, E] -> [T, C]; keeps the convolution's inputs."""
+        before_TC, behind_TC, in_TC = self.first(x_TE).split([self._size] * 3, 1)  # type: ignore[no-untyped-call]
+        seen_TC = self._convolution(self._ops.gate(in_TC, before_TC, None), context)
+        return self._ops.gate(seen_TC, behind_TC, None)
 
-    def finish(self, gated_TE: torch.Tensor, _context: ForwardContext) -> torch.Tensor:
-        """[T, E] -> [T, E]."""
-        return self._output(gated_TE)
+    def finish(self, gated_TC: torch.Tensor, _context: ForwardContext) -> torch.Tensor:
+        """[T, C] -> [T, E]."""
+        return self._output(gated_TC)

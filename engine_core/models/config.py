@@ -9,6 +9,7 @@ from engine_core.layers.config import (
     ExpertConfig,
     InterleavedRows,
     QueryScale,
+    RecurrentConfig,
     RotaryConfig,
     WeightFactors,
 )
@@ -37,6 +38,7 @@ class ModelConfig:
         attention_scale: None: one over the root of the size of a key.
         tied_head: the head is the embedding.
         block: what a layer is.
+        recurrent: sizes of layers that keep a state, where ranks can share them.
         interleaved: products that checkpoints hold in one tensor, row by row.
         factors: numbers that weights are multiplied by; None: the file's have them in them, and
             they are not known.
@@ -63,6 +65,7 @@ class ModelConfig:
     logits_divisor: float = 1.0
     query_scale: QueryScale | None = None
     can_be_shared: bool = True
+    recurrent: RecurrentConfig | None = None
     interleaved: tuple[InterleavedRows, ...] = ()
     factors: tuple[WeightFactors, ...] | None = ()
     unused: tuple[str, ...] = ()

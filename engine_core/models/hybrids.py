@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from engine_core.layers.config import Mamba2Config
+from engine_core.layers.config import Mamba2Config, RecurrentConfig
 from engine_core.models.config import ModelConfig
 from engine_core.models.config_fields import ConfigFields
 from engine_core.models.errors import ModelConfigError, UnsupportedArchitecture
@@ -40,8 +40,13 @@ def read_kinds(fields: ConfigFields, name: str, allowed: Collection[str]) -> lis
     return kinds
 
 
-def with_kept(config: ModelConfig, kept: Sequence[LayerCache | None]) -> ModelConfig:
+def with_kept(
+    config: ModelConfig,
+    kept: Sequence[LayerCache | None],
+    recurrent: RecurrentConfig | None = None,
+) -> ModelConfig:
     """The config with layers that keep something else than keys. None: that one keeps keys.
+    `recurrent`: sizes of all that keep a state; None: ranks cannot share them.
     Raises ModelConfigError: not all layers are there."""
     layers = config.spec.layers
     if len(kept) != len(layers):
@@ -49,7 +54,8 @@ def with_kept(config: ModelConfig, kept: Sequence[LayerCache | None]) -> ModelCo
             f"config: {len(kept)} layers have a type, num_hidden_layers is {len(layers)}"
         )
     layers = tuple(own or keys for own, keys in zip(kept, layers, strict=True))
-    return replace(config, spec=replace(config.spec, layers=layers), can_be_shared=False)
+    spec, can_be_shared = replace(config.spec, layers=layers), recurrent is not None
+    return replace(config, spec=spec, recurrent=recurrent, can_be_shared=can_be_shared)
 
 
 def read_mamba2(fields: ConfigFields, inner: int | None = None) -> Mamba2Config:
@@ -103,18 +109,16 @@ def _number(end: object) -> float:
 
 def mamba2_state(config: Mamba2Config) -> LayerCache:
     """The cache of a Mamba-2 layer."""
-    from engine_core.layers.mamba2 import mamba2_shape  # torch: not for `--help`
-
-    return recurrent_state(mamba2_shape(config))
+    return recurrent_state(config.shape)
 
 
-def mamba2(
-    build: BlockBuilder, layer: int, name: str, config: Mamba2Config, *, place: int | None = None
-) -> Mamba2:
+def mamba2(build: BlockBuilder, layer: int, name: str, *, place: int | None = None) -> Mamba2:
     """The mixer of one layer. `name`: of it, within the layer. `place`: of its state, where keys
     have the layer's."""
     from engine_core.layers.mamba2 import Mamba2
 
+    config = build.config.recurrent
+    assert isinstance(config, Mamba2Config), f"no sizes of Mamba-2: {config}"
     return Mamba2(
         f"model.layers.{layer}.{name}",
         build.place(layer) if place is None else place,
@@ -123,6 +127,8 @@ def mamba2(
         norm_eps=build.config.norm_eps,
         dtype=build.dtype,
         ops=build.ops,
+        all_reduce=build.all_reduce("recurrent"),
+        place=build.collectives.parallel,
     )
 
 
@@ -156,13 +162,8 @@ class SideBySide:
         return self._no_norm.add_before(None, *added)[1]
 
 
-@dataclass(frozen=True, slots=True)
-class Mamba2Block:
+def mamba2_block(build: BlockBuilder, layer: int) -> Block:
     """A layer that attends or has Mamba-2 in the place of attention, and a feed-forward."""
-
-    config: Mamba2Config
-
-    def __call__(self, build: BlockBuilder, layer: int) -> Block:
-        attends = isinstance(build.config.spec.layers[layer], PagedKeys)
-        mixer = build.attention(layer) if attends else mamba2(build, layer, "mamba", self.config)
-        return build.block(layer, mixer)
+    attends = isinstance(build.config.spec.layers[layer], PagedKeys)
+    mixer = build.attention(layer) if attends else mamba2(build, layer, "mamba")
+    return build.block(layer, mixer)

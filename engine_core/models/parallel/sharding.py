@@ -1,8 +1,8 @@
 """One rank's part of a decoder: the shapes of its layers, and what it takes of a checkpoint.
 
 q, k, v, gate, up   rows (outputs), whole heads     o, down       columns (inputs), at block borders
-embedding, head     rows (tokens), then zeros       the rest      whole
-experts             some of them, or all as gate, up and down"""
+embedding, head     rows (tokens), then zeros       recurrent     as `SharedRows` says
+experts             some of them, or all as gate, up and down     the rest      whole"""
 
 import dataclasses
 import re
@@ -11,30 +11,45 @@ from collections.abc import Collection
 import torch
 
 from engine_core.distributed.parallel import Parallel
-from engine_core.layers.config import ExpertConfig
+from engine_core.layers.config import ExpertConfig, HeadRows, RecurrentConfig, SharedRows
 from engine_core.layers.vocabulary import token_ranges
 from engine_core.models.config import ModelConfig
 from engine_core.models.errors import ModelConfigError, ModelWeightsError
-from engine_core.models.layer_cache import PagedKeys
+from engine_core.models.layer_cache import (
+    KeysAndState,
+    LayerCache,
+    NoCache,
+    PagedKeys,
+    State,
+    recurrent_state,
+)
 from kernels.interface.weights import QuantisedTensor, WeightPart
 
 _EXPERT = re.compile(r".+\.experts\.(?P<number>\d+)\.\w+\.weight")
-_LAYER = re.compile(r"\blayers\.(?P<layer>\d+)\.")
+_LAYER = re.compile(r"model\.layers\.(?P<layer>\d+)\.(?P<part>\w+)\.(?P<rest>.+)")
 _GATE_AND_UP = frozenset({"gate_proj", "up_proj", "w1", "w3"})
 _DOWN = frozenset({"down_proj", "w2"})
 _VOCABULARY = frozenset({"embed_tokens", "lm_head"})
+_OUTPUTS = frozenset({"o_proj.weight", "out_proj.weight"})
+"""A mixer's products that sum over heads."""
+_KINDS = ("weight", "bias")
 _MOST_SIZES = 64
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Cut:
-    """Elements [start, stop) of a dimension of `size`, then `num_zeros` rows of zeros."""
+    """Elements of a dimension of `size`, in ranges that follow one another, then `num_zeros` rows
+    of zeros."""
 
     dim: int
-    start: int
-    stop: int
+    ranges: tuple[range, ...]
     size: int
     num_zeros: int = 0
+
+    @property
+    def width(self) -> int:
+        """Elements of all ranges."""
+        return sum(map(len, self.ranges))
 
 
 class Sharding:
@@ -64,11 +79,16 @@ class Sharding:
     ) -> None:
         _check_heads(config, parallel.tp_size)
         rank, size = parallel.tp_rank, parallel.tp_size
-        self._parallel, self._whole = parallel, config.spec
+        self._parallel, self._whole = parallel, config
         self._intermediate = _share(config.intermediate_size, parallel, block_inputs)
+        recurrent = None if config.recurrent is None else config.recurrent.shared_by(size)
         experts = next((each for each in config.experts if each is not None), None)
         self._experts: range | None = None
         self._of_expert: Cut | None = None
+        self._of_shared: Cut | None = None
+        self._shared_name = "" if experts is None else experts.shared_name
+        if experts is not None and experts.shared_size is not None:
+            self._of_shared = _share(experts.shared_size, parallel, block_inputs)
         if experts is not None and by_expert and not experts.num_experts % size:
             number = experts.num_experts // size
             self._experts = range(rank * number, (rank + 1) * number)
@@ -76,27 +96,29 @@ class Sharding:
             self._of_expert = _share(experts.intermediate_size, parallel, block_inputs)
         tokens = token_ranges(config.spec.vocab_size, size)[rank]
         # one row of zeros at least: that of all other ranks' tokens
-        self._tokens = Cut(0, tokens.start, tokens.stop, config.spec.vocab_size, num_zeros=1)
+        self._tokens = Cut(
+            0, (range(tokens.start, tokens.stop),), config.spec.vocab_size, num_zeros=1
+        )
         self.config = dataclasses.replace(
             config,
             spec=dataclasses.replace(
                 config.spec,
                 num_query_heads=config.spec.num_query_heads // size,
-                layers=tuple(
-                    dataclasses.replace(keys, num_kv_heads=max(1, keys.num_kv_heads // size))
-                    for keys in map(config.spec.keys_of, range(config.spec.num_layers))
-                ),
+                layers=tuple(_kept(each, recurrent, size) for each in config.spec.layers),
             ),
-            intermediate_size=self._intermediate.stop - self._intermediate.start,
+            recurrent=recurrent,
+            intermediate_size=self._intermediate.width,
             experts=tuple(self._part_of(each) for each in config.experts),
         )
 
     def _part_of(self, experts: ExpertConfig | None) -> ExpertConfig | None:
         if experts is None:
             return None
+        if self._of_shared is not None:
+            experts = dataclasses.replace(experts, shared_size=self._of_shared.width)
         if (cut := self._of_expert) is None:
             return dataclasses.replace(experts, here=self._experts)
-        return dataclasses.replace(experts, intermediate_size=cut.stop - cut.start)
+        return dataclasses.replace(experts, intermediate_size=cut.width)
 
     def takes(self, name: str) -> bool:
         """Whether any of a tensor is this rank's."""
@@ -108,7 +130,7 @@ class Sharding:
         Raises ModelWeightsError: the tensor is not as large as the config says."""
         cut = self.cut(name)
         if cut is None:
-            is_summed = name.endswith((".o_proj.bias", ".down_proj.bias"))
+            is_summed = name.endswith((".o_proj.bias", ".down_proj.bias", ".out_proj.bias"))
             if is_summed and self._parallel.tp_rank and isinstance(part, torch.Tensor):
                 return torch.zeros_like(part)  # each rank's product is added: the bias once
             return part
@@ -118,14 +140,14 @@ class Sharding:
                 f"dimension {cut.dim}; the two belong to different models"
             )
         if isinstance(part, QuantisedTensor):
-            blocks = part.narrow(cut.dim, cut.start, cut.stop, num_zeros=cut.num_zeros)
+            blocks = _taken_blocks(part, cut)
             if blocks is not None:
                 return blocks
             part = part.dequantise()
-        taken = part.narrow(cut.dim, cut.start, cut.stop - cut.start)
+        taken = [part.narrow(cut.dim, each.start, len(each)) for each in cut.ranges]
         if cut.num_zeros:
-            taken = torch.cat([taken, taken.new_zeros(cut.num_zeros, *taken.shape[1:])])
-        return taken
+            taken.append(taken[0].new_zeros(cut.num_zeros, *taken[0].shape[1:]))
+        return taken[0] if len(taken) == 1 else torch.cat(taken, cut.dim)
 
     def whole(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Shape of the whole tensor of which the rank's part has this shape."""
@@ -137,26 +159,78 @@ class Sharding:
         layer, kind = name.split(".")[-2:]
         if layer in _VOCABULARY:
             return self._tokens
-        if layer in ("q_proj", "k_proj", "v_proj"):
-            return self._heads(name, layer)
-        if layer == "o_proj" and kind == "weight":
-            return dataclasses.replace(self._heads(name, layer), dim=1)
-        features = self._of_expert if _EXPERT.fullmatch(name) else self._intermediate
+        if (cut := self._of_mixer(name)) is not None:
+            return cut
+        features: Cut | None = self._intermediate
+        if self._of_shared is not None and f".{self._shared_name}." in name:
+            features = self._of_shared
+        if _EXPERT.fullmatch(name):
+            features = self._of_expert
         if features is not None and layer in _DOWN and kind == "weight":
             return dataclasses.replace(features, dim=1)
         return features if layer in _GATE_AND_UP else None
 
-    def _heads(self, name: str, projection: str) -> Cut:
-        """The rank's heads of a projection of the layer that the tensor's name has."""
-        found = _LAYER.search(name)
-        assert found is not None, f"{name} is of no layer"
-        keys = self._whole.keys_of(int(found["layer"]))
-        is_query = projection in ("q_proj", "o_proj")
-        size = keys.value_size if projection in ("v_proj", "o_proj") else keys.key_size
-        total = self._whole.num_query_heads if is_query else keys.num_kv_heads
-        first = self._parallel.tp_rank * total // self._parallel.tp_size
-        number = max(1, total // self._parallel.tp_size)
-        return Cut(0, first * size, (first + number) * size, total * size)
+    def _of_mixer(self, name: str) -> Cut | None:
+        """The rank's heads of a tensor of attention or of a recurrent layer; None: another one."""
+        if (found := _LAYER.fullmatch(name)) is None:
+            return None
+        rows: SharedRows = {}
+        kept = self._whole.spec.layers[int(found["layer"])]
+        if isinstance(kept, PagedKeys) and found["part"] == "self_attn":
+            rows = _rows_of_attention(kept, self._whole.spec.num_query_heads)
+        elif isinstance(kept, State | KeysAndState) and self._whole.recurrent is not None:
+            rows = self._whole.recurrent.shared_rows
+        ranges, end = [], 0
+        for heads in rows.get(found["rest"], ()):
+            first = self._parallel.tp_rank * heads.num_heads // self._parallel.tp_size
+            number = max(1, heads.num_heads // self._parallel.tp_size)
+            ranges.append(range(end + first * heads.size, end + (first + number) * heads.size))
+            end += heads.num_heads * heads.size
+        dim = 1 if found["rest"] in _OUTPUTS else 0
+        return Cut(dim, tuple(ranges), end) if ranges else None
+
+
+def _rows_of_attention(keys: PagedKeys, num_query_heads: int) -> SharedRows:
+    queries, outputs = (
+        HeadRows(num_query_heads, size) for size in (keys.key_size, keys.value_size)
+    )
+    rows = {
+        "q_proj": queries,
+        "gate": outputs,
+        "g_proj": HeadRows(num_query_heads),
+        "k_proj": HeadRows(keys.num_kv_heads, keys.key_size),
+        "v_proj": HeadRows(keys.num_kv_heads, keys.value_size),
+    }
+    each = {f"{name}.{kind}": (heads,) for name, heads in rows.items() for kind in _KINDS}
+    return {**each, "o_proj.weight": (outputs,)}
+
+
+def _kept(kept: LayerCache, recurrent: RecurrentConfig | None, size: int) -> LayerCache:
+    """The part that one of so many ranks keeps of this."""
+    state = None if recurrent is None else recurrent_state(recurrent.shape)
+    if isinstance(kept, PagedKeys):
+        kept = dataclasses.replace(kept, num_kv_heads=max(1, kept.num_kv_heads // size))
+        if state is None or not isinstance(kept, KeysAndState):
+            return kept
+        return dataclasses.replace(kept, state=state)
+    return kept if state is None or not isinstance(kept, State) else state
+
+
+def _taken_blocks(part: QuantisedTensor, cut: Cut) -> QuantisedTensor | None:
+    """The rank's part in blocks; None: the type or its blocks cannot be cut so."""
+    first = cut.ranges[0]
+    if len(cut.ranges) == 1:
+        return part.narrow(cut.dim, first.start, first.stop, num_zeros=cut.num_zeros)
+    if part.arrays.keys() != {"blocks"}:
+        return None
+    if cut.dim == 0:
+        return part.rows(torch.cat([torch.arange(each.start, each.stop) for each in cut.ranges]))
+    pieces = [part.narrow(1, each.start, each.stop) for each in cut.ranges]
+    blocks = [piece.arrays["blocks"] for piece in pieces if piece is not None]
+    if len(blocks) < len(pieces):
+        return None
+    shape, arrays = (part.shape[0], cut.width), {"blocks": torch.cat(blocks, 1)}
+    return dataclasses.replace(part, shape=shape, arrays=arrays)
 
 
 def allowed_sizes(config: ModelConfig) -> list[int]:
@@ -171,17 +245,22 @@ def _obstacle(config: ModelConfig, size: int) -> str:
         return "layers of this family"
     if heads % size:
         return f"{heads} attention heads"
-    if size > 1 and any(each is not None and each.shared_size for each in config.experts):
-        return "experts that all tokens go through"
-    for keys in config.spec.layers:
-        if not isinstance(keys, PagedKeys):
-            if size > 1:
-                return "layers without keys"
-        elif keys.num_kv_heads % size and size % keys.num_kv_heads:
-            return f"{keys.num_kv_heads} key/value heads"
-    widths = [each.intermediate_size for each in config.experts if each is not None]
-    if min([config.intermediate_size, *widths]) < size:
-        return f"a feed-forward of {min([config.intermediate_size, *widths])}"
+    shared = NoCache if config.recurrent is None else (NoCache, State)
+    for kept in config.spec.layers:
+        if isinstance(kept, PagedKeys):
+            if kept.num_kv_heads % size and size % kept.num_kv_heads:
+                return f"{kept.num_kv_heads} key/value heads"
+        elif size > 1 and not isinstance(kept, shared):
+            return f"layers that keep {type(kept).__name__}"
+    for name, parts in () if config.recurrent is None else config.recurrent.shared_rows.items():
+        for number in (heads.num_heads for heads in parts):
+            if number % size and (name in _OUTPUTS or size % number):
+                return f"{number} heads or channels of recurrent layers"
+    experts = [each for each in config.experts if each is not None]
+    widths = [config.intermediate_size, *(each.intermediate_size for each in experts)]
+    widths += [each.shared_size for each in experts if each.shared_size is not None]
+    if min(widths) < size:
+        return f"a feed-forward of {min(widths)}"
     return f"{config.spec.vocab_size} tokens" if config.spec.vocab_size < size else ""
 
 
@@ -204,4 +283,4 @@ def _share(size: int, parallel: Parallel, block_inputs: Collection[int]) -> Cut:
         (rank * number // parallel.tp_size) * unit
         for rank in (parallel.tp_rank, parallel.tp_rank + 1)
     )
-    return Cut(0, start, stop, size)
+    return Cut(0, (range(start, stop),), size)

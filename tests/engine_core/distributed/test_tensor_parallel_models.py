@@ -7,6 +7,7 @@ import transformers
 
 from tests.engine_core.distributed.rank_models import paged_logits
 from tests.engine_core.distributed.rank_processes import RankProcesses
+from tests.engine_core.models import hybrid_cases, qwen_hybrid_cases
 
 SHAPE = {
     "vocab_size": 131,
@@ -19,6 +20,8 @@ SHAPE = {
     "initializer_range": 0.3,
 }
 WINDOWS = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}
+FEW_KEYS = {"num_key_value_heads": 2}
+M, A, C = hybrid_cases.M, hybrid_cases.A, hybrid_cases.C
 CASES = {
     "llama, kv heads in 4": (transformers.LlamaConfig(**SHAPE, head_dim=8), 4),
     "llama, biases, kv heads in 2 and repeated": (
@@ -83,6 +86,56 @@ CASES = {
         ),
         2,
     ),
+    "qwen2 with experts": (
+        transformers.Qwen2MoeConfig(
+            **SHAPE,
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=22,
+            shared_expert_intermediate_size=30,
+        ),
+        4,
+    ),
+    "qwen3.5": (qwen_hybrid_cases.qwen3_5([M, A, M], **FEW_KEYS), 2),
+    "qwen3.5 with experts, key heads repeated": (
+        qwen_hybrid_cases.qwen3_5_moe([M, A], linear_num_key_heads=1),
+        3,
+    ),
+    "qwen3-next": (qwen_hybrid_cases.qwen3_next([A, M], **FEW_KEYS), 2),
+    "granite, experts, two ranks a group": (
+        hybrid_cases.granite(
+            [M, A],
+            num_local_experts=4,
+            num_attention_heads=12,
+            hidden_size=48,
+            num_key_value_heads=4,
+            mamba_n_heads=12,
+            mamba_n_groups=2,
+            mamba_proj_bias=True,
+        ),
+        4,
+    ),
+    "nemotron-h": (
+        hybrid_cases.nemotron_h(
+            [M, hybrid_cases.F, A, M], num_attention_heads=4, num_key_value_heads=2, use_bias=True
+        ),
+        2,
+    ),
+    "bamba, one group": (hybrid_cases.bamba(2, [1], mamba_n_groups=1), 3),
+    "falcon-h1, norm before gates": (
+        hybrid_cases.falcon_h1(
+            1,
+            mamba_n_groups=1,
+            mamba_rms_norm=True,
+            mamba_proj_bias=True,
+            projectors_bias=True,
+            key_multiplier=0.6,
+            ssm_multipliers=[0.9, 1.1, 0.8, 1.2, 0.7],
+        ),
+        3,
+    ),
+    "lfm2, biases": (hybrid_cases.lfm2([C, A, C], conv_bias=True), 3),
+    "lfm3": (hybrid_cases.lfm3([C, A, "sliding_attention"]), 3),
 }
 
 
@@ -93,12 +146,17 @@ def random_model(config):
     for name, parameter in model.named_parameters():  # biases and norms begin as 0 or 1
         if name.endswith("bias") or "norm" in name:
             torch.nn.init.normal_(parameter, mean=parameter.mean().item(), std=0.3)
-        elif name.endswith("mlp.gate.weight"):  # Qwen's begin as 0: every expert alike
+        elif name.endswith(("mlp.gate.weight", ".A_log", ".dt_bias", ".D")):  # begin alike
             torch.nn.init.normal_(parameter, std=0.3)
     return model.eval()
 
 
-ON_TORCH = ("llama, biases, kv heads in 2 and repeated", "gemma3, 3 ranks", "mixtral")
+ON_TORCH = (
+    "llama, biases, kv heads in 2 and repeated",
+    "gemma3, 3 ranks",
+    "mixtral",
+    "granite, experts, two ranks a group",
+)
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def _answers(collectives: Collectives, folder: Path, names: list[str]) -> Answer
     config = runner_config(model, ops, collectives=collectives)
     scheduler = make_scheduler(
         config.layout,
-        num_blocks=60,
+        num_blocks=config.layout.sizes(config.num_blocks),
         num_host_blocks=0,
         swap=False,
         max_num_seqs=8,
@@ -59,21 +59,29 @@ def _answers(collectives: Collectives, folder: Path, names: list[str]) -> Answer
     return tokens, reports, (ranks, *joined)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+SHAPE = {
+    "vocab_size": 131,
+    "hidden_size": 48,
+    "intermediate_size": 50,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 12,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.3,
+}
+STATES = {"attn_layer_indices": [1], "mamba_n_heads": 6, "mamba_d_state": 10, "mamba_n_groups": 1}
+CONFIGS = {
+    "llama": transformers.LlamaConfig(**SHAPE),
+    "bamba": transformers.BambaConfig(**SHAPE, **STATES),
+}
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=131,
-        hidden_size=48,
-        intermediate_size=50,
-        num_hidden_layers=2,
-        num_attention_heads=12,
-        num_key_value_heads=12,
-        max_position_embeddings=128,
-        initializer_range=0.3,
-    )
     path = tmp_path_factory.mktemp("model")
-    transformers.LlamaForCausalLM(config).save_pretrained(path)
+    config = CONFIGS[request.param]
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(path)
     return path
 
 

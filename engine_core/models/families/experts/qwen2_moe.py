@@ -31,7 +31,7 @@ def read(fields: ConfigFields) -> ModelConfig:
             shared_size=fields.positive_int("shared_expert_intermediate_size", 5632),
         ),
     )
-    return replace(config, qkv_bias=fields.flag("qkv_bias", True), can_be_shared=False)
+    return replace(config, qkv_bias=fields.flag("qkv_bias", True))
 
 
 def _windows(fields: ConfigFields) -> tuple[int | None, ...]:

@@ -18,7 +18,7 @@ from engine_core.models.families.gguf import (
     mamba2_sizes,
 )
 from engine_core.models.families.hybrids.granite import KINDS
-from engine_core.models.hybrids import Mamba2Block, mamba2_state, read_mamba2, with_kept
+from engine_core.models.hybrids import mamba2_block, mamba2_state, read_mamba2, with_kept
 from engine_core.models.rotary_config import read_rotary
 
 
@@ -35,13 +35,14 @@ def read(fields: ConfigFields) -> ModelConfig:
     )
     attends, mamba = fields.get("attn_layer_indices") or (), read_mamba2(fields)
     state, biased = mamba2_state(mamba), fields.flag("attention_bias", False)
-    config = with_kept(config, [None if layer in attends else state for layer in range(num_layers)])
+    kept = [None if layer in attends else state for layer in range(num_layers)]
+    config = with_kept(config, kept, mamba)
     return replace(
         config,
         qkv_bias=biased,
         output_bias=biased,
         mlp_bias=fields.flag("mlp_bias", False),
-        block=Mamba2Block(mamba),
+        block=mamba2_block,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from engine_core.layers.config import Mamba2Config, WeightFactors
@@ -50,14 +50,14 @@ def read(fields: ConfigFields) -> ModelConfig:
     return replace(
         config,
         spec=replace(config.spec, layers=(both,) * config.spec.num_layers),
-        can_be_shared=False,
+        recurrent=mamba,
         qkv_bias=biased,
         output_bias=biased,
         mlp_bias=fields.flag("mlp_bias", False),
         embedding_scale=fields.positive_float("embedding_multiplier", 1.0),
         logits_divisor=1 / fields.positive_float("lm_head_multiplier", 1.0),
         factors=None if in_weights else _factors(fields, mamba),
-        block=_Block(mamba),
+        block=_block,
     )
 
 
@@ -93,14 +93,9 @@ def _numbers(fields: ConfigFields, name: str, number: int) -> list[float]:
     return [float(each) for each in values]
 
 
-@dataclass(frozen=True, slots=True)
-class _Block:
-    mamba: Mamba2Config
-
-    def __call__(self, build: BlockBuilder, layer: int) -> Block:
-        place = build.place(layer) - 1
-        recurs = mamba2(build, layer, "mamba", self.mamba, place=place)
-        return build.block(layer, SideBySide(build.attention(layer), recurs, build.no_norm()))
+def _block(build: BlockBuilder, layer: int) -> Block:
+    recurs = mamba2(build, layer, "mamba", place=build.place(layer) - 1)
+    return build.block(layer, SideBySide(build.attention(layer), recurs, build.no_norm()))
 
 
 def _gguf_fields(meta: Metadata, config: Fields) -> Fields:

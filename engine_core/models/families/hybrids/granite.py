@@ -22,7 +22,13 @@ from engine_core.models.families.gguf import (
     mamba2_sizes,
 )
 from engine_core.models.families.gguf import experts as gguf_experts
-from engine_core.models.hybrids import Mamba2Block, mamba2_state, read_kinds, read_mamba2, with_kept
+from engine_core.models.hybrids import (
+    mamba2_block,
+    mamba2_state,
+    read_kinds,
+    read_mamba2,
+    with_kept,
+)
 
 _DEFAULTS = {"intermediate_size": 11_008, "shared_intermediate_size": 1024}
 
@@ -44,9 +50,10 @@ def read(fields: ConfigFields) -> ModelConfig:
         intermediate_size=fields.positive_int("shared_intermediate_size"),
         rotary=rotary,
         experts=(experts,) * num_layers,
-        block=Mamba2Block(mamba),
+        block=mamba2_block,
     )
-    return with_kept(config, [state if kind == "linear_attention" else None for kind in kinds])
+    kept = [state if kind == "linear_attention" else None for kind in kinds]
+    return with_kept(config, kept, mamba)
 
 
 def _experts(fields: ConfigFields) -> ExpertConfig:

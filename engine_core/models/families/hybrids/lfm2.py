@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from engine_core.layers.config import ShortConvolutionConfig
 from engine_core.models.config import ModelConfig
 from engine_core.models.config_fields import ConfigFields
 from engine_core.models.decoder_config import head_size_of, read_decoder
@@ -26,14 +27,9 @@ from engine_core.models.rotary_config import read_rotary
 if TYPE_CHECKING:
     from engine_core.layers.short_convolution import ShortConvolution
     from engine_core.models.blocks import Block, BlockBuilder
-    from kernels.interface.recurrence import RecurrenceShape
 
 
 def read(fields: ConfigFields) -> ModelConfig:
-    from engine_core.layers.short_convolution import (  # torch: not for `--help`
-        short_convolution_shape,
-    )
-
     fields = fields.with_values(
         {
             "rms_norm_eps": fields.positive_float("norm_eps", 1e-5),
@@ -57,10 +53,14 @@ def read(fields: ConfigFields) -> ModelConfig:
         kinds = ["full_attention" if layer in attends else "conv" for layer in range(num_layers)]
         fields = fields.with_values({"layer_types": kinds})
     kinds = read_kinds(fields, "layer_types", ("conv", "full_attention"))
-    shape = short_convolution_shape(config.spec.hidden_size, fields.positive_int("conv_L_cache", 3))
-    state, bias = recurrent_state(shape), fields.flag("conv_bias", False)
-    config = with_kept(config, [state if kind == "conv" else None for kind in kinds])
-    return replace(config, block=_Block(shape, bias))
+    convolution = ShortConvolutionConfig(
+        num_channels=config.spec.hidden_size,
+        width=fields.positive_int("conv_L_cache", 3),
+        bias=fields.flag("conv_bias", False),
+    )
+    state = recurrent_state(convolution.shape)
+    config = with_kept(config, [state if kind == "conv" else None for kind in kinds], convolution)
+    return replace(config, block=_block)
 
 
 def _intermediate_size(fields: ConfigFields) -> int:
@@ -72,32 +72,27 @@ def _intermediate_size(fields: ConfigFields) -> int:
     return multiple * -(-size // multiple)
 
 
-@dataclass(frozen=True, slots=True)
-class _Block:
-    """Attention or a short convolution, and a feed-forward. `bias`: of the convolution's parts."""
-
-    shape: RecurrenceShape
-    bias: bool
-
-    def __call__(self, build: BlockBuilder, layer: int) -> Block:
-        if isinstance(build.config.spec.layers[layer], PagedKeys):
-            return build.block(layer, build.attention(layer, head_norms=True))
-        return build.block(layer, short_convolution(build, layer, self.shape, bias=self.bias))
+def _block(build: BlockBuilder, layer: int) -> Block:
+    """Attention or a short convolution, and a feed-forward."""
+    if isinstance(build.config.spec.layers[layer], PagedKeys):
+        return build.block(layer, build.attention(layer, head_norms=True))
+    return build.block(layer, short_convolution(build, layer))
 
 
-def short_convolution(
-    build: BlockBuilder, layer: int, shape: RecurrenceShape, *, bias: bool
-) -> ShortConvolution:
+def short_convolution(build: BlockBuilder, layer: int) -> ShortConvolution:
     """The mixer of one layer."""
     from engine_core.layers.short_convolution import ShortConvolution
 
+    config = build.config.recurrent
+    assert isinstance(config, ShortConvolutionConfig)
     return ShortConvolution(
         f"model.layers.{layer}.conv",
         build.place(layer),
-        shape,
-        bias=bias,
+        config,
+        build.config.spec.hidden_size,
         dtype=build.dtype,
         ops=build.ops,
+        all_reduce=build.all_reduce("recurrent"),
     )
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from engine_core.layers.config import ShortConvolutionConfig
 from engine_core.models.config import ModelConfig
 from engine_core.models.config_fields import ConfigFields
 from engine_core.models.decoder_config import head_size_of, read_decoder, read_window, windows_of
@@ -19,7 +20,6 @@ from engine_core.models.rotary_config import read_rotary_by_layer_type
 if TYPE_CHECKING:
     from engine_core.layers.attention import Attention, GatedAttention
     from engine_core.models.blocks import Block, BlockBuilder
-    from kernels.interface.recurrence import RecurrenceShape
 
 _ANGLES = {
     "sliding_attention": {"rope_type": "default"},
@@ -28,10 +28,6 @@ _ANGLES = {
 
 
 def read(fields: ConfigFields) -> ModelConfig:
-    from engine_core.layers.short_convolution import (  # torch: not for `--help`
-        short_convolution_shape,
-    )
-
     if not fields.flag("use_sandwich_norm", True):
         raise UnsupportedArchitecture("use_sandwich_norm false of LFM3 is not supported, only true")
     num_layers = fields.positive_int("num_hidden_layers", 24)
@@ -58,14 +54,18 @@ def read(fields: ConfigFields) -> ModelConfig:
         sliding_windows=windows_of(kinds, read_window(fields, 256)),
         rotary=tuple([rotary.get(kind, rotary["full_attention"]) for kind in kinds]),
     )
-    shape = short_convolution_shape(config.spec.hidden_size, fields.positive_int("conv_L_cache", 7))
-    state, biased = recurrent_state(shape), fields.flag("attention_bias", False)
+    convolution = ShortConvolutionConfig(
+        num_channels=config.spec.hidden_size,
+        width=fields.positive_int("conv_L_cache", 7),
+        bias=fields.flag("conv_bias", False),
+    )
+    state, biased = recurrent_state(convolution.shape), fields.flag("attention_bias", False)
     gated = fields.flag("use_attention_gate", True)
     return replace(
-        with_kept(config, [state if kind == "conv" else None for kind in kinds]),
+        with_kept(config, [state if kind == "conv" else None for kind in kinds], convolution),
         qkv_bias=biased,
         output_bias=biased,
-        block=_Block(shape, fields.flag("conv_bias", False), gated),
+        block=_Block(gated),
     )
 
 
@@ -77,15 +77,13 @@ def _kind(layer: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """`bias`: of the convolution's parts. `gated`: whether outputs of heads are."""
+    """`gated`: whether outputs of heads are."""
 
-    shape: RecurrenceShape
-    bias: bool
     gated: bool
 
     def __call__(self, build: BlockBuilder, layer: int) -> Block:
         if not isinstance(build.config.spec.layers[layer], PagedKeys):
-            mixer = lfm2.short_convolution(build, layer, self.shape, bias=self.bias)
+            mixer = lfm2.short_convolution(build, layer)
             return build.block(layer, mixer, norms="around")
         attention = build.attention(layer, head_norms=True)
         mixer_of_keys = _gated(build, layer, attention) if self.gated else attention

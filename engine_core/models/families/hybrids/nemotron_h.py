@@ -64,11 +64,11 @@ def read(fields: ConfigFields) -> ModelConfig:
     mamba = _read_mamba2(fields)
     kept: dict[str, LayerCache] = {"linear_attention": mamba2_state(mamba), "mlp": NoCache()}
     return replace(
-        with_kept(config, [kept.get(kind) for kind in kinds]),
+        with_kept(config, [kept.get(kind) for kind in kinds], mamba),
         activation="relu2",
         mlp_bias=fields.flag("mlp_bias", False),
         norms_in_float32=True,
-        block=_Block(tuple(kinds), mamba),
+        block=_Block(tuple(kinds)),
     )
 
 
@@ -95,12 +95,11 @@ class _Block:
     """A layer of one part."""
 
     kinds: tuple[str, ...]
-    mamba: Mamba2Config
 
     def __call__(self, build: BlockBuilder, layer: int) -> Block:
         match self.kinds[layer]:
             case "linear_attention":
-                return build.part_alone(layer, mamba2(build, layer, "mixer", self.mamba), "norm")
+                return build.part_alone(layer, mamba2(build, layer, "mixer"), "norm")
             case "full_attention":
                 return build.part_alone(layer, build.attention(layer), "norm")
             case _:

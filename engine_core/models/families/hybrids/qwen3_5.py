@@ -4,7 +4,7 @@ within heads, and a quarter of a head turns."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from engine_core.layers.config import DeltaNetConfig, ExpertConfig, InterleavedRows
@@ -45,8 +45,6 @@ def read_hybrid(
     experts: tuple[ExpertConfig | None, ...] | None = None,
 ) -> ModelConfig:
     """A model with such layers. `defaults`: of what its config.json may leave out."""
-    from engine_core.layers.delta_net import delta_net_shape  # torch: not for `--help`
-
     fields = fields.with_defaults({"partial_rotary_factor": 0.25, "head_dim": 256, **defaults})
     if (activation := fields.text("hidden_act", "silu")) != "silu":
         raise UnsupportedArchitecture(f'hidden_act "{activation}" of a gated delta net, only silu')
@@ -58,9 +56,9 @@ def read_hybrid(
         rotary=(rotary,) * num_layers,
         experts=experts,
     )
-    state = recurrent_state(delta_net_shape(sizes))
+    state = recurrent_state(sizes.shape)
     linear = [kind == "linear_attention" for kind in _kinds(fields, num_layers)]
-    config = with_kept(config, [state if each else None for each in linear])
+    config = with_kept(config, [state if each else None for each in linear], sizes)
     num_heads, biased = config.spec.num_query_heads, fields.flag("attention_bias", False)
     size = fields.positive_int("head_dim")
     gates = (("self_attn.q_proj", (size,)), ("self_attn.gate", (size,)))
@@ -70,7 +68,7 @@ def read_hybrid(
         qkv_bias=biased,
         output_bias=biased,
         interleaved=(InterleavedRows("self_attn.q_proj", num_heads, gates),),
-        block=HybridBlock(sizes),
+        block=hybrid_block,
     )
 
 
@@ -128,27 +126,25 @@ def gated_attention(build: BlockBuilder, layer: int) -> GatedAttention:
     return GatedAttention(build.attention(layer, head_norms=True), gate)
 
 
-@dataclass(frozen=True, slots=True)
-class HybridBlock:
+def hybrid_block(build: BlockBuilder, layer: int) -> Block:
     """A gated delta net or attention with gates, and a feed-forward."""
+    from engine_core.layers.delta_net import GatedDeltaNet
 
-    delta_net: DeltaNetConfig
-
-    def __call__(self, build: BlockBuilder, layer: int) -> Block:
-        from engine_core.layers.delta_net import GatedDeltaNet
-
-        if isinstance(build.config.spec.layers[layer], PagedKeys):
-            return build.block(layer, gated_attention(build, layer))
-        mixer = GatedDeltaNet(
-            f"model.layers.{layer}.linear_attn",
-            layer - build.stage.layers.start,
-            self.delta_net,
-            build.config.spec.hidden_size,
-            norm_eps=build.config.norm_eps,
-            dtype=build.dtype,
-            ops=build.ops,
-        )
-        return build.block(layer, mixer)
+    if isinstance(build.config.spec.layers[layer], PagedKeys):
+        return build.block(layer, gated_attention(build, layer))
+    sizes = build.config.recurrent
+    assert isinstance(sizes, DeltaNetConfig)
+    mixer = GatedDeltaNet(
+        f"model.layers.{layer}.linear_attn",
+        layer - build.stage.layers.start,
+        sizes,
+        build.config.spec.hidden_size,
+        norm_eps=build.config.norm_eps,
+        dtype=build.dtype,
+        ops=build.ops,
+        all_reduce=build.all_reduce("recurrent"),
+    )
+    return build.block(layer, mixer)
 
 
 GGUF_LAYER = (

@@ -3,7 +3,7 @@ needs side by side."""
 
 from dataclasses import replace
 
-from engine_core.layers.config import InterleavedRows
+from engine_core.layers.config import DeltaNetConfig, InterleavedRows
 from engine_core.models.config import ModelConfig
 from engine_core.models.config_fields import ConfigFields
 from engine_core.models.decoder_config import read_qwen_experts
@@ -16,7 +16,6 @@ from engine_core.models.families.hybrids.qwen3_5 import (
     GGUF_LAYER,
     TILED,
     UNUSED,
-    HybridBlock,
     read_hybrid,
 )
 
@@ -30,8 +29,8 @@ def read(fields: ConfigFields) -> ModelConfig:
         shared_size=fields.positive_int("shared_expert_intermediate_size", 512),
     )
     config = read_hybrid(fields, {"num_key_value_heads": 2}, experts)
-    assert isinstance(config.block, HybridBlock)
-    sizes = config.block.delta_net
+    sizes = config.recurrent
+    assert isinstance(sizes, DeltaNetConfig)
     shared = sizes.num_heads // sizes.num_key_heads
     values = shared * sizes.value_size
     qkvz = (

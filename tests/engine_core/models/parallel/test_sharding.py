@@ -67,6 +67,11 @@ def shardings(config, size, **options):
             3,
             "layers of this family cannot be .* use one of 1$",
         ),
+        (
+            {"architectures": ["BambaForCausalLM"], "mamba_n_heads": 8, "mamba_d_head": 16},
+            3,
+            "8 heads or channels of recurrent layers cannot be shared by 3 ranks; use one of 1$",
+        ),
         ({"intermediate_size": 2}, 3, "a feed-forward of 2 cannot be .* use one of 1$"),
         ({"vocab_size": 8}, 9, "8 tokens cannot be shared by 9 ranks; use one of 1, 3$"),
     ],
@@ -102,7 +107,7 @@ def test_every_token_is_one_rank_s_and_every_rank_has_some(vocab_size, size):
 def test_a_feed_forward_is_cut_at_block_borders_if_there_are_enough_blocks():
     starts = [
         [
-            sharding.cut("model.layers.0.mlp.down_proj.weight").start
+            sharding.cut("model.layers.0.mlp.down_proj.weight").ranges[0].start
             for sharding in shardings(
                 config_of(num_attention_heads=8, num_key_value_heads=8),
                 size,
@@ -146,6 +151,37 @@ def test_blocks_stay_blocks_with_the_same_numbers(type_name, is_ordered):
     assert part.narrow(1, 16, 48) is None
 
 
+@pytest.mark.parametrize("is_ordered", [False, True])
+def test_rows_of_several_kinds_of_heads_stay_blocks(is_ordered):
+    """q, k and v of a gated delta net: 2 heads of 10, 2 of 10, 6 of 32, of which a rank has half;
+    what sums over heads has the first of each key head, then the second ones."""
+    heads = {
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 6,
+        "linear_key_head_dim": 10,
+        "linear_value_head_dim": 32,
+        "linear_output_tiled": True,
+    }
+    config = config_of(
+        architectures=["Qwen3_5ForCausalLM"], num_attention_heads=6, num_key_value_heads=2, **heads
+    )
+    generator = torch.Generator().manual_seed(0)
+    part, outputs = (
+        quantised("Q4_0", (n, e), torch.randperm(n, generator=generator) if is_ordered else None)
+        for n, e in ((232, 64), (64, 192))
+    )
+    whole, whole_outputs = part.dequantise(), outputs.dequantise().view(64, 3, 2, 32)
+    for rank, sharding in enumerate(shardings(config, 2)):
+        taken = sharding.take("model.layers.0.linear_attn.in_proj_qkv.weight", part)
+        assert taken.arrays.keys() == {"blocks"}
+        q, k, v = 10 * rank, 20 + 10 * rank, 40 + 96 * rank
+        mine = torch.cat([whole[q : q + 10], whole[k : k + 10], whole[v : v + 96]])
+        assert torch.equal(taken.dequantise(), mine)
+        taken = sharding.take("model.layers.0.linear_attn.out_proj.weight", outputs)
+        assert taken.arrays.keys() == {"blocks"}
+        assert torch.equal(taken.dequantise(), whole_outputs[:, :, rank].flatten(1))
+
+
 def test_blocks_that_a_head_would_cut_become_floats():
     """9 heads of 16: a rank's 48 columns end within a block of 32."""
     part = quantised("Q4_0", (64, 160), None)
@@ -171,7 +207,7 @@ def test_what_is_quantised_at_load_has_the_numbers_of_the_whole_matrix(floats):
 def test_a_bias_that_is_added_to_a_sum_is_the_first_rank_s():
     bias = torch.ones(64)
     first, *others = shardings(config_of(), 3)
-    for name in ("self_attn.o_proj", "mlp.down_proj"):
+    for name in ("self_attn.o_proj", "mlp.down_proj", "mixer.out_proj"):
         assert first.take(f"model.layers.0.{name}.bias", bias) is bias
         assert not any(each.take(f"model.layers.0.{name}.bias", bias).any() for each in others)
 
