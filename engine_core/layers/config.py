@@ -71,6 +71,9 @@ class ExpertConfig:
         block: the part of a layer that holds router and experts.
         projections: names of an expert's gate, up and down; without gate, up and down: then
             the activation is relu2.
+        latent_size: of what experts take and give, between two products of all tokens; None: the
+            hidden size, and no such products.
+        latent_bias: of those.
         shared_size: features of the expert that every token goes through, too; None: there is
             none.
         shared_name: of that, within the layer.
@@ -86,6 +89,8 @@ class ExpertConfig:
     block: str
     projections: tuple[str, ...]
     router: RouterConfig = RouterConfig()
+    latent_size: int | None = None
+    latent_bias: bool = False
     shared_size: int | None = None
     shared_name: str = "mlp.shared_expert"
     gates_shared: bool = True

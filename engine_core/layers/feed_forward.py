@@ -109,9 +109,9 @@ class SparseFeedForward:
         self._projections = experts.projections
         num_experts, features = experts.num_experts, experts.intermediate_size
         self._here = range(num_experts) if experts.here is None else experts.here
-        halves = len(self._projections) - 1
-        self._gate_up_shape = (len(self._here), halves * features, hidden_size)
-        self._down_shape = (len(self._here), hidden_size, features)
+        halves, width = len(self._projections) - 1, experts.latent_size or hidden_size
+        self._gate_up_shape = (len(self._here), halves * features, width)
+        self._down_shape = (len(self._here), width, features)
         self._activation: ExpertActivation = "silu" if halves == 2 else "relu2"
         router, self._bias = experts.router, None
         if router.has_bias:
@@ -142,6 +142,13 @@ class SparseFeedForward:
             ops=ops,
             least_bits=32,  # a router that errs sends tokens through other experts
         )
+        self._latent: tuple[FusedLinear, ...] = ()
+        if experts.latent_size is not None:
+            linear = partial(FusedLinear, bias=experts.latent_bias, dtype=dtype, ops=ops)
+            self._latent = (
+                linear([(f"{self._name}.fc1_latent_proj", width)], hidden_size),
+                linear([(f"{self._name}.fc2_latent_proj", hidden_size)], width),
+            )
         self._kept: dict[tuple[int, int, int], WeightPart] = {}  # until all are there
         self._num_missing = len(self._projections) * len(self._here)
         self._fused: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -151,19 +158,19 @@ class SparseFeedForward:
     def linears(self) -> list[FusedLinear]:
         """Products that adapters may add to: the experts are none of them, nor is a router of
         another dtype."""
-        return [] if self._widens else [self._router]
+        return [*self._latent] if self._widens else [self._router, *self._latent]
 
     def placements(self) -> Placements:
-        _, hidden_size, features = self._down_shape
+        _, width, features = self._down_shape
         *first, down = self._projections
-        placements = self._router.placements()
+        placements = merge(each.placements() for each in (self._router, *self._latent))
         if self._bias is not None:
             placements |= self._bias.placements()
         parts = [
-            (name, (features, hidden_size), 0, slice(half * features, (half + 1) * features))
+            (name, (features, width), 0, slice(half * features, (half + 1) * features))
             for half, name in enumerate(first)
         ]
-        parts.append((down, (hidden_size, features), 1, slice(0, None)))
+        parts.append((down, (width, features), 1, slice(0, None)))
         for place, expert in enumerate(self._here):
             for name, shape, part, rows in parts:
                 placements[f"{self._name}.experts.{expert}.{name}.weight"] = (
@@ -178,10 +185,14 @@ class SparseFeedForward:
         assert not isinstance(x_TE, RoundedRows), "its router reads it as it is"
         assert self._experts is not None, f"experts of {self._name} were not loaded"
         logits_TX = self._router(x_TE.float() if self._widens else x_TE)
+        if self._latent:
+            x_TE = self._latent[0](x_TE)
         out_TE = self._ops.mixture_of_experts(
             x_TE, logits_TX, self._experts, self._routing, context.metadata[-1].slot_mapping_T
         )
-        return out_TE if self._all_reduce is None else self._ops.reduce(out_TE, self._all_reduce)
+        if self._all_reduce is not None:
+            out_TE = self._ops.reduce(out_TE, self._all_reduce)
+        return self._latent[1](out_TE) if self._latent else out_TE
 
     def _keep(self, key: tuple[int, int, int], weight: WeightPart) -> None:
         self._kept[key] = weight

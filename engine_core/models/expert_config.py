@@ -11,12 +11,17 @@ from engine_core.models.expert_tensors import QWEN_EXPERTS, ExpertNaming
 _LEAST_SUM = 1e-20
 
 
-def read_deepseek_experts(
-    fields: ConfigFields, *, naming: ExpertNaming = QWEN_EXPERTS
-) -> tuple[ExpertConfig | None, ...]:
-    """Sigmoids with a bias that chooses, groups, a factor, shared experts, dense layers first
-    (arXiv:2412.19437). What the config leaves out must have a default in `fields`; no groups, no
-    shared experts and no dense layers are there if nothing says so. None: a dense layer."""
+def read_deepseek_experts(fields: ConfigFields) -> tuple[ExpertConfig | None, ...]:
+    """Experts of each layer as `deepseek_experts` reads them; the first layers are dense, or those
+    that `mlp_layer_types` says."""
+    experts = deepseek_experts(fields)
+    return tuple(experts if sparse else None for sparse in _sparse_layers(fields))
+
+
+def deepseek_experts(fields: ConfigFields, naming: ExpertNaming = QWEN_EXPERTS) -> ExpertConfig:
+    """Sigmoids with a bias that chooses, groups, a factor, shared experts (arXiv:2412.19437). A
+    family gives `fields` its defaults of sizes; there are no groups and no shared experts if
+    nothing says so."""
     if (routed := fields.get("n_routed_experts")) is not None:
         fields = fields.with_values({"num_experts": None, "num_local_experts": routed})
     features = fields.positive_int("moe_intermediate_size")
@@ -44,7 +49,7 @@ def read_deepseek_experts(
         ),
     )
     _check_groups(experts)
-    return tuple(experts if sparse else None for sparse in _sparse_layers(fields))
+    return experts
 
 
 def _sparse_layers(fields: ConfigFields) -> list[bool]:

@@ -65,6 +65,8 @@ _FUSED = {
     "mlp.gate.weight": "router",
     "mlp.experts.gate_up_proj": "gate_up",
     "mlp.experts.down_proj": "down",
+    "mixer.experts.up_proj": "gate_up",
+    "mixer.experts.down_proj": "down",
     "feed_forward.experts.gate_up_proj": "gate_up",
     "feed_forward.experts.down_proj": "down",
     "block_sparse_moe.router.weight": "router",
@@ -93,4 +95,5 @@ def outputs_first(name: str, tensor: WeightPart, hidden_size: int) -> WeightPart
 
 MIXTRAL_EXPERTS = ExpertNaming("block_sparse_moe", ("w1", "w3", "w2"))
 LFM2_EXPERTS = ExpertNaming("feed_forward", ("w1", "w3", "w2"))
+NEMOTRON_EXPERTS = ExpertNaming("mixer", ("up_proj", "down_proj"))
 QWEN_EXPERTS = ExpertNaming("mlp", ("gate_proj", "up_proj", "down_proj"))

@@ -41,6 +41,7 @@ class GraphOpKind(IntEnum):
     GATED_NORM = 23
     GATE = 24
     MULTIPLY = 25
+    ADD = 26
 
 
 class GraphOp(ctypes.Structure):

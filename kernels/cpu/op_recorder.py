@@ -142,6 +142,13 @@ class Activation(Placeholder):
         size, number = self.stride, float(factor)
         return self.capture.add(GraphOpKind.SCALE, out=self, size=size, number=number)
 
+    def add_(self, other: object) -> Activation:
+        """Add another activation, in place."""
+        added, size = as_activation(other), self.stride
+        if not self.is_dense_row or not added.is_dense_row or added.tail != self.tail:
+            raise NotCapturable(f"it adds {added.tail} to {self.tail}")
+        return self.capture.add(GraphOpKind.ADD, subject=added, out=self, size=size)
+
     def clone(self) -> Activation:
         """A copy of what it holds now, in memory of its own."""
         if not self.is_dense_row:

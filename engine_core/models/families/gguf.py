@@ -29,6 +29,12 @@ SHARED_EXPERT = {
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
+SHARED_EXPERTS = {
+    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+}
 MAMBA2 = {
     "ssm_in": "mamba.in_proj",
     "ssm_out": "mamba.out_proj",
@@ -52,7 +58,7 @@ LLAMA = PROJECTIONS | GATED | TWO_NORMS
 """Tensors of a layer: llama.cpp's name to the checkpoint's, {} for the number of an expert. Where
 both end in .weight or .bias, that is left out."""
 
-_SOFTMAX = 1  # expert_gating_func
+_SOFTMAX, _SIGMOID = 1, 2  # expert_gating_func
 
 
 class Metadata(Protocol):
@@ -147,6 +153,24 @@ def experts(meta: Metadata, *, renormalises: bool = True) -> Fields:
         "num_experts": int(meta.number("expert_count")),
         "num_experts_per_tok": int(meta.number("expert_used_count")),
         "norm_topk_prob": bool(meta.number("expert_weights_norm", renormalises)),
+    }
+
+
+def deepseek_experts(meta: Metadata) -> Fields:
+    """Experts, and layers before them, as a DeepseekV3Config has them."""
+    meta.refuse_unless("expert_gating_func", _SIGMOID)
+    groups = int(meta.number("expert_group_count", 0)) or 1
+    return {
+        "hidden_act": "silu",
+        "n_routed_experts": int(meta.number("expert_count")),
+        "num_experts_per_tok": int(meta.number("expert_used_count")),
+        "moe_intermediate_size": int(meta.number("expert_feed_forward_length")),
+        "n_shared_experts": int(meta.number("expert_shared_count", 0)),
+        "n_group": groups,
+        "topk_group": int(meta.number("expert_group_used_count", groups)) or groups,
+        "first_k_dense_replace": int(meta.number("leading_dense_block_count", 0)),
+        "norm_topk_prob": bool(meta.number("expert_weights_norm", True)),
+        "routed_scaling_factor": float(meta.number("expert_weights_scale", 0.0)) or 1.0,
     }
 
 

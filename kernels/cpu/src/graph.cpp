@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "dispatch.h"
+#include "row_chunks.h"
 #include "tiles.h"
 
 namespace {
@@ -247,6 +248,11 @@ const char* run_op(const ec::GraphStep& step, int64_t& num_rows, int64_t i) {
             ec::gate(c.subject, c.stride, static_cast<const float*>(c.operand),
                      static_cast<int64_t>(c.number),
                      c.kind == static_cast<int64_t>(ec::GraphOpKind::gate), num_rows, c.size, c.out);
+            return nullptr;
+        case ec::GraphOpKind::add:
+            ec::for_rows(num_rows, c.size, [&](int64_t row) {
+                for (int64_t i = row * c.size; i < (row + 1) * c.size; ++i) c.out[i] += c.subject[i];
+            });
             return nullptr;
         case ec::GraphOpKind::given_rows:
             return overwrite_given_rows(step, c);

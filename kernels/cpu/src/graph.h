@@ -54,6 +54,7 @@ enum class GraphOpKind : int64_t {
     gated_norm = 23,      // out = gated norm of subject; operand: GatedNorm
     gate = 24,            // out = subject times sigmoid(operand), rows `number` floats apart
     multiply = 25,        // out = subject times operand, likewise
+    add = 26,             // out += subject, both without gaps between rows
 };
 
 // Mirrored by `GraphOp` in kernels/cpu/graph_ops.py. Strides are floats from a token's row of

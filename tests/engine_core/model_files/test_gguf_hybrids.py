@@ -30,6 +30,8 @@ ARCHITECTURES = {
     "lfm2-moe": "lfm2moe",
     "nemotron-h, Mamba first and last": "nemotron_h",
     "nemotron-h, a feed-forward first and last, biases, one group": "nemotron_h",
+    "nemotron-h, experts": "nemotron_h_moe",
+    "nemotron-h, experts in a latent space": "nemotron_h_moe",
 }
 
 
@@ -42,7 +44,14 @@ LIGHTNING = {
 
 
 def kinds_of(config):
-    kinds = {"hybrid": "*", "linear_attention": "M", "conv": "M", "full_attention": "*", "mlp": "-"}
+    kinds = {
+        "hybrid": "*",
+        "linear_attention": "M",
+        "conv": "M",
+        "full_attention": "*",
+        "mlp": "-",
+        "moe": "E",
+    }
     return [kinds[kind] for kind in getattr(config, "layers_block_type", config.layer_types)]
 
 
@@ -98,6 +107,21 @@ def keys_of(config, arch):
         keys["feed_forward_length"] = [50 if kind == "-" else 0 for kind in kinds]
     if arch == "falcon-h1":
         keys |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
+    if arch == "nemotron_h_moe":
+        keys |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
+        keys |= {
+            "feed_forward_length": [{"-": 50, "E": 22}.get(kind, 0) for kind in kinds],
+            "expert_used_count": 2,
+            "expert_feed_forward_length": 22,
+            "expert_shared_feed_forward_length": 30,
+            "expert_count": 6,
+            "expert_shared_count": 1,
+            "expert_weights_norm": True,
+            "expert_weights_scale": 2.5,
+            "expert_group_count": 1,
+        }
+        if config.moe_latent_size is not None:
+            keys["moe_latent_size"] = config.moe_latent_size
     if config.model_type == "bamba":
         keys |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
         keys |= {"rope.dimension_count": head_dim // 2, "rope.scaling.finetuned": True}
@@ -152,8 +176,9 @@ def tensors_of(config, state, arch):
             for part, half in zip(("gate", "up"), parts, strict=True):
                 tensors[f"{layer}.ffn_{part}{end}.weight"] = half
             continue
-        if name.endswith("experts.down_proj"):
-            tensors[f"{layer}.ffn_down_exps.weight"] = values
+        if name.endswith(("experts.down_proj", "mixer.experts.up_proj")):
+            part = "down" if "down" in name else "up"
+            tensors[f"{layer}.ffn_{part}_exps.weight"] = values
             continue
         if name.endswith("router.weight"):
             tensors[f"{layer}.ffn_gate_inp.weight"] = values
@@ -172,8 +197,9 @@ def tensors_of(config, state, arch):
             values = values[:, 0]
         if name.endswith((".mamba.norm.weight", ".mixer.norm.weight")):
             values = values.reshape(first_of(config, "mamba_n_groups", "n_groups"), -1)
-        if arch == "nemotron_h":
+        if arch.startswith("nemotron_h"):
             name = name.replace("model.", "backbone.", 1)
+        name = name.replace(".e_score_correction_bias", ".e_score_correction.bias")
         name = name.replace(".expert_bias", ".expert_bias.bias")
         name = name.replace(".dt_bias", ".dt_proj.bias")
         part = name.removesuffix(".weight").partition(f"{layer[4:]}.")[2]

@@ -45,6 +45,7 @@ def greedy(reference, prompt):
         ("nemotron-h, Mamba first and last", 23, "native", False),
         ("nemotron-h, a feed-forward first and last, biases, one group", 7, "native", False),
         ("nemotron-h, attention first and last", 23, "torch", False),
+        ("nemotron-h, experts in groups and a latent space", 23, "native", False),
         ("bamba", 7, "torch", False),
         ("bamba, biases, tied", 23, "native", False),
         ("falcon-h1", 7, "native", False),

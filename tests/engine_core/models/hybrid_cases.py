@@ -7,7 +7,7 @@ import transformers
 
 from tests.engine_core.models.decoder_cases import random_model
 
-M, A, C, F = "linear_attention", "full_attention", "conv", "mlp"
+M, A, C, F, E = "linear_attention", "full_attention", "conv", "mlp", "moe"
 W = "sliding_attention"
 _SHAPE = {
     "vocab_size": 131,
@@ -83,6 +83,11 @@ def nemotron_h(layer_types, **options):
             "ssm_state_size": 10,
             "n_groups": 2,
             "time_step_min": 1e-9,  # see the family's file
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 22,
+            "moe_shared_expert_intermediate_size": 30,
+            "routed_scaling_factor": 2.5,
             **options,
         }
     )
@@ -181,6 +186,11 @@ CONFIGS = {
         [F, M, A, F], use_bias=True, mlp_bias=True, n_groups=1, conv_kernel=3
     ),
     "nemotron-h, attention first and last": nemotron_h([A, M, F, A], use_conv_bias=False),
+    "nemotron-h, experts": nemotron_h([M, E, A, E]),
+    "nemotron-h, experts in groups and a latent space": nemotron_h(
+        [E, F, A, M], n_group=3, topk_group=2, moe_latent_size=20, norm_topk_prob=False
+    ),
+    "nemotron-h, experts in a latent space": nemotron_h([M, E, A], moe_latent_size=20),
     "bamba": bamba(3, [1], mamba_n_groups=2),
     "bamba, biases, tied": bamba(
         3, [0, 2], tie_word_embeddings=True, attention_bias=True, mlp_bias=True
@@ -239,7 +249,7 @@ def spread_out(model):
         if name.endswith((".A_log", ".dt_bias", ".D")):
             parameter.data += torch.randn_like(parameter) * 0.3
     for name, buffer in model.named_buffers():
-        if name.endswith("expert_bias"):
+        if name.endswith(("expert_bias", "e_score_correction_bias")):
             buffer += torch.randn_like(buffer) * 0.3
     return model
 

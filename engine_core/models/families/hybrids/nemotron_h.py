@@ -1,4 +1,5 @@
-"""Nemotron-H: a layer is Mamba-2, attention without angles or a feed-forward without a gate, alone.
+"""Nemotron-H: a layer is Mamba-2, attention without angles, or a feed-forward or experts
+without gates, alone.
 
 Steps of Mamba-2 have no least size, as in NVIDIA's own code: transformers has one
 (`time_step_min`) in prompts, and none in answers."""
@@ -8,11 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from engine_core.layers.config import Mamba2Config, RotaryConfig
+from engine_core.layers.config import ExpertConfig, Mamba2Config, RotaryConfig
 from engine_core.models.config import ModelConfig
 from engine_core.models.config_fields import ConfigFields
 from engine_core.models.decoder_config import read_decoder
 from engine_core.models.errors import UnsupportedArchitecture
+from engine_core.models.expert_config import deepseek_experts
+from engine_core.models.expert_tensors import NEMOTRON_EXPERTS
 from engine_core.models.families.family import Family
 from engine_core.models.families.gguf import (
     MAMBA2,
@@ -36,7 +39,7 @@ if TYPE_CHECKING:
     from engine_core.models.blocks import Block, BlockBuilder
 
 _PATTERN = {"M": "linear_attention", "E": "moe", "*": "full_attention", "-": "mlp"}
-_KINDS = ("linear_attention", "full_attention", "mlp")
+_KINDS = ("linear_attention", "full_attention", "mlp", "moe")
 
 
 def read(fields: ConfigFields) -> ModelConfig:
@@ -61,14 +64,32 @@ def read(fields: ConfigFields) -> ModelConfig:
         default_head_size=128,
         rotary=(still,) * len(kinds),
     )
-    mamba = _read_mamba2(fields)
-    kept: dict[str, LayerCache] = {"linear_attention": mamba2_state(mamba), "mlp": NoCache()}
+    mamba, mlp_bias = _read_mamba2(fields), fields.flag("mlp_bias", False)
+    kept: dict[str, LayerCache] = {"linear_attention": mamba2_state(mamba)}
+    kept |= dict.fromkeys(("mlp", "moe"), NoCache())
+    experts = _read_experts(fields, mlp_bias) if "moe" in kinds else None
     return replace(
         with_kept(config, [kept.get(kind) for kind in kinds], mamba),
         activation="relu2",
-        mlp_bias=fields.flag("mlp_bias", False),
+        mlp_bias=mlp_bias,
+        experts=tuple(experts if kind == "moe" else None for kind in kinds),
         norms_in_float32=True,
         block=_Block(tuple(kinds)),
+    )
+
+
+_EXPERTS = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 7688}
+
+
+def _read_experts(fields: ConfigFields, bias: bool) -> ExpertConfig:
+    """Of every layer that has some; in a latent space if the config has one."""
+    experts = deepseek_experts(fields.with_defaults(_EXPERTS), NEMOTRON_EXPERTS)
+    has_latents = fields.get("moe_latent_size") is not None
+    return replace(
+        experts,
+        shared_size=fields.positive_int("moe_shared_expert_intermediate_size", 7688),
+        latent_size=fields.positive_int("moe_latent_size") if has_latents else None,
+        latent_bias=bias,
     )
 
 
@@ -109,14 +130,19 @@ class _Block:
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 _FEED_FORWARD = ("up_proj.weight", "up_proj.bias", "down_proj.weight", "down_proj.bias")
 
-_GGUF_LAYER = {
+GGUF_LAYER = {
     **(PROJECTIONS | {"attn_norm": "norm", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}),
     **{ours: name.replace("mamba.", "mixer.") for ours, name in MAMBA2.items()},
 }
-_GGUF_KINDS = {"ssm_in": "linear_attention", "attn_q": "full_attention", "ffn_up": "mlp"}
+_GGUF_KINDS = {
+    "ssm_in": "linear_attention",
+    "attn_q": "full_attention",
+    "ffn_up": "mlp",
+    "ffn_up_exps": "moe",
+}
 
 
-def _gguf_fields(meta: Metadata, config: Fields) -> Fields:
+def gguf_fields(meta: Metadata, config: Fields) -> Fields:
     kinds = layer_kinds(meta, config["num_hidden_layers"], _GGUF_KINDS)
     sizes = mamba2_sizes(meta, config, kinds)
     dense = kinds.index("mlp") if "mlp" in kinds else 0
@@ -134,25 +160,23 @@ def _gguf_fields(meta: Metadata, config: Fields) -> Fields:
     }
 
 
-FAMILIES = (
-    Family(
-        names=("NemotronHForCausalLM", "NemotronHModel"),
-        model_type="nemotron_h",
-        read=read,
-        tensor_prefixes=(
-            ("backbone.embeddings.", "model.embed_tokens."),
-            ("backbone.norm_f.", "model.norm."),
-            ("backbone.", "model."),
-            ("model.embeddings.", "model.embed_tokens."),
-            ("model.norm_f.", "model.norm."),
-        ),
-        ignored_prefixes=("mtp.",),
-        tensor_suffixes=(
-            *((f"mixer.{part}.weight", f"self_attn.{part}.weight") for part in _ATTENTION),
-            *((f"mixer.{part}", f"mlp.{part}") for part in _FEED_FORWARD),
-        ),
-        gguf=Gguf(
-            architecture="nemotron_h", layer=_GGUF_LAYER, fields=_gguf_fields, has_kinds=True
-        ),
+FAMILY = Family(
+    names=("NemotronHForCausalLM", "NemotronHModel"),
+    model_type="nemotron_h",
+    read=read,
+    tensor_prefixes=(
+        ("backbone.embeddings.", "model.embed_tokens."),
+        ("backbone.norm_f.", "model.norm."),
+        ("backbone.", "model."),
+        ("model.embeddings.", "model.embed_tokens."),
+        ("model.norm_f.", "model.norm."),
     ),
+    ignored_prefixes=("mtp.",),
+    tensor_suffixes=(
+        *((f"mixer.{part}.weight", f"self_attn.{part}.weight") for part in _ATTENTION),
+        *((f"mixer.{part}", f"mlp.{part}") for part in _FEED_FORWARD),
+    ),
+    experts=NEMOTRON_EXPERTS,
+    gguf=Gguf(architecture="nemotron_h", layer=GGUF_LAYER, fields=gguf_fields, has_kinds=True),
 )
+FAMILIES = (FAMILY,)
