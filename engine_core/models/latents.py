@@ -15,6 +15,9 @@ from engine_core.models.rotary_config import read_rotary, score_factor
 if TYPE_CHECKING:
     from engine_core.models.blocks import Block, BlockBuilder
 
+_NORM_EPS = 1e-6
+"""Of norms of latents, whatever rms_norm_eps says of the others."""
+
 
 def latent_fields(fields: ConfigFields) -> ConfigFields:
     """The config with heads as large as what turns of one."""
@@ -79,17 +82,21 @@ class LatentBlock:
     def __call__(self, build: BlockBuilder, layer: int) -> Block:
         from engine_core.layers.latent_attention import LatentAttention
         from engine_core.layers.linear import FusedLinear
+        from engine_core.layers.norm import RMSNorm
         from kernels.interface.operations import AttentionParams, RotaryParams
 
         config, sizes = build.config, self.sizes
         name, num_heads = f"model.layers.{layer}.self_attn", sizes.num_heads
         scale = config.attention_scale
         assert scale is not None, "of latent attention it is not that of a key's size"
-        norms = [build.norm(f"{name}.kv_a_layernorm", sizes.rank)]
-        if sizes.query_rank is not None:
-            norms.insert(0, build.norm(f"{name}.q_a_layernorm", sizes.query_rank))
+        normed = {"q_a_layernorm": sizes.query_rank, "kv_a_layernorm": sizes.rank}
+        norms = [
+            RMSNorm(f"{name}.{norm}", size, _NORM_EPS, dtype=build.dtype, ops=build.ops)
+            for norm, size in normed.items()
+            if size is not None
+        ]
         mixer = LatentAttention(
-            layer - build.stage.layers.start,
+            build.place(layer),
             name,
             sizes,
             config.spec.hidden_size,

@@ -13,7 +13,14 @@ from tests.engine_core.models.decoder_cases import (
     random_model,
     sequences,
 )
-from tests.engine_core.models.latent_cases import minicpm3
+from tests.engine_core.models.latent_cases import (
+    LATENT_YARN,
+    deepseek_v2,
+    deepseek_v3,
+    glm4_moe_lite,
+    minicpm3,
+    spread_out,
+)
 
 LONG_ROPE = {
     "rope_type": "longrope",
@@ -26,12 +33,22 @@ CONFIGS = {
     "minicpm3": minicpm3(
         hidden_size=48, v_head_dim=8, dim_model_base=256, rope_parameters=LONG_ROPE
     ),
+    "deepseek2, V2, whole queries": deepseek_v2(q_lora_rank=None),
+    "deepseek2, V2, YaRN": deepseek_v2(
+        rope_parameters=LATENT_YARN | {"mscale": 0.707, "mscale_all_dim": 0.707}
+    ),
+    "deepseek2, V3, YaRN": deepseek_v3(
+        rope_parameters=LATENT_YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}
+    ),
+    "deepseek2, GLM": glm4_moe_lite(),
+    "deepseek2, V2, heads not apart": deepseek_v2(),
 }
 
 
-def keys_of(config, arch):
+def keys_of(config, name):
     """What the converter's `set_gguf_parameters` writes."""
-    return {
+    heads = config.qk_nope_head_dim + config.qk_rope_head_dim
+    keys = {
         "block_count": config.num_hidden_layers,
         "context_length": 128,
         "embedding_length": config.hidden_size,
@@ -39,21 +56,71 @@ def keys_of(config, arch):
         "attention.head_count": config.num_attention_heads,
         "attention.head_count_kv": config.num_key_value_heads,
         "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
-        "attention.q_lora_rank": config.q_lora_rank,
         "attention.kv_lora_rank": config.kv_lora_rank,
-        "attention.key_length": config.qk_nope_head_dim + config.qk_rope_head_dim,
+        "attention.key_length": heads,
         "rope.dimension_count": config.qk_rope_head_dim,
     }
+    if config.q_lora_rank is not None:
+        keys["attention.q_lora_rank"] = config.q_lora_rank
+    if config.model_type == "minicpm3":
+        return keys
+    keys |= {
+        "attention.value_length": config.v_head_dim,
+        "expert_count": config.n_routed_experts,
+        "expert_used_count": config.num_experts_per_tok,
+        "expert_feed_forward_length": config.moe_intermediate_size,
+        "expert_shared_count": config.n_shared_experts,
+        "expert_weights_scale": float(config.routed_scaling_factor),
+        "leading_dense_block_count": 1,
+    }
+    if "apart" not in name:
+        keys |= {
+            "attention.head_count_kv": 1,
+            "attention.key_length": config.kv_lora_rank + config.qk_rope_head_dim,
+            "attention.value_length": config.kv_lora_rank,
+            "attention.key_length_mla": heads,
+            "attention.value_length_mla": config.v_head_dim,
+        }
+    if config.model_type != "deepseek_v2":
+        keys |= {"expert_weights_norm": config.norm_topk_prob}
+        keys |= {"expert_group_count": config.n_group}
+        keys |= {"expert_group_used_count": config.topk_group}
+    rope = config.rope_parameters
+    keys["rope.freq_base"] = float(rope["rope_theta"])
+    if rope["rope_type"] == "yarn":
+        keys |= {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": rope["factor"],
+            "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+            "rope.scaling.yarn_log_multiplier": 0.1 * rope["mscale_all_dim"],
+        }
+    return keys
 
 
-def tensors_of(config, state, arch):
+def tensors_of(config, state, name):
     """What the converter's `modify_tensors` writes, by the names of the `gguf` package."""
-    number = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
+    arch, is_apart = name.partition(",")[0], "not apart" not in name
+    number = next(key for key, own in gguf.MODEL_ARCH_NAMES.items() if own == arch)
     names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
     tensors = {}
     for name, tensor in state.items():
+        layer = f"blk.{name.removeprefix('model.layers.').partition('.')[0]}"
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
+        if name.endswith("experts.gate_up_proj"):
+            for part, half in zip(("gate", "up"), tensor.chunk(2, 1), strict=True):
+                tensors[f"{layer}.ffn_{part}_exps.weight"] = half.contiguous().numpy()
+            continue
+        if name.endswith("experts.down_proj"):
+            tensors[f"{layer}.ffn_down_exps.weight"] = tensor.numpy()
+            continue
+        if name.endswith("kv_b_proj.weight") and arch == "deepseek2" and is_apart:
+            heads = tensor.unflatten(0, (config.num_attention_heads, -1))
+            k_b, v_b = heads.split([config.qk_nope_head_dim, config.v_head_dim], 1)
+            tensors[f"{layer}.attn_k_b.weight"] = k_b.transpose(1, 2).contiguous().numpy()
+            tensors[f"{layer}.attn_v_b.weight"] = v_b.contiguous().numpy()
+            continue
+        name = name.replace("e_score_correction_bias", "e_score_correction.bias")
         target = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert target is not None, name
         tensors[target] = tensor.numpy()
@@ -67,9 +134,9 @@ def tensors_of(config, state, arch):
 @pytest.mark.parametrize("ops", ["torch"], indirect=True)
 def test_a_file_gives_the_logits_of_transformers(name, paged_logits, ops, write_gguf):
     config, arch = CONFIGS[name], name.partition(",")[0]
-    reference = random_model(config)
-    keys = {f"{arch}.{key}": value for key, value in keys_of(config, arch).items()}
-    tensors = tensors_of(config, reference.state_dict(), arch)
+    reference = spread_out(random_model(config))
+    keys = {f"{arch}.{key}": value for key, value in keys_of(config, name).items()}
+    tensors = tensors_of(config, reference.state_dict(), name)
     file = write_gguf({"general.architecture": arch, **keys}, tensors)
     files = open_model_files(str(file), report=print)
     model = load_model(files.config, files.tensors(), dtype=torch.float32, ops=ops)

@@ -2,6 +2,7 @@
 
 import functools
 
+import torch
 import transformers
 
 from tests.engine_core.models.decoder_cases import YARN_ROPE, random_model
@@ -31,6 +32,31 @@ def minicpm3(**options):
     return transformers.MiniCPM3Config(**{**_SHAPE, **options})
 
 
+_SPARSE = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 22,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "rms_norm_eps": 1e-2,  # not that of the latents' norms
+}
+_GROUPS = {"n_group": 4, "topk_group": 2}
+
+
+def deepseek_v2(**options):
+    return transformers.DeepseekV2Config(
+        **{**_SHAPE, **_SPARSE, "qk_nope_head_dim": 8, **options}  # an odd head has no pairs there
+    )
+
+
+def deepseek_v3(**options):
+    return transformers.DeepseekV3Config(**{**_SHAPE, **_SPARSE, **_GROUPS, **options})
+
+
+def glm4_moe_lite(**options):
+    return transformers.Glm4MoeLiteConfig(**{**_SHAPE, **_SPARSE, **options})
+
+
 CONFIGS = {
     "minicpm3": minicpm3(),
     "minicpm3, whole queries, untied, YaRN": minicpm3(
@@ -41,9 +67,31 @@ CONFIGS = {
         scale_depth=2.0,
         dim_model_base=24,
     ),
+    "deepseek-v2, lite": deepseek_v2(q_lora_rank=None),
+    "deepseek-v2, groups, YaRN, all sparse, tied": deepseek_v2(
+        topk_method="group_limited_greedy",
+        rope_parameters=LATENT_YARN,
+        first_k_dense_replace=0,
+        routed_scaling_factor=1.5,
+        tie_word_embeddings=True,
+        **_GROUPS,
+    ),
+    "deepseek-v3, YaRN": deepseek_v3(rope_parameters=LATENT_YARN),
+    "deepseek-v3, halves, whole queries, not renormalised": deepseek_v3(
+        rope_interleave=False, q_lora_rank=None, norm_topk_prob=False, n_group=1, topk_group=1
+    ),
+    "glm-4.7-flash": glm4_moe_lite(),
 }
 
 
 @functools.cache
 def reference_model(name):
-    return random_model(CONFIGS[name])
+    return spread_out(random_model(CONFIGS[name]))
+
+
+def spread_out(model):
+    """Biases that choose experts begin as zeros."""
+    for buffer_name, buffer in model.named_buffers():
+        if buffer_name.endswith("e_score_correction_bias"):
+            buffer += torch.randn_like(buffer) * 0.3
+    return model

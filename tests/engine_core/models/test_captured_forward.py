@@ -63,6 +63,9 @@ DECODERS = {
     "minimax": HYBRIDS["minimax"],
     "bamba": HYBRIDS["bamba, biases, tied"],
     "minicpm3": LATENTS["minicpm3"],
+    "deepseek_v2": LATENTS["deepseek-v2, lite"],
+    "deepseek_v3": LATENTS["deepseek-v3, YaRN"],
+    "glm4_moe_lite": LATENTS["glm-4.7-flash"],
 }
 AXES = {"qwen2_vl": transformers.Qwen2VLConfig(text_config=TEXT)}
 NOT_CAPTURED = {

@@ -13,7 +13,13 @@ from engine_core.models.parallel.sharding import Sharding
 from engine_core.models.registry import read_model_config
 from engine_core.options.checks import check_states
 from tests.engine_core.models.decoder_cases import assert_close, full_logits, load, sequences
-from tests.engine_core.models.latent_cases import CONFIGS, minicpm3, reference_model
+from tests.engine_core.models.latent_cases import (
+    CONFIGS,
+    deepseek_v2,
+    deepseek_v3,
+    minicpm3,
+    reference_model,
+)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -27,15 +33,28 @@ def test_a_saved_folder_gives_the_logits_of_a_full_forward(name, paged_logits, o
 
 
 @pytest.mark.parametrize(
-    ("options", "reason"),
+    ("config", "options", "reason"),
     [
-        ({"attention_bias": True}, "attention_bias with latent attention is not supported"),
-        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, 'rope type "dynamic"'),
+        (minicpm3, {"attention_bias": True}, "attention_bias with latent attention is not supp"),
+        (
+            minicpm3,
+            {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}},
+            'rope type "dynamic"',
+        ),
+        (deepseek_v2, {"topk_method": "noaux_tc"}, 'topk_method "noaux_tc" of DeepSeek V2 is not'),
+        (deepseek_v2, {"norm_topk_prob": True}, "norm_topk_prob of DeepSeek V2 is not supported"),
+        (deepseek_v2, {"scoring_func": "sigmoid"}, 'scoring_func "sigmoid" .* only "softmax"'),
+        (deepseek_v3, {"moe_layer_freq": 2}, 'scoring_func "sigmoid" with moe_layer_freq 2 is not'),
     ],
 )
-def test_what_would_change_the_result_is_refused_by_name(options, reason):
+def test_what_would_change_the_result_is_refused_by_name(config, options, reason):
     with pytest.raises(UnsupportedArchitecture, match=reason):
-        read_model_config(minicpm3().to_dict() | options)
+        read_model_config(config().to_dict() | options)
+
+
+def test_a_config_of_kimi_is_one_of_deepseek():
+    known = deepseek_v3().to_dict() | {"architectures": ["DeepseekV3ForCausalLM"]}
+    assert read_model_config(known | {"model_type": "kimi_k2"}) == read_model_config(known)
 
 
 def test_a_gpu_and_ranks_are_refused_by_name():

@@ -51,6 +51,7 @@ _SIZES = (
             "Lfm2Moe",
             "Lfm3",
         ),
+        *("DeepseekV3", "Glm4MoeLite"),
     ],
 )
 def test_what_a_config_leaves_out_is_as_transformers_has_it(family):
