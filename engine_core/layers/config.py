@@ -110,6 +110,14 @@ SharedRows = Mapping[str, tuple[HeadRows, ...]]
 `out_proj.weight` its columns. A rank has its share of heads, and one at least."""
 
 
+@dataclass(frozen=True, slots=True)
+class PerLayerConfig:
+    """Embeddings per layer: columns of a layer, and tokens that the table has."""
+
+    size: int
+    vocab_size: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mamba2Config:
     """Sizes of a Mamba-2 layer.

@@ -6,6 +6,7 @@ from itertools import pairwise
 import torch
 
 from engine_core.distributed.collectives import SINGLE_RANK, Collectives
+from engine_core.layers.linear import FusedLinear
 from engine_core.layers.parameters import (
     AnyPlacement,
     CopyWeight,
@@ -13,6 +14,7 @@ from engine_core.layers.parameters import (
     Placement,
     Placements,
 )
+from engine_core.layers.per_layer import PerLayerInputs
 from kernels.interface.operations import Operations
 from kernels.interface.sampling import SamplingOperations
 from kernels.interface.weights import LinearWeight, QuantisedTensor, WeightPacking, WeightPart
@@ -48,6 +50,7 @@ class Vocabulary:
         logits_divisor: logits are divided by it.
         softcap: logits become `softcap * tanh(logits / softcap)`.
         collectives: of the ranks that share it.
+        per_layer: what is made of tokens and their embeddings for each layer, if anything is.
     """
 
     def __init__(
@@ -66,7 +69,9 @@ class Vocabulary:
         dtype: torch.dtype,
         ops: Operations,
         collectives: Collectives = SINGLE_RANK,
+        per_layer: PerLayerInputs | None = None,
     ) -> None:
+        self._per_layer = per_layer
         self._embedding_name = embedding_name
         self._head_name = head_name
         self._vocab_size = vocab_size
@@ -96,7 +101,13 @@ class Vocabulary:
     def placements(self) -> Placements:
         takes_embedding = self._embeds or (self._heads and self._tied)
         names = [self._embedding_name] * takes_embedding + [self._head_name] * self._heads
-        return {name: self._placement(name) for name in names}
+        placements = {name: self._placement(name) for name in names}
+        return placements | (self._per_layer.placements() if self._per_layer else {})
+
+    @property
+    def linears(self) -> list[FusedLinear]:
+        """Products that adapters may add to."""
+        return [] if self._per_layer is None else [self._per_layer.projection]
 
     @property
     def optional_names(self) -> frozenset[str]:
@@ -128,6 +139,8 @@ class Vocabulary:
 
     def rows_of(self, token_ids_T: torch.Tensor) -> torch.Tensor:
         """Ids in [0, V) -> what `embed` takes."""
+        if self._per_layer is not None:
+            self._per_layer.look_up(token_ids_T)
         if not self._is_shared:
             return token_ids_T
         rows_T = token_ids_T - self.tokens.start
@@ -140,7 +153,11 @@ class Vocabulary:
         hidden_TE = self._ops.embedding(rows_T, self._embedding)
         if self._is_shared:
             hidden_TE = self._ops.reduce(hidden_TE, self._collectives.all_reduce_)
-        return hidden_TE if self._embedding_scale is None else hidden_TE.mul_(self._embedding_scale)
+        if self._embedding_scale is not None:
+            hidden_TE = hidden_TE.mul_(self._embedding_scale)
+        if self._per_layer is not None:
+            self._per_layer.begin(hidden_TE)
+        return hidden_TE
 
     def logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
         """[R, E] -> [R, V], or of this rank's tokens; softcap included. float32, but of the model's

@@ -7,7 +7,7 @@ behind    h += norm(mixer(h))              h += norm(feed_forward(h))
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Literal
 
 import torch
 
@@ -23,9 +23,13 @@ from engine_core.layers.feed_forward import (
 from engine_core.layers.linear import FusedLinear
 from engine_core.layers.norm import NoNorm, RMSNorm
 from engine_core.layers.parameters import Placements, merge
+from engine_core.layers.per_layer import PerLayerInputs
 from engine_core.layers.rotary import RotaryTable, StepRotaryTable
 from engine_core.layers.vocabulary import Vocabulary
 from engine_core.models.config import ModelConfig
+from engine_core.models.errors import UnsupportedArchitecture
+from engine_core.models.mixers import Begun as Begun
+from engine_core.models.mixers import FeedForward, FeedForwardAlone, Mixer
 from engine_core.models.parallel.stages import Stage
 from kernels.interface.operations import (
     Activations,
@@ -34,46 +38,7 @@ from kernels.interface.operations import (
     ForwardContext,
     Operations,
     RotaryParams,
-    RoundedRows,
 )
-
-
-class Part(Protocol):
-    """A mixer or a feed-forward."""
-
-    @property
-    def first(self) -> FusedLinear | None:
-        """The product that alone reads the inputs: the norm before it may round them for it. None:
-        something else reads them, too."""
-
-    @property
-    def linears(self) -> list[FusedLinear]:
-        """Products that adapters may add to."""
-
-    def placements(self) -> Placements: ...
-
-
-Begun = Any
-"""What a mixer has begun: a tensor with a row a token, or several such in a tuple."""
-
-
-class Mixer(Part, Protocol):
-    """What lets tokens see each other, in two halves: of a model's last layer the second one is
-    only for those tokens whose hidden states are read."""
-
-    def begin(self, x_TE: Activations, positions_T: torch.Tensor, context: ForwardContext) -> Begun:
-        """[T, E] -> what `finish` takes; writes what the layer keeps."""
-
-    def finish(self, begun: Begun, context: ForwardContext) -> torch.Tensor:
-        """Rows of `begin` -> [T, E]; reads what the layer keeps."""
-
-
-class FeedForward(Part, Protocol):
-    """The part of a block that each token goes through alone."""
-
-    def __call__(self, x_TE: Activations, context: ForwardContext, /) -> torch.Tensor:
-        """[T, E] -> [T, E]."""
-
 
 Norms = Literal["before", "around", "behind"]
 _NORM_NAMES: dict[Norms, tuple[str | None, ...]] = {
@@ -151,34 +116,6 @@ class Block:
         return out_TE if self._scale is None else out_TE.mul_(self._scale)
 
 
-class FeedForwardAlone:
-    """A feed-forward as the mixer of a layer that has no other part."""
-
-    first = None  # `begin` hands the inputs on: the last layer computes some rows alone
-
-    def __init__(self, feed_forward: FeedForward) -> None:
-        self._feed_forward = feed_forward
-
-    @property
-    def linears(self) -> list[FusedLinear]:
-        """Products that adapters may add to."""
-        return self._feed_forward.linears
-
-    def placements(self) -> Placements:
-        return self._feed_forward.placements()
-
-    def begin(
-        self, x_TE: Activations, _positions_T: torch.Tensor, _context: ForwardContext
-    ) -> torch.Tensor:
-        """[T, E], as it is."""
-        assert not isinstance(x_TE, RoundedRows), "rounded for no product"
-        return x_TE
-
-    def finish(self, begun_T: torch.Tensor, context: ForwardContext) -> torch.Tensor:
-        """[T, E] -> [T, E]."""
-        return self._feed_forward(begun_T, context)
-
-
 class BlockBuilder:
     """Makes the parts of a decoder from its config, for `ModelConfig.block` among others: a family
     may also make a mixer of its own from what is here. Layers with equal angles share a table.
@@ -209,6 +146,26 @@ class BlockBuilder:
         self.tables: dict[RotaryConfig, RotaryTable | StepRotaryTable] = {}
         self.grows_tables = traits_of(ops.device).is_host
         """Whether tables have the rows that steps have needed so far, or all from the start on."""
+        self.per_layer = self._per_layer_inputs()
+
+    def _per_layer_inputs(self) -> PerLayerInputs | None:
+        """What tokens give to each layer, of a model that has such embeddings.
+        Raises UnsupportedArchitecture: on a GPU."""
+        if (config := self.config.per_layer) is None:
+            return None
+        if not traits_of(self.ops.device).is_host:
+            raise UnsupportedArchitecture(
+                "embeddings per layer stay in host memory, which a step on a GPU does not read; "
+                "run with --device cpu"
+            )
+        return PerLayerInputs(
+            config,
+            self.config.spec.num_layers,
+            self.config.spec.hidden_size,
+            norm=self.norm("model.per_layer_projection_norm", config.size),
+            dtype=self.dtype,
+            ops=self.ops,
+        )
 
     def place(self, layer: int) -> int:
         """Index into a step's caches and metadata; a state beside keys has the place before."""
@@ -409,6 +366,7 @@ class BlockBuilder:
             dtype=self.dtype,
             ops=self.ops,
             collectives=self.collectives,
+            per_layer=self.per_layer,
         )
 
     def table(self, rotary: RotaryConfig) -> RotaryTable | StepRotaryTable:

@@ -8,6 +8,7 @@ from engine_core.layers.config import (
     Activation,
     ExpertConfig,
     InterleavedRows,
+    PerLayerConfig,
     QueryScale,
     RecurrentConfig,
     RotaryConfig,
@@ -42,6 +43,7 @@ class ModelConfig:
         interleaved: products that checkpoints hold in one tensor, row by row.
         factors: numbers that weights are multiplied by; None: the file's have them in them, and
             they are not known.
+        per_layer: embeddings of which each layer has a part; None: there are none.
         unused: first parts of the names of tensors that a checkpoint may hold for nothing.
     """
 
@@ -68,4 +70,5 @@ class ModelConfig:
     recurrent: RecurrentConfig | None = None
     interleaved: tuple[InterleavedRows, ...] = ()
     factors: tuple[WeightFactors, ...] | None = ()
+    per_layer: PerLayerConfig | None = None
     unused: tuple[str, ...] = ()

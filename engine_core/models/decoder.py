@@ -33,6 +33,8 @@ class Decoder:
         self.stage = build.stage
         self.config = config
         self.spec: ModelSpec = config.spec
+        if config.per_layer is not None:
+            self.supports -= {"prompt_embeds"}
         self.has_experts = any(experts is not None for experts in config.experts)
         self.vocabulary = build.vocabulary()
         self._blocks: list[Block] = [config.block(build, layer) for layer in self.stage.layers]
@@ -84,7 +86,8 @@ class Decoder:
 
     @property
     def linears(self) -> list[FusedLinear]:
-        return [linear for block in self._blocks for linear in block.linears]
+        of_blocks = [linear for block in self._blocks for linear in block.linears]
+        return self.vocabulary.linears + of_blocks
 
     @property
     def optional_names(self) -> frozenset[str]:

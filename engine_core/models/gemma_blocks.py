@@ -1,21 +1,55 @@
-"""The layer of Gemma 4: norms around attention and feed-forward, then a number on what goes out.
+"""The layer of Gemma 4: norms around attention and feed-forward, then what it adds of its own
+inputs (`layers/per_layer.py`), if it has any, and a number on what goes out.
 
-h += norm(attention(norm(h)))    h += norm(feed_forward(norm(h)))    h *= scalar
+h += norm(attention(norm(h)))    h += norm(feed_forward(norm(h)))    h += inputs    h *= scalar
 """
 
 from collections.abc import Sequence
 
 import torch
 
+from engine_core.layers.linear import FusedLinear
 from engine_core.layers.norm import NoNorm, RMSNorm
 from engine_core.layers.parameters import Parameter, Placements, merge
-from engine_core.models.blocks import Begun, Block, BlockBuilder, FeedForward, Mixer
-from kernels.interface.operations import ForwardContext
+from engine_core.layers.per_layer import LayerInputAdder, PerLayerInputs
+from engine_core.models.blocks import Block, BlockBuilder
+from engine_core.models.mixers import Begun, FeedForward, Mixer
+from kernels.interface.operations import Activations, ForwardContext
+
+
+class MixerWithInput:
+    """A mixer that hands on the layer's inputs, so that of a model's last layer those of the
+    tokens that are read are taken. `layer`: of the model."""
+
+    def __init__(self, mixer: Mixer, inputs: PerLayerInputs, layer: int) -> None:
+        self._mixer, self._inputs, self._layer = mixer, inputs, layer
+        self.first = mixer.first
+
+    @property
+    def linears(self) -> list[FusedLinear]:
+        """Products that adapters may add to."""
+        return self._mixer.linears
+
+    def placements(self) -> Placements:
+        return self._mixer.placements()
+
+    def begin(
+        self, x_TE: Activations, positions_T: torch.Tensor, context: ForwardContext
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """[T, E] -> (what the mixer has begun, the layer's inputs [T, P])."""
+        return self._mixer.begin(x_TE, positions_T, context), self._inputs.of(self._layer)
+
+    def finish(
+        self, begun: tuple[torch.Tensor, torch.Tensor], context: ForwardContext
+    ) -> torch.Tensor:
+        """(What the mixer has begun, the layer's inputs) -> [T, E]."""
+        return self._mixer.finish(begun[0], context)
 
 
 class ScaledBlock(Block):
     """A block whose residual stream is multiplied with a number at its end.
-    `scalar`: float32 [1]. Other arguments: see `Block`."""
+    `scalar`: float32 [1]. `adder`: of the layer's inputs, if it has any; the mixer hands them on.
+    Other arguments: see `Block`."""
 
     def __init__(
         self,
@@ -25,18 +59,29 @@ class ScaledBlock(Block):
         *,
         no_norm: NoNorm,
         scalar: Parameter,
+        adder: LayerInputAdder | None,
     ) -> None:
         super().__init__(mixer, feed_forward, norms, no_norm=no_norm)
+        self._no_norm = no_norm
         self._scalar = scalar
+        self._adder = adder
+
+    @property
+    def linears(self) -> list[FusedLinear]:
+        return super().linears + (self._adder.linears if self._adder else [])
 
     def placements(self) -> Placements:
-        return merge([super().placements(), self._scalar.placements()])
+        own = [super().placements(), self._scalar.placements()]
+        return merge(own + ([self._adder.placements()] if self._adder else []))
 
     def finish(
         self, begun: Begun, residual_TE: torch.Tensor, context: ForwardContext
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """As `Block.finish`: both are multiplied, as their sum is the stream."""
         out_TE, residual_TE = super().finish(begun, residual_TE, context)
+        if self._adder is not None:
+            _, residual_TE = self._no_norm.add_before(None, out_TE, residual_TE)
+            out_TE = self._adder(residual_TE, begun[1])
         return out_TE.mul_(self._scalar.tensor), residual_TE.mul_(self._scalar.tensor)
 
 
@@ -52,11 +97,24 @@ def scaled_block(
     build: BlockBuilder, layer: int, mixer: Mixer, feed_forward: FeedForward
 ) -> ScaledBlock:
     """The layer of this number."""
-    name, device = f"model.layers.{layer}", build.ops.device
+    name, config = f"model.layers.{layer}", build.config
+    adder = None
+    if build.per_layer is not None and config.per_layer is not None:
+        mixer = MixerWithInput(mixer, build.per_layer, layer)
+        adder = LayerInputAdder(
+            name,
+            config.per_layer.size,
+            config.spec.hidden_size,
+            activation=config.activation,
+            norm=build.norm(f"{name}.post_per_layer_input_norm"),
+            dtype=build.dtype,
+            ops=build.ops,
+        )
     return ScaledBlock(
         mixer,
         feed_forward,
         [build.norm(f"{name}.{norm}") for norm in _NORMS],
-        no_norm=NoNorm(build.config.spec.hidden_size, dtype=build.dtype, ops=build.ops),
-        scalar=Parameter(f"{name}.layer_scalar", (1,), torch.float32, device=device),
+        no_norm=NoNorm(config.spec.hidden_size, dtype=build.dtype, ops=build.ops),
+        scalar=Parameter(f"{name}.layer_scalar", (1,), torch.float32, device=build.ops.device),
+        adder=adder,
     )

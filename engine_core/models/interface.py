@@ -61,9 +61,9 @@ class ModelSpec:
         return self.num_query_heads * max(sizes) if sizes else self.hidden_size
 
 
-Feature = Literal["adapters", "drafts", "sleep", "stages"]
-"""Adapters beside its products; its own first layers or hidden states for drafts; weights that are
-given back and exchanged; a part of its layers."""
+Feature = Literal["adapters", "drafts", "prompt_embeds", "sleep", "stages"]
+"""Adapters beside its products; its own first layers or hidden states for drafts; hidden states in
+place of tokens; weights that are given back and exchanged; a part of its layers."""
 
 
 class Model(Protocol):

@@ -36,7 +36,11 @@ _FLAT = ("qwen2_vl", "qwen2_5_vl")
 _PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma4_unified_text": (
         "gemma4_text",
-        {"sliding_window": 1024, "max_position_embeddings": 1 << 18},
+        {
+            "hidden_size_per_layer_input": 0,
+            "sliding_window": 1024,
+            "max_position_embeddings": 1 << 18,
+        },
     ),
     "glm4v_text": ("glm4", {"attention_bias": True}),
     "glm4v_moe_text": ("glm4_moe", {}),

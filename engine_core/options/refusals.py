@@ -92,6 +92,10 @@ _REFUSED: dict[str, dict[str, str]] = {
         "--enable-lora": "adapters need our own model code, and {architecture} runs through "
         "transformers'; omit --adapter, --enable-lora, --max-loras and --adapter-dir",
     },
+    "prompt_embeds": {
+        "--enable-prompt-embeds": "{option}: each layer of {architecture} has embeddings of a "
+        "token, which hidden states do not name; omit it",
+    },
     "drafts": {
         "--speculative eagle": "{option} " + _TRANSFORMERS + "use --speculative draft",
         "--speculative mtp": "{option} " + _TRANSFORMERS + "use --speculative draft",

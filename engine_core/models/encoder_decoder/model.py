@@ -27,7 +27,7 @@ class EncoderDecoderModel:
     A layer's own keys and values and those of the encoder lie in the same cache tensor, in
     different blocks."""
 
-    supports: frozenset[Feature] = frozenset()
+    supports: frozenset[Feature] = frozenset({"prompt_embeds"})
 
     def __init__(
         self, encoder: Any, parts: DecoderParts, inputs: EncoderInputs, *, vocab_size: int

@@ -53,6 +53,11 @@ def split_layers(config: ModelConfig, num_stages: int) -> tuple[Stage, ...]:
             f"--pipeline-parallel-size is {num_stages}, and {len(readers)} layers read other "
             "layers' keys, which no other stage has; omit it"
         )
+    if num_stages > 1 and config.per_layer is not None:
+        raise ModelConfigError(
+            f"--pipeline-parallel-size is {num_stages}, and each layer has embeddings of the "
+            "tokens, which the first stage alone knows; omit it"
+        )
     if num_stages == 1:
         return (Stage.whole(config),)
     costs = [_layer_cost(config, layer) for layer in range(config.spec.num_layers)]

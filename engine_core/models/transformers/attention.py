@@ -81,7 +81,7 @@ def record_attention(body: CausalBody, token_ids_T: torch.Tensor) -> list[Attent
 class _SplitModel:
     """The parts of `engine_core.models.Model` that need no attention."""
 
-    supports: frozenset[Feature] = frozenset()
+    supports: frozenset[Feature] = frozenset({"prompt_embeds"})
 
     def __init__(self, body: CausalBody, spec: ModelSpec) -> None:
         self._body = body

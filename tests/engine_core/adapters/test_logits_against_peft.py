@@ -49,7 +49,8 @@ CONFIGS = {
         layer_types=["sliding_attention", "full_attention"],
         global_head_dim=12,
         attention_k_eq_v=True,
-        hidden_size_per_layer_input=0,
+        hidden_size_per_layer_input=10,
+        vocab_size_per_layer_input=131,
         sliding_window=6,
     ),
     "qwen3.5": transformers.Qwen3_5TextConfig(

@@ -159,12 +159,13 @@ DENSE = {
         attention_bias=True,
         final_logit_softcapping=None,
     ),
-    "gemma4 shared keys, wide feed-forwards": gemma4(
+    "gemma4 embeddings per layer, shared keys": gemma4(
         num_hidden_layers=5,
         layer_types=["full_attention", *["sliding_attention", "full_attention"] * 2],
         num_kv_shared_layers=3,
         use_double_wide_mlp=True,
-        output_hidden_states=True,  # else transformers slices embeddings per layer that are none
+        hidden_size_per_layer_input=10,
+        vocab_size_per_layer_input=131,
     ),
     "smollm3": transformers.SmolLM3Config(**SHAPE, no_rope_layer_interval=2, pad_token_id=0),
     "smollm3 windows": transformers.SmolLM3Config(

@@ -38,7 +38,7 @@ def test_mixed_chunked_steps_give_the_logits_of_a_full_forward(name, paged_logit
     [
         *("smollm3", "phi3 window, a part of a head", "olmo2", "granite", "ministral3", "arcee"),
         "olmoe 2 of 3, renormalised, biases",
-        "gemma4 shared keys, wide feed-forwards",
+        "gemma4 embeddings per layer, shared keys",
         "gemma4 keys are values, untied, biases",
         "qwen2_moe 2 of 4, renormalised, every second layer",
     ],
@@ -65,7 +65,7 @@ SAVED = (  # each family, with what a saved config.json spells out or leaves to 
     "gemma3 softcap",
     "gemma3 scaled full layers",
     "gemma4 keys are values, untied, biases",
-    "gemma4 shared keys, wide feed-forwards",
+    "gemma4 embeddings per layer, shared keys",
     "smollm3 windows",
     "phi3 window, a part of a head",
     "phi3 longrope",

@@ -54,7 +54,13 @@ OWN = {
         "text_config": TEXT | {"head_dim": 8, "sliding_window": 6, "num_hidden_layers": 3},
         "vision_config": VISION,
     },
-    "Gemma4": {"text_config": GEMMA4 | {"num_global_key_value_heads": 1}},
+    "Gemma4": {
+        "text_config": GEMMA4 | {
+            "hidden_size_per_layer_input": 6, "vocab_size_per_layer_input": 131,
+            "num_kv_shared_layers": 2, "use_double_wide_mlp": True, "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+        },
+    },
     "Gemma4Unified": {"text_config": GEMMA4 | {"num_global_key_value_heads": 5}},
     "Llava": {"text_config": TEXT | {"model_type": "mistral"}, "vision_config": PIXTRAL},
     "Idefics3": {"text_config": TEXT | {"model_type": "llama"}, "vision_config": VISION},

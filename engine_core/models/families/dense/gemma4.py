@@ -11,9 +11,9 @@ from engine_core.models.config_fields import ConfigFields
 from engine_core.models.decoder_config import read_decoder, read_layer_types, read_window
 from engine_core.models.errors import ModelConfigError, UnsupportedArchitecture
 from engine_core.models.families.family import Family
+from engine_core.models.gemma_config import read_per_layer, sharing, unused
 from engine_core.models.layer_cache import PagedKeys
 from engine_core.models.rotary_config import read_rotary_by_layer_type
-from engine_core.models.shared_keys import sharing, unused
 
 if TYPE_CHECKING:
     from engine_core.models.blocks import Block, BlockBuilder
@@ -41,9 +41,8 @@ def read(fields: ConfigFields) -> ModelConfig:
     if fields.get("rope_parameters") is None:
         fields = fields.with_values({"rope_parameters": _ROTARY})
     num_layers = fields.positive_int("num_hidden_layers")
-    for name in ("hidden_size_per_layer_input", "enable_moe_block"):
-        if fields.get(name):
-            raise UnsupportedArchitecture(f"{name} of Gemma 4 is not supported")
+    if fields.get("enable_moe_block"):
+        raise UnsupportedArchitecture("enable_moe_block of Gemma 4 is not supported")
     kinds = layer_kinds(fields, num_layers)
     keys = sharing(read_keys(fields, kinds), kinds, fields.get("num_kv_shared_layers") or 0)
     own = [kept.shares is None for kept in keys]
@@ -75,6 +74,7 @@ def read(fields: ConfigFields) -> ModelConfig:
     are_values = fields.flag("attention_k_eq_v", False)
     wide = fields.flag("use_double_wide_mlp", False)
     widths = tuple(config.intermediate_size * (1 if each or not wide else 2) for each in own)
+    per_layer = read_per_layer(fields)
     return replace(
         config,
         spec=replace(config.spec, layers=keys),
@@ -84,7 +84,8 @@ def read(fields: ConfigFields) -> ModelConfig:
         norms_in_float32=True,
         embedding_scale=config.spec.hidden_size**0.5,
         final_softcap=None if softcap is None else fields.positive_float("final_logit_softcapping"),
-        can_be_shared=len({*widths}) == 1,
+        can_be_shared=len({*widths}) == 1 and per_layer is None,
+        per_layer=per_layer,
         block=_Block(tuple(are_values and kind == _FULL for kind in kinds), widths),
         unused=unused(own),
     )

@@ -1,8 +1,11 @@
-"""Last layers that read the keys and values of earlier ones (Gemma 3n, Gemma 4)."""
+"""What Gemma 3n and Gemma 4 read alike of a config.json: last layers that read the keys of earlier
+ones, embeddings per layer."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
+from engine_core.layers.config import PerLayerConfig
+from engine_core.models.config_fields import ConfigFields
 from engine_core.models.errors import ModelConfigError
 from engine_core.models.layer_cache import PagedKeys
 
@@ -27,3 +30,13 @@ def unused(own: Sequence[bool]) -> tuple[str, ...]:
     parts = ("k_proj", "v_proj", "k_norm")
     layers = [layer for layer, has_keys in enumerate(own) if not has_keys]
     return tuple(f"model.layers.{layer}.self_attn.{part}." for layer in layers for part in parts)
+
+
+def read_per_layer(fields: ConfigFields) -> PerLayerConfig | None:
+    """Embeddings per layer; a size of 0 is none."""
+    if fields.get("hidden_size_per_layer_input") == 0:
+        return None
+    return PerLayerConfig(
+        fields.positive_int("hidden_size_per_layer_input", 256),
+        fields.positive_int("vocab_size_per_layer_input", 262_144),
+    )
