@@ -16,7 +16,9 @@ def pretend_a_gpu():
 
     def plan_device_runner(*options):
         spec = plan_runner(*options)
-        scheduler = dataclasses.replace(spec.scheduler, max_steps_in_flight=2)
+        scheduler = dataclasses.replace(
+            spec.scheduler, max_steps_in_flight=2, computes_in_order=False
+        )
         return dataclasses.replace(spec, on_device=True, scheduler=scheduler)
 
     build.plan_runner = plan_device_runner

@@ -16,6 +16,12 @@ CONFIG = {
     "num_key_value_heads": 2, "vocab_size": 97, "max_position_embeddings": 128,
     "rms_norm_eps": 1e-5, "eos_token_id": 96,
 }  # fmt: skip
+HYBRID = CONFIG | {
+    "architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text", "head_dim": 8,
+    "num_hidden_layers": 3, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "linear_key_head_dim": 6, "linear_value_head_dim": 10, "linear_conv_kernel_dim": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+}  # fmt: skip
 DEVICE_LOOP = ("-c", Path(__file__).with_name("device_loop_engine.py").read_text())
 
 REQUESTS = {
@@ -33,9 +39,9 @@ REQUESTS = {
 
 
 @pytest.fixture(scope="module")
-def options(tmp_path_factory):
+def options(request, tmp_path_factory):
     file = tmp_path_factory.mktemp("shape") / "tiny.json"
-    file.write_text(json.dumps(CONFIG))
+    file.write_text(json.dumps(getattr(request, "param", CONFIG)))
     # a cache that does not hold all of them, and steps that cut prompts
     return [
         "--load-format", "dummy", "--model-config", file, "--num-blocks", 30, "--block-size", 4,
@@ -54,6 +60,7 @@ def serve_all(daemon):
         return answers, client.statistics()
 
 
+@pytest.mark.parametrize("options", [CONFIG, HYBRID], ids=["llama", "hybrid"], indirect=True)
 def test_every_request_gets_the_tokens_of_the_plain_engine(options):
     with running_daemon(None, *options) as plain:
         expected, _ = serve_all(plain)

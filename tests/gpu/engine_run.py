@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from engine_core.executor import InProcessExecutor
-from engine_core.kv_cache import KVCacheManager
+from engine_core.kv_cache import KVCacheManager, PoolSizes
 from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.gpu import CudaQueue, DeviceQueue, GPUModelRunner
 from engine_core.models.interface import Model
@@ -47,13 +47,13 @@ class Sizes:
     Attributes:
         max_num_batched_tokens: of a step, as the runner is made for.
         budget: tokens that the scheduler gives a step, if fewer.
-        num_blocks: of the cache.
+        num_blocks: of the cache, or of each of its pools.
     """
 
     max_num_seqs: int
     max_model_len: int
     max_num_batched_tokens: int
-    num_blocks: int
+    num_blocks: PoolSizes
     budget: int | None = None
 
 
@@ -162,9 +162,10 @@ class EngineRun:
                 max_num_seqs=sizes.max_num_seqs,
                 max_model_len=sizes.max_model_len,
                 max_steps_in_flight=self.executor.max_steps_in_flight,
+                computes_in_order=False,
             ),
             KVCacheManager(
-                num_blocks=sizes.num_blocks,
+                num_blocks=config.layout.sizes(sizes.num_blocks),
                 block_size=BLOCK_SIZE,
                 groups=tuple(config.layout.group_specs),
                 watermark=0.0,

@@ -48,4 +48,28 @@ QWEN3_SMALL: Shape = {
 }
 """Qwen3-0.6B."""
 
-PUBLISHED = {"Llama-3.1-8B": LLAMA_8B, "Qwen3-8B": QWEN3_8B, "Qwen3-0.6B": QWEN3_SMALL}
+QWEN3_5_9B: Shape = {
+    **QWEN3_8B,
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "model_type": "qwen3_5_text",
+    "num_hidden_layers": 32,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "vocab_size": 248320,
+    "max_position_embeddings": 262144,
+    "layer_types": [*["linear_attention"] * 3, "full_attention"] * 8,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+}
+"""Of its text model."""
+
+PUBLISHED = {
+    "Llama-3.1-8B": LLAMA_8B,
+    "Qwen3-8B": QWEN3_8B,
+    "Qwen3-0.6B": QWEN3_SMALL,
+    "Qwen3.5-9B": QWEN3_5_9B,
+}

@@ -7,7 +7,7 @@ from tests.gpu.checks import whole_models
 from tests.gpu.checks.whole_models import EXPERTS_RATIO, FLOAT32_ERROR, HALF_RATIO, MODELS
 from tests.gpu.device import DEVICE, on_gpu
 from tests.gpu.model_shapes import PUBLISHED
-from tests.gpu.tiny_models import random_reference, tiny_config
+from tests.gpu.tiny_models import HYBRIDS, random_reference, tiny_config
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 EXACT = 1e-4 if DEVICE == "cpu" else FLOAT32_ERROR
@@ -47,6 +47,13 @@ def test_prompts_of_more_tokens_than_a_step_are_as_transformers_has_them(name, d
 def test_a_small_model_in_float32(device):
     sizes = SMALL | {"prompt_lengths": (1, 18), "budget": 12}
     assert whole_models.check("qwen3-moe", FP32, use_graphs=True, device=device, **sizes) < EXACT
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_a_small_model_of_which_a_layer_keeps_a_state(name, device):
+    """A prompt in chunks that meet in a block, a graph's padding beside it, decodes."""
+    sizes = SMALL | {"prompt_lengths": (1, 18), "budget": 12, "num_layers": 2}
+    assert whole_models.check(name, FP32, use_graphs=True, device=device, **sizes) < EXACT
 
 
 def test_a_small_model_in_16_bits_is_compared_with_the_same_in_float32(device):

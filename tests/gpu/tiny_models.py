@@ -17,6 +17,7 @@ from kernels.interface.operations import Operations
 from kernels.interface.weights import QuantisedTensor
 
 VOCAB_SIZE = 128
+HYBRIDS = ("qwen3.5", "granite-h", "lfm2", "bamba", "nemotron-h")
 _SEED = 0
 _SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -35,8 +36,11 @@ _WINDOW = 20
 
 def tiny_config(name: str, *, num_layers: int | None = None) -> transformers.PretrainedConfig:
     """Of "llama" (groups of 3 query heads), "qwen3" (norms of queries and keys), "gemma3" (windows,
-    scaled embeddings, GELU), "mixtral" and "qwen3-moe"."""
+    scaled embeddings, GELU), "mixtral" and "qwen3-moe"; and of "qwen3.5", "granite-h", "lfm2",
+    "bamba" and "nemotron-h", whose first and third layer keep a state."""
     shape = _SHAPE | {"num_hidden_layers": num_layers or _NUM_LAYERS}
+    if name in HYBRIDS:
+        return _hybrid_config(name, shape)
     if name == "llama":
         return transformers.LlamaConfig(**shape)
     if name == "qwen3":
@@ -56,6 +60,33 @@ def tiny_config(name: str, *, num_layers: int | None = None) -> transformers.Pre
         experts = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
         return transformers.Qwen3MoeConfig(**shape, **experts, norm_topk_prob=True)
     raise ValueError(f"{name!r} is no tiny model")
+
+
+def _hybrid_config(name: str, shape: dict[str, Any]) -> transformers.PretrainedConfig:
+    number = shape["num_hidden_layers"]
+    if name == "qwen3.5":
+        layers = ["linear_attention", "full_attention", "linear_attention"][:number]
+        sizes = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+        sizes |= {"linear_key_head_dim": 32, "linear_value_head_dim": 24}
+        return transformers.Qwen3_5TextConfig(**shape, **sizes, layer_types=layers)
+    if name == "granite-h":
+        layers = ["linear_attention", "full_attention", "linear_attention"][:number]
+        sizes = {"mamba_n_heads": 12, "mamba_d_state": 32, "shared_intermediate_size": 160}
+        return transformers.GraniteMoeHybridConfig(
+            **shape, **sizes, num_local_experts=0, layer_types=layers
+        )
+    if name == "lfm2":
+        layers = ["conv", "full_attention", "conv"][:number]
+        return transformers.Lfm2Config(**shape, layer_types=layers, block_auto_adjust_ff_dim=False)
+    if name == "bamba":
+        sizes = {"mamba_n_heads": 12, "mamba_d_state": 32}
+        return transformers.BambaConfig(**shape, **sizes, attn_layer_indices=[1][: number - 1])
+    layers = ["linear_attention", "full_attention", "linear_attention"][:number]
+    del shape["num_hidden_layers"]
+    sizes = {"mamba_num_heads": 12, "mamba_head_dim": 16, "ssm_state_size": 32, "n_groups": 2}
+    return transformers.NemotronHConfig(
+        **shape, **sizes, layers_block_type=layers, time_step_min=1e-9
+    )
 
 
 def random_reference(

@@ -16,7 +16,12 @@ import triton
 import triton.language as tl
 
 from kernels.interface.operations import AttentionMetadata
-from kernels.interface.recurrence import RecurrenceParams, RecurrentCache
+from kernels.interface.recurrence import (
+    MOST_BLOCK_ROWS,
+    MOST_KEY_ELEMENTS,
+    RecurrenceParams,
+    RecurrentCache,
+)
 from kernels.triton.bound_launch import BoundLaunches, Launch
 from kernels.triton.device_limits import dependent_launch
 from kernels.triton.recurrence.block import (
@@ -29,10 +34,6 @@ from kernels.triton.recurrence.block import (
 )
 from kernels.triton.recurrence.requests import check_cache, check_step, follows, step_tensors
 from kernels.triton.tensor_checks import FLOATS, check_tensor
-
-_TILE_ROWS = 16
-"""Rows of the products; a block has at most so many."""
-_LARGEST_KEY = 256
 
 
 @triton.jit(do_not_specialize=["table_stride"])
@@ -354,7 +355,7 @@ def constants_of(
         # a state in a program's registers, beside the products' operands
         "BLOCK_P": min(p_pad, max(16, (2048 if by_blocks else 4096) // n_pad)),
         "D_PAD": 1 if shape.decay_size == 1 else n_pad,
-        "S_PAD": _TILE_ROWS,
+        "S_PAD": MOST_BLOCK_ROWS,
         **dict(zip(("Q_START", "K_START", "V_START"), params.starts, strict=True)),
         "RULE": params.rule,
         "NORMED": params.normed,
@@ -376,14 +377,12 @@ def _check(
     shape, device, T = params.shape, qkv_TC.device, len(qkv_TC)
     H, D = shape.num_heads, shape.decay_size
     check_step(metadata, device)
-    if metadata.block_size > _TILE_ROWS:
-        raise ValueError(
-            f"blocks of {metadata.block_size} tokens, a layer with a state takes {_TILE_ROWS} on a "
-            "GPU; lower --block-size"
-        )
+    if metadata.block_size > MOST_BLOCK_ROWS:
+        limit = f"the limit is {MOST_BLOCK_ROWS} on a GPU; lower --block-size"
+        raise ValueError(f"blocks of {metadata.block_size} tokens, {limit}")
     check_tensor("qkv_TC", qkv_TC, qkv_TC.shape, FLOATS, device, contiguous_dims=1)
-    if shape.key_size > _LARGEST_KEY:
-        limit = f"the limit is {_LARGEST_KEY}; run this model with --device cpu"
+    if shape.key_size > MOST_KEY_ELEMENTS:
+        limit = f"the limit is {MOST_KEY_ELEMENTS}; run this model with --device cpu"
         raise ValueError(f"keys of {shape.key_size} numbers, {limit}")
     check_tensor("rate_H", params.rate_H, (H,), torch.float32, device)
     if params.bias_HD is not None:

@@ -15,6 +15,7 @@ from kernels.interface.weights import QuantisedTensor
 from tests.gpu.checks.errors import worst
 from tests.gpu.engine_run import EngineRun, GeneratedOutput, RequestSpec, Sizes, triton_operations
 from tests.gpu.tiny_models import (
+    HYBRIDS,
     VOCAB_SIZE,
     ours_of,
     random_reference,
@@ -23,7 +24,7 @@ from tests.gpu.tiny_models import (
 )
 from tests.kernels.gguf_parts import rounded_part
 
-MODELS = ("llama", "qwen3", "gemma3", "mixtral", "qwen3-moe")
+MODELS = ("llama", "qwen3", "gemma3", "mixtral", "qwen3-moe", *HYBRIDS)
 SPARSE = ("mixtral", "qwen3-moe")
 FLOAT32_ERROR = 1e-3
 """Of a natural logarithm; sums of float32 in another order."""
@@ -156,8 +157,10 @@ def check_published(
     num_output: int = 6,
     device: str,
 ) -> float:
-    """See `compare`, on two layers of a published model's width, with a small vocabulary."""
-    few = dict(shape) | {"num_hidden_layers": 2, "vocab_size": VOCAB_SIZE, "layer_types": None}
+    """See `compare`, on two layers of a published model's width, one of each kind where there are
+    two, with a small vocabulary."""
+    kinds = sorted(set(shape.get("layer_types") or ())) or None
+    few = dict(shape) | {"num_hidden_layers": 2, "vocab_size": VOCAB_SIZE, "layer_types": kinds}
     return compare(
         transformers.AutoConfig.for_model(**few),
         dtype,
