@@ -1,5 +1,8 @@
 """A convolution of each channel over a token and those before it, whose inputs a layer keeps."""
 
+from collections.abc import Sequence
+from functools import partial
+
 import torch
 
 from engine_core.layers.parameters import CopyWeight, Parameter, Placement, Placements
@@ -13,6 +16,8 @@ class Convolution:
     Args:
         name: checkpoint prefix.
         layer: index into the context's states and metadata.
+        parts: of several whose equal parts of the channels are tensors of their own, `q_conv1d`
+            within `name` and so on; (): `name` is the only one.
     """
 
     def __init__(
@@ -24,8 +29,10 @@ class Convolution:
         bias: bool,
         silu: bool,
         ops: Operations,
+        parts: Sequence[str] = (),
     ) -> None:
-        self._name, self._layer, self._ops = name, layer, ops
+        self._layer, self._ops = layer, ops
+        self._parts = [f"{name}.{part}_conv1d" for part in parts] or [name]
         size = (shape.num_channels,)
         self._bias = (
             Parameter(f"{name}.bias", size, torch.float32, device=ops.device) if bias else None
@@ -39,12 +46,16 @@ class Convolution:
 
     def placements(self) -> Placements:
         width, num_channels = self._params.weight_WC.shape
-        shape = (num_channels, 1, width)
-        placements: Placements = {f"{self._name}.weight": Placement(shape, self._store)}
+        size = num_channels // len(self._parts)
+        placements: Placements = {
+            f"{part}.weight": Placement((size, 1, width), partial(self._store, number * size))
+            for number, part in enumerate(self._parts)
+        }
         return placements if self._bias is None else placements | self._bias.placements()
 
-    def _store(self, weight_C1W: torch.Tensor, copy: CopyWeight) -> None:
-        copy(self._params.weight_WC, weight_C1W[:, 0].T.contiguous())
+    def _store(self, start: int, weight_C1W: torch.Tensor, copy: CopyWeight) -> None:
+        own_WC = self._params.weight_WC[:, start : start + len(weight_C1W)]
+        copy(own_WC, weight_C1W[:, 0].T)
 
     def __call__(self, x_TC: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """[T, C] -> [T, C]; keeps the inputs."""

@@ -11,10 +11,12 @@ from engine_core.models.expert_tensors import QWEN_EXPERTS, ExpertNaming
 _LEAST_SUM = 1e-20
 
 
-def read_deepseek_experts(fields: ConfigFields) -> tuple[ExpertConfig | None, ...]:
+def read_deepseek_experts(
+    fields: ConfigFields, naming: ExpertNaming = QWEN_EXPERTS
+) -> tuple[ExpertConfig | None, ...]:
     """Experts of each layer as `deepseek_experts` reads them; the first layers are dense, or those
     that `mlp_layer_types` says."""
-    experts = deepseek_experts(fields)
+    experts = deepseek_experts(fields, naming)
     return tuple(experts if sparse else None for sparse in _sparse_layers(fields))
 
 

@@ -136,6 +136,27 @@ def minimax(layer_types, **options):
     )
 
 
+def kimi_linear(layer_types, **options):
+    shape = {**_SHAPE, "intermediate_size": 50, "moe_intermediate_size": 22}
+    latent = {"kv_lora_rank": 14, "qk_nope_head_dim": 7, "qk_rope_head_dim": 6, "v_head_dim": 5}
+    return transformers.KimiLinearConfig(
+        **{
+            **shape,
+            **latent,
+            "num_key_value_heads": 6,
+            "initializer_range": 0.2,
+            "routed_scaling_factor": 1.5,
+            "linear_num_heads": 6,
+            "linear_head_dim": 10,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "num_hidden_layers": len(layer_types),
+            "layer_types": layer_types,
+            **options,
+        }
+    )
+
+
 CONFIGS = {
     "granite, dense": granite(
         [M, A, M],
@@ -238,6 +259,17 @@ CONFIGS = {
         full_attn_beta_factor=0.9,
         linear_attn_beta_factor=1.2,
         mlp_beta_factor=0.8,
+    ),
+    "kimi-linear": kimi_linear([M, A, M]),
+    "kimi-linear, attention last, groups, equal rows": kimi_linear(
+        [A, M, A],
+        n_group=3,
+        topk_group=2,
+        linear_head_dim=13,
+        mlp_layer_types=["sparse", "dense", "sparse"],
+        q_lora_rank=10,
+        moe_renormalize=False,
+        linear_conv_kernel_dim=3,
     ),
     "falcon-h1, norm before gates": falcon_h1(1, mamba_rms_norm=True, mamba_d_ssm=None),
 }

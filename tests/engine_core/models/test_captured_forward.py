@@ -70,6 +70,7 @@ DECODERS = {
     "falcon_h1": HYBRIDS["falcon-h1"],
     "falcon_h1, no norm": HYBRIDS["falcon-h1, biases, no norm, tied"],
     "minimax": HYBRIDS["minimax"],
+    "kimi_linear": HYBRIDS["kimi-linear"],
     "bamba": HYBRIDS["bamba, biases, tied"],
     "minicpm3": LATENTS["minicpm3"],
     "deepseek_v2": LATENTS["deepseek-v2, lite"],
