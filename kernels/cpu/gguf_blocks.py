@@ -66,16 +66,35 @@ def _fields_q4_1(blocks: Bytes) -> Fields:
 
 
 def _fields_q4_k(blocks: Bytes) -> Fields:
+    nibbles = _nibbles_of_pairs(blocks[..., 16:])
+    return *_scales_and_minima(blocks), _dwords(nibbles.reshape(*blocks.shape[:2], -1))
+
+
+def _fields_q5_k(blocks: Bytes) -> Fields:
+    # bit g of byte i is the fifth of input i of group g
+    fifths = blocks[..., None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1
+    planes = fifths.reshape(*blocks.shape[:2], 8, 2, 4, 4)
+    planes = planes << (2 * np.arange(4) + np.arange(2)[:, None])[..., None].astype(np.uint8)
+    nibbles = _nibbles_of_pairs(blocks[..., 48:])
+    codes = np.concatenate((nibbles, planes.sum((3, 4), dtype=np.uint8)), axis=-1)
+    return *_scales_and_minima(blocks), _dwords(codes.reshape(*blocks.shape[:2], -1))
+
+
+def _scales_and_minima(blocks: Bytes) -> Fields:
     packed = blocks[..., 4:16]
     first, second, third = packed[..., :4], packed[..., 4:8], packed[..., 8:]
     scales = np.concatenate((first & 63, (third & 15) | (first >> 6 << 4)), axis=-1)
     minima = np.concatenate((second & 63, (third >> 4) | (second >> 6 << 4)), axis=-1)
-    # 32 bytes hold group 2i in their low halves and group 2i + 1 in their high ones
-    pairs = blocks[..., 16:].reshape(*blocks.shape[:2], 4, 32)
-    codes = np.stack((pairs & 15, pairs >> 4), axis=3)
-    nibbles = codes[..., :16] | (codes[..., 16:] << 4)
-    dwords = _dwords(nibbles.reshape(*blocks.shape[:2], -1))
-    return _halves(blocks[..., :4]), scales, minima, dwords
+    return _halves(blocks[..., :4]), scales, minima
+
+
+def _nibbles_of_pairs(codes: Bytes) -> Bytes:
+    """[N, B, 128] -> [N, B, 8, 16]: 32 bytes hold group 2i in their low halves and group 2i + 1 in
+    their high ones."""
+    pairs = codes.reshape(*codes.shape[:2], 4, 32)
+    groups = np.stack((pairs & 15, pairs >> 4), axis=3).reshape(*codes.shape[:2], 8, 32)
+    nibbles: Bytes = groups[..., :16] | (groups[..., 16:] << 4)
+    return nibbles
 
 
 def _fields_q6_k(blocks: Bytes) -> Fields:
@@ -110,6 +129,7 @@ _FORMATS: dict[str, tuple[LinearKind, int, int, Callable[[Bytes], Fields]]] = {
     "Q4_0": (LinearKind.Q4_GROUP, _GROUP, 18, _fields_q4_0),
     "Q4_1": (LinearKind.Q4_MINIMUM, _GROUP, 20, _fields_q4_1),
     "Q4_K": (LinearKind.Q4_K, _SUPERBLOCK, 144, _fields_q4_k),
+    "Q5_K": (LinearKind.Q5_K, _SUPERBLOCK, 176, _fields_q5_k),
     "Q6_K": (LinearKind.Q6_K, _SUPERBLOCK, 210, _fields_q6_k),
     "MXFP4": (LinearKind.MXFP4, _GROUP, 17, _fields_mxfp4),
 }

@@ -43,6 +43,7 @@ class LinearKind(IntEnum):
     Q6_K = 6
     BF16 = 7
     MXFP4 = 8
+    Q5_K = 9
 
 
 class LinearArguments(ctypes.Structure):

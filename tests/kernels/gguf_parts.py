@@ -7,7 +7,7 @@ from gguf.quants import dequantize, quantize
 
 from kernels.interface.weights import QuantisedTensor
 
-SCALES_AT = {"Q4_K": slice(0, 4), "Q6_K": slice(208, 210)}
+SCALES_AT = {"Q4_K": slice(0, 4), "Q5_K": slice(0, 4), "Q6_K": slice(208, 210)}
 """The float16 of a block of types that the package does not write."""
 
 

@@ -36,6 +36,10 @@ void read_group(const LinearWeight& w, const uint8_t* panel, int64_t lane, float
     uint8_t codes[32];
     const auto read_codes = r.bytes_of_codes ? read_bytes : read_nibbles;
     read_codes(record + r.codes_at + group * r.group_bytes, lane, codes);
+    if (r.fifth_bits) {
+        const uint8_t* plane = record + r.codes_at + group * r.group_bytes + 4 * line + lane * 4;
+        for (int i = 0; i < 32; ++i) codes[i] |= (plane[i % 4] >> (i % 16 / 4 * 2 + i / 16) & 1) << 4;
+    }
     if (r.looks_up)
         for (uint8_t& code : codes) code = e2m1_codes[code];
     float low = r.row_scale ? row_scale
@@ -44,10 +48,10 @@ void read_group(const LinearWeight& w, const uint8_t* panel, int64_t lane, float
     float high = low;
     float minimum = r.minimum ? half_at(record + 2 * (panel_outputs + lane)) : 0;
     const uint8_t* factors = record + r.bytes_at + lane;
-    if (kind == LinearKind::q4_k) {
+    if (r.superblock && r.minimum) {
         low = high = low * static_cast<float>(factors[group * panel_outputs]);
         minimum *= -static_cast<float>(factors[(r.groups + group) * panel_outputs]);
-    } else if (kind == LinearKind::q6_k) {
+    } else if (r.superblock) {
         factors += 2 * group * panel_outputs;
         low *= static_cast<float>(static_cast<int8_t>(factors[0]));
         high *= static_cast<float>(static_cast<int8_t>(factors[panel_outputs]));

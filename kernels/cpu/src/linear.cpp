@@ -16,7 +16,7 @@ int64_t expected_bytes(int32_t kind, int64_t num_outputs, int64_t num_inputs) {
     constexpr int64_t most = int64_t{1} << 28;  // their product, in bytes, is an int64_t
     if (num_outputs < 1 || num_inputs < 1 || num_outputs > most || num_inputs > most) return -1;
     const int64_t panels = (num_outputs + panel_outputs - 1) / panel_outputs;
-    if (kind < 0 || kind > static_cast<int32_t>(LinearKind::mxfp4)) return -1;
+    if (kind < 0 || kind > static_cast<int32_t>(LinearKind::q5_k)) return -1;
     const auto own = static_cast<LinearKind>(kind);
     if (own == LinearKind::f32) return panels * num_inputs * panel_outputs * 4;
     const int64_t groups = (num_inputs + group_inputs - 1) / group_inputs;

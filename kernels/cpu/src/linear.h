@@ -13,11 +13,12 @@
 //              then 8 groups of nibbles
 //   q6_k       [P][E / 256] records: 32 d f16, scales [16][32] s8, then codes [64][32][4],
 //              code = weight + 32
+//   q5_k       as q4_k, behind the nibbles of each group a plane of fifth bits
 //   mxfp4      [P][G] records: 32 scales e8m0, then nibbles, each the place of a code in `e2m1_codes`
 //
 // Four inputs that follow one another lie in one dword, as the dot products of the vector units
 // take them. Nibbles of a group are [4][32][4] bytes: byte j holds inputs 4j... in its low half,
-// 16 + 4j... in its high half.
+// 16 + 4j... in its high half. A plane is [32][4] bytes: bit 2j is of inputs 4j..., 2j + 1 of 16 + 4j...
 //
 // A weight is scale * (code - zero) (+ minimum). Activations are quantised to signed bytes, with a
 // scale a group of 32 (one a row costs SmolLM2 4 % of perplexity); dots of bytes are exact integers,
@@ -51,6 +52,7 @@ enum class LinearKind : int32_t {
     q6_k = 6,
     bf16 = 7,
     mxfp4 = 8,
+    q5_k = 9,
 };
 
 // Mirrored by `LinearArguments` in kernels/cpu/weights.py. `row_scales` (i8_row only) and `bias`
@@ -78,6 +80,7 @@ struct Record {
     bool superblock;
     bool to_255;          // codes do; others stay below 64
     bool bytes_of_codes;  // else nibbles
+    bool fifth_bits;      // behind these
     bool looks_up;        // codes are in a table, scales powers of 2
     int32_t zero;         // what codes subtract; 0 where the minimum says it
     int groups;
@@ -87,8 +90,9 @@ struct Record {
 constexpr Record record_of(LinearKind kind) {
     Record r{};
     r.row_scale = kind == LinearKind::i8_row;
-    r.minimum = kind == LinearKind::q4_minimum || kind == LinearKind::q4_k;
-    r.superblock = kind == LinearKind::q4_k || kind == LinearKind::q6_k;
+    r.fifth_bits = kind == LinearKind::q5_k;
+    r.minimum = kind == LinearKind::q4_minimum || kind == LinearKind::q4_k || r.fifth_bits;
+    r.superblock = kind == LinearKind::q4_k || kind == LinearKind::q6_k || r.fifth_bits;
     r.to_255 = r.row_scale || kind == LinearKind::q8_group;
     r.bytes_of_codes = r.to_255 || kind == LinearKind::q6_k;
     r.looks_up = kind == LinearKind::mxfp4;
@@ -98,6 +102,7 @@ constexpr Record record_of(LinearKind kind) {
     if (r.looks_up) r.bytes_at = panel_outputs;
     r.codes_at = r.bytes_at + (r.superblock ? r.groups * 2 * panel_outputs : 0);
     r.group_bytes = panel_outputs * group_inputs / (r.bytes_of_codes ? 1 : 2);
+    if (r.fifth_bits) r.group_bytes += panel_outputs * group_inputs / 8;
     r.bytes = r.codes_at + r.groups * r.group_bytes;
     return r;
 }

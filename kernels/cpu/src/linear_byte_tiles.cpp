@@ -44,9 +44,19 @@ void unpack(const uint8_t* records, int64_t num_groups, Chunk& chunk) {
         const int64_t g = i % R.groups;
         const uint8_t* from = record + R.codes_at + g * R.group_bytes;
         auto* to = reinterpret_cast<__m512i*>(chunk.codes[i]);
-        for (int j = 0; j < R.group_bytes / 64; ++j) {
+        constexpr int vectors = R.bytes_of_codes ? 16 : 8;
+        for (int j = 0; j < vectors; ++j) {
             const __m512i both = _mm512_loadu_si512(from + 64 * j);
-            if constexpr (R.bytes_of_codes) {
+            if constexpr (R.fifth_bits) {
+                const __m512i fifth = _mm512_set1_epi8(16);
+                const __m512i plane = _mm512_srli_epi32(
+                    _mm512_loadu_si512(from + 64 * (8 + j % 2)), static_cast<unsigned>(j / 2 * 2));
+                to[j] = _mm512_or_si512(
+                    nibbles(both), _mm512_and_si512(_mm512_slli_epi32(plane, 4), fifth));
+                to[j + 8] =
+                    _mm512_or_si512(nibbles(_mm512_srli_epi16(both, 4)),
+                                    _mm512_and_si512(_mm512_slli_epi32(plane, 3), fifth));
+            } else if constexpr (R.bytes_of_codes) {
                 to[j] = _mm512_sub_epi8(both, zero);
             } else {
                 to[j] = nibbles(both);
@@ -227,7 +237,7 @@ int64_t linear_bytes_tiles(const LinearWeight& w, const Activations& x, const Re
     const bool is_done = with_tiles([&](auto tiles) {
         return run_kinds<decltype(tiles), LinearKind::i8_row, LinearKind::q8_group,
                          LinearKind::q4_group, LinearKind::q4_minimum, LinearKind::q4_k,
-                         LinearKind::mxfp4>(w, x, out, whole);
+                         LinearKind::mxfp4, LinearKind::q5_k>(w, x, out, whole);
     });
     return is_done ? whole.row_stop : task.row;
 }

@@ -186,6 +186,14 @@ EC_INLINE void dot_group(const uint8_t* codes, const ActivationGroup* x, int64_t
         for (int j = 0; j < 4; ++j) {
             vi low[V];
             vi high[V];
+#if EC_PAIRS
+            if (record<KIND>.fifth_bits && j == 2)  // 16 bits hold so many codes below 32
+                for (int r = 0; r < ROWS; ++r)
+                    for (int v = 0; v < V; ++v) {
+                        acc[r][v] = add_pairs(acc[r][v], part[r][v]);
+                        part[r][v] = same_int(0);
+                    }
+#endif
             for (int v = 0; v < V; ++v) {
                 const vi both = load_ints(codes + j * dwords + v * W * 4);
                 low[v] = low_nibbles(both);
@@ -193,6 +201,11 @@ EC_INLINE void dot_group(const uint8_t* codes, const ActivationGroup* x, int64_t
                 if constexpr (record<KIND>.looks_up) {
                     low[v] = looked_up(low[v]);
                     high[v] = looked_up(high[v]);
+                }
+                if constexpr (record<KIND>.fifth_bits) {
+                    const vi plane = load_ints(codes + 4 * dwords + v * W * 4) >> (2 * j);
+                    low[v] |= (plane << 4) & 0x10101010;
+                    high[v] |= (plane << 3) & 0x10101010;
                 }
             }
             for (int r = 0; r < ROWS; ++r) {
@@ -303,7 +316,7 @@ __attribute__((noinline)) void grouped_tile(const uint8_t* records, int64_t num_
                 for (int v = at; v < at + V; ++v) {
                     vf scale = d[v];
                     vf least = minimum[v];
-                    if constexpr (KIND == LinearKind::q4_k) {
+                    if constexpr (R.superblock && R.minimum) {
                         const uint8_t* own = bytes + g * panel_outputs + v * W;
                         scale = scale * to_float(load_bytes<false>(own));
                         least = least * to_float(load_bytes<false>(own + R.groups * panel_outputs));
@@ -314,9 +327,8 @@ __attribute__((noinline)) void grouped_tile(const uint8_t* records, int64_t num_
                         acc[r][v] = fma(to_float(dots[r][v - at]),
                                         R.row_scale ? factor : scale * factor, acc[r][v]);
                         if (R.minimum) {
-                            // the minimum of q4_k is subtracted
-                            const float sum =
-                                KIND == LinearKind::q4_k ? -own.scaled_sum : own.scaled_sum;
+                            // that of a superblock is subtracted
+                            const float sum = R.superblock ? -own.scaled_sum : own.scaled_sum;
                             acc[r][v] = fma(least, splat(sum), acc[r][v]);
                         }
                     }
@@ -400,6 +412,8 @@ static void run_integer(const LinearWeight& weight, const Activations& x, const 
             return run_kind<LinearKind::q4_k, ROWS_GROUPED>(weight, x, out, task);
         case LinearKind::q6_k:
             return run_kind<LinearKind::q6_k, ROWS_Q6>(weight, x, out, task);
+        case LinearKind::q5_k:
+            return run_kind<LinearKind::q5_k, ROWS_GROUPED>(weight, x, out, task);
         case LinearKind::mxfp4:
             return run_kind<LinearKind::mxfp4, ROWS_GROUPED>(weight, x, out, task);
         case LinearKind::f32:

@@ -129,6 +129,7 @@ def test_products_of_the_largest_codes_do_not_overflow(
     random = random_blocks(type_name, 3, 256).reshape(3, -1, GGML_QUANT_SIZES[kind][1])
     first, last = {
         "Q4_K": (0, 4),
+        "Q5_K": (0, 4),
         "Q6_K": (208, 210),
         "Q4_1": (0, 4),
         "MXFP4": (0, 1),

@@ -23,7 +23,7 @@ from tests.kernels.cpu.fuzz.random_case import RandomCase, must_refuse
 
 _PACKERS = (pack_float, pack_bfloat16, quantise_int8, quantise_int4)
 _BLOCKS = {"Q8_0": (32, 34), "Q4_0": (32, 18), "Q4_1": (32, 20), "Q4_K": (256, 144)}
-_BLOCKS |= {"Q6_K": (256, 210), "MXFP4": (32, 17)}
+_BLOCKS |= {"Q5_K": (256, 176), "Q6_K": (256, 210), "MXFP4": (32, 17)}
 
 
 def random_weight(
