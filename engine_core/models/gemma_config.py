@@ -3,11 +3,16 @@ ones, embeddings per layer."""
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from engine_core.layers.config import PerLayerConfig
 from engine_core.models.config_fields import ConfigFields
-from engine_core.models.errors import ModelConfigError
+from engine_core.models.decoder_config import read_layer_types, read_window
+from engine_core.models.errors import ModelConfigError, UnsupportedArchitecture
 from engine_core.models.layer_cache import PagedKeys
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+_PATTERN = 6  # one layer of Gemma 4 in six sees everything
 
 
 def sharing(
@@ -40,3 +45,37 @@ def read_per_layer(fields: ConfigFields) -> PerLayerConfig | None:
         fields.positive_int("hidden_size_per_layer_input", 256),
         fields.positive_int("vocab_size_per_layer_input", 262_144),
     )
+
+
+def layer_kinds(fields: ConfigFields, num_layers: int) -> list[str]:
+    """The type of each layer; the last one sees everything, whatever the config says."""
+    kinds = read_layer_types(fields, num_layers) or [
+        SLIDING if (layer + 1) % _PATTERN else FULL for layer in range(num_layers)
+    ]
+    return [*kinds[:-1], FULL]
+
+
+def read_keys(fields: ConfigFields, kinds: list[str]) -> tuple[PagedKeys, ...]:
+    """The keys of each layer, were all its own."""
+    num_heads = fields.positive_int("num_key_value_heads", 4)
+    sizes: dict[str, Any] = {"head_dim": fields.positive_int("head_dim", 256)}
+    sizes["num_key_value_heads"] = num_heads
+    of_full = {"head_dim": fields.positive_int("global_head_dim", 512)}
+    if fields.flag("attention_k_eq_v", False):
+        of_full["num_key_value_heads"] = fields.positive_int(
+            "num_global_key_value_heads", num_heads
+        )
+    by_layer = fields.mapping("per_layer_config")
+    window = read_window(fields, 512)
+    if window is None and SLIDING in kinds:
+        raise UnsupportedArchitecture("layer_types has sliding_attention, but there is no window")
+    keys = []
+    for layer, kind in enumerate(kinds):
+        own = of_full if kind == FULL else {}
+        if by_layer is not None:
+            own = by_layer.get(str(layer)) or {}
+        of_layer = ConfigFields({**sizes, **own})
+        size = of_layer.positive_int("head_dim")
+        heads = of_layer.positive_int("num_key_value_heads")
+        keys.append(PagedKeys(heads, size, size, window if kind == SLIDING else None))
+    return tuple(keys)

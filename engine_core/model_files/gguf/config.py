@@ -41,6 +41,7 @@ class GgufMetadata:
         self.tensors = tensors or {}
         self._numbers = numbers
         self._skips_zeros = False
+        self._by_layer: frozenset[str] = frozenset()
         self.architecture = str(metadata.get("general.architecture"))
         family = family_of_gguf(self.architecture, self)
         if family is None or family.gguf is None:
@@ -52,6 +53,7 @@ class GgufMetadata:
         self.family: Family = family
         self.gguf: Gguf = family.gguf
         self._skips_zeros = self.gguf.has_kinds
+        self._by_layer = self.gguf.by_layer
 
         for names, is_list in ((_LISTS, True), (_SINGLE, False)):
             for name, kind in names.items():
@@ -86,7 +88,7 @@ class GgufMetadata:
         if isinstance(value, list):
             if self._skips_zeros:
                 value = [each for each in value if each] or value
-            if len(set(value)) != 1:
+            if len(set(value)) != 1 and key not in self._by_layer:
                 self.refuse(f"{key} differs from layer to layer")
             value = value[0]
         # stored as float32; the shortest number that gives it is what the model's config said
@@ -101,6 +103,12 @@ class GgufMetadata:
         if tensor not in self.tensors or self._numbers is None:
             self.broken(f"there is no tensor {tensor}")
         return self._numbers(self.tensors[tensor])
+
+    def num_rows(self, tensor: str) -> int:
+        """Rows of a matrix. Raises BrokenModelFile: it is not there."""
+        if tensor not in self.tensors:
+            self.broken(f"there is no tensor {tensor}")
+        return self.tensors[tensor].shape[0]
 
     def refuse_unless(self, key: str, *allowed: Any) -> None:
         """Raises UnsupportedModelFile unless the number of that key is absent or one of these."""

@@ -67,7 +67,7 @@ class GgufFile:
             tensor.quant_type.name for tensor in tensors.values() if _is_quantised(tensor, 2, 3)
         )
         self._check_tensors(tensors)
-        if ROPE_FACTORS in tensors:
+        if ROPE_FACTORS in tensors and ROPE_FACTORS not in self._meta.gguf.read_tensors:
             self._apply_rope_factors(tensors[ROPE_FACTORS])
 
     @cached_property
@@ -100,7 +100,8 @@ class GgufFile:
                 if target.is_stack:
                     yield from unstack(target.name, tensor, data)
                     continue
-                if keeps_blocks and _is_quantised(tensor, 2):
+                is_kept = keeps_blocks and _is_quantised(tensor, 2)
+                if is_kept or tensor.name in self._meta.gguf.in_place:
                     blocks = self._blocks(tensor, data, target.change)
                     yield target.name, self._reordered(target.name, blocks)
                     continue

@@ -62,6 +62,8 @@ def hf_tensor(family: Gguf, gguf_name: str) -> HfTensor | None:
     """The tensor that `gguf_name` becomes, or None where the family has no such tensor."""
     if gguf_name in _TOP:
         return HfTensor(_TOP[gguf_name], "none")
+    if gguf_name in family.top:
+        return HfTensor(family.top[gguf_name], "none")
     if gguf_name == family.last_norm:
         return HfTensor("model.norm.weight", "subtract_one" if family.norms_plus_one else "none")
     old = _OLD_EXPERT.fullmatch(gguf_name)

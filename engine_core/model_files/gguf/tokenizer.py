@@ -24,7 +24,12 @@ _SPECIAL_IDS = {
 _END_IDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 # Ends of a turn or of a text that converters leave out of the metadata; llama.cpp knows them by
 # their text as well. Only tokens of type control count.
-_END_TEXTS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|eom_id|>", "<|endoftext|>")
+_END_TEXTS = (
+    *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|eom_id|>", "<|endoftext|>"),
+    *("<turn|>", "<|tool_response>"),
+)
+_SHOWN_ENDS = ("<|tool_response>",)
+"""What Gemma 4 ends a turn with when it wants an answer; converters call it user-defined."""
 _SLOW_VOCABULARY = 100_000
 
 
@@ -36,7 +41,7 @@ def end_token_ids(metadata: dict[str, Any]) -> tuple[int, ...]:
     control = {
         token: token_id
         for token_id, (token, kind) in enumerate(zip(tokens, types, strict=False))
-        if kind == _CONTROL
+        if kind == _CONTROL or token in _SHOWN_ENDS
     }
     by_text = [control.get(text) for text in _END_TEXTS]
     return tuple(dict.fromkeys(i for i in stated + by_text if i is not None))
@@ -56,7 +61,7 @@ def build_tokenizer(meta: GgufMetadata, *, report: Callable[[str], None]) -> Tok
         return None
     if len(tokens) > _SLOW_VOCABULARY:
         report(f"building the tokenizer ({len(tokens)} tokens)")
-    is_gemma = kind == "llama" and meta.architecture.startswith("gemma")
+    is_gemma = kind in ("llama", "gemma4") and meta.architecture.startswith("gemma")
     if is_gemma:
         tokens = _respell_gemma(tokens)
     special = _special_tokens(meta, tokens)
@@ -64,13 +69,13 @@ def build_tokenizer(meta: GgufMetadata, *, report: Callable[[str], None]) -> Tok
         pre_tokenizer = _pre_tokenizer(meta)
         body = _byte_level_json(meta, tokens, pre_tokenizer)
         add_bos = pre_tokenizer.add_bos
-    elif kind == "llama":
+    elif kind == "llama" or is_gemma:
         body = _sentencepiece_json(meta, tokens, special.get("unk_token"), is_gemma=is_gemma)
         add_bos = True
     else:
         raise UnsupportedModelFile(
-            f"{meta.file} has a tokenizer of kind {kind!r}; gpt2 and llama are read; name the "
-            f"model's Hugging Face folder, or its tokenizer.json, with --tokenizer"
+            f"{meta.file} has a tokenizer of kind {kind!r}; gpt2, llama and gemma4 are read; "
+            f"name the model's Hugging Face folder, or its tokenizer.json, with --tokenizer"
         )
     document = {
         "version": "1.0",
@@ -278,6 +283,22 @@ def _byte_level_json(
     """model, normalizer, pre_tokenizer and decoder of the tokenizer.json, for tokens that are
     spelled in GPT-2's byte alphabet. Merges are "left right", best first."""
     vocab = {token: token_id for token_id, token in enumerate(tokens)}
+    return {
+        "normalizer": {"type": "NFC"} if pre_tokenizer.normalize_nfc else None,
+        "pre_tokenizer": pre_tokenizer.to_json(),
+        "decoder": _byte_level(use_regex=True),
+        "model": {
+            "type": "BPE",
+            "ignore_merges": pre_tokenizer.ignore_merges,
+            "vocab": vocab,
+            "merges": _written_merges(meta, vocab),
+        },
+    }
+
+
+def _written_merges(meta: GgufMetadata, vocab: dict[str, int]) -> list[tuple[str, str]]:
+    """The file's merges, best first.
+    Raises BrokenModelFile: one needs a token that is not there."""
     pairs: list[tuple[str, str]] = []
     for merge in meta.raw.get("tokenizer.ggml.merges") or ():
         left, _, right = merge.partition(" ")
@@ -287,17 +308,7 @@ def _byte_level_json(
                 f"convert the model again, or name a tokenizer with --tokenizer"
             )
         pairs.append((left, right))
-    return {
-        "normalizer": {"type": "NFC"} if pre_tokenizer.normalize_nfc else None,
-        "pre_tokenizer": pre_tokenizer.to_json(),
-        "decoder": _byte_level(use_regex=True),
-        "model": {
-            "type": "BPE",
-            "ignore_merges": pre_tokenizer.ignore_merges,
-            "vocab": vocab,
-            "merges": pairs,
-        },
-    }
+    return pairs
 
 
 # ---------------------------------------------------------------------- SentencePiece ("llama")
@@ -317,7 +328,8 @@ def _sentencepiece_json(
 ) -> dict[str, Any]:
     """model, normalizer, pre_tokenizer and decoder of the tokenizer.json, for tokens with visible
     spaces. What has the greater score is joined first; with Gemma, whose scores do not follow its
-    merges, what has the smaller id. Gemma makes spaces visible before it cuts a text, not after."""
+    merges, what has the smaller id, or as its file says. Gemma makes spaces visible before it cuts
+    a text, not after."""
     scores = meta.raw.get("tokenizer.ggml.scores")
     if is_gemma:
         scores = [-float(token_id) for token_id in range(len(tokens))]
@@ -362,7 +374,7 @@ def _sentencepiece_json(
             "fuse_unk": True,
             "byte_fallback": any(map(_BYTE_TOKEN.fullmatch, tokens[:1024])),
             "vocab": vocab,
-            "merges": _merges(tokens, scores, vocab),
+            "merges": _written_merges(meta, vocab) or _merges(tokens, scores, vocab),
         },
     }
 

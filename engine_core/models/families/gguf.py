@@ -1,7 +1,7 @@
 """How llama.cpp's files spell a family, as data (source: its convert_hf_to_gguf.py)."""
 
 from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 PROJECTIONS = {
@@ -76,6 +76,9 @@ class Metadata(Protocol):
     def numbers(self, tensor: str) -> list[float]:
         """Contents of a short tensor. Raises where it is not there."""
 
+    def num_rows(self, tensor: str) -> int:
+        """Rows of a matrix. Raises where it is not there."""
+
     def refuse_unless(self, key: str, *allowed: Any) -> None:
         """Raises unless the number of that key is absent or one of these."""
 
@@ -113,7 +116,10 @@ class Gguf:
         theta: of the angles, where the file does not say.
         read_tensors: what `fields` reads; no part of the model.
         has_kinds: layers differ: of one that has no attention, say, the number of heads is 0.
+        by_layer: keys whose values may differ between layers; the config has the first one.
         last_norm: the tensor of the norm before the head.
+        top: tensors of no layer, beside embedding, head and last norm.
+        in_place: tensors that are handed on as they lie in the file, floating ones too.
         reordered: a tensor by the checkpoint's name, with the config -> as the checkpoint has it;
             None: rows and columns are in the checkpoint's order.
         scales: keys such as "logit_scale" that `fields` reads; elsewhere they must be one.
@@ -131,7 +137,10 @@ class Gguf:
     theta: float = 10_000.0
     read_tensors: frozenset[str] = frozenset()
     has_kinds: bool = False
+    by_layer: frozenset[str] = frozenset()
     last_norm: str = "output_norm.weight"
+    top: Mapping[str, str] = field(default_factory=dict)
+    in_place: frozenset[str] = frozenset()
     reordered: Callable[[str, Any, Fields], Any] | None = None
     scales: frozenset[str] = frozenset()
     has_latents: bool = False

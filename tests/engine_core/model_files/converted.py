@@ -13,6 +13,7 @@ _PAIRED_ROWS = ("llama", "mistral3", "smollm3", "granite", "arcee")
 _ARCHITECTURES = {
     **dict.fromkeys(("mistral", "mixtral"), "llama"),
     "gemma3_text": "gemma3",
+    "gemma4_text": "gemma4",
     "ministral3": "mistral3",
     "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe",
@@ -67,7 +68,7 @@ def gguf_keys(config: PreTrainedConfig) -> dict[str, Any]:
         "expert_feed_forward_length": "moe_intermediate_size",
         "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
     }.items():
-        if hasattr(config, field):
+        if getattr(config, field, None) is not None:
             keys[key] = getattr(config, field)
     if arch == "phi3":
         part = config.rope_parameters["partial_rotary_factor"]
@@ -83,6 +84,32 @@ def gguf_keys(config: PreTrainedConfig) -> dict[str, Any]:
             "logit_scale": config.logits_scaling,
             "attention.scale": config.attention_multiplier,
         }
+    if arch == "gemma4":
+        full = [config.per_layer_config[layer] for layer in range(config.num_hidden_layers)]
+        head_dim = max(layer.head_dim for layer in full)
+        shared = config.num_kv_shared_layers
+        is_wide = [mode == "reuse" for mode in config.kv_sharing_modes]
+        keys |= {
+            "attention.key_length": head_dim,
+            "attention.value_length": head_dim,
+            "attention.key_length_swa": config.head_dim,
+            "attention.value_length_swa": config.head_dim,
+            "attention.head_count_kv": [layer.num_key_value_heads for layer in full],
+            "attention.shared_kv_layers": shared,
+            "attention.sliding_window_pattern": [
+                kind == "sliding_attention" for kind in config.layer_types
+            ],
+            "attention.sliding_window": config.sliding_window,
+            "embedding_length_per_layer_input": config.hidden_size_per_layer_input,
+            "rope.dimension_count": head_dim,
+            "rope.dimension_count_swa": config.head_dim,
+        }
+        if config.final_logit_softcapping:
+            keys["final_logit_softcapping"] = config.final_logit_softcapping
+        if config.use_double_wide_mlp:
+            keys["feed_forward_length"] = [
+                config.intermediate_size * (1 + wide) for wide in is_wide
+            ]
     rope = config.rope_parameters
     rope = rope.get("full_attention", rope)
     keys["rope.freq_base"] = float(rope["rope_theta"])
@@ -123,9 +150,16 @@ def gguf_tensors(config: PreTrainedConfig, state: dict[str, torch.Tensor]) -> di
             values = permute(values, config.num_key_value_heads)
         if name.endswith("norm.weight") and arch in _PLUS_ONE and "linear_attn" not in name:
             values = values + 1
+        if name.endswith("layer_scalar"):
+            name = f"{name}.weight"
         target = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert target is not None, name
         tensors[target] = values
+    if arch == "gemma4":
+        size = max(each.head_dim for each in config.per_layer_config)
+        turning = int(size * 0.25 / 2)
+        factors = [1.0] * turning + [1e30] * (size // 2 - turning)
+        tensors["rope_freqs.weight"] = np.array(factors, np.float32)
     if config.rope_parameters.get("rope_type") == "longrope":
         for kind in ("short", "long"):
             factors = np.array(config.rope_parameters[f"{kind}_factor"], np.float32)

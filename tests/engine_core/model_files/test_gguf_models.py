@@ -13,6 +13,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     Gemma3TextConfig,
+    Gemma4TextConfig,
     GraniteConfig,
     LlamaConfig,
     Ministral3Config,
@@ -27,6 +28,7 @@ from transformers import (
 
 from engine_core.model_files import BrokenModelFile, UnsupportedModelFile, open_model_files
 from engine_core.models.loading import load_model
+from kernels.interface.weights import QuantisedTensor
 from tests.engine_core.model_files.converted import gguf_keys, gguf_tensors
 
 _SHAPE: dict[str, Any] = {
@@ -81,6 +83,17 @@ _GRANITE = {
     "logits_scaling": 0.5,
 }
 
+
+def gemma4(**options: Any) -> Gemma4TextConfig:
+    shape = {**_SHAPE, "num_hidden_layers": 4, "global_head_dim": 24, "sliding_window": 17}
+    kinds = ["sliding_attention", "full_attention"] * 2
+    config = Gemma4TextConfig(
+        **{**shape, "layer_types": kinds, "hidden_size_per_layer_input": 0, **options}
+    )
+    config.allow_global_per_layer_attribute_access = True
+    return config
+
+
 CONFIGS: dict[str, PreTrainedConfig] = {
     "llama": LlamaConfig(**_SHAPE, tie_word_embeddings=True),
     "llama untied, biases": LlamaConfig(
@@ -95,6 +108,14 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "gemma3": Gemma3TextConfig(**_SHAPE, query_pre_attn_scalar=16, sliding_window=17),
     "gemma3 linear rope": Gemma3TextConfig(
         **_SHAPE, query_pre_attn_scalar=16, sliding_window=17, rope_parameters=_GEMMA_ROPE
+    ),
+    "gemma4 keys are values": gemma4(attention_k_eq_v=True, num_global_key_value_heads=1),
+    "gemma4 embeddings per layer": gemma4(
+        hidden_size_per_layer_input=32,
+        vocab_size_per_layer_input=99,
+        num_kv_shared_layers=2,
+        use_double_wide_mlp=True,
+        final_logit_softcapping=3.0,
     ),
     "smollm3": SmolLM3Config(**_PLAIN_HEADS),
     "phi3": Phi3Config(**_PLAIN_HEADS, sliding_window=33),
@@ -126,12 +147,22 @@ def test_weights_and_config_survive_the_conversion(case: str, write_gguf) -> Non
     tensors = dict(files.tensors())
     assert tensors.keys() == state.keys()
     for name, tensor in tensors.items():
+        if isinstance(tensor, QuantisedTensor):  # of a table that stays in the file
+            tensor = tensor.dequantise()
         torch.testing.assert_close(tensor, state[name], rtol=0, atol=1e-6, msg=name)
 
     again = AutoConfig.for_model(**files.config)
     assert type(again) is type(config)
+    again.allow_global_per_layer_attribute_access = True
+    if case.startswith("gemma4"):
+        layers = [
+            [(each.head_dim, each.num_key_value_heads) for each in one.per_layer_config]
+            for one in (again, config)
+        ]
+        assert layers[0] == layers[1]
     fields = {*_SHAPE, "rope_parameters", "tie_word_embeddings", "attention_bias", "mlp_bias"}
     fields |= {*_GRANITE, "no_rope_layers"}
+    fields |= {"num_kv_shared_layers", "use_double_wide_mlp", "hidden_size_per_layer_input"}
     fields |= {"sliding_window", "layer_types", "query_pre_attn_scalar", "hidden_act"}
     fields -= {"bos_token_id", "eos_token_id", "pad_token_id"}
     for field in sorted(fields):

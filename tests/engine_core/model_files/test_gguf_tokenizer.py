@@ -209,7 +209,11 @@ def test_expressions_are_those_of_transformers(pre: str) -> None:
     ("keys", "error", "message"),
     [
         ({"tokenizer.ggml.pre": "martian"}, UnsupportedModelFile, "'martian'.*--tokenizer"),
-        ({"tokenizer.ggml.model": "t5"}, UnsupportedModelFile, "'t5'; gpt2 and llama are read"),
+        (
+            {"tokenizer.ggml.model": "t5"},
+            UnsupportedModelFile,
+            "'t5'; gpt2, llama and gemma4 are read",
+        ),
         ({"tokenizer.ggml.merges": ["xq zzz"]}, BrokenModelFile, "merge 'xq zzz'"),
         ({"tokenizer.ggml.eos_token_id": 9999}, BrokenModelFile, "eos_token_id is 9999"),
         ({"tokenizer.ggml.model": "llama"}, BrokenModelFile, "scores"),
@@ -267,6 +271,23 @@ def test_gemma_vocabulary_encodes_as_transformers(write_gguf, tiny_llama_keys) -
     keys |= sentencepiece_keys(gemma=True) | {"tokenizer.ggml.add_space_prefix": False}
     path = write_gguf(keys, {"token_embd.weight": np.ones((8, 32), np.float32)})
     assert_as_transformers(path)
+    assert open_model_files(str(path), report=print).eos_token_ids == (2, 3)
+
+
+def test_a_gemma_4_vocabulary_has_merges_of_its_own(write_gguf, tiny_llama_keys) -> None:
+    """Equal to Gemma's with the merges that its ids imply, and to another one with few."""
+    keys = {key.replace("llama.", "gemma3."): value for key, value in tiny_llama_keys.items()}
+    keys |= {"general.architecture": "gemma3", "gemma3.attention.sliding_window": 16}
+    keys |= sentencepiece_keys(gemma=True) | {"tokenizer.ggml.add_space_prefix": False}
+    tensors = {"token_embd.weight": np.ones((8, 32), np.float32)}
+    gemma = backend(write_gguf(keys, tensors))
+    merges = json.loads(gemma.to_str())["model"]["merges"]
+    own = {"tokenizer.ggml.model": "gemma4", "tokenizer.ggml.merges": [" ".join(m) for m in merges]}
+    path = write_gguf(keys | own, tensors)
+    for text in TEXTS:
+        assert backend(path).encode(text).ids == gemma.encode(text).ids
+    few = backend(write_gguf(keys | own | {"tokenizer.ggml.merges": ["t h"]}, tensors))
+    assert few.encode("the").tokens[1:] == ["th", "e"]
     assert open_model_files(str(path), report=print).eos_token_ids == (2, 3)
 
 

@@ -4,26 +4,39 @@ are values, layers that read another's keys, a number on each layer's output."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from engine_core.models.config import ModelConfig
 from engine_core.models.config_fields import ConfigFields
-from engine_core.models.decoder_config import read_decoder, read_layer_types, read_window
+from engine_core.models.decoder_config import read_decoder
 from engine_core.models.errors import ModelConfigError, UnsupportedArchitecture
 from engine_core.models.families.family import Family
-from engine_core.models.gemma_config import read_per_layer, sharing, unused
-from engine_core.models.layer_cache import PagedKeys
+from engine_core.models.families.gemma_gguf import (
+    BY_LAYER,
+    GEMMA_LAYER,
+    IN_PLACE,
+    PER_LAYER_TOP,
+    gemma4_fields,
+)
+from engine_core.models.families.gguf import Gguf
+from engine_core.models.gemma_config import (
+    FULL,
+    SLIDING,
+    layer_kinds,
+    read_keys,
+    read_per_layer,
+    sharing,
+    unused,
+)
 from engine_core.models.rotary_config import read_rotary_by_layer_type
 
 if TYPE_CHECKING:
     from engine_core.models.blocks import Block, BlockBuilder
 
-_SLIDING, _FULL = "sliding_attention", "full_attention"
-_PATTERN = 6  # one layer in six sees everything
 _THETA, _LOCAL_THETA = 1_000_000.0, 10_000.0
 _ROTARY = {
-    _FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": _THETA},
-    _SLIDING: {"rope_type": "default", "rope_theta": _LOCAL_THETA},
+    FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": _THETA},
+    SLIDING: {"rope_type": "default", "rope_theta": _LOCAL_THETA},
 }
 _LEFT_OUT = {
     "hidden_size": 2304,
@@ -49,8 +62,8 @@ def read(fields: ConfigFields) -> ModelConfig:
     sizes = {kind: kept.key_size for kind, kept in zip(kinds, keys, strict=True)}
     rotary = read_rotary_by_layer_type(
         fields,
-        head_size=sizes.get(_SLIDING, sizes[_FULL]),
-        full_head_size=sizes[_FULL],
+        head_size=sizes.get(SLIDING, sizes[FULL]),
+        full_head_size=sizes[FULL],
         full_theta=_THETA,
         sliding_theta=_LOCAL_THETA,
     )
@@ -86,43 +99,9 @@ def read(fields: ConfigFields) -> ModelConfig:
         final_softcap=None if softcap is None else fields.positive_float("final_logit_softcapping"),
         can_be_shared=len({*widths}) == 1 and per_layer is None,
         per_layer=per_layer,
-        block=_Block(tuple(are_values and kind == _FULL for kind in kinds), widths),
+        block=_Block(tuple(are_values and kind == FULL for kind in kinds), widths),
         unused=unused(own),
     )
-
-
-def layer_kinds(fields: ConfigFields, num_layers: int) -> list[str]:
-    """The type of each layer; the last one sees everything, whatever the config says."""
-    kinds = read_layer_types(fields, num_layers) or [
-        _SLIDING if (layer + 1) % _PATTERN else _FULL for layer in range(num_layers)
-    ]
-    return [*kinds[:-1], _FULL]
-
-
-def read_keys(fields: ConfigFields, kinds: list[str]) -> tuple[PagedKeys, ...]:
-    """The keys of each layer, were all its own."""
-    num_heads = fields.positive_int("num_key_value_heads", 4)
-    sizes: dict[str, Any] = {"head_dim": fields.positive_int("head_dim", 256)}
-    sizes["num_key_value_heads"] = num_heads
-    of_full = {"head_dim": fields.positive_int("global_head_dim", 512)}
-    if fields.flag("attention_k_eq_v", False):
-        of_full["num_key_value_heads"] = fields.positive_int(
-            "num_global_key_value_heads", num_heads
-        )
-    by_layer = fields.mapping("per_layer_config")
-    window = read_window(fields, 512)
-    if window is None and _SLIDING in kinds:
-        raise UnsupportedArchitecture("layer_types has sliding_attention, but there is no window")
-    keys = []
-    for layer, kind in enumerate(kinds):
-        own = of_full if kind == _FULL else {}
-        if by_layer is not None:
-            own = by_layer.get(str(layer)) or {}
-        of_layer = ConfigFields({**sizes, **own})
-        size = of_layer.positive_int("head_dim")
-        heads = of_layer.positive_int("num_key_value_heads")
-        keys.append(PagedKeys(heads, size, size, window if kind == _SLIDING else None))
-    return tuple(keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,5 +129,15 @@ FAMILIES = (
         names=("Gemma4ForCausalLM", "Gemma4TextModel"),
         model_type="gemma4_text",
         read=read,
+        gguf=Gguf(
+            architecture="gemma4",
+            layer=GEMMA_LAYER | {"layer_output_scale.weight": "layer_scalar"},
+            fields=gemma4_fields,
+            theta=_THETA,
+            by_layer=BY_LAYER,
+            read_tensors=frozenset({"rope_freqs.weight"}),
+            top=PER_LAYER_TOP,
+            in_place=IN_PLACE,
+        ),
     ),
 )

@@ -1,0 +1,74 @@
+"""How llama.cpp's files spell what Gemma 3n and Gemma 4 have alike, and Gemma 4's config (source:
+its conversion/gemma.py)."""
+
+from engine_core.models.families.gguf import GATED, PROJECTIONS, QK_NORMS, Fields, Metadata
+from engine_core.models.gemma_config import FULL, SLIDING
+
+_LOCAL_THETA = 10_000.0
+_TABLE = "per_layer_token_embd.weight"
+BY_LAYER = frozenset({"attention.head_count_kv", "feed_forward_length"})
+IN_PLACE = frozenset({_TABLE})
+GEMMA_LAYER = {
+    **(PROJECTIONS | GATED | QK_NORMS),
+    "attn_norm": "input_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+}
+PER_LAYER_TOP = {
+    _TABLE: "model.embed_tokens_per_layer.weight",
+    "per_layer_model_proj.weight": "model.per_layer_model_projection.weight",
+    "per_layer_proj_norm.weight": "model.per_layer_projection_norm.weight",
+}
+
+
+def gguf_per_layer(meta: Metadata) -> Fields:
+    """Sizes of the embeddings per layer."""
+    size = int(meta.number("embedding_length_per_layer_input", 0))
+    fields: Fields = {"hidden_size_per_layer_input": size}
+    if size:
+        fields["vocab_size_per_layer_input"] = meta.num_rows(_TABLE)
+    return fields
+
+
+def gemma4_fields(meta: Metadata, config: Fields) -> Fields:
+    """Fields of a Gemma4TextConfig."""
+    num_layers = config["num_hidden_layers"]
+    is_sliding = meta.values("attention.sliding_window_pattern", [])
+    heads, widths = (meta.values(key, None) for key in sorted(BY_LAYER))
+    heads = heads if isinstance(heads, list) else [config["num_key_value_heads"]] * num_layers
+    for name, values in (("sliding_window_pattern", is_sliding), ("head_count_kv", heads)):
+        if not isinstance(values, list) or len(values) != num_layers:
+            meta.broken(f"{name} is {values!r:.40}, it must list {num_layers} layers")
+    kinds = [SLIDING if each else FULL for each in is_sliding]
+    size, own_size = config["head_dim"], int(meta.number("attention.key_length_swa"))
+    sizes = {FULL: size, SLIDING: own_size}
+    factors = meta.numbers("rope_freqs.weight")
+    turns = 2 * sum(factor == 1.0 for factor in factors) / size
+    local_theta = float(meta.number("rope.freq_base_swa", _LOCAL_THETA))
+    full = config["rope_parameters"] | {"rope_type": "proportional", "partial_rotary_factor": turns}
+    is_alone = [f"blk.{layer}.attn_v.weight" not in meta.tensors for layer in range(num_layers)]
+    num_shared = int(meta.number("attention.shared_kv_layers", 0))
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "attention_bias": False,
+        "layer_types": kinds,
+        "sliding_window": int(meta.number("attention.sliding_window")),
+        "head_dim": own_size,
+        "per_layer_config": {
+            str(layer): {"head_dim": sizes[kind], "num_key_value_heads": int(heads[layer])}
+            for layer, kind in enumerate(kinds)
+        },
+        "attention_k_eq_v": any(is_alone[: num_layers - num_shared]),
+        "num_kv_shared_layers": num_shared,
+        "use_double_wide_mlp": isinstance(widths, list) and len({*widths}) > 1,
+        "final_logit_softcapping": meta.number("final_logit_softcapping", None),
+        "rope_parameters": {
+            FULL: full,
+            SLIDING: {"rope_type": "default", "rope_theta": local_theta},
+        },
+        **gguf_per_layer(meta),
+    }
