@@ -7,7 +7,7 @@ import torch
 from engine_core.layers.config import QueryScale
 from engine_core.layers.linear import FusedLinear
 from engine_core.layers.norm import RMSNorm
-from engine_core.layers.parameters import Placements, merge
+from engine_core.layers.parameters import Parameter, Placements, merge
 from kernels.interface.operations import Activations, AttentionParams, ForwardContext, RotaryParams
 
 
@@ -58,6 +58,7 @@ class Attention:
         keeps_keys: False: it reads another layer's keys and values, and `qkv` makes queries alone.
         head_norms: norms of q and k within a head, before rotation.
         rotary: with the weights of `head_norms`.
+        sinks: those of `params`.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Attention:
         rotary: RotaryParams,
         params: AttentionParams,
         query_scale: QueryScale | None = None,
+        sinks: Parameter | None = None,
     ) -> None:
         self._layer = layer
         self._keeps_keys = keeps_keys
@@ -81,6 +83,7 @@ class Attention:
         self._rotary = rotary
         self._params = params
         self._query_scale = query_scale
+        self._sinks = sinks
 
     @property
     def linears(self) -> list[FusedLinear]:
@@ -90,6 +93,7 @@ class Attention:
     def placements(self) -> Placements:
         parts = [self._qkv.placements(), self.output.placements()]
         parts += [norm.placements() for norm in self._head_norms]
+        parts += [] if self._sinks is None else [self._sinks.placements()]
         return merge(parts)
 
     def __call__(

@@ -74,6 +74,8 @@ class ExpertConfig:
         latent_size: of what experts take and give, between two products of all tokens; None: the
             hidden size, and no such products.
         latent_bias: of those.
+        gated: what an expert with a gate does between its products.
+        has_biases: router and experts have.
         shared_size: features of the expert that every token goes through, too; None: there is
             none.
         shared_name: of that, within the layer.
@@ -91,6 +93,8 @@ class ExpertConfig:
     router: RouterConfig = RouterConfig()
     latent_size: int | None = None
     latent_bias: bool = False
+    gated: Literal["silu", "swiglu_oai"] = "silu"
+    has_biases: bool = False
     shared_size: int | None = None
     shared_name: str = "mlp.shared_expert"
     gates_shared: bool = True

@@ -1,8 +1,8 @@
 """Feed-forward layers: one gated block for every token, or a few of many such experts.
 
 dense    down(activation(gate(x)) * up(x)), or down(activation(up(x)))
-sparse   sum over the top_k experts x of weight[x] * down[x](silu(gate[x](h)) * up[x](h)), or of
-         weight[x] * down[x](relu(up[x](h))^2)
+sparse   sum over the top_k experts x of weight[x] * down[x](silu(gate[x](h)) * up[x](h)), or with
+         another `ExpertActivation`
 shared   sparse + sigmoid(gate(h)) * dense, or sparse + dense
 """
 
@@ -29,7 +29,12 @@ from kernels.interface.operations import (
     Operations,
     RoundedRows,
 )
-from kernels.interface.weights import ExpertActivation, ExpertWeights, WeightPart
+from kernels.interface.weights import (
+    ExpertActivation,
+    ExpertBiases,
+    ExpertWeights,
+    WeightPart,
+)
 
 
 class DenseFeedForward:
@@ -112,7 +117,14 @@ class SparseFeedForward:
         halves, width = len(self._projections) - 1, experts.latent_size or hidden_size
         self._gate_up_shape = (len(self._here), halves * features, width)
         self._down_shape = (len(self._here), width, features)
-        self._activation: ExpertActivation = "silu" if halves == 2 else "relu2"
+        self._activation: ExpertActivation = experts.gated if halves == 2 else "relu2"
+        self._biases: ExpertBiases | None = None
+        if experts.has_biases:
+            shapes = self._gate_up_shape[:2], self._down_shape[:2]
+            self._biases = (
+                torch.empty(shapes[0], dtype=dtype, device=ops.device),
+                torch.empty(shapes[1], dtype=dtype, device=ops.device),
+            )
         router, self._bias = experts.router, None
         if router.has_bias:
             name, shape = f"{self._name}.gate.e_score_correction_bias", (num_experts,)
@@ -137,7 +149,7 @@ class SparseFeedForward:
         self._router = FusedLinear(
             [(f"{self._name}.gate", num_experts)],
             hidden_size,
-            bias=False,
+            bias=experts.has_biases,
             dtype=torch.float32 if self._widens else dtype,
             ops=ops,
             least_bits=32,  # a router that errs sends tokens through other experts
@@ -150,7 +162,7 @@ class SparseFeedForward:
                 linear([(f"{self._name}.fc2_latent_proj", hidden_size)], width),
             )
         self._kept: dict[tuple[int, int, int], WeightPart] = {}  # until all are there
-        self._num_missing = len(self._projections) * len(self._here)
+        self._num_missing = len(self._projections) * len(self._here) * (1 + experts.has_biases)
         self._fused: tuple[torch.Tensor, torch.Tensor] | None = None
         self._experts: ExpertWeights | None = None
 
@@ -178,6 +190,10 @@ class SparseFeedForward:
                     if self._packing is None
                     else PackedPlacement(shape, partial(self._keep, (part, place, rows.start)))
                 )
+                if self._biases is not None:
+                    placements[f"{self._name}.experts.{expert}.{name}.bias"] = Placement(
+                        shape[:1], partial(self._store_bias, part, place, rows)
+                    )
         return placements
 
     def __call__(self, x_TE: Activations, context: ForwardContext) -> torch.Tensor:
@@ -196,14 +212,7 @@ class SparseFeedForward:
 
     def _keep(self, key: tuple[int, int, int], weight: WeightPart) -> None:
         self._kept[key] = weight
-        self._num_missing -= 1
-        if not self._num_missing:
-            assert self._packing is not None
-            gate_up, down = (
-                [self._kept[key] for key in sorted(self._kept) if key[0] == part] for part in (0, 1)
-            )
-            self._kept.clear()
-            self._experts = self._packing.pack_experts(self._name, gate_up, down, self._activation)
+        self._prepare_when_complete()
 
     def _store(
         self, part: int, place: int, rows: slice, tensor: torch.Tensor, copy: CopyWeight
@@ -211,10 +220,30 @@ class SparseFeedForward:
         if self._fused is None:  # allocated on first use: only the layers being read exist
             self._fused = (self._new(self._gate_up_shape), self._new(self._down_shape))
         copy(self._fused[part][place, rows], tensor)
+        self._prepare_when_complete()
+
+    def _store_bias(
+        self, part: int, place: int, rows: slice, tensor: torch.Tensor, copy: CopyWeight
+    ) -> None:
+        assert self._biases is not None
+        copy(self._biases[part][place, rows], tensor)
+        self._prepare_when_complete()
+
+    def _prepare_when_complete(self) -> None:
         self._num_missing -= 1
-        if not self._num_missing:
-            self._experts = self._ops.prepare_experts(*self._fused, self._activation)
-            self._fused = None
+        if self._num_missing:
+            return
+        how = self._activation, self._biases
+        if self._packing is not None:
+            gate_up, down = (
+                [self._kept[key] for key in sorted(self._kept) if key[0] == part] for part in (0, 1)
+            )
+            self._kept.clear()
+            self._experts = self._packing.pack_experts(self._name, gate_up, down, *how)
+        else:
+            assert self._fused is not None
+            self._experts = self._ops.prepare_experts(*self._fused, *how)
+        self._fused = self._biases = None
 
     def _new(self, shape: tuple[int, ...]) -> torch.Tensor:
         return torch.empty(shape, dtype=self._dtype, device=self._ops.device)

@@ -21,6 +21,7 @@ from engine_core.model_files.grouped_integers import (
 from engine_core.model_files.hf_tokenizer import read_folder_tokenizer, tokenizer_files
 from engine_core.model_files.interface import TokenizerFiles
 from engine_core.model_files.json_file import read_json_object, read_json_object_if_present
+from engine_core.model_files.mxfp4 import MXFP4, find_mxfp4_stacks, is_mxfp4, join_mxfp4
 from engine_core.model_files.safetensors_shards import (
     count_elements,
     find_safetensors_shards,
@@ -89,7 +90,9 @@ class HfFolder:
             if (how := (inner_text(self.config) or {}).get(name)) is not None:
                 self.config.setdefault(name, how)
         float8 = read_float8(self.config, folder)
-        grouped = read_quantisation(self.config, folder) if float8 is None else None
+        has_mxfp4 = is_mxfp4(self.config)
+        is_other = float8 is None and not has_mxfp4
+        grouped = read_quantisation(self.config, folder) if is_other else None
         # they describe the files, and `tensors` gives what a plain folder would hold
         self.config = _without(self.config, _HOW_QUANTISED)
         self.generation_config: dict[str, Any] = read_json_object_if_present(
@@ -108,6 +111,9 @@ class HfFolder:
             self.quantised_types = frozenset({float8.type_name})
             layers = find_float8_layers(names, folder, float8)
             self._join = partial(join_float8_layers, layers=layers, how=float8)
+        elif has_mxfp4:
+            self.quantised_types = frozenset({MXFP4})
+            self._join = partial(join_mxfp4, stacks=find_mxfp4_stacks(names, folder))
         elif grouped is not None:
             self.quantised_types = frozenset({grouped.type_name})
             layers = find_layers(names, folder)

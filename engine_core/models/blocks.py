@@ -22,7 +22,7 @@ from engine_core.layers.feed_forward import (
 )
 from engine_core.layers.linear import FusedLinear
 from engine_core.layers.norm import NoNorm, RMSNorm
-from engine_core.layers.parameters import Placements, merge
+from engine_core.layers.parameters import Parameter, Placements, merge
 from engine_core.layers.per_layer import PerLayerInputs
 from engine_core.layers.rotary import RotaryTable, StepRotaryTable
 from engine_core.layers.vocabulary import Vocabulary
@@ -229,6 +229,7 @@ class BlockBuilder:
         keys_are_values: bool = False,
         fused: str | None = None,
         num_inputs: int | None = None,
+        sinks: bool = False,
     ) -> Attention:
         """The attention of one layer.
 
@@ -239,6 +240,7 @@ class BlockBuilder:
             keys_are_values: before their norms and the rotation.
             fused: the name of the one tensor that holds q, k and v.
             num_inputs: of q, k and v; None: the hidden size.
+            sinks: each head has a learned score that takes part in its softmax.
         """
         config = self.config
         name = f"model.layers.{layer}.self_attn"
@@ -272,6 +274,10 @@ class BlockBuilder:
         if keys_are_values and isinstance(qkv, FusedLinear) and len(named) == 2:
             qkv = KeysAsValues(qkv, (named[0][1], named[1][1]))
         norms_values = norms_values and keys.shares is None
+        sink = None
+        if sinks:
+            shape, device = (num_query_heads,), self.ops.device
+            sink = Parameter(f"{name}.sinks", shape, torch.float32, device=device)
         return Attention(
             self.place(layer),
             keeps_keys=keys.shares is None,
@@ -293,9 +299,12 @@ class BlockBuilder:
                 norm_eps=config.norm_eps,
             ),
             params=AttentionParams(
-                scale=config.attention_scale or keys.key_size**-0.5, sliding_window=keys.window
+                scale=config.attention_scale or keys.key_size**-0.5,
+                sliding_window=keys.window,
+                sinks_H=None if sink is None else sink.tensor,
             ),
             query_scale=config.query_scale,
+            sinks=sink,
         )
 
     def all_reduce(self, part: str) -> AllReduce | None:

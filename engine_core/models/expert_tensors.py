@@ -97,3 +97,51 @@ MIXTRAL_EXPERTS = ExpertNaming("block_sparse_moe", ("w1", "w3", "w2"))
 LFM2_EXPERTS = ExpertNaming("feed_forward", ("w1", "w3", "w2"))
 NEMOTRON_EXPERTS = ExpertNaming("mixer", ("up_proj", "down_proj"))
 QWEN_EXPERTS = ExpertNaming("mlp", ("gate_proj", "up_proj", "down_proj"))
+
+
+_ROUTER = re.compile(r"(?P<block>.+\.mlp)\.router\.(?P<kind>\w+)")
+_EXPERTS = re.compile(
+    r"(?P<experts>.+\.experts)(?P<expert>\.\d+)?\.(?P<part>gate_up|down)_proj\W?(?P<kind>\w*)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GptOssNaming(ExpertNaming):
+    """Stacks of experts in the files:
+
+    experts.gate_up_proj, down_proj    [X, E, 2F], [X, F, E]; their biases [X, 2F], [X, E]
+    experts.3.gate_up_proj.weight, ... [2F, E], [E, F], of MXFP4; rows gate 0, up 0, gate 1, ...
+    """
+
+    def published(self, name: str, tensor: WeightPart) -> Iterator[tuple[str, WeightPart]]:
+        if (router := _ROUTER.fullmatch(name)) is not None:
+            yield f"{router['block']}.gate.{router['kind']}", tensor
+        elif (match := _EXPERTS.fullmatch(name)) is None:
+            yield name, tensor
+        elif match["expert"] is not None:
+            yield from _of_one(f"{match['experts']}{match['expert']}", match, tensor)
+        else:
+            import torch
+
+            assert isinstance(tensor, torch.Tensor)
+            for expert, one in enumerate(tensor if match["kind"] else tensor.transpose(1, 2)):
+                yield from _of_one(f"{match['experts']}.{expert}", match, one)
+
+
+def _of_one(
+    expert: str, match: re.Match[str], tensor: WeightPart
+) -> Iterator[tuple[str, WeightPart]]:
+    """One expert's weight or bias, that of gate and up in two."""
+    import torch
+
+    kind = "bias" if "bias" in match["kind"] else "weight"
+    if match["part"] == "down":
+        yield f"{expert}.down_proj.{kind}", tensor
+        return
+    for first, projection in enumerate(("gate_proj", "up_proj")):
+        rows = torch.arange(first, tensor.shape[0], 2)
+        half = tensor[rows] if isinstance(tensor, torch.Tensor) else tensor.rows(rows)
+        yield f"{expert}.{projection}.{kind}", half
+
+
+GPT_OSS_EXPERTS = GptOssNaming("mlp", ("gate_proj", "up_proj", "down_proj"))

@@ -101,7 +101,7 @@ def touch_weight_memory(
         or options.parallel.num_workers > 1
         or quantization in ("int8", "int4")
         or named == "float16"
-        or (is_kept and not files.path.is_dir())
+        or (is_kept and (not files.path.is_dir() or "mxfp4" in files.quantised_types))
     ):
         return
     from kernels.cpu.weight_memory import WEIGHT_MEMORY
@@ -207,7 +207,7 @@ def _check_formats(options: EngineOptions, files: "ModelFiles") -> None:
             "auto, or name another model"
         )
     named = options.quantization
-    if named not in ("awq", "gptq", "gguf", "fp8"):
+    if named not in ("awq", "gptq", "gguf", "fp8", "mxfp4"):
         return
     methods = {"gguf"} if not is_folder else {t.partition("-")[0] for t in files.quantised_types}
     if named not in {method.removesuffix("_v2") for method in methods}:

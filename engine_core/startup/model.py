@@ -12,6 +12,7 @@ from engine_core.errors import ConfigurationError, StartupError
 from engine_core.model_files import ModelFiles
 from engine_core.model_files.download import cache_folder
 from engine_core.model_files.gguf.header import GgmlType
+from engine_core.model_files.mxfp4 import MXFP4
 from engine_core.model_runner.config import DraftConfig
 from engine_core.model_runner.pooling import Pooler
 from engine_core.models.config_names import architecture_of
@@ -216,8 +217,9 @@ def _report_what_is_not_as_asked(
             ops.num_threads,
         )
     would_keep = keeps_blocks(options.quantization, "auto") and bool(files.quantised_types)
-    if traits_of(ops.device).packs_weights and files.path.is_dir():
-        would_keep = False  # a CPU runs GGUF's blocks, and dequantises a folder's integers
+    is_folder = files.path.is_dir() and MXFP4 not in files.quantised_types
+    if traits_of(ops.device).packs_weights and is_folder:
+        would_keep = False  # a CPU runs blocks, and dequantises a folder's integers
     if would_keep and options.dtype != "auto":
         logger.warning(
             "--dtype %s: the file's quantised weights (%s) are dequantised, which is slower and "

@@ -23,7 +23,7 @@ class ExpertLayer(ctypes.Structure):
     ]
 
 
-_ACTIVATIONS: tuple[ExpertActivation, ...] = ("silu", "relu2")
+_ACTIVATIONS: tuple[ExpertActivation, ...] = ("silu", "relu2", "swiglu_oai")
 """Activations by their numbers in `ExpertLayer`."""
 
 

@@ -2,6 +2,8 @@
 layout, go to `TorchOperations`; operations on placeholders are captured (`graph_capture`)."""
 
 import ctypes
+from collections.abc import Iterable
+from itertools import repeat
 
 import torch
 
@@ -48,9 +50,11 @@ from kernels.interface.operations import (
 )
 from kernels.interface.weights import (
     ExpertActivation,
+    ExpertBiases,
     ExpertWeights,
     LinearWeight,
     WeightPacking,
+    check_experts,
 )
 from kernels.torch.operations import TorchOperations
 
@@ -138,11 +142,16 @@ class CpuOperations(NativeElementwise, NativeRecurrence, NativeSampling, TorchOp
         gate_up_XFE: torch.Tensor,
         down_XEF: torch.Tensor,
         activation: ExpertActivation = "silu",
+        biases: ExpertBiases | None = None,
     ) -> ExpertWeights:
         if gate_up_XFE.dtype is not _FLOAT32:
-            return super().prepare_experts(gate_up_XFE, down_XEF, activation)
-        pack = self._packing.pack_alone
-        gate_up, down = ([pack(each) for each in stack] for stack in (gate_up_XFE, down_XEF))
+            return super().prepare_experts(gate_up_XFE, down_XEF, activation, biases)
+        check_experts(gate_up_XFE.shape, down_XEF.shape, activation, biases)
+        of_sides: tuple[Iterable[torch.Tensor | None], ...] = biases or (repeat(None),) * 2
+        gate_up, down = (
+            list(map(self._packing.pack_alone, stack, of_side))
+            for stack, of_side in zip((gate_up_XFE, down_XEF), of_sides, strict=True)
+        )
         return NativeExpertWeights(self._library, gate_up, down, activation)
 
     def mixture_of_experts(

@@ -6,9 +6,9 @@ import os
 import struct
 import tempfile
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, repeat
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,10 +32,12 @@ from kernels.cpu.weights import (
 )
 from kernels.interface.weights import (
     ExpertActivation,
+    ExpertBiases,
     LinearWeight,
     PackedFileError,
     QuantisedTensor,
     WeightPart,
+    mxfp4_as_gguf,
 )
 
 _MAGIC = b"ec-packed-lin-03"  # the layouts of src/linear.h are part of the version
@@ -181,11 +183,14 @@ _KINDS = GGUF_KINDS | {
     "int4": LinearKind.Q4_MINIMUM,
 }
 _FLOAT_KINDS = (LinearKind.F32, LinearKind.BF16)
-_CONVERSIONS: dict[str, tuple[str, Callable[[Bytes], Bytes]]] = {"Q5_0": ("Q8_0", q5_0_as_q8_0)}
+_CONVERSIONS: dict[str, tuple[str, Callable[[Mapping[str, torch.Tensor]], Bytes]]] = {
+    "Q5_0": ("Q8_0", lambda arrays: q5_0_as_q8_0(arrays["blocks"].numpy())),
+    "mxfp4": ("MXFP4", lambda arrays: mxfp4_as_gguf(arrays).numpy()),
+}
 """Types that run as another which holds the same numbers."""
 
 BLOCK_TYPES = frozenset(GGUF_KINDS) | frozenset(_CONVERSIONS)
-"""The GGUF types that stay blocks."""
+"""The types that stay blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,17 +272,21 @@ class NativePacking:
         gate_up: Sequence[WeightPart],
         down: Sequence[WeightPart],
         activation: ExpertActivation = "silu",
+        biases: ExpertBiases | None = None,
     ) -> NativeExpertWeights:
         sides: list[list[PackedLinear]] = []
-        for side, parts in (("gate_up", gate_up), ("down", down)):
+        of_sides: tuple[Iterable[torch.Tensor | None], ...] = biases or (repeat(None),) * 2
+        for side, parts, of_side in zip(
+            ("gate_up", "down"), (gate_up, down), of_sides, strict=True
+        ):
             formats = {self._format_of(part, self._floats) for part in parts}
             one = formats.pop() if len(formats) == 1 else self._floats
             size = len(parts) // len(down)
             pieces = [_Piece(one, tuple(parts[i : i + size])) for i in range(0, len(parts), size)]
             sides.append(
                 [
-                    self._find_or_pack(f"{name}.{side}/{expert}", piece, None)
-                    for expert, piece in enumerate(pieces)
+                    self._find_or_pack(f"{name}.{side}/{expert}", piece, bias)
+                    for expert, (piece, bias) in enumerate(zip(pieces, of_side, strict=False))
                 ]
             )
         return NativeExpertWeights(self._library, sides[0], sides[1], activation)
@@ -338,7 +347,8 @@ def _pack(library: NativeLibrary, piece: _Piece, bias_N: torch.Tensor | None) ->
 
 
 def _rows(part: QuantisedTensor) -> Bytes:
-    rows: Bytes = part.ordered()["blocks"].numpy()
+    arrays = part.ordered()
     if part.type_name in _CONVERSIONS:
-        return _CONVERSIONS[part.type_name][1](rows)
+        return _CONVERSIONS[part.type_name][1](arrays)
+    rows: Bytes = arrays["blocks"].numpy()
     return rows

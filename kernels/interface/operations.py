@@ -36,6 +36,7 @@ from kernels.interface.recurrence import (
 )
 from kernels.interface.weights import (
     ExpertActivation,
+    ExpertBiases,
     ExpertWeights,
     LinearWeight,
     WeightPacking,
@@ -358,6 +359,7 @@ class Operations(Protocol):
         gate_up_XFE: torch.Tensor,
         down_XEF: torch.Tensor,
         activation: ExpertActivation = "silu",
+        biases: ExpertBiases | None = None,
     ) -> ExpertWeights:
         """The experts of one layer for `mixture_of_experts`, as `prepare_linear`.
         Raises ValueError: shapes that do not fit each other.
@@ -383,10 +385,10 @@ class Operations(Protocol):
             out[t] = sum over ranks a, in order, of w[a] * down[i] (silu(g) * u),
             g = gate[i] x[t],  u = up[i] x[t],  i = ids[a]
 
-        Without a gate relu(u)^2 is in the place of `silu(g) * u`. Rounded to the dtype of x are
-        that (a backend may round g, u and silu(g) too), each expert's output, and the sum, which
-        runs in float32. transformers rounds so too, but for the terms of Qwen3-MoE's sum. An expert
-        without tokens costs nothing but its memory.
+        Another `ExpertActivation` may be in the place of `silu(g) * u`; products may have biases.
+        Rounded to the dtype of x are that (a backend may round g, u and silu(g) too), each expert's
+        output, and the sum, which runs in float32. transformers rounds so too, but for the terms of
+        Qwen3-MoE's sum. An expert without tokens costs nothing but its memory.
 
         Args:
             x_TE: float32, float16 or bfloat16, as the experts' weights.

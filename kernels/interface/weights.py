@@ -11,8 +11,14 @@ from typing import Literal, Protocol
 
 import torch
 
-ExpertActivation = Literal["silu", "relu2"]
-"""What an expert does between its products: silu(gate) * up, or relu(up)^2 without a gate."""
+ExpertActivation = Literal["silu", "relu2", "swiglu_oai"]
+"""What an expert does between its products: silu(gate) * up, relu(up)^2 without a gate, or
+(up + 1) * gate * sigmoid(1.702 gate) of gates up to 7 and ups from -7 to 7 (gpt-oss)."""
+
+SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
+
+ExpertBiases = tuple[torch.Tensor, torch.Tensor]
+"""Of all experts' products: [X, 2F] (without a gate [X, F]) and [X, E]."""
 
 
 class LinearWeight(Protocol):
@@ -34,10 +40,13 @@ class ExpertWeights(Protocol):
 
 
 def check_experts(
-    gate_up: Sequence[int], down: Sequence[int], activation: ExpertActivation
+    gate_up: Sequence[int],
+    down: Sequence[int],
+    activation: ExpertActivation,
+    biases: ExpertBiases | None = None,
 ) -> None:
     """Raises ValueError: experts of these shapes, [X, 2F, E] (without a gate [X, F, E]) and
-    [X, E, F], do not fit each other."""
+    [X, E, F], or their biases, do not fit each other."""
     num_experts, width, features = down
     halves = 1 if activation == "relu2" else 2
     if tuple(gate_up) != (num_experts, halves * features, width):
@@ -45,6 +54,12 @@ def check_experts(
         raise ValueError(
             f"gate_up weights are {tuple(gate_up)} and down weights {tuple(down)}; give {first} "
             "and [X, E, F]"
+        )
+    shapes = [tuple(each.shape) for each in biases or ()]
+    if biases is not None and shapes != [tuple(gate_up[:2]), tuple(down[:2])]:
+        raise ValueError(
+            f"biases are {shapes[0]} and {shapes[1]}; give {tuple(gate_up[:2])} and "
+            f"{tuple(down[:2])}"
         )
 
 
@@ -55,13 +70,14 @@ class QuantisedTensor:
     Attributes:
         type_name: what `arrays` mean: GGUF's name of a block type, such as "Q4_1", or
             "gptq-int4", "gptq-int8", "gptq_v2-int4", "gptq_v2-int8", "awq-int4", "fp8",
-            "fp8-block", and the last two with "-w8a16": activations are not rounded.
+            "fp8-block", and the last two with "-w8a16": activations are not rounded; "mxfp4".
         shape: (N, E).
         arrays: by name. Of a GGUF type there is one: "blocks", uint8 [N, bytes a row], each row a
             whole number of blocks. Of GPTQ and AWQ there are "qweight", "qzeros" and "scales" as
             their libraries lay them out. Of float8 there are "weight", float8_e4m3fn [N, E],
             "weight_scale", float32 [N, G], one a row or one for each 128 inputs, and "input_scale",
-            float32 [1], where activations have one scale. May be mapped from a file: they are read
+            float32 [1], where activations have one scale. Of "mxfp4": "blocks", uint8 [N, 16 * G],
+            and "scales", uint8 [N, G], one for 32 inputs. May be mapped from a file: they are read
             when asked for.
         decode: such arrays -> float32 [n, E], the values that the type defines.
         row_order_N: int64; row i of the matrix is row `row_order_N[i]` of every array. None: as it
@@ -131,6 +147,22 @@ class QuantisedTensor:
         )
 
 
+def mxfp4_as_gguf(arrays: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The arrays of "mxfp4" as the "blocks" of GGUF's MXFP4 -> uint8 [N, 17 * G].
+
+    mxfp4   a scale apart; 16 bytes: inputs 0 and 1, 2 and 3, ...
+    MXFP4   17 bytes: the scale; inputs 0 and 16, 1 and 17, ...
+    """
+    scales_NG = arrays["scales"]
+    given = arrays["blocks"].reshape(*scales_NG.shape, 2, 8)
+    low, high = given[:, :, 0], given[:, :, 1]
+    blocks_NGB = torch.empty(*scales_NG.shape, 17, dtype=torch.uint8)
+    blocks_NGB[:, :, 0] = scales_NG
+    blocks_NGB[:, :, 1::2] = (low & 15) | (high << 4)
+    blocks_NGB[:, :, 2::2] = (low >> 4) | (high & 0xF0)
+    return blocks_NGB.flatten(1)
+
+
 WeightPart = torch.Tensor | QuantisedTensor
 """[n, E]: outputs of a layer that follow one another, as a checkpoint holds them."""
 
@@ -170,6 +202,7 @@ class WeightPacking(Protocol):
         gate_up: Sequence[WeightPart],
         down: Sequence[WeightPart],
         activation: ExpertActivation = "silu",
+        biases: ExpertBiases | None = None,
     ) -> ExpertWeights:
         """The experts of one layer for `Operations.mixture_of_experts`, as `pack`. If parts of a
         side (a backend may ask it of both) differ in their format, all of them count as floating.

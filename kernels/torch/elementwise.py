@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels.interface.operations import LEAST_LENGTH, Activation
+from kernels.interface.weights import SWIGLU_ALPHA, SWIGLU_LIMIT
 
 
 def rms_norm(x_TE: torch.Tensor, weight_E: torch.Tensor, eps: float) -> torch.Tensor:
@@ -70,3 +71,12 @@ def gelu_tanh_and_mul(gate_up_TF2: torch.Tensor) -> torch.Tensor:
     """See `Operations.gelu_tanh_and_mul`."""
     gate_TF, up_TF = gate_up_TF2.chunk(2, dim=-1)
     return F.gelu(gate_TF, approximate="tanh").mul_(up_TF)
+
+
+def swiglu_oai(gate_up_TF2: torch.Tensor) -> torch.Tensor:
+    """gpt-oss's activation of experts, see `ExpertActivation`: [T, 2F] -> [T, F]. Consumes its
+    argument."""
+    gate_TF, up_TF = gate_up_TF2.chunk(2, dim=-1)
+    gate_TF.clamp_(max=SWIGLU_LIMIT)
+    up_TF.clamp_(-SWIGLU_LIMIT, SWIGLU_LIMIT)
+    return (gate_TF * torch.sigmoid(gate_TF * SWIGLU_ALPHA)).mul_(up_TF + 1)

@@ -41,6 +41,16 @@ def _gated(row_ptr, column_F, is_inside_F, F: tl.constexpr, IS_GELU: tl.constexp
 
 
 @triton.jit
+def gated_expert(gate, up, CLAMPED: tl.constexpr):
+    """silu(gate) * up in float32; CLAMPED: swiglu_oai of `ExpertActivation` in its place."""
+    if CLAMPED:
+        gate = tl.minimum(gate, 7.0)
+        up = tl.minimum(tl.maximum(up, -7.0), 7.0)
+        return gate / (1.0 + tl.exp(-1.702 * gate)) * (up + 1.0)
+    return gate / (1.0 + tl.exp(-gate)) * up
+
+
+@triton.jit
 def activation_kernel(
     gate_up_ptr,  # [T, 2F]
     out_ptr,  # [T, F]

@@ -9,6 +9,7 @@ from transformers import (
     DeepseekV2Config,
     DeepseekV3Config,
     Ernie4_5_MoeConfig,
+    GptOssConfig,
     Lfm2MoeConfig,
     MixtralConfig,
     Qwen3MoeConfig,
@@ -16,6 +17,7 @@ from transformers import (
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2TopkRouter
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 from transformers.models.ernie4_5_moe.modeling_ernie4_5_moe import Ernie4_5_MoeTopKRouter
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 from transformers.models.lfm2_moe.modeling_lfm2_moe import Lfm2MoeTopKRouter
 from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
@@ -36,6 +38,13 @@ def make_layer(num_tokens, num_experts, width=36, features=22):
         torch.randn(num_experts, 2 * features, width) / width**0.5,
         torch.randn(num_experts, width, features) / features**0.5,
     )
+
+
+def make_gpt_oss(num_tokens, num_experts, width=36, features=22):
+    """A layer and its biases; some gates and ups lie beyond the limits."""
+    x, logits, gate_up, down = make_layer(num_tokens, num_experts, width, features)
+    biases = torch.randn(num_experts, 2 * features), torch.randn(num_experts, width)
+    return x * 5, logits, gate_up, down, "swiglu_oai", biases
 
 
 def run(x, logits, gate_up, down, **options):
@@ -132,6 +141,23 @@ def test_experts_without_a_gate_are_squares_of_relu(name):
     out = OPS.mixture_of_experts(x, logits, OPS.prepare_experts(up, down, "relu2"), routing)
     expected = products(x, up, down, *choose_experts(logits, routing))
     torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_gpt_oss_experts_are_those_of_transformers():
+    x, logits, gate_up, down, activation, biases = make_gpt_oss(50, 6)
+    config = GptOssConfig(hidden_size=36, intermediate_size=22, num_local_experts=6)
+    module = GptOssExperts(config)
+    both = torch.stack(gate_up.chunk(2, dim=1), dim=2).flatten(1, 2)  # gate 0, up 0, gate 1, ...
+    module.gate_up_proj.copy_(both.transpose(1, 2))
+    module.gate_up_proj_bias.copy_(torch.stack(biases[0].chunk(2, dim=1), dim=2).flatten(1))
+    module.down_proj.copy_(down.transpose(1, 2))
+    module.down_proj_bias.copy_(biases[1])
+    routing = ExpertRouting(top_k=3, renormalise=True)
+    prepared = OPS.prepare_experts(gate_up, down, activation, biases)
+    out = OPS.mixture_of_experts(x, logits, prepared, routing)
+    ids, weights = choose_experts(logits, routing)
+    torch.testing.assert_close(out, module(x, ids, weights), atol=1e-4, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -162,17 +162,18 @@ def unstack(
     name: str, tensor: GgufTensor, data: torch.Tensor
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Each expert of a stack, dequantised when its turn comes: a layer's stack may be gigabytes.
-    Raises BrokenModelFile: not three dimensions.
+    Raises BrokenModelFile: not three dimensions, of biases two.
 
     Args:
         name: with {} where the expert's number belongs.
-        tensor: [X, rows, columns].
+        tensor: [X, rows, columns]; of biases [X, rows].
         data: uint8, its bytes; those of an expert lie together.
     """
-    if len(tensor.shape) != 3:
+    num_dimensions = 2 if name.endswith(".bias") else 3
+    if len(tensor.shape) != num_dimensions:
         raise BrokenModelFile(
-            f"tensor {tensor.name!r} has shape {list(tensor.shape)}; experts are stacked in three "
-            f"dimensions: convert the model again"
+            f"tensor {tensor.name!r} has shape {list(tensor.shape)}; experts are stacked in "
+            f"{num_dimensions} dimensions: convert the model again"
         )
     num_experts, *shape = tensor.shape
     for expert, part in enumerate(data.view(num_experts, -1)):

@@ -25,7 +25,7 @@ from engine_core.models.layer_cache import (
 )
 from kernels.interface.weights import QuantisedTensor, WeightPart
 
-_EXPERT = re.compile(r".+\.experts\.(?P<number>\d+)\.\w+\.weight")
+_EXPERT = re.compile(r".+\.experts\.(?P<number>\d+)\.\w+\.(?:weight|bias)")
 _LAYER = re.compile(r"model\.layers\.(?P<layer>\d+)\.(?P<part>\w+)\.(?P<rest>.+)")
 _GATE_AND_UP = frozenset({"gate_proj", "up_proj", "w1", "w3"})
 _DOWN = frozenset({"down_proj", "w2"})
@@ -130,7 +130,10 @@ class Sharding:
         Raises ModelWeightsError: the tensor is not as large as the config says."""
         cut = self.cut(name)
         if cut is None:
-            is_summed = name.endswith((".o_proj.bias", ".down_proj.bias", ".out_proj.bias"))
+            is_whole = self._experts is not None and _EXPERT.fullmatch(name)
+            is_summed = not is_whole and name.endswith(
+                (".o_proj.bias", ".down_proj.bias", ".out_proj.bias")
+            )
             if is_summed and self._parallel.tp_rank and isinstance(part, torch.Tensor):
                 return torch.zeros_like(part)  # each rank's product is added: the bias once
             return part
@@ -202,7 +205,7 @@ def _rows_of_attention(keys: PagedKeys, num_query_heads: int) -> SharedRows:
         "v_proj": HeadRows(keys.num_kv_heads, keys.value_size),
     }
     each = {f"{name}.{kind}": (heads,) for name, heads in rows.items() for kind in _KINDS}
-    return {**each, "o_proj.weight": (outputs,)}
+    return {**each, "o_proj.weight": (outputs,), "sinks": (HeadRows(num_query_heads),)}
 
 
 def _kept(kept: LayerCache, recurrent: RecurrentConfig | None, size: int) -> LayerCache:

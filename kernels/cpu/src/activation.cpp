@@ -17,6 +17,11 @@ ec::GatedRows* ec::gated_rows(int64_t kind) {
                        : nullptr;
 }
 
+void ec::swiglu_oai(const float* gate, const float* up, int64_t stride, int64_t num_rows, int64_t size,
+                    float* out, int64_t out_stride) {
+    EC_CHOOSE(swiglu_oai_gated)(gate, up, stride, num_rows, size, out, out_stride);
+}
+
 const char* ec::gated_activation(const float* gate_up, float* out, int64_t num_rows, int64_t size,
                                  int kind, const InputRows* then) {
     const auto run = gated_rows(kind);

@@ -33,21 +33,37 @@ EC_INLINE vf relu(vf g) { return g < vf{} ? vf{} : g; }
 
 EC_INLINE vf relu2(vf g) { return relu(g) * relu(g); }
 
-#define EC_ROWS(activation)                                                                      \
-    [[maybe_unused]] static void activation##_gated(const float* gate, const float* up,          \
-                                                    int64_t stride, int64_t num_rows,            \
-                                                    int64_t size, float* out,                    \
-                                                    int64_t out_stride) {                        \
+EC_INLINE vf swiglu_oai(vf g, vf u) {
+    const vf limit = splat(7.0f), least = -limit;
+    g = g > limit ? limit : g;
+    u = u > limit ? limit : u < least ? least : u;
+    return (u + splat(1.0f)) * (g / (splat(1.0f) + exp_of(splat(-1.702f) * g)));
+}
+
+// Of a register of gates `g` and one of ups `u`.
+#define EC_GATED(name, both)                                                                     \
+    [[maybe_unused]] static void name(const float* gate, const float* up, int64_t stride,        \
+                                      int64_t num_rows, int64_t size, float* out,                \
+                                      int64_t out_stride) {                                      \
         const int64_t whole = size / W * W;                                                      \
-        for (int64_t r = 0; r < num_rows; ++r)                                                   \
-            for (int64_t i = 0; i < whole; i += W)                                               \
-                store(out + r * out_stride + i,                                                  \
-                      activation(load(gate + r * stride + i)) * load(up + r * stride + i));      \
-        for (int64_t r = 0; whole < size && r < num_rows; ++r)                                   \
-            for (int64_t i = whole; i < size; ++i)                                               \
-                out[r * out_stride + i] =                                                        \
-                    activation(splat(gate[r * stride + i]))[0] * up[r * stride + i];             \
-    }                                                                                            \
+        for (int64_t r = 0; r < num_rows; ++r) {                                                 \
+            for (int64_t i = 0; i < whole; i += W) {                                             \
+                const vf g = load(gate + r * stride + i), u = load(up + r * stride + i);         \
+                store(out + r * out_stride + i, both);                                           \
+            }                                                                                    \
+        }                                                                                        \
+        for (int64_t r = 0; whole < size && r < num_rows; ++r) {                                 \
+            for (int64_t i = whole; i < size; ++i) {                                             \
+                const vf g = splat(gate[r * stride + i]), u = splat(up[r * stride + i]);         \
+                out[r * out_stride + i] = (both)[0];                                             \
+            }                                                                                    \
+        }                                                                                        \
+    }
+
+EC_GATED(swiglu_oai_gated, swiglu_oai(g, u))
+
+#define EC_ROWS(activation)                                                                      \
+    EC_GATED(activation##_gated, activation(g) * u)                                              \
     static void activation##_row(float* x, int64_t size) {                                       \
         int64_t i = 0;                                                                           \
         for (; i + W <= size; i += W) store(x + i, activation(load(x + i)));                     \
@@ -60,3 +76,4 @@ EC_ROWS(gelu)
 EC_ROWS(relu)
 EC_ROWS(relu2)
 #undef EC_ROWS
+#undef EC_GATED

@@ -180,7 +180,7 @@ const char* check_layer(const ExpertLayer& l, int64_t num_rows, int64_t num_inpu
         return refuse("%ld of %ld groups of %ld experts, %ld a token", l.top_groups, groups,
                       l.num_experts, l.top_k);
     }
-    if (l.activation < 0 || l.activation > 1) return refuse("activation %ld", l.activation);
+    if (l.activation < 0 || l.activation > 2) return refuse("activation %ld", l.activation);
     for (int64_t i = 0; i < l.num_here; ++i) {
         const LinearWeight &gate_up = l.gate_up[i], &down = l.down[i];
         for (const LinearWeight* w : {&gate_up, &down})
@@ -261,6 +261,8 @@ EC_EXPORT const char* ec_experts(const ec::ExpertLayer* layer, const float* x, i
         float* gate_up = both + row * both_size;  // the result takes the place of gate
         if (l.activation == 0) {
             gated_activation(gate_up, gate_up, 1, features, 0, nullptr);
+        } else if (l.activation == 2) {
+            swiglu_oai(gate_up, gate_up + features, 0, 1, features, gate_up, 0);
         } else {
             constexpr int relu2 = 4;
             ec_activation(gate_up, 1, features, relu2);

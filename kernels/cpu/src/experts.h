@@ -17,10 +17,10 @@ struct ExpertLayer {
     int64_t by_sigmoid;   // 1: a score is a logit's sigmoid; 0: softmax of all
     int64_t num_groups, top_groups;  // a token's experts are of those, ranked by the sum of
     int64_t best_of_group;           // this many of their scores, 1 or 2
-    int64_t activation;              // 0: silu(gate) * up; 1: relu(up)^2, without a gate
+    int64_t activation;  // 0: silu(gate) * up; 1: relu(up)^2, without a gate; 2: swiglu_oai
     float epsilon, scale;            // the latter on weights
 
-    int64_t halves() const { return activation == 0 ? 2 : 1; }
+    int64_t halves() const { return activation == 1 ? 1 : 2; }
 };
 
 }  // namespace ec

@@ -10,7 +10,8 @@ import triton
 import triton.language as tl
 
 from kernels.interface.operations import ExpertRouting
-from kernels.interface.weights import ExpertActivation, check_experts
+from kernels.interface.weights import ExpertActivation, ExpertBiases, check_experts
+from kernels.triton.activation import gated_expert
 from kernels.triton.linear.expert_routing import (
     ExpertTiles,
     build_expert_tiles,
@@ -19,7 +20,7 @@ from kernels.triton.linear.expert_routing import (
     route,
     tile_of_program,
 )
-from kernels.triton.linear.quantised_experts import QuantisedExperts
+from kernels.triton.linear.quantised_experts import GATED, QuantisedExperts
 from kernels.triton.tensor_checks import FLOATS, check_tensor
 
 COMBINED_AT_ONCE = 1024
@@ -38,9 +39,10 @@ class TritonExpertWeights:
     gate_up_XNE: torch.Tensor
     down_XEF: torch.Tensor
     activation: ExpertActivation = "silu"
+    biases: ExpertBiases | None = None
 
     def __post_init__(self) -> None:
-        check_experts(self.gate_up_XNE.shape, self.down_XEF.shape, self.activation)
+        check_experts(self.gate_up_XNE.shape, self.down_XEF.shape, self.activation, self.biases)
 
     @property
     def num_experts(self) -> int:
@@ -48,15 +50,24 @@ class TritonExpertWeights:
 
     def multiply_gate_up(self, x_TE: torch.Tensor, tiles: ExpertTiles, top_k: int) -> torch.Tensor:
         return grouped_linear(
-            x_TE, self.gate_up_XNE, tiles, pairs_a_row=top_k, activation=self.activation
+            x_TE,
+            self.gate_up_XNE,
+            tiles,
+            pairs_a_row=top_k,
+            activation=self.activation,
+            bias_XN=None if self.biases is None else self.biases[0],
         )
 
     def multiply_down(self, h_PF: torch.Tensor, tiles: ExpertTiles) -> torch.Tensor:
-        return grouped_linear(h_PF, self.down_XEF, tiles)
+        bias_XE = None if self.biases is None else self.biases[1]
+        return grouped_linear(h_PF, self.down_XEF, tiles, bias_XN=bias_XE)
 
 
 def prepare_experts(
-    gate_up_XFE: torch.Tensor, down_XEF: torch.Tensor, activation: ExpertActivation = "silu"
+    gate_up_XFE: torch.Tensor,
+    down_XEF: torch.Tensor,
+    activation: ExpertActivation = "silu",
+    biases: ExpertBiases | None = None,
 ) -> TritonExpertWeights:
     """See `Operations.prepare_experts`. Contiguous tensors are kept, not copied."""
     if gate_up_XFE.dtype != down_XEF.dtype or down_XEF.dtype not in FLOATS:
@@ -64,7 +75,8 @@ def prepare_experts(
             f"gate_up weights are {gate_up_XFE.dtype} and down weights {down_XEF.dtype}; "
             f"give both in one of {FLOATS}"
         )
-    return TritonExpertWeights(gate_up_XFE.contiguous(), down_XEF.contiguous(), activation)
+    weights = gate_up_XFE.contiguous(), down_XEF.contiguous()
+    return TritonExpertWeights(*weights, activation, biases)
 
 
 def choose_tile_rows(num_tokens: int, top_k: int, num_experts: int, dtype: torch.dtype) -> int:
@@ -92,6 +104,7 @@ def invariant_tile_rows(dtype: torch.dtype) -> int:
 def grouped_product_kernel(
     a_ptr,  # [rows, K], rows `a_stride` apart; pair p reads row p // PAIRS_A_ROW
     w_ptr,  # [X, N, K], or [X, 2N, K] if GATED: gate's outputs, then up's
+    bias_ptr,  # [X, N], or [X, 2N]; unused without HAS_BIAS
     out_ptr,  # [P, N]
     sorted_ptr,  # int32 [P]
     tile_expert_ptr,  # int32 [L]
@@ -104,6 +117,8 @@ def grouped_product_kernel(
     PAIRS_A_ROW: tl.constexpr,
     GATED: tl.constexpr,
     SQUARED: tl.constexpr,
+    CLAMPED: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -138,8 +153,13 @@ def grouped_product_kernel(
                     w_mask = (n_N < N)[None, :] & (k_K < K - k)[:, None]
                     w_up = tl.load(w_KN + (N * K + k), mask=w_mask, other=0.0)
                 up_MN = tl.dot(a, w_up, up_MN, input_precision="ieee")
+        if HAS_BIAS:
+            bias_N = bias_ptr + expert * W_ROWS + n_N
+            acc_MN += tl.load(bias_N, mask=n_N < N, other=0.0).to(tl.float32)[None, :]
+            if GATED:
+                up_MN += tl.load(bias_N + N, mask=n_N < N, other=0.0).to(tl.float32)[None, :]
         if GATED:
-            acc_MN = acc_MN / (1.0 + tl.exp(-acc_MN)) * up_MN  # silu(gate) * up
+            acc_MN = gated_expert(acc_MN, up_MN, CLAMPED)
         if SQUARED:
             acc_MN = tl.maximum(acc_MN, 0.0) * acc_MN  # relu(up)^2
         out_MN = out_ptr + pair_M[:, None] * N + n_N[None, :]
@@ -213,6 +233,7 @@ def grouped_linear(
     *,
     pairs_a_row: int = 1,
     activation: ExpertActivation | None = None,
+    bias_XN: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Each pair's row times its expert's weights: `out[p] = W[expert of p] a[p // pairs_a_row]`.
 
@@ -230,7 +251,9 @@ def grouped_linear(
     check_tensor("expert weights", w_XNK, w_XNK.shape, a_RK.dtype, device)
     if tiles.tile_rows not in (16, 64, 128):
         raise ValueError(f"tile_rows is {tiles.tile_rows}; give 16, 64 or 128")
-    num_pairs, gated = check_pairs(a_RK, pairs_a_row, tiles), activation == "silu"
+    if bias_XN is not None:
+        check_tensor("biases", bias_XN, w_XNK.shape[:2], a_RK.dtype, device)
+    num_pairs, gated = check_pairs(a_RK, pairs_a_row, tiles), activation in GATED
     num_outputs = w_XNK.shape[1] // 2 if gated else w_XNK.shape[1]
     out_PN = torch.empty(num_pairs, num_outputs, dtype=a_RK.dtype, device=a_RK.device)
     max_tiles = tiles.tile_expert_L.numel()
@@ -240,6 +263,7 @@ def grouped_linear(
         grouped_product_kernel[(num_programs,)](
             a_RK,
             w_XNK,
+            bias_XN,
             out_PN,
             tiles.sorted_pairs_P,
             tiles.tile_expert_L,
@@ -252,6 +276,8 @@ def grouped_linear(
             PAIRS_A_ROW=pairs_a_row,
             GATED=gated,
             SQUARED=activation == "relu2",
+            CLAMPED=activation == "swiglu_oai",
+            HAS_BIAS=bias_XN is not None,
             **constants,
             **launch,
         )

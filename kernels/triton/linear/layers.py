@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from kernels.interface.operations import Activation, RoundedRows
 from kernels.interface.weights import (
     ExpertActivation,
+    ExpertBiases,
     ExpertWeights,
     LinearWeight,
     PackedFileError,
@@ -262,17 +263,18 @@ class TritonPacking:
         gate_up: Sequence[WeightPart],
         down: Sequence[WeightPart],
         activation: ExpertActivation = "silu",
+        biases: ExpertBiases | None = None,
     ) -> ExpertWeights:
         sides: list[QuantisedWeight | Float8Weight] = []
         for parts in (gate_up, down):
             kinds, weights = zip(*map(self._load, parts), strict=True)
             if len(set(kinds)) > 1 or kinds[0] == _FLOATING:
                 stacks = [self._stacked(each, len(down)) for each in (gate_up, down)]
-                return prepare_experts(stacks[0], stacks[1], activation)
+                return prepare_experts(stacks[0], stacks[1], activation, biases)
             weight = self._join(kinds[0], weights)
             assert not isinstance(weight, torch.Tensor)
             sides.append(weight)
-        return QuantisedExperts(len(down), sides[0], sides[1], activation)
+        return QuantisedExperts(len(down), sides[0], sides[1], activation, biases)
 
     def _stacked(self, parts: Sequence[WeightPart], num_experts: int) -> torch.Tensor:
         """[X, N, E], floating."""

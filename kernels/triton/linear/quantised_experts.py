@@ -9,7 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.interface.weights import ExpertActivation
+from kernels.interface.weights import ExpertActivation, ExpertBiases
+from kernels.triton.activation import gated_expert
 from kernels.triton.fp8_rounding import quantise_rows
 from kernels.triton.linear.expert_routing import (
     ExpertTiles,
@@ -23,6 +24,8 @@ from kernels.triton.linear.quantised_weights import QuantisedWeight
 from kernels.triton.tensor_checks import FLOATS, check_tensor
 
 ExpertStack = QuantisedWeight | Float8Weight
+GATED = ("silu", "swiglu_oai")
+"""Activations of experts with a gate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,7 @@ class QuantisedExperts:
     gate_up: ExpertStack
     down: ExpertStack
     activation: ExpertActivation = "silu"
+    biases: ExpertBiases | None = None
 
     def multiply_gate_up(self, x_TE: torch.Tensor, tiles: ExpertTiles, top_k: int) -> torch.Tensor:
         return grouped_quantised(
@@ -48,10 +52,12 @@ class QuantisedExperts:
             tiles,
             pairs_a_row=top_k,
             activation=self.activation,
+            bias_XN=None if self.biases is None else self.biases[0],
         )
 
     def multiply_down(self, h_PF: torch.Tensor, tiles: ExpertTiles) -> torch.Tensor:
-        return grouped_quantised(h_PF, self.down, self.num_experts, tiles)
+        bias_XE = None if self.biases is None else self.biases[1]
+        return grouped_quantised(h_PF, self.down, self.num_experts, tiles, bias_XN=bias_XE)
 
 
 @triton.jit
@@ -79,6 +85,7 @@ def grouped_quantised_kernel(
     w_ptr,  # [X * rows of an expert, J]: uint8 or int8; float8 [.., K] if FLOAT8
     scales_ptr,  # [X * rows of an expert, G]
     offsets_ptr,  # the same; unused without HAS_OFFSETS
+    bias_ptr,  # [X * rows of an expert]; unused without HAS_BIAS
     out_ptr,  # [P, N]
     sorted_ptr,  # int32 [P]
     tile_expert_ptr,  # int32 [L]
@@ -96,6 +103,8 @@ def grouped_quantised_kernel(
     PAIRS_A_ROW: tl.constexpr,
     GATED: tl.constexpr,
     SQUARED: tl.constexpr,
+    CLAMPED: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_J: tl.constexpr,
@@ -154,8 +163,12 @@ def grouped_quantised_kernel(
             acc_NM *= tl.load(scales_ptr + gate_N, mask=gate_N < ROWS)[:, None] * row_scale_M
             if GATED:
                 up_NM *= tl.load(scales_ptr + up_N, mask=up_N < ROWS)[:, None] * row_scale_M
+        if HAS_BIAS:
+            acc_NM += tl.load(bias_ptr + gate_N, mask=n_N < N, other=0.0).to(tl.float32)[:, None]
+            if GATED:
+                up_NM += tl.load(bias_ptr + up_N, mask=n_N < N, other=0.0).to(tl.float32)[:, None]
         if GATED:
-            acc_NM = acc_NM / (1.0 + tl.exp(-acc_NM)) * up_NM  # silu(gate) * up
+            acc_NM = gated_expert(acc_NM, up_NM, CLAMPED)
         if SQUARED:
             acc_NM = tl.maximum(acc_NM, 0.0) * acc_NM  # relu(up)^2
         out_NM = out_ptr + pair_M[None, :] * N + n_N[:, None]
@@ -171,6 +184,7 @@ def grouped_quantised(
     *,
     pairs_a_row: int = 1,
     activation: ExpertActivation | None = None,
+    bias_XN: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """As `moe_linear.grouped_linear`, with weights rounded to the dtype of a, or of float8 with a
     rounded to float8 as `fp8_linear.quantise_rows` does.
@@ -186,6 +200,9 @@ def grouped_quantised(
     constants, launch = grouped_configuration(
         weight, num_experts, tiles.tile_rows, a_RK.dtype, activation
     )
+    constants["HAS_BIAS"] = bias_XN is not None
+    if bias_XN is not None:
+        check_tensor("biases", bias_XN, bias_XN.shape, a_RK.dtype, device)
     num_outputs = constants["N"]
     out_PN = torch.empty(num_pairs, num_outputs, dtype=a_RK.dtype, device=device)
     max_tiles = tiles.tile_expert_L.numel()
@@ -203,6 +220,7 @@ def grouped_quantised(
         codes,
         weight.scales_NG,
         offsets_NG,
+        bias_XN,
         out_PN,
         tiles.sorted_pairs_P,
         tiles.tile_expert_L,
@@ -235,10 +253,12 @@ def grouped_configuration(
     many = tile_rows > 64
     constants = of_weight | {
         "ROWS": weight.num_outputs,
-        "N": weight.num_outputs // num_experts // (2 if activation == "silu" else 1),
+        "N": weight.num_outputs // num_experts // (2 if activation in GATED else 1),
         "FLOAT8": is_float8,
-        "GATED": activation == "silu",
+        "GATED": activation in GATED,
         "SQUARED": activation == "relu2",
+        "CLAMPED": activation == "swiglu_oai",
+        "HAS_BIAS": False,
         "BLOCK_M": tile_rows,
         "BLOCK_N": BLOCK_N,
         "BLOCK_J": BLOCK_K if is_float8 else BLOCK_J,

@@ -14,6 +14,7 @@ _ARCHITECTURES = {
     **dict.fromkeys(("mistral", "mixtral"), "llama"),
     "gemma3_text": "gemma3",
     "gemma4_text": "gemma4",
+    "gpt_oss": "gpt-oss",
     "ministral3": "mistral3",
     "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe",

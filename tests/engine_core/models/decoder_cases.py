@@ -112,6 +112,12 @@ def olmoe(num_experts, top_k, **options):
     )
 
 
+def gpt_oss(num_experts, top_k, **options):
+    shape = {**SHAPE, "num_hidden_layers": 4, "head_dim": 8, "sliding_window": 7}
+    sizes = {"num_local_experts": num_experts, "num_experts_per_tok": top_k}
+    return transformers.GptOssConfig(**{**shape, **sizes, **options})
+
+
 DENSE = {
     "llama": llama(),
     "llama tied": llama(tie_word_embeddings=True),
@@ -242,6 +248,14 @@ EXPERTS = {
         4, 2, use_sliding_window=True, sliding_window=5, max_window_layers=2
     ),
     "olmoe 2 of 3, renormalised, biases": olmoe(3, 2, norm_topk_prob=True, attention_bias=True),
+    "gpt_oss 2 of 4": gpt_oss(4, 2),
+    "gpt_oss 1 of 3, full first, tied": gpt_oss(
+        3,
+        1,
+        layer_types=["full_attention", "sliding_attention"] * 2,
+        rope_parameters={**YARN_ROPE, "truncate": False},
+        tie_word_embeddings=True,
+    ),
 }
 CONFIGS = DENSE | EXPERTS
 
@@ -255,7 +269,7 @@ def random_model(config):
         if name.endswith("layer_scalar"):
             buffer.uniform_(0.5, 1.5)
     for name, parameter in model.named_parameters():
-        if name.endswith("bias") or "norm" in name:  # they begin as 0 or 1
+        if name.endswith(("bias", "sinks")) or "norm" in name:  # they begin as 0 or 1
             torch.nn.init.normal_(parameter, mean=parameter.mean().item(), std=0.3)
         elif name.endswith("mlp.gate.weight"):  # Qwen's begin as 0: every expert alike
             torch.nn.init.normal_(parameter, std=0.3)

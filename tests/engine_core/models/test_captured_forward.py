@@ -57,6 +57,9 @@ DECODERS = {
     "phi3": transformers.Phi3Config(**SHAPE, pad_token_id=0),
     "olmo2": transformers.Olmo2Config(**SHAPE),
     "olmoe": transformers.OlmoeConfig(**SHAPE, num_experts=5, num_experts_per_tok=2),
+    "gpt_oss": transformers.GptOssConfig(
+        **SHAPE, num_local_experts=5, num_experts_per_tok=2, sliding_window=6
+    ),
     "granite": transformers.GraniteConfig(**SHAPE, residual_multiplier=0.22, logits_scaling=8.0),
     "arcee": transformers.ArceeConfig(**SHAPE),
     "qwen3_5_text": QWEN_HYBRIDS["qwen3.5"],

@@ -40,7 +40,17 @@ _SIZES = (
 @pytest.mark.parametrize(
     "family",
     [
-        *("Arcee", "Granite", "Ministral3", "Olmo2", "Olmoe", "Phi3", "Qwen2Moe", "SmolLM3"),
+        *(
+            "Arcee",
+            "GptOss",
+            "Granite",
+            "Ministral3",
+            "Olmo2",
+            "Olmoe",
+            "Phi3",
+            "Qwen2Moe",
+            "SmolLM3",
+        ),
         *(
             "MiniMax",
             "MiniCPM3",

@@ -489,17 +489,21 @@ def expert_products() -> Iterator[KernelVariant]:
     """Of Qwen3-30B-A3B (E 2048, F 768) in each dtype; combination, with weights as they are and
     rounded."""
     kinds = [(dtype, rows) for dtype in (BF16, FP16) for rows in (16, 64, 128)]
-    for (dtype, tile_rows), gated in itertools.product([*kinds, (FP32, 16)], (True, False)):
+    kinds += [(FP32, 16)]
+    plain = [(*kind, gated, False) for kind in kinds for gated in (True, False)]
+    for dtype, tile_rows, gated, biased in [*plain, (BF16, 64, True, True)]:
         num_outputs, num_inputs = (768, 2048) if gated else (2048, 768)
         constants, launch = moe_linear.configuration(tile_rows, dtype, gated)
         yield KernelVariant(
-            name=f"{'gate_up' if gated else 'down'} {_name(dtype)} tiles of {tile_rows}",
+            name=f"{'gate_up' if gated else 'down'} {_name(dtype)} tiles of {tile_rows}"
+            f"{', biases' * biased}",
             kernel=moe_linear.grouped_product_kernel,
             arguments=_pointers(INT32, "sorted tile_expert tile_start tile_stop")
             | _pointers(dtype, "a w out")
+            | {"bias_ptr": dtype if biased else None}
             | {"max_tiles": 152, "a_stride": num_inputs},
             constants={"N": num_outputs, "K": num_inputs, "PAIRS_A_ROW": 8 if gated else 1}
-            | {"GATED": gated, "SQUARED": not gated}
+            | {"GATED": gated, "SQUARED": not gated, "CLAMPED": biased, "HAS_BIAS": biased}
             | constants,
             needs_wgmma=tile_rows >= 64,
             **launch,
@@ -543,6 +547,7 @@ def quantised_experts() -> Iterator[KernelVariant]:
                 )
                 pointers = {"a_ptr": BF16, "a_scale_ptr": None, "w_ptr": packed["packed_ptr"]}
                 pointers |= {"scales_ptr": scales, "offsets_ptr": scales if has_offsets else None}
+            pointers["bias_ptr"] = None
             constants, launch = moe_quantised.grouped_configuration(
                 weight, 128, tile_rows, BF16, "silu" if gated else None
             )

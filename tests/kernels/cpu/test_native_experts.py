@@ -12,7 +12,7 @@ from kernels.torch.operations import TorchOperations
 from tests.kernels.cpu.instruction_sets import covering_sets
 from tests.kernels.cpu.test_packing import unread, unreadable
 from tests.kernels.gguf_parts import random_blocks
-from tests.kernels.test_experts import ROUTERS, make_layer, plain, routing_of
+from tests.kernels.test_experts import ROUTERS, make_gpt_oss, make_layer, plain, routing_of
 
 FLOATS = ("float32", "bfloat16", "int8", "int4")
 
@@ -41,6 +41,16 @@ def test_every_way_to_choose_is_that_of_torch(library, isa, name, activation):
         for ops in (CpuOperations(library), TorchOperations())
     )
     torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
+
+
+def test_experts_of_gpt_oss_are_those_of_torch(library, isa):
+    x, logits, *weights = make_gpt_oss(70, 12)
+    routing = ExpertRouting(top_k=3, renormalise=True)
+    mine, theirs = (
+        ops.mixture_of_experts(x, logits, ops.prepare_experts(*weights), routing)
+        for ops in (CpuOperations(library), TorchOperations())
+    )
+    torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-5)
 
 
 @pytest.mark.parametrize("weights", FLOATS)

@@ -15,6 +15,7 @@ from kernels.triton.linear.experts import (
     mixture_of_experts,
     prepare_experts,
 )
+from tests.kernels.test_experts import make_gpt_oss
 
 
 @pytest.fixture(autouse=True)
@@ -47,10 +48,16 @@ def run(x, logits, *weights, tile_rows=None, batch_invariant=False, **options):
     return mixture_of_experts(x, logits, experts, routing, tile_rows=tile_rows)
 
 
+def on_host(given):
+    if isinstance(given, tuple):
+        return tuple(map(on_host, given))
+    return given.cpu() if isinstance(given, torch.Tensor) else given
+
+
 def run_torch(x, logits, *weights, **options):
     routing = ExpertRouting(**{"top_k": 2, "renormalise": True, **options})
     with torch.device("cpu"):
-        weights = [each.cpu() if isinstance(each, torch.Tensor) else each for each in weights]
+        weights = [on_host(each) for each in weights]
         experts = torch_experts.prepare_experts(*weights)
         result = torch_experts.mixture_of_experts(x.cpu(), logits.cpu(), experts, routing)
     return result.to(x.device)
@@ -66,6 +73,11 @@ def test_experts_without_a_gate_are_those_of_torch():
     x, logits, gate_up, down = make_layer(17, 5)
     weights = gate_up[:, :24].contiguous(), down
     assert_near(run(x, logits, *weights, "relu2"), run_torch(x, logits, *weights, "relu2"))
+
+
+def test_experts_of_gpt_oss_are_those_of_torch():
+    layer = make_gpt_oss(17, 5)
+    torch.testing.assert_close(run(*layer), run_torch(*layer), atol=1e-4, rtol=1e-5)
 
 
 @pytest.mark.parametrize("batch_invariant", [False, True])
