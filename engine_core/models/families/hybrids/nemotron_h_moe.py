@@ -1,4 +1,4 @@
-"""Nemotron-H's files by llama.cpp where layers have experts; its folders: see `nemotron_h`."""
+"""Nemotron 3 (Nemotron-H with experts): llama.cpp's files of it; folders are `nemotron_h`'s."""
 
 from dataclasses import replace
 

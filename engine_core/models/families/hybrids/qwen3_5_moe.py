@@ -1,4 +1,4 @@
-"""Qwen 3.5 and 3.6 with experts, and one that all tokens go through, in every layer."""
+"""Qwen 3.5 and 3.6 with experts: also one that all tokens go through, in every layer."""
 
 from engine_core.models.config import ModelConfig
 from engine_core.models.config_fields import ConfigFields

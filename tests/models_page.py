@@ -1,0 +1,71 @@
+"""Writes docs/models.md from the files of the families: `python tests/models_page.py`."""
+
+import importlib
+import pkgutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from engine_core.models import text_part
+from engine_core.models.families import dense, encoders, experts, hybrids
+
+PAGE = Path(__file__).parents[1] / "docs" / "models.md"
+_NOT_RUN = "[untried](gpu.md#layers-with-a-state)"
+_GPU = {
+    "dense": "yes",
+    "experts": "yes",
+    "hybrids": _NOT_RUN,
+    **dict.fromkeys(("minicpm3", "deepseek_v2", "deepseek_v3", "kimi_linear"), "no"),
+    "gemma4": "no: heads above 256",
+}
+_HEAD = """\
+# Models
+What runs in this engine's own code: prefix cache, drafts, adapters, quantised weights, answers
+equal in every batch. Written by `tests/models_page.py` from the families' files; each family's tiny
+random model is compared with transformers in `tests/engine_core/models`. An adapter, ranks or a
+device that a family does not take is refused at start, by name.
+
+The text of a checkpoint with images or sounds is read whatever the wrapper; the encoders that run
+are in [multimodal.md](multimodal.md). Texts that a config.json does not name are known of: """
+_REST = """
+## Everything else
+Other decoder-only models of transformers run through its modelling code over this engine's paged
+attention, on a CPU (OPT, GPT-2, Phi, Falcon ...); slower, and without ranks. Encoder-decoder models:
+[encoder_decoder.md](encoder_decoder.md). Refused by name: Mamba-1 (Jamba), attention in chunks
+(Llama 4), keys chosen by an indexer (DeepSeek V3.2, GLM-5).
+"""
+
+
+def rows(folder) -> Iterator[str]:
+    """A row for each file of a folder of families."""
+    for module in pkgutil.iter_modules(folder.__path__):
+        found = importlib.import_module(f"{folder.__name__}.{module.name}")
+        name, _, what = found.__doc__.partition("\n\n")[0].replace("\n", " ").partition(": ")
+        assert what, f"{module.name}: its docstring must begin with the family's name and a colon"
+        names = dict.fromkeys(f.names[0] for f in found.FAMILIES)
+        files = dict.fromkeys(f.gguf.architecture for f in found.FAMILIES if f.gguf)
+        kind = folder.__name__.rpartition(".")[2]
+        gpu = _GPU.get(module.name, _GPU.get(kind, "no"))
+        cells = (name, what, ", ".join(f"`{each}`" for each in names))
+        if folder is not encoders:
+            cells += (", ".join(f"`{each}`" for each in files) or "-", gpu)
+        yield "| " + " | ".join(cells) + " |"
+
+
+def page() -> str:
+    """The whole file."""
+    parts = [_HEAD + ", ".join(f"`{each}`" for each in sorted(text_part._TEXT_OF)) + ".\n"]
+    for folder, title in (
+        (dense, "Dense"),
+        (experts, "With experts"),
+        (hybrids, "With a state beside attention"),
+        (encoders, "Encoders (CPU)"),
+    ):
+        head = ["family", "what it is", "`architectures`", "GGUF", "GPU"]
+        head = head[:3] if folder is encoders else head
+        lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|", *rows(folder)]
+        parts.append(f"\n## {title}\n" + "\n".join(lines) + "\n")
+    return "".join(parts) + _REST
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
