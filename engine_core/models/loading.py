@@ -23,7 +23,7 @@ from engine_core.models.families.family import Family
 from engine_core.models.heads.eagle import EagleHead
 from engine_core.models.heads.eagle_config import read_eagle_config
 from engine_core.models.heads.head import DraftHead
-from engine_core.models.heads.mtp import MTP_PREFIX, MTPHead
+from engine_core.models.heads.mtp import MTP_PREFIX, MTPHead, draft_layers
 from engine_core.models.interface import Model
 from engine_core.models.interleaved_rows import taken_apart
 from engine_core.models.parallel.sharding import Sharding
@@ -91,6 +91,7 @@ def load_model(
         name,
         transfer.copy,
         drops_zero_biases=drops_zero_biases,
+        ignored=draft_layers(config),
         stage=model.stage,
         sharding=sharding,
         interleaved=model.config.interleaved if isinstance(model, Decoder) else (),
@@ -287,6 +288,7 @@ def _place(
     copy: CopyWeight,
     *,
     drops_zero_biases: bool,
+    ignored: tuple[str, ...] = (),
     stage: Stage | None = None,
     sharding: Sharding | None = None,
     interleaved: Sequence[InterleavedRows] = (),
@@ -297,7 +299,7 @@ def _place(
     unexpected: list[str] = []
     tensors = taken_apart(_as_published(tensors, family), interleaved)
     for file_name, tensor in multiplied(tensors, factors):
-        if file_name.startswith(family.ignored_prefixes or ("\0",)):
+        if file_name.startswith((*family.ignored_prefixes, *ignored)):
             continue
         target = _renamed(file_name, family)
         placement = pending.pop(target, None)

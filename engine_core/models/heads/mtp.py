@@ -1,8 +1,9 @@
 """The head for multi-token prediction that checkpoints of Qwen3-Next, 3.5 and 3.6 bring along: a
 layer of the model's own kind behind its last norm (DeepSeek-V3, arXiv:2412.19437, 2.2)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -18,6 +19,14 @@ from kernels.interface.operations import ForwardContext, Operations
 
 MTP_PREFIX = "mtp."
 """Names of the head's tensors in a checkpoint begin with it."""
+
+
+def draft_layers(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Prefixes of layers behind the model's own, which only draft (DeepSeek's MTP)."""
+    first, number = config.get("num_hidden_layers"), config.get("num_nextn_predict_layers") or 0
+    if not isinstance(first, int) or not isinstance(number, int):
+        return ()
+    return tuple(f"model.layers.{first + each}." for each in range(number))
 
 
 def mtp_config(target: ModelConfig) -> ModelConfig:

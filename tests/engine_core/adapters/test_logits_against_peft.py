@@ -18,6 +18,7 @@ from kernels.interface.weights import QuantisedTensor
 from kernels.torch import recurrence
 from kernels.triton.operations import TritonOperations
 from tests.engine_core.conftest import PagedRun
+from tests.engine_core.models.decoder_cases import deepseek_like
 from tests.engine_core.models.hybrid_cases import falcon_h1, granite, lfm3, minimax
 from tests.engine_core.models.latent_cases import minicpm3
 from tests.native_kernels import native_library_or_skip
@@ -205,6 +206,10 @@ def test_an_adapter_changes_columns_that_a_file_has_in_another_order(made, ops):
         (
             minimax(["linear_attention", "full_attention"]),
             ["qkv_proj", "output_gate", "q_proj", "o_proj"],
+        ),
+        (
+            deepseek_like(transformers.Glm4MoeConfig, initializer_range=0.1),
+            ["q_proj", "v_proj", "o_proj"],
         ),
         (minicpm3(initializer_range=0.1), ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"]),
     ],

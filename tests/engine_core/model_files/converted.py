@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-_PAIRED_ROWS = ("llama", "mistral3", "smollm3", "granite", "arcee")
+_PAIRED_ROWS = ("llama", "mistral3", "smollm3", "granite", "granitemoe", "arcee")
 """Architectures whose q and k the converter permutes."""
 _ARCHITECTURES = {
     **dict.fromkeys(("mistral", "mixtral"), "llama"),
@@ -18,7 +18,22 @@ _ARCHITECTURES = {
     "ministral3": "mistral3",
     "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe",
+    "minimax_m2": "minimax-m2",
+    "granitemoeshared": "granitemoe",
+    "solar_open": "glm4moe",
 }
+_DEEPSEEK_EXPERTS = ("glm4moe", "dots1", "minimax-m2", "afmoe")
+_EXPERT_KEYS = (
+    ("expert_feed_forward_length", "moe_intermediate_size"),
+    ("expert_shared_feed_forward_length", "shared_expert_intermediate_size"),
+    ("expert_shared_feed_forward_length", "shared_intermediate_size"),
+    ("expert_shared_count", "n_shared_experts", "num_shared_experts"),
+    ("expert_weights_scale", "routed_scaling_factor", "route_scale"),
+    ("leading_dense_block_count", "first_k_dense_replace", "num_dense_layers"),
+    ("expert_group_count", "n_group"),
+    ("expert_group_used_count", "topk_group"),
+)
+"""Keys, and the fields that they come from."""
 _PLUS_ONE = ("gemma3", "qwen35", "qwen35moe", "qwen3next")
 """Those whose norms are written with the one that a checkpoint leaves out."""
 
@@ -32,6 +47,11 @@ def converter_names(config: PreTrainedConfig) -> gguf.TensorNameMap:
         key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture_of(config)
     )
     return gguf.get_tensor_name_map(arch, config.num_hidden_layers)
+
+
+def rope_part(config: PreTrainedConfig) -> float:
+    """How much of a head turns."""
+    return float((config.rope_parameters or {}).get("partial_rotary_factor", 1.0))
 
 
 def permute(weights: np.ndarray, num_heads: int) -> np.ndarray:
@@ -60,17 +80,20 @@ def gguf_keys(config: PreTrainedConfig) -> dict[str, Any]:
         keys |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
     if arch in ("llama", "qwen3", "qwen3moe"):
         keys["rope.dimension_count"] = head_dim
-    if getattr(config, "num_experts", None):
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    if number := next((getattr(config, name) for name in names if hasattr(config, name)), None):
+        keys |= {"expert_count": number, "expert_used_count": config.num_experts_per_tok}
+    if arch in _DEEPSEEK_EXPERTS:
         keys |= {
-            "expert_count": config.num_experts,
-            "expert_used_count": config.num_experts_per_tok,
+            "expert_gating_func": 2,
+            "expert_weights_norm": getattr(config, "norm_topk_prob", True),
         }
-    for key, field in {
-        "expert_feed_forward_length": "moe_intermediate_size",
-        "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
-    }.items():
-        if getattr(config, field, None) is not None:
-            keys[key] = getattr(config, field)
+        part = rope_part(config)
+        keys["rope.dimension_count"] = int(head_dim * part)
+    for key, *names in _EXPERT_KEYS:
+        found = [getattr(config, name) for name in names if hasattr(config, name)]
+        if found and found[0]:
+            keys[key] = found[0]
     if arch == "phi3":
         part = config.rope_parameters["partial_rotary_factor"]
         keys["rope.dimension_count"] = int(head_dim * part)
@@ -78,7 +101,11 @@ def gguf_keys(config: PreTrainedConfig) -> dict[str, Any]:
         keys["rope.scaling.attn_factor"] = 1.125
     if arch == "mistral3":
         keys |= {"rope.scaling.yarn_log_multiplier": 1.0, "attention.temperature_scale": 0.3}
-    if arch == "granite":
+    if arch == "minimax-m2":
+        keys["expert_feed_forward_length"] = config.intermediate_size
+    if arch == "afmoe":
+        keys["attention.sliding_window"] = config.sliding_window
+    if arch.startswith("granite"):
         keys |= {
             "embedding_scale": config.embedding_multiplier,
             "residual_scale": config.residual_multiplier,
@@ -143,8 +170,18 @@ def gguf_tensors(config: PreTrainedConfig, state: dict[str, torch.Tensor]) -> di
         if name.endswith("experts.down_proj"):
             tensors[f"{layer}.ffn_down_exps.weight"] = values
             continue
+        if name.endswith("shared_mlp.input_linear.weight"):
+            for part, half in zip(("gate", "up"), np.split(values, 2), strict=True):
+                tensors[f"{layer}.ffn_{part}_shexp.weight"] = half
+            continue
         if name.endswith("shared_expert_gate.weight"):
             values = values[0]
+        name = name.replace("e_score_correction_bias", "e_score_correction.bias")
+        name = name.replace(".expert_bias", ".expert_bias.bias")
+        name = name.replace("block_sparse_moe.router", "block_sparse_moe.gate")
+        name = name.replace("shared_mlp.output_linear", "mlp.shared_expert.down_proj")
+        if arch == "minimax-m2":
+            name = name.replace(".mlp.", ".block_sparse_moe.")
         if arch in _PAIRED_ROWS and "q_proj" in name:
             values = permute(values, config.num_attention_heads)
         if arch in _PAIRED_ROWS and "k_proj" in name:

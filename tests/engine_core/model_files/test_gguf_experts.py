@@ -8,8 +8,13 @@ import numpy as np
 import pytest
 import torch
 from transformers import (
+    AfmoeConfig,
     AutoConfig,
     AutoModelForCausalLM,
+    Dots1Config,
+    Glm4MoeConfig,
+    GraniteMoeSharedConfig,
+    MiniMaxM2Config,
     MixtralConfig,
     OlmoeConfig,
     Qwen2MoeConfig,
@@ -57,6 +62,43 @@ CONFIGS = {
     ),
     "olmoe": OlmoeConfig(**SHAPE, num_experts=4, num_experts_per_tok=3),
 }
+_FEW = {"num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16}
+_DEEPSEEK = SHAPE | _FEW | {"n_routed_experts": 6, "n_shared_experts": 2, "pad_token_id": 0}
+_PART = {"rope_type": "default", "rope_theta": 1000.0, "partial_rotary_factor": 0.5}
+_FACTORS = {"embedding_multiplier": 12.0, "attention_multiplier": 0.3, "logits_scaling": 2.0}
+OTHERS = {
+    "glm4moe": Glm4MoeConfig(
+        **_DEEPSEEK | {"rope_parameters": _PART},
+        n_group=3,
+        topk_group=2,
+        routed_scaling_factor=2.5,
+        use_qk_norm=True,
+        attention_bias=True,
+    ),
+    "dots1": Dots1Config(
+        **_DEEPSEEK, norm_topk_prob=False, first_k_dense_replace=1, sliding_window=None
+    ),
+    "minimax-m2": MiniMaxM2Config(
+        **SHAPE | {"rope_parameters": _PART}, num_local_experts=6, num_experts_per_tok=2
+    ),
+    "granitemoe": GraniteMoeSharedConfig(
+        **{key: value for key, value in SHAPE.items() if key != "head_dim"},
+        **_FACTORS,
+        num_local_experts=6,
+        num_experts_per_tok=2,
+        shared_intermediate_size=48,
+    ),
+    "afmoe": AfmoeConfig(
+        **SHAPE | _FEW,
+        num_experts=6,
+        num_shared_experts=2,
+        num_dense_layers=1,
+        route_scale=2.5,
+        sliding_window=7,
+        mup_enabled=True,
+    ),
+}
+"""By the names of llama.cpp, as those above."""
 
 
 SIDES = ("gate_up_proj", "down_proj")
@@ -70,10 +112,12 @@ def keys_of(arch: str) -> dict[str, Any]:
 
 def random_model(arch: str) -> Any:
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(CONFIGS[arch], attn_implementation="eager").eval()
+    config = (CONFIGS | OTHERS)[arch]
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     model.set_experts_implementation("eager")
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.2)
+    biases = [each for name, each in model.named_buffers() if name.endswith("_bias")]
+    for tensor in (*model.parameters(), *biases):
+        torch.nn.init.normal_(tensor, std=0.2)
     return model
 
 
@@ -112,6 +156,16 @@ def test_config_and_logits_of_the_file_are_those_of_transformers(
     ):
         assert getattr(again, field, None) == getattr(CONFIGS[arch], field, None), field
     assert_logits_are_those_of(model, files, ops, paged_logits)
+
+
+@pytest.mark.parametrize("arch", OTHERS)
+@pytest.mark.parametrize("ops", ["torch"], indirect=True)
+def test_logits_of_other_mixtures_are_those_of_transformers(
+    arch, write_gguf, ops, paged_logits
+) -> None:
+    model, config = random_model(arch), OTHERS[arch]
+    path = write_gguf(gguf_keys(config), gguf_tensors(config, model.state_dict()))
+    assert_logits_are_those_of(model, open_model_files(str(path), report=print), ops, paged_logits)
 
 
 def quantised_stacks(write_gguf, arch="qwen3moe", gate_up="Q8_0", down="Q8_0"):

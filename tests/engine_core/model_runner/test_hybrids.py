@@ -57,6 +57,8 @@ def greedy(reference, prompt):
         ("qwen3.5, attention last, tied, biases", 23, "native", True),
         ("qwen3.5 with experts", 7, "native", False),
         ("qwen3-next, a dense layer", 23, "native", False),
+        ("glm4_moe, groups, biases, tied", 7, "native", True),
+        ("minimax_m2", 23, "native", False),
         ("minicpm3", 7, "native", False),
         ("minicpm3, whole queries, untied, YaRN", 23, "torch", True),
         ("gemma4 keys are values, untied, biases", 7, "native", True),

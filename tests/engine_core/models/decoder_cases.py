@@ -118,6 +118,19 @@ def gpt_oss(num_experts, top_k, **options):
     return transformers.GptOssConfig(**{**shape, **sizes, **options})
 
 
+def deepseek_like(kind, **options):
+    """Experts as DeepSeek-V3 has them, two of six for each token."""
+    shape = {**SHAPE, "head_dim": 8, "moe_intermediate_size": 22, "n_routed_experts": 6}
+    shape |= {"num_experts_per_tok": 2, "n_shared_experts": 2, "pad_token_id": 0}
+    return kind(**{**shape, "routed_scaling_factor": 2.5, **options})
+
+
+def granite_moe(kind, **options):
+    factors = {"embedding_multiplier": 12.0, "attention_multiplier": 0.3}
+    factors |= {"residual_multiplier": 0.22, "logits_scaling": 8.0}
+    return kind(**{**SHAPE, "num_local_experts": 4, **factors, **options})
+
+
 DENSE = {
     "llama": llama(),
     "llama tied": llama(tie_word_embeddings=True),
@@ -256,6 +269,49 @@ EXPERTS = {
         rope_parameters={**YARN_ROPE, "truncate": False},
         tie_word_embeddings=True,
     ),
+    "glm4_moe": deepseek_like(transformers.Glm4MoeConfig, use_qk_norm=True),
+    "glm4_moe, groups, biases, tied": deepseek_like(
+        transformers.Glm4MoeConfig,
+        n_group=3,
+        topk_group=2,
+        norm_topk_prob=False,
+        attention_bias=True,
+        tie_word_embeddings=True,
+        first_k_dense_replace=0,
+        n_shared_experts=1,
+    ),
+    "solar_open": deepseek_like(transformers.SolarOpenConfig),
+    "dots1": deepseek_like(transformers.Dots1Config, norm_topk_prob=True),
+    "dots1, windows, biases": deepseek_like(
+        transformers.Dots1Config,
+        sliding_window=5,
+        max_window_layers=1,
+        attention_bias=True,
+        first_k_dense_replace=2,
+    ),
+    "minimax_m2": transformers.MiniMaxM2Config(
+        **SHAPE,
+        head_dim=8,
+        num_local_experts=6,
+        num_experts_per_tok=2,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+    ),
+    "granitemoe": granite_moe(transformers.GraniteMoeConfig, tie_word_embeddings=True),
+    "granitemoeshared": granite_moe(
+        transformers.GraniteMoeSharedConfig, shared_intermediate_size=30, attention_bias=True
+    ),
+    "afmoe": transformers.AfmoeConfig(
+        **SHAPE,
+        head_dim=8,
+        moe_intermediate_size=22,
+        num_experts=6,
+        num_experts_per_tok=2,
+        num_shared_experts=1,
+        route_scale=2.5,
+        sliding_window=5,
+        global_attn_every_n_layers=2,
+        mup_enabled=True,
+    ),
 }
 CONFIGS = DENSE | EXPERTS
 
@@ -271,8 +327,11 @@ def random_model(config):
     for name, parameter in model.named_parameters():
         if name.endswith(("bias", "sinks")) or "norm" in name:  # they begin as 0 or 1
             torch.nn.init.normal_(parameter, mean=parameter.mean().item(), std=0.3)
-        elif name.endswith("mlp.gate.weight"):  # Qwen's begin as 0: every expert alike
+        elif name.endswith(("gate.weight", "router.weight")):  # most begin as 0: experts alike
             torch.nn.init.normal_(parameter, std=0.3)
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            torch.nn.init.normal_(buffer, std=0.3)
     return model.eval()
 
 

@@ -10,6 +10,7 @@ from engine_core.models.loading import load_dummy_model
 from engine_core.models.registry import find_family
 from kernels.cpu.captured_forward import CapturedForward
 from kernels.cpu.operations import CpuOperations
+from tests.engine_core.models.decoder_cases import EXPERTS
 from tests.engine_core.models.encoder_cases import CONFIGS as ENCODERS
 from tests.engine_core.models.hybrid_cases import CONFIGS as HYBRIDS
 from tests.engine_core.models.latent_cases import CONFIGS as LATENTS
@@ -79,6 +80,8 @@ DECODERS = {
     "deepseek_v2": LATENTS["deepseek-v2, lite"],
     "deepseek_v3": LATENTS["deepseek-v3, YaRN"],
     "glm4_moe_lite": LATENTS["glm-4.7-flash"],
+    **{name: EXPERTS[name] for name in ("glm4_moe", "solar_open", "dots1", "minimax_m2")},
+    **{name: EXPERTS[name] for name in ("granitemoe", "granitemoeshared", "afmoe")},
 }
 AXES = {"qwen2_vl": transformers.Qwen2VLConfig(text_config=TEXT)}
 NOT_CAPTURED = {
