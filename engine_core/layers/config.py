@@ -276,6 +276,19 @@ class LatentConfig:
     value_size: int
     pairs: bool
 
+    @property
+    def shared_rows(self) -> SharedRows:
+        """Rows of each tensor that ranks share; the latent is made by all of them."""
+        keys, turning, values = (
+            HeadRows(self.num_heads, size)
+            for size in (self.nope_size, self.rope_size, self.value_size)
+        )
+        return {
+            **dict.fromkeys(("q_proj.weight", "q_b_proj.weight"), (keys, turning)),
+            "k_b_proj.weight": (keys,),
+            **dict.fromkeys(("v_b_proj.weight", "o_proj.weight"), (values,)),
+        }
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShortConvolutionConfig:

@@ -8,6 +8,7 @@ from engine_core.layers.config import (
     Activation,
     ExpertConfig,
     InterleavedRows,
+    LatentConfig,
     PerLayerConfig,
     QueryScale,
     RecurrentConfig,
@@ -40,6 +41,7 @@ class ModelConfig:
         tied_head: the head is the embedding.
         block: what a layer is.
         recurrent: sizes of layers that keep a state, where ranks can share them.
+        latent: sizes of layers that keep latents.
         interleaved: products that checkpoints hold in one tensor, row by row.
         factors: numbers that weights are multiplied by; None: the file's have them in them, and
             they are not known.
@@ -68,6 +70,7 @@ class ModelConfig:
     query_scale: QueryScale | None = None
     can_be_shared: bool = True
     recurrent: RecurrentConfig | None = None
+    latent: LatentConfig | None = None
     interleaved: tuple[InterleavedRows, ...] = ()
     factors: tuple[WeightFactors, ...] | None = ()
     per_layer: PerLayerConfig | None = None

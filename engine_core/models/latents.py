@@ -52,7 +52,7 @@ def with_latents(config: ModelConfig, fields: ConfigFields, *, pairs: bool) -> M
         attention_scale=scale * score_factor(fields),
         block=LatentBlock(sizes),
         interleaved=_rows_of(sizes),
-        can_be_shared=False,
+        latent=sizes,
     )
 
 
@@ -85,8 +85,9 @@ class LatentBlock:
         from engine_core.layers.norm import RMSNorm
         from kernels.interface.operations import AttentionParams, RotaryParams
 
-        config, sizes = build.config, self.sizes
-        name, num_heads = f"model.layers.{layer}.self_attn", sizes.num_heads
+        config, num_heads = build.config, build.config.spec.num_query_heads
+        sizes = replace(self.sizes, num_heads=num_heads)  # of a rank its own
+        name = f"model.layers.{layer}.self_attn"
         scale = config.attention_scale
         assert scale is not None, "of latent attention it is not that of a key's size"
         normed = {"q_a_layernorm": sizes.query_rank, "kv_a_layernorm": sizes.rank}
@@ -107,6 +108,7 @@ class LatentBlock:
                 bias=False,
                 dtype=build.dtype,
                 ops=build.ops,
+                all_reduce=build.all_reduce("attention"),
             ),
             rotary=RotaryParams(
                 num_query_heads=num_heads,

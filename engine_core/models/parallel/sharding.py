@@ -17,6 +17,7 @@ from engine_core.models.config import ModelConfig
 from engine_core.models.errors import ModelConfigError, ModelWeightsError
 from engine_core.models.layer_cache import (
     KeysAndState,
+    Latent,
     LayerCache,
     NoCache,
     PagedKeys,
@@ -179,7 +180,10 @@ class Sharding:
             return None
         rows: SharedRows = {}
         kept = self._whole.spec.layers[int(found["layer"])]
-        if isinstance(kept, PagedKeys) and found["part"] == "self_attn":
+        if isinstance(kept, Latent) and found["part"] == "self_attn":
+            assert self._whole.latent is not None
+            rows = self._whole.latent.shared_rows
+        elif isinstance(kept, PagedKeys) and found["part"] == "self_attn":
             rows = _rows_of_attention(kept, self._whole.spec.num_query_heads)
         elif isinstance(kept, State | KeysAndState) and self._whole.recurrent is not None:
             rows = self._whole.recurrent.shared_rows

@@ -7,7 +7,7 @@ import transformers
 
 from tests.engine_core.distributed.rank_models import paged_logits
 from tests.engine_core.distributed.rank_processes import RankProcesses
-from tests.engine_core.models import hybrid_cases, qwen_hybrid_cases
+from tests.engine_core.models import hybrid_cases, latent_cases, qwen_hybrid_cases
 
 SHAPE = {
     "vocab_size": 131,
@@ -135,6 +135,8 @@ CASES = {
         3,
     ),
     "lfm2, biases": (hybrid_cases.lfm2([C, A, C], conv_bias=True), 3),
+    "deepseek-v2": (latent_cases.deepseek_v2(tie_word_embeddings=True), 3),
+    "glm-4.7-flash": (latent_cases.glm4_moe_lite(q_lora_rank=None), 2),
     "lfm3": (hybrid_cases.lfm3([C, A, "sliding_attention"]), 3),
 }
 
