@@ -15,7 +15,10 @@ class PublishedMTP(torch.nn.Module):
         self.fc = torch.nn.Linear(2 * size, size, bias=False)
         self.pre_fc_norm_embedding = norm(size, eps=config.rms_norm_eps)
         self.pre_fc_norm_hidden = norm(size, eps=config.rms_norm_eps)
-        layer = type(first)(config, config.layer_types.index("full_attention"))
+        kinds = getattr(config, "layer_types", None) or ["full_attention"]
+        self._of_layer = not hasattr(config, "layer_types")
+        last = len(target.model.layers) - 1 if self._of_layer else kinds.index("full_attention")
+        layer = type(first)(config, last)
         self.layers = torch.nn.ModuleList([layer])
         self.norm = norm(size, eps=config.rms_norm_eps)
         generator = torch.Generator().manual_seed(seed)
@@ -26,7 +29,25 @@ class PublishedMTP(torch.nn.Module):
     @property
     def tensors(self):
         """Of a checkpoint, beside the target's."""
-        return {f"mtp.{name}": tensor for name, tensor in self.state_dict().items()}
+        tensors = {f"mtp.{name}": tensor for name, tensor in self.state_dict().items()}
+        if not self._of_layer:
+            return tensors
+        behind = f"model.layers.{self._target[0].config.num_hidden_layers}"  # DeepSeek's names
+        names = {
+            "mtp.layers.0": behind,
+            "mtp.fc": f"{behind}.eh_proj",
+            "mtp.norm": f"{behind}.shared_head.norm",
+            "mtp.pre_fc_norm_embedding": f"{behind}.enorm",
+            "mtp.pre_fc_norm_hidden": f"{behind}.hnorm",
+        }
+        renamed = {
+            name.replace(ours, theirs, 1): tensor
+            for name, tensor in tensors.items()
+            for ours, theirs in names.items()
+            if name.startswith(f"{ours}.")
+        }
+        embedding = self._target[0].get_input_embeddings().weight.data
+        return renamed | {f"{behind}.embed_tokens.weight": embedding}
 
     def forward(self, next_token_ids, hidden):
         """Of each position [B, T]: the token behind it, and the target's state behind its last

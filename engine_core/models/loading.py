@@ -23,7 +23,7 @@ from engine_core.models.families.family import Family
 from engine_core.models.heads.eagle import EagleHead
 from engine_core.models.heads.eagle_config import read_eagle_config
 from engine_core.models.heads.head import DraftHead
-from engine_core.models.heads.mtp import MTP_PREFIX, MTPHead, draft_layers
+from engine_core.models.heads.mtp import MTPHead, draft_layers, mtp_tensors
 from engine_core.models.interface import Model
 from engine_core.models.interleaved_rows import taken_apart
 from engine_core.models.parallel.sharding import Sharding
@@ -164,13 +164,7 @@ def load_mtp_head(
     `tensors` are the target's, of which it takes its own. Other arguments and errors as of
     `load_model`."""
     _, family = find_family(config)
-    own = {
-        f"model.{name.removeprefix(MTP_PREFIX)}": tensor
-        for name, tensor in tensors
-        if name.startswith(MTP_PREFIX)
-    }
-    if not own:
-        raise ModelWeightsError(f"it has no tensors {MTP_PREFIX}*")
+    own = mtp_tensors(tensors, target.spec.num_layers)
     num_positions = min(max_model_len or target.spec.max_model_len, MAX_POSITIONS)
     head = MTPHead(target, dtype=dtype, ops=ops, num_positions=num_positions)
     family = replace(family, tensor_prefixes=(), ignored_prefixes=())

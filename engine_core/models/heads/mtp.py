@@ -1,7 +1,8 @@
-"""The head for multi-token prediction that checkpoints of Qwen3-Next, 3.5 and 3.6 bring along: a
-layer of the model's own kind behind its last norm (DeepSeek-V3, arXiv:2412.19437, 2.2)."""
+"""The head for multi-token prediction that checkpoints of Qwen3-Next, 3.5 and 3.6, DeepSeek V3 and
+GLM-4.7-Flash bring along: a layer of the model's own kind behind its last norm (arXiv:2412.19437,
+2.2)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,13 +13,41 @@ from engine_core.layers.parameters import Placements, merge
 from engine_core.models.blocks import Begun, BlockBuilder
 from engine_core.models.config import ModelConfig
 from engine_core.models.decoder import Decoder
-from engine_core.models.errors import UnsupportedArchitecture
+from engine_core.models.errors import ModelWeightsError, UnsupportedArchitecture
 from engine_core.models.heads.head import DraftHead
 from engine_core.models.layer_cache import PagedKeys
 from kernels.interface.operations import ForwardContext, Operations
+from kernels.interface.weights import WeightPart
 
-MTP_PREFIX = "mtp."
-"""Names of the head's tensors in a checkpoint begin with it."""
+_PREFIX = "mtp."
+_OF_LAYER = {
+    "enorm": "pre_fc_norm_embedding",
+    "hnorm": "pre_fc_norm_hidden",
+    "eh_proj": "fc",
+    "shared_head.norm": "norm",
+}
+"""Names of DeepSeek's, whose head is a layer behind the last one, to Qwen's."""
+_OF_TARGET = ("embed_tokens.", "shared_head.head.")
+
+
+def mtp_tensors(
+    tensors: Iterable[tuple[str, WeightPart]], num_layers: int
+) -> dict[str, WeightPart]:
+    """The head's tensors in the checkpoint of a model of so many layers, by its own names.
+    Raises ModelWeightsError: there are none."""
+    layer, own = f"model.layers.{num_layers}.", dict[str, WeightPart]()
+    for name, tensor in tensors:
+        if name.startswith(_PREFIX):
+            own[f"model.{name.removeprefix(_PREFIX)}"] = tensor
+        rest = name.removeprefix(layer)
+        if rest == name or rest.startswith(_OF_TARGET):
+            continue
+        part, _, kind = rest.rpartition(".")
+        renamed = f"{_OF_LAYER[part]}.{kind}" if part in _OF_LAYER else f"layers.0.{rest}"
+        own[f"model.{renamed}"] = tensor
+    if not own:
+        raise ModelWeightsError(f"it has no tensors {_PREFIX}* and no {layer}*")
+    return own
 
 
 def draft_layers(config: Mapping[str, Any]) -> tuple[str, ...]:

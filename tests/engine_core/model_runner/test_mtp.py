@@ -12,11 +12,16 @@ from engine_core.model_runner.config import DraftConfig
 from engine_core.model_runner.cpu.runner import CPUModelRunner
 from engine_core.models.loading import load_mtp_head
 from protocol.sampling import SamplingParams
+from tests.engine_core.models import latent_cases, qwen_hybrid_cases
 from tests.engine_core.models.decoder_cases import random_model
-from tests.engine_core.models.qwen_hybrid_cases import CONFIGS, reference_model, spread_out
+from tests.engine_core.models.qwen_hybrid_cases import CONFIGS, spread_out
 from tests.mtp_heads import PublishedMTP
 
-DENSE, EXPERTS = "qwen3.5", "qwen3.5 with experts"
+DENSE, EXPERTS, LATENTS = "qwen3.5", "qwen3.5 with experts", "deepseek-v3, YaRN"
+
+
+def reference_model(name):
+    return (qwen_hybrid_cases if name in CONFIGS else latent_cases).reference_model(name)
 
 
 @pytest.fixture
@@ -40,7 +45,7 @@ def make(ops):
 
 
 @pytest.mark.parametrize("memory", ["enough", "recompute", "swap"])
-@pytest.mark.parametrize(("name", "chunk"), [(DENSE, 7), (EXPERTS, 32)])
+@pytest.mark.parametrize(("name", "chunk"), [(DENSE, 7), (EXPERTS, 32), (LATENTS, 19)])
 @pytest.mark.parametrize("ops", ["native"], indirect=True)
 def test_drafts_are_those_of_the_published_formula(make, monkeypatch, name, chunk, memory):
     """Behind chunks, verified and rejected drafts, preemption and swaps; greedy."""
@@ -62,6 +67,7 @@ def test_drafts_are_those_of_the_published_formula(make, monkeypatch, name, chun
         (DENSE, "recompute", 7, "native"),
         (DENSE, "swap", 19, "native"),
         (EXPERTS, "recompute", 13, "native"),
+        (LATENTS, "swap", 7, "native"),
     ],
     indirect=["ops"],
 )

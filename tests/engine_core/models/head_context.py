@@ -2,8 +2,7 @@
 
 import torch
 
-from kernels.interface.operations import AttentionSpec, ForwardContext
-from tests.kernels.paged_steps import make_cache
+from kernels.interface.operations import AttentionSpec, ForwardContext, allocate_kv_cache
 
 
 def context_for(head, num_tokens, ops):
@@ -13,6 +12,7 @@ def context_for(head, num_tokens, ops):
         "num_query_heads": spec.num_query_heads,
         "num_kv_heads": keys.num_kv_heads,
         "head_size": keys.key_size,
+        "value_size": keys.value_size_in_keys,
     }
     num_blocks = -(-num_tokens // 4)
     planner = ops.make_attention_planner(
@@ -27,7 +27,7 @@ def context_for(head, num_tokens, ops):
             kv_dtype=torch.float32,
         )
     )
-    cache = make_cache(ops, 1 + num_blocks, 4, keys.num_kv_heads, keys.key_size, torch.float32)
+    cache = allocate_kv_cache(ops, 1 + num_blocks, keys.kv_shape(4, torch.float32))
     metadata = planner.plan(
         query_start_loc_R1=torch.tensor([0, num_tokens], dtype=torch.int32),
         seq_lens_R=torch.tensor([num_tokens], dtype=torch.int32),

@@ -44,6 +44,21 @@ EXPERTS = transformers.Qwen3MoeConfig(
     **SHAPE, num_experts=3, num_experts_per_tok=2, moe_intermediate_size=128, norm_topk_prob=True
 )
 
+LATENTS = transformers.DeepseekV3Config(
+    **{**SHAPE, "num_key_value_heads": 4, "head_dim": 32},
+    q_lora_rank=128,
+    kv_lora_rank=128,
+    qk_nope_head_dim=48,  # blocks of 128 rows begin in the midst of heads
+    qk_rope_head_dim=32,
+    v_head_dim=48,
+    n_routed_experts=4,
+    num_experts_per_tok=2,
+    moe_intermediate_size=128,
+    first_k_dense_replace=0,
+    n_group=1,
+    topk_group=1,
+)
+
 
 def reference_of(config):
     torch.manual_seed(0)
@@ -187,10 +202,10 @@ def test_experts_in_float8_give_the_logits_of_transformers(tmp_path, name):
     assert_as_transformers(model, reference, rounded, recipe, ops)
 
 
-@pytest.mark.parametrize("name", ["fp8 in blocks"])
-def test_experts_on_a_cpu_are_dequantised_too(tmp_path, ops, name):
-    reference = reference_of(EXPERTS)
-    rounded = write_float8(tmp_path, reference, RECIPES[name])
+@pytest.mark.parametrize("config", [EXPERTS, LATENTS], ids=["experts", "latents"])
+def test_experts_and_latents_on_a_cpu_are_dequantised_too(tmp_path, ops, config):
+    reference = reference_of(config)
+    rounded = write_float8(tmp_path, reference, RECIPES["fp8 in blocks"])
     alone = RECIPES["compressed-tensors, weights alone"]
     assert_as_transformers(load(tmp_path, ops), reference, rounded, alone, ops)
 

@@ -6,8 +6,9 @@ import torch
 
 from engine_core.models.errors import ModelWeightsError
 from engine_core.models.loading import load_model, load_mtp_head
+from tests.engine_core.models import latent_cases
 from tests.engine_core.models.head_context import context_for
-from tests.engine_core.models.qwen_hybrid_cases import reference_model
+from tests.engine_core.models.qwen_hybrid_cases import CONFIGS, reference_model
 from tests.mtp_heads import PublishedMTP
 
 T = 21
@@ -26,11 +27,13 @@ def load(reference, tensors, ops):
         "qwen3.5, attention last, tied, biases",
         "qwen3.5 with experts",
         "qwen3-next, a dense layer",
+        "deepseek-v3, YaRN",
+        "glm-4.7-flash",
     ],
 )
 @torch.inference_mode()
 def test_logits_and_states_are_those_of_the_published_formula(ops, name):
-    reference = reference_model(name)
+    reference = (reference_model if name in CONFIGS else latent_cases.reference_model)(name)
     published = PublishedMTP(reference)
     tensors = reference.state_dict() | published.tensors
     head, positions = load(reference, tensors, ops), torch.arange(T)
@@ -52,7 +55,7 @@ def test_logits_and_states_are_those_of_the_published_formula(ops, name):
 def test_a_checkpoint_without_the_head_or_with_another_is_refused(ops):
     reference = reference_model("qwen3.5")
     own, tensors = reference.state_dict(), PublishedMTP(reference).tensors
-    with pytest.raises(ModelWeightsError, match=r"it has no tensors mtp\.\*"):
+    with pytest.raises(ModelWeightsError, match=r"no tensors mtp\.\* and no model\.layers\.4\."):
         load(reference, own, ops)
     with pytest.raises(ModelWeightsError, match=r"of the head are missing: model\.fc\.weight"):
         load(reference, own | {name: tensors[name] for name in tensors if ".fc." not in name}, ops)

@@ -247,7 +247,7 @@ def test_a_models_own_head_is_loaded_and_its_layer_joins_those_with_keys(checkpo
 
 
 def test_a_checkpoint_without_a_head_of_its_own_is_refused(checkpoint):
-    message = r"mtp: .*checkpoint: it has no tensors mtp\.\*; use --speculative ngram"
+    message = r"mtp: .*checkpoint: it has no tensors mtp\.\* and no .*4\.\*; use --speculative ngram"
     with pytest.raises(ConfigurationError, match=message):
         checkpoint(False)
     with pytest.raises(ConfigurationError, match="--load-format dummy has none; omit it"):
