@@ -10,11 +10,10 @@ import torch
 from engine_core.adapters.errors import AdapterError
 from engine_core.adapters.gguf_file import read_gguf_adapter
 from engine_core.adapters.peft_folder import CONFIG, WEIGHTS, read_peft_adapter
-from engine_core.layers.config import InterleavedRows, WeightFactors
+from engine_core.layers.config import WeightFactors
 from engine_core.model_files import ModelFilesError
 from engine_core.models.decoder import Decoder
-from engine_core.models.interface import ModelSpec
-from engine_core.models.interleaved_rows import interleaved_in
+from engine_core.models.interface import ModelSpec, ProductsOf
 from engine_core.models.weight_factors import factors_of
 from kernels.interface.lora import LoRAPart
 
@@ -40,7 +39,7 @@ class AdapterTargets:
     by_name: Mapping[str, AdapterTarget]
     spec: ModelSpec
     has_experts: bool
-    interleaved: Sequence[InterleavedRows] = ()
+    products_of: ProductsOf
     factors: Sequence[WeightFactors] | None = ()
 
     @classmethod
@@ -50,8 +49,13 @@ class AdapterTargets:
             for index, linear in enumerate(model.linears)
             for part, (name, size) in enumerate(linear.parts)
         }
-        config = model.config
-        return cls(by_name, model.spec, model.has_experts, config.interleaved, config.factors)
+        return cls(
+            by_name,
+            model.spec,
+            model.has_experts,
+            model.products_of,
+            model.config.factors,
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -85,7 +89,7 @@ def read_adapter(path: Path, targets: AdapterTargets, *, max_rank: int | None) -
     except OSError as error:
         raise AdapterError(f"{path} cannot be read: {error.strerror}; check it") from error
     parts: dict[int, dict[int, LoRAPart]] = {}
-    for name, part in _taken_apart(found, targets.interleaved):
+    for name, part in _by_product(found, targets.products_of):
         target = targets.by_name.get(name)
         if target is None:
             raise AdapterError(_unknown(path, name, targets))
@@ -118,15 +122,14 @@ def _with_factors(
     return with_factors
 
 
-def _taken_apart(
-    found: Mapping[str, LoRAPart], interleaved: Sequence[InterleavedRows]
+def _by_product(
+    found: Mapping[str, LoRAPart], products_of: ProductsOf
 ) -> Iterator[tuple[str, LoRAPart]]:
-    """With a part for each product whose rows a checkpoint has in one tensor."""
+    """By the model's names of products: rows of B go the way of a checkpoint's weight."""
     for name, part in found.items():
-        num_rows = len(part.b_NR) if part.b_NR.dim() == 2 else 0
-        for product, rows_N in interleaved_in(name, interleaved, num_rows) or ((name, None),):
-            own = part if rows_N is None else LoRAPart(part.a_RE, part.b_NR[rows_N])
-            yield product, own
+        for product, b_NR in products_of(f"{name}.weight", part.b_NR):
+            assert isinstance(b_NR, torch.Tensor), "B is quantised"
+            yield product.removesuffix(".weight"), LoRAPart(part.a_RE, b_NR)
 
 
 def _unknown(path: Path, name: str, targets: AdapterTargets) -> str:

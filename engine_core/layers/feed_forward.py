@@ -264,7 +264,8 @@ class SharedFeedForward:
 
     @property
     def linears(self) -> list[FusedLinear]:
-        return [*self._routed.linears, *self._shared.linears]
+        gate = [] if self._gate is None else [self._gate]
+        return [*self._routed.linears, *self._shared.linears, *gate]
 
     def placements(self) -> Placements:
         parts = [self._routed.placements(), self._shared.placements()]

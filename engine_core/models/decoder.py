@@ -12,7 +12,7 @@ from engine_core.layers.linear import FusedLinear
 from engine_core.layers.parameters import Placements, merge
 from engine_core.layers.rotary import StepRotaryTable
 from engine_core.models.blocks import Begun, Block, BlockBuilder
-from engine_core.models.interface import Feature, Model, ModelSpec
+from engine_core.models.interface import Feature, Model, ModelSpec, ProductsOf
 from engine_core.models.parallel.passed_states import PassedStates
 from kernels.interface.operations import ForwardContext
 
@@ -24,14 +24,15 @@ def decoder_of(model: Model, feature: Feature) -> "Decoder":
 
 
 class Decoder:
-    """See the module; implements `engine_core.models.interface.Model`."""
+    """See the module; implements `engine_core.models.interface.Model`.
+    `products_of`: the way of its checkpoint's names."""
 
     supports: frozenset[Feature] = frozenset(get_args(Feature))
 
-    def __init__(self, build: BlockBuilder) -> None:
+    def __init__(self, build: BlockBuilder, products_of: ProductsOf) -> None:
         config, ops = build.config, build.ops
         self.stage = build.stage
-        self.config = config
+        self.config, self.products_of = config, products_of
         self.spec: ModelSpec = config.spec
         if config.per_layer is not None:
             self.supports -= {"prompt_embeds"}

@@ -42,7 +42,8 @@ class ExpertNaming:
             return
         match = _LAYER.fullmatch(name)
         part = None if match is None else _FUSED.get(match["rest"])
-        if match is None or part is None or tensor.ndim != _DIMENSIONS[part]:
+        is_odd = part == "shared" and len(tensor) % 2  # an adapter of another model
+        if match is None or part is None or tensor.ndim != _DIMENSIONS[part] or is_odd:
             yield name, tensor
             return
         if part == "shared":

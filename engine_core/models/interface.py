@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from kernels.interface.kv_cache import KVCache
     from kernels.interface.operations import ForwardContext, Operations
+    from kernels.interface.weights import WeightPart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +65,10 @@ class ModelSpec:
 Feature = Literal["adapters", "drafts", "prompt_embeds", "sleep", "stages"]
 """Adapters beside its products; its own first layers or hidden states for drafts; hidden states in
 place of tokens; weights that are given back and exchanged; a part of its layers."""
+
+
+ProductsOf = Callable[[str, "WeightPart"], Iterable[tuple[str, "WeightPart"]]]
+"""A tensor of a checkpoint, by its name there -> its rows by the model's names."""
 
 
 class Model(Protocol):

@@ -4,6 +4,7 @@ time, or are drawn at random, to measure speed where no weights are at hand."""
 import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from engine_core.models.interleaved_rows import taken_apart
 from engine_core.models.parallel.sharding import Sharding
 from engine_core.models.parallel.stages import Stage, split_layers
 from engine_core.models.registry import find_family, read_model_config
+from engine_core.models.tensor_names import as_products, as_published, renamed
 from engine_core.models.text_part import text_part, text_tensor
 from engine_core.models.weight_factors import multiplied
 from engine_core.models.weight_transfer import WeightTransfer
@@ -134,7 +136,7 @@ def load_eagle_head(
     `load_model`."""
     resolved = read_eagle_config(config, target.config)
     parts = dict(tensors)  # few: one layer's
-    names = frozenset(_renamed(name, _EAGLE) for name in parts)
+    names = frozenset(renamed(name, _EAGLE) for name in parts)
     width, combine = resolved.layer.spec.hidden_size, parts.get("fc.weight")
     is_first = combine is not None and tuple(combine.shape) == (width, 2 * width)
     if is_first and len(resolved.state_layers) != 2:
@@ -271,7 +273,8 @@ def _build(
         collectives=collectives,
         stage=split_layers(resolved, place.pp_size)[place.pp_rank],
     )
-    return name, family, Decoder(build), sharding
+    products_of = partial(as_products, family, resolved.interleaved)
+    return name, family, Decoder(build, products_of), sharding
 
 
 def _place(
@@ -291,11 +294,11 @@ def _place(
     """Hand every tensor to its place; what is left in `pending` did not come."""
     placed: set[str] = set()
     unexpected: list[str] = []
-    tensors = taken_apart(_as_published(tensors, family), interleaved)
+    tensors = taken_apart(as_published(tensors, family), interleaved)
     for file_name, tensor in multiplied(tensors, factors):
         if file_name.startswith((*family.ignored_prefixes, *ignored)):
             continue
-        target = _renamed(file_name, family)
+        target = renamed(file_name, family)
         placement = pending.pop(target, None)
         if placement is None:
             if target in placed:
@@ -345,27 +348,6 @@ def _of_text(
     for file_name, tensor in tensors:
         if (name := text_tensor(file_name)) is not None:
             yield name, outputs_first(name, tensor, hidden_size)
-
-
-def _as_published(
-    tensors: Iterable[tuple[str, WeightPart]], family: Family
-) -> Iterable[tuple[str, WeightPart]]:
-    """A checkpoint's tensors, with those of several experts taken apart."""
-    if family.experts is None:
-        return tensors
-    publish = family.experts.published
-    return (pair for name, tensor in tensors for pair in publish(name, tensor))
-
-
-def _renamed(file_name: str, family: Family) -> str:
-    for prefix, replacement in family.tensor_prefixes:
-        if file_name.startswith(prefix):
-            file_name = replacement + file_name.removeprefix(prefix)
-            break
-    for suffix, replacement in family.tensor_suffixes:
-        if file_name.endswith(suffix):
-            return file_name.removesuffix(suffix) + replacement
-    return file_name
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -33,6 +33,7 @@ TARGETS = AdapterTargets(
         max_model_len=9,
     ),
     has_experts=False,
+    products_of=lambda name, tensor: [(name, tensor)],
 )
 CONFIG = {"peft_type": "LORA", "r": 2, "lora_alpha": 6, "target_modules": ["q_proj"]}
 

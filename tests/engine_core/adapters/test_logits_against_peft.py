@@ -19,8 +19,18 @@ from kernels.torch import recurrence
 from kernels.triton.operations import TritonOperations
 from tests.engine_core.conftest import PagedRun
 from tests.engine_core.models.decoder_cases import deepseek_like
-from tests.engine_core.models.hybrid_cases import falcon_h1, granite, lfm3, minimax
+from tests.engine_core.models.hybrid_cases import (
+    bamba,
+    falcon_h1,
+    granite,
+    lfm2,
+    lfm2_moe,
+    lfm3,
+    minimax,
+    nemotron_h,
+)
 from tests.engine_core.models.latent_cases import minicpm3
+from tests.engine_core.models.qwen_hybrid_cases import qwen3_5_moe, qwen3_next
 from tests.native_kernels import native_library_or_skip
 
 peft = pytest.importorskip("peft")
@@ -197,6 +207,22 @@ def test_an_adapter_changes_columns_that_a_file_has_in_another_order(made, ops):
         (
             granite(["linear_attention", "full_attention"], num_local_experts=0),
             ["in_proj", "out_proj", "q_proj"],
+        ),
+        (
+            granite(["linear_attention", "full_attention"], num_local_experts=4),
+            ["in_proj", "v_proj", "shared_mlp.input_linear", "shared_mlp.output_linear"],
+        ),
+        (
+            nemotron_h(["mlp", "linear_attention", "full_attention"]),
+            ["in_proj", "q_proj", "o_proj", "up_proj", "down_proj"],
+        ),
+        (bamba(2, [1]), ["in_proj", "k_proj", "gate_proj", "up_proj", "down_proj"]),
+        (lfm2(["conv", "full_attention"]), "all-linear"),
+        (lfm2_moe(["conv", "full_attention"]), ["w1", "w2", "w3", "conv.in_proj", "out_proj"]),
+        (qwen3_5_moe(["linear_attention", "full_attention"]), "all-linear"),
+        (
+            qwen3_next(["linear_attention", "full_attention"]),
+            ["in_proj_qkvz", "in_proj_ba", "out_proj", "q_proj", "shared_expert_gate"],
         ),
         (  # of which PEFT takes no out_proj
             falcon_h1(1, key_multiplier=0.6, ssm_in_multiplier=1.3, ssm_multipliers=FACTORS),

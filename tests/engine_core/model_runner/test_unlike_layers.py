@@ -49,7 +49,8 @@ def model_of(ops):
         tied_head=True,
         block=lambda build, layer: build.block(layer, build.attention(layer, head_norms=True)),
     )
-    model = Decoder(BlockBuilder(config, dtype=torch.float32, ops=ops, num_positions=64))
+    build = BlockBuilder(config, dtype=torch.float32, ops=ops, num_positions=64)
+    model = Decoder(build, lambda name, tensor: [(name, tensor)])
     generator, weights = torch.Generator().manual_seed(0), {}
     for name, placement in sorted(model.placements().items()):
         if name not in model.optional_names:
