@@ -16,6 +16,7 @@ _GPU = {
     "hybrids": _NOT_RUN,
     **dict.fromkeys(("minicpm3", "deepseek_v2", "deepseek_v3", "kimi_linear"), "no"),
     "gemma4": "no: heads above 256",
+    "gemma3n": "no",
 }
 _HEAD = """\
 # Models

@@ -114,6 +114,22 @@ SharedRows = Mapping[str, tuple[HeadRows, ...]]
 `out_proj.weight` its columns. A rank has its share of heads, and one at least."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AltUpConfig:
+    """Residual streams of Gemma 3n, see `layers/altup.py`.
+
+    Attributes:
+        active: the stream that layers compute.
+        scales_corrected: whether that, corrected, is scaled where inputs of a layer are added.
+        laurel_rank: of LAuReL's two matrices.
+    """
+
+    num_streams: int
+    active: int
+    scales_corrected: bool
+    laurel_rank: int
+
+
 @dataclass(frozen=True, slots=True)
 class PerLayerConfig:
     """Embeddings per layer: columns of a layer, and tokens that the table has."""

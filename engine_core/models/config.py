@@ -15,7 +15,7 @@ from engine_core.layers.config import (
     RotaryConfig,
     WeightFactors,
 )
-from engine_core.models.interface import ModelSpec
+from engine_core.models.interface import Feature, ModelSpec
 
 BlockOf = Callable[[Any, int], Any]
 """A `blocks.BlockBuilder` makes with it the `blocks.Block` of a layer."""
@@ -46,6 +46,7 @@ class ModelConfig:
         factors: numbers that weights are multiplied by; None: the file's have them in them, and
             they are not known.
         per_layer: embeddings of which each layer has a part; None: there are none.
+        lacks: what of `Feature` it has not.
         unused: first parts of the names of tensors that a checkpoint may hold for nothing.
     """
 
@@ -74,4 +75,5 @@ class ModelConfig:
     interleaved: tuple[InterleavedRows, ...] = ()
     factors: tuple[WeightFactors, ...] | None = ()
     per_layer: PerLayerConfig | None = None
+    lacks: frozenset[Feature] = frozenset()
     unused: tuple[str, ...] = ()

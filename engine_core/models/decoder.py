@@ -34,8 +34,7 @@ class Decoder:
         self.stage = build.stage
         self.config, self.products_of = config, products_of
         self.spec: ModelSpec = config.spec
-        if config.per_layer is not None:
-            self.supports -= {"prompt_embeds"}
+        self.supports -= config.lacks
         self.has_experts = any(experts is not None for experts in config.experts)
         self.vocabulary = build.vocabulary()
         self._blocks: list[Block] = [config.block(build, layer) for layer in self.stage.layers]

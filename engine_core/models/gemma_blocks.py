@@ -85,12 +85,27 @@ class ScaledBlock(Block):
         return out_TE.mul_(self._scalar.tensor), residual_TE.mul_(self._scalar.tensor)
 
 
-_NORMS = (
+NORMS = (
     "input_layernorm",
     "post_attention_layernorm",
     "pre_feedforward_layernorm",
     "post_feedforward_layernorm",
 )
+
+
+def layer_input_adder(build: BlockBuilder, layer: int) -> LayerInputAdder:
+    """What the layer adds of its inputs, of a model with embeddings per layer."""
+    name, config = f"model.layers.{layer}", build.config
+    assert config.per_layer is not None
+    return LayerInputAdder(
+        name,
+        config.per_layer.size,
+        config.spec.hidden_size,
+        activation=config.activation,
+        norm=build.norm(f"{name}.post_per_layer_input_norm"),
+        dtype=build.dtype,
+        ops=build.ops,
+    )
 
 
 def scaled_block(
@@ -99,21 +114,13 @@ def scaled_block(
     """The layer of this number."""
     name, config = f"model.layers.{layer}", build.config
     adder = None
-    if build.per_layer is not None and config.per_layer is not None:
+    if build.per_layer is not None:
         mixer = MixerWithInput(mixer, build.per_layer, layer)
-        adder = LayerInputAdder(
-            name,
-            config.per_layer.size,
-            config.spec.hidden_size,
-            activation=config.activation,
-            norm=build.norm(f"{name}.post_per_layer_input_norm"),
-            dtype=build.dtype,
-            ops=build.ops,
-        )
+        adder = layer_input_adder(build, layer)
     return ScaledBlock(
         mixer,
         feed_forward,
-        [build.norm(f"{name}.{norm}") for norm in _NORMS],
+        [build.norm(f"{name}.{norm}") for norm in NORMS],
         no_norm=NoNorm(config.spec.hidden_size, dtype=build.dtype, ops=build.ops),
         scalar=Parameter(f"{name}.layer_scalar", (1,), torch.float32, device=build.ops.device),
         adder=adder,

@@ -1,11 +1,12 @@
-"""What Gemma 3n and Gemma 4 read alike of a config.json: last layers that read the keys of earlier
-ones, embeddings per layer."""
+"""What Gemma 3n and Gemma 4 read of a config.json: last layers that read the keys of earlier ones,
+embeddings per layer, sizes by layer."""
 
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import NormalDist
 from typing import Any
 
-from engine_core.layers.config import PerLayerConfig
+from engine_core.layers.config import AltUpConfig, PerLayerConfig
 from engine_core.models.config_fields import ConfigFields
 from engine_core.models.decoder_config import read_layer_types, read_window
 from engine_core.models.errors import ModelConfigError, UnsupportedArchitecture
@@ -13,6 +14,7 @@ from engine_core.models.layer_cache import PagedKeys
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 _PATTERN = 6  # one layer of Gemma 4 in six sees everything
+_NUM_SPARSE, _SPARSITY = 10, 0.95  # the first layers of Gemma 3n, if there are more
 
 
 def sharing(
@@ -79,3 +81,45 @@ def read_keys(fields: ConfigFields, kinds: list[str]) -> tuple[PagedKeys, ...]:
         heads = of_layer.positive_int("num_key_value_heads")
         keys.append(PagedKeys(heads, size, size, window if kind == SLIDING else None))
     return tuple(keys)
+
+
+# ---------------------------------------------------------------------- Gemma 3n
+
+
+def read_by_layer(fields: ConfigFields, name: str, default: list[int]) -> list[int]:
+    """Numbers above zero of each layer; one is for all."""
+    value = fields.get(name)
+    if value is None or not isinstance(value, list):
+        return default if value is None else [fields.positive_int(name)] * len(default)
+    if len(value) != len(default):
+        raise ModelConfigError(f"config: {name} must list {len(default)} layers, it is {value!r}")
+    return [ConfigFields({name: each}).positive_int(name) for each in value]
+
+
+def read_altup(fields: ConfigFields) -> AltUpConfig:
+    number, active = fields.positive_int("altup_num_inputs", 4), fields.get("altup_active_idx")
+    if active is not None and active not in range(number):
+        raise ModelConfigError(f"config: altup_active_idx is {active!r} of {number} streams")
+    return AltUpConfig(
+        num_streams=number,
+        active=active or 0,
+        scales_corrected=fields.flag("altup_correct_scale", True),
+        laurel_rank=fields.positive_int("laurel_rank", 64),
+    )
+
+
+def read_deviations(fields: ConfigFields, num_layers: int) -> tuple[float | None, ...]:
+    """How far above their mean gates are kept, by layer; None: all are."""
+    shares = fields.get("activation_sparsity_pattern")
+    if shares is None:
+        sparse = _NUM_SPARSE if num_layers > _NUM_SPARSE else 0
+        shares = [_SPARSITY] * sparse + [0.0] * (num_layers - sparse)
+    if not isinstance(shares, list) or len(shares) != num_layers:
+        raise ModelConfigError(
+            f"config: activation_sparsity_pattern must list {num_layers} layers, it is {shares!r}"
+        )
+    if not all(isinstance(each, int | float) and 0 <= each < 1 for each in shares):
+        raise ModelConfigError(
+            f"config: activation_sparsity_pattern is {shares!r}, it must have shares from 0 to 1"
+        )
+    return tuple(NormalDist().inv_cdf(each) if each else None for each in shares)

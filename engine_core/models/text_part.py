@@ -9,6 +9,7 @@ TEXT_PLACES = ("thinker_config", "text_config", "llm_config", "language_config")
 
 _TEXT_OF = {
     "gemma3": "gemma3_text",
+    "gemma3n": "gemma3n_text",
     "gemma4": "gemma4_text",
     "gemma4_unified": "gemma4_unified_text",
     "idefics2": "mistral",

@@ -59,7 +59,9 @@ _ENCODER_DECODER = (
 )
 _WORKERS = "{option} is not supported with {options.parallel.num_workers} workers: "
 _ALONE = "; omit it, or use one worker"
-_TRANSFORMERS = "needs our own model code, and {architecture} runs through transformers'; "
+_NO_DRAFTS = (
+    "needs layers of our own code with one residual stream, which {architecture} does not have; "
+)
 
 _REFUSED: dict[str, dict[str, str]] = {
     "encoder-only": dict.fromkeys(
@@ -97,10 +99,10 @@ _REFUSED: dict[str, dict[str, str]] = {
         "token, which hidden states do not name; omit it",
     },
     "drafts": {
-        "--speculative eagle": "{option} " + _TRANSFORMERS + "use --speculative draft",
-        "--speculative mtp": "{option} " + _TRANSFORMERS + "use --speculative draft",
+        "--speculative eagle": "{option} " + _NO_DRAFTS + "use --speculative draft",
+        "--speculative mtp": "{option} " + _NO_DRAFTS + "use --speculative draft",
         "--draft-model of first layers": "--draft-model {options.speculation.draft_model} "
-        + _TRANSFORMERS
+        + _NO_DRAFTS
         + "name another model",
     },
     "gpu": {

@@ -1,5 +1,6 @@
-"""How llama.cpp's files spell what Gemma 3n and Gemma 4 have alike, and Gemma 4's config (source:
-its conversion/gemma.py)."""
+"""How llama.cpp's files spell Gemma 3n and Gemma 4 (source: its conversion/gemma.py)."""
+
+from statistics import NormalDist
 
 from engine_core.models.families.gguf import GATED, PROJECTIONS, QK_NORMS, Fields, Metadata
 from engine_core.models.gemma_config import FULL, SLIDING
@@ -24,6 +25,21 @@ PER_LAYER_TOP = {
     "per_layer_proj_norm.weight": "model.per_layer_projection_norm.weight",
 }
 
+ALTUP_LAYER = {
+    "laurel_l": "laurel.linear_left",
+    "laurel_r": "laurel.linear_right",
+    "laurel_post_norm": "laurel.post_laurel_norm",
+    "altup_correct_coef": "altup.correction_coefs",
+    "altup_correct_scale.weight": "altup.correct_output_scale",
+    "altup_predict_coef": "altup.prediction_coefs",
+    "altup_router": "altup.modality_router",
+    "altup_router_norm": "altup.router_norm",
+}
+ALTUP_TOP = {
+    "altup_proj.weight": "model.altup_projections.{}.weight",
+    "altup_unembd_proj.weight": "model.altup_unembed_projections.{}.weight",
+}
+
 
 def gguf_per_layer(meta: Metadata) -> Fields:
     """Sizes of the embeddings per layer."""
@@ -34,16 +50,22 @@ def gguf_per_layer(meta: Metadata) -> Fields:
     return fields
 
 
+def sliding_kinds(meta: Metadata, num_layers: int) -> list[str]:
+    """The type of each layer."""
+    is_sliding = meta.values("attention.sliding_window_pattern", [])
+    if not isinstance(is_sliding, list) or len(is_sliding) != num_layers:
+        meta.broken(f"sliding_window_pattern is {is_sliding!r:.40}, not of {num_layers} layers")
+    return [SLIDING if each else FULL for each in is_sliding]
+
+
 def gemma4_fields(meta: Metadata, config: Fields) -> Fields:
     """Fields of a Gemma4TextConfig."""
     num_layers = config["num_hidden_layers"]
-    is_sliding = meta.values("attention.sliding_window_pattern", [])
+    kinds = sliding_kinds(meta, num_layers)
     heads, widths = (meta.values(key, None) for key in sorted(BY_LAYER))
     heads = heads if isinstance(heads, list) else [config["num_key_value_heads"]] * num_layers
-    for name, values in (("sliding_window_pattern", is_sliding), ("head_count_kv", heads)):
-        if not isinstance(values, list) or len(values) != num_layers:
-            meta.broken(f"{name} is {values!r:.40}, it must list {num_layers} layers")
-    kinds = [SLIDING if each else FULL for each in is_sliding]
+    if len(heads) != num_layers:
+        meta.broken(f"head_count_kv is {heads!r:.40}, not of {num_layers} layers")
     size, own_size = config["head_dim"], int(meta.number("attention.key_length_swa"))
     sizes = {FULL: size, SLIDING: own_size}
     factors = meta.numbers("rope_freqs.weight")
@@ -68,6 +90,35 @@ def gemma4_fields(meta: Metadata, config: Fields) -> Fields:
         "final_logit_softcapping": meta.number("final_logit_softcapping", None),
         "rope_parameters": {
             FULL: full,
+            SLIDING: {"rope_type": "default", "rope_theta": local_theta},
+        },
+        **gguf_per_layer(meta),
+    }
+
+
+def gemma3n_fields(meta: Metadata, config: Fields) -> Fields:
+    """Fields of a Gemma3nTextConfig."""
+    num_layers = config["num_hidden_layers"]
+    deviations = meta.values("activation_sparsity_scale", [])
+    if not isinstance(deviations, list) or len(deviations) != num_layers:
+        meta.broken(f"activation_sparsity_scale is {deviations!r:.40}, not of {num_layers} layers")
+    widths = meta.values("feed_forward_length", None)
+    local_theta = float(meta.number("rope.freq_base_swa", _LOCAL_THETA))
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "attention_bias": False,
+        "intermediate_size": widths,
+        "layer_types": sliding_kinds(meta, num_layers),
+        "sliding_window": int(meta.number("attention.sliding_window")),
+        "num_kv_shared_layers": int(meta.number("attention.shared_kv_layers")),
+        "altup_num_inputs": int(meta.number("altup.num_inputs")),
+        "altup_active_idx": int(meta.number("altup.active_idx")),
+        "laurel_rank": meta.num_rows("blk.0.laurel_l.weight"),
+        # written as float32, from shares of two digits or so
+        "activation_sparsity_pattern": [round(NormalDist().cdf(each), 5) for each in deviations],
+        "final_logit_softcapping": meta.number("final_logit_softcapping", 30.0),
+        "rope_parameters": {
+            FULL: config["rope_parameters"],
             SLIDING: {"rope_type": "default", "rope_theta": local_theta},
         },
         **gguf_per_layer(meta),

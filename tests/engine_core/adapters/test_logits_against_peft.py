@@ -64,6 +64,16 @@ CONFIGS = {
         vocab_size_per_layer_input=131,
         sliding_window=6,
     ),
+    "gemma3n": transformers.Gemma3nTextConfig(
+        **SHAPE,
+        layer_types=["sliding_attention", "full_attention"],
+        sliding_window=6,
+        num_kv_shared_layers=0,
+        activation_sparsity_pattern=[0.9, 0.0],
+        hidden_size_per_layer_input=10,
+        vocab_size_per_layer_input=131,
+        laurel_rank=6,
+    ),
     "qwen3.5": transformers.Qwen3_5TextConfig(
         **SHAPE,
         layer_types=["linear_attention", "full_attention"],

@@ -13,6 +13,7 @@ _PAIRED_ROWS = ("llama", "mistral3", "smollm3", "granite", "granitemoe", "arcee"
 _ARCHITECTURES = {
     **dict.fromkeys(("mistral", "mixtral"), "llama"),
     "gemma3_text": "gemma3",
+    "gemma3n_text": "gemma3n",
     "gemma4_text": "gemma4",
     "gpt_oss": "gpt-oss",
     "ministral3": "mistral3",
@@ -138,6 +139,22 @@ def gguf_keys(config: PreTrainedConfig) -> dict[str, Any]:
             keys["feed_forward_length"] = [
                 config.intermediate_size * (1 + wide) for wide in is_wide
             ]
+    if arch == "gemma3n":
+        normal, shares = torch.distributions.Normal(0, 1), config.activation_sparsity_pattern
+        keys |= {
+            "attention.shared_kv_layers": config.num_kv_shared_layers,
+            "attention.sliding_window_pattern": [
+                kind == "sliding_attention" for kind in config.layer_types
+            ],
+            "attention.sliding_window": config.sliding_window,
+            "embedding_length_per_layer_input": config.hidden_size_per_layer_input,
+            "altup.active_idx": config.altup_active_idx,
+            "altup.num_inputs": config.altup_num_inputs,
+            "activation_sparsity_scale": [
+                normal.icdf(torch.tensor(share)).item() for share in shares
+            ],
+            "final_logit_softcapping": config.final_logit_softcapping,
+        }
     rope = config.rope_parameters
     rope = rope.get("full_attention", rope)
     keys["rope.freq_base"] = float(rope["rope_theta"])
@@ -188,8 +205,17 @@ def gguf_tensors(config: PreTrainedConfig, state: dict[str, torch.Tensor]) -> di
             values = permute(values, config.num_key_value_heads)
         if name.endswith("norm.weight") and arch in _PLUS_ONE and "linear_attn" not in name:
             values = values + 1
-        if name.endswith("layer_scalar"):
+        if name.endswith(("layer_scalar", "correct_output_scale")):
             name = f"{name}.weight"
+        if name.startswith("model.altup_"):  # lists of matrices become stacks
+            kind, _, rest = name.removeprefix("model.").partition(".")
+            if rest == "0.weight":
+                number = config.altup_num_inputs - 1
+                stack = [state[f"model.{kind}.{n}.weight"] for n in range(number)]
+                target = names.get_name(f"model.{kind}")
+                assert target is not None, name
+                tensors[f"{target}.weight"] = torch.stack(stack).numpy()
+            continue
         target = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert target is not None, name
         tensors[target] = values

@@ -12,6 +12,7 @@ from transformers import (
     ArceeConfig,
     AutoConfig,
     AutoModelForCausalLM,
+    Gemma3nTextConfig,
     Gemma3TextConfig,
     Gemma4TextConfig,
     GraniteConfig,
@@ -117,6 +118,16 @@ CONFIGS: dict[str, PreTrainedConfig] = {
         use_double_wide_mlp=True,
         final_logit_softcapping=3.0,
     ),
+    "gemma3n": Gemma3nTextConfig(
+        **{**_SHAPE, "num_hidden_layers": 4, "intermediate_size": [80, 80, 96, 80]},
+        sliding_window=17,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        activation_sparsity_pattern=[0.95, 0.0, 0.7, 0.0],
+        num_kv_shared_layers=2,
+        hidden_size_per_layer_input=32,
+        vocab_size_per_layer_input=99,
+        laurel_rank=8,
+    ),
     "smollm3": SmolLM3Config(**_PLAIN_HEADS),
     "phi3": Phi3Config(**_PLAIN_HEADS, sliding_window=33),
     "phi3 of which a part turns": Phi3Config(
@@ -162,6 +173,7 @@ def test_weights_and_config_survive_the_conversion(case: str, write_gguf) -> Non
         assert layers[0] == layers[1]
     fields = {*_SHAPE, "rope_parameters", "tie_word_embeddings", "attention_bias", "mlp_bias"}
     fields |= {*_GRANITE, "no_rope_layers"}
+    fields |= {"activation_sparsity_pattern", "altup_num_inputs", "laurel_rank"}
     fields |= {"num_kv_shared_layers", "use_double_wide_mlp", "hidden_size_per_layer_input"}
     fields |= {"sliding_window", "layer_types", "query_pre_attn_scalar", "hidden_act"}
     fields -= {"bos_token_id", "eos_token_id", "pad_token_id"}

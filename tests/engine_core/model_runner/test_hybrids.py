@@ -67,6 +67,8 @@ def greedy(reference, prompt):
         ("deepseek-v3, YaRN", 23, "native", True),
         ("glm-4.7-flash", 7, "native", False),
         ("gemma4 embeddings per layer, shared keys", 23, "native", False),
+        ("gemma3n", 7, "native", True),
+        ("gemma3n three streams, untied, biases", 23, "torch", False),
     ],
 )
 def test_tokens_are_those_of_transformers(name, chunk, backend, drafted):
@@ -109,5 +111,5 @@ def test_tokens_are_those_of_transformers(name, chunk, backend, drafted):
     assert loop.tokens == expected
     if drafted:  # so that requests end before blocks run short
         assert loop.num_drafted > loop.num_accepted > 20
-    elif not name.startswith(("lfm", "gemma4")):  # whose one pool has room: states leave it to keys
+    elif not name.startswith(("lfm", "gemma")):  # whose one pool has room: states leave it to keys
         assert loop.scheduler.pool.counters.num_preemptions

@@ -70,6 +70,24 @@ def gemma4(**options):
     )
 
 
+def gemma3n(**options):
+    shape = {**SHAPE, "num_hidden_layers": 5, "head_dim": 8, "sliding_window": 5}
+    return transformers.Gemma3nTextConfig(
+        **{
+            **shape,
+            "intermediate_size": [50, 50, 60, 50, 50],
+            "layer_types": ["full_attention", *["sliding_attention", "full_attention"] * 2],
+            "activation_sparsity_pattern": [0.95, 0.7, 0.0, 0.0, 0.6],
+            "num_kv_shared_layers": 2,
+            "hidden_size_per_layer_input": 10,
+            "vocab_size_per_layer_input": 120,
+            "laurel_rank": 6,
+            "initializer_range": 0.2,
+            **options,
+        }
+    )
+
+
 def phi3(**options):
     return transformers.Phi3Config(**{**SHAPE, "pad_token_id": 0, **options})
 
@@ -185,6 +203,15 @@ DENSE = {
         use_double_wide_mlp=True,
         hidden_size_per_layer_input=10,
         vocab_size_per_layer_input=131,
+    ),
+    "gemma3n": gemma3n(),
+    "gemma3n three streams, untied, biases": gemma3n(
+        altup_num_inputs=3,
+        altup_active_idx=1,
+        altup_correct_scale=False,
+        tie_word_embeddings=False,
+        attention_bias=True,
+        num_kv_shared_layers=0,
     ),
     "smollm3": transformers.SmolLM3Config(**SHAPE, no_rope_layer_interval=2, pad_token_id=0),
     "smollm3 windows": transformers.SmolLM3Config(
@@ -325,7 +352,8 @@ def random_model(config):
         if name.endswith("layer_scalar"):
             buffer.uniform_(0.5, 1.5)
     for name, parameter in model.named_parameters():
-        if name.endswith(("bias", "sinks")) or "norm" in name:  # they begin as 0 or 1
+        is_plain = name.endswith(("bias", "sinks", "output_scale")) or "norm" in name
+        if is_plain:  # they begin as 0 or 1
             torch.nn.init.normal_(parameter, mean=parameter.mean().item(), std=0.3)
         elif name.endswith(("gate.weight", "router.weight")):  # most begin as 0: experts alike
             torch.nn.init.normal_(parameter, std=0.3)

@@ -87,6 +87,7 @@ AXES = {"qwen2_vl": transformers.Qwen2VLConfig(text_config=TEXT)}
 NOT_CAPTURED = {
     "lfm3": "the gate of a head",
     **dict.fromkeys(("qwen2_moe", "qwen3_5_moe_text", "qwen3_next"), "the gate of a shared expert"),
+    "gemma3n_text": "its streams",
     "ministral3": "its scaled queries",
 }
 """Architectures of ours whose pass is not one call, and why."""

@@ -1,4 +1,5 @@
-"""What Gemma 4's checkpoints say and hold beside what `test_logits_against_transformers` runs."""
+"""What checkpoints of Gemma 4 and Gemma 3n say and hold beside what
+`test_logits_against_transformers` runs."""
 
 import pytest
 import torch
@@ -9,10 +10,12 @@ from engine_core.models.parallel.stages import split_layers
 from engine_core.models.registry import read_model_config
 from engine_core.options.engine import EngineOptions
 from engine_core.options.refusals import refuse_unsupported
+from engine_core.options.speculation import SpeculationOptions
 from tests.engine_core.models.decoder_cases import (
     CONFIGS,
     assert_close,
     full_logits,
+    gemma3n,
     gemma4,
     load,
     reference_model,
@@ -70,6 +73,22 @@ def test_what_would_change_the_result_is_refused_by_name(options, error, reason)
         read_model_config(gemma4().to_dict() | options)
 
 
+@pytest.mark.parametrize(
+    ("options", "error", "reason"),
+    [
+        ({"hidden_activation": "silu"}, UnsupportedArchitecture, "with silu, only gelu"),
+        ({"hidden_size_per_layer_input": 0}, UnsupportedArchitecture, "without embeddings per"),
+        ({"altup_active_idx": 4}, ModelConfigError, "is 4 of 4 streams"),
+        ({"intermediate_size": [50]}, ModelConfigError, "intermediate_size must list 5 layers"),
+        ({"activation_sparsity_pattern": [1.0] * 5}, ModelConfigError, "shares from 0 to 1"),
+        ({"num_kv_shared_layers": 5}, ModelConfigError, "is 5; of the 5 layers"),
+    ],
+)
+def test_what_would_change_gemma_3n_is_refused_by_name(options, error, reason):
+    with pytest.raises(error, match=reason):
+        read_model_config(gemma3n().to_dict() | options)
+
+
 @pytest.mark.parametrize("ops", ["torch"], indirect=True)
 def test_what_embeddings_per_layer_do_not_allow_is_refused_by_name(ops):
     config = gemma4(hidden_size_per_layer_input=10, vocab_size_per_layer_input=131)
@@ -78,3 +97,10 @@ def test_what_embeddings_per_layer_do_not_allow_is_refused_by_name(ops):
     model = load(CONFIGS[NAME].to_dict(), reference_model(NAME).state_dict().items(), ops)
     with pytest.raises(ConfigurationError, match="each layer of Gemma has embeddings of a token"):
         refuse_unsupported(EngineOptions(model="m", enable_prompt_embeds=True), model, "Gemma")
+    model = load(gemma3n().to_dict(), reference_model("gemma3n").state_dict().items(), ops)
+    options = EngineOptions(
+        model="m",
+        speculation=SpeculationOptions(speculative="draft", draft_model="first-layers:2"),
+    )
+    with pytest.raises(ConfigurationError, match="with one residual stream, which Gemma 3n does"):
+        refuse_unsupported(options, model, "Gemma 3n")

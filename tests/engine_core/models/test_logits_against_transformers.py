@@ -67,6 +67,7 @@ SAVED = (  # each family, with what a saved config.json spells out or leaves to 
     "gemma3 scaled full layers",
     "gemma4 keys are values, untied, biases",
     "gemma4 embeddings per layer, shared keys",
+    "gemma3n",
     "smollm3 windows",
     "phi3 window, a part of a head",
     "phi3 longrope",
@@ -169,6 +170,7 @@ def test_half_precision_is_as_close_to_float32_as_transformers(config, dtype, pa
     ("name", "architecture"),
     [
         ("gemma3", "Gemma3ForConditionalGeneration"),
+        ("gemma3n", "Gemma3nForConditionalGeneration"),
         ("ministral3", "Mistral3ForConditionalGeneration"),
     ],
 )

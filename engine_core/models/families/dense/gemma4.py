@@ -99,6 +99,7 @@ def read(fields: ConfigFields) -> ModelConfig:
         final_softcap=None if softcap is None else fields.positive_float("final_logit_softcapping"),
         can_be_shared=len({*widths}) == 1 and per_layer is None,
         per_layer=per_layer,
+        lacks=frozenset({"prompt_embeds"}) if per_layer else frozenset(),
         block=_Block(tuple(are_values and kind == FULL for kind in kinds), widths),
         unused=unused(own),
     )
