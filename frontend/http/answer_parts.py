@@ -9,6 +9,7 @@ from starlette.requests import Request
 
 from frontend.async_llm import AsyncLLM
 from frontend.http.api_errors import ApiError
+from frontend.http.harmony import HarmonyStream
 from frontend.http.reasoning import ReasoningStream
 from frontend.http.settings import ServerSettings
 from frontend.http.tools.calls import ArgumentsDelta, ToolCall
@@ -62,8 +63,10 @@ class AnswerFormat:
         if self.tool_calls is not None:
             found = FORMATS[self.tool_calls]()
             calls = ToolCallStream(found, streams_arguments=streams_arguments)
-        reasoning = None
-        if self.reasoning is not None:
+        reasoning: ReasoningStream | HarmonyStream | None = None
+        if self.reasoning is not None and self.reasoning.is_harmony:
+            reasoning = HarmonyStream()
+        elif self.reasoning is not None:
             is_open = self.reasoning.opens_in(prompt or "")
             reasoning = ReasoningStream(self.reasoning, is_open=is_open)
         return AnswerParser(reasoning, calls, has_one_call=self.has_one_call)
@@ -166,7 +169,7 @@ class AnswerParser:
 
     def __init__(
         self,
-        reasoning: ReasoningStream | None,
+        reasoning: ReasoningStream | HarmonyStream | None,
         calls: ToolCallStream | None,
         *,
         has_one_call: bool = False,

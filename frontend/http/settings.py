@@ -58,9 +58,13 @@ class ServerSettings:
     """Seconds for a client to send a whole request."""
     health_timeout: float = 5.0
     """Seconds for an engine to answer /health, which it does between two steps."""
-    tool_call_parser: Literal["hermes", "llama3_json", "mistral", "pythonic"] | None = None
+    tool_call_parser: Literal["hermes", "llama3_json", "mistral", "openai", "pythonic"] | None = (
+        None
+    )
     """How models write tool calls; default: as their chat templates show."""
-    reasoning_parser: Literal["qwen3", "deepseek_r1", "mistral", "none"] | None = None
+    reasoning_parser: Literal["qwen3", "deepseek_r1", "mistral", "openai_gptoss", "none"] | None = (
+        None
+    )
     """How models mark their reasoning; default: as their chat templates show."""
     enable_in_reasoning: Annotated[
         bool, Parameter(name="--structured-outputs-config.enable_in_reasoning", negative="")

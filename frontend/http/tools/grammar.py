@@ -66,6 +66,13 @@ def calls_grammar(
     """
     if not must_call and answer is None and not any(tool.is_strict for tool in tools):
         return None
+    if call_format not in _FORMS:
+        raise ApiError(
+            400,
+            f"tools: calls in the format {call_format} are free: strict ones, a tool_choice that "
+            "asks for one and a response_format beside them are not supported; omit these",
+            param="tools",
+        )
     rules = _Rules(tokenizer)
     follows = {tool.name for tool in tools if must_call or tool.is_strict}
     arguments = [

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from frontend.http.tools.calls import ArgumentsDelta, ArgumentsText, ToolCall, ToolCallFormat
+from frontend.http.tools.harmony import HarmonyFormat
 from frontend.http.tools.hermes import HermesFormat
 from frontend.http.tools.llama3_json import Llama3JsonFormat
 from frontend.http.tools.mistral import MistralFormat
@@ -12,6 +13,7 @@ FORMATS: dict[str, Callable[[], ToolCallFormat]] = {
     "hermes": HermesFormat,
     "llama3_json": Llama3JsonFormat,
     "mistral": MistralFormat,
+    "openai": HarmonyFormat,
     "pythonic": PythonicFormat,
 }
 """Formats of tool calls by vLLM's names."""
@@ -24,6 +26,8 @@ _GROWTH = 16
 
 def format_of_template(chat_template: str) -> str | None:
     """By the markers that the template shows to the model; None: no format that is known here."""
+    if "<|channel|>commentary" in chat_template:
+        return "openai"
     if "[TOOL_CALLS]" in chat_template:
         return "mistral"
     if "<tool_call>" in chat_template:

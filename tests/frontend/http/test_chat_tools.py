@@ -222,6 +222,21 @@ def test_calls_behind_reasoning_are_found(serve_text):
     assert reason == "tool_calls"
 
 
+def test_channels_of_harmony_are_reasoning_content_and_calls(serve_text):
+    markers = "<|channel|>analysis<|message|> <|channel|>commentary "
+    http = serve_text(
+        "<|channel|>analysis<|message|>I ask.<|end|><|start|>assistant<|channel|>commentary "
+        'to=functions.get_weather <|constrain|>json<|message|>{"city": "Paris"}<|call|>',
+        TEMPLATE.replace("MARKERS", markers),
+    )
+    content, reasoning, calls, reason = joined(events_of(chat(http, tools=TOOLS, stream=True)))
+    assert (content, reasoning, calls) == ("", "I ask.", [("get_weather", '{"city": "Paris"}')])
+    assert reason == "tool_calls"
+    refused = chat(http, tools=TOOLS, tool_choice="required")
+    assert refused.status_code == 400
+    assert "calls in the format openai are free" in refused.text
+
+
 def test_a_stream_that_waits_gets_its_headers_and_comments(serve, monkeypatch):
     monkeypatch.setattr("frontend.http.event_stream.BEGIN_S", 0.1)
     monkeypatch.setattr("frontend.http.event_stream.COMMENT_S", 0.1)

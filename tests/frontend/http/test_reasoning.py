@@ -2,6 +2,7 @@
 
 import pytest
 
+from frontend.http.harmony import HarmonyStream
 from frontend.http.reasoning import ReasoningStream
 from frontend.reasoning_formats import REASONING_FORMATS, reasoning_format_of_template
 
@@ -45,7 +46,40 @@ def test_reasoning_and_content_are_parted_whole_and_at_every_cut(case):
         assert parted(name, prompt, [text[:cut], text[cut:]]) == (reasoning, content)
 
 
+ANALYSIS = "<|channel|>analysis<|message|>Two and <two>.<|end|>"
+CALL = '<|channel|>commentary to=functions.f{}<|message|>{{"a": "<|end"}}'
+CALLED = '<|channel|>commentary to=functions.f<|message|>{"a": "<|end"}<|call|>'
+HARMONY = {
+    f"{ANALYSIS}<|start|>assistant<|channel|>final<|message|>Four < 5.<|return|>": (
+        "Two and <two>.",
+        "Four < 5.",
+    ),
+    "<|channel|>final<|message|>Four<|e": ("", "Four<|e"),
+    f"{ANALYSIS}<|start|>assistant<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
+    f"{CALL.format(' <|constrain|>json')}<|call|>": ("Two and <two>.", f"I look.{CALLED}"),
+    # as its template writes calls of before; cut by the stop token
+    ' to=functions.f<|channel|>commentary json<|message|>{"a": "<|end"}<|call|>': ("", CALLED),
+    f"{ANALYSIS}{CALL.format('')}": ("Two and <two>.", CALLED.removesuffix("<|call|>")),
+    "<|channel|>analysis to=browser.search<|message|>{}<|call|>": ("{}", ""),
+    "<|channel|>analysis<|message|>Two and": ("Two and", ""),
+    "<|channel|>anal": ("", ""),
+    "Total: 4 <|x|>": ("", "Total: 4 <|x|>"),
+    "to": ("", "to"),
+}
+
+
+@pytest.mark.parametrize("text", HARMONY)
+def test_channels_of_harmony_are_parted_whole_and_at_every_cut(text):
+    cuts = [[text], list(text), *([text[:cut], text[cut:]] for cut in range(1, len(text)))]
+    for pieces in cuts:
+        stream = HarmonyStream()
+        parts = [stream.feed(piece) for piece in pieces] + [stream.close()]
+        joined = tuple("".join(texts) for texts in zip(*parts, strict=True))
+        assert joined == HARMONY[text], pieces
+
+
 def test_the_format_is_known_by_the_template():
+    assert reasoning_format_of_template("{{ '<|channel|>analysis<|message|>' }}").is_harmony
     assert reasoning_format_of_template("{{ '<think>\n\n</think>' }}").end == "</think>"
     assert reasoning_format_of_template("{{ '[THINK]' }}{{ '[/THINK]' }}").end == "[/THINK]"
     assert reasoning_format_of_template("{{ message.content }}") is None

@@ -71,6 +71,7 @@ def test_calls_are_found_and_all_other_text_is_passed_on_whatever_the_pieces(nam
         ("llama3_json", '{"type": "function", "name": "f", "parameters": ', "}"),
         ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": ', "}]"),
         ("mistral", "[TOOL_CALLS]f[ARGS]", ""),
+        ("openai", "<|channel|>commentary to=functions.f<|message|>", "<|call|>"),
     ],
 )
 def test_every_character_of_arguments_is_passed_on_at_once(name, head, tail):
@@ -86,7 +87,8 @@ def test_every_character_of_arguments_is_passed_on_at_once(name, head, tail):
 MARKUP = st.sampled_from([
     "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", '{"name": "f", ',
     '"parameters": {}}', '"arguments": {"a": "', '"}}', "[f(a=1)]", "[", "]", "{", "}", '"', "'",
-    "\\", "\n", " ", ";", "f(", "a=", "f", "0",
+    "\\", "\n", " ", ";", "f(", "a=", "f", "0", "<|message|>", "<|call|>",
+    "<|channel|>commentary to=functions.",
 ])  # fmt: skip
 
 
@@ -128,6 +130,7 @@ def test_ids_are_nine_letters_and_digits():
         ("{{ '[AVAILABLE_TOOLS]' }}{{ '[TOOL_CALLS][' }}", "mistral"),
         ("<|start_header_id|>{{ '{\"name\": name, \"parameters\": dict' }}", "llama3_json"),
         ("<|start_header_id|>[func_name1(params_name1=params_value1)]", "pythonic"),
+        ("{{ 'functions.' + name + '<|channel|>commentary ' }}", "openai"),
         ("<|im_start|>{{ message.content }}", None),
     ],
 )  # fmt: skip

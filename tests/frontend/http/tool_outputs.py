@@ -190,9 +190,31 @@ PYTHONIC = {
     "cut": Output("[f(a='x", "[f(a='x"),
 }
 
+_CALL = "<|channel|>commentary to=functions."
+OPENAI = {
+    "one call": Output(
+        f"{_CALL}get_weather<|message|>{PARIS}<|call|>", "", (("get_weather", PARIS),)
+    ),
+    "text, then a call": Output(
+        f'I look.{_CALL}f<|message|>{{"a": "}}<|call|>"}}<|call|>',
+        "I look.",
+        (("f", '{"a": "}<|call|>"}'),),
+    ),
+    "cut by its end": Output(f"{_CALL}f<|message|>{{}}", "", (("f", "{}"),)),
+    "two calls": Output(
+        f"{_CALL}f<|message|>{{}}<|call|>{_CALL}g<|message|>{{}}<|call|>",
+        "",
+        (("f", "{}"), ("g", "{}")),
+    ),
+    "no object": Output(f"{_CALL}f<|message|>5<|call|>", f"{_CALL}f<|message|>5<|call|>"),
+    "cut": Output(f"{_CALL}f<|mes", f"{_CALL}f<|mes"),
+    "no call": Output("Four <|channel|> 5.", "Four <|channel|> 5."),
+}
+
 OUTPUTS = {
     "hermes": HERMES,
     "llama3_json": LLAMA3_JSON,
     "mistral": MISTRAL,
+    "openai": OPENAI,
     "pythonic": PYTHONIC,
 }
