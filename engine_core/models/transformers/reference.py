@@ -201,9 +201,11 @@ def _read_cache(model: Any, cache: object) -> tuple[PagedKeys, ...]:
     for layer in cache.layers:
         # exactly these: their subclasses hold states beside keys and values
         if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) or not layer.is_initialized:
+            has_mamba = any(hasattr(each, "x_proj") for each in model.modules())
+            kind = "Mamba-1, which is missing here" if has_mamba else type(layer).__name__
             raise UnsupportedArchitecture(
-                f"{name} has layers without keys and values of their own "
-                f"({type(layer).__name__}); models with attention in every layer are supported"
+                f"{name} has layers without keys and values of their own ({kind}); models with "
+                "attention in every layer are supported"
             )
         size = max(layer.keys.shape[3], layer.values.shape[3])
         window = int(layer.sliding_window) if layer.is_sliding else None
