@@ -98,7 +98,7 @@ def convolve_kernel(
             x_TC + (behind_T.to(tl.int64) * x_stride)[:, None] + channel_C[None, :],
             mask=is_new_T[:, None] & is_inside_C[None, :],
             other=0.0,
-        )
+        ).to(tl.float32)
         if w < W - 1:
             row_TC = tl.load(
                 inputs_BSC + (old_T + row_T * C)[:, None] + channel_C[None, :],
@@ -110,14 +110,14 @@ def convolve_kernel(
                 mask=(is_old_T & (row_T < 0))[:, None] & is_inside_C[None, :],
                 other=0.0,
             )
-            seen_TC += row_TC + tail_TC  # but one of them are 0
+            seen_TC += row_TC.to(tl.float32) + tail_TC.to(tl.float32)  # but one of them are 0
             at_TC = tails_BVC + (own_T + w * C)[:, None] + channel_C[None, :]
-            tl.store(at_TC, seen_TC, mask=is_begin_TC)
+            tl.store(at_TC, seen_TC.to(tails_BVC.dtype.element_ty), mask=is_begin_TC)
         else:
             at_TC = inputs_BSC + (own_T + position_T % S * C)[:, None] + channel_C[None, :]
-            tl.store(at_TC, seen_TC, mask=is_kept_TC)
+            tl.store(at_TC, seen_TC.to(inputs_BSC.dtype.element_ty), mask=is_kept_TC)
         weight_C = tl.load(weight_WC + w * C + channel_C, mask=is_inside_C, other=0.0)
-        sum_TC += seen_TC.to(tl.float32) * weight_C[None, :]
+        sum_TC += seen_TC * weight_C[None, :]
     if SILU:
         sum_TC = sum_TC / (1.0 + tl.exp(-sum_TC))
     tl.store(
@@ -170,8 +170,8 @@ def _checked_launch(
     if params.bias_C is not None:
         check_tensor("bias_C", params.bias_C, (C,), torch.float32, device)
     parts = [
-        ("inputs", cache.inputs_BSC, ((S, C), x_TC.dtype)),
-        ("tails", cache.tails_BVC, ((W - 1, C), x_TC.dtype)),
+        ("inputs", cache.inputs_BSC, ((S, C), params.shape.dtype)),
+        ("tails", cache.tails_BVC, ((W - 1, C), params.shape.dtype)),
     ]
     check_cache(parts, device)
     return Launch(

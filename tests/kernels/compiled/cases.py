@@ -906,8 +906,9 @@ def convolutions_and_gates() -> Iterator[KernelVariant]:
             name=f"convolve C={C} W={W} {dtype}",
             kernel=convolution.convolve_kernel,
             arguments=_STEP
-            | dict.fromkeys(("x_TC", "tails_BVC", "inputs_BSC", "out_TC"), dtype)
-            | {"weight_WC": FP32, "bias_C": FP32, "num_requests": 99, "x_stride": C + 64},
+            | dict.fromkeys(("x_TC", "out_TC"), dtype)
+            | dict.fromkeys(("tails_BVC", "inputs_BSC", "weight_WC", "bias_C"), FP32)
+            | {"num_requests": 99, "x_stride": C + 64},
             constants={"C": C, "W": W, "S": 16, "HAS_BIAS": has_bias, "SILU": has_silu}
             | {"BLOCK_T": convolution.BLOCK_T, "BLOCK_C": convolution.BLOCK_C, "PDL": True},
         )
