@@ -23,10 +23,12 @@ from protocol.sampling import SamplingParams
 from scripts.gpu.timing import TimingGroup, Work
 from scripts.simulator.step_times import ModelShape, attention_pairs
 from tests.engine_core.model_runner.plans import Plans
-from tests.gpu.checks.whole_models import HALF_RATIO, check_published
+from tests.gpu.checks.whole_models import FLOAT32_ERROR, HALF_RATIO, check, check_published
 from tests.gpu.engine_run import BLOCK_SIZE, EngineRun, RequestSpec, Sizes, triton_operations
 from tests.gpu.model_shapes import PUBLISHED, Shape
+from tests.gpu.tiny_models import HYBRIDS
 
+BF16, FP32 = torch.bfloat16, torch.float32
 CONTEXT = 1024
 PREFILL = 8192
 PREFIX, CHUNK = 50_000, 50
@@ -91,15 +93,15 @@ class ReadyEngine:
 
     def _plan(self, sequences: list[tuple[int, int]]) -> SchedulerOutput:
         """New sequences of (tokens, of which computed), instead of those that were there."""
-        sizes = self.engine.sizes
+        config = self.engine.runner.config
         plans = Plans(
-            num_groups=self.engine.num_groups,
-            num_blocks=sizes.num_blocks,
+            num_groups=config.num_groups,
             block_size=BLOCK_SIZE,
-            max_num_seqs=sizes.max_num_seqs,
+            max_num_seqs=config.max_num_seqs,
         )
         # in order, as an engine that has just begun gives them
-        plans.free_blocks.sort(reverse=True)
+        ids = config.block_ids
+        free = [ids.stack(pool) for pool in range(len(ids.sizes))]
         plans.free_rows.sort(reverse=True)
         self._num_steps += 1
         counts: dict[str, int] = {}
@@ -107,7 +109,14 @@ class ReadyEngine:
             name = f"by hand {self._num_steps} {row}"
             prompt = torch.randint(self.vocab_size, (length,)).tolist()
             params = SamplingParams(max_tokens=1, temperature=1.0, seed=row)
-            plans.add(name, prompt, params, computed=computed)
+            width, tables = -(-length // BLOCK_SIZE), list[list[int]]()
+            for spec in config.layout.group_specs:
+                # of states the one that the step starts from, and two at its end
+                kept = {max(0, computed - 1) // BLOCK_SIZE, width - 2, width - 1}
+                wanted = kept if spec.is_sparse else range(width)
+                pool = free[spec.pool]
+                tables.append([pool.pop() if at in wanted else 0 for at in range(width)])
+            plans.add(name, prompt, params, computed=computed, tables=tables)
             counts[name] = length - computed
         finished, self._present = self._present, list(counts)
         return dataclasses.replace(
@@ -139,13 +148,15 @@ def _engine(
         # tokens that a sequence of the loop may be given: the first one waits for all prompts
         length = most_context + NUM_LOOP_STEPS + most_seqs
         longest = max(most_prefill, length, most_prefix + CHUNK + 1)
+        wanted = shape or PUBLISHED[name]
+        num_blocks = max(most_seqs * -(-length // BLOCK_SIZE), -(-longest // BLOCK_SIZE)) + 1
         sizes = Sizes(
             max_num_seqs=most_seqs,
             max_model_len=longest,
             max_num_batched_tokens=max(most_prefill, most_seqs),
-            num_blocks=max(most_seqs * -(-length // BLOCK_SIZE), -(-longest // BLOCK_SIZE)) + 1,
+            # a decode holds at most two states, a prompt four
+            num_blocks=(num_blocks, 2 * most_seqs + 160) if _num_states(wanted) else num_blocks,
         )
-        wanted = shape or PUBLISHED[name]
         _ON_DEVICE[name] = ReadyEngine(wanted, sizes, dtype=dtype, device=device)
     return _ON_DEVICE[name]
 
@@ -215,15 +226,22 @@ def _profile(call: Callable[[], object], num_steps: int) -> dict[str, Any]:
     }
 
 
+def _num_states(shape: Shape) -> int:
+    """Layers that keep a state."""
+    kinds: list[str] = shape.get("layer_types") or []
+    return kinds.count("linear_attention")
+
+
 def step_work(
     shape: Shape, call: Callable[[], object], batch: int, context: int, num_scheduled: int
 ) -> Work:
     """A step of `batch` sequences of `context` tokens, the last `num_scheduled` of them computed in
-    it. It reads the weights once and every sequence's keys and values; logits of last tokens only.
-    """
+    it. It reads the weights once and every sequence's keys, values and states; logits of last
+    tokens only."""
+    num_states = _num_states(shape)
     model = ModelShape(
         shape["model_type"],
-        num_layers=shape["num_hidden_layers"],
+        num_layers=shape["num_hidden_layers"] - num_states,
         hidden=shape["hidden_size"],
         num_query_heads=shape["num_attention_heads"],
         num_kv_heads=shape["num_key_value_heads"],
@@ -231,43 +249,84 @@ def step_work(
         feed_forward=shape["intermediate_size"],
         vocabulary=shape["vocab_size"],
     )
-    num_weights = model.num_layer_weights + model.num_output_weights
-    products = batch * (num_scheduled * model.num_layer_weights + model.num_output_weights)
-    pairs = batch * attention_pairs(context - num_scheduled, num_scheduled)
+    num_layer_weights, state_bytes, state_flops = model.num_layer_weights, 0, 0
     attended = model.num_layers * model.num_query_heads * model.head_dim
+    if num_states:  # gated delta nets; attention has a gate as wide as its queries
+        heads, key_size = shape["linear_num_value_heads"], shape["linear_key_head_dim"]
+        keys = shape["linear_num_key_heads"] * key_size
+        values = heads * shape["linear_value_head_dim"]
+        width = 2 * keys + 3 * values + 2 * heads + 3 * model.feed_forward
+        num_layer_weights += model.hidden * (attended + num_states * width)
+        record = 4 * (values * key_size + BLOCK_SIZE * (keys + values + heads))
+        # a prompt leaves two behind; each token has two products with the state, and adds one
+        state_bytes = num_states * batch * record * (1 if num_scheduled == 1 else 3)
+        state_flops = num_states * batch * num_scheduled * 6 * values * key_size
+    num_weights = num_layer_weights + model.num_output_weights
+    products = batch * (num_scheduled * num_layer_weights + model.num_output_weights)
+    pairs = batch * attention_pairs(context - num_scheduled, num_scheduled)
     return Work(
         call=call,
         num_bytes=num_weights * model.bytes_per_weight
-        + batch * context * model.cache_bytes_per_token,
-        num_flops=2.0 * products + 4.0 * pairs * attended,
+        + batch * context * model.cache_bytes_per_token
+        + state_bytes,
+        num_flops=2.0 * products + 4.0 * pairs * attended + state_flops,
         fits_graph=False,
     )
 
 
-def step_timings() -> list[TimingGroup]:
-    def group(
-        name: str, batches: tuple[int, ...], prefill: bool = False, loops: tuple[int, ...] = ()
-    ) -> TimingGroup:
-        timings: dict[str, Callable[[], Work]] = {
-            f"decode step {name} {batch} x {CONTEXT}": partial(time_decode, name, batch)
-            for batch in batches
-        }
-        if prefill:
-            timings[f"prefill step {name} {PREFILL}"] = partial(time_prefill, name)
-            timings[f"prefill step {name} {CHUNK} after {PREFIX}"] = partial(time_chunk, name)
-        figures: dict[str, Callable[[], dict[str, Any]]] = {
-            f"loop {name} {batch} x {CONTEXT}": partial(measure_loop, name, batch)
-            for batch in loops
-        }
-        for batch in batches:
-            figures[f"profile {name} {batch} x {CONTEXT}"] = partial(profile_decode, name, batch)
-        if prefill:
-            figures[f"profile {name} {PREFILL}"] = partial(profile_prefill, name)
-        check = partial(check_published, PUBLISHED[name], device="cuda")
-        return TimingGroup(f"{name}, 2 layers", check, HALF_RATIO, timings, figures)
+def _group(
+    name: str, batches: tuple[int, ...], prefill: bool = False, loops: tuple[int, ...] = ()
+) -> TimingGroup:
+    timings: dict[str, Callable[[], Work]] = {
+        f"decode step {name} {batch} x {CONTEXT}": partial(time_decode, name, batch)
+        for batch in batches
+    }
+    if prefill:
+        timings[f"prefill step {name} {PREFILL}"] = partial(time_prefill, name)
+        timings[f"prefill step {name} {CHUNK} after {PREFIX}"] = partial(time_chunk, name)
+    figures: dict[str, Callable[[], dict[str, Any]]] = {
+        f"loop {name} {batch} x {CONTEXT}": partial(measure_loop, name, batch) for batch in loops
+    }
+    for batch in batches:
+        figures[f"profile {name} {batch} x {CONTEXT}"] = partial(profile_decode, name, batch)
+    if prefill:
+        figures[f"profile {name} {PREFILL}"] = partial(profile_prefill, name)
+    check = partial(check_published, PUBLISHED[name], device="cuda")
+    return TimingGroup(f"{name}, 2 layers", check, HALF_RATIO, timings, figures)
 
+
+def step_timings() -> list[TimingGroup]:
     return [
-        group("Llama-3.1-8B", (1, 64, 256), prefill=True, loops=(64,)),
-        group("Qwen3-8B", (1,)),
-        group("Qwen3-0.6B", (1, 256), loops=(1, 256)),
+        _group("Llama-3.1-8B", (1, 64, 256), prefill=True, loops=(64,)),
+        _group("Qwen3-8B", (1,)),
+        _group("Qwen3-0.6B", (1, 256), loops=(1, 256)),
     ]
+
+
+def hybrid_timings() -> list[TimingGroup]:
+    """Models of which some layers keep a state: whether tiny ones are right, and a step's time."""
+    errors: dict[str, Callable[[], dict[str, float]]] = {
+        f"tiny {name} {_name(dtype)} {'graphs' if use_graphs else 'launched'}": partial(
+            measure_error, name, dtype, use_graphs=use_graphs
+        )
+        for name in HYBRIDS
+        for dtype, use_graphs in ((FP32, True), (FP32, False), (BF16, True))
+    }
+    tiny = TimingGroup("hybrids, tiny", lambda: 0.0, 0.0, {}, errors)
+    return [tiny, _group("Qwen3.5-9B", (1, 64, 256), prefill=True, loops=(64,))]
+
+
+def measure_error(
+    name: str, dtype: torch.dtype, *, device: str = "cuda", **options: Any
+) -> dict[str, float]:
+    """Of a tiny model, see `tests.gpu.checks.whole_models.compare`. Raises ValueError: more than
+    its limit."""
+    error = check(name, dtype, device=device, **options)
+    limit = FLOAT32_ERROR if dtype is FP32 else HALF_RATIO
+    if not error <= limit:
+        raise ValueError(f"the error is {error:g}, the limit {limit:g}")
+    return {"error" if dtype is FP32 else "error_ratio": error}
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

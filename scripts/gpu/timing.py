@@ -143,6 +143,7 @@ def _describe(problem: Exception) -> str:
 FAMILIES = {
     "daemon": "scripts.gpu.daemon_timings:daemon_timings",
     "steps": "scripts.gpu.step_timings:step_timings",
+    "hybrids": "scripts.gpu.step_timings:hybrid_timings",
     "kernels": "scripts.gpu.kernel_timings:all_timings",
     "long": "scripts.gpu.daemon_timings:long_timings",
 }

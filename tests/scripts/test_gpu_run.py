@@ -197,25 +197,49 @@ def test_products_that_the_interpreter_lacks_count_their_bytes():
     assert moe.QWEN3_MOE[0] == 128
 
 
-def test_steps_of_a_ready_engine():
+TINY_HYBRID = TINY | {
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "model_type": "qwen3_5_text",
+    "num_hidden_layers": 2,
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 1,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_conv_kernel_dim": 4,
+}
+
+
+@pytest.mark.parametrize("shape", [TINY, TINY_HYBRID], ids=["keys", "keys and states"])
+def test_steps_of_a_ready_engine(shape, request):
     sizes = {"most_seqs": 2, "most_context": 17, "most_prefill": 20, "dtype": torch.float32}
-    sizes |= {"shape": TINY, "device": "cpu", "most_prefix": 30}
-    decode = step_timings.time_decode("tiny", 2, 17, **sizes)
+    sizes |= {"shape": shape, "device": "cpu", "most_prefix": 30}
+    tiny = request.node.name
+    decode = step_timings.time_decode(tiny, 2, 17, **sizes)
     decode.call()
     decode.call()
     assert decode.num_bytes > 0
     assert not decode.fits_graph
-    prefill = step_timings.time_prefill("tiny", 20, **sizes)
+    prefill = step_timings.time_prefill(tiny, 20, **sizes)
     prefill.call()
     prefill.call()
     assert prefill.num_flops > 0
-    chunk = step_timings.time_chunk("tiny", 3, 30, **sizes)
+    chunk = step_timings.time_chunk(tiny, 3, 30, **sizes)
     chunk.call()
     chunk.call()
     assert chunk.num_flops < prefill.num_flops
-    figures = step_timings.measure_loop("tiny", 2, 17, 3, **sizes)
+    figures = step_timings.measure_loop(tiny, 2, 17, 3, **sizes)
     assert figures["step_ms"] >= figures["host_ms"] > 0
     assert figures["output_tok_s"] > 0
+
+
+def test_a_tiny_hybrid_is_right_and_a_wrong_one_is_seen(monkeypatch):
+    sizes = {"prompt_lengths": (3,), "num_output": 1, "budget": 6, "num_layers": 2}
+    options = {"use_graphs": False, "device": "cpu", **sizes}
+    assert step_timings.measure_error("lfm2", torch.float32, **options)["error"] < 1e-4
+    monkeypatch.setattr(step_timings, "check", lambda *_, **__: math.nan)
+    with pytest.raises(ValueError, match=r"error is nan, the limit 0\.001"):
+        step_timings.measure_error("lfm2", torch.float32, **options)
 
 
 def test_the_daemon_is_measured():
