@@ -58,7 +58,7 @@ def load_transformers_model(
     _refuse_by_config(text or config)
     model = load_pretrained(path, config, dtype, AutoModelForCausalLM, text=text)
     if model._can_set_experts_implementation():
-        # the grouped product needs rows of whole 16 bytes, and computes nothing else on a CPU
+        # the reference's; the grouped product needs rows of whole 16 bytes on a CPU
         model.set_experts_implementation("eager")
     with torch.inference_mode():
         return _make_runnable(model, dtype, ops)
@@ -150,6 +150,7 @@ def load_pretrained(
 
 def _make_runnable(model: Any, dtype: torch.dtype, ops: Operations) -> Model:
     from engine_core.models.transformers.attention import PerRequestModel
+    from engine_core.models.transformers.experts import take_experts
     from engine_core.models.transformers.reference import largest_difference, run_reference
 
     own_attention = model.config._attn_implementation
@@ -162,6 +163,8 @@ def _make_runnable(model: Any, dtype: torch.dtype, ops: Operations) -> Model:
         raise UnsupportedArchitecture(
             f"{name} does not run as a plain language model: {_first_line(error)}; {_SUPPORTED}"
         ) from error
+    if dtype is torch.float32 and ops.device.type == "cpu" and (taken := take_experts(model, ops)):
+        logger.info("%s runs the experts of %d layers in our own code", name, taken)
     flattened = _flattened(model, reference, dtype, ops)
     if flattened is not None:
         return flattened

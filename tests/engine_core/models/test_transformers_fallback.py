@@ -11,6 +11,7 @@ from engine_core.models.errors import ModelError, ModelWeightsError, Unsupported
 from engine_core.models.layer_cache import PagedKeys, paged_keys
 from engine_core.models.transformers import attention
 from engine_core.models.transformers.attention import FlattenedModel, PerRequestModel
+from engine_core.models.transformers.experts import take_experts
 from engine_core.models.transformers.model import load_transformers_model
 
 IDS = {"vocab_size": 131, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -108,6 +109,17 @@ REFUSED = {
     "resnet": lambda: transformers.ResNetConfig(),
 }
 
+MIXTURES = {
+    "mixtral": FLATTENED["mixtral"],
+    "hunyuan_v1_moe": lambda: transformers.HunYuanMoEV1Config(
+        **GROUPED, head_dim=6, num_experts=4, moe_topk=2
+    ),
+    "flex_olmo": lambda: transformers.FlexOlmoConfig(
+        **GROUPED, num_experts=4, num_experts_per_tok=2
+    ),
+}
+FLATTENED |= {name: MIXTURES[name] for name in ("hunyuan_v1_moe", "flex_olmo")}
+
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread():
@@ -149,6 +161,23 @@ def test_paged_logits_equal_those_of_the_plain_model(name, tmp_path, ops, paged_
         expected = plain_logits(plain, tokens)
         assert expected.std() > 0.1
         torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", MIXTURES)
+def test_experts_run_in_our_own_code_and_a_row_has_the_same_bits_alone(name, tmp_path, ops):
+    model, _ = save(MIXTURES[name](), tmp_path)
+    modules = [each for each in model.modules() if type(each).__name__.endswith("Experts")]
+    x, weights = torch.randn(40, 36), torch.rand(40, 2)
+    ids = torch.stack([torch.randperm(4)[:2] for _ in range(40)])
+    expected = [module(x, ids, weights) for module in modules]
+    assert take_experts(model, ops) == len(modules) == 3
+    for module, theirs in zip(modules, expected, strict=True):
+        assert not list(module.parameters()), "they are in memory twice"
+        whole = module(x, ids, weights)
+        torch.testing.assert_close(whole, theirs, atol=1e-4, rtol=1e-4)
+        for rows in (slice(0, 1), slice(7, 30)) if "torch" not in ops.name else ():
+            assert torch.equal(module(x[rows], ids[rows], weights[rows]), whole[rows])
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gemma2", "bloom"])
