@@ -125,7 +125,7 @@ def minimax(layer_types, **options):
     return transformers.MiniMaxConfig(
         **{
             **_SHAPE,
-            "intermediate_size": 22,
+            "intermediate_size": 26,
             "num_hidden_layers": len(layer_types),
             "layer_types": layer_types,
             "num_local_experts": 4,
