@@ -21,7 +21,15 @@ from engine_core.model_files.gguf.header import (
     GgufTensor,
     read_gguf_header,
 )
-from engine_core.model_files.gguf.tensor_names import IGNORED, ROPE_FACTORS, Change, hf_tensor, undo
+from engine_core.model_files.gguf.tensor_names import (
+    IGNORED,
+    ROPE_FACTORS,
+    Change,
+    HfTensor,
+    hf_tensor,
+    of_drafts,
+    undo,
+)
 from engine_core.model_files.gguf.tokenizer import build_tokenizer, end_token_ids
 from engine_core.model_files.interface import TokenizerFiles
 
@@ -88,8 +96,8 @@ class GgufFile:
 
         for header in self._headers:
             for tensor, data in _mapped(header):
-                target = hf_tensor(self._meta.gguf, tensor.name)
-                if target is None or self._is_of_drafts(tensor.name):
+                target = self._target(tensor.name)
+                if target is None:
                     continue  # checked at opening: only what the config has taken in
                 if target.is_stack and keeps_blocks and _is_quantised(tensor, 3):
                     num_experts, *shape = tensor.shape
@@ -113,6 +121,13 @@ class GgufFile:
     def _reordered(self, name: str, part: WeightPart) -> WeightPart:
         reordered = self._meta.gguf.reordered
         return part if reordered is None else reordered(name, part, self.config)
+
+    def _target(self, name: str) -> HfTensor | None:
+        """Its name on the other side; None: it is not read."""
+        target = hf_tensor(self._meta.gguf, name)
+        if target is None or not self._is_of_drafts(name):
+            return target
+        return of_drafts(self._meta.gguf, target, self.config["num_hidden_layers"])
 
     def _is_of_drafts(self, name: str) -> bool:
         """Whether a tensor is of the layers behind the model's own, which only draft."""

@@ -7,7 +7,7 @@ import dataclasses
 import re
 from typing import TYPE_CHECKING, Any, Literal
 
-from engine_core.models.families.gguf import Gguf
+from engine_core.models.families.gguf import NEXTN, Gguf
 
 if TYPE_CHECKING:
     import torch
@@ -84,6 +84,16 @@ def hf_tensor(family: Gguf, gguf_name: str) -> HfTensor | None:
     return HfTensor(f"model.layers.{layer}.{target}", change or _change(family, part))
 
 
+def of_drafts(family: Gguf, tensor: HfTensor, num_layers: int) -> HfTensor | None:
+    """A tensor of a layer behind the model's own as one of a head for multi-token prediction; None:
+    the family's is not read. `tensor`: by `hf_tensor`."""
+    if not family.layer.keys() >= NEXTN.keys():
+        return None
+    layer, rest = tensor.name.removeprefix("model.layers.").split(".", 1)
+    name = rest if rest.startswith("mtp.") else f"mtp.layers.{int(layer) - num_layers}.{rest}"
+    return dataclasses.replace(tensor, name=name)
+
+
 def _change(family: Gguf, part: str) -> Change:
     if family.pairs_rows and part == "attn_q":
         return "unpermute_q"
@@ -91,7 +101,7 @@ def _change(family: Gguf, part: str) -> Change:
         return "unpermute_k"
     if part == "ffn_gate_inp_shexp":
         return "one_row"
-    if family.norms_plus_one and part.endswith("_norm"):
+    if family.norms_plus_one and part.endswith("norm"):
         return "subtract_one"
     return "none"
 

@@ -54,6 +54,13 @@ LATENTS = {
     "attn_kv_b": "self_attn.kv_b_proj",
     "attn_output": "self_attn.o_proj",
 }
+NEXTN = {
+    "nextn.eh_proj": "mtp.fc",
+    "nextn.enorm": "mtp.pre_fc_norm_embedding",
+    "nextn.hnorm": "mtp.pre_fc_norm_hidden",
+    "nextn.shared_head_norm": "mtp.norm",
+}
+"""Of a head for multi-token prediction, a layer behind the model's own; the names are Qwen's."""
 LLAMA = PROJECTIONS | GATED | TWO_NORMS
 """Tensors of a layer: llama.cpp's name to the checkpoint's, {} for the number of an expert. Where
 both end in .weight or .bias, that is left out."""

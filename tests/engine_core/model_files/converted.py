@@ -47,7 +47,7 @@ def converter_names(config: PreTrainedConfig) -> gguf.TensorNameMap:
     arch = next(
         key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture_of(config)
     )
-    return gguf.get_tensor_name_map(arch, config.num_hidden_layers)
+    return gguf.get_tensor_name_map(arch, config.num_hidden_layers + 1)  # and one that drafts
 
 
 def rope_part(config: PreTrainedConfig) -> float:

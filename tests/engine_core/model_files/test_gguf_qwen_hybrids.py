@@ -9,7 +9,7 @@ import torch
 from engine_core.adapters.errors import AdapterError
 from engine_core.adapters.gguf_file import read_gguf_adapter
 from engine_core.model_files import open_model_files
-from engine_core.models.loading import load_model
+from engine_core.models.loading import load_model, load_mtp_head
 from engine_core.models.registry import read_model_config
 from kernels.cpu.operations import CpuOperations
 from kernels.torch.operations import TorchOperations
@@ -20,8 +20,10 @@ from tests.engine_core.models.decoder_cases import (
     random_model,
     sequences,
 )
+from tests.engine_core.models.head_context import context_for
 from tests.engine_core.models.qwen_hybrid_cases import A, M, qwen3_5, reference_model
 from tests.kernels.gguf_parts import random_blocks
+from tests.mtp_heads import PublishedMTP
 from tests.native_kernels import native_library_or_skip
 
 NAMES = (
@@ -94,20 +96,52 @@ def tensors_of(config, state):
             continue
         name = name.replace(".dt_bias", ".dt_proj.bias")
         converted[name] = torch.from_numpy(np.ascontiguousarray(values))
-    tensors = gguf_tensors(config, converted)
-    return tensors | {f"blk.{config.num_hidden_layers}.nextn.eh_proj.weight": np.ones((2, 2))}
+    return gguf_tensors(config, converted)
+
+
+NEXTN = {
+    "fc": "eh_proj",
+    "pre_fc_norm_embedding": "enorm",
+    "pre_fc_norm_hidden": "hnorm",
+    "norm": "shared_head_norm",
+}
+
+
+def tensors_of_head(config, head):
+    """`_QwenMtpMixin`: the head for drafts is a layer behind the model's own."""
+    number, layer, tensors = config.num_hidden_layers, {}, {}
+    for name, tensor in head.items():
+        part, _, kind = name.removeprefix("mtp.").rpartition(".")
+        if part in NEXTN:
+            values = tensor.numpy() + (part != "fc")  # norms have their one
+            tensors[f"blk.{number}.nextn.{NEXTN[part]}.{kind}"] = values
+        else:
+            rest = name.removeprefix("mtp.layers.0.")
+            layer[f"model.layers.{number}.{rest}"] = tensor
+    return tensors | gguf_tensors(config, layer)
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("ops", ["torch"], indirect=True)
 def test_a_file_gives_the_logits_of_transformers(name, paged_logits, ops, write_gguf):
-    """Beside a head for drafts, which is left out."""
+    """Beside a head for drafts, whose logits are the checkpoint's."""
     reference = reference_model(name)
-    tensors = tensors_of(reference.config, reference.state_dict())
-    files = open_model_files(str(write_gguf(keys_of(reference.config), tensors)), report=print)
-    model = load_model(files.config, files.tensors(), dtype=torch.float32, ops=ops)
+    config, published = reference.config, PublishedMTP(reference)
+    tensors = tensors_of(config, reference.state_dict())
+    tensors |= tensors_of_head(config, published.tensors)
+    path = write_gguf(keys_of(config), tensors)
+    files, loaded = open_model_files(str(path), report=print), {"dtype": torch.float32, "ops": ops}
+    model = load_model(files.config, files.tensors(), **loaded)
     token_lists = sequences((19, 5))
     assert_close(paged_logits(model, token_lists), full_logits(reference, token_lists))
+    head = load_mtp_head(files.config, files.tensors(), model, **loaded)
+    ids_T, context = torch.tensor(token_lists[0]), context_for(head, 19, ops)
+    hidden_TE = torch.randn(19, config.hidden_size, generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        rows = head.remember(ids_T, torch.arange(19), hidden_TE, context)
+        logits, _ = head.guess(rows, context)
+        expected, _ = published(ids_T[None], hidden_TE[None])
+    torch.testing.assert_close(logits, expected[0], rtol=1e-4, atol=1e-4)
 
 
 def quantised_file(config, type_name, write_gguf):

@@ -15,6 +15,7 @@ from engine_core.models.errors import ModelConfigError, UnsupportedArchitecture
 from engine_core.models.families.family import Family
 from engine_core.models.families.gguf import (
     GATED,
+    NEXTN,
     PROJECTIONS,
     QK_NORMS,
     Fields,
@@ -150,6 +151,7 @@ def hybrid_block(build: BlockBuilder, layer: int) -> Block:
 GGUF_LAYER = (
     PROJECTIONS
     | QK_NORMS
+    | NEXTN
     | {
         "attn_norm": "input_layernorm",
         "post_attention_norm": "post_attention_layernorm",
