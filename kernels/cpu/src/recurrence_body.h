@@ -15,6 +15,25 @@ EC_INLINE float dot(const float* a, const float* b, int64_t size) {
     return sum;
 }
 
+// Those of one vector with two others, each as above.
+EC_INLINE void dots(const float* a, const float* b, const float* c, int64_t size, float& of_b,
+                    float& of_c) {
+    vf sums[2][2] = {{vf{}, vf{}}, {vf{}, vf{}}};
+    int64_t i = 0;
+    for (; i + 2 * W <= size; i += 2 * W)
+        for (int part = 0; part < 2; ++part) {
+            const vf x = load(a + i + part * W);
+            sums[0][part] = fma(x, load(b + i + part * W), sums[0][part]);
+            sums[1][part] = fma(x, load(c + i + part * W), sums[1][part]);
+        }
+    for (; i + W <= size; i += W) {
+        sums[0][0] = fma(load(a + i), load(b + i), sums[0][0]);
+        sums[1][0] = fma(load(a + i), load(c + i), sums[1][0]);
+    }
+    of_b = sum_of(sums[0][0] + sums[0][1]), of_c = sum_of(sums[1][0] + sums[1][1]);
+    for (; i < size; ++i) of_b += a[i] * b[i], of_c += a[i] * c[i];
+}
+
 // out[x][p] = sum over n of state[n][p] * rows[x][n], for `X` rows and `V` registers of p.
 template <int X, int V>
 EC_INLINE void multiply_tile(const float* state, int64_t value_size, const float* const* rows,
@@ -65,6 +84,30 @@ EC_INLINE void add_scaled(float* out, const float* x, float factor, int64_t size
     int64_t p = 0;
     for (; p + W <= size; p += W) store(out + p, fma(load(x + p), splat(factor), load(out + p)));
     for (; p < size; ++p) out[p] += x[p] * factor;
+}
+
+// out += weights[j] * x[j], from the first of `count` rows on.
+EC_INLINE void add_rows(float* out, const float* x, const float* weights, int64_t count,
+                        int64_t size) {
+    int64_t p = 0;
+    const auto run = [&](auto width) {
+        constexpr int V = decltype(width)::value;
+        vf sums[V];
+        EC_UNROLL
+        for (int v = 0; v < V; ++v) sums[v] = load(out + p + v * W);
+        for (int64_t j = 0; j < count; ++j) {
+            const vf weight = splat(weights[j]);
+            EC_UNROLL
+            for (int v = 0; v < V; ++v) sums[v] = fma(load(x + j * size + p + v * W), weight, sums[v]);
+        }
+        EC_UNROLL
+        for (int v = 0; v < V; ++v) store(out + p + v * W, sums[v]);
+        p += V * W;
+    };
+    while (p + 8 * W <= size) run(std::integral_constant<int, 8>{});
+    while (p + W <= size) run(std::integral_constant<int, 1>{});
+    for (; p < size; ++p)
+        for (int64_t j = 0; j < count; ++j) out[p] += x[j * size + p] * weights[j];
 }
 
 // e^x of `size` numbers.
@@ -215,8 +258,9 @@ static void recur_heads(const AttentionGeometry& g, const RecurrentLayer& layer,
                             static_cast<size_t>(N) * 4);
             if (D > 1) continue;
             for (int64_t j = 0; j <= i; ++j) {
-                if (has_delta) of_keys[i][j] = dot(keys + j * N, keys + i * N, N);
-                of_queries[i][j] = dot(keys + j * N, queries + i * N, N);
+                const float *key = keys + j * N, *query = queries + i * N;
+                if (has_delta) dots(key, keys + i * N, query, N, of_keys[i][j], of_queries[i][j]);
+                else of_queries[i][j] = dot(key, query, N);
             }
         }
         for (int64_t s = 0; s < count; ++s) {
@@ -243,8 +287,7 @@ static void recur_heads(const AttentionGeometry& g, const RecurrentLayer& layer,
                     for (int64_t n = 0; n < N; ++n) factors[n] = c[i * D + n] - c[j * D + n];
                     exps_of(factors, N, factors);
                     for (int64_t n = 0; n < N; ++n) factors[n] *= keys[j * N + n];
-                    of_keys[i][j] = dot(factors, keys + i * N, N);
-                    of_queries[i][j] = dot(factors, queries + i * N, N);
+                    dots(factors, keys + i * N, queries + i * N, N, of_keys[i][j], of_queries[i][j]);
                 }
             }
             if (state != nullptr) {
@@ -280,8 +323,8 @@ static void recur_heads(const AttentionGeometry& g, const RecurrentLayer& layer,
                 float share = layer.rule == static_cast<int64_t>(Rule::discretised) ? steps[i] : 1.0f;
                 if (has_delta) {
                     if (state != nullptr) add_scaled(u + i * P, from_keys + i * P, -decay, P);
-                    for (int64_t j = 0; j < i; ++j)
-                        add_scaled(u + i * P, u + j * P, -(of_rows[j] * of_keys[i][j]), P);
+                    for (int64_t j = 0; j < i; ++j) differences[j] = -(of_rows[j] * of_keys[i][j]);
+                    add_rows(u + i * P, u, differences, i, P);
                     share = 1.0f / (1.0f + std::exp(-layer.b[token * layer.b_stride + head]));
                 }
                 for (int64_t p = 0; p < P; ++p) u[i * P + p] *= share;
@@ -289,8 +332,8 @@ static void recur_heads(const AttentionGeometry& g, const RecurrentLayer& layer,
                 const float skip = layer.skips == nullptr ? 0.0f : layer.skips[head];
                 for (int64_t p = 0; p < P; ++p) out[p] = layer.skips == nullptr ? 0.0f : skip * v[p];
                 if (state != nullptr) add_scaled(out, from_queries + i * P, decay, P);
-                for (int64_t j = 0; j <= i; ++j)
-                    add_scaled(out, u + j * P, of_rows[j] * of_queries[i][j], P);
+                for (int64_t j = 0; j <= i; ++j) differences[j] = of_rows[j] * of_queries[i][j];
+                add_rows(out, u, differences, i + 1, P);
                 if (!is_kept) continue;
                 std::memcpy(part(layer.updates, block) + (i * H + head) * P, u + i * P,
                             static_cast<size_t>(P) * 4);
