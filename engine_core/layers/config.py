@@ -93,7 +93,7 @@ class ExpertConfig:
     router: RouterConfig = RouterConfig()
     latent_size: int | None = None
     latent_bias: bool = False
-    gated: Literal["silu", "swiglu_oai"] = "silu"
+    gated: Literal["silu", "swiglu_oai", "gelu_tanh"] = "silu"
     has_biases: bool = False
     shared_size: int | None = None
     shared_name: str = "mlp.shared_expert"

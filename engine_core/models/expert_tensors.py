@@ -70,6 +70,9 @@ _FUSED = {
     "mixer.experts.down_proj": "down",
     "feed_forward.experts.gate_up_proj": "gate_up",
     "feed_forward.experts.down_proj": "down",
+    "router.proj.weight": "router",
+    "experts.gate_up_proj": "gate_up",
+    "experts.down_proj": "down",
     "block_sparse_moe.router.weight": "router",
     "block_sparse_moe.router.layer.weight": "router",
     "block_sparse_moe.experts.gate_up_proj": "gate_up",
@@ -95,6 +98,7 @@ def outputs_first(name: str, tensor: WeightPart, hidden_size: int) -> WeightPart
 
 
 MIXTRAL_EXPERTS = ExpertNaming("block_sparse_moe", ("w1", "w3", "w2"))
+GEMMA_EXPERTS = ExpertNaming("moe", ("gate_proj", "up_proj", "down_proj"))
 LFM2_EXPERTS = ExpertNaming("feed_forward", ("w1", "w3", "w2"))
 NEMOTRON_EXPERTS = ExpertNaming("mixer", ("up_proj", "down_proj"))
 QWEN_EXPERTS = ExpertNaming("mlp", ("gate_proj", "up_proj", "down_proj"))

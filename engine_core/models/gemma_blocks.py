@@ -1,5 +1,6 @@
-"""The layer of Gemma 4: norms around attention and feed-forward, then what it adds of its own
-inputs (`layers/per_layer.py`), if it has any, and a number on what goes out.
+"""The layer of Gemma 4: norms around attention and feed-forward, which may have experts beside it
+(`layers/gemma_experts.py`), then what it adds of its own inputs (`layers/per_layer.py`), if it has
+any, and a number on what goes out.
 
 h += norm(attention(norm(h)))    h += norm(feed_forward(norm(h)))    h += inputs    h *= scalar
 """
@@ -8,6 +9,9 @@ from collections.abc import Sequence
 
 import torch
 
+from engine_core.layers.config import ExpertConfig
+from engine_core.layers.feed_forward import DenseFeedForward
+from engine_core.layers.gemma_experts import ExpertsBesideDense
 from engine_core.layers.linear import FusedLinear
 from engine_core.layers.norm import NoNorm, RMSNorm
 from engine_core.layers.parameters import Parameter, Placements, merge
@@ -108,10 +112,46 @@ def layer_input_adder(build: BlockBuilder, layer: int) -> LayerInputAdder:
     )
 
 
-def scaled_block(
-    build: BlockBuilder, layer: int, mixer: Mixer, feed_forward: FeedForward
-) -> ScaledBlock:
-    """The layer of this number."""
+_OF_DENSE = ("pre_feedforward_layernorm", "post_feedforward_layernorm_1")
+_OF_EXPERTS = ("pre_feedforward_layernorm_2", "post_feedforward_layernorm_2")
+
+
+def experts_beside_dense(
+    build: BlockBuilder, layer: int, experts: ExpertConfig
+) -> ExpertsBesideDense:
+    """The feed-forward of a layer with experts; it norms what it reads."""
+    name, config = f"model.layers.{layer}", build.config
+    return ExpertsBesideDense(
+        name,
+        experts,
+        config.spec.hidden_size,
+        dense=DenseFeedForward(
+            f"{name}.mlp",
+            config.spec.hidden_size,
+            config.intermediate_size,
+            activation=config.activation,
+            bias=False,
+            dtype=build.dtype,
+            ops=build.ops,
+        ),
+        norms=[build.norm(f"{name}.{norm}") for norm in (*_OF_DENSE, *_OF_EXPERTS)],
+        eps=config.norm_eps,
+        dtype=build.dtype,
+        ops=build.ops,
+    )
+
+
+def scaled_block(build: BlockBuilder, layer: int, mixer: Mixer, width: int) -> ScaledBlock:
+    """The layer of this number. `width`: features of a dense feed-forward."""
+    experts = build.config.experts[layer]
+    feed_forward: FeedForward
+    norms = [build.norm(f"model.layers.{layer}.{norm}") for norm in NORMS]
+    of_block: list[RMSNorm | None] = [*norms]
+    if experts is None:
+        feed_forward = build.feed_forward(layer, size=width)
+    else:
+        feed_forward = experts_beside_dense(build, layer, experts)
+        of_block[2] = None
     name, config = f"model.layers.{layer}", build.config
     adder = None
     if build.per_layer is not None:
@@ -120,7 +160,7 @@ def scaled_block(
     return ScaledBlock(
         mixer,
         feed_forward,
-        [build.norm(f"{name}.{norm}") for norm in NORMS],
+        of_block,
         no_norm=NoNorm(config.spec.hidden_size, dtype=build.dtype, ops=build.ops),
         scalar=Parameter(f"{name}.layer_scalar", (1,), torch.float32, device=build.ops.device),
         adder=adder,

@@ -6,10 +6,11 @@ from dataclasses import replace
 from statistics import NormalDist
 from typing import Any
 
-from engine_core.layers.config import AltUpConfig, PerLayerConfig
+from engine_core.layers.config import AltUpConfig, ExpertConfig, InterleavedRows, PerLayerConfig
 from engine_core.models.config_fields import ConfigFields
-from engine_core.models.decoder_config import read_layer_types, read_window
+from engine_core.models.decoder_config import read_experts, read_layer_types, read_window
 from engine_core.models.errors import ModelConfigError, UnsupportedArchitecture
+from engine_core.models.expert_tensors import GEMMA_EXPERTS
 from engine_core.models.layer_cache import PagedKeys
 
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -81,6 +82,36 @@ def read_keys(fields: ConfigFields, kinds: list[str]) -> tuple[PagedKeys, ...]:
         heads = of_layer.positive_int("num_key_value_heads")
         keys.append(PagedKeys(heads, size, size, window if kind == SLIDING else None))
     return tuple(keys)
+
+
+def read_gemma_experts(fields: ConfigFields, num_layers: int) -> tuple[ExpertConfig | None, ...]:
+    """Experts beside the dense feed-forward of every layer, if the model has any."""
+    if not fields.flag("enable_moe_block", False):
+        return (None,) * num_layers
+    experts = read_experts(
+        fields.with_values(
+            {"hidden_act": "silu", "num_experts_per_tok": fields.get("top_k_experts")}
+        ),
+        intermediate_size=fields.positive_int("moe_intermediate_size"),
+        renormalise=True,
+        round_weights=False,
+        naming=GEMMA_EXPERTS,
+    )
+    return (replace(experts, gated="gelu_tanh"),) * num_layers
+
+
+def halves_of(experts: ExpertConfig | None) -> tuple[InterleavedRows, ...]:
+    """Gate and up of each expert, which llama.cpp's files hold in one tensor."""
+    if experts is None:
+        return ()
+    names = [f"moe.experts.{expert}" for expert in range(experts.num_experts)]
+    size = (experts.intermediate_size,)
+    return tuple(
+        InterleavedRows(
+            f"{name}.gate_up_proj", 1, ((f"{name}.gate_proj", size), (f"{name}.up_proj", size))
+        )
+        for name in names
+    )
 
 
 # ---------------------------------------------------------------------- Gemma 3n

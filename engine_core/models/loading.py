@@ -369,7 +369,7 @@ def draw_weight(
     """A random tensor for a checkpoint name, made on `device`: ones for a norm or a factor, else
     normal around zero. Equal names give equal weights on a kind of device."""
     tensor = torch.empty(shape, dtype=dtype, device=device)
-    if len(shape) == 1 and ("norm" in name or "scalar" in name):
+    if len(shape) == 1 and ("norm" in name or "scal" in name):
         return tensor.fill_(1.0)
     # 32 bits, because a CPU's generator reads no more
     generator = torch.Generator(device).manual_seed(zlib.crc32(f"0 {name}".encode()))

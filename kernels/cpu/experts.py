@@ -17,13 +17,13 @@ class ExpertLayer(ctypes.Structure):
     _fields_ = [
         *members(POINTER, "gate_up", "down", "logits"),
         *members(INT64, "num_experts", "num_here", "first_expert", "top_k", "renormalise"),
-        *members(POINTER, "bias"),
+        *members(POINTER, "bias", "scales"),
         *members(INT64, "by_sigmoid", "num_groups", "top_groups", "best_of_group", "activation"),
         *members(FLOAT, "epsilon", "scale"),
     ]
 
 
-_ACTIVATIONS: tuple[ExpertActivation, ...] = ("silu", "relu2", "swiglu_oai")
+_ACTIVATIONS: tuple[ExpertActivation, ...] = ("silu", "relu2", "swiglu_oai", "gelu_tanh")
 """Activations by their numbers in `ExpertLayer`."""
 
 
@@ -57,9 +57,10 @@ class NativeExpertWeights:
         Raises ValueError: weights that are rounded to anything but float32, or a routing that does
         not suit so many experts."""
         routing.check(num_experts)
-        bias = routing.bias_X
-        if bias is not None:
-            check_tensor("bias", bias, (num_experts,))
+        bias, scales = routing.bias_X, routing.scale_X
+        for name, each in (("bias", bias), ("scales", scales)):
+            if each is not None:
+                check_tensor(name, each, (num_experts,))
         if routing.weights_dtype is not torch.float32:
             raise ValueError(
                 f"experts' weights are rounded to {routing.weights_dtype}, float32 experts take "
@@ -75,6 +76,7 @@ class NativeExpertWeights:
             top_k=routing.top_k,
             renormalise=routing.renormalise,
             bias=None if bias is None else bias.data_ptr(),
+            scales=None if scales is None else scales.data_ptr(),
             by_sigmoid=routing.scores == "sigmoid",
             num_groups=routing.num_groups,
             top_groups=routing.top_groups,

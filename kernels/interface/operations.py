@@ -230,6 +230,7 @@ class ExpertRouting:
         top_groups: those with the largest sum of their two best, of softmaxes with the largest one
             (arXiv:2412.19437, 2405.04434).
         scale: on weights, last.
+        scale_X: float32, on weights of each expert. On a CPU alone.
         weights_dtype: what they are rounded to: float32 (Mixtral), the model's (Qwen3-MoE).
         first_expert: of those whose weights are here; the others add nothing. On a CPU alone.
     """
@@ -242,6 +243,7 @@ class ExpertRouting:
     top_groups: int = 1
     epsilon: float = 0.0
     scale: float = 1.0
+    scale_X: torch.Tensor | None = None
     weights_dtype: torch.dtype = torch.float32
     first_expert: int = 0
 

@@ -11,9 +11,10 @@ from typing import Literal, Protocol
 
 import torch
 
-ExpertActivation = Literal["silu", "relu2", "swiglu_oai"]
-"""What an expert does between its products: silu(gate) * up, relu(up)^2 without a gate, or
-(up + 1) * gate * sigmoid(1.702 gate) of gates up to 7 and ups from -7 to 7 (gpt-oss)."""
+ExpertActivation = Literal["silu", "relu2", "swiglu_oai", "gelu_tanh"]
+"""What an expert does between its products: silu(gate) * up, relu(up)^2 without a gate,
+(up + 1) * gate * sigmoid(1.702 gate) of gates up to 7 and ups from -7 to 7 (gpt-oss), or, on a CPU
+alone, gelu(gate, tanh approximation) * up."""
 
 SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
 

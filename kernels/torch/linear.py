@@ -18,7 +18,7 @@ from kernels.interface.weights import (
     LinearWeight,
     check_experts,
 )
-from kernels.torch.elementwise import activate, silu_and_mul, swiglu_oai
+from kernels.torch.elementwise import activate, gelu_tanh_and_mul, silu_and_mul, swiglu_oai
 
 # oneDNN chooses a layout for a number of rows; this one was the best, or equal to it, from 1 to 512
 _ROWS_PACKED_FOR = 64
@@ -113,12 +113,16 @@ def choose_experts(
     weights_TA = scores_TX.gather(1, ids_TA)
     if routing.renormalise:
         weights_TA = weights_TA / (weights_TA.sum(dim=-1, keepdim=True) + routing.epsilon)
+    if routing.scale_X is not None:
+        weights_TA = weights_TA * routing.scale_X[ids_TA]
     return ids_TA, weights_TA * routing.scale
 
 
 def _activated(both: torch.Tensor, activation: ExpertActivation) -> torch.Tensor:
     if activation == "relu2":
         return activate(both, "relu2")
+    if activation == "gelu_tanh":
+        return gelu_tanh_and_mul(both)
     return silu_and_mul(both) if activation == "silu" else swiglu_oai(both)
 
 

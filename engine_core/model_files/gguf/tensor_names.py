@@ -39,6 +39,8 @@ _OF_STATES: dict[str, Change] = {
     "ssm_norm.weight": "flatten",
     "ssm_conv1d.weight": "one_input",
     "shortconv.conv.weight": "one_input",
+    "ffn_gate_inp.scale": "none",
+    "ffn_down_exps.scale": "none",
     "ffn_norm": "none",
 }
 """Changes to tensors of layers that keep a state, among them all whose names have no kind."""

@@ -25,6 +25,18 @@ PER_LAYER_TOP = {
     "per_layer_proj_norm.weight": "model.per_layer_projection_norm.weight",
 }
 
+GEMMA_EXPERT_LAYER = {
+    "ffn_gate_inp": "moe.gate",
+    "ffn_gate_inp.scale": "router.scale",
+    "ffn_gate_up_exps": "moe.experts.{}.gate_up_proj",
+    "ffn_gate_exps": "moe.experts.{}.gate_proj",
+    "ffn_up_exps": "moe.experts.{}.up_proj",
+    "ffn_down_exps": "moe.experts.{}.down_proj",
+    "ffn_down_exps.scale": "router.per_expert_scale",
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+    "post_ffw_norm_1": "post_feedforward_layernorm_1",
+    "post_ffw_norm_2": "post_feedforward_layernorm_2",
+}
 ALTUP_LAYER = {
     "laurel_l": "laurel.linear_left",
     "laurel_r": "laurel.linear_right",
@@ -74,7 +86,16 @@ def gemma4_fields(meta: Metadata, config: Fields) -> Fields:
     full = config["rope_parameters"] | {"rope_type": "proportional", "partial_rotary_factor": turns}
     is_alone = [f"blk.{layer}.attn_v.weight" not in meta.tensors for layer in range(num_layers)]
     num_shared = int(meta.number("attention.shared_kv_layers", 0))
+    experts: Fields = {}
+    if number := int(meta.number("expert_count", 0)):
+        experts = {
+            "enable_moe_block": True,
+            "num_experts": number,
+            "top_k_experts": int(meta.number("expert_used_count")),
+            "moe_intermediate_size": int(meta.number("expert_feed_forward_length")),
+        }
     return {
+        **experts,
         "hidden_activation": "gelu_pytorch_tanh",
         "attention_bias": False,
         "layer_types": kinds,

@@ -161,6 +161,7 @@ void choose(const ExpertLayer& layer, const float* logits, float* p, int64_t* id
     for (int64_t rank = 0; rank < layer.top_k; ++rank) {
         if (layer.renormalise != 0) weights[rank] /= chosen;
         weights[rank] *= layer.scale;
+        if (layer.scales != nullptr) weights[rank] *= layer.scales[ids[rank]];
     }
 }
 
@@ -180,7 +181,7 @@ const char* check_layer(const ExpertLayer& l, int64_t num_rows, int64_t num_inpu
         return refuse("%ld of %ld groups of %ld experts, %ld a token", l.top_groups, groups,
                       l.num_experts, l.top_k);
     }
-    if (l.activation < 0 || l.activation > 2) return refuse("activation %ld", l.activation);
+    if (l.activation < 0 || l.activation > 3) return refuse("activation %ld", l.activation);
     for (int64_t i = 0; i < l.num_here; ++i) {
         const LinearWeight &gate_up = l.gate_up[i], &down = l.down[i];
         for (const LinearWeight* w : {&gate_up, &down})
@@ -259,8 +260,8 @@ EC_EXPORT const char* ec_experts(const ec::ExpertLayer* layer, const float* x, i
     multiply(segments, l.gate_up, inputs, {both, both_size});
     for_rows(num_gathered, 4 * features, [&](int64_t row) {
         float* gate_up = both + row * both_size;  // the result takes the place of gate
-        if (l.activation == 0) {
-            gated_activation(gate_up, gate_up, 1, features, 0, nullptr);
+        if (l.activation == 0 || l.activation == 3) {
+            gated_activation(gate_up, gate_up, 1, features, l.activation == 3, nullptr);
         } else if (l.activation == 2) {
             swiglu_oai(gate_up, gate_up + features, 0, 1, features, gate_up, 0);
         } else {

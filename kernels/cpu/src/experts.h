@@ -14,10 +14,12 @@ struct ExpertLayer {
     int64_t top_k;
     int64_t renormalise;  // 1: a token's weights are divided by their sum + epsilon
     const float* bias;    // [num_experts], on scores where experts are chosen; may be null
+    const float* scales;  // [num_experts], on weights of each; may be null
     int64_t by_sigmoid;   // 1: a score is a logit's sigmoid; 0: softmax of all
     int64_t num_groups, top_groups;  // a token's experts are of those, ranked by the sum of
     int64_t best_of_group;           // this many of their scores, 1 or 2
-    int64_t activation;  // 0: silu(gate) * up; 1: relu(up)^2, without a gate; 2: swiglu_oai
+    int64_t activation;  // 0: silu(gate) * up; 1: relu(up)^2, without a gate; 2: swiglu_oai;
+                         // 3: gelu(gate, tanh) * up
     float epsilon, scale;            // the latter on weights
 
     int64_t halves() const { return activation == 1 ? 1 : 2; }

@@ -217,6 +217,11 @@ def mixture_of_experts(
             f"router logits are {tuple(router_logits_TX.shape)}; "
             f"give {(num_tokens, num_experts)}, tokens by experts"
         )
+    if routing.scale_X is not None or experts.activation == "gelu_tanh":
+        raise ValueError(
+            "experts with GELU, or with factors on their weights, run on a CPU only; use "
+            "--device cpu"
+        )
     if tile_rows is None:
         tile_rows = choose_tile_rows(num_tokens, top_k, num_experts, x_TE.dtype)
     ids_TA, weights_TA = route(router_logits_TX, routing, slot_mapping_T)

@@ -83,7 +83,8 @@ def gguf_keys(config: PreTrainedConfig) -> dict[str, Any]:
         keys["rope.dimension_count"] = head_dim
     names = ("num_experts", "num_local_experts", "n_routed_experts")
     if number := next((getattr(config, name) for name in names if hasattr(config, name)), None):
-        keys |= {"expert_count": number, "expert_used_count": config.num_experts_per_tok}
+        used = getattr(config, "num_experts_per_tok", None) or config.top_k_experts
+        keys |= {"expert_count": number, "expert_used_count": used}
     if arch in _DEEPSEEK_EXPERTS:
         keys |= {
             "expert_gating_func": 2,
@@ -180,6 +181,13 @@ def gguf_tensors(config: PreTrainedConfig, state: dict[str, torch.Tensor]) -> di
     for name, tensor in state.items():
         values = tensor.numpy()
         layer = f"blk.{name.removeprefix('model.layers.').partition('.')[0]}"
+        if arch == "gemma4" and name.endswith(("router.scale", "per_expert_scale")):
+            kind = "ffn_gate_inp" if name.endswith("router.scale") else "ffn_down_exps"
+            tensors[f"{layer}.{kind}.scale"] = values
+            continue
+        if arch == "gemma4" and name.endswith("experts.gate_up_proj"):
+            tensors[f"{layer}.ffn_gate_up_exps.weight"] = values
+            continue
         if name.endswith("experts.gate_up_proj"):
             gate, up = np.split(values, 2, axis=1)
             tensors |= {f"{layer}.ffn_gate_exps.weight": gate, f"{layer}.ffn_up_exps.weight": up}

@@ -187,12 +187,19 @@ def test_weights_and_config_survive_the_conversion(case: str, write_gguf) -> Non
         assert ours == theirs, field
 
 
-@pytest.mark.parametrize("case", CONFIGS)
+WITH_EXPERTS = {
+    "gemma4 with experts": gemma4(
+        enable_moe_block=True, num_experts=5, top_k_experts=2, moe_intermediate_size=32
+    )
+}
+
+
+@pytest.mark.parametrize("case", [*CONFIGS, *WITH_EXPERTS])
 def test_logits_of_the_file_are_those_of_transformers(
     case: str, write_gguf, ops, paged_logits
 ) -> None:
     torch.manual_seed(0)
-    config = CONFIGS[case]
+    config = (CONFIGS | WITH_EXPERTS)[case]
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.2)

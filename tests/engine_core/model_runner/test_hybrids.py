@@ -67,6 +67,7 @@ def greedy(reference, prompt):
         ("deepseek-v3, YaRN", 23, "native", True),
         ("glm-4.7-flash", 7, "native", False),
         ("gemma4 embeddings per layer, shared keys", 23, "native", False),
+        ("gemma4 with experts", 7, "native", False),
         ("gemma3n", 7, "native", True),
         ("gemma3n three streams, untied, biases", 23, "torch", False),
     ],

@@ -204,6 +204,13 @@ DENSE = {
         hidden_size_per_layer_input=10,
         vocab_size_per_layer_input=131,
     ),
+    "gemma4 with experts": gemma4(
+        enable_moe_block=True,
+        num_experts=5,
+        top_k_experts=2,
+        moe_intermediate_size=22,
+        attention_k_eq_v=True,
+    ),
     "gemma3n": gemma3n(),
     "gemma3n three streams, untied, biases": gemma3n(
         altup_num_inputs=3,
@@ -352,7 +359,7 @@ def random_model(config):
         if name.endswith("layer_scalar"):
             buffer.uniform_(0.5, 1.5)
     for name, parameter in model.named_parameters():
-        is_plain = name.endswith(("bias", "sinks", "output_scale")) or "norm" in name
+        is_plain = name.endswith(("bias", "sinks", "scale")) or "norm" in name
         if is_plain:  # they begin as 0 or 1
             torch.nn.init.normal_(parameter, mean=parameter.mean().item(), std=0.3)
         elif name.endswith(("gate.weight", "router.weight")):  # most begin as 0: experts alike

@@ -43,6 +43,16 @@ DECODERS = {
         layer_types=["full_attention", "sliding_attention", "full_attention"],
         sliding_window=6,
     ),
+    "gemma4_text, experts": transformers.Gemma4TextConfig(
+        **SHAPE,
+        global_head_dim=32,
+        hidden_size_per_layer_input=0,
+        sliding_window=6,
+        enable_moe_block=True,
+        num_experts=5,
+        top_k_experts=2,
+        moe_intermediate_size=32,
+    ),
     "gemma4_text, E": transformers.Gemma4TextConfig(
         **SHAPE,
         global_head_dim=32,

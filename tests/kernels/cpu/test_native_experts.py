@@ -53,6 +53,16 @@ def test_experts_of_gpt_oss_are_those_of_torch(library, isa):
     torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-5)
 
 
+def test_gelu_and_factors_on_weights_are_those_of_torch(library, isa):
+    x, logits, *weights = make_layer(70, 12)
+    routing = ExpertRouting(top_k=3, renormalise=True, scale_X=torch.randn(12))
+    mine, theirs = (
+        ops.mixture_of_experts(x, logits, ops.prepare_experts(*weights, "gelu_tanh"), routing)
+        for ops in (CpuOperations(library), TorchOperations())
+    )
+    torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("weights", FLOATS)
 def test_a_token_has_the_same_bits_alone(library, isa, weights):
     ops = CpuOperations(library, linear_weights=weights)

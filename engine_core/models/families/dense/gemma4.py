@@ -1,5 +1,6 @@
 """Gemma 4's text model: sizes and number of key heads by layer type, values with a norm, keys that
-are values, layers that read another's keys, a number on each layer's output."""
+are values, layers that read another's keys, experts beside the feed-forward, a number on each
+layer's output."""
 
 from __future__ import annotations
 
@@ -10,9 +11,11 @@ from engine_core.models.config import ModelConfig
 from engine_core.models.config_fields import ConfigFields
 from engine_core.models.decoder_config import read_decoder
 from engine_core.models.errors import ModelConfigError, UnsupportedArchitecture
+from engine_core.models.expert_tensors import GEMMA_EXPERTS
 from engine_core.models.families.family import Family
 from engine_core.models.families.gemma_gguf import (
     BY_LAYER,
+    GEMMA_EXPERT_LAYER,
     GEMMA_LAYER,
     IN_PLACE,
     PER_LAYER_TOP,
@@ -22,7 +25,9 @@ from engine_core.models.families.gguf import Gguf
 from engine_core.models.gemma_config import (
     FULL,
     SLIDING,
+    halves_of,
     layer_kinds,
+    read_gemma_experts,
     read_keys,
     read_per_layer,
     sharing,
@@ -54,8 +59,6 @@ def read(fields: ConfigFields) -> ModelConfig:
     if fields.get("rope_parameters") is None:
         fields = fields.with_values({"rope_parameters": _ROTARY})
     num_layers = fields.positive_int("num_hidden_layers")
-    if fields.get("enable_moe_block"):
-        raise UnsupportedArchitecture("enable_moe_block of Gemma 4 is not supported")
     kinds = layer_kinds(fields, num_layers)
     keys = sharing(read_keys(fields, kinds), kinds, fields.get("num_kv_shared_layers") or 0)
     own = [kept.shares is None for kept in keys]
@@ -76,6 +79,7 @@ def read(fields: ConfigFields) -> ModelConfig:
         activation_field="hidden_activation",
         default_activation="gelu_pytorch_tanh",
         rotary=tuple(rotary[kind] for kind in kinds),
+        experts=read_gemma_experts(fields, num_layers),
     )
     for kept in keys:
         if config.spec.num_query_heads % kept.num_kv_heads:
@@ -97,9 +101,10 @@ def read(fields: ConfigFields) -> ModelConfig:
         norms_in_float32=True,
         embedding_scale=config.spec.hidden_size**0.5,
         final_softcap=None if softcap is None else fields.positive_float("final_logit_softcapping"),
-        can_be_shared=len({*widths}) == 1 and per_layer is None,
+        can_be_shared=len({*widths}) == 1 and per_layer is None and config.experts[0] is None,
         per_layer=per_layer,
         lacks=frozenset({"prompt_embeds"}) if per_layer else frozenset(),
+        interleaved=halves_of(config.experts[0]),
         block=_Block(tuple(are_values and kind == FULL for kind in kinds), widths),
         unused=unused(own),
     )
@@ -122,7 +127,7 @@ class _Block:
             keys_are_values=self.keys_are_values[layer],
         )
         width = build.config.intermediate_size if build.config.can_be_shared else self.widths[layer]
-        return scaled_block(build, layer, attention, build.feed_forward(layer, size=width))
+        return scaled_block(build, layer, attention, width)
 
 
 FAMILIES = (
@@ -130,9 +135,10 @@ FAMILIES = (
         names=("Gemma4ForCausalLM", "Gemma4TextModel"),
         model_type="gemma4_text",
         read=read,
+        experts=GEMMA_EXPERTS,
         gguf=Gguf(
             architecture="gemma4",
-            layer=GEMMA_LAYER | {"layer_output_scale.weight": "layer_scalar"},
+            layer=GEMMA_LAYER | GEMMA_EXPERT_LAYER | {"layer_output_scale.weight": "layer_scalar"},
             fields=gemma4_fields,
             theta=_THETA,
             by_layer=BY_LAYER,
