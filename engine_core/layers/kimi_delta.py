@@ -19,7 +19,7 @@ from kernels.interface.recurrence import (
 
 
 def kimi_delta_shape(config: DeltaNetConfig) -> RecurrenceShape:
-    """What a gated delta net keeps, with a decay a channel."""
+    """The shape of a gated delta net's state, with a decay a channel."""
     return dataclasses.replace(config.shape, decay_size=config.key_size)
 
 

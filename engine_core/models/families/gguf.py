@@ -44,6 +44,14 @@ MAMBA2 = {
     "ssm_d": "mamba.D",
     "ssm_norm": "mamba.norm",
 }
+KIMI_DELTA = {
+    **{f"ssm_conv1d_{part}": f"self_attn.{part}_conv1d" for part in "qkv"},
+    **{f"ssm_{part}": f"self_attn.{part}_proj" for part in ("f_a", "f_b", "g_a", "g_b")},
+    "ssm_beta": "self_attn.b_proj",
+    "ssm_a": "self_attn.A_log",
+    "ssm_dt.bias": "self_attn.dt_bias",
+    "ssm_norm": "self_attn.o_norm",
+}
 LATENTS = {
     "attn_q": "self_attn.q_proj",
     "attn_q_a": "self_attn.q_a_proj",

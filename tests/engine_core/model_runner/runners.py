@@ -17,11 +17,10 @@ DEFAULTS = {
 }
 
 
-def load_reference(reference, ops):
-    """The weights of a model of transformers in ours."""
-    return load_model(
-        reference.config.to_dict(), reference.state_dict().items(), dtype=torch.float32, ops=ops
-    )
+def load_reference(reference, ops, tensors=None):
+    """The weights of a model of transformers in ours. `tensors`: None: by their names there."""
+    tensors = reference.state_dict() if tensors is None else tensors
+    return load_model(reference.config.to_dict(), tensors.items(), dtype=torch.float32, ops=ops)
 
 
 def runner_config(model, ops, **options):

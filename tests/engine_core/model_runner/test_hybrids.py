@@ -52,6 +52,8 @@ def greedy(reference, prompt):
         ("falcon-h1, biases, no norm, tied", 23, "torch", True),
         ("minimax", 23, "native", True),
         ("minimax, attention last, tied", 7, "torch", False),
+        ("kimi-linear", 23, "native", True),
+        ("kimi-linear, attention last, groups", 7, "native", False),
         ("qwen3.5", 7, "native", False),
         ("qwen3.5", 23, "torch", True),
         ("qwen3.5, attention last, tied, biases", 23, "native", True),
@@ -78,6 +80,7 @@ def test_tokens_are_those_of_transformers(name, chunk, backend, drafted):
     among = (decoder_cases, hybrid_cases, latent_cases, qwen_hybrid_cases)
     cases = next(each for each in among if name in each.CONFIGS)
     reference, ops = cases.reference_model(name), BACKENDS[backend]()
+    tensors = hybrid_cases.published(reference) if name.startswith("kimi") else None
     generator = torch.Generator().manual_seed(1)
     first = torch.randint(8, 131, (25,), generator=generator).tolist()
     second = torch.randint(8, 131, (21,), generator=generator).tolist()
@@ -88,7 +91,7 @@ def test_tokens_are_those_of_transformers(name, chunk, backend, drafted):
         for index in range(3 if request == "c" else 1)
     }
     limits = {"max_num_batched_tokens": chunk, "max_num_seqs": 6, "max_model_len": 64}
-    config = runner_config(load_reference(reference, ops), ops, **limits)
+    config = runner_config(load_reference(reference, ops, tensors), ops, **limits)
     pools = [spec.pool for spec in config.layout.group_specs]
     sizes = {
         "num_blocks": tuple(FEW * pools.count(pool) for pool in sorted({*pools})),

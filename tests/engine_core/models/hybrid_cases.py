@@ -1,9 +1,11 @@
 """Tiny random decoders of which some layers keep a state, and what transformers makes of them."""
 
 import functools
+import tempfile
 
 import torch
 import transformers
+from safetensors.torch import load_file
 
 from tests.engine_core.models.decoder_cases import random_model
 
@@ -260,12 +262,11 @@ CONFIGS = {
         linear_attn_beta_factor=1.2,
         mlp_beta_factor=0.8,
     ),
-    "kimi-linear": kimi_linear([M, A, M]),
-    "kimi-linear, attention last, groups, equal rows": kimi_linear(
+    "kimi-linear": kimi_linear([M, A, M], linear_head_dim=13),  # q_proj has as many rows in both
+    "kimi-linear, attention last, groups": kimi_linear(
         [A, M, A],
         n_group=3,
         topk_group=2,
-        linear_head_dim=13,
         mlp_layer_types=["sparse", "dense", "sparse"],
         q_lora_rank=10,
         moe_renormalize=False,
@@ -284,6 +285,13 @@ def spread_out(model):
         if name.endswith(("expert_bias", "e_score_correction_bias")):
             buffer += torch.randn_like(buffer) * 0.3
     return model
+
+
+def published(reference):
+    """A model's tensors, by the names of its checkpoints."""
+    with tempfile.TemporaryDirectory() as folder:
+        reference.save_pretrained(folder)
+        return load_file(f"{folder}/model.safetensors")
 
 
 @functools.cache

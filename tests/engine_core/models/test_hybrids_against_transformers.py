@@ -15,6 +15,7 @@ from tests.engine_core.models.hybrid_cases import (
     M,
     falcon_h1,
     granite,
+    kimi_linear,
     lfm2,
     lfm3,
     minimax,
@@ -49,6 +50,7 @@ def test_a_saved_folder_gives_the_logits_of_a_full_forward(name, paged_logits, o
         (nemotron_h([A, M]), {"layers_block_type": ["rnn"]}, UnsupportedArchitecture, '"rnn"'),
         (nemotron_h([E]), {"n_group": 4}, ModelConfigError, "n_group is 4.* do not suit 6 experts"),
         (nemotron_h([E]), {"n_group": 3, "num_experts_per_tok": 3}, ModelConfigError, "tok 3"),
+        (kimi_linear([A]), {"mla_use_nope": False}, UnsupportedArchitecture, "only True"),
         (falcon_h1(1), {"ssm_multipliers": [1.0]}, ModelConfigError, "must be 5 numbers"),
         (nemotron_h([A]), {"mlp_hidden_act": "silu"}, UnsupportedArchitecture, "only relu2"),
     ],
@@ -64,6 +66,12 @@ def test_names_of_layers_and_of_fields_of_older_files_are_read():
     assert read_model_config(new | pattern) == read_model_config(new)
     new = granite([M, A]).to_dict()
     old = {"layer_types": ["mamba", "attention"]}
+    assert read_model_config(new | old) == read_model_config(new)
+    new = kimi_linear([M, A], linear_head_dim=12, mlp_layer_types=["dense", "sparse"]).to_dict()
+    attends = {"full_attn_layers": [2], "kda_layers": [1], "head_dim": 12, "num_heads": 6}
+    old = {"layer_types": None, "linear_attn_config": attends | {"short_conv_kernel_size": 4}}
+    old |= {"linear_head_dim": None, "mlp_layer_types": None, "first_k_dense_replace": 1}
+    old |= {"moe_router_activation_func": "sigmoid", "moe_layer_freq": 1, "mla_use_nope": True}
     assert read_model_config(new | old) == read_model_config(new)
     new = minimax([M, A], mlp_alpha_factor=3.5).to_dict()
     old = {"mlp_alpha_factor": None, "layernorm_mlp_alpha": 3.5, "attn_type_list": [0, 1]}

@@ -60,6 +60,7 @@ _SIZES = (
             "Lfm2",
             "Lfm2Moe",
             "Lfm3",
+            "KimiLinear",
         ),
         *("DeepseekV3", "Glm4MoeLite"),
         *("Afmoe", "GraniteMoe", "GraniteMoeShared", "MiniMaxM2", "SolarOpen"),

@@ -14,6 +14,7 @@ from engine_core.models.errors import ModelConfigError, UnsupportedArchitecture
 from engine_core.models.expert_config import read_deepseek_experts
 from engine_core.models.expert_tensors import MIXTRAL_EXPERTS
 from engine_core.models.families import gguf
+from engine_core.models.families.experts.deepseek_v2 import heads_below_each_other
 from engine_core.models.families.experts.mixtral import GGUF_EXPERTS
 from engine_core.models.families.family import Family
 from engine_core.models.families.gguf import Fields, Gguf, Metadata
@@ -32,16 +33,20 @@ _DEFAULTS = {
     "moe_intermediate_size": 1024,
     "routed_scaling_factor": 2.446,
     "first_k_dense_replace": 1,
+    "max_position_embeddings": 1_048_576,
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+    "n_shared_experts": 1,
 }
 _OWN_NAMES = {
-    "max_position_embeddings": ("model_max_length", 1_048_576),
-    "norm_topk_prob": ("moe_renormalize", True),
-    "num_experts": ("num_local_experts", 256),
-    "num_experts_per_tok": ("num_experts_per_token", 8),
-    "n_shared_experts": ("num_shared_experts", 1),
-    "n_group": ("num_expert_group", 1),
+    "model_max_length": "max_position_embeddings",
+    "moe_renormalize": "norm_topk_prob",
+    "num_local_experts": "num_experts",
+    "num_experts_per_token": "num_experts_per_tok",
+    "num_shared_experts": "n_shared_experts",
+    "num_expert_group": "n_group",
 }
-"""DeepSeek's names of fields, to Kimi's and what they are by default."""
+"""Kimi's names of fields, to DeepSeek's."""
 _ONLY = {"moe_router_activation_func": "sigmoid", "moe_layer_freq": 1, "mla_use_nope": True}
 _SIZES = {  # of the delta attention: beside the others, and in a field of their own
     "linear_num_heads": ("num_heads", 32),
@@ -58,11 +63,10 @@ def read(fields: ConfigFields) -> ModelConfig:
             raise UnsupportedArchitecture(
                 f"{name} {fields.get(name)!r} of Kimi Linear is not supported, only {allowed!r}"
             )
-    fields = fields.with_values(
-        {ours: _first(fields, ours, *theirs) for ours, theirs in _OWN_NAMES.items()}
-        | {"num_local_experts": None, "rope_scaling": None, "rope_parameters": None}
-    )
-    fields = latent_fields(fields.with_defaults(_DEFAULTS))
+    given = {name: fields.get(theirs) for theirs, name in _OWN_NAMES.items()}
+    given = {name: value for name, value in given.items() if value is not None}
+    fields = fields.with_defaults(_DEFAULTS | given)
+    fields = latent_fields(fields.with_values({"rope_scaling": None, "rope_parameters": None}))
     own = ConfigFields(fields.mapping("linear_attn_config") or {})
     num_heads, size, width = (
         own.positive_int(name, fields.positive_int(ours, default))
@@ -72,7 +76,7 @@ def read(fields: ConfigFields) -> ModelConfig:
         fields,
         default_max_position=1,
         default_norm_eps=1e-5,
-        experts=read_deepseek_experts(fields, naming=MIXTRAL_EXPERTS),
+        experts=read_deepseek_experts(fields, MIXTRAL_EXPERTS),
     )
     if fields.get("layer_types") is None:
         fields = fields.with_values({"layer_types": _kinds(own, config.spec.num_layers)})
@@ -96,17 +100,12 @@ def read(fields: ConfigFields) -> ModelConfig:
     )
 
 
-def _first(fields: ConfigFields, ours: str, theirs: str, default: Any) -> Any:
-    found = (fields.get(name) for name in (ours, theirs))
-    return next((value for value in found if value is not None), default)
-
-
 def _kinds(own: ConfigFields, num_layers: int) -> list[str]:
-    """By `linear_attn_config`, which counts layers from one."""
+    """Kinds of layers by `linear_attn_config`, which counts them from one."""
     attends = own.get("full_attn_layers")
     if attends is None:
-        attends = range(5, num_layers + 1, 4)
-    if not all(isinstance(layer, int) for layer in attends):
+        attends = list(range(5, num_layers + 1, 4))
+    if not isinstance(attends, list) or not all(isinstance(layer, int) for layer in attends):
         raise ModelConfigError(f"config: full_attn_layers is {attends!r}, it must list layers")
     return [
         "full_attention" if layer + 1 in attends else "linear_attention"
@@ -142,21 +141,14 @@ class _Block:
         return build.block(layer, mixer)
 
 
+_SHARED = {f"ffn_{part}_shexp": f"shared_experts.{part}_proj" for part in ("gate", "up", "down")}
 _GGUF_LAYER = {
-    **(gguf.PROJECTIONS | gguf.LATENTS | gguf.GATED | gguf.TWO_NORMS | GGUF_EXPERTS),
+    **(gguf.PROJECTIONS | gguf.LATENTS | gguf.GATED | gguf.TWO_NORMS),
+    **(gguf.KIMI_DELTA | GGUF_EXPERTS),
     "attn_k_b": "self_attn.k_b_proj",
     "attn_v_b": "self_attn.v_b_proj",
-    **{f"ssm_conv1d_{part}": f"self_attn.{part}_conv1d" for part in "qkv"},
-    **{f"ssm_{part}": f"self_attn.{part}_proj" for part in ("f_a", "f_b", "g_a", "g_b")},
-    "ssm_beta": "self_attn.b_proj",
-    "ssm_a": "self_attn.A_log",
-    "ssm_dt.bias": "self_attn.dt_bias",
-    "ssm_norm": "self_attn.o_norm",
     "exp_probs_b.bias": "block_sparse_moe.gate.e_score_correction_bias",
-    **{
-        f"ffn_{part}_shexp": f"block_sparse_moe.shared_experts.{part}_proj"
-        for part in ("gate", "up", "down")
-    },
+    **{ours: f"block_sparse_moe.{name}" for ours, name in _SHARED.items()},
 }
 
 
@@ -179,14 +171,6 @@ def _gguf_fields(meta: Metadata, config: Fields) -> Fields:
     }
 
 
-def heads_below_each_other(name: str, part: Any, _config: Fields) -> Any:
-    """`attn_k_b`, of each head the transposed matrix, and `attn_v_b`: as parts of kv_b_proj."""
-    if not name.endswith((".k_b_proj.weight", ".v_b_proj.weight")) or part.ndim != 3:
-        return part
-    heads_HNL = part.transpose(1, 2) if ".k_b_proj" in name else part
-    return heads_HNL.flatten(0, 1)
-
-
 def _as_published(name: str, part: Any, config: Fields) -> Any:
     if name.endswith("_conv1d.weight"):
         return part.reshape(-1, 1, part.shape[-1])
@@ -200,10 +184,13 @@ FAMILIES = (
         names=("KimiLinearForCausalLM", "KimiLinearModel"),
         model_type="kimi_linear",
         read=read,
-        # so transformers writes dense layers
-        tensor_suffixes=tuple(
-            (f"block_sparse_moe.{part}_proj.weight", f"mlp.{part}_proj.weight")
-            for part in ("gate", "up", "down")
+        tensor_suffixes=(
+            ("forget_gate.f_a_proj.weight", "f_a_proj.weight"),  # of adapters
+            ("forget_gate.f_b_proj.weight", "f_b_proj.weight"),
+            *(  # so transformers writes dense layers
+                (f"block_sparse_moe.{part}_proj.weight", f"mlp.{part}_proj.weight")
+                for part in ("gate", "up", "down")
+            ),
         ),
         experts=MIXTRAL_EXPERTS,
         gguf=Gguf(
