@@ -96,6 +96,20 @@ CASES = {
         ),
         4,
     ),
+    "glm4 with experts": (
+        transformers.Glm4MoeConfig(
+            **SHAPE,
+            head_dim=8,
+            n_routed_experts=6,
+            num_experts_per_tok=2,
+            moe_intermediate_size=22,
+            n_shared_experts=2,
+            attention_bias=True,
+            use_qk_norm=True,
+            routed_scaling_factor=2.5,
+        ),
+        4,
+    ),
     "qwen3.5": (qwen_hybrid_cases.qwen3_5([M, A, M], **FEW_KEYS), 2),
     "qwen3.5 with experts, key heads repeated": (
         qwen_hybrid_cases.qwen3_5_moe([M, A], linear_num_key_heads=1),
