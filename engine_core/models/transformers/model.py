@@ -76,6 +76,11 @@ def _refuse_by_config(config: Mapping[str, Any]) -> None:
         )
     if config.get("use_bidirectional_attention") is True:
         raise UnsupportedArchitecture(f"{name} attends in both directions; {_SUPPORTED}")
+    if config.get("index_topk") is not None:
+        raise UnsupportedArchitecture(
+            f"{name} attends to tokens that an indexer chooses (DeepSeek sparse attention), which "
+            f"is not computed here; {_SUPPORTED}"
+        )
     if "chunked_attention" in (config.get("layer_types") or ()):
         raise UnsupportedArchitecture(f"{name} attends in chunks of its context; {_SUPPORTED}")
 

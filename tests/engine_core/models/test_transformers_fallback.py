@@ -210,6 +210,13 @@ def test_an_unknown_model_type_is_refused_by_name(tmp_path, ops):
         load_transformers_model(tmp_path, config, dtype=torch.float32, ops=ops)
 
 
+def test_attention_to_what_an_indexer_chooses_is_refused_by_name(tmp_path, ops):
+    """DeepSeek V3.2, GLM-5."""
+    config = {"architectures": ["GlmMoeDsaForCausalLM"], "index_topk": 2048}
+    with pytest.raises(UnsupportedArchitecture, match=r"GlmMoeDsa.* an indexer chooses"):
+        load_transformers_model(tmp_path, config, dtype=torch.float32, ops=ops)
+
+
 def test_quantised_weights_are_refused_by_method(tmp_path, ops):
     _, config = save(FLATTENED["gpt2"](), tmp_path)
     config["quantization_config"] = {"quant_method": "gptq", "bits": 4}
