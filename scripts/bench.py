@@ -31,6 +31,7 @@ for name, text in {
     "cpu-kernels": "The native dense products beside torch's prepacked ones.",
     "adapters": "Decode steps with adapters, and what requests without one pay for them.",
     "fleet": "Engines behind the HTTP server, beside what the simulator foretells of them.",
+    "hybrids": "A hybrid of random weights, in turn with llama.cpp's tools on the same file.",
     "embeddings": "Sentences a second, in turn with sentence-transformers and onnxruntime.",
 }.items():
     # imported when it runs: the scheduler's must not find torch

@@ -99,3 +99,16 @@ def test_a_start_has_medians_of_the_daemon(tmp_path):
     phases_s = sum(value for name, value in ours.items() if name.startswith("phase_"))
     assert 0.5 * ours["launch_to_ready_s"] < phases_s <= ours["launch_to_ready_s"] + 0.01
     assert ours["peak_memory_bytes"] > 50e6
+
+
+# ---------------------------------------------------------------------- hybrids
+
+
+@pytest.mark.slow
+def test_a_hybrid_is_measured_with_its_next_turn(tmp_path):
+    options = ["--shape", "tiny", "--prompts", "64", "--streams", "2", "--repeat", "1"]
+    result, said = bench(tmp_path, "hybrids", *options)
+    assert "engine-core" in said
+    measured = result["medians"]["engine-core"]
+    assert measured.keys() == {"prompt 64", "2 streams", "next turn's first token, s"}
+    assert min(measured.values()) > 0
