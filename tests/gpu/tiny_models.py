@@ -18,6 +18,8 @@ from kernels.interface.weights import QuantisedTensor
 
 VOCAB_SIZE = 128
 HYBRIDS = ("qwen3.5", "granite-h", "lfm2", "bamba", "nemotron-h")
+MORE_HYBRIDS = ("falcon-h1", "minimax", "lfm3")
+"""Tried on a GPU alone: in the interpreter each takes some ten seconds."""
 _SEED = 0
 _SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -37,9 +39,9 @@ _WINDOW = 20
 def tiny_config(name: str, *, num_layers: int | None = None) -> transformers.PretrainedConfig:
     """Of "llama" (groups of 3 query heads), "qwen3" (norms of queries and keys), "gemma3" (windows,
     scaled embeddings, GELU), "mixtral" and "qwen3-moe"; and of "qwen3.5", "granite-h", "lfm2",
-    "bamba" and "nemotron-h", whose first and third layer keep a state."""
+    "bamba", "nemotron-h" and the others, whose first and third layer keep a state."""
     shape = _SHAPE | {"num_hidden_layers": num_layers or _NUM_LAYERS}
-    if name in HYBRIDS:
+    if name in HYBRIDS + MORE_HYBRIDS:
         return _hybrid_config(name, shape)
     if name == "llama":
         return transformers.LlamaConfig(**shape)
@@ -81,7 +83,21 @@ def _hybrid_config(name: str, shape: dict[str, Any]) -> transformers.PretrainedC
     if name == "bamba":
         sizes = {"mamba_n_heads": 12, "mamba_d_state": 32}
         return transformers.BambaConfig(**shape, **sizes, attn_layer_indices=[1][: number - 1])
+    if name == "falcon-h1":
+        sizes = {"mamba_n_heads": 12, "mamba_d_state": 32, "mamba_d_ssm": 96}
+        factors = {"key_multiplier": 0.7, "ssm_multipliers": [0.9, 1.0, 1.0, 1.1, 0.7]}
+        return transformers.FalconH1Config(**shape, **sizes, **factors)
+    if name == "lfm3":
+        layers = ["conv", "sliding_attention", "conv"][:number]
+        return transformers.Lfm3Config(
+            **shape, layer_types=layers, sliding_window=_WINDOW, pad_token_id=0
+        )
     layers = ["linear_attention", "full_attention", "linear_attention"][:number]
+    if name == "minimax":
+        factors = {"linear_attn_alpha_factor": 1.7, "mlp_alpha_factor": 1.7}
+        return transformers.MiniMaxConfig(
+            **shape, **factors, layer_types=layers, num_local_experts=8
+        )
     del shape["num_hidden_layers"]
     sizes = {"mamba_num_heads": 12, "mamba_head_dim": 16, "ssm_state_size": 32, "n_groups": 2}
     return transformers.NemotronHConfig(

@@ -16,6 +16,7 @@ from tests.gpu.checks.errors import worst
 from tests.gpu.engine_run import EngineRun, GeneratedOutput, RequestSpec, Sizes, triton_operations
 from tests.gpu.tiny_models import (
     HYBRIDS,
+    MORE_HYBRIDS,
     VOCAB_SIZE,
     ours_of,
     random_reference,
@@ -24,7 +25,7 @@ from tests.gpu.tiny_models import (
 )
 from tests.kernels.gguf_parts import rounded_part
 
-MODELS = ("llama", "qwen3", "gemma3", "mixtral", "qwen3-moe", *HYBRIDS)
+MODELS = ("llama", "qwen3", "gemma3", "mixtral", "qwen3-moe", *HYBRIDS, *MORE_HYBRIDS)
 SPARSE = ("mixtral", "qwen3-moe")
 FLOAT32_ERROR = 1e-3
 """Of a natural logarithm; sums of float32 in another order."""
