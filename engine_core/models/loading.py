@@ -24,7 +24,7 @@ from engine_core.models.families.family import Family
 from engine_core.models.heads.eagle import EagleHead
 from engine_core.models.heads.eagle_config import read_eagle_config
 from engine_core.models.heads.head import DraftHead
-from engine_core.models.heads.mtp import MTPHead, draft_layers, mtp_tensors
+from engine_core.models.heads.mtp import MTPHead, mtp_tensors
 from engine_core.models.interface import Model
 from engine_core.models.interleaved_rows import taken_apart
 from engine_core.models.parallel.sharding import Sharding
@@ -93,7 +93,6 @@ def load_model(
         name,
         transfer.copy,
         drops_zero_biases=drops_zero_biases,
-        ignored=draft_layers(config),
         stage=model.stage,
         sharding=sharding,
         interleaved=model.config.interleaved if isinstance(model, Decoder) else (),
@@ -285,7 +284,6 @@ def _place(
     copy: CopyWeight,
     *,
     drops_zero_biases: bool,
-    ignored: tuple[str, ...] = (),
     stage: Stage | None = None,
     sharding: Sharding | None = None,
     interleaved: Sequence[InterleavedRows] = (),
@@ -296,7 +294,7 @@ def _place(
     unexpected: list[str] = []
     tensors = taken_apart(as_published(tensors, family), interleaved)
     for file_name, tensor in multiplied(tensors, factors):
-        if file_name.startswith((*family.ignored_prefixes, *ignored)):
+        if file_name.startswith(family.ignored_prefixes or ("\0",)):
             continue
         target = renamed(file_name, family)
         placement = pending.pop(target, None)

@@ -2,9 +2,8 @@
 GLM-4.7-Flash bring along: a layer of the model's own kind behind its last norm (arXiv:2412.19437,
 2.2)."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -48,14 +47,6 @@ def mtp_tensors(
     if not own:
         raise ModelWeightsError(f"it has no tensors {_PREFIX}* and no {layer}*")
     return own
-
-
-def draft_layers(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Prefixes of layers behind the model's own, which only draft (DeepSeek's MTP)."""
-    first, number = config.get("num_hidden_layers"), config.get("num_nextn_predict_layers") or 0
-    if not isinstance(first, int) or not isinstance(number, int):
-        return ()
-    return tuple(f"model.layers.{first + each}." for each in range(number))
 
 
 def mtp_config(target: ModelConfig) -> ModelConfig:

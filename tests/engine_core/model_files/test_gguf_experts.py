@@ -19,6 +19,7 @@ from transformers import (
     OlmoeConfig,
     Qwen2MoeConfig,
     Qwen3MoeConfig,
+    SolarOpenConfig,
 )
 
 from engine_core.model_files import UnsupportedModelFile, open_model_files
@@ -75,6 +76,7 @@ OTHERS = {
         use_qk_norm=True,
         attention_bias=True,
     ),
+    "glm4moe, Solar Open": SolarOpenConfig(**_DEEPSEEK),
     "dots1": Dots1Config(
         **_DEEPSEEK, norm_topk_prob=False, first_k_dense_replace=1, sliding_window=None
     ),

@@ -8,6 +8,7 @@ import transformers
 from safetensors.torch import load_file
 
 from engine_core.models.errors import ModelConfigError, ModelWeightsError, UnsupportedArchitecture
+from engine_core.models.registry import read_model_config
 from kernels.cpu.operations import CpuOperations
 from tests.engine_core.models.decoder_cases import (
     assert_close,
@@ -16,6 +17,7 @@ from tests.engine_core.models.decoder_cases import (
     mixtral,
     qwen3_moe,
     random_model,
+    reference_model,
     sequences,
 )
 from tests.engine_core.rounded_activations import inputs_in_bytes
@@ -105,6 +107,30 @@ def test_a_wrong_expert_is_named_as_the_files_name_it(mixtral_folder, ops, name,
     given = [(key, tensor) for key, tensor in changed.items() if tensor is not None]
     with pytest.raises(ModelWeightsError, match=message.format(name=name)):
         load(config, given, ops)
+
+
+@pytest.mark.parametrize("ops", ["torch"], indirect=True)
+def test_layers_behind_the_models_own_that_draft_are_left_out(ops):
+    reference = reference_model("glm4_moe")
+    tensors = {**reference.state_dict(), "model.layers.3.eh_proj.weight": torch.zeros(36, 72)}
+    load(reference.config.to_dict(), tensors.items(), ops)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"n_group": 4}, "n_group is 4"),
+        ({"n_group": 3, "topk_group": 4}, "topk_group 4"),
+        ({"mlp_layer_types": ["dense"] * 2}, "dense.* of each of 3 layers"),
+        ({"n_routed_experts": 1}, "num_experts_per_tok is 2.*only 1"),
+        ({"first_k_dense_replace": -1}, "first_k_dense_replace is -1"),
+    ],
+)
+def test_impossible_options_of_deepseeks_experts_are_refused(options, reason):
+    config = reference_model("glm4_moe").config.to_dict()
+    config["architectures"] = ["Glm4MoeForCausalLM"]
+    with pytest.raises(ModelConfigError, match=reason):
+        read_model_config({**config, **options})
 
 
 def test_fused_experts_of_another_number_are_named_one_by_one(ops):

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 
 from kernels.triton.operations import TritonOperations
@@ -11,6 +12,7 @@ from tests.engine_core.models.decoder_cases import (
     CONFIGS,
     LLAMA3_ROPE,
     assert_close,
+    deepseek_like,
     full_logits,
     gemma3,
     llama,
@@ -149,6 +151,7 @@ def test_old_spelling_of_options_is_read_as_transformers_reads_it(name, paged_lo
     [
         *(make(initializer_range=0.1) for make in (llama, qwen3, gemma3)),
         *(make(4, 2, initializer_range=0.1) for make in (mixtral, qwen3_moe)),
+        deepseek_like(transformers.Glm4MoeConfig, initializer_range=0.1),
     ],
     ids=lambda config: config.model_type,
 )
