@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import Protocol
 
@@ -86,8 +86,11 @@ class PagedKVCache:
                 self._planners[group, shape] = make_planner(kept)
         self.last_group = self._key_of_layer[-1][0]
         """KV-cache group of the last layer."""
-        attends = isinstance(kept, PagedKeys)
-        self._make_output_planner = partial(make_planner, kept) if attends else None
+        self._make_output_planner: Callable[[], AttentionPlanner] | None = None
+        if isinstance(kept, PagedKeys):
+            self._make_output_planner = partial(make_planner, kept)
+        elif isinstance(kept, State):  # its second half reads nothing that it keeps
+            self._make_output_planner = partial(self._ops.make_state_planner, config.block_size)
 
     def _part(self, layout: CacheLayout, place: int) -> tuple[torch.Tensor, int]:
         """The blocks from a layer's part on, and its group."""
@@ -117,8 +120,8 @@ class PagedKVCache:
 
     @cached_property
     def output_planner(self) -> AttentionPlanner | None:
-        """The planner of the last layer's attention in steps that put out some rows; None: it
-        has no keys."""
+        """The planner of the last layer in steps that put out some rows; None: it keeps
+        nothing."""
         return None if self._make_output_planner is None else self._make_output_planner()
 
     def forward_context(

@@ -8,8 +8,10 @@ import torch
 from drafting_loop import DraftingLoop
 from engine_loop import EngineLoop, make_scheduler
 from runners import load_reference, runner_config, spoiled
+from test_output_rows import Watched
 
 from engine_core.model_runner.cpu.runner import CPUModelRunner
+from engine_core.models.layer_cache import NoCache
 from kernels.backends import select_operations
 from kernels.torch.operations import TorchOperations
 from protocol.sampling import SamplingParams
@@ -91,7 +93,8 @@ def test_tokens_are_those_of_transformers(name, chunk, backend, drafted):
         for index in range(3 if request == "c" else 1)
     }
     limits = {"max_num_batched_tokens": chunk, "max_num_seqs": 6, "max_model_len": 64}
-    config = runner_config(load_reference(reference, ops, tensors), ops, **limits)
+    model = Watched(load_reference(reference, ops, tensors))
+    config = runner_config(model, ops, **limits)
     pools = [spec.pool for spec in config.layout.group_specs]
     sizes = {
         "num_blocks": tuple(FEW * pools.count(pool) for pool in sorted({*pools})),
@@ -113,6 +116,8 @@ def test_tokens_are_those_of_transformers(name, chunk, backend, drafted):
     loop.finish()
     assert loop.num_cached_tokens["b"] == 24
     assert loop.tokens == expected
+    keeps_nothing = isinstance(model.spec.layers[-1], NoCache)
+    assert keeps_nothing != any(rows < tokens for tokens, rows in model.passes)
     if drafted:  # so that requests end before blocks run short
         assert loop.num_drafted > loop.num_accepted > 20
     elif not name.startswith(("lfm", "gemma")):  # whose one pool has room: states leave it to keys
