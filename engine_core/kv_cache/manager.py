@@ -170,12 +170,17 @@ class KVCacheManager(BlockTables):
         ]
 
     def num_own_blocks(
-        self, num_tokens: int, max_chunk: int, num_slots: int, num_shared: int
+        self, num_tokens: int, max_chunk: int, num_slots: int, num_shared: int, *, drops: bool
     ) -> BlockCounts:
         """As `num_peak_blocks`, less the full blocks of the first `num_shared` tokens, which are
-        another sequence's too; at least one of each group."""
+        another sequence's too; at least one of each group. `drops`: that one gives back what is
+        out of its own reach."""
         peaks = self._peaks(num_tokens, max_chunk, num_slots)
-        return self._by_group([max(1, peak - num_shared // self.block_size) for peak in peaks])
+        full = num_shared // self.block_size
+        pairs = zip(self.groups, peaks, strict=True)
+        return self._by_group(
+            [max(1, peak if drops and not spec.keeps_all else peak - full) for spec, peak in pairs]
+        )
 
     def num_tails(self, num_sequences: int) -> BlockCounts:
         """One block of each group for each of so many sequences."""

@@ -364,12 +364,11 @@ class WaitingScheduler:
         if request.status is not RequestStatus.RUNNING:
             lengths = lengths[1:]  # the first is the parent
         lengths += [request.num_prompt_tokens] * (request.num_running_sequences - len(existing))
-        # where blocks are dropped the prompt is shared only as long as nothing has been sampled
-        kv_cache, num_shared = self._kv_cache, 0
-        if not kv_cache.has_windows or len(request.sequences) == 1:
-            num_shared = request.num_prompt_tokens
-        num_slots = self._num_lookahead_slots + 1
+        num_slots, num_shared = self._num_lookahead_slots + 1, request.num_prompt_tokens
+        drops = len(request.sequences) > 1  # something has been sampled
         return sum(
-            kv_cache.num_own_blocks(length, self._max_chunk, num_slots, num_shared)
+            self._kv_cache.num_own_blocks(
+                length, self._max_chunk, num_slots, num_shared, drops=drops
+            )
             for length in lengths
         )

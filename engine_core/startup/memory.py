@@ -258,7 +258,8 @@ class PoolShares:
             size = min(self.useful[pool], num_first * share // typical[0])
             if is_sparse:
                 size += num_first * self.pool_bytes[0] // self.pool_bytes[pool]
-                size = max(size, min(_FEW_SEQUENCES * share, num_first // _FEW_SEQUENCES))
+                few = min(_FEW_SEQUENCES * typical[pool], num_first // _FEW_SEQUENCES)
+                size = max(size, few)
             sizes.append(max(size, math.ceil(least[pool] / (1 - self.watermark))))
         return sizes
 

@@ -44,7 +44,7 @@ def options(request, tmp_path_factory):
     file.write_text(json.dumps(getattr(request, "param", CONFIG)))
     # a cache that does not hold all of them, and steps that cut prompts
     return [
-        "--load-format", "dummy", "--model-config", file, "--num-blocks", 30, "--block-size", 4,
+        "--load-format", "dummy", "--model-config", file, "--num-blocks", 24, "--block-size", 4,
         "--max-num-batched-tokens", 24, "--max-num-seqs", 6,
     ]  # fmt: skip
 
