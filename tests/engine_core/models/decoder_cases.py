@@ -82,7 +82,7 @@ def gemma3n(**options):
             "hidden_size_per_layer_input": 10,
             "vocab_size_per_layer_input": 120,
             "laurel_rank": 6,
-            "initializer_range": 0.2,
+            "initializer_range": 0.13,
             **options,
         }
     )
