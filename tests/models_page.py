@@ -18,6 +18,7 @@ _GPU = {
     "gemma4": "no: heads above 256",
     "gemma3n": "no",
 }
+_MAIN = ("ForCausalLM", "Model")
 _HEAD = """\
 # Models
 What runs in this engine's own code: prefix cache, drafts, adapters, quantised weights, answers
@@ -26,7 +27,8 @@ random model is compared with transformers in `tests/engine_core/models`. An ada
 device that a family does not take is refused at start, by name.
 
 The text of a checkpoint with images or sounds is read whatever the wrapper; the encoders that run
-are in [multimodal.md](multimodal.md). Texts that a config.json does not name are known of: """
+are in [multimodal.md](multimodal.md). Texts that a config.json does not name are known of:
+"""
 _REST = """
 ## Everything else
 Other decoder-only models of transformers run through its modelling code over this engine's paged
@@ -42,7 +44,7 @@ def rows(folder) -> Iterator[str]:
         found = importlib.import_module(f"{folder.__name__}.{module.name}")
         name, _, what = found.__doc__.partition("\n\n")[0].replace("\n", " ").partition(": ")
         assert what, f"{module.name}: its docstring must begin with the family's name and a colon"
-        names = dict.fromkeys(f.names[0] for f in found.FAMILIES)
+        names = dict.fromkeys(f.names[0] for f in found.FAMILIES if f.names[0].endswith(_MAIN))
         files = dict.fromkeys(f.gguf.architecture for f in found.FAMILIES if f.gguf)
         kind = folder.__name__.rpartition(".")[2]
         gpu = _GPU.get(module.name, _GPU.get(kind, "no"))
@@ -54,7 +56,7 @@ def rows(folder) -> Iterator[str]:
 
 def page() -> str:
     """The whole file."""
-    parts = [_HEAD + ", ".join(f"`{each}`" for each in sorted(text_part._TEXT_OF)) + ".\n"]
+    parts = [_HEAD + ", ".join(f"`{each}`" for each in sorted(text_part.TEXT_OF)) + ".\n"]
     for folder, title in (
         (dense, "Dense"),
         (experts, "With experts"),

@@ -7,7 +7,7 @@ from typing import Any
 TEXT_PLACES = ("thinker_config", "text_config", "llm_config", "language_config")
 """Fields that hold the text's config, or a config that holds it."""
 
-_TEXT_OF = {
+TEXT_OF = {
     "gemma3": "gemma3_text",
     "gemma3n": "gemma3n_text",
     "gemma4": "gemma4_text",
@@ -104,7 +104,7 @@ def text_part(config: Mapping[str, Any]) -> dict[str, Any] | None:
     if inner is None and whole not in _FLAT:
         return None
     fields = dict(config if inner is None else inner)
-    kind = _TEXT_OF.get(whole) if inner is None else inner.get("model_type", _TEXT_OF.get(whole))
+    kind = TEXT_OF.get(whole) if inner is None else inner.get("model_type", TEXT_OF.get(whole))
     if isinstance(kind, str):
         plain, more = _PLAIN.get(kind, (kind, {}))
         # names of classes are the whole's, or of code that the publisher had

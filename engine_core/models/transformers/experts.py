@@ -16,7 +16,7 @@ _LEAST_ERROR = 1e-4
 
 
 class _OneCall:
-    """What takes the place of a module's `forward`."""
+    """Our operation as the `forward` of a module of transformers that has experts."""
 
     def __init__(self, experts: ExpertWeights, ops: Operations) -> None:
         self._experts = experts

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from engine_core.model_files import open_model_files
 from engine_core.models.errors import UnsupportedArchitecture
 from engine_core.models.registry import read_model_config
-from engine_core.models.text_part import _PLAIN, _SIZES, _TEXT_OF, text_part, text_tensor
+from engine_core.models.text_part import _PLAIN, _SIZES, TEXT_OF, text_part, text_tensor
 from engine_core.options.engine import EngineOptions
 from engine_core.options.multimodal import MultiModalOptions
 from engine_core.startup.model import load_any_model
@@ -129,7 +129,7 @@ def test_the_files_say_whether_the_head_is_tied(tied, heads, is_tied, tmp_path):
     assert text_part(config)["tie_word_embeddings"] is is_tied
 
 
-@pytest.mark.parametrize("whole", _TEXT_OF)
+@pytest.mark.parametrize("whole", TEXT_OF)
 def test_a_text_without_a_type_is_of_the_type_of_transformers(whole):
     theirs = transformers.AutoConfig.for_model(whole).text_config.model_type
     text = text_part({"model_type": whole, "text_config": {}})
