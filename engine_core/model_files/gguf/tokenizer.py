@@ -3,7 +3,6 @@ takes 3 s to import, and a client needs nothing but the JSON."""
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,6 +11,11 @@ import msgspec
 
 from engine_core.model_files.errors import BrokenModelFile, UnsupportedModelFile
 from engine_core.model_files.gguf.config import GgufMetadata
+from engine_core.model_files.gguf.pre_tokenizers import (
+    PRE_TOKENIZERS,
+    PreTokenizer,
+    byte_level,
+)
 from engine_core.model_files.interface import TokenizerFiles, default_template
 
 _CONTROL, _USER_DEFINED = 3, 4  # tokenizer.ggml.token_type
@@ -176,104 +180,6 @@ def _ends(
     }
 
 
-# ---------------------------------------------------------------------- how text is cut ("gpt2")
-
-# The rules of the original models' tokenizer.json, by the name in `tokenizer.ggml.pre`; the
-# expressions are also in llama.cpp's llama-vocab.cpp.
-
-
-_LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
-_QWEN35 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
-    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_CASED_WORDS = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+%s"
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*%s"
-    r"|%s| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_TEKKEN = _CASED_WORDS % ("", "", r"\p{N}")
-_CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-_GPT4O = _CASED_WORDS % (_CONTRACTION, _CONTRACTION, r"\p{N}{1,3}")
-_DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[一-龥ࠀ-一가-퟿]+", r"\p{N}")
-_DEEPSEEK3 = (
-    r"\p{N}{1,3}",
-    r"[一-龥\u3040-\u309f\u30a0-\u30ff]+",
-    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
-    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class PreTokenizer:
-    parts: tuple[dict[str, Any], ...]
-    """`tokenizers` pre-tokenizers in JSON, applied in turn."""
-    normalize_nfc: bool = False
-    """Text is brought to Unicode form C first."""
-    ignore_merges: bool = False
-    """A piece that is a token of its own is never built from merges."""
-    add_bos: bool = False
-    """The value where the file says nothing of `add_bos_token`."""
-
-    def to_json(self) -> dict[str, Any]:
-        """The `pre_tokenizer` of a tokenizer.json."""
-        if len(self.parts) == 1:
-            return self.parts[0]
-        return {"type": "Sequence", "pretokenizers": list(self.parts)}
-
-
-def _byte_level(*, use_regex: bool) -> dict[str, Any]:
-    """A byte-level pre-tokenizer; of a decoder only the type counts."""
-    return {
-        "type": "ByteLevel",
-        "add_prefix_space": False,
-        "trim_offsets": True,
-        "use_regex": use_regex,
-    }
-
-
-def _split(*expressions: str) -> tuple[dict[str, Any], ...]:
-    splits = tuple(
-        {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
-        for regex in expressions
-    )
-    return (*splits, _byte_level(use_regex=False))
-
-
-_GPT2_RULE = PreTokenizer((_byte_level(use_regex=True),))
-_DIGITS_RULE = PreTokenizer(
-    ({"type": "Digits", "individual_digits": True}, _byte_level(use_regex=True))
-)
-_LLAMA3_RULE = PreTokenizer(_split(_LLAMA3), ignore_merges=True, add_bos=True)
-_QWEN2_RULE = PreTokenizer(_split(_QWEN2), normalize_nfc=True)
-_GPT4O_RULE = PreTokenizer(_split(_GPT4O))
-
-PRE_TOKENIZERS: dict[str, PreTokenizer] = {
-    **dict.fromkeys(("gpt-2", "default", "phi-2", "mpt", "jais", "gigachat"), _GPT2_RULE),
-    "olmo": dataclasses.replace(_GPT2_RULE, normalize_nfc=True),
-    **dict.fromkeys(
-        ("smollm", "starcoder", "refact", "codeshell", "exaone", "minerva-7b"), _DIGITS_RULE
-    ),
-    "command-r": dataclasses.replace(_DIGITS_RULE, normalize_nfc=True),
-    **dict.fromkeys(
-        ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"),
-        _LLAMA3_RULE,
-    ),
-    **dict.fromkeys(("dbrx", "smaug-bpe"), PreTokenizer(_split(_LLAMA3))),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "kormo"), _QWEN2_RULE),
-    "qwen35": PreTokenizer(_split(_QWEN35), normalize_nfc=True),
-    "stablelm2": PreTokenizer(_split(_QWEN2)),
-    "tekken": PreTokenizer(_split(_TEKKEN), ignore_merges=True, add_bos=True),
-    **dict.fromkeys(("gpt-4o", "llama4", "kanana2"), _GPT4O_RULE),
-    "deepseek-coder": PreTokenizer(_split(*_DEEPSEEK_CODER)),
-    "deepseek-v3": PreTokenizer(_split(*_DEEPSEEK3)),
-}
-
-
 # ---------------------------------------------------------------------- byte-level BPE ("gpt2")
 
 
@@ -286,7 +192,7 @@ def _byte_level_json(
     return {
         "normalizer": {"type": "NFC"} if pre_tokenizer.normalize_nfc else None,
         "pre_tokenizer": pre_tokenizer.to_json(),
-        "decoder": _byte_level(use_regex=True),
+        "decoder": byte_level(use_regex=True),
         "model": {
             "type": "BPE",
             "ignore_merges": pre_tokenizer.ignore_merges,

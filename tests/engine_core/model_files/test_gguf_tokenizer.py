@@ -27,7 +27,7 @@ from engine_core.model_files import (
     open_model_files,
 )
 from engine_core.model_files.download import find_known_model, models_folder
-from engine_core.model_files.gguf.tokenizer import PRE_TOKENIZERS
+from engine_core.model_files.gguf.pre_tokenizers import PRE_TOKENIZERS
 
 NORMAL, UNKNOWN, CONTROL, USER, BYTE = 1, 2, 3, 4, 6
 _CORPUS = [
