@@ -6,13 +6,14 @@ import pytest
 import torch
 
 from engine_core.model_files import open_model_files
-from engine_core.models.loading import load_model
+from engine_core.models.loading import load_model, load_mtp_head
 from tests.engine_core.models.decoder_cases import (
     assert_close,
     full_logits,
     random_model,
     sequences,
 )
+from tests.engine_core.models.head_context import context_for
 from tests.engine_core.models.latent_cases import (
     LATENT_YARN,
     deepseek_v2,
@@ -21,6 +22,7 @@ from tests.engine_core.models.latent_cases import (
     minicpm3,
     spread_out,
 )
+from tests.mtp_heads import PublishedMTP
 
 LONG_ROPE = {
     "rope_type": "longrope",
@@ -101,7 +103,7 @@ def tensors_of(config, state, name):
     """What the converter's `modify_tensors` writes, by the names of the `gguf` package."""
     arch, is_apart = name.partition(",")[0], "not apart" not in name
     number = next(key for key, own in gguf.MODEL_ARCH_NAMES.items() if own == arch)
-    names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
+    names = gguf.get_tensor_name_map(number, config.num_hidden_layers + 1)
     tensors = {}
     for name, tensor in state.items():
         layer = f"blk.{name.removeprefix('model.layers.').partition('.')[0]}"
@@ -142,3 +144,32 @@ def test_a_file_gives_the_logits_of_transformers(name, paged_logits, ops, write_
     model = load_model(files.config, files.tensors(), dtype=torch.float32, ops=ops)
     token_lists = sequences((19, 5))
     assert_close(paged_logits(model, token_lists), full_logits(reference, token_lists))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("ops", ["torch"], indirect=True)
+def test_a_files_head_for_drafts_has_the_logits_of_the_published_formula(ops, write_gguf):
+    """llama.cpp keeps that of GLM-4.7-Flash, as a layer behind the model's own."""
+    name, config = "deepseek2, GLM", CONFIGS["deepseek2, GLM"]
+    published = PublishedMTP(reference := random_model(config))
+    keys = keys_of(config, name) | {"block_count": 4, "nextn_predict_layers": 1}
+    tensors, layer = tensors_of(config, reference.state_dict(), name), {}
+    for own, tensor in published.tensors.items():
+        part = own.removeprefix("model.layers.3.")
+        if part.startswith(("enorm", "hnorm", "eh_proj", "shared_head", "embed_tokens")):
+            part = part.replace("shared_head.norm", "shared_head_norm")
+            tensors[f"blk.3.nextn.{part}"] = tensor.numpy()
+        else:
+            layer[own] = tensor
+    tensors |= tensors_of(config, layer, name)
+    keys = {f"deepseek2.{key}": value for key, value in keys.items()}
+    file = write_gguf({"general.architecture": "deepseek2", **keys}, tensors)
+    files, kept = open_model_files(str(file), report=print), {"dtype": torch.float32, "ops": ops}
+    model = load_model(files.config, files.tensors(), **kept)
+    head = load_mtp_head(files.config, files.tensors(), model, **kept)
+    generator, context = torch.Generator().manual_seed(1), context_for(head, 19, ops)
+    hidden_TE = torch.randn(19, config.hidden_size, generator=generator)
+    ids_T = torch.randint(131, (19,), generator=generator)
+    rows = head.remember(ids_T, torch.arange(19), hidden_TE, context)
+    expected, _ = published(ids_T[None], hidden_TE[None])
+    torch.testing.assert_close(head.guess(rows, context)[0], expected[0], rtol=1e-4, atol=1e-4)

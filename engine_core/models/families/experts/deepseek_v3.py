@@ -16,7 +16,7 @@ from engine_core.models.families.experts.deepseek_v2 import (
     heads_below_each_other,
 )
 from engine_core.models.families.family import Family
-from engine_core.models.families.gguf import Fields, Gguf
+from engine_core.models.families.gguf import NEXTN, Fields, Gguf
 from engine_core.models.latents import latent_fields, with_latents
 
 _DEFAULTS = {
@@ -65,11 +65,11 @@ FAMILIES = (
         names=("DeepseekV3ForCausalLM", "DeepseekV3Model", "DeepseekV3ForSequenceClassification"),
         model_type="deepseek_v3",
         read=partial(read, _DEFAULTS),
-        ignored_prefixes=("model.layers.61.",),
+        ignored_prefixes=("mtp.",),
         experts=QWEN_EXPERTS,
         gguf=Gguf(
             architecture="deepseek2",
-            layer=GGUF_LAYER | {"exp_probs_b.bias": "mlp.gate.e_score_correction_bias"},
+            layer=GGUF_LAYER | NEXTN | {"exp_probs_b.bias": "mlp.gate.e_score_correction_bias"},
             fields=gguf_fields,
             is_of=by_sigmoid,
             reordered=heads_below_each_other,
@@ -81,7 +81,6 @@ FAMILIES = (
         names=("Glm4MoeLiteForCausalLM", "Glm4MoeLiteModel"),
         model_type="glm4_moe_lite",
         read=partial(read, _GLM_DEFAULTS),
-        ignored_prefixes=("model.layers.47.",),
         experts=QWEN_EXPERTS,
     ),
 )
