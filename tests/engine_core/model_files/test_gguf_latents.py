@@ -20,7 +20,6 @@ from tests.engine_core.models.latent_cases import (
     deepseek_v3,
     glm4_moe_lite,
     minicpm3,
-    spread_out,
 )
 from tests.mtp_heads import PublishedMTP
 
@@ -136,7 +135,7 @@ def tensors_of(config, state, name):
 @pytest.mark.parametrize("ops", ["torch"], indirect=True)
 def test_a_file_gives_the_logits_of_transformers(name, paged_logits, ops, write_gguf):
     config, arch = CONFIGS[name], name.partition(",")[0]
-    reference = spread_out(random_model(config))
+    reference = random_model(config)
     keys = {f"{arch}.{key}": value for key, value in keys_of(config, name).items()}
     tensors = tensors_of(config, reference.state_dict(), name)
     file = write_gguf({"general.architecture": arch, **keys}, tensors)
