@@ -144,28 +144,19 @@ def check_encoder(options: EngineOptions, device: DeviceTraits) -> None:
     refuse(options, "encoder-only")
 
 
-def check_states(config: Mapping[str, Any], device: DeviceTraits, block_size: int) -> None:
-    """Refuse states of layers, or rows of their blocks, and latents that no kernel of the device
-    takes. `config`: its config.json. Raises ConfigurationError: naming the model, the size and the
-    limit."""
+def check_states(config: Mapping[str, Any], device: DeviceTraits) -> None:
+    """Refuse states of layers, and latents, that no kernel of the device takes. `config`: its
+    config.json. Raises ConfigurationError: naming the model, the size and the limit."""
     if not device.compiles_kernels:
         return
-    from kernels.interface.recurrence import MOST_BLOCK_ROWS, MOST_KEY_ELEMENTS
+    from kernels.interface.recurrence import MOST_KEY_ELEMENTS
 
     try:
         layers = read_model_config(config).spec.caches
     except UnsupportedArchitecture:
         return  # it is not our code that runs it, or nothing does
-    # a convolution alone has no heads
-    states = [kept for kept in layers if isinstance(kept, State) and kept.shapes[0][0]]
-    if states and block_size > MOST_BLOCK_ROWS:
-        raise ConfigurationError(
-            f"--block-size is {block_size}, and {find_family(config)[0]} has layers that keep a "
-            f"recurrent state, whose blocks have at most {MOST_BLOCK_ROWS} tokens on a GPU; lower "
-            "it, or run with --device cpu"
-        )
-    largest = max((kept.shapes[0][1] for kept in states), default=0)
-    if largest > MOST_KEY_ELEMENTS:
+    sizes = [kept.shapes[0][1] for kept in layers if isinstance(kept, State)]
+    if (largest := max(sizes, default=0)) > MOST_KEY_ELEMENTS:
         raise ConfigurationError(
             f"{find_family(config)[0]} keeps recurrent states of {largest} elements a key, a GPU "
             f"takes at most {MOST_KEY_ELEMENTS}; run with --device cpu"

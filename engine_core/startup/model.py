@@ -175,7 +175,7 @@ def _load_own(
     collectives: Collectives,
 ) -> Model | None:
     """None: transformers' code is to run it."""
-    check_states(files.config, traits_of(ops.device), options.block_size)
+    check_states(files.config, traits_of(ops.device))
     if options.load_format == "dummy":
         return _load_dummy(options, files, numbers.activations, ops, collectives)
     if options.model_impl == "transformers":

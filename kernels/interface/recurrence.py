@@ -34,9 +34,8 @@ from typing import Literal, NamedTuple
 
 import torch
 
-MOST_BLOCK_ROWS, MOST_KEY_ELEMENTS = 16, 256
-"""Tokens of a block, and elements of a key, that a GPU's kernels take: a program holds them in
-registers."""
+MOST_KEY_ELEMENTS = 256
+"""Of a key of a GPU's kernels: a program holds them in registers."""
 Part = tuple[tuple[int, ...], torch.dtype]
 """Shape and dtype of a tensor."""
 

@@ -7,7 +7,10 @@ registers. Requests of one token, and drafts, add a row at a time; others a bloc
 
 The products with S_0 and of keys with each other are of all rows at once; the sum over j goes row
 by row. A row's bits depend on its place in the block and the rows before it, not on the step that
-they were in."""
+they were in.
+
+A longer block is gone through in tiles of 16 rows, each with the state at its own start as S_0: it
+follows from the block's and the rows before, as the state at a block's end does."""
 
 from typing import Any
 
@@ -16,12 +19,7 @@ import triton
 import triton.language as tl
 
 from kernels.interface.operations import AttentionMetadata
-from kernels.interface.recurrence import (
-    MOST_BLOCK_ROWS,
-    MOST_KEY_ELEMENTS,
-    RecurrenceParams,
-    RecurrentCache,
-)
+from kernels.interface.recurrence import MOST_KEY_ELEMENTS, RecurrenceParams, RecurrentCache
 from kernels.triton.bound_launch import BoundLaunches, Launch
 from kernels.triton.device_limits import dependent_launch
 from kernels.triton.recurrence.block import (
@@ -34,6 +32,9 @@ from kernels.triton.recurrence.block import (
 )
 from kernels.triton.recurrence.requests import check_cache, check_step, follows, step_tensors
 from kernels.triton.tensor_checks import FLOATS, check_tensor
+
+_TILE_ROWS = 16
+"""Rows of the products."""
 
 
 @triton.jit(do_not_specialize=["table_stride"])
@@ -85,6 +86,7 @@ def recur_kernel(
         tl.extra.cuda.gdc_launch_dependents()
     request, num_requests = tl.program_id(0), tl.num_programs(0)
     PARTS: tl.constexpr = (P + BLOCK_P - 1) // BLOCK_P
+    TILE: tl.constexpr = S if S < S_PAD else S_PAD
     head = tl.program_id(1) // PARTS
     part = tl.program_id(1) % PARTS
     key_head = head // (H // K)
@@ -140,31 +142,51 @@ def recur_kernel(
             skip = tl.load(skip_H + head)
 
         table = block_table_RM + request.to(tl.int64) * table_stride
-        block, filled = position // S, position % S
+        block, filled = position // S, position % TILE
         own = tl.load(table + block).to(tl.int64)
         # the record of the token before, whose rows are all there or those up to it
-        source = tl.load(table + tl.maximum(position - 1, 0) // S).to(tl.int64) * block_stride
-        num_rows = tl.where(filled > 0, filled, tl.minimum(position, S))
-        is_row_S1 = (row_S < num_rows)[:, None]
+        before = tl.maximum(position - 1, 0)
+        source = tl.load(table + before // S).to(tl.int64) * block_stride
+        num_rows = tl.where(filled > 0, filled, tl.minimum(position, TILE))
         num_n = tl.where(position > 0, N, 0)  # of a state that is there
         is_np_NP = (n_N < num_n)[:, None] & is_p_P[None, :]
         S_NP = tl.load(states_BHNP + source + state_NP, mask=is_np_NP, other=0.0)
-        k_SN = tl.load(keys_BSKN + source + key_SN, mask=is_row_S1 & is_n_N[None, :], other=0.0)
-        u_SP = tl.load(
-            updates_BSHP + source + update_SP, mask=is_row_S1 & is_p_P[None, :], other=0.0
-        )
-        c_SD = tl.load(decays_BSHD + source + sum_SD, mask=is_row_S1 & is_d_D[None, :], other=0.0)
+        tile = 0  # the first row of the tile, in its block
+        base_D = tl.zeros([D_PAD], tl.float32)  # the sums of log decays before it
+        if S > TILE:
+            while tile + TILE <= before % S:
+                is_row_S1 = (row_S < TILE)[:, None]
+                is_key_SN, is_sum_SD = is_row_S1 & is_n_N[None, :], is_row_S1 & is_d_D[None, :]
+                at_SN, at_SP = key_SN + tile * (K * N), update_SP + tile * (H * P)
+                k_SN = tl.load(keys_BSKN + source + at_SN, mask=is_key_SN, other=0.0)
+                u_SP = tl.load(
+                    updates_BSHP + source + at_SP, mask=is_row_S1 & is_p_P[None, :], other=0.0
+                )
+                at_SD = decays_BSHD + source + sum_SD + tile * (H * D)
+                c_SD = tl.load(at_SD, mask=is_sum_SD, other=0.0)
+                S_NP = closed(S_NP, k_SN, u_SP, c_SD - base_D[None, :], row_S, TILE)
+                base_D = row_of(c_SD, row_S, TILE - 1)
+                tile += TILE
+        is_row_S1 = (row_S < num_rows)[:, None]
+        at_SN, at_SP = key_SN + tile * (K * N), update_SP + tile * (H * P)
+        k_SN = tl.load(keys_BSKN + source + at_SN, mask=is_row_S1 & is_n_N[None, :], other=0.0)
+        u_SP = tl.load(updates_BSHP + source + at_SP, mask=is_row_S1 & is_p_P[None, :], other=0.0)
+        at_SD = decays_BSHD + source + sum_SD + tile * (H * D)
+        c_SD = tl.load(at_SD, mask=is_row_S1 & is_d_D[None, :], other=0.0)
         if filled == 0:
-            S_NP = closed(S_NP, k_SN, u_SP, c_SD, row_S, S)
+            S_NP = closed(S_NP, k_SN, u_SP, c_SD - base_D[None, :], row_S, TILE)
+            if S > TILE:
+                tile = position % S
+                base_D = tl.where(tile > 0, row_of(c_SD, row_S, TILE - 1), 0.0)
 
         while token < stop:
-            # rows [filled, top) of the block are those of tokens [token, token + top - filled)
+            # rows [filled, top) of the tile are those of tokens [token, token + top - filled)
             top = filled + 1
             if BY_BLOCKS:
-                top = tl.minimum(S, filled + stop - token)
+                top = tl.minimum(TILE, filled + stop - token)
             is_new_S1 = ((row_S >= filled) & (row_S < top))[:, None]
             is_known_S1 = (row_S < filled)[:, None]
-            total_D = tl.where(filled > 0, row_of(c_SD, row_S, filled - 1), 0.0)
+            total_D = tl.where(filled > 0, row_of(c_SD, row_S, filled - 1), base_D)
             c_SD = tl.where(is_known_S1, c_SD, 0.0)
             u_SP = tl.where(is_known_S1, u_SP, 0.0)
             share_S = tl.zeros([S_PAD], tl.float32)
@@ -200,7 +222,7 @@ def recur_kernel(
                     new_SN = new_SN * tl.rsqrt(tl.sum(new_SN * new_SN, axis=1) + 1e-6)[:, None]
                 q_SN = q_SN * q_scale
                 k_SN = tl.where(is_new_S1, new_SN, tl.where(is_known_S1, k_SN, 0.0))
-                decay_SD = tl.exp(c_SD)
+                decay_SD = tl.exp(c_SD - base_D[None, :])
                 if RULE == "delta":
                     left_SP = v_SP - dot_of_keys(k_SN * decay_SD, S_NP)
                     of_keys_SS = decayed_products(k_SN, k_SN, c_SD, row_S, top, D > 1)
@@ -234,7 +256,7 @@ def recur_kernel(
                 k_SN = tl.where(is_new_S1, k_N[None, :], tl.where(is_known_S1, k_SN, 0.0))
                 # exp(c_i - c_j) k_j of the rows up to this one
                 weighted_SN = k_SN * tl.exp(tl.where(is_known_S1, total_D[None, :] - c_SD, 0.0))
-                decay_D = tl.exp(total_D)
+                decay_D = tl.exp(total_D - base_D)
                 u_P = v_P
                 if RULE == "delta":
                     u_P = u_P - tl.sum((k_N * decay_D)[:, None] * S_NP, axis=0)
@@ -255,21 +277,28 @@ def recur_kernel(
 
             if own > 0:
                 at = own * block_stride
-                num_n = tl.where(filled == 0, N, 0)  # a state is written once
+                num_n = tl.where(filled + tile == 0, N, 0)  # a state is written once
                 is_np_NP = (n_N < num_n)[:, None] & is_p_P[None, :]
                 is_key_SN = is_new_S1 & (n_N < num_key)[None, :]
                 is_sum_SD = is_new_S1 & (d_D < num_sums)[None, :]
                 tl.store(states_BHNP + at + state_NP, S_NP, mask=is_np_NP)
-                tl.store(keys_BSKN + at + key_SN, k_SN, mask=is_key_SN)
-                tl.store(updates_BSHP + at + update_SP, u_SP, mask=is_new_S1 & is_p_P[None, :])
-                tl.store(decays_BSHD + at + sum_SD, c_SD, mask=is_sum_SD)
+                at_SN, at_SP = key_SN + tile * (K * N), update_SP + tile * (H * P)
+                at_SD = decays_BSHD + at + sum_SD + tile * (H * D)
+                tl.store(keys_BSKN + at + at_SN, k_SN, mask=is_key_SN)
+                tl.store(updates_BSHP + at + at_SP, u_SP, mask=is_new_S1 & is_p_P[None, :])
+                tl.store(at_SD, c_SD, mask=is_sum_SD)
             token += top - filled
             filled = top
-            if (filled == S) & (token < stop):
-                S_NP = closed(S_NP, k_SN, u_SP, c_SD, row_S, S)
-                block += 1
+            if (filled == TILE) & (token < stop):
+                S_NP = closed(S_NP, k_SN, u_SP, c_SD - base_D[None, :], row_S, TILE)
                 filled = 0
-                own = tl.load(table + (token - first_token) * token_stride + block).to(tl.int64)
+                if S > TILE:
+                    tile = (tile + TILE) % S
+                    base_D = tl.where(tile > 0, row_of(c_SD, row_S, TILE - 1), 0.0)
+                if tile == 0:
+                    block += 1
+                    own = tl.load(table + (token - first_token) * token_stride + block)
+                    own = own.to(tl.int64)
 
 
 def recur(
@@ -355,7 +384,7 @@ def constants_of(
         # a state in a program's registers, beside the products' operands
         "BLOCK_P": min(p_pad, max(16, (2048 if by_blocks else 4096) // n_pad)),
         "D_PAD": 1 if shape.decay_size == 1 else n_pad,
-        "S_PAD": MOST_BLOCK_ROWS,
+        "S_PAD": _TILE_ROWS,
         **dict(zip(("Q_START", "K_START", "V_START"), params.starts, strict=True)),
         "RULE": params.rule,
         "NORMED": params.normed,
@@ -377,9 +406,9 @@ def _check(
     shape, device, T = params.shape, qkv_TC.device, len(qkv_TC)
     H, D = shape.num_heads, shape.decay_size
     check_step(metadata, device)
-    if metadata.block_size > MOST_BLOCK_ROWS:
-        limit = f"the limit is {MOST_BLOCK_ROWS} on a GPU; lower --block-size"
-        raise ValueError(f"blocks of {metadata.block_size} tokens, {limit}")
+    if metadata.block_size > _TILE_ROWS and metadata.block_size % _TILE_ROWS:
+        sizes = f"a GPU takes up to {_TILE_ROWS}, and multiples of that; change --block-size"
+        raise ValueError(f"blocks of {metadata.block_size} tokens, {sizes}")
     check_tensor("qkv_TC", qkv_TC, qkv_TC.shape, FLOATS, device, contiguous_dims=1)
     if shape.key_size > MOST_KEY_ELEMENTS:
         limit = f"the limit is {MOST_KEY_ELEMENTS}; run this model with --device cpu"

@@ -57,6 +57,6 @@ def test_a_config_of_kimi_is_one_of_deepseek():
 
 def test_a_gpu_is_refused_by_name():
     config = minicpm3().to_dict() | {"architectures": ["MiniCPM3ForCausalLM"]}
-    check_states(config, traits_of("cpu"), 16)
+    check_states(config, traits_of("cpu"))
     with pytest.raises(ConfigurationError, match=r"MiniCPM3ForCausalLM has latent .*--device cpu"):
-        check_states(config, traits_of("cuda"), 16)
+        check_states(config, traits_of("cuda"))

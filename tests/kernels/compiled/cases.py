@@ -855,6 +855,7 @@ RECURRENT_LAYERS = (  # name, rule, decays of a head, K, H, N, P, tokens a block
     ("gated delta", "delta", 1, 16, 32, 128, 128, 16, BF16),
     ("gated delta fp32", "delta", 1, 16, 16, 128, 128, 16, FP32),
     ("gated delta S=8", "delta", 1, 2, 4, 16, 16, 8, BF16),
+    ("gated delta S=64", "delta", 1, 16, 32, 128, 128, 64, BF16),
     ("Kimi delta", "delta", 128, 32, 32, 128, 128, 16, BF16),
     ("Mamba-2", "discretised", 1, 8, 128, 128, 64, 16, BF16),
     ("Mamba-2 N=256", "discretised", 1, 1, 24, 256, 64, 16, FP16),

@@ -76,6 +76,27 @@ def test_it_is_the_rule_token_by_token(rule, sizes, name):
     torch.testing.assert_close(out.unflatten(1, (4, -1)), expected, atol=2e-6, rtol=2e-5)
 
 
+def test_blocks_of_several_tiles_leave_what_the_specification_leaves():
+    """Chunks that end in any tile, a decode across them; batch-invariant with equal bits."""
+    torch.manual_seed(0)
+    theirs = make_layer(RULES[0], SMALL | {"block_size": 32})
+    sequence = Sequence(theirs, 49, 1)
+    at_once = step(OPS["invariant"], copied(theirs), [(sequence, 49)])
+    for name in OPS:
+        sequence.begin()
+        mine, again = copied(theirs), copied(theirs)
+        for num in (15, 2, 31, 1):
+            start = sequence.num_done
+            out = step(OPS[name], mine, [(sequence, num)])
+            if name == "invariant":
+                assert torch.equal(out, at_once[start : start + num])
+            sequence.num_done = start
+            right = step(torch_recurrence, again, [(sequence, num)])
+            torch.testing.assert_close(out, right, atol=3e-6, rtol=3e-5)
+        for found, right in zip(mine.cache, again.cache, strict=True):
+            torch.testing.assert_close(found, right, atol=3e-6, rtol=3e-5)
+
+
 @pytest.mark.parametrize("rule", RULES[::2])
 @settings(deadline=None, max_examples=2)
 @given(data=st.data())
