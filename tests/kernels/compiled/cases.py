@@ -894,6 +894,8 @@ def recurrent_layers() -> Iterator[KernelVariant]:
                 | {"qkv_stride": width, "q_scale": 0.1}
                 | {"a_stride": H * decay_size, "b_stride": H if has_shares else width},
                 constants=constants | {"PDL": True},
+                max_spill_bytes=64 if dtype is FP32 else 0,
+                spill_reason="float32 rows, beside a state" if dtype is FP32 else "",
             )
 
 
