@@ -19,6 +19,7 @@ from kernels.interface.weights import (
     PackedFileError,
     QuantisedTensor,
     WeightPart,
+    mxfp4_as_gguf,
 )
 from kernels.triton.activation import gated_rounded
 from kernels.triton.linear.dense import dense_linear
@@ -192,9 +193,9 @@ _BY_ARRAYS: Mapping[str, Callable[[_Arrays], QuantisedWeight]] = {
 _WEIGHT_ONLY = "-w8a16"
 _FLOAT8 = frozenset({"fp8", "fp8-block", f"fp8{_WEIGHT_ONLY}", f"fp8-block{_WEIGHT_ONLY}"})
 
-QUANTISED_TYPES = frozenset(GGUF_TYPES) | frozenset(_BY_ARRAYS) | _FLOAT8
-"""The types that stay quantised: GGUF's blocks, the arrays of `GPTQ` and `AWQ` checkpoints
-(qweight, qzeros, scales), and float8 with its scales."""
+QUANTISED_TYPES = frozenset((*GGUF_TYPES, *_BY_ARRAYS, "mxfp4")) | _FLOAT8
+"""The types that stay quantised: GGUF's blocks, MXFP4's blocks and scales, the arrays of `GPTQ` and
+`AWQ` checkpoints (qweight, qzeros, scales), and float8 with its scales."""
 
 _Weight = torch.Tensor | QuantisedWeight | Float8Weight
 """[N, E] without a bias."""
@@ -325,11 +326,13 @@ class TritonPacking:
         from_arrays = _BY_ARRAYS.get(part.type_name)
         if from_arrays is not None:
             return from_arrays({name: each.to(self._device) for name, each in arrays.items()})
-        num_inputs = part.shape[1]
+        num_inputs, type_name = part.shape[1], part.type_name
+        if type_name == "mxfp4":
+            arrays, type_name = {"blocks": mxfp4_as_gguf(arrays)}, "MXFP4"
         rows_at_once = max(1, _NUMBERS_AT_ONCE // num_inputs)
         return join_outputs(
             [
-                from_gguf(blocks.to(self._device), len(blocks), num_inputs, part.type_name)
+                from_gguf(blocks.to(self._device), len(blocks), num_inputs, type_name)
                 for blocks in arrays["blocks"].split(rows_at_once)
             ]
         )

@@ -20,7 +20,7 @@ BLOCK_J = 64
 
 @triton.jit
 def load_scaled(
-    packed_ptr,  # uint8 or int8 [N, J]; with BITS == 8, uint8 is e4m3
+    packed_ptr,  # uint8 or int8 [N, J]; with BITS == 8, uint8 is e4m3; with 4, int8 is e2m1
     scales_ptr,  # [N, G]
     offsets_ptr,  # [N, G]; unused without HAS_OFFSETS
     n_N,  # int64 [BLOCK_N]
@@ -72,6 +72,13 @@ def load_scaled(
             q_NGI = q_NGI - (8388608.0 + 128.0)
         low_NGI = q_NGI * scale_NG1
         high_NGI = low_NGI
+    elif packed_ptr.dtype.element_ty == tl.int8:
+        # e2m1: float16's exponent begins 14 lower
+        bits_NGI = bytes_NGI.to(tl.uint16)
+        low_bits_NGI = ((bits_NGI & 8) << 12) | ((bits_NGI & 7) << 9)
+        high_bits_NGI = ((bits_NGI & 128) << 8) | ((bits_NGI & 112) << 5)
+        low_NGI = low_bits_NGI.to(tl.float16, bitcast=True).to(tl.float32) * 16384.0 * scale_NG1
+        high_NGI = high_bits_NGI.to(tl.float16, bitcast=True).to(tl.float32) * 16384.0 * scale_NG1
     else:
         low_NGI = (bytes_NGI & 15 | 0x4B000000).to(tl.float32, bitcast=True)
         high_NGI = (bytes_NGI & 240 | 0x49000000).to(tl.float32, bitcast=True)

@@ -15,7 +15,7 @@ _AWQ_PLACE = (0, 4, 1, 5, 2, 6, 3, 7)
 """Nibble of an int32 that holds column c of 8."""
 
 _GGUF_BLOCKS = {"Q8_0": (32, 34), "Q4_0": (32, 18), "Q4_1": (32, 20)}
-_GGUF_BLOCKS |= {"Q4_K": (256, 144), "Q6_K": (256, 210)}
+_GGUF_BLOCKS |= {"Q4_K": (256, 144), "Q6_K": (256, 210), "MXFP4": (32, 17)}
 """Elements and bytes of a block."""
 
 GGUF_TYPES = tuple(_GGUF_BLOCKS)
@@ -26,8 +26,8 @@ GGUF_TYPES = tuple(_GGUF_BLOCKS)
 class QuantisedWeight:
     """W[n, k] = scales[n, k // G] * q[n, k] + offsets[n, k // G]; a `LinearWeight`.
 
-    int8: q as it is. float8: q is e4m3. int4: q in [0, 16), two in a byte, so that a byte has one
-    group:
+    int8: q as it is. float8: q is e4m3. int4: q in [0, 16), or e2m1, two in a byte, so that a byte
+    has one group:
 
         inputs   32 j ... 32 j + 15 | 32 j + 16 ... 32 j + 31
         bytes       low nibbles of  |    high nibbles of          bytes 16 j ... 16 j + 15
@@ -35,13 +35,14 @@ class QuantisedWeight:
     A matrix unit's thread multiplies bytes 2 w, 2 w + 1, 2 w + 8 and 2 w + 9 of each run of 16, so
     these stand side by side, as word w: it reads 4 bytes at a time, and memory is copied by 16.
 
-    Without offsets W = scales * q for 8 bits and scales * (q - 8) for int4. Offsets are in scaled
-    units, not zero points, because some formats have none.
+    Without offsets W = scales * q for 8 bits and e2m1, and scales * (q - 8) for int4. Offsets are
+    in scaled units, not zero points, because some formats have none.
 
     Attributes:
         num_bits: 4 or 8.
         group_size: inputs that share a scale: a power of two of at least 32 (16 for int8), or all.
-        packed_NJ: uint8 [N, E / 2] for int4, int8 [N, E] for int8, uint8 [N, E] for float8.
+        packed_NJ: uint8 [N, E / 2] for int4, int8 [N, E / 2] for e2m1, int8 [N, E] for int8, uint8
+            [N, E] for float8.
         scales_NG, offsets_NG: floating [N, G], of one dtype; offsets None if symmetric.
         input_order_E: int64; if given, column k of the packed weight belongs to input
             `input_order_E[k]` (GPTQ's act-order).
@@ -60,15 +61,24 @@ class QuantisedWeight:
     def is_float8(self) -> bool:
         return self.num_bits == 8 and self.packed_NJ.dtype == torch.uint8
 
+    @property
+    def is_e2m1(self) -> bool:
+        return self.num_bits == 4 and self.packed_NJ.dtype == torch.int8
+
+
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+
 
 def dequantise(weight: QuantisedWeight) -> torch.Tensor:
     """The reference: float32 [N, E], inputs in the model's order."""
     runs = weight.packed_NJ.view(weight.num_outputs, -1, 4, 2, 2)
     packed_NJ = runs.transpose(2, 3).reshape(weight.packed_NJ.shape)
-    q_NE = unpack_nibbles(packed_NJ) if weight.num_bits == 4 else packed_NJ
+    q_NE = unpack_nibbles(packed_NJ.view(torch.uint8)) if weight.num_bits == 4 else packed_NJ
     if weight.is_float8:
         q_NE = q_NE.view(torch.float8_e4m3fn)
-    if weight.num_bits == 4 and weight.offsets_NG is None:
+    if weight.is_e2m1:
+        q_NE = torch.tensor(_E2M1, device=q_NE.device)[q_NE.int()]
+    elif weight.num_bits == 4 and weight.offsets_NG is None:
         q_NE = q_NE.to(torch.int8) - 8
     q_NGI = q_NE.float().view(weight.num_outputs, -1, weight.group_size)
     w_NGI = q_NGI * weight.scales_NG.float()[..., None]
@@ -226,7 +236,7 @@ def from_awq(
 def from_gguf(
     blocks: torch.Tensor, num_outputs: int, num_inputs: int, format_name: str
 ) -> QuantisedWeight:
-    """Blocks of a GGUF tensor, without passing through floats: Q8_0, Q4_0, Q4_1, Q4_K, Q6_K.
+    """Blocks of a GGUF tensor, without passing through floats: those of `GGUF_TYPES`.
     `blocks`: uint8, N * E / elements of a block, times the bytes of a block. Raises ValueError:
     another format, or a number of bytes that does not fit the shape."""
     if format_name not in _GGUF_BLOCKS:
@@ -248,6 +258,11 @@ def from_gguf(
         q = unpack_nibbles(data[:, first:].contiguous())
         minima = None if first == 2 else _halves(data, 2).view(rows)
         return _build(q.view(rows), 4, 32, _halves(data, 0).view(rows), minima)
+    if format_name == "MXFP4":  # so do its nibbles
+        powers = data[:, :1].int() - 127
+        scales = torch.ldexp(torch.ones_like(powers, dtype=torch.float32), powers).view(rows)
+        weight = _build(unpack_nibbles(data[:, 1:].contiguous()).view(rows), 4, 32, scales, None)
+        return replace(weight, packed_NJ=weight.packed_NJ.view(torch.int8))
     if format_name == "Q4_K":
         # 12 bytes hold 8 scales and 8 minima of 6 bits: the first four of each plainly, of the
         # others 4 bits in the last 4 bytes and the 2 high bits above the plain ones

@@ -184,6 +184,8 @@ def test_a_gpu_gives_the_logits_of_transformers(folder, paged_logits):
     expected = full_logits(published()[0], few)
     for ours, theirs in zip(paged_logits(loaded(folder, on), few, on=on), expected, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+    by_format = on.weight_packing(torch.float32).bytes_by_format()
+    assert by_format["mxfp4"] == 3 * X * 3 * E * F * 18 // 32  # scales are float16
 
 
 def test_two_ranks_share_experts_and_sinks(folder, monkeypatch):

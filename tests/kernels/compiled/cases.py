@@ -563,7 +563,7 @@ def quantised_experts() -> Iterator[KernelVariant]:
             )
 
 
-_EXPERT_LAYOUTS = ("Q4_K", "int4 groups of 128", "Q6_K", "float8 groups of 128")
+_EXPERT_LAYOUTS = ("Q4_K", "int4 groups of 128", "Q6_K", "float8 groups of 128", "MXFP4")
 
 
 def expert_routing() -> Iterator[KernelVariant]:
@@ -690,6 +690,7 @@ LAYOUTS = (  # name, bits, inputs a group, offsets, dtype of scales; weights of 
     ("Q4_1", 4, 32, True, FP16),
     ("Q4_K", 4, 32, True, FP32),  # and groups of 32 of GPTQ and AWQ
     ("Q8_0", 8, 32, False, FP16),
+    ("MXFP4", 4, 32, False, FP16),
     ("Q6_K", 8, 16, False, FP32),
     ("int4 groups of 64", 4, 64, False, FP16),
     ("int4 groups of 64 with zeros", 4, 64, True, FP32),
@@ -709,7 +710,7 @@ LAYOUTS = (  # name, bits, inputs a group, offsets, dtype of scales; weights of 
 def _packed(layout: tuple[str, int, int, bool, torch.dtype]) -> tuple[dict[str, Any], ...]:
     """Arguments and constants of a weight."""
     name, bits, group, has_offsets, scales = layout
-    has_bytes = bits == 4 or name.startswith("float8")
+    has_bytes = (bits == 4 and name != "MXFP4") or name.startswith("float8")
     arguments = {"packed_ptr": torch.uint8 if has_bytes else INT8, "scales_ptr": scales}
     arguments |= {"offsets_ptr": scales if has_offsets else None}
     constants = {"N": 4096, "K": 4096, "BITS": bits, "GROUP": group, "HAS_OFFSETS": has_offsets}

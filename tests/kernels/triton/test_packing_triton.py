@@ -16,7 +16,7 @@ from kernels.triton.operations import TritonOperations
 from tests.kernels.gguf_parts import random_part
 
 CPU = torch.device("cpu")
-BLOCK_TYPES = ("Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
+BLOCK_TYPES = ("Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K", "MXFP4")
 
 
 def make(batch_invariant=False):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from engine_core.models.blocks import Block, BlockBuilder
 
 _CONSTANTS = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}
-"""Numbers of the experts' activation, which a config may not change."""
+"""Numbers of the experts' activation; others are refused."""
 _YARN = {
     "rope_type": "yarn",
     "factor": 32.0,
