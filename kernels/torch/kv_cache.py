@@ -47,7 +47,8 @@ def rotary_and_cache(
     num_tokens = qkv_TN.shape[0]
     num_kv_heads = 0 if kv_cache is None else kv_cache.shape.num_kv_heads
     # |<----- H ----->|<-- K -->|<-- K -->|  heads of qkv; the first H + K turn together
-    heads_THD = qkv_TN.view(num_tokens, -1, params.head_size)
+    num_heads = qkv_TN.shape[1] // params.head_size  # which torch cannot tell of no tokens
+    heads_THD = qkv_TN.view(num_tokens, num_heads, params.head_size)
     q_THD = heads_THD[:, :num_query_heads]
     k_TKD = heads_THD[:, num_query_heads : num_query_heads + num_kv_heads]
     v_TKD = heads_THD[:, num_query_heads + num_kv_heads :]
