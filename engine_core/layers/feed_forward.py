@@ -276,4 +276,5 @@ class SharedFeedForward:
         routed_TE, shared_TE = self._routed(x_TE, context), self._shared(x_TE, context)
         if self._gate is None:
             return routed_TE.add_(shared_TE)
-        return routed_TE.add_(torch.sigmoid(self._gate(x_TE)) * shared_TE)
+        gate_TE = self._gate(x_TE).repeat_interleave(self._gate.num_inputs, 1)
+        return routed_TE.add_(context.ops.gate(shared_TE, gate_TE, "sigmoid"))

@@ -128,6 +128,24 @@ class Activation(Placeholder):
             for size, start in zip(sizes, starts, strict=False)
         ]
 
+    def repeat_interleave(self, repeats: int, dim: int) -> Activation:
+        """[T, N] -> [T, N * repeats], each column so many times."""
+        if dim != 1 or len(self.tail) != 1:
+            raise NotCapturable(f"it repeats {self.tail} along dimension {dim}")
+        out, add, kind = (
+            self.capture.new(self.tail[0] * repeats),
+            self.capture.add,
+            GraphOpKind.COPY,
+        )
+        for column, start in enumerate(range(0, out.stride, repeats)):
+            source = Activation(self.capture, self.memory, (1,), self.stride, self.column + column)
+            add(kind, subject=source, out=out, column=start, size=1)
+            source = Activation(self.capture, out.memory, (repeats,), out.stride, start)
+            for there in (1 << power for power in range((repeats - 1).bit_length())):
+                size = min(there, repeats - there)  # twice as many each time
+                add(kind, subject=source, out=out, column=start + there, size=size)
+        return out
+
     def contiguous(self) -> Activation:
         """A copy without gaps between rows, in memory of its own."""
         size = math.prod(self.tail)

@@ -64,6 +64,7 @@ DECODERS = {
     ),
     "mixtral": transformers.MixtralConfig(**SHAPE, num_local_experts=3, num_experts_per_tok=2),
     "qwen3_moe": transformers.Qwen3MoeConfig(**SHAPE, **SPARSE, mlp_only_layers=[1]),
+    "qwen2_moe": transformers.Qwen2MoeConfig(**SHAPE, **SPARSE, shared_expert_intermediate_size=48),
     "smollm3": transformers.SmolLM3Config(**SHAPE, pad_token_id=0),
     "phi3": transformers.Phi3Config(**SHAPE, pad_token_id=0),
     "olmo2": transformers.Olmo2Config(**SHAPE),
@@ -75,9 +76,12 @@ DECODERS = {
     "arcee": transformers.ArceeConfig(**SHAPE),
     "qwen3_5_text": QWEN_HYBRIDS["qwen3.5"],
     "qwen3_5_text, attention last": QWEN_HYBRIDS["qwen3.5, attention last, tied, biases"],
+    "qwen3_5_moe_text": QWEN_HYBRIDS["qwen3.5 with experts"],
+    "qwen3_next": QWEN_HYBRIDS["qwen3-next, a dense layer"],
     "granitemoehybrid": HYBRIDS["granite, dense"],
     "granitemoehybrid, experts": HYBRIDS["granite, experts, tied"],
     "lfm2": HYBRIDS["lfm2, biases, width of 4"],
+    "lfm3": HYBRIDS["lfm3, tied"],
     "lfm2_moe": HYBRIDS["lfm2-moe"],
     "nemotron_h": HYBRIDS["nemotron-h, Mamba first and last"],
     "nemotron_h, experts": HYBRIDS["nemotron-h, experts in a latent space"],
@@ -95,8 +99,6 @@ DECODERS = {
 }
 AXES = {"qwen2_vl": transformers.Qwen2VLConfig(text_config=TEXT)}
 NOT_CAPTURED = {
-    "lfm3": "the gate of a head",
-    **dict.fromkeys(("qwen2_moe", "qwen3_5_moe_text", "qwen3_next"), "the gate of a shared expert"),
     "gemma3n_text": "its streams",
     "ministral3": "its scaled queries",
 }
