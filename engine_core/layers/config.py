@@ -382,13 +382,14 @@ class InterleavedRows:
         num_groups: of rows, such as heads.
         parts: name of each product within the layer, and rows of a group that it has in each of
             its pieces.
-        pairs: the last piece is of rotary pairs side by side, and the product has halves.
+        pairs: pieces of a group, by their places in it, that are rotary pairs side by side; the
+            product has halves.
     """
 
     name: str
     num_groups: int
     parts: tuple[tuple[str, tuple[int, ...]], ...]
-    pairs: bool = False
+    pairs: tuple[int, ...] = ()
 
     @property
     def num_rows(self) -> int:

@@ -6,11 +6,26 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from engine_core.layers.config import InterleavedRows
+from engine_core.models.interface import ModelSpec
 
 if TYPE_CHECKING:
     import torch
 
     from kernels.interface.weights import WeightPart
+
+
+def paired_heads(spec: ModelSpec, turning: int | None = None) -> tuple[InterleavedRows, ...]:
+    """Queries and keys of checkpoints whose heads begin with rotary pairs side by side.
+    `turning`: how much of a head turns; None: all."""
+    keys = spec.keys_of(0)
+    pieces = (turning or keys.key_size, keys.key_size - (turning or keys.key_size))
+    return tuple(
+        InterleavedRows(name, 1, ((name, pieces * heads),), tuple(range(0, 2 * heads, 2)))
+        for name, heads in (
+            ("self_attn.q_proj", spec.num_query_heads),
+            ("self_attn.k_proj", keys.num_kv_heads),
+        )
+    )
 
 
 def interleaved_in(
@@ -26,8 +41,8 @@ def interleaved_in(
         return None
     sizes = [size for _, pieces in found.parts for size in pieces]
     split = list(torch.split(torch.arange(num_rows).view(found.num_groups, -1), sizes, 1))
-    if found.pairs:
-        split[-1] = split[-1].reshape(found.num_groups, -1, 2).transpose(1, 2)
+    for piece in found.pairs:
+        split[piece] = split[piece].reshape(found.num_groups, -1, 2).transpose(1, 2)
     pieces = iter(split)
     layer = prefix.removesuffix(found.name)
     return [

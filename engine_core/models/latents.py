@@ -66,9 +66,10 @@ def _rows_of(sizes: LatentConfig) -> tuple[InterleavedRows, ...]:
         ("self_attn.v_b_proj", (sizes.value_size,)),
     )
     of_query = ((name, (sizes.nope_size, sizes.rope_size)),)
+    pairs = (1,) if sizes.pairs else ()
     return (
-        InterleavedRows(name, sizes.num_heads, of_query, sizes.pairs),
-        InterleavedRows(own, 1, ((own, (sizes.rank, sizes.rope_size)),), sizes.pairs),
+        InterleavedRows(name, sizes.num_heads, of_query, pairs),
+        InterleavedRows(own, 1, ((own, (sizes.rank, sizes.rope_size)),), pairs),
         InterleavedRows("self_attn.kv_b_proj", sizes.num_heads, (k_b, v_b)),
     )
 

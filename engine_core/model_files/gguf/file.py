@@ -196,7 +196,7 @@ class GgufFile:
         """Zeros: transformers' attention_bias is also on o_proj, where llama.cpp writes none."""
         import torch
 
-        if not self.config.get("attention_bias"):
+        if not (self.config.get("attention_bias") and self._meta.gguf.biases_output):
             return
         names = {tensor.name for header in self._headers for tensor in header.tensors}
         for layer in range(self.config["num_hidden_layers"]):

@@ -17,6 +17,10 @@ GATED = {
 }
 QK_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 TWO_NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+NORMS_BEHIND = {
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 QWEN_EXPERTS = {
     "ffn_gate_inp": "mlp.gate",
     "ffn_gate_exps": "mlp.experts.{}.gate_proj",
@@ -138,6 +142,7 @@ class Gguf:
         reordered: a tensor by the checkpoint's name, with the config -> as the checkpoint has it;
             None: rows and columns are in the checkpoint's order.
         scales: keys such as "logit_scale" that `fields` reads; elsewhere they must be one.
+        biases_output: a config's attention_bias is also of the output; absent ones are zero.
         has_latents: a head of the config is what turns of one; keys are as long as it caches them.
     """
 
@@ -158,6 +163,7 @@ class Gguf:
     in_place: frozenset[str] = frozenset()
     reordered: Callable[[str, Any, Fields], Any] | None = None
     scales: frozenset[str] = frozenset()
+    biases_output: bool = True
     has_latents: bool = False
 
     @property
@@ -196,6 +202,19 @@ def deepseek_experts(meta: Metadata) -> Fields:
         "norm_topk_prob": bool(meta.number("expert_weights_norm", True)),
         "routed_scaling_factor": float(meta.number("expert_weights_scale", 0.0)) or 1.0,
     }
+
+
+def layer_types(meta: Metadata, num_layers: int, every: int) -> list[str]:
+    """ "sliding_attention" or "full_attention" of each layer.
+    `every`: so many layers, the last one sees everything, where the file does not say."""
+    pattern = meta.values("attention.sliding_window_pattern", every)
+    if isinstance(pattern, list):
+        is_sliding = [bool(flag) for flag in pattern]
+    else:
+        is_sliding = [bool((layer + 1) % int(pattern)) for layer in range(num_layers)]
+    if len(is_sliding) != num_layers:
+        meta.broken(f"sliding_window_pattern has {len(is_sliding)} entries for {num_layers} layers")
+    return ["sliding_attention" if each else "full_attention" for each in is_sliding]
 
 
 def layer_kinds(meta: Metadata, num_layers: int, kinds: Mapping[str, str]) -> list[str]:

@@ -12,6 +12,9 @@ _PAIRED_ROWS = ("llama", "mistral3", "smollm3", "granite", "granitemoe", "arcee"
 """Architectures whose q and k the converter permutes."""
 _ARCHITECTURES = {
     **dict.fromkeys(("mistral", "mixtral"), "llama"),
+    **{name: name for name in ("ernie4_5", "seed_oss")},
+    "glm": "chatglm",
+    "olmo3": "olmo2",
     "gemma3_text": "gemma3",
     "gemma3n_text": "gemma3n",
     "gemma4_text": "gemma4",
@@ -101,6 +104,13 @@ def gguf_keys(config: PreTrainedConfig) -> dict[str, Any]:
         keys["rope.dimension_count"] = int(head_dim * part)
         keys["rope.scaling.original_context_length"] = 128
         keys["rope.scaling.attn_factor"] = 1.125
+    if arch in ("glm4", "chatglm"):
+        keys["rope.dimension_count"] = int(head_dim * rope_part(config))
+    if config.model_type in ("exaone4", "olmo3") and config.sliding_window:
+        keys["attention.sliding_window"] = config.sliding_window
+        keys["attention.sliding_window_pattern"] = [
+            kind == "sliding_attention" for kind in config.layer_types
+        ]
     if arch == "mistral3":
         keys |= {"rope.scaling.yarn_log_multiplier": 1.0, "attention.temperature_scale": 0.3}
     if arch == "minimax-m2":

@@ -12,18 +12,24 @@ from transformers import (
     ArceeConfig,
     AutoConfig,
     AutoModelForCausalLM,
+    Ernie4_5Config,
+    Exaone4Config,
     Gemma3nTextConfig,
     Gemma3TextConfig,
     Gemma4TextConfig,
+    Glm4Config,
+    GlmConfig,
     GraniteConfig,
     LlamaConfig,
     Ministral3Config,
     MistralConfig,
     Olmo2Config,
+    Olmo3Config,
     Phi3Config,
     PreTrainedConfig,
     Qwen2Config,
     Qwen3Config,
+    SeedOssConfig,
     SmolLM3Config,
 )
 
@@ -137,6 +143,22 @@ CONFIGS: dict[str, PreTrainedConfig] = {
         **_PLAIN_HEADS, rope_parameters=_LONG, original_max_position_embeddings=128
     ),
     "olmo2": Olmo2Config(**_PLAIN_HEADS),
+    "olmo3": Olmo3Config(
+        **_PLAIN_HEADS,
+        sliding_window=17,
+        rope_parameters={
+            "full_attention": _YARN | {"beta_fast": 32.0, "beta_slow": 1.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1000000.0},
+        },
+    ),
+    "exaone4": Exaone4Config(**_SHAPE, sliding_window=17),
+    "exaone4 no window": Exaone4Config(
+        **_SHAPE, sliding_window=None, layer_types=["full_attention"] * 7
+    ),
+    "seed_oss": SeedOssConfig(**_SHAPE),
+    "ernie4_5": Ernie4_5Config(**_SHAPE),
+    "glm4": Glm4Config(**_SHAPE),
+    "glm": GlmConfig(**_SHAPE, attention_bias=False),
     "ministral3": Ministral3Config(**_SHAPE, rope_parameters=_MINISTRAL),
     "granite": GraniteConfig(**_PLAIN_HEADS, **_GRANITE),
     "arcee": ArceeConfig(**_SHAPE, rope_parameters=_YARN),

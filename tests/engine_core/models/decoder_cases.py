@@ -257,6 +257,50 @@ DENSE = {
     "olmo2 biases, tied": transformers.Olmo2Config(
         **SHAPE, attention_bias=True, tie_word_embeddings=True
     ),
+    "olmo3": transformers.Olmo3Config(**{**SHAPE, "num_hidden_layers": 4}, sliding_window=5),
+    "olmo3 yarn, biases, tied": transformers.Olmo3Config(
+        **SHAPE,
+        sliding_window=7,
+        layer_types=["full_attention", "sliding_attention", "full_attention"],
+        rope_parameters={
+            "full_attention": YARN_ROPE,
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+        },
+        attention_bias=True,
+        tie_word_embeddings=True,
+    ),
+    "exaone4": transformers.Exaone4Config(**{**SHAPE, "num_hidden_layers": 5}, sliding_window=5),
+    "exaone4 no window, tied": transformers.Exaone4Config(
+        **SHAPE,
+        head_dim=6,
+        sliding_window=None,
+        layer_types=["full_attention"] * 3,
+        rope_parameters=LLAMA3_ROPE,
+        tie_word_embeddings=True,
+    ),
+    "seed_oss": transformers.SeedOssConfig(**SHAPE, head_dim=8),
+    "seed_oss other biases, tied": transformers.SeedOssConfig(
+        **SHAPE,
+        head_dim=4,
+        attention_bias=False,
+        attention_out_bias=True,
+        mlp_bias=True,
+        tie_word_embeddings=True,
+    ),
+    "ernie4_5": transformers.Ernie4_5Config(**SHAPE, head_dim=8),
+    "ernie4_5 biases, untied": transformers.Ernie4_5Config(
+        **SHAPE, head_dim=6, use_bias=True, tie_word_embeddings=False
+    ),
+    "glm4": transformers.Glm4Config(**SHAPE, head_dim=8, pad_token_id=0),
+    "glm4 no biases, tied": transformers.Glm4Config(
+        **SHAPE,
+        head_dim=10,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.4},
+        attention_bias=False,
+        tie_word_embeddings=True,
+        pad_token_id=0,
+    ),
+    "glm": transformers.GlmConfig(**SHAPE, head_dim=8, pad_token_id=0),
     "granite": transformers.GraniteConfig(
         **SHAPE,
         embedding_multiplier=12.0,

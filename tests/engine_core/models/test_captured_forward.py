@@ -68,6 +68,12 @@ DECODERS = {
     "smollm3": transformers.SmolLM3Config(**SHAPE, pad_token_id=0),
     "phi3": transformers.Phi3Config(**SHAPE, pad_token_id=0),
     "olmo2": transformers.Olmo2Config(**SHAPE),
+    "olmo3": transformers.Olmo3Config(**SHAPE, sliding_window=6),
+    "exaone4": transformers.Exaone4Config(**SHAPE, sliding_window=6, sliding_window_pattern=2),
+    "seed_oss": transformers.SeedOssConfig(**SHAPE, attention_out_bias=True),
+    "ernie4_5": transformers.Ernie4_5Config(**SHAPE),
+    "glm4": transformers.Glm4Config(**SHAPE, pad_token_id=0),
+    "glm": transformers.GlmConfig(**SHAPE, pad_token_id=0),
     "olmoe": transformers.OlmoeConfig(**SHAPE, num_experts=5, num_experts_per_tok=2),
     "gpt_oss": transformers.GptOssConfig(
         **SHAPE, num_local_experts=5, num_experts_per_tok=2, sliding_window=6

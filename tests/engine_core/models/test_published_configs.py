@@ -42,13 +42,19 @@ _SIZES = (
     [
         *(
             "Arcee",
+            "Ernie4_5",
+            "Exaone4",
+            "Glm",
+            "Glm4",
             "GptOss",
             "Granite",
             "Ministral3",
             "Olmo2",
+            "Olmo3",
             "Olmoe",
             "Phi3",
             "Qwen2Moe",
+            "SeedOss",
             "SmolLM3",
         ),
         *(

@@ -48,6 +48,7 @@ SOUND = {
 
 OWN = {
     "Mistral3": {"text_config": TEXT | {"model_type": "ministral3"}, "vision_config": PIXTRAL},
+    "Glm4v": {"text_config": HALF_TURNED, "vision_config": PATCHES},
     "Qwen2_5_VL": {"text_config": AXES, "vision_config": PATCHES, "tie_word_embeddings": True},
     "Qwen3VLMoe": {"text_config": AXES | EXPERTS | {"head_dim": 8}, "vision_config": PATCHES},
     "Gemma3": {
@@ -79,7 +80,6 @@ OWN = {
 
 THROUGH_TRANSFORMERS = {
     "AyaVision": {"text_config": TEXT | {"model_type": "cohere2"}, "vision_config": SIGLIP},
-    "Glm4v": {"text_config": HALF_TURNED, "vision_config": PATCHES},
 }  # fmt: skip
 
 REFUSED = {

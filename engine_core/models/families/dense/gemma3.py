@@ -16,7 +16,15 @@ from engine_core.models.decoder_config import (
 )
 from engine_core.models.errors import UnsupportedArchitecture
 from engine_core.models.families.family import Family
-from engine_core.models.families.gguf import GATED, PROJECTIONS, QK_NORMS, Fields, Gguf, Metadata
+from engine_core.models.families.gguf import (
+    GATED,
+    PROJECTIONS,
+    QK_NORMS,
+    Fields,
+    Gguf,
+    Metadata,
+    layer_types,
+)
 from engine_core.models.rotary_config import read_rotary_by_layer_type
 
 if TYPE_CHECKING:
@@ -41,10 +49,13 @@ def read(fields: ConfigFields) -> ModelConfig:
     if fields.get("attn_logit_softcapping") is not None:
         raise UnsupportedArchitecture("attn_logit_softcapping of Gemma 3 is not supported")
     num_layers = fields.positive_int("num_hidden_layers")
-    layer_types = read_layer_types(fields, num_layers)
-    if layer_types is None:
+    kinds = read_layer_types(fields, num_layers)
+    if kinds is None:
         pattern = fields.positive_int("sliding_window_pattern", _PATTERN)
-        layer_types = _types([bool((layer + 1) % pattern) for layer in range(num_layers)])
+        kinds = [
+            "sliding_attention" if (layer + 1) % pattern else "full_attention"
+            for layer in range(num_layers)
+        ]
     rotary = read_rotary_by_layer_type(
         fields,
         head_size=fields.positive_int("head_dim", 256),
@@ -59,8 +70,8 @@ def read(fields: ConfigFields) -> ModelConfig:
         default_tied=True,
         activation_field="hidden_activation",
         default_activation="gelu_pytorch_tanh",
-        sliding_windows=windows_of(layer_types, read_window(fields, 4096)),
-        rotary=tuple(rotary[layer_type] for layer_type in layer_types),
+        sliding_windows=windows_of(kinds, read_window(fields, 4096)),
+        rotary=tuple(rotary[kind] for kind in kinds),
     )
     softcap = fields.get("final_logit_softcapping")
     biased = fields.flag("attention_bias", False)
@@ -80,10 +91,6 @@ def block(build: BlockBuilder, layer: int) -> Block:
     return build.block(layer, build.attention(layer, head_norms=True), norms="around")
 
 
-def _types(is_sliding: list[bool]) -> list[str]:
-    return ["sliding_attention" if each else "full_attention" for each in is_sliding]
-
-
 # ---------------------------------------------------------------------- llama.cpp's files
 
 
@@ -98,13 +105,6 @@ _LAYERS_OF_27B = 62
 
 def _gguf_fields(meta: Metadata, config: Fields) -> Fields:
     num_layers = config["num_hidden_layers"]
-    pattern = meta.values("attention.sliding_window_pattern", _PATTERN)
-    if isinstance(pattern, list):
-        is_sliding = [bool(flag) for flag in pattern]
-    else:
-        is_sliding = [bool((layer + 1) % int(pattern)) for layer in range(num_layers)]
-    if len(is_sliding) != num_layers:
-        meta.broken(f"sliding_window_pattern has {len(is_sliding)} entries for {num_layers} layers")
     scalar = config["head_dim"]
     if num_layers == _LAYERS_OF_27B:  # as llama.cpp tells that model apart
         scalar = config["hidden_size"] // config["num_attention_heads"]
@@ -114,7 +114,7 @@ def _gguf_fields(meta: Metadata, config: Fields) -> Fields:
         "attention_bias": False,
         "query_pre_attn_scalar": scalar,
         "sliding_window": int(meta.number("attention.sliding_window")),
-        "layer_types": _types(is_sliding),
+        "layer_types": layer_types(meta, num_layers, _PATTERN),
         "final_logit_softcapping": meta.number("final_logit_softcapping", None),
         "attn_logit_softcapping": meta.number("attn_logit_softcapping", None),
         "rope_parameters": {

@@ -9,7 +9,15 @@ from engine_core.models.config import ModelConfig
 from engine_core.models.config_fields import ConfigFields
 from engine_core.models.decoder_config import read_decoder
 from engine_core.models.families.family import Family
-from engine_core.models.families.gguf import GATED, PROJECTIONS, QK_NORMS, Fields, Gguf, Metadata
+from engine_core.models.families.gguf import (
+    GATED,
+    NORMS_BEHIND,
+    PROJECTIONS,
+    QK_NORMS,
+    Fields,
+    Gguf,
+    Metadata,
+)
 
 if TYPE_CHECKING:
     from engine_core.models.blocks import Block, BlockBuilder
@@ -31,15 +39,10 @@ def block(build: BlockBuilder, layer: int) -> Block:
     return build.block(layer, build.attention(layer, all_head_norms=True), norms="behind")
 
 
-_NORMS = {
-    "post_attention_norm": "post_attention_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
+GGUF_LAYER = PROJECTIONS | GATED | QK_NORMS | NORMS_BEHIND
 
 
 def _gguf_fields(meta: Metadata, _config: Fields) -> Fields:
-    if meta.number("attention.sliding_window", 0):
-        meta.refuse("a sliding window (OLMo 3)")
     return {"hidden_act": "silu", "attention_bias": "blk.0.attn_q.bias" in meta.tensors}
 
 
@@ -50,7 +53,7 @@ FAMILIES = (
         read=read,
         gguf=Gguf(
             architecture="olmo2",
-            layer=PROJECTIONS | GATED | QK_NORMS | _NORMS,
+            layer=GGUF_LAYER,
             fields=_gguf_fields,
         ),
     ),
