@@ -18,6 +18,7 @@ from engine_core.models.multimodal.interface import (
 )
 from engine_core.scheduler import SchedulerOutput
 from engine_core.scheduler.records.prompt_content import MultiModalFeature
+from kernels.interface.given_rows import GivenRows
 from kernels.interface.operations import ForwardContext
 
 logger = logging.getLogger(__name__)
@@ -28,17 +29,24 @@ class EncodedStep(StepStates):
     """What the tokens of a step take of encoded inputs: states in the place of embeddings, and
 
     Attributes:
+        added: what is added to the output of the first layers, [N, E] each, by part and layer.
         positions_AT: int64 [3, T]; None: the text's, on all axes.
         ends_T: behind the last position that each token sees; None: itself.
         failures: requests that lack an output, and why.
     """
 
+    added: list[tuple[torch.Tensor, ...]]
     positions_AT: Int64Array | None
     ends_T: Int32Array | None
     failures: dict[str, str]
 
     def in_context(self, context: ForwardContext) -> ForwardContext:
         context = super().in_context(context)
+        if self.parts:
+            places_N = torch.from_numpy(np.concatenate(self.places))
+            layers = [torch.cat(parts).to(self.dtype) for parts in zip(*self.added, strict=True)]
+            added = tuple(GivenRows(places_N, rows_NE) for rows_NE in layers)
+            context = dataclasses.replace(context, added=added)
         if self.positions_AT is None:
             return context
         return dataclasses.replace(context, positions_AT=torch.from_numpy(self.positions_AT))
@@ -126,6 +134,7 @@ class EncoderRows(RowPart):
         num_computed_R, counts_R = rows.num_computed_R, rows.num_scheduled_R
         places: list[Int64Array] = []
         parts: list[torch.Tensor] = []
+        added: list[tuple[torch.Tensor, ...]] = []
         failures: dict[str, str] = {}
         positions_T = np.repeat(num_computed_R - starts_R, counts_R)
         positions_T = positions_T + np.arange(len(positions_T))
@@ -149,7 +158,10 @@ class EncoderRows(RowPart):
                     if low < high and not isinstance(output, str):
                         assert output is not None, "the plan encodes what it computes"
                         places.append(np.arange(low, high) + shift)
-                        parts.append(output[row + low - run_start : row + high - run_start])
+                        wide = output[row + low - run_start : row + high - run_start]
+                        rows_NE, *of_layers = wide.chunk(1 + family.num_added_layers, dim=1)
+                        parts.append(rows_NE)
+                        added.append(tuple(of_layers))
                     elif low < high and isinstance(output, str):
                         failures[plan.batch.req_ids[rows.place_R[index]]] = output
                     if low < high and family.is_bidirectional:
@@ -161,6 +173,7 @@ class EncoderRows(RowPart):
             places,
             parts,
             self._dtype,
+            added=added,
             positions_AT=positions_AT,
             ends_T=ends_T,
             failures=failures,

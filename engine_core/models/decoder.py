@@ -131,7 +131,8 @@ class Decoder:
             if sizes != self._num_positions:
                 self._num_positions = sizes
                 self._forward = self._ops.capture(self._compute)  # which keeps addresses
-        hidden_TE, *states = self._forward(rows_T, positions_T, context)
+        forward = self._compute if context.added else self._forward
+        hidden_TE, *states = forward(rows_T, positions_T, context)
         if not self.stage.is_last:
             self._passed.send(hidden_TE, *states)
             return hidden_TE
@@ -159,6 +160,9 @@ class Decoder:
                 residual_TE = self._ops.take_rows(residual_TE, context.output)
                 context = context.behind_take_rows
             out_TE, residual_TE = block.finish(begun, residual_TE, context)
+            if number < len(context.added):
+                added = context.added[number]
+                out_TE = out_TE.index_add(0, added.places_N, added.rows_NE)
         assert out_TE is not None
         if self._final_norm is None:
             return out_TE, residual_TE

@@ -107,8 +107,6 @@ def _resolve(
     match kind:
         case "default" if options.get("mrope_section") is None:
             return _config(plain)
-        case "default" | "mrope" if options.get("mrope_interleaved"):
-            return _config(plain)  # no encoder of such a model is served: axes have equal positions
         case "default" | "mrope":
             return RotaryConfig(tuple(plain.tolist()), sections=_sections(options, len(plain)))
         case "linear":
@@ -140,7 +138,11 @@ def _sections(options: ConfigFields, num_pairs: int) -> tuple[int, ...]:
             f"config: mrope_section is {sections!r}, together they must be a head's {num_pairs} "
             "pairs"
         )
-    return tuple(sections)
+    if not options.get("mrope_interleaved"):
+        return tuple(sections)
+    # pair by pair: time, row, column, and time where a row's or column's are used up
+    pairs = [pair % 3 if pair < 3 * sections[pair % 3] else 0 for pair in range(num_pairs)]
+    return tuple(int(axis == of_pair) for of_pair in pairs for axis in range(3))
 
 
 def _config(frequencies: torch.Tensor, factor: float = 1.0) -> RotaryConfig:

@@ -140,7 +140,7 @@ def encoder_bytes(loaded: LoadedModel, scheduler: SchedulerConfig) -> int:
     if loaded.encoder is None:
         return 0
     row_bytes = loaded.model.spec.hidden_size * loaded.dtype.itemsize
-    num_rows = scheduler.encoder_cache_size
+    num_rows = scheduler.encoder_cache_size * (1 + loaded.encoder.family.num_added_layers)
     usual = min(num_rows, loaded.encoder.family.most_rows, _USUAL_ROWS)
     return row_bytes * (num_rows + _WIDTHS_A_ROW * usual)
 

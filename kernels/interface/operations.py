@@ -612,6 +612,8 @@ class ForwardContext:
         encoded: of an encoder-decoder model where each token finds its encoder's keys and values:
             a plan in which every token is a request of its own, with their number as length.
         given: on the backend's device; None: every token is embedded.
+        added: rows that are added to the output of the first layers, one a layer, fewer than there
+            are layers. With any, a pass is not one that was captured.
         positions_AT: int64 [3, T], positions on the axes of M-RoPE; None: those of the tokens, on
             all axes.
         output: a model may compute the hidden states of these tokens alone; None: of all.
@@ -624,6 +626,7 @@ class ForwardContext:
     ops: Operations
     encoded: AttentionMetadata | None = None
     given: GivenRows | None = None
+    added: tuple[GivenRows, ...] = ()
     positions_AT: torch.Tensor | None = None
     output: OutputRows | None = None
     states: Mapping[int, tuple[torch.Tensor, ...]] = field(default_factory=dict)

@@ -16,6 +16,7 @@ class EncoderInputs:
     is_bidirectional = False
     has_axes = False
     is_cross_attended = True
+    num_added_layers = 0
 
     def __init__(
         self, modality: str, *, most_rows: int, vocab_size: int, num_mel_bins: int | None

@@ -69,8 +69,7 @@ def read_eagle_config(config: Mapping[str, Any], target: ModelConfig) -> EagleCo
         raise UnsupportedArchitecture(
             f"heads of {layer.spec.num_layers} layers are not supported, only of 1"
         )
-    if layer.rotary[0].sections:
-        raise UnsupportedArchitecture("a head with positions on several axes is not supported")
+    layer = replace(layer, rotary=(replace(layer.rotary[0], sections=()),))  # prompts are text
     if target.embedding_scale is not None:
         raise UnsupportedArchitecture("heads are for models like Llama and Qwen 3, not for Gemma")
     target_hidden_size = fields.positive_int("target_hidden_size", layer.spec.hidden_size)

@@ -20,6 +20,7 @@ class _Images:
     is_bidirectional = False
     has_axes = False
     is_cross_attended = False
+    num_added_layers = 0
     _takes: Mapping[str, tuple[str, ...]] = {"pixel_values": _FLOATS}
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -131,7 +132,7 @@ class QwenImages(_Images):
                 f"image_grid_thw is {[time, height, width]}, it must be 1 and two multiples of "
                 f"{merge}"
             )
-        patch = self._vision.positive_int("patch_size", 14)
+        patch = self._vision.positive_int("patch_size", self._patch)
         channels = self._vision.get("in_channels") or self._vision.get("in_chans") or 3
         values = channels * self._vision.positive_int("temporal_patch_size", 2) * patch**2
         if shape != (height * width, values):
@@ -151,6 +152,32 @@ class QwenImages(_Images):
         return _QWEN_MOST_PIXELS // (14 * self._merge) ** 2
 
 
+class Qwen3Images(QwenImages):
+    """As Qwen2's, in larger patches, with rows for the output of the first layers."""
+
+    _patch = 16
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__(config)
+        text = ConfigFields(self._fields.mapping("text_config") or {})
+        rotary = text.mapping("rope_scaling") or text.mapping("rope_parameters") or {}
+        if not rotary.get("mrope_section") or not rotary.get("mrope_interleaved"):
+            raise UnsupportedArchitecture(
+                "text_config's rope_scaling has no mrope_section with mrope_interleaved, by which "
+                "the model's images have their positions"
+            )
+        taken = self._vision.get("deepstack_visual_indexes")
+        taken = (8, 16, 24) if taken is None else taken
+        depth = self._vision.positive_int("depth", 27)
+        self.num_added_layers = sum(index < depth for index in taken)
+        num_layers = text.positive_int("num_hidden_layers", 32)
+        if self.num_added_layers >= num_layers:
+            raise UnsupportedArchitecture(
+                f"deepstack_visual_indexes adds to {self.num_added_layers} layers of the text, it "
+                f"must be fewer than its {num_layers}"
+            )
+
+
 def _wrong(name: str, shape: tuple[int, ...], wanted: str) -> str:
     return (
         f"{name} has shape {list(shape)}, the model takes {wanted}; send what its own processor "
@@ -162,6 +189,8 @@ _FAMILIES: dict[str, type[_Images]] = {
     "gemma3": Gemma3Images,
     "qwen2_vl": QwenImages,
     "qwen2_5_vl": QwenImages,
+    "qwen3_vl": Qwen3Images,
+    "qwen3_vl_moe": Qwen3Images,
     "idefics3": Idefics3Images,
     "smolvlm": Idefics3Images,
     "llava": LlavaImages,

@@ -18,7 +18,8 @@ class MultiModalEncoder(Protocol):
     family: "InputFamily"
 
     def encode(self, tensors: Tensors) -> torch.Tensor:
-        """rows_NE of one input, in the model's dtype: the same bits at every call."""
+        """Rows [N, (1 + D) * E] of one input, in the model's dtype, the same bits at every call: in
+        the place of embeddings, then for each of the family's D layers that rows are added to."""
 
 
 class InputFamily(Protocol):
@@ -31,6 +32,9 @@ class InputFamily(Protocol):
     """Each token has a position on each of three axes (M-RoPE)."""
     is_cross_attended: bool
     """The decoder attends to the rows: they take no places in its prompt."""
+    num_added_layers: int
+    """How many of the decoder's first layers have rows added to their output (DeepStack,
+    arXiv:2406.04334)."""
     most_rows: int
     """Most rows of one input, as far as that is bounded by the model."""
 

@@ -1,6 +1,7 @@
 """The encoder of a multimodal model by transformers' own modules, without its language model.
 transformers takes seconds to import, so it is imported when a model is loaded."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +44,13 @@ class TransformersEncoder:
             output = self._model.model.get_image_features(**own, return_dict=True)
         finally:
             torch.set_num_threads(num_threads)
-        found = output.pooler_output
-        rows = found if isinstance(found, torch.Tensor) else torch.cat(list(found))
-        return rows.reshape(-1, rows.shape[-1])
+        features = [output.pooler_output, *(getattr(output, "deepstack_features", None) or ())]
+        return torch.cat([_rows(found) for found in features], dim=1)
+
+
+def _rows(found: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:
+    rows = found if isinstance(found, torch.Tensor) else torch.cat(list(found))
+    return rows.reshape(-1, rows.shape[-1])
 
 
 def load_encoder(

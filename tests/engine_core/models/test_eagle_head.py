@@ -113,11 +113,6 @@ def test_the_speculators_library_norms_before_the_residual_by_default(target):
         ({"eagle_aux_hidden_state_layer_ids": [2, 2, 3]}, ModelConfigError, "one of them twice"),
         ({"eagle_config": {"use_aux_hidden_state": False}}, UnsupportedArchitecture, "use_aux"),
         ({"parallel_drafting": True}, UnsupportedArchitecture, "parallel_drafting True"),
-        (
-            {"rope_scaling": {"rope_type": "default", "mrope_section": [2, 1, 1]}},
-            UnsupportedArchitecture,
-            "several axes",
-        ),
         ({"layer_types": ["sliding_attention"]}, UnsupportedArchitecture, "sliding attention"),
         ({"fc_norm": True}, ModelWeightsError, "3 tensors of the head are missing: model.fc_norm"),
         ({"rms_norm_eps": "small"}, ModelConfigError, "rms_norm_eps"),

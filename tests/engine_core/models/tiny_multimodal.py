@@ -30,6 +30,17 @@ QWEN_IDS = {
     "image_token_id": IMAGE, "vision_start_token_id": BEGIN, "vision_end_token_id": END,
     "video_token_id": 113,
 }  # fmt: skip
+QWEN3_TEXT = TEXT | {
+    "num_hidden_layers": 3, "head_dim": 16,
+    "rope_parameters": {
+        "rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2],
+        "mrope_interleaved": True,
+    },
+}  # fmt: skip
+QWEN3_VISION = QWEN_VISION | {
+    "depth": 3, "hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 32,
+    "num_position_embeddings": 16, "deepstack_visual_indexes": [0, 2],
+}  # fmt: skip
 CONFIGS = {
     "qwen2_vl": {
         "text_config": QWEN_TEXT,
@@ -42,6 +53,12 @@ CONFIGS = {
         | {"hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 32, "window_size": 16,
            "fullatt_block_indexes": [1]},
         **QWEN_IDS,
+    },
+    "qwen3_vl": {"text_config": QWEN3_TEXT, "vision_config": QWEN3_VISION, **QWEN_IDS},
+    "qwen3_vl_moe": {
+        "text_config": QWEN3_TEXT
+        | {"moe_intermediate_size": 12, "num_experts": 4, "num_experts_per_tok": 2},
+        "vision_config": QWEN3_VISION, **QWEN_IDS,
     },
     "gemma3": {
         "text_config": TEXT
