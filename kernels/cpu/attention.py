@@ -165,8 +165,8 @@ class AttentionOperands(ctypes.Structure):
     """Mirrors `AttentionOperands` of src/graph.h."""
 
     _fields_ = [
-        *members(POINTER, "k", "v", "sinks", "slopes"),
-        *members(INT64, "num_blocks", "block_stride"),
+        *members(POINTER, "k", "v", "sinks", "slopes", "distance_biases"),
+        *members(INT64, "num_blocks", "block_stride", "reach"),
         *members(FLOAT, "scale", "softcap"),
     ]
 
@@ -175,12 +175,17 @@ def attention_operands(
     plan: NativeAttentionPlan, keys: torch.Tensor, values: torch.Tensor, params: AttentionParams
 ) -> AttentionOperands:
     """Of a layer. Raises ValueError: caches or weights of another shape or format."""
-    num_heads = plan.geometry.num_query_heads
+    num_heads, reach = plan.geometry.num_query_heads, params.reach
+    biases_HN = params.distance_bias_HN
+    if biases_HN is not None:
+        check_tensor("distance_bias", biases_HN, (num_heads, 2 * reach + 1))
     return AttentionOperands(
         k=keys.data_ptr(),
         v=values.data_ptr(),
         sinks=optional_address("sinks", params.sinks_H, num_heads),
         slopes=optional_address("slopes", params.alibi_slopes_H, num_heads),
+        distance_biases=None if biases_HN is None else biases_HN.data_ptr(),
+        reach=reach,
         num_blocks=len(keys),
         block_stride=block_stride(keys, values, plan.kv_shape),
         scale=params.scale,

@@ -207,6 +207,8 @@ class AttentionParams:
         sliding_window: that of the planner.
         sinks_H: float32, a score a head that takes part in the softmax and has no value.
         alibi_slopes_H: float32, of each head.
+        distance_bias_HN: float32, N = 2 * reach + 1, what a head adds to scores of keys `reach` or
+            more before the query, ..., at it, ..., `reach` or more behind it. On a CPU alone.
     """
 
     scale: float
@@ -214,6 +216,12 @@ class AttentionParams:
     softcap: float | None = None
     sinks_H: torch.Tensor | None = None
     alibi_slopes_H: torch.Tensor | None = None
+    distance_bias_HN: torch.Tensor | None = None
+
+    @property
+    def reach(self) -> int:
+        """The largest distance that has a bias of its own."""
+        return 0 if self.distance_bias_HN is None else self.distance_bias_HN.shape[1] // 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -510,7 +518,8 @@ class Operations(Protocol):
 
         A query at position p sees keys in (p - sliding_window, p], or [0, p] without a window.
         Scores are `scale * q @ k`, then `softcap * tanh(score / softcap)` if softcap is given, then
-        plus `slope * (key position - query position)` if slopes are (ALiBi, arXiv:2108.12409).
+        plus `slope * (key position - query position)` if slopes are (ALiBi, arXiv:2108.12409),
+        and plus `distance_bias[key position - query position]` if those are (arXiv:1910.10683).
         Query head h reads key/value head `h // (H / K)`. Returns out_THD, D the size of a value.
 
         Args:

@@ -33,7 +33,7 @@ class PagedAttention:
     ) -> torch.Tensor:
         """See `Operations.paged_attention`."""
         is_plain = params.softcap is None and params.sinks_H is None
-        is_plain = is_plain and params.alibi_slopes_H is None
+        is_plain = is_plain and params.alibi_slopes_H is None and params.distance_bias_HN is None
         num_kv_heads, head_size = k_cache_BSKD.shape[2:]
         value_size = v_cache_BSKD.shape[3]
         shape = *q_THD.shape[:2], value_size
@@ -80,6 +80,8 @@ class PagedAttention:
             scores_GKNL.div_(params.softcap).tanh_().mul_(params.softcap)
         if params.alibi_slopes_H is not None:
             scores_GKNL += _alibi(group, params.alibi_slopes_H.view(num_kv_heads, -1))
+        if params.distance_bias_HN is not None:
+            scores_GKNL += _distance_bias(group, params.distance_bias_HN, num_kv_heads)
         if group.mask is not None:
             scores_GKNL += group.mask
         if params.sinks_H is not None:  # one more key, whose value is zero
@@ -117,11 +119,24 @@ class PagedAttention:
 
 def _alibi(group: TileGroup, slopes_KH: torch.Tensor) -> torch.Tensor:
     """`slope * (key position - query position)`, [G, K, Q * (H / K), L]."""
-    first_G = torch.tensor(group.first_distances, dtype=torch.float32)
-    steps_QL = torch.arange(group.num_keys) - torch.arange(group.num_queries).unsqueeze(1)
-    distance_GQL = first_G[:, None, None] + steps_QL
+    distance_GQL = _distances(group).float()
     bias_GKQHL = distance_GQL[:, None, :, None] * slopes_KH[None, :, None, :, None]
     return bias_GKQHL.flatten(2, 3)
+
+
+def _distance_bias(group: TileGroup, bias_HN: torch.Tensor, num_kv_heads: int) -> torch.Tensor:
+    """`bias[key position - query position]`, [G, K, Q * (H / K), L]."""
+    reach = bias_HN.shape[1] // 2
+    place_GQL = _distances(group).clamp(-reach, reach) + reach
+    shape = num_kv_heads, len(bias_HN) // num_kv_heads, *place_GQL.shape
+    return bias_HN[:, place_GQL].view(shape).permute(2, 0, 3, 1, 4).flatten(2, 3)
+
+
+def _distances(group: TileGroup) -> torch.Tensor:
+    """Key position - query position, int64 [G, Q, L]."""
+    first_G = torch.tensor(group.first_distances, dtype=torch.int64)
+    steps_QL = torch.arange(group.num_keys) - torch.arange(group.num_queries).unsqueeze(1)
+    return first_G[:, None, None] + steps_QL
 
 
 def _pack_queries(q_THD: torch.Tensor, group: TileGroup, num_kv_heads: int) -> torch.Tensor:

@@ -143,6 +143,9 @@ def reference_paged_attention(
         query_Q1 = torch.arange(length - (stop - start), length).unsqueeze(1)
         if alibi_slopes_H is not None:
             scores_HQL = scores_HQL + alibi_slopes_H[:, None, None] * (key_L - query_Q1)
+        if params.distance_bias_HN is not None:
+            at_QL = (key_L - query_Q1).clamp(-params.reach, params.reach) + params.reach
+            scores_HQL = scores_HQL + params.distance_bias_HN[:, at_QL]
         visible_QL = (key_L <= query_Q1) | bidirectional
         if sliding_window is not None:
             visible_QL &= (key_L - query_Q1).abs() < sliding_window

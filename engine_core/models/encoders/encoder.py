@@ -1,4 +1,4 @@
-"""The encoder that BERT, RoBERTa, XLM-R, DistilBERT and ModernBERT share: every difference between
+"""The encoder that BERT, RoBERTa, MPNet, DistilBERT and ModernBERT share: every difference between
 the families is an option of EncoderConfig. A layer, with norms behind the sums and before:
 
     hidden = norm(hidden + attention(hidden))      hidden += attention(norm(hidden))
@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from engine_core.layers.attention import Attention
+from engine_core.layers.distance_bias import DistanceBias
 from engine_core.layers.linear import FusedLinear
 from engine_core.layers.norm import LayerNorm
 from engine_core.layers.parameters import Parameter, Placements, merge
@@ -83,6 +84,7 @@ class EncoderLayer:
         linear: partial[FusedLinear],
         norm: partial[LayerNorm],
         angles_PD: torch.Tensor,
+        bias_HN: torch.Tensor | None,
     ) -> None:
         names, size, keys = config.names, config.spec.hidden_size, config.spec.keys_of(layer)
         width = 3 * size // len(names.qkv)
@@ -102,7 +104,9 @@ class EncoderLayer:
                 head_size=keys.key_size,
                 cos_sin_PD=angles_PD,
             ),
-            params=AttentionParams(scale=keys.key_size**-0.5, sliding_window=keys.window),
+            params=AttentionParams(
+                scale=keys.key_size**-0.5, sliding_window=keys.window, distance_bias_HN=bias_HN
+            ),
         )
         self.feed_forward = EncoderFeedForward(config, layer, linear)
         has_first = layer > 0 or not config.pre_norm  # before it stands that of the embedding
@@ -160,6 +164,15 @@ class Encoder:
         self._places_PE: torch.Tensor | None = None
         """What a position adds to a word, a row for each token type and position."""
         self._embedding_norm = norm(names.embedding_norm)
+        self._distance_bias: DistanceBias | None = None
+        if names.distance_bias is not None:
+            self._distance_bias = DistanceBias(
+                f"{names.distance_bias}.weight",
+                num_buckets=config.num_distance_buckets,
+                num_heads=config.spec.num_query_heads,
+                device=device,
+            )
+        bias_HN = None if self._distance_bias is None else self._distance_bias.bias_HN
         tables = {
             rotary: RotaryTable(rotary, limit=num_positions, dtype=dtype, device=device)
             for rotary in set(config.rotary)
@@ -177,6 +190,7 @@ class Encoder:
                 linear=linear,
                 norm=norm,
                 angles_PD=unturned if rotary is None else tables[rotary].cos_sin_PD,
+                bias_HN=bias_HN,
             )
             for layer, rotary in enumerate(config.rotary)
         ]
@@ -196,12 +210,14 @@ class Encoder:
         """Every tensor that the model takes, by checkpoint name."""
         parts = [table.placements() for table in (self._words, *self._tables)]
         parts += [layer.placements() for layer in self._layers]
-        last = (self._embedding_norm, self._final_norm, self.head)
+        last = (self._embedding_norm, self._distance_bias, self._final_norm, self.head)
         return merge([*parts, *(part.placements() for part in last if part is not None)])
 
     def finish_loading(self) -> None:
         """Join what positions and token types add to a word: a row for each pair."""
         config = self.config
+        if self._distance_bias is not None:
+            self._distance_bias.finish_loading()
         if not self._tables:
             return
         *positions, last = (part.tensor for part in self._tables)

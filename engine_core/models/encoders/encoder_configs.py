@@ -40,6 +40,7 @@ class EncoderNames:
     down: str
     output_norm: str
     final_norm: str | None = None
+    distance_bias: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +70,7 @@ class EncoderConfig:
         pre_norm: norms stand before attention and feed-forward, else behind their sums.
         gated: see `EncoderFeedForward`.
         first_position: rows of the table of positions that no position has.
+        num_distance_buckets: of `DistanceBias`, where names have one.
         rotary: None where positions are embedded.
         head: None where there is none.
     """
@@ -83,6 +85,7 @@ class EncoderConfig:
     mlp_bias: bool = True
     norm_bias: bool = True
     num_token_types: int = 1
+    num_distance_buckets: int = 0
     first_position: int = 0
     rotary: tuple[RotaryConfig | None, ...]
     names: EncoderNames

@@ -50,6 +50,8 @@ struct Attention {
     float softcap;        // 0: none
     const float* sinks;   // [H] or null
     const float* slopes;  // [H] or null
+    const float* distance_biases;  // [H, 2 * reach + 1] of keys before, at and behind a query; or null
+    int64_t reach;
     const int32_t* ends;  // [T] never falling in a request: behind the last key seen; or null
 
     bool is_latent() const { return value_size != head_size; }

@@ -24,7 +24,7 @@ struct Softened {
     float largest[most_block_rows];  // weights, as the tile wants them; if it does
 };
 
-// One register of a row's scores, as they are after softcap, slopes and sight.
+// One register of a row's scores, as they are after softcap, slopes, biases and sight.
 EC_INLINE vf shown(const Attention& a, vf score, vi key, int64_t tile_start, int64_t query_head,
                    const AttentionRow& row) {
     if (a.softcap != 0.0f) {  // tanh(y) = 1 - 2 / (e^2y + 1)
@@ -35,6 +35,18 @@ EC_INLINE vf shown(const Attention& a, vf score, vi key, int64_t tile_start, int
         const auto distance = static_cast<int32_t>(tile_start - row.position);
         const vf steps = __builtin_convertvector(key + distance, vf);
         score = fma(splat(a.slopes[query_head] * log2_e), steps, score);
+    }
+    if (a.distance_biases != nullptr) {
+        const float* own = a.distance_biases + query_head * (2 * a.reach + 1) + a.reach;
+        const int64_t first = tile_start + key[0] - row.position;
+        vf bias;
+        if (first >= -a.reach && first + W - 1 <= a.reach) {
+            bias = load(own + first);
+        } else {
+            for (int i = 0; i < W; ++i)
+                bias[i] = own[std::clamp(first + i, -a.reach, a.reach)];
+        }
+        score = fma(bias, splat(log2_e), score);
     }
     const Sight sight = sight_of(row, tile_start);
     const vi seen = (key >= static_cast<int32_t>(sight.low)) &
@@ -57,7 +69,7 @@ EC_INLINE void soften(const Attention& a, const Tile& tile, int64_t tile_start, 
     for (int r = 0; r < ROWS; ++r) {
         const Sight sight = sight_of(sees[r], tile_start);
         float* own = scores + r * tile_keys;
-        const bool changes = a.softcap != 0.0f || a.slopes != nullptr;
+        const bool changes = a.softcap != 0.0f || a.slopes != nullptr || a.distance_biases != nullptr;
         if (sight.low > 0 || sight.high < stop || changes) {
             const int64_t head = query_head / group * group + (query_head + row + r) % group;
             for (int64_t at = 0; at < stop; at += W) {

@@ -78,7 +78,9 @@ struct AttentionOperands {
     const uint8_t* v;
     const float* sinks;
     const float* slopes;
+    const float* distance_biases;
     int64_t num_blocks, block_stride;  // bytes from a block of either to the next
+    int64_t reach;  // of the biases
     float scale, softcap;
 };
 

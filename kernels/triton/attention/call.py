@@ -142,6 +142,8 @@ class AttentionCall(NamedTuple):
     def _check_others(self) -> None:
         """Raises ValueError: sinks, slopes, a table or results of another shape or dtype."""
         device, H = self.q_THD.device, self.q_THD.shape[1]
+        if self.params.distance_bias_HN is not None:
+            raise ValueError("distance_bias_HN is for a CPU; give --device cpu")
         for name in ("sinks_H", "alibi_slopes_H"):
             if (numbers_H := getattr(self.params, name)) is not None:
                 check_tensor(name, numbers_H, (H,), torch.float32, device)

@@ -35,7 +35,7 @@ def prompts(*lengths):
 @pytest.mark.parametrize("kind", ["Model", "ForMaskedLM"])
 @pytest.mark.parametrize("family", CONFIGS)
 def test_hidden_states_of_mixed_prompts(ops, family, kind):
-    model, asked = reference(family, kind), prompts(1, 7, 33, 120, 16)
+    model, asked = reference(family, kind), prompts(1, 7, 33, 150, 16)
     types = token_types(model, asked)
     encoder = own(model, ops)
     for _ in range(2):  # captured, then run again
@@ -85,7 +85,7 @@ def test_logits_of_heads(ops, family, kind):
 
 def test_a_prompt_has_the_same_bits_alone_and_among_others():
     ops = CpuOperations(native_library_or_skip())
-    for family in ("Bert", "ModernBert"):
+    for family in ("Bert", "MPNet", "ModernBert"):
         model, asked = reference(family), prompts(5, 61, 120, 17)
         encoder, types = own(model, ops), token_types(model, asked)
         together = run(encoder, ops, asked, types)
@@ -109,7 +109,7 @@ def test_first_checkpoints_names_of_norms():
 @pytest.mark.parametrize(
     ("config", "error", "text"),
     [
-        ({"architectures": ["MPNetModel"]}, UnsupportedArchitecture, "MPNetModel has no native"),
+        ({"architectures": ["LukeModel"]}, UnsupportedArchitecture, "LukeModel has no native"),
         ({"hidden_act": "mish"}, UnsupportedArchitecture, 'hidden_act "mish"'),
         ({"is_decoder": True}, UnsupportedArchitecture, "is_decoder True is not supported"),
         (

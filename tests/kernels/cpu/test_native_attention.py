@@ -68,13 +68,14 @@ def test_any_mix_equals_the_reference_and_reads_nothing_out_of_sight(ops, mix, w
 @covering_sets(
     window=[None, 70],
     mix=["mixed", "decodes around a segment"],
-    which=["softcap", "sinks", "slopes", "all"],
+    which=["softcap", "sinks", "slopes", "distance", "all"],
 )
 def test_softcap_sinks_and_slopes(ops, mix, window, which):
     options = {
         "softcap": 3.0,
         "sinks_H": torch.linspace(-2, 2, 9),
         "alibi_slopes_H": torch.logspace(-6, -1, 9, base=2),
+        "distance_bias_HN": torch.linspace(-3, 3, 9 * 41).sin().view(9, 41),
     }
     if which != "all":
         options = {name: value for name, value in options.items() if which in name}

@@ -56,10 +56,11 @@ def read_bert(fields: ConfigFields) -> EncoderConfig:
     )
 
 
-def read_roberta(fields: ConfigFields) -> EncoderConfig:
-    """RoBERTa, XLM-R, CamemBERT: positions begin behind that of padding."""
+def read_roberta(fields: ConfigFields, first: int | None = None) -> EncoderConfig:
+    """RoBERTa, XLM-R, CamemBERT: positions begin at `first`; None: behind that of padding."""
     bert, padding = read_bert(fields), fields.get("pad_token_id")
-    first = (1 if padding is None else int(padding)) + 1
+    if first is None:
+        first = (1 if padding is None else int(padding)) + 1
     spec = bert.spec
     if first >= spec.max_model_len:
         raise ModelConfigError(

@@ -133,6 +133,7 @@ def attention(library: NativeLibrary, case: RandomCase) -> None:
                 softcap=30.0 if case.one_in(3) else None,
                 sinks_H=case.numbers(step.heads) if case.one_in(3) else None,
                 alibi_slopes_H=case.numbers(step.heads) if case.one_in(3) else None,
+                distance_bias_HN=case.numbers(step.heads, 15) if case.one_in(3) else None,
             ),
         )
 
