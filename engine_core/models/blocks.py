@@ -301,6 +301,7 @@ class BlockBuilder:
             params=AttentionParams(
                 scale=config.attention_scale or keys.key_size**-0.5,
                 sliding_window=keys.window,
+                softcap=config.attention_softcap,
                 sinks_H=None if sink is None else sink.tensor,
             ),
             query_scale=config.query_scale,

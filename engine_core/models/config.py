@@ -38,6 +38,7 @@ class ModelConfig:
         residual_scale: on what attention and feed-forward add.
         can_be_shared: ranks may each have a part of every layer.
         attention_scale: None: one over the root of the size of a key.
+        attention_softcap: scores become `softcap * tanh(scores / softcap)`; None: they stay.
         tied_head: the head is the embedding.
         block: what a layer is.
         recurrent: sizes of layers that keep a state, where ranks can share them.
@@ -64,6 +65,7 @@ class ModelConfig:
     output_bias: bool = False
     mlp_bias: bool = False
     attention_scale: float | None = None
+    attention_softcap: float | None = None
     embedding_scale: float | None = None
     final_softcap: float | None = None
     residual_scale: float = 1.0

@@ -38,7 +38,7 @@ _EXPERT_KEYS = (
     ("expert_group_used_count", "topk_group"),
 )
 """Keys, and the fields that they come from."""
-_PLUS_ONE = ("gemma3", "qwen35", "qwen35moe", "qwen3next")
+_PLUS_ONE = ("gemma2", "gemma3", "qwen35", "qwen35moe", "qwen3next")
 """Those whose norms are written with the one that a checkpoint leaves out."""
 
 
@@ -177,7 +177,12 @@ def gguf_keys(config: PreTrainedConfig) -> dict[str, Any]:
     if rope["rope_type"] == "yarn":
         original = rope["original_max_position_embeddings"]
         keys["rope.scaling.original_context_length"] = original
-    if arch == "gemma3" or (
+    if arch == "gemma2":
+        keys |= {
+            "attn_logit_softcapping": config.attn_logit_softcapping,
+            "final_logit_softcapping": config.final_logit_softcapping,
+        }
+    if arch in ("gemma2", "gemma3") or (
         config.model_type in ("mistral", "phi3") and config.sliding_window is not None
     ):
         keys["attention.sliding_window"] = config.sliding_window

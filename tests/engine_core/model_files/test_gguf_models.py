@@ -14,6 +14,7 @@ from transformers import (
     AutoModelForCausalLM,
     Ernie4_5Config,
     Exaone4Config,
+    Gemma2Config,
     Gemma3nTextConfig,
     Gemma3TextConfig,
     Gemma4TextConfig,
@@ -112,6 +113,9 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "qwen2": Qwen2Config(**_PLAIN_HEADS),
     "qwen2 yarn": Qwen2Config(**_PLAIN_HEADS, rope_parameters=_YARN),
     "qwen3": Qwen3Config(**_SHAPE),
+    "gemma2": Gemma2Config(
+        **_SHAPE, query_pre_attn_scalar=16, sliding_window=17, attn_logit_softcapping=3.0
+    ),
     "gemma3": Gemma3TextConfig(**_SHAPE, query_pre_attn_scalar=16, sliding_window=17),
     "gemma3 linear rope": Gemma3TextConfig(
         **_SHAPE, query_pre_attn_scalar=16, sliding_window=17, rope_parameters=_GEMMA_ROPE
@@ -197,6 +201,7 @@ def test_weights_and_config_survive_the_conversion(case: str, write_gguf) -> Non
     fields |= {*_GRANITE, "no_rope_layers"}
     fields |= {"activation_sparsity_pattern", "altup_num_inputs", "laurel_rank"}
     fields |= {"num_kv_shared_layers", "use_double_wide_mlp", "hidden_size_per_layer_input"}
+    fields |= {"attn_logit_softcapping", "final_logit_softcapping"}
     fields |= {"sliding_window", "layer_types", "query_pre_attn_scalar", "hidden_act"}
     fields -= {"bos_token_id", "eos_token_id", "pad_token_id"}
     for field in sorted(fields):

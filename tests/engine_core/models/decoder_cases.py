@@ -49,6 +49,11 @@ def qwen3(**options):
     return transformers.Qwen3Config(**{**SHAPE, "head_dim": 10, **options})
 
 
+def gemma2(**options):
+    shape = {**SHAPE, "sliding_window": 5, "head_dim": 8, "query_pre_attn_scalar": 11}
+    return transformers.Gemma2Config(**{**shape, "attn_logit_softcapping": 3.0, **options})
+
+
 def gemma3(**options):
     shape = {**SHAPE, "num_hidden_layers": 7, "num_key_value_heads": 1, "sliding_window": 3}
     return transformers.Gemma3TextConfig(
@@ -180,6 +185,15 @@ DENSE = {
         sliding_window=4,
         layer_types=["sliding_attention", "full_attention", "sliding_attention"],
     ),
+    "gemma2": gemma2(),
+    "gemma2 low caps, untied, biases": gemma2(
+        attn_logit_softcapping=0.7,
+        final_logit_softcapping=None,
+        layer_types=["full_attention", "sliding_attention", "full_attention"],
+        tie_word_embeddings=False,
+        attention_bias=True,
+    ),
+    "gemma2 no caps": gemma2(attn_logit_softcapping=None, num_key_value_heads=1),
     "gemma3": gemma3(),
     "gemma3 softcap": gemma3(final_logit_softcapping=2.0, num_key_value_heads=3),
     "gemma3 scaled full layers": gemma3(

@@ -34,6 +34,7 @@ DECODERS = {
     "mistral": transformers.MistralConfig(**SHAPE, sliding_window=5, tie_word_embeddings=True),
     "qwen2": transformers.Qwen2Config(**SHAPE),
     "qwen3": transformers.Qwen3Config(**SHAPE),
+    "gemma2": transformers.Gemma2Config(**SHAPE, sliding_window=6),
     "gemma3_text": transformers.Gemma3TextConfig(**SHAPE, sliding_window=6),
     "gemma4_text": transformers.Gemma4TextConfig(
         **SHAPE,

@@ -40,6 +40,7 @@ def test_mixed_chunked_steps_give_the_logits_of_a_full_forward(name, paged_logit
     [
         *("smollm3", "phi3 window, a part of a head", "olmo2", "granite", "ministral3", "arcee"),
         "olmoe 2 of 3, renormalised, biases",
+        "gemma2 low caps, untied, biases",
         "gemma4 embeddings per layer, shared keys",
         "gemma4 keys are values, untied, biases",
         "qwen2_moe 2 of 4, renormalised, every second layer",
@@ -65,6 +66,7 @@ SAVED = (  # each family, with what a saved config.json spells out or leaves to 
     "qwen2",
     "qwen2 windows in later layers",
     "qwen3 layer types",
+    "gemma2 low caps, untied, biases",
     "gemma3 softcap",
     "gemma3 scaled full layers",
     "gemma4 keys are values, untied, biases",

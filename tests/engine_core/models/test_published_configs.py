@@ -44,6 +44,7 @@ _SIZES = (
             "Arcee",
             "Ernie4_5",
             "Exaone4",
+            "Gemma2",
             "Glm",
             "Glm4",
             "GptOss",

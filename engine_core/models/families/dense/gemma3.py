@@ -94,7 +94,7 @@ def block(build: BlockBuilder, layer: int) -> Block:
 # ---------------------------------------------------------------------- llama.cpp's files
 
 
-_NORMS = {
+NORMS = {
     "attn_norm": "input_layernorm",
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
@@ -131,7 +131,7 @@ FAMILIES = (
         read=read,
         gguf=Gguf(
             architecture="gemma3",
-            layer=PROJECTIONS | GATED | _NORMS | QK_NORMS,
+            layer=PROJECTIONS | GATED | NORMS | QK_NORMS,
             fields=_gguf_fields,
             norms_plus_one=True,
             theta=_THETA,
