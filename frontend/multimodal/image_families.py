@@ -336,6 +336,8 @@ _FAMILIES: Mapping[str, type[_QwenVL | _Gemma3 | _Idefics3 | _Llava]] = {
     "qwen2_5_vl": _QwenVL,
     "qwen3_vl": _QwenVL,
     "qwen3_vl_moe": _QwenVL,
+    "qwen3_5": _QwenVL,
+    "qwen3_5_moe": _QwenVL,
     "gemma3": _Gemma3,
     "idefics3": _Idefics3,
     "smolvlm": _Idefics3,

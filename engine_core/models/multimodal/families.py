@@ -152,8 +152,8 @@ class QwenImages(_Images):
         return _QWEN_MOST_PIXELS // (14 * self._merge) ** 2
 
 
-class Qwen3Images(QwenImages):
-    """As Qwen2's, in larger patches, with rows for the output of the first layers."""
+class Qwen35Images(QwenImages):
+    """As Qwen2's, in larger patches."""
 
     _patch = 16
 
@@ -161,15 +161,25 @@ class Qwen3Images(QwenImages):
         super().__init__(config)
         text = ConfigFields(self._fields.mapping("text_config") or {})
         rotary = text.mapping("rope_scaling") or text.mapping("rope_parameters") or {}
-        if not rotary.get("mrope_section") or not rotary.get("mrope_interleaved"):
+        kind = rotary.get("rope_type") or rotary.get("type") or "default"
+        has_axes = rotary.get("mrope_section") and rotary.get("mrope_interleaved")
+        if not has_axes or kind not in ("default", "mrope"):
             raise UnsupportedArchitecture(
-                "text_config's rope_scaling has no mrope_section with mrope_interleaved, by which "
-                "the model's images have their positions"
+                f"text_config's rope_scaling {rotary!r:.200} is not of rope_type default with "
+                "mrope_section and mrope_interleaved, by which images have their positions"
             )
+
+
+class Qwen3Images(Qwen35Images):
+    """With rows for the output of the first layers."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__(config)
         taken = self._vision.get("deepstack_visual_indexes")
         taken = (8, 16, 24) if taken is None else taken
         depth = self._vision.positive_int("depth", 27)
         self.num_added_layers = sum(index < depth for index in taken)
+        text = ConfigFields(self._fields.mapping("text_config") or {})
         num_layers = text.positive_int("num_hidden_layers", 32)
         if self.num_added_layers >= num_layers:
             raise UnsupportedArchitecture(
@@ -191,6 +201,8 @@ _FAMILIES: dict[str, type[_Images]] = {
     "qwen2_5_vl": QwenImages,
     "qwen3_vl": Qwen3Images,
     "qwen3_vl_moe": Qwen3Images,
+    "qwen3_5": Qwen35Images,
+    "qwen3_5_moe": Qwen35Images,
     "idefics3": Idefics3Images,
     "smolvlm": Idefics3Images,
     "llava": LlavaImages,

@@ -2,6 +2,8 @@
 
 Proves S021 and S221 for each family of models."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -47,6 +49,10 @@ def family(request, tmp_path_factory, ops):
 def make_loop(family, ops, *, budget=64, encoder_budget=64, cache=64, num_blocks=150, **options):
     _, model, encoder = family
     config = runner_config(model, ops, encoder=encoder, max_model_len=128, num_blocks=num_blocks)
+    num_pools = len({spec.pool for spec in config.layout.group_specs})
+    if num_pools > 1:  # of keys and of states
+        num_blocks, options["checkpoint_interval"] = (num_blocks,) * num_pools, 8
+        config = dataclasses.replace(config, num_blocks=num_blocks)
     runner = spoiled(CPUModelRunner(config))
     scheduler = make_scheduler(
         config.layout, num_blocks=num_blocks, num_host_blocks=0, swap=False, max_model_len=128,

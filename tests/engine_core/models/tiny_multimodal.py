@@ -60,6 +60,16 @@ CONFIGS = {
         | {"moe_intermediate_size": 12, "num_experts": 4, "num_experts_per_tok": 2},
         "vision_config": QWEN3_VISION, **QWEN_IDS,
     },
+    "qwen3_5": {
+        "text_config": QWEN3_TEXT
+        | {"layer_types": ["linear_attention", "full_attention", "linear_attention"],
+           "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 6,
+           "linear_value_head_dim": 5, "initializer_range": 0.15,
+           "rope_parameters": QWEN3_TEXT["rope_parameters"] | {
+               "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1],
+           }},
+        "vision_config": QWEN3_VISION, **QWEN_IDS,
+    },
     "gemma3": {
         "text_config": TEXT
         | {"head_dim": 8, "num_hidden_layers": 3, "sliding_window": 6, "query_pre_attn_scalar": 8,

@@ -50,7 +50,7 @@ def read_hybrid(
     if (activation := fields.text("hidden_act", "silu")) != "silu":
         raise UnsupportedArchitecture(f'hidden_act "{activation}" of a gated delta net, only silu')
     num_layers, sizes = fields.positive_int("num_hidden_layers"), _delta_net(fields)
-    rotary = read_rotary(_of_text(fields), head_size=head_size_of(fields), turns_a_part=True)
+    rotary = read_rotary(fields, head_size=head_size_of(fields), turns_a_part=True)
     config = read_decoder(
         fields,
         default_max_position=32_768,
@@ -98,16 +98,6 @@ def _delta_net(fields: ConfigFields) -> DeltaNetConfig:
             "heads of linear attention"
         )
     return config
-
-
-def _of_text(fields: ConfigFields) -> ConfigFields:
-    """Without sections of M-RoPE: positions of text agree on all axes."""
-    for name in ("rope_scaling", "rope_parameters"):
-        kept = dict(fields.mapping(name) or {})
-        if kept.pop("mrope_section", None) is not None or kept.get("rope_type") == "mrope":
-            kept["rope_type"] = "default"
-        fields = fields.with_values({name: kept or None})
-    return fields
 
 
 def gated_attention(build: BlockBuilder, layer: int) -> GatedAttention:
