@@ -140,6 +140,7 @@ class Encoder:
         self.dtype = dtype
         self._ops = ops
         size, names, device = config.spec.hidden_size, config.names, ops.device
+        width = config.embedding_size or size
         linear = partial(FusedLinear, dtype=dtype, ops=ops)
         norm = partial(
             LayerNorm,
@@ -151,7 +152,7 @@ class Encoder:
         )
 
         def table(name: str, num_rows: int) -> Parameter:
-            return Parameter(f"{name}.weight", (num_rows, size), dtype, device=device)
+            return Parameter(f"{name}.weight", (num_rows, width), dtype, device=device)
 
         self._words = table(names.words, config.spec.vocab_size)
         self._tables: list[Parameter] = []
@@ -163,7 +164,10 @@ class Encoder:
             self._tables.append(table(names.token_types, config.num_token_types))
         self._places_PE: torch.Tensor | None = None
         """What a position adds to a word, a row for each token type and position."""
-        self._embedding_norm = norm(names.embedding_norm)
+        self._embedding_norm = norm(names.embedding_norm, size=width)
+        self._projection: FusedLinear | None = None
+        if names.embedding_projection is not None:
+            self._projection = linear([(names.embedding_projection, size)], width, bias=True)
         self._distance_bias: DistanceBias | None = None
         if names.distance_bias is not None:
             self._distance_bias = DistanceBias(
@@ -210,7 +214,8 @@ class Encoder:
         """Every tensor that the model takes, by checkpoint name."""
         parts = [table.placements() for table in (self._words, *self._tables)]
         parts += [layer.placements() for layer in self._layers]
-        last = (self._embedding_norm, self._distance_bias, self._final_norm, self.head)
+        others = (self._embedding_norm, self._projection, self._distance_bias)
+        last = (*others, self._final_norm, self.head)
         return merge([*parts, *(part.placements() for part in last if part is not None)])
 
     def finish_loading(self) -> None:
@@ -247,6 +252,8 @@ class Encoder:
         else:
             places_TE = ops.embedding(positions_T, self._places_PE)
             hidden_TE = self._embedding_norm.add(words_TE, places_TE)[0]
+        if self._projection is not None:
+            hidden_TE = self._projection(hidden_TE)
         if self.config.pre_norm:
             return self._compute_pre_norm(hidden_TE, positions_T, context)
         for layer in self._layers:

@@ -40,6 +40,7 @@ class EncoderNames:
     down: str
     output_norm: str
     final_norm: str | None = None
+    embedding_projection: str | None = None
     distance_bias: str | None = None
 
 
@@ -70,6 +71,7 @@ class EncoderConfig:
         pre_norm: norms stand before attention and feed-forward, else behind their sums.
         gated: see `EncoderFeedForward`.
         first_position: rows of the table of positions that no position has.
+        embedding_size: of words before they are projected; None: the spec's hidden size.
         num_distance_buckets: of `DistanceBias`, where names have one.
         rotary: None where positions are embedded.
         head: None where there is none.
@@ -84,6 +86,7 @@ class EncoderConfig:
     attention_bias: bool = True
     mlp_bias: bool = True
     norm_bias: bool = True
+    embedding_size: int | None = None
     num_token_types: int = 1
     num_distance_buckets: int = 0
     first_position: int = 0

@@ -1,5 +1,5 @@
-"""An encoder under its names: the bare model, and those with a head for masked words (which embed
-as the bare one), for sequences and for tokens."""
+"""An encoder under its names: the bare model, and those with a head for masked words or for its
+training (which embed as the bare one), for sequences and for tokens."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -51,7 +51,7 @@ def encoder_family(
         )
 
     return (
-        entry(("Model", "ForMaskedLM"), None, *unused),
+        entry(("Model", "ForMaskedLM", "ForPreTraining"), None, *unused),
         entry(("ForSequenceClassification",), head),
         entry(("ForTokenClassification",), own_token_head, "pooler."),
     )

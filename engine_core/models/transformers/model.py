@@ -139,6 +139,12 @@ def load_pretrained(
         # code of others, for any of 190 architectures: whatever it raises, the model is not loaded
         raise ModelError(f"transformers cannot load {path}: {_first_line(error)}") from error
     wrong = sorted(map(str, [*report["missing_keys"], *report["mismatched_keys"]]))
+    made = type(model).__name__
+    if wrong and text is None and made != architecture_of(config):
+        raise UnsupportedArchitecture(
+            f"{architecture_of(config)} is not supported: {len(wrong)} tensors of a {made} are not "
+            f"there or of a wrong shape ({wrong[0]}, ...), so it is another model; {_SUPPORTED}"
+        )
     if wrong:
         raise ModelWeightsError(
             f"{path}: {len(wrong)} tensors of {architecture_of(config)} are missing or of a wrong "

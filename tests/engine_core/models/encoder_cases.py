@@ -27,6 +27,7 @@ CONFIGS = {
     "Roberta": lambda **more: transformers.RobertaConfig(**_SMALL, **more),
     "XLMRoberta": lambda **more: transformers.XLMRobertaConfig(**_SMALL, **more),
     "Camembert": lambda **more: transformers.CamembertConfig(**_SMALL, **more),
+    "Electra": lambda **more: transformers.ElectraConfig(**_SMALL | {"embedding_size": 32} | more),
     "MPNet": lambda **more: transformers.MPNetConfig(**_SMALL, **more),
     "DistilBert": lambda **more: transformers.DistilBertConfig(**_DISTIL, **more),
     "ModernBert": lambda **more: transformers.ModernBertConfig(**_MODERN, **more),

@@ -51,6 +51,7 @@ def test_hidden_states_of_mixed_prompts(ops, family, kind):
         ("Bert", {"hidden_act": "gelu_new"}),
         ("Bert", {"hidden_act": "relu"}),
         ("Roberta", {"type_vocab_size": 1, "pad_token_id": 0}),
+        ("Electra", {"embedding_size": 48}),
         ("DistilBert", {"activation": "relu"}),
         ("ModernBert", {"hidden_activation": "silu", "attention_bias": True, "mlp_bias": True}),
         ("ModernBert", {"hidden_activation": "gelu_pytorch_tanh", "norm_bias": True}),

@@ -232,6 +232,13 @@ def test_missing_tensors_are_named_and_not_made_up(tmp_path, ops):
         load_transformers_model(tmp_path, config, dtype=torch.float32, ops=ops)
 
 
+def test_an_encoder_whose_type_has_a_decoder_is_refused_by_name(tmp_path, ops):
+    transformers.ErnieModel(transformers.ErnieConfig(**SHAPE)).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    with pytest.raises(UnsupportedArchitecture, match=r"ErnieModel is not supported: .*another"):
+        load_transformers_model(tmp_path, config, dtype=torch.float32, ops=ops)
+
+
 def test_a_folder_without_weights_is_an_error_that_names_it(tmp_path, ops):
     config = FLATTENED["gpt2"]()
     config.save_pretrained(tmp_path)
