@@ -124,3 +124,9 @@ class LayerNorm:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(norm of `residual + x`, `residual + x`); consumes both arguments."""
         return self._ops.add_layer_norm(x_TE, residual_TE, self._weight_2E, self._eps)
+
+    def add_before(
+        self, _linear: FusedLinear | None, x_TE: torch.Tensor, residual_TE: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `add`; rounds for no layer."""
+        return self.add(x_TE, residual_TE)

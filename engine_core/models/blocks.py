@@ -21,7 +21,7 @@ from engine_core.layers.feed_forward import (
     SparseFeedForward,
 )
 from engine_core.layers.linear import FusedLinear
-from engine_core.layers.norm import NoNorm, RMSNorm
+from engine_core.layers.norm import LayerNorm, NoNorm, RMSNorm
 from engine_core.layers.parameters import Parameter, Placements, merge
 from engine_core.layers.per_layer import PerLayerInputs
 from engine_core.layers.rotary import RotaryTable, StepRotaryTable
@@ -40,6 +40,7 @@ from kernels.interface.operations import (
     RotaryParams,
 )
 
+HiddenNorm = RMSNorm | LayerNorm
 Norms = Literal["before", "around", "behind"]
 _NORM_NAMES: dict[Norms, tuple[str | None, ...]] = {
     "before": ("input_layernorm", None, "post_attention_layernorm", None),
@@ -68,7 +69,7 @@ class Block:
         self,
         mixer: Mixer,
         feed_forward: FeedForward | None,
-        norms: Sequence[RMSNorm | None],
+        norms: Sequence[HiddenNorm | None],
         *,
         no_norm: NoNorm,
         residual_scale: torch.Tensor | None = None,
@@ -111,7 +112,7 @@ class Block:
         x_TE, residual_TE = self._feed_norm.add_before(self.feed_forward.first, out_TE, residual_TE)
         return self._added(self._behind_feed, self.feed_forward(x_TE, context)), residual_TE
 
-    def _added(self, norm: RMSNorm | None, out_TE: torch.Tensor) -> torch.Tensor:
+    def _added(self, norm: HiddenNorm | None, out_TE: torch.Tensor) -> torch.Tensor:
         out_TE = out_TE if norm is None else norm(out_TE)
         return out_TE if self._scale is None else out_TE.mul_(self._scale)
 
@@ -173,7 +174,7 @@ class BlockBuilder:
         return spec.places(range(layer + 1))[-1] - spec.places(self.stage.layers).start
 
     def norm(self, name: str, size: int | None = None) -> RMSNorm:
-        """A norm of the hidden state, or of another size."""
+        """An RMS norm of the hidden state, or of another size."""
         return RMSNorm(
             name,
             size or self.config.spec.hidden_size,
@@ -183,6 +184,13 @@ class BlockBuilder:
             dtype=self.dtype,
             ops=self.ops,
         )
+
+    def hidden_norm(self, name: str) -> HiddenNorm:
+        """A norm of the hidden state, of the kind that the model has."""
+        if (bias := self.config.norm_bias) is None:
+            return self.norm(name)
+        size, eps = self.config.spec.hidden_size, self.config.norm_eps
+        return LayerNorm(name, size, eps, bias=bias, dtype=self.dtype, ops=self.ops)
 
     def no_norm(self) -> NoNorm:
         """Adds to the hidden state where there is no norm."""
@@ -200,7 +208,7 @@ class BlockBuilder:
         scale = self.config.residual_scale
         prefix = f"model.layers.{layer}"
         names = _NORM_NAMES[norms]
-        made = [None if name is None else self.norm(f"{prefix}.{name}") for name in names]
+        made = [None if name is None else self.hidden_norm(f"{prefix}.{name}") for name in names]
         return Block(
             mixer,
             feed_forward or self.feed_forward(layer),
@@ -216,7 +224,7 @@ class BlockBuilder:
 
     def part_alone(self, layer: int, part: Mixer, norm: str) -> Block:
         """A layer of one part, with a norm of this name before it."""
-        norms = [self.norm(f"model.layers.{layer}.{norm}"), None, None, None]
+        norms = [self.hidden_norm(f"model.layers.{layer}.{norm}"), None, None, None]
         return Block(part, None, norms, no_norm=self.no_norm())
 
     def attention(
@@ -337,14 +345,8 @@ class BlockBuilder:
         shared = self._dense(name, experts.shared_size)
         if not experts.gates_shared:
             return SharedFeedForward(routed, shared, None)
-        gate = FusedLinear(
-            [(f"{name}_gate", 1)],
-            self.config.spec.hidden_size,
-            bias=False,
-            dtype=self.dtype,
-            ops=self.ops,
-            least_bits=32,
-        )
+        named, width = [(f"{name}_gate", 1)], self.config.spec.hidden_size
+        gate = FusedLinear(named, width, bias=False, dtype=self.dtype, ops=self.ops, least_bits=32)
         return SharedFeedForward(routed, shared, gate)
 
     def _dense(self, name: str, size: int, halves: Sequence[str] = ()) -> DenseFeedForward:

@@ -32,6 +32,7 @@ class ModelConfig:
 
     Attributes:
         norms_plus_one: see `RMSNorm`.
+        norm_bias: whether layer norms of the hidden state have biases; None: they are RMS norms.
         experts: None where the feed-forward is dense.
         norms_in_float32: see `RMSNorm`.
         embedding_scale, logits_divisor: see `Vocabulary`.
@@ -60,6 +61,7 @@ class ModelConfig:
     tied_head: bool
     block: BlockOf = plain_block
     norms_plus_one: bool = False
+    norm_bias: bool | None = None
     norms_in_float32: bool = False
     qkv_bias: bool = False
     output_bias: bool = False

@@ -38,7 +38,7 @@ class Decoder:
         self.has_experts = any(experts is not None for experts in config.experts)
         self.vocabulary = build.vocabulary()
         self._blocks: list[Block] = [config.block(build, layer) for layer in self.stage.layers]
-        self._final_norm = build.norm("model.norm") if self.stage.is_last else None
+        self._final_norm = build.hidden_norm("model.norm") if self.stage.is_last else None
         self._passed = PassedStates(
             config.spec.hidden_size,
             dtype=build.dtype,

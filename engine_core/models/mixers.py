@@ -5,7 +5,7 @@ from typing import Any, Protocol
 import torch
 
 from engine_core.layers.linear import FusedLinear
-from engine_core.layers.parameters import Placements
+from engine_core.layers.parameters import Placements, merge
 from kernels.interface.operations import Activations, ForwardContext, RoundedRows
 
 
@@ -44,6 +44,35 @@ class FeedForward(Part, Protocol):
 
     def __call__(self, x_TE: Activations, context: ForwardContext, /) -> torch.Tensor:
         """[T, E] -> [T, E]."""
+
+
+class ParallelMixer:
+    """A mixer and a feed-forward that read the same inputs, and whose outputs are one sum."""
+
+    first = None  # both read the inputs
+
+    def __init__(self, mixer: Mixer, feed_forward: FeedForward) -> None:
+        self._mixer, self._feed_forward = mixer, feed_forward
+
+    @property
+    def linears(self) -> list[FusedLinear]:
+        """Products that adapters may add to."""
+        return [*self._mixer.linears, *self._feed_forward.linears]
+
+    def placements(self) -> Placements:
+        return merge([self._mixer.placements(), self._feed_forward.placements()])
+
+    def begin(
+        self, x_TE: Activations, positions_T: torch.Tensor, context: ForwardContext
+    ) -> tuple[Begun, torch.Tensor]:
+        """What the mixer has begun, one tensor, and the inputs [T, E]."""
+        assert not isinstance(x_TE, RoundedRows), "rounded for no product"
+        return self._mixer.begin(x_TE, positions_T, context), x_TE
+
+    def finish(self, begun: tuple[Begun, torch.Tensor], context: ForwardContext) -> torch.Tensor:
+        """Rows of `begin` -> [T, E]."""
+        mixed_TE = self._mixer.finish(begun[0], context)
+        return mixed_TE.add_(self._feed_forward(begun[1], context))
 
 
 class FeedForwardAlone:

@@ -182,7 +182,7 @@ def _build_config(meta: GgufMetadata) -> dict[str, Any]:
         "num_attention_heads": num_heads,
         "num_key_value_heads": int(meta.number("attention.head_count_kv", num_heads)),
         "head_dim": head_dim,
-        "rms_norm_eps": float(meta.number("attention.layer_norm_rms_epsilon")),
+        "rms_norm_eps": float(meta.number(gguf.norm_eps)),
         "max_position_embeddings": int(meta.number("context_length")),
         "tie_word_embeddings": "output.weight" not in tensors,
         "rope_parameters": rope_parameters(meta) | _part_that_turns(meta, head_dim),

@@ -143,6 +143,7 @@ class Gguf:
             None: rows and columns are in the checkpoint's order.
         scales: keys such as "logit_scale" that `fields` reads; elsewhere they must be one.
         biases_output: a config's attention_bias is also of the output; absent ones are zero.
+        norm_eps: the key of what norms add.
         has_latents: a head of the config is what turns of one; keys are as long as it caches them.
     """
 
@@ -164,6 +165,7 @@ class Gguf:
     reordered: Callable[[str, Any, Fields], Any] | None = None
     scales: frozenset[str] = frozenset()
     biases_output: bool = True
+    norm_eps: str = "attention.layer_norm_rms_epsilon"
     has_latents: bool = False
 
     @property

@@ -78,6 +78,9 @@ def gguf_keys(config: PreTrainedConfig) -> dict[str, Any]:
         "attention.head_count_kv": config.num_key_value_heads,
         "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
     }
+    if hasattr(config, "layer_norm_eps"):
+        del keys["attention.layer_norm_rms_epsilon"]
+        keys["attention.layer_norm_epsilon"] = config.layer_norm_eps
     if hasattr(config, "intermediate_size"):
         keys["feed_forward_length"] = config.intermediate_size
     if hasattr(config, "head_dim"):
@@ -182,7 +185,9 @@ def gguf_keys(config: PreTrainedConfig) -> dict[str, Any]:
             "attn_logit_softcapping": config.attn_logit_softcapping,
             "final_logit_softcapping": config.final_logit_softcapping,
         }
-    if arch in ("gemma2", "gemma3") or (
+    if arch == "cohere2":
+        keys |= {"logit_scale": config.logit_scale, "rope.scaling.type": "none"}
+    if arch in ("gemma2", "gemma3", "cohere2") or (
         config.model_type in ("mistral", "phi3") and config.sliding_window is not None
     ):
         keys["attention.sliding_window"] = config.sliding_window

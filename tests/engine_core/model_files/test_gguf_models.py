@@ -12,6 +12,7 @@ from transformers import (
     ArceeConfig,
     AutoConfig,
     AutoModelForCausalLM,
+    Cohere2Config,
     Ernie4_5Config,
     Exaone4Config,
     Gemma2Config,
@@ -78,6 +79,7 @@ _LONG = {
     "attention_factor": 1.125,
     "original_max_position_embeddings": 128,
 }
+_THETA = {"rope_type": "default", "rope_theta": 50000.0}
 _LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 8.0}
 _GEMMA_ROPE = {
     "full_attention": {"rope_type": "linear", "rope_theta": 1000000.0, "factor": 8.0},
@@ -155,6 +157,9 @@ CONFIGS: dict[str, PreTrainedConfig] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 1000000.0},
         },
     ),
+    "cohere2": Cohere2Config(
+        **_PLAIN_HEADS, sliding_window=17, logit_scale=2.0, rope_parameters=_THETA
+    ),
     "exaone4": Exaone4Config(**_SHAPE, sliding_window=17),
     "exaone4 no window": Exaone4Config(
         **_SHAPE, sliding_window=None, layer_types=["full_attention"] * 7
@@ -202,6 +207,7 @@ def test_weights_and_config_survive_the_conversion(case: str, write_gguf) -> Non
     fields |= {"activation_sparsity_pattern", "altup_num_inputs", "laurel_rank"}
     fields |= {"num_kv_shared_layers", "use_double_wide_mlp", "hidden_size_per_layer_input"}
     fields |= {"attn_logit_softcapping", "final_logit_softcapping"}
+    fields |= {"logit_scale", "layer_norm_eps"}
     fields |= {"sliding_window", "layer_types", "query_pre_attn_scalar", "hidden_act"}
     fields -= {"bos_token_id", "eos_token_id", "pad_token_id"}
     for field in sorted(fields):

@@ -93,6 +93,11 @@ def gemma3n(**options):
     )
 
 
+def cohere2(**options):
+    shape = {**SHAPE, "sliding_window": 5, "sliding_window_pattern": 3, "logit_scale": 0.25}
+    return transformers.Cohere2Config(**{**shape, **options})
+
+
 def phi3(**options):
     return transformers.Phi3Config(**{**SHAPE, "pad_token_id": 0, **options})
 
@@ -315,6 +320,13 @@ DENSE = {
         pad_token_id=0,
     ),
     "glm": transformers.GlmConfig(**SHAPE, head_dim=8, pad_token_id=0),
+    "cohere2": cohere2(),
+    "cohere2 untied, biases": cohere2(
+        layer_types=["full_attention", "sliding_attention", "full_attention"],
+        logit_scale=0.7,
+        tie_word_embeddings=False,
+        attention_bias=True,
+    ),
     "granite": transformers.GraniteConfig(
         **SHAPE,
         embedding_multiplier=12.0,

@@ -42,6 +42,7 @@ _SIZES = (
     [
         *(
             "Arcee",
+            "Cohere2",
             "Ernie4_5",
             "Exaone4",
             "Gemma2",

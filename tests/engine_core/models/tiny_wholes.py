@@ -79,7 +79,7 @@ OWN = {
 """Constructor arguments by the first part of the class's name: texts of families of ours."""
 
 THROUGH_TRANSFORMERS = {
-    "AyaVision": {"text_config": TEXT | {"model_type": "cohere2"}, "vision_config": SIGLIP},
+    "AyaVision": {"text_config": TEXT | {"model_type": "cohere"}, "vision_config": SIGLIP},
 }  # fmt: skip
 
 REFUSED = {
