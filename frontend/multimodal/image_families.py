@@ -48,6 +48,10 @@ class _Family:
     """
 
     defaults: Mapping[str, Any] = {}
+    must_be: Mapping[str, bool | None] = {
+        "do_resize": True, "do_pan_and_scan": False, "pad_size": None,
+    }  # fmt: skip
+    """Settings that are done in one way alone."""
 
     def __init__(self, info: MultiModalInfo, token_of: Callable[[int], str | None]) -> None:
         self.config: Mapping[str, Any] = json.loads(info.config_json)
@@ -67,7 +71,7 @@ class _Family:
         return self.defaults
 
     def _check(self) -> None:
-        for name, needed in (("do_resize", True), ("do_pan_and_scan", False), ("pad_size", None)):
+        for name, needed in self.must_be.items():
             if self.settings.get(name, needed) != needed:
                 raise InvalidInput(
                     f"the model's image processor has {name} {self.settings[name]!r}, which this "
@@ -143,6 +147,44 @@ class _QwenVL(_Family):
         least = self.settings.get("min_pixels") or size.get("shortest_edge") or 56 * 56
         most = self.settings.get("max_pixels") or size.get("longest_edge") or 28 * 28 * 1280
         return least, most
+
+
+class _Pixtral(_Family):
+    """Mistral 3's: an image of any size within a square; behind each row of tokens is a break, and
+    behind the last one an end."""
+
+    defaults = {
+        "size": {"longest_edge": 1024}, "resample": BICUBIC, "image_mean": CLIP_MEAN,
+        "image_std": CLIP_STD, "image_break_token": "[IMG_BREAK]", "image_end_token": "[IMG_END]",
+    }  # fmt: skip
+    must_be = {**_Family.must_be, "do_center_crop": False}
+
+    def text(self, item: Image.Image) -> str:
+        height, width = self._size(*item.size)
+        line = self.placeholder * (width // self._step)
+        lines = [line] * (height // self._step) if line else []
+        between: str = self.settings["image_break_token"]
+        return between.join(lines) + self.settings["image_end_token"] if lines else ""
+
+    def tensors(self, item: Image.Image) -> Tensors:
+        height, width = self._size(*item.size)
+        pixels = normalized(resized(item, height, width, self.settings), self.settings)
+        sizes = np.array([[height, width]], dtype=np.int64)
+        return {"pixel_values": pixels[None], "image_sizes": sizes}
+
+    @property
+    def _step(self) -> int:
+        """Pixels of a token's side."""
+        patch: int = (self.config.get("vision_config") or {}).get("patch_size", 16)
+        return patch * int(self.config.get("spatial_merge_size", 2))
+
+    def _size(self, width: int, height: int) -> tuple[int, int]:
+        (longest,) = sides(self.settings, "size", "longest_edge")
+        ratio = max(height / longest, width / longest)
+        if ratio > 1:
+            height, width = math.floor(height / ratio), math.floor(width / ratio)
+        rows, columns = ((side - 1) // self._step + 1 for side in (height, width))
+        return rows * self._step, columns * self._step
 
 
 class _Gemma3(_Family):
@@ -331,7 +373,7 @@ class _Llava(_Family):
         return self._first_size(width, height)
 
 
-_FAMILIES: Mapping[str, type[_QwenVL | _Gemma3 | _Idefics3 | _Llava]] = {
+_FAMILIES: Mapping[str, type[_QwenVL | _Pixtral | _Gemma3 | _Idefics3 | _Llava]] = {
     "qwen2_vl": _QwenVL,
     "qwen2_5_vl": _QwenVL,
     "qwen3_vl": _QwenVL,
@@ -342,12 +384,13 @@ _FAMILIES: Mapping[str, type[_QwenVL | _Gemma3 | _Idefics3 | _Llava]] = {
     "idefics3": _Idefics3,
     "smolvlm": _Idefics3,
     "llava": _Llava,
+    "mistral3": _Pixtral,
 }
 
 
 def image_family(
     info: MultiModalInfo, token_of: Callable[[int], str | None]
-) -> _QwenVL | _Gemma3 | _Idefics3 | _Llava:
+) -> _QwenVL | _Pixtral | _Gemma3 | _Idefics3 | _Llava:
     """Raises InvalidInput: a family that is not here, or a configuration that it does not do."""
     if info.model_type not in _FAMILIES:
         raise InvalidInput(

@@ -113,6 +113,39 @@ class Idefics3Images(_Images):
         return self._patches // self._fields.positive_int("scale_factor", 2) ** 2
 
 
+class PixtralImages(_Images):
+    """An image of any size up to a square; `spatial_merge_size`^2 patches make a row."""
+
+    _takes = {"pixel_values": _FLOATS, "image_sizes": _INTS}
+    _default_side, _patch = 1024, 16
+
+    def num_rows(self, modality: str, tensors: Tensors) -> int:
+        self._check_names(modality, tensors)
+        sizes, shape = tensors["image_sizes"], tensors["pixel_values"].shape
+        if sizes.shape != (1, 2):
+            raise ValueError(_wrong("image_sizes", sizes.shape, "[1, 2]"))
+        height, width = (int(number) for number in sizes[0])
+        step = self._step
+        is_right = all(step <= side <= self._side and side % step == 0 for side in (height, width))
+        if not is_right:
+            raise ValueError(
+                f"image_sizes is {[height, width]}, it must be two multiples of {step} up to "
+                f"{self._side}; send what the model's own processor makes"
+            )
+        if shape != (1, 3, height, width):
+            raise ValueError(_wrong("pixel_values", shape, f"[1, 3, {height}, {width}]"))
+        return height * width // step**2
+
+    @property
+    def _step(self) -> int:
+        """Pixels of a row's side."""
+        patch = self._vision.positive_int("patch_size", self._patch)
+        return patch * self._fields.positive_int("spatial_merge_size", 2)
+
+    def _rows_of_one(self) -> int:
+        return (self._side // self._step) ** 2
+
+
 class QwenImages(_Images):
     """Patches of an image of any size, and their grid; `spatial_merge_size`^2 make a row."""
 
@@ -206,6 +239,7 @@ _FAMILIES: dict[str, type[_Images]] = {
     "idefics3": Idefics3Images,
     "smolvlm": Idefics3Images,
     "llava": LlavaImages,
+    "mistral3": PixtralImages,
 }
 
 MODEL_TYPES = tuple(_FAMILIES)

@@ -85,6 +85,11 @@ CONFIGS = {
         "text_config": TEXT | {"model_type": "llama"}, "vision_config": VISION,
         "scale_factor": 2, "image_token_id": IMAGE,
     },
+    "mistral3": {
+        "text_config": TEXT | {"model_type": "mistral", "head_dim": 8, "sliding_window": None},
+        "vision_config": VISION | {"model_type": "pixtral", "image_size": 24},
+        "spatial_merge_size": 2, "image_token_index": IMAGE, "tie_word_embeddings": True,
+    },
     "llava": {
         "text_config": TEXT | {"model_type": "llama"},
         "vision_config": VISION
@@ -115,7 +120,7 @@ def save_model(model_type, path):
 
 
 def make_image(model_type, seed, size=(4, 4)):
-    """`size`: of the grid of a Qwen model, in patches; of Idefics3 and SmolVLM the first
+    """`size`: of the grid of a Qwen model or Pixtral, in patches; of Idefics3 and SmolVLM the first
     is twice the number of tiles."""
     draw = np.random.default_rng(seed)
     if model_type.startswith("qwen"):
@@ -128,6 +133,11 @@ def make_image(model_type, seed, size=(4, 4)):
         pixels = draw.standard_normal((1, tiles, 3, 16, 16), dtype=np.float32)
         mask = np.ones((1, tiles, 16, 16), np.int64)
         return Image({"pixel_values": pixels, "pixel_attention_mask": mask}, 4 * tiles)
+    if model_type == "mistral3":
+        rows, columns = size
+        pixels = draw.standard_normal((1, 3, 4 * rows, 4 * columns), dtype=np.float32)
+        sizes = np.array([pixels.shape[2:]], np.int64)
+        return Image({"pixel_values": pixels, "image_sizes": sizes}, rows * columns // 4)
     pixels = draw.standard_normal((1, 3, 16, 16), dtype=np.float32)
     return Image({"pixel_values": pixels}, 16)
 
@@ -144,6 +154,9 @@ def make_prompt(model_type, parts):
         pieces = [part.num_rows]
         if model_type in ("smolvlm", "idefics3"):
             pieces = [4] * (part.num_rows // 4)
+        elif model_type == "mistral3":
+            height, width = (part.tensors["image_sizes"][0] // 8).tolist()
+            pieces = [width] * height
         for piece in pieces:
             runs.append((len(ids), len(ids) + piece))
             ids += [IMAGE] * piece
@@ -172,6 +185,12 @@ def answer(model_type, ids, images, num_tokens=8):
     tensors = {}
     for name in images[0].tensors if images else ():
         parts = [torch.from_numpy(image.tensors[name]) for image in images]
+        if model_type == "mistral3" and name == "pixel_values":  # padded to one size
+            sides = [(24 - part.shape[3], 24 - part.shape[2]) for part in parts]
+            parts = [
+                torch.nn.functional.pad(part, (0, right, 0, below))
+                for part, (right, below) in zip(parts, sides, strict=True)
+            ]
         tensors[name] = torch.cat(parts, dim=1 if model_type in ("smolvlm", "idefics3") else 0)
     num_prompt = len(ids)
     while True:

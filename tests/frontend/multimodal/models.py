@@ -1,6 +1,7 @@
 """Processors of transformers, small, and what an engine says of their models. Not a test."""
 
 import json
+import sys
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,6 +27,7 @@ from protocol.outputs import TokenizerInfo
 WORDS = ["<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<start_of_image>"]
 WORDS += ["<image_soft_token>", "<end_of_image>", "<image>", "<fake_token_around_image>"]
 WORDS += ["<global-img>", "<end_of_utterance>", "<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>"]
+WORDS += ["[IMG]", "[IMG_BREAK]", "[IMG_END]"]
 WORDS += [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
 
 
@@ -68,6 +70,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "idefics3": {"image_token_id": id_of("<image>")},
     "smolvlm": {"image_token_id": id_of("<image>")},
     "llava": {"image_token_index": id_of("<image>")},
+    "mistral3": {
+        "image_token_index": id_of("[IMG]"),
+        "spatial_merge_size": 2,
+        "vision_config": {"patch_size": 7},
+    },
     "qwen2_audio": {"audio_token_index": id_of("<|AUDIO|>")},
 }
 
@@ -145,6 +152,19 @@ def idefics3(**settings: Any) -> Case:
     parts = {"image_processor": Idefics3ImageProcessorPil(**{**sizes, **settings})}
     parts["tokenizer"] = their_tokenizer(image_token="<image>")
     return Case("idefics3", _processor(Idefics3Processor, parts, image_seq_len=4))
+
+
+def mistral3() -> Case:
+    from transformers.models.pixtral import image_processing_pil_pixtral as images
+
+    # the module of its processor takes a function of this name from one that needs torchvision
+    sys.modules.setdefault("transformers.models.pixtral.image_processing_pixtral", images)
+    from transformers.models.pixtral.processing_pixtral import PixtralProcessor
+
+    image_processor = images.PixtralImageProcessorPil(size={"longest_edge": 96})
+    parts = {"image_processor": image_processor, "tokenizer": their_tokenizer()}
+    made = _processor(PixtralProcessor, parts, patch_size=7, spatial_merge_size=2)
+    return Case("mistral3", made)
 
 
 def llava(kind: type = CLIPImageProcessorPil, **settings: Any) -> Case:
