@@ -38,11 +38,12 @@ from kernels.interface.weights import (
 
 
 class DenseFeedForward:
-    """Gate and up are one product; relu2 has no gate.
+    """Gate and up are one product.
 
     Args:
         name: checkpoint prefix, such as "model.layers.0.mlp".
         halves: the name of the one tensor that holds gate and up, if there is one.
+        gated: whether there is a gate; relu2 has none.
         all_reduce: see `FusedLinear`, of down.
     """
 
@@ -55,12 +56,13 @@ class DenseFeedForward:
         activation: Activation,
         bias: bool,
         halves: Sequence[str] = (),
+        gated: bool = True,
         dtype: torch.dtype,
         ops: Operations,
         all_reduce: AllReduce | None = None,
     ) -> None:
         linear = partial(FusedLinear, bias=bias, dtype=dtype, ops=ops)
-        self._is_gated = activation != "relu2"
+        self._is_gated = gated and activation != "relu2"
         halves = halves or (("gate_proj", "up_proj") if self._is_gated else ("up_proj",))
         size = (1 + self._is_gated) * intermediate_size // len(halves)
         self.first = linear([(f"{name}.{half}", size) for half in halves], hidden_size)

@@ -357,6 +357,7 @@ class BlockBuilder:
             activation=self.config.activation,
             bias=self.config.mlp_bias,
             halves=halves,
+            gated=self.config.mlp_gated,
             dtype=self.dtype,
             ops=self.ops,
             all_reduce=self.all_reduce("feed_forward"),

@@ -33,6 +33,7 @@ class ModelConfig:
     Attributes:
         norms_plus_one: see `RMSNorm`.
         norm_bias: whether layer norms of the hidden state have biases; None: they are RMS norms.
+        mlp_gated: whether the feed-forward has a gate; with relu2 it has none.
         experts: None where the feed-forward is dense.
         norms_in_float32: see `RMSNorm`.
         embedding_scale, logits_divisor: see `Vocabulary`.
@@ -66,6 +67,7 @@ class ModelConfig:
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
+    mlp_gated: bool = True
     attention_scale: float | None = None
     attention_softcap: float | None = None
     embedding_scale: float | None = None

@@ -76,11 +76,12 @@ def gguf_keys(config: PreTrainedConfig) -> dict[str, Any]:
         "embedding_length": config.hidden_size,
         "attention.head_count": config.num_attention_heads,
         "attention.head_count_kv": config.num_key_value_heads,
-        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
     }
-    if hasattr(config, "layer_norm_eps"):
-        del keys["attention.layer_norm_rms_epsilon"]
-        keys["attention.layer_norm_epsilon"] = config.layer_norm_eps
+    if hasattr(config, "rms_norm_eps"):
+        keys["attention.layer_norm_rms_epsilon"] = config.rms_norm_eps
+    for name in ("layer_norm_eps", "norm_epsilon"):
+        if hasattr(config, name):
+            keys["attention.layer_norm_epsilon"] = getattr(config, name)
     if hasattr(config, "intermediate_size"):
         keys["feed_forward_length"] = config.intermediate_size
     if hasattr(config, "head_dim"):

@@ -33,6 +33,7 @@ from transformers import (
     Qwen3Config,
     SeedOssConfig,
     SmolLM3Config,
+    Starcoder2Config,
 )
 
 from engine_core.model_files import BrokenModelFile, UnsupportedModelFile, open_model_files
@@ -157,6 +158,8 @@ CONFIGS: dict[str, PreTrainedConfig] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 1000000.0},
         },
     ),
+    "starcoder2": Starcoder2Config(**_PLAIN_HEADS, tie_word_embeddings=False),
+    "starcoder2 no biases": Starcoder2Config(**_PLAIN_HEADS, use_bias=False),
     "cohere2": Cohere2Config(
         **_PLAIN_HEADS, sliding_window=17, logit_scale=2.0, rope_parameters=_THETA
     ),
@@ -207,7 +210,7 @@ def test_weights_and_config_survive_the_conversion(case: str, write_gguf) -> Non
     fields |= {"activation_sparsity_pattern", "altup_num_inputs", "laurel_rank"}
     fields |= {"num_kv_shared_layers", "use_double_wide_mlp", "hidden_size_per_layer_input"}
     fields |= {"attn_logit_softcapping", "final_logit_softcapping"}
-    fields |= {"logit_scale", "layer_norm_eps"}
+    fields |= {"logit_scale", "layer_norm_eps", "norm_epsilon", "use_bias"}
     fields |= {"sliding_window", "layer_types", "query_pre_attn_scalar", "hidden_act"}
     fields -= {"bos_token_id", "eos_token_id", "pad_token_id"}
     for field in sorted(fields):

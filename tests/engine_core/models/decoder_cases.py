@@ -320,6 +320,10 @@ DENSE = {
         pad_token_id=0,
     ),
     "glm": transformers.GlmConfig(**SHAPE, head_dim=8, pad_token_id=0),
+    "starcoder2": transformers.Starcoder2Config(**SHAPE, sliding_window=5),
+    "starcoder2 no biases, untied": transformers.Starcoder2Config(
+        **SHAPE, use_bias=False, tie_word_embeddings=False
+    ),
     "cohere2": cohere2(),
     "cohere2 untied, biases": cohere2(
         layer_types=["full_attention", "sliding_attention", "full_attention"],

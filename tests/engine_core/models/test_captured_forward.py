@@ -75,6 +75,7 @@ DECODERS = {
     "ernie4_5": transformers.Ernie4_5Config(**SHAPE),
     "glm4": transformers.Glm4Config(**SHAPE, pad_token_id=0),
     "glm": transformers.GlmConfig(**SHAPE, pad_token_id=0),
+    "starcoder2": transformers.Starcoder2Config(**SHAPE, sliding_window=6),
     "cohere2": transformers.Cohere2Config(**SHAPE, sliding_window=6, sliding_window_pattern=2),
     "olmoe": transformers.OlmoeConfig(**SHAPE, num_experts=5, num_experts_per_tok=2),
     "gpt_oss": transformers.GptOssConfig(

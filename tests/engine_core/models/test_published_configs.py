@@ -58,6 +58,7 @@ _SIZES = (
             "Qwen2Moe",
             "SeedOss",
             "SmolLM3",
+            "Starcoder2",
         ),
         *(
             "MiniMax",
