@@ -57,6 +57,11 @@ CONFIGS = {
         sliding_window=6,
         query_pre_attn_scalar=11,
     ),
+    "glm4": transformers.Glm4Config(**SHAPE, pad_token_id=0),
+    "cohere2": transformers.Cohere2Config(
+        **{**SHAPE, "head_dim": 4}, sliding_window_pattern=2, sliding_window=6, logit_scale=0.5
+    ),
+    "starcoder2": transformers.Starcoder2Config(**{**SHAPE, "head_dim": 4}),
     "gemma4": transformers.Gemma4TextConfig(
         **SHAPE,
         layer_types=["sliding_attention", "full_attention"],
