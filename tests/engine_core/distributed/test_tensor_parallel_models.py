@@ -42,6 +42,13 @@ CASES = {
     ),
     "qwen2, windows": (transformers.Qwen2Config(**SHAPE | WINDOWS), 2),
     "qwen3, biases": (transformers.Qwen3Config(**SHAPE, head_dim=10, attention_bias=True), 4),
+    "gemma2": (transformers.Gemma2Config(**SHAPE, head_dim=8, sliding_window=5), 2),
+    "glm4": (transformers.Glm4Config(**SHAPE, head_dim=8, pad_token_id=0), 2),
+    "exaone4": (transformers.Exaone4Config(**SHAPE, sliding_window=5), 2),
+    "ernie4_5": (transformers.Ernie4_5Config(**SHAPE, head_dim=8, use_bias=True), 2),
+    "seed_oss": (transformers.SeedOssConfig(**SHAPE, head_dim=8, attention_out_bias=True), 2),
+    "cohere2": (transformers.Cohere2Config(**SHAPE, sliding_window_pattern=2, logit_scale=2.0), 2),
+    "starcoder2": (transformers.Starcoder2Config(**SHAPE), 2),
     "gemma3, one kv head": (
         transformers.Gemma3TextConfig(
             **SHAPE | {"num_key_value_heads": 1, "num_hidden_layers": 7},
