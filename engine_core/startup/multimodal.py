@@ -68,6 +68,8 @@ def _why_text(options: EngineOptions, files: ModelFiles, loaded: LoadedModel) ->
         return "the model takes text alone"
     if options.multimodal.language_model_only:
         return "--language-model-only"
+    if options.speculation.speculative == "mtp":
+        return "--speculative mtp makes drafts for text alone"
     if options.load_format == "dummy":
         return "the model's weights are random"
     if not files.path.is_dir():

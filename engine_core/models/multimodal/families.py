@@ -186,7 +186,7 @@ class QwenImages(_Images):
 
 
 class Qwen35Images(QwenImages):
-    """As Qwen2's, in larger patches."""
+    """Images of Qwen 3.5 and 3.6: those of Qwen2-VL, in larger patches."""
 
     _patch = 16
 
@@ -204,7 +204,7 @@ class Qwen35Images(QwenImages):
 
 
 class Qwen3Images(Qwen35Images):
-    """With rows for the output of the first layers."""
+    """Images of Qwen3-VL, some of whose rows are added to the output of the first layers."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__(config)

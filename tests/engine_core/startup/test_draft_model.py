@@ -13,6 +13,7 @@ from engine_core.model_files import ConfigOnly, open_model_files
 from engine_core.options.engine import EngineOptions
 from engine_core.options.speculation import SpeculationOptions
 from engine_core.startup.draft_model import first_layers_config, load_with_draft
+from engine_core.startup.multimodal import with_encoder
 from engine_core.startup.prefix_store import store_key
 from engine_core.startup.resolve import plan_runner
 from tests.eagle_heads import head_config, head_tensors
@@ -244,6 +245,14 @@ def test_a_models_own_head_is_loaded_and_its_layer_joins_those_with_keys(checkpo
     groups = [group.layers for group in plan.config.layout.groups]
     assert (2, 4) in groups  # the one with attention of four, and the head's
     assert plan.scheduler.num_lookahead_slots == 3
+
+
+def test_a_checkpoint_with_images_serves_text_beside_its_own_head(checkpoint):
+    options, files, loaded = checkpoint(True)
+    files.config["vision_config"] = {}
+    text_alone = with_encoder(options, files, loaded)
+    assert text_alone.encoder is None
+    assert text_alone.why_text == "--speculative mtp makes drafts for text alone"
 
 
 def test_a_checkpoint_without_a_head_of_its_own_is_refused(checkpoint):
