@@ -51,6 +51,7 @@ class ModelConfig:
         per_layer: embeddings of which each layer has a part; None: there are none.
         lacks: what of `Feature` it has not.
         unused: first parts of the names of tensors that a checkpoint may hold for nothing.
+        bidirectional: a token sees the whole prompt, or a window on both sides.
     """
 
     spec: ModelSpec
@@ -83,3 +84,4 @@ class ModelConfig:
     per_layer: PerLayerConfig | None = None
     lacks: frozenset[Feature] = frozenset()
     unused: tuple[str, ...] = ()
+    bidirectional: bool = False

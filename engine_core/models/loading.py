@@ -15,6 +15,7 @@ from engine_core.layers.config import InterleavedRows, WeightFactors
 from engine_core.layers.parameters import CopyWeight, Placements, place
 from engine_core.models.blocks import BlockBuilder
 from engine_core.models.decoder import Decoder
+from engine_core.models.encoders.bidirectional import BidirectionalDecoder
 from engine_core.models.encoders.encoder import Encoder
 from engine_core.models.encoders.encoder_configs import EncoderConfig
 from engine_core.models.errors import ModelWeightsError, UnsupportedArchitecture
@@ -232,7 +233,7 @@ def make_sharding(
     if collectives.parallel.tp_size == 1:
         return None
     whole = read_model_config(config)
-    if isinstance(whole, EncoderConfig):
+    if isinstance(whole, EncoderConfig) or whole.bidirectional:
         raise UnsupportedArchitecture(
             "encoder-only models run on one rank; leave out --tensor-parallel-size"
         )
@@ -273,7 +274,8 @@ def _build(
         stage=split_layers(resolved, place.pp_size)[place.pp_rank],
     )
     products_of = partial(as_products, family, resolved.interleaved)
-    return name, family, Decoder(build, products_of), sharding
+    made = BidirectionalDecoder if resolved.bidirectional else Decoder
+    return name, family, made(build, products_of), sharding
 
 
 def _place(

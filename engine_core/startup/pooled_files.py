@@ -74,7 +74,8 @@ class PooledFiles:
         self.config = files.config | options.overrides
         names = self.config.get("architectures") or [""]
         self._architecture = str(names[0] if isinstance(names, list) else names)
-        self.is_encoder = _ENCODER.fullmatch(self._architecture) is not None
+        self._is_decoder = self.config.get("use_bidirectional_attention") is True
+        self.is_encoder = self._is_decoder or bool(_ENCODER.fullmatch(self._architecture))
         is_classifier = self._architecture.endswith(_CLASSIFIERS)
         is_classifier |= self.is_encoder and "TokenClassification" in self._architecture
         has_decoder = bool(self.config.get("is_encoder_decoder"))
@@ -144,7 +145,7 @@ class PooledFiles:
     def tensors(self, *, keeps_blocks: bool = False) -> "Iterator[tuple[str, WeightPart]]":
         from_tokens = self.config.get("classifier_from_token")
         for name, tensor in self._files.tensors(keeps_blocks=keeps_blocks):
-            if self.convert == "none" or self.is_encoder:
+            if self.convert == "none" or (self.is_encoder and not self._is_decoder):
                 yield name, tensor
                 continue
             name = f"model.{name}" if name.startswith(_BODY) else name
@@ -179,13 +180,12 @@ class PooledFiles:
         from engine_core.model_runner.pooling import Pooler
         from engine_core.models.encoders.encoder import Encoder
 
-        assert isinstance(model, Encoder)
         projection = self._projection()
         size = model.spec.hidden_size
         if self.convert != "classify":
             config = self._pooler_config(size, 0, PoolingType.MEAN)
             return Pooler(_sized(config, projection), (), projection)
-        if model.head is None:
+        if not isinstance(model, Encoder) or model.head is None:
             raise StartupError(
                 f"{self.name} ({self._architecture}) has no head to classify with; use --convert "
                 "embed"

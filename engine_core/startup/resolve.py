@@ -14,7 +14,7 @@ from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.cpu.runner import CPUModelRunner
 from engine_core.model_runner.gpu import GPUModelRunner
 from engine_core.models.decoder import decoder_of
-from engine_core.models.encoders.encoder import Encoder
+from engine_core.models.encoders.bidirectional import AnyEncoder
 from engine_core.models.layer_cache import Latent
 from engine_core.models.parallel.stages import Stage
 from engine_core.options.engine import EngineOptions
@@ -156,7 +156,7 @@ def _plan_scheduler(
     forced_tokens = 0 if runs_ahead else _FORCED_TOKENS
     max_num_seqs = options.scheduling.max_num_seqs or defaults.max_num_seqs
     most_a_step, most_shared = defaults.max_num_batched_tokens, defaults.max_num_shared_tokens
-    if is_encoder := isinstance(loaded.model, Encoder):
+    if is_encoder := isinstance(loaded.model, AnyEncoder):
         most_a_step, most_shared = max(_ENCODER_TOKENS, max_model_len), None
     given = options.scheduling
     if given.max_num_batched_tokens is not None or given.slo_tpot_ms is not None:
@@ -215,7 +215,7 @@ def resolve_config(runner: RunnerSpec, files: ModelFiles, *, address: str) -> En
         scheduler.num_lookahead_slots,
         encoder_blocks(loaded.model, options.block_size),
     )
-    is_encoder = isinstance(loaded.model, Encoder)
+    is_encoder = isinstance(loaded.model, AnyEncoder)
     pools = PoolShares(
         pool_bytes=layout.pool_bytes,
         request=request_blocks,

@@ -13,7 +13,7 @@ from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.cpu.encoder_runner import EncoderRunner
 from engine_core.model_runner.cpu.runner import CPUModelRunner
 from engine_core.model_runner.gpu import CudaQueue, GPUModelRunner
-from engine_core.models.encoders.encoder import Encoder
+from engine_core.models.encoders.bidirectional import AnyEncoder
 from engine_core.options.engine import EngineOptions
 from engine_core.scheduler import NewRequestData, ScheduledBatch, SchedulerConfig, SchedulerOutput
 from engine_core.startup.memory import CudaMeter, measure_extra_bytes
@@ -67,7 +67,7 @@ class RunnerSpec:
         )
         device = config.ops.device
         try:
-            if isinstance(config.model, Encoder):
+            if isinstance(config.model, AnyEncoder):
                 return EncoderRunner(config)
             if not self.on_device:
                 return CPUModelRunner(config, storage)

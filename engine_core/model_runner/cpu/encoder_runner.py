@@ -13,6 +13,7 @@ from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.cpu.synchronous_runner import SynchronousRunner
 from engine_core.model_runner.pooling import named_answers, pool_prompt
 from engine_core.model_runner.rows import PlacedRow, RunnerRows
+from engine_core.models.encoders.bidirectional import AnyEncoder
 from engine_core.models.encoders.encoder import Encoder
 from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
 from kernels.interface.operations import (
@@ -47,7 +48,7 @@ class EncoderRunner(SynchronousRunner):
 
     def __init__(self, config: RunnerConfig) -> None:
         model, ops = config.model, config.ops
-        assert isinstance(model, Encoder)
+        assert isinstance(model, AnyEncoder)
         spec, keys = model.spec, model.spec.keys_of(0)
         self.config = config
         self.model = model
@@ -126,18 +127,19 @@ class EncoderRunner(SynchronousRunner):
             if (pooling := each.request.pooling) is not None
             and pooling.second_segment_start is not None
         }
-        if second_of and self.model.config.num_token_types > 1:
+        model = self.model
+        if second_of and isinstance(model, Encoder) and model.config.num_token_types > 1:
             positions_T = positions_T.clone()
             stops = list(itertools.accumulate(counts))
             for place, second in second_of.items():
                 num_second = max(0, counts[place] - second)
                 stop = stops[place]
-                positions_T[stop - num_second : stop] += self.model.num_positions
+                positions_T[stop - num_second : stop] += model.num_positions
         if is_alone:  # a layout that is kept: others have been planned since
             for window, planner in self._planners.items():
                 planner.plan_again(layout.plans[window])
         self.config.ops.wake_threads()  # they spin for less time than all of this takes
-        return self.model.forward(layout.token_ids_T, positions_T, layout.context)
+        return model.forward(layout.token_ids_T, positions_T, layout.context)
 
     def _layout(self, *counts: int) -> _Layout:
         """The layout of a step of prompts of so many tokens.

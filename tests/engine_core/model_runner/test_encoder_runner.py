@@ -35,6 +35,11 @@ SHAPE = {
 EMBED = PoolingParams(task=PoolingTask.EMBED)
 MODERN = SHAPE | {"local_attention": 8} | {f"{n}_token_id": 1 for n in ("pad", "cls", "bos", "eos")}
 
+GEMMA = SHAPE | {"num_key_value_heads": 2, "head_dim": 10, "sliding_window": 9}
+GEMMA |= {"initializer_range": 0.3}
+GEMMA |= {"use_bidirectional_attention": True, "sliding_window_pattern": 2, "num_hidden_layers": 3}
+"""EmbeddingGemma's: two layers have a window of 5 to each side."""
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
@@ -47,6 +52,7 @@ def folder(tmp_path_factory):
             torch.manual_seed(0)
             family = name.split("For")[0].removesuffix("Model")
             shape = MODERN | {"sep_token_id": 1} if family == "ModernBert" else SHAPE
+            shape = GEMMA if family == "Gemma3Text" else shape
             config = getattr(transformers, f"{family}Config")(**shape | options)
             made[key] = tmp_path_factory.mktemp(name)
             getattr(transformers, name)(config).eval().save_pretrained(made[key])
@@ -93,7 +99,9 @@ def embedded(model, prompt):
     return mean / mean.norm()
 
 
-@pytest.mark.parametrize("name", ["BertModel", "RobertaModel", "ModernBertModel"])
+@pytest.mark.parametrize(
+    "name", ["BertModel", "RobertaModel", "ModernBertModel", "Gemma3TextModel"]
+)
 def test_vectors_are_those_of_transformers_and_no_prompt_is_cut(folder, name):
     """Proves S131, S176."""
     path = folder(name, **({"max_position_embeddings": 66} if "Roberta" in name else {}))

@@ -73,7 +73,7 @@ def test_model_type_serves_where_architectures_is_absent(ops):
         ),
         (
             {"architectures": ["Gemma3ForCausalLM"], "use_bidirectional_attention": True},
-            "use_bidirectional_attention",
+            "use_bidirectional_attention is for Gemma3TextModel alone",
         ),
         (
             {"architectures": ["Gemma3ForCausalLM"], "attn_logit_softcapping": 50.0},

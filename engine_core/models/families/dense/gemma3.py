@@ -1,5 +1,5 @@
 """Gemma 3's text model: windows and angles by layer type, norms behind attention and feed-forward
-too, scaled embeddings."""
+too, scaled embeddings; EmbeddingGemma, which sees to both sides (CPU, folders)."""
 
 from __future__ import annotations
 
@@ -40,15 +40,19 @@ _LEFT_OUT = {
 """What the published models with images leave out, each another part."""
 _PATTERN = 6  # one layer in six sees everything
 _THETA, _LOCAL_THETA = 1_000_000.0, 10_000.0
+_EMBEDDING = "Gemma3TextModel"  # EmbeddingGemma's name
 
 
 def read(fields: ConfigFields) -> ModelConfig:
     fields = fields.with_defaults(_LEFT_OUT)
-    if fields.flag("use_bidirectional_attention", False):
-        raise UnsupportedArchitecture("use_bidirectional_attention is not supported")
+    is_bidirectional = fields.flag("use_bidirectional_attention", False)
+    if is_bidirectional and fields.get("architectures") != [_EMBEDDING]:
+        raise UnsupportedArchitecture(f"use_bidirectional_attention is for {_EMBEDDING} alone")
     if fields.get("attn_logit_softcapping") is not None:
         raise UnsupportedArchitecture("attn_logit_softcapping of Gemma 3 is not supported")
-    num_layers = fields.positive_int("num_hidden_layers")
+    num_layers, window = fields.positive_int("num_hidden_layers"), read_window(fields, 4096)
+    if is_bidirectional and window is not None:
+        window = window // 2 + 1  # of each side, the token's own place with it
     kinds = read_layer_types(fields, num_layers)
     if kinds is None:
         pattern = fields.positive_int("sliding_window_pattern", _PATTERN)
@@ -70,7 +74,7 @@ def read(fields: ConfigFields) -> ModelConfig:
         default_tied=True,
         activation_field="hidden_activation",
         default_activation="gelu_pytorch_tanh",
-        sliding_windows=windows_of(kinds, read_window(fields, 4096)),
+        sliding_windows=windows_of(kinds, window),
         rotary=tuple(rotary[kind] for kind in kinds),
     )
     softcap = fields.get("final_logit_softcapping")
@@ -84,6 +88,7 @@ def read(fields: ConfigFields) -> ModelConfig:
         embedding_scale=fields.positive_int("hidden_size") ** 0.5,
         final_softcap=None if softcap is None else fields.positive_float("final_logit_softcapping"),
         block=block,
+        bidirectional=is_bidirectional,
     )
 
 
@@ -126,7 +131,7 @@ def _gguf_fields(meta: Metadata, config: Fields) -> Fields:
 
 FAMILIES = (
     Family(
-        names=("Gemma3ForCausalLM", "Gemma3TextModel", "Gemma3TextForSequenceClassification"),
+        names=("Gemma3ForCausalLM", _EMBEDDING, "Gemma3TextForSequenceClassification"),
         model_type="gemma3_text",
         read=read,
         gguf=Gguf(

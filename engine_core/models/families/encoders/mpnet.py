@@ -22,7 +22,7 @@ _NAMES = EncoderNames(
 )
 _NUM_BUCKETS = 32
 _FIRST_POSITION = 2
-"""Behind that of padding, whatever `pad_token_id` is."""
+"""Row of the first token in the table of positions, whatever `pad_token_id` is."""
 
 
 def read_mpnet(fields: ConfigFields) -> EncoderConfig:
