@@ -128,5 +128,5 @@ class LayerNorm:
     def add_before(
         self, _linear: FusedLinear | None, x_TE: torch.Tensor, residual_TE: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `add`; rounds for no layer."""
+        """The residual stream with x added, normed, and that stream: rounded for no product."""
         return self.add(x_TE, residual_TE)

@@ -65,7 +65,7 @@ class ParallelMixer:
     def begin(
         self, x_TE: Activations, positions_T: torch.Tensor, context: ForwardContext
     ) -> tuple[Begun, torch.Tensor]:
-        """What the mixer has begun, one tensor, and the inputs [T, E]."""
+        """[T, E] -> (what the mixer beside the feed-forward has begun, the inputs of both)."""
         assert not isinstance(x_TE, RoundedRows), "rounded for no product"
         return self._mixer.begin(x_TE, positions_T, context), x_TE
 
