@@ -114,6 +114,14 @@ def read_layer_types(fields: ConfigFields, num_layers: int) -> list[str] | None:
     return layer_types
 
 
+def layer_types_by(every: int, num_layers: int) -> list[str]:
+    """What a config leaves out: one layer in `every` sees everything, the others have windows."""
+    return [
+        "sliding_attention" if (layer + 1) % every else "full_attention"
+        for layer in range(num_layers)
+    ]
+
+
 def windows_of(layer_types: list[str], window: int | None) -> _Windows:
     if window is None and "sliding_attention" in layer_types:
         raise UnsupportedArchitecture("layer_types has sliding_attention, but there is no window")

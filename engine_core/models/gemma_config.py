@@ -8,7 +8,12 @@ from typing import Any
 
 from engine_core.layers.config import AltUpConfig, ExpertConfig, InterleavedRows, PerLayerConfig
 from engine_core.models.config_fields import ConfigFields
-from engine_core.models.decoder_config import read_experts, read_layer_types, read_window
+from engine_core.models.decoder_config import (
+    layer_types_by,
+    read_experts,
+    read_layer_types,
+    read_window,
+)
 from engine_core.models.errors import ModelConfigError, UnsupportedArchitecture
 from engine_core.models.expert_tensors import GEMMA_EXPERTS
 from engine_core.models.layer_cache import PagedKeys
@@ -52,9 +57,7 @@ def read_per_layer(fields: ConfigFields) -> PerLayerConfig | None:
 
 def layer_kinds(fields: ConfigFields, num_layers: int) -> list[str]:
     """The type of each layer; the last one sees everything, whatever the config says."""
-    kinds = read_layer_types(fields, num_layers) or [
-        SLIDING if (layer + 1) % _PATTERN else FULL for layer in range(num_layers)
-    ]
+    kinds = read_layer_types(fields, num_layers) or layer_types_by(_PATTERN, num_layers)
     return [*kinds[:-1], FULL]
 
 

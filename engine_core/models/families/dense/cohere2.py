@@ -11,6 +11,7 @@ from engine_core.models.config import ModelConfig
 from engine_core.models.config_fields import ConfigFields
 from engine_core.models.decoder_config import (
     head_size_of,
+    layer_types_by,
     read_decoder,
     read_layer_types,
     read_window,
@@ -37,10 +38,7 @@ _PATTERN = 4  # one layer in four sees everything
 def read(fields: ConfigFields) -> ModelConfig:
     num_layers = fields.positive_int("num_hidden_layers")
     every = fields.positive_int("sliding_window_pattern", _PATTERN)
-    kinds = read_layer_types(fields, num_layers) or [
-        "sliding_attention" if (layer + 1) % every else "full_attention"
-        for layer in range(num_layers)
-    ]
+    kinds = read_layer_types(fields, num_layers) or layer_types_by(every, num_layers)
     rotary = read_rotary(fields, head_size=head_size_of(fields))
     still = RotaryConfig((0.0,) * len(rotary.inverse_frequencies))
     config = read_decoder(

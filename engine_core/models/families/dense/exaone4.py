@@ -11,6 +11,7 @@ from engine_core.models.config import ModelConfig
 from engine_core.models.config_fields import ConfigFields
 from engine_core.models.decoder_config import (
     head_size_of,
+    layer_types_by,
     read_decoder,
     read_layer_types,
     read_window,
@@ -40,10 +41,7 @@ def read(fields: ConfigFields) -> ModelConfig:
     kinds = read_layer_types(fields, num_layers)
     if kinds is None:
         every = 1 if window is None else fields.positive_int("sliding_window_pattern", _PATTERN)
-        kinds = [
-            "sliding_attention" if (layer + 1) % every else "full_attention"
-            for layer in range(num_layers)
-        ]
+        kinds = layer_types_by(every, num_layers)
     rotary = read_rotary(fields, head_size=head_size_of(fields))
     still = RotaryConfig((0.0,) * len(rotary.inverse_frequencies))
     turns = [window is None or kind == "sliding_attention" for kind in kinds]

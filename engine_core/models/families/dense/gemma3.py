@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from engine_core.models.config import ModelConfig
 from engine_core.models.config_fields import ConfigFields
 from engine_core.models.decoder_config import (
+    layer_types_by,
     read_decoder,
     read_layer_types,
     read_window,
@@ -56,10 +57,7 @@ def read(fields: ConfigFields) -> ModelConfig:
     kinds = read_layer_types(fields, num_layers)
     if kinds is None:
         pattern = fields.positive_int("sliding_window_pattern", _PATTERN)
-        kinds = [
-            "sliding_attention" if (layer + 1) % pattern else "full_attention"
-            for layer in range(num_layers)
-        ]
+        kinds = layer_types_by(pattern, num_layers)
     rotary = read_rotary_by_layer_type(
         fields,
         head_size=fields.positive_int("head_dim", 256),

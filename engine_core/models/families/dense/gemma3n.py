@@ -10,6 +10,7 @@ from engine_core.layers.config import AltUpConfig
 from engine_core.models.config import ModelConfig
 from engine_core.models.config_fields import ConfigFields
 from engine_core.models.decoder_config import (
+    layer_types_by,
     read_decoder,
     read_layer_types,
     read_window,
@@ -28,8 +29,6 @@ from engine_core.models.families.gemma_gguf import (
 )
 from engine_core.models.families.gguf import Gguf
 from engine_core.models.gemma_config import (
-    FULL,
-    SLIDING,
     read_altup,
     read_by_layer,
     read_deviations,
@@ -57,9 +56,7 @@ _THETA, _LOCAL_THETA = 1_000_000.0, 10_000.0
 def read(fields: ConfigFields) -> ModelConfig:
     fields = fields.with_defaults(_LEFT_OUT)
     num_layers = fields.positive_int("num_hidden_layers")
-    kinds = read_layer_types(fields, num_layers) or [
-        SLIDING if (layer + 1) % _PATTERN else FULL for layer in range(num_layers)
-    ]
+    kinds = read_layer_types(fields, num_layers) or layer_types_by(_PATTERN, num_layers)
     rotary = read_rotary_by_layer_type(
         fields,
         head_size=fields.positive_int("head_dim"),

@@ -6,6 +6,7 @@ from engine_core.models.config import ModelConfig
 from engine_core.models.config_fields import ConfigFields
 from engine_core.models.decoder_config import (
     head_size_of,
+    layer_types_by,
     read_decoder,
     read_layer_types,
     read_window,
@@ -22,10 +23,7 @@ _THETA = 500_000.0
 
 def read(fields: ConfigFields) -> ModelConfig:
     num_layers = fields.positive_int("num_hidden_layers")
-    kinds = read_layer_types(fields, num_layers) or [
-        "sliding_attention" if (layer + 1) % _PATTERN else "full_attention"
-        for layer in range(num_layers)
-    ]
+    kinds = read_layer_types(fields, num_layers) or layer_types_by(_PATTERN, num_layers)
     rotary = read_rotary_by_layer_type(
         fields,
         head_size=head_size_of(fields),
