@@ -216,6 +216,7 @@ def _announce(config: EngineConfig, phases: StartPhases, workers: WorkerList) ->
         "kv_cache_dtype": config.kv_cache_dtype,
         "kv_cache_bytes": config.kv_cache_bytes,
         "device": config.device,
+        "device_reason": config.device_reason,
         "tensor_parallel_size": config.tensor_parallel_size,
         "pipeline_parallel_size": config.scheduler.pipeline_parallel_size,
         "workers": workers,
@@ -232,10 +233,11 @@ def _announce(config: EngineConfig, phases: StartPhases, workers: WorkerList) ->
 
 def _for_a_person(config: EngineConfig, phases: StartPhases) -> str:
     address = "" if config.address == default_address() else f" --address {config.address}"
+    on_cpu = config.device_reason and f"On the CPU, not the GPU: {config.device_reason}.\n"
     return (
         f"\nServing {config.model} at {config.address}\n"
         f"({config.weights} weights, up to {config.scheduler.max_model_len:,} tokens a request, "
-        f"ready after {phases.total_s:.1f} s).\n\n"
+        f"ready after {phases.total_s:.1f} s).\n{on_cpu}\n"
         "In another terminal:\n"
         f"  engine-client{address} chat\n"
         f'  engine-client{address} complete "Once upon a time"\n'

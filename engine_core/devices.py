@@ -21,7 +21,6 @@ class DeviceTraits:
             first, so that one may start from a state that another before it leaves; else beside one
             another.
         runs_any_module: also models and encoders whose code is torch's own operations.
-        runs_stages: a model's layers may be divided among processes.
         collectives: what ranks exchange tensors by.
     """
 
@@ -31,7 +30,6 @@ class DeviceTraits:
     compiles_kernels: bool
     computes_in_order: bool
     runs_any_module: bool
-    runs_stages: bool
     collectives: Literal["gloo", "nccl"]
 
 
@@ -43,7 +41,6 @@ _TRAITS = {
         compiles_kernels=False,
         computes_in_order=True,
         runs_any_module=True,
-        runs_stages=True,
         collectives="gloo",
     ),
     "cuda": DeviceTraits(
@@ -53,7 +50,6 @@ _TRAITS = {
         compiles_kernels=True,
         computes_in_order=False,
         runs_any_module=False,
-        runs_stages=False,
         collectives="nccl",
     ),
 }

@@ -70,7 +70,7 @@ def select_operations(
             f'device "{device}" is not supported; supported: "cpu" and "cuda". Run with '
             "--device cpu or --device cuda"
         )
-    numbered = _check_cuda(chosen)
+    numbered = check_cuda(chosen)
     if fp8_cache:
         check_fp8(numbered, "--kv-cache-dtype fp8", "use --kv-cache-dtype auto")
     from kernels.triton.operations import TritonOperations
@@ -154,8 +154,8 @@ def _cpu_operations(
     return CpuOperations(library, linear_weights=float_weights, keeps_blocks=keeps_blocks)
 
 
-def _check_cuda(device: torch.device) -> torch.device:
-    """The device with its number, checked to run Triton's kernels."""
+def check_cuda(device: torch.device) -> torch.device:
+    """The device with its number. Raises UnsupportedDevice: it does not run Triton's kernels."""
     if not torch.cuda.is_available():
         raise UnsupportedDevice(
             f'device "{device}": torch {torch.__version__} sees no CUDA device; install a torch '

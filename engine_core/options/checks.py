@@ -7,8 +7,9 @@ from typing import Any
 
 from engine_core.devices import DeviceTraits, traits_of
 from engine_core.errors import ConfigurationError
+from engine_core.models.config import ModelConfig
 from engine_core.models.errors import UnsupportedArchitecture
-from engine_core.models.layer_cache import Latent, State
+from engine_core.models.layer_cache import Latent, PagedKeys, State
 from engine_core.models.registry import find_family, read_model_config
 from engine_core.options.engine import EngineOptions
 from engine_core.options.parallel import check_parallel
@@ -144,28 +145,40 @@ def check_encoder(options: EngineOptions, device: DeviceTraits) -> None:
     refuse(options, "encoder-only")
 
 
-def check_states(config: Mapping[str, Any], device: DeviceTraits) -> None:
-    """Refuse states of layers, and latents, that no kernel of the device takes. `config`: its
-    config.json. Raises ConfigurationError: naming the model, the size and the limit."""
+def check_layers(config: Mapping[str, Any], device: DeviceTraits) -> None:
+    """Refuse layers that no kernel of the device takes. `config`: its config.json.
+    Raises ConfigurationError: naming the model, the size and the limit."""
     if not device.compiles_kernels:
         return
     from kernels.interface.recurrence import MOST_KEY_ELEMENTS
+    from kernels.triton.device_limits import LARGEST_HEAD
 
     try:
-        layers = read_model_config(config).spec.caches
+        read = read_model_config(config)
     except UnsupportedArchitecture:
         return  # it is not our code that runs it, or nothing does
-    sizes = [kept.shapes[0][1] for kept in layers if isinstance(kept, State)]
-    if (largest := max(sizes, default=0)) > MOST_KEY_ELEMENTS:
+    name = find_family(config)[0]
+    states = [kept.shapes[0][1] for kept in read.spec.caches if isinstance(kept, State)]
+    keys = [kept for kept in read.spec.caches if isinstance(kept, PagedKeys)]
+    if any(isinstance(kept, Latent) for kept in keys):
         raise ConfigurationError(
-            f"{find_family(config)[0]} keeps recurrent states of {largest} elements a key, a GPU "
-            f"takes at most {MOST_KEY_ELEMENTS}; run with --device cpu"
+            f"{name} has latent attention, which runs on a CPU only: it has no GPU kernel yet; run "
+            "with --device cpu"
         )
-    if any(isinstance(kept, Latent) for kept in layers):
+    if isinstance(read, ModelConfig) and read.per_layer is not None:
         raise ConfigurationError(
-            f"{find_family(config)[0]} has latent attention, which runs on a CPU only: it has no "
-            "GPU kernel yet; run with --device cpu"
+            f"{name} has embeddings per layer, which stay in host memory, and a step on a GPU does "
+            "not read that; run with --device cpu"
         )
+    for largest, limit, what in (
+        (max(states, default=0), MOST_KEY_ELEMENTS, "recurrent states of {} elements a key"),
+        (max([kept.key_size for kept in keys], default=0), LARGEST_HEAD, "heads of {} elements"),
+    ):
+        if largest > limit:
+            raise ConfigurationError(
+                f"{name} has {what.format(largest)}, a GPU takes at most {limit}; run with "
+                "--device cpu"
+            )
 
 
 def _check_weights(options: EngineOptions) -> None:

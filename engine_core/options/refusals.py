@@ -46,6 +46,7 @@ _IS_GIVEN: dict[str, Callable[[EngineOptions], object]] = {
         (o.scheduling.num_decode_steps or 1) > 1 and o.parallel.pipeline_parallel_size > 1
     ),
     "--prefill-delay-factor": lambda o: o.scheduling.prefill_delay_factor is not None,
+    "--block-size of a CPU": lambda o: o.block_size & (o.block_size - 1),
     "--pipeline-parallel-size": lambda o: o.parallel.pipeline_parallel_size > 1,
 }
 
@@ -121,6 +122,10 @@ _REFUSED: dict[str, dict[str, str]] = {
         "models on a CPU; use auto or fp8, or run with --device cpu",
         "--quantization": "{option} {options.quantization} runs on a CPU only; omit it, or run "
         "with --device cpu",
+        "--block-size of a CPU": "--block-size is {options.block_size}; on a GPU it must be a "
+        "power of two, such as 16",
+        "--pipeline-parallel-size": "{option} is {options.parallel.pipeline_parallel_size}, and "
+        "stages run on CPUs only; use --tensor-parallel-size, or --device cpu",
         "--weight-cache": "{option} has no effect on a GPU, which takes weights as they are; omit "
         "it, or run with --device cpu",
     },

@@ -89,7 +89,7 @@ def build_engine(
     """
     if options.num_threads is not None:
         torch.set_num_threads(options.num_threads)
-    device = choose_device(options.device)
+    device, device_reason = choose_device(options, opened.files)
     check_device(options, traits_of(device))
     try:
         ranks = OneRank() if group is None else RankZero(group)
@@ -112,6 +112,7 @@ def build_engine(
         processors = load_processors(options.logits_processors, vocabulary)
         runner_spec = plan_runner(options, opened.files, loaded, processors)
         config = ranks.resolve(runner_spec, opened.files, transport.address)
+        config = dataclasses.replace(config, device_reason=device_reason)
         # to a person at a terminal it is noise
         level = logging.DEBUG if sys.stderr.isatty() else logging.INFO
         logger.log(level, "configuration: %s", config)

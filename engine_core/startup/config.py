@@ -24,6 +24,8 @@ class EngineConfig:
     """Formats of the layers' weights, the one with most bytes first: "Q4_1+Q8_0"."""
     kv_cache_dtype: str
     device: str
+    device_reason: str = ""
+    """Why `auto` is not the GPU that there is."""
     tensor_parallel_size: int = 1
     load_format: Literal["auto", "safetensors", "gguf", "dummy"]
     batch_invariant: bool

@@ -1,15 +1,27 @@
 """What "auto" means on this machine: the device, its dtypes and its defaults."""
 
 import dataclasses
+import logging
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from engine_core.devices import DeviceTraits, traits_of
+from engine_core.errors import ConfigurationError
+from engine_core.model_files import ModelFiles
+from engine_core.models.errors import UnsupportedArchitecture
+from engine_core.models.registry import read_model_config
 from engine_core.models.text_part import inner_text
-from engine_core.options.engine import CacheDtypeName, DeviceName, DtypeName
+from engine_core.options.checks import check_device, check_encoder, check_layers
+from engine_core.options.engine import CacheDtypeName, DtypeName, EngineOptions
 from engine_core.options.speculation import QuantizationName
-from kernels.backends import Bfloat16Products, FloatWeights
+from engine_core.startup.pooled_files import PooledFiles
+from kernels.backends import Bfloat16Products, FloatWeights, UnsupportedDevice, check_cuda
+
+logger = logging.getLogger(__name__)
 
 _CACHE_DTYPES = {"fp8": torch.float8_e4m3fn, "bfloat16": torch.bfloat16, "int8": torch.int8}
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -81,11 +93,81 @@ def defaults_of(device: torch.device, *, has_fewer_bits: bool = False) -> Device
     return _OF_A_CPU_IN_FEWER_BITS if has_fewer_bits else _OF_A_CPU
 
 
-def choose_device(name: DeviceName) -> torch.device:
-    """`auto` is a GPU if torch sees one. Whether it can serve is not asked here."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(name)
+def choose_device(options: EngineOptions, files: ModelFiles) -> tuple[torch.device, str]:
+    """The device, and why `auto` is not the GPU that this machine has; empty: it is, or there is
+    none, or the device was named. `auto` is a GPU if torch sees one that can run the model with
+    these options; else the reason is logged."""
+    if options.device != "auto":
+        return torch.device(options.device), ""
+    gpu = torch.device("cuda")
+    reason = unseen_gpu()
+    if torch.cuda.is_available():
+        try:
+            check_device(options, traits_of(gpu))
+            check_model(options, files, traits_of(gpu))
+            check_cuda(gpu)
+        except (ConfigurationError, UnsupportedDevice) as refusal:
+            reason = str(refusal)
+        else:
+            return gpu, ""
+    if reason:
+        logger.warning("--device auto is the CPU, not the GPU of this machine: %s", reason)
+    return torch.device("cpu"), reason
+
+
+def check_model(options: EngineOptions, files: ModelFiles, device: DeviceTraits) -> None:
+    """Refuse a model that the device cannot run, as far as its config.json says it.
+    Raises ConfigurationError: naming the model, the size and the limit."""
+    if isinstance(files, PooledFiles) and files.is_encoder:
+        check_encoder(options, device)
+    if not device.runs_any_module and runs_through_transformers(options, files.config):
+        raise ConfigurationError(
+            f"{files.name} runs through transformers' model code, which runs on a CPU only here; "
+            "run with --device cpu"
+        )
+    check_layers(files.config, device)
+
+
+def runs_through_transformers(options: EngineOptions, config: Mapping[str, Any]) -> bool:
+    """Whether the model of this config.json has no code of ours, or is not to be run by it."""
+    if options.model_impl == "transformers":
+        return True
+    try:
+        read_model_config(config)
+    except UnsupportedArchitecture:
+        return True
+    return False
+
+
+def unseen_gpu(system: Path = Path("/")) -> str:
+    """Why torch does not see the NVIDIA GPU that the system has, and the cure; empty: it does, or
+    there is none, or it is hidden on purpose. `system`: the root of its files."""
+    has_gpu = any(
+        (system / place).exists() for place in ("dev/nvidia0", "proc/driver/nvidia/version")
+    )
+    is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1")
+    if not has_gpu or is_hidden or torch.cuda.is_available():
+        return ""
+    if torch.version.cuda is None:
+        version = torch.__version__.partition("+")[0]
+        return (
+            f"torch {torch.__version__} is a build without CUDA; get one with it: pip install "
+            f"--force-reinstall torch=={version}"
+        )
+    return (
+        f"torch {torch.__version__} is for CUDA {torch.version.cuda}, which the driver "
+        f"({_driver_version(system)}) does not give it; nvidia-smi says which CUDA the driver has: "
+        "update the driver, or install a torch for that CUDA (pytorch.org)"
+    )
+
+
+def _driver_version(system: Path) -> str:
+    """From "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug ..."."""
+    try:
+        words = (system / "proc/driver/nvidia/version").read_text().split()
+    except OSError:
+        return "of an unknown version"
+    return next((word for word in words if word[0].isdigit() and "." in word), "of some version")
 
 
 def choose_numbers(

@@ -21,7 +21,7 @@ from engine_core.models.interface import Model
 from engine_core.models.loading import load_dummy_model, load_model
 from engine_core.models.multimodal.interface import MultiModalEncoder
 from engine_core.models.weight_transfer import weight_transfer_to
-from engine_core.options.checks import check_encoder, check_states
+from engine_core.options.checks import check_encoder, check_layers
 from engine_core.options.engine import EngineOptions
 from engine_core.startup.device import Numbers, choose_numbers, keeps_blocks
 from engine_core.startup.pooled_files import PooledFiles
@@ -175,7 +175,7 @@ def _load_own(
     collectives: Collectives,
 ) -> Model | None:
     """None: transformers' code is to run it."""
-    check_states(files.config, traits_of(ops.device))
+    check_layers(files.config, traits_of(ops.device))
     if options.load_format == "dummy":
         return _load_dummy(options, files, numbers.activations, ops, collectives)
     if options.model_impl == "transformers":

@@ -63,16 +63,7 @@ def plan_runner(
             "--speculative has no effect on a model that generates no text; omit it, or use "
             "--runner generate"
         )
-    if loaded.traits.compiles_kernels and options.block_size & (options.block_size - 1):
-        raise ConfigurationError(
-            f"--block-size is {options.block_size}; on a GPU it must be a power of two, such as 16"
-        )
     num_stages = loaded.collectives.parallel.pp_size
-    if num_stages > 1 and not loaded.traits.runs_stages:
-        raise ConfigurationError(
-            f"--pipeline-parallel-size is {num_stages}, and stages run on CPUs only; use "
-            "--tensor-parallel-size, or --device cpu"
-        )
     cache_dtype = _cache_dtype(options, loaded)
     scheduler = _plan_scheduler(options, loaded, _choose_max_model_len(options, loaded))
     adapters = make_adapter_pool(options.adapters, loaded, scheduler.max_num_batched_tokens)

@@ -152,7 +152,7 @@ class LoadedFormat:
         if options.num_threads is not None:
             torch.set_num_threads(options.num_threads)
         files = open_model_files(str(options.model), report=lambda _line: None)
-        loaded = load_any_model(options, files, choose_device(options.device))
+        loaded = load_any_model(options, files, choose_device(options, files)[0])
         self._model, ops = loaded.model, loaded.ops
         if in_floats:
             # layers hold the backend, so its products are replaced where all find them

@@ -6,11 +6,10 @@ from kernels.interface.operations import AttentionMetadata, AttentionPlanner, At
 from kernels.triton.attention import decode as attention_decode
 from kernels.triton.attention.lists import MOST_DECODE_ROWS, TILE_ROWS
 from kernels.triton.attention.work import AttentionWork, AttentionWorkspace, WorkLimits
-from kernels.triton.device_limits import SHORT_SHARED_BYTES, shared_memory
+from kernels.triton.device_limits import LARGEST_HEAD, SHORT_SHARED_BYTES, shared_memory
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _INTERPRETED_PROGRAMS = 3
-_LARGEST_HEAD = 256
 _LARGEST_FLOAT32_HEAD = 128
 """Tiles of more would not fit in a multiprocessor's shared memory."""
 
@@ -141,9 +140,9 @@ def _check(spec: AttentionSpec) -> None:
         raise ValueError("latent attention has no GPU kernel; run this model with --device cpu")
     if spec.bidirectional:
         raise ValueError("bidirectional attention has no GPU kernel")
-    if head_size > _LARGEST_HEAD:
+    if head_size > LARGEST_HEAD:
         raise ValueError(
-            f"heads of {head_size} elements, the limit is {_LARGEST_HEAD}; run this model with "
+            f"heads of {head_size} elements, the limit is {LARGEST_HEAD}; run this model with "
             "--device cpu"
         )
     if block_size & (block_size - 1) or block_size < 1:

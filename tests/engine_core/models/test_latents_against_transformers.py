@@ -9,7 +9,7 @@ from engine_core.devices import traits_of
 from engine_core.errors import ConfigurationError
 from engine_core.models.errors import UnsupportedArchitecture
 from engine_core.models.registry import read_model_config
-from engine_core.options.checks import check_states
+from engine_core.options.checks import check_layers
 from tests.engine_core.models.decoder_cases import assert_close, full_logits, load, sequences
 from tests.engine_core.models.latent_cases import (
     CONFIGS,
@@ -57,6 +57,6 @@ def test_a_config_of_kimi_is_one_of_deepseek():
 
 def test_a_gpu_is_refused_by_name():
     config = minicpm3().to_dict() | {"architectures": ["MiniCPM3ForCausalLM"]}
-    check_states(config, traits_of("cpu"))
+    check_layers(config, traits_of("cpu"))
     with pytest.raises(ConfigurationError, match=r"MiniCPM3ForCausalLM has latent .*--device cpu"):
-        check_states(config, traits_of("cuda"))
+        check_layers(config, traits_of("cuda"))

@@ -11,7 +11,7 @@ from engine_core.devices import traits_of
 from engine_core.errors import ConfigurationError
 from engine_core.models.errors import ModelConfigError, UnsupportedArchitecture
 from engine_core.models.registry import read_model_config
-from engine_core.options.checks import check_states
+from engine_core.options.checks import check_layers
 from tests.engine_core.models.decoder_cases import (
     assert_close,
     full_logits,
@@ -84,8 +84,8 @@ def test_what_would_change_the_result_is_refused_by_name(config, options, error,
 def test_a_gpu_refuses_states_that_its_kernels_do_not_take_by_name():
     fields = qwen3_5([M, A]).to_dict() | {"architectures": ["Qwen3_5ForCausalLM"]}
     wide = {**fields, "linear_key_head_dim": 300}
-    check_states(fields, traits_of("cuda"))
-    check_states(wide, traits_of("cpu"))
-    check_states({**wide, "layer_types": [A, A]}, traits_of("cuda"))
+    check_layers(fields, traits_of("cuda"))
+    check_layers(wide, traits_of("cpu"))
+    check_layers({**wide, "layer_types": [A, A]}, traits_of("cuda"))
     with pytest.raises(ConfigurationError, match=r"300 elements a key, .* 256; .* --device cpu"):
-        check_states(wide, traits_of("cuda"))
+        check_layers(wide, traits_of("cuda"))

@@ -181,6 +181,19 @@ def test_a_gpus_options_are_read_and_wait_for_the_device_to_be_known():
     assert (options.batch_invariant, options.capture_at_start) == (True, True)
 
 
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("--block-size=24",), "--block-size is 24; on a GPU it must be a power of two"),
+        (("--pipeline-parallel-size=2",), "--pipeline-parallel-size is 2, .* on CPUs only"),
+    ],
+)
+def test_what_a_gpu_does_not_do_is_refused_there_alone(words, reason):
+    check_device(parsed(*words), traits_of("cpu"))
+    with pytest.raises(ConfigurationError, match=reason):
+        check_device(parsed(*words), traits_of("cuda"))
+
+
 def test_eager_steps_may_be_asked_for_anywhere_but_not_with_graphs_from_the_start():
     options = parsed("--enforce-eager")
     assert options.enforce_eager

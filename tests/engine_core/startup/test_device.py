@@ -1,25 +1,126 @@
 """What "auto" becomes, on a machine with a GPU and on one without."""
 
+import logging
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
+from engine_core.options.engine import EngineOptions
+from engine_core.options.pooling import PoolingOptions
+from engine_core.options.speculation import SpeculationOptions
+from engine_core.startup import device as device_choice
 from engine_core.startup.device import (
     Numbers,
     choose_cache_dtype,
     choose_device,
     choose_numbers,
     defaults_of,
+    unseen_gpu,
 )
+from engine_core.startup.pooled_files import PooledFiles
+from kernels.backends import UnsupportedDevice
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+    "vocab_size": 9,
+}
+
+
+class Config:
+    """Of `ModelFiles` what says whether a device can run the model."""
+
+    name, path, generation_config, weight_files = "tiny", Path("tiny"), {}, ()
+    quantised_types, given_tokenizer = frozenset(), None
+
+    def __init__(self, config):
+        self.config = config
+
+
+def chosen_for(config, **options):
+    files = PooledFiles(Config(config), PoolingOptions(), None)
+    return choose_device(EngineOptions(model="tiny", **options), files)
 
 
 @pytest.mark.parametrize("sees_gpu", [True, False])
 def test_a_gpu_is_taken_where_torch_sees_one_and_a_named_device_as_it_is(monkeypatch, sees_gpu):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: sees_gpu)
-    assert choose_device("auto").type == ("cuda" if sees_gpu else "cpu")
-    assert choose_device("cpu").type == "cpu"
-    assert choose_device("cuda").type == "cuda"
+    monkeypatch.setattr(device_choice, "check_cuda", lambda gpu: gpu)
+    monkeypatch.setattr(device_choice, "unseen_gpu", lambda: "")
+    assert chosen_for(LLAMA) == (torch.device("cuda" if sees_gpu else "cpu"), "")
+    for name in ("cpu", "cuda"):
+        assert chosen_for({"architectures": ["GPT2LMHeadModel"]}, device=name)[0].type == name
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "reason"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, {}, "tiny runs through transformers"),
+        ({"architectures": ["BertModel"]}, {}, "encoder-only models run on a CPU only"),
+        (LLAMA, {"model_impl": "transformers"}, "tiny runs through transformers"),
+        (LLAMA | {"head_dim": 320}, {}, "heads of 320 elements, a GPU takes at most 256"),
+        (LLAMA, {"block_size": 24}, "--block-size is 24; on a GPU it must be a power of two"),
+        (LLAMA, {"prefix_cache_dir": Path("kept")}, "--prefix-cache-dir keeps blocks of a CPU"),
+        (
+            LLAMA,
+            {"speculation": SpeculationOptions(speculative="draft", draft_model="m")},
+            "--draft-model runs on a CPU only",
+        ),
+    ],
+)
+def test_what_a_gpu_cannot_run_goes_to_the_cpu_and_the_log_says_why(
+    monkeypatch, caplog, config, options, reason
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(device_choice, "check_cuda", lambda gpu: gpu)
+    chosen, why = chosen_for(config, **options)
+    assert chosen.type == "cpu"
+    assert reason in why
+    assert [(record.levelno, why in record.message) for record in caplog.records] == [
+        (logging.WARNING, True)
+    ]
+
+
+def test_an_old_gpu_is_left_alone(monkeypatch):
+    def refuse(gpu):
+        raise UnsupportedDevice("the kernels need 8.0")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(device_choice, "check_cuda", refuse)
+    assert chosen_for(LLAMA) == (torch.device("cpu"), "the kernels need 8.0")
+
+
+@pytest.mark.parametrize(
+    ("built_for", "hidden", "cure"),
+    [
+        (None, None, "without CUDA; .* pip install --force-reinstall torch=="),
+        ("13.0", None, r"for CUDA 13.0, which the driver \(535.104.05\) .* update the driver"),
+        ("13.0", "", "^$"),
+    ],
+)
+def test_a_gpu_that_torch_does_not_see_is_said_with_the_cure(
+    monkeypatch, tmp_path, built_for, hidden, cure
+):
+    monkeypatch.setattr(torch.version, "cuda", built_for)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if hidden is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert unseen_gpu(tmp_path) == ""
+    version = tmp_path / "proc/driver/nvidia/version"
+    version.parent.mkdir(parents=True)
+    version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19\n")
+    assert re.search(cure, unseen_gpu(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -93,11 +93,6 @@ def test_options_of_the_device_are_in_the_configuration(resolve):
     assert resolve(enforce_eager=True).enforce_eager
 
 
-def test_a_block_that_is_no_power_of_two_is_refused_on_a_gpu(resolve):
-    with pytest.raises(ConfigurationError, match="--block-size is 24; on a GPU it must be a power"):
-        resolve(block_size=24)
-
-
 def test_a_cache_by_hand_that_leaves_no_room_for_a_step_is_refused(resolve):
     resolve(kv_cache_memory=4 * GIB)
     with pytest.raises(
