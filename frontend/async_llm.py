@@ -46,6 +46,8 @@ class AsyncLLM(PoolingCalls):
         keys: the file made by `engine-core keys add`, for an engine that listens on TCP with keys.
         structured_outputs_config: vLLM's, see docs/structured_output.md.
         allowed_local_media_path: a folder; prompts may name files below it as images and sounds.
+        allow_media_url: hosts; prompts may have images and sounds by http(s) URLs of these; see
+            docs/multimodal.md.
         routing_policy: of several engines, which one gets a request; see docs/router.md.
         engine_options: none; `launch` takes them.
     """

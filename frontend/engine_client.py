@@ -21,7 +21,7 @@ from frontend.event_loop import Clock, Pause
 from frontend.fleet.engine_group import EngineGroup
 from frontend.fleet.router import ROUTING_POLICIES, RoutingPolicy
 from frontend.input_processor import InputProcessor
-from frontend.multimodal.media import allowed_folder
+from frontend.multimodal.media import MediaSources
 from frontend.multimodal.media_process import media_processes
 from frontend.output_processor import OutputProcessor
 from frontend.outputs import RequestOutput
@@ -58,6 +58,7 @@ class EngineClient(EngineCalls):
         keys: str | PathLike[str] | None = None,
         structured_outputs_config: Mapping[str, Any] | None = None,
         allowed_local_media_path: str | PathLike[str] | None = None,
+        allow_media_url: str | Sequence[str] = (),
         routing_policy: RoutingPolicy = "cache-aware",
         **engine_options: Any,
     ) -> None:
@@ -98,7 +99,7 @@ class EngineClient(EngineCalls):
         """Engines that end with this client, by address."""
         self._session: EngineSession | EngineGroup | None = None
         self._input_processor: InputProcessor | None = None
-        self.allowed_local_media_path = allowed_folder(allowed_local_media_path)
+        self.media_sources = MediaSources.of(allowed_local_media_path, allow_media_url)
 
     # opening and closing
 
@@ -124,6 +125,7 @@ class EngineClient(EngineCalls):
         startup_timeout_s: float = 600.0,
         structured_outputs_config: Mapping[str, Any] | None = None,
         allowed_local_media_path: str | PathLike[str] | None = None,
+        allow_media_url: str | Sequence[str] = (),
         **engine_options: Any,
     ) -> Self:
         """Start an engine for this client alone, and connect. It ends with the client.
@@ -140,7 +142,7 @@ class EngineClient(EngineCalls):
             EngineStartError: the engine did not get ready; the text holds its last lines.
         """
         reasoning_of_config(structured_outputs_config)
-        allowed_folder(allowed_local_media_path)
+        MediaSources.of(allowed_local_media_path, allow_media_url)
         number = engine_options.pop("data_parallel_size", 1)
         return await cls.launched(
             *start_daemons(daemon_arguments(model, engine_options), number),
@@ -149,6 +151,7 @@ class EngineClient(EngineCalls):
             seed=seed,
             structured_outputs_config=structured_outputs_config,
             allowed_local_media_path=allowed_local_media_path,
+            allow_media_url=allow_media_url,
         )
 
     @classmethod
@@ -236,7 +239,7 @@ class EngineClient(EngineCalls):
                 seeds=self._random,
                 now=self._clock.now,
                 reasoning=self._reasoning,
-                media_path=lambda: None if (it := own()) is None else it.allowed_local_media_path,
+                media_sources=lambda: it.media_sources if (it := own()) else MediaSources(),
             )
         session.welcome_frames = ()  # megabytes that are not read again
 

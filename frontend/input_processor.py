@@ -3,7 +3,6 @@ is sent."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 from frontend.errors import InvalidInput
@@ -18,7 +17,7 @@ from frontend.inputs.prompts import (
     one_salt,
     parse_prompt,
 )
-from frontend.multimodal.media import MediaItem, has_media, items_of, split_media
+from frontend.multimodal.media import MediaItem, MediaSources, has_media, items_of, split_media
 from frontend.pooling_params import PoolingParams
 from frontend.reasoning_formats import ReasoningFormat
 from frontend.request_options import RequestOptions, wire_options
@@ -70,7 +69,7 @@ class InputProcessor:
         seeds: draws the seed of a request that has none.
         now: monotonic seconds.
         reasoning: what may stand before an answer that follows a grammar.
-        media_path: of files that prompts may name; None: of none.
+        media_sources: of files that prompts only name.
     """
 
     def __init__(
@@ -81,19 +80,19 @@ class InputProcessor:
         seeds: random.Random,
         now: Callable[[], float],
         reasoning: ReasoningFormat | None = None,
-        media_path: Callable[[], Path | None] = lambda: None,
+        media_sources: Callable[[], MediaSources] = MediaSources,
     ) -> None:
         self.model = model
         self.optional_tokenizer = tokenizer
         self._seeds = seeds
         self._reasoning = reasoning
         self._now = now
-        self._media_path = media_path
+        self._media_sources = media_sources
         self._multimodal: MultiModalProcessor | None = None
         self.encoder_prompts: EncoderPrompts | None = None
         """None: the model is a decoder alone."""
         if model.encoder is not None:
-            self.encoder_prompts = EncoderPrompts(model, model.encoder, tokenizer, media_path)
+            self.encoder_prompts = EncoderPrompts(model, model.encoder, tokenizer, media_sources)
         self._limits = ModelLimits(
             model.max_model_len, model.vocab_size, model.max_logprobs, model.max_num_seqs
         )
@@ -370,7 +369,7 @@ class InputProcessor:
                 self.model.multimodal,
                 self.tokenizer,
                 max_model_len=self.model.max_model_len,
-                allowed_path=self._media_path,
+                sources=self._media_sources,
             )
         return self._multimodal
 

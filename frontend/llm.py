@@ -35,7 +35,7 @@ class LLM(BlockingClient):
         startup_timeout_s: for an engine started here to get ready.
         reconnect_timeout_s: for a lost engine at `address` to come back.
         structured_outputs_config: vLLM's, see docs/structured_output.md.
-        allowed_local_media_path: see `AsyncLLM`.
+        allowed_local_media_path, allow_media_url: see `AsyncLLM`.
         engine_options: those of `engine-core` with underscores (docs/daemon.md), also by vLLM's
             names. vLLM's other engine arguments are accepted as long as they ask for nothing, such
             as `task="auto"`, and refused by name otherwise. With `data_parallel_size` so many
@@ -57,6 +57,7 @@ class LLM(BlockingClient):
         reconnect_timeout_s: float = 60.0,
         structured_outputs_config: Mapping[str, Any] | None = None,
         allowed_local_media_path: str | PathLike[str] | None = None,
+        allow_media_url: str | Sequence[str] = (),
         **engine_options: Any,
     ) -> None:
         if model is None and engine_options:
@@ -73,6 +74,7 @@ class LLM(BlockingClient):
             "seed": seed,
             "structured_outputs_config": structured_outputs_config,
             "allowed_local_media_path": allowed_local_media_path,
+            "allow_media_url": allow_media_url,
         }
         super().__init__(
             AsyncLLM.connect(

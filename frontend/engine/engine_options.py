@@ -32,7 +32,8 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
 }
 """vLLM's options that this engine does not have, with the values that ask for nothing."""
 _NEUTRAL_IF_EMPTY = frozenset({
-    "allowed_local_media_path", "bind", "cpu_offload_gb", "exit_on_stdin_eof", "parent_pid",
+    "allowed_local_media_path", "allowed_media_domains", "bind", "cpu_offload_gb",
+    "exit_on_stdin_eof", "parent_pid",
     "download_dir", "enable_expert_parallel", "fully_sharded_loras", "generation_config",
     "hf_token", "limit_mm_per_prompt", "lora_dtype", "max_cpu_loras",
     "mm_processor_kwargs",
@@ -72,6 +73,7 @@ _JSON = ("hf_overrides", "pooler_config")
 _ONE_EACH = {"tenant_weights": "tenant-weight", "adapters": "adapter"}
 """Mappings, an option for each entry."""
 _ADVICE = {
+    "allowed_media_domains": "use allow_media_url",
     "bind": "it listens in a private folder; start engine-core --bind and give its address",
     "exit_on_stdin_eof": "an engine that is started here always ends with this process",
     "parent_pid": "an engine that is started here always ends with this process",

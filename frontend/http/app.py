@@ -38,7 +38,6 @@ from frontend.http.scheduler_stream import watch_scheduler
 from frontend.http.served_models import ServedModels
 from frontend.http.settings import ServerSettings
 from frontend.http.traces import Traces
-from frontend.multimodal.media import allowed_folder
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +98,7 @@ def make_app(
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        served.allowed_local_media_path = allowed_folder(settings.allowed_local_media_path)
+        served.media_sources = settings.media_sources
         app.state.models = served
         app.state.settings = settings
         app.state.responses = ResponseStore()

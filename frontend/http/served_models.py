@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request
@@ -15,6 +14,7 @@ from frontend.fleet.engine_group import EngineGroup
 from frontend.http.api_errors import ApiError, not_supported, unknown_model
 from frontend.http.exchange import current_exchange
 from frontend.http.request_histograms import RequestHistograms
+from frontend.multimodal.media import MediaSources
 
 
 class ServedModel:
@@ -125,8 +125,8 @@ class ServedModels:
 
     def __init__(self, models: Iterable[ServedModel]) -> None:
         self._models = list(models)
-        self.allowed_local_media_path: Path | None = None
-        """The folder of files that requests may name."""
+        self.media_sources = MediaSources()
+        """The folder and the hosts whose files requests may name."""
         self.starts_engines = any(model.resting is not None for model in self._models)
 
     def __iter__(self) -> Iterator[ServedModel]:
@@ -141,7 +141,7 @@ class ServedModels:
         """
         model = await self.find(name)
         llm = await model.for_request()
-        llm.allowed_local_media_path = self.allowed_local_media_path
+        llm.media_sources = self.media_sources
         exchange = current_exchange.get()
         if exchange is not None:
             exchange.model = name or model.names[0]

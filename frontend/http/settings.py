@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from frontend.errors import InvalidInput
 from frontend.http.api_keys import ApiKey, ApiKeys, command_line_keys, read_key_file
 from frontend.http.traces import check_endpoint
-from frontend.multimodal.media import allowed_folder
+from frontend.multimodal.media import MediaSources
 from protocol.logs import LogFormat
 
 MetricsNames = Literal["engine-core", "vllm"]
@@ -52,6 +52,9 @@ class ServerSettings:
     """Most bytes of a request."""
     allowed_local_media_path: Path | None = None
     """A folder: requests may name files below it as images and sounds."""
+    allow_media_url: Annotated[tuple[str, ...], Parameter(negative="")] = ()
+    """A host, as images.example.org, *.example.org or HOST:PORT: requests may have images and
+    sounds by http(s) URLs of it; may be repeated."""
     max_concurrent_requests: int = 4096
     """Further requests are refused with status 429."""
     request_timeout: float = 60.0
@@ -97,7 +100,7 @@ class ServerSettings:
                 raise InvalidInput(f"--{option} is {value:g}, it must be a number above 0")
         if not 0 <= self.port <= 65_535:
             raise InvalidInput(f"--port is {self.port}, it must be 0 to 65535")
-        allowed_folder(self.allowed_local_media_path)
+        _ = self.media_sources
         self._check_tls()
         if self.otlp_traces_endpoint is not None:
             check_endpoint(self.otlp_traces_endpoint)
@@ -108,6 +111,12 @@ class ServerSettings:
                 "--api-key-file or --api-key, or --insecure to answer everybody"
             )
         return keys
+
+    @property
+    def media_sources(self) -> MediaSources:
+        """The folder and the hosts whose files requests may name.
+        Raises InvalidInput: no folder, no host."""
+        return MediaSources.of(self.allowed_local_media_path, self.allow_media_url)
 
     @property
     def is_local(self) -> bool:

@@ -3,11 +3,10 @@
 from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from frontend.errors import InvalidInput
-from frontend.multimodal.media import items_of, read_media
+from frontend.multimodal.media import MediaSources, items_of, read_media
 from frontend.text.tokenizer import Tokenizer, needed
 from protocol.multimodal import MultiModalInfo, MultiModalInput, TensorRef
 from protocol.outputs import EncoderInfo, ModelInfo
@@ -40,7 +39,7 @@ class EncoderPrompts:
 
     Args:
         tokenizer: the model's, if it came with one.
-        allowed_path: of files that prompts may name; None: of none.
+        sources: of files that prompts only name.
     """
 
     def __init__(
@@ -48,14 +47,14 @@ class EncoderPrompts:
         model: ModelInfo,
         info: EncoderInfo,
         tokenizer: Tokenizer | None,
-        allowed_path: Callable[[], Path | None],
+        sources: Callable[[], MediaSources],
     ) -> None:
         self._name = model.name
         self._vocab_size = model.vocab_size
         self._info = info
         self._multimodal = model.multimodal
         self._tokenizer = tokenizer
-        self._allowed_path = allowed_path
+        self._sources = sources
         self._log_mel: LogMel | None = None
 
     @property
@@ -141,7 +140,7 @@ class EncoderPrompts:
         log_mel = self.log_mel()  # says what to install if numpy is missing
         from frontend.multimodal.audio import load_audio
 
-        source = read_media(items[0], self._allowed_path())
+        source = read_media(items[0], self._sources())
         samples = load_audio(source, items[0].name, log_mel.sampling_rate)
         return self._features_input(samples, items[0].name)
 

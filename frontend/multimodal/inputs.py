@@ -1,9 +1,9 @@
 """From a prompt with placeholders, and what stands for them, to token ids, inputs and their tensors
 as frames."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,9 +11,10 @@ import numpy.typing as npt
 
 from frontend.errors import InvalidInput, PromptTooLong
 from frontend.multimodal.audio import audio_family, load_audio
+from frontend.multimodal.fetching import FETCH_S
 from frontend.multimodal.image_families import image_family
 from frontend.multimodal.images import load_image
-from frontend.multimodal.media import MediaItem, read_media
+from frontend.multimodal.media import MediaItem, MediaSources, read_media
 from frontend.text.tokenizer import Tokenizer
 from protocol.multimodal import MultiModalInfo, MultiModalInput, TensorRef
 
@@ -66,7 +67,7 @@ class MultiModalProcessor:
 
     Args:
         model: its name, for errors.
-        allowed_path: of files that prompts may name; None: of none.
+        sources: of files that prompts only name.
     """
 
     def __init__(
@@ -76,13 +77,13 @@ class MultiModalProcessor:
         tokenizer: Tokenizer,
         *,
         max_model_len: int,
-        allowed_path: Callable[[], Path | None],
+        sources: Callable[[], MediaSources],
     ) -> None:
         self._model = model
         self._info = info
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
-        self._allowed_path = allowed_path
+        self._sources = sources
         self._families: dict[str, Family] = {}
 
     def placeholder(self, modality: str) -> str:
@@ -106,8 +107,12 @@ class MultiModalProcessor:
             self._check_number(modality, sum(item.modality == modality for item in items))
         frames: list[memoryview] = []
         processed = []
+        seconds = FETCH_S
         for item in items:
-            processed.append(self._processed(item, frames))
+            began = time.monotonic()
+            source = read_media(item, self._sources(), seconds)
+            seconds -= time.monotonic() - began
+            processed.append(self._processed(item, source, frames))
             self._check_sizes(processed, frames)
         for modality in kinds:
             texts = [each.text for each in processed if each.modality == modality]
@@ -142,9 +147,9 @@ class MultiModalProcessor:
                 f"{what} in a prompt; send fewer, or serve another model"
             )
 
-    def _processed(self, item: MediaItem, frames: list[memoryview]) -> _Processed:
+    def _processed(self, item: MediaItem, source: object, frames: list[memoryview]) -> _Processed:
         family, (_, load) = self._family(item.modality), KINDS[item.modality]
-        loaded = load(read_media(item, self._allowed_path()), item.name)
+        loaded = load(source, item.name)
         text = family.text(loaded)
         num_rows = text.count(family.token) if text else 0
         if not num_rows:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from frontend.errors import InvalidInput
+from frontend.multimodal.fetching import FETCH_S, MediaHost, fetch
 from frontend.shared_threads import MEDIA, OWN_TEMPLATES
 
 T = TypeVar("T")
@@ -39,16 +40,24 @@ class MediaItem:
     """The item's name in errors."""
 
 
-def allowed_folder(path: str | os.PathLike[str] | None) -> Path | None:
-    """`allowed_local_media_path` as a path; "" and None allow no file.
-    Raises InvalidInput: it is no folder."""
-    if path is None or path == "":
-        return None
-    if not Path(path).is_dir():
-        raise InvalidInput(
-            f"allowed_local_media_path is {str(path)!r}, which is no folder; give one, or omit it"
-        )
-    return Path(path).resolve()
+@dataclass(frozen=True, slots=True)
+class MediaSources:
+    """Where files may be that prompts only name: below a folder, at hosts; by default nowhere."""
+
+    folder: Path | None = None
+    hosts: tuple[MediaHost, ...] = ()
+
+    @classmethod
+    def of(cls, path: str | os.PathLike[str] | None, hosts: str | Sequence[str]) -> "MediaSources":
+        """Of `allowed_local_media_path`, in which "" and None allow no file, and `allow_media_url`.
+        Raises InvalidInput: it is no folder, or no host."""
+        if path and not Path(path).is_dir():
+            raise InvalidInput(
+                f"allowed_local_media_path is {str(path)!r}, which is no folder; give one, or omit "
+                "it"
+            )
+        named = (hosts,) if isinstance(hosts, str) else hosts
+        return cls(Path(path).resolve() if path else None, tuple(map(MediaHost.of, named)))
 
 
 async def in_thread(call: Callable[[], T], *, decodes: bool) -> T:
@@ -146,15 +155,18 @@ def items_of(data: object) -> list[MediaItem]:
     return items
 
 
-def read_media(item: MediaItem, allowed_path: Path | None) -> object:
+def read_media(item: MediaItem, sources: MediaSources, seconds: float = FETCH_S) -> object:
     """The bytes of an item; an object of Python's as it is.
 
+    Args:
+        seconds: for a file that is fetched.
+
     Raises:
-        InvalidInput: too many bytes, a file outside `allowed_path`, a URL of the network.
+        InvalidInput: too many bytes or seconds, a file or host outside of `sources`.
     """
     source = item.source
     if isinstance(source, os.PathLike):
-        return _file(Path(source), item.name, allowed_path)
+        return _file(Path(source), item.name, sources.folder)
     if not isinstance(source, str):
         if isinstance(source, bytes | bytearray | memoryview):
             _check_bytes(len(source), item.name)
@@ -168,13 +180,15 @@ def read_media(item: MediaItem, allowed_path: Path | None) -> object:
             )
         return _decoded(data, item.name)
     scheme = urlsplit(source[:4096]).scheme.lower() if ":" in source[:16] else ""
-    if scheme in ("http", "https", "ftp", "s3", "gs"):
+    if scheme in ("http", "https"):
+        return fetch(source, item.name, sources.hosts, seconds=seconds, max_bytes=MAX_MEDIA_BYTES)
+    if scheme in ("ftp", "s3", "gs"):
         raise InvalidInput(
-            f"{item.name} is at {source[:100]!r}, and nothing is fetched from the network; send "
-            f"the file itself, as data:{item.modality}/...;base64,..."
+            f"{item.name} is at {source[:100]!r}, and only http and https are fetched; send the "
+            f"file itself, as data:{item.modality}/...;base64,..."
         )
     path = unquote(urlsplit(source).path) if scheme == "file" else source
-    return _file(Path(path), item.name, allowed_path)
+    return _file(Path(path), item.name, sources.folder)
 
 
 def _file(path: Path, name: str, allowed: Path | None) -> bytes:

@@ -20,6 +20,7 @@ from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3I
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from frontend.multimodal.inputs import MultiModalProcessor
+from frontend.multimodal.media import MediaSources
 from frontend.text.tokenizer import Tokenizer
 from protocol.multimodal import MultiModalInfo
 from protocol.outputs import TokenizerInfo
@@ -109,7 +110,7 @@ class Case:
     def ours(self, **limits: Any) -> MultiModalProcessor:
         return MultiModalProcessor(
             "tiny", self.info(), our_tokenizer(), max_model_len=100_000,
-            **{"allowed_path": lambda: None, **limits},
+            **{"sources": MediaSources, **limits},
         )  # fmt: skip
 
 

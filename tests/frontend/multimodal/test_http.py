@@ -5,6 +5,7 @@ import json
 
 import httpx
 import pytest
+from file_server import FileServer
 from http_server import serving
 from msgspec.structs import replace
 from multimodal_model import (
@@ -112,7 +113,24 @@ def test_an_image_of_the_network_is_refused_by_anthropics_api_too(http):
     assert told.status_code in (400, 404)
     told = http.post("/v1/messages", json={"model": "fake", "max_tokens": 2, "messages": [message]})
     assert told.status_code == 400
-    assert "nothing is fetched from the network" in told.json()["error"]["message"]
+    assert "--allow-media-url" in told.json()["error"]["message"]
+
+
+def test_a_file_of_a_named_host_is_fetched(multimodal_engine):
+    head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(png())}\r\n\r\n".encode()
+    with FileServer(head + png()) as files:
+        url = f"http://127.0.0.1:{files.port}/a.png"
+        hosts = {"allow_media_url": (f"127.0.0.1:{files.port}",)}
+        with serving(multimodal_engine.address, **hosts) as at, httpx.Client(base_url=at) as http:
+            body = {"messages": [image_message(url)], "max_tokens": 2}
+            answer(http, "/v1/chat/completions", body)
+            source = {"type": "image", "source": {"type": "url", "url": url}}
+            asked = {"model": "fake", "max_tokens": 2}
+            answer(
+                http, "/v1/messages", {**asked, "messages": [{"role": "user", "content": [source]}]}
+            )
+            assert "from hosts that" in refusal(http, "http://images.org/a.png")
+    assert [len(each.multimodal_inputs) for each in multimodal_engine.requests] == [1, 1]
 
 
 def test_sizes_are_compared_with_what_the_engine_takes(start_engine):

@@ -14,7 +14,7 @@ from transformers.models.siglip.image_processing_pil_siglip import SiglipImagePr
 
 from frontend.errors import InvalidInput
 from frontend.multimodal.inputs import MultiModalProcessor
-from frontend.multimodal.media import MediaItem
+from frontend.multimodal.media import MediaItem, MediaSources
 from tests.frontend.multimodal import models
 from tests.profiles import examples
 
@@ -47,7 +47,7 @@ def noise(width: int, height: int, seed: int = 0) -> Image.Image:
 
 def processor(info) -> MultiModalProcessor:
     return MultiModalProcessor(
-        "tiny", info, models.our_tokenizer(), max_model_len=9999, allowed_path=lambda: None
+        "tiny", info, models.our_tokenizer(), max_model_len=9999, sources=MediaSources
     )
 
 

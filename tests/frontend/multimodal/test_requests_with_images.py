@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from fake_engine import wait_until
 from fake_model import ids_of
+from file_server import FileServer
 from multimodal_model import INFO, NUM_TOKENS, PARTS_TEMPLATE, data_url, image_message, png
 from PIL import Image
 
@@ -201,8 +202,12 @@ def test_files_outside_the_allowed_folder_are_refused(multimodal_engine, tmp_pat
             (allowed / "missing.png", "No such file"),
             ("relative.png", "not below"),
             ("a\0b", "cannot be read|not below"),
-            ("http://127.0.0.1/x.png", "nothing is fetched from the network; send the file itself"),
-            ("HTTPS://example.org/x.png", "nothing is fetched from the network"),
+            (
+                "http://127.0.0.1/x.png",
+                "only from hosts that --allow-media-url .*; send the file itself",
+            ),
+            ("HTTPS://example.org/x.png", "only from hosts that --allow-media-url"),
+            ("ftp://example.org/x.png", "only http and https are fetched"),
             ("data:image/png,abc", "must be of the form data:image/png;base64"),
             ("data:image/png;base64,@@", "no base64"),
         ):
@@ -215,6 +220,20 @@ def test_files_outside_the_allowed_folder_are_refused(multimodal_engine, tmp_pat
             llm.chat([{"role": "user", "content": [part]}], FEW, use_tqdm=False)
     with pytest.raises(InvalidInput, match="is no folder"):
         LLM(address=multimodal_engine.address, allowed_local_media_path=outside)
+
+
+def test_the_files_of_a_prompt_share_the_seconds_for_fetching(multimodal_engine, monkeypatch):
+    monkeypatch.setattr(inputs, "FETCH_S", 0.5)
+    head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(png())}\r\n\r\n".encode()
+    with FileServer(head, png(), pause_s=0.3) as server:
+        host = f"127.0.0.1:{server.port}"
+        message = image_message(f"http://{host}/a.png")
+        with LLM(address=multimodal_engine.address, allow_media_url=host) as llm:
+            llm.chat([message], FEW, use_tqdm=False)
+            message["content"] *= 2
+            with pytest.raises(InvalidInput, match="more than the 10 s that a prompt's files have"):
+                llm.chat([message], FEW, use_tqdm=False)
+    assert pixels(multimodal_engine).shape == (1, 3, 28, 28)
 
 
 def test_a_vector_of_an_image_is_refused_by_name(start_engine):
