@@ -96,7 +96,7 @@ def load_model(
         drops_zero_biases=drops_zero_biases,
         stage=model.stage,
         sharding=sharding,
-        interleaved=model.config.interleaved if isinstance(model, Decoder) else (),
+        interleaved=model.config.interleaved,
         factors=(model.config.factors or ()) if isinstance(model, Decoder) else (),
     )
     _check_complete(pending.keys() - model.optional_names, name)

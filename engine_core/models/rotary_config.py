@@ -16,7 +16,7 @@ from engine_core.models.errors import ModelConfigError, UnsupportedArchitecture
 if TYPE_CHECKING:
     import torch
 
-_SUPPORTED = "default, linear, llama3, proportional, yarn"
+_SUPPORTED = "default, linear, llama3, ntk, proportional, yarn"
 _MROPE_SECTIONS = (16, 24, 24)
 
 
@@ -111,6 +111,9 @@ def _resolve(
             return RotaryConfig(tuple(plain.tolist()), sections=_sections(options, len(plain)))
         case "linear":
             return _config(plain / options.positive_float("factor"))
+        case "ntk" if options.get("mixed_b") is None:  # https://kexue.fm/archives/9706
+            factor = options.positive_float("factor")
+            return _config(plain_frequencies(head_size, theta * factor) / factor ** (2 / head_size))
         case "llama3":
             frequencies = llama3_frequencies(
                 plain,

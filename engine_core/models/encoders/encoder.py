@@ -16,7 +16,7 @@ from engine_core.layers.distance_bias import DistanceBias
 from engine_core.layers.linear import FusedLinear
 from engine_core.layers.norm import LayerNorm
 from engine_core.layers.parameters import Parameter, Placements, merge
-from engine_core.layers.rotary import RotaryTable
+from engine_core.layers.rotary import rotary_rows
 from engine_core.models.encoders.encoder_configs import EncoderConfig, HeadConfig
 from engine_core.models.interface import Feature
 from kernels.interface.operations import AttentionParams, ForwardContext, Operations, RotaryParams
@@ -29,9 +29,9 @@ class EncoderFeedForward:
         size, names = config.intermediate_size, config.names
         width = size * (1 + config.gated) // len(names.up)
         parts = [(name.format(layer), width) for name in names.up]
-        self.up = linear(parts, config.spec.hidden_size, bias=config.mlp_bias)
+        self.up = linear(parts, config.spec.hidden_size, bias=config.up_bias)
         down = [(names.down.format(layer), config.spec.hidden_size)]
-        self.down = linear(down, size, bias=config.mlp_bias)
+        self.down = linear(down, size, bias=config.down_bias)
         self._activation, self._gated = config.activation, config.gated
 
     def __call__(self, x_TE: torch.Tensor, ops: Operations) -> torch.Tensor:
@@ -178,12 +178,12 @@ class Encoder:
             )
         bias_HN = None if self._distance_bias is None else self._distance_bias.bias_HN
         tables = {
-            rotary: RotaryTable(rotary, limit=num_positions, dtype=dtype, device=device)
+            rotary: rotary_rows(rotary, 0, num_positions, dtype)
+            .to(device)
+            .repeat(config.num_token_types, 1)
             for rotary in set(config.rotary)
             if rotary is not None
         }
-        for angles in tables.values():
-            angles.cover(num_positions)
         unturned = torch.empty(
             num_positions * config.num_token_types, 0, dtype=dtype, device=device
         )
@@ -193,7 +193,7 @@ class Encoder:
                 layer,
                 linear=linear,
                 norm=norm,
-                angles_PD=unturned if rotary is None else tables[rotary].cos_sin_PD,
+                angles_PD=unturned if rotary is None else tables[rotary],
                 bias_HN=bias_HN,
             )
             for layer, rotary in enumerate(config.rotary)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from engine_core.layers.config import RotaryConfig
+from engine_core.layers.config import InterleavedRows, RotaryConfig
 from engine_core.models.config_fields import ConfigFields
 from engine_core.models.errors import ModelConfigError, UnsupportedArchitecture
 from engine_core.models.interface import ModelSpec
@@ -74,6 +74,7 @@ class EncoderConfig:
         embedding_size: of words before they are projected; None: the spec's hidden size.
         num_distance_buckets: of `DistanceBias`, where names have one.
         rotary: None where positions are embedded.
+        interleaved: products that checkpoints have in one tensor.
         head: None where there is none.
     """
 
@@ -84,13 +85,15 @@ class EncoderConfig:
     pre_norm: bool = False
     gated: bool = False
     attention_bias: bool = True
-    mlp_bias: bool = True
+    up_bias: bool = True
+    down_bias: bool = True
     norm_bias: bool = True
     embedding_size: int | None = None
     num_token_types: int = 1
     num_distance_buckets: int = 0
     first_position: int = 0
     rotary: tuple[RotaryConfig | None, ...]
+    interleaved: tuple[InterleavedRows, ...] = ()
     names: EncoderNames
     head: HeadConfig | None = None
 
@@ -131,11 +134,12 @@ def read_spec(
     )
 
 
-def read_activation(fields: ConfigFields, name: str) -> Activation:
+def read_activation(fields: ConfigFields, name: str, *, gated: bool = False) -> Activation:
     wanted = fields.text(name, "gelu")
-    if wanted not in _ACTIVATIONS:
+    known = [each for each in _ACTIVATIONS if not (gated and each == "relu")]
+    if wanted not in known:
         raise UnsupportedArchitecture(
-            f'{name} "{wanted}" is not supported; supported: {", ".join(_ACTIVATIONS)}'
+            f'{name} "{wanted}" is not supported; supported: {", ".join(known)}'
         )
     return _ACTIVATIONS[wanted]
 

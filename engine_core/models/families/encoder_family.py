@@ -1,8 +1,9 @@
 """An encoder under its names: the bare model, and those with a head for masked words or for its
 training (which embed as the bare one), for sequences and for tokens."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from engine_core.models.config_fields import ConfigFields
 from engine_core.models.encoders.encoder_configs import EncoderConfig, HeadConfig, token_head
@@ -27,13 +28,23 @@ def encoder_family(
     *,
     base: str,
     unused: tuple[str, ...],
+    layers: Mapping[str, str] = MappingProxyType({}),
+    renamed: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[Family, ...]:
     """
     Args:
         stem: what the names begin with.
         base: what the bare model's tensors are prefixed with where there is a head.
         unused: prefixes, with and without `base`, of what only training needs.
+        layers: what checkpoints have before a layer's number, to what the model has.
+        renamed: ends of modules' names in checkpoints, to those that the model has.
     """
+    of_layers = tuple((start + old, new) for old, new in layers.items() for start in (base, ""))
+    suffixes = tuple(
+        (f"{old}.{kind}", f"{new}.{kind}")
+        for old, new in renamed.items()
+        for kind in ("weight", "bias")
+    )
 
     def entry(names: tuple[str, ...], read_head: ReadHead | None, *left_out: str) -> Family:
         def with_head(fields: ConfigFields) -> EncoderConfig:
@@ -45,9 +56,9 @@ def encoder_family(
             model_type=model_type,
             read=with_head,
             is_encoder=True,
-            tensor_prefixes=((base, ""),),
+            tensor_prefixes=(*of_layers, (base, "")),
             ignored_prefixes=tuple(start + name for name in left_out for start in ("", base)),
-            tensor_suffixes=_GAMMA_AND_BETA,
+            tensor_suffixes=_GAMMA_AND_BETA + suffixes,
         )
 
     return (

@@ -30,6 +30,8 @@ CONFIGS = {
     "Electra": lambda **more: transformers.ElectraConfig(**_SMALL | {"embedding_size": 32} | more),
     "MPNet": lambda **more: transformers.MPNetConfig(**_SMALL, **more),
     "DistilBert": lambda **more: transformers.DistilBertConfig(**_DISTIL, **more),
+    "Gte": lambda **more: transformers.GteConfig(**_SMALL, **more),
+    "NomicBert": lambda **more: transformers.NomicBertConfig(**_SMALL, **more),
     "ModernBert": lambda **more: transformers.ModernBertConfig(**_MODERN, **more),
 }
 

@@ -3,8 +3,10 @@ heads. Tiny random weights."""
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from engine_core.models.errors import ModelConfigError, UnsupportedArchitecture
+from engine_core.models.loading import load_model
 from engine_core.models.registry import read_model_config
 from kernels.cpu.operations import CpuOperations
 from kernels.torch.operations import TorchOperations
@@ -53,6 +55,8 @@ def test_hidden_states_of_mixed_prompts(ops, family, kind):
         ("Roberta", {"type_vocab_size": 1, "pad_token_id": 0}),
         ("Electra", {"embedding_size": 48}),
         ("DistilBert", {"activation": "relu"}),
+        ("Gte", {"type_vocab_size": 0, "hidden_act": "silu"}),
+        ("NomicBert", {"type_vocab_size": 1, "hidden_act": "gelu_new"}),
         ("ModernBert", {"hidden_activation": "silu", "attention_bias": True, "mlp_bias": True}),
         ("ModernBert", {"hidden_activation": "gelu_pytorch_tanh", "norm_bias": True}),
     ],
@@ -107,6 +111,65 @@ def test_first_checkpoints_names_of_norms():
     own(model, TorchOperations())
 
 
+_FIRST_NOMIC = {
+    "hidden_size": "n_embd",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "intermediate_size": "n_inner",
+    "layer_norm_eps": "layer_norm_epsilon",
+}
+
+
+def first_nomic(config):
+    """As nomic-embed-text-v1.5 was published."""
+    first = {"activation_function": "swiglu", "rotary_emb_base": 1000, "rotary_emb_fraction": 1.0}
+    first |= {"max_trained_positions": 160, "n_positions": 8192, "qkv_proj_bias": False}
+    first |= {"rotary_emb_scale_base": None, "vocab_size": VOCAB_SIZE, "type_vocab_size": 2}
+    return first | {name: config[own] for own, name in _FIRST_NOMIC.items()}
+
+
+def first_gte(config):
+    """As gte-multilingual-base was: angles of theta 20,000 in eight times the length."""
+    del config["rope_parameters"]
+    return config | {"rope_theta": 20_000, "rope_scaling": {"type": "ntk", "factor": 8.0}}
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "first", "architecture", "prefix"),
+    [
+        ("NomicBert", {}, first_nomic, "NomicBertModel", ""),
+        (
+            "Gte",
+            {
+                "rope_parameters": {
+                    "rope_type": "linear",
+                    "rope_theta": 160_000.0,
+                    "factor": 8 ** (2 / 12),
+                }
+            },
+            first_gte,
+            "NewModel",
+            "new.",
+        ),
+    ],
+)
+def test_fields_and_tensors_as_first_published(
+    family, options, first, architecture, prefix, tmp_path
+):
+    """Tensors by the names that transformers knows them by and writes again."""
+    model, asked, ops = reference(family, **options), prompts(40), TorchOperations()
+    model.save_pretrained(tmp_path)
+    config = first(model.config.to_dict()) | {"architectures": [architecture]}
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert any("encoder.layer" in name for name in tensors), "names of today"
+    tensors = {f"{prefix}{name}": tensor for name, tensor in tensors.items()}
+    encoder = load_model(config, tensors.items(), dtype=torch.float32, ops=ops)
+    assert encoder.spec.max_model_len == 160
+    types = token_types(model, asked)
+    (found,), (expected,) = run(encoder, ops, asked, types), hidden_states(model, asked, types)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+
+
 @pytest.mark.parametrize(
     ("config", "error", "text"),
     [
@@ -117,6 +180,26 @@ def test_first_checkpoints_names_of_norms():
             {"position_embedding_type": "relative_key"},
             UnsupportedArchitecture,
             "position_embedding_type 'relative_key'",
+        ),
+        (
+            {"architectures": ["NomicBertModel"], "activation_function": "gelu"},
+            UnsupportedArchitecture,
+            'activation_function "gelu" is not supported; supported: swiglu, geglu',
+        ),
+        (
+            {"architectures": ["NomicBertModel"], "moe_every_n_layers": 2},
+            UnsupportedArchitecture,
+            "moe_every_n_layers 2 is not supported",
+        ),
+        (
+            {"architectures": ["NewModel"], "logn_attention_scale": True},
+            UnsupportedArchitecture,
+            "logn_attention_scale True is not supported",
+        ),
+        (
+            {"architectures": ["ModernBertModel"], "hidden_activation": "relu"},
+            UnsupportedArchitecture,
+            'hidden_activation "relu" is not supported',
         ),
         ({"num_attention_heads": 5}, ModelConfigError, "768, not a multiple of the 5 heads"),
     ],
