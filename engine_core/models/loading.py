@@ -18,6 +18,7 @@ from engine_core.models.decoder import Decoder
 from engine_core.models.encoders.bidirectional import BidirectionalDecoder
 from engine_core.models.encoders.encoder import Encoder
 from engine_core.models.encoders.encoder_configs import EncoderConfig
+from engine_core.models.encoders.task_adapters import with_task
 from engine_core.models.errors import ModelWeightsError, UnsupportedArchitecture
 from engine_core.models.expert_tensors import outputs_first
 from engine_core.models.families.dense import llama
@@ -87,6 +88,8 @@ def load_model(
     transfer = transfer or WeightTransfer()
     if text_part(config) is not None:
         tensors = _of_text(tensors, model.spec.hidden_size)
+    if isinstance(model, Encoder) and (adapters := model.config.task_adapters) is not None:
+        tensors = with_task(tensors, adapters)
     _place(
         pending,
         tensors,

@@ -28,6 +28,7 @@ class Overrides(TypedDict, total=False):
     id2label: dict[str, str]
     is_matryoshka: bool
     is_original_qwen3_reranker: bool
+    jina_task: str
     matryoshka_dimensions: list[int]
     method: Literal["no_post_processing", "from_2_way_softmax"]
     num_labels: int

@@ -62,6 +62,19 @@ class HeadConfig:
     num_labels: int
 
 
+@dataclass(frozen=True, slots=True)
+class TaskAdapters:
+    """Low-rank changes of a checkpoint's weights, a set for each of its tasks.
+
+    Attributes:
+        task: the one whose changes are added to the weights; None: no change is.
+        scale: on the changes.
+    """
+
+    task: int | None
+    scale: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderConfig:
     """Everything that building an encoder needs; sequences have one entry a layer. Windows reach to
@@ -75,6 +88,7 @@ class EncoderConfig:
         num_distance_buckets: of `DistanceBias`, where names have one.
         rotary: None where positions are embedded.
         interleaved: products that checkpoints have in one tensor.
+        task_adapters: None where checkpoints have none.
         head: None where there is none.
     """
 
@@ -96,6 +110,7 @@ class EncoderConfig:
     interleaved: tuple[InterleavedRows, ...] = ()
     names: EncoderNames
     head: HeadConfig | None = None
+    task_adapters: TaskAdapters | None = None
 
 
 def token_head(fields: ConfigFields) -> HeadConfig:

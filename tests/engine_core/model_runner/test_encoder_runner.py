@@ -103,7 +103,7 @@ def embedded(model, prompt):
     "name",
     [
         *("BertModel", "RobertaModel", "ModernBertModel", "Gemma3TextModel"),
-        *("NomicBertModel", "GteModel"),
+        *("NomicBertModel", "GteModel", "JinaEmbeddingsV3Model"),
     ],
 )
 def test_vectors_are_those_of_transformers_and_no_prompt_is_cut(folder, name):

@@ -31,6 +31,7 @@ CONFIGS = {
     "MPNet": lambda **more: transformers.MPNetConfig(**_SMALL, **more),
     "DistilBert": lambda **more: transformers.DistilBertConfig(**_DISTIL, **more),
     "Gte": lambda **more: transformers.GteConfig(**_SMALL, **more),
+    "JinaEmbeddingsV3": lambda **more: transformers.JinaEmbeddingsV3Config(**_SMALL, **more),
     "NomicBert": lambda **more: transformers.NomicBertConfig(**_SMALL, **more),
     "ModernBert": lambda **more: transformers.ModernBertConfig(**_MODERN, **more),
 }

@@ -56,6 +56,7 @@ def test_hidden_states_of_mixed_prompts(ops, family, kind):
         ("Electra", {"embedding_size": 48}),
         ("DistilBert", {"activation": "relu"}),
         ("Gte", {"type_vocab_size": 0, "hidden_act": "silu"}),
+        ("JinaEmbeddingsV3", {"type_vocab_size": 2, "hidden_act": "gelu_new"}),
         ("NomicBert", {"type_vocab_size": 1, "hidden_act": "gelu_new"}),
         ("ModernBert", {"hidden_activation": "silu", "attention_bias": True, "mlp_bias": True}),
         ("ModernBert", {"hidden_activation": "gelu_pytorch_tanh", "norm_bias": True}),
@@ -170,6 +171,70 @@ def test_fields_and_tensors_as_first_published(
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
 
 
+_TASKS = ["retrieval.query", "retrieval.passage", "separation"]
+
+
+@pytest.mark.parametrize("task", [None, *_TASKS[1:]])
+def test_a_tasks_low_rank_changes_as_first_published(task, tmp_path):
+    """As jina-embeddings-v3 was: what its model becomes, less what a task adds to it."""
+    model, asked, ops = reference("JinaEmbeddingsV3"), prompts(40), TorchOperations()
+    model.save_pretrained(tmp_path)
+    published, scale, rank = {}, 2 / 5, 5
+    for name, whole in load_file(tmp_path / "model.safetensors").items():
+        name = f"roberta.{name}"
+        if whole.dim() == 1 or ".norm" in name:
+            published[name] = whole
+            continue
+        rows, columns = whole.shape
+        is_table = "embeddings" in name
+        a = torch.randn(3, *((rows, rank) if is_table else (rank, columns)))
+        b = torch.randn(3, *((rank, columns) if is_table else (rows, rank)))
+        change = torch.zeros_like(whole)
+        if task is not None:
+            at = _TASKS.index(task)
+            change = scale * torch.einsum("ir,ro->io" if is_table else "ro,ir->io", a[at], b[at])
+        module = name.removesuffix(".weight")
+        parts = {"0.lora_B": b, "original": whole - change, "0.lora_A": a}
+        published |= {f"{module}.parametrizations.weight.{p}": each for p, each in parts.items()}
+    config = model.config.to_dict() | {"architectures": ["XLMRobertaModel"]}
+    config |= {"position_embedding_type": "rotary", "rotary_emb_base": 20_000.0}
+    config |= {"lora_adaptations": _TASKS, "lora_alpha": 2, "lora_rank": rank, "jina_task": task}
+    del config["rope_parameters"]
+    encoder = load_model(config, published.items(), dtype=torch.float32, ops=ops)
+    types = token_types(model, asked)
+    (found,), (expected,) = run(encoder, ops, asked, types), hidden_states(model, asked, types)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+
+
+def test_xlm_roberta_of_jinas_own_code():
+    """Tensors as jina-reranker-v2-base-multilingual has them; positions are embedded."""
+    model = reference("XLMRoberta", "ForSequenceClassification", num_labels=1, type_vocab_size=1)
+    published = {}
+    for name, tensor in model.state_dict().items():
+        for ours, theirs in (
+            ("embeddings.LayerNorm", "emb_ln"),
+            ("attention.output.dense", "mixer.out_proj"),
+            ("attention.output.LayerNorm", "norm1"),
+            ("intermediate.dense", "mlp.fc1"),
+            ("output.dense", "mlp.fc2"),
+            ("output.LayerNorm", "norm2"),
+            ("encoder.layer.", "encoder.layers."),
+        ):
+            name = name.replace(ours, theirs)
+        head, _, tail = name.partition("attention.self.")
+        name = f"{head}mixer.Wqkv.{tail.partition('.')[2]}" if tail else name
+        published[name] = (
+            torch.cat([published[name], tensor]) if tail and name in published else tensor
+        )
+    config = {**model.config.to_dict(), "architectures": ["XLMRobertaForSequenceClassification"]}
+    ops, asked = TorchOperations(), prompts(40)
+    encoder = load_model(config, published.items(), dtype=torch.float32, ops=ops)
+    (states,) = run(encoder, ops, asked, token_types(model, asked))
+    with torch.inference_mode():
+        found, expected = encoder.compute_logits(states[:1].clone()), model(asked[0][None]).logits
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+
+
 @pytest.mark.parametrize(
     ("config", "error", "text"),
     [
@@ -190,6 +255,11 @@ def test_fields_and_tensors_as_first_published(
             {"architectures": ["NomicBertModel"], "moe_every_n_layers": 2},
             UnsupportedArchitecture,
             "moe_every_n_layers 2 is not supported",
+        ),
+        (
+            {"architectures": ["JinaEmbeddingsV3Model"], "jina_task": "separation"},
+            ModelConfigError,
+            "jina_task is 'separation', the tasks of this checkpoint are none",
         ),
         (
             {"architectures": ["NewModel"], "logn_attention_scale": True},

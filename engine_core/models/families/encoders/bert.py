@@ -1,4 +1,4 @@
-"""BERT, MiniLM, RoBERTa, XLM-R, CamemBERT, DistilBERT: encoders with norms behind the sums."""
+"""BERT, MiniLM, RoBERTa, CamemBERT, DistilBERT: encoders with norms behind the sums."""
 
 from dataclasses import replace
 
@@ -57,7 +57,7 @@ def read_bert(fields: ConfigFields) -> EncoderConfig:
 
 
 def read_roberta(fields: ConfigFields, first: int | None = None) -> EncoderConfig:
-    """RoBERTa, XLM-R, CamemBERT: positions begin at `first`; None: behind that of padding."""
+    """RoBERTa, CamemBERT, XLM-R: positions begin at `first`; None: behind that of padding."""
     bert, padding = read_bert(fields), fields.get("pad_token_id")
     if first is None:
         first = (1 if padding is None else int(padding)) + 1
@@ -104,7 +104,7 @@ def distilbert_head(fields: ConfigFields) -> HeadConfig:
     )
 
 
-_ROBERTAS = (("Roberta", "roberta"), ("XLMRoberta", "xlm-roberta"), ("Camembert", "camembert"))
+_ROBERTAS = (("Roberta", "roberta"), ("Camembert", "camembert"))
 
 FAMILIES = (
     *encoder_family(
