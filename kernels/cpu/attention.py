@@ -4,7 +4,9 @@ Block tables, lengths and starts are checked by the library at each call, before
 """
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -16,6 +18,7 @@ from kernels.interface.operations import (
     AttentionParams,
     AttentionPlanner,
     AttentionSpec,
+    PositionScores,
     RotaryParams,
 )
 
@@ -168,18 +171,28 @@ class AttentionOperands(ctypes.Structure):
         *members(POINTER, "k", "v", "sinks", "slopes", "distance_biases"),
         *members(INT64, "num_blocks", "block_stride", "reach"),
         *members(FLOAT, "scale", "softcap"),
+        *members(POINTER, "query_positions", "key_positions", "buckets"),
+        ("num_buckets", INT64),
     ]
+    kept: tuple[object, ...] = ()
+    """Objects that pointers lead into."""
 
 
 def attention_operands(
-    plan: NativeAttentionPlan, keys: torch.Tensor, values: torch.Tensor, params: AttentionParams
+    plan: NativeAttentionPlan,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    params: AttentionParams,
+    positions: PositionScores | None = None,
+    address_of: Callable[[torch.Tensor], int] | None = None,
 ) -> AttentionOperands:
-    """Of a layer. Raises ValueError: caches or weights of another shape or format."""
+    """Of a layer. `address_of`: of a head's scores of positions, if they are no tensors.
+    Raises ValueError: caches, weights or scores of another shape or format."""
     num_heads, reach = plan.geometry.num_query_heads, params.reach
     biases_HN = params.distance_bias_HN
     if biases_HN is not None:
         check_tensor("distance_bias", biases_HN, (num_heads, 2 * reach + 1))
-    return AttentionOperands(
+    operands = AttentionOperands(
         k=keys.data_ptr(),
         v=values.data_ptr(),
         sinks=optional_address("sinks", params.sinks_H, num_heads),
@@ -191,6 +204,21 @@ def attention_operands(
         scale=params.scale,
         softcap=params.softcap or 0.0,
     )
+    if positions is not None:
+        operands.reach, operands.num_buckets = positions.reach, positions.num_buckets
+        check_tensor("buckets", positions.buckets_N, (2 * positions.reach + 1,), torch.int32)
+        operands.buckets = positions.buckets_N.data_ptr()
+        shape = int(plan.geometry.num_tokens), positions.num_buckets
+        find = address_of or partial(_address_of_scores, shape)
+        kept = [(POINTER * num_heads)(*map(find, each)) for each in positions.of_heads(num_heads)]
+        operands.query_positions, operands.key_positions = map(ctypes.addressof, kept)
+        operands.kept = (*kept, positions)
+    return operands
+
+
+def _address_of_scores(shape: tuple[int, int], scores_TB: torch.Tensor) -> int:
+    check_tensor("scores of positions", scores_TB, shape)
+    return scores_TB.data_ptr()
 
 
 class Rotary(ctypes.Structure):

@@ -39,6 +39,7 @@ from kernels.interface.operations import (
     AttentionParams,
     ExpertRouting,
     ForwardContext,
+    PositionScores,
     RotaryParams,
 )
 from kernels.interface.recurrence import (
@@ -220,12 +221,14 @@ class GraphCapture(OpRecorder):
         v_cache_BSKD: torch.Tensor,
         plan: NativeAttentionPlan,
         params: AttentionParams,
+        positions: PositionScores | None = None,
     ) -> torch.Tensor:
         q = as_activation(q_THD)
         heads = int(plan.geometry.num_query_heads), int(plan.geometry.head_size)
         if q.tail != heads:
             raise NotCapturable(f"attention is planned for {heads}, it is given {q.tail}")
-        operands = attention_operands(plan, k_cache_BSKD, v_cache_BSKD, params)
+        caches, find = (k_cache_BSKD, v_cache_BSKD), _address_of_rows
+        operands = attention_operands(plan, *caches, params, positions, find)
         self.keeps += [operands, params]
         out_heads = heads[0], int(plan.geometry.value_size)
         size = math.prod(out_heads)
@@ -303,6 +306,13 @@ class GraphCapture(OpRecorder):
             )
         self.keeps.append(weight)
         return weight.data_ptr()
+
+
+def _address_of_rows(x: object) -> int:
+    rows = as_activation(x)
+    if not rows.is_dense_row:
+        raise NotCapturable(f"scores of positions lie in {rows.tail}")
+    return rows.address
 
 
 def capture_of(x: object) -> GraphCapture | None:

@@ -46,6 +46,7 @@ from kernels.interface.operations import (
     Forward,
     OutputRows,
     PassResult,
+    PositionScores,
     RotaryParams,
 )
 from kernels.interface.weights import (
@@ -262,13 +263,14 @@ class CpuOperations(NativeElementwise, NativeRecurrence, NativeSampling, TorchOp
         v_cache: torch.Tensor,
         metadata: AttentionMetadata,
         params: AttentionParams,
+        positions: PositionScores | None = None,
     ) -> torch.Tensor:
         plan = metadata.plan
         if not isinstance(plan, NativeAttentionPlan):
-            return super().paged_attention(q_THD, k_cache, v_cache, metadata, params)
+            return super().paged_attention(q_THD, k_cache, v_cache, metadata, params, positions)
         assert params.sliding_window == metadata.sliding_window, "planned for another window"
         if capture := capture_of(q_THD):
-            return capture.paged_attention(q_THD, k_cache, v_cache, plan, params)
+            return capture.paged_attention(q_THD, k_cache, v_cache, plan, params, positions)
         geometry = plan.geometry
         num_heads, head_size = geometry.num_query_heads, geometry.head_size
         shape = (geometry.num_tokens, num_heads, head_size)
@@ -276,7 +278,7 @@ class CpuOperations(NativeElementwise, NativeRecurrence, NativeSampling, TorchOp
             raise ValueError(
                 f"q is {tuple(q_THD.shape)}, the plan is for [T, H, D] = {list(shape)}"
             )
-        operands = attention_operands(plan, k_cache, v_cache, params)
+        operands = attention_operands(plan, k_cache, v_cache, params, positions)
         if q_THD.stride(2) != 1 or q_THD.stride(1) != head_size or q_THD.stride(0) < 0:
             q_THD = q_THD.contiguous()
         out_THD = torch.empty((*shape[:2], geometry.value_size), dtype=_FLOAT32)

@@ -225,6 +225,38 @@ class AttentionParams:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PositionScores:
+    """What distances add to the scores of a step's attention (disentangled: arXiv:2006.03654):
+    `queries[h][i, b] + keys[h][j, b]` to that of head h's query i and key j, both tokens of the
+    step, b the bucket of their distance.
+
+    Attributes:
+        queries, keys: by query head, [T, num_buckets]: content to position, position to content.
+        buckets_N: int32, N = 2 * reach + 1, each below num_buckets: of keys `reach` or more before
+            the query, ..., at it, ..., `reach` or more behind it.
+    """
+
+    queries: Sequence[torch.Tensor]
+    keys: Sequence[torch.Tensor]
+    buckets_N: torch.Tensor
+    num_buckets: int
+
+    @property
+    def reach(self) -> int:
+        """The largest distance that has a bucket of its own."""
+        return self.buckets_N.shape[0] // 2
+
+    def of_heads(self, num_heads: int) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
+        """Those of queries and of keys. Raises ValueError: of another number of heads."""
+        if len(self.queries) != num_heads or len(self.keys) != num_heads:
+            raise ValueError(
+                f"scores of positions of {len(self.queries)} and {len(self.keys)} heads; there are "
+                f"{num_heads}"
+            )
+        return self.queries, self.keys
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertRouting:
     """How `Operations.mixture_of_experts` chooses and weighs the experts of a token.
 
@@ -513,6 +545,7 @@ class Operations(Protocol):
         v_cache: torch.Tensor,
         metadata: AttentionMetadata,
         params: AttentionParams,
+        positions: PositionScores | None = None,
     ) -> torch.Tensor:
         """Causal attention of this step's tokens over the cache, which already holds their k, v.
 
@@ -525,6 +558,7 @@ class Operations(Protocol):
         Args:
             k_cache, v_cache: keys and values of the KVCache of the layer.
             metadata: planned with the same `sliding_window` and head counts.
+            positions: added to scores. On a CPU alone, of a step that holds whole sequences.
         """
 
     def make_attention_planner(self, spec: AttentionSpec) -> AttentionPlanner:

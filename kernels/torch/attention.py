@@ -8,7 +8,7 @@ import math
 import torch
 import torch.nn.functional as F
 
-from kernels.interface.operations import AttentionParams
+from kernels.interface.operations import AttentionParams, PositionScores
 from kernels.torch.attention_planner import TileGroup
 
 _MOST_ROWS_FOR_BMM = 16
@@ -30,10 +30,12 @@ class PagedAttention:
         v_cache_BSKD: torch.Tensor,
         groups: tuple[TileGroup, ...],
         params: AttentionParams,
+        positions: PositionScores | None = None,
     ) -> torch.Tensor:
         """See `Operations.paged_attention`."""
         is_plain = params.softcap is None and params.sinks_H is None
         is_plain = is_plain and params.alibi_slopes_H is None and params.distance_bias_HN is None
+        is_plain = is_plain and positions is None
         num_kv_heads, head_size = k_cache_BSKD.shape[2:]
         value_size = v_cache_BSKD.shape[3]
         shape = *q_THD.shape[:2], value_size
@@ -51,7 +53,7 @@ class PagedAttention:
                     q_GKND, k_GKLD, v_GKLD, attn_mask=group.mask, scale=params.scale
                 )
             else:
-                o_GKND = self._attend(q_GKND, k_GKLD, v_GKLD, group, params)
+                o_GKND = self._attend(q_GKND, k_GKLD, v_GKLD, group, params, positions)
             o_NHD = _unpack_queries(o_GKND, group, q_THD.shape[1])
             if group.output_token is None:
                 return o_NHD
@@ -67,6 +69,7 @@ class PagedAttention:
         v_GKLD: torch.Tensor,
         group: TileGroup,
         params: AttentionParams,
+        positions: PositionScores | None,
     ) -> torch.Tensor:
         """Two batched products with the softmax in float32 between them."""
         num_tiles, num_kv_heads, num_rows, _ = q_GKND.shape
@@ -82,6 +85,8 @@ class PagedAttention:
             scores_GKNL += _alibi(group, params.alibi_slopes_H.view(num_kv_heads, -1))
         if params.distance_bias_HN is not None:
             scores_GKNL += _distance_bias(group, params.distance_bias_HN, num_kv_heads)
+        if positions is not None:
+            scores_GKNL += _position_scores(group, positions, num_kv_heads)
         if group.mask is not None:
             scores_GKNL += group.mask
         if params.sinks_H is not None:  # one more key, whose value is zero
@@ -130,6 +135,23 @@ def _distance_bias(group: TileGroup, bias_HN: torch.Tensor, num_kv_heads: int) -
     place_GQL = _distances(group).clamp(-reach, reach) + reach
     shape = num_kv_heads, len(bias_HN) // num_kv_heads, *place_GQL.shape
     return bias_HN[:, place_GQL].view(shape).permute(2, 0, 3, 1, 4).flatten(2, 3)
+
+
+def _position_scores(
+    group: TileGroup, positions: PositionScores, num_kv_heads: int
+) -> torch.Tensor:
+    """See `PositionScores`, [G, K, Q * (H / K), L]."""
+    of_query_HTB, of_key_HTB = torch.stack([*positions.queries]), torch.stack([*positions.keys])
+    num_heads, num_tokens, _ = of_query_HTB.shape
+    tokens = torch.arange(num_tokens) if group.query_index is None else group.query_index
+    query_GQ1 = tokens.view(group.num_tiles, group.num_queries, 1)
+    distance_GQL = _distances(group)
+    key_G1L = (query_GQ1 + distance_GQL)[:, :1].clamp(0, num_tokens - 1)
+    reach = positions.reach
+    bucket_GQL = positions.buckets_N[distance_GQL.clamp(-reach, reach) + reach].long()
+    scores_HGQL = of_query_HTB[:, query_GQ1, bucket_GQL] + of_key_HTB[:, key_G1L, bucket_GQL]
+    shape = num_kv_heads, num_heads // num_kv_heads, *bucket_GQL.shape
+    return scores_HGQL.view(shape).permute(2, 0, 3, 1, 4).flatten(2, 3)
 
 
 def _distances(group: TileGroup) -> torch.Tensor:

@@ -18,6 +18,7 @@ from kernels.interface.operations import (
     Forward,
     OutputRows,
     PassResult,
+    PositionScores,
     take_rows,
 )
 from kernels.interface.sampling import SamplingLimits
@@ -131,10 +132,11 @@ class TorchOperations:
         v_cache: torch.Tensor,
         metadata: AttentionMetadata,
         params: AttentionParams,
+        positions: PositionScores | None = None,
     ) -> torch.Tensor:
         assert params.sliding_window == metadata.sliding_window, "planned for another window"
         groups = cast("tuple[TileGroup, ...]", metadata.plan)
-        return self._attention.run(q_THD, k_cache, v_cache, groups, params)
+        return self._attention.run(q_THD, k_cache, v_cache, groups, params, positions)
 
     def capture(self, forward: Forward[PassResult], *, lends: bool = False) -> Forward[PassResult]:
         return forward

@@ -1,10 +1,11 @@
-"""The encoder that BERT, RoBERTa, MPNet, DistilBERT and ModernBERT share: every difference between
+"""The encoder that BERT, RoBERTa, MPNet, DeBERTa and ModernBERT share: every difference between
 the families is an option of EncoderConfig. A layer, with norms behind the sums and before:
 
     hidden = norm(hidden + attention(hidden))      hidden += attention(norm(hidden))
     hidden = norm(hidden + feed_forward(hidden))   hidden += feed_forward(norm(hidden))
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from engine_core.layers.attention import Attention
+from engine_core.layers.disentangled_attention import DisentangledAttention, DistanceEmbeddings
 from engine_core.layers.distance_bias import DistanceBias
 from engine_core.layers.linear import FusedLinear
 from engine_core.layers.norm import LayerNorm
@@ -85,11 +87,17 @@ class EncoderLayer:
         norm: partial[LayerNorm],
         angles_PD: torch.Tensor,
         bias_HN: torch.Tensor | None,
+        distances: DistanceEmbeddings | None,
     ) -> None:
         names, size, keys = config.names, config.spec.hidden_size, config.spec.keys_of(layer)
         width = 3 * size // len(names.qkv)
-        self.attention = Attention(
-            layer,
+        make: Callable[..., Attention] = partial(Attention, layer)
+        if (how := config.disentangled) is not None:
+            parts = [(name.format(layer), size) for name in how.projections]
+            assert distances is not None
+            own = linear(parts, size, bias=config.attention_bias) if parts else None
+            make = partial(DisentangledAttention, layer, distances=distances, projections=own)
+        self.attention = make(
             qkv=linear(
                 [(name.format(layer), width) for name in names.qkv],
                 size,
@@ -105,7 +113,9 @@ class EncoderLayer:
                 cos_sin_PD=angles_PD,
             ),
             params=AttentionParams(
-                scale=keys.key_size**-0.5, sliding_window=keys.window, distance_bias_HN=bias_HN
+                scale=config.attention_scale or keys.key_size**-0.5,
+                sliding_window=keys.window,
+                distance_bias_HN=bias_HN,
             ),
         )
         self.feed_forward = EncoderFeedForward(config, layer, linear)
@@ -168,6 +178,19 @@ class Encoder:
         self._projection: FusedLinear | None = None
         if names.embedding_projection is not None:
             self._projection = linear([(names.embedding_projection, size)], width, bias=True)
+        self._distances: DistanceEmbeddings | None = None
+        if (how := config.disentangled) is not None:
+            rows, rows_norm = how.names
+            self._distances = DistanceEmbeddings(
+                rows,
+                span=how.span,
+                size=size,
+                max_distance=how.max_distance,
+                reach=num_positions - 1,
+                norm=None if rows_norm is None else norm(rows_norm),
+                dtype=dtype,
+                device=device,
+            )
         self._distance_bias: DistanceBias | None = None
         if names.distance_bias is not None:
             self._distance_bias = DistanceBias(
@@ -195,6 +218,7 @@ class Encoder:
                 norm=norm,
                 angles_PD=unturned if rotary is None else tables[rotary],
                 bias_HN=bias_HN,
+                distances=self._distances,
             )
             for layer, rotary in enumerate(config.rotary)
         ]
@@ -214,7 +238,7 @@ class Encoder:
         """Every tensor that the model takes, by checkpoint name."""
         parts = [table.placements() for table in (self._words, *self._tables)]
         parts += [layer.placements() for layer in self._layers]
-        others = (self._embedding_norm, self._projection, self._distance_bias)
+        others = (self._embedding_norm, self._projection, self._distance_bias, self._distances)
         last = (*others, self._final_norm, self.head)
         return merge([*parts, *(part.placements() for part in last if part is not None)])
 
@@ -223,6 +247,9 @@ class Encoder:
         config = self.config
         if self._distance_bias is not None:
             self._distance_bias.finish_loading()
+        for layer in self._layers:
+            if isinstance(layer.attention, DisentangledAttention):
+                layer.attention.finish_loading(self._ops)
         if not self._tables:
             return
         *positions, last = (part.tensor for part in self._tables)

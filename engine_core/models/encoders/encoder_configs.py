@@ -76,6 +76,21 @@ class TaskAdapters:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DisentangledConfig:
+    """How attention takes distances, see `DistanceEmbeddings`.
+
+    Attributes:
+        names: of the embeddings, and of their norm; None: there is none.
+        projections: prefixes of what makes queries, then keys of them; empty: those of tokens do.
+    """
+
+    names: tuple[str, str | None]
+    projections: tuple[str, ...]
+    span: int
+    max_distance: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderConfig:
     """Everything that building an encoder needs; sequences have one entry a layer. Windows reach to
     both sides.
@@ -89,6 +104,8 @@ class EncoderConfig:
         rotary: None where positions are embedded.
         interleaved: products that checkpoints have in one tensor.
         task_adapters: None where checkpoints have none.
+        attention_scale: of scores; None: one over the root of a head's size.
+        disentangled: None: distances of tokens have no queries and keys.
         head: None where there is none.
     """
 
@@ -109,6 +126,8 @@ class EncoderConfig:
     rotary: tuple[RotaryConfig | None, ...]
     interleaved: tuple[InterleavedRows, ...] = ()
     names: EncoderNames
+    attention_scale: float | None = None
+    disentangled: DisentangledConfig | None = None
     head: HeadConfig | None = None
     task_adapters: TaskAdapters | None = None
 

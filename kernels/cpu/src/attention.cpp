@@ -86,7 +86,8 @@ const char* run(const AttentionGeometry* g, AttentionPlan& plan, bool is_planned
                       g->table_width, g->block_size, g->num_query_heads, g->num_kv_heads,
                       g->head_size, g->value_size, g->window, g->bidirectional != 0, g->kv_format, g->rounds != 0,
                       call.scale, call.softcap, call.sinks, call.slopes,
-                      call.distance_biases, call.reach, g->ends};
+                      call.distance_biases, call.reach, call.query_positions, call.key_positions,
+                      call.buckets, call.num_buckets, g->ends};
     if (!is_planned) {
         const char* refusal = check_requests(a, g->num_requests, g->num_tokens, call.num_blocks);
         if (refusal != nullptr) return refusal;

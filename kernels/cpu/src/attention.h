@@ -24,9 +24,10 @@ constexpr int most_rows_at_once = 6;      // in registers
 constexpr int64_t most_block_rows = 32;   // whose scores against a tile are kept
 constexpr float log2_e = 1.44269504088896341f;
 
-// A query's position, and the keys [first, stop) that it sees.
+// A query's position, the keys [first, stop) that it sees, and the row of its sequence's first
+// token among those of the step, which for a sequence that is not whole in it lies before them.
 struct AttentionRow {
-    int32_t position, first, stop;
+    int32_t position, first, stop, start;
 };
 
 // One call. H query heads, K key/value heads, D head size; rows of q are [H, D], of out [H, value
@@ -52,6 +53,10 @@ struct Attention {
     const float* slopes;  // [H] or null
     const float* distance_biases;  // [H, 2 * reach + 1] of keys before, at and behind a query; or null
     int64_t reach;
+    const float* const* query_positions;  // [H][T, buckets], of a query and a key's distance; or null
+    const float* const* key_positions;    // [H][T, buckets], of the key
+    const int32_t* buckets;               // [2 * reach + 1], of distances as above
+    int64_t num_buckets;
     const int32_t* ends;  // [T] never falling in a request: behind the last key seen; or null
 
     bool is_latent() const { return value_size != head_size; }
@@ -73,10 +78,15 @@ struct Attention {
         if (!bidirectional) return own + 1;
         return window != 0 && own + window < length ? own + window : length;
     }
+    // Whether scores are changed one by one.
+    bool changes_scores() const {
+        return softcap != 0.0f || slopes != nullptr || distance_biases != nullptr || buckets != nullptr;
+    }
     AttentionRow row(int64_t request, int64_t query) const {
         return {static_cast<int32_t>(position(request) + query),
                 static_cast<int32_t>(first_key(request, query)),
-                static_cast<int32_t>(stop_key(request, query))};
+                static_cast<int32_t>(stop_key(request, query)),
+                static_cast<int32_t>(starts[request] - position(request))};
     }
     // Floats of one row's state: its sum of values, padded to whole registers, then the largest
     // score and the sum of weights.
@@ -132,7 +142,7 @@ struct AttentionPlan {
 inline int64_t scratch_floats(const Attention& a, const AttentionPlan& plan) {
     constexpr int64_t line = 16;
     return plan.most_rows * (a.head_size + line + a.state()) +
-           plan.most_queries * (2 + 3 * a.group()) +
+           plan.most_queries * (2 + 4 * a.group()) +
            tile_keys * (2 * a.head_size + a.padded() + line) + most_block_rows * tile_keys +
            8 * line;
 }

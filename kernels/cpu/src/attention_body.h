@@ -129,7 +129,7 @@ static void attend_with(const Attention& a, const AttentionPlan& plan, int64_t i
     float* queries = take_floats(rows * query_floats);
     float* states = take_floats(rows * state);
     float* scores = take_floats(most_block_rows * tile_keys);
-    auto* sees = reinterpret_cast<AttentionRow*>(take_floats(3 * head_rows));
+    auto* sees = reinterpret_cast<AttentionRow*>(take_floats(4 * head_rows));
     auto* tokens = reinterpret_cast<int32_t*>(take_floats(item.num_queries));
     Tile tile(a, head_rows, scratch);
 
@@ -137,11 +137,11 @@ static void attend_with(const Attention& a, const AttentionPlan& plan, int64_t i
     for (int64_t m = 0; m < item.num_members; ++m) {
         const AttentionMember& own = members[m];
         for (int64_t query = own.query; query < own.query_stop; ++query, ++next) {
-            const auto [position, first, stop] = a.row(own.request, query);
-            first_key = first < first_key ? first : first_key;
-            stop_key = stop > stop_key ? stop : stop_key;
+            const AttentionRow row = a.row(own.request, query);
+            first_key = row.first < first_key ? row.first : first_key;
+            stop_key = row.stop > stop_key ? row.stop : stop_key;
             tokens[next] = static_cast<int32_t>(a.starts[own.request] + query);
-            for (int64_t g = 0; g < group; ++g) sees[next * group + g] = {position, first, stop};
+            for (int64_t g = 0; g < group; ++g) sees[next * group + g] = row;
         }
     }
     float* taken = queries;

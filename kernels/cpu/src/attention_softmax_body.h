@@ -48,6 +48,19 @@ EC_INLINE vf shown(const Attention& a, vf score, vi key, int64_t tile_start, int
         }
         score = fma(bias, splat(log2_e), score);
     }
+    if (a.buckets != nullptr) {
+        const float* of_query = a.query_positions[query_head] +
+                                (row.start + row.position) * a.num_buckets;
+        const float* of_keys = a.key_positions[query_head] + row.start * a.num_buckets;
+        const int64_t first = tile_start + key[0], left = row.stop - first;
+        vf bias{};
+        for (int i = 0; i < W && i < left; ++i) {
+            const int64_t distance = std::clamp(first + i - row.position, -a.reach, a.reach);
+            const int64_t bucket = a.buckets[distance + a.reach];
+            bias[i] = of_query[bucket] + of_keys[(first + i) * a.num_buckets + bucket];
+        }
+        score = fma(bias, splat(log2_e), score);
+    }
     const Sight sight = sight_of(row, tile_start);
     const vi seen = (key >= static_cast<int32_t>(sight.low)) &
                     (key < static_cast<int32_t>(sight.high));
@@ -69,7 +82,7 @@ EC_INLINE void soften(const Attention& a, const Tile& tile, int64_t tile_start, 
     for (int r = 0; r < ROWS; ++r) {
         const Sight sight = sight_of(sees[r], tile_start);
         float* own = scores + r * tile_keys;
-        const bool changes = a.softcap != 0.0f || a.slopes != nullptr || a.distance_biases != nullptr;
+        const bool changes = a.changes_scores();
         if (sight.low > 0 || sight.high < stop || changes) {
             const int64_t head = query_head / group * group + (query_head + row + r) % group;
             for (int64_t at = 0; at < stop; at += W) {

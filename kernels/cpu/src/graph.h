@@ -80,8 +80,12 @@ struct AttentionOperands {
     const float* slopes;
     const float* distance_biases;
     int64_t num_blocks, block_stride;  // bytes from a block of either to the next
-    int64_t reach;  // of the biases
+    int64_t reach;  // of the biases, or the buckets
     float scale, softcap;
+    const float* const* query_positions;
+    const float* const* key_positions;
+    const int32_t* buckets;
+    int64_t num_buckets;
 };
 
 // Mirrored by `GraphStep` in kernels/cpu/captured_forward.py.

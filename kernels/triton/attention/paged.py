@@ -2,7 +2,7 @@
 
 import torch
 
-from kernels.interface.operations import AttentionMetadata, AttentionParams
+from kernels.interface.operations import AttentionMetadata, AttentionParams, PositionScores
 from kernels.triton.attention.call import AttentionCall
 from kernels.triton.attention.decode import decode_attention
 from kernels.triton.attention.prefill import prefill_attention
@@ -15,6 +15,7 @@ def paged_attention(
     v_cache: torch.Tensor,
     metadata: AttentionMetadata,
     params: AttentionParams,
+    positions: PositionScores | None = None,
     *,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
@@ -43,6 +44,7 @@ def paged_attention(
         metadata: its `plan` is the `AttentionWork` of `AttentionWorkspace.plan`, made with the same
             window and head counts.
         params: scale and softcap above 0.
+        positions: None: they are for a CPU.
         out: written in place and returned if given, [T, H, D] of q's dtype, D contiguous; must not
             share memory with q. Rows of tokens that belong to no request stay as they are.
     """
@@ -51,6 +53,8 @@ def paged_attention(
         raise TypeError(
             f"the plan is a {type(work).__name__}; make it with AttentionWorkspace.plan"
         )
+    if positions is not None:
+        raise ValueError("scores of positions are for a CPU; give --device cpu")
     if out is None:
         out = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
 

@@ -304,9 +304,10 @@ def test_start_up_knows_the_registrys_encoders():
     from engine_core.models.families.table import SUPPORTED_ARCHITECTURES
     from engine_core.models.registry import read_model_config
 
+    deberta = {"relative_attention": True, "pos_att_type": "c2p|p2c"}
     for name in SUPPORTED_ARCHITECTURES:
         try:
-            config = read_model_config({"architectures": [name]})
+            config = read_model_config({"architectures": [name], **deberta})
         except Exception:  # decoders' shapes have no defaults
             config = None
         assert isinstance(config, EncoderConfig) == bool(_ENCODER.fullmatch(name)), name

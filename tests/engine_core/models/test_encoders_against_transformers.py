@@ -58,6 +58,8 @@ def test_hidden_states_of_mixed_prompts(ops, family, kind):
         ("Gte", {"type_vocab_size": 0, "hidden_act": "silu"}),
         ("JinaEmbeddingsV3", {"type_vocab_size": 2, "hidden_act": "gelu_new"}),
         ("NomicBert", {"type_vocab_size": 1, "hidden_act": "gelu_new"}),
+        ("DebertaV2", {"share_att_key": False, "position_buckets": -1, "norm_rel_ebd": "none"}),
+        ("DebertaV2", {"type_vocab_size": 2, "position_biased_input": True}),
         ("ModernBert", {"hidden_activation": "silu", "attention_bias": True, "mlp_bias": True}),
         ("ModernBert", {"hidden_activation": "gelu_pytorch_tanh", "norm_bias": True}),
     ],
@@ -91,7 +93,7 @@ def test_logits_of_heads(ops, family, kind):
 
 def test_a_prompt_has_the_same_bits_alone_and_among_others():
     ops = CpuOperations(native_library_or_skip())
-    for family in ("Bert", "MPNet", "ModernBert"):
+    for family in ("Bert", "MPNet", "DebertaV2", "ModernBert"):
         model, asked = reference(family), prompts(5, 61, 120, 17)
         encoder, types = own(model, ops), token_types(model, asked)
         together = run(encoder, ops, asked, types)
@@ -272,6 +274,20 @@ def test_xlm_roberta_of_jinas_own_code():
             'hidden_activation "relu" is not supported',
         ),
         ({"num_attention_heads": 5}, ModelConfigError, "768, not a multiple of the 5 heads"),
+        (
+            {"architectures": ["DebertaV2Model"], "conv_kernel_size": 3},
+            UnsupportedArchitecture,
+            "conv_kernel_size 3 .* serve a model without it",
+        ),
+        (
+            {
+                "architectures": ["DebertaV2Model"],
+                "relative_attention": True,
+                "pos_att_type": "c2p",
+            },
+            UnsupportedArchitecture,
+            "pos_att_type .'c2p'. is not supported, only true with c2p and p2c",
+        ),
     ],
 )
 def test_what_is_not_computed_is_refused_by_name(config, error, text):
